@@ -25,21 +25,21 @@ from ekiden.relay.expr import Expr, Function
 from ekiden.runtime.executable.executable import Executable
 
 Layer = Callable[[Expr, int], Expr]
-CALLS = 300
+CALLS_PER_CALLER = 300
 
 
-def dense(x: Expr, width: int) -> Expr:
+def parallel_dense(x: Expr, width: int) -> Expr:
     """Return a layer whose loops are split among threads if it is large."""
     weight = np.random.default_rng(0).standard_normal((width, width)).astype("float32")
     return relay.tanh(relay.nn.dense(x, relay.const(weight / np.float32(width))))
 
 
-def ordered(x: Expr, width: int) -> Expr:
+def sort_layer(x: Expr, width: int) -> Expr:
     """Return a layer that threads cannot share."""
     return relay.sort(relay.multiply(x, relay.const(np.float32(-1))), axis=1)
 
 
-def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
+def parallel_chains(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
     """Return parallel chains of layers."""
     x = relay.var("x", shape=(1, width))
     ends = []
@@ -51,16 +51,16 @@ def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
     return IRModule.from_expr(Function([x], relay.concatenate(ends, axis=0)))
 
 
-def programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
-    """Yield names and models."""
-    yield "two towers, 8 x dense 128", towers(dense, 128, 8)
-    yield "two towers, 8 x dense 512", towers(dense, 512, 8)
-    yield "two towers, 8 x sort 4096", towers(ordered, 4096, 8)
+def iter_programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
+    """Yield the benchmark programs with their names."""
+    yield "two towers, 8 x dense 128", parallel_chains(parallel_dense, 128, 8)
+    yield "two towers, 8 x dense 512", parallel_chains(parallel_dense, 512, 8)
+    yield "two towers, 8 x sort 4096", parallel_chains(sort_layer, 4096, 8)
     for path in paths:
         yield Path(path).stem, path
 
 
-def sample(exe: Executable) -> list[np.ndarray]:
+def random_inputs(exe: Executable) -> list[np.ndarray]:
     """Return random inputs; symbols are 1."""
     rng = np.random.default_rng(0)
     shapes = [[d if isinstance(d, int) else 1 for d in info.shape] for info in exe.inputs]
@@ -68,11 +68,12 @@ def sample(exe: Executable) -> list[np.ndarray]:
     return [rng.random(shape).astype(info.dtype) for shape, info in pairs]
 
 
-def min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the minimum microseconds of each run, measured in turns."""
+def interleaved_min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Return the minimum duration of each run in microseconds, measured alternately."""
     best = [float("inf")] * len(runs)
     for _ in range(rounds):
         for i, run in enumerate(runs):
+            # Untimed: the run before has evicted this one's data from the caches.
             run()
             start = time.perf_counter()
             run()
@@ -80,14 +81,14 @@ def min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
     return best
 
 
-def latencies(exe: Executable, callers: int) -> np.ndarray:
-    """Return the microseconds of all calls by several concurrent callers."""
-    inputs = sample(exe)
+def concurrent_latencies(exe: Executable, callers: int) -> np.ndarray:
+    """Return the latencies in microseconds of all calls by concurrent callers."""
+    inputs = random_inputs(exe)
     samples: list[float] = []
 
     def call() -> None:
         own = []
-        for _ in range(CALLS):
+        for _ in range(CALLS_PER_CALLER):
             start = time.perf_counter()
             exe(*inputs)
             own.append((time.perf_counter() - start) * 1e6)
@@ -113,17 +114,17 @@ def main() -> None:
         f"{'us, least of ' + str(options.rounds):32} {'one':>9} {'together':>9} {'gain':>6} memory"
     )
     first = None
-    for name, model in programs(options.models):
+    for name, model in iter_programs(options.models):
         exes = [ekiden.compile(model, executor=e) for e in ("vm", "async")]
         first = first or exes[0]
-        inputs = sample(exes[0])
-        one, both = min_times([partial(e, *inputs) for e in exes], options.rounds)
+        inputs = random_inputs(exes[0])
+        one, both = interleaved_min_times([partial(e, *inputs) for e in exes], options.rounds)
         peaks = [e.peak_memory for e in exes]
         ratio = f"{peaks[1] / peaks[0]:.2f}" if peaks[0] and peaks[1] else "?"
         print(f"{name:32} {one:9.1f} {both:9.1f} {one / both:5.2f}x {ratio:>6}")
     assert first is not None
     for callers in (1, 2):
-        samples = latencies(first, callers)
+        samples = concurrent_latencies(first, callers)
         middle, late = np.percentile(samples, [50, 99])
         print(f"{callers} caller(s): median {middle:.1f} us, 99th percentile {late:.1f} us")
 

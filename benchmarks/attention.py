@@ -25,8 +25,8 @@ Array = np.ndarray
 Run = Callable[[], object]
 
 
-def program() -> relay.IRModule:
-    """Return attention of any length, built from operators."""
+def attention_module() -> relay.IRModule:
+    """Return multi-head attention of a dynamic sequence length as single operators."""
     length = relay.SizeVar("length", "int64")
     params = [relay.var(n, shape=(1, length, HEADS, DEPTH)) for n in ("query", "key", "value")]
     query, key, value = (
@@ -39,14 +39,14 @@ def program() -> relay.IRModule:
     return relay.IRModule.from_expr(relay.Function(params, body))
 
 
-def engines(arrays: list[Array]) -> dict[str, Run]:
-    """Return what is compared, ours first."""
+def build_engines(arrays: list[Array]) -> dict[str, Run]:
+    """Return one run per engine by name, Ekiden's first."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    fused = ekiden.compile(program())
+    fused = ekiden.compile(attention_module())
     with PassContext(opt_level=3, disabled_pass=["FuseAttention"]):
-        single = ekiden.compile(program())
+        single = ekiden.compile(attention_module())
     heads = [torch.from_numpy(a).transpose(1, 2) for a in arrays]
     attend = torch.nn.functional.scaled_dot_product_attention
     return {
@@ -56,8 +56,8 @@ def engines(arrays: list[Array]) -> dict[str, Run]:
     }
 
 
-def min_times(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Return the minimum seconds of each run, measured in turns."""
+def interleaved_min_times(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Return the minimum duration of each run in seconds, measured alternately."""
     best = dict.fromkeys(runs, float("inf"))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -80,8 +80,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for length in options.lengths:
         shape = (1, length, HEADS, DEPTH)
-        runs = engines([rng.standard_normal(shape, np.float32) for _ in range(3)])
-        for name, seconds in min_times(runs, options.seconds).items():
+        runs = build_engines([rng.standard_normal(shape, np.float32) for _ in range(3)])
+        for name, seconds in interleaved_min_times(runs, options.seconds).items():
             rate = 4 * length * length * DEPTH * HEADS / seconds / 1e9
             print(f"{length:5} {name:11}{seconds * 1e6:10.1f} us {rate:8.1f} GFLOP/s", flush=True)
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from bert import LAYERS, WORDS, bert
+from bert import LAYERS, WORDS, bert_module
 
 import ekiden
 from ekiden import relay
@@ -26,15 +26,15 @@ Measure = Callable[[], float]
 """Runs once; gives seconds."""
 
 
-def inputs(length: int) -> tuple[np.ndarray, ...]:
-    """Return words, kinds and mask."""
+def bert_inputs(length: int) -> tuple[np.ndarray, ...]:
+    """Return token ids, segment ids and attention mask of one sequence."""
     words = np.random.default_rng(1).integers(0, WORDS, (1, length), dtype=np.int64)
     return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
 
 
-def whole_run(machine: VirtualMachine, length: int) -> Measure:
-    """Measure runs of a compiled network."""
-    feed = inputs(length)
+def measure_whole_run(machine: VirtualMachine, length: int) -> Measure:
+    """Return a function that measures a run of the compiled network in seconds."""
+    feed = bert_inputs(length)
 
     def measure() -> float:
         start = time.perf_counter()
@@ -44,11 +44,11 @@ def whole_run(machine: VirtualMachine, length: int) -> Measure:
     return measure
 
 
-def kernels_of(machine: VirtualMachine, length: int) -> Measure:
-    """Measure only the kernel calls of a run of the same machine, in the memory that its
-    runs use.
+def measure_kernels(machine: VirtualMachine, length: int) -> Measure:
+    """Return a function that measures the kernel calls of a run alone, on the memory that the run
+    uses.
     """
-    feed = inputs(length)
+    feed = bert_inputs(length)
     exe = machine.executable
     index = exe.index("main")
     profile = get_global_func("ek.vm.module")(machine)["profile"]
@@ -68,13 +68,15 @@ def kernels_of(machine: VirtualMachine, length: int) -> Measure:
     return measure
 
 
-def minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
-    """Return the minimum seconds of each measurement over rounds, after two warm-up rounds. Each
-    runs once before it counts, since the previous one left other weights in the caches.
+def interleaved_minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
+    """Return the minimum of each measurement in seconds over alternating rounds, after two warm-up
+    rounds. Each runs once before it counts, since the previous one left other weights in the
+    caches.
     """
     best = {name: float("inf") for name in measures}
     for round_index in range(rounds + 2):
         for name, measure in measures.items():
+            # Untimed: warms the caches after the other measurements.
             measure()
             seconds = measure()
             if round_index >= 2:
@@ -95,20 +97,20 @@ def main() -> None:
     num_threads(options.threads)
     length = options.length
 
-    def compiled(sequence: str | int, executor: str) -> VirtualMachine:
-        module: relay.IRModule = bert(options.layers, 1, sequence)
+    def compile_bert(sequence: str | int, executor: str) -> VirtualMachine:
+        module: relay.IRModule = bert_module(options.layers, 1, sequence)
         exe = ekiden.compile(module, executor=executor)
         gc.collect()
         return VirtualMachine(exe.raw)
 
-    aot = compiled(length, "aot")
+    aot = compile_bert(length, "aot")
     measures = {
-        "dynamic": whole_run(compiled("sequence", "vm"), length),
-        "fixed": whole_run(compiled(length, "vm"), length),
-        "aot": whole_run(aot, length),
-        "kernels": kernels_of(aot, length),
+        "dynamic": measure_whole_run(compile_bert("sequence", "vm"), length),
+        "fixed": measure_whole_run(compile_bert(length, "vm"), length),
+        "aot": measure_whole_run(aot, length),
+        "kernels": measure_kernels(aot, length),
     }
-    seconds_by_name = minima(measures, options.rounds)
+    seconds_by_name = interleaved_minima(measures, options.rounds)
     for name, seconds in seconds_by_name.items():
         print(f"{name:<9}{seconds * 1e3:9.3f} ms")
     print(

@@ -26,13 +26,13 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import runtime
-from ekiden.compiler.export.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_web_folder
 
-BINDINGS = Path(__file__).parents[1] / "bindings"
-LIBRARY = runtime.library_path().resolve().parent
+BINDINGS_FOLDER = Path(__file__).parents[1] / "bindings"
+LIBRARY_FOLDER = runtime.library_path().resolve().parent
 Command = Sequence[str]
 
-PYTHON = """
+PYTHON_HARNESS = """
 import sys, time
 import numpy as np
 RESIDENT = lambda: int(open("/proc/self/statm").read().split()[1]) * 4
@@ -44,13 +44,13 @@ def measure(call, calls):
     print(took / (calls - calls // 10) * 1e9, RESIDENT() - before)
 x, y, z = (np.full(4, v, np.float32) for v in (2, 3, 4))
 """
-EKIDEN_PYTHON = """
+EKIDEN_PYTHON_CALL = """
 from ekiden import runtime
 main = runtime.load_module("calls.eki")["main"]
 x, y, z = map(runtime.tensor, (x, y, z))
 measure(lambda: main(x, y, z), int(sys.argv[1]))
 """
-ORT_PYTHON = """
+ORT_PYTHON_CALL = """
 import onnxruntime
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
@@ -58,7 +58,7 @@ session = onnxruntime.InferenceSession("calls.onnx", options, providers=["CPUExe
 feed = {"x": x, "y": y, "z": z}
 measure(lambda: session.run(None, feed), int(sys.argv[1]))
 """
-JAVASCRIPT = """
+JAVASCRIPT_HARNESS = """
 const resident = () => Math.round(process.memoryUsage().rss / 1024);
 const [x, y, z] = [2, 3, 4].map((v) => new Float32Array(4).fill(v));
 async function measure(call, calls) {
@@ -72,25 +72,25 @@ async function measure(call, calls) {
 }
 const calls = Number(process.argv[2]);
 """
-EKIDEN_NODE = """
+EKIDEN_NODE_CALL = """
 const {Model, Tensor} = require(process.env.EKIDEN_PACKAGE);
 const main = Model.load('calls.eki').module.get('main');
 const given = [x, y, z].map((data) => new Tensor('float32', [4], data));
 measure(() => main.call(...given), calls);
 """
-EKIDEN_NODE_ASYNC = EKIDEN_NODE.replace("main.call(", "main.callAsync(")
-ORT_JAVASCRIPT = """
+EKIDEN_NODE_ASYNC_CALL = EKIDEN_NODE_CALL.replace("main.call(", "main.callAsync(")
+ORT_JAVASCRIPT_CALL = """
 const given = (ort) => Object.fromEntries([['x', x], ['y', y], ['z', z]].map(
   ([name, data]) => [name, new ort.Tensor('float32', data, [4])]));
 """
-ORT_NODE = f"""{ORT_JAVASCRIPT}
+ORT_NODE_CALL = f"""{ORT_JAVASCRIPT_CALL}
 const ort = require('onnxruntime-node');
 ort.InferenceSession.create('calls.onnx', {{intraOpNumThreads: 1}}).then((session) => {{
   const feed = given(ort);
   return measure(() => session.run(feed), calls);
 }});
 """
-EKIDEN_WEB = """
+EKIDEN_WEB_CALL = """
 import('./site/index.js').then(async ({init, load, Tensor}) => {
   await init({threads: 1});
   const main = (await load('web.eki')).module.get('main');
@@ -98,7 +98,7 @@ import('./site/index.js').then(async ({init, load, Tensor}) => {
   await measure(() => main.call(...given), calls);
 });
 """
-ORT_WEB = f"""{ORT_JAVASCRIPT}
+ORT_WEB_CALL = f"""{ORT_JAVASCRIPT_CALL}
 import(process.env.ORT_WEB).then(async (ort) => {{
   ort.env.wasm.numThreads = 1;
   const file = require('node:fs').readFileSync('calls.onnx');
@@ -107,7 +107,7 @@ import(process.env.ORT_WEB).then(async (ort) => {{
   await measure(() => session.run(feed), calls);
 }});
 """
-CPP = r"""
+CPP_PROGRAM = r"""
 #include <chrono>
 #include <cstdio>
 #include <ekiden/runtime.hpp>
@@ -134,7 +134,7 @@ int main(int, char** argv) {
   std::printf("%f %ld\n", took.count() / (calls - warm), resident() - before);
 }
 """
-RUST = r"""
+RUST_PROGRAM = r"""
 use ekiden::{Module, Tensor, Value};
 fn resident() -> i64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -152,7 +152,7 @@ fn main() {
     println!("{} {}", took / (calls - calls / 10) as f64, resident() - before);
 }
 """
-GO = r"""
+GO_PROGRAM = r"""
 package main
 
 import (
@@ -196,7 +196,7 @@ func main() {
 	fmt.Println(took/float64(calls-calls/10), resident()-before)
 }
 """
-JAVA = r"""
+JAVA_PROGRAM = r"""
 import dev.ekiden.*;
 import java.nio.file.*;
 
@@ -221,7 +221,7 @@ public class Calls {
 }
 """
 
-ORT_C = r"""
+ORT_C_PROGRAM = r"""
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -292,52 +292,54 @@ int main(int argc, char **argv) {
 
 
 @dataclass(frozen=True)
-class Program:
-    """A row of the table: the language, the engine called, and how to build and run the program."""
+class BindingProgram:
+    """Benchmark program of one language binding: the language, the engine called, and a function
+    that builds its command.
+    """
 
     language: str
     engine: str
     build: Callable[[Path], tuple[Command, Mapping[str, str]]]
 
 
-def _python(text: str) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
-    return lambda folder: ([sys.executable, "-c", PYTHON + text], {})
+def _make_python_builder(text: str) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
+    return lambda folder: ([sys.executable, "-c", PYTHON_HARNESS + text], {})
 
 
-def _node(text: str, npm: Path) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
-    def build(folder: Path) -> tuple[Command, Mapping[str, str]]:
+def _make_node_builder(text: str, npm: Path) -> Callable[[Path], tuple[Command, Mapping[str, str]]]:
+    def build_node(folder: Path) -> tuple[Command, Mapping[str, str]]:
         """Build and return a Node program."""
         addon = folder / "ekiden.node"
         if "EKIDEN_PACKAGE" in text and not addon.exists():
-            environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
-            _run(
-                ["node", str(BINDINGS / "node/build.js"), str(addon)],
-                BINDINGS / "node",
+            environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY_FOLDER)}
+            _run_command(
+                ["node", str(BINDINGS_FOLDER / "node/build.js"), str(addon)],
+                BINDINGS_FOLDER / "node",
                 environment,
             )
-        (folder / "calls.cjs").write_text(JAVASCRIPT + text)
+        (folder / "calls.cjs").write_text(JAVASCRIPT_HARNESS + text)
         return ["node", "--expose-gc", "calls.cjs"], {
-            "EKIDEN_PACKAGE": str(BINDINGS / "node"),
+            "EKIDEN_PACKAGE": str(BINDINGS_FOLDER / "node"),
             "EKIDEN_NODE_ADDON": str(addon),
             "NODE_PATH": str(npm),
             "ORT_WEB": str(npm / "onnxruntime-web/dist/ort.node.min.mjs"),
         }
 
-    return build
+    return build_node
 
 
-def _cpp(folder: Path) -> tuple[Command, Mapping[str, str]]:
-    (folder / "calls.cpp").write_text(CPP)
-    library = [str(LIBRARY / "libekiden_runtime.so"), f"-Wl,-rpath,{LIBRARY}"]
+def _build_cpp(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    (folder / "calls.cpp").write_text(CPP_PROGRAM)
+    library = [str(LIBRARY_FOLDER / "libekiden_runtime.so"), f"-Wl,-rpath,{LIBRARY_FOLDER}"]
     words = ["c++", "-O2", "-std=c++17", f"-I{runtime.include_dir()}", "calls.cpp", *library]
-    _run([*words, "-o", "calls_cpp"], folder, os.environ)
+    _run_command([*words, "-o", "calls_cpp"], folder, os.environ)
     return ["./calls_cpp"], {}
 
 
-def _ort_c(folder: Path) -> tuple[Command, Mapping[str, str]]:
+def _build_ort_c(folder: Path) -> tuple[Command, Mapping[str, str]]:
     """Build a C program that calls ONNX Runtime."""
-    (folder / "calls_ort.c").write_text(ORT_C)
-    _run(["cc", "-O2", "calls_ort.c", "-ldl", "-o", "calls_ort"], folder, os.environ)
+    (folder / "calls_ort.c").write_text(ORT_C_PROGRAM)
+    _run_command(["cc", "-O2", "calls_ort.c", "-ldl", "-o", "calls_ort"], folder, os.environ)
     library_dir = Path(str(find_spec("onnxruntime").submodule_search_locations[0])) / "capi"  # type: ignore[union-attr, index]
     library = next(iter(sorted(library_dir.glob("libonnxruntime.so*"))), None)
     if library is None:
@@ -345,72 +347,72 @@ def _ort_c(folder: Path) -> tuple[Command, Mapping[str, str]]:
     return ["./calls_ort"], {"ORT_LIBRARY": str(library)}
 
 
-def _rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
+def _build_rust(folder: Path) -> tuple[Command, Mapping[str, str]]:
     """Build the Rust program."""
     home = folder / "rust"
     (home / "src").mkdir(parents=True, exist_ok=True)
-    (home / "src/main.rs").write_text(RUST)
+    (home / "src/main.rs").write_text(RUST_PROGRAM)
     (home / "Cargo.toml").write_text(
         '[package]\nname = "calls"\nversion = "0.1.0"\nedition = "2021"\n\n'
-        f'[dependencies]\nekiden = {{ path = "{BINDINGS / "rust"}" }}\n'
+        f'[dependencies]\nekiden = {{ path = "{BINDINGS_FOLDER / "rust"}" }}\n'
     )
-    environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY)}
-    _run(["cargo", "build", "--release", "--offline", "--quiet"], home, environment)
-    return [str(home / "target/release/calls")], {"LD_LIBRARY_PATH": str(LIBRARY)}
+    environment = {**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY_FOLDER)}
+    _run_command(["cargo", "build", "--release", "--offline", "--quiet"], home, environment)
+    return [str(home / "target/release/calls")], {"LD_LIBRARY_PATH": str(LIBRARY_FOLDER)}
 
 
-def _go(folder: Path) -> tuple[Command, Mapping[str, str]]:
+def _build_go(folder: Path) -> tuple[Command, Mapping[str, str]]:
     """Build the Go program."""
     home = folder / "go"
     home.mkdir(exist_ok=True)
-    (home / "main.go").write_text(GO)
+    (home / "main.go").write_text(GO_PROGRAM)
     (home / "go.mod").write_text(
         "module calls\n\ngo 1.23\n\nrequire ekiden.dev/ekiden v0.0.0\n\n"
-        f"replace ekiden.dev/ekiden => {BINDINGS / 'go'}\n"
+        f"replace ekiden.dev/ekiden => {BINDINGS_FOLDER / 'go'}\n"
     )
     environment = {
         **os.environ,
         "CGO_CFLAGS": f"-I{runtime.include_dir()} -O2",
-        "CGO_LDFLAGS": f"-L{LIBRARY} -Wl,-rpath,{LIBRARY}",
+        "CGO_LDFLAGS": f"-L{LIBRARY_FOLDER} -Wl,-rpath,{LIBRARY_FOLDER}",
         "GOFLAGS": "-mod=mod",
         "GOPROXY": "off",
         "GOTOOLCHAIN": "local",
     }
-    _run(["go", "build", "-o", "calls", "."], home, environment)
+    _run_command(["go", "build", "-o", "calls", "."], home, environment)
     return [str(home / "calls")], {}
 
 
-def _java(folder: Path) -> tuple[Command, Mapping[str, str]]:
-    (folder / "Calls.java").write_text(JAVA)
-    sources = [*map(str, (BINDINGS / "java/src").rglob("*.java")), "Calls.java"]
+def _build_java(folder: Path) -> tuple[Command, Mapping[str, str]]:
+    (folder / "Calls.java").write_text(JAVA_PROGRAM)
+    sources = [*map(str, (BINDINGS_FOLDER / "java/src").rglob("*.java")), "Calls.java"]
     home = os.environ.get("JAVA_HOME")
     at = f"{home}/bin/" if home else ""
-    _run([f"{at}javac", "-d", "classes", *sources], folder, os.environ)
+    _run_command([f"{at}javac", "-d", "classes", *sources], folder, os.environ)
     heap = ["-Xms64m", "-Xmx64m", "-XX:+AlwaysPreTouch"]  # resident before: what grows is ours
     options = [*heap, "--enable-native-access=ALL-UNNAMED"]
     command = [f"{at}java", *options, "-cp", "classes", "Calls"]
-    return command, {"EKIDEN_LIB_DIR": str(LIBRARY)}
+    return command, {"EKIDEN_LIB_DIR": str(LIBRARY_FOLDER)}
 
 
-def programs(npm: Path) -> list[Program]:
-    """Return all rows, each peer below what it is compared with."""
+def binding_programs(npm: Path) -> list[BindingProgram]:
+    """Return all benchmark programs, each followed by the peer engines in the same language."""
     return [
-        Program("python", "ekiden", _python(EKIDEN_PYTHON)),
-        Program("python", "onnxruntime", _python(ORT_PYTHON)),
-        Program("node", "ekiden", _node(EKIDEN_NODE, npm)),
-        Program("node, promises", "ekiden", _node(EKIDEN_NODE_ASYNC, npm)),
-        Program("node, promises", "onnxruntime", _node(ORT_NODE, npm)),
-        Program("web", "ekiden", _node(EKIDEN_WEB, npm)),
-        Program("web", "onnxruntime", _node(ORT_WEB, npm)),
-        Program("c++", "ekiden", _cpp),
-        Program("c", "onnxruntime", _ort_c),
-        Program("rust", "ekiden", _rust),
-        Program("go", "ekiden", _go),
-        Program("java", "ekiden", _java),
+        BindingProgram("python", "ekiden", _make_python_builder(EKIDEN_PYTHON_CALL)),
+        BindingProgram("python", "onnxruntime", _make_python_builder(ORT_PYTHON_CALL)),
+        BindingProgram("node", "ekiden", _make_node_builder(EKIDEN_NODE_CALL, npm)),
+        BindingProgram("node, promises", "ekiden", _make_node_builder(EKIDEN_NODE_ASYNC_CALL, npm)),
+        BindingProgram("node, promises", "onnxruntime", _make_node_builder(ORT_NODE_CALL, npm)),
+        BindingProgram("web", "ekiden", _make_node_builder(EKIDEN_WEB_CALL, npm)),
+        BindingProgram("web", "onnxruntime", _make_node_builder(ORT_WEB_CALL, npm)),
+        BindingProgram("c++", "ekiden", _build_cpp),
+        BindingProgram("c", "onnxruntime", _build_ort_c),
+        BindingProgram("rust", "ekiden", _build_rust),
+        BindingProgram("go", "ekiden", _build_go),
+        BindingProgram("java", "ekiden", _build_java),
     ]
 
 
-def _run(command: Command, folder: Path, variables: Mapping[str, str]) -> str:
+def _run_command(command: Command, folder: Path, variables: Mapping[str, str]) -> str:
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError((done.stdout + done.stderr)[-1500:])
@@ -426,7 +428,7 @@ def write_models(folder: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), folder / "calls.onnx")
     ekiden.export(str(folder / "calls.onnx"), folder / "calls.eki")
     ekiden.export(str(folder / "calls.onnx"), folder / "web.eki", list(WEB_TARGETS))
-    write_site((folder / "web.eki").read_bytes(), folder / "site")
+    write_web_folder((folder / "web.eki").read_bytes(), folder / "site")
 
 
 def main() -> None:
@@ -443,14 +445,14 @@ def main() -> None:
     if not (folder / "site").exists():
         write_models(folder)
     print(f"{'language':16} {'engine':12} {'ns a call':>10} {'KB grown':>9}")
-    for row in programs(options.npm.resolve()):
+    for row in binding_programs(options.npm.resolve()):
         if options.only and row.language not in options.only:
             continue
         try:
             command, more = row.build(folder)
             if options.build:
                 continue
-            output = _run([*command, str(options.calls)], folder, {**os.environ, **more})
+            output = _run_command([*command, str(options.calls)], folder, {**os.environ, **more})
             nanoseconds, grown = output.split()[-2:]
             print(f"{row.language:16} {row.engine:12} {float(nanoseconds):10.0f} {grown:>9}",
                   flush=True)  # fmt: skip

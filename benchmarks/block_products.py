@@ -15,80 +15,83 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
-from matmul_peak import build, class_target, processor, reading
-from peers import clock_for
+from matmul_peak import build_kernel, cpu_model_name, processor_class_target, read_kernel
+from peers import select_clock
 
 from ekiden import te
 from ekiden.kernels import FAMILIES, choose, schedule
-from ekiden.kernels.family import Product
+from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, empty, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import dense_blocks_pack
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS, BlockFormat
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, BlockFormat
 from ekiden.topi.nn.blocks import pack_blocks
 
 Call = Callable[[], object]
-FORMATS = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")
+BLOCK_FORMAT_NAMES = ("q4_0", "q8_0", "q4_k", "q5_k", "q6_k")
 MIN_COMPUTE_BOUND_ROWS = 16
 """Rows from which multiply-adds are what takes time, and one weight is enough."""
 
 
-def placed(array: np.ndarray) -> Tensor:
-    """Copy an array into memory allocated by the runtime, in huge pages if it is large."""
+def copy_to_runtime(array: np.ndarray) -> Tensor:
+    """Copy an array into runtime-allocated memory, in huge pages if it is large."""
     copy = empty(array.shape, str(array.dtype))
     copy.numpy()[...] = array
     return copy
 
 
-def product(
+def build_block_matmul(
     row: BlockFormat, rows: int, options: argparse.Namespace, target: Target
 ) -> tuple[Call, int, str]:
-    """Return a function that runs all products, their number, and the decision; the results are
-    checked.
+    """Return a function that runs the products of all weights once, their number, and the decision;
+    results are checked first.
     """
     size = options.size
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, size), np.float32)
     plain = row.encode(random.standard_normal((size, size), np.float32))
-    panel = FAMILIES["dense_blocks_pack"].panel_of(Product(rows, size, size), target, {})
+    panel = FAMILIES["dense_blocks_pack"].panel_of(MatmulSizes(rows, size, size), target, {})
     packed = pack_blocks(plain, row.name, panel)
     data = te.placeholder(x.shape, name="data")
     weight = te.placeholder(packed.shape, "uint8", "weight")
     how = row.name, size, panel, options.activations
     result = dense_blocks_pack(data, weight, *how)
-    kernel, _ = build(schedule([data, weight], [result], target, "product"), target)
+    kernel, _ = build_kernel(schedule([data, weight], [result], target, "product"), target)
     count = (
         1
         if rows >= MIN_COMPUTE_BOUND_ROWS
         else max(1, options.megabytes * 1_000_000 // plain.nbytes)
     )
-    weights = [placed(packed) for _ in range(count)]
-    data_copy, output = placed(x), placed(np.zeros((rows, size), np.float32))
+    # Enough copies of the weight to exceed the last-level cache: decoding reads each weight once.
+    weights = [copy_to_runtime(packed) for _ in range(count)]
+    data_copy, output = copy_to_runtime(x), copy_to_runtime(np.zeros((rows, size), np.float32))
     kernel(data_copy, weights[-1], output)
     expected = x @ row.decode(plain).T
     error = np.sqrt(np.mean((output.numpy() - expected) ** 2) / np.mean(expected**2))
     assert error < 0.01, error
 
-    def run() -> None:
+    def run_all_weights() -> None:
         """Run the kernel on every weight."""
         for one_weight in weights:
             kernel(data_copy, one_weight, output)
 
     chosen = f"{choose([result], target).decision} panel={panel} error={error:.5f}"
-    return run, count, chosen
+    return run_all_weights, count, chosen
 
 
-def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
-    """Return a function that reads this much memory, and the number of bytes."""
+def build_memory_reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
+    """Return a function that reads this many megabytes, and the number of bytes."""
     elements = megabytes * 1_000_000 // 4 // (4096 * threads) * 4096 * threads
-    kernel, _ = build(reading(elements, threads, target), target)
-    source = placed(np.ones(elements, np.float32))
+    kernel, _ = build_kernel(read_kernel(elements, threads, target), target)
+    source = copy_to_runtime(np.ones(elements, np.float32))
     sums = tensor(np.zeros(threads * target.lanes("float32"), np.float32))
     return lambda: kernel(source, sums), elements * 4
 
 
-def min_times(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Return the minimum seconds of each call, measured in turns."""
+def interleaved_min_times(
+    calls: list[Call], rounds: int, clock: Callable[[], float]
+) -> list[float]:
+    """Return the minimum duration of each call in seconds, measured alternately."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for n, call in enumerate(calls):
@@ -98,18 +101,20 @@ def min_times(calls: list[Call], rounds: int, clock: Callable[[], float]) -> lis
     return best
 
 
-def print_table(threads: int, options: argparse.Namespace) -> None:
+def print_throughput_table(threads: int, options: argparse.Namespace) -> None:
     """Print a line for each format and number of rows."""
     num_threads(threads)
-    target = class_target(options.processor, threads)
-    read, size = reader(options.megabytes, threads, target)
-    print(f"\n{processor()}, {threads} threads, {options.activations}: {target}")
+    target = processor_class_target(options.processor, threads)
+    read, size = build_memory_reader(options.megabytes, threads, target)
+    print(f"\n{cpu_model_name()}, {threads} threads, {options.activations}: {target}")
     print(f"{'format':>8} {'rows':>5} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}")
     for name in options.formats:
-        row = BLOCK_FORMATS[name]
+        row = BLOCK_FORMATS_BY_NAME[name]
         for rows in options.rows:
-            run, count, chosen = product(row, rows, options, target)
-            spent, reading_spent = min_times([run, read], options.rounds, clock_for(threads))
+            run, count, chosen = build_block_matmul(row, rows, options, target)
+            spent, reading_spent = interleaved_min_times(
+                [run, read], options.rounds, select_clock(threads)
+            )
             one = spent / count
             rate = options.size**2 * row.size / row.values / one / 1e9
             share = rate / (size / reading_spent / 1e9)
@@ -126,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("formats", nargs="*", default=FORMATS)
+    parser.add_argument("formats", nargs="*", default=BLOCK_FORMAT_NAMES)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 512])
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--size", type=int, default=2048)
@@ -136,7 +141,7 @@ def main() -> None:
     parser.add_argument("--processor", default="host", help="a class, such as x86-64-v3")
     options = parser.parse_args()
     for threads in options.threads:
-        print_table(threads, options)
+        print_throughput_table(threads, options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tvm_ffi
 
 from ekiden import runtime
 
-SOURCE = r"""
+NOOP_SOURCE = r"""
 #include <ekiden/runtime.h>
 
 EK_API int __tvm_ffi_noop(void *self, const ek_value *args, int32_t nargs, ek_value *ret) {
@@ -37,25 +37,27 @@ EK_API int __tvm_ffi_call_back(void *self, const ek_value *args, int32_t nargs, 
   return ek_function_call(args[0].v.obj, args + 1, nargs - 1, ret);
 }
 """
-CALLS = 1000
+CALLS_PER_ROUND = 1000
 
 
-def build_library(folder: Path) -> Path:
+def build_noop_library(folder: Path) -> Path:
     """Build the library whose functions both sides call."""
-    (folder / "calls.c").write_text(SOURCE)
+    (folder / "calls.c").write_text(NOOP_SOURCE)
     output = folder / "calls.so"
     command = ["cc", "-O2", "-shared", "-fPIC", f"-I{runtime.include_dir()}"]
     subprocess.run([*command, str(folder / "calls.c"), "-o", str(output)], check=True)
     return output
 
 
-def pair(text: str, ours: dict[str, object], theirs: dict[str, object]) -> tuple[Timer, Timer]:
+def make_timer_pair(
+    text: str, ours: dict[str, object], theirs: dict[str, object]
+) -> tuple[Timer, Timer]:
     """Return two timers of one statement."""
     return Timer(text, globals=ours), Timer(text, globals=theirs)
 
 
-def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
-    """Return the measurements: labels with the two timers."""
+def build_timers(library: Path) -> dict[str, tuple[Timer, Timer]]:
+    """Return the timers of both packages for each kind of call, by label."""
     our_module, their_module = runtime.load_module(library), tvm_ffi.load_module(str(library))
     ours: dict[str, object] = {"f": our_module["noop"], "call_back": our_module["call_back"]}
     theirs: dict[str, object] = {"f": their_module["noop"], "call_back": their_module["call_back"]}
@@ -78,23 +80,25 @@ def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
     for names in (ours, theirs):
         names |= {"t": tensor, "a": array, "catch": catch}
     return {
-        "no argument": pair("f()", ours, theirs),
-        "two ints": pair("f(1, 2)", ours, theirs),
-        "three tensors of its own": pair("f(x, x, x)", ours, theirs),
-        "three torch tensors": pair("f(t, t, t)", ours, theirs),
-        "three NumPy arrays": pair("f(a, a, a)", ours, theirs),
-        "from_dlpack of a torch tensor": pair("from_dlpack(t)", ours, theirs),
-        "Python callback, called from C": pair("call_back(back, 1)", ours, theirs),
-        "exception of a callback through C": pair("catch(call_back, fail)", ours, theirs),
+        "no argument": make_timer_pair("f()", ours, theirs),
+        "two ints": make_timer_pair("f(1, 2)", ours, theirs),
+        "three tensors of its own": make_timer_pair("f(x, x, x)", ours, theirs),
+        "three torch tensors": make_timer_pair("f(t, t, t)", ours, theirs),
+        "three NumPy arrays": make_timer_pair("f(a, a, a)", ours, theirs),
+        "from_dlpack of a torch tensor": make_timer_pair("from_dlpack(t)", ours, theirs),
+        "Python callback, called from C": make_timer_pair("call_back(back, 1)", ours, theirs),
+        "exception of a callback through C": make_timer_pair(
+            "catch(call_back, fail)", ours, theirs
+        ),
     }
 
 
-def measure(timers: tuple[Timer, Timer], rounds: int) -> tuple[float, float]:
-    """Return the nanoseconds of one call: ours and theirs."""
+def min_call_nanoseconds(timers: tuple[Timer, Timer], rounds: int) -> tuple[float, float]:
+    """Return the minimum nanoseconds of one call in both packages."""
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for timer, times in zip(timers, samples, strict=True):
-            times.append(timer.timeit(CALLS) / CALLS * 1e9)
+            times.append(timer.timeit(CALLS_PER_ROUND) / CALLS_PER_ROUND * 1e9)
     return median(samples[0]), median(samples[1])
 
 
@@ -106,8 +110,8 @@ def main(arguments: list[str]) -> int:
     result = 0
     print(f"{'median of ' + str(rounds) + ' rounds, ns':34}{'ekiden':>8}{'tvm-ffi':>9}{'ratio':>7}")
     with tempfile.TemporaryDirectory() as folder:
-        for label, timers in rows(build_library(Path(folder))).items():
-            ours, theirs = measure(timers, rounds)
+        for label, timers in build_timers(build_noop_library(Path(folder))).items():
+            ours, theirs = min_call_nanoseconds(timers, rounds)
             print(f"{label:34}{ours:8.1f}{theirs:9.1f}{ours / theirs:7.2f}")
             result |= ours > theirs
     return result

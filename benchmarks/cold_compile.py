@@ -42,9 +42,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from first_answer import Feed, models, processor
+from first_answer import Feed, describe_processor, iter_models
 
-PROGRAM = """
+COMPILE_PROGRAM = """
 import json, os, pickle, resource, sys, time
 
 kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -83,31 +83,33 @@ print(json.dumps({"phases": rows, "imports": imported, "load": ready - imported 
                   "run": done - ready, "clock": clock, "peak": peak}), flush=True)
 os._exit(0)
 """
-GROUPS = {
+PHASE_GROUPS = {
     "start": "imports", "load compiler": "imports", "import": "import", "read model": "read",
     "kernels": "kernels", "kernel": "kernels", "kernel keys": "kernels", "schedule": "lower",
     "tir.lower": "lower", "llvm text": "code", "llvm read": "code", "llvm compile": "code",
     "link": "artifact", "write": "artifact", "bytecode": "artifact",
 }  # fmt: skip
 """Phase -> the column its own time and that of what is inside it is in; all others are passes."""
-COLUMNS = (
+PHASE_COLUMNS = (
     "imports", "read", "import", "passes", "lower", "code", "kernels", "artifact", "load", "run",
 )  # fmt: skip
-MARKS = "<!-- phases -->\n", "<!-- end of phases -->\n"
+PAGE_MARKERS = "<!-- phases -->\n", "<!-- end of phases -->\n"
 
 
-def group_of(path: list[str]) -> str:
-    """Return the column of a phase: that of the innermost phase that has one."""
-    return next((GROUPS[name] for name in reversed(path) if name in GROUPS), "passes")
+def phase_column(path: list[str]) -> str:
+    """Return the column of a phase path: that of its innermost grouped phase."""
+    return next((PHASE_GROUPS[name] for name in reversed(path) if name in PHASE_GROUPS), "passes")
 
 
-def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[str, object]:
-    """Return what a separate process reports."""
+def run_compile_process(
+    python: str, path: Path, tier: str, feed: Path, watched: bool
+) -> dict[str, object]:
+    """Compile a model in a fresh process, and return the figures that it reports."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache)
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         what = (str(path), tier, str(feed), repr(time.monotonic()), str(int(watched)))
-        args = [python, "-c", PROGRAM, *what]
+        args = [python, "-c", COMPILE_PROGRAM, *what]
         done = subprocess.run(args, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -115,58 +117,61 @@ def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[s
         return report
 
 
-def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, float]:
-    """Return the figures of a row."""
-    watched = run(python, path, tier, feed, watched=True)
+def measure_cold_compile(python: str, path: Path, tier: str, feed: Path) -> dict[str, float]:
+    """Return the CPU seconds by phase of a compilation with empty caches."""
+    watched = run_compile_process(python, path, tier, feed, watched=True)
     columns: dict[str, float] = defaultdict(float)
     phases = watched["phases"]
     assert isinstance(phases, list)
     for row in phases:
-        columns[group_of(row["phase"])] += row["own_cpu_s"]
+        columns[phase_column(row["phase"])] += row["own_cpu_s"]
     for name in ("imports", "load", "run"):
         columns[name] += float(str(watched[name]))
-    columns["all"] = sum(columns[name] for name in COLUMNS)
-    alone = run(python, path, tier, feed, watched=False)
+    columns["all"] = sum(columns[name] for name in PHASE_COLUMNS)
+    # Instrumentation costs time: the clock and the peak come from a run without it.
+    alone = run_compile_process(python, path, tier, feed, watched=False)
     return dict(columns) | {name: float(str(alone[name])) for name in ("clock", "peak")}
 
 
-def min_figures(runs: list[dict[str, float]]) -> dict[str, float]:
+def elementwise_min(runs: list[dict[str, float]]) -> dict[str, float]:
     """Return the minimum of each figure."""
     return {name: min(run.get(name, 0.0) for run in runs) for name in {n for r in runs for n in r}}
 
 
-def cells(row: Mapping[str, float]) -> list[str]:
+def format_cells(row: Mapping[str, float]) -> list[str]:
     """Format the figures of a row."""
-    seconds = [f"{row.get(column, 0.0):.2f}" for column in (*COLUMNS, "all", "clock")]
+    seconds = [f"{row.get(column, 0.0):.2f}" for column in (*PHASE_COLUMNS, "all", "clock")]
     return [*seconds, f"{row['peak']:.0f}"]
 
 
-HEADS = (*COLUMNS, "all", "clock", "peak")
+TABLE_HEADS = (*PHASE_COLUMNS, "all", "clock", "peak")
 
 
-def line(name: str, texts: list[str]) -> str:
+def format_row(name: str, texts: list[str]) -> str:
     """Format a row of the printed table."""
     return f"{name[-26:]:26}" + "".join(f"{text:>9}" for text in texts)
 
 
-def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Return the page's table, with before and after rows."""
-    lines = [f"| model | | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
+def markdown_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    """Return the Markdown table with rows for both checkouts."""
+    lines = [f"| model | | {' | '.join(TABLE_HEADS)} |", "|---|---|" + "---|" * len(TABLE_HEADS)]
     for model, rows in table.items():
         for when in ("before", "after"):
             if when in rows:
-                lines.append(f"| {model} | {when} | {' | '.join(cells(rows[when]))} |")
+                lines.append(f"| {model} | {when} | {' | '.join(format_cells(rows[when]))} |")
     return lines
 
 
-def write_page(
+def update_page(
     path: Path, machine: str, table: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> None:
-    """Write the table between the markers of a page."""
-    before, _, after_begin = path.read_text().partition(MARKS[0])
-    after = after_begin.partition(MARKS[1])[2]
-    body = "\n".join([f"{machine}; each figure the least of its rounds.", "", *page_rows(table)])
-    path.write_text(f"{before}{MARKS[0]}\n{body}\n\n{MARKS[1]}{after}")
+    """Replace the table between the markers of a page."""
+    before, _, after_begin = path.read_text().partition(PAGE_MARKERS[0])
+    after = after_begin.partition(PAGE_MARKERS[1])[2]
+    body = "\n".join(
+        [f"{machine}; each figure the least of its rounds.", "", *markdown_rows(table)]
+    )
+    path.write_text(f"{before}{PAGE_MARKERS[0]}\n{body}\n\n{PAGE_MARKERS[1]}{after}")
 
 
 def main(arguments: list[str]) -> int:
@@ -188,37 +193,39 @@ def main(arguments: list[str]) -> int:
     configurations = {"after": (sys.executable, options.tier)}
     if options.python:
         configurations = {"before": (options.python, options.other_tier)} | configurations
-    machine = processor() + (f", {options.conditions}" if options.conditions else "")
-    print(line(machine[:26], list(HEADS)))
+    machine = describe_processor() + (f", {options.conditions}" if options.conditions else "")
+    print(format_row(machine[:26], list(TABLE_HEADS)))
     table: dict[str, dict[str, dict[str, float]]] = {}
     if options.json and options.json.exists():
         table = json.loads(options.json.read_text())["models"]
-    for model, path, inputs, _ in models(options):
-        table[model] = rows = measured(path, configurations, options.rounds, inputs)
+    for model, path, inputs, _ in iter_models(options):
+        table[model] = rows = measure_configurations(path, configurations, options.rounds, inputs)
         for when, row in rows.items():
-            print(line(f"{model} {when}", cells(row)), flush=True)
+            print(format_row(f"{model} {when}", format_cells(row)), flush=True)
         if len(rows) == 2:
-            shares = [rows["after"].get(n, 0.0) / (rows["before"].get(n) or 1.0) for n in HEADS]
-            print(line("  ratio", [f"{share:.2f}" for share in shares]), flush=True)
+            shares = [
+                rows["after"].get(n, 0.0) / (rows["before"].get(n) or 1.0) for n in TABLE_HEADS
+            ]
+            print(format_row("  ratio", [f"{share:.2f}" for share in shares]), flush=True)
         if options.json:
             options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
     if options.page:
-        write_page(options.page, machine, table)
+        update_page(options.page, machine, table)
     return 0
 
 
-def measured(
+def measure_configurations(
     model: Path, configurations: Mapping[str, tuple[str, str]], rounds: int, inputs: Feed
 ) -> dict[str, dict[str, float]]:
-    """Measure a model in all configurations, in turns."""
+    """Measure a model in all configurations, alternating between them."""
     runs: dict[str, list[dict[str, float]]] = {when: [] for when in configurations}
     with tempfile.TemporaryDirectory() as folder:
         feed = Path(folder, "feed")
         feed.write_bytes(pickle.dumps(inputs))
         for _ in range(rounds):
             for when, (python, tier) in configurations.items():
-                runs[when].append(compile_cold(python, model, tier, feed))
-    return {when: min_figures(model_runs) for when, model_runs in runs.items()}
+                runs[when].append(measure_cold_compile(python, model, tier, feed))
+    return {when: elementwise_min(model_runs) for when, model_runs in runs.items()}
 
 
 if __name__ == "__main__":

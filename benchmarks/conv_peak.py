@@ -12,19 +12,26 @@ import argparse
 import time
 
 import numpy as np
-from matmul_peak import Kernel, build, class_target, processor, shared_peak
-from peers import clock_for, seconds
+from matmul_peak import (
+    Kernel,
+    build_kernel,
+    cpu_model_name,
+    fma_loop_on_threads,
+    processor_class_target,
+)
+from peers import mean_call_seconds, select_clock
 
 from ekiden import te
-from ekiden.compiler.peak import peak_work
+from ekiden.compiler.peak import peak_loop_flops
 from ekiden.kernels import FAMILIES, choose, schedule
-from ekiden.kernels.family import Product
+from ekiden.kernels.family import MatmulSizes
 from ekiden.runtime import Tensor, num_threads, tensor
 from ekiden.target import Target
 from ekiden.topi.nn import conv
 
 # fmt: off
-SHAPES = [   # height = width, in channels, out channels, kernel, stride, how often in the network
+# height = width, in channels, out channels, kernel, stride, how often in the network
+RESNET50_CONV_SHAPES = [
     (224,    3,   64, 7, 2, 1),
     ( 56,   64,   64, 1, 1, 1),
     ( 56,   64,   64, 3, 1, 3),
@@ -52,12 +59,15 @@ SHAPES = [   # height = width, in channels, out channels, kernel, stride, how of
 # fmt: on
 
 
-def convolution(
+def build_conv2d(
     size: int, c: int, o: int, k: int, stride: int, target: Target
 ) -> tuple[Kernel, list[Tensor], float, str]:
-    """Return a kernel with its arguments, the milliseconds it took to compile, and the decision."""
+    """Return a convolution kernel with its arguments, the milliseconds of compiling it, and its
+    decision.
+    """
+    # As an implicit matrix product: pixels x out channels, reduced over k * k * c.
     pixels, pad = (size // stride) ** 2, k // 2
-    tile = FAMILIES["conv_nhwc_pack"].panel_of(Product(pixels, o, c * k * k), target, {})
+    tile = FAMILIES["conv_nhwc_pack"].panel_of(MatmulSizes(pixels, o, c * k * k), target, {})
     start = time.thread_time()
     data = te.placeholder((1, size, size, c), name="data")
     weight = te.placeholder((-(-o // tile), k, k, c, tile), name="weight")
@@ -66,28 +76,33 @@ def convolution(
     anchor = conv(data, weight, stride, padding, 1, 1, "NHWC", layout, channels=o)
     func = schedule([data, weight], [anchor], target, "conv")
     scheduled = (time.thread_time() - start) * 1e3
-    kernel, spent = build(func, target)
+    kernel, spent = build_kernel(func, target)
     random = np.random.default_rng(0)
     shapes = [tuple(int(d.value) for d in t.shape) for t in (data, weight, anchor)]  # type: ignore[attr-defined]
     arguments = [tensor(random.standard_normal(s).astype("float32")) for s in shapes]
     return kernel, arguments, scheduled + spent, str(choose([anchor], target).decision)
 
 
-def print_table(name: str, options: argparse.Namespace) -> None:
-    """Print a line per convolution and the sum over the network, for one class of processor."""
-    target, clock = class_target(name, options.threads), clock_for(options.threads)
-    limit, work = shared_peak(target, options.threads), peak_work(target) * options.threads
+def print_peak_shares(name: str, options: argparse.Namespace) -> None:
+    """Print the share of the peak of each convolution, and of the whole network, on one processor
+    class.
+    """
+    target, clock = processor_class_target(name, options.threads), select_clock(options.threads)
+    limit, work = (
+        fma_loop_on_threads(target, options.threads),
+        peak_loop_flops(target) * options.threads,
+    )
     total = ideal = 0.0
     print(f"\n{name}, convolutions of ResNet-50: {target}")
     print(f"{'convolution':>28} {'us':>9} {'share':>7} {'compile ms':>11}")
-    for size, c, o, k, stride, count in SHAPES:
-        kernel, arguments, spent, chosen = convolution(size, c, o, k, stride, target)
+    for size, c, o, k, stride, count in RESNET50_CONV_SHAPES:
+        kernel, arguments, spent, chosen = build_conv2d(size, c, o, k, stride, target)
         operations = 2 * (size // stride) ** 2 * c * o * k * k
         repeat = max(1, int(3e8 // operations))
         ours, best = [], []
         for _ in range(options.rounds):
-            best.append(work / seconds(limit, 1, clock))
-            ours.append(seconds(lambda: kernel(*arguments), repeat, clock))  # noqa: B023
+            best.append(work / mean_call_seconds(limit, 1, clock))
+            ours.append(mean_call_seconds(lambda: kernel(*arguments), repeat, clock))  # noqa: B023
         best_seconds, reached = min(ours), max(best)
         total, ideal = total + count * best_seconds, ideal + count * operations / reached
         label = f"{size}x{size} {c}->{o} {k}x{k}/{stride} *{count}"
@@ -109,9 +124,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     num_threads(options.threads)
-    print(f"{processor()}, {options.threads} thread(s), least of {options.rounds} rounds")
+    print(f"{cpu_model_name()}, {options.threads} thread(s), least of {options.rounds} rounds")
     for name in options.classes:
-        print_table(name, options)
+        print_peak_shares(name, options)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from ekiden.backend.vm.compile import compile_module
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import PassContext
@@ -26,8 +26,8 @@ from ekiden.target import Target
 Stages = dict[str, float]
 
 
-def adds(length: int) -> IRModule:
-    """Return `add(add(... add(%x, %y) ..., %y), %y)`."""
+def nested_adds(length: int) -> IRModule:
+    """Return a chain of `length` nested adds. add(%x, %y) ..., %y), %y)`."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     body: Expr = x
     for _ in range(length):
@@ -35,8 +35,8 @@ def adds(length: int) -> IRModule:
     return IRModule.from_expr(Function((x, y), body, None))
 
 
-def lets(length: int) -> IRModule:
-    """Return `let %v = add(%x, %y); let %v_1 = add(%v, %y); ...`."""
+def chained_lets(length: int) -> IRModule:
+    """Return a chain of `length` let-bound adds."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     names: list[Var] = [x]
     values: list[Expr] = []
@@ -49,13 +49,13 @@ def lets(length: int) -> IRModule:
     return IRModule.from_expr(Function((x, y), body, None))
 
 
-class _Clock:
-    """Records the time of stages."""
+class _StageTimer:
+    """Timer of compilation stages."""
 
     def __init__(self) -> None:
         self.stages: Stages = {}
 
-    def run(self, name: str, stage: Callable[[], IRModule]) -> IRModule:
+    def run_stage(self, name: str, stage: Callable[[], IRModule]) -> IRModule:
         gc.collect()
         started = time.process_time()
         result = stage()
@@ -63,29 +63,29 @@ class _Clock:
         return result
 
 
-def measure(make: Callable[[int], IRModule], length: int) -> Stages:
-    """Return the seconds of each stage."""
-    clock, module = _Clock(), make(length)
+def measure_stages(make: Callable[[int], IRModule], length: int) -> Stages:
+    """Return the seconds of each compilation stage of a program of this length."""
+    clock, module = _StageTimer(), make(length)
     texts: list[str] = []
-    clock.run("infer type", lambda: infer_type(module))
-    clock.run("print", lambda: texts.append(module.astext()) or module)
-    clock.run("parse", lambda: parse(texts[0]))
-    clock.run("A-normal form", lambda: ToANormalForm()(module))
-    clock.run("fold constants", lambda: FoldConstant()(module))
-    clock.run("fuse", lambda: FuseOps()(module))
+    clock.run_stage("infer type", lambda: infer_type(module))
+    clock.run_stage("print", lambda: texts.append(module.astext()) or module)
+    clock.run_stage("parse", lambda: parse(texts[0]))
+    clock.run_stage("A-normal form", lambda: ToANormalForm()(module))
+    clock.run_stage("fold constants", lambda: FoldConstant()(module))
+    clock.run_stage("fuse", lambda: FuseOps()(module))
     target, passes = Target.host(), PassTimingInstrument()
     with PassContext(instruments=[passes]):
-        ready = clock.run("pipeline", lambda: pipeline(target)(module))
+        ready = clock.run_stage("pipeline", lambda: vm_pipeline(target)(module))
     clock.stages |= {f"  {name}": seconds for name, seconds in passes.seconds.items()}
-    clock.run("to bytecode", lambda: compile_module(ready, target, {}) and ready)
+    clock.run_stage("to bytecode", lambda: compile_module(ready, target, {}) and ready)
     return clock.stages
 
 
 def main() -> None:
     """Print a table for each kind of chain."""
     lengths = [int(a) for a in sys.argv[1:]] or [1_000, 10_000, 100_000]
-    for make in (lets, adds):
-        columns = [measure(make, length) for length in lengths]
+    for make in (chained_lets, nested_adds):
+        columns = [measure_stages(make, length) for length in lengths]
         print(f"{make.__name__}: microseconds per node")
         print(f"{'':24}" + "".join(f"{n:10,}" for n in lengths) + f"{'growth':>10}")
         for stage in columns[0]:

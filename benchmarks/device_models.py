@@ -33,43 +33,43 @@ import ekiden
 Line = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
-TOLERANCE = (1e-3, 1e-4, 0.0)
+DEVICE_TOLERANCE = (1e-3, 1e-4, 0.0)
 """Where an entry has none of its own."""
 
 
-def entries(options: argparse.Namespace) -> Iterator[Line]:
+def manifest_entries(options: argparse.Namespace) -> Iterator[Line]:
     """Yield the requested entries of the manifest."""
     selected = set(options.only or ())
-    for entry in _fetching(options).load(options.manifest):
+    for entry in _import_fetch_models(options).load(options.manifest):
         if not selected or entry["id"] in selected or selected & set(entry["tags"]):
             yield entry
 
 
-def _fetching(options: argparse.Namespace) -> Any:  # noqa: ANN401
+def _import_fetch_models(options: argparse.Namespace) -> Any:  # noqa: ANN401
     sys.path.insert(0, str(options.manifest.resolve().parent))
     return importlib.import_module("fetch_models")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Append a line for each model without one."""
-    have = {line["id"] for line in _lines(options.out)}
-    for entry in entries(options):
+def run_missing_models(options: argparse.Namespace) -> None:
+    """Append a result line for each model that has none."""
+    have = {line["id"] for line in _read_results(options.out)}
+    for entry in manifest_entries(options):
         if entry["id"] in have:
             continue
-        line = {"id": entry["id"], **_apart(entry["id"], options)}
+        line = {"id": entry["id"], **_run_in_subprocess(entry["id"], options)}
         with open(options.out, "a") as file:
             file.write(json.dumps(line) + "\n")
         print(line["id"], line["state"], line.get("why", line.get("error", "")), flush=True)
 
 
-def _lines(path: Path) -> list[Line]:
+def _read_results(path: Path) -> list[Line]:
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
-def _apart(name: str, options: argparse.Namespace) -> Line:
-    """Return the result of a model from a separate process."""
+def _run_in_subprocess(name: str, options: argparse.Namespace) -> Line:
+    """Return the result line of a model that is run in a separate process."""
     arguments = ["one", str(options.manifest), "--only", name, "--device", options.device,
-             "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
+                 "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
     memory_limit = options.gigabytes << 30
     try:
         done = subprocess.run(
@@ -89,10 +89,10 @@ def _apart(name: str, options: argparse.Namespace) -> Line:
     return line
 
 
-def one(options: argparse.Namespace) -> None:
-    """Print the line of a model, in its separate process."""
-    (entry,) = entries(options)
-    fetching = _fetching(options)
+def run_one_model(options: argparse.Namespace) -> None:
+    """Print the result line of one model, in its separate process."""
+    (entry,) = manifest_entries(options)
+    fetching = _import_fetch_models(options)
     file = fetching.fetch([entry], options.cache)[entry["id"]]
     path = str(fetching.prepare(entry, file, options.cache))
     cases = entry["cases"][: None if options.cases == "all" else 1]
@@ -100,49 +100,56 @@ def one(options: argparse.Namespace) -> None:
     exe = ekiden.compile(path, options.device)
     line: Line = {"compile_s": round(time.perf_counter() - start, 2)}
     exact = onnxruntime.SessionOptions()
+    # Exact int8 products in the reference: otherwise saturation would count as our error.
     exact.add_session_config_entry("session.x64quantprecision", "1")
     peer = onnxruntime.InferenceSession(path, exact, providers=["CPUExecutionProvider"])
-    tolerance = entry.get("tolerance") or TOLERANCE
+    tolerance = entry.get("tolerance") or DEVICE_TOLERANCE
     worst = 0.0
     for case in cases:
         feed = fetching.make_inputs(entry, case, 0)
-        times = _times(exe, feed, options.rounds)
+        times = _call_seconds(exe, feed, options.rounds)
         line.setdefault("first_s", round(times[0], 2))
         line.setdefault("ms", round(statistics.median(times[1:]) * 1e3, 3))
-        worst = max(worst, error(peer.run(None, feed), results(exe, feed), tolerance))
+        worst = max(
+            worst, max_relative_error(peer.run(None, feed), fetch_outputs(exe, feed), tolerance)
+        )
     line |= {"error": round(worst, 4), "state": "agrees" if worst <= 1 else "differs"}
     line["cases"] = len(cases)
     print(json.dumps(line))
 
 
-def _times(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> list[float]:
-    """Return the seconds of calls, results fetched: the first has the device's compiler in it."""
+def _call_seconds(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> list[float]:
+    """Return the seconds of calls with outputs fetched; the first includes the device compiler."""
     spent = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        results(exe, feed)
+        fetch_outputs(exe, feed)
         spent.append(time.perf_counter() - start)
     return spent
 
 
-def results(exe: ekiden.Executable, feed: Mapping[str, Array]) -> list[Array]:
+def fetch_outputs(exe: ekiden.Executable, feed: Mapping[str, Array]) -> list[Array]:
     """Return the outputs as host arrays."""
     outputs = exe(**feed)
     return [v.numpy() for v in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def error(expected: Sequence[Array], actual: Sequence[Array], tolerance: Sequence[float]) -> float:
-    """Return the largest difference in multiples of the tolerance; infinite for different
-    shapes.
+def max_relative_error(
+    expected: Sequence[Array], actual: Sequence[Array], tolerance: Sequence[float]
+) -> float:
+    """Return the largest difference of any output in multiples of the tolerance; infinite for
+    different shapes.
     """
     if [w.shape for w in expected] != [f.shape for f in actual]:
         return float("inf")
     return max(
-        (_error(w, f, *tolerance) for w, f in zip(expected, actual, strict=True)), default=0.0
+        (_array_error(w, f, *tolerance) for w, f in zip(expected, actual, strict=True)), default=0.0
     )
 
 
-def _error(expected: Array, actual: Array, rtol: float, atol: float, of_largest: float) -> float:
+def _array_error(
+    expected: Array, actual: Array, rtol: float, atol: float, of_largest: float
+) -> float:
     """Return the largest difference of two arrays in multiples of the tolerance."""
     if expected.dtype.kind not in "fc":
         return 0.0 if np.array_equal(expected, actual) else float("inf")
@@ -154,9 +161,9 @@ def _error(expected: Array, actual: Array, rtol: float, atol: float, of_largest:
     return float(np.max(np.abs(expected[finite] - actual[finite]) / allowed, initial=0.0))
 
 
-def table(options: argparse.Namespace) -> None:
+def format_markdown(options: argparse.Namespace) -> None:
     """Print the results as Markdown."""
-    lines = _lines(options.file)
+    lines = _read_results(options.file)
     agree = sum(line["state"] == "agrees" for line in lines)
     print(f"{agree} of {len(lines)} agree\n")
     print("| model | result | error, in tolerances | compile, s | first run, s | run, ms |")
@@ -171,7 +178,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, does in (("run", run), ("one", one)):
+    for name, does in (("run", run_missing_models), ("one", run_one_model)):
         command = commands.add_parser(name)
         command.set_defaults(does=does)
         command.add_argument("manifest", type=Path)
@@ -184,7 +191,7 @@ def main() -> None:
         command.add_argument("--gigabytes", type=int, default=24)
         command.add_argument("--out", type=Path, default=Path("device_models.jsonl"))
     writing = commands.add_parser("table")
-    writing.set_defaults(does=table)
+    writing.set_defaults(does=format_markdown)
     writing.add_argument("file", type=Path)
     options = parser.parse_args()
     options.does(options)

@@ -17,10 +17,10 @@ import ekiden
 from ekiden import relay
 from ekiden.runtime.profile.timing import min_times_interleaved
 
-MEASURE_S = 1.0
+MIN_MEASURING_S = 1.0
 
 
-def dense_layers() -> relay.IRModule:
+def dense_module() -> relay.IRModule:
     """Return four dense layers of 1024 units on 64 rows."""
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(64, 1024))
@@ -31,7 +31,7 @@ def dense_layers() -> relay.IRModule:
     return relay.IRModule.from_expr(relay.Function((x,), y))
 
 
-def convolutions() -> relay.IRModule:
+def conv_module() -> relay.IRModule:
     """Return three convolutions of 32 channels, a pooling, and a softmax."""
     rng = np.random.default_rng(0)
     x = relay.var("x", shape=(1, 3, 56, 56))
@@ -43,22 +43,22 @@ def convolutions() -> relay.IRModule:
     return relay.IRModule.from_expr(relay.Function((x,), y))
 
 
-def elements() -> relay.IRModule:
-    """Return functions of four million elements, and their sum."""
+def elementwise_module() -> relay.IRModule:
+    """Return transcendental functions of four million elements, and their sum."""
     x = relay.var("x", shape=(1 << 22,))
     y = relay.sum(relay.tanh(relay.exp(x * relay.const(0.5)) - relay.const(1.0)))
     return relay.IRModule.from_expr(relay.Function((x,), y))
 
 
-MODELS: dict[str, Callable[[], relay.IRModule]] = {
-    "dense layers": dense_layers,
-    "convolutions": convolutions,
-    "elements": elements,
+DEVICE_WORKLOADS: dict[str, Callable[[], relay.IRModule]] = {
+    "dense layers": dense_module,
+    "convolutions": conv_module,
+    "elements": elementwise_module,
 }
 
 
-def fetched(executable: ekiden.Executable, x: np.ndarray) -> None:
-    """Run and copy the result to the host."""
+def run_and_fetch(executable: ekiden.Executable, x: np.ndarray) -> None:
+    """Run an executable, and copy its result to the host."""
     result = executable(x)
     assert isinstance(result, ekiden.runtime.Tensor)
     result.numpy()
@@ -68,14 +68,14 @@ def main() -> None:
     """Print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("device", help="a kind, with a number: opencl:0")
-    parser.add_argument("--seconds", type=float, default=MEASURE_S)
+    parser.add_argument("--seconds", type=float, default=MIN_MEASURING_S)
     parser.add_argument("--verbose", action="store_true", help="what was measured of each plan")
     options = parser.parse_args()
     if options.verbose:
         logging.basicConfig(level=logging.INFO)
     host, device = ekiden.cpu(0), ekiden.device(options.device)
     kind = str(device).partition("(")[0]
-    for name, make in MODELS.items():
+    for name, make in DEVICE_WORKLOADS.items():
         module = make()
         plans = {
             str(host): ekiden.compile(module),
@@ -84,7 +84,7 @@ def main() -> None:
         }
         shape = plans["auto"].inputs[0].shape
         x = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
-        runs = [partial(fetched, executable, x) for executable in plans.values()]
+        runs = [partial(run_and_fetch, executable, x) for executable in plans.values()]
         times = dict(zip(plans, min_times_interleaved(runs, options.seconds), strict=True))
         chosen = ", ".join(map(str, plans["auto"].raw.devices))
         times_text = "   ".join(f"{plan} {seconds * 1e3:.3f} ms" for plan, seconds in times.items())

@@ -26,12 +26,12 @@ from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Expr, Function
 from ekiden.relay.testing import resnet
 
-EDITED_RELU = 8
+EDITED_RELU_INDEX = 8
 """Which relu is edited."""
 
 
-class Edit(relay.ExprMutator):
-    """A rewrite of the n-th call of an operator."""
+class CallEdit(relay.ExprMutator):
+    """Expression mutator that rewrites the n-th call of an operator."""
 
     def __init__(self, name: str, number: int, write: Callable[[Expr], Expr]) -> None:
         super().__init__()
@@ -47,37 +47,39 @@ class Edit(relay.ExprMutator):
         return self.write(new_call.args[0]) if self.number == 0 else new_call
 
 
-def edits(function: Function) -> Iterator[tuple[str, Function]]:
-    """Yield (kind, edited model) endlessly."""
+def iter_edits(function: Function) -> Iterator[tuple[str, Function]]:
+    """Yield pairs (kind, edited model) endlessly."""
     heads = (relay.nn.log_softmax, relay.tanh, relay.sigmoid, relay.exp, relay.erf)
     edit_index = 0
     while True:
         edit_index += 1
+        # A new constant each time, so that no edit is in the compilation cache.
         slope = 0.1 + edit_index * 1e-3
         yield "again", function
-        yield "head", Edit("nn.softmax", 1, heads[edit_index % len(heads)]).visit(function)
+        yield "head", CallEdit("nn.softmax", 1, heads[edit_index % len(heads)]).visit(function)
         yield (
             "middle",
-            Edit("nn.relu", EDITED_RELU, lambda x, by=slope: relay.nn.leaky_relu(x, by)).visit(
-                function
-            ),
+            CallEdit(
+                "nn.relu", EDITED_RELU_INDEX, lambda x, by=slope: relay.nn.leaky_relu(x, by)
+            ).visit(function),
         )
 
 
-def used() -> float:
-    """Return the CPU seconds, including those of ended child processes."""
+def process_cpu_seconds() -> float:
+    """Return the CPU seconds of this process and its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def measure(function: Function, tier: str) -> tuple[float, float]:
-    """Return the wall and CPU seconds until the model is ready; remaining background work is
-    finished before returning.
+def measure_recompile(function: Function, tier: str) -> tuple[float, float]:
+    """Return the wall and CPU seconds until the edited model is ready; remaining background work is
+    awaited afterwards.
     """
     module = ekiden.IRModule.from_expr(function)
-    clock, processor = time.perf_counter(), used()
+    clock, processor = time.perf_counter(), process_cpu_seconds()
     executable = ekiden.compile(module, tier=tier)
-    elapsed = time.perf_counter() - clock, used() - processor
+    elapsed = time.perf_counter() - clock, process_cpu_seconds() - processor
+    # Background compilation of this edit must not disturb the next measurement.
     executable.wait()
     return elapsed
 
@@ -96,10 +98,14 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EKIDEN_CACHE_DIR"] = folder
         for tier in options.tier:
-            print(f"{tier:8}{'first':10}{'{:8.3f}{:8.3f}'.format(*measure(function, tier))}")
+            print(
+                f"{tier:8}{'first':10}{'{:8.3f}{:8.3f}'.format(*measure_recompile(function, tier))}"
+            )
             rows: dict[str, list[tuple[float, float]]] = {}
-            for (kind, edited), _ in zip(edits(function), range(3 * options.rounds), strict=False):
-                rows.setdefault(kind, []).append(measure(edited, tier))
+            for (kind, edited), _ in zip(
+                iter_edits(function), range(3 * options.rounds), strict=False
+            ):
+                rows.setdefault(kind, []).append(measure_recompile(edited, tier))
             for kind, samples in rows.items():
                 clock, processor = map(statistics.median, zip(*samples, strict=True))
                 print(f"{tier:8}{kind:10}{clock:8.3f}{processor:8.3f}", flush=True)

@@ -45,48 +45,52 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from first_answer_process import ENGINES, Feed, Figures
+from first_answer_process import ENGINE_LOADERS, Feed, Figures
 
-PATIENCE_S = 600
+PROCESS_TIMEOUT_S = 600
 """How long a process may take."""
-TOLERANCE = (2e-3, 1e-4, 0.0)
+DEFAULT_TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where no manifest says another."""
-PEERS = ("onnxruntime", "openvino")
-PROCESS = Path(__file__).with_name("first_answer_process.py")
+PEER_ENGINES = ("onnxruntime", "openvino")
+WORKER_SCRIPT = Path(__file__).with_name("first_answer_process.py")
 BYTECODE_DIR = tempfile.TemporaryDirectory()
 """Where Python keeps modules that it has read."""
 
 
-class EngineError(Exception):
-    """Raised when an engine does not run a model; the text is the last line of its process's
-    output.
-    """
+class EngineFailedError(Exception):
+    """Failure of an engine on a model; the text is the last line of its process's output."""
 
 
-def measure(
+def measure_cold_start(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Return the figures and answer of one process. Raises EngineError if it fails."""
+    """Run an engine in a fresh process, and return its figures and outputs. Raises
+    EngineFailedError if
+    it fails.
+    """
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=BYTECODE_DIR.name)
+    # Without cached bytecode every process would also compile Python sources.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     what = (engine, str(path), str(threads), str(feed))
-    args = [python, str(PROCESS), *what, repr(time.monotonic()), str(int(second))]
-    done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    args = [python, str(WORKER_SCRIPT), *what, repr(time.monotonic()), str(int(second))]
+    done = subprocess.run(
+        args, env=environment, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S
+    )
     if done.returncode:
         error_lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        if engine not in PEERS:
+        if engine not in PEER_ENGINES:
             raise SystemExit(f"{engine}, {path}: {done.stderr[-2000:]}")
-        raise EngineError(error_lines[-1])
+        raise EngineFailedError(error_lines[-1])
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     with open(f"{feed}.answer", "rb") as file:
         answer: list[np.ndarray] = pickle.load(file)
     return figures, answer
 
 
-def error(
+def max_relative_error(
     expected: Sequence[np.ndarray], actual: Sequence[np.ndarray], by: Sequence[float]
 ) -> float:
-    """Return the largest difference as a multiple of the tolerance."""
+    """Return the largest difference in multiples of the tolerance."""
     relative, absolute, of_largest = by
     worst = 0.0
     for a, b in zip(expected, actual, strict=True):
@@ -116,11 +120,11 @@ def random_feed(path: Path, dims: Mapping[str, int]) -> Feed:
     return feed
 
 
-def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
+def iter_models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
     """Yield (name, file, inputs, tolerance) of each requested model."""
     dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
     for path in options.models:
-        yield path.stem, path, random_feed(path, dims), TOLERANCE
+        yield path.stem, path, random_feed(path, dims), DEFAULT_TOLERANCE
     if options.manifest is None:
         return
     tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
@@ -130,11 +134,11 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Seque
             file = tools["fetch"]([entry], options.models_cache)[entry["id"]]
             path = Path(tools["prepare"](entry, file, options.models_cache))
             feed = tools["make_inputs"](entry, entry["cases"][0], 0)
-            yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
+            yield entry["id"], path, feed, entry.get("tolerance", DEFAULT_TOLERANCE)
 
 
-def processor() -> str:
-    """Return this machine's processor, and how fast its Python is."""
+def describe_processor() -> str:
+    """Return this machine's processor name, and how fast its Python is."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     info = {
         key.strip(): value.strip()
@@ -151,19 +155,22 @@ def processor() -> str:
     return f"{name} model {info.get('model', '?')}, {len(os.sched_getaffinity(0))} cores; {took}"
 
 
-def one_model(
+def measure_model(
     options: argparse.Namespace, path: Path, feed: Feed, tolerance: Sequence[float]
 ) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Return the median of each figure by engine, and why peers do not run the model."""
+    """Return the median figures of each engine on a model, and why peers cannot run it."""
     pythons = dict.fromkeys(options.engines, sys.executable)
     if options.python:
-        pythons |= {f"other {name}": options.python for name in options.engines if name in TIERS}
+        pythons |= {
+            f"other {name}": options.python for name in options.engines if name in EKIDEN_TIERS
+        }
     runs: dict[str, list[Figures]] = {name: [] for name in pythons}
     refused: dict[str, str] = {}
     answers: dict[str, list[np.ndarray]] = {}
     with tempfile.TemporaryDirectory() as folder:
         feed_file = Path(folder, "feed")
         feed_file.write_bytes(pickle.dumps(feed))
+        # Round -1 is not counted: it fills the bytecode cache.
         for round_index in range(
             0 if any(Path(BYTECODE_DIR.name).iterdir()) else -1, options.rounds
         ):
@@ -172,55 +179,59 @@ def one_model(
                     continue
                 cache = str(Path(folder, f"{name}{round_index}"))
                 try:
-                    figures, answers[name] = first_and_second(
+                    figures, answers[name] = measure_restarts(
                         python, name.rpartition(" ")[2], path, options, feed_file, cache
                     )
-                except EngineError as reason:
+                except EngineFailedError as reason:
                     refused[name] = str(reason)
                     continue
                 if round_index >= 0:
                     runs[name].append(figures)
     medians_by_engine = {
-        name: medians(engine_runs) for name, engine_runs in runs.items() if name not in refused
+        name: median_figures(engine_runs)
+        for name, engine_runs in runs.items()
+        if name not in refused
     }
     for name in medians_by_engine:
         if "onnxruntime" in medians_by_engine:
-            medians_by_engine[name]["error"] = error(
+            medians_by_engine[name]["error"] = max_relative_error(
                 answers["onnxruntime"], answers[name], tolerance
             )
     return medians_by_engine, refused
 
 
-def first_and_second(
+def measure_restarts(
     python: str, engine: str, path: Path, options: argparse.Namespace, feed: Path, cache: str
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Measure a process like `measure`, for Ekiden including a second start."""
+    """Measure a cold start as `measure` does and, for Ekiden, a second start on warm caches."""
     threads = options.threads
-    figures, answer = measure(python, engine, path, threads, feed, cache, second=options.only_first)
-    if engine in TIERS and not options.only_first:
-        again, _ = measure(python, engine, path, threads, feed, cache, second=True)
+    figures, answer = measure_cold_start(
+        python, engine, path, threads, feed, cache, second=options.only_first
+    )
+    if engine in EKIDEN_TIERS and not options.only_first:
+        again, _ = measure_cold_start(python, engine, path, threads, feed, cache, second=True)
         figures["second"] = again["first"]
         figures["second_import"] = again["import"]
     return figures, answer
 
 
-TIERS = ("quick", "full")
-SOON_S = 8
+EKIDEN_TIERS = ("quick", "full")
+SHORT_MODEL_S = 8
 """Seconds after which full speed shall be there."""
 
 
-def medians(runs: Sequence[Figures]) -> Figures:
+def median_figures(runs: Sequence[Figures]) -> Figures:
     """Return the median of each figure."""
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
-HEAD = (
+TABLE_HEAD = (
     f"{'':26}{'engine':>13}{'first':>8}{'import':>8}{'process':>9}{'cpu':>7}{'peak MB':>9}"
     f"{'general':>9}{'full':>7}{'second':>8}{'ms':>10}"
 )
 
 
-def line(model: str, engine: str, row: Figures) -> str:
+def format_row(model: str, engine: str, row: Figures) -> str:
     """Format a row of the table."""
     text = f"{model[-26:]:26}{engine:>13}{row['first']:8.2f}{row['import']:8.2f}"
     text += f"{row['process']:9.2f}{row['cpu']:7.2f}{row['peak_mb']:9.0f}"
@@ -231,8 +242,8 @@ def line(model: str, engine: str, row: Figures) -> str:
     return text + (f"  WRONG: {wrong:.1f} times the tolerance" if not wrong <= 1 else "")
 
 
-def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
-    """Yield Ekiden's figures divided by a peer's, by model."""
+def peer_ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
+    """Yield for each model Ekiden's figures divided by a peer's."""
     yield "first answer", [own["first"] / peer["first"] for own, peer in both]
     yield "whole process", [own["process"] / peer["process"] for own, peer in both]
     if all("second" in own for own, _ in both):
@@ -246,15 +257,15 @@ def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[
         )
 
 
-def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
-    """Yield geometric means of Ekiden's tiers relative to the peers, and to full speed."""
+def summary_lines(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
+    """Yield geometric means of Ekiden's tiers relative to the peers and to the full tier."""
     mean = statistics.geometric_mean
     rows = list(table.values())
-    subjects = [name for name in rows[0] if name.rpartition(" ")[2] in TIERS]
+    subjects = [name for name in rows[0] if name.rpartition(" ")[2] in EKIDEN_TIERS]
     for subject in subjects:
-        for peer in PEERS:
+        for peer in PEER_ENGINES:
             both = [(row[subject], row[peer]) for row in rows if peer in row]
-            texts = [f"{n} {mean(r):.2f} (worst {max(r):.2f})" for n, r in ratios(both) if r]
+            texts = [f"{n} {mean(r):.2f} (worst {max(r):.2f})" for n, r in peer_ratios(both) if r]
             if texts:
                 yield f"{subject} over {peer}, {len(both)} models: {', '.join(texts)}"
         firsts = [row[subject]["first"] for row in rows]
@@ -265,12 +276,12 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
         late = [row[subject]["full"] for row in rows if "full" in row[subject]]
         if late:
             yield f"{subject}: at {mean(speeds):.2f} of full speed (worst {min(speeds):.2f})"
-            soon = sum(late_seconds <= SOON_S for late_seconds in late)
+            soon = sum(late_seconds <= SHORT_MODEL_S for late_seconds in late)
             yield (
                 f"{subject}: full speed {statistics.median(late):.1f} s later (worst"
-                f" {max(late):.1f}), within {SOON_S} s for {soon} of {len(late)}"
+                f" {max(late):.1f}), within {SHORT_MODEL_S} s for {soon} of {len(late)}"
             )
-    tiers = [row for row in rows if all("ms" in row.get(name, {}) for name in TIERS)]
+    tiers = [row for row in rows if all("ms" in row.get(name, {}) for name in EKIDEN_TIERS)]
     if tiers:
         tier_ratios = [row["quick"]["ms"] / row["full"]["ms"] for row in tiers]
         worst = f"(worst {max(tier_ratios):.2f})"
@@ -283,7 +294,7 @@ def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
                 yield f"{subject} over the other's: {what} {mean(tier_ratios):.3f} {worst}"
 
 
-PAGE = """# First answers
+PAGE_TEMPLATE = """# First answers
 
 Made by `python benchmarks/first_answer.py --manifest models.json --json FILE --page
 docs/first-answers.md`; do not edit.
@@ -302,11 +313,11 @@ answers as a share of full speed. `full`: seconds until full speed.
 """  # noqa: E501
 
 
-def page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]]) -> str:
-    """Return the page of all measurements."""
-    engines = ("quick", *PEERS)
+def render_page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]]) -> str:
+    """Return the Markdown page of all measurements."""
+    engines = ("quick", *PEER_ENGINES)
 
-    def row(model: str) -> str:
+    def render_row(model: str) -> str:
         """Format a row of the page."""
         by_engine = table[model]
         own = by_engine["quick"]
@@ -320,9 +331,9 @@ def page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]])
         return f"| {model} | {' | '.join(cells)} |"
 
     measured = [model for model in table if "ms" in table[model].get("quick", {})]
-    texts = [f"- {text}" for text in summary({model: table[model] for model in measured})]
-    rows = [row(model) for model in measured]
-    text = PAGE.format(
+    texts = [f"- {text}" for text in summary_lines({model: table[model] for model in measured})]
+    rows = [render_row(model) for model in measured]
+    text = PAGE_TEMPLATE.format(
         machine=machine, threads=threads, summary="\n".join(texts), rows="\n".join(rows)
     )
     return text
@@ -336,7 +347,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--models-cache", default="models-cache")
     parser.add_argument("--dim", action="append", default=[])
-    parser.add_argument("--engines", nargs="+", default=["quick", *PEERS], choices=ENGINES)
+    parser.add_argument(
+        "--engines", nargs="+", default=["quick", *PEER_ENGINES], choices=ENGINE_LOADERS
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-first", action="store_true")
@@ -345,25 +358,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--conditions", help="of the machine, for the page")
     options = parser.parse_args(arguments)
-    machine = processor()
+    machine = describe_processor()
     print(f"{machine}; {options.threads} threads")
-    print(HEAD)
+    print(TABLE_HEAD)
     table: dict[str, dict[str, Figures]] = {}
     if options.json and options.json.exists():
         table = json.loads(options.json.read_text())["models"]
-    for model, file, feed, tolerance in models(options):
-        table[model], refused = one_model(options, file, feed, tolerance)
+    for model, file, feed, tolerance in iter_models(options):
+        table[model], refused = measure_model(options, file, feed, tolerance)
         for engine, row in table[model].items():
-            print(line(model, engine, row), flush=True)
+            print(format_row(model, engine, row), flush=True)
         for engine, reason in refused.items():
             print(f"{model[-26:]:26}{engine:>13}  does not run it: {reason}", flush=True)
         if options.json:
             options.json.write_text(json.dumps({"machine": machine, "models": table}, indent=1))
-    for text in summary(table) if table else ():
+    for text in summary_lines(table) if table else ():
         print(text)
     if options.page:
         where = f"{machine}, {options.conditions}" if options.conditions else machine
-        options.page.write_text(page(where, options.threads, table))
+        options.page.write_text(render_page(where, options.threads, table))
     return 0
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Feed = Mapping[str, "np.ndarray"]
 Run = Callable[[Feed], "list[np.ndarray]"]
 Figures = dict[str, float]
-ENOUGH_S = 0.4
+MIN_MEASURING_S = 0.4
 """How long a speed is measured."""
 
 
-def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
+def make_onnxruntime_loader(path: str, threads: int) -> tuple[Callable[[], Run], None]:
     """Return an ONNX Runtime loader."""
     import onnxruntime
 
@@ -39,9 +39,9 @@ def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
     return load, None
 
 
-def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """Return an OpenVINO loader in float32; by default it uses bfloat16 where the processor
-    supports it.
+def make_openvino_loader(path: str, threads: int) -> tuple[Callable[[], Run], None]:
+    """Return an OpenVINO loader pinned to float32, since it defaults to bfloat16 where the
+    processor supports it.
     """
     import openvino
 
@@ -62,13 +62,15 @@ def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
     return load, None
 
 
-def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
-    """Return Ekiden's loader, and a function that waits until every kernel has its specialized
-    code.
+def make_ekiden_engine(
+    tier: str,
+) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
+    """Return a function that makes Ekiden's loader at a tier, and a function that waits for all
+    optimized kernels.
     """
 
-    def engine(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
-        """Return the loader and wait functions."""
+    def make_loader(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
+        """Return the loader and the wait function."""
         os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         import numpy as np
 
@@ -89,37 +91,37 @@ def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Call
 
         return load, lambda: loaded[0].wait()
 
-    return engine
+    return make_loader
 
 
-ENGINES: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
-    "quick": ekiden_tier("quick"),
-    "full": ekiden_tier("full"),
-    "onnxruntime": onnx_runtime,
-    "openvino": open_vino,
+ENGINE_LOADERS: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
+    "quick": make_ekiden_engine("quick"),
+    "full": make_ekiden_engine("full"),
+    "onnxruntime": make_onnxruntime_loader,
+    "openvino": make_openvino_loader,
 }
 
 
-def children() -> list[int]:
-    """Return the child processes, which compile."""
+def child_processes() -> list[int]:
+    """Return the ids of the child processes, which compile kernels."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
-def tell(kind: signal.Signals) -> None:
-    """Send a signal to the compiling process and its workers, which are a group."""
-    for pid in children():
+def signal_compilers(kind: signal.Signals) -> None:
+    """Send a signal to the compile server and its workers, which form a process group."""
+    for pid in child_processes():
         os.killpg(pid, kind)
 
 
-def milliseconds(run: Run, feed: Feed, threads: int) -> float:
-    """Return the median time of a call, not counting the first. On one thread, this thread's CPU
-    time is measured, which excludes other programs and compilation.
+def median_call_milliseconds(run: Run, feed: Feed, threads: int) -> float:
+    """Return the median duration of a call in milliseconds, after one warm-up call. On one thread,
+    this thread's CPU time is measured, which excludes other programs and compilation.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
     run(feed)
     samples: list[float] = []
-    deadline = time.perf_counter() + ENOUGH_S
+    deadline = time.perf_counter() + MIN_MEASURING_S
     while len(samples) < 3 or time.perf_counter() < deadline:
         started = clock()
         run(feed)
@@ -127,22 +129,23 @@ def milliseconds(run: Run, feed: Feed, threads: int) -> float:
     return sorted(samples)[len(samples) // 2]
 
 
-def work(
+def measure_process(
     engine: str, path: str, threads: int, feed_file: str, begun: float, is_second: bool
 ) -> None:
-    """Print this process's figures, which began at a given system time, and write its answer beside
+    """Print this process's figures relative to its start at `begun`, and write its outputs beside
     the feed.
     """
     with open(feed_file, "rb") as file:
         feed: Feed = pickle.load(file)
     started = time.perf_counter()
-    load, wait = ENGINES[engine](path, threads)
+    load, wait = ENGINE_LOADERS[engine](path, threads)
     imported = time.perf_counter()
     run = load()
     ready = time.perf_counter()
     answer = run(feed)
     done, until = time.perf_counter(), time.monotonic()
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    # Before the speed is measured: CPU time counts the way to the first answer only.
     used = [resource.getrusage(kind) for kind in kinds]
     figures: Figures = {
         "import": imported - started,
@@ -153,13 +156,14 @@ def work(
         "peak_mb": max(usage_children.ru_maxrss for usage_children in used) / 1e3,
     }
     if wait is not None and not is_second:
-        tell(signal.SIGSTOP)
-        figures["early_ms"] = milliseconds(run, feed, threads)
-        tell(signal.SIGCONT)
+        # The compile processes are stopped, so that the generic kernels' speed is measured alone.
+        signal_compilers(signal.SIGSTOP)
+        figures["early_ms"] = median_call_milliseconds(run, feed, threads)
+        signal_compilers(signal.SIGCONT)
         continued = time.perf_counter()
         wait()
         figures["full"] = time.perf_counter() - continued
-        figures["ms"] = milliseconds(run, feed, threads)
+        figures["ms"] = median_call_milliseconds(run, feed, threads)
     with open(feed_file + ".answer", "wb") as file:
         pickle.dump(answer, file)
     print(json.dumps(figures))
@@ -167,4 +171,4 @@ def work(
 
 if __name__ == "__main__":
     name, file_name, count, feed_name, started_at, second = sys.argv[1:]
-    work(name, file_name, int(count), feed_name, float(started_at), second == "1")
+    measure_process(name, file_name, int(count), feed_name, float(started_at), second == "1")

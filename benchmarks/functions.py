@@ -22,9 +22,9 @@ from onnx import helper
 
 import ekiden
 
-ROUNDS = 25
-ROUND_S = 2e-3
-CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
+INTERLEAVED_ROUNDS = 25
+ROUND_SECONDS = 2e-3
+FUNCTION_CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("Exp", (128, 3072)),
     ("Tanh", (128, 3072)),
     ("Sigmoid", (128, 3072)),
@@ -38,8 +38,8 @@ CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
 """Operators and sizes."""
 
 
-def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """Return a model of one node."""
+def single_node_model(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
+    """Return an ONNX model of a single node."""
     inputs, constants = ["x"], []
     if op == "LayerNormalization":
         inputs += ["scale", "bias"]
@@ -50,27 +50,28 @@ def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
-def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
-    """Return a call of ONNX Runtime."""
+def onnxruntime_call(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
+    """Return a function that runs the model in ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, ["CPUExecutionProvider"]
     )
+    # Bound inputs and outputs avoid a copy per call.
     binding = session.io_binding()
     binding.bind_cpu_input("x", x)
     binding.bind_output("y")
     return lambda: session.run_with_iobinding(binding)
 
 
-def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
-    """Return the thread seconds of each call in every round."""
+def measure_interleaved(calls: list[Callable[[], object]]) -> list[list[float]]:
+    """Return the thread CPU seconds of each call in every round."""
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
+    for _ in range(INTERLEAVED_ROUNDS):
         for call, samples in zip(calls, times, strict=True):
             call()
             count, started = 0, time.thread_time()
-            while time.thread_time() - started < ROUND_S:
+            while time.thread_time() - started < ROUND_SECONDS:
                 call()
                 count += 1
             samples.append((time.thread_time() - started) / count)
@@ -80,15 +81,17 @@ def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
 def main() -> None:
     """Print a line for each case, and the geometric mean."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("operators", nargs="*", default=[op for op, _ in CASES])
+    parser.add_argument("operators", nargs="*", default=[op for op, _ in FUNCTION_CASES])
     options = parser.parse_args()
     ekiden.runtime.num_threads(1)
     ratios = []
-    for op, shape in (case for case in CASES if case[0] in options.operators):
-        model = model_of(op, shape)
+    for op, shape in (case for case in FUNCTION_CASES if case[0] in options.operators):
+        model = single_node_model(op, shape)
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         compiled = ekiden.compile(model)
-        ours, theirs = in_turns([lambda exe=compiled, x=x: exe(x=x), peer(model, x)])  # type: ignore[misc]
+        ours, theirs = measure_interleaved(
+            [lambda exe=compiled, x=x: exe(x=x), onnxruntime_call(model, x)]
+        )  # type: ignore[misc]
         ratios.append(statistics.median(theirs) / statistics.median(ours))
         print(
             f"{op:20}{'x'.join(map(str, shape)):>10}"

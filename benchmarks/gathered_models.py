@@ -25,41 +25,43 @@ Array = np.ndarray
 Attributes = dict[str, object]
 
 
-class Model:
-    """A builder of an ONNX graph."""
+class OnnxGraphBuilder:
+    """Builder of an ONNX graph."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
 
-    def constant(self, value: Array) -> str:
+    def add_initializer(self, value: Array) -> str:
         """Add a weight."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(value, name))
         return name
 
-    def ints(self, *values: int) -> str:
+    def add_int_vector(self, *values: int) -> str:
         """Add a vector of integers."""
-        return self.constant(np.array(values, np.int64))
+        return self.add_initializer(np.array(values, np.int64))
 
-    def random(self, *shape: int) -> str:
-        """Add a seeded weight whose products keep the magnitude of their data."""
+    def add_random_weight(self, *shape: int) -> str:
+        """Add a seeded random weight scaled to keep the magnitude of its products."""
         scale = np.float32(shape[0] ** -0.5)
-        return self.constant(self.rng.standard_normal(shape, np.float32) * scale)
+        return self.add_initializer(self.rng.standard_normal(shape, np.float32) * scale)
 
-    def add(self, kind: str, *inputs: str, **attributes: object) -> str:
+    def add_node(self, kind: str, *inputs: str, **attributes: object) -> str:
         """Add a node with one output, and return its name."""
         name = f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def dense(self, data: str, depth: int, columns: int) -> str:
+    def add_dense(self, data: str, depth: int, columns: int) -> str:
         """Add a layer with a bias."""
-        bias = self.constant(np.zeros(columns, np.float32))
-        return self.add("Add", self.add("MatMul", data, self.random(depth, columns)), bias)
+        bias = self.add_initializer(np.zeros(columns, np.float32))
+        return self.add_node(
+            "Add", self.add_node("MatMul", data, self.add_random_weight(depth, columns)), bias
+        )
 
-    def made(
+    def serialize(
         self, inputs: dict[str, tuple[Sequence[int], int]], output: str, shape: Sequence[int]
     ) -> bytes:
         """Return the serialized model."""
@@ -71,76 +73,99 @@ class Model:
         return bytes(model.SerializeToString())
 
 
-def positions(length: int, span: int) -> Array:
-    """Return the index of each query-key distance in a table of 2 * span rows."""
+def relative_position_index(length: int, span: int) -> Array:
+    """Return the index of each query-key distance in a table of 2 * span relative positions."""
     distance = np.arange(length)[:, None] - np.arange(length)[None]
     return np.clip(distance + span, 0, 2 * span - 1)[None]
 
 
-def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3) -> bytes:
-    """Return disentangled attention as DeBERTa's exporters write it, with only one dense layer of
-    each block.
+def disentangled_attention(
+    length: int = 128, width: int = 384, heads: int = 6, layers: int = 3
+) -> bytes:
+    """Return DeBERTa's disentangled attention as exporters write it, with one dense layer per
+    block.
     """
-    m, depth, span = Model(), width // heads, 128
+    m, depth, span = OnnxGraphBuilder(), width // heads, 128
     states = "x"
 
     def split(data: str, rows: int) -> str:
-        shaped = m.add("Reshape", data, m.ints(1, rows, heads, depth))
-        turned = m.add("Transpose", shaped, perm=[0, 2, 1, 3])
-        return m.add("Reshape", turned, m.ints(heads, rows, depth))
+        shaped = m.add_node("Reshape", data, m.add_int_vector(1, rows, heads, depth))
+        turned = m.add_node("Transpose", shaped, perm=[0, 2, 1, 3])
+        return m.add_node("Reshape", turned, m.add_int_vector(heads, rows, depth))
 
-    scale = m.constant(np.float32(1 / np.sqrt(3 * depth)))
-    mask = m.add("Cast", "mask", to=TensorProto.BOOL)
-    table = m.random(2 * span, width)
+    scale = m.add_initializer(np.float32(1 / np.sqrt(3 * depth)))
+    mask = m.add_node("Cast", "mask", to=TensorProto.BOOL)
+    table = m.add_random_weight(2 * span, width)
     for _ in range(layers):
-        query, key, value = (split(m.dense(states, width, width), length) for _ in range(3))
-        near_key, near_query = (split(m.dense(table, width, width), 2 * span) for _ in range(2))
-        scores = m.add("MatMul", query, m.add("Transpose", key, perm=[0, 2, 1]))
-        scores = m.add("Mul", scores, scale)
-        shape = m.ints(heads, length, length)
-        where = m.add("Expand", m.constant(positions(length, span)), shape)
-        c2p = m.add("MatMul", query, m.add("Transpose", near_key, perm=[0, 2, 1]))
-        c2p = m.add("Mul", m.add("GatherElements", c2p, where, axis=-1), scale)
-        back = m.constant(np.clip(2 * span - positions(length, span), 0, 2 * span - 1))
-        p2c = m.add("MatMul", key, m.add("Transpose", near_query, perm=[0, 2, 1]))
-        p2c = m.add("GatherElements", p2c, m.add("Expand", back, shape), axis=-1)
-        p2c = m.add("Mul", m.add("Transpose", p2c, perm=[0, 2, 1]), scale)
-        scores = m.add("Add", m.add("Add", scores, c2p), p2c)
-        scores = m.add("Reshape", scores, m.ints(1, heads, length, length))
-        lowest = m.constant(np.float32(np.finfo(np.float32).min))
-        scores = m.add("Where", mask, scores, lowest)
-        shares = m.add("Softmax", scores, axis=-1)
-        shares = m.add("Where", mask, shares, m.constant(np.float32(0)))
-        shares = m.add("Reshape", shares, m.ints(heads, length, length))
-        mixed = m.add("Reshape", m.add("MatMul", shares, value), m.ints(1, heads, length, depth))
-        mixed = m.add("Transpose", mixed, perm=[0, 2, 1, 3])
-        mixed = m.add("Reshape", mixed, m.ints(1, length, width))
-        states = m.add("Add", states, m.dense(mixed, width, width))
+        query, key, value = (split(m.add_dense(states, width, width), length) for _ in range(3))
+        near_key, near_query = (split(m.add_dense(table, width, width), 2 * span) for _ in range(2))
+        scores = m.add_node("MatMul", query, m.add_node("Transpose", key, perm=[0, 2, 1]))
+        scores = m.add_node("Mul", scores, scale)
+        shape = m.add_int_vector(heads, length, length)
+        where = m.add_node(
+            "Expand", m.add_initializer(relative_position_index(length, span)), shape
+        )
+        c2p = m.add_node("MatMul", query, m.add_node("Transpose", near_key, perm=[0, 2, 1]))
+        c2p = m.add_node("Mul", m.add_node("GatherElements", c2p, where, axis=-1), scale)
+        back = m.add_initializer(
+            np.clip(2 * span - relative_position_index(length, span), 0, 2 * span - 1)
+        )
+        p2c = m.add_node("MatMul", key, m.add_node("Transpose", near_query, perm=[0, 2, 1]))
+        p2c = m.add_node("GatherElements", p2c, m.add_node("Expand", back, shape), axis=-1)
+        p2c = m.add_node("Mul", m.add_node("Transpose", p2c, perm=[0, 2, 1]), scale)
+        scores = m.add_node("Add", m.add_node("Add", scores, c2p), p2c)
+        scores = m.add_node("Reshape", scores, m.add_int_vector(1, heads, length, length))
+        lowest = m.add_initializer(np.float32(np.finfo(np.float32).min))
+        scores = m.add_node("Where", mask, scores, lowest)
+        shares = m.add_node("Softmax", scores, axis=-1)
+        shares = m.add_node("Where", mask, shares, m.add_initializer(np.float32(0)))
+        shares = m.add_node("Reshape", shares, m.add_int_vector(heads, length, length))
+        mixed = m.add_node(
+            "Reshape",
+            m.add_node("MatMul", shares, value),
+            m.add_int_vector(1, heads, length, depth),
+        )
+        mixed = m.add_node("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = m.add_node("Reshape", mixed, m.add_int_vector(1, length, width))
+        states = m.add_node("Add", states, m.add_dense(mixed, width, width))
     inputs = {
         "x": ((1, length, width), TensorProto.FLOAT),
         "mask": ((1, 1, length, length), TensorProto.INT64),
     }
-    return m.made(inputs, states, (1, length, width))
+    return m.serialize(inputs, states, (1, length, width))
 
 
-def graph(nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: int = 3) -> bytes:
-    """Return layers of states = relu(dense(states) + sum over edges of dense(states)[source])."""
-    m, states = Model(), "x"
+def message_passing(
+    nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: int = 3
+) -> bytes:
+    """Return graph network layers: states = relu(dense(states) + sum over edges of
+    dense(states)[source]).
+    """
+    m, states = OnnxGraphBuilder(), "x"
     source, target = (
-        m.add("Squeeze", m.add("Gather", "edges", m.ints(n), axis=0), m.ints(0)) for n in range(2)
+        m.add_node(
+            "Squeeze",
+            m.add_node("Gather", "edges", m.add_int_vector(n), axis=0),
+            m.add_int_vector(0),
+        )
+        for n in range(2)
     )
     for _ in range(layers):
-        sent = m.dense(states, width, width)
-        messages = m.add("Gather", sent, source, axis=0)
-        where = m.add("Expand", m.add("Unsqueeze", target, m.ints(1)), m.ints(edges, width))
-        zeros = m.constant(np.zeros((nodes, width), np.float32))
-        total = m.add("ScatterElements", zeros, where, messages, axis=0, reduction="add")
-        states = m.add("Relu", m.add("Add", m.dense(states, width, width), total))
+        sent = m.add_dense(states, width, width)
+        messages = m.add_node("Gather", sent, source, axis=0)
+        where = m.add_node(
+            "Expand",
+            m.add_node("Unsqueeze", target, m.add_int_vector(1)),
+            m.add_int_vector(edges, width),
+        )
+        zeros = m.add_initializer(np.zeros((nodes, width), np.float32))
+        total = m.add_node("ScatterElements", zeros, where, messages, axis=0, reduction="add")
+        states = m.add_node("Relu", m.add_node("Add", m.add_dense(states, width, width), total))
     inputs = {"x": ((nodes, width), TensorProto.FLOAT), "edges": ((2, edges), TensorProto.INT64)}
-    return m.made(inputs, states, (nodes, width))
+    return m.serialize(inputs, states, (nodes, width))
 
 
-def cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
+def build_cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
     """Return models and inputs by name."""
     rng = np.random.default_rng(1)
     mask = np.ones((1, 1, 128, 128), np.int64)
@@ -148,10 +173,10 @@ def cases() -> dict[str, tuple[bytes, dict[str, Array]]]:
     texts = {"x": rng.standard_normal((1, 128, 384), np.float32), "mask": mask}
     edges = rng.integers(0, 10_000, (2, 100_000))
     features = {"x": rng.standard_normal((10_000, 64), np.float32), "edges": edges}
-    return {"deberta": (deberta(), texts), "graph": (graph(), features)}
+    return {"deberta": (disentangled_attention(), texts), "graph": (message_passing(), features)}
 
 
-def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+def onnxruntime_session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     """Return an ONNX Runtime session."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -159,10 +184,10 @@ def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def min_times(
+def interleaved_min_times(
     runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Return the minimum seconds of each run, measured in turns."""
+    """Return the minimum duration of each run in seconds, measured alternately."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -181,13 +206,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     ekiden.runtime.num_threads(options.threads)
-    for name, (model, inputs) in cases().items():
-        ours, theirs = ekiden.compile(model), peer(model, options.threads)
+    for name, (model, inputs) in build_cases().items():
+        ours, theirs = ekiden.compile(model), onnxruntime_session(model, options.threads)
         actual, expected = ours(**inputs).numpy(), theirs.run(None, inputs)[0]  # type: ignore[union-attr]
         error = float(np.abs(actual - expected).max() / np.abs(expected).max())
         runs = {"ours": lambda: ours(**inputs), "theirs": lambda: theirs.run(None, inputs)}  # noqa: B023
         clock = time.thread_time if options.threads == 1 else time.perf_counter
-        times = min_times(runs, options.rounds, clock)
+        times = interleaved_min_times(runs, options.rounds, clock)
         ratio = times["theirs"] / times["ours"]
         milliseconds = " ".join(f"{n} {t * 1e3:.2f} ms" for n, t in times.items())
         print(f"{name:>8} {milliseconds}: {ratio:.2f} times as fast, error {error:.1e}", flush=True)

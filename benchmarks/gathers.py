@@ -24,8 +24,8 @@ NODES, WIDTH, EDGES = 10_000, 64, 40_000
 """Rows, their elements, and how many are taken: a layer of a graph network."""
 
 
-def compiled(body: Callable[..., relay.Expr], *arrays: np.ndarray) -> Callable[[], object]:
-    """Return a call of an operator on arrays."""
+def compile_call(body: Callable[..., relay.Expr], *arrays: np.ndarray) -> Callable[[], object]:
+    """Return a function that runs a compiled operator on its arrays."""
     params = [
         relay.var(f"p{n}", relay.tensor_type(a.shape, str(a.dtype))) for n, a in enumerate(arrays)
     ]
@@ -51,17 +51,17 @@ def main() -> None:
     take, scatter = op.take, op.scatter_elements
     calls: dict[str, tuple[Callable[[], object], int]] = {
         "copy": (lambda: np.copyto(copy, updates), 2 * size),
-        "take": (compiled(lambda d, i: take(d, i, axis=0), x, rows), 2 * size),
+        "take": (compile_call(lambda d, i: take(d, i, axis=0), x, rows), 2 * size),
         "gather": (
-            compiled(lambda d, i: op.gather(d, 0, i), x, element_rows),
+            compile_call(lambda d, i: op.gather(d, 0, i), x, element_rows),
             4 * size,
         ),
         "scatter_nd": (
-            compiled(lambda d, i, u: op.scatter_nd(d, i, u, "add"), x, rows[None], updates),
+            compile_call(lambda d, i, u: op.scatter_nd(d, i, u, "add"), x, rows[None], updates),
             3 * size,
         ),
         "scatter_elements": (
-            compiled(
+            compile_call(
                 lambda d, i, u: scatter(d, i, u, axis=0, reduction="add"), x, element_rows, updates
             ),
             5 * size,

@@ -30,16 +30,16 @@ import numpy as np
 
 import ekiden
 
-ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3}
+DEVICE_ATTRIBUTES = {"NAME": 0, "DRIVER": 2, "VERSION": 3}
 """Numbers of ek_device_attribute."""
-PACKAGES = ("ekiden", "torch", "onnxruntime-gpu", "onnxruntime")
+REPORTED_PACKAGES = ("ekiden", "torch", "onnxruntime-gpu", "onnxruntime")
 Run = Callable[[], object]
 """One run, whose result is there when it returns."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """A module, its inputs, and the dtype it runs in on the device."""
+class GpuModel:
+    """PyTorch module with its inputs and the dtype it runs in on the device."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -47,8 +47,8 @@ class Model:
 
 
 @dataclass
-class Row:
-    """An engine's measurements: the seconds of each run, or why there are none."""
+class EngineResult:
+    """Measurements of one engine on a model: the seconds of each run, or why there are none."""
 
     model: str
     engine: str
@@ -56,7 +56,7 @@ class Row:
     error: float = math.nan
     reason: str = ""
 
-    def cells(self, best: float) -> tuple[str, ...]:
+    def format_cells(self, best: float) -> tuple[str, ...]:
         """Return the table cells; `best` is the fastest engine's median."""
         if not self.times:
             return self.model, self.engine, "", "", "", f"not measured: {self.reason}"
@@ -68,29 +68,29 @@ class Row:
 # Models ------------------------------------------------------------------------------------------
 
 
-def resnet(is_small: bool) -> Model:
+def build_resnet50(is_small: bool) -> GpuModel:
     """Return ResNet-50 on one image; the small version has one block of each width."""
     import torch
     from torch import nn
 
-    def convolution(n: int, out: int, kernel: int, stride: int = 1) -> nn.Module:
+    def make_conv(n: int, out: int, kernel: int, stride: int = 1) -> nn.Module:
         padding = kernel // 2
         return nn.Sequential(
             nn.Conv2d(n, out, kernel, stride, padding, bias=False), nn.BatchNorm2d(out)
         )
 
     class Block(nn.Module):
-        """Three convolutions with an identity or a projected shortcut."""
+        """Bottleneck block: three convolutions with an identity or projection shortcut."""
 
         def __init__(self, n: int, width: int, stride: int) -> None:
             super().__init__()
             relu = nn.ReLU()
             self.inner = nn.Sequential(
-                convolution(n, width, 1), relu, convolution(width, width, 3, stride), relu,
-                convolution(width, 4 * width, 1),
+                make_conv(n, width, 1), relu, make_conv(width, width, 3, stride), relu,
+                make_conv(width, 4 * width, 1),
             )  # fmt: skip
             is_same = stride == 1 and n == 4 * width
-            self.beside = nn.Identity() if is_same else convolution(n, 4 * width, 1, stride)
+            self.beside = nn.Identity() if is_same else make_conv(n, 4 * width, 1, stride)
 
         def forward(self, x: Any) -> Any:  # noqa: ANN401
             return nn.functional.relu(self.inner(x) + self.beside(x))
@@ -100,14 +100,14 @@ def resnet(is_small: bool) -> Model:
         for number in range(1 if is_small else count):
             blocks.append(Block(channels, width, 1 if number else stride))
             channels = 4 * width
-    head = convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    head = make_conv(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
     tail = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)
     size = 64 if is_small else 224
     network = nn.Sequential(*head, *blocks, *tail).eval()
-    return Model(network, (torch.randn(1, 3, size, size),), "float32")
+    return GpuModel(network, (torch.randn(1, 3, size, size),), "float32")
 
 
-def bert(is_small: bool) -> Model:
+def build_bert_base(is_small: bool) -> GpuModel:
     """Return BERT-base on 128 tokens, in float16."""
     import torch
     from transformers import BertConfig, BertModel
@@ -127,18 +127,20 @@ def bert(is_small: bool) -> Model:
             return self.inner(words, attention_mask=mask).last_hidden_state
 
     words = torch.randint(0, 30000, (1, 128))
-    return Model(Hidden().eval(), (words, torch.ones(1, 128, dtype=torch.int64)), "float16")
+    return GpuModel(Hidden().eval(), (words, torch.ones(1, 128, dtype=torch.int64)), "float16")
 
 
-def decoder(is_small: bool) -> Model:
-    """Return one token through a text decoder with a past of 512, in float16."""
+def build_decoder_step(is_small: bool) -> GpuModel:
+    """Return a decoder step of one token in float16, with a key-value cache of 512 tokens."""
     import torch
     from torch.nn import functional
 
     layers, width, heads, past = (2, 128, 2, 64) if is_small else (16, 2048, 16, 512)
 
     class Layer(torch.nn.Module):
-        """Attention over the past and the token, followed by a gated feed-forward network."""
+        """Decoder layer: attention over the cache and the token, and a gated feed-forward
+        network.
+        """
 
         def __init__(self) -> None:
             super().__init__()
@@ -172,18 +174,22 @@ def decoder(is_small: bool) -> Model:
             return x
 
     past_states = torch.randn(2, 1, heads, past, width // heads)
-    return Model(
+    return GpuModel(
         Step().eval(), (torch.randn(1, 1, width), past_states[0], past_states[1]), "float16"
     )
 
 
-MODELS = {"ResNet-50": resnet, "BERT-base": bert, "decoder step": decoder}
+MODEL_BUILDERS = {
+    "ResNet-50": build_resnet50,
+    "BERT-base": build_bert_base,
+    "decoder step": build_decoder_step,
+}
 
 
 # Engines: each gives a run, and what a run gives as an array --------------------------------------
 
 
-def _typed(model: Model) -> tuple[Any, tuple[Any, ...]]:
+def _cast_to_device_dtype(model: GpuModel) -> tuple[Any, tuple[Any, ...]]:
     """Return the module and its inputs in the device's dtype."""
     import torch
 
@@ -193,9 +199,9 @@ def _typed(model: Model) -> tuple[Any, tuple[Any, ...]]:
     return copy.deepcopy(model.module).half(), inputs
 
 
-def ekiden_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
+def make_ekiden_run(device: ekiden.Device, model: GpuModel) -> tuple[Run, Callable[[], Any]]:
     """Return Ekiden's run on a device."""
-    module, inputs = _typed(model)
+    module, inputs = _cast_to_device_dtype(model)
     kind = str(device).partition("(")[0]
     executable = ekiden.compile(module, inputs, target={device: kind, ekiden.cpu(0): "llvm"})
     device_inputs = [ekiden.nd.array(i.numpy(), device) for i in inputs]
@@ -209,20 +215,21 @@ def ekiden_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], An
     return run, lambda: run().numpy()
 
 
-def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
-    """Return a run of ONNX Runtime's CUDA provider, with inputs and results bound on the device."""
+def make_onnxruntime_run(device: ekiden.Device, model: GpuModel) -> tuple[Run, Callable[[], Any]]:
+    """Return a run of ONNX Runtime's CUDA provider, with inputs and outputs bound on the device."""
     import onnxruntime
     import torch
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise RuntimeError("this ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu")
-    module, inputs = _typed(model)
+    module, inputs = _cast_to_device_dtype(model)
     file = io.BytesIO()
     torch.onnx.export(module, inputs, file, dynamo=False)
     providers = [("CUDAExecutionProvider", {"device_id": device.id})]
     session = onnxruntime.InferenceSession(file.getvalue(), providers=providers)
     binding = session.io_binding()
     for info, value in zip(session.get_inputs(), inputs, strict=True):
+        # Inputs stay on the device, as Ekiden's and PyTorch's do.
         device_value = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", device.id)
         binding.bind_ortvalue_input(info.name, device_value)
     binding.bind_output(session.get_outputs()[0].name, "cuda", device.id)
@@ -238,15 +245,15 @@ def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[
     return run, result
 
 
-def torch_on(
-    device: ekiden.Device, model: Model, is_compiled: bool
+def make_torch_run(
+    device: ekiden.Device, model: GpuModel, is_compiled: bool
 ) -> tuple[Run, Callable[[], Any]]:
-    """Return PyTorch's run, eager or compiled with CUDA graphs."""
+    """Return a PyTorch run, eager or compiled with CUDA graphs."""
     import torch
 
     if not torch.cuda.is_available():
         raise RuntimeError("this PyTorch sees no GPU")
-    module, inputs = _typed(model)
+    module, inputs = _cast_to_device_dtype(model)
     where = torch.device("cuda", device.id)
     module, device_inputs = module.to(where), [i.to(where) for i in inputs]
     called = torch.compile(module, mode="max-autotune") if is_compiled else module
@@ -261,41 +268,45 @@ def torch_on(
     return run, lambda: run().float().cpu().numpy()
 
 
-def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Callable[[], Any]]]]:
-    """Return the engines by name."""
+def engine_factories(
+    device: ekiden.Device,
+) -> dict[str, Callable[[GpuModel], tuple[Run, Callable[[], Any]]]]:
+    """Return the factory of each engine's run by name."""
     return {
-        "Ekiden": lambda model: ekiden_on(device, model),
-        "ONNX Runtime": lambda model: onnxruntime_on(device, model),
-        "PyTorch": lambda model: torch_on(device, model, False),
-        "torch.compile": lambda model: torch_on(device, model, True),
+        "Ekiden": lambda model: make_ekiden_run(device, model),
+        "ONNX Runtime": lambda model: make_onnxruntime_run(device, model),
+        "PyTorch": lambda model: make_torch_run(device, model, False),
+        "torch.compile": lambda model: make_torch_run(device, model, True),
     }
 
 
 # Measuring ---------------------------------------------------------------------------------------
 
 
-def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -> list[Row]:
-    """Return a row for each engine."""
-    rows = [Row(name, engine) for engine in engines(device)]
+def measure_model(
+    name: str, device: ekiden.Device, seconds: float, is_small: bool
+) -> list[EngineResult]:
+    """Return the result of each engine on a model."""
+    rows = [EngineResult(name, engine) for engine in engine_factories(device)]
     try:
         if not device.exist:
             ekiden.get_global_func("ek.device.open")(device)
             raise RuntimeError(f"{device} is not there")
-        model = MODELS[name](is_small)
-        expected = _wanted(model)
+        model = MODEL_BUILDERS[name](is_small)
+        expected = _expected_outputs(model)
     except Exception as error:  # its reason is the row
         for row in rows:
-            row.reason = _reason(error)
+            row.reason = _failure_reason(error)
         return rows
-    runs: list[tuple[Row, Run]] = []
-    for row, prepare in zip(rows, engines(device).values(), strict=True):
+    runs: list[tuple[EngineResult, Run]] = []
+    for row, prepare in zip(rows, engine_factories(device).values(), strict=True):
         try:
             run, result = prepare(model)
             difference = np.abs(np.asarray(result(), "float64") - expected).max()
             row.error = float(difference / np.abs(expected).max())
             run()
         except Exception as error:
-            row.reason = _reason(error)
+            row.reason = _failure_reason(error)
             continue
         runs.append((row, run))
     until = time.perf_counter() + seconds * len(runs)
@@ -307,27 +318,30 @@ def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -
     return rows
 
 
-def _wanted(model: Model) -> Any:  # noqa: ANN401
+def _expected_outputs(model: GpuModel) -> Any:  # noqa: ANN401
     import torch
 
     with torch.inference_mode():
         return model.module(*model.inputs).double().numpy()
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"pip install {error.name}"
     return str(error).partition("\n")[0][:200] or type(error).__name__
 
 
-def _head(device: ekiden.Device) -> str:
-    """Return a description of the device and packages."""
-    versions = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p.split("-")[0])
-             and _is_installed(p)]  # fmt: skip
+def _describe_machine(device: ekiden.Device) -> str:
+    """Return a description of the device and the package versions."""
+    versions = [
+        f"{p} {version(p)}"
+        for p in REPORTED_PACKAGES
+        if importlib.util.find_spec(p.split("-")[0]) and _is_installed(p)
+    ]
     if not device.exist:
         return ", ".join(["no GPU", *versions])
     query = ekiden.get_global_func("ek.device.attribute")
-    return ", ".join([*(str(query(device, n)) for n in ATTRIBUTES.values()), *versions])
+    return ", ".join([*(str(query(device, n)) for n in DEVICE_ATTRIBUTES.values()), *versions])
 
 
 def _is_installed(package: str) -> bool:
@@ -337,7 +351,7 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def table(head: str, rows: Sequence[Row]) -> str:
+def format_markdown(head: str, rows: Sequence[EngineResult]) -> str:
     """Format the results as Markdown."""
     lines = [
         head,
@@ -347,7 +361,7 @@ def table(head: str, rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         medians = [statistics.median(r.times) for r in rows if r.model == row.model and r.times]
-        lines.append("| " + " | ".join(row.cells(min(medians, default=math.nan))) + " |")
+        lines.append("| " + " | ".join(row.format_cells(min(medians, default=math.nan))) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -355,14 +369,18 @@ def main() -> None:
     """Measure, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="a kind, with a number: cuda:1")
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="*", default=list(MODEL_BUILDERS), choices=list(MODEL_BUILDERS)
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="for each engine and model")
     parser.add_argument("--small", action="store_true", help="two layers of each")
     parser.add_argument("--output", default="gpu.md")
     options = parser.parse_args()
     device = ekiden.device(options.device)
-    rows = [r for m in options.models for r in measured(m, device, options.seconds, options.small)]
-    text = table(_head(device), rows)
+    rows = [
+        r for m in options.models for r in measure_model(m, device, options.seconds, options.small)
+    ]
+    text = format_markdown(_describe_machine(device), rows)
     Path(options.output).write_text(text)
     print(text, end="")
 

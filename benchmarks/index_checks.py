@@ -19,11 +19,11 @@ from ekiden import relay
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr
 
-FORMS = ("checked", "fast", "clipped")
+INDEX_CHECK_FORMS = ("checked", "fast", "clipped")
 
 
-def lookup(table: Expr, indices: Expr, form: str) -> Call:
-    """Return rows of a table: refused out of range, clipped, or wrapped from the end and
+def take_rows(table: Expr, indices: Expr, form: str) -> Call:
+    """Return rows of a table, with out-of-range indices refused, clipped, or wrapped and
     clipped.
     """
     if form != "clipped":
@@ -33,25 +33,25 @@ def lookup(table: Expr, indices: Expr, form: str) -> Call:
     return op.take(table, shifted, axis=0, mode="clip")
 
 
-def bert(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
+def bert_embeddings(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
     """Return words, positions and segments of 8 x 128 tokens, added and normalized."""
     rng = np.random.default_rng(0)
     sizes = (30522, 512, 2)
     tables = [relay.const(rng.random((n, 768), dtype=np.float32)) for n in sizes]
     ids = [relay.var(f"i{n}", shape=(8, 128), dtype="int64") for n in range(3)]
-    rows = [lookup(t, i, form) for t, i in zip(tables, ids, strict=True)]
+    rows = [take_rows(t, i, form) for t, i in zip(tables, ids, strict=True)]
     ones = relay.const(np.ones(768, np.float32))
     body = op.nn.layer_norm(op.add(op.add(rows[0], rows[1]), rows[2]), ones, ones)
     arrays = [rng.integers(0, n, (8, 128)) for n in sizes]
     return ekiden.IRModule.from_expr(relay.Function(ids, body)), arrays
 
 
-def recommender(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
+def dlrm_embeddings(form: str) -> tuple[ekiden.IRModule, list[np.ndarray]]:
     """Return 26 tables of 10,000 rows of 64, for 256 examples, followed by two layers (as DLRM)."""
     rng = np.random.default_rng(0)
     ids = [relay.var(f"i{n}", shape=(256,), dtype="int64") for n in range(26)]
     tables = [relay.const(rng.random((10_000, 64), dtype=np.float32)) for _ in ids]
-    rows = [lookup(t, i, form) for t, i in zip(tables, ids, strict=True)]
+    rows = [take_rows(t, i, form) for t, i in zip(tables, ids, strict=True)]
     x: Expr = op.concatenate(rows, axis=1)
     for wide, narrow in ((26 * 64, 256), (256, 64)):
         weight = relay.const(rng.standard_normal((narrow, wide)).astype(np.float32) / wide)
@@ -65,25 +65,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
-    for name, make in (("bert embeddings", bert), ("recommender", recommender)):
+    for name, make in (("bert embeddings", bert_embeddings), ("recommender", dlrm_embeddings)):
         runs = []
-        for form in FORMS:
+        for form in INDEX_CHECK_FORMS:
             module, arrays = make(form)
             runs.append((ekiden.compile(module), arrays))
         results = [np.asarray(exe(*arrays)) for exe, arrays in runs]
         for other_result in results[1:]:
             np.testing.assert_allclose(other_result, results[0], rtol=1e-5)
-        times: list[list[float]] = [[] for _ in FORMS]
+        times: list[list[float]] = [[] for _ in INDEX_CHECK_FORMS]
         for round_index in range(rounds):
-            for n in range(len(FORMS)):
-                which = (round_index + n) % len(FORMS)
+            for n in range(len(INDEX_CHECK_FORMS)):
+                # The order rotates, so that no form always follows the same one.
+                which = (round_index + n) % len(INDEX_CHECK_FORMS)
                 exe, arrays = runs[which]
                 started = time.thread_time_ns()
                 exe(*arrays)
                 times[which].append((time.thread_time_ns() - started) / 1e3)
         checked, *unchecked = (sorted(t) for t in times)
         print(f"{name}: checked {checked[0]:.1f} us")
-        for form, plain in zip(FORMS[1:], unchecked, strict=True):
+        for form, plain in zip(INDEX_CHECK_FORMS[1:], unchecked, strict=True):
             quarter = rounds // 4
             print(
                 f"  {form:8} {plain[0]:8.1f} us  checked to it: minima"

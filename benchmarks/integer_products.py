@@ -30,12 +30,12 @@ import onnx
 import onnxruntime
 
 import ekiden
-from ekiden.compiler.peak import words_loop
+from ekiden.compiler.peak import dot_product_loop
 from ekiden.runtime import num_threads
 from ekiden.target import Target
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from byte_products import linked
+from byte_products import build_kernel
 
 from integer_grid import Case, families_of, grid
 from onnx_runtime import EXACT
@@ -44,8 +44,8 @@ Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Row:
-    """A measured case: microseconds of both engines, share of the peak, kernel families."""
+class IntegerCaseResult:
+    """Result of one case: microseconds of both engines, share of the peak, kernel families."""
 
     case: Case
     ours: float
@@ -60,13 +60,13 @@ class Row:
         return f"{self.case.name:58}{times} {self.share:6.1%}  {self.family}{mark}"
 
 
-def peak(target: Target) -> float:
-    """Return one thread's peak rate of byte products, in operations per second."""
-    loop = words_loop(target, "int8")
+def measure_byte_peak(target: Target) -> float:
+    """Return one thread's peak rate of int8 dot products, in operations per second."""
+    loop = dot_product_loop(target, "int8")
     assert loop is not None, target
     func, work = loop
     (out,) = func.buffers
-    kernel = linked(func, target)
+    kernel = build_kernel(func, target)
     result = ekiden.runtime.tensor(np.zeros(out.shape[0].value, np.int32))  # type: ignore[attr-defined]
     kernel(result)
     times = []
@@ -77,7 +77,9 @@ def peak(target: Target) -> float:
     return work / min(times)
 
 
-def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.InferenceSession | None:
+def onnxruntime_session(
+    model: onnx.ModelProto, exact: bool = False
+) -> onnxruntime.InferenceSession | None:
     """Return a single-threaded session; None for types without a kernel. Without `exact`, uint8 x
     int8 products may saturate on processors without VNNI.
     """
@@ -91,8 +93,8 @@ def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.Inferenc
         return None
 
 
-def medians(runs: list[Run], seconds: float) -> list[float]:
-    """Return the median microseconds of each run, measured in turns."""
+def interleaved_medians(runs: list[Run], seconds: float) -> list[float]:
+    """Return the median duration of each run in microseconds, measured alternately."""
     samples: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end or len(samples[0]) < 5:
@@ -103,23 +105,23 @@ def medians(runs: list[Run], seconds: float) -> list[float]:
     return [median(times) * 1e6 for times in samples]
 
 
-def measure(case: Case, target: Target, best: float, seconds: float) -> Row:
+def measure_case(case: Case, target: Target, best: float, seconds: float) -> IntegerCaseResult:
     """Measure both engines on a case."""
     model, feed = case.model(), case.feed()
     exe = ekiden.compile(model, target)
     result = exe(**feed).numpy()
-    exact = session(model, exact=True)
+    exact = onnxruntime_session(model, exact=True)
     theirs = exact and exact.run(None, feed)[0]
     is_close = theirs is None or bool(
         np.all(np.abs(result.astype(np.float64) - theirs) <= case.tolerance(theirs))
     )
-    reference = session(model)
+    reference = onnxruntime_session(model)
     runs: list[Run] = [lambda: exe(**feed)]
     if reference is not None:
         runs.append(lambda: reference.run(None, feed))
-    a, b = (*medians(runs, seconds), float("nan"))[:2]
+    a, b = (*interleaved_medians(runs, seconds), float("nan"))[:2]
     share = case.operations / (a * 1e-6) / best
-    return Row(case, a, b, share, "+".join(families_of(model, target)), is_close)
+    return IntegerCaseResult(case, a, b, share, "+".join(families_of(model, target)), is_close)
 
 
 def main() -> None:
@@ -131,14 +133,14 @@ def main() -> None:
     options = parser.parse_args()
     num_threads(1)
     target = Target.parse(options.target)
-    best = peak(target)
+    best = measure_byte_peak(target)
     print(f"{target.cpu}: {best / 1e9:.0f} GOP/s, ONNX Runtime {onnxruntime.__version__}")
     print(f"{'':58}{'ekiden us':>9} {'ort us':>9} {'times':>7} {'peak':>6}")
     slower = []
     for case in grid():
         if not re.search(options.only, case.name):
             continue
-        row = measure(case, target, best, options.seconds)
+        row = measure_case(case, target, best, options.seconds)
         print(row, flush=True)
         if row.ours > row.theirs:
             slower.append(row)

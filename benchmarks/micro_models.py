@@ -22,15 +22,17 @@ from ekiden import micro
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "micro"))
 from micro_models import MODELS, quantized  # beside the tests that hold them
 
-BOARDS = {
+BENCHMARK_BOARDS = {
     "m7": ("qemu-mps2-an500", "c -mcpu=cortex-m7"),
     "m55": ("qemu-mps3-an547", "c -mcpu=cortex-m55"),
 }
 
 
-def measure(path: Path, board: str, folder: Path) -> str:
-    """Return a row of the table."""
-    template, target = BOARDS[board]
+def measure_board(path: Path, board: str, folder: Path) -> str:
+    """Return the table row of a model on a board: instructions, code, constants, memory
+    and stack.
+    """
+    template, target = BENCHMARK_BOARDS[board]
     program = micro.compile(str(path), target)
     project = micro.generate_project(template, program, folder / board, {"icount": True})
     project.build()
@@ -52,13 +54,13 @@ def main(names: list[str]) -> None:
     print(f"{'model':13} board instructions  code constants   memory  stack  bound difference")
     for name in names or MODELS:
         for kind in ("float", "int8"):
-            for board in BOARDS:
+            for board in BENCHMARK_BOARDS:
                 with tempfile.TemporaryDirectory() as scratch:
                     folder, model = Path(scratch), MODELS[name]()
                     path = folder / "float.onnx"
                     onnx.save(model, path)
                     path = quantized(model, folder) if kind == "int8" else path
-                    print(f"{name:8} {kind:5}", measure(path, board, folder), flush=True)
+                    print(f"{name:8} {kind:5}", measure_board(path, board, folder), flush=True)
 
 
 if __name__ == "__main__":

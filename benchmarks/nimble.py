@@ -30,16 +30,16 @@ import nimble_bert
 import nimble_lstm
 import nimble_tree
 import numpy as np
-from nimble_engines import SEED, Array, Make, Worker
+from nimble_engines import WEIGHT_SEED, Array, EngineWorker, Make
 
-TOLERANCE = 1e-4
-PAUSE_S = 0.02
+RESULT_TOLERANCE = 1e-4
+ENGINE_PAUSE_S = 0.02
 """Seconds until the threads of the engine before have stopped spinning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """A workload: its engines, ours first; the range and default number of cases; the tokens of a
+class NimbleWorkload:
+    """Workload: its engines, Ekiden's first; the range and default number of cases; the tokens of a
     case.
     """
 
@@ -49,19 +49,23 @@ class Workload:
     count: int
     tokens: Callable[[int], int]
 
-    def stream(self, count: int | None) -> list[int]:
+    def random_cases(self, count: int | None) -> list[int]:
         """Return random cases."""
-        rng = np.random.default_rng(SEED)
+        rng = np.random.default_rng(WEIGHT_SEED)
         return [int(n) for n in rng.integers(self.low, self.high + 1, count or self.count)]
 
 
-WORKLOADS = {
-    "lstm1": Workload(nimble_lstm.engines(1), 5, 64, 100, lambda n: n),
-    "lstm2": Workload(nimble_lstm.engines(2), 5, 64, 100, lambda n: n),
-    "tree": Workload(
-        nimble_tree.ENGINES, 5, 50, 100, lambda n: nimble_tree.count_nodes(nimble_tree.tree(n))
+NIMBLE_WORKLOADS = {
+    "lstm1": NimbleWorkload(nimble_lstm.lstm_engines(1), 5, 64, 100, lambda n: n),
+    "lstm2": NimbleWorkload(nimble_lstm.lstm_engines(2), 5, 64, 100, lambda n: n),
+    "tree": NimbleWorkload(
+        nimble_tree.TREE_ENGINES,
+        5,
+        50,
+        100,
+        lambda n: nimble_tree.count_nodes(nimble_tree.random_tree(n)),
     ),
-    "bert": Workload(nimble_bert.ENGINES, 5, 128, 200, lambda n: n),
+    "bert": NimbleWorkload(nimble_bert.BERT_ENGINES, 5, 128, 200, lambda n: n),
 }
 Times = dict[str, list[list[float]]]
 """engine -> rounds -> seconds of each case of the stream."""
@@ -69,61 +73,67 @@ Measured = tuple[Times, Times]
 """All seconds, and those in which the calling thread ran."""
 
 
-def agree(expected: list[Array], actual: list[Array]) -> bool:
-    """Return whether results are equal up to rounding."""
+def all_close(expected: list[Array], actual: list[Array]) -> bool:
+    """Return whether results agree up to rounding."""
     return len(expected) == len(actual) and all(
-        np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+        np.allclose(a, b, rtol=RESULT_TOLERANCE, atol=RESULT_TOLERANCE)
         for a, b in zip(expected, actual, strict=True)
     )
 
 
-def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
-    """Compare all engines, which also warms them up, on lengths not in the stream."""
+def verify_engines(workers: Mapping[str, EngineWorker], cases: list[int]) -> None:
+    """Compare all engines on lengths that are not measured, which also warms them up."""
     for case in cases:
-        ours, *other_results = ((n, w.ask([case], keep=True).results) for n, w in workers.items())
+        ours, *other_results = (
+            (n, w.run_cases([case], keep=True).results) for n, w in workers.items()
+        )
         for name, results in other_results:
-            if not agree(ours[1], results):
+            if not all_close(ours[1], results):
                 raise SystemExit(f"{name} disagrees with {ours[0]} on case {case}")
 
 
-def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Measured:
-    """Return the first round and `rounds` more."""
+def measure_rounds(workers: Mapping[str, EngineWorker], cases: list[int], rounds: int) -> Measured:
+    """Return the times of a first round and of `rounds` more."""
     times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
+    # The first round counts for tail latency only.
     for _ in range(rounds + 1):
         for name, worker in workers.items():
-            time.sleep(PAUSE_S)
-            reply = worker.ask(cases)
+            time.sleep(ENGINE_PAUSE_S)
+            reply = worker.run_cases(cases)
             times[0][name].append(reply.seconds)
             times[1][name].append(reply.busy)
     return times
 
 
-def steady(times: list[list[float]]) -> list[float]:
+def steady_medians(times: list[list[float]]) -> list[float]:
     """Return the median of each case over all rounds but the first."""
     return [statistics.median(samples) for samples in zip(*times[1:], strict=True)]
 
 
-def surprise(times: list[list[float]]) -> float:
-    """Return the 99th percentile of all times, the first round included, relative to the steady
-    time of their case.
+def tail_latency_ratio(times: list[list[float]]) -> float:
+    """Return the 99th percentile of all times, the first round included, relative to each case's
+    steady time.
     """
-    usual = steady(times)
+    usual = steady_medians(times)
     ratios = [s / u for of_round in times for s, u in zip(of_round, usual, strict=True)]
     return float(np.percentile(ratios, 99))
 
 
-def report(name: str, threads: int, workload: Workload, cases: list[int], times: Measured) -> None:
+def print_report(
+    name: str, threads: int, workload: NimbleWorkload, cases: list[int], times: Measured
+) -> None:
     """Print one line per engine."""
     tokens = sum(map(workload.tokens, cases))
     sums = [
-        {engine: sum(steady(rounds)) for engine, rounds in by_engine.items()} for by_engine in times
+        {engine: sum(steady_medians(rounds)) for engine, rounds in by_engine.items()}
+        for by_engine in times
     ]
     ours = [next(iter(engine_sums.values())) for engine_sums in sums]
     for engine, seconds in sums[0].items():
         ratio, busy = (
             sums_of_kind[engine] / own for sums_of_kind, own in zip(sums, ours, strict=True)
         )
-        late, busy_late = (surprise(kind_times[engine]) for kind_times in times)
+        late, busy_late = (tail_latency_ratio(kind_times[engine]) for kind_times in times)
         print(
             f"{name:6} {threads} thread{'s' if threads > 1 else ' '} {engine:14}"
             f" {seconds / tokens * 1e6:9.1f} us/token  x{ratio:6.2f} (x{busy:6.2f})"
@@ -137,29 +147,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument(
+        "--only", nargs="*", default=list(NIMBLE_WORKLOADS), choices=list(NIMBLE_WORKLOADS)
+    )
     parser.add_argument("--engines", nargs="*")
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", type=int, help="length of the stream")
     options = parser.parse_args()
     for name in options.only:
-        workload = WORKLOADS[name]
-        cases = workload.stream(options.cases)
+        workload = NIMBLE_WORKLOADS[name]
+        cases = workload.random_cases(options.cases)
         chosen = {
             n: m for n, m in workload.engines.items() if not options.engines or n in options.engines
         }
         for threads in options.threads:
-            workers: dict[str, Worker] = {}
+            workers: dict[str, EngineWorker] = {}
             try:
                 for engine, make in chosen.items():
-                    workers[engine] = Worker(make, threads)
-                check(workers, [workload.low, (workload.low + workload.high) // 2])
-                times = measure(workers, cases, options.rounds)
+                    workers[engine] = EngineWorker(make, threads)
+                verify_engines(workers, [workload.low, (workload.low + workload.high) // 2])
+                times = measure_rounds(workers, cases, options.rounds)
             finally:
                 for worker in workers.values():
                     worker.close()
-            report(name, threads, workload, cases, times)
+            print_report(name, threads, workload, cases, times)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ Run = Callable[[int], list[Array]]
 Make = Callable[[int], Run]
 """The number of threads to an engine that is ready."""
 
-SEED = 0
-SCALE = np.float32(0.05)
+WEIGHT_SEED = 0
+WEIGHT_SCALE = np.float32(0.05)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The times of a request, and its results if requested."""
+class WorkerReply:
+    """Times of a request's cases, and their results if requested."""
 
     seconds: list[float]
     busy: list[float]
@@ -34,24 +34,24 @@ class Reply:
     results: list[Array]
 
 
-class Worker:
-    """An engine in a separate process, so that engines' threads do not disturb each other."""
+class EngineWorker:
+    """Engine in a separate process, so that thread pools of engines do not disturb each other."""
 
     def __init__(self, make: Make, threads: int) -> None:
         """Start the process; it is no daemon, as it may start processes that compile: close it."""
         os.environ["OMP_NUM_THREADS"] = os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(make, threads, theirs))
+        self.process = context.Process(target=_serve_requests, args=(make, threads, theirs))
         self.process.start()
         theirs.close()  # so that the end of the process ends the wait
         self.ready = float(self.pipe.recv())
 
-    def ask(self, cases: Sequence[int], keep: bool = False) -> Reply:
+    def run_cases(self, cases: Sequence[int], keep: bool = False) -> WorkerReply:
         """Run cases one after the other; `keep` the results of the last."""
         self.pipe.send((cases, keep))
         reply = self.pipe.recv()
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, WorkerReply)
         return reply
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Worker:
         self.process.join()
 
 
-def _serve(make: Make, threads: int, pipe: Connection) -> None:
+def _serve_requests(make: Make, threads: int, pipe: Connection) -> None:
     start = time.perf_counter()
     run = make(threads)
     pipe.send(time.perf_counter() - start)
@@ -72,22 +72,22 @@ def _serve(make: Make, threads: int, pipe: Connection) -> None:
             results = run(case)
             busy.append(time.thread_time() - began)
             seconds.append(time.perf_counter() - start)
-        pipe.send(Reply(seconds, busy, [np.array(r) for r in results] if keep else []))
+        pipe.send(WorkerReply(seconds, busy, [np.array(r) for r in results] if keep else []))
 
 
-class Weights:
-    """Seeded weights, equal for every engine that draws them in the same order."""
+class SeededWeights:
+    """Seeded random weights, equal for all engines that draw them in the same order."""
 
     def __init__(self) -> None:
-        self.rng = np.random.default_rng(SEED)
+        self.rng = np.random.default_rng(WEIGHT_SEED)
 
     def __call__(self, *shape: int) -> Array:
         """Return the next weight."""
-        return self.rng.standard_normal(shape, dtype=np.float32) * SCALE
+        return self.rng.standard_normal(shape, dtype=np.float32) * WEIGHT_SCALE
 
 
-def torch_for(threads: int) -> Foreign:
-    """Return the torch module with a number of threads set and gradients disabled."""
+def import_torch(threads: int) -> Foreign:
+    """Import torch with a number of threads and without gradients."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(threads)
@@ -96,13 +96,13 @@ def torch_for(threads: int) -> Foreign:
 
 
 class OnnxGraph:
-    """A builder of an ONNX model."""
+    """Builder of an ONNX model."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.weights: list[Any] = []
 
-    def constant(self, value: Array) -> str:
+    def add_initializer(self, value: Array) -> str:
         """Add an initializer."""
         from onnx import numpy_helper  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ class OnnxGraph:
         self.weights.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
-    def node(self, kind: str, *inputs: str, outputs: int = 1, **attrs: object) -> str:
+    def add_node(self, kind: str, *inputs: str, outputs: int = 1, **attrs: object) -> str:
         """Add a node, and return the name of its first output; further ones have the suffixes _1,
         _2, ...
         """
@@ -121,7 +121,9 @@ class OnnxGraph:
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attrs))
         return name
 
-    def session(self, threads: int, inputs: dict[str, tuple[int, list[Any]]], *out: str) -> Foreign:
+    def create_session(
+        self, threads: int, inputs: dict[str, tuple[int, list[Any]]], *out: str
+    ) -> Foreign:
         """Return an ONNX Runtime session with the model; `inputs` are element types and shapes by
         name.
         """

@@ -13,13 +13,13 @@ from functools import cache
 from itertools import count
 
 import numpy as np
-from nimble_engines import SEED, Array, Foreign, Run, Weights, torch_for
+from nimble_engines import WEIGHT_SEED, Array, Foreign, Run, SeededWeights, import_torch
 
 import ekiden
 from ekiden import relay, runtime
 
 INPUTS, HIDDEN = 300, 150
-SHAPES = {
+TREE_LSTM_SHAPES = {
     "w": (3 * HIDDEN, INPUTS),
     "u": (3 * HIDDEN, HIDDEN),
     "b": (3 * HIDDEN,),
@@ -28,7 +28,7 @@ SHAPES = {
     "bf": (HIDDEN,),
 }
 
-PROGRAM = """
+TREE_LSTM_PROGRAM = """
 #[version = "0.0.5"]
 def @main(%words: Tensor[(?, 300), float32], %root: Tree[Tensor[(1), int32]],
           %w: Tensor[(450, 300), float32], %u: Tensor[(450, 150), float32],
@@ -73,151 +73,158 @@ def @main(%words: Tensor[(?, 300), float32], %root: Tree[Tensor[(1), int32]],
 """
 
 
-class Tree:
-    """A node: the index of its word in the sentence, and its children."""
+class TreeNode:
+    """Tree node: the index of its word in the sentence, and its children."""
 
-    def __init__(self, word: int, children: list[Tree]) -> None:
+    def __init__(self, word: int, children: list[TreeNode]) -> None:
         self.word, self.children = word, children
 
 
 @cache
-def tree(leaves: int) -> Tree:
-    """Return a tree with that many leaves and two to four children per inner node."""
-    rng = np.random.default_rng((SEED, leaves))
+def random_tree(leaves: int) -> TreeNode:
+    """Return a random tree with this many leaves and two to four children per inner node."""
+    rng = np.random.default_rng((WEIGHT_SEED, leaves))
     words = count()
 
-    def node(leaves: int) -> Tree:
+    def random_subtree(leaves: int) -> TreeNode:
         """Return a random subtree."""
         word = next(words)
         if leaves == 1:
-            return Tree(word, [])
+            return TreeNode(word, [])
         child_count = int(rng.integers(2, min(leaves, 4) + 1))
         cuts = np.sort(rng.choice(np.arange(1, leaves), child_count - 1, replace=False))
-        return Tree(word, [node(int(n)) for n in np.diff([0, *cuts, leaves])])
+        return TreeNode(word, [random_subtree(int(n)) for n in np.diff([0, *cuts, leaves])])
 
-    return node(leaves)
+    return random_subtree(leaves)
 
 
-def count_nodes(root: Tree) -> int:
+def count_nodes(root: TreeNode) -> int:
     """Return the number of nodes of a tree."""
     return 1 + sum(map(count_nodes, root.children))
 
 
 @cache
-def sentence(leaves: int) -> Array:
-    """Return the inputs of a tree's nodes, one row each."""
-    size = count_nodes(tree(leaves))
-    return np.random.default_rng((SEED, leaves)).standard_normal((size, INPUTS), np.float32)
+def random_word_vectors(leaves: int) -> Array:
+    """Return the word vectors of a tree's nodes, one row each."""
+    size = count_nodes(random_tree(leaves))
+    return np.random.default_rng((WEIGHT_SEED, leaves)).standard_normal((size, INPUTS), np.float32)
 
 
-def weights() -> dict[str, Array]:
+def tree_lstm_weights() -> dict[str, Array]:
     """Return seeded weights by name."""
-    draw = Weights()
-    return {name: draw(*shape) for name, shape in SHAPES.items()}
+    draw = SeededWeights()
+    return {name: draw(*shape) for name, shape in TREE_LSTM_SHAPES.items()}
 
 
-def module() -> relay.IRModule:
+def tree_lstm_module() -> relay.IRModule:
     """Return the program with its weights."""
-    bound = relay.parse(PROGRAM, "tree_lstm", relay.Prelude().mod)
-    bound["main"] = relay.build_module.bind_params_by_name(bound["main"], weights())
+    bound = relay.parse(TREE_LSTM_PROGRAM, "tree_lstm", relay.Prelude().mod)
+    bound["main"] = relay.build_module.bind_params_by_name(bound["main"], tree_lstm_weights())
     return bound
 
 
 def run_ekiden(threads: int) -> Run:
     """Return Ekiden's run: one artifact, with trees as ADT values."""
-    exe = ekiden.compile(module())
-    arguments = cache(lambda leaves: (runtime.tensor(sentence(leaves)), _value(tree(leaves))))
+    exe = ekiden.compile(tree_lstm_module())
+    arguments = cache(
+        lambda leaves: (
+            runtime.tensor(random_word_vectors(leaves)),
+            _tree_to_adt(random_tree(leaves)),
+        )
+    )
     return lambda leaves: list(exe(*arguments(leaves)))
 
 
-def _value(root: Tree) -> runtime.ADT:
+def _tree_to_adt(root: TreeNode) -> runtime.ADT:
     below = runtime.ADT(1, ())  # Nil
     for child in reversed(root.children):
-        below = runtime.ADT(0, (_value(child), below))  # Cons
+        below = runtime.ADT(0, (_tree_to_adt(child), below))  # Cons
     return runtime.ADT(0, (runtime.tensor(np.array([root.word], np.int32)), below))
 
 
-class _Torch:
-    """A recursion in Python over operators, as such models are written for PyTorch. `step` computes
-    a node from its projected input and its children's states.
+class _TorchTreeLstm:
+    """Tree-LSTM as a recursion in Python over PyTorch operators, as such models are written. `step`
+    computes a node from its projected input and its children's states.
     """
 
     def __init__(self, threads: int) -> None:
-        self.torch = torch_for(threads)
-        self.weights = {name: self.torch.from_numpy(value) for name, value in weights().items()}
-        self.step = self.node
+        self.torch = import_torch(threads)
+        self.weights = {
+            name: self.torch.from_numpy(value) for name, value in tree_lstm_weights().items()
+        }
+        self.step = self.compute_node
 
     def linear(self, x: Foreign, weight: str, bias: str | None = None) -> Foreign:
         linear = self.torch.nn.functional.linear
         return linear(x, self.weights[weight], None if bias is None else self.weights[bias])
 
-    def node(self, inputs: Foreign, keep: Foreign, h: Foreign, c: Foreign) -> Foreign:
+    def compute_node(self, inputs: Foreign, keep: Foreign, h: Foreign, c: Foreign) -> Foreign:
         torch = self.torch
         i, o, u = (inputs + self.linear(h.sum(0, keepdim=True), "u")).chunk(3, dim=1)
         f = torch.sigmoid(keep + self.linear(h, "uf"))
         cell = torch.sigmoid(i) * torch.tanh(u) + (f * c).sum(0, keepdim=True)
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
-    def leaf(self, inputs: Foreign) -> Foreign:
+    def compute_leaf(self, inputs: Foreign) -> Foreign:
         torch = self.torch
         i, o, u = inputs.chunk(3, dim=1)
         cell = torch.sigmoid(i) * torch.tanh(u)
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
-    def children(self, root: Tree, visit: Callable[[Tree], Foreign]) -> Foreign:
+    def concat_child_states(self, root: TreeNode, visit: Callable[[TreeNode], Foreign]) -> Foreign:
         """Return the concatenated states of a node's children."""
         states = [visit(child) for child in root.children]
         return [self.torch.cat(child_states) for child_states in zip(*states, strict=True)]
 
-    def usual(self, leaves: int) -> list[Array]:
-        """Run with every node projecting its own input, and zero children for leaves."""
-        words = self.torch.from_numpy(sentence(leaves))
+    def run_node_by_node(self, leaves: int) -> list[Array]:
+        """Run node by node: each projects its own input, and leaves have zero children."""
+        words = self.torch.from_numpy(random_word_vectors(leaves))
         none = [self.torch.zeros(1, HIDDEN)] * 2
 
-        def visit(root: Tree) -> Foreign:
+        def visit(root: TreeNode) -> Foreign:
             x = words[root.word : root.word + 1]
-            below = self.children(root, visit) if root.children else none
+            below = self.concat_child_states(root, visit) if root.children else none
             return self.step(self.linear(x, "w", "b"), self.linear(x, "wf", "bf"), *below)
 
-        return [state.numpy() for state in visit(tree(leaves))]
+        return [state.numpy() for state in visit(random_tree(leaves))]
 
-    def together(self, leaves: int) -> list[Array]:
-        """Run with all inputs projected at once and a separate case for leaves, as in our
-        program.
+    def run_hoisted(self, leaves: int) -> list[Array]:
+        """Run with all inputs projected in one product and a separate case for leaves, as Ekiden's
+        program does.
         """
-        words = self.torch.from_numpy(sentence(leaves))
+        words = self.torch.from_numpy(random_word_vectors(leaves))
         inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
 
-        def visit(root: Tree) -> Foreign:
+        def visit(root: TreeNode) -> Foreign:
             own = slice(root.word, root.word + 1)
             if not root.children:
-                return self.leaf(inputs[own])
-            return self.step(inputs[own], keeps[own], *self.children(root, visit))
+                return self.compute_leaf(inputs[own])
+            return self.step(inputs[own], keeps[own], *self.concat_child_states(root, visit))
 
-        return [state.numpy() for state in visit(tree(leaves))]
+        return [state.numpy() for state in visit(random_tree(leaves))]
 
 
 def run_torch(threads: int) -> Run:
     """Return a run of operators one by one, node by node."""
-    return _Torch(threads).usual
+    return _TorchTreeLstm(threads).run_node_by_node
 
 
-def run_torch_together(threads: int) -> Run:
-    """Return a run in our program's order of computation."""
-    return _Torch(threads).together
+def run_torch_hoisted(threads: int) -> Run:
+    """Return a PyTorch run in the order of computation of Ekiden's program."""
+    return _TorchTreeLstm(threads).run_hoisted
 
 
 def run_torch_compile(threads: int) -> Run:
     """Return that run with the computation of a node compiled; trees prevent compiling more."""
-    runner = _Torch(threads)
-    runner.step = runner.torch.compile(runner.node, dynamic=True)
-    return runner.together
+    runner = _TorchTreeLstm(threads)
+    runner.step = runner.torch.compile(runner.compute_node, dynamic=True)
+    return runner.run_hoisted
 
 
-ENGINES = {
+TREE_ENGINES = {
     "ekiden": run_ekiden,
     "torch": run_torch,
-    "torch hoisted": run_torch_together,
+    "torch hoisted": run_torch_hoisted,
     "torch.compile": run_torch_compile,
 }
 """Each engine's workload, ours first. ONNX has no trees."""

@@ -50,41 +50,41 @@ RANDOM_OPERATORS = frozenset(
     "Sampling".split()
 ) | {"Dropout in training"}
 """Operators whose results differ from engine to engine."""
-VERDICTS = ("agree", "wrong", "refused", "raw", "timeout")
+OUTCOMES = ("agree", "wrong", "refused", "raw", "timeout")
 SYMBOLIC_EXTENTS = (2, 1, 4, 8, 16, 32, 64, 224)
 """Extents of a symbolic dimension in the draws, tried in this order."""
 SEEDS_PER_EXTENT = 2
 MAX_INPUT_ELEMENTS = 1 << 24
-WORDS = ("a", "bc", "def", "1", "2.5", "")
-RELATIVE = {np.dtype(np.float16): 2e-2, np.dtype(np.float64): 1e-6}
-DEFAULT_RELATIVE = 2e-3
+SAMPLE_STRINGS = ("a", "bc", "def", "1", "2.5", "")
+RELATIVE_TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float64): 1e-6}
+DEFAULT_RELATIVE_TOLERANCE = 2e-3
 """Tolerances of differences, of the largest absolute value that ONNX Runtime gives."""
 
 
 # One model, in its own process.
 
 
-def verdict(path: Path) -> tuple[str, str]:
-    """Return the outcome of a model and its reason: a word of VERDICTS, or "skipped" where ONNX
-    Runtime does not run it either.
+def compare_model(path: Path) -> tuple[str, str]:
+    """Return the outcome of a model, one of OUTCOMES or "skipped" if ONNX Runtime fails too, and
+    its reason.
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
-        session = _session(path)
+        session = _onnxruntime_session(path)
     except Exception as error:
-        return "skipped", _line(error)
+        return "skipped", _first_error_line(error)
     reason = "no inputs could be drawn"
-    for feed in _feeds(path, model, session):
+    for feed in _iter_feeds(path, model, session):
         try:
             expected = session.run(None, feed)
         except Exception as error:
-            reason = _line(error)
+            reason = _first_error_line(error)
             continue
-        return _compared(path, model, feed, session, expected)
+        return _compare_feed(path, model, feed, session, expected)
     return "skipped", reason
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
+def _onnxruntime_session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -92,71 +92,72 @@ def _session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _compared(
+def _compare_feed(
     path: Path,
     model: onnx.ModelProto,
     feed: Feed,
     session: onnxruntime.InferenceSession,
     expected: Sequence[object],
 ) -> tuple[str, str]:
-    """Compare a model with ONNX Runtime's results."""
+    """Compare Ekiden with ONNX Runtime's outputs for one feed."""
     try:
         program = ekiden.compile(str(path), num_threads=1)
         inputs = {i.name: feed[i.name] for i in program.inputs if i.name in feed}
         result = program(**inputs)
     except InternalError as error:
-        return "raw", f"{type(error).__name__}: {_line(error)}"
+        return "raw", f"{type(error).__name__}: {_first_error_line(error)}"
     except EkidenError as error:
-        return "refused", f"{type(error).__name__}: {_line(error)}"
+        return "refused", f"{type(error).__name__}: {_first_error_line(error)}"
     except Exception as error:
-        return "raw", f"{type(error).__name__}: {_line(error)}"
+        return "raw", f"{type(error).__name__}: {_first_error_line(error)}"
     results: list[object] = list(result) if isinstance(result, tuple) else [result]
     if len(expected) == 1 and len(results) != 1:
         results = [results]
     if len(results) != len(expected):
         return "wrong", f"{len(results)} outputs for {len(expected)}"
-    by_value = not RANDOM_OPERATORS.intersection(_operators(model))
+    by_value = not RANDOM_OPERATORS.intersection(_operator_names(model))
     for output, a, b in zip(session.get_outputs(), expected, results, strict=True):
-        difference = _difference(a, _plain(b), by_value)
+        difference = _describe_difference(a, _to_python_value(b), by_value)
         if difference:
             return "wrong", f"output {output.name!r}: {difference}"
     return "agree", ""
 
 
-def _operators(model: onnx.ModelProto) -> set[str]:
+def _operator_names(model: onnx.ModelProto) -> set[str]:
     names, graphs = set(), [model.graph]
     nodes = [n for f in model.functions for n in f.node]
     while graphs or nodes:
         nodes += graphs.pop().node if graphs else []
         while nodes:
             node = nodes.pop()
+            # Input 2 of Dropout is training_mode (opset 12 on).
             is_training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] != ""
             names.add("Dropout in training" if is_training else node.op_type)
             graphs.extend(a.g for a in node.attribute if a.HasField("g"))
     return names
 
 
-def _plain(value: object) -> object:
-    """Return an output as NumPy arrays, lists and dictionaries."""
+def _to_python_value(value: object) -> object:
+    """Convert an output to NumPy arrays, lists and dictionaries."""
     if hasattr(value, "numpy"):
         return value.numpy()
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_to_python_value(v) for v in value]
     return value
 
 
-def _difference(expected: object, value: object, by_value: bool) -> str:
-    """Describe how a result differs from ONNX Runtime's; nothing where it agrees."""
+def _describe_difference(expected: object, value: object, by_value: bool) -> str:
+    """Describe how an output differs from ONNX Runtime's; empty if they agree."""
     if expected is None:
         return "" if value is None else "ONNX Runtime has nothing"
     if isinstance(expected, Mapping):
-        return "" if _same_map(expected, value) else f"{value!r} for {expected!r}"[:200]
+        return "" if _maps_equal(expected, value) else f"{value!r} for {expected!r}"[:200]
     if isinstance(expected, (list, tuple)):
         items = list(value) if isinstance(value, (list, tuple)) else []
         if len(items) != len(expected):
             return f"{len(items)} elements for {len(expected)}"
         pairs = zip(expected, items, strict=True)
-        return next((d for a, b in pairs if (d := _difference(a, b, by_value))), "")
+        return next((d for a, b in pairs if (d := _describe_difference(a, b, by_value))), "")
     a, b = np.asarray(expected), np.asarray(value)
     if a.shape != b.shape:
         return f"shape {b.shape} for {a.shape}"
@@ -164,17 +165,17 @@ def _difference(expected: object, value: object, by_value: bool) -> str:
         return "" if a.astype(str).tolist() == b.astype(str).tolist() else "other strings"
     if a.dtype != b.dtype:
         return f"{b.dtype} for {a.dtype}"
-    return _values_differ(a, b) if by_value else ""
+    return _describe_array_difference(a, b) if by_value else ""
 
 
-def _same_map(expected: Mapping[object, object], value: object) -> bool:
+def _maps_equal(expected: Mapping[object, object], value: object) -> bool:
     if not isinstance(value, Mapping) or set(expected) != set(value):
         return False
     pairs = ((np.asarray(expected[k]), np.asarray(value[k])) for k in expected)
     return all(np.allclose(a, b, 1e-3, 1e-5) for a, b in pairs)
 
 
-def _values_differ(a: Array, b: Array) -> str:
+def _describe_array_difference(a: Array, b: Array) -> str:
     """Describe how two arrays differ; empty if they agree."""
     if a.dtype.kind in "iub":
         apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
@@ -193,19 +194,19 @@ def _values_differ(a: Array, b: Array) -> str:
         return "infinite in other places"
     size = np.abs(x[finite]).max(initial=0.0)
     apart = np.abs(x[finite] - y[finite]).max(initial=0.0)
-    limit = RELATIVE.get(a.dtype, DEFAULT_RELATIVE) * size + 1e-6
+    limit = RELATIVE_TOLERANCES.get(a.dtype, DEFAULT_RELATIVE_TOLERANCE) * size + 1e-6
     return "" if apart <= limit else f"values differ by {apart:.3g} of {size:.3g}"
 
 
 # Inputs.
 
 
-def _feeds(
+def _iter_feeds(
     path: Path, model: onnx.ModelProto, session: onnxruntime.InferenceSession
 ) -> Iterator[Feed]:
-    """Yield inputs: stored ones first, then draws by rising extents."""
+    """Yield feeds: stored ones first, then random ones of rising extents."""
     names = [i.name for i in session.get_inputs()]
-    stored = _stored(path, model, names)
+    stored = _load_stored_feed(path, model, names)
     if stored is not None:
         yield stored
     initial = {t.name for t in model.graph.initializer}
@@ -213,12 +214,15 @@ def _feeds(
     for extent in SYMBOLIC_EXTENTS:
         for seed in range(SEEDS_PER_EXTENT):
             try:
-                yield {i.name: _drawn(i.type, extent, np.random.default_rng(seed)) for i in inputs}
+                yield {
+                    i.name: _random_input(i.type, extent, np.random.default_rng(seed))
+                    for i in inputs
+                }
             except (KeyError, ValueError, TypeError):
                 return
 
 
-def _stored(path: Path, model: onnx.ModelProto, names: Sequence[str]) -> Feed | None:
+def _load_stored_feed(path: Path, model: onnx.ModelProto, names: Sequence[str]) -> Feed | None:
     folder = path.parent / "test_data_set_0"
     types = {i.name: i.type for i in model.graph.input}
     feed: Feed = {}
@@ -227,13 +231,13 @@ def _stored(path: Path, model: onnx.ModelProto, names: Sequence[str]) -> Feed | 
         if not file.is_file():
             return None
         try:
-            feed[name] = _read(file.read_bytes(), types[name])
+            feed[name] = _parse_tensor_proto(file.read_bytes(), types[name])
         except Exception:
             return None
     return feed or None
 
 
-def _read(data: bytes, kind: onnx.TypeProto) -> object:
+def _parse_tensor_proto(data: bytes, kind: onnx.TypeProto) -> object:
     if kind.HasField("sequence_type"):
         return onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(data))
     if kind.HasField("optional_type"):
@@ -241,19 +245,19 @@ def _read(data: bytes, kind: onnx.TypeProto) -> object:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
 
 
-def _drawn(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> object:
-    """Return a random input of a type; raises KeyError or ValueError where there is none."""
+def _random_input(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> object:
+    """Return a random input of an ONNX type; raise KeyError or ValueError if there is none."""
     if kind.HasField("optional_type"):
-        return _drawn(kind.optional_type.elem_type, extent, rng)
+        return _random_input(kind.optional_type.elem_type, extent, rng)
     if kind.HasField("sequence_type"):
-        return [_drawn(kind.sequence_type.elem_type, extent, rng) for _ in range(2)]
+        return [_random_input(kind.sequence_type.elem_type, extent, rng) for _ in range(2)]
     tensor = kind.tensor_type
     shape = [d.dim_value if d.HasField("dim_value") else extent for d in tensor.shape.dim]
     shape = [extent if d <= 0 else d for d in shape]
     if np.prod(shape, dtype=float) > MAX_INPUT_ELEMENTS:
         raise ValueError("too large to draw")
     if tensor.elem_type == onnx.TensorProto.STRING:
-        return rng.choice(np.array(WORDS, object), shape)
+        return rng.choice(np.array(SAMPLE_STRINGS, object), shape)
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
@@ -267,18 +271,18 @@ def _drawn(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> objec
 # All models.
 
 
-def _answer(path: str, results: Connection) -> None:
-    """Send the verdict of a model: what a process of its own does."""
+def _send_outcome(path: str, results: Connection) -> None:
+    """Compare a model in its own process, and send the outcome."""
     warnings.simplefilter("ignore")
-    results.send(verdict(Path(path)))
+    results.send(compare_model(Path(path)))
 
 
-def measured(path: Path, limit: float) -> tuple[str, str]:
-    """Return the verdict from a process forked from one that has imported both engines but has no
-    sessions or threads.
+def compare_in_subprocess(path: Path, limit: float) -> tuple[str, str]:
+    """Return the outcome from a forked process; the fork server has imported both engines but holds
+    no sessions or threads.
     """
-    receiver, sender = FORKS.Pipe(duplex=False)
-    child = FORKS.Process(target=_answer, args=(str(path), sender))
+    receiver, sender = FORK_SERVER.Pipe(duplex=False)
+    child = FORK_SERVER.Process(target=_send_outcome, args=(str(path), sender))
     child.start()
     sender.close()
     try:
@@ -294,16 +298,18 @@ def measured(path: Path, limit: float) -> tuple[str, str]:
         child.join()
 
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["onnxruntime", "onnx", "ekiden", "ekiden.frontend.onnx.importer"])
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(
+    ["onnxruntime", "onnx", "ekiden", "ekiden.frontend.onnx.importer"]
+)
 
 
-def _line(error: BaseException) -> str:
+def _first_error_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
 def main() -> int:
-    """Print the models' outcomes; 1 where one is wrong, raw or never ends."""
+    """Print the outcomes of the models; return 1 if any is wrong, raw or timed out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--one", type=Path, help="one model, in this process")
@@ -314,7 +320,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one is not None:
-        print(json.dumps(verdict(options.one)), flush=True)
+        print(json.dumps(compare_model(options.one)), flush=True)
         return 0
     if options.folder is None:
         parser.error("the folder of the models is missing")
@@ -323,16 +329,16 @@ def main() -> int:
         paths = sorted(random.Random(options.seed).sample(paths, options.sample))
     counts: Counter[str] = Counter()
     with ThreadPoolExecutor(options.jobs) as pool:
-        waiting = {pool.submit(measured, p, options.limit): p for p in paths}
+        waiting = {pool.submit(compare_in_subprocess, p, options.limit): p for p in paths}
         for done in as_completed(waiting):
             path, (word, reason) = waiting[done], done.result()
             counts[word] += 1
             if word not in ("agree", "skipped"):
                 print(f"{word:8} {path.relative_to(options.folder)}: {reason}", flush=True)
-    run = sum(counts[v] for v in VERDICTS)
+    run = sum(counts[v] for v in OUTCOMES)
     share = 100 * counts["agree"] / run if run else 0.0
     print(f"{len(paths)} models, of which ONNX Runtime runs {run}; {share:.1f} % agree")
-    print(", ".join(f"{v} {counts[v]}" for v in (*VERDICTS, "skipped")))
+    print(", ".join(f"{v} {counts[v]}" for v in (*OUTCOMES, "skipped")))
     return int(any(counts[v] for v in ("wrong", "raw", "timeout")))
 
 

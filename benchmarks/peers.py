@@ -19,17 +19,17 @@ Array = np.ndarray
 Call = Callable[[], object]
 
 
-def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[str, Array]]:
+def matmul_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[str, Array]]:
     """Return x [m, k] times the transpose of w [n, k] as an ONNX model, and its inputs."""
     right = np.ascontiguousarray(w.T)
 
-    def value(name: str, *dims: int) -> object:
+    def make_value_info(name: str, *dims: int) -> object:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)
 
     feeds = {"x": x} if is_constant else {"x": x, "w": right}
-    inputs = [value(name, *array.shape) for name, array in feeds.items()]
+    inputs = [make_value_info(name, *array.shape) for name, array in feeds.items()]
     weights = [numpy_helper.from_array(right, "w")] if is_constant else []
-    result = value("y", len(x), len(w))
+    result = make_value_info("y", len(x), len(w))
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     graph = helper.make_graph([node], "product", inputs, [result], weights)
     opset = [helper.make_opsetid("", 17)]
@@ -37,11 +37,12 @@ def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[st
     return model.SerializeToString(), feeds
 
 
-def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """Return a call of ONNX Runtime that writes its results in place."""
-    model, feeds = product_model(x, w, is_constant)
+def make_onnxruntime_call(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
+    """Return a function that runs ONNX Runtime with preallocated outputs."""
+    model, feeds = matmul_model(x, w, is_constant)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Spinning workers would take CPU time from the engine measured next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -52,11 +53,11 @@ def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
     return lambda: session.run_with_iobinding(binding)
 
 
-def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """Return a call of OpenVINO in float32; by default it uses bfloat16 where the processor
-    supports it.
+def make_openvino_call(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
+    """Return a function that runs OpenVINO pinned to float32, since it defaults to bfloat16 where
+    the processor supports it.
     """
-    model, feeds = product_model(x, w, is_constant)
+    model, feeds = matmul_model(x, w, is_constant)
     config = {
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
@@ -70,24 +71,23 @@ def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
     return lambda: request.infer()
 
 
-PEERS: Mapping[str, Callable[[Array, Array, bool, int], Call]] = {
-    "ORT": onnx_runtime,
-    **({} if openvino is None else {"OpenVINO": open_vino}),
+PEER_ENGINES: Mapping[str, Callable[[Array, Array, bool, int], Call]] = {
+    "ORT": make_onnxruntime_call,
+    **({} if openvino is None else {"OpenVINO": make_openvino_call}),
 }
 """Engine -> (x [m, k], w [n, k], whether that is a constant, threads) -> a call of the product."""
 
 
-def clock_for(threads: int) -> Callable[[], float]:
-    """Return the clock for a number of threads. With one thread it is this process's CPU time,
-    since some engines have a thread of their own; other programs then do not count.
+def select_clock(threads: int) -> Callable[[], float]:
+    """Return the clock for a number of threads: this process's CPU time for one, wall time for
+    several. With one thread it is this process's CPU time, since some engines have a thread of
+    their own; other programs then do not count.
     """
     return time.process_time if threads == 1 else time.perf_counter
 
 
-def seconds(call: Call, repeat: int, clock: Callable[[], float]) -> float:
-    """Return the time of one call, averaged over `repeat`, after one call that restores
-    the caches.
-    """
+def mean_call_seconds(call: Call, repeat: int, clock: Callable[[], float]) -> float:
+    """Return the mean duration of `repeat` calls in seconds, after one that warms the caches."""
     call()
     start = clock()
     for _ in range(repeat):

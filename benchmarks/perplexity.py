@@ -24,7 +24,7 @@ from ekiden import llm
 from ekiden.llm.files import open_checkpoint
 from ekiden.llm.weights import Checkpoint, Weight
 
-TEXT = """\
+EVALUATION_TEXT = """\
 Alice was beginning to get very tired of sitting by her sister on the bank, and of having \
 nothing to do: once or twice she had peeped into the book her sister was reading, but it had \
 no pictures or conversations in it, "and what is the use of a book," thought Alice, "without \
@@ -41,8 +41,8 @@ was just in time to see it pop down a large rabbit-hole under the hedge."""
 """The first of `Alice's Adventures in Wonderland` (1865)."""
 
 
-class Floats:
-    """A checkpoint whose blocks are decoded to floats."""
+class DequantizedCheckpoint:
+    """Checkpoint whose quantized blocks are decoded to float32."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.whole, self.config = checkpoint, checkpoint.config
@@ -58,16 +58,16 @@ class Floats:
         self.whole.check()
 
 
-def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
-    """Return the log probability of each token from the second on."""
+def ekiden_log_probs(model: llm.Model, tokens: list[int]) -> list[float]:
+    """Return Ekiden's log probability of each token from the second on."""
     logits = np.asarray(model.logits(tokens), np.float64)[:-1]
     top = logits.max(axis=1, keepdims=True)
     sums = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
     return list(logits[np.arange(len(logits)), tokens[1:]] - sums)
 
 
-def of_llama(node: Path, file: Path, tokens: list[int]) -> list[float]:
-    """Return the same from llama.cpp."""
+def llama_cpp_log_probs(node: Path, file: Path, tokens: list[int]) -> list[float]:
+    """Return llama.cpp's log probability of each token from the second on."""
     script = Path(__file__).with_name("perplexity_llama.mjs")
     done = subprocess.run(
         ["node", str(script), str(node), str(file)],
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=265, help="how many of it (265)")
     parser.add_argument("--caches", nargs="+", default=["float16"], help="of Ekiden")
     options = parser.parse_args()
-    text = options.text.read_text(encoding="utf-8") if options.text else TEXT
+    text = options.text.read_text(encoding="utf-8") if options.text else EVALUATION_TEXT
     models = {
         f"Ekiden, {cache}":
             llm.load(options.model, sequences=1, context=options.tokens + 1, cache=cache)
@@ -94,13 +94,13 @@ def main() -> None:
     first = next(iter(models))
     tokens = models[first].encode(text)[: options.tokens]
     models["floats"] = llm.load(
-        Floats(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1
+        DequantizedCheckpoint(open_checkpoint(options.model)), sequences=1, context=len(tokens) + 1
     )
-    logs_by_engine = {name: of_ekiden(model, tokens) for name, model in models.items()}
-    print_each(logs_by_engine, tokens)
+    logs_by_engine = {name: ekiden_log_probs(model, tokens) for name, model in models.items()}
+    print_perplexities(logs_by_engine, tokens)
     if options.node is not None:
-        logs_by_engine["llama.cpp"] = of_llama(options.node, options.model, tokens)
-        print_each({"llama.cpp": logs_by_engine["llama.cpp"]}, tokens)
+        logs_by_engine["llama.cpp"] = llama_cpp_log_probs(options.node, options.model, tokens)
+        print_perplexities({"llama.cpp": logs_by_engine["llama.cpp"]}, tokens)
     exact = np.asarray(logs_by_engine.pop("floats"))
     for name, logs in logs_by_engine.items():
         apart = np.asarray(logs) - exact
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{math.expm1(theirs.mean() - ours.mean()):+.2%} beside llama.cpp")
 
 
-def print_each(logs_by_engine: dict[str, list[float]], tokens: list[int]) -> None:
+def print_perplexities(logs_by_engine: dict[str, list[float]], tokens: list[int]) -> None:
     """Print the perplexity of each engine."""
     for name, logs in logs_by_engine.items():
         print(

@@ -19,11 +19,11 @@ import matmul_peak
 from ekiden.runtime import num_threads
 from ekiden.target import Target
 
-CLASSES = ("x86-64-v2", "x86-64-v3", "skylake-avx512", "cascadelake", "cooperlake")
+PROCESSOR_CLASSES = ("x86-64-v2", "x86-64-v3", "skylake-avx512", "cascadelake", "cooperlake")
 """From the oldest to the newest: no FMA; AVX2; AVX-512, then with VNNI, then with BF16."""
 
 
-def runs_here(name: str) -> bool:
+def is_supported_class(name: str) -> bool:
     """Return whether this machine supports a class."""
     return Target(f"llvm -mcpu={name}").serves(Target.host())
 
@@ -33,26 +33,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    available = tuple(filter(runs_here, CLASSES))
+    available = tuple(filter(is_supported_class, PROCESSOR_CLASSES))
     parser.add_argument("--class", dest="classes", nargs="+", default=available, metavar="CPU")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     num_threads(options.threads)
-    print(f"{matmul_peak.processor()}, {options.threads} thread(s), {options.rounds} rounds")
-    print(f"not run here: {', '.join(sorted(set(CLASSES) - set(available))) or 'none'}")
+    print(f"{matmul_peak.cpu_model_name()}, {options.threads} thread(s), {options.rounds} rounds")
+    print(f"not run here: {', '.join(sorted(set(PROCESSOR_CLASSES) - set(available))) or 'none'}")
     for name in options.classes:
         for variable in (False, True):
             of_class = argparse.Namespace(
-                shapes=matmul_peak.SHAPES,
+                shapes=matmul_peak.MATMUL_SHAPES,
                 variable=variable,
                 threads=options.threads,
                 rounds=options.rounds,
             )
-            matmul_peak.print_table(name, of_class)
-        conv_peak.print_table(name, options)
+            matmul_peak.print_peak_shares(name, of_class)
+        conv_peak.print_peak_shares(name, options)
         if options.threads == 1:
-            byte_products.print_table(matmul_peak.class_target(name, 1), options)
+            byte_products.print_peak_shares(matmul_peak.processor_class_target(name, 1), options)
 
 
 if __name__ == "__main__":

@@ -32,25 +32,27 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 INPUT_SCALE, ACTIVATION_SCALE, ZERO_POINT = 0.02, 0.02, 0
 """The scales of the input and of all other activations; their zero point."""
-STAGES = (64, 128, 256, 512)
-CLASSES = 1000
+STAGE_CHANNELS = (64, 128, 256, 512)
+NUM_CLASSES = 1000
 
 
-class Weights:
-    """The weights in the order in which a network requests them, always from the same seed."""
+class QuantizedWeights:
+    """Seeded quantized weights in the order in which a network requests them."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
 
-    def take(self, *shape: int) -> tuple[Array, Array, float]:
-        """Return (int8 weight, int32 bias, scale) of a shape (outputs, ...)."""
+    def next_weight(self, *shape: int) -> tuple[Array, Array, float]:
+        """Return the int8 weight of a shape (outputs, ...), int32 bias and scale of the
+        next layer.
+        """
         scale = float(np.float32(1 / (40 * np.sqrt(np.prod(shape[1:])))))
         weight = np.clip(np.rint(self.rng.normal(0, 40, shape)), -127, 127).astype(np.int8)
         return weight, self.rng.integers(-500, 500, shape[:1], dtype=np.int32), scale
 
 
-class Layers(Protocol[T]):
-    """The layers a network is written with, one implementation per form; values are uint8."""
+class LayerBuilder(Protocol[T]):
+    """Interface of a network's layers, one implementation per form; values are uint8."""
 
     def conv(self, data: T, scale: float, shape: Sequence[int], stride: int) -> T: ...
     def add(self, lhs: T, rhs: T) -> T: ...
@@ -58,13 +60,13 @@ class Layers(Protocol[T]):
     def classify(self, data: T) -> T: ...
 
 
-def resnet18(layers: Layers[T], data: T) -> T:
+def build_resnet18(layers: LayerBuilder[T], data: T) -> T:
     """Return the network of He et al. (2015), Table 1; each ReLU is part of the quantization, whose
     minimum is 0.
     """
     data = layers.max_pool(layers.conv(data, INPUT_SCALE, (64, 3, 7, 7), 2))
     width = 64
-    for stage, channels in enumerate(STAGES):
+    for stage, channels in enumerate(STAGE_CHANNELS):
         for block in range(2):
             stride = 2 if stage and not block else 1
             inner = layers.conv(data, ACTIVATION_SCALE, (channels, width, 3, 3), stride)
@@ -75,14 +77,14 @@ def resnet18(layers: Layers[T], data: T) -> T:
     return layers.classify(data)
 
 
-class Dialect:
-    """Layers as calls of `qnn`."""
+class QnnLayerBuilder:
+    """Layers as calls of `qnn` operators."""
 
     def __init__(self) -> None:
-        self.weights = Weights()
+        self.weights = QuantizedWeights()
         self.step, self.zero = const(np.float32(ACTIVATION_SCALE)), const(np.int32(ZERO_POINT))
 
-    def _rescaled(self, data: Expr, scale: float) -> Expr:
+    def _requantize(self, data: Expr, scale: float) -> Expr:
         own = const(np.float32(scale))
         return qnn.op.requantize(
             data, own, self.zero, self.step, self.zero, axis=1, out_dtype="uint8"
@@ -90,14 +92,14 @@ class Dialect:
 
     def conv(self, data: Expr, scale: float, shape: Sequence[int], stride: int) -> Expr:
         """Return a quantized convolution."""
-        weight, bias, own = self.weights.take(*shape)
+        weight, bias, own = self.weights.next_weight(*shape)
         steps = const(np.float32(scale)), const(np.float32(own))
         side = (shape[2] // 2,) * 2
         product = qnn.op.conv2d(
             data, const(weight), self.zero, self.zero, *steps,
             kernel_size=tuple(shape[2:]), channels=shape[0], strides=(stride,) * 2, padding=side,
         )  # fmt: skip
-        return self._rescaled(relay.nn.bias_add(product, const(bias)), scale * own)
+        return self._requantize(relay.nn.bias_add(product, const(bias)), scale * own)
 
     def add(self, lhs: Expr, rhs: Expr) -> Expr:
         step = self.step, self.zero
@@ -111,98 +113,111 @@ class Dialect:
         dequantised = qnn.op.dequantize(data, self.step, self.zero)
         mean = relay.nn.batch_flatten(relay.nn.global_avg_pool2d(dequantised))
         level = qnn.op.quantize(mean, self.step, self.zero, out_dtype="uint8")
-        weight, bias, own = self.weights.take(CLASSES, STAGES[-1])
+        weight, bias, own = self.weights.next_weight(NUM_CLASSES, STAGE_CHANNELS[-1])
         steps = self.step, const(np.float32(own))
-        product = qnn.op.dense(level, const(weight), self.zero, self.zero, *steps, units=CLASSES)
-        return self._rescaled(relay.nn.bias_add(product, const(bias)), ACTIVATION_SCALE * own)
+        product = qnn.op.dense(
+            level, const(weight), self.zero, self.zero, *steps, units=NUM_CLASSES
+        )
+        return self._requantize(relay.nn.bias_add(product, const(bias)), ACTIVATION_SCALE * own)
 
 
-class Nodes:
-    """Layers as ONNX nodes between DequantizeLinear and QuantizeLinear; values by name."""
+class QdqLayerBuilder:
+    """Layers as ONNX nodes between DequantizeLinear and QuantizeLinear; values are names."""
 
     def __init__(self) -> None:
-        self.weights = Weights()
+        self.weights = QuantizedWeights()
         self.nodes: list[onnx.NodeProto] = []
         self.held: list[onnx.TensorProto] = []
 
-    def name(self) -> str:
+    def new_name(self) -> str:
         return f"v{len(self.nodes) + len(self.held)}"
 
-    def hold(self, value: Array) -> str:
+    def add_initializer(self, value: Array) -> str:
         """Add an initializer."""
-        self.held.append(numpy_helper.from_array(value, name_held := self.name()))
+        self.held.append(numpy_helper.from_array(value, name_held := self.new_name()))
         return name_held
 
-    def node(self, kind: str, *args: str, **attributes: object) -> str:
+    def add_node(self, kind: str, *args: str, **attributes: object) -> str:
         """Add a node."""
-        self.nodes.append(helper.make_node(kind, args, [result := self.name()], **attributes))
+        self.nodes.append(helper.make_node(kind, args, [result := self.new_name()], **attributes))
         return result
 
-    def _real(self, data: str, scale: float, dtype: str = "uint8") -> str:
+    def _dequantize(self, data: str, scale: float, dtype: str = "uint8") -> str:
         point = np.zeros((), dtype)
-        return self.node(
-            "DequantizeLinear", data, self.hold(np.float32(scale).reshape(())), self.hold(point)
+        return self.add_node(
+            "DequantizeLinear",
+            data,
+            self.add_initializer(np.float32(scale).reshape(())),
+            self.add_initializer(point),
         )
 
-    def _levels(self, data: str) -> str:
+    def _quantize(self, data: str) -> str:
         steps = np.float32(ACTIVATION_SCALE).reshape(()), np.uint8(ZERO_POINT).reshape(())
-        return self.node("QuantizeLinear", data, *map(self.hold, steps))
+        return self.add_node("QuantizeLinear", data, *map(self.add_initializer, steps))
 
-    def _parameters(self, scale: float, *shape: int) -> tuple[str, str]:
-        weight, bias, own = self.weights.take(*shape)
+    def _scale_and_zero_point(self, scale: float, *shape: int) -> tuple[str, str]:
+        weight, bias, own = self.weights.next_weight(*shape)
         return (
-            self._real(self.hold(weight), own, "int8"),
-            self._real(self.hold(bias), scale * own, "int32"),
+            self._dequantize(self.add_initializer(weight), own, "int8"),
+            self._dequantize(self.add_initializer(bias), scale * own, "int32"),
         )
 
     def conv(self, data: str, scale: float, shape: Sequence[int], stride: int) -> str:
         """Add a quantized convolution."""
-        own = self._parameters(scale, *shape)
-        result = self.node(
-            "Conv", self._real(data, scale), *own,
+        own = self._scale_and_zero_point(scale, *shape)
+        result = self.add_node(
+            "Conv", self._dequantize(data, scale), *own,
             strides=[stride] * 2, pads=[shape[2] // 2] * 4, kernel_shape=list(shape[2:]),
         )  # fmt: skip
-        return self._levels(result)
+        return self._quantize(result)
 
     def add(self, lhs: str, rhs: str) -> str:
-        return self._levels(
-            self.node("Add", self._real(lhs, ACTIVATION_SCALE), self._real(rhs, ACTIVATION_SCALE))
+        return self._quantize(
+            self.add_node(
+                "Add",
+                self._dequantize(lhs, ACTIVATION_SCALE),
+                self._dequantize(rhs, ACTIVATION_SCALE),
+            )
         )
 
     def max_pool(self, data: str) -> str:
-        return self.node("MaxPool", data, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+        return self.add_node("MaxPool", data, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
 
     def classify(self, data: str) -> str:
-        mean = self.node(
-            "Flatten", self.node("GlobalAveragePool", self._real(data, ACTIVATION_SCALE))
+        mean = self.add_node(
+            "Flatten", self.add_node("GlobalAveragePool", self._dequantize(data, ACTIVATION_SCALE))
         )
-        own = self._parameters(ACTIVATION_SCALE, CLASSES, STAGES[-1])
-        level = self._real(self._levels(mean), ACTIVATION_SCALE)
-        return self._levels(self.node("Gemm", level, *own, transB=1))
+        own = self._scale_and_zero_point(ACTIVATION_SCALE, NUM_CLASSES, STAGE_CHANNELS[-1])
+        level = self._dequantize(self._quantize(mean), ACTIVATION_SCALE)
+        return self._quantize(self.add_node("Gemm", level, *own, transB=1))
 
-    def model(self, shape: Sequence[int]) -> onnx.ModelProto:
+    def make_model(self, shape: Sequence[int]) -> onnx.ModelProto:
         """Return the network's model on "data" of a shape."""
-        out = resnet18(self, "data")
+        out = build_resnet18(self, "data")
         graph = helper.make_graph(
             self.nodes,
             "resnet18",
             [helper.make_tensor_value_info("data", TensorProto.UINT8, shape)],
-            [helper.make_tensor_value_info(out, TensorProto.UINT8, (shape[0], CLASSES))],
+            [helper.make_tensor_value_info(out, TensorProto.UINT8, (shape[0], NUM_CLASSES))],
             self.held,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
-    """Return the network in `qnn` and from ONNX, on "data" of a shape (n, 3, h, w)."""
+def build_programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
+    """Return the network in `qnn` and imported from ONNX, on inputs of this shape (n, 3, h, w)."""
     data = relay.var("data", shape=tuple(shape), dtype="uint8")
-    own = IRModule.from_expr(relay.Function([data], resnet18(Dialect(), data)))
-    imported, _ = relay.frontend.from_onnx(Nodes().model(shape), {"data": tuple(shape)})
+    own = IRModule.from_expr(relay.Function([data], build_resnet18(QnnLayerBuilder(), data)))
+    imported, _ = relay.frontend.from_onnx(
+        QdqLayerBuilder().make_model(shape), {"data": tuple(shape)}
+    )
     return own, imported
 
 
-def timed(runs: Sequence[Callable[[Array], object]], data: Array, rounds: int) -> Array:
-    """Return the thread CPU time (rounds, runs) of each run, called in turn."""
+def interleaved_cpu_times(
+    runs: Sequence[Callable[[Array], object]], data: Array, rounds: int
+) -> Array:
+    """Return the thread CPU seconds (rounds, runs) of runs called alternately."""
     spent = np.empty((rounds, len(runs)))
     for n in range(rounds):
         for which, run in enumerate(runs):
@@ -224,14 +239,14 @@ def main() -> None:
     num_threads(1)
     shape = (1, 3, options.size, options.size)
     data = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    compiled = [ekiden.compile(module, options.target) for module in programs(shape)]
+    compiled = [ekiden.compile(module, options.target) for module in build_programs(shape)]
     first, second = (np.asarray(run(data)).astype(int) for run in compiled)
     steps = np.abs(first - second)
     print(f"results from {first.min()} to {first.max()}: {np.count_nonzero(steps)} of {steps.size}"
           f" differ, by at most {steps.max()}")  # fmt: skip
     if steps.max() > 1:
         raise SystemExit("the results differ by more than a step")
-    spent = timed(compiled, data, options.rounds)
+    spent = interleaved_cpu_times(compiled, data, options.rounds)
     own, onnx_time = spent.min(0)
     ratio = np.median(spent[:, 0] / spent[:, 1])
     print(

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from matmul_peak import processor
+from matmul_peak import cpu_model_name
 from onnxruntime import quantization
 from torch import nn
 
@@ -49,36 +49,40 @@ Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 Run = Callable[[], object]
 SAMPLES, SIDE, TOKENS, WORDS = 4, 224, 128, 30522
-CLASSES = ("cascadelake", *LEVELS)
+PROCESSOR_CLASSES = ("cascadelake", *LEVELS)
 """AVX-512 with VNNI, and without; AVX2; SSE4.1."""
 
 
-class Residual(nn.Module):
-    """Two convolutions and what goes around them (He et al. 2015)."""
+class ResidualBlock(nn.Module):
+    """Basic residual block of two convolutions (He et al., 2016). 2015)."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *convolution(before, channels, 3, stride), nn.ReLU(),
-            *convolution(channels, channels, 3, 1),
+            *conv_batch_norm(before, channels, 3, stride), nn.ReLU(),
+            *conv_batch_norm(channels, channels, 3, 1),
         )  # fmt: skip
         is_same = before == channels
-        self.around = nn.Sequential(*([] if is_same else convolution(before, channels, 1, stride)))
+        self.around = nn.Sequential(
+            *([] if is_same else conv_batch_norm(before, channels, 1, stride))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.around(x))
 
 
-class Inverted(nn.Module):
-    """A wide depthwise convolution between two pointwise ones (Sandler et al. 2018)."""
+class InvertedResidual(nn.Module):
+    """Inverted residual block: a wide depthwise convolution between two pointwise ones (Sandler et
+    al., 2018). 2018).
+    """
 
     def __init__(self, before: int, channels: int, stride: int, expansion: int) -> None:
         super().__init__()
         wide = before * expansion
-        first = [*convolution(before, wide, 1, 1), nn.ReLU6()] if expansion > 1 else []
+        first = [*conv_batch_norm(before, wide, 1, 1), nn.ReLU6()] if expansion > 1 else []
         self.body = nn.Sequential(
-            *first, *convolution(wide, wide, 3, stride, wide), nn.ReLU6(),
-            *convolution(wide, channels, 1, 1),
+            *first, *conv_batch_norm(wide, wide, 3, stride, wide), nn.ReLU6(),
+            *conv_batch_norm(wide, channels, 1, 1),
         )  # fmt: skip
         self.is_residual = stride == 1 and before == channels
 
@@ -87,104 +91,104 @@ class Inverted(nn.Module):
         return x + result if self.is_residual else result
 
 
-def convolution(
+def conv_batch_norm(
     before: int, channels: int, window: int, stride: int, groups: int = 1
 ) -> list[nn.Module]:
-    """Return a convolution and its normalisation, with statistics that are not all alike."""
+    """Return a convolution with batch normalization of varied statistics."""
     norm = nn.BatchNorm2d(channels)
     nn.init.normal_(norm.bias, std=0.1)
     conv = nn.Conv2d(before, channels, window, stride, window // 2, groups=groups, bias=False)
     return [conv, norm]
 
 
-def headed(layers: list[nn.Module], channels: int) -> nn.Module:
-    """Return the layers with a classifier behind them."""
+def add_classifier(layers: list[nn.Module], channels: int) -> nn.Module:
+    """Return the layers followed by global pooling and a classifier."""
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
     return nn.Sequential(*layers, *head)
 
 
 def resnet18() -> nn.Module:
     """Return ResNet-18."""
-    layers = [*convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    layers = [*conv_batch_norm(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     width = 64
     for stage, channels in enumerate((64, 128, 256, 512)):
         for block in range(2):
-            layers.append(Residual(width, channels, 2 if stage and not block else 1))
+            layers.append(ResidualBlock(width, channels, 2 if stage and not block else 1))
             width = channels
-    return headed(layers, width)
+    return add_classifier(layers, width)
 
 
 def mobilenet() -> nn.Module:
     """Return MobileNet (Howard et al. 2017), of the blocks of relay.testing."""
-    layers, width = [*convolution(3, 32, 3, 2), nn.ReLU()], 32
-    for channels, stride in testing.mobilenet.BLOCKS:
-        layers += [*convolution(width, width, 3, stride, width), nn.ReLU()]
-        layers += [*convolution(width, channels, 1, 1), nn.ReLU()]
+    layers, width = [*conv_batch_norm(3, 32, 3, 2), nn.ReLU()], 32
+    for channels, stride in testing.mobilenet.MOBILENET_BLOCKS:
+        layers += [*conv_batch_norm(width, width, 3, stride, width), nn.ReLU()]
+        layers += [*conv_batch_norm(width, channels, 1, 1), nn.ReLU()]
         width = channels
-    return headed(layers, width)
+    return add_classifier(layers, width)
 
 
 def mobilenet_v2() -> nn.Module:
     """Return MobileNetV2: (expansion, channels, blocks, stride) by stage."""
-    layers, width = [*convolution(3, 32, 3, 2), nn.ReLU6()], 32
+    layers, width = [*conv_batch_norm(3, 32, 3, 2), nn.ReLU6()], 32
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
               (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
     for expansion, channels, blocks, stride in stages:
         for block in range(blocks):
-            layers.append(Inverted(width, channels, 1 if block else stride, expansion))
+            layers.append(InvertedResidual(width, channels, 1 if block else stride, expansion))
             width = channels
-    return headed([*layers, *convolution(width, 1280, 1, 1), nn.ReLU6()], 1280)
+    return add_classifier([*layers, *conv_batch_norm(width, 1280, 1, 1), nn.ReLU6()], 1280)
 
 
-NETWORKS = {"resnet18": resnet18, "mobilenet": mobilenet, "mobilenet_v2": mobilenet_v2}
-MINILM = "minilm"
-OF_RELAY: Mapping[str, Callable[[], tuple[IRModule, dict[str, Any]]]] = {
+TORCH_NETWORKS = {"resnet18": resnet18, "mobilenet": mobilenet, "mobilenet_v2": mobilenet_v2}
+MINILM_NAME = "minilm"
+RELAY_NETWORKS: Mapping[str, Callable[[], tuple[IRModule, dict[str, Any]]]] = {
     "resnet18": partial(testing.resnet.get_workload, num_layers=18),
     "mobilenet": testing.mobilenet.get_workload,
 }
 """Networks that `relay.quantize` is given."""
 
 
-class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
-    """Samples one after the other."""
+class CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
+    """Calibration data reader of ONNX Runtime's interface."""
 
     def __init__(self, samples: list[Feed]) -> None:
         self.samples = iter(samples)
 
     def get_next(self) -> Feed | None:
-        """Return the next one; None behind the last."""
+        """Return the next sample, or None after the last."""
         return next(self.samples, None)
 
 
-def feed_of(name: str, seed: int) -> Feed:
+def random_feed(name: str, seed: int) -> Feed:
     """Return one input of a network."""
     rng = np.random.default_rng(seed)
-    if name == MINILM:
+    if name == MINILM_NAME:
         ids = rng.integers(1, WORDS, (1, TOKENS))
         return {"input_ids": ids, "attention_mask": np.ones((1, TOKENS), np.int64)}
     return {"x": rng.standard_normal((1, 3, SIDE, SIDE), np.float32)}
 
 
-def write_files(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]:
-    """Write a network in floats and quantised in each way; return way -> file."""
+def write_quantized_models(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]:
+    """Write a network in float32 and in each quantized form; return the files by form."""
     ways = ("ekiden static", "ekiden dynamic", "qdq", "qdq per channel", "operators", "dynamic")
     files = {way: folder / f"{way}.onnx".replace(" ", "-") for way in ("float", *ways)}
     floats, ready = files["float"], folder / "ready.onnx"
-    if minilm is not None and name == MINILM:
+    if minilm is not None and name == MINILM_NAME:
         shutil.copy(minilm, floats)
     else:
         torch.manual_seed(0)
-        model = NETWORKS[name]().eval()
+        model = TORCH_NETWORKS[name]().eval()
         data = (torch.zeros(1, 3, SIDE, SIDE),)
         torch.onnx.export(
             model, data, str(floats), input_names=["x"], dynamo=False, opset_version=17
         )
-    samples = [feed_of(name, seed) for seed in range(SAMPLES)]
+    samples = [random_feed(name, seed) for seed in range(SAMPLES)]
     quantization.shape_inference.quant_pre_process(floats, ready, auto_merge=True)
     for way in ("qdq", "qdq per channel", "operators"):
         kind = quantization.QuantFormat.QOperator if way == "operators" else None
         quantization.quantize_static(
-            ready, files[way], Reader(samples), kind or quantization.QuantFormat.QDQ,
+            ready, files[way], CalibrationReader(samples), kind or quantization.QuantFormat.QDQ,
             per_channel=way == "qdq per channel",
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
@@ -197,26 +201,28 @@ def write_files(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]
     return files
 
 
-def of_relay(name: str, target: Target) -> dict[str, Run]:
-    """Return the runs of a network of relay.testing in floats and by `relay.quantize`."""
-    module, params = OF_RELAY[name]()
+def relay_runs(name: str, target: Target) -> dict[str, Run]:
+    """Return the runs of a `relay.testing` network in float32 and after `relay.quantize`."""
+    module, params = RELAY_NETWORKS[name]()
     with relay.quantize.qconfig(skip_conv_layers=None):
         integers = relay.quantize.quantize(module, params)
     floats = IRModule.from_expr(bind_params_by_name(module["main"], params))
-    (data,) = feed_of(name, 0).values()
+    (data,) = random_feed(name, 0).values()
     compiled = {"float": ekiden.compile(floats, target), "relay": ekiden.compile(integers, target)}
     return {way: partial(executable, data) for way, executable in compiled.items()}
 
 
-def session(file: Path, threads: int) -> onnxruntime.InferenceSession:
-    """Return one of so many threads."""
+def onnxruntime_session(file: Path, threads: int) -> onnxruntime.InferenceSession:
+    """Return an ONNX Runtime session with this many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     return onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
 
 
-def least(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the seconds of each, the least of the rounds, taken in turns."""
+def interleaved_min_times(
+    runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Return the minimum duration of each run in seconds, measured alternately."""
     seconds = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for way, run in runs.items():
@@ -226,20 +232,20 @@ def least(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> d
     return seconds
 
 
-def print_network(
+def print_speedups(
     name: str, files: Mapping[str, Path], target: Target, options: argparse.Namespace
 ) -> None:
-    """Print a line: milliseconds of floats, and of each way how many times as fast it is."""
+    """Print the float32 milliseconds of a network, and the speed-up of each quantized form."""
     clock = time.thread_time if options.threads == 1 else time.perf_counter
-    feed = feed_of(name, 0)
+    feed = random_feed(name, 0)
     runs = {way: partial(ekiden.compile(str(file), target), **feed) for way, file in files.items()}
     if target == Target.host():
-        theirs = {way: session(file, options.threads) for way, file in files.items()}
+        theirs = {way: onnxruntime_session(file, options.threads) for way, file in files.items()}
         runs |= {f"ort {way}": partial(each.run, None, feed) for way, each in theirs.items()}
-    seconds = least(runs, options.rounds, clock)
+    seconds = interleaved_min_times(runs, options.rounds, clock)
     cells = [f"float {seconds['float'] * 1e3:.2f} ms"]
-    if name in OF_RELAY:
-        own = least(of_relay(name, target), options.rounds, clock)
+    if name in RELAY_NETWORKS:
+        own = interleaved_min_times(relay_runs(name, target), options.rounds, clock)
         cells.append(f"relay.quantize {own['float'] / own['relay']:.2f}")
     for way in files:
         ratio = f"{way} {seconds['float'] / seconds[way]:.2f}" if way != "float" else way
@@ -253,8 +259,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--class", dest="classes", nargs="*", default=CLASSES, metavar="CPU")
-    parser.add_argument("--only", nargs="*", default=[*NETWORKS, MINILM])
+    parser.add_argument(
+        "--class", dest="classes", nargs="*", default=PROCESSOR_CLASSES, metavar="CPU"
+    )
+    parser.add_argument("--only", nargs="*", default=[*TORCH_NETWORKS, MINILM_NAME])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--minilm", type=Path, help="its ONNX file, in floats")
@@ -262,17 +270,19 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     num_threads(options.threads)
-    print(f"{processor()}, {options.threads} thread(s), ONNX Runtime {onnxruntime.__version__}")
+    print(
+        f"{cpu_model_name()}, {options.threads} thread(s), ONNX Runtime {onnxruntime.__version__}"
+    )
     host = Target.host()
     classes = [Target.parse(f"llvm -mcpu={cpu}") for cpu in options.classes]
     targets = [host, *(target for target in classes if target.serves(host))]
     for name in options.only:
-        if name == MINILM and options.minilm is None:
+        if name == MINILM_NAME and options.minilm is None:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            files = write_files(name, Path(folder), options.minilm)
+            files = write_quantized_models(name, Path(folder), options.minilm)
             for target in targets:
-                print_network(name, files, target, options)
+                print_speedups(name, files, target, options)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ from torch import nn
 
 import ekiden
 from ekiden.quantization import QuantPlan
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.judge import signal_to_noise_db
 from ekiden.runtime import num_threads
 from ekiden.runtime.profile.timing import min_times_interleaved
 
@@ -68,7 +68,7 @@ CALIBRATED, PARTS, BATCH, SECONDS, GAIN = 512, 8, 64, 0.3, 1.2
 # Ways to quantise --------------------------------------------------------------------------------
 
 
-class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
+class CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
     def __init__(self, data: Data) -> None:
         splits = {name: np.array_split(value, PARTS) for name, value in data.items()}
         self.runs = iter([{name: split[n] for name, split in splits.items()} for n in range(PARTS)])
@@ -77,21 +77,26 @@ class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyp
         return next(self.runs, None)
 
 
-def static(model: Model, data: Data, folder: Path, method: str, per_channel: bool) -> Model:
+def ort_quantize_static(
+    model: Model, data: Data, folder: Path, method: str, per_channel: bool
+) -> Model:
     onnx.save(model, folder / "float.onnx")
     quantization.shape_inference.quant_pre_process(
         folder / "float.onnx", folder / "ready.onnx",
         auto_merge=True,  # sizes of other names that must be the same, as those of MiniLM's table
     )  # fmt: skip
     quantization.quantize_static(
-        folder / "ready.onnx", folder / "made.onnx", Reader(data), per_channel=per_channel,
+        folder / "ready.onnx",
+        folder / "made.onnx",
+        CalibrationReader(data),
+        per_channel=per_channel,
         activation_type=quantization.QuantType.QUInt8,
         calibrate_method=quantization.CalibrationMethod[method],
-    )  # fmt: skip
+    )
     return onnx.load(folder / "made.onnx")
 
 
-def dynamic(model: Model, data: Data, folder: Path) -> Model:
+def ort_quantize_dynamic(model: Model, data: Data, folder: Path) -> Model:
     onnx.save(model, folder / "float.onnx")
     kinds = ["MatMul", "Gemm"]
     quantization.quantize_dynamic(
@@ -100,18 +105,18 @@ def dynamic(model: Model, data: Data, folder: Path) -> Model:
     return onnx.load(folder / "made.onnx")
 
 
-def weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
-    """Quantize the weights with ONNX Runtime."""
+def ort_quantize_weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
+    """Quantize the weights to `bits` with ONNX Runtime."""
     quantizer = MatMulNBitsQuantizer(
-        with_products(model), bits=bits, block_size=32, is_symmetric=True
+        gemm_to_matmul(model), bits=bits, block_size=32, is_symmetric=True
     )
     quantizer.process()
     return quantizer.model.model  # type: ignore[no-any-return]  # untyped
 
 
-def with_products(model: Model) -> Model:
-    """Return the model with each Gemm as MatMul and Add, the only form ONNX Runtime quantizes to
-    fewer bits.
+def gemm_to_matmul(model: Model) -> Model:
+    """Return the model with each Gemm as MatMul and Add, the only form that ONNX Runtime quantizes
+    below 8 bits.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -133,8 +138,8 @@ def with_products(model: Model) -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """A recipe of Ekiden, and the closest one of ONNX Runtime."""
+class QuantizationVariant:
+    """Quantization variant: Ekiden's recipe, and ONNX Runtime's closest equivalent."""
 
     name: str
     theirs: Callable[[Model, Data, Path], Model] | None
@@ -142,34 +147,36 @@ class Variant:
     """None: floats of 16 bits."""
 
 
-def _static(name: str, theirs: str, per_channel: bool = True, **recipe: object) -> Variant:
+def _static_variant(
+    name: str, theirs: str, per_channel: bool = True, **recipe: object
+) -> QuantizationVariant:
     """Return a variant with static quantization."""
-    quantize_theirs = partial(static, method=theirs, per_channel=per_channel)
-    return Variant(name, quantize_theirs, {"per_channel": per_channel, **recipe})
+    quantize_theirs = partial(ort_quantize_static, method=theirs, per_channel=per_channel)
+    return QuantizationVariant(name, quantize_theirs, {"per_channel": per_channel, **recipe})
 
 
-def _weights(name: str, bits: int, **recipe: object) -> Variant:
+def _weight_variant(name: str, bits: int, **recipe: object) -> QuantizationVariant:
     """Return a variant with weight quantization."""
     full_recipe = {"kind": "weight", "bits": bits, "group": 32, **recipe}
-    return Variant(name, partial(weights, bits=bits), full_recipe)
+    return QuantizationVariant(name, partial(ort_quantize_weights, bits=bits), full_recipe)
 
 
-VARIANTS = [
-    _static("static, minmax", "MinMax"),
-    _static("static, minmax, per tensor", "MinMax", per_channel=False),
-    _static("static, entropy", "Entropy", method="entropy"),
-    _static("static, percentile", "Percentile", method="percentile"),
-    _static("static, mse", "MinMax", method="mse"),
-    _static("static, smooth 0.5", "MinMax", smooth=0.5),
-    _static("static, bias correction", "MinMax", bias_correction=True),
-    _static("static, learned rounding", "MinMax", rounding="learned"),
-    Variant("dynamic", dynamic, {"kind": "dynamic"}),
-    _weights("weights of 8 bits", 8),
-    _weights("weights of 4 bits", 4),
-    _weights("weights of 4 bits, gptq", 4, rounding="gptq"),
-    _weights("weights of 4 bits, learned", 4, rounding="learned"),
-    _weights("weights of 4 bits, awq", 4, awq=True),
-    Variant("bfloat16", None, None),
+QUANTIZATION_VARIANTS = [
+    _static_variant("static, minmax", "MinMax"),
+    _static_variant("static, minmax, per tensor", "MinMax", per_channel=False),
+    _static_variant("static, entropy", "Entropy", method="entropy"),
+    _static_variant("static, percentile", "Percentile", method="percentile"),
+    _static_variant("static, mse", "MinMax", method="mse"),
+    _static_variant("static, smooth 0.5", "MinMax", smooth=0.5),
+    _static_variant("static, bias correction", "MinMax", bias_correction=True),
+    _static_variant("static, learned rounding", "MinMax", rounding="learned"),
+    QuantizationVariant("dynamic", ort_quantize_dynamic, {"kind": "dynamic"}),
+    _weight_variant("weights of 8 bits", 8),
+    _weight_variant("weights of 4 bits", 4),
+    _weight_variant("weights of 4 bits, gptq", 4, rounding="gptq"),
+    _weight_variant("weights of 4 bits, learned", 4, rounding="learned"),
+    _weight_variant("weights of 4 bits, awq", 4, awq=True),
+    QuantizationVariant("bfloat16", None, None),
 ]
 
 
@@ -177,20 +184,20 @@ VARIANTS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """A model, calibration data, test data, and the test labels if it was trained."""
+class EvaluatedNetwork:
+    """Model with calibration and test data, and test labels if it was trained."""
 
     model: Model
     data: Data
     fresh: Data
     labels: Array | None
 
-    def few(self, data: Data) -> Data:
+    def timing_samples(self, data: Data) -> Data:
         """Return a few samples, for timing."""
         return {name: value[:BATCH] for name, value in data.items()}
 
 
-def digits(folder: Path | None) -> tuple[Array, Array]:
+def load_digit_images(folder: Path | None) -> tuple[Array, Array]:
     """Return shuffled images (n, 1, h, w) with values from 0 to 1, and their labels."""
     if folder is None:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - not where there is a folder
@@ -207,7 +214,7 @@ def digits(folder: Path | None) -> tuple[Array, Array]:
     return x[order].astype(np.float32)[:, None], y[order].astype(np.int64)
 
 
-def cnn(size: int) -> nn.Module:
+def build_cnn(size: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
         nn.MaxPool2d(2), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -215,15 +222,15 @@ def cnn(size: int) -> nn.Module:
     )  # fmt: skip
 
 
-def mlp(size: int) -> nn.Module:
+def build_mlp(size: int) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(size * size, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
         nn.Linear(512, 10),
     )  # fmt: skip
 
 
-class Residual(nn.Module):
-    """Two convolutions with a shortcut."""
+class ResidualBlock(nn.Module):
+    """Residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -236,8 +243,8 @@ class Residual(nn.Module):
         return torch.relu(x + self.body(x))
 
 
-class Mixer(nn.Module):
-    """A transformer block without attention: a norm, two products, and a shortcut."""
+class FeedForwardBlock(nn.Module):
+    """Transformer block without attention: layer norm, two products, and a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -250,11 +257,11 @@ class Mixer(nn.Module):
         return x + self.body(self.norm(x))  # type: ignore[no-any-return]  # untyped
 
 
-def residual() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 64, 3), *(Residual(64) for _ in range(4)))
+def build_residual() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 64, 3), *(ResidualBlock(64) for _ in range(4)))
 
 
-def separable() -> nn.Module:
+def build_separable() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, stride=2), nn.Hardswish(), nn.Conv2d(32, 32, 3, groups=32), nn.ReLU6(),
         nn.Conv2d(32, 96, 1), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -262,19 +269,19 @@ def separable() -> nn.Module:
     )  # fmt: skip
 
 
-def transformer() -> nn.Module:
-    return nn.Sequential(*(Mixer(192) for _ in range(4)))
+def build_transformer() -> nn.Module:
+    return nn.Sequential(*(FeedForwardBlock(192) for _ in range(4)))
 
 
-RANDOM: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "residual": (residual, (3, 24, 24)),
-    "separable": (separable, (3, 32, 32)),
-    "transformer": (transformer, (192,)),
+RANDOM_NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (build_residual, (3, 24, 24)),
+    "separable": (build_separable, (3, 32, 32)),
+    "transformer": (build_transformer, (192,)),
 }
 """Networks of random weights, and the shape of a sample."""
 
 
-def train(network: nn.Module, x: Array, y: Array, seed: int) -> None:
+def train_network(network: nn.Module, x: Array, y: Array, seed: int) -> None:
     """Train a network."""
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
     rng = np.random.default_rng(seed)
@@ -287,7 +294,7 @@ def train(network: nn.Module, x: Array, y: Array, seed: int) -> None:
         optimizer.step()
 
 
-def exported(network: nn.Module, sample: Sequence[int]) -> Model:
+def export_onnx(network: nn.Module, sample: Sequence[int]) -> Model:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -298,35 +305,37 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
     return onnx.load_from_string(file.getvalue())
 
 
-def network(name: str, x: Array, y: Array, seed: int, cache: ResultCache) -> Network:
-    """Return a network with its data, cached."""
+def load_or_train(name: str, x: Array, y: Array, seed: int, cache: ResultCache) -> EvaluatedNetwork:
+    """Return a trained network with its data, from the cache if present."""
     torch.manual_seed(seed)
     key = f"{name}-{seed}-{x.shape[-1]}"
-    if name in RANDOM:
-        make, sample = RANDOM[name]
-        model = cache.model(key, lambda: exported(make(), sample))
+    if name in RANDOM_NETWORKS:
+        make, sample = RANDOM_NETWORKS[name]
+        model = cache.model(key, lambda: export_onnx(make(), sample))
         data = np.random.default_rng(0).standard_normal((2 * CALIBRATED, *sample), np.float32)
-        return _network(model, data[:CALIBRATED], data[CALIBRATED:], None)
+        return _make_network(model, data[:CALIBRATED], data[CALIBRATED:], None)
     learned = len(x) * 7 // 10
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = x[order], y[order]
 
-    def make_trained() -> Model:
+    def train_and_export() -> Model:
         """Train and export the network."""
-        untrained = {"cnn": cnn, "mlp": mlp}[name](x.shape[-1])
-        train(untrained, x[:learned], y[:learned], seed)
-        return exported(untrained, x.shape[1:])
+        untrained = {"cnn": build_cnn, "mlp": build_mlp}[name](x.shape[-1])
+        train_network(untrained, x[:learned], y[:learned], seed)
+        return export_onnx(untrained, x.shape[1:])
 
-    model = cache.model(key, make_trained)
-    return _network(model, x[:CALIBRATED], x[learned:], y[learned:])
-
-
-def _network(model: Model, data: Array, fresh: Array, labels: Array | None) -> Network:
-    return Network(model, {"x": data}, {"x": fresh}, labels)
+    model = cache.model(key, train_and_export)
+    return _make_network(model, x[:CALIBRATED], x[learned:], y[learned:])
 
 
-def of_manifest(name: str, options: argparse.Namespace) -> Network:
-    """Return a manifest's float model, with inputs of its first case from different seeds."""
+def _make_network(
+    model: Model, data: Array, fresh: Array, labels: Array | None
+) -> EvaluatedNetwork:
+    return EvaluatedNetwork(model, {"x": data}, {"x": fresh}, labels)
+
+
+def load_manifest_model(name: str, options: argparse.Namespace) -> EvaluatedNetwork:
+    """Return a float model of the manifest, with random inputs of its first case."""
     sys.path.insert(0, str(options.manifest.resolve().parent))
     fetching = importlib.import_module("fetch_models")
     (entry,) = (
@@ -343,15 +352,15 @@ def of_manifest(name: str, options: argparse.Namespace) -> Network:
     half = options.samples // 2
     data, fresh = ({k: np.concatenate([feed[k] for feed in some]) for k in inputs}
                    for some in (feeds[:half], feeds[half:]))  # fmt: skip
-    return Network(model, data, fresh, None)
+    return EvaluatedNetwork(model, data, fresh, None)
 
 
 # What is measured --------------------------------------------------------------------------------
 
 
-def results(model: Model, x: Data) -> Array:
-    """Return the last output, computed by ONNX Runtime with exact sums. By default it adds byte
-    products in 16 bits, which saturate on processors without VNNI, and turns inputs of
+def exact_outputs(model: Model, x: Data) -> Array:
+    """Return the last output of a model in ONNX Runtime with exact integer sums. By default it adds
+    byte products in 16 bits, which saturate on processors without VNNI, and turns inputs of
     group-quantized weights into bytes if these are written with DequantizeLinear; here such
     inputs stay floats.
     """
@@ -365,7 +374,7 @@ def results(model: Model, x: Data) -> Array:
     return np.asarray(session.run(None, x)[-1])
 
 
-def lost(network: Network, floats: Array, actual: Array) -> float:
+def accuracy_loss(network: EvaluatedNetwork, floats: Array, actual: Array) -> float:
     """Return the loss of accuracy in percentage points; NaN for an untrained network."""
     if network.labels is None:
         return float("nan")
@@ -373,14 +382,14 @@ def lost(network: Network, floats: Array, actual: Array) -> float:
     return float(100 * (right[0] - right[1]))
 
 
-def changed(network: Network, floats: Array, actual: Array) -> float:
-    """Return the share of decisions that differ from the float model's, in percentage points."""
+def changed_decisions(network: EvaluatedNetwork, floats: Array, actual: Array) -> float:
+    """Return the percentage of decisions that differ from the float model's."""
     if network.labels is None:
         return float("nan")
     return float(100 * (floats.argmax(1) != actual.argmax(1)).mean())
 
 
-def halves(model: Model) -> Callable[[Data], Array]:
+def bfloat16_run(model: Model) -> Callable[[Data], Array]:
     """Return a function that runs a model in bfloat16."""
     config = {"relay.ProductPrecision.dtype": "bfloat16"}
     with ekiden.transform.PassContext(config=config):
@@ -394,27 +403,33 @@ def halves(model: Model) -> Callable[[Data], Array]:
     return run
 
 
-def speed(network: Network, variant: Variant) -> str:
-    """Return the speedup over floats, and the number of quantized layers."""
-    x = network.few(network.fresh)
+def measure_speedup(network: EvaluatedNetwork, variant: QuantizationVariant) -> str:
+    """Return the speed-up over float32, and the number of quantized layers."""
+    x = network.timing_samples(network.fresh)
     before = ekiden.compile(network.model)
     if variant.recipe is None:
-        runs = [partial(before, **x), partial(halves(network.model), x)]
+        runs = [partial(before, **x), partial(bfloat16_run(network.model), x)]
         coverage = "all"
     else:
         small = ekiden.quantize(
-            network.model, network.few(network.data), faster=True, gain=GAIN, **variant.recipe
+            network.model,
+            network.timing_samples(network.data),
+            faster=True,
+            gain=GAIN,
+            **variant.recipe,
         )
         done = sum(layer_plan.kind != "float" for layer_plan in small.plan.layers)
         coverage = f"{done} of {len(small.plan.layers)}"
         if not done:
-            return f"left alone: {_ratios(small.plan) or 'no layer of the kind'} | {coverage}"
+            return (
+                f"left alone: {_format_speedups(small.plan) or 'no layer of the kind'} | {coverage}"
+            )
         runs = [partial(before, **x), partial(ekiden.compile(small.model), **x)]
     first, second = min_times_interleaved(runs, SECONDS)
     return f"{first / second:.2f} | {coverage}"
 
 
-def _ratios(plan: QuantPlan) -> str:
+def _format_speedups(plan: QuantPlan) -> str:
     """Return the speedup of the whole model, or else of each layer."""
     if plan.float_us and plan.quantised_us:
         return f"{plan.float_us / plan.quantised_us:.2f}"
@@ -427,19 +442,23 @@ def _ratios(plan: QuantPlan) -> str:
     )
 
 
-def judge(network: Network, floats: Array, variant: Variant, folder: Path) -> list[float]:
-    """Return the accuracy lost by Ekiden's variant and by theirs, the changed decisions, and the
-    decibels of both.
+def evaluate_variant(
+    network: EvaluatedNetwork, floats: Array, variant: QuantizationVariant, folder: Path
+) -> list[float]:
+    """Return the accuracy loss of Ekiden's variant and of ONNX Runtime's, the changed decisions,
+    and both signal-to-noise ratios in decibels.
     """
     theirs = None
     if variant.recipe is None:
-        ours = halves(network.model)(network.fresh)
+        ours = bfloat16_run(network.model)(network.fresh)
     else:
         result = ekiden.quantize(network.model, network.data, **variant.recipe).model
-        ours = results(result, network.fresh)
+        ours = exact_outputs(result, network.fresh)
     if variant.theirs is not None:
         try:
-            theirs = results(variant.theirs(network.model, network.data, folder), network.fresh)
+            theirs = exact_outputs(
+                variant.theirs(network.model, network.data, folder), network.fresh
+            )
         except Exception as error:  # of their quantisers, which have no base, or of what they made
             print(
                 f"{variant.name}: ONNX Runtime's: {type(error).__name__}: {error}", file=sys.stderr
@@ -447,14 +466,14 @@ def judge(network: Network, floats: Array, variant: Variant, folder: Path) -> li
     both = [output for output in (ours, theirs) if output is not None]
     missing = [float("nan")] * (2 - len(both))
     result = [[measure(output_measured) for output_measured in both] + missing for measure in (
-        partial(lost, network, floats), partial(changed, network, floats),
-        partial(signal_to_noise, floats),
+        partial(accuracy_loss, network, floats), partial(changed_decisions, network, floats),
+        partial(signal_to_noise_db, floats),
     )]  # fmt: skip
     return [value for pair in result for value in pair]
 
 
 class ResultCache:
-    """A cache of results in a folder; without a folder it is empty."""
+    """Cache of results in a folder; disabled without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -469,7 +488,7 @@ class ResultCache:
                 for key, value in json.loads(cached_line).items()
             }
 
-    def judged(self, key: str, make: Callable[[], list[float]]) -> list[float]:
+    def get_or_evaluate(self, key: str, make: Callable[[], list[float]]) -> list[float]:
         """Return a cached result, computing it if necessary."""
         if key not in self.known:
             self.known[key] = make()
@@ -490,23 +509,23 @@ class ResultCache:
 
 
 @dataclass(slots=True)
-class Trained:
-    """A network and its float results on test data, both created on demand."""
+class LazyNetwork:
+    """Network and its float results on test data, both computed on first use."""
 
     name: str
-    make: Callable[[], Network]
-    network: Network | None = None
+    make: Callable[[], EvaluatedNetwork]
+    network: EvaluatedNetwork | None = None
     floats: Array | None = None
 
-    def judge(self, variant: Variant, folder: Path) -> list[float]:
-        """Judge a variant, as `judge` does."""
+    def evaluate(self, variant: QuantizationVariant, folder: Path) -> list[float]:
+        """Evaluate a variant with `judge`."""
         if self.network is None or self.floats is None:
             self.network = self.make()
-            self.floats = results(self.network.model, self.network.fresh)
-        return judge(self.network, self.floats, variant, folder)
+            self.floats = exact_outputs(self.network.model, self.network.fresh)
+        return evaluate_variant(self.network, self.floats, variant, folder)
 
 
-def row(measures: Array, name: str, variant: Variant, gain: str) -> str:
+def format_row(measures: Array, name: str, variant: QuantizationVariant, gain: str) -> str:
     """Return a line of the table: means over trainings."""
     means = [f"{value:.{2 if n < 4 else 1}f}" if np.isfinite(value) else ""
              for n, value in enumerate(measures.mean(0))]  # fmt: skip
@@ -517,14 +536,14 @@ def row(measures: Array, name: str, variant: Variant, gain: str) -> str:
     return f"| {' | '.join((name, variant.name, *means[:2], error, *means[2:], gain))} |"
 
 
-def lines(
+def network_rows(
     name: str,
-    trained: Sequence[Trained],
-    variants: Sequence[Variant],
+    trained: Sequence[LazyNetwork],
+    variants: Sequence[QuantizationVariant],
     cache: ResultCache,
     is_timed: bool,
 ) -> Iterator[str]:
-    """Yield the table lines of a network, one training after the other to save memory."""
+    """Yield the table rows of a network, one training at a time to save memory."""
     measures: dict[str, list[list[float]]] = {way.name: [] for way in variants}
     failed: dict[str, str] = {}
     gains = {way.name: " | " for way in variants}
@@ -533,12 +552,12 @@ def lines(
             for variant in variants:
                 key = f"{trained_network.name}: {variant.name}"
                 try:
-                    judged = cache.judged(
-                        key, partial(trained_network.judge, variant, Path(folder))
+                    judged = cache.get_or_evaluate(
+                        key, partial(trained_network.evaluate, variant, Path(folder))
                     )
                     measures[variant.name].append(judged)
                     if is_timed and trained_network is trained[0]:
-                        gains[variant.name] = speed(
+                        gains[variant.name] = measure_speedup(
                             trained_network.network or trained_network.make(), variant
                         )
                 except Exception as error:  # of the engine that judges, which have no base
@@ -548,17 +567,18 @@ def lines(
         if variant.name in failed:
             yield f"| {name} | {variant.name} | {failed[variant.name]} |"
         else:
-            yield row(np.asarray(measures[variant.name]), name, variant, gains[variant.name])
+            yield format_row(np.asarray(measures[variant.name]), name, variant, gains[variant.name])
 
 
-HEAD = """| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
+MARKDOWN_HEAD = """\
+| network | way | points lost | ORT | error | changed | ORT | dB | ORT | speed | layers |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--digits", type=Path)
-    parser.add_argument("--only", nargs="*", default=["cnn", "mlp", *RANDOM])
+    parser.add_argument("--only", nargs="*", default=["cnn", "mlp", *RANDOM_NETWORKS])
     parser.add_argument("--ways", default="", help="those whose name has this expression")
     parser.add_argument("--trainings", type=int, default=1)
     parser.add_argument("--no-speed", action="store_true", help="measure accuracy alone")
@@ -573,21 +593,23 @@ def main() -> None:
     logging.getLogger().setLevel(logging.ERROR)  # ONNX Runtime sets it to INFO
     num_threads(1)
     torch.set_num_threads(1)
-    x, y = digits(options.digits)
-    variants = [variant for variant in VARIANTS if re.search(options.ways, variant.name)]
+    x, y = load_digit_images(options.digits)
+    variants = [
+        variant for variant in QUANTIZATION_VARIANTS if re.search(options.ways, variant.name)
+    ]
     cache = ResultCache(options.keep)
     print(f"{platform.processor() or platform.machine()}, {len(x)} digits of {x.shape[-1]}")
-    print(HEAD, flush=True)
+    print(MARKDOWN_HEAD, flush=True)
     for name in options.only:
-        if name in ("cnn", "mlp", *RANDOM):
-            count = 1 if name in RANDOM else options.trainings
+        if name in ("cnn", "mlp", *RANDOM_NETWORKS):
+            count = 1 if name in RANDOM_NETWORKS else options.trainings
             some = [
-                Trained(f"{name}-{seed}", partial(network, name, x, y, seed, cache))
+                LazyNetwork(f"{name}-{seed}", partial(load_or_train, name, x, y, seed, cache))
                 for seed in range(count)
             ]
         else:
-            some = [Trained(name, partial(of_manifest, name, options))]
-        for line in lines(name, some, variants, cache, not options.no_speed):
+            some = [LazyNetwork(name, partial(load_manifest_model, name, options))]
+        for line in network_rows(name, some, variants, cache, not options.no_speed):
             print(line, flush=True)
 
 

@@ -43,7 +43,7 @@ Axis: TypeAlias = Any
 """A picture of matplotlib."""
 Feed: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
-CACHED = (1 << 18, 1 << 22)
+CACHED_COPY_BYTES = (1 << 18, 1 << 22)
 """Bytes of copies that caches of a core, and then of the chip, hold."""
 
 
@@ -95,7 +95,7 @@ class Loss(NamedTuple):
 def measure_limits(peak: MachinePeak) -> Limits:
     """Return the measured peak, with copies within caches."""
     copies = []
-    for size in CACHED:
+    for size in CACHED_COPY_BYTES:
         source, copy = np.ones(size // 2, np.uint8), np.ones(size // 2, np.uint8)
         calls, spent = max(1, (1 << 22) // size), []
         for _ in range(15):
@@ -104,6 +104,7 @@ def measure_limits(peak: MachinePeak) -> Limits:
                 np.copyto(copy, source)
             spent.append(time.perf_counter() - start)
         copies.append((size, size * calls / min(spent)))
+    # 2^62 stands for any larger size: the bandwidth of main memory.
     return Limits(peak.flops, (*copies, (1 << 62, peak.bandwidth)))
 
 
@@ -111,6 +112,7 @@ def best_of(reports: Sequence[Report]) -> Report:
     """Return the first report with each call's minimum over all reports, which have the
     same calls.
     """
+    # Disturbances only lengthen a call, so the minimum of each is the best estimate.
     calls = tuple(
         replace(same[0], duration=min(call.duration for call in same))
         for same in zip(*(r.calls for r in reports), strict=True)
@@ -139,7 +141,7 @@ def show(kernel_losses: Sequence[Loss], top: int) -> None:
         print(f"{cells} {loss.share:5.0%} {loss.bound}  {loss.model} {name} {row.shapes[:100]}")
 
 
-def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
+def iter_models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed]]:
     """Yield (name, file, inputs) of each requested model."""
     for path in options.models:
         dims = {name: int(size) for name, size in (text.split("=") for text in options.dim)}
@@ -167,11 +169,11 @@ def random_feed(exe: ekiden.Executable, dims: Mapping[str, int]) -> Feed:
     return feed
 
 
-def kernels(options: argparse.Namespace) -> None:
+def run_kernels_command(options: argparse.Namespace) -> None:
     """Run the command `kernels`."""
     num_threads(options.threads)
     everything: list[Loss] = []
-    for name, path, feed in models(options):
+    for name, path, feed in iter_models(options):
         exe = ekiden.compile(path)
         peak = measure_peak()
         report = best_of([exe.profile(peak=False, **feed) for _ in range(options.rounds)])
@@ -193,7 +195,7 @@ def kernels(options: argparse.Namespace) -> None:
         Path(options.json).write_text(json.dumps(records, indent=1))
 
 
-def page(options: argparse.Namespace) -> None:
+def run_page_command(options: argparse.Namespace) -> None:
     """Run the command `page`."""
     rows = [row for path in options.compared for row in json.loads(Path(path).read_text())]
     layers = [row for path in options.kernels for row in json.loads(Path(path).read_text())]
@@ -208,27 +210,30 @@ def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") 
     """Return the page: the measurements, and a table per number of threads; `name` is its
     picture's.
     """
-    text = [f"{PAGE}\n\n![Time of each model]({name}.svg)", *([f"\n{note}"] if note else [])]
+    text = [
+        f"{PAGE_TEMPLATE}\n\n![Time of each model]({name}.svg)",
+        *([f"\n{note}"] if note else []),
+    ]
     for threads in sorted({row["threads"] for row in rows}):
         mine = [row for row in rows if row["threads"] == threads]
         engines = list(dict.fromkeys(e for row in mine for e in row["engines"]))
         text.append(f"\n## On {threads} {'core' if threads == 1 else 'cores'}\n")
-        text.append(summary(mine, engines))
+        text.append(format_summary(mine, engines))
         text.append("| model | " + " | ".join(f"{e}, ms" for e in engines) + " | over the best |")
         text.append("|---" * (len(engines) + 2) + "|")
-        text += [line(row, engines) for row in mine]
+        text += [format_row(row, engines) for row in mine]
     return "\n".join(text) + "\n"
 
 
-def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
-    """Return the geometric means over each peer, and over the best peer of each model."""
+def format_summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
+    """Return the geometric mean speed-up over each peer, and over the best peer of each model."""
     sentences = []
     for engine in engines[1:]:
         figures = [row["engines"][engine] for row in rows if engine in row["engines"]]
         ratios = [
             engine_figures["speedup"]
             for engine_figures in figures
-            if "speedup" in engine_figures and agrees(engine_figures)
+            if "speedup" in engine_figures and is_accurate(engine_figures)
         ]
         if ratios:
             mean = statistics.geometric_mean(ratios)
@@ -240,19 +245,19 @@ def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
     return f"Geometric means: {'; '.join(sentences)}.\n"
 
 
-def agrees(figures: Record) -> bool:
+def is_accurate(figures: Record) -> bool:
     """Return whether an engine's result matches the reference, if it was compared."""
     error = figures.get("error_over_tolerance", 0.0)
     return isinstance(error, float) and error <= 1
 
 
-def line(row: Record, engines: Sequence[str]) -> str:
+def format_row(row: Record, engines: Sequence[str]) -> str:
     """Return a row of the table."""
     cells = [f"{row['model']}"]
     for engine in engines:
         figures = row["engines"].get(engine, {})
         shown = f"{figures['ms']:.3f}" if "ms" in figures else "fails"
-        cells.append(shown if agrees(figures) else f"{shown} (differs)")
+        cells.append(shown if is_accurate(figures) else f"{shown} (differs)")
     best = row.get("speedup_over_best")
     cells.append("" if best is None else f"{best:.2f}")
     return f"| {' | '.join(cells)} |"
@@ -280,7 +285,7 @@ def plot(rows: Sequence[Record], layers: Sequence[Record], path: Path) -> None:
         threads_text = f"{count} thread{'s' * (count > 1)}"
         axis.set_title(f"time of a peer / ours, {threads_text}: higher is better")
     if layers:
-        _shares(axes[-1], layers)
+        _plot_limit_shares(axes[-1], layers)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -289,7 +294,7 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
     """Draw the peers' times relative to ours."""
     names = [row["model"] for row in rows]
     engines = list(dict.fromkeys(e for row in rows for e in row["engines"]))[1:]
-    ratios_by_engine = {engine: [_ratio(row, engine) for row in rows] for engine in engines}
+    ratios_by_engine = {engine: [_time_ratio(row, engine) for row in rows] for engine in engines}
     ratios_measured = [
         ratio for ratios in ratios_by_engine.values() for ratio in ratios if ratio is not None
     ]
@@ -315,23 +320,25 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
     axis.legend(fontsize="small")
 
 
-def _ratio(row: Record, engine: str) -> float | None:
-    """Return an engine's time relative to ours; None if it fails or its result differs."""
+def _time_ratio(row: Record, engine: str) -> float | None:
+    """Return an engine's time relative to Ekiden's; None if it fails or its result differs."""
     figures = row["engines"].get(engine, {})
-    return figures.get("speedup") if agrees(figures) else None
+    return figures.get("speedup") if is_accurate(figures) else None
 
 
-RATIOS = (0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
+RATIO_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
     """Return the ticks that enclose the lowest and highest ratio."""
-    first = max((n for n, tick in enumerate(RATIOS) if tick <= low), default=0)
-    last = min((n for n, tick in enumerate(RATIOS) if tick >= high), default=len(RATIOS) - 1)
-    return list(RATIOS[first : last + 1])
+    first = max((n for n, tick in enumerate(RATIO_TICKS) if tick <= low), default=0)
+    last = min(
+        (n for n, tick in enumerate(RATIO_TICKS) if tick >= high), default=len(RATIO_TICKS) - 1
+    )
+    return list(RATIO_TICKS[first : last + 1])
 
 
-def _shares(axis: Axis, layers: Sequence[Record]) -> None:
+def _plot_limit_shares(axis: Axis, layers: Sequence[Record]) -> None:
     by_model: dict[str, list[Record]] = {}
     for row in layers:
         by_model.setdefault(row["model"], []).append(row)
@@ -346,7 +353,7 @@ def _shares(axis: Axis, layers: Sequence[Record]) -> None:
         axis.legend(fontsize="small")
 
 
-PAGE = """\
+PAGE_TEMPLATE = """\
 # Performance
 
 Made by `python benchmarks/report.py page` from measurements of one machine; do not edit.
@@ -363,7 +370,7 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("kernels")
-    command.set_defaults(run=kernels)
+    command.set_defaults(run=run_kernels_command)
     command.add_argument("models", nargs="*")
     command.add_argument("--dim", action="append", default=[])
     command.add_argument("--manifest")
@@ -374,7 +381,7 @@ def main() -> None:
     command.add_argument("--top", type=int, default=10)
     command.add_argument("--json")
     command = commands.add_parser("page")
-    command.set_defaults(run=page)
+    command.set_defaults(run=run_page_command)
     command.add_argument("compared", nargs="+")
     command.add_argument("--kernels", nargs="*", default=[])
     command.add_argument("--threads", nargs="*", type=int, default=[1, 2])

@@ -19,32 +19,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODELS = ("resnet50", "bert")
-ROADS = ("torch", "onnx")
+MODEL_NAMES = ("resnet50", "bert")
+FRONTENDS = ("torch", "onnx")
 
 
-def model(name: str) -> tuple[Any, tuple[Any, ...]]:
+def load_model(name: str) -> tuple[Any, tuple[Any, ...]]:
     """Return a module and its inputs."""
     import torch
-    from zoo_models import torchvision
+    from zoo_models import import_torchvision
 
-    vision = torchvision()
+    vision = import_torchvision()
     if name == "resnet50":
         return vision.models.resnet50(weights=None).eval(), (torch.randn(1, 3, 224, 224),)
     from transformers import BertConfig, BertModel
-    from zoo_transformers import of_tensors
+    from zoo_transformers import wrap_positional
 
     bert = BertModel(BertConfig(num_hidden_layers=12, use_cache=False)).eval()
-    return of_tensors(bert, ["input_ids"], {}), (torch.randint(4, 500, (1, 128)),)
+    return wrap_positional(bert, ["input_ids"], {}), (torch.randint(4, 500, (1, 128)),)
 
 
-def one(name: str, road: str) -> None:
-    """Print the seconds of both parts."""
+def time_frontend(name: str, road: str) -> None:
+    """Print the seconds of exporting and of compiling one model."""
     import torch
 
     import ekiden
 
-    module, inputs = model(name)
+    module, inputs = load_model(name)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         started = time.perf_counter()
         program: Any = Path(folder, "model.onnx")
@@ -57,9 +57,10 @@ def one(name: str, road: str) -> None:
         print("seconds", exported - started, time.perf_counter() - exported)
 
 
-def apart(name: str, road: str) -> list[float]:
-    """Return the seconds of both parts, from a separate process."""
+def time_in_subprocess(name: str, road: str) -> list[float]:
+    """Return the seconds of exporting and of compiling, measured in a fresh process."""
     with tempfile.TemporaryDirectory() as cache:
+        # An empty cache for each run: the compilation must be cold.
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, HF_HUB_OFFLINE="1")
         command = [sys.executable, __file__, "--one", name, road]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -68,21 +69,21 @@ def apart(name: str, road: str) -> list[float]:
 
 
 def main() -> None:
-    """Print a row for each model and road."""
+    """Print a row for each model and frontend."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("models", nargs="*", default=MODEL_NAMES)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        one(*options.one)
+        time_frontend(*options.one)
         return
     print(f"{'model':12}{'road':8}{'export':>10}{'compile':>10}{'both':>10}")
     for name in options.models:
-        runs: dict[str, list[list[float]]] = {road: [] for road in ROADS}
+        runs: dict[str, list[list[float]]] = {road: [] for road in FRONTENDS}
         for _ in range(options.runs):
-            for road in ROADS:
-                runs[road].append(apart(name, road))
+            for road in FRONTENDS:
+                runs[road].append(time_in_subprocess(name, road))
         seconds_by_road = {}
         for road, times in runs.items():
             export, compiled = (statistics.median(samples) for samples in zip(*times, strict=True))

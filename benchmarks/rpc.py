@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ekiden.compiler.export.rpc_server import build_server
 
-MEASURE = """
+CLIENT_PROGRAM = """
 import json, sys, time
 calls, size = int(sys.argv[1]), int(sys.argv[2]) << 20
 def rounds(call, *moves):
@@ -38,7 +38,7 @@ def rounds(call, *moves):
             found.append(size / (time.perf_counter() - started))
         print("found", json.dumps(found), flush=True)
 """
-SOCKETS = """
+RAW_SOCKET_SESSION = """
 import os, socket
 listener = socket.create_server(("127.0.0.1", 0))
 if os.fork() == 0:
@@ -75,7 +75,7 @@ def down():
         left -= here.recv_into(buffer[:min(left, len(buffer))])
 rounds(call, up, down, up, down)
 """
-SESSION = """
+TENSOR_SESSION = """
 import numpy as np
 data, elements, into = bytearray(size), np.ones(size, np.uint8), {}
 def measured(remote, function, tensor):
@@ -86,7 +86,7 @@ def measured(remote, function, tensor):
         lambda: remote.upload(data, "file"), lambda: remote.download("file", **into),
     )
 """
-EKIDEN = """
+EKIDEN_SESSION = """
 import ekiden
 from ekiden import rpc
 {start}
@@ -94,13 +94,13 @@ remote = rpc.connect("127.0.0.1", port)
 into["into"] = bytearray(size)  # memory that is there, as loopback's; TVM has no word for it
 measured(remote, remote.get_function("ek.runtime.num_threads"), ekiden.nd.array)
 """
-PYTHON_SERVER = "server = rpc.Server(port=0); port = server.port"
-C_SERVER = """
+PYTHON_SERVER_START = "server = rpc.Server(port=0); port = server.port"
+C_SERVER_START = """
 import subprocess
 server = subprocess.Popen([{program!r}, "--port", "0"], stdout=subprocess.PIPE, text=True)
 port = int(server.stdout.readline().rpartition(":")[2])
 """
-TVM = """
+TVM_SESSION = """
 import logging
 logging.disable()
 import tvm
@@ -109,25 +109,26 @@ server = rpc.Server("127.0.0.1", 9190, 9290)
 remote = rpc.connect("127.0.0.1", server.port)
 measured(remote, remote.get_function("testing.echo"), tvm.runtime.tensor)
 """
-WHAT = ("call", "tensor up", "tensor down", "file up", "file down")
+MEASURED_TRANSFERS = ("call", "tensor up", "tensor down", "file up", "file down")
 
 
-def sides(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
-    """Return the interpreter and program of each side by name."""
-    from_c = EKIDEN.format(start=C_SERVER.format(program=program))
+def client_programs(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
+    """Return the interpreter and program of each compared client by name."""
+    from_c = EKIDEN_SESSION.format(start=C_SERVER_START.format(program=program))
     programs = {
-        "loopback": (sys.executable, MEASURE + SOCKETS),
+        "loopback": (sys.executable, CLIENT_PROGRAM + RAW_SOCKET_SESSION),
         "ekiden, server in Python": (
-            sys.executable, MEASURE + SESSION + EKIDEN.format(start=PYTHON_SERVER)
+            sys.executable,
+            CLIENT_PROGRAM + TENSOR_SESSION + EKIDEN_SESSION.format(start=PYTHON_SERVER_START),
         ),
-        "ekiden, server in C": (sys.executable, MEASURE + SESSION + from_c),
-    }  # fmt: skip
+        "ekiden, server in C": (sys.executable, CLIENT_PROGRAM + TENSOR_SESSION + from_c),
+    }
     if peer is not None:
-        programs["TVM"] = (peer, MEASURE + SESSION + TVM)
+        programs["TVM"] = (peer, CLIENT_PROGRAM + TENSOR_SESSION + TVM_SESSION)
     return programs
 
 
-def next_round(process: subprocess.Popen[str]) -> list[float]:
+def run_round(process: subprocess.Popen[str]) -> list[float]:
     """Run a process for one more round."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("next\n")
@@ -139,7 +140,7 @@ def next_round(process: subprocess.Popen[str]) -> list[float]:
     raise RuntimeError("a side has ended; its error stands above")
 
 
-def measure(
+def measure_clients(
     options: argparse.Namespace, programs: Mapping[str, tuple[str, str]]
 ) -> dict[str, list[float]]:
     """Return the seconds of a call and the bytes per second of each side."""
@@ -155,7 +156,7 @@ def measure(
     try:
         for _ in range(options.rounds):
             for name, process in running.items():
-                samples[name].append(next_round(process))
+                samples[name].append(run_round(process))
     finally:
         for process in running.values():
             os.killpg(process.pid, signal.SIGKILL)  # and the servers it has started
@@ -177,8 +178,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "ekiden-rpc")
         build_server(program)
-        figures = measure(options, sides(str(program), options.peer))
-    print(f"{'':26}{'call us':>9}" + "".join(f"{name + ' MB/s':>18}" for name in WHAT[1:]))
+        figures = measure_clients(options, client_programs(str(program), options.peer))
+    print(
+        f"{'':26}{'call us':>9}"
+        + "".join(f"{name + ' MB/s':>18}" for name in MEASURED_TRANSFERS[1:])
+    )
     for name, row in figures.items():
         speeds = "".join(f"{value / 1e6:18.0f}" for value in row[1:])
         print(f"{name:26}{row[0] * 1e6:9.1f}{speeds}")
@@ -186,7 +190,9 @@ def main() -> None:
     for name in figures:
         if name.startswith("ekiden"):
             row = figures[name]
-            shares = ", ".join(f"{w} {row[i] / base[i]:.2f}" for i, w in enumerate(WHAT) if i)
+            shares = ", ".join(
+                f"{w} {row[i] / base[i]:.2f}" for i, w in enumerate(MEASURED_TRANSFERS) if i
+            )
             print(f"{name}: of a loopback copy: {shares}")
             if "TVM" in figures:
                 print(

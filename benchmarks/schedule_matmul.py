@@ -27,7 +27,7 @@ CHAINS, STEPS = 24, 50_000
 
 
 @T.prim_func
-def peak(out: T.Buffer((24, 16), "float32")) -> None:
+def fma_peak_loop(out: T.Buffer((24, 16), "float32")) -> None:
     acc = T.alloc_buffer((24, 16), "float32", scope="register")
     for c in T.unroll(24):
         for lane in T.vectorized(16):
@@ -41,7 +41,7 @@ def peak(out: T.Buffer((24, 16), "float32")) -> None:
             out[c, lane] = acc[c, lane]
 
 
-def matmul(rows: object, size: int) -> PrimFunc:
+def matmul_func(rows: object, size: int) -> PrimFunc:
     """Return C[i, j] = sum over r of A[i, r] * B[r, j]."""
     a = te.placeholder((rows, size), name="A")
     b = te.placeholder((size, size), name="B")
@@ -50,8 +50,8 @@ def matmul(rows: object, size: int) -> PrimFunc:
     return te.create_prim_func([a, b, c])
 
 
-def scheduled(func: PrimFunc) -> tir.Schedule:
-    """Return it tiled in registers by ROWS x VECTORS vectors, over packed panels of B."""
+def schedule_matmul(func: PrimFunc) -> tir.Schedule:
+    """Return the product tiled to ROWS x VECTORS vectors in registers, over packed panels of B."""
     sch = tir.Schedule(func)
     block = sch.get_block("C")
     copy = sch.cache_write(block, 0, "register")
@@ -68,6 +68,7 @@ def scheduled(func: PrimFunc) -> tir.Schedule:
     sch.unroll(row)
     sch.unroll(vector)
     sch.vectorize(lane)
+    # After tiling: the initialization moves in front of the reduction loop, outside its body.
     sch.decompose_reduction(block, r)
     panel = sch.cache_read(block, 1, "global")
     sch.compute_at(panel, j_tile)
@@ -75,22 +76,24 @@ def scheduled(func: PrimFunc) -> tir.Schedule:
     return sch
 
 
-def build(rows: object, size: int) -> Callable[..., object]:
+def build_matmul(rows: object, size: int) -> Callable[..., object]:
     """Return the compiled product."""
-    module = ekiden.build(scheduled(matmul(rows, size)).mod, cache=KernelCache(None))
+    module = ekiden.build(schedule_matmul(matmul_func(rows, size)).mod, cache=KernelCache(None))
     function: Callable[..., object] = module["main"]
     return function
 
 
-def arguments(rows: int, size: int) -> list[object]:
+def random_arguments(rows: int, size: int) -> list[object]:
     """Return the tensors of one call."""
     random = np.random.default_rng(rows)
     a, b = (random.standard_normal(s).astype("float32") for s in ((rows, size), (size, size)))
     return [ekiden.runtime.tensor(x) for x in (a, b, np.zeros((rows, size), "float32"))]
 
 
-def best_times(calls: Sequence[Callable[[], object]], rounds: int, number: int = 1) -> list[float]:
-    """Return the minimum CPU time of each call, measured in turns."""
+def interleaved_min_times(
+    calls: Sequence[Callable[[], object]], rounds: int, number: int = 1
+) -> list[float]:
+    """Return the minimum CPU seconds of each call, measured alternately."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for n, call in enumerate(calls):
@@ -103,23 +106,26 @@ def best_times(calls: Sequence[Callable[[], object]], rounds: int, number: int =
 
 def share_of_peak(size: int) -> float:
     """Return the share of the peak for size x size matrices."""
-    limit, out = ekiden.build(peak)["peak"], ekiden.runtime.tensor(np.zeros((24, 16), "float32"))
-    kernel, tensors = build(size, size), arguments(size, size)
+    limit, out = (
+        ekiden.build(fma_peak_loop)["peak"],
+        ekiden.runtime.tensor(np.zeros((24, 16), "float32")),
+    )
+    kernel, tensors = build_matmul(size, size), random_arguments(size, size)
     kernel(*tensors)
-    spent, reference = best_times([lambda: kernel(*tensors), lambda: limit(out)], 9)
+    spent, reference = interleaved_min_times([lambda: kernel(*tensors), lambda: limit(out)], 9)
     return (2 * size**3 / spent) / (2 * CHAINS * LANES * STEPS / reference)
 
 
-def symbolic_share(size: int, counts: Sequence[int]) -> list[float]:
-    """Return for each number of rows the speed of the symbolic kernel relative to the specialized
-    one.
+def symbolic_speed_ratio(size: int, counts: Sequence[int]) -> list[float]:
+    """Return the speed of the kernel with symbolic rows relative to the specialized one, for each
+    row count.
     """
-    any_rows = build(te.size_var("m"), size)
+    any_rows = build_matmul(te.size_var("m"), size)
     shares = []
     for rows in counts:
-        own, tensors = build(rows, size), arguments(rows, size)
+        own, tensors = build_matmul(rows, size), random_arguments(rows, size)
         calls = [lambda k=k, g=tensors: k(*g) for k in (own, any_rows)]  # type: ignore[misc]
-        static, symbolic = best_times(calls, 7, max(1, 48 // rows))
+        static, symbolic = interleaved_min_times(calls, 7, max(1, 48 // rows))
         shares.append(static / symbolic)
     return shares
 
@@ -134,7 +140,7 @@ def main() -> None:
     size = options.size
     print(f"{size}x{size}x{size} fp32, one core: {share_of_peak(size):.1%} of the peak")
     counts = [*range(1, 513, options.step)]
-    shares = symbolic_share(size, counts)
+    shares = symbolic_speed_ratio(size, counts)
     worst = min(zip(shares, counts, strict=True))
     print(
         f"any number of rows, over {len(counts)} from 1 to 512: {statistics.mean(shares):.1%} of "

@@ -42,11 +42,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from ekiden.serve.grpc_messages import SERVICE, message
+from ekiden.serve.grpc_messages import GRPC_SERVICE_NAME, create_message
 
-WIDTH = 512
-CORES = sorted(os.sched_getaffinity(0))
-WRK = """
+LAYER_WIDTH = 512
+AVAILABLE_CORES = sorted(os.sched_getaffinity(0))
+WRK_SCRIPT = """
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
 {headers}
@@ -57,7 +57,7 @@ request = function()
   return wrk.format(nil, paths[at])
 end
 """
-PLAIN = """
+FASTAPI_SERVER = """
 import sys
 import numpy as np, onnxruntime, uvicorn
 from fastapi import FastAPI
@@ -77,7 +77,7 @@ def infer(body: Body):
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error", access_log=False)
 """
 
-WITNESS = """
+WITNESS_SERVER = """
 import sys
 import asyncio, uvloop
 
@@ -98,10 +98,10 @@ uvloop.run(main())
 """
 
 
-def model() -> onnx.ModelProto:
-    """Return layers of WIDTH, for any number of rows."""
+def dense_model() -> onnx.ModelProto:
+    """Return an ONNX model of dense layers of WIDTH units, for a dynamic batch."""
     rng = np.random.default_rng(0)
-    sizes = [64, WIDTH, WIDTH, 16]
+    sizes = [64, LAYER_WIDTH, LAYER_WIDTH, 16]
     nodes, weights, at = [], [], "x"
     for number, (rows, columns) in enumerate(pairwise(sizes)):
         weight = (rng.standard_normal((rows, columns)) / rows**0.5).astype(np.float32)
@@ -118,22 +118,22 @@ def model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def take_first_core() -> None:
-    """Bind this process to the first core, leaving the others for the load."""
-    os.sched_setaffinity(0, CORES[:1])
+def pin_to_first_core() -> None:
+    """Pin this process to the first core, leaving the others to the load generator."""
+    os.sched_setaffinity(0, AVAILABLE_CORES[:1])
 
 
 @contextmanager
-def process(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
+def run_server(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
     """Run a server until the block ends; the block begins once `path` is answered."""
-    server = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=take_first_core)
+    server = subprocess.Popen(argv, stderr=subprocess.DEVNULL, preexec_fn=pin_to_first_core)
     try:
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -152,14 +152,14 @@ def process(argv: Sequence[str], port: int, path: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """A body sent to several paths in turn."""
 
     paths: Sequence[str]
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
-    def texts(self) -> list[bytes]:
+    def serialize(self) -> list[bytes]:
         """Return the serialized requests."""
         header_lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
         length = f"Content-Length: {len(self.body)}\r\n\r\n"
@@ -169,8 +169,8 @@ class Request:
 
 
 @dataclass
-class Connection:
-    """A connection with at most one request in flight."""
+class HttpConnection:
+    """HTTP connection with at most one request in flight."""
 
     sock: socket.socket
     data: bytearray = field(default_factory=bytearray)
@@ -200,12 +200,15 @@ class Connection:
 
 
 @contextmanager
-def connections(port: int, count: int) -> Iterator[tuple[selectors.BaseSelector, list[Connection]]]:
+def open_connections(
+    port: int, count: int
+) -> Iterator[tuple[selectors.BaseSelector, list[HttpConnection]]]:
     """Open connections for the block."""
     selector = selectors.SelectSelector()  # the others wait whole milliseconds
     opened = []
     for _ in range(count):
-        opened.append(Connection(socket.create_connection(("127.0.0.1", port))))
+        opened.append(HttpConnection(socket.create_connection(("127.0.0.1", port))))
+        # Nagle's algorithm would delay small requests.
         opened[-1].sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         selector.register(opened[-1].sock, selectors.EVENT_READ, opened[-1])
     try:
@@ -216,10 +219,14 @@ def connections(port: int, count: int) -> Iterator[tuple[selectors.BaseSelector,
         selector.close()
 
 
-def closed_loop(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> list[float]:
-    """Send a request on each connection when its answer arrives, and return the seconds of each."""
+def run_closed_loop(
+    port: int, requests: Sequence[bytes], clients: int, seconds: float
+) -> list[float]:
+    """Send the next request on a connection when its response arrives; return all latencies in
+    seconds.
+    """
     times: list[float] = []
-    with connections(port, clients) as (selector, all_of_them):
+    with open_connections(port, clients) as (selector, all_of_them):
         start = time.perf_counter()
         for at, connection in enumerate(all_of_them):
             connection.send(requests[at % len(requests)], time.perf_counter())
@@ -232,19 +239,21 @@ def closed_loop(port: int, requests: Sequence[bytes], clients: int, seconds: flo
     return times
 
 
-def open_loop(
+def run_open_loop(
     port: int, requests: Sequence[bytes], rate: float, seconds: float, clients: int
 ) -> list[float]:
-    """Send `rate` requests per second at fixed times, and return the seconds of each since it was
-    due.
+    """Send requests at a fixed rate; return all latencies in seconds, counted from the scheduled
+    time.
     """
     times: list[float] = []
     count = int(rate * seconds)
-    with connections(port, clients) as (selector, all_of_them):
+    with open_connections(port, clients) as (selector, all_of_them):
         free, next_one, start = list(all_of_them), 0, time.perf_counter()
         while len(times) < count:
             current_time = time.perf_counter()
             while next_one < count and start + next_one / rate <= current_time and free:
+                # Latency counts from the due time, so that queueing is not omitted (coordinated
+                # omission).
                 free.pop().send(requests[next_one % len(requests)], start + next_one / rate)
                 next_one += 1
             due = start + next_one / rate - time.perf_counter()
@@ -255,7 +264,7 @@ def open_loop(
     return times
 
 
-def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[str, float]:
+def run_wrk(port: int, request: HttpRequest, clients: int, seconds: float) -> dict[str, float]:
     """Return the requests per second and latencies under wrk's load. Raises RuntimeError for
     errors.
     """
@@ -264,7 +273,7 @@ def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[st
         body.write_bytes(request.body)
         headers = "".join(f'wrk.headers["{k}"] = "{v}"' for k, v in request.headers.items())
         paths = ", ".join(f'"{path}"' for path in request.paths)
-        script.write_text(WRK.format(headers=headers, body=body, paths=paths))
+        script.write_text(WRK_SCRIPT.format(headers=headers, body=body, paths=paths))
         argv = ["wrk", "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--latency"]
         argv += ["-s", str(script), f"http://127.0.0.1:{port}"]
         output = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
@@ -278,96 +287,96 @@ def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[st
     return figures
 
 
-def by_grpc(
+def run_grpc_clients(
     port: int, models: Sequence[str], x: np.ndarray, clients: int, seconds: float
 ) -> list[float]:
-    """Return the seconds of grpcio calls, `clients` at once, to the models in turn."""
+    """Return the latencies in seconds of `clients` concurrent gRPC callers."""
     calls = []
     for name in models:
         port_of_x = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
-        grpc_message = message(
+        grpc_message = create_message(
             "ModelInferRequest", model_name=name, inputs=[port_of_x],
             raw_input_contents=[x.tobytes()],
         )  # fmt: skip
         calls.append(grpc_message.SerializeToString())
 
-    async def one(call: Callable[[bytes], Awaitable[bytes]], until: float) -> list[float]:
+    async def run_client(call: Callable[[bytes], Awaitable[bytes]], until: float) -> list[float]:
         times: list[float] = []
         while (start := time.perf_counter()) < until:
             await call(calls[len(times) % len(calls)])
             times.append(time.perf_counter() - start)
         return times
 
-    async def load() -> list[float]:
+    async def run_all_clients() -> list[float]:
         """Run all clients."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            call = channel.unary_unary(f"/{GRPC_SERVICE_NAME}/ModelInfer")
             until = time.perf_counter() + seconds
-            client_times = await asyncio.gather(*(one(call, until) for _ in range(clients)))
+            client_times = await asyncio.gather(*(run_client(call, until) for _ in range(clients)))
             return [seconds_taken for times in client_times for seconds_taken in times]
 
-    return asyncio.run(load())
+    return asyncio.run(run_all_clients())
 
 
 @dataclass
-class Times:
-    """The latency percentiles of each round."""
+class LatencyRounds:
+    """Latency percentiles of each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, seconds: Sequence[float]) -> None:
+    def add_round(self, seconds: Sequence[float]) -> None:
         """Add a round."""
         p50, p99 = np.percentile(np.asarray(seconds) * 1e3, [50, 99]).tolist()
         self.rounds.append((p50, p99))
 
-    def row(self) -> dict[str, float]:
-        """Return milliseconds: the median of the rounds, and of the quietest quarter of them."""
+    def summarize(self) -> dict[str, float]:
+        """Return milliseconds: the median of all rounds, and of the quietest quarter of them."""
         p50, p99 = np.median(self.rounds, axis=0).tolist()
         calm = np.quantile([r[1] for r in self.rounds], 0.25)
         return {"p50": round(p50, 3), "p99": round(p99, 3), "p99_calm": round(float(calm), 3)}
 
 
 @dataclass
-class Subject:
-    """A server and a kind of request: lines of the report."""
+class HttpSubject:
+    """Server and kind of request under test: some lines of the report."""
 
     name: str
     port: int
-    request: Request
+    request: HttpRequest
     most: list[float] = field(default_factory=list)
     """Requests a second, of each round."""
-    full: Times = field(default_factory=Times)
-    alone: Times = field(default_factory=Times)
-    half: Times = field(default_factory=Times)
-    witness: Times = field(default_factory=Times)
+    full: LatencyRounds = field(default_factory=LatencyRounds)
+    alone: LatencyRounds = field(default_factory=LatencyRounds)
+    half: LatencyRounds = field(default_factory=LatencyRounds)
+    witness: LatencyRounds = field(default_factory=LatencyRounds)
     """At the rate of `half`, of a server that has its answer ready: what the machine adds."""
     wrk: list[dict[str, float]] = field(default_factory=list)
 
-    def measure(self, seconds: float, clients: int, witness: int) -> None:
+    def measure_round(self, seconds: float, clients: int, witness: int) -> None:
         """Measure a round."""
-        texts = self.request.texts()
-        closed_loop(self.port, texts, clients, 0.2)
-        times = closed_loop(self.port, texts, clients, seconds)
+        texts = self.request.serialize()
+        run_closed_loop(self.port, texts, clients, 0.2)
+        times = run_closed_loop(self.port, texts, clients, seconds)
         self.most.append(len(times) / seconds)
-        self.full.add(times)
-        self.alone.add(closed_loop(self.port, texts, 1, seconds))
+        self.full.add_round(times)
+        self.alone.add_round(run_closed_loop(self.port, texts, 1, seconds))
         rate = float(np.median(self.most)) / 2
-        self.half.add(open_loop(self.port, texts, rate, seconds, clients))
-        self.witness.add(open_loop(witness, texts, rate, seconds, clients))
+        self.half.add_round(run_open_loop(self.port, texts, rate, seconds, clients))
+        self.witness.add_round(run_open_loop(witness, texts, rate, seconds, clients))
 
     def finish(self, clients: int) -> None:
         """Finish after all rounds: the load of wrk, which takes whole seconds."""
         if shutil.which("wrk"):
-            self.wrk.append(by_wrk(self.port, self.request, clients, 2.0))
+            self.wrk.append(run_wrk(self.port, self.request, clients, 2.0))
 
-    def row(self) -> dict[str, object]:
+    def report_row(self) -> dict[str, object]:
         """Return the measurements."""
-        alone, half = self.alone.row(), self.half.row()
+        alone, half = self.alone.summarize(), self.half.summarize()
         return {
             "name": self.name,
             "requests_per_second": round(float(np.median(self.most))),
-            "full": self.full.row(), "alone": alone, "half": half,
-            "witness": self.witness.row(),
+            "full": self.full.summarize(), "alone": alone, "half": half,
+            "witness": self.witness.summarize(),
             "half_p99_over_alone_p50": round(half["p99"] / alone["p50"], 2),
             "calm_half_p99_over_alone_p50": round(half["p99_calm"] / alone["p50"], 2),
             "wrk": self.wrk,
@@ -375,43 +384,43 @@ class Subject:
 
 
 @dataclass
-class Calls:
-    """A subject over gRPC."""
+class GrpcSubject:
+    """gRPC server and kind of call under test."""
 
     name: str
     port: int
     models: Sequence[str]
     x: np.ndarray
     most: list[float] = field(default_factory=list)
-    full: Times = field(default_factory=Times)
-    alone: Times = field(default_factory=Times)
+    full: LatencyRounds = field(default_factory=LatencyRounds)
+    alone: LatencyRounds = field(default_factory=LatencyRounds)
 
-    def measure(self, seconds: float, clients: int, witness: int) -> None:
+    def measure_round(self, seconds: float, clients: int, witness: int) -> None:
         """Measure a round."""
-        by_grpc(self.port, self.models, self.x, clients, 0.2)
-        times = by_grpc(self.port, self.models, self.x, clients, seconds)
+        run_grpc_clients(self.port, self.models, self.x, clients, 0.2)
+        times = run_grpc_clients(self.port, self.models, self.x, clients, seconds)
         self.most.append(len(times) / seconds)
-        self.full.add(times)
-        self.alone.add(by_grpc(self.port, self.models, self.x, 1, seconds))
+        self.full.add_round(times)
+        self.alone.add_round(run_grpc_clients(self.port, self.models, self.x, 1, seconds))
 
     def finish(self, clients: int) -> None:
         """Do nothing."""
 
-    def row(self) -> dict[str, object]:
+    def report_row(self) -> dict[str, object]:
         """Return the measurements."""
         return {
             "name": self.name,
             "requests_per_second": round(float(np.median(self.most))),
-            "full": self.full.row(), "alone": self.alone.row(),
+            "full": self.full.summarize(), "alone": self.alone.summarize(),
         }  # fmt: skip
 
 
-def stolen() -> float:
-    """Return the seconds the hypervisor took away, over all cores."""
+def steal_seconds() -> float:
+    """Return the steal time of all cores in seconds: what the hypervisor took away."""
     return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
-def subjects(ours: int, over_grpc: int, plain: int) -> list[Subject | Calls]:
+def make_subjects(ours: int, over_grpc: int, plain: int) -> list[HttpSubject | GrpcSubject]:
     """Return the lines of the report, the plain server's first."""
     x = np.random.default_rng(1).random((1, 64)).astype(np.float32)
     row = {"name": "x", "shape": [1, 64], "datatype": "FP32", "data": x.ravel().tolist()}
@@ -425,34 +434,36 @@ def subjects(ours: int, over_grpc: int, plain: int) -> list[Subject | Calls]:
     paths = [f"/v2/models/{name}/infer" for name in names]
     body = json.dumps({"x": x.tolist()}).encode()
     return [
-        Subject("FastAPI + ONNX Runtime, JSON", plain, Request(["/infer"], body)),
-        Subject("ekiden serve, JSON", ours, Request(paths[:1], as_json)),
-        Subject("ekiden serve, JSON, five models", ours, Request(paths, as_json)),
-        Subject("ekiden serve, binary", ours, Request(paths[:1], head + x.tobytes(), length)),
-        Calls("ekiden serve, gRPC", over_grpc, names[:1], x),
-        Calls("ekiden serve, gRPC, five models", over_grpc, names, x),
+        HttpSubject("FastAPI + ONNX Runtime, JSON", plain, HttpRequest(["/infer"], body)),
+        HttpSubject("ekiden serve, JSON", ours, HttpRequest(paths[:1], as_json)),
+        HttpSubject("ekiden serve, JSON, five models", ours, HttpRequest(paths, as_json)),
+        HttpSubject(
+            "ekiden serve, binary", ours, HttpRequest(paths[:1], head + x.tobytes(), length)
+        ),
+        GrpcSubject("ekiden serve, gRPC", over_grpc, names[:1], x),
+        GrpcSubject("ekiden serve, gRPC, five models", over_grpc, names, x),
     ]
 
 
 @contextmanager
-def servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
+def run_servers(folder: Path) -> Iterator[tuple[int, int, int, int]]:
     """Run the servers, and yield the ports of ours over HTTP and gRPC, of the plain one and of the
     witness.
     """
-    onnx.save(model(), folder / "plain.onnx")
+    onnx.save(dense_model(), folder / "plain.onnx")
     models = folder / "models"
     models.mkdir()
     artifact = ekiden.compile(folder / "plain.onnx")
     for number in range(5):
         artifact.save(models / f"m{number}.eki")
-    ours, over_grpc, plain, witness = (free_port() for _ in range(4))
+    ours, over_grpc, plain, witness = (find_free_port() for _ in range(4))
     serve = [sys.executable, "-m", "ekiden", "serve", str(models), "--log", "error"]
     serve += ["--port", str(ours), "--grpc-port", str(over_grpc)]
-    plain_command = [sys.executable, "-c", PLAIN, str(folder / "plain.onnx"), str(plain)]
+    plain_command = [sys.executable, "-c", FASTAPI_SERVER, str(folder / "plain.onnx"), str(plain)]
     with (
-        process(serve, ours, "/v2/health/ready"),
-        process(plain_command, plain, "/openapi.json"),
-        process([sys.executable, "-c", WITNESS, str(witness)], witness, "/"),
+        run_server(serve, ours, "/v2/health/ready"),
+        run_server(plain_command, plain, "/openapi.json"),
+        run_server([sys.executable, "-c", WITNESS_SERVER, str(witness)], witness, "/"),
     ):
         yield ours, over_grpc, plain, witness
 
@@ -466,22 +477,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="lines whose names hold this")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, servers(Path(name)) as ports:
-        os.sched_setaffinity(0, CORES[1:] or CORES)
+    with tempfile.TemporaryDirectory() as name, run_servers(Path(name)) as ports:
+        # The servers have the first core, the load generator the others.
+        os.sched_setaffinity(0, AVAILABLE_CORES[1:] or AVAILABLE_CORES)
         selected = [
             line_subject
-            for line_subject in subjects(*ports[:3])
+            for line_subject in make_subjects(*ports[:3])
             if options.only in line_subject.name
         ]
-        stolen_s = stolen()
+        stolen_s = steal_seconds()
         for _ in range(options.rounds):
             for subject in selected:
-                subject.measure(options.seconds, options.clients, ports[3])
+                subject.measure_round(options.seconds, options.clients, ports[3])
         for subject in selected:
             subject.finish(options.clients)
-        stolen_s = stolen() - stolen_s
-    rows = [measured_subject.row() for measured_subject in selected]
-    print(f"{len(CORES)} cores, one for the servers, {options.clients} connections, ms")
+        stolen_s = steal_seconds() - stolen_s
+    rows = [measured_subject.report_row() for measured_subject in selected]
+    print(f"{len(AVAILABLE_CORES)} cores, one for the servers, {options.clients} connections, ms")
     print(f"{stolen_s:.2f} s of the machine were taken away meanwhile")
     for row in rows:
         print(json.dumps(row))

@@ -34,28 +34,28 @@ import grpc
 
 import ekiden
 from ekiden import relay
-from ekiden.serve.grpc_messages import SERVICE, message
+from ekiden.serve.grpc_messages import GRPC_SERVICE_NAME, create_message
 
-PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { add(%x, %x) }"
-INFER = "/v2/models/m/infer"
-CHAT = "/v1/chat/completions"
+SERVED_PROGRAM = "def @main(%x: Tensor[(n, 4), float32]) { add(%x, %x) }"
+INFER_PATH = "/v2/models/m/infer"
+CHAT_PATH = "/v1/chat/completions"
 MAX_TEXT_BYTES = (8 << 20) - 100
 """Of a request to a model of text: the server's limit."""
 MAX_GRPC_BYTES = (8 << 20) - 100
 """Of a message over gRPC: the server's limit."""
-PING_SECONDS = 0.005
+PING_INTERVAL_S = 0.005
 Body = tuple[str, bytes, dict[str, str]]
 """Path, body and headers."""
 
 
-def repeated(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
-    """Return a body of about `size` bytes, mostly one unit repeated."""
+def repeat_to_size(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
+    """Return `head`, repetitions of `unit` and `tail`, together about `size` bytes."""
     count = (size - len(head) - len(tail)) // (len(unit) + 1)
     return head + b",".join([unit] * count) + tail
 
 
-def tensor(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> bytes:
-    """Return a request whose tensor has as many values as fit."""
+def infer_request_body(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> bytes:
+    """Return an inference request of about `size` bytes with one tensor."""
     count = (size - 200) // (len(unit) + 1 + nested) // 4 * 4
     row = b"[" + b",".join([unit] * 4) + b"]"
     values = b",".join([row] * (count // 4)) if nested else b",".join([unit] * count)
@@ -63,20 +63,20 @@ def tensor(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> by
     return head % (count // 4, datatype.encode()) + values + b"]}]}"
 
 
-def forms(size: int) -> Iterator[tuple[str, Body]]:
-    """Yield bodies by name, each of about `size` bytes."""
+def http_bodies(size: int) -> Iterator[tuple[str, Body]]:
+    """Yield HTTP bodies of about `size` bytes by name."""
     start = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":['
     texts = {
-        "numbers": tensor("FP32", b"1.5", size),
-        "one digit each": tensor("FP32", b"1", size),
-        "nested numbers": tensor("FP32", b"1.25", size, nested=True),
-        "long numbers": tensor("FP32", b"0.12345678901234567890", size),
-        "doubles of one digit": tensor("FP64", b"1", size),
-        "texts": tensor("BYTES", b'"ab"', size),
-        "empty lists as data": repeated(start, b"[]", b"]}]}", size),
-        "objects as inputs": repeated(b'{"inputs":[', b"{}", b"]}", size),
-        "numbers under another key": repeated(b'{"a":[', b"1", b"]}", size),
-        "keys": repeated(b"{", b'"k":1', b"}", size),
+        "numbers": infer_request_body("FP32", b"1.5", size),
+        "one digit each": infer_request_body("FP32", b"1", size),
+        "nested numbers": infer_request_body("FP32", b"1.25", size, nested=True),
+        "long numbers": infer_request_body("FP32", b"0.12345678901234567890", size),
+        "doubles of one digit": infer_request_body("FP64", b"1", size),
+        "texts": infer_request_body("BYTES", b'"ab"', size),
+        "empty lists as data": repeat_to_size(start, b"[]", b"]}]}", size),
+        "objects as inputs": repeat_to_size(b'{"inputs":[', b"{}", b"]}", size),
+        "numbers under another key": repeat_to_size(b'{"a":[', b"1", b"]}", size),
+        "keys": repeat_to_size(b"{", b'"k":1', b"}", size),
         "brackets": b"[" * size,
         "backslashes": b'{"id":"' + b"\\" * (size - 9) + b'"}',
         "quotes": b'{"id":"' + b'\\"' * (size // 2) + b'"}',
@@ -84,10 +84,10 @@ def forms(size: int) -> Iterator[tuple[str, Body]]:
         "one number": b'{"inputs":' + b"1" * size + b"}",
         "blanks": b'{"inputs":' + b" " * size + b"}",
         "zeros": bytes(size),
-        "outputs": repeated(b'{"inputs":[],"outputs":[', b'{"name":"output0"}', b"]}", size),
+        "outputs": repeat_to_size(b'{"inputs":[],"outputs":[', b'{"name":"output0"}', b"]}", size),
     }
     for name, text in texts.items():
-        yield name, (INFER, text, {})
+        yield name, (INFER_PATH, text, {})
     rows = (size - 1000) // 16
     head = json.dumps({
         "inputs": [{"name": "x", "shape": [rows, 4], "datatype": "FP32",
@@ -95,38 +95,38 @@ def forms(size: int) -> Iterator[tuple[str, Body]]:
         "parameters": {"binary_data_output": True},
     }).encode()  # fmt: skip
     binary = {"Inference-Header-Content-Length": str(len(head))}
-    yield "binary", (INFER, head + bytes(rows * 16), binary)
+    yield "binary", (INFER_PATH, head + bytes(rows * 16), binary)
     as_json = head.replace(b": true", b":false")
-    yield "binary, answer in JSON", (INFER, as_json + bytes(rows * 16), binary)
+    yield "binary, answer in JSON", (INFER_PATH, as_json + bytes(rows * 16), binary)
     size = min(size, MAX_TEXT_BYTES)
-    yield "chat of objects", (CHAT, repeated(b'{"messages":[', b"{}", b"]}", size), {})
-    yield "chat", (CHAT, b'{"model":"m","messages":"' + b"x" * (size - 50) + b'"}', {})
+    yield "chat of objects", (CHAT_PATH, repeat_to_size(b'{"messages":[', b"{}", b"]}", size), {})
+    yield "chat", (CHAT_PATH, b'{"model":"m","messages":"' + b"x" * (size - 50) + b'"}', {})
 
 
-def grpc_forms(size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield messages of gRPC by name, each of about `size` bytes."""
+def grpc_messages(size: int) -> Iterator[tuple[str, bytes]]:
+    """Yield gRPC messages of about `size` bytes by name."""
     rows = size // 16
     port = {"name": "x", "datatype": "FP32", "shape": [rows, 4]}
-    raw = message("ModelInferRequest", model_name="m", inputs=[port],
-                  raw_input_contents=[bytes(rows * 16)])  # fmt: skip
+    raw = create_message("ModelInferRequest", model_name="m", inputs=[port],
+                         raw_input_contents=[bytes(rows * 16)])  # fmt: skip
     yield "gRPC, raw", raw.SerializeToString()
     yield "gRPC, empty inputs", b"\x2a\x00" * (size // 2)
     yield "gRPC, empty raw contents", b"\x3a\x00" * (size // 2)
     yield "gRPC, parameters", b"\x22\x00" * (size // 2)
-    contents = b"\x1a" + varint(size - 30) + b"\x01" * (size - 30)
-    inner = b"\x2a" + varint(len(contents)) + contents
-    yield "gRPC, 64 bits of one byte", b"\x2a" + varint(len(inner)) + inner
-    floats = b"\x32" + varint(rows * 16) + bytes(rows * 16)
-    inner = port_bytes(port) + b"\x2a" + varint(len(floats)) + floats
-    yield "gRPC, floats", b"\x0a\x01m\x2a" + varint(len(inner)) + inner
+    contents = b"\x1a" + encode_varint(size - 30) + b"\x01" * (size - 30)
+    inner = b"\x2a" + encode_varint(len(contents)) + contents
+    yield "gRPC, 64 bits of one byte", b"\x2a" + encode_varint(len(inner)) + inner
+    floats = b"\x32" + encode_varint(rows * 16) + bytes(rows * 16)
+    inner = encode_infer_tensor(port) + b"\x2a" + encode_varint(len(floats)) + floats
+    yield "gRPC, floats", b"\x0a\x01m\x2a" + encode_varint(len(inner)) + inner
 
 
-def port_bytes(port: dict[str, object]) -> bytes:
+def encode_infer_tensor(port: dict[str, object]) -> bytes:
     """Return an input's name, datatype and shape in message format."""
-    return bytes(message("ModelInferRequest.InferInputTensor", **port).SerializeToString())
+    return bytes(create_message("ModelInferRequest.InferInputTensor", **port).SerializeToString())
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Encode a varint."""
     result = bytearray()
     while value > 127:
@@ -136,14 +136,14 @@ def varint(value: int) -> bytes:
 
 
 @dataclass
-class Server:
-    """A server's process and ports."""
+class ServerProcess:
+    """Server process with its ports."""
 
     process: subprocess.Popen[str]
     port: int
     grpc_port: int
 
-    def memory(self, name: str) -> int:
+    def memory_bytes(self, name: str) -> int:
         """Return a memory figure of the process in bytes: VmRSS, or the peak VmHWM."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return (
@@ -156,23 +156,23 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Server]:
+def run_server(folder: Path) -> Iterator[ServerProcess]:
     """Run a server of one model until the block ends."""
-    ekiden.compile(relay.parse(PROGRAM)).save(folder / "m.eki")
+    ekiden.compile(relay.parse(SERVED_PROGRAM)).save(folder / "m.eki")
     argv = [sys.executable, "-m", "ekiden", "serve", str(folder), "--port", "0"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         listening = next(json.loads(line) for line in process.stderr if '"listening"' in line)
         next(line for line in process.stderr if '"started"' in line)
-        yield Server(process, listening["port"], listening["grpc_port"])
+        yield ServerProcess(process, listening["port"], listening["grpc_port"])
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
 
 
-def ping(port: int, control: Connection) -> None:
-    """Poll the health endpoint; tell the seconds of each answer when asked, and begin anew."""
+def poll_health(port: int, control: Connection) -> None:
+    """Poll the health endpoint, and report the longest response time on request."""
     request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     times: list[float] = []
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
@@ -184,14 +184,14 @@ def ping(port: int, control: Connection) -> None:
                 answer += connection.recv(4096)
             assert answer.startswith(b"HTTP/1.1 200"), answer
             times.append(time.perf_counter() - begin)
-            if control.poll(PING_SECONDS):
+            if control.poll(PING_INTERVAL_S):
                 if not control.recv():
                     return
                 control.send(times)
                 times = []
 
 
-def post(port: int, body: Body) -> tuple[str, int]:
+def post_body(port: int, body: Body) -> tuple[str, int]:
     """Send a body; return the status and size of the answer."""
     path, data, headers = body
     header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -211,32 +211,38 @@ def post(port: int, body: Body) -> tuple[str, int]:
     return first[9:12].decode() or "none", size
 
 
-def call(port: int, data: bytes) -> tuple[str, int]:
+def call_grpc(port: int, data: bytes) -> tuple[str, int]:
     """Send a message over gRPC; return the name of its status and the bytes of the answer."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         try:
-            answer = channel.unary_unary(f"/{SERVICE}/ModelInfer")(data, timeout=120)
+            answer = channel.unary_unary(f"/{GRPC_SERVICE_NAME}/ModelInfer")(data, timeout=120)
         except grpc.RpcError as error:
             return error.code().name, 0
     return "OK", len(answer)
 
 
-def measure(
-    target: Server, control: Connection, name: str, size: int, send: Callable[[], tuple[str, int]]
+def measure_request(
+    target: ServerProcess,
+    control: Connection,
+    name: str,
+    size: int,
+    send: Callable[[], tuple[str, int]],
 ) -> dict[str, object]:
-    """Send one request while polling health; return what it took."""
+    """Send one request while the health endpoint is polled; return time, memory and
+    responsiveness.
+    """
     control.send(True)
     if not control.poll(60):
         raise RuntimeError("health is not answered within a minute")
     control.recv()
     target.reset_peak()
-    before, begin = target.memory("VmRSS"), time.perf_counter()
+    before, begin = target.memory_bytes("VmRSS"), time.perf_counter()
     status, answer = send()
     seconds = time.perf_counter() - begin
     control.send(True)
     times = control.recv()
-    grown = target.memory("VmHWM") - before
+    grown = target.memory_bytes("VmHWM") - before
     row = {
         "form": name, "status": status, "answer_mb": round(answer / 2**20, 1),
         "seconds": round(seconds, 2), "health_ms": round(max(times) * 1e3, 1),
@@ -247,9 +253,9 @@ def measure(
     return row
 
 
-def slow_writers(target: Server, count: int = 200) -> tuple[str, int]:
+def send_slowly(target: ServerProcess, count: int = 200) -> tuple[str, int]:
     """Send large bodies one byte at a time for a while."""
-    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {64 << 20}\r\n\r\n"
+    head = f"POST {INFER_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {64 << 20}\r\n\r\n"
     opened = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(count)]
     for connection in opened:
         connection.sendall(head.encode())
@@ -262,10 +268,10 @@ def slow_writers(target: Server, count: int = 200) -> tuple[str, int]:
     return "sent", 0
 
 
-def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
+def read_slowly(target: ServerProcess, count: int = 50) -> tuple[str, int]:
     """Request 4 MB answers, and read nothing for a while."""
     rows = 1 << 18
-    _, (path, body, headers) = next(f for f in forms(rows * 16) if f[0] == "binary")
+    _, (path, body, headers) = next(f for f in http_bodies(rows * 16) if f[0] == "binary")
     header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     length = f"Content-Length: {len(body)}\r\n\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header_lines}{length}"
@@ -278,7 +284,7 @@ def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
     return "asked", 0
 
 
-def idle_connections(target: Server, count: int = 10_000) -> list[socket.socket]:
+def open_idle_connections(target: ServerProcess, count: int = 10_000) -> list[socket.socket]:
     """Open silent connections, as many as this process may have open files."""
     opened = []
     try:
@@ -299,28 +305,28 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as name, server(Path(name)) as target:
+    with tempfile.TemporaryDirectory() as name, run_server(Path(name)) as target:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         pinging = multiprocessing.get_context("spawn").Process(
-            target=ping, args=(target.port, theirs), daemon=True
+            target=poll_health, args=(target.port, theirs), daemon=True
         )
         pinging.start()
 
-        def one(form: str, size: int, send: Callable[[], tuple[str, int]]) -> None:
+        def measure_one(form: str, size: int, send: Callable[[], tuple[str, int]]) -> None:
             if options.only in form:
-                rows.append(measure(target, ours, form, size, send))
+                rows.append(measure_request(target, ours, form, size, send))
 
-        one("nothing", 1, lambda: (time.sleep(1), ("", 0))[1])
-        for form, body in forms(options.bytes):
-            one(form, len(body[1]), lambda body=body: post(target.port, body))
-        for form, data in grpc_forms(min(options.bytes, MAX_GRPC_BYTES)):
-            one(form, len(data), lambda data=data: call(target.grpc_port, data))
-        one("200 slow writers", 1, lambda: slow_writers(target))
-        one("50 slow readers", 50 * (8 << 20), lambda: slow_readers(target))
+        measure_one("nothing", 1, lambda: (time.sleep(1), ("", 0))[1])
+        for form, body in http_bodies(options.bytes):
+            measure_one(form, len(body[1]), lambda body=body: post_body(target.port, body))
+        for form, data in grpc_messages(min(options.bytes, MAX_GRPC_BYTES)):
+            measure_one(form, len(data), lambda data=data: call_grpc(target.grpc_port, data))
+        measure_one("200 slow writers", 1, lambda: send_slowly(target))
+        measure_one("50 slow readers", 50 * (8 << 20), lambda: read_slowly(target))
         idle: list[socket.socket] = []
 
         def begin_idle() -> tuple[str, int]:
-            idle.extend(idle_connections(target))
+            idle.extend(open_idle_connections(target))
             return f"{len(idle)} opened", 0
 
         def end_idle() -> tuple[str, int]:
@@ -328,9 +334,9 @@ def main() -> None:
                 idle.pop().close()
             return "closed", 0
 
-        one("opening 10,000 idle connections", 1, begin_idle)
-        one("10,000 idle connections", 1, lambda: (time.sleep(2), ("idle", 0))[1])
-        one("closing 10,000 idle connections", 1, end_idle)
+        measure_one("opening 10,000 idle connections", 1, begin_idle)
+        measure_one("10,000 idle connections", 1, lambda: (time.sleep(2), ("idle", 0))[1])
+        measure_one("closing 10,000 idle connections", 1, end_idle)
         ours.send(False)
         pinging.join(30)
     print(f"{len(os.sched_getaffinity(0))} cores, bodies of {options.bytes} bytes")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FIRST_CALL = """
+FIRST_CALL_PROGRAM = """
 import json, time
 from ekiden import rpc
 server = rpc.Server(port=0, key="board")
@@ -33,7 +33,7 @@ print(json.dumps(1e3 * (time.perf_counter() - started)))
 session.close()
 server.terminate()
 """
-REQUESTS = """
+REQUEST_RATE_PROGRAM = """
 import http.client, json, pathlib, signal, subprocess, sys, tempfile, time
 import ekiden
 from ekiden import relay
@@ -62,11 +62,14 @@ with tempfile.TemporaryDirectory() as folder:
     server.send_signal(signal.SIGTERM)
     server.communicate()
 """
-PROGRAMS = {"first call of a session, ms": FIRST_CALL, "requests a second": REQUESTS}
+MEASURED_PROGRAMS = {
+    "first call of a session, ms": FIRST_CALL_PROGRAM,
+    "requests a second": REQUEST_RATE_PROGRAM,
+}
 
 
-def measure(python: str, program: str, seconds: float) -> float:
-    """Run a program with an interpreter; the number that it prints last."""
+def run_program(python: str, program: str, seconds: float) -> float:
+    """Run a program with an interpreter, and return the last number that it prints."""
     words = [python, "-c", program, str(seconds)]
     run = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
     if run.returncode:
@@ -74,12 +77,13 @@ def measure(python: str, program: str, seconds: float) -> float:
     return float(json.loads(run.stdout.splitlines()[-1]))
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median from the order statistics of the ratios
-    (sign test, binomial).
+def median_confidence_interval(ratios: list[float]) -> tuple[float, float]:
+    """Return the distribution-free 95 % confidence interval of the median (sign test on order
+    statistics).
     """
     ordered, count = sorted(ratios), len(ratios)
     tail, rank = 0.0, 0
+    # Each tail of the binomial(n, 1/2) holds at most 2.5 %.
     while rank < count // 2 and (tail := tail + math.comb(count, rank) / 2**count) <= 0.025:
         rank += 1
     low = max(rank - 1, 0)
@@ -95,16 +99,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report: dict[str, dict[str, list[float]]] = {}
-    for name, program in PROGRAMS.items():
+    for name, program in MEASURED_PROGRAMS.items():
         numbers: dict[str, list[float]] = {"before": [], "after": []}
         for round_index in range(options.rounds):
+            # The order alternates, so that drift of the machine cancels out.
             order = ["before", "after"] if round_index % 2 == 0 else ["after", "before"]
             for side in order:
                 python = options.before if side == "before" else sys.executable
-                numbers[side].append(measure(python, program, options.seconds))
+                numbers[side].append(run_program(python, program, options.seconds))
         ratios = [a / b for a, b in zip(numbers["after"], numbers["before"], strict=True)]
         before, after = (statistics.median(numbers[side]) for side in ("before", "after"))
-        low, high = interval(ratios)
+        low, high = median_confidence_interval(ratios)
         ratio = f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
         print(f"{name}: {before:.2f} before, {after:.2f} after; ratio {ratio}", flush=True)
         report[name] = numbers

@@ -38,8 +38,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 import ekiden
-from ekiden.frontend.jax.dtype import array_of, is_complex, narrow_of, stored_dtype_of
-from ekiden.frontend.jax.stablehlo import bytecode_of, context
+from ekiden.frontend.jax.dtype import decode_constant, is_complex, lookup_narrow, storage_dtype
+from ekiden.frontend.jax.stablehlo import make_context, write_bytecode
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
 
@@ -51,8 +51,8 @@ DEFAULT_ULPS = 3
 
 
 @dataclass
-class Check:
-    """A comparison of two results of a program."""
+class ResultCheck:
+    """Comparison of two results of a program."""
 
     kind: str
     """expect_eq, expect_close or expect_almost_eq."""
@@ -63,46 +63,48 @@ class Check:
 
 
 @dataclass
-class Case:
-    """A program that checks its own results."""
+class CorpusCase:
+    """Program that checks its own results."""
 
     name: str
     program: bytes
     inputs: list[Any]
-    checks: list[Check] = field(default_factory=list)
+    checks: list[ResultCheck] = field(default_factory=list)
 
 
 # Reading.
 
-_CHECKED = re.compile(
+_CONST_CHECK = re.compile(
     r"(?<![\"@])check\.(expect_\w+?)_const\s+(%[\w#]+)\s*,\s*(dense<.*?>|true|false)\s*:\s*"
     r"(tensor<[^\n]*>)\s*$",
     re.MULTILINE | re.DOTALL,
 )
-_WRITTEN_OUT = re.compile(
+_GENERIC_CONST_CHECK = re.compile(
     r"\"check\.(expect_\w+?)_const\"\((%[\w#]+)\)\s*<\{value = (dense<.*?>) : (tensor<[^\n]*?>)\}>"
     r"[^\n]*"
 )
-_PAIR = re.compile(
+_PAIR_CHECK = re.compile(
     r"(?<![\"@])check\.(expect_\w+)\s+(%[\w#]+)\s*,\s*(%[\w#]+)((?:\s*,\s*\w+ = \d+)*)\s*:\s*"
     r"(tensor<[^\n]*?>)\s*(?:,\s*(tensor<[^\n]*>))?\s*$",
     re.MULTILINE,
 )
 
 
-def generic(text: str) -> str:
-    """Return a program with its checks in MLIR's generic form: the parser has no such dialect."""
+def to_generic_form(text: str) -> str:
+    """Return a program with its `check` operations in MLIR's generic form, since the parser lacks
+    that dialect.
+    """
 
     numbers = count()
 
-    def constant(match: re.Match[str]) -> str:
+    def rewrite_const_check(match: re.Match[str]) -> str:
         """Rewrite a check against a constant."""
         name, value, number, kind = match.groups()
         expected = f"%checked_{next(numbers)}"
         definition = f"{expected} = stablehlo.constant {number} : {kind}"
         return f'{definition}\n"check.{name}"({value}, {expected}) : ({kind}, {kind}) -> ()'
 
-    def pair(match: re.Match[str]) -> str:
+    def rewrite_pair_check(match: re.Match[str]) -> str:
         """Rewrite a check of two values."""
         name, first, second, stated, kind, second_kind = match.groups()
         items = [item.strip() for item in stated.split(",") if item.strip()]
@@ -110,18 +112,18 @@ def generic(text: str) -> str:
         kinds = f"{kind}, {second_kind or kind}"
         return f'"check.{name}"({first}, {second}) {{{attributes}}} : ({kinds}) -> ()'
 
-    text = _WRITTEN_OUT.sub(constant, text)
-    return _PAIR.sub(pair, _CHECKED.sub(constant, text))
+    text = _GENERIC_CONST_CHECK.sub(rewrite_const_check, text)
+    return _PAIR_CHECK.sub(rewrite_pair_check, _CONST_CHECK.sub(rewrite_const_check, text))
 
 
-def cases_of(path: Path, root: Path) -> Iterator[Case | str]:
-    """Yield the programs of a file; for parts that cannot be parsed, their name."""
+def parse_cases(path: Path, root: Path) -> Iterator[CorpusCase | str]:
+    """Yield the programs of a file, or the name of each part that cannot be parsed."""
     modules = path.read_text().split("// -----")
     for number, module_text in enumerate(modules):
         name = f"{path.relative_to(root)}" + (f":{number}" if len(modules) > 1 else "")
-        with context() as within, ir.Location.unknown():
+        with make_context() as within, ir.Location.unknown():
             try:
-                module = ir.Module.parse(generic(module_text), within)
+                module = ir.Module.parse(to_generic_form(module_text), within)
             except Exception as error:
                 if "func" in module_text:
                     lines = [line for line in str(error).splitlines() if "error:" in line]
@@ -133,14 +135,14 @@ def cases_of(path: Path, root: Path) -> Iterator[Case | str]:
                 if operation_view.operation.name == "func.func"
             ]
             for function in names:
-                parsed_case = _case(module, function, name)
+                parsed_case = _make_case(module, function, name)
                 if parsed_case is not None:
                     yield parsed_case
 
 
-def _case(module: ir.Module, function: str, name: str) -> Case | None:
+def _make_case(module: ir.Module, function: str, name: str) -> CorpusCase | None:
     """Return a function of a module as a program; None if it checks nothing."""
-    module_copy = ir.Module.parse(bytecode_of(module), module.context)
+    module_copy = ir.Module.parse(write_bytecode(module), module.context)
     main = next(
         candidate.operation
         for candidate in module_copy.body.operations
@@ -157,8 +159,8 @@ def _case(module: ir.Module, function: str, name: str) -> Case | None:
     ]
     if not checks_found or any(c.name.endswith("serialized_eq") for c in checks_found):
         return None
-    inputs = _lifted(module_copy, main, block)
-    results, checks = _results(checks_found, block)
+    inputs = _lift_inputs(module_copy, main, block)
+    results, checks = _return_checked_values(checks_found, block)
     end = block.operations[len(block.operations) - 1].operation
     end.erase()
     with ir.InsertionPoint(block):
@@ -171,7 +173,7 @@ def _case(module: ir.Module, function: str, name: str) -> Case | None:
         if attribute in main.attributes:
             del main.attributes[attribute]
     main.attributes["sym_name"] = ir.StringAttr.get("checked_program")
-    return Case(f"{name} @{function}", bytecode_of(module_copy), inputs, checks)
+    return CorpusCase(f"{name} @{function}", write_bytecode(module_copy), inputs, checks)
 
 
 def _check_name(operation: ir.Operation) -> str:
@@ -184,8 +186,10 @@ def _check_name(operation: ir.Operation) -> str:
     return name.partition("check.")[2].removesuffix("_const") if name.startswith("check.") else ""
 
 
-def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
-    """Turn the real tensors returned by `@inputs` into program inputs, and return their values."""
+def _lift_inputs(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
+    """Turn the real tensors that `@inputs` returns into parameters of `main`, and return their
+    values.
+    """
     bodies = {
         function_view.operation.attributes["sym_name"].value: function_view.operation.regions[
             0
@@ -204,8 +208,10 @@ def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]
             if maker.name != "stablehlo.constant" or is_complex(source.type):
                 continue
             try:
-                stored = to_numpy(stored_dtype_of(source.type))
-                inputs.append(np.array(array_of(maker.attributes["value"]), stored, order="C"))
+                stored = to_numpy(storage_dtype(source.type))
+                inputs.append(
+                    np.array(decode_constant(maker.attributes["value"]), stored, order="C")
+                )
             except Exception:  # a dtype that there is not: the program is refused as it stands
                 continue
             argument = block.add_argument(result.type, ir.Location.unknown())
@@ -213,31 +219,31 @@ def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]
     return inputs
 
 
-def _results(
+def _return_checked_values(
     check_operations: Sequence[ir.Operation], block: ir.Block
-) -> tuple[list[ir.Value], list[Check]]:
-    """Return the compared values as results of the program, and the comparisons."""
+) -> tuple[list[ir.Value], list[ResultCheck]]:
+    """Make the compared values results of the program, and return them with the comparisons."""
     results: list[ir.Value] = []
     checks = []
     for check in check_operations:
         with ir.InsertionPoint(check):
             first = len(results)
-            components = [_parts(value) for value in check.operands]
+            components = [_real_components(value) for value in check.operands]
         results += [component for side in components for component in side]
         stated = (
             check.attributes["max_ulp_difference"].value
             if "max_ulp_difference" in check.attributes
             else DEFAULT_ULPS
         )
-        checks.append(Check(_check_name(check), first, len(components[0]), stated))
+        checks.append(ResultCheck(_check_name(check), first, len(components[0]), stated))
     return results, checks
 
 
-def _parts(value: ir.Value) -> list[ir.Value]:
+def _real_components(value: ir.Value) -> list[ir.Value]:
     """Return the components a tensor is compared as: both parts of complex numbers, and float32 of
     floats that no tensor of Ekiden's has.
     """
-    narrow = narrow_of(value.type)
+    narrow = lookup_narrow(value.type)
     if narrow is not None and not narrow.stored:
         return [
             stablehlo.convert(ir.RankedTensorType.get(value.type.shape, ir.F32Type.get()), value)
@@ -250,7 +256,7 @@ def _parts(value: ir.Value) -> list[ir.Value]:
 # Running and comparing.
 
 
-def outcome(case: Case) -> tuple[str, str]:
+def run_case(case: CorpusCase) -> tuple[str, str]:
     """Return a program's outcome as (kind, details)."""
     try:
         raw_results = ekiden.compile(case.program, signature="checked_program", tier="quick")(
@@ -267,25 +273,25 @@ def outcome(case: Case) -> tuple[str, str]:
     worst = "agree"
     for check in case.checks:
         for at in range(check.first, check.first + check.parts):
-            verdict, text = compared(results[at], results[at + check.parts], check)
+            verdict, text = compare_arrays(results[at], results[at + check.parts], check)
             if verdict == "wrong":
                 return verdict, text
             worst = verdict if verdict == "near" else worst
     return worst, ""
 
 
-def compared(mine: Any, expected: Any, check: Check) -> tuple[str, str]:  # noqa: ANN401
+def compare_arrays(mine: Any, expected: Any, check: ResultCheck) -> tuple[str, str]:  # noqa: ANN401
     """Compare two arrays: "agree", "near" (within REAL_TOLERANCE) or "wrong", and why."""
     if mine.shape != expected.shape or mine.dtype != expected.dtype:
         return "wrong", f"{mine.dtype}{mine.shape} for {expected.dtype}{expected.shape}"
     dtype = str(mine.dtype)
     if "float" not in dtype:
         same = mine.view(np.uint8) == expected.view(np.uint8) if mine.shape else mine == expected
-        return ("agree", "") if np.all(same) else ("wrong", _shown(mine, expected))
+        return ("agree", "") if np.all(same) else ("wrong", _format_differences(mine, expected))
     x, y = mine.astype(np.float64), expected.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     if check.kind == "expect_eq":
-        return ("agree", "") if np.all(same) else ("wrong", _shown(x, y))
+        return ("agree", "") if np.all(same) else ("wrong", _format_differences(x, y))
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(x - y)
         bound = ALMOST_TOLERANCE * (1 + np.abs(y))
@@ -296,10 +302,10 @@ def compared(mine: Any, expected: Any, check: Check) -> tuple[str, str]:  # noqa
         limit = REAL_TOLERANCE.get(dtype, ALMOST_TOLERANCE)
         if np.all(same | (distance <= limit * (1 + np.abs(y)))):
             return "near", ""
-    return "wrong", _shown(x, y)
+    return "wrong", _format_differences(x, y)
 
 
-def _shown(mine: Any, expected: Any) -> str:  # noqa: ANN401
+def _format_differences(mine: Any, expected: Any) -> str:  # noqa: ANN401
     """Return the first three elements that differ."""
     differs = ~((mine == expected) | ((mine != mine) & (expected != expected)))
     at = np.argwhere(differs)
@@ -307,20 +313,22 @@ def _shown(mine: Any, expected: Any) -> str:  # noqa: ANN401
     return f"{len(at)} of {mine.size}: " + ", ".join(pairs)
 
 
-def work(paths: Sequence[str], root: str, connection: Connection) -> None:
-    """Send a message for each program of these files: its start, and how it fared."""
+def run_files(paths: Sequence[str], root: str, connection: Connection) -> None:
+    """Run the programs of these files, sending a message before and after each."""
     for path in paths:
-        for case in cases_of(Path(path), Path(root)):
+        for case in parse_cases(Path(path), Path(root)):
             if isinstance(case, str):
                 connection.send(("unparsed", case, "", path))
                 continue
             connection.send(("start", case.name, "", path))
-            kind, text = outcome(case)
+            kind, text = run_case(case)
             connection.send((kind, case.name, text, path))
     connection.send(("end", "", "", ""))
 
 
-def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str, str, str]]:
+def iter_outcomes(
+    paths: Sequence[Path], root: Path, limit: float
+) -> Iterator[tuple[str, str, str]]:
     """Yield the outcome of each program of these files; a program that times out costs its process
     and the rest of its file.
     """
@@ -328,7 +336,7 @@ def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str
     spawn = multiprocessing.get_context("spawn")
     while remaining:
         mine, theirs = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=work, args=(remaining, str(root), theirs))
+        process = spawn.Process(target=run_files, args=(remaining, str(root), theirs))
         process.start()
         theirs.close()
         name, path, ended = "", remaining[0], False
@@ -350,6 +358,7 @@ def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str
         process.kill()
         process.join()
         yield "ended", name or path, "out of time, or the process died"
+        # The process is gone, and with it the rest of the file that it was reading.
         remaining = remaining[remaining.index(path) + 1 :]
 
 
@@ -369,7 +378,7 @@ def main() -> None:
     first, step = map(int, options.share.split("/"))
     totals: Counter[str] = Counter()
     begin = time.perf_counter()
-    for kind, name, text in sweep(paths[first::step], options.folder, options.limit):
+    for kind, name, text in iter_outcomes(paths[first::step], options.folder, options.limit):
         totals[kind] += 1
         if options.list is not None:
             with options.list.open("a") as file:

@@ -27,8 +27,8 @@ from statistics import median
 
 import onnx
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "replay"))
+REPOSITORY_ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(REPOSITORY_ROOT / "tests" / "replay"))
 
 from onnx_replays import onnx_model  # noqa: E402
 from other_commit import Checkout, check_out, merge_base  # noqa: E402
@@ -63,7 +63,7 @@ ANSWERS = (
 )
 """Rows of programs: texts of the replay's, with zeros for inputs and 2 for sizes that are open."""
 
-CLOCK = """
+IMPORT_CLOCK = """
 import sys, time, numpy
 before = set(sys.modules)
 start = time.process_time()
@@ -73,7 +73,7 @@ new = set(sys.modules) - before
 own = sum(name.partition(".")[0] == "ekiden" for name in new)
 print(spent, own, len(new) - own)
 """
-ANSWER = """
+FIRST_ANSWER_PROGRAM = """
 import ekiden
 exe = ekiden.compile(sys.argv[1])
 arguments = []
@@ -93,13 +93,18 @@ class Figure:
     others: int
 
 
-def run(
+def run_statement(
     checkout: Checkout, statement: str, *arguments: object, **environment: str
 ) -> Figure | None:
     """Run a statement in a fresh process. Return None if it fails, as for features missing in
     another commit; its output is then on standard error.
     """
-    command = [*checkout.python, "-c", CLOCK.format(statement=statement), *map(str, arguments)]
+    command = [
+        *checkout.python,
+        "-c",
+        IMPORT_CLOCK.format(statement=statement),
+        *map(str, arguments),
+    ]
     env = {**checkout.environment, "EKIDEN_COMPILE_JOBS": "1", **environment}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # or sources are compiled in each process
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, cwd=checkout.folder)
@@ -130,17 +135,17 @@ def write_program(row: str, folder: Path) -> Path:
     return path
 
 
-def measure(row: str, checkout: Checkout, rounds: int) -> dict[str, Figure | None]:
+def measure_row(row: str, checkout: Checkout, rounds: int) -> dict[str, Figure | None]:
     """Return the figures of a row: one for an import, a cold and a cached start for a program."""
     if row in IMPORTS:
-        return {row: middle([run(checkout, IMPORTS[row]) for _ in range(rounds + 1)])}
+        return {row: middle([run_statement(checkout, IMPORTS[row]) for _ in range(rounds + 1)])}
     cold, cached = [], []
     for _ in range(rounds + 1):
         with tempfile.TemporaryDirectory() as scratch:
             path = write_program(row, Path(scratch))
             cache = {"EKIDEN_CACHE_DIR": str(Path(scratch) / "cache")}
-            cold.append(run(checkout, ANSWER, path, **cache))
-            cached.append(run(checkout, ANSWER, path, **cache))
+            cold.append(run_statement(checkout, FIRST_ANSWER_PROGRAM, path, **cache))
+            cached.append(run_statement(checkout, FIRST_ANSWER_PROGRAM, path, **cache))
     return {f"{row}, cold": middle(cold), f"{row}, cached": middle(cached)}
 
 
@@ -169,12 +174,12 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(f"no row is called {row!r}; there are {', '.join(rows)}")
     is_bad = False
     with tempfile.TemporaryDirectory() as scratch:
-        sides = [Checkout(ROOT, (sys.executable,), os.environ)]
+        sides = [Checkout(REPOSITORY_ROOT, (sys.executable,), os.environ)]
         if options.beside:
             sides.append(check_out(merge_base(options.beside), Path(scratch) / "tree"))
         print(f"{'':32}{'cpu ms':>15}{'own':>15}{'others':>15}")
         for row in options.rows or rows:
-            measured = [measure(row, side, options.rounds) for side in sides]
+            measured = [measure_row(row, side, options.rounds) for side in sides]
             for name in measured[0]:
                 print(line(name, [side[name] for side in measured]), flush=True)
             for name, figure in measured[0].items():

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from decode import LEAST, Random
+from decode import FIRST_ORDINARY_TOKEN, RandomCheckpoint
 
 from ekiden import llm
 
@@ -29,43 +29,44 @@ STEPS, ROUNDS = 8, 5
 """Of a measurement of a rate, and how often it is made."""
 
 
-def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
-    """Return prompts with the lengths of their answers."""
+def random_prompts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
+    """Return random prompts with the lengths of their answers."""
     rng = np.random.default_rng(options.seed)
     requests = []
     for _ in range(options.streams):
         prompt, answer = (int(rng.integers(low, high + 1)) for low, high in
                           (options.prompts, options.answers))  # fmt: skip
-        tokens = rng.integers(LEAST, vocabulary, prompt).tolist()
+        tokens = rng.integers(FIRST_ORDINARY_TOKEN, vocabulary, prompt).tolist()
         requests.append((tokens, llm.Sampling(max_tokens=answer, ignore_end=True)))
     return requests
 
 
-def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
-    """Return the seconds, and the answers."""
+def generate_all(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
+    """Generate all answers, and return the seconds and the answers."""
     start = time.perf_counter()
     streams = [engine.submit(prompt, sampling) for prompt, sampling in requests]
     answers = [list(stream) for stream in streams]
     return time.perf_counter() - start, answers
 
 
-class RunningTexts:
-    """Some texts past their prompts, which continue as long as requested."""
+class DecodingStreams:
+    """Streams past their prompts that decode as long as requested."""
 
     def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
         rng = np.random.default_rng(count)
         sampling = llm.Sampling(max_tokens=2 * STEPS * ROUNDS * options.steps, ignore_end=True)
+        prompt_length = sum(options.prompts) // 2
         self.streams = [
             engine.submit(
-                rng.integers(LEAST, model.config.vocabulary, sum(options.prompts) // 2), sampling
+                rng.integers(FIRST_ORDINARY_TOKEN, model.config.vocabulary, prompt_length), sampling
             )
             for _ in range(count)
         ]
         for stream in self.streams:
             next(stream)
 
-    def rate(self) -> float:
+    def decode_rate(self) -> float:
         """Return the tokens per second."""
         start, count = time.perf_counter(), 0
         for _ in range(STEPS):
@@ -80,22 +81,24 @@ class RunningTexts:
             stream.close()
 
 
-def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
-    """Return the tokens per second of a prompt that fills a step."""
+def prefill_rate(model: llm.Model, options: argparse.Namespace) -> float:
+    """Return the tokens per second of a prompt that fills a chunk."""
     engine = llm.Engine(model, sequences=1, chunk=options.chunk)
     rng = np.random.default_rng(time.perf_counter_ns())
-    prompt = rng.integers(LEAST, model.config.vocabulary, options.chunk)
+    prompt = rng.integers(FIRST_ORDINARY_TOKEN, model.config.vocabulary, options.chunk)
     start = time.perf_counter()
     stream = engine.submit(prompt, llm.Sampling(max_tokens=1))
     next(stream)
     return options.chunk / (time.perf_counter() - start)
 
 
-def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Return the rates of one running text, of all of them, and of prompts, measured in turns."""
-    several = [RunningTexts(model, count, options) for count in (1, options.streams)]
+def measure_rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Return the decoding rate of one stream, of all streams, and the prefill rate, measured
+    alternately.
+    """
+    several = [DecodingStreams(model, count, options) for count in (1, options.streams)]
     samples = [
-        (*(running_texts.rate() for running_texts in several), prompt_rate(model, options))
+        (*(running_texts.decode_rate() for running_texts in several), prefill_rate(model, options))
         for _ in range(ROUNDS)
     ]
     for running in several:
@@ -121,16 +124,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     model = llm.load(
-        Random(options.size, options.format), sequences=options.streams, context=1024,
+        RandomCheckpoint(options.size, options.format), sequences=options.streams, context=1024,
         cache=options.cache, num_threads=options.threads,
     )  # fmt: skip
-    requests = texts(options, model.config.vocabulary)
-    warm, *_ = texts(argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), LEAST + 1)
+    requests = random_prompts(options, model.config.vocabulary)
+    warm, *_ = random_prompts(
+        argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), FIRST_ORDINARY_TOKEN + 1
+    )
     times, answers = {}, {}
     for count in (1, options.streams):
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
-        run(engine, [warm] * count)
-        times[count], answers[count] = run(engine, requests)
+        generate_all(engine, [warm] * count)
+        times[count], answers[count] = generate_all(engine, requests)
     token_count = sum(map(len, answers[1]))
     read = sum(len(prompt) for prompt, _ in requests)
     print(f"{options.streams} texts: {read} tokens of prompts, {token_count} of answers")
@@ -138,7 +143,7 @@ def main() -> None:
         print(f"{count:3} at once: {seconds:7.2f} s {token_count / seconds:8.1f} tokens/s")
     print(f"{times[1] / times[options.streams]:.2f} times; equal to each alone: "
           f"{answers[1] == answers[options.streams]}")  # fmt: skip
-    one, all_rate, prompt = rates(model, options)
+    one, all_rate, prompt = measure_rates(model, options)
     max_length = times[1] * max(all_rate, prompt) / (read + token_count)
     print(f"tokens/s under way: {one:.0f} alone, {all_rate:.0f} of {options.streams} texts; "
           f"of prompts {prompt:.0f}; so at most {max_length:.2f} times")  # fmt: skip

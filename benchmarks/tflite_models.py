@@ -23,11 +23,11 @@ from ai_edge_litert.interpreter import Interpreter
 import ekiden
 
 Call = Callable[[], object]
-ROUND_S = 5e-4
+MIN_ROUND_SECONDS = 5e-4
 """Seconds of one turn, at least."""
 
 
-def calls(path: str) -> dict[str, Call]:
+def build_calls(path: str) -> dict[str, Call]:
     """Return the timed calls by name."""
     peer = Interpreter(path, num_threads=1)
     peer.allocate_tensors()
@@ -36,34 +36,35 @@ def calls(path: str) -> dict[str, Call]:
         peer.get_input_details(),
         peer.get_output_details(),
     )
-    feed = [drawn(detail, rng) for detail in input_details]
+    feed = [random_input(detail, rng) for detail in input_details]
     program = ekiden.compile(path, num_threads=1, tier="full")
 
-    def run_peer() -> object:
+    def run_litert() -> object:
         """Set the inputs, run LiteRT, and fetch the outputs."""
         for detail, array in zip(input_details, feed, strict=True):
             peer.set_tensor(detail["index"], array)
         peer.invoke()
         return [peer.get_tensor(output_detail["index"]) for output_detail in results]
 
-    return {"ekiden": lambda: program(*feed), "litert": run_peer, "invoke": peer.invoke}
+    return {"ekiden": lambda: program(*feed), "litert": run_litert, "invoke": peer.invoke}
 
 
-def drawn(detail: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return a random input described by LiteRT: small numbers that may also serve as indices."""
+def random_input(detail: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return a random input as LiteRT describes it: small numbers, which are valid indices too."""
     if np.issubdtype(detail["dtype"], np.floating):
         return rng.standard_normal(detail["shape"]).astype(detail["dtype"])
     return rng.integers(0, 100, detail["shape"]).astype(detail["dtype"])
 
 
-def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Return the median microseconds of each call."""
+def interleaved_medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
+    """Return the median duration of each call in microseconds."""
     counts, samples = {}, {name: list[float]() for name in timed}
     for name, call in timed.items():
         call()
         begin = time.perf_counter()
         call()
-        counts[name] = max(1, round(ROUND_S / (time.perf_counter() - begin)))
+        # Repeated until a turn takes ROUND_S: single calls are near the clock's resolution.
+        counts[name] = max(1, round(MIN_ROUND_SECONDS / (time.perf_counter() - begin)))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for name, call in timed.items():
@@ -82,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     ratios = []
     for path in options.models:
-        us = medians(calls(path), options.seconds)
+        us = interleaved_medians(build_calls(path), options.seconds)
         ratios.append(us["litert"] / us["ekiden"])
         shown = "  ".join(f"{name} {microseconds:9.2f}" for name, microseconds in us.items())
         alone = us["invoke"] / us["ekiden"]

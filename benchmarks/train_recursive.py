@@ -90,7 +90,9 @@ def ekiden_step(module: object, weights: Sequence[np.ndarray], rate: float) -> S
     return step
 
 
-def compare(ours: Step, theirs: Step, data: Sequence[tuple[tuple, tuple]], epochs: int) -> None:
+def compare_training(
+    ours: Step, theirs: Step, data: Sequence[tuple[tuple, tuple]], epochs: int
+) -> None:
     """Run both steps in turns over (our arguments, PyTorch's), and print medians and losses."""
     times: tuple[list[tuple[float, float]], list[tuple[float, float]]] = [], []
     largest = 0.0
@@ -109,7 +111,7 @@ def compare(ours: Step, theirs: Step, data: Sequence[tuple[tuple, tuple]], epoch
     print(f"  {len(times[0])} steps, the largest difference of losses {largest:.1e}")
 
 
-def processor() -> str:
+def cpu_model_name() -> str:
     """Return the name of the processor."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     named = dict(line.partition(":")[::2] for line in reversed(lines) if ":" in line)
@@ -126,13 +128,13 @@ def main() -> None:
     os.environ["EKIDEN_NUM_THREADS"] = str(chosen.threads)
 
     torch.set_num_threads(chosen.threads)
-    print(f"{processor()}, {chosen.threads} threads, PyTorch {torch.__version__}")
+    print(f"{cpu_model_name()}, {chosen.threads} threads, PyTorch {torch.__version__}")
 
     trees = tree_lstm.examples(40)
     pairs = [((tree_lstm.as_value(t), np.array([n], "int32")), (t, n)) for t, n in trees]
     weights = tree_lstm.initial_weights()
     print("Tree-LSTM, trees of 3 to 12 words")
-    compare(
+    compare_training(
         ekiden_step(tree_lstm.loss_module(), weights, tree_lstm.RATE),
         torch_step(torch_tree_loss, weights, tree_lstm.RATE), pairs, chosen.epochs,
     )  # fmt: skip
@@ -140,7 +142,7 @@ def main() -> None:
     both = [((train_rnn.as_list(x), labels), (x, labels)) for x, labels in batches]
     weights = train_rnn.initial_weights()
     print("RNN, batches of 16 sequences of 5 to 24 items")
-    compare(
+    compare_training(
         ekiden_step(train_rnn.loss_module(), weights, train_rnn.RATE),
         torch_step(torch_rnn_loss, weights, train_rnn.RATE), both, chosen.epochs,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from ekiden.tune import Candidate, Records, te_task
 from ekiden.tune.cost_model import BoostedTrees, CostModel, Features, NearestNeighbours
 from ekiden.tune.te_workload import WORKLOADS
 
-MODELS: dict[str, type] = {"neighbours": NearestNeighbours, "trees": BoostedTrees}
+COST_MODELS: dict[str, type] = {"neighbours": NearestNeighbours, "trees": BoostedTrees}
 Rows = tuple[list[Features], list[float]]
 
 
@@ -29,14 +29,14 @@ def rank_correlation(a: list[float], b: list[float]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
-def recall(guessed: list[float], true: list[float]) -> float:
-    """Return the share of the best tenth that is also predicted to be in the best tenth."""
+def top_decile_recall(guessed: list[float], true: list[float]) -> float:
+    """Return the share of the truly best tenth that is predicted to be in the best tenth."""
     count = max(1, len(true) // 10)
     best = set(np.argsort(true)[:count].tolist())
     return len(best & set(np.argsort(guessed)[:count].tolist())) / count
 
 
-def rows_of(name: str, records: Records, limit: int) -> Rows:
+def load_trials(name: str, records: Records, limit: int) -> Rows:
     """Return the features and ratios of some of a workload's trials, relative to their median."""
     space = te_task(WORKLOADS[name](), Target("llvm"), name).space
     trials = [t for t in records.query(name=name, kind="trial") if t.status == "ok" and t.choice]
@@ -54,16 +54,16 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=60)
     options = parser.parse_args()
     records = Records.open(options.records)
-    every = {name: rows_of(name, records, options.most) for name in WORKLOADS}
+    every = {name: load_trials(name, records, options.most) for name in WORKLOADS}
     every = {name: rows for name, rows in every.items() if len(rows[0]) >= 20}
-    for kind, make in MODELS.items():
+    for kind, make in COST_MODELS.items():
         scores = []
         for name, (rows, true) in every.items():
             training = [r for n, r in every.items() if n != name]
             model: CostModel = make()
             model.fit([f for r in training for f in r[0]], [y for r in training for y in r[1]])
             guessed = model.predict(rows)
-            scores.append((rank_correlation(guessed, true), recall(guessed, true)))
+            scores.append((rank_correlation(guessed, true), top_decile_recall(guessed, true)))
             print(f"{kind:10} {name}  rank correlation {scores[-1][0]:5.2f}  of the best tenth"
                   f" {scores[-1][1]:4.0%}", flush=True)  # fmt: skip
         means = np.mean(scores, axis=0)

@@ -31,14 +31,14 @@ from ekiden.tune import Measurer, Records, Session
 from ekiden.tune.session import TaskState
 
 Feed = Mapping[str, np.ndarray]
-ROUNDS = 25
-ROUND_S = 5e-3
+INTERLEAVED_ROUNDS = 25
+ROUND_SECONDS = 5e-3
 """What one timing takes at least."""
-TOLERANCE = (2e-3, 1e-4, 0.0)
+DEFAULT_TOLERANCE = (2e-3, 1e-4, 0.0)
 """Relative, absolute, and relative to the largest element: where the manifest says no other."""
 
 
-def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
+def iter_models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Sequence[float]]]:
     """Yield (name, file, inputs, tolerance) of each requested model."""
     tools = runpy.run_path(str(options.manifest.resolve().parent / "fetch_models.py"))
     for entry in tools["load"](str(options.manifest)):
@@ -47,38 +47,40 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Seque
         file = tools["fetch"]([entry], options.cache)[entry["id"]]
         path = Path(tools["prepare"](entry, file, options.cache))
         feed = tools["make_inputs"](entry, entry["cases"][0], 0)
-        yield entry["id"], path, feed, entry.get("tolerance", TOLERANCE)
+        yield entry["id"], path, feed, entry.get("tolerance", DEFAULT_TOLERANCE)
 
 
-def dims_of(exe: ekiden.Executable, feed: Feed) -> dict[str, int]:
-    """Return the sizes of a model's symbols for these inputs."""
+def symbol_sizes(exe: ekiden.Executable, feed: Feed) -> dict[str, int]:
+    """Return the sizes of a model's symbolic dimensions for these inputs."""
     pairs = [(d, n) for i in exe.inputs for d, n in zip(i.shape, feed[i.name].shape, strict=True)]
     return {d: n for d, n in pairs if isinstance(d, str) and d.isidentifier()}
 
 
-def tune(options: argparse.Namespace) -> None:
+def run_tune_command(options: argparse.Namespace) -> None:
     """Run the command `tune`."""
-    for name, path, feed, _ in models(options):
+    for name, path, feed, _ in iter_models(options):
         started = time.perf_counter()
         try:
             session = prepare(
-                str(path), None, dims=dims_of(ekiden.compile(str(path), records=()), feed),
+                str(path), None, dims=symbol_sizes(ekiden.compile(str(path), records=()), feed),
                 shape=None, kernels="", records=Records.open(options.out / f"{name}.json"),
                 measurer=Measurer(threads=1), search=options.search, seed=0, progress=None,
             )  # fmt: skip
             if options.each:
-                each_kernel(session, options.trials)
+                tune_each_kernel(session, options.trials)
             else:
                 session.run(options.trials)
         except EkidenError as error:
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             continue
-        print(f"{name}: {session_line(session)}, {time.perf_counter() - started:.0f} s", flush=True)
+        print(
+            f"{name}: {format_session(session)}, {time.perf_counter() - started:.0f} s", flush=True
+        )
 
 
-def each_kernel(session: Session, trials: int) -> None:
-    """Run so many trials of every kernel, the heaviest first: how far defaults are behind is asked
-    of those too that a search for the speed of a model leaves alone.
+def tune_each_kernel(session: Session, trials: int) -> None:
+    """Run this many trials of every kernel, the heaviest first, including those that whole-model
+    tuning skips.
     """
     heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
     states = []
@@ -86,11 +88,11 @@ def each_kernel(session: Session, trials: int) -> None:
         own = Session([task], session.records, session.measurer, session.search)
         own.run(trials)
         states += own.states
-        print(f"  {kernel_line(own.states[0])}", flush=True)
+        print(f"  {format_kernel(own.states[0])}", flush=True)
     session.states = states
 
 
-def kernel_line(state: TaskState) -> str:
+def format_kernel(state: TaskState) -> str:
     """Summarize one kernel's result in a line."""
     choice = state.best.choice if state.best else "the default"
     return (
@@ -99,7 +101,7 @@ def kernel_line(state: TaskState) -> str:
     )
 
 
-def session_line(session: Session) -> str:
+def format_session(session: Session) -> str:
     """Summarize a session in a line."""
     before = sum(s.weight for s in session.states)
     after = sum(s.weight * s.ratio for s in session.states)
@@ -112,19 +114,19 @@ def session_line(session: Session) -> str:
     )
 
 
-def compare(options: argparse.Namespace) -> None:
+def run_compare_command(options: argparse.Namespace) -> None:
     """Run the command `compare`."""
     ekiden.runtime.num_threads(1)
     ratios = []
-    for name, path, feed, tolerance in models(options):
+    for name, path, feed, tolerance in iter_models(options):
         records = options.out / f"{name}.json"
         if not records.exists():
             continue
         records_found = Records.open(records)
         plain = ekiden.compile(str(path), records=())
         tuned = ekiden.compile(str(path), records=records_found)
-        off = difference(results(plain, feed), results(tuned, feed), tolerance)
-        middle, best_ratio, seconds = in_turns(plain, tuned, feed)
+        off = check_outputs(run_outputs(plain, feed), run_outputs(tuned, feed), tolerance)
+        middle, best_ratio, seconds = measure_interleaved(plain, tuned, feed)
         ratios.append(best_ratio)
         print(
             f"{name:28} {seconds * 1e3:9.3f} ms  untuned/tuned {middle:.3f} by the median,"
@@ -136,13 +138,15 @@ def compare(options: argparse.Namespace) -> None:
               f" worst {min(ratios):.3f}")  # fmt: skip
 
 
-def results(exe: ekiden.Executable, feed: Feed) -> list[np.ndarray]:
+def run_outputs(exe: ekiden.Executable, feed: Feed) -> list[np.ndarray]:
     """Return a model's outputs, from its first call."""
     outputs: Any = exe(**feed)
     return [np.asarray(o) for o in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]) -> str:
+def check_outputs(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequence[float]
+) -> str:
     """Return "" if two runs agree, else "DIFFER"."""
     relative, absolute, of_largest = (*tolerance, 0.0, 0.0)[:3]
     for x, y in zip(a, b, strict=True):
@@ -158,23 +162,24 @@ def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequ
     return "agree"
 
 
-def in_turns(
+def measure_interleaved(
     plain: ekiden.Executable, tuned: ekiden.Executable, feed: Feed
 ) -> tuple[float, float, float]:
-    """Return (median of the rounds' ratios, ratio of the minima, untuned seconds)."""
+    """Return the median of the rounds' ratios, the ratio of the minima, and the untuned seconds."""
     runs = [lambda exe=exe: exe(**feed) for exe in (plain, tuned)]
-    once = min(timed(runs[0], 1) for _ in range(3))
-    count = max(1, math.ceil(ROUND_S / once))
+    once = min(thread_seconds(runs[0], 1) for _ in range(3))
+    count = max(1, math.ceil(ROUND_SECONDS / once))
     times: list[list[float]] = [[], []]
-    for round_index in range(ROUNDS):
+    for round_index in range(INTERLEAVED_ROUNDS):
+        # The order alternates, so that warm caches favour neither.
         for at in (0, 1) if round_index % 2 else (1, 0):
-            times[at].append(timed(runs[at], count))
+            times[at].append(thread_seconds(runs[at], count))
     middle = statistics.median(a / b for a, b in zip(*times, strict=True))
     return middle, min(times[0]) / min(times[1]), min(times[0])
 
 
-def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
-    """Return the thread seconds of a call."""
+def thread_seconds(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
+    """Return the thread CPU seconds of `count` calls."""
     started = time.thread_time()
     for _ in range(count):
         call()
@@ -195,7 +200,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="so many trials of every kernel")
     parser.add_argument("--search", default="evolution")
     options = parser.parse_args()
-    {"tune": tune, "compare": compare}[options.command](options)
+    {"tune": run_tune_command, "compare": run_compare_command}[options.command](options)
 
 
 if __name__ == "__main__":

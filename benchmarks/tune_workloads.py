@@ -24,15 +24,15 @@ import torch
 import ekiden
 from ekiden.target import Target
 from ekiden.tune import Candidate, Records, Session, Task, te_task
-from ekiden.tune.code import load
+from ekiden.tune.code import load_candidate_code
 from ekiden.tune.cost_model import BoostedTrees
-from ekiden.tune.program import KERNEL_NAME, build
+from ekiden.tune.program import CANDIDATE_KERNEL_NAME, build_candidate
 from ekiden.tune.run_job import make_arrays
 from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.te_workload import WORKLOADS
 
-ROUNDS = 15
-SEARCHES: dict[str, Search] = {
+INTERLEAVED_ROUNDS = 15
+SEARCH_STRATEGIES: dict[str, Search] = {
     "random": Random(),
     "evolution": Evolution(),
     "guided": Evolution(model=BoostedTrees),
@@ -40,9 +40,11 @@ SEARCHES: dict[str, Search] = {
 """At equal trials, with a file of records for each; `guided` is by a model of costs."""
 
 
-def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-    """Return the computation in PyTorch, with channels last where possible and weights in its own
-    layout.
+def make_torch_call(
+    name: str, x: torch.Tensor, w: torch.Tensor | None
+) -> Callable[[], torch.Tensor]:
+    """Return the computation in PyTorch, channels last where possible and with prepacked
+    weights.
     """
     f = torch.nn.functional
     if name == "GMM":
@@ -73,12 +75,12 @@ def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[],
     return lambda: f.conv2d(moved, own, None, stride, padding, dilation, groups)
 
 
-def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:
-    """Return the computation in ONNX Runtime: channels first, weights known at load time."""
+def make_onnxruntime_call(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:
+    """Return the computation in ONNX Runtime, channels first and with constant weights."""
     attrs: dict[str, object] = {}
-    if name in CONVOLUTIONS:
+    if name in ONNX_CONVOLUTIONS:
         assert w is not None
-        op, order, attrs = CONVOLUTIONS[name]
+        op, order, attrs = ONNX_CONVOLUTIONS[name]
         x, w = np.moveaxis(x, -1, 1), w.transpose(order)
         w = w[:, None] if name == "DEP" else w
         rank = x.ndim - 2
@@ -113,7 +115,7 @@ def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[
     return lambda: session.run_with_iobinding(binding)
 
 
-CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
+ONNX_CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
     "C1D": ("Conv", (2, 1, 0), {"strides": 2, "pads": 1}),
     "C2D": ("Conv", (3, 2, 0, 1), {"strides": 2, "pads": 3}),
     "C3D": ("Conv", (4, 3, 0, 1, 2), {"strides": 2, "pads": 3}),
@@ -125,19 +127,19 @@ CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 """Operator, order of the weight's axes, attributes of each axis."""
 
 
-def compiled(
+def compile_candidate(
     task: Task, candidate: Candidate, tensors: list[ekiden.runtime.Tensor]
 ) -> Callable[[], object]:
     """Return a call of a candidate."""
-    built = build(task.source, candidate, task.target, [{}])
-    function = load(built.code)[KERNEL_NAME]
+    built = build_candidate(task.source, candidate, task.target, [{}])
+    function = load_candidate_code(built.code)[CANDIDATE_KERNEL_NAME]
     return lambda: function(*tensors)
 
 
-def in_turns(calls: list[Callable[[], object]]) -> list[float]:
-    """Return the minimum thread time of each call, after one that warms the caches for its data."""
+def interleaved_min_times(calls: list[Callable[[], object]]) -> list[float]:
+    """Return the minimum thread CPU time of each call, after one that warms the caches."""
     best = [math.inf] * len(calls)
-    for _ in range(ROUNDS):
+    for _ in range(INTERLEAVED_ROUNDS):
         for n, call in enumerate(calls):
             call()
             count = 0
@@ -154,13 +156,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=list(WORKLOADS))
     parser.add_argument("--trials", type=int, default=64)
-    parser.add_argument("--search", choices=SEARCHES, default="evolution")
+    parser.add_argument("--search", choices=SEARCH_STRATEGIES, default="evolution")
     parser.add_argument("-o", "--output")
     parser.add_argument("--compare", action="store_true", help="what stands in the records")
     options = parser.parse_args()
     ekiden.runtime.num_threads(1)
     torch.set_num_threads(1)
-    search = SEARCHES[options.search]
+    search = SEARCH_STRATEGIES[options.search]
     ratios = []
     for name in options.names:
         task = te_task(WORKLOADS[name](), Target("llvm"), name)
@@ -173,18 +175,23 @@ def main() -> None:
         (state,) = session.states
         best = state.best
         chosen = Candidate(best.rule, best.choice) if best else task.space.default
-        built = build(task.source, task.space.default, task.target, [{}])
+        built = build_candidate(task.source, task.space.default, task.target, [{}])
         data = make_arrays(built.args, built.outputs, seed=0)  # aligned to lines, as theirs are
         arrays, tensors = [*data.inputs, *data.outputs], data.tensors()
         x = torch.from_numpy(arrays[0])
         w = torch.from_numpy(arrays[1]) if len(arrays) > 2 else None
-        calls = [compiled(task, task.space.default, tensors), compiled(task, chosen, tensors)]
+        calls = [
+            compile_candidate(task, task.space.default, tensors),
+            compile_candidate(task, chosen, tensors),
+        ]
         with torch.inference_mode():
             peers = [
-                in_torch(name, x, w),
-                in_onnx_runtime(name, *arrays[: len(arrays) - 1], *[None] * (3 - len(arrays))),
+                make_torch_call(name, x, w),
+                make_onnxruntime_call(
+                    name, *arrays[: len(arrays) - 1], *[None] * (3 - len(arrays))
+                ),
             ]
-            default, tuned, theirs, ort = in_turns([*calls, *peers])
+            default, tuned, theirs, ort = interleaved_min_times([*calls, *peers])
         near = (n for n, r in enumerate(state.curve) if r <= 1.05 * state.curve[-1])
         soon = next(near, 0) + 1
         speeds = "  ".join(f"{task.flops / t / 1e9:8.1f}" for t in (default, tuned, theirs, ort))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tune_models import dims_of, models
+from tune_models import iter_models, symbol_sizes
 
 import ekiden
 from ekiden.compiler.tune import extract_tasks
@@ -25,13 +25,15 @@ from ekiden.tune import Records
 from ekiden.tune.records import Best, Trial, processor
 from ekiden.tune.task import Task
 
-BEHIND_RATIO = 0.9
+MAX_TUNED_RATIO = 0.9
 """A default that takes longer than 1 / BEHIND of the time of the best is a fault of its model."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A kernel: the default's seconds, the best's relative time, the trials, and the decisions."""
+class TunedKernel:
+    """Tuned kernel: the default's seconds, the best trial's relative time, the trials, and both
+    decisions.
+    """
 
     task: Task
     seconds: float
@@ -41,7 +43,7 @@ class Row:
     best: Best | None
 
     @property
-    def found(self) -> str:
+    def decision_change(self) -> str:
         """Return how the best decision differs."""
         if self.best is None:
             return "the same"
@@ -49,18 +51,18 @@ class Row:
         return " ".join(f"{k}={v}" for k, v in chosen.items() if self.default[k] != v)
 
     @property
-    def text(self) -> str:
+    def to_markdown(self) -> str:
         """Return it as a table row."""
         free = [c.name for c in self.task.space.free]  # type: ignore[attr-defined]
         default = " ".join(f"{name}={self.default[name]}" for name in free)
         name = (self.task.node or self.task.name).replace("|", "/")
         family = self.task.space.default.rule
-        cells = (name, family, f"{self.seconds * 1e6:.1f}", default, self.found,
+        cells = (name, family, f"{self.seconds * 1e6:.1f}", default, self.decision_change,
                  f"{self.ratio:.2f}" if self.best else "1", str(self.trials))  # fmt: skip
         return f"| {' | '.join(cells)} |"
 
 
-def rows_of(tasks: Sequence[Task], records: Records) -> list[Row]:
+def collect_rows(tasks: Sequence[Task], records: Records) -> list[TunedKernel]:
     """Return the rows of the tasks searched on this machine, slowest first."""
     best, rows = records.best(), []
     for task in tasks:
@@ -72,16 +74,16 @@ def rows_of(tasks: Sequence[Task], records: Records) -> list[Row]:
         ratio = chosen.ratio if chosen else 1.0
         default = task.space.decide({})  # type: ignore[attr-defined]
         seconds = min(t.untuned for t in local_trials if t.untuned)
-        rows.append(Row(task, seconds, ratio, len(local_trials), default, chosen))
+        rows.append(TunedKernel(task, seconds, ratio, len(local_trials), default, chosen))
     return sorted(rows, key=lambda row: row.seconds * row.task.calls, reverse=True)
 
 
-def mean(rows: Sequence[Row]) -> float:
+def geometric_mean_ratio(rows: Sequence[TunedKernel]) -> float:
     """Return the geometric mean of the ratios."""
     return statistics.geometric_mean(row.ratio for row in rows)
 
 
-def section(name: str, rows: Sequence[Row]) -> list[str]:
+def render_section(name: str, rows: Sequence[TunedKernel]) -> list[str]:
     """Return the lines of a model."""
     spent = sum(r.seconds * r.task.calls for r in rows)
     tuned = sum(r.seconds * r.task.calls * r.ratio for r in rows)
@@ -90,20 +92,20 @@ def section(name: str, rows: Sequence[Row]) -> list[str]:
         "",
         f"{len(rows)} kernels, {sum(r.task.calls for r in rows)} calls, {spent * 1e3:.3f} ms by"
         f" default and {tuned * 1e3:.3f} by what was found; geometric mean of the ratios"
-        f" {mean(rows):.3f}.",
+        f" {geometric_mean_ratio(rows):.3f}.",
         "",
         "| kernel | family | us | default | found | ratio | trials |",
         "|---|---|--:|---|---|--:|--:|",
-        *(row.text for row in rows),
+        *(row.to_markdown for row in rows),
         "",
     ]
 
 
-def page(sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
+def render_page(sections: Sequence[tuple[str, Sequence[TunedKernel]]]) -> str:
     """Return the whole page."""
     every = [row for _, rows in sections for row in rows]
     target = every[0].task.target
-    behind = sum(row.ratio < BEHIND_RATIO for row in every)
+    behind = sum(row.ratio < MAX_TUNED_RATIO for row in every)
     slower = sum(row.best is not None for row in every)
     return "\n".join([
         "# Defaults beside what search finds",
@@ -119,11 +121,11 @@ def page(sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
         "before there is a kernel, widths of packed panels and tiles of Winograd, is not searched.",
         "",
         f"Of {len(every)} kernels {slower} have a faster decision, {behind} by more than"
-        f" {100 * (1 - BEHIND_RATIO):.0f} %; the geometric mean of the ratios is "
-        f"{mean(every):.3f}, the"
+        f" {100 * (1 - MAX_TUNED_RATIO):.0f} %; the geometric mean of the ratios is "
+        f"{geometric_mean_ratio(every):.3f}, the"
         f" least {min(row.ratio for row in every):.2f}.",
         "",
-        *(line for name, rows in sections for line in section(name, rows)),
+        *(line for name, rows in sections for line in render_section(name, rows)),
     ]).rstrip() + "\n"  # fmt: skip
 
 
@@ -140,13 +142,13 @@ def main() -> None:
     options = parser.parse_args()
     options.only = options.only or [path.stem for path in options.out.glob("*.json")]
     sections = []
-    for name, path, feed, _ in models(options):
+    for name, path, feed, _ in iter_models(options):
         records = options.out / f"{name}.json"
         if records.exists():
-            dims = dims_of(ekiden.compile(str(path), records=()), feed)
-            rows = rows_of(extract_tasks(str(path), dims=dims).tasks, Records.open(records))
+            dims = symbol_sizes(ekiden.compile(str(path), records=()), feed)
+            rows = collect_rows(extract_tasks(str(path), dims=dims).tasks, Records.open(records))
             sections += [(name, rows)] if rows else []
-    text = page(sections)
+    text = render_page(sections)
     if options.write is None:
         print(text)
     else:

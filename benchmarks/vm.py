@@ -23,60 +23,62 @@ from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import Executable, VirtualMachine, load_image, num_threads
-from ekiden.runtime.debug.instructions import Instruction, make
+from ekiden.runtime.debug.instructions import Instruction, make_instruction
 
 REPEAT, ROUNDS = 1000, 60
 Run = Callable[[], object]
 
 
-def programs() -> dict[str, list[Instruction]]:
-    """Return what is repeated; $0 is a tensor of one element, $1 an integer, $2 a pair."""
+def instruction_programs() -> dict[str, list[Instruction]]:
+    """Return the measured instruction sequences by name; $0 is a one-element tensor, $1 an integer,
+    $2 a pair.
+    """
     call = {"packed_index": 0, "output_size": 1}
     return {
         "empty": [],
-        "move": [make("Move", dst=4, src=1)],
-        "move of a tensor": [make("Move", dst=4, src=0)],
-        "load_consti": [make("LoadConsti", dst=4, value=7)],
-        "load_const": [make("LoadConst", dst=4, const_index=0)],
-        "get_field": [make("GetField", dst=4, object=2, index=0)],
-        "get_tag": [make("GetTag", dst=4, object=2)],
-        "goto": [make("Goto", offset=1)],
-        "if": [make("If", test=1, target=1, true_offset=1, false_offset=1)],
-        "switch": [make("Switch", value=2, offsets=(1, 1))],
-        "kill_register": [make("KillRegister", dst=4)],
-        "invoke and ret": [make("Invoke", dst=4, func=1, args=(1,))],
-        "alloc_data": [make("AllocADT", dst=4, tag=0, fields=(1, 1))],
+        "move": [make_instruction("Move", dst=4, src=1)],
+        "move of a tensor": [make_instruction("Move", dst=4, src=0)],
+        "load_consti": [make_instruction("LoadConsti", dst=4, value=7)],
+        "load_const": [make_instruction("LoadConst", dst=4, const_index=0)],
+        "get_field": [make_instruction("GetField", dst=4, object=2, index=0)],
+        "get_tag": [make_instruction("GetTag", dst=4, object=2)],
+        "goto": [make_instruction("Goto", offset=1)],
+        "if": [make_instruction("If", test=1, target=1, true_offset=1, false_offset=1)],
+        "switch": [make_instruction("Switch", value=2, offsets=(1, 1))],
+        "kill_register": [make_instruction("KillRegister", dst=4)],
+        "invoke and ret": [make_instruction("Invoke", dst=4, func=1, args=(1,))],
+        "alloc_data": [make_instruction("AllocADT", dst=4, tag=0, fields=(1, 1))],
         "alloc_tensor": [
-            make("AllocTensor", dst=4, storage=3, offset=0, dtype="float32", shape=(1,))
+            make_instruction("AllocTensor", dst=4, storage=3, offset=0, dtype="float32", shape=(1,))
         ],
-        "invoke_packed": [make("InvokePacked", args=(0, 0, 5), **call)],
+        "invoke_packed": [make_instruction("InvokePacked", args=(0, 0, 5), **call)],
     }
 
 
-def function(body: list[Instruction]) -> VMFunction:
+def repeat_function(body: list[Instruction]) -> VMFunction:
     """Return a function that runs the body REPEAT times."""
     start = [
-        make("LoadConsti", dst=1, value=64),
-        make("AllocADT", dst=2, tag=0, fields=(1, 1)),
-        make("AllocStorage", dst=3, size=1, size_index=0, alignment=64, device=0),
-        make("AllocTensor", dst=5, storage=3, offset=0, dtype="float32", shape=(1,)),
+        make_instruction("LoadConsti", dst=1, value=64),
+        make_instruction("AllocADT", dst=2, tag=0, fields=(1, 1)),
+        make_instruction("AllocStorage", dst=3, size=1, size_index=0, alignment=64, device=0),
+        make_instruction("AllocTensor", dst=5, storage=3, offset=0, dtype="float32", shape=(1,)),
     ]
-    return VMFunction("main", ("x",), 6, (*start, *(body * REPEAT), make("Ret", src=1)))
+    return VMFunction("main", ("x",), 6, (*start, *(body * REPEAT), make_instruction("Ret", src=1)))
 
 
-def build() -> tuple[dict[str, Run], Run]:
+def build_runs() -> tuple[dict[str, Run], Run]:
     """Return runs of all programs, and of their kernel alone."""
     x, y = relay.var("x", shape=(1,)), relay.var("y", shape=(1,))
     module = ekiden.IRModule.from_expr(relay.Function([x, y], relay.add(x, y)))
     compiled_executable = Executable.from_bytes(compile_to_bytes(module))
     kernel = next(name for name in compiled_executable.primitives if "add" in name)
-    image = _image(compiled_executable)
+    image = _serialize_executable(compiled_executable)
     one = ekiden.runtime.tensor(np.ones(1, np.float32))
     runs: dict[str, Run] = {}
-    for name, body in programs().items():
-        identity = VMFunction("identity", ("x",), 1, (make("Ret", src=0),))
+    for name, body in instruction_programs().items():
+        identity = VMFunction("identity", ("x",), 1, (make_instruction("Ret", src=0),))
         constants = [np.ones(1, np.float32)]
-        data = write_executable([function(body), identity], constants, [kernel], image, {})
+        data = write_executable([repeat_function(body), identity], constants, [kernel], image, {})
         machine = VirtualMachine(Executable.from_bytes(data))
         runs[name] = lambda machine=machine: machine.invoke("main", one)  # type: ignore[misc]
     evaluator = load_image(image).time_evaluator(kernel, number=REPEAT * 10)
@@ -84,7 +86,7 @@ def build() -> tuple[dict[str, Run], Run]:
     return runs, lambda: evaluator(one, one, out).min
 
 
-def _image(executable: Executable) -> bytes:
+def _serialize_executable(executable: Executable) -> bytes:
     data = executable.to_bytes()
     n = int.from_bytes(data[24:28], "little")
     for at in range(32, 32 + 24 * n, 24):
@@ -94,8 +96,8 @@ def _image(executable: Executable) -> bytes:
     raise SystemExit("the executable has no native code")
 
 
-def minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the minimum seconds of each run over rounds in which they alternate."""
+def interleaved_minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the minimum duration of each run in seconds over alternating rounds."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -105,10 +107,10 @@ def minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
     return best
 
 
-def instructions() -> None:
+def print_instruction_costs() -> None:
     """Print the table of instructions."""
-    runs, kernel = build()
-    best = minima(runs)
+    runs, kernel = build_runs()
+    best = interleaved_minima(runs)
     empty = best.pop("empty")
     alone = min(float(str(kernel())) for _ in range(5)) * 1e9
     print(f"empty call from Python {empty * 1e9:.0f} ns; the kernel alone {alone:.1f} ns")
@@ -123,7 +125,7 @@ def instructions() -> None:
             print(f"{name:>18} {per_instruction:7.1f} ns (at most 40)")
 
 
-def chain() -> None:
+def measure_add_chain() -> None:
     """Measure 1,000 consecutive adds of one element."""
     import onnx  # noqa: PLC0415  # only here: the rest runs without
     import onnxruntime  # noqa: PLC0415
@@ -134,6 +136,7 @@ def chain() -> None:
     values = [helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "one", "y")]
     graph = helper.make_graph(nodes, "chain", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    # Without fusion each node stays one kernel call.
     with PassContext(config={"relay.FuseOps.max_depth": 1}):
         ours = ekiden.compile(model)
         native = ekiden.compile(model, executor="aot")
@@ -150,7 +153,7 @@ def chain() -> None:
     (expected,) = session.run(None, {"x": x, "one": one})
     np.testing.assert_array_equal(np.asarray(ours(x, one)), expected)
     np.testing.assert_array_equal(np.asarray(native(x, one)), expected)
-    best = minima(
+    best = interleaved_minima(
         {
             "ekiden": lambda: ours(x, one),
             "ekiden aot": lambda: native(x, one),
@@ -168,8 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     num_threads(parser.parse_args().threads)
-    instructions()
-    chain()
+    print_instruction_costs()
+    measure_add_chain()
 
 
 if __name__ == "__main__":

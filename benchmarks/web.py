@@ -32,16 +32,16 @@ from typing import Any
 import numpy as np
 
 import ekiden
-from ekiden.compiler.export.web import RUNTIME_FILE, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import RUNTIME_FILE, WEB_TARGETS, write_web_folder
 
-HERE = Path(__file__).parent
-BUNDLE = "dist/ort.wasm.bundle.min.mjs"
-OF_NODE = "dist/ort.node.min.mjs"
-RELAXED = "--experimental-wasm-relaxed-simd"
+SCRIPT_FOLDER = Path(__file__).parent
+ORT_WEB_BUNDLE = "dist/ort.wasm.bundle.min.mjs"
+ORT_NODE_MODULE = "dist/ort.node.min.mjs"
+RELAXED_SIMD_FLAG = "--experimental-wasm-relaxed-simd"
 Row = dict[str, Any]
 
 
-def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> None:
+def prepare_models(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> None:
     """Compile, run on this machine, and save everything a host needs."""
     tools = runpy.run_path(str(manifest.parent / "fetch_models.py"))
     entries = {
@@ -63,22 +63,22 @@ def prepare(folder: Path, manifest: Path, cache: Path, names: Sequence[str]) -> 
             for at, array in enumerate(array_group):
                 array.tofile(folder / f"{name}.{what}{at}")
         about = {
-            "inputs": [_described(key, value) for key, value in feed.items()],
-            "outputs": [_described("", array_out) for array_out in arrays],
+            "inputs": [_describe_array(key, value) for key, value in feed.items()],
+            "outputs": [_describe_array("", array_out) for array_out in arrays],
         }
         (folder / f"{name}.json").write_text(json.dumps(about))
         shutil.copyfile(model, folder / f"{name}.onnx")
-        write_site(artifact.read_bytes(), folder / "site")
+        write_web_folder(artifact.read_bytes(), folder / "site")
         print(f"{name}: {artifact.stat().st_size / 1e6:.1f} MB", flush=True)
-    shutil.copyfile(HERE / "web_measure.js", folder / "site" / "web_measure.js")
+    shutil.copyfile(SCRIPT_FOLDER / "web_measure.js", folder / "site" / "web_measure.js")
     (folder / "page.html").write_text("<!doctype html><link rel=icon href='data:,'>")
 
 
-def _described(name: str, array: np.ndarray[Any, Any]) -> Row:
+def _describe_array(name: str, array: np.ndarray[Any, Any]) -> Row:
     return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)}
 
 
-def in_node(folder: Path, order: Row) -> Row:
+def run_in_node(folder: Path, order: Row) -> Row:
     """Measure in Node."""
     program = f"""
       import {{readFileSync}} from 'node:fs';
@@ -86,11 +86,15 @@ def in_node(folder: Path, order: Row) -> Row:
       const read = (name) => new Uint8Array(readFileSync(`{folder}/${{name}}`));
       console.log(JSON.stringify(await measure({json.dumps(order)}, read)));
     """
-    has = subprocess.run(["node", RELAXED, "-e", "0"], capture_output=True).returncode == 0
+    has = (
+        subprocess.run(["node", RELAXED_SIMD_FLAG, "-e", "0"], capture_output=True).returncode == 0
+    )
     written = folder / "measure.mjs"  # workers of the peer are refused beside a program of -e
     written.write_text(program)
     done = subprocess.run(
-        ["node", *([RELAXED] if has else []), str(written)], capture_output=True, text=True
+        ["node", *([RELAXED_SIMD_FLAG] if has else []), str(written)],
+        capture_output=True,
+        text=True,
     )
     if done.returncode != 0:
         raise SystemExit(f"web: node: {order}: {done.stderr[-2000:]}")
@@ -98,7 +102,7 @@ def in_node(folder: Path, order: Row) -> Row:
     return figures
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
+class _IsolatedHandler(http.server.SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
         """Add the headers that let a page share memory between threads."""
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
@@ -110,9 +114,9 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def chromium(folder: Path) -> Iterator[Any]:
+def open_chromium(folder: Path) -> Iterator[Any]:
     """Open a page of headless Chromium, with the folder served."""
-    handler = functools.partial(_Quiet, directory=str(folder))
+    handler = functools.partial(_IsolatedHandler, directory=str(folder))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with import_module("playwright.sync_api").sync_playwright() as playwright:
@@ -125,7 +129,7 @@ def chromium(folder: Path) -> Iterator[Any]:
     server.shutdown()
 
 
-def in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
+def run_in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
     """Measure in a page."""
     figures: Row = page.evaluate(
         """async (order) => {
@@ -139,30 +143,30 @@ def in_page(page: Any, order: Row) -> Row:  # noqa: ANN401
     return figures
 
 
-def in_wasmtime(folder: Path, name: str) -> Row:
+def run_in_wasmtime(folder: Path, name: str) -> Row:
     """Measure in wasmtime: its results and minimum time."""
     run_model = import_module("web_wasmtime").run_model
     about = json.loads((folder / f"{name}.json").read_text())
 
-    def arrays(what: str, rows: Sequence[Row]) -> list[np.ndarray[Any, Any]]:
+    def load_arrays(what: str, rows: Sequence[Row]) -> list[np.ndarray[Any, Any]]:
         files = [folder / f"{name}.{what}{at}" for at in range(len(rows))]
         return [
             np.fromfile(f, r["dtype"]).reshape(r["shape"]) for f, r in zip(files, rows, strict=True)
         ]
 
     names = [row["name"] for row in about["inputs"]]
-    inputs = dict(zip(names, arrays("in", about["inputs"]), strict=True))
+    inputs = dict(zip(names, load_arrays("in", about["inputs"]), strict=True))
     runtime, artifact = (folder / "site" / RUNTIME_FILE), folder / f"{name}.eki"
     outputs, min_ms = run_model(runtime.read_bytes(), artifact.read_bytes(), inputs)
     worst = 0.0
-    for actual, expected in zip(outputs, arrays("out", about["outputs"]), strict=True):
+    for actual, expected in zip(outputs, load_arrays("out", about["outputs"]), strict=True):
         top = max(1.0, float(np.abs(expected).max(initial=0)))
         by = np.abs(actual.astype(float) - expected.astype(float)).max(initial=0)
         worst = max(worst, float(by) / top)
     return {"median": min_ms, "difference": worst}
 
 
-def run(folder: Path, options: argparse.Namespace) -> None:
+def print_web_table(folder: Path, options: argparse.Namespace) -> None:
     """Print the table."""
     names = options.only or sorted(path.stem for path in folder.glob("*.json"))
     ort = Path(options.ort).resolve() if options.ort else Path()
@@ -171,13 +175,13 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     print(
         f"{'model':24} {'host':9} {'ekiden ms':>10} {'ort ms':>10} {'ratio':>6} {'difference':>11}"
     )
-    with chromium(folder) if options.chromium else _nothing() as page:
+    with open_chromium(folder) if options.chromium else _null_page() as page:
         if options.ort and options.chromium and not (folder / "ort").exists():
             shutil.copytree(ort / "dist", folder / "ort" / "dist")
         for name in names:
             for host in hosts:
                 where = f"{folder}/site" if host == "node" else "/site"
-                peer = str(ort / OF_NODE) if host == "node" else f"/ort/{BUNDLE}"
+                peer = str(ort / ORT_NODE_MODULE) if host == "node" else f"/ort/{ORT_WEB_BUNDLE}"
                 clock = "cpu" if options.cpu and host == "node" else "wall"
                 order = {"id": name, "budget": options.budget, "threads": options.threads,
                          "clock": clock}  # fmt: skip
@@ -185,19 +189,19 @@ def run(folder: Path, options: argparse.Namespace) -> None:
                 for engine, url in (("ekiden", where), ("onnxruntime", peer)):
                     if engine == "ekiden" or options.ort:
                         page_order = {**order, "engine": engine, "url": url}
-                        rows.append(in_page(page, page_order) if page and host == "page"
-                                    else in_node(folder, page_order))  # fmt: skip
+                        rows.append(run_in_page(page, page_order) if page and host == "page"
+                                    else run_in_node(folder, page_order))  # fmt: skip
                 own, ort_median = rows[0], rows[1]["median"] if options.ort else math.nan
                 ratios[host].append(ort_median / own["median"])
-                _say(name, host, own, ort_median)
+                _print_row(name, host, own, ort_median)
             if options.wasmtime:
-                _say(name, "wasmtime", in_wasmtime(folder, name), math.nan)
+                _print_row(name, "wasmtime", run_in_wasmtime(folder, name), math.nan)
     for host in hosts if options.ort else ():
         mean = statistics.geometric_mean(ratios[host])
         print(f"{host}: {mean:.2f} times onnxruntime-web, geometric mean of {len(ratios[host])}")
 
 
-def _say(name: str, host: str, own: Row, ort_median: float) -> None:
+def _print_row(name: str, host: str, own: Row, ort_median: float) -> None:
     """Print a row."""
     ratio = ort_median / own["median"]
     numbers = f"{own['median']:10.2f} {ort_median:10.2f} {ratio:6.2f} {own['difference']:11.1e}"
@@ -205,7 +209,7 @@ def _say(name: str, host: str, own: Row, ort_median: float) -> None:
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
+def _null_page() -> Iterator[None]:
     yield None
 
 
@@ -225,9 +229,9 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     if options.what == "run":
-        return run(folder, options)
+        return print_web_table(folder, options)
     manifest, cache, *names = options.rest
-    return prepare(folder, Path(manifest), Path(cache), names)
+    return prepare_models(folder, Path(manifest), Path(cache), names)
 
 
 if __name__ == "__main__":

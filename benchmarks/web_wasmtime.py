@@ -28,15 +28,15 @@ from wasmtime import (
 
 Array = np.ndarray[Any, Any]
 HEADER, VALUE, PAYLOAD = 24, 16, 8
-STANDARD_IMPORTS = 5
+NUM_STANDARD_IMPORTS = 5
 TENSOR, ARRAY = 70, 71
-CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
-DTYPES = {(2, 32): "float32", (2, 64): "float64", (0, 64): "int64", (0, 32): "int32",
-          (0, 8): "int8", (1, 8): "uint8", (6, 8): "bool"}  # fmt: skip
+DTYPE_CODES = {"f": 2, "i": 0, "u": 1, "b": 6}
+DTYPE_NAMES = {(2, 32): "float32", (2, 64): "float64", (0, 64): "int64", (0, 32): "int32",
+               (0, 8): "int8", (1, 8): "uint8", (6, 8): "bool"}  # fmt: skip
 
 
-class Runtime:
-    """An instance of the runtime."""
+class WasmRuntime:
+    """Instance of the WebAssembly runtime."""
 
     def __init__(self, wasm: bytes) -> None:
         self.engine = Engine()
@@ -44,11 +44,11 @@ class Runtime:
         module = Module(self.engine, wasm)
         types = {"i": ValType.i32(), "d": ValType.f64()}
         rows = {
-            "place": ("iiii", "i", self.place),
+            "place": ("iiii", "i", self.instantiate_kernels),
             "drop": ("i", "", lambda first: None),
             "features": ("", "i", lambda: 3),
             "now": ("", "d", lambda: 1e3 * time.perf_counter()),
-            "warn": ("ii", "", lambda line, size: print(self.text(line, size))),
+            "warn": ("ii", "", lambda line, size: print(self.read_string(line, size))),
             "call": ("iiii", "i", lambda *_: -1),
             "forget": ("i", "", lambda number: None),
             "device": ("iii", "i", lambda *_: -1),
@@ -63,20 +63,21 @@ class Runtime:
         memory, table = self.exports["memory"], self.exports["__indirect_function_table"]
         assert isinstance(memory, Memory) and isinstance(table, Table)
         self.memory, self.table = memory, table
-        self.c("_initialize")
+        self.call_c("_initialize")
 
-    def c(self, name: str, *args: int) -> int:
+    def call_c(self, name: str, *args: int) -> int:
         """Call a function of runtime.h."""
         function = self.exports[name]
         assert isinstance(function, Func)
         result: Any = function(self.store, *args)
         return result if result is None or result >= 0 else int(result)
 
-    def place(self, text: int, size: int, addresses: int, data: int) -> int:
-        """Instantiate a kernel module."""
+    def instantiate_kernels(self, text: int, size: int, addresses: int, data: int) -> int:
+        """Instantiate a kernel module in the runtime's memory and table."""
         module = Module(self.engine, bytes(self.memory.read(self.store, text, text + size)))
         room = bytes(self.memory.read(self.store, text, text + 64))
-        first = self.table.grow(self.store, _places(room), None)
+        # Functions of the module are called through the runtime's indirect function table.
+        first = self.table.grow(self.store, _table_size(room), None)
         constant = GlobalType(ValType.i32(), False)
         imports: list[Any] = [
             self.memory,
@@ -85,9 +86,9 @@ class Runtime:
             Global(self.store, constant, Val.i32(first)),
             self.exports["__stack_pointer"],
         ]
-        for at, _ in enumerate(module.imports[STANDARD_IMPORTS:]):
+        for at, _ in enumerate(module.imports[NUM_STANDARD_IMPORTS:]):
             (address,) = struct.unpack("<I", self.read(addresses + 4 * at, 4))
-            if module.imports[STANDARD_IMPORTS + at].module == "env":
+            if module.imports[NUM_STANDARD_IMPORTS + at].module == "env":
                 imports.append(self.table.get(self.store, address))
             else:
                 kind = GlobalType(ValType.i32(), True)
@@ -100,71 +101,74 @@ class Runtime:
         at &= 0xFFFFFFFF
         return bytes(self.memory.read(self.store, at, at + size))
 
-    def text(self, at: int, size: int) -> str:
+    def read_string(self, at: int, size: int) -> str:
         """Return text in its memory."""
         return self.read(at, size).decode()
 
-    def pointer(self, at: int) -> int:
+    def read_pointer(self, at: int) -> int:
         """Return a pointer in its memory."""
         (address,) = struct.unpack("<I", self.read(at, 4))
         return int(address)
 
-    def put(self, data: bytes) -> int:
+    def copy_in(self, data: bytes) -> int:
         """Copy bytes into newly allocated memory."""
-        at = self.c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
+        at = self.call_c("ek_web_alloc", max(len(data), 1), 64) & 0xFFFFFFFF
         self.memory.write(self.store, data, at)
         return at
 
     def check(self, code: int) -> None:
-        """Raises RuntimeError with the runtime's error."""
+        """Raise RuntimeError with the runtime's last error unless the status is 0."""
         if code == 0:
             return
-        error = self.c("ek_error_take") & 0xFFFFFFFF
+        error = self.call_c("ek_error_take") & 0xFFFFFFFF
         words = struct.unpack("<4I", self.read(error + HEADER, 16))
-        raise RuntimeError(f"{self.text(*words[:2])}: {self.text(*words[2:])}")
+        raise RuntimeError(f"{self.read_string(*words[:2])}: {self.read_string(*words[2:])}")
 
-    def load(self, data: bytes) -> int:
+    def load_artifact(self, data: bytes) -> int:
         """Return the function `main` of an artifact."""
-        room = self.c("ek_web_file", len(data)) & 0xFFFFFFFF
+        room = self.call_c("ek_web_file", len(data)) & 0xFFFFFFFF
         self.memory.write(self.store, data, room)
-        out = self.put(bytes(8))
-        self.check(self.c("ek_module_load", self.put(b"model.eki\0"), out))
-        self.check(self.c("ek_module_get", self.pointer(out), self.put(b"main\0"), out))
-        return self.pointer(out)
+        out = self.copy_in(bytes(8))
+        self.check(self.call_c("ek_module_load", self.copy_in(b"model.eki\0"), out))
+        self.check(
+            self.call_c("ek_module_get", self.read_pointer(out), self.copy_in(b"main\0"), out)
+        )
+        return self.read_pointer(out)
 
-    def run(self, function: int, inputs: Sequence[Array]) -> list[Array]:
+    def call_function(self, function: int, inputs: Sequence[Array]) -> list[Array]:
         """Call a function on arrays; return copies of its results."""
         values = b"".join(
-            struct.pack("<iIQ", TENSOR, 0, self.tensor(input_array)) for input_array in inputs
+            struct.pack("<iIQ", TENSOR, 0, self.create_tensor(input_array))
+            for input_array in inputs
         )
-        arg_values, ret = self.put(values), self.put(bytes(VALUE))
-        body = self.table.get(self.store, self.pointer(function + HEADER))
+        arg_values, ret = self.copy_in(values), self.copy_in(bytes(VALUE))
+        body = self.table.get(self.store, self.read_pointer(function + HEADER))
         assert isinstance(body, Func)
         self.check(body(self.store, function, arg_values, len(inputs), ret))
         for at in range(len(inputs)):
-            self.c("ek_object_release", self.pointer(arg_values + VALUE * at + PAYLOAD))
+            self.call_c("ek_object_release", self.read_pointer(arg_values + VALUE * at + PAYLOAD))
         kind, _, payload = struct.unpack("<iII", self.read(ret, 12))
-        results = self.arrays(kind, payload)
-        self.c("ek_object_release", payload)
+        results = self.flatten_result(kind, payload)
+        self.call_c("ek_object_release", payload)
         for block in (arg_values, ret):
-            self.c("ek_web_free", block)
+            self.call_c("ek_web_free", block)
         return results
 
-    def tensor(self, array: Array) -> int:
+    def create_tensor(self, array: Array) -> int:
         """Create a runtime tensor with a copy of an array."""
-        code, bits = CODES[array.dtype.kind], 8 * array.itemsize
+        code, bits = DTYPE_CODES[array.dtype.kind], 8 * array.itemsize
         dims = struct.pack(f"<{array.ndim}q", *array.shape)
-        at = self.put(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
+        at = self.copy_in(dims + struct.pack("<BBHiii", code, bits, 1, 1, 0, 0))
         dtype = at + len(dims)
         out = dtype + 12
-        self.check(self.c("ek_tensor_new", at, array.ndim, dtype, dtype + 4, out))
-        tensor_object = self.pointer(out)
+        self.check(self.call_c("ek_tensor_new", at, array.ndim, dtype, dtype + 4, out))
+        tensor_object = self.read_pointer(out)
         data = np.ascontiguousarray(array).tobytes()
-        self.memory.write(self.store, data, self.pointer(tensor_object + HEADER))
-        self.c("ek_web_free", at)
+        self.memory.write(self.store, data, self.read_pointer(tensor_object + HEADER))
+        self.call_c("ek_web_free", at)
         return tensor_object
 
-    def arrays(self, kind: int, at: int) -> list[Array]:
+    def flatten_result(self, kind: int, at: int) -> list[Array]:
         """Return the tensors of a result, flattened."""
         if kind != TENSOR:
             size, first = struct.unpack("<iI", self.read(at + HEADER + 4, 8))
@@ -173,22 +177,23 @@ class Runtime:
             if kind == ARRAY:
                 first, _, size = struct.unpack("<IIi", self.read(at + HEADER, 12))
             rows = [struct.unpack("<iII", self.read(first + VALUE * i, 12)) for i in range(size)]
-            return [nested for row in rows for nested in self.arrays(row[0], row[2])]
+            return [nested for row in rows for nested in self.flatten_result(row[0], row[2])]
         data, _, _, rank, code, bits, _, dims, _, _, offset = struct.unpack(
             "<IiiiBBHIIIQ", self.read(at + HEADER, 40)
         )
         shape = struct.unpack(f"<{rank}q", self.read(dims, 8 * rank))
-        dtype = np.dtype(DTYPES[code, bits])
+        dtype = np.dtype(DTYPE_NAMES[code, bits])
         size = int(np.prod(shape)) * dtype.itemsize
         return [np.frombuffer(self.read(data + offset, size), dtype).reshape(shape)]
 
 
-def _places(head: bytes) -> int:
-    """Return how many table entries a module takes, from its section `dylink.0`."""
+def _table_size(head: bytes) -> int:
+    """Return the number of table entries that a module needs, from its `dylink.0` section."""
     at = head.index(b"dylink.0") + 9
     numbers: list[int] = []
     value = shift = 0
     while len(numbers) < 4:
+        # Unsigned LEB128: 7 bits a byte, the lowest first.
         value |= (head[at] & 0x7F) << shift
         shift += 7
         if head[at] < 0x80:
@@ -200,12 +205,12 @@ def _places(head: bytes) -> int:
 
 def run_model(wasm: bytes, data: bytes, inputs: Mapping[str, Array]) -> tuple[list[Array], float]:
     """Return an artifact's results, and the minimum milliseconds of a run."""
-    runtime = Runtime(wasm)
-    function = runtime.load(data)
+    runtime = WasmRuntime(wasm)
+    function = runtime.load_artifact(data)
     times: list[float] = []
     results: list[Array] = []
     for _ in range(3):
         started = time.perf_counter()
-        results = runtime.run(function, list(inputs.values()))
+        results = runtime.call_function(function, list(inputs.values()))
         times.append(1e3 * (time.perf_counter() - started))
     return results, min(times)

@@ -52,7 +52,7 @@ from zoo_models import (
 )
 from zoo_ties import has_ties
 
-SEED = 17
+WEIGHT_SEED = 17
 MAX_PARAMETERS = 40_000_000
 """Larger ones are left out, unless asked for."""
 
@@ -70,7 +70,9 @@ class Package:
 PACKAGES = {
     "torchvision": Package(torchvision_names, torchvision_model),
     "timm": Package(timm_names, timm_model, timm_families),
-    "transformers": Package(zoo_transformers.names, zoo_transformers.build),
+    "transformers": Package(
+        zoo_transformers.architecture_names, zoo_transformers.build_architecture
+    ),
 }
 
 
@@ -79,9 +81,9 @@ PACKAGES = {
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 """Inputs as tensors of PyTorch -> outputs as arrays."""
 
-CPU = "compile_cpu_s"
+CPU_TIME_FIELD = "compile_cpu_s"
 """What a compilation took of the processor, in lines of the export and ONNX roads."""
-EXTRA_FIELDS: dict[str, Any] = {}
+RECORDED_FIELDS: dict[str, Any] = {}
 """What a road says of a model beside, for its line; a process has one model."""
 Engines = dict[str, Callable[[], Call]]
 """What makes a model ready, by engine: "ekiden" and its peers."""
@@ -97,9 +99,11 @@ class Compiled:
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run the executable."""
         used_inputs = (
-            inputs if self._names is None else _kept(self._executable, self._names, inputs)
+            inputs
+            if self._names is None
+            else _remaining_inputs(self._executable, self._names, inputs)
         )
-        return _arrays(self._executable(*used_inputs))
+        return _to_arrays(self._executable(*used_inputs))
 
     def save(self, path: Path) -> None:
         """Write the artifact."""
@@ -110,9 +114,9 @@ class Compiled:
         self._executable.wait(seconds)
 
 
-def _compiled(model: Any) -> Any:  # noqa: ANN401
-    """Return an executable; the CPU time of its compilation, workers included, and of its slowest
-    phase are recorded, since other load on the machine changes only the wall time.
+def _compile_ekiden(model: Any) -> Any:  # noqa: ANN401
+    """Return an executable, recording the CPU time of its compilation, workers included, and its
+    slowest phase.
     """
     import ekiden
     from ekiden.ir.timings import Timings
@@ -120,139 +124,139 @@ def _compiled(model: Any) -> Any:  # noqa: ANN401
 
     timings = Timings()
     with PassContext(instruments=[timings]):
-        executable = ekiden.compile(model, tier=_tier())
+        executable = ekiden.compile(model, tier=_compile_tier())
     own: dict[str, float] = {}
     for row in timings.rows():
         own[row.path[-1]] = own.get(row.path[-1], 0.0) + row.own
     name = max(own, key=lambda phase: own[phase])
-    EXTRA_FIELDS.update({CPU: round(timings.cpu, 2)}, slowest_pass=name,
+    RECORDED_FIELDS.update({CPU_TIME_FIELD: round(timings.cpu, 2)}, slowest_pass=name,
                 slowest_pass_s=round(own[name], 2))  # fmt: skip
     return executable
 
 
-def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """Return the engines for the torch.export road."""
+def _torch_export_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+    """Return the engines on the torch.export frontend."""
     import torch
 
-    examples, shapes = _examples(
+    examples, shapes = _example_inputs(
         model, is_dynamic
     )  # exported here, so that its errors are PyTorch's
     program = torch.export.export(model.module, examples, dynamic_shapes=shapes, strict=False)
 
     def make_ekiden() -> Call:
-        return Compiled(_compiled(program))
+        return Compiled(_compile_ekiden(program))
 
     return {"ekiden": make_ekiden}
 
 
-def _tier() -> str:
+def _compile_tier() -> str:
     return os.environ.get("ZOO_TIER", "full")
 
 
-def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
-    """Return an exporter's example inputs and dynamic shapes; an example size of 1 would be taken
-    for a constant.
+def _example_inputs(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
+    """Return an exporter's example inputs and dynamic shapes; a size of 1 would be specialized as a
+    constant.
     """
     from torch.export import Dim
 
     if not is_dynamic:
         return tuple(model.inputs.values()), None
-    called = [model.axes_of(name) for name in model.inputs]
+    called = [model.extensible_axes(name) for name in model.inputs]
     sizes = {n: Dim(n, min=1, max=64) for axes in called for n in axes.values()}
     shapes = tuple({a: sizes[n] for a, n in axes.items()} for axes in called)
     is_variadic = hasattr(model.module, "inner")
-    return tuple(_larger(model, {"batch": 1})), (shapes,) if is_variadic else shapes
+    return tuple(_enlarge_inputs(model, {"batch": 1})), (shapes,) if is_variadic else shapes
 
 
-def _larger(model: Model, by: Mapping[str, int]) -> list[Any]:
-    """Return the inputs with axes of these names extended by repeating their contents."""
+def _enlarge_inputs(model: Model, by: Mapping[str, int]) -> list[Any]:
+    """Return the inputs with the named axes enlarged by repeating their contents."""
     import torch
 
     inputs = []
     for name, value in model.inputs.items():
-        for axis, size in model.axes_of(name).items():
+        for axis, size in model.extensible_axes(name).items():
             if more := by.get(size, 0):
                 value = torch.cat([value, value.narrow(axis, 0, more)], axis)
         inputs.append(value)
     return inputs
 
 
-def _compile(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _torch_compile_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
     import torch
 
     from ekiden.frontend.torch.backend import counters
 
-    def compiled(backend: str) -> Call:
+    def compile_with_backend(backend: str) -> Call:
         """Return the module compiled by a backend."""
         torch._dynamo.reset()  # graphs of another backend count against the limit of recompilations
         compiled_module = torch.compile(model.module, backend=backend, dynamic=is_dynamic or None)
-        call: Call = lambda inputs: _arrays(compiled_module(*inputs))  # noqa: E731
+        call: Call = lambda inputs: _to_arrays(compiled_module(*inputs))  # noqa: E731
         call(list(model.inputs.values()))
         return call
 
     def of_ekiden() -> Call:
-        call = compiled("ekiden")
+        call = compile_with_backend("ekiden")
         breaks = torch._dynamo.utils.counters["graph_break"]
-        EXTRA_FIELDS.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
+        RECORDED_FIELDS.update(graphs=counters["compiled"], breaks=sum(breaks.values()))
         if counters["eager"]:
             raise RuntimeError(f"{counters['eager']} graphs of {counters.total()} run eagerly")
         return call
 
     peers: Engines = {}
     if os.environ.get("ZOO_INDUCTOR"):
-        peers["inductor"] = lambda: compiled("inductor")
+        peers["inductor"] = lambda: compile_with_backend("inductor")
     return {**peers, "ekiden": of_ekiden}
 
 
-def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
-    def road(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+def _make_onnx_frontend(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
+    def onnx_engines(model: Model, is_dynamic: bool, folder: Path) -> Engines:
         """Return the engines for an ONNX export."""
         import numpy as np
         import torch
 
         path, names = folder / "model.onnx", list(model.inputs)
         options: dict[str, Any] = {"dynamo": uses_dynamo}
-        examples, shapes = _examples(model, is_dynamic)
+        examples, shapes = _example_inputs(model, is_dynamic)
         if is_dynamic and uses_dynamo:
             options["dynamic_shapes"] = shapes
         elif is_dynamic:
-            options["dynamic_axes"] = {name: dict(model.axes_of(name)) for name in names}
+            options["dynamic_axes"] = {name: dict(model.extensible_axes(name)) for name in names}
         torch.onnx.export(model.module, examples, str(path), input_names=names, **options)
 
         def make_ekiden() -> Call:
-            compiled = Compiled(_compiled(path), names)
+            compiled = Compiled(_compile_ekiden(path), names)
             if "ZOO_KEEP" in os.environ:
                 compiled.save(folder / ARTIFACT)
-                np.savez(folder / INPUTS, **dict(zip(names, _arrays(examples), strict=True)))
+                np.savez(folder / INPUTS, **dict(zip(names, _to_arrays(examples), strict=True)))
             return compiled
 
-        return {"onnxruntime": lambda: _onnx_runtime(path, names), "ekiden": make_ekiden}
+        return {"onnxruntime": lambda: _make_onnxruntime_call(path, names), "ekiden": make_ekiden}
 
-    return road
+    return onnx_engines
 
 
-def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """Use the tracing exporter, which is fast, and fall back to the other one if its file is
-    invalid.
+def _onnx_engines_with_fallback(model: Model, is_dynamic: bool, folder: Path) -> Engines:
+    """Return the engines on the fast tracing ONNX exporter, or on the dynamo exporter if its file
+    is invalid.
     """
     import onnx
 
-    _teach_exporter()
+    _register_diff_symbolic()
     try:
-        engines = _onnx(uses_dynamo=False)(model, is_dynamic, folder)
+        engines = _make_onnx_frontend(uses_dynamo=False)(model, is_dynamic, folder)
         onnx.checker.check_model(folder / "model.onnx", full_check=True)
-        _check_shapes(folder / "model.onnx")
+        _check_onnx_shapes(folder / "model.onnx")
         return engines
     except Exception as error:  # the exporter's, of any kind
-        print(f"exporter of TorchScript: {_first(error)}", file=sys.stderr)
-        engines = _onnx(uses_dynamo=True)(model, is_dynamic, folder)
+        print(f"exporter of TorchScript: {_first_line(error)}", file=sys.stderr)
+        engines = _make_onnx_frontend(uses_dynamo=True)(model, is_dynamic, folder)
         onnx.checker.check_model(folder / "model.onnx")  # raises where it reads what nothing makes
         return engines
 
 
-def _teach_exporter() -> None:
-    """Register an exporter for differences, which attention masks use: the exporter that traces has
-    none, and the other takes minutes for steps that are written out.
+def _register_diff_symbolic() -> None:
+    """Register an ONNX symbolic for `diff`, which attention masks use: the tracing exporter lacks
+    one, and the other takes minutes on unrolled steps.
     """
     from torch.onnx import register_custom_op_symbolic, symbolic_helper
 
@@ -270,16 +274,16 @@ def _teach_exporter() -> None:
     register_custom_op_symbolic("aten::diff", diff, 9)
 
 
-def _check_shapes(path: Path) -> None:
-    """Raises ONNX Runtime's error for a file with inconsistent shapes."""
+def _check_onnx_shapes(path: Path) -> None:
+    """Raise ONNX Runtime's error for a file with inconsistent shapes."""
     try:
-        _onnx_runtime(path, [])
+        _make_onnxruntime_call(path, [])
     except Exception as error:  # of any kind: what it has no kernel for is a file all the same
         if "ShapeInferenceError" in str(error):
             raise
 
 
-def _kept(executable: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401
+def _remaining_inputs(executable: Any, names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:  # noqa: ANN401
     """Return the inputs that remain after export."""
     by_name = dict(zip(names, inputs, strict=True))
     return [by_name[model_input.name] for model_input in executable.inputs]
@@ -289,7 +293,7 @@ ARTIFACT, INPUTS = "model.eki", "inputs.npz"
 """What is kept of a model beside model.onnx."""
 
 
-def _onnx_runtime(path: Path, names: Sequence[str]) -> Call:
+def _make_onnxruntime_call(path: Path, names: Sequence[str]) -> Call:
     """Return a call of an ONNX Runtime session."""
     import onnxruntime
 
@@ -303,22 +307,22 @@ def _onnx_runtime(path: Path, names: Sequence[str]) -> Call:
     )
 
 
-ROADS: dict[str, Callable[[Model, bool, Path], Engines]] = {
-    "export": _export,
-    "compile": _compile,
-    "onnx": _onnx(uses_dynamo=True),
-    "onnx-script": _onnx(uses_dynamo=False),
-    "onnx-either": _onnx_either,
+FRONTENDS: dict[str, Callable[[Model, bool, Path], Engines]] = {
+    "export": _torch_export_engines,
+    "compile": _torch_compile_engines,
+    "onnx": _make_onnx_frontend(uses_dynamo=True),
+    "onnx-script": _make_onnx_frontend(uses_dynamo=False),
+    "onnx-either": _onnx_engines_with_fallback,
 }
 
 
-def _arrays(outputs: Any) -> list[Any]:  # noqa: ANN401
+def _to_arrays(outputs: Any) -> list[Any]:  # noqa: ANN401
     """Convert outputs to arrays."""
     output_list = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    return [leaf.numpy() for leaf in _leaves(output_list)]
+    return [leaf.numpy() for leaf in _iter_tensors(output_list)]
 
 
-def _leaves(outputs: Any) -> Iterator[Any]:  # noqa: ANN401
+def _iter_tensors(outputs: Any) -> Iterator[Any]:  # noqa: ANN401
     """Yield the tensors of outputs."""
     from torch.utils._pytree import tree_leaves
 
@@ -337,12 +341,12 @@ STAGES = {
     "running": "out of time",
 }
 """What a process is at, and the state of a model whose time is over there."""
-STAGE = multiprocessing.get_context("fork").RawValue("i", 0)
+CURRENT_STAGE = multiprocessing.get_context("fork").RawValue("i", 0)
 """Which of them, as a process that ends another sees it."""
 
 
 def _at(stage: str) -> None:
-    STAGE.value = list(STAGES).index(stage)
+    CURRENT_STAGE.value = list(STAGES).index(stage)
 
 
 MAX_RELATIVE_ERROR = 1e-3
@@ -362,7 +366,7 @@ def one(
     import torch
 
     _at("building")
-    torch.manual_seed(SEED)
+    torch.manual_seed(WEIGHT_SEED)
     torch.set_num_threads(1)
     line: dict[str, Any] = {"package": package, "name": name, "road": road, "sizes": sizes}
     try:
@@ -370,22 +374,22 @@ def one(
         model.module.eval()
         with torch.no_grad():
             _wake(model.module)
-            expected = _arrays(model.module(*model.inputs.values()))
+            expected = _to_arrays(model.module(*model.inputs.values()))
     except TooLargeError as error:
         return {**line, "state": "large", "why": str(error)}
     except Exception as error:
-        return {**line, "state": "not built", "why": _first(error)}
+        return {**line, "state": "not built", "why": _first_line(error)}
     line["parameters"] = sum(p.numel() for p in model.module.parameters())
-    with _folder(f"{package}-{name}") as folder, torch.no_grad():
+    with _model_folder(f"{package}-{name}") as folder, torch.no_grad():
         started = time.perf_counter()
         _at("exporting")
         try:
-            engines = ROADS[road](model, sizes == "dynamic", folder)
+            engines = FRONTENDS[road](model, sizes == "dynamic", folder)
         except Exception as error:
-            return {**line, "state": "not exported", "why": _first(error)}
+            return {**line, "state": "not exported", "why": _first_line(error)}
         line["export_s"] = round(time.perf_counter() - started, 2)
         ran = _ran(model, engines, expected, sizes == "dynamic", rounds, wait)
-        return {**line, **ran, **EXTRA_FIELDS}
+        return {**line, **ran, **RECORDED_FIELDS}
 
 
 def _wake(module: Any) -> None:  # noqa: ANN401
@@ -396,7 +400,7 @@ def _wake(module: Any) -> None:  # noqa: ANN401
 
 
 @contextmanager
-def _folder(name: str) -> Iterator[Path]:
+def _model_folder(name: str) -> Iterator[Path]:
     """Yield a folder for a model's files, kept if `--keep` says so."""
     if keep_dir := os.environ.get("ZOO_KEEP"):
         folder = Path(keep_dir, name)
@@ -430,24 +434,24 @@ def _ran(
             if name == "ekiden":
                 kind = type(error).__module__
                 state = "refused" if kind.startswith("ekiden") else "failed"
-                return {**line, "state": state, "why": _first(error)}
-            line[name] = _first(error)
+                return {**line, "state": state, "why": _first_line(error)}
+            line[name] = _first_line(error)
             calls.pop(name, None)
         else:
             key = "compile_s" if name == "ekiden" else f"compile_{name}_s"
             line[key] = round(time.perf_counter() - started, 2)
     _at("running")
     try:
-        line.update(_compared(model, calls, expected, is_dynamic))
+        line.update(_compare_with_torch(model, calls, expected, is_dynamic))
         if why := _waited(line, calls["ekiden"], wait):
             return {**line, "state": "refused", "why": why}
         if wait:
-            again = _compared(model, calls, expected, is_dynamic)
+            again = _compare_with_torch(model, calls, expected, is_dynamic)
             line["error"] = max(line["error"], again["error"])
-        line.update(_timed(model, calls, rounds))
+        line.update(_time_engines(model, calls, rounds))
     except Exception as error:
-        return {**line, "state": "failed", "why": _first(error)}
-    return {**line, "state": _state(line["error"], calls, model, expected)}
+        return {**line, "state": "failed", "why": _first_line(error)}
+    return {**line, "state": _classify_mismatch(line["error"], calls, model, expected)}
 
 
 def _waited(line: dict[str, Any], call: Call, seconds: int) -> str:
@@ -462,7 +466,7 @@ def _waited(line: dict[str, Any], call: Call, seconds: int) -> str:
     except TimeoutError as error:
         line["kernels"] = str(error)
     except Exception as error:
-        return f"kernels stay general: {_first(error)}"
+        return f"kernels stay general: {_first_line(error)}"
     else:
         line["kernels_s"] = round(time.perf_counter() - started, 2)
     return ""
@@ -472,7 +476,9 @@ NOT_COMPARABLE = ("exported differently", "unstable")
 """States of models whose difference from PyTorch says nothing of Ekiden."""
 
 
-def _state(error: float, calls: Mapping[str, Call], model: Model, expected: Sequence[Any]) -> str:
+def _classify_mismatch(
+    error: float, calls: Mapping[str, Call], model: Model, expected: Sequence[Any]
+) -> str:
     """Classify a difference from PyTorch. It is the exporter's if ONNX Runtime gives the same
     result as Ekiden for the file, or the model's if PyTorch itself varies as much, or chooses
     among equal numbers and ONNX Runtime also chooses differently.
@@ -485,7 +491,7 @@ def _state(error: float, calls: Mapping[str, Call], model: Model, expected: Sequ
     if theirs is not None and _error(calls["ekiden"](inputs), theirs) < MAX_RELATIVE_ERROR:
         return "exported differently"
     is_alone = theirs is not None and _error(theirs, expected) < MAX_RELATIVE_ERROR
-    is_open = _moves(model, expected) or (not is_alone and has_ties(model))
+    is_open = _is_unstable(model, expected) or (not is_alone and has_ties(model))
     return "unstable" if is_open else "differs"
 
 
@@ -494,27 +500,27 @@ INPUT_PERTURBATION = 3e-7
 twice what one makes of a number in float32, up or down at random."""
 
 
-def _moves(model: Model, expected: Sequence[Any]) -> bool:
-    """Return whether PyTorch's results vary by more than the tolerance when inputs are perturbed by
-    a rounding error, or even without: through random numbers, ties of boxes, or cancellation.
+def _is_unstable(model: Model, expected: Sequence[Any]) -> bool:
+    """Return whether PyTorch's results change by more than the tolerance under a perturbation of
+    rounding size, or from run to run.
     """
     import torch
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(WEIGHT_SEED)
     signs = [torch.randint(0, 2, v.shape) * 2 - 1 for v in model.inputs.values()]  # a common factor
     pairs = zip(model.inputs.values(), signs, strict=True)  # goes through norms and keeps orders
     perturbed = [
         v * (1 + INPUT_PERTURBATION * sign) if v.is_floating_point() else v for v, sign in pairs
     ]
-    return not _error(_arrays(model.module(*perturbed)), expected) < MAX_RELATIVE_ERROR
+    return not _error(_to_arrays(model.module(*perturbed)), expected) < MAX_RELATIVE_ERROR
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = [text for text in str(error).splitlines() if text.strip()]
     return f"{type(error).__name__}: {' | '.join(lines[:4])}"[:700]
 
 
-def _compared(
+def _compare_with_torch(
     model: Model, calls: Mapping[str, Call], expected: Sequence[Any], is_dynamic: bool
 ) -> dict[str, Any]:
     """Return the largest difference from PyTorch, relative to its results' magnitude."""
@@ -523,8 +529,8 @@ def _compared(
     if is_dynamic:
         by = {"batch": 1, "length": 5, "decoder_length": 3}
         for one_of in by, {**by, "batch": 0}:
-            extended = _larger(model, one_of)
-            error = _error(calls["ekiden"](extended), _arrays(model.module(*extended)))
+            extended = _enlarge_inputs(model, one_of)
+            error = _error(calls["ekiden"](extended), _to_arrays(model.module(*extended)))
             figures["error"] = max(figures["error"], error)
     return figures
 
@@ -542,6 +548,7 @@ def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
         if not a.size or np.array_equal(a, b, equal_nan=True):
             continue
+        # Relative to the largest finite element of the output.
         scale = float(np.abs(b[np.isfinite(b)]).max(initial=np.finfo(np.float32).tiny))
         with np.errstate(invalid="ignore"):
             difference = np.where(a == b, 0, np.abs(a - b))
@@ -551,21 +558,24 @@ def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
     return worst
 
 
-def _timed(model: Model, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Return the other engines' times relative to Ekiden's: medians of thread time measured in
-    turns.
+def _time_engines(model: Model, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Return the other engines' times relative to Ekiden's: medians of thread CPU time, measured
+    alternately.
     """
     every: dict[str, Call] = {**calls, "eager": lambda inputs: model.module(*inputs)}
-    return _in_turns(every, list(model.inputs.values()), rounds)
+    return _measure_interleaved(every, list(model.inputs.values()), rounds)
 
 
-def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], rounds: int) -> dict[str, float]:
+def _measure_interleaved(
+    every: Mapping[str, Call], inputs: Sequence[Any], rounds: int
+) -> dict[str, float]:
     """Measure calls in turns, and return their medians relative to Ekiden's."""
     spent: dict[str, list[float]] = {name: [] for name in every}
     for round_index in range(rounds + 1):
         for name, call in every.items():
             started = time.thread_time()
             call(inputs)
+            # The first round warms up.
             if round_index:
                 spent[name].append(time.thread_time() - started)
     medians = {name: statistics.median(times) for name, times in spent.items() if times}
@@ -579,55 +589,56 @@ def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], rounds: int) -> 
 # All of them.
 
 
-def run(options: argparse.Namespace) -> None:
-    """Append a line for each model, road and kind of sizes without one."""
-    os.environ.update(_ALONE, ZOO_TIER=options.tier)
+def run_missing(options: argparse.Namespace) -> None:
+    """Append a result for each model, frontend and kind of sizes that has none."""
+    os.environ.update(_SUBPROCESS_ENVIRONMENT, ZOO_TIER=options.tier)
     if options.keep:
         os.environ["ZOO_KEEP"] = str(options.keep)
-    _prepare(options.packages)
-    have = {_key(line): line for line in _lines(options.out)}
+    _preload_modules(options.packages)
+    have = {_line_key(line): line for line in _read_lines(options.out)}
     for package in options.packages:
         for road, sizes in itertools.product(options.roads, options.sizes):
             tested = 0
-            for name in _shuffled(package, options):
+            for name in _shuffle_names(package, options):
                 if options.sample and tested >= options.sample:
                     break
                 key = (package, name, road, sizes)
-                line = have.get(key) or _appended(_apart(key, options), options.out)
+                line = have.get(key) or _append_line(_run_in_subprocess(key, options), options.out)
                 tested += line["state"] not in NOT_ASKED
 
 
-def _appended(line: dict[str, Any], out: Path) -> dict[str, Any]:
+def _append_line(line: dict[str, Any], out: Path) -> dict[str, Any]:
     """Append a line to the file, and print it."""
     with open(out, "a") as file:
         file.write(json.dumps(line) + "\n")
     details = line.get("why", line.get("error", ""))
-    print(*_key(line), line["state"], details, flush=True)
+    print(*_line_key(line), line["state"], details, flush=True)
     return line
 
 
 _FORKS = multiprocessing.get_context("fork")
-_ALONE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "1"}
+_SUBPROCESS_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "EKIDEN_NUM_THREADS": "1"}
 """What processes see."""
 
 
-def _prepare(packages: Sequence[str]) -> None:
+def _preload_modules(packages: Sequence[str]) -> None:
     """Import what every process needs: by far the most of what a model's own takes."""
-    for module in _IMPORTED:
+    for module in _PRELOADED_MODULES:
         importlib.import_module(module)
     for package in packages:
         PACKAGES[package].names()
     threads = os.listdir("/proc/self/task")
+    # Forking with other threads may copy locks that nobody releases.
     assert len(threads) == 1, f"what is forked must have one thread, it has {len(threads)}"
 
 
-_IMPORTED = (
+_PRELOADED_MODULES = (
     "ekiden.backend.kernels", "ekiden.backend.vm", "ekiden.codegen.llvm", "ekiden.compiler",
     "ekiden.frontend.onnx.importer", "ekiden.frontend.torch.export", "onnx", "torch.onnx",
 )  # fmt: skip
 
 
-def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
+def _shuffle_names(package: str, options: argparse.Namespace) -> list[str]:
     """Return the model names in random order."""
     if options.names:
         return list(options.names)
@@ -643,27 +654,29 @@ def _shuffled(package: str, options: argparse.Namespace) -> list[str]:
     return names
 
 
-def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
+def _line_key(line: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(line[k] for k in ("package", "name", "road", "sizes"))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
-def _apart(key: tuple[str, str, str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return a line from a separate process, which is killed with everything it started."""
+def _run_in_subprocess(
+    key: tuple[str, str, str, str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the result from a separate process, which is killed with everything it started."""
     line = dict(zip(("package", "name", "road", "sizes"), key, strict=True))
     with TemporaryDirectory() as folder:
         limits = (options.turns, options.parameters, options.wait)
         process_args = (key, limits, options.gigabytes, Path(folder))
-        process = _FORKS.Process(target=_in_process, args=process_args)
+        process = _FORKS.Process(target=_subprocess_main, args=process_args)
         process.start()
         process.join(options.seconds)
         if process.exitcode is None:
-            _end(process)
+            _kill_group(process)
             return {**line, **_overdue(options.seconds)}
         answer = Path(folder, "line.json")
         if not answer.is_file():
@@ -674,17 +687,20 @@ def _apart(key: tuple[str, str, str, str], options: argparse.Namespace) -> dict[
         return result_line
 
 
-def _in_process(
+def _subprocess_main(
     key: tuple[str, str, str, str], limits: tuple[int, int, int], gigabytes: int, folder: Path
 ) -> None:
-    """Write a model's line to a file, within limits, in a process group of its own."""
+    """Write the result of one model to a file, under resource limits and in a process group of its
+    own.
+    """
+    # A session of its own, so that killing the group ends the compile processes too.
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     with open(folder / "errors.txt", "w") as errors:
         os.dup2(errors.fileno(), 1)
         os.dup2(errors.fileno(), 2)
     line = one(*key, *limits)
-    (folder / "line.json").write_text(json.dumps({**line, "tier": _tier()}))
+    (folder / "line.json").write_text(json.dumps({**line, "tier": _compile_tier()}))
     os.killpg(0, signal.SIGKILL)  # kernels that are still being compiled for a quick start
 
 
@@ -692,11 +708,11 @@ def _overdue(seconds: float) -> dict[str, str]:
     """Return the outcome of a process killed for its time; only what happened after handing over to
     Ekiden counts against it.
     """
-    stage = list(STAGES)[STAGE.value]
+    stage = list(STAGES)[CURRENT_STAGE.value]
     return {"state": STAGES[stage], "why": f"{seconds} s over, {stage}"}
 
 
-def _end(process: BaseProcess) -> None:
+def _kill_group(process: BaseProcess) -> None:
     assert process.pid is not None, "it was started"
     os.killpg(process.pid, signal.SIGKILL)
     process.join()
@@ -717,7 +733,9 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for key, group in sorted(groups.items()):
         tested = [e for e in group if e["state"] not in (*NOT_ASKED, *NOT_COMPARABLE)]
         good = [entry for entry in tested if entry["state"] == "agrees"]
-        times = [timed_entry[CPU] for timed_entry in good if CPU in timed_entry]
+        times = [
+            timed_entry[CPU_TIME_FIELD] for timed_entry in good if CPU_TIME_FIELD in timed_entry
+        ]
         theirs = [
             peer_entry for peer_entry in tested if isinstance(peer_entry.get("onnxruntime"), float)
         ]
@@ -730,13 +748,13 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         cells = [*key, len(group), len(tested),
                  f"{len(good)} ({len(good) / max(len(tested), 1):.1%})", len(own),
                  f"{len(both)} of {len(theirs)}" if theirs else "",
-                 _mean(good, "over_eager"), _mean(good, "over_inductor"),
-                 _mean(good, "over_onnxruntime"),
+                 _geometric_mean(good, "over_eager"), _geometric_mean(good, "over_inductor"),
+                 _geometric_mean(good, "over_onnxruntime"),
                  f"{statistics.median(times):.1f}" if times else ""]  # fmt: skip
         rows.append("| " + " | ".join(map(str, cells)) + " |")
-    slow = sorted((e for e in lines if CPU in e), key=lambda e: -e[CPU])[:10]
+    slow = sorted((e for e in lines if CPU_TIME_FIELD in e), key=lambda e: -e[CPU_TIME_FIELD])[:10]
     rows += ["", "Slowest to compile, seconds of the processor:"]
-    rows += [f"- {e['name']}, {e['road']}: {e[CPU]}{_most_of(e)}" for e in slow]
+    rows += [f"- {e['name']}, {e['road']}: {e[CPU_TIME_FIELD]}{_slowest_phase(e)}" for e in slow]
     failures = [e for e in lines if e["state"] not in ("agrees", "large")]
     rows += ["", "| model | road | state | why |", "|---|---|---|---|"] if failures else []
     for failure in failures:
@@ -748,7 +766,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def _most_of(line: Mapping[str, Any]) -> str:
+def _slowest_phase(line: Mapping[str, Any]) -> str:
     """Return the phase in which a compilation spent most of its time."""
     return f", of which {line['slowest_pass']} {line['slowest_pass_s']} s"
 
@@ -756,7 +774,7 @@ def _most_of(line: Mapping[str, Any]) -> str:
 # What was kept.
 
 
-def time_kept(folder: Path, rounds: int) -> None:
+def time_kept_models(folder: Path, rounds: int) -> None:
     """Print ONNX Runtime's time relative to Ekiden's for each kept model, and the mean."""
     import numpy as np
     import torch
@@ -771,19 +789,19 @@ def time_kept(folder: Path, rounds: int) -> None:
         names, inputs = list(stored), [torch.from_numpy(stored[name]) for name in stored]
         executable = ekiden.load(model_dir / ARTIFACT, num_threads=1)
         try:
-            peer = _onnx_runtime(model_dir / "model.onnx", names)
-            line = _in_turns(
+            peer = _make_onnxruntime_call(model_dir / "model.onnx", names)
+            line = _measure_interleaved(
                 {"ekiden": Compiled(executable, names), "onnxruntime": peer}, inputs, rounds
             )
         except Exception as error:
-            print(f"{model_dir.name:48} {_first(error)}", flush=True)
+            print(f"{model_dir.name:48} {_first_line(error)}", flush=True)
             continue
         lines.append(line)
         print(f"{model_dir.name:48} {line['over_onnxruntime']:6.2f}", flush=True)
-    print(f"geometric mean of {len(lines)}: {_mean(lines, 'over_onnxruntime')}")
+    print(f"geometric mean of {len(lines)}: {_geometric_mean(lines, 'over_onnxruntime')}")
 
 
-def _mean(lines: Sequence[Mapping[str, Any]], name: str) -> str:
+def _geometric_mean(lines: Sequence[Mapping[str, Any]], name: str) -> str:
     """Return the geometric mean of a ratio."""
     values = [line[name] for line in lines if line.get(name)]
     return f"{math.exp(statistics.fmean(map(math.log, values))):.2f}" if values else ""
@@ -797,13 +815,13 @@ def main() -> None:
     listing.add_argument("package", choices=PACKAGES)
     running = commands.add_parser("run")
     running.add_argument("--packages", nargs="+", default=list(PACKAGES), choices=PACKAGES)
-    running.add_argument("--roads", nargs="+", default=["export", "onnx"], choices=ROADS)
+    running.add_argument("--roads", nargs="+", default=["export", "onnx"], choices=FRONTENDS)
     running.add_argument("--sizes", nargs="+", default=["static"], choices=["static", "dynamic"])
     running.add_argument("--names", nargs="+", help="these models of one package alone")
     running.add_argument(
         "--sample", type=int, default=0, help="draw until so many come to Ekiden; 0 for all names"
     )
-    running.add_argument("--seed", type=int, default=SEED)
+    running.add_argument("--seed", type=int, default=WEIGHT_SEED)
     running.add_argument(
         "--smallest", action="store_true",
         help="of families of models draw the smallest of each first, then the second of each",
@@ -831,11 +849,11 @@ def main() -> None:
     if options.command == "names":
         print("\n".join(PACKAGES[options.package].names()))
     elif options.command == "run":
-        run(options)
+        run_missing(options)
     elif options.command == "time":
-        time_kept(options.folder, options.turns)
+        time_kept_models(options.folder, options.turns)
     else:
-        print(table(_lines(options.file)))
+        print(table(_read_lines(options.file)))
 
 
 if __name__ == "__main__":

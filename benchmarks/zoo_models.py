@@ -20,22 +20,21 @@ class Model:
     inputs: Mapping[str, Any]
     axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
-    def axes_of(self, name: str) -> Mapping[int, str]:
+    def extensible_axes(self, name: str) -> Mapping[int, str]:
         """Return an input's extensible axes with the names of their sizes."""
         return self.axes.get(name, {0: "batch"})
 
 
 class TooLargeError(Exception):
-    """Raised for a model with more parameters than allowed."""
+    """Error raised for a model with more parameters than allowed."""
 
 
-def within(max_parameters: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """Build a module if it has at most so many parameters, checked first without
-    allocating them.
-    """
+def build_within_limit(max_parameters: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """Build a module if it has at most this many parameters, counted first on the meta device."""
     import torch
 
     try:
+        # Meta tensors have shapes but no storage.
         with torch.device("meta"):
             count = sum(p.numel() for p in make().parameters())
     except (NotImplementedError, RuntimeError):  # not every module can be made so
@@ -47,11 +46,11 @@ def within(max_parameters: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
 
 def torchvision_names() -> list[str]:
     """Return the names of all models."""
-    models = torchvision().models
+    models = import_torchvision().models
     return [str(name) for name in models.list_models()]
 
 
-def torchvision() -> Any:  # noqa: ANN401
+def import_torchvision() -> Any:  # noqa: ANN401
     """Return the package. Its PyPI wheel lacks the operators for PyTorch's CPU build and cannot be
     imported: then they are declared here and computed by PyTorch's own, so that detectors can be
     built.
@@ -63,8 +62,8 @@ def torchvision() -> Any:  # noqa: ANN401
     import torch
 
     library = torch.library.Library("torchvision", "FRAGMENT")
-    _LIBRARIES.append(library)
-    for schema in _DETECTION:
+    _REGISTERED_LIBRARIES.append(library)
+    for schema in _DETECTION_SCHEMAS:
         library.define(schema)
     package = importlib.import_module("torchvision")
     aligned = importlib.import_module("torchvision.ops.roi_align")
@@ -74,7 +73,7 @@ def torchvision() -> Any:  # noqa: ANN401
     return package
 
 
-_DETECTION = (
+_DETECTION_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height,"
@@ -90,7 +89,7 @@ def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
     """Keep the best-scored box among those that overlap by more than the threshold."""
     import torch
 
-    overlap = torchvision().ops.box_iou
+    overlap = import_torchvision().ops.box_iou
     remaining, selected = torch.argsort(scores, descending=True, stable=True), []
     while remaining.numel():
         best, remaining = remaining[:1], remaining[1:]
@@ -99,27 +98,27 @@ def _nms(boxes: Any, scores: Any, threshold: float) -> Any:  # noqa: ANN401
     return torch.cat([remaining, *selected])
 
 
-_LIBRARIES: list[object] = []
+_REGISTERED_LIBRARIES: list[object] = []
 """Declarations of operators end with the object that made them."""
 
 
-_OF_VIDEOS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
+_VIDEO_MODELS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
 
 
 def torchvision_model(name: str, max_parameters: int) -> Model:
     """Return a torchvision model. Raises TooLargeError."""
     import torch
 
-    models = torchvision().models
+    models = import_torchvision().models
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None
-    module = within(max_parameters, lambda: models.get_model(name, **options))
+    module = build_within_limit(max_parameters, lambda: models.get_model(name, **options))
     family = name.split("_")[0]
     if family == "raft":
         return Model(module, {n: torch.randn(1, 3, 128, 128) for n in ("image1", "image2")})
     extent = 299 if name == "inception_v3" else 224
-    if family in _OF_VIDEOS:
+    if family in _VIDEO_MODELS:
         extent = 224 if family in ("mvit", "s3d") else 112
         return Model(module, {"x": torch.randn(1, 3, 16, extent, extent)})
     return Model(module, {"x": torch.randn(1, 3, extent, extent)})
@@ -127,7 +126,7 @@ def torchvision_model(name: str, max_parameters: int) -> Model:
 
 def timm_names() -> list[str]:
     """Return the names of all models."""
-    torchvision()
+    import_torchvision()
     import timm
 
     return list(timm.list_models())
@@ -137,7 +136,7 @@ def timm_families() -> list[list[str]]:
     """Return the names of all models grouped by their defining module, each group's smallest first.
     Every model is built without memory, which takes minutes.
     """
-    torchvision()
+    import_torchvision()
     import timm
     import torch
 
@@ -158,9 +157,9 @@ def timm_model(name: str, max_parameters: int) -> Model:
     """Return a timm model. Raises TooLargeError."""
     import torch
 
-    torchvision()
+    import_torchvision()
     import timm
 
-    module = within(max_parameters, lambda: timm.create_model(name, pretrained=False))
+    module = build_within_limit(max_parameters, lambda: timm.create_model(name, pretrained=False))
     extents = module.pretrained_cfg["input_size"]
     return Model(module, {"x": torch.randn(1, *extents)})

@@ -19,7 +19,7 @@ def has_ties(model: Model) -> bool:
 
     ties = []
 
-    class Watch(TorchDispatchMode):
+    class SelectionWatcher(TorchDispatchMode):
         def __torch_dispatch__(
             self,
             call: Any,  # noqa: ANN401
@@ -38,6 +38,6 @@ def has_ties(model: Model) -> bool:
                 ties.append(bool((order.narrow(dim, 0, count).diff(dim=dim) == 0).any()))
             return result
 
-    with torch.no_grad(), Watch():
+    with torch.no_grad(), SelectionWatcher():
         model.module(*model.inputs.values())
     return any(ties)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd
 from typing import Any
 
-from zoo_models import Model, TooLargeError, torchvision, within
+from zoo_models import Model, TooLargeError, build_within_limit, import_torchvision
 
 Sizes = dict[str, Any]
 """Names of a configuration's fields -> what they shall be."""
 Shrink = Callable[[Any], Sizes]
 """A configuration with the sizes of its class -> those that shall be others."""
 
-_WIDTHS: Mapping[str, int] = {
+_WIDTH_FIELDS: Mapping[str, int] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64,
     "intermediate_size": 128, "d_ff": 128, "n_inner": 128, "ffn_dim": 128,
     "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "moe_intermediate_size": 64,
@@ -30,11 +30,11 @@ _WIDTHS: Mapping[str, int] = {
     "decoder_intermediate_size": 128,
 }  # fmt: skip
 """What configurations call widths -> small ones."""
-_HEADS = (
+_HEAD_COUNT_FIELDS = (
     "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
     "decoder_attention_heads", "decoder_num_attention_heads",
 )  # fmt: skip
-_COUNTS: Mapping[str, int] = {
+_REDUCED_COUNTS: Mapping[str, int] = {
     "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2, "encoder_layers": 2,
     "decoder_layers": 2, "num_decoder_layers": 2, "num_encoder_layers": 2, "depth": 2,
     "decoder_num_hidden_layers": 2, "decoder_num_layers": 2,
@@ -44,69 +44,74 @@ _COUNTS: Mapping[str, int] = {
     "max_position_embeddings": 128, "n_positions": 128, "vocab_size_per_layer_input": 512,
 }  # fmt: skip
 """How many of something there are -> few."""
-_PLACEHOLDER = 3
+_PLACEHOLDER_TOKEN = 3
 """The most that a token of a meaning may be: words of inputs are drawn above it."""
 
 
-def _few(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return few layers, experts and words."""
-    sizes = {n: v for n, v in _COUNTS.items() if _number(plain, n) > v}
+def _reduce_counts(plain: Any) -> Sizes:  # noqa: ANN401
+    """Return sizes with few layers, experts and words."""
+    sizes = {n: v for n, v in _REDUCED_COUNTS.items() if _int_field(plain, n) > v}
     for name, value in vars(plain).items():
-        if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER:
-            sizes[name] = _PLACEHOLDER
+        if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER_TOKEN:
+            sizes[name] = _PLACEHOLDER_TOKEN
         if name.endswith("_feature_layer") and isinstance(value, list):
             sizes[name] = [-1 - at % 2 for at in range(len(value))]
     return sizes
 
 
-def _of_heads(width: int) -> Shrink:
-    """Return a shrinker to one width for everything with four heads, since some rotary parameters
+def _make_width_shrinker(width: int) -> Shrink:
+    """Return a shrinker to one width for all fields with four heads, since some rotary parameters
     do not fit narrower heads.
     """
 
     def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
-        by = width // _HEAD
-        sizes = _few(plain) | {n: v * by for n, v in _WIDTHS.items() if _number(plain, n)}
-        sizes |= {n: 4 for n in _HEADS if _number(plain, n)} | _of_number(plain, "d_kv", width)
-        if _number(plain, "head_dim") or vars(plain).get("head_dim", 0) is None:
+        by = width // _HEAD_WIDTH
+        sizes = _reduce_counts(plain) | {
+            n: v * by for n, v in _WIDTH_FIELDS.items() if _int_field(plain, n)
+        }
+        sizes |= {n: 4 for n in _HEAD_COUNT_FIELDS if _int_field(plain, n)} | _override_int(
+            plain, "d_kv", width
+        )
+        if _int_field(plain, "head_dim") or vars(plain).get("head_dim", 0) is None:
             sizes["head_dim"] = width
-        if expand := _number(plain, "expand"):  # heads of a state space model share a wider row
+        if expand := _int_field(plain, "expand"):  # heads of a state space model share a wider row
             inside = expand * sizes.get("hidden_size", 0)
-            sizes |= _of_number(plain, "num_heads", inside // width)
-        shared = _number(plain, "num_key_value_heads")
+            sizes |= _override_int(plain, "num_heads", inside // width)
+        shared = _int_field(plain, "num_key_value_heads")
         if shared:
-            is_each = shared == _number(plain, "num_attention_heads")
+            is_each = shared == _int_field(plain, "num_attention_heads")
             sizes["num_key_value_heads"] = 4 if is_each else 2
         return sizes
 
     return sizes_of
 
 
-_HEAD = 16
-_tiny, _small = _of_heads(_HEAD), _of_heads(4 * _HEAD)
+_HEAD_WIDTH = 16
+_tiny, _small = _make_width_shrinker(_HEAD_WIDTH), _make_width_shrinker(4 * _HEAD_WIDTH)
 
 
-def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
-    """Reduce the number of heads at constant width, and all widths accordingly."""
-    sizes = _few(plain)
-    heads = [n for n in _HEADS if _number(plain, n) > 1]
-    widths = [w for w in _WIDTHS if _number(plain, w)]
-    by = gcd(*(_number(plain, n) for n in (*heads, *widths))) if heads else 1
-    fewest = min((_number(plain, n) for n in heads), default=1)
+def _divide_heads(plain: Any) -> Sizes:  # noqa: ANN401
+    """Divide the numbers of heads and all widths by a common factor, at constant head width."""
+    sizes = _reduce_counts(plain)
+    heads = [n for n in _HEAD_COUNT_FIELDS if _int_field(plain, n) > 1]
+    widths = [w for w in _WIDTH_FIELDS if _int_field(plain, w)]
+    # A common divisor keeps the width of each head.
+    by = gcd(*(_int_field(plain, n) for n in (*heads, *widths))) if heads else 1
+    fewest = min((_int_field(plain, n) for n in heads), default=1)
     by = next(d for d in range(min(by, fewest // 2 or 1), 0, -1) if by % d == 0)
-    sizes |= {n: _number(plain, n) // by for n in (*heads, *widths)}
-    kv_heads = _number(plain, "num_key_value_heads")
+    sizes |= {n: _int_field(plain, n) // by for n in (*heads, *widths)}
+    kv_heads = _int_field(plain, "num_key_value_heads")
     return sizes | ({"num_key_value_heads": max(1, kv_heads // by)} if kv_heads else {})
 
 
-def _cut(shrink: Shrink) -> Shrink:
-    """Wrap a shrinker so that per-layer lists are cut to the reduced number of layers."""
+def _with_truncated_lists(shrink: Shrink) -> Shrink:
+    """Return a shrinker that also truncates per-layer lists to the reduced number of layers."""
 
     def cut(plain: Any) -> Sizes:  # noqa: ANN401
         """Return the sizes with per-layer lists cut."""
         sizes = shrink(plain)
         for name in ("num_hidden_layers", "num_layers", "n_layer", "depth"):
-            layers = _number(plain, name)
+            layers = _int_field(plain, name)
             for field_name, value in vars(plain).items():
                 if layers and isinstance(value, (list, tuple)) and len(value) == layers:
                     sizes[field_name] = list(value[-sizes.get(name, layers) :])
@@ -121,32 +126,38 @@ def _cut(shrink: Shrink) -> Shrink:
     return cut
 
 
-def _as_it_is(plain: Any) -> Sizes:  # noqa: ANN401
+def _unchanged_sizes(plain: Any) -> Sizes:  # noqa: ANN401
     return {}
 
 
-_SHRINKERS: Sequence[Shrink] = (
-    _tiny, _narrow, _cut(_tiny), _cut(_narrow), _small, _cut(_small), _few, _cut(_few), _as_it_is,
-)  # fmt: skip
+_CONFIG_SHRINKERS: Sequence[Shrink] = (
+    _tiny,
+    _divide_heads,
+    _with_truncated_lists(_tiny),
+    _with_truncated_lists(_divide_heads),
+    _small,
+    _with_truncated_lists(_small),
+    _reduce_counts,
+    _with_truncated_lists(_reduce_counts),
+    _unchanged_sizes,
+)
 
 
-def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
-    """Return a shrinker under which fields equal to a width anywhere in a configuration change with
-    it.
-    """
+def _with_consistent_widths(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
+    """Return a shrinker that also changes all fields equal to a shrunk width."""
     became: dict[int, int] = {}
     for inner_config in _ConfigView(root).configs:
         sizes = shrink(inner_config)
-        became |= {_number(inner_config, n): sizes[n] for n in _WIDTHS if n in sizes}
+        became |= {_int_field(inner_config, n): sizes[n] for n in _WIDTH_FIELDS if n in sizes}
 
     def sizes_of(plain: Any) -> Sizes:  # noqa: ANN401
-        fields = [n for n in vars(plain) if _number(plain, n) in became]
-        return {n: became[_number(plain, n)] for n in fields} | shrink(plain)
+        fields = [n for n in vars(plain) if _int_field(plain, n) in became]
+        return {n: became[_int_field(plain, n)] for n in fields} | shrink(plain)
 
     return sizes_of
 
 
-def _number(config: Any, name: str) -> int:  # noqa: ANN401
+def _int_field(config: Any, name: str) -> int:  # noqa: ANN401
     """Return a writable integer field; 0 if there is none."""
     descriptor = getattr(type(config), name, None)
     if isinstance(descriptor, property) and descriptor.fset is None:
@@ -158,33 +169,33 @@ def _number(config: Any, name: str) -> int:  # noqa: ANN401
     return value if isinstance(value, int) else 0
 
 
-def _of_number(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
-    return {name: value} if _number(config, name) else {}
+def _override_int(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
+    return {name: value} if _int_field(config, name) else {}
 
 
-def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
-    """Return a configuration, including nested ones, with other sizes; derived fields follow the
-    new sizes.
+def _shrink_config(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
+    """Return a configuration with other sizes, nested ones included; derived fields are
+    recomputed.
     """
-    inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
-    return type(plain)(**_said_by_owner(plain) | _left_open(plain) | shrink(plain) | inner)
+    inner = {name: _shrink_config(value, shrink) for name, value in _nested_configs(plain).items()}
+    return type(plain)(**_inherited_fields(plain) | _required_values(plain) | shrink(plain) | inner)
 
 
-_KEPT_APART = ("out_features", "out_indices")
+_BACKBONE_FIELDS = ("out_features", "out_indices")
 """What a backbone gives to others: properties of its configuration, kept under other names."""
 
 
-def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return fields set by the enclosing configuration rather than by the class."""
+def _inherited_fields(plain: Any) -> Sizes:  # noqa: ANN401
+    """Return the fields that the enclosing configuration sets rather than the class."""
     usual = type(plain)()
     fields = {n: v for n, v in vars(plain).items() if isinstance(v, (str, list)) and n[0] != "_"}
     overridden = {n: v for n, v in fields.items() if n in vars(usual) and vars(usual)[n] != v}
-    backbone_fields = {n: getattr(plain, n) for n in _KEPT_APART if hasattr(plain, n)}
+    backbone_fields = {n: getattr(plain, n) for n in _BACKBONE_FIELDS if hasattr(plain, n)}
     return overridden | {n: v for n, v in backbone_fields.items() if getattr(usual, n) != v}
 
 
-def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return values for fields that a class requires the user to set."""
+def _required_values(plain: Any) -> Sizes:  # noqa: ANN401
+    """Return values for the fields that a class has no defaults for."""
     named = [n for n in _REQUIRED_FIELDS if vars(plain).get(n, 0) in (None, [], ())]
     return {n: value for n in named if (value := _REQUIRED_FIELDS[n](plain)) is not None}
 
@@ -192,14 +203,17 @@ def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
 _REQUIRED_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "prediction_length": lambda plain: 8,
     "default_language": lambda plain: next(iter(getattr(plain, "languages", ())), None),
-    "num_experts": lambda plain: 4, "top_k_experts": lambda plain: 2,
-    "moe_intermediate_size": lambda plain: 64, "projector_scale_factors": lambda plain: [1.0],
-    "image_token_id": lambda plain: _PLACEHOLDER, "image_token_index": lambda plain: _PLACEHOLDER,
-}  # fmt: skip
+    "num_experts": lambda plain: 4,
+    "top_k_experts": lambda plain: 2,
+    "moe_intermediate_size": lambda plain: 64,
+    "projector_scale_factors": lambda plain: [1.0],
+    "image_token_id": lambda plain: _PLACEHOLDER_TOKEN,
+    "image_token_index": lambda plain: _PLACEHOLDER_TOKEN,
+}
 """Fields that classes leave open, None or empty -> what they may be."""
 
 
-def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
+def _nested_configs(config: Any) -> dict[str, Any]:  # noqa: ANN401
     from transformers import PretrainedConfig
 
     return {n: v for n, v in vars(config).items() if isinstance(v, PretrainedConfig)}
@@ -209,20 +223,20 @@ def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class _ConfigView:
-    """A lookup of a number in a configuration, or in the first nested one that has it."""
+    """View of a configuration that looks up numbers in nested configurations too."""
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401
         self.configs = [config]
         for outer in self.configs:  # which grows
-            self.configs += _inner(outer).values()
+            self.configs += _nested_configs(outer).values()
 
     def __call__(self, default: int, *names: str) -> int:
         for config, name in itertools.product(self.configs, names):
-            if _number(config, name):
-                return _number(config, name)
+            if _int_field(config, name):
+                return _int_field(config, name)
         return default
 
-    def extent(self) -> tuple[int, int]:
+    def image_size(self) -> tuple[int, int]:
         """Return the rows and columns of an image."""
         for config in self.configs:
             size = getattr(config, "image_size", None)
@@ -233,28 +247,28 @@ class _ConfigView:
         return 224, 224
 
 
-def _images(config_view: _ConfigView) -> Iterator[Any]:
+def _image_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible image inputs."""
     import torch
 
     channels, (rows, columns) = (
         config_view(3, "num_channels", "in_channels", "in_chans"),
-        config_view.extent(),
+        config_view.image_size(),
     )
     frames = config_view(4, "num_frames", "frames_per_clip")
     yield torch.randn(1, channels, rows, columns)
     yield torch.randn(1, frames, channels, rows, columns)
     yield torch.randn(1, 1, channels, rows, columns)
-    yield _patches(config_view)
+    yield _patch_rows(config_view)
     for extent in (64, 256, 384, 512):
         yield torch.randn(1, channels, extent, extent)
-    yield _patches(config_view)[None]
+    yield _patch_rows(config_view)[None]
 
 
-_GRID = (1, 8, 8)
+_PATCH_GRID = (1, 8, 8)
 
 
-def _patches(config_view: _ConfigView) -> Any:  # noqa: ANN401
+def _patch_rows(config_view: _ConfigView) -> Any:  # noqa: ANN401
     """Return image patches as rows."""
     import torch
 
@@ -263,19 +277,19 @@ def _patches(config_view: _ConfigView) -> Any:  # noqa: ANN401
         config_view(14, "patch_size"),
         config_view(1, "temporal_patch_size", "patch_temporal"),
     )
-    return torch.randn(_GRID[1] * _GRID[2], channels * frames * extent**2)
+    return torch.randn(_PATCH_GRID[1] * _PATCH_GRID[2], channels * frames * extent**2)
 
 
-def _states(config_view: _ConfigView) -> Iterator[Any]:
+def _hidden_state_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible hidden-state inputs."""
     import torch
 
-    yield _patches(config_view)
-    yield torch.randn(1, 16, config_view(64, *_WIDTHS))
-    yield torch.randn(1, config_view(64, *_WIDTHS), 16)
+    yield _patch_rows(config_view)
+    yield torch.randn(1, 16, config_view(64, *_WIDTH_FIELDS))
+    yield torch.randn(1, config_view(64, *_WIDTH_FIELDS), 16)
 
 
-def _words(config_view: _ConfigView) -> Iterator[Any]:
+def _token_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible token inputs."""
     import torch
 
@@ -283,7 +297,7 @@ def _words(config_view: _ConfigView) -> Iterator[Any]:
     yield torch.randint(4, max(5, min(vocabulary, 500)), (1, 16))
 
 
-def _spectra(config_view: _ConfigView) -> Iterator[Any]:
+def _spectrogram_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible spectrogram inputs."""
     import torch
 
@@ -301,7 +315,7 @@ def _spectra(config_view: _ConfigView) -> Iterator[Any]:
         yield torch.randn(1, 64, bins * stacked)
 
 
-def _sounds(config_view: _ConfigView) -> Iterator[Any]:
+def _audio_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible audio inputs."""
     import torch
 
@@ -311,10 +325,10 @@ def _sounds(config_view: _ConfigView) -> Iterator[Any]:
     yield torch.randn(1, config_view(1024, "max_length"), bins)
     yield torch.randn(1, 64, bins)
     yield torch.randn(1, 1, config_view(1024, "spec_size"), config_view(64, "num_mel_bins"))
-    yield torch.randn(1, 16, config_view(64, *_WIDTHS))
+    yield torch.randn(1, 16, config_view(64, *_WIDTH_FIELDS))
 
 
-def _series(config_view: _ConfigView) -> Iterator[Any]:
+def _time_series_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible time series."""
     import torch
 
@@ -324,59 +338,78 @@ def _series(config_view: _ConfigView) -> Iterator[Any]:
     yield torch.randn(1, config_view(64, "context_length"))
 
 
-def _flags(config_view: _ConfigView) -> Iterator[Any]:
+def _time_flag_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible flags of time series."""
     import torch
 
-    yield from (torch.zeros_like(series, dtype=torch.int64) for series in _series(config_view))
+    yield from (
+        torch.zeros_like(series, dtype=torch.int64)
+        for series in _time_series_candidates(config_view)
+    )
 
 
-def _grids(config_view: _ConfigView) -> Iterator[Any]:
+def _patch_grid_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible patch grids."""
     import torch
 
-    yield torch.tensor([_GRID])
-    yield torch.tensor([_GRID[1:]])
+    yield torch.tensor([_PATCH_GRID])
+    yield torch.tensor([_PATCH_GRID[1:]])
 
 
-def _regions(config_view: _ConfigView) -> Iterator[Any]:
+def _image_region_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible image regions."""
     import torch
 
     yield torch.randn(1, 16, config_view(64, "visual_feat_dim"))
 
 
-def _boxes(config_view: _ConfigView) -> Iterator[Any]:
+def _box_candidates(config_view: _ConfigView) -> Iterator[Any]:
     """Yield possible boxes."""
     import torch
 
     yield torch.rand(1, 16, 4)
 
 
-def _ones(*shapes: Sequence[int]) -> Callable[[_ConfigView], Iterator[Any]]:
+def _make_ones_generator(*shapes: Sequence[int]) -> Callable[[_ConfigView], Iterator[Any]]:
     """Return a generator of tensors of ones."""
 
-    def tensors_of_ones(config_view: _ConfigView) -> Iterator[Any]:
+    def ones_candidates(config_view: _ConfigView) -> Iterator[Any]:
         """Yield tensors of ones."""
         import torch
 
         yield from (torch.ones(*shape, dtype=torch.int64) for shape in shapes)
 
-    return tensors_of_ones
+    return ones_candidates
 
 
-_SHAPES: Mapping[str, Callable[[_ConfigView], Iterator[Any]]] = {
-    "input_ids": _words, "decoder_input_ids": _words, "pixel_values": _images,
-    "pixel_values_videos": _images, "hidden_states": _states, "inputs_embeds": _states,
-    "query_embeds": _states, "action_embeds": _states, "qformer_input_ids": _words,
-    "past_values_padding": _flags, "freq": _ones((1, 1)), "encoder_hidden_states": _states,
-    "context_hidden_states": _states,
-    "input_features": _spectra, "input_values": _sounds, "past_values": _series,
-    "input_features_mask": _ones((1, 3000), (1, 64)), "attention_mask": _ones((1, 16)),
-    "grid_thw": _grids, "image_grid_thw": _grids, "grid_hw": _grids, "grid_hws": _grids,
-    "pixel_attention_mask": _ones((1, _GRID[1] * _GRID[2]), (1, 1)), "spatial_shapes": _grids,
-    "visual_feats": _regions, "visual_pos": _boxes,
-}  # fmt: skip
+_INPUT_GENERATORS: Mapping[str, Callable[[_ConfigView], Iterator[Any]]] = {
+    "input_ids": _token_candidates,
+    "decoder_input_ids": _token_candidates,
+    "pixel_values": _image_candidates,
+    "pixel_values_videos": _image_candidates,
+    "hidden_states": _hidden_state_candidates,
+    "inputs_embeds": _hidden_state_candidates,
+    "query_embeds": _hidden_state_candidates,
+    "action_embeds": _hidden_state_candidates,
+    "qformer_input_ids": _token_candidates,
+    "past_values_padding": _time_flag_candidates,
+    "freq": _make_ones_generator((1, 1)),
+    "encoder_hidden_states": _hidden_state_candidates,
+    "context_hidden_states": _hidden_state_candidates,
+    "input_features": _spectrogram_candidates,
+    "input_values": _audio_candidates,
+    "past_values": _time_series_candidates,
+    "input_features_mask": _make_ones_generator((1, 3000), (1, 64)),
+    "attention_mask": _make_ones_generator((1, 16)),
+    "grid_thw": _patch_grid_candidates,
+    "image_grid_thw": _patch_grid_candidates,
+    "grid_hw": _patch_grid_candidates,
+    "grid_hws": _patch_grid_candidates,
+    "pixel_attention_mask": _make_ones_generator((1, _PATCH_GRID[1] * _PATCH_GRID[2]), (1, 1)),
+    "spatial_shapes": _patch_grid_candidates,
+    "visual_feats": _image_region_candidates,
+    "visual_pos": _box_candidates,
+}
 """What inputs are called -> tensors that may fit."""
 _SIZE_INPUTS = ("grid_thw", "image_grid_thw", "grid_hw", "grid_hws", "spatial_shapes")
 """Inputs whose values are sizes: they are the architecture's here, not a user's."""
@@ -391,11 +424,11 @@ _EXTRA_INPUTS: Mapping[str, Sequence[Sequence[str]]] = {
 """What a model may want beside its main input."""
 _DEFAULT_EXTRA_INPUTS = [["pixel_values", "input_ids", "pixel_attention_mask"]]
 """What one of any other main input may want."""
-_MAX_TRIALS = 60
+_MAX_INPUT_TRIALS = 60
 
 
-def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yield inputs that a module may accept, likely ones first."""
+def _iter_input_sets(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """Yield sets of inputs that a module may accept, the likeliest first."""
     parameters = inspect.signature(module.forward).parameters
     config_view = _ConfigView(config)
     main = module.main_input_name
@@ -412,48 +445,57 @@ def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN4
              for more in _EXTRA_INPUTS.get(main, _DEFAULT_EXTRA_INPUTS) if parameters.keys() >=
              set(more)]  # fmt: skip
     for group in [names, *(wider_group for wider_group in wider if wider_group != names)]:
-        shapes = [list(_SHAPES[name](config_view)) for name in group if name in _SHAPES]
-        known_names = [name for name in group if name in _SHAPES]
-        for chosen in itertools.islice(itertools.product(*shapes), _MAX_TRIALS):
+        shapes = [
+            list(_INPUT_GENERATORS[name](config_view))
+            for name in group
+            if name in _INPUT_GENERATORS
+        ]
+        known_names = [name for name in group if name in _INPUT_GENERATORS]
+        for chosen in itertools.islice(itertools.product(*shapes), _MAX_INPUT_TRIALS):
             yield dict(zip(known_names, chosen, strict=True))
 
 
 # Models.
 
 
-def names() -> list[str]:
+def architecture_names() -> list[str]:
     """Return the names of all architectures."""
-    torchvision()
+    import_torchvision()
     import transformers.modeling_utils  # noqa: F401
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     return list(MODEL_MAPPING_NAMES)
 
 
-def build(name: str, max_parameters: int) -> Model:
-    """Return a small model of an architecture with positional inputs and tensor results. Raises
+def build_architecture(name: str, max_parameters: int) -> Model:
+    """Return a small model of an architecture, with positional inputs and tensor outputs. Raises
     TooLargeError if no shrinker makes it small enough, else the first shrinker's error.
     """
     import torch
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    torchvision()
+    import_torchvision()
     why: Exception = TooLargeError(name)
     plain = CONFIG_MAPPING[name]()
-    shrinkers = (*_SHRINKERS, *(_alike(plain, shrinker) for shrinker in _SHRINKERS[:4]))
+    shrinkers = (
+        *_CONFIG_SHRINKERS,
+        *(_with_consistent_widths(plain, shrinker) for shrinker in _CONFIG_SHRINKERS[:4]),
+    )
     for shrink in shrinkers:
         try:
-            config = _smaller(CONFIG_MAPPING[name](), shrink)
+            config = _shrink_config(CONFIG_MAPPING[name](), shrink)
             config.use_cache = False
-            module = within(max_parameters, lambda config=config: _module(config))
+            module = build_within_limit(
+                max_parameters, lambda config=config: _module_from_config(config)
+            )
             with torch.no_grad():
-                return _that_runs(module, config)
+                return _find_accepted_inputs(module, config)
         except Exception as error:  # of any kind: the next way may do
             why = error if isinstance(why, TooLargeError) else why
     raise why
 
 
-def _module(config: Any) -> Any:  # noqa: ANN401
+def _module_from_config(config: Any) -> Any:  # noqa: ANN401
     """Return a module of a configuration. Experts are batched rather than visited one by one, as a
     trace of one input would.
     """
@@ -465,31 +507,31 @@ def _module(config: Any) -> Any:  # noqa: ANN401
         return AutoModel.from_config(config).eval()
 
 
-def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
-    """Return the module with the first inputs that it accepts. Raises the last error."""
+def _find_accepted_inputs(module: Any, config: Any) -> Model:  # noqa: ANN401
+    """Return the module with the first set of inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
-    for candidate_inputs in _inputs(module, config):
+    for candidate_inputs in _iter_input_sets(module, config):
         size_inputs = {n: v for n, v in candidate_inputs.items() if n in _SIZE_INPUTS}
         inputs = {n: v for n, v in candidate_inputs.items() if n not in _SIZE_INPUTS}
-        plain = of_tensors(module, list(inputs), size_inputs)
+        plain = wrap_positional(module, list(inputs), size_inputs)
         try:
             if plain(*inputs.values()):
-                return Model(plain, inputs, {n: _axes(n, v) for n, v in inputs.items()})
+                return Model(plain, inputs, {n: _extensible_axes(n, v) for n, v in inputs.items()})
             why = ValueError("it gives no tensors")
         except Exception as error:
             why = error
     raise why
 
 
-def _axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
+def _extensible_axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
     """Return an input's extensible axes: the batch, and the length of token inputs."""
     if not value.dtype.is_floating_point and value.ndim == 2:
         return {0: "batch", 1: "decoder_length" if "decoder" in name else "length"}
     return {0: "batch"} if value.shape[0] == 1 else {}
 
 
-def of_tensors(module: Any, names: Sequence[str], fixed_inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Wrap a module so that its inputs are positional and its results tensors."""
+def wrap_positional(module: Any, names: Sequence[str], fixed_inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Wrap a module so that its inputs are positional and its outputs are tensors."""
     import torch
     from torch.utils._pytree import tree_leaves
 

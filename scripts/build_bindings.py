@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from generated_files import ROOT
+from generated_files import REPOSITORY_ROOT
 
 import ekiden
 from ekiden import runtime
@@ -35,17 +35,19 @@ from ekiden.compiler.export.web import (
 )
 from ekiden.runtime.paths import web_source_dir
 
-BINDINGS = ROOT / "bindings"
-LIBRARY = runtime.library_path().resolve()
-PLATFORM = f"linux-{platform.machine()}"
+BINDINGS_FOLDER = REPOSITORY_ROOT / "bindings"
+RUNTIME_LIBRARY = runtime.library_path().resolve()
+NATIVE_PLATFORM = f"linux-{platform.machine()}"
 
 
 class MissingToolError(Exception):
-    """Raised when a tool that a package needs is not installed."""
+    """Error raised when a tool that a package needs is not installed."""
 
 
-def tool(name: str) -> str:
-    """Return the path of a program, beside Python's or on the path. Raises MissingToolError."""
+def find_tool(name: str) -> str:
+    """Return the path of a program, from Python's scripts folder or the search path. Raises
+    MissingToolError.
+    """
     search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     program = shutil.which(name, path=search_path)
     if program is None:
@@ -53,8 +55,8 @@ def tool(name: str) -> str:
     return program
 
 
-def jdk(name: str) -> str:
-    """Return a program of a JDK 22 or later, from JAVA_HOME or /usr/lib/jvm. Raises
+def find_jdk_tool(name: str) -> str:
+    """Return a program of a JDK from version 22 on, from JAVA_HOME or /usr/lib/jvm. Raises
     MissingToolError.
     """
     homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
@@ -72,12 +74,12 @@ FAST_JVM_FLAGS = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
 """Options of a tool of the JDK, which ends soon: to optimise what runs once took half its time."""
 
 
-def run(words: Sequence[object], folder: Path, **more: str) -> str:
+def run_command(words: Sequence[object], folder: Path, **more: str) -> str:
     """Run a program and return its output. Raises SystemExit with its messages if it fails."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=folder,
-        env={**os.environ, "EKIDEN_LIB_DIR": str(LIBRARY.parent), **more},
+        env={**os.environ, "EKIDEN_LIB_DIR": str(RUNTIME_LIBRARY.parent), **more},
         capture_output=True,
         text=True,
     )
@@ -86,9 +88,9 @@ def run(words: Sequence[object], folder: Path, **more: str) -> str:
     return done.stdout
 
 
-def java(to: Path) -> Path:
+def build_java_jar(to: Path) -> Path:
     """Build a jar with the classes and the native library."""
-    sources = sorted((BINDINGS / "java/src").rglob("*.java"))
+    sources = sorted((BINDINGS_FOLDER / "java/src").rglob("*.java"))
     jar_file = to / f"ekiden-{ekiden.__version__}.jar"
     with tempfile.TemporaryDirectory() as scratch:
         build_dir = Path(scratch)
@@ -100,25 +102,38 @@ def java(to: Path) -> Path:
             "-d",
             build_dir / "classes",
         ]
-        run([jdk("javac"), *FAST_JVM_FLAGS, *words, *sources], build_dir)
-        native = build_dir / "classes/native" / PLATFORM
+        run_command([find_jdk_tool("javac"), *FAST_JVM_FLAGS, *words, *sources], build_dir)
+        native = build_dir / "classes/native" / NATIVE_PLATFORM
         native.mkdir(parents=True)
-        shutil.copyfile(LIBRARY, native / LIBRARY.name)
+        shutil.copyfile(RUNTIME_LIBRARY, native / RUNTIME_LIBRARY.name)
         (build_dir / "manifest").write_text(
             "Automatic-Module-Name: dev.ekiden\nEnable-Native-Access: ALL-UNNAMED\n"
         )
         manifest = build_dir / "manifest"
-        run([jdk("jar"), *FAST_JVM_FLAGS, "--create", "--file", jar_file, "--manifest", manifest,
-             "-C", build_dir / "classes", "."], build_dir)  # fmt: skip
+        run_command(
+            [
+                find_jdk_tool("jar"),
+                *FAST_JVM_FLAGS,
+                "--create",
+                "--file",
+                jar_file,
+                "--manifest",
+                manifest,
+                "-C",
+                build_dir / "classes",
+                ".",
+            ],
+            build_dir,
+        )
     return jar_file
 
 
-def java_docs(to: Path) -> None:
+def write_javadoc(to: Path) -> None:
     """Write the reference with javadoc."""
-    sources = sorted((BINDINGS / "java/src").rglob("*.java"))
-    run(
+    sources = sorted((BINDINGS_FOLDER / "java/src").rglob("*.java"))
+    run_command(
         [
-            jdk("javadoc"),
+            find_jdk_tool("javadoc"),
             *FAST_JVM_FLAGS,
             "-quiet",
             "-Xdoclint:all,-missing",
@@ -127,25 +142,31 @@ def java_docs(to: Path) -> None:
             to,
             *sources,
         ],
-        ROOT,
+        REPOSITORY_ROOT,
     )
 
 
-def node(to: Path) -> Path:
+def build_node_package(to: Path) -> Path:
     """Build an npm package with the addon and this machine's library."""
-    name = run([tool("node"), "-p", "`${process.platform}-${process.arch}`"], ROOT).strip()
+    name = run_command(
+        [find_tool("node"), "-p", "`${process.platform}-${process.arch}`"], REPOSITORY_ROOT
+    ).strip()
     with tempfile.TemporaryDirectory() as scratch:
         package_dir = Path(scratch) / "package"
-        shutil.copytree(BINDINGS / "node", package_dir, ignore=shutil.ignore_patterns("*.node"))
+        shutil.copytree(
+            BINDINGS_FOLDER / "node", package_dir, ignore=shutil.ignore_patterns("*.node")
+        )
         prebuilt = package_dir / "prebuilt" / name
         prebuilt.mkdir(parents=True)
-        shutil.copyfile(LIBRARY, prebuilt / LIBRARY.name)
+        shutil.copyfile(RUNTIME_LIBRARY, prebuilt / RUNTIME_LIBRARY.name)
         include = {"EKIDEN_INCLUDE_DIR": str(runtime.include_dir()), "EKIDEN_RPATH": "$ORIGIN"}
-        run([tool("node"), "build.js", prebuilt / "ekiden.node"], package_dir, **include)
-        return packed(package_dir, to)
+        run_command(
+            [find_tool("node"), "build.js", prebuilt / "ekiden.node"], package_dir, **include
+        )
+        return npm_pack(package_dir, to)
 
 
-def web(to: Path) -> Path:
+def build_web_package(to: Path) -> Path:
     """Build the browser package with both runtimes."""
     if find_spec("ziglang") is None:
         raise MissingToolError("ziglang of PyPI, a C compiler for WebAssembly")
@@ -155,44 +176,44 @@ def web(to: Path) -> Path:
             shutil.copyfile(web_source_dir() / name, package_dir / name)
         for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE):
             (package_dir / name).write_bytes(build_runtime(name=name))
-        return packed(package_dir, to)
+        return npm_pack(package_dir, to)
 
 
-def packed(folder: Path, to: Path) -> Path:
-    """Pack a folder as npm publishes it."""
-    words = [tool("npm"), "pack", "--ignore-scripts", "--pack-destination", to]
-    return to / run(words, folder).split()[-1]
+def npm_pack(folder: Path, to: Path) -> Path:
+    """Pack a folder into the tarball that npm publishes."""
+    words = [find_tool("npm"), "pack", "--ignore-scripts", "--pack-destination", to]
+    return to / run_command(words, folder).split()[-1]
 
 
-def typed_docs(name: str) -> Callable[[Path], None]:
-    """Return a function that writes the reference of a package's types with typedoc."""
+def make_typedoc_writer(name: str) -> Callable[[Path], None]:
+    """Return a function that writes a package's API reference with TypeDoc."""
 
     def write(to: Path) -> None:
         words = ["--treatWarningsAsErrors", "--skipErrorChecking", "--readme", "none", "--out", to]
-        run([tool("typedoc"), *words, "index.d.ts"], BINDINGS / name)
+        run_command([find_tool("typedoc"), *words, "index.d.ts"], BINDINGS_FOLDER / name)
 
     return write
 
 
-def rust(to: Path) -> Path:
+def build_rust_crate(to: Path) -> Path:
     """Build a crate."""
     with tempfile.TemporaryDirectory() as scratch:
         words = ["package", "--no-verify", "--offline", "--allow-dirty", "--quiet"]
-        run([tool("cargo"), *words, "--target-dir", scratch], BINDINGS / "rust")
+        run_command([find_tool("cargo"), *words, "--target-dir", scratch], BINDINGS_FOLDER / "rust")
         crate = next((Path(scratch) / "package").glob("*.crate"))
         return Path(shutil.copy(crate, to))
 
 
-def rust_docs(to: Path) -> None:
+def write_rustdoc(to: Path) -> None:
     """Write the reference with rustdoc."""
     words = ["doc", "--no-deps", "--offline", "--quiet", "--target-dir", to]
-    run([tool("cargo"), *words], BINDINGS / "rust", RUSTDOCFLAGS="-D warnings")
+    run_command([find_tool("cargo"), *words], BINDINGS_FOLDER / "rust", RUSTDOCFLAGS="-D warnings")
 
 
-def go(to: Path) -> Path:
-    """Archive the module's files, which are a package as they are."""
+def archive_go_module(to: Path) -> Path:
+    """Archive the files of the Go module, which need no build."""
     archive_base = to / f"ekiden-go-{ekiden.__version__}"
-    names = [path for path in (BINDINGS / "go").iterdir() if path.is_file()]
+    names = [path for path in (BINDINGS_FOLDER / "go").iterdir() if path.is_file()]
     with tempfile.TemporaryDirectory() as scratch:
         for path in names:
             if not path.name.endswith("_test.go"):
@@ -200,27 +221,29 @@ def go(to: Path) -> Path:
         return Path(shutil.make_archive(str(archive_base), "zip", scratch))
 
 
-def go_docs(to: Path) -> None:
+def write_go_doc(to: Path) -> None:
     """Write the reference with go doc, as text."""
     to.mkdir(parents=True, exist_ok=True)
     flags = {"GOTOOLCHAIN": "local", "GOPROXY": "off"}
-    (to / "ekiden.txt").write_text(run([tool("go"), "doc", "-all", "."], BINDINGS / "go", **flags))
+    (to / "ekiden.txt").write_text(
+        run_command([find_tool("go"), "doc", "-all", "."], BINDINGS_FOLDER / "go", **flags)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
-    """The builders of a package and its reference."""
+class BindingPackage:
+    """Language binding: the builders of its package and of its API reference."""
 
-    build: Callable[[Path], Path]
-    docs: Callable[[Path], None]
+    build_package: Callable[[Path], Path]
+    write_docs: Callable[[Path], None]
 
 
-PACKAGES = {
-    "rust": Package(rust, rust_docs),
-    "go": Package(go, go_docs),
-    "java": Package(java, java_docs),
-    "node": Package(node, typed_docs("node")),
-    "web": Package(web, typed_docs("web")),
+BINDING_PACKAGES = {
+    "rust": BindingPackage(build_rust_crate, write_rustdoc),
+    "go": BindingPackage(archive_go_module, write_go_doc),
+    "java": BindingPackage(build_java_jar, write_javadoc),
+    "node": BindingPackage(build_node_package, make_typedoc_writer("node")),
+    "web": BindingPackage(build_web_package, make_typedoc_writer("web")),
 }
 
 
@@ -229,18 +252,18 @@ def main() -> int:
     missing.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PACKAGES)}")
-    parser.add_argument("--to", type=Path, default=ROOT / "dist/bindings")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(BINDING_PACKAGES)}")
+    parser.add_argument("--to", type=Path, default=REPOSITORY_ROOT / "dist/bindings")
     parser.add_argument("--docs", action="store_true", help="write the references too")
     options = parser.parse_args()
     to, missing = options.to.resolve(), False
     to.mkdir(parents=True, exist_ok=True)
-    for name in options.names or PACKAGES:
+    for name in options.names or BINDING_PACKAGES:
         try:
-            package_file = PACKAGES[name].build(to)
+            package_file = BINDING_PACKAGES[name].build_package(to)
             print(f"{name}: {package_file.name}, {package_file.stat().st_size / 1e3:.0f} kB")
             if options.docs:
-                PACKAGES[name].docs(to / "docs" / name)
+                BINDING_PACKAGES[name].write_docs(to / "docs" / name)
         except MissingToolError as error:
             print(f"{name}: left out, needs {error}")
             missing = missing or name in options.names

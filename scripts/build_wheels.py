@@ -22,17 +22,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from generated_files import ROOT
+from generated_files import REPOSITORY_ROOT
 from wheel_files import runtime_wheel
 
-MIN_GLIBC = (2, 17)
+MIN_GLIBC_VERSION = (2, 17)
 """The oldest C library that the wheels run with; that of manylinux2014."""
 PLATFORMS = {
-    arch: f"manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{arch}" for arch in ("x86_64", "aarch64")
+    arch: f"manylinux_{MIN_GLIBC_VERSION[0]}_{MIN_GLIBC_VERSION[1]}_{arch}"
+    for arch in ("x86_64", "aarch64")
 }
-SIZE_LIMIT = 1_000_000
+MAX_RUNTIME_WHEEL_BYTES = 1_000_000
 """Bytes of a wheel of ekiden-runtime."""
-_CC = """\
+_TOOL_WRAPPER = """\
 #!/bin/sh
 for each do # zig has names of its own for the classes of x86-64
   case $each in -march=x86-64*) each=-march=x86_64$(echo "${{each#-march=x86-64}}" | tr - _) ;; esac
@@ -44,8 +45,8 @@ exec '{python}' -m ziglang {tool} {target} "$@"
 
 
 @dataclass(frozen=True, slots=True)
-class Python:
-    """A CPython to build for: its version, such as (3, 14), and its header folder."""
+class CPython:
+    """CPython to build for: its version, such as (3, 14), and its header folder."""
 
     version: tuple[int, int]
     headers: Path
@@ -56,8 +57,8 @@ class Python:
         return f"cp{self.version[0]}{self.version[1]}"
 
 
-def python_of(text: str) -> Python:
-    """Locate the headers of an interpreter, or take a folder that contains Python.h. Raises
+def locate_cpython(text: str) -> CPython:
+    """Return the CPython of an interpreter, or of a folder that contains Python.h. Raises
     SystemExit.
     """
     path = Path(text)
@@ -70,26 +71,27 @@ def python_of(text: str) -> Python:
                              f" Python.h: {error}") from error  # fmt: skip
         path = Path(query.stdout.strip())
     head = path / "patchlevel.h"
-    version_parts = re.findall(r"#define PY_M(?:AJOR|INOR)_VERSION\s+(\d+)", _text_of(head))
+    version_parts = re.findall(r"#define PY_M(?:AJOR|INOR)_VERSION\s+(\d+)", _read_if_exists(head))
     if len(version_parts) != 2:
         raise SystemExit(f"--python {text}: expected the headers of a CPython, got {path}")
-    return Python((int(version_parts[0]), int(version_parts[1])), path.resolve())
+    return CPython((int(version_parts[0]), int(version_parts[1])), path.resolve())
 
 
-def _text_of(path: Path) -> str:
+def _read_if_exists(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
-    """Write compiler wrappers for a processor into the folder, and return them as CMake
-    variables.
+    """Write zig wrapper scripts for an architecture, and return the CMake variables that select
+    them.
     """
     folder.mkdir(parents=True)
-    target = f"-target {arch}-linux-gnu.{MIN_GLIBC[0]}.{MIN_GLIBC[1]}"
+    # zig links against stubs of this glibc version, so newer symbols cannot slip in.
+    target = f"-target {arch}-linux-gnu.{MIN_GLIBC_VERSION[0]}.{MIN_GLIBC_VERSION[1]}"
     for tool in ("cc", "ar", "ranlib"):
         path = folder / tool
         words = {"python": sys.executable, "tool": tool, "target": target if tool == "cc" else ""}
-        path.write_text(_CC.format(**words), encoding="utf-8")
+        path.write_text(_TOOL_WRAPPER.format(**words), encoding="utf-8")
         path.chmod(0o755)
     return {
         "CMAKE_C_COMPILER": str(folder / "cc"),
@@ -98,18 +100,19 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
         # No path of this machine, and nothing for debuggers, of which each library would have
         # more than code. Debian's pyconfig.h includes that of the processor from the folder above,
         # which may have another C library's headers too.
-        "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={ROOT}=. -ffile-prefix-map={folder.parent}=."
-        f" -idirafter {headers.parent} -idirafter {config_for(arch, headers, folder)}",
+        "CMAKE_C_FLAGS": f"-g0 -ffile-prefix-map={REPOSITORY_ROOT}=."
+        f" -ffile-prefix-map={folder.parent}=."
+        f" -idirafter {headers.parent} -idirafter {prepare_pyconfig(arch, headers, folder)}",
         "CMAKE_SHARED_LINKER_FLAGS": "-s",
         "CMAKE_MODULE_LINKER_FLAGS": "-s",
     }
 
 
-def config_for(arch: str, headers: Path, folder: Path) -> Path:
-    """Return a subfolder with the file that Debian's pyconfig.h includes for a processor; empty if
-    the headers contain it or are not Debian's. A Debian package contains only its own
-    processor's file. Another processor's stands in, as non-Debian headers do for all: the
-    processors of `PLATFORMS` have the same type sizes and byte order.
+def prepare_pyconfig(arch: str, headers: Path, folder: Path) -> Path:
+    """Return an include folder with the architecture-specific pyconfig.h that Debian's header
+    includes; empty if the headers need none. A Debian package contains only its own processor's
+    file. Another processor's stands in, as non-Debian headers do for all: the processors of
+    `PLATFORMS` have the same type sizes and byte order.
     """
     config_dir = folder / "config"
     name = f"{headers.name}/pyconfig.h"
@@ -121,7 +124,7 @@ def config_for(arch: str, headers: Path, folder: Path) -> Path:
     return config_dir
 
 
-def build_wheel(python: Python, arch: str, out: Path) -> Path:
+def build_wheel(python: CPython, arch: str, out: Path) -> Path:
     """Build Ekiden's wheel for one CPython and processor."""
     soabi = f"cpython-{python.version[0]}{python.version[1]}-{arch}-linux-gnu"
     with tempfile.TemporaryDirectory() as name:
@@ -136,8 +139,18 @@ def build_wheel(python: Python, arch: str, out: Path) -> Path:
             "install.strip=false",  # the linker strips, and knows the processor
             *(f"cmake.define.{key}={value}" for key, value in defines.items()),
         ]
-        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps",
-                   "--quiet", "--wheel-dir", str(work / "wheels"), str(ROOT)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "--quiet",
+            "--wheel-dir",
+            str(work / "wheels"),
+            str(REPOSITORY_ROOT),
+        ]
         path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"  # cmake, ninja
         subprocess.run([*command, *(f"-C{setting}" for setting in settings)],
                        check=True, env=os.environ | {"PATH": path})  # fmt: skip
@@ -145,8 +158,10 @@ def build_wheel(python: Python, arch: str, out: Path) -> Path:
         return Path(shutil.move(wheel, out / wheel.name))
 
 
-def audit(wheel: Path) -> None:
-    """Raises SystemExit if auditwheel finds that a wheel requires more than its tag promises."""
+def audit_wheel(wheel: Path) -> None:
+    """Raise SystemExit if auditwheel finds that a wheel requires more than its platform tag
+    promises.
+    """
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     report = subprocess.run(command, capture_output=True, text=True, check=False)
     report_text = " ".join(report.stdout.split())
@@ -159,10 +174,10 @@ def audit(wheel: Path) -> None:
 def build_sdist(out: Path) -> None:
     """Build the source archive."""
     code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(out)], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", code, str(out)], check=True, cwd=REPOSITORY_ROOT)
 
 
-def sizes(out: Path) -> str:
+def format_sizes(out: Path) -> str:
     """Return a table of the built files."""
     rows = [
         f"| {path.name} | {path.stat().st_size / 1000:,.0f} |" for path in sorted(out.iterdir())
@@ -170,36 +185,39 @@ def sizes(out: Path) -> str:
     return "\n".join(["| file | kB |", "|---|--:|", *rows])
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--python", action="append", metavar="PYTHON", type=python_of,
+    parser.add_argument("--python", action="append", metavar="PYTHON", type=locate_cpython,
                         help="an interpreter or folder with Python.h; may be repeated")  # fmt: skip
     parser.add_argument("--arch", action="append", choices=PLATFORMS,
                         help="a processor; may be repeated; all of them unless given")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="the folder (dist)")
+    parser.add_argument(
+        "--out", type=Path, default=REPOSITORY_ROOT / "dist", help="the folder (dist)"
+    )
     options = parser.parse_args(arguments)
-    options.python = options.python or [python_of(sys.executable)]
+    options.python = options.python or [locate_cpython(sys.executable)]
     options.arch = options.arch or list(PLATFORMS)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build everything; the exit status."""
-    options = parse(arguments)
+    """Build all files of a release; return the exit status."""
+    options = parse_arguments(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    # Reproducible archives: a fixed timestamp instead of the build time.
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first year of zip files
     build_sdist(options.out)
     for arch in options.arch:
         for python in options.python:
             wheel = build_wheel(python, arch, options.out)
-            audit(wheel)
+            audit_wheel(wheel)
             small = runtime_wheel(wheel, options.out)
-            audit(small)
-            if small.stat().st_size > SIZE_LIMIT:
-                raise SystemExit(f"{small.name}: at most {SIZE_LIMIT} bytes, not"
+            audit_wheel(small)
+            if small.stat().st_size > MAX_RUNTIME_WHEEL_BYTES:
+                raise SystemExit(f"{small.name}: at most {MAX_RUNTIME_WHEEL_BYTES} bytes, not"
                                  f" {small.stat().st_size}")  # fmt: skip
-    print(sizes(options.out))
+    print(format_sizes(options.out))
     return 0
 
 

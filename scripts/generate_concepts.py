@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from generated_files import ROOT, write_or_check
+from generated_files import REPOSITORY_ROOT, write_or_check
 from onnx import helper, numpy_helper
 
 import ekiden
 from ekiden import relay, te, tir
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import optimize_module
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.instrument import PassInstrument
 from ekiden.ir.module import IRModule
@@ -31,15 +31,17 @@ from ekiden.relay.expr import Function
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 
-PAGES = ROOT / "docs/concepts"
-TARGET = "llvm -mcpu=x86-64-v3"
+CONCEPTS_FOLDER = REPOSITORY_ROOT / "docs/concepts"
+DOCUMENTED_TARGET = "llvm -mcpu=x86-64-v3"
 """Named, so that the pages are the same on every machine."""
 LINE_HEIGHT, GLYPH_WIDTH, INDENT_WIDTH, PADDING = 16, 7.0, 14, 8
 """Pixels of nests: a line, a glyph, a level, room."""
 
 
-def model() -> onnx.ModelProto:
-    """Return y = softmax(relu(x W1 + b) W2 + x), with two nodes that compilation removes."""
+def example_model() -> onnx.ModelProto:
+    """Return the ONNX model y = softmax(relu(x W1 + b) W2 + x), with an identity and a foldable
+    constant.
+    """
     rng = np.random.default_rng(0)
     arrays = {
         "w1": rng.standard_normal((64, 64), np.float32),
@@ -64,7 +66,7 @@ def model() -> onnx.ModelProto:
 
 
 class PassSnapshots(PassInstrument):
-    """Keeps the module before and after the first run of a pass."""
+    """Pass instrument that keeps the module before and after the first run of a pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,15 +84,15 @@ class PassSnapshots(PassInstrument):
             self.after = module
 
 
-def main_of(module: IRModule) -> Function:
+def main_function(module: IRModule) -> Function:
     """Return the function `main`."""
     function = module["main"]
     assert isinstance(function, Function)
     return function
 
 
-def relay_text(function: Function) -> str:
-    """Return a function as text, without node names and kernel digests."""
+def format_relay(function: Function) -> str:
+    """Return a function as Relay text, without spans and kernel digests."""
     text = relay.astext(function, show_meta_data=False)
     text = re.sub(r"/\* ty=(?:[^*]|\*(?!/))*?\*/ ?", "", text)
     text = re.sub(r"(?:, )?(?:span|hash)=\"?[^,*)\n]*?(?= \*/|,|\))", "", text)
@@ -101,22 +103,22 @@ def relay_text(function: Function) -> str:
     return "\n".join(text_line for text_line in lines if not text_line.startswith("#["))
 
 
-def typed_text(module: IRModule) -> str:
-    """Return the main function as text, with types."""
-    text = relay.astext(main_of(module), show_meta_data=False)
+def format_typed_relay(module: IRModule) -> str:
+    """Return the main function as Relay text with type annotations."""
+    text = relay.astext(main_function(module), show_meta_data=False)
     text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
     return "\n".join(
         text_line.rstrip() for text_line in text.splitlines() if not text_line.startswith("#[")
     )
 
 
-def without_digests(text: str) -> str:
+def strip_kernel_digests(text: str) -> str:
     """Strip the trailing digests of kernel names."""
     return re.sub(r"_[0-9a-f]{12}\b", "", text)
 
 
-def nest(text: str) -> str:
-    """Return Python text as nested boxes in SVG, one per compound statement."""
+def draw_nested_blocks(text: str) -> str:
+    """Return indented code as an SVG of nested boxes, one per compound statement."""
     lines = [
         source_line
         for source_line in text.splitlines()
@@ -141,11 +143,11 @@ def nest(text: str) -> str:
             f'<text x="{x + PADDING / 2:.0f}" y="{y + LINE_HEIGHT - 5:.0f}">'
             f"{escape(line.strip())}</text>"
         )
-    return picture("".join(shown), width + PADDING, PADDING * 2 + LINE_HEIGHT * len(lines))
+    return wrap_svg("".join(shown), width + PADDING, PADDING * 2 + LINE_HEIGHT * len(lines))
 
 
-def calls(text: str) -> str:
-    """Return bytecode as an SVG picture, with an arrow from each call to its kernel."""
+def draw_kernel_calls(text: str) -> str:
+    """Return bytecode as an SVG with an arrow from each call to its kernel."""
     code = re.findall(r"^\s*(\d+): (.+)$", text, re.MULTILINE)
     kernels = dict(re.findall(r"^PackedFunc\[(\d+)\]: (.+)$", text, re.MULTILINE))
     code_width = max(len(body) for _, body in code) * GLYPH_WIDTH + 60
@@ -175,10 +177,10 @@ def calls(text: str) -> str:
             f'<text x="{PADDING}" y="{y + LINE_HEIGHT - 5}"{colour}>'
             f"{number:>2}  {escape(body)}</text>"
         )
-    return picture("".join(shown), width, 2 * PADDING + LINE_HEIGHT * max(len(code), 3))
+    return wrap_svg("".join(shown), width, 2 * PADDING + LINE_HEIGHT * max(len(code), 3))
 
 
-def picture(body: str, width: float, height: float) -> str:
+def wrap_svg(body: str, width: float, height: float) -> str:
     """Wrap a body in an SVG file with a white background."""
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     font = (
@@ -187,7 +189,7 @@ def picture(body: str, width: float, height: float) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><g {font}>{body}</g></svg>\n'
 
 
-def node_list(proto: onnx.ModelProto) -> str:
+def format_nodes(proto: onnx.ModelProto) -> str:
     """Return a model's nodes, one per line."""
     lines = []
     for node in proto.graph.node:
@@ -197,8 +199,8 @@ def node_list(proto: onnx.ModelProto) -> str:
     return "\n".join(lines)
 
 
-def product() -> tuple[str, tir.PrimFunc]:
-    """Return a matrix product followed by a relu: its `te` source, and its loops."""
+def matmul_relu() -> tuple[str, tir.PrimFunc]:
+    """Return a matrix product followed by a relu: its `te` source and its loop program."""
     source = (
         'A = te.placeholder((n, 64), name="A")\n'
         'B = te.placeholder((64, 64), name="B")\n'
@@ -216,10 +218,8 @@ def product() -> tuple[str, tir.PrimFunc]:
     ), te.create_prim_func([a, b, d])
 
 
-def scheduled(function: tir.PrimFunc) -> tir.Schedule:
-    """Return it tiled by four rows and sixteen columns in registers, with the relu at the end of a
-    tile.
-    """
+def schedule_matmul(function: tir.PrimFunc) -> tir.Schedule:
+    """Return the product with 16-wide vectorized tiles and the relu computed at the tile."""
     sch = tir.Schedule(function)
     block, relu = sch.get_block("C"), sch.get_block("D")
     i, j, k = sch.get_loops(block)
@@ -231,64 +231,71 @@ def scheduled(function: tir.PrimFunc) -> tir.Schedule:
     return sch
 
 
-def fenced(language: str, text: str) -> str:
+def code_fence(language: str, text: str) -> str:
     """Return a fenced code block."""
     return f"```{language}\n{text.strip()}\n```"
 
 
-def both(before: tuple[str, str], after: tuple[str, str], first: str = "Before") -> str:
-    """Return a page's before-and-after blocks."""
-    return f"{first}:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
+def before_after_blocks(
+    before: tuple[str, str], after: tuple[str, str], first: str = "Before"
+) -> str:
+    """Return the code fences before and after a stage, with their headings."""
+    return f"{first}:\n\n{code_fence(*before)}\n\nAfter:\n\n{code_fence(*after)}"
 
 
-def stages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the contents of each page; page -> its picture."""
-    target = Target(TARGET)
-    proto = model()
+def build_stages() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the generated section of each page, and each page's picture."""
+    target = Target(DOCUMENTED_TARGET)
+    proto = example_model()
     imported = relay.transform.InferType()(from_onnx(proto))
     fusing = PassSnapshots("FuseOps")
     with PassContext(opt_level=3, instruments=[fusing]):
-        optimize(imported, target, compilation_config(target))
+        optimize_module(imported, target, compilation_config(target))
     assert fusing.before is not None and fusing.after is not None
     exe = ekiden.compile(proto, target)
-    bytecode = without_digests(exe.disassemble())
-    source, loops = product()
-    schedule = scheduled(loops)
-    small = elementwise()
+    bytecode = strip_kernel_digests(exe.disassemble())
+    source, loops = matmul_relu()
+    schedule = schedule_matmul(loops)
+    small = vectorized_elementwise()
     code = ekiden.build(small, "c", name="scale").get_source("c")
     begin = code.rindex("\n", 0, code.index("scale_compute("))
     body = code[begin : code.index("\n}", begin) + 2]
     texts = {
-        "import": both(("text", node_list(proto)), ("text", typed_text(imported))),
-        "relay-passes": both(
-            ("text", relay_text(main_of(imported))), ("text", relay_text(main_of(fusing.before)))
+        "import": before_after_blocks(
+            ("text", format_nodes(proto)), ("text", format_typed_relay(imported))
         ),
-        "fusion": both(
-            ("text", relay_text(main_of(fusing.before))),
-            ("text", relay_text(main_of(fusing.after))),
+        "relay-passes": before_after_blocks(
+            ("text", format_relay(main_function(imported))),
+            ("text", format_relay(main_function(fusing.before))),
         ),
-        "tensor-programs": both(("text", source), ("text", tir.astext(loops))),
-        "schedules": both(
+        "fusion": before_after_blocks(
+            ("text", format_relay(main_function(fusing.before))),
+            ("text", format_relay(main_function(fusing.after))),
+        ),
+        "tensor-programs": before_after_blocks(("text", source), ("text", tir.astext(loops))),
+        "schedules": before_after_blocks(
             ("text", str(schedule.trace.simplified())),
             ("text", tir.astext(schedule.mod["main"])),
             "The steps, on the loops of [the page before](tensor-programs.md)",
         ),
-        "native-code": both(("text", tir.astext(small)), ("text", body)),
-        "bytecode": both(("text", relay_text(main_of(fusing.after))), ("text", bytecode)),
+        "native-code": before_after_blocks(("text", tir.astext(small)), ("text", body)),
+        "bytecode": before_after_blocks(
+            ("text", format_relay(main_function(fusing.after))), ("text", bytecode)
+        ),
     }
     pictures = {
-        "import": relay.draw(main_of(imported)),
-        "relay-passes": relay.draw(main_of(fusing.before)),
-        "fusion": relay.draw(main_of(fusing.after)),
-        "tensor-programs": nest(tir.astext(loops)),
-        "schedules": nest(tir.astext(schedule.mod["main"])),
-        "native-code": nest(tir.astext(small)),
-        "bytecode": calls(bytecode),
+        "import": relay.draw(main_function(imported)),
+        "relay-passes": relay.draw(main_function(fusing.before)),
+        "fusion": relay.draw(main_function(fusing.after)),
+        "tensor-programs": draw_nested_blocks(tir.astext(loops)),
+        "schedules": draw_nested_blocks(tir.astext(schedule.mod["main"])),
+        "native-code": draw_nested_blocks(tir.astext(small)),
+        "bytecode": draw_kernel_calls(bytecode),
     }
     return texts, pictures
 
 
-def elementwise() -> tir.PrimFunc:
+def vectorized_elementwise() -> tir.PrimFunc:
     """Return b = 2 a + 1 in vectors of eight."""
     a = te.placeholder((64,), name="A")
     b = te.compute((64,), lambda i: a[i] * 2.0 + 1.0, name="B")
@@ -301,15 +308,15 @@ def elementwise() -> tir.PrimFunc:
     return func
 
 
-def flame_chart() -> str:
+def profile_flame_chart() -> str:
     """Return the flame chart of a run on this machine."""
-    report = ekiden.compile(model()).profile(np.ones((32, 64), np.float32))
+    report = ekiden.compile(example_model()).profile(np.ones((32, 64), np.float32))
     return report.flame()
 
 
-def filled(page: Path, text: str) -> str:
-    """Return a page with its generated section replaced. Raises SystemExit unless it has exactly
-    one.
+def fill_generated_section(page: Path, text: str) -> str:
+    """Return a page with the text between its generated markers replaced. Raises SystemExit unless
+    it has exactly one.
     """
     name = page.stem
     begin, end = f"<!-- {name}: scripts/generate_concepts.py -->", f"<!-- end of {name} -->"
@@ -325,12 +332,16 @@ def filled(page: Path, text: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write or check the pages, and return the exit status."""
+    # One compile job: the output must not depend on the number of cores.
     os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
-    texts, pictures = stages()
-    files = {PAGES / f"{n}.md": filled(PAGES / f"{n}.md", text) for n, text in texts.items()}
+    texts, pictures = build_stages()
+    files = {
+        CONCEPTS_FOLDER / f"{n}.md": fill_generated_section(CONCEPTS_FOLDER / f"{n}.md", text)
+        for n, text in texts.items()
+    }
     if "--check" not in arguments:
-        files |= {PAGES / f"{n}-stage.svg": text for n, text in pictures.items()}
-        files[PAGES / "run-stage.svg"] = flame_chart()
+        files |= {CONCEPTS_FOLDER / f"{n}-stage.svg": text for n, text in pictures.items()}
+        files[CONCEPTS_FOLDER / "run-stage.svg"] = profile_flame_chart()
     return write_or_check(files, Path(__file__).name)
 
 

@@ -1,5 +1,5 @@
 """Write the tables of what loads late: the module of each name of a package (`attach` reads it), of
-each operator of Relay, and of each converter of ONNX (rows of `ekiden.ir.table.Table`).
+each operator of Relay, and of each converter of ONNX (rows of `ekiden.ir.table.LazyRegistry`).
 
     python scripts/generate_exports.py [--check]
 
@@ -69,7 +69,7 @@ def names_of(module: str) -> list[str]:
 def declared() -> dict[str, str]:
     """Operator -> the module that declares it."""
     found: dict[str, str] = {}
-    register = op.register_name
+    register = op.register_op_name
 
     def note(name: str) -> op.Op:
         """Notes whose module is being imported."""
@@ -80,7 +80,7 @@ def declared() -> dict[str, str]:
         found[name] = str(frame.f_globals["__name__"])
         return register(name)
 
-    op.register_name = note
+    op.register_op_name = note
     for file in sorted((SOURCE / OPERATORS.replace(".", "/")).rglob("*.py")):
         if file.stem != "__init__":
             import_module(".".join(file.relative_to(SOURCE).with_suffix("").parts))

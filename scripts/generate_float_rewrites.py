@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from ekiden.ir.float_tier import FloatTier
 from ekiden.relay.transform.graph.float_rewrites import FLOAT_REWRITES
-from ekiden.relay.transform.graph.simplify_rules import RULES
+from ekiden.relay.transform.graph.simplify_rules import SIMPLIFY_RULES
 
-HEAD = """# Rewrites of floating point
+FLOAT_REWRITES_HEAD = """# Rewrites of floating point
 
 Made of `src/ekiden/relay/transform/graph/float_rewrites.py` and `simplify_rules.py` by
 `scripts/generate_float_rewrites.py`.
@@ -48,21 +48,21 @@ compute in another dtype (`ToMixedPrecision`, quantisation, `--precision`) run f
 names them.
 """
 
-EQUATIONS = """## By equations of `SimplifyExpr`
+EQUATIONS_HEAD = """## By equations of `SimplifyExpr`
 
 A name is any expression, one that begins with `c` a constant. `compile` applies those of the tier
 `exact`, and all where `free` is allowed; the pass run by itself applies those of the tier that the
 context allows. A 0 of integers is both 0.0 and -0.0.
 """
-HEADINGS = ("equation", "tier")
+EQUATION_COLUMNS = ("equation", "tier")
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _table(rows: Iterable[tuple[str, ...]], head: tuple[str, ...]) -> str:
-    lines = [f"| {' | '.join(map(_escaped, line))} |" for line in (head, *rows)]
+def _markdown_table(rows: Iterable[tuple[str, ...]], head: tuple[str, ...]) -> str:
+    lines = [f"| {' | '.join(map(_escape_markdown, line))} |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:], ""])
 
 
@@ -80,11 +80,19 @@ def page() -> str:
     equations = [
         (f"`{rule.equation}`", tier.name.lower())
         for tier in FloatTier
-        for rule in RULES
+        for rule in SIMPLIFY_RULES
         if rule.tier is tier
     ]
-    by_pass = _table(rewrites, ("rewrite", "tier", "passes", "condition"))
-    return "\n".join((HEAD, "## By passes\n", by_pass, EQUATIONS, _table(equations, HEADINGS)))
+    by_pass = _markdown_table(rewrites, ("rewrite", "tier", "passes", "condition"))
+    return "\n".join(
+        (
+            FLOAT_REWRITES_HEAD,
+            "## By passes\n",
+            by_pass,
+            EQUATIONS_HEAD,
+            _markdown_table(equations, EQUATION_COLUMNS),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-MODULE = ROOT / "src/ekiden/runtime/binding/layout.py"
-ASSERTS = ROOT / "runtime/src/ek_layout.c"
+REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
+LAYOUT_MODULE = REPOSITORY_ROOT / "src/ekiden/runtime/binding/layout.py"
+LAYOUT_ASSERTS = REPOSITORY_ROOT / "runtime/src/ek_layout.c"
 API, SRC = "runtime/include/ekiden/runtime.h", "runtime/src"
 
-STRUCTS = (
+LAID_OUT_STRUCTS = (
     ("ek_object", API), ("ek_dtype", API), ("ek_device", API), ("ek_value", API),
     ("ek_function", API), ("ek_adt", API), ("ek_dltensor", API), ("ek_tensor", API),
     ("ek_native", f"{SRC}/ek_executable.h"),
 )  # fmt: skip
 """Structures that compiled code reads, those that others contain first."""
-ENUMS = (
+EXPORTED_ENUMS = (
     ("TypeIndex", "EK_NONE", "EK_", API),
     ("DTypeCode", "EK_DTYPE_INT", "EK_DTYPE_", API),
     ("DeviceType", "EK_CPU", "EK_", API),
@@ -38,13 +38,14 @@ ENUMS = (
 """Numbers: the class in Python, a member, the prefix of its members, where they stand. Sections of
 a file are looked up by their numbers and shown by their names; other classes only hold numbers, as
 Python takes 8 us a member to make an IntEnum, and every start imports them."""
-SERVICES = f"{SRC}/ek_services.c"
-ABOUT_SERVICES = (
+SERVICES_SOURCE = f"{SRC}/ek_services.c"
+SERVICE_TABLES = (
     ("\nSERVICES", "What the runtime gives to compiled code."),
     ("ABI_SERVICES", "And what Armv7 has no instruction for, by the names of its ABI."),
 )
 
-HEAD = '''"""Layouts and numbers of the C runtime, for Python that writes code and reads bytes.
+LAYOUT_MODULE_HEAD = '''\
+"""Layouts and numbers of the C runtime, for Python that writes code and reads bytes.
 
 Generated from the headers by scripts/generate_layout.py, and held by the C compiler in
 runtime/src/ek_layout.c. Do not edit.
@@ -52,46 +53,56 @@ runtime/src/ek_layout.c. Do not edit.
 
 from enum import IntEnum
 '''
-PRIMITIVES = {
+PRIMITIVE_SIZES = {
     "int8_t": 1, "uint8_t": 1, "char": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4,
     "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "double": 8,
 }  # fmt: skip
-POINTERS = ("size_t", "ek_packed")
-NARROW = ("ek_dltensor", "ek_native")
+POINTER_SIZED_TYPES = ("size_t", "ek_packed")
+ILP32_STRUCTS = ("ek_dltensor", "ek_native")
 """What code reads where pointers have 4 bytes, beside what lies the same on both."""
 
 
-class Layout(NamedTuple):
-    """A structure's size, alignment, and member offsets."""
+class StructLayout(NamedTuple):
+    """Size, alignment and member offsets of a C structure."""
 
     size: int
     alignment: int
     members: dict[str, int]
 
 
-def plain(path: str) -> str:
+def read_without_comments(path: str) -> str:
     """Return a C file without its comments."""
-    return re.sub(r"/\*.*?\*/", "", (ROOT / path).read_text(), flags=re.DOTALL)
+    return re.sub(r"/\*.*?\*/", "", (REPOSITORY_ROOT / path).read_text(), flags=re.DOTALL)
 
 
-def layout(name: str, path: str, layouts: dict[str, Layout], width: int) -> Layout:
+def parse_struct_layout(
+    name: str, path: str, layouts: dict[str, StructLayout], width: int
+) -> StructLayout:
     """Return the layout of a C structure, for pointers of `width` bytes."""
-    struct_match = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", plain(path), re.DOTALL)
+    struct_match = re.search(
+        rf"typedef struct {name} \{{(.*?)\}} {name};", read_without_comments(path), re.DOTALL
+    )
     if struct_match is None:
         raise SystemExit(f"{path}: there is no structure {name}")
-    body = re.sub(r"union \{(.*?)\}", _union(layouts, width), struct_match[1], flags=re.DOTALL)
+    body = re.sub(
+        r"union \{(.*?)\}", _make_union_replacer(layouts, width), struct_match[1], flags=re.DOTALL
+    )
     members, at, alignment = {}, 0, 1
     for declaration in filter(None, map(str.strip, body.split(";"))):
-        for member, size, align in _members(declaration, layouts, width):
+        for member, size, align in _iter_members(declaration, layouts, width):
+            # C's layout rule: each member at a multiple of its alignment.
             at += -at % align
             members[member] = at
             at += size
             alignment = max(alignment, align)
-    return Layout(at + -at % alignment, alignment, members)
+    # The size is padded to the alignment, so that arrays of the structure stay aligned.
+    return StructLayout(at + -at % alignment, alignment, members)
 
 
-def _union(layouts: dict[str, Layout], width: int) -> object:
-    """Return a substitution for a union: a type as wide as its widest member."""
+def _make_union_replacer(layouts: dict[str, StructLayout], width: int) -> object:
+    """Return a replacement function that turns a union into an integer type of its widest member's
+    size.
+    """
 
     def replace(match: re.Match[str]) -> str:
         """Return the type that stands in for a union; only its width matters to readers."""
@@ -99,15 +110,15 @@ def _union(layouts: dict[str, Layout], width: int) -> object:
         members = [
             union_member
             for declaration in declared
-            for union_member in _members(declaration, layouts, width)
+            for union_member in _iter_members(declaration, layouts, width)
         ]
         return {4: "int32_t", 8: "int64_t"}[max(size for _, size, _ in members)]
 
     return replace
 
 
-def _members(
-    declaration: str, layouts: dict[str, Layout], width: int
+def _iter_members(
+    declaration: str, layouts: dict[str, StructLayout], width: int
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (name, size, alignment) for each member of a declaration."""
     if call := re.search(r"\(\*(\w+)\)", declaration):
@@ -116,7 +127,7 @@ def _members(
     kind, names = re.fullmatch(r"((?:const |struct )*\w+)\b(.*)", declaration, re.DOTALL).groups()  # type: ignore[union-attr]
     kind = kind.split()[-1]
     inner = layouts.get(kind)
-    plain_size = width if kind in POINTERS else PRIMITIVES.get(kind, 0)
+    plain_size = width if kind in POINTER_SIZED_TYPES else PRIMITIVE_SIZES.get(kind, 0)
     size, align = (inner.size, inner.alignment) if inner else (plain_size,) * 2
     for declarator in names.split(","):
         name = re.search(r"\w+(?=\s*(?:\[\w*\])?\s*$)", declarator)
@@ -131,9 +142,9 @@ def _members(
             yield name[0], size * int(count[1] or 0) if count else size, align
 
 
-def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
-    """Return the constants of the enumeration that contains a member."""
-    for enumeration in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", plain(path)):
+def parse_enum(member: str, prefix: str, path: str) -> dict[str, int]:
+    """Return the constants of the enumeration that contains a member, without their prefix."""
+    for enumeration in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", read_without_comments(path)):
         rows = [entry.strip() for entry in enumeration[1].split(",") if entry.strip()]
         if member not in [row.split("=")[0].strip() for row in rows]:
             continue
@@ -145,24 +156,26 @@ def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
     raise SystemExit(f"{path}: there is no enumeration with {member}")
 
 
-def services() -> tuple[list[str], list[str]]:
-    """Return what compiled code may import besides instruction bodies: on every processor, and
-    where one lacks an instruction.
+def parse_services() -> tuple[list[str], list[str]]:
+    """Return the runtime functions that compiled code may import on every processor, and those for
+    processors that lack an instruction.
     """
-    table = re.search(r"services\[\] = \{(.*?)\n\};", (ROOT / SERVICES).read_text(), re.DOTALL)
+    table = re.search(
+        r"services\[\] = \{(.*?)\n\};", (REPOSITORY_ROOT / SERVICES_SOURCE).read_text(), re.DOTALL
+    )
     assert table is not None, "ek_services.c has the table"
     everywhere, _, somewhere = table[1].partition("#if defined")
     rows = re.compile(r'^ *\{"(\w+)", ', re.MULTILINE)
     return rows.findall(everywhere), rows.findall(somewhere)
 
 
-def class_name(name: str) -> str:
+def python_class_name(name: str) -> str:
     """Return the Python class name of a C structure: `ek_dltensor` becomes `DLTensor`."""
     text = name.removeprefix("ek_")
     return {"dltensor": "DLTensor", "adt": "ADT", "dtype": "DType"}.get(text, text.capitalize())
 
 
-def structure(title: str, name: str, struct_layout: Layout) -> list[str]:
+def emit_struct_class(title: str, name: str, struct_layout: StructLayout) -> list[str]:
     """Return the Python class of a structure."""
     lines = [f"    {member.upper()} = {at}" for member, at in struct_layout.members.items()]
     head = f'\n\nclass {title}:\n    """Bytes of {name}: its size, and where'
@@ -172,33 +185,33 @@ def structure(title: str, name: str, struct_layout: Layout) -> list[str]:
     ]
 
 
-def both(wide: int, narrow: int) -> str:
-    """Return a C constant for both pointer widths."""
+def select_by_pointer_width(wide: int, narrow: int) -> str:
+    """Return a C expression for a constant that depends on the pointer width."""
     return str(wide) if wide == narrow else f"EK_BY_WIDTH({wide}, {narrow})"
 
 
-def texts() -> tuple[str, str]:
-    """Return the Python module and the C assertions."""
-    wide: dict[str, Layout] = {}
-    narrow: dict[str, Layout] = {}
-    module, asserts = [HEAD], []
-    for name, path in STRUCTS:
-        wide[name] = wide_layout = layout(name, path, wide, 8)
-        narrow[name] = narrow_layout = layout(name, path, narrow, 4)
-        module += structure(class_name(name), name, wide_layout)
-        if name in NARROW:
+def generate_files() -> tuple[str, str]:
+    """Return the generated Python module and the C file of static assertions."""
+    wide: dict[str, StructLayout] = {}
+    narrow: dict[str, StructLayout] = {}
+    module, asserts = [LAYOUT_MODULE_HEAD], []
+    for name, path in LAID_OUT_STRUCTS:
+        wide[name] = wide_layout = parse_struct_layout(name, path, wide, 8)
+        narrow[name] = narrow_layout = parse_struct_layout(name, path, narrow, 4)
+        module += emit_struct_class(python_class_name(name), name, wide_layout)
+        if name in ILP32_STRUCTS:
             about = f"{name} with pointers of 4 bytes"
-            module += structure(f"{class_name(name)}32", about, narrow_layout)
-        size = both(wide_layout.size, narrow_layout.size)
+            module += emit_struct_class(f"{python_class_name(name)}32", about, narrow_layout)
+        size = select_by_pointer_width(wide_layout.size, narrow_layout.size)
         asserts.append(f'static_assert(sizeof({name}) == {size}, "{name}");')
         asserts += [
             f"static_assert(offsetof({name}, {member}) == "
-            f"{both(at, narrow_layout.members[member])},"
+            f"{select_by_pointer_width(at, narrow_layout.members[member])},"
             f' "{name}.{member}");'
             for member, at in wide_layout.members.items()
         ]
-    for title, member, prefix, path in ENUMS:
-        values = numbers(member, prefix, path)
+    for title, member, prefix, path in EXPORTED_ENUMS:
+        values = parse_enum(member, prefix, path)
         names = {k: v for k, v in values.items() if k != "SECTIONS"}
         module.append(f'\n\nclass {title}:\n    """As {Path(path).name} numbers them."""\n\n')
         module.append("".join(f"    {name} = {value}\n" for name, value in names.items()))
@@ -207,7 +220,7 @@ def texts() -> tuple[str, str]:
                 f'static_assert({prefix}{name} == {value}, "{prefix}{name}");'
                 for name, value in names.items()
             ]
-    for (title, about), rows in zip(ABOUT_SERVICES, services(), strict=True):
+    for (title, about), rows in zip(SERVICE_TABLES, parse_services(), strict=True):
         listed = "".join(f'    "{name}",\n' for name in rows)
         module.append(f'\n{title} = (\n{listed})\n"""{about}"""\n')
     head = (
@@ -219,12 +232,13 @@ def texts() -> tuple[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or with --check compare them; the exit status."""
-    pairs = zip((MODULE, ASSERTS), texts(), strict=True)
+    """Write the files, or with --check compare them; return the exit status."""
+    pairs = zip((LAYOUT_MODULE, LAYOUT_ASSERTS), generate_files(), strict=True)
     stale = [(path, text) for path, text in pairs if not path.exists() or path.read_text() != text]
     for path, text in stale:
         if "--check" in arguments:
-            print(f"{path.relative_to(ROOT)} is out of date: run scripts/generate_layout.py")
+            name = path.relative_to(REPOSITORY_ROOT)
+            print(f"{name} is out of date: run scripts/generate_layout.py")
         else:
             path.write_text(text)
     return 1 if stale and "--check" in arguments else 0

@@ -15,18 +15,18 @@ from collections import defaultdict
 from pathlib import Path
 
 import onnx
-from generated_files import ROOT, write_or_check
+from generated_files import REPOSITORY_ROOT, write_or_check
 
-PATH = ROOT / "src/ekiden/frontend/onnx/signature_table.py"
-DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-LETTERS = {
+SIGNATURE_TABLE_PATH = REPOSITORY_ROOT / "src/ekiden/frontend/onnx/signature_table.py"
+ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
+ATTRIBUTE_TYPE_LETTERS = {
     "INT": "i", "FLOAT": "f", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "p",
     "SPARSE_TENSOR": "y",
 }  # fmt: skip
-COLUMNS = 100
-INDENT = 14
+MAX_LINE_COLUMNS = 100
+LITERAL_OVERHEAD_COLUMNS = 14
 """Blanks and quotes around a part of a long row."""
-HEAD = '''\
+SIGNATURE_TABLE_HEAD = '''\
 """Which inputs, outputs and attributes the operators of ONNX have, by the version since which.
 
     Clip 1 input - output - max:f min:f ; 11 input min? max? - output -
@@ -46,8 +46,8 @@ OPSETS = {opsets}
 '''
 
 
-def parameters(schema: onnx.defs.OpSchema, outputs: bool) -> str:
-    """Return the names of the inputs or outputs, with how often each may come."""
+def format_parameters(schema: onnx.defs.OpSchema, outputs: bool) -> str:
+    """Return the names of the inputs or outputs, "?" marking optional and "*N" variadic ones."""
     option = onnx.defs.OpSchema.FormalParameterOption
     words = []
     for parameter in schema.outputs if outputs else schema.inputs:
@@ -56,34 +56,42 @@ def parameters(schema: onnx.defs.OpSchema, outputs: bool) -> str:
     return " ".join(words)
 
 
-def attributes(schema: onnx.defs.OpSchema) -> str:
-    """Return the attributes with the letters of their kinds."""
+def format_attributes(schema: onnx.defs.OpSchema) -> str:
+    """Return the attributes with the letters of their types; "!" marks required ones."""
     words = []
     for name, attribute in sorted(schema.attributes.items()):
         kind = attribute.type.name
-        letter = LETTERS[kind.removesuffix("S")]
+        letter = ATTRIBUTE_TYPE_LETTERS[kind.removesuffix("S")]
         letter = letter.upper() if kind.endswith("S") else letter
         words.append(f"{name}:{letter}{'!' if attribute.required else ''}")
     return " ".join(words)
 
 
-def row(schema: onnx.defs.OpSchema) -> str:
+def format_signature(schema: onnx.defs.OpSchema) -> str:
     """Return inputs, outputs and attributes as text."""
-    return " - ".join((parameters(schema, False), parameters(schema, True), attributes(schema)))
+    return " - ".join(
+        (
+            format_parameters(schema, False),
+            format_parameters(schema, True),
+            format_attributes(schema),
+        )
+    )
 
 
-def wrapped(text: str) -> list[str]:
+def wrap_literals(text: str) -> list[str]:
     """Return the literals of a long text, split at blanks."""
     lines, words = [], text.split(" ")
     while words:
         line = words.pop(0)
-        while words and len(line) + len(words[0]) + 2 <= COLUMNS - INDENT:
+        while (
+            words and len(line) + len(words[0]) + 2 <= MAX_LINE_COLUMNS - LITERAL_OVERHEAD_COLUMNS
+        ):
             line += " " + words.pop(0)
         lines.append(f'"{line}{" " if words else ""}"')
     return lines
 
 
-def table(domain: str) -> list[str]:
+def domain_table(domain: str) -> list[str]:
     """Return the lines of one domain."""
     histories: defaultdict[str, list[onnx.defs.OpSchema]] = defaultdict(list)
     for schema in onnx.defs.get_all_schemas_with_history():
@@ -94,31 +102,31 @@ def table(domain: str) -> list[str]:
         versions: list[str] = []
         last = ""
         for schema in sorted(schemas, key=lambda s: s.since_version):
-            if row(schema) != last:
-                last = row(schema)
+            if format_signature(schema) != last:
+                last = format_signature(schema)
                 versions.append(f"{schema.since_version} {last}".rstrip())
-        literals = wrapped(" ; ".join(versions))
-        if len(literals) == 1 and len(f'        "{name}": {literals[0]},') <= COLUMNS:
+        literals = wrap_literals(" ; ".join(versions))
+        if len(literals) == 1 and len(f'        "{name}": {literals[0]},') <= MAX_LINE_COLUMNS:
             lines.append(f'        "{name}": {literals[0]},')
         else:
             lines += [f'        "{name}": (', *(f"            {t}" for t in literals), "        ),"]
     return [*lines, "    },"]
 
 
-def module() -> str:
+def signature_module() -> str:
     """Return the text of the module."""
     opsets = {
         d: max(s.since_version for s in onnx.defs.get_all_schemas_with_history() if s.domain == d)
-        for d in DOMAINS
+        for d in ONNX_DOMAINS
     }
     opsets[""] = onnx.defs.onnx_opset_version()
     listed = "{" + ", ".join(f'"{d}": {v}' for d, v in opsets.items()) + "}"
-    head = HEAD.replace("{version}", onnx.__version__).replace("{opsets}", listed)
-    lines = [line for domain in DOMAINS for line in table(domain)]
+    head = SIGNATURE_TABLE_HEAD.replace("{version}", onnx.__version__).replace("{opsets}", listed)
+    lines = [line for domain in ONNX_DOMAINS for line in domain_table(domain)]
     rows = "\n".join(lines)
     tail = '"""Domain -> operator -> its versions."""'
     return f"{head}SIGNATURES: dict[str, dict[str, str]] = {{\n{rows}\n}}\n{tail}\n"
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check({PATH: module()}, Path(__file__).name))
+    sys.exit(write_or_check({SIGNATURE_TABLE_PATH: signature_module()}, Path(__file__).name))

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, OpDef
-from ekiden.relay.op._document import fields, signature
+from ekiden.relay.op._document import attr_fields, format_signature
 
-HEAD = """# Operators
+OPERATORS_HEAD = """# Operators
 
 Made of the declarations in `src/ekiden/relay/op` by `scripts/generate_operators.py`.
 
@@ -22,8 +22,8 @@ others in one kernel.
 """
 
 
-def field_docs(kind: type[Attrs]) -> dict[str, str]:
-    """Return the docstrings below the fields of an attribute class."""
+def attribute_docstrings(kind: type[Attrs]) -> dict[str, str]:
+    """Return the docstrings below the fields of an attribute class by field name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -34,25 +34,25 @@ def field_docs(kind: type[Attrs]) -> dict[str, str]:
     return docs
 
 
-def attributes(definition: OpDef) -> Iterator[str]:
-    """Yield the attribute table of an operator."""
+def attribute_table(definition: OpDef) -> Iterator[str]:
+    """Yield the lines of an operator's attribute table."""
     kind = definition.attrs
     if kind is None:
         return
-    docs = field_docs(kind)
+    docs = attribute_docstrings(kind)
     yield f"Attributes (`{kind.type_key}`): " + " ".join((inspect.getdoc(kind) or "").split())
     yield ""
     yield "| attribute | type | default | meaning |" if docs else "| attribute | type | default |"
     yield "|---|---|---|---|" if docs else "|---|---|---|"
-    for name, type_name, default in fields(definition):
+    for name, type_name, default in attr_fields(definition):
         shown = "" if default == "required" else f"`{default}`"
         row = f"| `{name}` | `{type_name.replace('|', 'or')}` | {shown} |"
         yield f"{row} {docs.get(name, '')} |" if docs else row
     yield ""
 
 
-def columns(definition: OpDef) -> Iterator[str]:
-    """Yield the properties that passes read, "" for those that do not apply."""
+def operator_properties(definition: OpDef) -> Iterator[str]:
+    """Yield the operator properties that passes query; "" for those that do not apply."""
     yield "arguments may change places" if definition.commutes else ""
     yield f"linear: {definition.linear.value}" if definition.linear.name != "NO" else ""
     yield f"transposed: {definition.turns.value}" if definition.turns.name != "NO" else ""
@@ -75,9 +75,9 @@ def columns(definition: OpDef) -> Iterator[str]:
     yield f"an attribute where it is known: {sizes}" if sizes else ""
 
 
-def section(definition: OpDef) -> Iterator[str]:
-    """Yield the page's section on one operator."""
-    yield f"### `{signature(definition)}`"
+def operator_section(definition: OpDef) -> Iterator[str]:
+    """Yield the lines of an operator's section."""
+    yield f"### `{format_signature(definition)}`"
     yield ""
     yield definition.description
     yield ""
@@ -93,10 +93,10 @@ def section(definition: OpDef) -> Iterator[str]:
         facts.append("has no kernel")
     if definition.reference is None:
         facts.append("is not interpreted")
-    facts += [text for text in columns(definition) if text]
+    facts += [text for text in operator_properties(definition) if text]
     yield "; ".join(facts) + "."
     yield ""
-    yield from attributes(definition)
+    yield from attribute_table(definition)
 
 
 def page() -> str:
@@ -104,10 +104,10 @@ def page() -> str:
     families: dict[str, list[OpDef]] = {}
     for name in sorted(OPS):
         families.setdefault(name.rpartition(".")[0], []).append(OPS[name])
-    lines = [HEAD]
+    lines = [OPERATORS_HEAD]
     for family in sorted(families):
         lines += [f"## {family or 'Tensors'}", ""]
-        lines += [line for definition in families[family] for line in section(definition)]
+        lines += [line for definition in families[family] for line in operator_section(definition)]
     return "\n".join(lines).rstrip() + "\n"
 
 

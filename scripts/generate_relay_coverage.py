@@ -14,7 +14,7 @@ from ekiden.relay import transform
 
 importlib.import_module("ekiden.relay")
 
-HEAD = """# Relay: what exists
+COVERAGE_HEAD = """# Relay: what exists
 
 Made by `scripts/generate_relay_coverage.py`.
 
@@ -23,7 +23,7 @@ The transforms and operators of TVM 0.16's Relay. Those that exist have TVM's na
 another form* is what a program writes instead; *by design* is what will not exist.
 """
 
-TRANSFORMS = """
+TVM_TRANSFORMS = """
 InferType InferTypeLocal FoldScaleAxis ForwardFoldScaleAxis BackwardFoldScaleAxis
 RemoveUnusedFunctions SimplifyInference FastMath CanonicalizeOps CanonicalizeCast
 DeadCodeElimination LazyGradientInit FoldConstant FoldConstantExpr FuseOps DefuseOps
@@ -41,7 +41,7 @@ AutoSchedulerLayoutRewrite MetaScheduleLayoutRewrite AnnotateSpans ChangeBatch r
 FlexibleShapeDispatch build_config function_pass
 """
 
-OPERATORS = """
+TVM_OPERATORS = """
 abs acos acosh add adv_index all annotation.bitpack_end annotation.bitpack_start
 annotation.cast_hint annotation.checkpoint annotation.compiler_begin annotation.compiler_end
 annotation.stop_fusion annotation.with_funcid any arange argmax argmin argsort argwhere asin asinh
@@ -87,7 +87,7 @@ vision.regular_non_max_suppression vision.roi_align vision.roi_pool vision.yolo_
 vm.invoke_tvm_op vm.reshape_tensor vm.shape_of where zeros zeros_like
 """
 
-OTHER = {
+REPLACEMENTS = {
     "ToANormalFormExpr": "`ToANormalForm` over `IRModule.from_expr(expr)`",
     "AnnotateMemoryScope": "memory has one scope",
     "LabelOps": "kernels are named after their operators and nodes",
@@ -106,53 +106,53 @@ OTHER = {
 }
 """What is written instead."""
 
-TUNING = "there is no AutoTVM, auto-scheduler or MetaSchedule"
-PLANNER = "collage partitions by measuring other compilers"
-HARDWARE = "for hardware that there is no code generator for"
-REFUSED = {
-    "AutoSchedulerLayoutRewrite": TUNING,
-    "MetaScheduleLayoutRewrite": TUNING,
-    "auto_scheduler_layout_transform": TUNING,
-    "meta_schedule_layout_transform": TUNING,
-    "CollagePartition": PLANNER,
-    "CapturePostDfsIndexInSpans": PLANNER,
-    "annotation.bitpack_start": HARDWARE,
-    "annotation.bitpack_end": HARDWARE,
+NO_TUNING_REASON = "there is no AutoTVM, auto-scheduler or MetaSchedule"
+NO_COLLAGE_REASON = "collage partitions by measuring other compilers"
+NO_HARDWARE_REASON = "for hardware that there is no code generator for"
+REJECTED_BY_DESIGN = {
+    "AutoSchedulerLayoutRewrite": NO_TUNING_REASON,
+    "MetaScheduleLayoutRewrite": NO_TUNING_REASON,
+    "auto_scheduler_layout_transform": NO_TUNING_REASON,
+    "meta_schedule_layout_transform": NO_TUNING_REASON,
+    "CollagePartition": NO_COLLAGE_REASON,
+    "CapturePostDfsIndexInSpans": NO_COLLAGE_REASON,
+    "annotation.bitpack_start": NO_HARDWARE_REASON,
+    "annotation.bitpack_end": NO_HARDWARE_REASON,
     "parser.MetaRef": "the parser resolves references to metadata while it reads",
     "torch_op": "calls PyTorch from inside of a program",
     "annotation.with_funcid": "names functions for a code generator of TVM",
     "qnn.contrib_dense_pack": "kernel families pack weights",
     "nn.internal.sparse_dense_padded": "the form of `nn.sparse_dense` for kernels of CUDA",
-    "contrib.ethosu.binary_elementwise": HARDWARE,
-    "contrib.ethosu.conv2d": HARDWARE,
-    "contrib.ethosu.depthwise_conv2d": HARDWARE,
-    "contrib.ethosu.identity": HARDWARE,
-    "contrib.ethosu.pooling": HARDWARE,
-    "contrib.ethosu.unary_elementwise": HARDWARE,
+    "contrib.ethosu.binary_elementwise": NO_HARDWARE_REASON,
+    "contrib.ethosu.conv2d": NO_HARDWARE_REASON,
+    "contrib.ethosu.depthwise_conv2d": NO_HARDWARE_REASON,
+    "contrib.ethosu.identity": NO_HARDWARE_REASON,
+    "contrib.ethosu.pooling": NO_HARDWARE_REASON,
+    "contrib.ethosu.unary_elementwise": NO_HARDWARE_REASON,
 }
 """What will not exist, and why."""
 
 
-def status(name: str, is_there: Callable[[str], bool]) -> str:
-    """Return the status of a name. Raises SystemExit for a missing name without an explanation, or
-    an existing one with one.
+def coverage_status(name: str, is_there: Callable[[str], bool]) -> str:
+    """Return whether a TVM name exists, or why it does not. Raises SystemExit for a missing name
+    without an explanation, or an existing one with one.
     """
-    excuses = [t for t in (OTHER, REFUSED) if name in t]
+    excuses = [t for t in (REPLACEMENTS, REJECTED_BY_DESIGN) if name in t]
     if is_there(name):
         if excuses:
             raise SystemExit(f"{name} exists, and is excused in scripts/generate_relay_coverage.py")
         return "exists"
     if not excuses:
         raise SystemExit(f"{name} is missing: say why in scripts/generate_relay_coverage.py")
-    if name in OTHER:
-        return f"in another form: {OTHER[name]}"
-    return f"by design: {REFUSED[name]}"
+    if name in REPLACEMENTS:
+        return f"in another form: {REPLACEMENTS[name]}"
+    return f"by design: {REJECTED_BY_DESIGN[name]}"
 
 
-def table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[str]:
+def coverage_table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[str]:
     """Yield the page's section on some names."""
     status_by_name: Mapping[str, str] = {
-        n: status(n, is_there) for n in sorted(names.split(), key=str.lower)
+        n: coverage_status(n, is_there) for n in sorted(names.split(), key=str.lower)
     }
     existing = [n for n, what in status_by_name.items() if what == "exists"]
     yield f"## {title}"
@@ -168,9 +168,9 @@ def table(title: str, names: str, is_there: Callable[[str], bool]) -> Iterator[s
 
 def page() -> str:
     """Return the page."""
-    sections = [HEAD]
-    sections += table("Transforms", TRANSFORMS, lambda name: hasattr(transform, name))
-    sections += table("Operators", OPERATORS, OPS.__contains__)
+    sections = [COVERAGE_HEAD]
+    sections += coverage_table("Transforms", TVM_TRANSFORMS, lambda name: hasattr(transform, name))
+    sections += coverage_table("Operators", TVM_OPERATORS, OPS.__contains__)
     return "\n".join(sections).rstrip() + "\n"
 
 

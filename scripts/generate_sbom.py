@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generated_files import ROOT, write_or_check
+from generated_files import REPOSITORY_ROOT, write_or_check
 
-BUILT_IN = {
+BUNDLED_PACKAGES = {
     "cython": (
         "Apache-2.0",
         "its helper code in C is part of the extension ekiden.runtime.binding._core",
@@ -30,59 +30,65 @@ BUILT_IN = {
 that releases are built with."""
 
 
-def version() -> str:
+def package_version() -> str:
     """Return the package's version."""
-    text = (ROOT / "src/ekiden/__init__.py").read_text(encoding="utf-8")
+    text = (REPOSITORY_ROOT / "src/ekiden/__init__.py").read_text(encoding="utf-8")
     match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     assert match is not None, "pyproject.toml's metadata provider reads the same line"
     return match[1]
 
 
-def name_of(requirement: str) -> str:
+def normalized_name(requirement: str) -> str:
     """Return the normalized package name of a requirement: ml-dtypes for `ml_dtypes>=0.5`."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert match is not None, f"a requirement begins with a name: {requirement!r}"
     return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
-def built_with(release: Iterable[str]) -> dict[str, str]:
-    """Return the pinned version of each package in BUILT_IN. Raises SystemExit if one is not
-    pinned, since the contents of a wheel would be unknown.
+def pinned_versions(release: Iterable[str]) -> dict[str, str]:
+    """Return the version to which the release extra pins each bundled package. Raises SystemExit if
+    one is not pinned, since the contents of a wheel would be unknown.
     """
-    pinned = {name_of(requirement): requirement.partition("==")[2] for requirement in release}
-    for key in BUILT_IN:
+    pinned = {
+        normalized_name(requirement): requirement.partition("==")[2] for requirement in release
+    }
+    for key in BUNDLED_PACKAGES:
         if not pinned.get(key):
             raise SystemExit(f"generate_sbom: {key}: the extra 'release' must pin it with ==")
-    return {key: pinned[key] for key in BUILT_IN}
+    return {key: pinned[key] for key in BUNDLED_PACKAGES}
 
 
-def bill(
+def cyclonedx_bom(
     name: str,
     description: str,
     needed: Iterable[str],
     extras: dict[str, list[str]],
     built_in: dict[str, str],
 ) -> dict[str, Any]:
-    """Return one package's bill of materials; `built_in` gives the versions of bundled packages."""
+    """Return the CycloneDX bill of materials of one package; `built_in` gives the versions of
+    bundled packages.
+    """
     optional = {
-        name_of(optional_requirement): optional_requirement
+        normalized_name(optional_requirement): optional_requirement
         for names in extras.values()
         for optional_requirement in names
     }
     components_by_name = {
-        name_of(required_requirement): (required_requirement, "required")
+        normalized_name(required_requirement): (required_requirement, "required")
         for required_requirement in needed
     }
     for key in sorted(optional.keys() - components_by_name.keys()):
         components_by_name[key] = (optional[key], "optional")
-    own = f"pkg:pypi/{name}@{version()}"
-    components = [_package(key, *components_by_name[key]) for key in sorted(components_by_name)]
-    components += [_built_in(key, number) for key, number in built_in.items()]
+    own = f"pkg:pypi/{name}@{package_version()}"
+    components = [
+        _dependency_component(key, *components_by_name[key]) for key in sorted(components_by_name)
+    ]
+    components += [_bundled_component(key, number) for key, number in built_in.items()]
     about = {
         "type": "library",
         "bom-ref": own,
         "name": name,
-        "version": version(),
+        "version": package_version(),
         "description": description,
         "licenses": [{"license": {"id": "Apache-2.0"}}],
         "purl": own,
@@ -103,7 +109,7 @@ def bill(
     }
 
 
-def _package(key: str, requirement: str, scope: str) -> dict[str, Any]:
+def _dependency_component(key: str, requirement: str, scope: str) -> dict[str, Any]:
     purl = f"pkg:pypi/{key}"
     properties = [{"name": "ekiden:requirement", "value": requirement}]
     return {
@@ -116,8 +122,8 @@ def _package(key: str, requirement: str, scope: str) -> dict[str, Any]:
     }
 
 
-def _built_in(key: str, number: str) -> dict[str, Any]:
-    licence, what = BUILT_IN[key]
+def _bundled_component(key: str, number: str) -> dict[str, Any]:
+    licence, what = BUNDLED_PACKAGES[key]
     return {
         "type": "library",
         "bom-ref": f"built-in/{key}",
@@ -131,19 +137,23 @@ def _built_in(key: str, number: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write both files, and return the exit status."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    """Write both files, or with --check compare them; return the exit status."""
+    table = tomllib.loads((REPOSITORY_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, runtime = table["project"], table["tool"]["ekiden-runtime"]
     bills = [
         ("ekiden", project),
         ("ekiden-runtime", runtime),
     ]
-    built_in = built_with(project["optional-dependencies"]["release"])
+    built_in = pinned_versions(project["optional-dependencies"]["release"])
     files = {}
     for name, row in bills:
         extras = row["optional-dependencies"]
-        package_bill = bill(name, row["description"], row["dependencies"], extras, built_in)
-        files[ROOT / "sbom" / f"{name}.cdx.json"] = json.dumps(package_bill, indent=1) + "\n"
+        package_bill = cyclonedx_bom(
+            name, row["description"], row["dependencies"], extras, built_in
+        )
+        files[REPOSITORY_ROOT / "sbom" / f"{name}.cdx.json"] = (
+            json.dumps(package_bill, indent=1) + "\n"
+        )
     return write_or_check(files, "generate_sbom.py")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "scripts/generate_operators.py": "operators.md",
     "scripts/generate_float_rewrites.py": "float-rewrites.md",
@@ -25,7 +25,7 @@ generator, which is what the repository has; the site leads such links to the pa
 @cache
 def page_text(generator: str) -> str:
     """Return the text of the page that a generator of PAGES makes."""
-    text: str = runpy.run_path(str(ROOT / generator))["page"]()
+    text: str = runpy.run_path(str(REPOSITORY_ROOT / generator))["page"]()
     return text
 
 
@@ -36,7 +36,7 @@ def write_or_check(texts: Mapping[Path, str], script: str) -> int:
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if "--check" in sys.argv[1:]:
-            print(f"{path.relative_to(ROOT)} is out of date: run scripts/{script}")
+            print(f"{path.relative_to(REPOSITORY_ROOT)} is out of date: run scripts/{script}")
             status = 1
         else:
             path.write_text(text, encoding="utf-8")

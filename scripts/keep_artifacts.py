@@ -12,27 +12,29 @@ from pathlib import Path
 
 import ekiden
 
-ROOT = Path(__file__).resolve().parents[1]
-COMPAT = ROOT / "tests" / "compat"
-sys.path.insert(0, str(COMPAT))
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
+COMPATIBILITY_TESTS_FOLDER = REPOSITORY_ROOT / "tests" / "compat"
+sys.path.insert(0, str(COMPATIBILITY_TESTS_FOLDER))
 from kept_programs import LIBRARY, PROGRAMS, TARGETS  # noqa: E402 - found there
 
-LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
+GLIBC_2_17_LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
 
 
 def main() -> int:
-    """Write the artifacts of this version; the exit status."""
-    folder = COMPAT / ekiden.__version__.rpartition(".")[0]
+    """Write the artifacts of this version; return the exit status."""
+    folder = COMPATIBILITY_TESTS_FOLDER / ekiden.__version__.rpartition(".")[0]
     folder.mkdir(exist_ok=True)
     for name, program in PROGRAMS.items():
         path = folder / f"{name}.eki"
         if not path.exists():
             ekiden.export(program.build(), path, TARGETS, executor=program.executor)
-            print(path.relative_to(ROOT))
+            print(path.relative_to(REPOSITORY_ROOT))
     path = folder / f"{LIBRARY}.so"
     if not path.exists():
-        ekiden.export(PROGRAMS[LIBRARY].build(), path, TARGETS[0], cc=LINKER, options=["-s"])
-        print(path.relative_to(ROOT))
+        ekiden.export(
+            PROGRAMS[LIBRARY].build(), path, TARGETS[0], cc=GLIBC_2_17_LINKER, options=["-s"]
+        )
+        print(path.relative_to(REPOSITORY_ROOT))
     return 0
 
 

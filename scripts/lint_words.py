@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("src", "benchmarks", "scripts")
+CHECKED_FOLDERS = ("src", "benchmarks", "scripts")
 
-FILLERS = frozenset(
+FILLER_WORDS = frozenset(
     """found made each given there kept wanted known seen asked told said taken left rest got now
     then here other others another thing things place places turn turns way ways part parts whole
     much many most least""".split()
 )
 """Words that, as the whole of a name, do not say what the value holds."""
 
-NOT_VERBS = frozenset(
+NON_VERB_OPENINGS = frozenset(
     """a an the what which who whose where when how whether that those these this it its of in on
     at by for from with without to as if one two all both each every no none not more most many
     some such same other another things names values sizes""".split()
@@ -36,8 +36,8 @@ NOT_VERBS = frozenset(
 
 
 @dataclass
-class Measure:
-    """A share of places that break a rule, in percent of all places that it is about."""
+class RuleShare:
+    """Share of places that break a rule, in percent of all places to which it applies."""
 
     rule: str
     limit: float
@@ -49,7 +49,7 @@ class Measure:
         """Return the share of places that break the rule, in percent."""
         return 100 * len(self.places) / max(1, self.total)
 
-    def add(self, place: str, is_broken: bool) -> None:
+    def count_place(self, place: str, is_broken: bool) -> None:
         """Count a place that the rule is about."""
         self.total += 1
         if is_broken:
@@ -57,43 +57,45 @@ class Measure:
 
 
 def lacks_verb(docstring: str) -> bool:
-    """Return whether a docstring begins with something else than a verb."""
+    """Return whether a docstring begins with something other than a verb."""
     word = re.match(r"['\"(]*([A-Za-z]+)", docstring.strip())
-    return word is None or word[1].lower() in NOT_VERBS
+    return word is None or word[1].lower() in NON_VERB_OPENINGS
 
 
-def measures(files: Iterator[Path], limits: dict[str, float]) -> list[Measure]:
+def measures(files: Iterator[Path], limits: dict[str, float]) -> list[RuleShare]:
     """Return the measures of Python files: filler names, then docstrings of functions."""
-    names = Measure("names that are filler words", limits["names"])
-    docstrings = Measure("docstrings of functions that lack their verb", limits["docstrings"])
+    names = RuleShare("names that are filler words", limits["names"])
+    docstrings = RuleShare("docstrings of functions that lack their verb", limits["docstrings"])
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
             place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(f"{place} {node.id}", node.id in FILLERS)
+                names.count_place(f"{place} {node.id}", node.id in FILLER_WORDS)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 docstring = ast.get_docstring(node)
                 if docstring:
-                    docstrings.add(f"{place} {node.name}", lacks_verb(docstring))
+                    docstrings.count_place(f"{place} {node.name}", lacks_verb(docstring))
     return [names, docstrings]
 
 
-def python_files() -> Iterator[Path]:
+def checked_files() -> Iterator[Path]:
     """Yield the Python files that the rules hold for."""
-    for folder in FOLDERS:
+    for folder in CHECKED_FOLDERS:
         yield from sorted((ROOT / folder).rglob("*.py"))
 
 
-LIMITS = {"names": 1.0, "docstrings": 1.0}
+MAX_SHARES_PERCENT = {"names": 1.0, "docstrings": 1.0}
 """Percent. Lower one as soon as the share is below it."""
 
 
 def main() -> int:
-    """Print the measures. Return 1 where one is above its limit."""
+    """Print the share of each rule; return 1 if one is above its limit. Return 1 where one is above
+    its limit.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print each place")
     options = parser.parse_args()
-    results = measures(python_files(), LIMITS)
+    results = measures(checked_files(), MAX_SHARES_PERCENT)
     for result in results:
         if options.list:
             print("\n".join(result.places))

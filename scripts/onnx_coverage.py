@@ -26,17 +26,19 @@ from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from ekiden.driver import onnx_backend
 
-KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+TEST_KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 TABLE = Path(__file__).parents[1] / "docs" / "onnx-coverage.md"
 
-_RANDOM = "its expected values are NumPy's random stream; Ekiden draws another, as distributed"
-_ROUNDED = (
+_RANDOM_STREAM_REASON = (
+    "its expected values are NumPy's random stream; Ekiden draws another, as distributed"
+)
+_ROUNDING_REASON = (
     "float16 is rounded between the steps of the operator, elsewhere than in the reference: "
     "results differ in the last one or two places"
 )
-REASONS = {
-    r"test_bernoulli|test_training_dropout": _RANDOM,
-    r"test_attention_.*fp16|test_causal_conv_.*fp16": _ROUNDED,
+FAILURE_REASONS = {
+    r"test_bernoulli|test_training_dropout": _RANDOM_STREAM_REASON,
+    r"test_attention_.*fp16|test_causal_conv_.*fp16": _ROUNDING_REASON,
     r"test_dft_inverse": "where the result is 0 it expects the rounding errors of NumPy's float32 "
     "transform; Ekiden, in float64, gives 0 to 15 digits",
     r"test_image_decoder": "images are decoded before a model, not in it: Ekiden has no codecs",
@@ -47,8 +49,8 @@ REASONS = {
 
 
 @dataclass
-class Outcome:
-    """The outcome of a test. reason: why it failed, empty if it passed. note: a remark."""
+class TestOutcome:
+    """Outcome of one backend test. reason: why it failed, empty if it passed. note: a remark."""
 
     reason: str
     seconds: float = 0.0
@@ -62,14 +64,16 @@ def load_cases(kind: str) -> list[TestCase]:
         return list(load_model_tests(kind=kind))
 
 
-def run_case(case: TestCase, device: str = "CPU") -> str:
-    """Run a test like ONNX's runner, and return a note. Raises what the test raises."""
+def run_test(case: TestCase, device: str = "CPU") -> str:
+    """Run a test as ONNX's runner does, and return a note on inputs that became constants. Raises
+    what the test raises.
+    """
     model = case.model
     data = case.data_sets
     if model is None:
         folder = Path(case.model_dir)
         model = onnx.load(folder / "model.onnx")
-        data = list(stored_data(folder, model))
+        data = list(load_data_sets(folder, model))
     rep = onnx_backend.prepare(model, device)
     for inputs, expected in data:
         outputs = rep.run([_normalize_tensor(i) for i in inputs])
@@ -78,8 +82,8 @@ def run_case(case: TestCase, device: str = "CPU") -> str:
     return f"compiled for each value of {', '.join(rep.fixed)}" if rep.fixed else ""
 
 
-def stored_data(folder: Path, model: onnx.ModelProto) -> Iterator[tuple[list[object], ...]]:
-    """Yield the (inputs, outputs) stored with a model."""
+def load_data_sets(folder: Path, model: onnx.ModelProto) -> Iterator[tuple[list[object], ...]]:
+    """Yield the (inputs, outputs) of each data set stored with a model."""
     for data_set in sorted(folder.glob("test_data_set*")):
         inputs = model.graph.input[: len(list(data_set.glob("input_*.pb")))]
         yield tuple(
@@ -99,27 +103,27 @@ def load_value(path: Path, kind: onnx.TypeProto) -> object:
     return onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data))
 
 
-def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> Outcome:
-    """Run a test; an error becomes the reason."""
+def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> TestOutcome:
+    """Run a test, and return its outcome with any error as the reason."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = Outcome("", note=run_case(case, device))
+            result = TestOutcome("", note=run_test(case, device))
     except AssertionError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        result = Outcome("wrong result: " + " ".join(lines[:3])[:160])
+        result = TestOutcome("wrong result: " + " ".join(lines[:3])[:160])
     except Exception as error:  # any error is a line of the table
         lines = str(error).splitlines() or [""]
         text = lines[1].strip() if len(lines) > 1 and "not supported" in lines[0] else lines[0]
-        result = Outcome(f"{type(error).__name__}: {text}"[:200])
+        result = TestOutcome(f"{type(error).__name__}: {text}"[:200])
         if trace:
             traceback.print_exc()
     result.seconds = time.perf_counter() - start
     return result
 
 
-def work(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) -> None:
+def serve_tests(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) -> None:
     """Run tests by index until the other end is closed."""
     while True:
         try:
@@ -129,80 +133,80 @@ def work(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) 
         pipe.send(outcome(cases[at], trace, device))
 
 
-class Worker:
-    """A forked process that runs one test at a time."""
+class TestWorker:
+    """Forked process that runs one test at a time."""
 
     def __init__(self, cases: Sequence[TestCase], trace: bool, device: str) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         self.process = multiprocessing.get_context("fork").Process(
-            target=work, args=(cases, theirs, trace, device), daemon=False
+            target=serve_tests, args=(cases, theirs, trace, device), daemon=False
         )
         self.process.start()
         theirs.close()
         self.at = -1
         self.since = 0.0
 
-    def give(self, at: int) -> None:
+    def start_test(self, at: int) -> None:
         """Start a test."""
         self.at, self.since = at, time.monotonic()
         self.pipe.send(at)
 
-    def result(self, is_ready: bool, timeout: float) -> Outcome | None:
-        """Return the outcome of the test if it has finished; a test that takes too long is
-        killed.
+    def poll_result(self, is_ready: bool, timeout: float) -> TestOutcome | None:
+        """Return the outcome if the test has finished, killing a test that exceeds the timeout;
+        None while it runs.
         """
         if is_ready:
             try:
                 outcome = self.pipe.recv()
             except EOFError:
                 self.process.join()
-                return Outcome("the process crashed")
-            assert isinstance(outcome, Outcome)
+                return TestOutcome("the process crashed")
+            assert isinstance(outcome, TestOutcome)
             return outcome
         if time.monotonic() - self.since < timeout:
             return None
         self.process.kill()
         self.process.join()
-        return Outcome(f"took more than {timeout:g} s", timeout)
+        return TestOutcome(f"took more than {timeout:g} s", timeout)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Kill the process."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
 
 
-def run_all(cases: Sequence[TestCase], options: argparse.Namespace) -> list[Outcome]:
+def run_tests(cases: Sequence[TestCase], options: argparse.Namespace) -> list[TestOutcome]:
     """Return the outcome of each test."""
-    outcomes = [Outcome("not run") for _ in cases]
+    outcomes = [TestOutcome("not run") for _ in cases]
     pending = deque(range(len(cases)))
     worker_args = cases, options.trace, options.device
-    workers = [Worker(*worker_args) for _ in range(options.jobs)]
+    workers = [TestWorker(*worker_args) for _ in range(options.jobs)]
     while pending or any(w.at >= 0 for w in workers):
         for worker in workers:
             if worker.at < 0 and pending:
-                worker.give(pending.popleft())
+                worker.start_test(pending.popleft())
         busy = [w for w in workers if w.at >= 0]
         ready = wait([w.pipe for w in busy], timeout=1.0)
         for worker in busy:
-            result = worker.result(worker.pipe in ready, options.timeout)
+            result = worker.poll_result(worker.pipe in ready, options.timeout)
             if result is None:
                 continue
             outcomes[worker.at] = result
             worker.at = -1
             if not worker.process.is_alive():
-                worker.end()
-                workers[workers.index(worker)] = Worker(*worker_args)
+                worker.terminate()
+                workers[workers.index(worker)] = TestWorker(*worker_args)
     for worker in workers:
-        worker.end()
+        worker.terminate()
     return outcomes
 
 
-Tested = tuple[str, Sequence[TestCase], Sequence[Outcome]]
+Tested = tuple[str, Sequence[TestCase], Sequence[TestOutcome]]
 """A kind of tests, and what became of each."""
 
 
-def table(kinds: Sequence[Tested]) -> str:
+def render_page(kinds: Sequence[Tested]) -> str:
     """Return the page."""
     lines = [
         "# ONNX coverage",
@@ -210,31 +214,31 @@ def table(kinds: Sequence[Tested]) -> str:
         f"ONNX's own backend tests (onnx {onnx.__version__}), run through its backend interface"
         " (`ekiden.driver.onnx_backend`). Made by `scripts/onnx_coverage.py`; do not edit.",
         "",
-        *_summary(kinds),
+        *_summarize_node_tests(kinds),
         "",
         "| tests | pass, inputs as they come | pass, some inputs frozen to values | of |",
         "|---|---|---|---|",
     ]
     for kind, cases, outcomes in kinds:
-        passed_unmodified, frozen = _passed(outcomes)
+        passed_unmodified, frozen = _count_passed(outcomes)
         lines.append(f"| {kind} | {passed_unmodified} | {frozen} | {len(cases)} |")
     for kind, cases, outcomes in kinds:
         lines += ["", f"## {kind}", "", "| test | result |", "|---|---|"]
-        rows = {c.name: _result(c, o) for c, o in zip(cases, outcomes, strict=True)}
+        rows = {c.name: _result_cell(c, o) for c, o in zip(cases, outcomes, strict=True)}
         lines += [f"| {name} | {rows[name]} |" for name in sorted(rows)]
     return "\n".join(lines) + "\n"
 
 
-def _passed(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """Return how many tests pass with their inputs unmodified, and with some frozen."""
+def _count_passed(outcomes: Sequence[TestOutcome]) -> tuple[int, int]:
+    """Return how many tests pass with unmodified inputs, and how many with some inputs frozen."""
     frozen = sum(not o.reason and bool(o.note) for o in outcomes)
     return sum(not o.reason for o in outcomes) - frozen, frozen
 
 
-def _summary(kinds: Sequence[Tested]) -> list[str]:
+def _summarize_node_tests(kinds: Sequence[Tested]) -> list[str]:
     """Explain the two numbers, for the operators' own tests."""
     _, cases, outcomes = next(tested_kind for tested_kind in kinds if tested_kind[0] == "node")
-    passed_unmodified, frozen = _passed(outcomes)
+    passed_unmodified, frozen = _count_passed(outcomes)
     return [
         f"Of the {len(cases)} node tests, {passed_unmodified} pass with all inputs given when "
         "the model",
@@ -245,15 +249,15 @@ def _summary(kinds: Sequence[Tested]) -> list[str]:
     ]
 
 
-def _result(case: TestCase, test_outcome: Outcome) -> str:
+def _result_cell(case: TestCase, test_outcome: TestOutcome) -> str:
     """Return a test's cell of the table."""
     if test_outcome.reason:
-        reasons = (why for pattern, why in REASONS.items() if re.match(pattern, case.name))
+        reasons = (why for pattern, why in FAILURE_REASONS.items() if re.match(pattern, case.name))
         return "fails: " + next(reasons, test_outcome.reason).replace("|", "\\|")
     return f"pass; {test_outcome.note}" if test_outcome.note else "pass"
 
 
-def show(kinds: Sequence[Tested], slow: int) -> None:
+def print_summary(kinds: Sequence[Tested], slow: int) -> None:
     """Print failures, the slowest tests, and totals."""
     for _, cases, outcomes in kinds:
         for case, test_outcome in zip(cases, outcomes, strict=True):
@@ -268,17 +272,20 @@ def show(kinds: Sequence[Tested], slow: int) -> None:
         print(f"{kind}: {passed} of {len(cases)} pass, {seconds:.0f} s")
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Run ONNX's backend tests through Ekiden.")
     parser.add_argument("--only", default="", help="a regular expression on names")
-    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--kinds", nargs="*", default=TEST_KINDS, choices=TEST_KINDS)
     parser.add_argument("--no-write", action="store_true", help="leave the table alone")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for a test (60)")
     parser.add_argument("--slow", type=int, default=0, help="how many of the slowest to show")
     parser.add_argument(
-        "--device", default="CPU", choices=onnx_backend.DEVICES, help="not the CPU: write no table"
+        "--device",
+        default="CPU",
+        choices=onnx_backend.ONNX_DEVICES,
+        help="not the CPU: write no table",
     )
     parser.add_argument("--trace", action="store_true", help="print tracebacks")
     return parser.parse_args()
@@ -286,16 +293,16 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Run the tests, print the results, and write the table if all tests were run."""
-    options = arguments()
+    options = parse_arguments()
     done: list[Tested] = []
     for kind in options.kinds:
         cases = [c for c in load_cases(kind) if re.search(options.only, c.name)]
-        outcomes = run_all(cases, options)
+        outcomes = run_tests(cases, options)
         done.append((kind, cases, outcomes))
-    show(done, options.slow)
-    is_whole = not options.only and len(done) == len(KINDS)
+    print_summary(done, options.slow)
+    is_whole = not options.only and len(done) == len(TEST_KINDS)
     if is_whole and not options.no_write and options.device == "CPU":
-        TABLE.write_text(table(done))
+        TABLE.write_text(render_page(done))
 
 
 if __name__ == "__main__":

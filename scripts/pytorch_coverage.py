@@ -31,15 +31,15 @@ from torch.utils import _pytree as pytree
 import ekiden
 from ekiden.runtime import Tensor
 
-DTYPES = (torch.float32, torch.int64, torch.bool)
-PAGE = Path(__file__).parents[1] / "docs" / "pytorch-coverage.md"
-UNKNOWN = (
+TESTED_DTYPES = (torch.float32, torch.int64, torch.bool)
+PYTORCH_COVERAGE_PAGE = Path(__file__).parents[1] / "docs" / "pytorch-coverage.md"
+NONDETERMINISTIC_OPERATORS = (
     "empty", "empty_strided", "empty_like", "rand", "randn", "randint", "rand_like", "randn_like",
     "randint_like", "randperm", "normal", "bernoulli", "native_dropout", "nn.FractionalMaxPool2d",
     "nn.FractionalMaxPool3d",
 )  # fmt: skip
 """What draws numbers, or leaves elements as they are: nobody can know the results."""
-NOTES = {
+DISAGREEMENT_NOTES = {
     "_native_batch_norm_legit": "the sample's running statistics are inputs of the program, which "
     "torch.export says it changes; buffers that change are kept between runs",
     "as_strided": "the sample looks into memory beyond its tensor, which PyTorch cannot do either "
@@ -49,19 +49,21 @@ NOTES = {
     "topk": "equal elements: PyTorch gives them in no defined order, Ekiden the first ones first",
 }
 """Operator -> why its samples cannot agree, or what is missing."""
-LIMIT = 60
+SAMPLE_TIMEOUT_S = 60
 """Seconds that one sample may take."""
 
 
-class Case(torch.nn.Module):
-    """A call whose tensors are inputs and whose other arguments are constants."""
+class OperatorSample(torch.nn.Module):
+    """Module of one operator call, whose tensors are inputs and whose other arguments are
+    constants.
+    """
 
     def __init__(self, function: Any, arguments: object) -> None:  # noqa: ANN401
         super().__init__()
         self.function = function
         self.leaves, self.spec = pytree.tree_flatten(arguments)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def input_tensors(self) -> tuple[torch.Tensor, ...]:
         """Return its input tensors."""
         return tuple(x.detach() for x in self.leaves if isinstance(x, torch.Tensor))
 
@@ -73,7 +75,7 @@ class Case(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
-def core_names() -> set[str]:
+def core_aten_names() -> set[str]:
     """Return the names of the core ATen operators."""
     names = set()
     for name in dir(torch.ops.aten):
@@ -84,29 +86,29 @@ def core_names() -> set[str]:
     return names
 
 
-def chosen(names: Sequence[str]) -> list[Any]:
-    """Return the requested entries of op_db; by default all of core ATen."""
-    core = core_names() - set(UNKNOWN)
+def select_operators(names: Sequence[str]) -> list[Any]:
+    """Return the requested entries of op_db; by default those of core ATen."""
+    core = core_aten_names() - set(NONDETERMINISTIC_OPERATORS)
     if names:
         return [o for o in op_db if o.name in names or o.aten_name in names]
     return [o for o in op_db if o.aten_name in core]
 
 
-def cases(entry: Any, dtype: torch.dtype) -> Iterator[Case]:  # noqa: ANN401
+def cases(entry: Any, dtype: torch.dtype) -> Iterator[OperatorSample]:  # noqa: ANN401
     """Yield the samples of an operator, or of a module in inference."""
     if hasattr(entry, "op"):
         for sample in entry.sample_inputs("cpu", dtype):
-            yield Case(entry.op, ((sample.input, *sample.args), sample.kwargs))
+            yield OperatorSample(entry.op, ((sample.input, *sample.args), sample.kwargs))
         return
     for sample in entry.module_inputs_func(entry, "cpu", dtype, False, False):
         constructor = sample.constructor_input
         module = entry.module_cls(*constructor.args, **constructor.kwargs).to(dtype).eval()
-        yield Case(module, (sample.forward_input.args, sample.forward_input.kwargs))
+        yield OperatorSample(module, (sample.forward_input.args, sample.forward_input.kwargs))
 
 
-def check(case: Case) -> str:
+def check(case: OperatorSample) -> str:
     """Return what went wrong with a sample; "" if it agrees."""
-    inputs = case.tensors()
+    inputs = case.input_tensors()
     expected = case(*(x.clone() for x in inputs))
     if any(x.is_sparse or x.is_complex() for x in inputs):
         return "skipped: a sparse or complex tensor"
@@ -114,6 +116,7 @@ def check(case: Case) -> str:
     if not leaves or any(x.is_complex() or x.is_sparse for x in leaves):
         return "skipped: no dense real result"
     exe = ekiden.compile(case, example_inputs=inputs)
+    # Clones, since an operator that works in place would change the inputs of the comparison.
     outputs = exe(*(x.clone() for x in inputs))
     output_tuple = outputs if isinstance(outputs, tuple) else (outputs,)
     if len(output_tuple) != len(leaves):
@@ -130,17 +133,17 @@ def check(case: Case) -> str:
 
 
 class TooLongError(Exception):
-    """Raised when a sample exceeds its time limit."""
+    """Error raised when a sample exceeds its time limit."""
 
 
-def _alarm(*_: object) -> None:
-    raise TooLongError(f"takes longer than {LIMIT} s")
+def _raise_timeout(*_: object) -> None:
+    raise TooLongError(f"takes longer than {SAMPLE_TIMEOUT_S} s")
 
 
-def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noqa: ANN401
+def iter_results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noqa: ANN401
     """Yield the `check` result of each of the first samples."""
     for case in islice(cases(entry, dtype), count):
-        signal.alarm(LIMIT)
+        signal.alarm(SAMPLE_TIMEOUT_S)
         try:
             yield check(case)
         except (Exception, TooLongError) as error:  # each is a line of the table
@@ -148,17 +151,23 @@ def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noq
             text = " ".join(lines[:2] if "not supported" in lines[0] else lines[:1])
             yield f"{type(error).__name__}: {text}"[:240]
         finally:
+            # A pending alarm would otherwise interrupt the next sample.
             signal.alarm(0)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run everything that is missing from the results file."""
-    done = {(r["name"], r["variant"], r["dtype"]) for r in read(options.results)}
+def run_missing(options: argparse.Namespace) -> None:
+    """Run every sample that the results file lacks."""
+    done = {(r["name"], r["variant"], r["dtype"]) for r in read_results(options.results)}
     names = [n for n in options.ops.split(",") if n]
     modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]
-    modules = [m for m in modules if m.name not in UNKNOWN]
+    modules = [m for m in modules if m.name not in NONDETERMINISTIC_OPERATORS]
     entries = [(m, torch.float32) for m in modules]
-    entries += [(o, d) for o in chosen(names) for d in DTYPES if d in o.supported_dtypes("cpu")]
+    entries += [
+        (o, d)
+        for o in select_operators(names)
+        for d in TESTED_DTYPES
+        if d in o.supported_dtypes("cpu")
+    ]
     with open(options.results, "a") as file:
         for entry, dtype in entries:
             variant = getattr(entry, "variant_test_name", "module")
@@ -168,7 +177,7 @@ def run(options: argparse.Namespace) -> None:
             torch.manual_seed(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                sample_results = list(results(entry, dtype, options.samples))
+                sample_results = list(iter_results(entry, dtype, options.samples))
             line = {"name": key[0], "variant": key[1], "dtype": key[2], "results": sample_results}
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -181,7 +190,7 @@ def run(options: argparse.Namespace) -> None:
             )
 
 
-def read(path: str) -> list[dict[str, Any]]:
+def read_results(path: str) -> list[dict[str, Any]]:
     """Read the lines of a results file."""
     where = Path(path)
     return [json.loads(line) for line in where.read_text().splitlines()] if where.exists() else []
@@ -190,7 +199,7 @@ def read(path: str) -> list[dict[str, Any]]:
 def page(lines: Sequence[dict[str, Any]]) -> str:
     """Return the page: how many samples agree, and why the others do not."""
     agree, total, rows = Counter[bool](), Counter[bool](), []
-    for line in (entry for entry in lines if entry["name"] not in UNKNOWN):
+    for line in (entry for entry in lines if entry["name"] not in NONDETERMINISTIC_OPERATORS):
         counted = [r for r in line["results"] if not r.startswith("skipped")]
         wrong = [r for r in counted if r]
         is_module = line["variant"] == "module"
@@ -198,7 +207,9 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         total[is_module] += len(counted)
         if wrong:
             name = line["name"] + (f" ({line['variant']})" if line["variant"] else "")
-            why = NOTES.get(line["name"]) or "; ".join(dict.fromkeys(wrong)).replace("|", "\\|")
+            why = DISAGREEMENT_NOTES.get(line["name"]) or "; ".join(dict.fromkeys(wrong)).replace(
+                "|", "\\|"
+            )
             rows.append(f"| `{name}` | {line['dtype']} | {len(wrong)} of {len(counted)} | {why} |")
     shares = [
         f"{agree[kind]} of {total[kind]} ({100 * agree[kind] / max(total[kind], 1):.1f} %)"
@@ -230,11 +241,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--results", default="pytorch-coverage.jsonl")
     parser.add_argument("--write", action="store_true", help="write the page")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     if not options.write or not Path(options.results).exists():
-        run(options)
+        run_missing(options)
     if options.write:
-        PAGE.write_text(page(read(options.results)))
+        PYTORCH_COVERAGE_PAGE.write_text(page(read_results(options.results)))
     return 0
 
 

@@ -15,10 +15,10 @@ from html import escape
 from pathlib import Path
 
 import onnx
-from generate_concepts import model
-from generated_files import ROOT
+from generate_concepts import example_model
+from generated_files import REPOSITORY_ROOT
 
-COMMANDS = (
+RECORDED_COMMANDS = (
     "ekiden check model.onnx",
     "ekiden compile model.onnx -o model.eki",
     "ekiden verify model.onnx --dim n=8",
@@ -27,12 +27,12 @@ COMMANDS = (
 )
 SECONDS, COLUMNS, ROWS = 20.0, 104, 30
 GLYPH_WIDTH, LINE_HEIGHT, PADDING = 7.25, 16, 14
-TYPING_S = 0.03
+SECONDS_PER_GLYPH = 0.03
 """Seconds a glyph that is typed takes."""
 
 
-def output(command: str, folder: Path) -> list[str]:
-    """Return the lines a command printed, cut to the terminal's width."""
+def capture_output(command: str, folder: Path) -> list[str]:
+    """Return the lines that a command prints, truncated to the terminal's width."""
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COLUMNS": str(COLUMNS)}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=True
@@ -41,24 +41,26 @@ def output(command: str, folder: Path) -> list[str]:
     return [line[:COLUMNS].rstrip() for line in lines]
 
 
-def frames() -> list[tuple[float, str, bool]]:
-    """Return (appearance time in seconds, text, whether it is typed) for each line."""
+def record_frames() -> list[tuple[float, str, bool]]:
+    """Return (time of appearance in seconds, text, whether it is typed) of each line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        onnx.save(model(), folder / "model.onnx")
-        transcripts = [(command, output(command, folder)) for command in COMMANDS]
+        onnx.save(example_model(), folder / "model.onnx")
+        transcripts = [(command, capture_output(command, folder)) for command in RECORDED_COMMANDS]
     command_time = (SECONDS - 1.5) / len(transcripts)
     shown: list[tuple[float, str, bool]] = []
     for at, (command, lines) in enumerate(transcripts):
         begin = 0.3 + at * command_time
         shown.append((begin, f"$ {command}", True))
-        begin += len(command) * TYPING_S + 0.3
+        begin += len(command) * SECONDS_PER_GLYPH + 0.3
         shown += [(begin + 0.02 * number, line, False) for number, line in enumerate(lines)]
     return shown
 
 
-def drawn(shown: list[tuple[float, str, bool]]) -> str:
-    """Return an SVG in which each line appears at its time, scrolling when the screen is full."""
+def draw_terminal(shown: list[tuple[float, str, bool]]) -> str:
+    """Return an animated SVG in which lines appear at their times, scrolling when the screen is
+    full.
+    """
     width, height = COLUMNS * GLYPH_WIDTH + 2 * PADDING, ROWS * LINE_HEIGHT + 2 * PADDING + 20
     style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
     for at, (second, line, typed) in enumerate(shown):
@@ -95,4 +97,6 @@ def drawn(shown: list[tuple[float, str, bool]]) -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/assets/terminal.svg").write_text(drawn(frames()), encoding="utf-8")
+    (REPOSITORY_ROOT / "docs/assets/terminal.svg").write_text(
+        draw_terminal(record_frames()), encoding="utf-8"
+    )

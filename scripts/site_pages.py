@@ -22,13 +22,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY_ROOT / "scripts"))
 
 import generated_files  # noqa: E402
 import notebook_cells  # noqa: E402
 
-PLACES = {
+PAGE_BY_SOURCE = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -36,38 +36,38 @@ PLACES = {
     "runtime/README.md": "runtime-package.md",
 }
 """File of the repository -> its page."""
-LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
-LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
-FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCE_LANGUAGES = {".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".py": "python", ".def": "c"}
+MARKDOWN_LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
+CODE_FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
-def navigated(nav: object) -> Iterator[str]:
-    """Yield the pages named in the table of contents."""
+def iter_navigation(nav: object) -> Iterator[str]:
+    """Yield the pages of the navigation tree."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, list):
         for entry in nav:
-            yield from navigated(entry)
+            yield from iter_navigation(entry)
     elif isinstance(nav, dict):
-        yield from navigated(list(nav.values()))
+        yield from iter_navigation(list(nav.values()))
 
 
-def source_page(path: str) -> str:
+def render_source(path: str) -> str:
     """Return a source file as a page."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    language = LANGUAGES.get(Path(path).suffix, "text")
+    text = (REPOSITORY_ROOT / path).read_text(encoding="utf-8")
+    language = FENCE_LANGUAGES.get(Path(path).suffix, "text")
     return f"# {path}\n\n````{language}\n{text}````\n"
 
 
-def folder_page(path: str) -> str:
+def render_folder(path: str) -> str:
     """Return a listing of a folder as a page."""
-    rows = [f"- `{entry.name}`" for entry in sorted((ROOT / path).iterdir())]
+    rows = [f"- `{entry.name}`" for entry in sorted((REPOSITORY_ROOT / path).iterdir())]
     return "\n".join([f"# {path}", "", *rows, ""])
 
 
-def api_page(name: str) -> str:
-    """Return the page of a module: what its source says, plus names added to `__all__` by a
-    comprehension, which only importing it reveals.
+def render_api(name: str) -> str:
+    """Return the API page of a module, with entries for names that its `__all__` adds by a
+    comprehension.
     """
     module = importlib.import_module(name)
     tree = ast.parse(inspect.getsource(module))
@@ -77,22 +77,22 @@ def api_page(name: str) -> str:
         constants = (constant for constant in ast.walk(tree) if isinstance(constant, ast.Constant))
         literals = {node.value for node in constants}
         for name_left in sorted(set(module.__all__) - literals):
-            sections += entry(name, name_left, getattr(module, name_left))
+            sections += render_api_entry(name, name_left, getattr(module, name_left))
     return "\n\n".join(sections) + "\n"
 
 
-def entry(module: str, name: str, value: object) -> list[str]:
+def render_api_entry(module: str, name: str, value: object) -> list[str]:
     """Return a function's reference section."""
     if not callable(value):
         return []
     head = f"## `{name}` {{ #{module}.{name} data-toc-label='{name}' }}"
     description, declared, row = inspect.cleandoc(value.__doc__ or "").partition("\nOperator: ")
-    sections = [head, f"```python\n{signature(name, value)}\n```", description]
+    sections = [head, f"```python\n{format_signature(name, value)}\n```", description]
     return [*sections, f"```text\nOperator: {row}\n```"] if declared else sections
 
 
-def signature(name: str, value: Callable[..., object]) -> str:
-    """Return a function's signature, with one parameter per line if it is long."""
+def format_signature(name: str, value: Callable[..., object]) -> str:
+    """Return a function's signature, one parameter per line if it exceeds 88 columns."""
     function_signature = inspect.signature(value)
     rows: list[str] = []
     for parameter in function_signature.parameters.values():
@@ -102,81 +102,97 @@ def signature(name: str, value: Callable[..., object]) -> str:
             rows.append("*")
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         kind = (
-            "" if parameter.annotation is parameter.empty else f": {written(parameter.annotation)}"
+            ""
+            if parameter.annotation is parameter.empty
+            else f": {format_annotation(parameter.annotation)}"
         )
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         rows.append(f"{stars}{parameter.name}{kind}{default}")
     result = function_signature.return_annotation
-    gives = "" if result is inspect.Signature.empty else f" -> {written(result)}"
+    gives = "" if result is inspect.Signature.empty else f" -> {format_annotation(result)}"
     line = f"{name}({', '.join(rows)}){gives}"
     if len(line) <= 88:
         return line
     return f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + f"){gives}"
 
 
-def written(annotation: object) -> str:
+def format_annotation(annotation: object) -> str:
     """Return an annotation as it was written."""
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
-def target(link: str, page: str) -> str | None:
-    """Return the file or folder outside docs/ that a page's link leads to."""
+def external_link_target(link: str, page: str) -> str | None:
+    """Return the repository file or folder outside docs/ to which a link points, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
-    inside = path.startswith("docs/") and (ROOT / path).exists()
-    return None if path.startswith("..") or inside or not (ROOT / path).exists() else path
+    inside = path.startswith("docs/") and (REPOSITORY_ROOT / path).exists()
+    return (
+        None if path.startswith("..") or inside or not (REPOSITORY_ROOT / path).exists() else path
+    )
 
 
-def page_of(path: str) -> str:
-    """Return the site page of a file outside docs/."""
-    return PLACES.get(path) or generated_files.PAGES.get(path) or f"source/{path}.md"
+def source_page_path(path: str) -> str:
+    """Return the site path of a file outside docs/."""
+    return PAGE_BY_SOURCE.get(path) or generated_files.PAGES.get(path) or f"source/{path}.md"
 
 
-def linked(text: str, source: str) -> set[str]:
-    """Return what a page links to outside docs/."""
-    plain = FENCE.sub("", text)
-    return {path for link, _ in LINK.findall(plain) if (path := target(link, source))}
+def external_links(text: str, source: str) -> set[str]:
+    """Return the files outside docs/ to which a page links."""
+    plain = CODE_FENCE.sub("", text)
+    return {
+        path
+        for link, _ in MARKDOWN_LINK.findall(plain)
+        if (path := external_link_target(link, source))
+    }
 
 
-def moved(text: str, source: str, destination: str) -> str:
-    """Return a page's text with its links adjusted to its location on the site."""
+def relocate_links(text: str, source: str, destination: str) -> str:
+    """Return a page's text with relative links adjusted to its place on the site."""
     site_folder = posixpath.dirname(destination) or "."
 
-    def link(match: re.Match[str]) -> str:
+    def relocate_link(match: re.Match[str]) -> str:
         """Return one link as on the site: relative to the page if it leads to a copied file, else
         unchanged.
         """
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[1]))
-        if (outside := target(match[1], source)) is not None:
-            path = f"docs/{page_of(outside)}"
+        if (outside := external_link_target(match[1], source)) is not None:
+            path = f"docs/{source_page_path(outside)}"
         if not path.startswith("docs/"):
             return match[0]
         return posixpath.relpath(path[len("docs/") :], site_folder) + (match[2] or "")
 
-    prose = FENCE.split(text)
-    fences = FENCE.findall(text)
-    relinked = [LINK.sub(link, prose_part) for prose_part in prose]
+    # Code fences are left alone: what looks like a link there is code.
+    prose = CODE_FENCE.split(text)
+    fences = CODE_FENCE.findall(text)
+    relinked = [MARKDOWN_LINK.sub(relocate_link, prose_part) for prose_part in prose]
     return "".join(a + b for a, b in zip(relinked, [*fences, ""], strict=True))
 
 
-def texts(files: Files) -> Iterator[tuple[str, str]]:
+def iter_page_texts(files: Files) -> Iterator[tuple[str, str]]:
     """Yield (path in the repository, text) for each page that exists as a file."""
     for file in files.documentation_pages():
         if file.abs_src_path is not None:
             path = Path(file.abs_src_path)
-            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-    for name in PLACES:
-        if (ROOT / name).exists():
-            yield name, (ROOT / name).read_text(encoding="utf-8")
+            yield str(path.relative_to(REPOSITORY_ROOT)), path.read_text(encoding="utf-8")
+    for name in PAGE_BY_SOURCE:
+        if (REPOSITORY_ROOT / name).exists():
+            yield name, (REPOSITORY_ROOT / name).read_text(encoding="utf-8")
     for generator, place in generated_files.PAGES.items():
         yield f"docs/{place}", generated_files.page_text(generator)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Append pages missing from the table of contents."""
-    pages = [str(page.relative_to(ROOT / "docs")) for page in sorted(ROOT.glob("docs/**/*.md"))]
-    pages += [site_page for source, site_page in PLACES.items() if (ROOT / source).exists()]
+    pages = [
+        str(page.relative_to(REPOSITORY_ROOT / "docs"))
+        for page in sorted(REPOSITORY_ROOT.glob("docs/**/*.md"))
+    ]
+    pages += [
+        site_page
+        for source, site_page in PAGE_BY_SOURCE.items()
+        if (REPOSITORY_ROOT / source).exists()
+    ]
     pages += generated_files.PAGES.values()
-    named = set(navigated(config.nav))
+    named = set(iter_navigation(config.nav))
     (last,) = config.nav[-1].values()
     last.extend(page for page in pages if page not in named)
     return config
@@ -185,24 +201,24 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files of docs/."""
     generated: dict[str, str] = {}
-    for source, text in texts(files):
-        for path in linked(text, source) - set(PLACES) - set(generated_files.PAGES):
-            full_path = ROOT / path
-            generated[page_of(path)] = (
-                folder_page(path) if full_path.is_dir() else source_page(path)
+    for source, text in iter_page_texts(files):
+        for path in external_links(text, source) - set(PAGE_BY_SOURCE) - set(generated_files.PAGES):
+            full_path = REPOSITORY_ROOT / path
+            generated[source_page_path(path)] = (
+                render_folder(path) if full_path.is_dir() else render_source(path)
             )
-        if source in PLACES:
-            generated[PLACES[source]] = moved(text, source, PLACES[source])
+        if source in PAGE_BY_SOURCE:
+            generated[PAGE_BY_SOURCE[source]] = relocate_links(text, source, PAGE_BY_SOURCE[source])
         if (place := source.removeprefix("docs/")) in generated_files.PAGES.values():
-            generated[place] = moved(text, source, place)
-    for name in navigated(config.nav):
+            generated[place] = relocate_links(text, source, place)
+    for name in iter_navigation(config.nav):
         if name.startswith("api/") and name != "api/index.md":
             module = name.removeprefix("api/").removesuffix(".md")
-            generated[name] = api_page(module)
+            generated[name] = render_api(module)
         if name.startswith("notebooks/"):
-            generated[name] = notebook_cells.page(ROOT / name.replace(".md", ".ipynb"))
+            generated[name] = notebook_cells.page(REPOSITORY_ROOT / name.replace(".md", ".ipynb"))
         if name.startswith("source/"):
-            generated[name] = source_page(name.removeprefix("source/").removesuffix(".md"))
+            generated[name] = render_source(name.removeprefix("source/").removesuffix(".md"))
     for name, text in generated.items():
         shown = (
             InclusionLevel.NOT_IN_NAV if name.startswith("source/") else InclusionLevel.UNDEFINED
@@ -212,7 +228,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirect links that leave docs/ to the pages of those files."""
+    """Redirect links to files outside docs/ to the site pages of those files."""
     if page.file.abs_src_path is None or page.file.generated_by is not None:
         return markdown
-    return moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+    return relocate_links(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

@@ -30,11 +30,13 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
-WIDTHS = {"wide": (1280, 900), "narrow": (360, 780)}
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-LINKS = "[...document.querySelectorAll('a[href], img[src], link[href], script[src]')]"
-TOO_WIDE = """() => {
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
+VIEWPORT_SIZES = {"wide": (1280, 900), "narrow": (360, 780)}
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+LINK_ELEMENTS_SCRIPT = (
+    "[...document.querySelectorAll('a[href], img[src], link[href], script[src]')]"
+)
+OVERFLOW_SCRIPT = """() => {
   const wide = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth <= wide) return [];
   const all = [...document.querySelectorAll('body *')];
@@ -44,16 +46,16 @@ TOO_WIDE = """() => {
 }"""
 
 
-def chromium() -> str:
+def find_chromium() -> str:
     """Return the path of a Chromium. Raises SystemExit if there is none."""
     named = os.environ.get("EKIDEN_CHROMIUM")
-    executable = named or next(filter(None, map(shutil.which, NAMES)), None)
+    executable = named or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if executable is None:
         raise SystemExit("check_site: no Chromium; Debian: apt-get install chromium")
     return executable
 
 
-def anchors(path: Path, cache: dict[Path, frozenset[str]]) -> frozenset[str]:
+def page_anchors(path: Path, cache: dict[Path, frozenset[str]]) -> frozenset[str]:
     """Return the anchors of a page."""
     if path not in cache:
         text = path.read_text(encoding="utf-8")
@@ -61,9 +63,11 @@ def anchors(path: Path, cache: dict[Path, frozenset[str]]) -> frozenset[str]:
     return cache[path]
 
 
-def broken(page: Page, site: Path, anchor_cache: dict[Path, frozenset[str]]) -> Iterator[str]:
+def iter_broken_links(
+    page: Page, site: Path, anchor_cache: dict[Path, frozenset[str]]
+) -> Iterator[str]:
     """Yield a page's broken links."""
-    for link in set(page.evaluate(f"{LINKS}.map(e => e.href || e.src)")):
+    for link in set(page.evaluate(f"{LINK_ELEMENTS_SCRIPT}.map(e => e.href || e.src)")):
         url = urlsplit(str(link))
         if url.scheme in ("http", "https", "mailto"):
             continue
@@ -74,12 +78,12 @@ def broken(page: Page, site: Path, anchor_cache: dict[Path, frozenset[str]]) -> 
             yield f"a broken link: {link}"
         elif path.suffix == ".html" and url.fragment:
             name = unquote(url.fragment)
-            if name not in anchors(path, anchor_cache):
+            if name not in page_anchors(path, anchor_cache):
                 yield f"no such anchor: {link}"
 
 
 class Visitor:
-    """Opens pages in a browser, and records what is wrong with each."""
+    """Browser session that opens pages and records their faults."""
 
     def __init__(self, browser: Browser, site: Path, shots: Path | None) -> None:
         self.site = site
@@ -89,43 +93,45 @@ class Visitor:
         self.name = ""
         self.pages = {
             width: browser.new_page(viewport={"width": size[0], "height": size[1]})
-            for width, size in WIDTHS.items()
+            for width, size in VIEWPORT_SIZES.items()
         }
         for page in self.pages.values():
-            page.on("console", self._console)
-            page.on("pageerror", lambda error: self._say(f"an exception: {error}"))
-            page.on("request", self._request)
-            page.on("requestfailed", lambda request: self._say(f"not loaded: {request.url}"))
+            page.on("console", self._on_console)
+            page.on("pageerror", lambda error: self._record_fault(f"an exception: {error}"))
+            page.on("request", self._on_request)
+            page.on(
+                "requestfailed", lambda request: self._record_fault(f"not loaded: {request.url}")
+            )
 
-    def _say(self, what: str) -> None:
+    def _record_fault(self, what: str) -> None:
         self.wrong.append(f"{self.name}: {what}")
 
-    def _console(self, message: ConsoleMessage) -> None:
+    def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self._say(f"console: {message.text}")
+            self._record_fault(f"console: {message.text}")
 
-    def _request(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         if not request.url.startswith(("file:", "data:", "blob:")):
-            self._say(f"fetched from elsewhere: {request.url}")
+            self._record_fault(f"fetched from elsewhere: {request.url}")
 
-    def visit(self, path: Path) -> None:
+    def visit_page(self, path: Path) -> None:
         """Open a page at each width."""
         self.name = str(path.relative_to(self.site))
         for width, page in self.pages.items():
             page.goto(path.as_uri(), wait_until="load")
             if width == "wide":
-                for what in broken(page, self.site, self.known):
-                    self._say(what)
-            elif overflow := page.evaluate(TOO_WIDE):
-                self._say("; ".join(map(str, overflow)))
+                for what in iter_broken_links(page, self.site, self.known):
+                    self._record_fault(what)
+            elif overflow := page.evaluate(OVERFLOW_SCRIPT):
+                self._record_fault("; ".join(map(str, overflow)))
             if self.shots is not None:
                 file = (
                     self.shots / f"{self.name.removesuffix('.html').replace('/', '-')}-{width}.png"
                 )
                 page.screenshot(path=file)
 
-    def search(self, word: str) -> None:
-        """Search for a word; some page must be found, from a file, too."""
+    def check_search(self, word: str) -> None:
+        """Check that searching a word finds a page, also from the file system."""
         page = self.pages["wide"]
         self.name = f"search for {word!r}"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
@@ -134,27 +140,27 @@ class Visitor:
         try:
             page.wait_for_selector(".md-search-result__item a", timeout=20_000)
         except TimeoutError:
-            self._say("nothing found")
+            self._record_fault("nothing found")
         if self.shots is not None:
             page.screenshot(path=self.shots / "search-wide.png")
 
-    def dark(self) -> None:
+    def check_dark_mode(self) -> None:
         """Switch to dark mode."""
         page = self.pages["wide"]
         self.name = "dark colours"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
         page.click("label[for=__palette_1]")
         if page.evaluate("document.body.dataset.mdColorScheme") != "slate":
-            self._say("the switch does nothing")
+            self._record_fault("the switch does nothing")
         if self.shots is not None:
             page.screenshot(path=self.shots / "dark-wide.png")
         page.click("label[for=__palette_0]")
 
 
 def main() -> int:
-    """Visit all pages; the exit status."""
+    """Visit all pages; return 1 if any has a fault."""
     parser = argparse.ArgumentParser(description="Open every page of the site in Chromium.")
-    parser.add_argument("--site", type=Path, default=ROOT / "build/site")
+    parser.add_argument("--site", type=Path, default=REPOSITORY_ROOT / "build/site")
     parser.add_argument("--shots", type=Path)
     parser.add_argument("--pages", nargs="*", default=[])
     options = parser.parse_args()
@@ -169,17 +175,17 @@ def main() -> int:
     if options.shots is not None:
         options.shots.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         visitor = Visitor(browser, site, options.shots)
         for path in pages:
-            visitor.visit(path)
+            visitor.visit_page(path)
         if not options.pages:
-            visitor.search("schedule")
-            visitor.dark()
+            visitor.check_search("schedule")
+            visitor.check_dark_mode()
         browser.close()
     for what in visitor.wrong:
         print(what)
-    print(f"{len(pages)} pages in {len(WIDTHS)} widths, {len(visitor.wrong)} faults")
+    print(f"{len(pages)} pages in {len(VIEWPORT_SIZES)} widths, {len(visitor.wrong)} faults")
     return 1 if visitor.wrong else 0
 
 

@@ -4,7 +4,7 @@ those of the commit at which its branch left main.
     scripts/size_report.py [COMMIT]
 
 Counts lines of sources (Python, Cython, C, other languages' bindings), comments and blank ones with
-them. Exit status 1 says that a file of Python has more than MAX_LINES lines.
+them. Exit status 1 says that a file of Python has more than MAX_FILE_LINES lines.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-MAX_LINES = {"src/": 700, "": 1000}
+REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE_LINES = {"src/": 700, "": 1000}
 """Of a file of Python: start of its path -> lines, the first that fits."""
-SUFFIXES = tuple(".py .pyi .pyx .pxi .c .h .cpp .hpp .def .rs .go .java .js .mjs .ts".split())
-PACKAGE = "src/ekiden/"
-BRANCHES = ("main", "origin/main")
+SOURCE_SUFFIXES = tuple(
+    ".py .pyi .pyx .pxi .c .h .cpp .hpp .def .rs .go .java .js .mjs .ts".split()
+)
+PACKAGE_PREFIX = "src/ekiden/"
+BASE_BRANCHES = ("main", "origin/main")
 
 
 def git(*args: str, stdin_text: str | None = None) -> bytes:
     """Run a git command and return its output. Raises CalledProcessError."""
     data = None if stdin_text is None else stdin_text.encode()
-    command = ["git", "-C", str(ROOT), *args]
+    command = ["git", "-C", str(REPOSITORY_ROOT), *args]
     return subprocess.run(command, input=data, capture_output=True, check=True).stdout
 
 
 def base_commit(names: Iterable[str]) -> str:
-    """Return the commit at which HEAD left the first existing branch of those names; HEAD itself
-    where there is none.
-    """
+    """Return the merge base of HEAD with the first existing branch; HEAD itself if none exists."""
     for name in names:
         try:
             return git("merge-base", "HEAD", name).decode().strip()
@@ -47,11 +47,11 @@ def floors(page: str) -> dict[str, str]:
     """Return the layer of each folder of the package, from the architecture page: "3", "8-9",
     "above".
     """
-    rows = re.findall(rf"^\| `{PACKAGE}(\w+)/` \| (.+) \|$", page, re.MULTILINE)
-    return {folder: _floor(text) for folder, text in rows}
+    rows = re.findall(rf"^\| `{PACKAGE_PREFIX}(\w+)/` \| (.+) \|$", page, re.MULTILINE)
+    return {folder: _parse_layer(text) for folder, text in rows}
 
 
-def _floor(text: str) -> str:
+def _parse_layer(text: str) -> str:
     """Return the layer named in a text."""
     match = re.match(r"(?:between )?floors? (\d+)(?: and (\d+))?", text)
     if match is None:
@@ -59,10 +59,10 @@ def _floor(text: str) -> str:
     return "-".join(number for number in match.groups() if number)
 
 
-def room(path: str, floor_of: Mapping[str, str]) -> tuple[str, str]:
-    """Return the layer and folder a file is counted under."""
-    if path.startswith(PACKAGE):
-        folder, _, remaining_path = path.removeprefix(PACKAGE).partition("/")
+def layer_and_folder(path: str, floor_of: Mapping[str, str]) -> tuple[str, str]:
+    """Return the architecture layer and the folder under which a file is counted."""
+    if path.startswith(PACKAGE_PREFIX):
+        folder, _, remaining_path = path.removeprefix(PACKAGE_PREFIX).partition("/")
         return (
             (floor_of.get(folder, "above"), folder) if remaining_path else ("above", "(the root)")
         )
@@ -73,14 +73,18 @@ def room(path: str, floor_of: Mapping[str, str]) -> tuple[str, str]:
 
 def is_source(path: str) -> bool:
     """Return whether a file's lines are counted."""
-    return path.endswith(SUFFIXES)
+    return path.endswith(SOURCE_SUFFIXES)
 
 
-def lines_in_tree() -> dict[str, int]:
+def count_tree_lines() -> dict[str, int]:
     """Return the number of lines of each unignored file in the working tree."""
     listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode()
     paths = [path for path in listed.split("\0") if is_source(path)]
-    return {p: (ROOT / p).read_bytes().count(b"\n") for p in paths if (ROOT / p).is_file()}
+    return {
+        p: (REPOSITORY_ROOT / p).read_bytes().count(b"\n")
+        for p in paths
+        if (REPOSITORY_ROOT / p).is_file()
+    }
 
 
 def lines_at(commit: str) -> dict[str, int]:
@@ -97,16 +101,16 @@ def lines_at(commit: str) -> dict[str, int]:
     return counts
 
 
-def by_room(lines: Mapping[str, int], floor_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Sum lines by layer and folder."""
+def sum_by_layer(lines: Mapping[str, int], floor_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
+    """Sum the lines by layer and folder."""
     sums: Counter[tuple[str, str]] = Counter()
     for path, count in lines.items():
-        sums[room(path, floor_of)] += count
+        sums[layer_and_folder(path, floor_of)] += count
     return sums
 
 
-def _order(key: tuple[str, str]) -> tuple[int, str, str]:
-    """Sort by the number of the floor; what stands above the floors, then what is beside, last."""
+def _layer_sort_key(key: tuple[str, str]) -> tuple[int, str, str]:
+    """Return the sort key of a layer: numbered layers first, then those above, then the rest."""
     floor, folder = key
     number = {"above": 1000, "beside": 1001}.get(floor)
     return (int(floor.partition("-")[0]) if number is None else number, floor, folder)
@@ -115,8 +119,8 @@ def _order(key: tuple[str, str]) -> tuple[int, str, str]:
 def table(before: Mapping[str, int], after: Mapping[str, int], page: str) -> list[str]:
     """Return the report's lines: layer, folder, lines before and after, and the difference."""
     floor_of = floors(page)
-    old, new = by_room(before, floor_of), by_room(after, floor_of)
-    order = sorted({*old, *new}, key=_order)
+    old, new = sum_by_layer(before, floor_of), sum_by_layer(after, floor_of)
+    order = sorted({*old, *new}, key=_layer_sort_key)
     rows = [(floor, folder, old[floor, folder], new[floor, folder]) for floor, folder in order]
     rows.append(("all", "", sum(old.values()), sum(new.values())))
     lines = [f"{'floor':7} {'folder':14} {'before':>8} {'after':>8}"]
@@ -131,21 +135,21 @@ def too_long(lines: Mapping[str, int]) -> list[str]:
     return [
         f"{path}: {count} lines, at most {limit} expected"
         for path, count in lines.items()
-        if path.endswith((".py", ".pyx")) and count > (limit := max_lines(path))
+        if path.endswith((".py", ".pyx")) and count > (limit := line_limit(path))
     ]
 
 
-def max_lines(path: str) -> int:
-    """Return how many lines a file of Python may have."""
-    return next(limit for start, limit in MAX_LINES.items() if path.startswith(start))
+def line_limit(path: str) -> int:
+    """Return the maximum number of lines of a Python file."""
+    return next(limit for start, limit in MAX_FILE_LINES.items() if path.startswith(start))
 
 
 def main(arguments: list[str]) -> int:
     """Print the report. Returns the exit status."""
-    commit = base_commit(arguments or BRANCHES)
-    before, after = lines_at(commit), lines_in_tree()
+    commit = base_commit(arguments or BASE_BRANCHES)
+    before, after = lines_at(commit), count_tree_lines()
     print(f"lines beside {commit[:12]}:")
-    print("\n".join(table(before, after, (ROOT / "ARCHITECTURE.md").read_text("utf-8"))))
+    print("\n".join(table(before, after, (REPOSITORY_ROOT / "ARCHITECTURE.md").read_text("utf-8"))))
     for complaint in (complaints := too_long(after)):
         print(complaint)
     return 1 if complaints else 0

@@ -14,7 +14,7 @@ from unicorn import arm64_const as arm
 from unicorn import arm_const as arm32
 from unicorn import riscv_const as riscv
 
-from ekiden.codegen.llvm.image import inspect
+from ekiden.codegen.llvm.image import parse_image
 
 TEXT, SERVICES, STACK, DATA = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
 STACK_SIZE, DATA_SIZE = 1 << 20, 64 << 20
@@ -190,7 +190,7 @@ class Emulator:
     """A machine with an image in its memory; `call` runs an export on arrays, in place."""
 
     def __init__(self, image: bytes) -> None:
-        self.info, self.of = inspect(image), MACHINES[image[6]]
+        self.info, self.of = parse_image(image), MACHINES[image[6]]
         self.machine = unicorn.Uc(self.of.kind, self.of.mode)
         self.machine.ctl_set_cpu_model(self.of.model)
         self.top = DATA

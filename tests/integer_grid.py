@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import choose_primitive
 from ekiden.backend.vm.module_kernels import primitive_functions
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.compiler.build import import_model
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Function
@@ -355,7 +355,7 @@ def families_of(model: onnx.ModelProto, target: Target) -> list[str]:
             dot = chosen.decision.get("dot") if chosen.anchor is not None else None
             seen.append(chosen.family.name + (f"({dot})" if dot else ""))
 
-    module = pipeline(target)(import_model(model))
+    module = vm_pipeline(target)(import_model(model))
     note([function for function, _ in primitive_functions(module)])
     return list(dict.fromkeys(seen))
 

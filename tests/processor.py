@@ -22,12 +22,12 @@ def pretend(cpu: str) -> None:
     NumPy and the engines that results are compared with. Raises UsageError for a processor whose
     code this machine does not run.
     """
-    real, wanted = facts.host(), PROCESSORS.get(cpu)
+    real, wanted = facts.host_facts(), PROCESSORS.get(cpu)
     if wanted is None or not Target(cpu=cpu).serves(Target.host()):
         there = ", ".join(n for n in LEVELS if Target(cpu=n).serves(Target.host()))
         raise pytest.UsageError(f"--processor: expected one of {there}, got {cpu!r}")
     masked = replace(real, processor=cpu, features=(), core=wanted.core)
-    facts.host = lambda: masked  # type: ignore[assignment]
+    facts.host_facts = lambda: masked  # type: ignore[assignment]
     target._host_machine.cache_clear()
 
 

@@ -153,7 +153,7 @@ def test_the_programs_of_the_page_run(
         pytest.importorskip(package, reason=f"the package {package} is not installed")
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    tables = (OPS, OP_NODES, NODE_TYPES, onnx_registry.TABLE, *OP_ATTRS.values())
+    tables = (OPS, OP_NODES, NODE_TYPES, onnx_registry.CONVERTER_TABLE, *OP_ATTRS.values())
     before = [dict(table) for table in tables]
     try:
         module = ModuleType("page")  # which decorators of classes look up

@@ -16,8 +16,8 @@ import pytest
 
 from ekiden import kernels, runtime, te, topi
 from ekiden.codegen.build import build
-from ekiden.codegen.c import compile_text, compiler, emit_all
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.c import compile_c, compiler, emit_module
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels.gpu import default, row_groups
@@ -114,7 +114,7 @@ def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
     found = []
     for n, each in enumerate(cases):
         inputs, outputs = each.tensors()
-        copies = kernels.stages.distinct_outputs(outputs)
+        copies = kernels.stages.copy_repeated_outputs(outputs)
         found.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
     return found
 
@@ -132,13 +132,13 @@ Runner = Callable[..., object]
 
 
 def _interpreted(funcs: Sequence[PrimFunc]) -> list[Runner]:
-    return [lambda *arrays, f=f: interpreter.run(f, *arrays) for f in funcs]
+    return [lambda *arrays, f=f: interpreter.run_prim_func(f, *arrays) for f in funcs]
 
 
 def _llvm(cases: Sequence[Case], target: Target | None = None) -> list[Runner]:
     target = target or Target.host()
     funcs = _scheduled(cases, target)
-    image = load_image(link([compile_object(funcs, target)], [f.name for f in funcs]))
+    image = load_image(link_image([compile_object(funcs, target)], [f.name for f in funcs]))
     return [image[f.name] for f in funcs]
 
 
@@ -151,7 +151,7 @@ def _emulated(text: str, cases: Sequence[Case]) -> list[Runner]:
     """For another architecture, run by an emulator."""
     target = Target.parse(text)
     funcs = _scheduled(cases, target)
-    image = link([compile_object(funcs, target)], [f.name for f in funcs])
+    image = link_image([compile_object(funcs, target)], [f.name for f in funcs])
     return [partial(Emulator(image).call, f.name) for f in funcs]
 
 
@@ -159,12 +159,12 @@ def _c(cases: Sequence[Case]) -> list[Runner]:
     """With few of the C compiler's optimisations, which would take most of the time."""
     target = Target.parse("c")
     funcs = [kernels.schedule(*e.tensors(), target, f"k{n}") for n, e in enumerate(cases)]
-    text = emit_all([lower(f, target) for f in funcs], target)
+    text = emit_module([lower(f, target) for f in funcs], target)
     quick = {"-O2": "-O1", "-ftree-vectorize": "-fno-tree-vectorize"}
     with mock.patch.object(
         compiler, "COMPILER_FLAGS", tuple(quick.get(f, f) for f in compiler.COMPILER_FLAGS)
     ):
-        image = load_image(link([compile_text(text, target)], [f.name for f in funcs]))
+        image = load_image(link_image([compile_c(text, target)], [f.name for f in funcs]))
     return [image[f.name] for f in funcs]
 
 
@@ -192,8 +192,8 @@ ALONE = {"thread_product": {"shared": 0}}
 
 def _rows_alone(cases: Sequence[Case]) -> list[PrimFunc]:
     """For a device, with a thread for each row however long."""
-    rows = mock.patch.object(row_groups, "has_vectors", lambda _: True)
-    scans = mock.patch.object(default, "scan_stage", lambda *_: None)
+    rows = mock.patch.object(row_groups, "computes_with_vectors", lambda _: True)
+    scans = mock.patch.object(default, "emit_scan_launch", lambda *_: None)
     with rows, scans:
         return _scheduled(cases, Target(kind="cuda"), ALONE)
 

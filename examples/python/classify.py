@@ -19,18 +19,18 @@ from pathlib import Path
 import numpy as np
 
 import ekiden
-from ekiden.cli.demo import FOLDER, features, fetch
+from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, extract_features, download_model
 
 
 def prepare(folder: Path, wheel: Path | None = None) -> None:
     """Write the model and what a program must know of it."""
     with tempfile.TemporaryDirectory() as scratch:
         if wheel is None:
-            model, config = fetch(Path(scratch))
+            model, config = download_model(Path(scratch))
         else:
             with zipfile.ZipFile(wheel) as archive:
-                config = json.loads(archive.read(f"{FOLDER}/config.min.json"))
-                model = Path(archive.extract(f"{FOLDER}/model.onnx", scratch))
+                config = json.loads(archive.read(f"{MAGIKA_MODEL_FOLDER}/config.min.json"))
+                model = Path(archive.extract(f"{MAGIKA_MODEL_FOLDER}/model.onnx", scratch))
         folder.mkdir(parents=True, exist_ok=True)
         ekiden.export(str(model), folder / "magika.eki")
     sizes = [config[name] for name in ("beg_size", "end_size", "padding_token")]
@@ -45,7 +45,7 @@ def classify(folder: Path, path: Path) -> tuple[str, float]:
     sizes, *labels = (folder / "magika.txt").read_text().splitlines()
     begin, end, padding = map(int, sizes.split())
     model = ekiden.load(folder / "magika.eki")
-    row = np.array([features(path.read_bytes(), begin, end, padding)], "int32")
+    row = np.array([extract_features(path.read_bytes(), begin, end, padding)], "int32")
     scores = np.asarray(model(**{model.inputs[0].name: row}))[0]
     best = int(scores.argmax())
     return labels[best], float(scores[best])

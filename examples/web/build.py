@@ -14,9 +14,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ekiden.cli.demo import FOLDER, fetch
+from ekiden.cli.demo import MAGIKA_MODEL_FOLDER, download_model
 from ekiden.compiler.compile import compile_artifact
-from ekiden.compiler.export.web import web_targets, write_site
+from ekiden.compiler.export.web import web_targets, write_web_folder
 from ekiden.compiler.options import CompileOptions
 
 HERE = Path(__file__).parent
@@ -31,12 +31,12 @@ def build(folder: Path, wheel: Path | None = None) -> None:
     """Compile, and write page, model, runtime and labels."""
     with tempfile.TemporaryDirectory() as scratch:
         if wheel is None:
-            model, config = fetch(Path(scratch))
+            model, config = download_model(Path(scratch))
         else:
             with zipfile.ZipFile(wheel) as archive:
-                config = json.loads(archive.read(f"{FOLDER}/config.min.json"))
-                model = Path(archive.extract(f"{FOLDER}/model.onnx", scratch))
-        write_site(_compiled(model, []), folder)
+                config = json.loads(archive.read(f"{MAGIKA_MODEL_FOLDER}/config.min.json"))
+                model = Path(archive.extract(f"{MAGIKA_MODEL_FOLDER}/model.onnx", scratch))
+        write_web_folder(_compiled(model, []), folder)
         (folder / "gpu.eki").write_bytes(_compiled(model, ["webgpu"]))
     for path in HERE.iterdir():
         if path.suffix in (".html", ".css", ".js"):

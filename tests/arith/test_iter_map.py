@@ -22,7 +22,7 @@ from ekiden.arith import (
 from ekiden.arith.iter_map import IterSum
 from ekiden.ir.prim import And, PrimExpr, SizeVar, Var, const
 from ekiden.ir.range import Range
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 
 pytestmark = pytest.mark.quick
 
@@ -39,7 +39,7 @@ def points(domain: Mapping[Var, int]) -> list[dict[Var, int]]:
 
 
 def texts(indices: Sequence[IterSum]) -> list[str]:
-    return [prim_text(normalize_iter_map_to_expr(s)) for s in indices]
+    return [format_prim_expr(normalize_iter_map_to_expr(s)) for s in indices]
 
 
 # fmt: off
@@ -128,7 +128,7 @@ def test_simplify_through_the_map() -> None:
     domain = {I: Range(8), J: Range(4)}
     fused = I * 4 + J
     found = iter_map_simplify([fused // 4, fused % 4, fused // 8, I * J], domain)
-    assert [prim_text(e) for e in found] == ["i", "j", "floordiv(i, 2)", "i * j"]
+    assert [format_prim_expr(e) for e in found] == ["i", "j", "floordiv(i, 2)", "i * j"]
 
 
 def test_normalize_orders_digits() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ekiden import te, tir
 from ekiden.arith import Analyzer, ModularSet
-from ekiden.arith.modular import met
+from ekiden.arith.modular import intersect_sets
 
 A, B = te.var("a"), te.var("b")
 EXPRESSIONS = [
@@ -49,6 +49,6 @@ def test_under_what_is_known() -> None:
 def test_values_in_two_sets() -> None:
     for c, d in itertools.product(range(1, 9), repeat=2):
         for x in range(60):
-            found = met(ModularSet(c, x % c), ModularSet(d, x % d))
+            found = intersect_sets(ModularSet(c, x % c), ModularSet(d, x % d))
             assert (x - found.base) % found.coeff == 0
             assert found.coeff % c == found.coeff % d == 0

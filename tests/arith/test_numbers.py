@@ -20,9 +20,9 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
-    binary,
     cast,
     const,
+    fold_binary,
 )
 
 pytestmark = pytest.mark.quick
@@ -80,7 +80,7 @@ def test_a_cast_rounds_both_ways() -> None:
 def test_a_nan_of_either_side_is_the_extreme(
     kind: type[Min | Max], pair: tuple[float, float]
 ) -> None:
-    found = binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
+    found = fold_binary(kind, const(pair[0], "float32"), const(pair[1], "float32"))
     assert isinstance(found, FloatImm) and math.isnan(found.value)
 
 

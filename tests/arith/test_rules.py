@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ekiden.arith import Analyzer
-from ekiden.arith.forms import FORMS
-from ekiden.arith.rewrite import build, parsed
-from ekiden.arith.rules import CANONICAL, NORMAL, REWRITES, Rule
+from ekiden.arith.forms import REWRITE_FORMS
+from ekiden.arith.rewrite import build_expr, parse_side
+from ekiden.arith.rules import CANONICAL_FORM_EQUATIONS, NORMALIZE_RULES, REWRITE_RULES, RewriteRule
 from ekiden.ir.prim import IntImm, Not, PrimExpr, Var, const
 
 z3 = pytest.importorskip("z3")
@@ -28,7 +28,7 @@ def powers(text: str) -> str:
 
 
 def expression(text: str, names: dict[str, PrimExpr]) -> PrimExpr:
-    return build(parsed(powers(text)), names, "int64")
+    return build_expr(parse_side(powers(text)), names, "int64")
 
 
 PAIRS = list(itertools.product((4, -4, 3, 1, 2), (3, 7, 8, 12, 2, -8)))
@@ -50,9 +50,11 @@ class Bools(Model):
 
 
 @pytest.mark.parametrize(
-    "rule", [*REWRITES, *NORMAL, *FORMS, *CANONICAL], ids=lambda r: f"{r.left} -> {r.right}"
+    "rule",
+    [*REWRITE_RULES, *NORMALIZE_RULES, *REWRITE_FORMS, *CANONICAL_FORM_EQUATIONS],
+    ids=lambda r: f"{r.left} -> {r.right}",
 )
-def test_the_equation_holds(rule: Rule) -> None:
+def test_the_equation_holds(rule: RewriteRule) -> None:
     names: dict[str, PrimExpr] = {**NAMES, **CONSTANTS}
     if "shift" in rule.left:
         names["c1"] = const(3)
@@ -83,22 +85,24 @@ def chosen(model: Model, c1: int, c2: int) -> list[tuple[z3.ExprRef, z3.ExprRef]
 
 
 @pytest.mark.parametrize(
-    "rule", [*REWRITES, *NORMAL, *FORMS, *CANONICAL], ids=lambda r: f"{r.left} -> {r.right}"
+    "rule",
+    [*REWRITE_RULES, *NORMALIZE_RULES, *REWRITE_FORMS, *CANONICAL_FORM_EQUATIONS],
+    ids=lambda r: f"{r.left} -> {r.right}",
 )
-def test_the_simplifier_knows_it(rule: Rule) -> None:
+def test_the_simplifier_knows_it(rule: RewriteRule) -> None:
     """Both sides get one form, for numbers that satisfy the condition."""
     for c1, c2, c3 in TRIPLES:
         names: dict[str, PrimExpr] = {**NAMES, "c1": const(c1), "c2": const(c2), "c3": const(c3)}
-        condition = build(parsed(rule.condition), names, "int64")
+        condition = build_expr(parse_side(rule.condition), names, "int64")
         if isinstance(condition, IntImm) and not condition.value:
             continue
         analyzer = Analyzer()
         with analyzer.constraint_scope(condition):
             if analyzer.can_prove(Not(condition)):
                 continue
-            left = build(parsed(rule.left), names, "int64")
-            right = build(parsed(rule.right), names, "int64")
-            form = analyzer.rewrite_simplify if rule in FORMS else analyzer.simplify
+            left = build_expr(parse_side(rule.left), names, "int64")
+            right = build_expr(parse_side(rule.right), names, "int64")
+            form = analyzer.rewrite_simplify if rule in REWRITE_FORMS else analyzer.simplify
             assert str(form(left)) == str(right if rule.final else form(right))
             return
     raise AssertionError("no numbers satisfy the condition")

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from ekiden.arith import Analyzer, prove_equal, simplify
-from ekiden.arith.analyzer import _SHARED
+from ekiden.arith.analyzer import _SHARED_ANALYZER
 from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar, maximum
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 
 pytestmark = pytest.mark.quick
 
@@ -27,7 +27,7 @@ def test_answers_are_those_of_a_new_analyzer() -> None:
         for a in made:
             for b in made:
                 assert prove_equal(a, b) == Analyzer().can_prove_equal(a, b), (a, b)
-            assert prim_text(simplify(a)) == prim_text(Analyzer().simplify(a))
+            assert format_prim_expr(simplify(a)) == format_prim_expr(Analyzer().simplify(a))
             assert simplify(a) is simplify(a)
 
 
@@ -37,16 +37,16 @@ def test_nothing_is_known_of_unknown_dimensions() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(_SHARED), "LIMIT", 50)
+    monkeypatch.setattr(type(_SHARED_ANALYZER), "LIMIT", 50)
     for number in range(100):
         n = SizeVar(f"n{number}")
-        assert prove_equal(n + n, n * 2) and prim_text(simplify(n + n)) == f"n{number} * 2"
-    assert len(_SHARED.simple) <= 51 and _SHARED.analyzer.size <= 60
+        assert prove_equal(n + n, n * 2) and format_prim_expr(simplify(n + n)) == f"n{number} * 2"
+    assert len(_SHARED_ANALYZER.simplified_exprs) <= 51 and _SHARED_ANALYZER.analyzer.size <= 60
 
 
 def test_threads_keep_their_own() -> None:
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(_SHARED.analyzer))
+    thread = threading.Thread(target=lambda: seen.append(_SHARED_ANALYZER.analyzer))
     thread.start()
     thread.join()
-    assert seen and seen[0] is not _SHARED.analyzer
+    assert seen and seen[0] is not _SHARED_ANALYZER.analyzer

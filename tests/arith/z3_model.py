@@ -173,11 +173,11 @@ class Generator:
             case "mul":
                 return a * (self.constant() if rng.random() < 0.8 else self.integer(depth - 1))
             case "div":
-                return prim.binary(prim.FloorDiv, a, self.divisor(depth))
+                return prim.fold_binary(prim.FloorDiv, a, self.divisor(depth))
             case "mod":
-                return prim.binary(prim.FloorMod, a, self.divisor(depth))
+                return prim.fold_binary(prim.FloorMod, a, self.divisor(depth))
             case "trunc":
-                return prim.binary(prim.Div, a, self.divisor(depth))
+                return prim.fold_binary(prim.Div, a, self.divisor(depth))
             case "min":
                 return prim.minimum(a, self.integer(depth - 1))
             case "max":
@@ -210,9 +210,11 @@ class Generator:
         rng = self.rng
         kind = rng.choice("compare compare compare and or not".split()) if depth > 0 else "compare"
         if kind == "compare":
-            which = rng.choice(prim.COMPARISONS)
-            return prim.binary(which, self.integer(max(depth, 0)), self.integer(max(depth - 1, 0)))
+            which = rng.choice(prim.COMPARISON_OPS)
+            return prim.fold_binary(
+                which, self.integer(max(depth, 0)), self.integer(max(depth - 1, 0))
+            )
         a = self.boolean(depth - 1)
         if kind == "not":
             return prim.Not(a)
-        return prim.binary(prim.And if kind == "and" else prim.Or, a, self.boolean(depth - 1))
+        return prim.fold_binary(prim.And if kind == "and" else prim.Or, a, self.boolean(depth - 1))

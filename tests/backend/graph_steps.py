@@ -18,7 +18,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import If, const, op
 from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.calls import infer_new_types
 
 T = TypeVar("T")
 Make = Callable[..., Expr]
@@ -36,9 +36,9 @@ class Step:
         """The expression with its type. Raises TypeInferenceError."""
         made = self.make(*args)
         if not isinstance(made, If):
-            return typed(made)
-        yes, no = typed(made.true_branch), typed(made.false_branch)
-        whole = If(typed(made.cond), yes, no)
+            return infer_new_types(made)
+        yes, no = infer_new_types(made.true_branch), infer_new_types(made.false_branch)
+        whole = If(infer_new_types(made.cond), yes, no)
         whole.set_checked_type(yes.checked_type)
         return whole
 

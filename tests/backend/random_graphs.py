@@ -33,7 +33,7 @@ from ekiden.relay import Function, Tuple, Var, const, infer_type, op, var
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.printer import astext as text
-from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.calls import infer_new_types
 from ekiden.runtime.errors import EkidenError, IndexRangeError
 
 DTYPES = ("float32", "float32", "float32", "float16", "int8", "int32", "int64", "bool")
@@ -84,7 +84,7 @@ def _moved(x: Expr, phase: float | None) -> Expr:
     unit = float(np.finfo(to_numpy(dtype)).eps) * ROUNDINGS
     factor = op.add(const(1.0, "float64"), op.multiply(wave, const(unit, "float64")))
     moved = op.cast(op.multiply(wide, factor), dtype)
-    return typed(op.where(op.isfinite(x), moved, x))
+    return infer_new_types(op.where(op.isfinite(x), moved, x))
 
 
 def draw_graph(numbers: np.random.Generator) -> Graph:

@@ -10,13 +10,13 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.backend.aot.jit import compile_now
+from ekiden.backend.aot.jit import compile_functions
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.codegen.llvm import inspect
+from ekiden.codegen.llvm import parse_image
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.relay.interpreter import Interpreter
-from ekiden.runtime.debug.instructions import Instruction, make
+from ekiden.runtime.debug.instructions import Instruction, make_instruction
 from ekiden.runtime.errors import CompileError, EkidenError, RunError
 from ekiden.runtime.executable.executable import Executable
 from long_runs import sizes
@@ -155,19 +155,26 @@ def test_an_error_in_the_middle_leaves_nothing_behind() -> None:
             raise ValueError("a negative number")
         out.numpy()[:] = x.numpy()
 
-    size = make("LoadConsti", dst=1, value=16)
-    room = make("AllocStorage", dst=2, size=1, size_index=0, alignment=64, device=0)
-    tensor = make("AllocTensor", dst=3, storage=2, offset=0, dtype="float32", shape=(4,))
-    call = make("InvokePacked", packed_index=0, output_size=1, args=(0, 3))
-    inner = VMFunction("inner", ("x",), 4, (size, room, tensor, call, make("Ret", src=3)))
-    code = (make("AllocADT", dst=1, tag=5, fields=(0, 0)),
-            make("Invoke", dst=2, func=0, args=(0,)),
-            make("AllocADT", dst=3, tag=0, fields=(2, 1)), make("Ret", src=3))  # fmt: skip
+    size = make_instruction("LoadConsti", dst=1, value=16)
+    room = make_instruction("AllocStorage", dst=2, size=1, size_index=0, alignment=64, device=0)
+    tensor = make_instruction(
+        "AllocTensor", dst=3, storage=2, offset=0, dtype="float32", shape=(4,)
+    )
+    call = make_instruction("InvokePacked", packed_index=0, output_size=1, args=(0, 3))
+    inner = VMFunction(
+        "inner", ("x",), 4, (size, room, tensor, call, make_instruction("Ret", src=3))
+    )
+    code = (
+        make_instruction("AllocADT", dst=1, tag=5, fields=(0, 0)),
+        make_instruction("Invoke", dst=2, func=0, args=(0,)),
+        make_instruction("AllocADT", dst=3, tag=0, fields=(2, 1)),
+        make_instruction("Ret", src=3),
+    )
     main = VMFunction("main", ("x",), 4, code)
     exe = runtime.Executable.from_bytes(
         write_executable([inner, main], [], ["test.aot.fail"], b"", {})
     )
-    compile_now(exe, ["main", "inner"])
+    compile_functions(exe, ["main", "inner"])
     machine = runtime.VirtualMachine(exe)
     good = np.arange(4, dtype="float32")
     machine.invoke("main", good)
@@ -191,7 +198,7 @@ def test_an_artifact_keeps_its_native_code(tmp_path: Path) -> None:
     assert exe.raw.metadata["executor"] == "aot"
     start = data.index(b"EKIMG\0\0\1")
     size = int.from_bytes(data[start + 40 : start + 48], "little")
-    names = set(inspect(data[start : start + size]).exports)
+    names = set(parse_image(data[start : start + size]).exports)
     assert {f"vm2:{name}" for name in exe.raw.globals} <= names
     loaded = ekiden.load(tmp_path / "model.eki")
     assert leaves(loaded(np.int32(9))) == leaves(exe(np.int32(9)))
@@ -291,28 +298,32 @@ def random_code(random: np.random.Generator, length: int) -> tuple[Instruction, 
 
         dst = register()
         choices = [
-            make("LoadConsti", dst=dst, value=int(random.integers(-1, 3))),
-            make("LoadConst", dst=dst, const_index=int(random.integers(3))),
-            make("Move", dst=dst, src=moved()),
-            make("Move", dst=dst, src=moved()),
-            make("AllocADT", dst=dst, tag=int(random.integers(3)), fields=(moved(), moved())),
-            make("GetField", dst=dst, object=register(), index=int(random.integers(2))),
-            make("GetTag", dst=dst, object=register()),
-            make("KillRegister", dst=dst),
-            make("AllocRef", dst=dst, value=moved()),
-            make("ReadRef", dst=dst, ref=register()),
-            make("AllocClosure", dst=dst, func=0, free=(moved(),)),
-            make("Invoke", dst=dst, func=0, args=(moved(), moved())),
-            make("InvokeClosure", dst=dst, closure=register(), args=(moved(),)),
-            make("If", test=register(), target=register(), true_offset=jump(), false_offset=jump()),
-            make("Switch", value=register(), offsets=(jump(), jump(), jump())),
-            make("Goto", offset=jump()),
+            make_instruction("LoadConsti", dst=dst, value=int(random.integers(-1, 3))),
+            make_instruction("LoadConst", dst=dst, const_index=int(random.integers(3))),
+            make_instruction("Move", dst=dst, src=moved()),
+            make_instruction("Move", dst=dst, src=moved()),
+            make_instruction(
+                "AllocADT", dst=dst, tag=int(random.integers(3)), fields=(moved(), moved())
+            ),
+            make_instruction("GetField", dst=dst, object=register(), index=int(random.integers(2))),
+            make_instruction("GetTag", dst=dst, object=register()),
+            make_instruction("KillRegister", dst=dst),
+            make_instruction("AllocRef", dst=dst, value=moved()),
+            make_instruction("ReadRef", dst=dst, ref=register()),
+            make_instruction("AllocClosure", dst=dst, func=0, free=(moved(),)),
+            make_instruction("Invoke", dst=dst, func=0, args=(moved(), moved())),
+            make_instruction("InvokeClosure", dst=dst, closure=register(), args=(moved(),)),
+            make_instruction(
+                "If", test=register(), target=register(), true_offset=jump(), false_offset=jump()
+            ),
+            make_instruction("Switch", value=register(), offsets=(jump(), jump(), jump())),
+            make_instruction("Goto", offset=jump()),
         ]
         weights = np.ones(len(choices))
         weights[:5] = 4
         code.append(choices[int(random.choice(len(choices), p=weights / weights.sum()))])
-    code.append(make("AllocADT", dst=0, tag=0, fields=tuple(range(REGISTERS))))
-    code.append(make("Ret", src=0))
+    code.append(make_instruction("AllocADT", dst=0, tag=0, fields=tuple(range(REGISTERS))))
+    code.append(make_instruction("Ret", src=0))
     return tuple(code)
 
 
@@ -335,14 +346,14 @@ def shown(value: object) -> str:
 def test_random_instructions(seed: int, programs: int) -> None:
     random = np.random.default_rng(seed)
     constants = [np.asarray(1, "int32"), np.asarray(True), np.arange(3.0)]
-    made = make("AllocADT", dst=2, tag=1, fields=(-1, 1))
-    pair = VMFunction("pair", ("a", "b"), 3, (made, make("Ret", src=2)))
+    made = make_instruction("AllocADT", dst=2, tag=1, fields=(-1, 1))
+    pair = VMFunction("pair", ("a", "b"), 3, (made, make_instruction("Ret", src=2)))
     kinds = set()
     for _ in range(programs // 5):
         main = VMFunction("main", ("x", "n"), REGISTERS, random_code(random, 24))
         data = write_executable([pair, main], constants, [], b"", {})
         plain, native = (runtime.Executable.from_bytes(data) for _ in range(2))
-        compile_now(native, ["main", "pair"] if random.random() < 0.7 else ["main"])
+        compile_functions(native, ["main", "pair"] if random.random() < 0.7 else ["main"])
         args: list[object] = [np.ones(2, "float32"), int(random.integers(3))]
         expected = outcome(plain, args)
         assert outcome(native, args) == expected

@@ -16,27 +16,27 @@ def test_equal_arrays_have_one_number() -> None:
     big = np.arange(1000, dtype=np.float32)
     other = big.copy()
     other[501] += 1  # not among the bytes that are looked at first
-    assert [pool.number(x) for x in (big, big.copy(), other, big)] == [0, 0, 1, 0]
+    assert [pool.intern(x) for x in (big, big.copy(), other, big)] == [0, 0, 1, 0]
     assert len(pool.arrays) == 2
-    assert [pool.number(big, 1), pool.number(big.copy(), 1), pool.number(big)] == [2, 2, 0]
-    assert pool.places == [0, 0, 1]
+    assert [pool.intern(big, 1), pool.intern(big.copy(), 1), pool.intern(big)] == [2, 2, 0]
+    assert pool.devices == [0, 0, 1]
 
 
 def test_what_differs_in_more_than_its_values_is_another() -> None:
     pool = ConstantPool()
     zeros = np.zeros(4, np.int32)
     given = [zeros, zeros.reshape(2, 2), zeros.astype(np.float32), -zeros.astype(np.float32)]
-    assert [pool.number(x) for x in given] == [0, 1, 2, 3]
+    assert [pool.intern(x) for x in given] == [0, 1, 2, 3]
     nan = np.array(np.nan, np.float32)
-    assert pool.number(nan) == pool.number(nan.copy()) == 4
-    assert pool.number(np.zeros((0, 3), np.float32)) == 5
+    assert pool.intern(nan) == pool.intern(nan.copy()) == 4
+    assert pool.intern(np.zeros((0, 3), np.float32)) == 5
 
 
 def test_layout_in_memory_does_not_matter() -> None:
     pool = ConstantPool()
     rows = np.arange(600, dtype=np.int64).reshape(20, 30)
-    assert pool.number(rows) == pool.number(np.asfortranarray(rows))
-    assert pool.number(np.arange(0)) == 1
+    assert pool.intern(rows) == pool.intern(np.asfortranarray(rows))
+    assert pool.intern(np.arange(0)) == 1
 
 
 def test_weights_that_layers_share_are_in_an_artifact_once() -> None:

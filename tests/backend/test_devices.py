@@ -16,7 +16,7 @@ from ekiden.backend.vm.write import DeviceTable, VMFunction, write_executable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op.annotation import on_device
 from ekiden.runtime import cpu
-from ekiden.runtime.debug.instructions import Instruction, make
+from ekiden.runtime.debug.instructions import Instruction, make_instruction
 from ekiden.runtime.errors import LoadError, RunError
 from ekiden.target import VirtualDevice
 
@@ -204,14 +204,19 @@ def by_hand(*code: Instruction, places: DeviceTable, primitives: tuple[str, ...]
 
 
 DEVICES = ((1, 0), (1, 1))
-COPY = make("DeviceCopy", dst=1, src=0, dst_device=1, src_device=0), make("Ret", src=1)
+COPY = (
+    make_instruction("DeviceCopy", dst=1, src=0, dst_device=1, src_device=0),
+    make_instruction("Ret", src=1),
+)
 
 
 def test_a_primitive_refuses_an_argument_that_lies_elsewhere() -> None:
     ekiden.register_func("ekiden.test.nothing", lambda *args: None, override=True)
-    call = make("InvokePacked", packed_index=0, output_size=1, args=(0, 0))
+    call = make_instruction("InvokePacked", packed_index=0, output_size=1, args=(0, 0))
     places = DeviceTable(DEVICES, (), (1,), ((0,),))
-    data = by_hand(call, make("Ret", src=0), places=places, primitives=("ekiden.test.nothing",))
+    data = by_hand(
+        call, make_instruction("Ret", src=0), places=places, primitives=("ekiden.test.nothing",)
+    )
     machine = runtime.VirtualMachine(runtime.Executable.from_bytes(data))
     message = r"argument 0 of 'ekiden.test.nothing': a tensor on cpu\(1\) expected, got one on cpu"
     with pytest.raises(RunError, match=message):

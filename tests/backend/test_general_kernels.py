@@ -7,10 +7,10 @@ import pytest
 
 from ekiden import relay, te
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.general import GeneralForm, general_form, general_function
-from ekiden.backend.kernels.general_shapes import general_shapes
+from ekiden.backend.kernels.general import GeneralFormBuilder, general_form, general_function
+from ekiden.backend.kernels.general_shapes import general_shape_form
 from ekiden.backend.kernels.lower import RunCheck, shape_function
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir import IRModule
 from ekiden.ir.prim import SizeVar, cast, const
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
@@ -18,7 +18,7 @@ from ekiden.relay.expr import Expr, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.transform import InferType
 from ekiden.runtime import empty, load_image, num_threads
-from ekiden.runtime.artifact.frame import is_settled
+from ekiden.runtime.artifact.frame import is_constant_memory
 from ekiden.runtime.errors import IndexRangeError, InputError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
@@ -512,9 +512,11 @@ def test_kernels_of_sizes() -> None:
     ]  # fmt: skip
     check = RunCheck(result[0] + n < 10, "100 % {of} sizes", {"n": n, "it": result[0]})
     func = shape_function([tensor, wanted, length], exprs, [check], "sizes", result, first=1)
-    form = general_shapes(func, TARGET)
+    form = general_shape_form(func, TARGET)
     assert isinstance(form, bytes), form
-    compiled = load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["sizes"], TARGET))
+    compiled = load_image(
+        link_image([compile_object([lower(func, TARGET)], TARGET)], ["sizes"], TARGET)
+    )
     for element_is in (3, -2, 0, 9):
         arrays = (
             np.zeros((2, 4, 3, 2), np.float32),
@@ -537,10 +539,10 @@ def test_kernels_of_sizes() -> None:
 
 def test_kernels_of_sizes_that_have_no_general_form() -> None:
     func = shape_function([Buffer("p0", (const(2),), "float16")], [const(2)], [], "sizes")
-    assert isinstance(general_shapes(func, TARGET), bytes)
-    assert general_shapes(func, TARGET.with_bounds("check")) == "bounds are checked"
+    assert isinstance(general_shape_form(func, TARGET), bytes)
+    assert general_shape_form(func, TARGET.with_bounds("check")) == "bounds are checked"
     small = shape_function([Buffer("p0", (const(2),), "int4")], [const(2)], [], "sizes")
-    assert general_shapes(small, TARGET) == "elements of int4"
+    assert general_shape_form(small, TARGET) == "elements of int4"
 
 
 def test_stages_share_memory_that_nobody_reads_any_more() -> None:
@@ -552,11 +554,11 @@ def test_stages_share_memory_that_nobody_reads_any_more() -> None:
     c = te.compute((400, 8), lambda i, j: b[i // 10, j] + a[i // 100, j], name="c")
     d = te.compute((4000, 8), lambda i, j: c[i // 10, j] * 3.0, name="d")
     e = te.compute((4000, 8), lambda i, j: d[i, j] - 1.0, name="e")
-    form = GeneralForm([x], [e])
+    form = GeneralFormBuilder([x], [e])
     assert form.owners == {d: a} or form.owners == {d: b}
     given = data(4, 8)
     result = np.zeros((4000, 8), "float32")
-    general_function(form.words())(given, result)
+    general_function(form.encode())(given, result)
     first = given + np.float32(1)
     wanted = (np.repeat(first * 2, 100, 0) + np.repeat(first, 100, 0)) * 3 - 1
     np.testing.assert_allclose(result, np.repeat(wanted, 10, 0), rtol=1e-6)
@@ -571,4 +573,4 @@ def test_an_array_that_its_owner_may_write_again_is_copied() -> None:
     given = whole[first : first + (1 << 18)]
     whole.setflags(write=False)
     given.setflags(write=False)
-    assert is_settled(made) and not is_settled(given)
+    assert is_constant_memory(made) and not is_constant_memory(given)

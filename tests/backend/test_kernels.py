@@ -12,9 +12,9 @@ import pytest
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.codegen import llvm, parallel
-from ekiden.codegen.build import GENERATORS
+from ekiden.codegen.build import CODE_GENERATORS
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.task import Task
+from ekiden.codegen.task import CompileTask
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import SizeVar
@@ -36,7 +36,7 @@ TARGET = Target.host()
 
 def compile_with(monkeypatch: pytest.MonkeyPatch, compile: Callable[..., bytes]) -> None:
     """Kernels are made so."""
-    monkeypatch.setitem(GENERATORS, "llvm", replace(GENERATORS["llvm"], compile=compile))
+    monkeypatch.setitem(CODE_GENERATORS, "llvm", replace(CODE_GENERATORS["llvm"], compile=compile))
 
 
 def primitive(scale: float, *dims: SizeVar | int, span: str = "") -> Function:
@@ -75,7 +75,7 @@ def test_equal_functions_share_a_kernel() -> None:
         cache=KernelCache(None),
     )
     assert made.names[0] == made.names[1] != made.names[2]
-    assert len(llvm.inspect(made.link(TARGET)).exports) == 2
+    assert len(llvm.parse_image(made.link(TARGET)).exports) == 2
 
 
 def test_canonical_functions_differ_in_names_alone() -> None:
@@ -164,8 +164,8 @@ task.compile()
 def replace_tasks(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have workers run code of Python in the place of their tasks, which it calls `task`."""
 
-    def encoded(task: Task) -> bytes:
-        return encode(Task(task.key, task.name, exec, (code, {"task": task})))  # type: ignore[arg-type]
+    def encoded(task: CompileTask) -> bytes:
+        return encode(CompileTask(task.key, task.name, exec, (code, {"task": task})))  # type: ignore[arg-type]
 
     monkeypatch.setattr(parallel, "encode", encoded)
 

@@ -14,8 +14,8 @@ import ekiden
 from ekiden import relay
 from ekiden.backend.vm.place_by_cost import DeviceCosts, PlaceByCost
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import COSTS, with_options
-from ekiden.relay.analysis.minimum_cut import Network
+from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, with_options
+from ekiden.relay.analysis.minimum_cut import FlowNetwork
 from ekiden.relay.expr import Call, RelayExpr
 from ekiden.relay.op.annotation import OnDeviceAttrs
 from ekiden.relay.visitor import post_order
@@ -32,7 +32,7 @@ SLOW_HOST = replace(EQUAL, flops=(1e9, 1e12))
 def places(body: RelayExpr, *params: relay.Var, costs: DeviceCosts) -> list[tuple[str, int]]:
     """The operators of a program in order, with the kind of device of each."""
     module = relay.transform.InferType()(IRModule.from_expr(relay.Function(params, body)))
-    with with_options({COSTS: asdict(costs)}):
+    with with_options({PLACEMENT_COSTS_OPTION: asdict(costs)}):
         made = PlaceByCost(compilation_config({"cpu": "llvm", "opencl": "opencl"}))(module)
     found = []
     for each in post_order(made["main"].body, into_functions=True):
@@ -67,7 +67,9 @@ def test_what_does_not_stays() -> None:
 def test_a_value_is_copied_once_for_all_that_use_it() -> None:
     """Each of the three products alone would not pay for a copy of what it takes."""
     one = 2 * 256 * 256 * 16 / 1e9  # seconds of one product here
-    costs = replace(SLOW_HOST, latency=0.0, there=4 * 256 * 256 / (2.5 * one), back=1e15)
+    costs = replace(
+        SLOW_HOST, latency=0.0, copy_to_device=4 * 256 * 256 / (2.5 * one), copy_to_host=1e15
+    )
     users = [relay.nn.dense(X, weight(16, 256)) for _ in range(3)]
     both = relay.concatenate([relay.sum(u, keepdims=True) for u in users], 0)
     assert [n for name, n in places(both, X, costs=costs) if name == "nn.dense"] == [THERE] * 3
@@ -98,8 +100,8 @@ def test_a_program_placed_by_cost_computes_the_same(opencl_device: ekiden.Device
     module = IRModule.from_expr(relay.Function([x], y))
     given = rng.standard_normal((16, 64)).astype("float32")
     wanted = ekiden.compile(module)(given).numpy()
-    free = replace(SLOW_HOST, there=1e12, back=1e12, latency=0.0)
-    with with_options({COSTS: asdict(free)}):
+    free = replace(SLOW_HOST, copy_to_device=1e12, copy_to_host=1e12, latency=0.0)
+    with with_options({PLACEMENT_COSTS_OPTION: asdict(free)}):
         exe = ekiden.compile(module, [ekiden.cpu(0), opencl_device])
     np.testing.assert_allclose(exe(given).numpy(), wanted, rtol=1e-4, atol=1e-5)
     assert exe.raw.devices == [ekiden.cpu(0), opencl_device]
@@ -120,15 +122,15 @@ def test_no_cut_is_cheaper(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 6))
     nodes = st.integers(0, count + 1)
     edges = data.draw(st.lists(st.tuples(nodes, nodes, st.integers(0, 9)), max_size=24))
-    network = Network()
+    network = FlowNetwork()
     for _ in range(count):
-        network.node()
+        network.add_node()
     for start, end, cost in edges:
-        network.edge(start, end, cost)
+        network.add_edge(start, end, cost)
 
     def price(source: set[int]) -> int:
         return sum(c for a, b, c in edges if a in source and b not in source)
 
     ways = product((False, True), repeat=count)
     all_of_them = [{0, *(n + 2 for n, w in enumerate(way) if w)} for way in ways]
-    assert price(network.with_source()) == min(map(price, all_of_them))
+    assert price(network.source_side()) == min(map(price, all_of_them))

@@ -26,7 +26,7 @@ from ekiden._lazy import load_module
 from ekiden.backend.kernels.build import build_kernels
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Task, compile_tasks
+from ekiden.codegen.parallel import CompileTask, compile_tasks
 from ekiden.compiler import compile
 from ekiden.runtime.executable import vm_pool
 
@@ -204,17 +204,17 @@ def test_a_child_compiles_though_a_thread_did_when_it_was_forked() -> None:
 
 
 def test_a_child_has_threads_for_calls_that_are_waited_for() -> None:
-    assert vm_pool.start(lambda: 3).result() == 3
-    assert in_child(lambda: vm_pool.start(lambda: 4).result() == 4) == 0
+    assert vm_pool.submit(lambda: 3).result() == 3
+    assert in_child(lambda: vm_pool.submit(lambda: 4).result() == 4) == 0
 
 
 ORPHANS = """
 import os, sys, threading, time
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Cancellation, Task, compile_tasks
+from ekiden.codegen.parallel import CancellationToken, CompileTask, compile_tasks
 
-start, cancellation = parallel.start_workers, Cancellation()
+start, cancellation = parallel.start_workers, CancellationToken()
 
 def start_workers(count, setup):
     workers = start(count, setup)
@@ -222,7 +222,7 @@ def start_workers(count, setup):
     return workers
 
 def work():
-    tasks = [Task(str(i), f"kernel {i}", time.sleep, (300,)) for i in range(4)]
+    tasks = [CompileTask(str(i), f"kernel {i}", time.sleep, (300,)) for i in range(4)]
     compile_tasks(tasks, KernelCache(None), cancellation=background)
 
 parallel.start_workers = start_workers
@@ -297,7 +297,7 @@ def test_workers_begin_while_another_thread_imports(
     done = threading.Event()
     body = "hooks['begun'].set()\nhooks['done'].wait(60)"
     thread, _ = importing(body, tmp_path, monkeypatch, done=done)
-    tasks = [Task(str(i), f"kernel {i}", os.readlink, (b"/proc/self",)) for i in range(4)]
+    tasks = [CompileTask(str(i), f"kernel {i}", os.readlink, (b"/proc/self",)) for i in range(4)]
     codes = compile_tasks(tasks, KernelCache(None)).values()
     assert thread.is_alive()
     done.set()

@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.relay import op
 from ekiden.runtime.errors import IndexRangeError, TypeInferenceError
 from ekiden.topi.cells import GATE_COUNTS
@@ -205,7 +205,7 @@ def typed(**changes: object) -> str:
     weight = relay.var("w", shape=given.pop("weight", (32, 8)))
     body = op.nn.recurrent(data, weight, **given)
     module = relay.IRModule.from_expr(relay.Function([data, weight], body))
-    return type_text(relay.transform.InferType()(module)["main"].checked_type.ret_type)
+    return format_type(relay.transform.InferType()(module)["main"].checked_type.ret_type)
 
 
 def test_type() -> None:

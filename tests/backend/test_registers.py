@@ -9,9 +9,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from ekiden.backend.vm.operands import writes
-from ekiden.backend.vm.registers import allocate
-from ekiden.runtime.debug.instructions import Instruction, make
+from ekiden.backend.vm.operands import written_registers
+from ekiden.backend.vm.registers import allocate_registers
+from ekiden.runtime.debug.instructions import Instruction, make_instruction
 from ekiden.runtime.errors import InternalError
 
 quick = pytest.mark.quick
@@ -105,16 +105,18 @@ class Writer:
         kind = self.number(0, 5)
         if kind == 5:
             self.code.append(
-                make("InvokePacked", packed_index=0, output_size=0, args=self.some(known))
+                make_instruction(
+                    "InvokePacked", packed_index=0, output_size=0, args=self.some(known)
+                )
             )
             return
         dst = self.new()
         made = (
-            lambda: make("LoadConsti", dst=dst, value=len(self.code)),
-            lambda: make("Move", dst=dst, src=self.pick(known)),
-            lambda: make("GetField", dst=dst, object=self.pick(known), index=1),
-            lambda: make("AllocADT", dst=dst, tag=0, fields=self.some(known)),
-            lambda: make("Invoke", dst=dst, func=0, args=self.some(known)),
+            lambda: make_instruction("LoadConsti", dst=dst, value=len(self.code)),
+            lambda: make_instruction("Move", dst=dst, src=self.pick(known)),
+            lambda: make_instruction("GetField", dst=dst, object=self.pick(known), index=1),
+            lambda: make_instruction("AllocADT", dst=dst, tag=0, fields=self.some(known)),
+            lambda: make_instruction("Invoke", dst=dst, func=0, args=self.some(known)),
         )
         self.code.append(made[kind]())
         known.append(dst)
@@ -136,28 +138,28 @@ class Writer:
         for _ in range(self.number(1, 2)):
             at = len(self.code)
             test, target = self.pick(known), self.pick(known)
-            branch = make("If", test=test, target=target, true_offset=1, false_offset=1)
+            branch = make_instruction("If", test=test, target=target, true_offset=1, false_offset=1)
             self.code.append(branch)
             self.leave(self.block(known, depth), joined)
             ends.append(len(self.code))
-            self.code.append(make("Goto", offset=1))
-            self.code[at] = make("If", test=test, target=target, true_offset=1,
-                                 false_offset=len(self.code) - at)  # fmt: skip
+            self.code.append(make_instruction("Goto", offset=1))
+            self.code[at] = make_instruction("If", test=test, target=target, true_offset=1,
+                                             false_offset=len(self.code) - at)  # fmt: skip
         self.leave(self.block(known, depth), joined)
         for at in ends:
-            self.code[at] = make("Goto", offset=len(self.code) - at)
+            self.code[at] = make_instruction("Goto", offset=len(self.code) - at)
         return joined
 
     def leave(self, known: list[int], joined: list[int]) -> None:
         for each in joined:
-            self.code.append(make("Move", dst=each, src=self.pick(known)))
+            self.code.append(make_instruction("Move", dst=each, src=self.pick(known)))
 
 
 @st.composite
 def functions(draw: Draw) -> list[Instruction]:
     writer = Writer(draw)
     known = writer.block(list(range(N_PARAMS)), 3)
-    writer.code.append(make("Ret", src=writer.pick(known)))
+    writer.code.append(make_instruction("Ret", src=writer.pick(known)))
     return writer.code
 
 
@@ -166,34 +168,34 @@ def functions(draw: Draw) -> list[Instruction]:
 def test_a_function_computes_the_same_in_fewer_registers(
     code: list[Instruction], choices: int
 ) -> None:
-    count, shared = allocate(code, N_PARAMS)
+    count, shared = allocate_registers(code, N_PARAMS)
     result, effects = run(code, choices)
     assert run(shared, choices) == (result, effects)
-    highest = max((r for each in code for r in writes(each)), default=0)
+    highest = max((r for each in code for r in written_registers(each)), default=0)
     assert count <= max(highest + 1, N_PARAMS)
 
 
 @quick
 def test_a_move_goes_where_its_source_dies() -> None:
     code = [
-        make("AllocADT", dst=1, tag=0, fields=(0,)),
-        make("Move", dst=2, src=1),
-        make("Ret", src=2),
+        make_instruction("AllocADT", dst=1, tag=0, fields=(0,)),
+        make_instruction("Move", dst=2, src=1),
+        make_instruction("Ret", src=2),
     ]
-    assert allocate(code, 1) == (
+    assert allocate_registers(code, 1) == (
         1,
-        (make("AllocADT", dst=0, tag=0, fields=(-1,)), make("Ret", src=0)),
+        (make_instruction("AllocADT", dst=0, tag=0, fields=(-1,)), make_instruction("Ret", src=0)),
     )
 
 
 @quick
 def test_an_argument_is_moved_where_it_is_read_last() -> None:
     code = [
-        make("Invoke", dst=3, func=0, args=(0, 1, 0)),
-        make("InvokeClosure", dst=4, closure=1, args=(1, 2)),
-        make("Ret", src=4),
+        make_instruction("Invoke", dst=3, func=0, args=(0, 1, 0)),
+        make_instruction("InvokeClosure", dst=4, closure=1, args=(1, 2)),
+        make_instruction("Ret", src=4),
     ]
-    _, made = allocate(code, 3)
+    _, made = allocate_registers(code, 3)
     assert made[0]["args"] == (0, 1, -1)
     assert made[-2]["args"] == (1, -3)  # the closure stays until it is called
 
@@ -201,31 +203,31 @@ def test_an_argument_is_moved_where_it_is_read_last() -> None:
 @quick
 def test_what_nothing_reads_is_not_made() -> None:
     code = [
-        make("GetField", dst=1, object=0, index=0),
-        make("AllocADT", dst=2, tag=0, fields=(1,)),
-        make("Ret", src=0),
+        make_instruction("GetField", dst=1, object=0, index=0),
+        make_instruction("AllocADT", dst=2, tag=0, fields=(1,)),
+        make_instruction("Ret", src=0),
     ]
-    assert allocate(code, 1) == (1, (make("Ret", src=0),))
+    assert allocate_registers(code, 1) == (1, (make_instruction("Ret", src=0),))
 
 
 @quick
 def test_dead_values_are_forgotten_before_a_call_on_the_way_that_does_not_need_them() -> None:
     """$1 is read on one way only; the other forgets it before its call."""
     code = [
-        make("LoadConsti", dst=2, value=1),
-        make("If", test=0, target=2, true_offset=1, false_offset=3),
-        make("Invoke", dst=3, func=0, args=(1,)),
-        make("Goto", offset=2),
-        make("Invoke", dst=3, func=0, args=(0,)),
-        make("Ret", src=3),
+        make_instruction("LoadConsti", dst=2, value=1),
+        make_instruction("If", test=0, target=2, true_offset=1, false_offset=3),
+        make_instruction("Invoke", dst=3, func=0, args=(1,)),
+        make_instruction("Goto", offset=2),
+        make_instruction("Invoke", dst=3, func=0, args=(0,)),
+        make_instruction("Ret", src=3),
     ]
-    count, made = allocate(code, 2)
+    count, made = allocate_registers(code, 2)
     assert count == 3
     assert [each.name for each in made] == [
         "LoadConsti", "If", "KillRegister", "Invoke", "Goto", "KillRegister", "Invoke", "Ret",
     ]  # fmt: skip
-    assert made[2] == make("KillRegister", dst=0)
-    assert made[5] == make("KillRegister", dst=1)
+    assert made[2] == make_instruction("KillRegister", dst=0)
+    assert made[5] == make_instruction("KillRegister", dst=1)
     assert made[1]["false_offset"] == 4
 
 
@@ -235,18 +237,18 @@ def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_fo
     tensor = {"offset": 0, "dtype": "float32", "shape": ()}
     storage = {"size": 0, "size_index": 0, "alignment": 64, "device": 0}
     code = [
-        make("AllocStorage", dst=1, **storage),  # type: ignore[arg-type]
-        make("AllocTensor", dst=2, storage=1, **tensor),  # type: ignore[arg-type]
-        make("AllocStorage", dst=3, **storage),  # type: ignore[arg-type]
-        make("AllocTensor", dst=4, storage=3, **tensor),  # type: ignore[arg-type]
-        make("InvokePacked", packed_index=0, output_size=1, args=(2, 4)),
-        make("AllocStorage", dst=5, **storage),  # type: ignore[arg-type]
-        make("AllocTensor", dst=6, storage=1, **tensor),  # type: ignore[arg-type]
-        make("AllocTensor", dst=7, storage=5, **tensor),  # type: ignore[arg-type]
-        make("InvokePacked", packed_index=0, output_size=1, args=(6, 7)),
-        make("Ret", src=7),
+        make_instruction("AllocStorage", dst=1, **storage),  # type: ignore[arg-type]
+        make_instruction("AllocTensor", dst=2, storage=1, **tensor),  # type: ignore[arg-type]
+        make_instruction("AllocStorage", dst=3, **storage),  # type: ignore[arg-type]
+        make_instruction("AllocTensor", dst=4, storage=3, **tensor),  # type: ignore[arg-type]
+        make_instruction("InvokePacked", packed_index=0, output_size=1, args=(2, 4)),
+        make_instruction("AllocStorage", dst=5, **storage),  # type: ignore[arg-type]
+        make_instruction("AllocTensor", dst=6, storage=1, **tensor),  # type: ignore[arg-type]
+        make_instruction("AllocTensor", dst=7, storage=5, **tensor),  # type: ignore[arg-type]
+        make_instruction("InvokePacked", packed_index=0, output_size=1, args=(6, 7)),
+        make_instruction("Ret", src=7),
     ]
-    _, made = allocate(code, 1)
+    _, made = allocate_registers(code, 1)
     killed = [each["dst"] for each in made if each.name == "KillRegister"]
     own = next(each["args"] for each in made if each.name == "InvokePacked")
     assert isinstance(own, tuple)
@@ -257,10 +259,12 @@ def test_tensors_in_a_shared_storage_are_not_forgotten_before_memory_is_asked_fo
 @quick
 def test_a_jump_back_is_refused() -> None:
     with pytest.raises(InternalError, match="registers: Goto at 1 jumps back"):
-        allocate([make("LoadConsti", dst=0, value=1), make("Goto", offset=-1)], 0)
+        allocate_registers(
+            [make_instruction("LoadConsti", dst=0, value=1), make_instruction("Goto", offset=-1)], 0
+        )
 
 
 def test_a_long_function_needs_few_registers() -> None:
-    code = [make("AllocADT", dst=i + 1, tag=0, fields=(i,)) for i in range(10_000)]
-    count, made = allocate([*code, make("Ret", src=10_000)], 1)
+    code = [make_instruction("AllocADT", dst=i + 1, tag=0, fields=(i,)) for i in range(10_000)]
+    count, made = allocate_registers([*code, make_instruction("Ret", src=10_000)], 1)
     assert (count, len(made)) == (1, 10_001)

@@ -14,7 +14,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.codegen.llvm import compile_object, emit, link
+from ekiden.codegen.llvm import compile_object, emit_function, link_image
 from ekiden.contrib.graph_executor import GraphModule
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
@@ -46,7 +46,7 @@ def halves(kind: ForKind, flush: bool, holds: bool = True) -> PrimFunc:
 
 def compiled(func: PrimFunc, text: str) -> Callable[..., object]:
     target = Target.parse(text)
-    image = link([compile_object([lower(func, target)], target)], [func.name])
+    image = link_image([compile_object([lower(func, target)], target)], [func.name])
     kernel: Callable[..., object] = load_image(image)[func.name]
     return kernel
 
@@ -83,10 +83,12 @@ def test_a_function_that_fails_sets_back() -> None:
 def test_the_code_for_other_architectures() -> None:
     func = halves(ForKind.SERIAL, flush=True)
     arm = Target("llvm -mtriple=aarch64-linux-gnu")
-    text = emit(lower(func, arm), arm)
+    text = emit_function(lower(func, arm), arm)
     assert text.count("@llvm.aarch64.set.fpcr(i64 %") == text.count("ret i32") + 1
     riscv = Target("llvm -mtriple=riscv64-linux-gnu")
-    assert "fpcr" not in (other := emit(lower(func, riscv), riscv)) and "mxcsr" not in other
+    assert (
+        "fpcr" not in (other := emit_function(lower(func, riscv), riscv)) and "mxcsr" not in other
+    )
 
 
 @pytest.mark.parametrize("text", processors())

@@ -21,7 +21,7 @@ from ekiden.compiler.export.web import (
     WEB_TARGETS,
     build_runtime,
     package_files,
-    write_site,
+    write_web_folder,
 )
 from ekiden.runtime.errors import CompileError, ExportError, LoadError
 from ekiden.target import Target
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "damaged.eki").write_bytes(data[:500])
     (made / "model.onnx").write_bytes(b"")
     (made / "conformance.json").write_text(json.dumps(script))
-    write_site(data, made)
+    write_web_folder(data, made)
     shutil.copyfile(BINDINGS / "web" / "conformance.js", made / "conformance.mjs")
     return made
 
@@ -103,7 +103,7 @@ def test_a_file_for_another_width_is_refused(site: Path, tmp_path: Path) -> None
     said = run(site, "--input-type=module", "-e", program)
     assert said.startswith("LoadError load ") and "lacks what its code needs" in said
     with pytest.raises(ExportError, match="code for wasm32 expected, got"):
-        write_site((tmp_path / "here.eki").read_bytes(), tmp_path / "site")
+        write_web_folder((tmp_path / "here.eki").read_bytes(), tmp_path / "site")
     with pytest.raises(ExportError, match=r"\.eki"):
         ekiden.export(relay.parse(text), tmp_path / "model.so", SIMD)
 
@@ -149,7 +149,7 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
     text = """#[version = "0.0.5"]
     def @main(%x: Tensor[(n, 4), float32]) { strided_slice(%x, begin=[0], end=[3], axes=[1]) }"""
     ekiden.export(relay.parse(text), tmp_path / "model.eki", list(WEB_TARGETS))
-    write_site((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
+    write_web_folder((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
     page = (BINDINGS.parent / "docs" / "guides" / "web.md").read_text()
     blocks = [part.split("```")[0] for part in page.split("```js\n")[1:]]
     said = run(tmp_path, "--input-type=module", "-e", "\n".join(blocks[:2])).splitlines()
@@ -159,16 +159,16 @@ def test_the_page_of_the_documentation_runs(site: Path, tmp_path: Path) -> None:
 
 def test_a_runtime_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_runtime()
-    monkeypatch.setattr("ekiden.compiler.export.web.compile_in", None)
+    monkeypatch.setattr("ekiden.compiler.export.web.run_c_compiler", None)
     assert build_runtime() == first
 
 
 def test_only_position_independent_code_is_linked() -> None:
     target = Target(SIMD)
     text = 'target triple = "wasm32-unknown-unknown"\ndefine i32 @f(ptr %p) { ret i32 7 }\n'
-    made = llvm.compile_text(text, target)
+    made = llvm.compile_ir(text, target)
     linker = wasm.WasmLinker([made], ["f"])
     assert linker.exported("f") == 0 and linker.imports == []
-    assert dict(wasm.sections(linker.text()))[wasm.CUSTOM].startswith(b"\x08dylink.0")
-    image = llvm.inspect(llvm.link([made], ["f"], target))
+    assert dict(wasm.iter_sections(linker.text()))[wasm.CUSTOM].startswith(b"\x08dylink.0")
+    image = llvm.parse_image(llvm.link_image([made], ["f"], target))
     assert image.needs == ("lime1", "simd128") and image.exports == {"f": 0}

@@ -17,7 +17,7 @@ import pytest
 import ekiden
 from chromium import PLAIN, SWIFTSHADER, page_of
 from ekiden import relay
-from ekiden.compiler.export.web import WEB_TARGETS, web_targets, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, web_targets, write_web_folder
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 
@@ -82,7 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("webgpu")
     for name, text in {"net": NET, "both": BOTH, "checked": CHECKED}.items():
         ekiden.export(relay.parse(text), made / f"{name}.eki", ["webgpu", WEB_TARGETS[-1]])
-    write_site((made / "net.eki").read_bytes(), made)
+    write_web_folder((made / "net.eki").read_bytes(), made)
     return made
 
 

@@ -13,7 +13,7 @@ import pytest
 import ekiden
 from chromium import page_of
 from ekiden import relay
-from ekiden.compiler.export.web import THREADED_RUNTIME_FILE, WEB_TARGETS, write_site
+from ekiden.compiler.export.web import THREADED_RUNTIME_FILE, WEB_TARGETS, write_web_folder
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 
@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def @main(%x: Tensor[(n, 64), float32], %w: Tensor[(96, 64), float32]) {
       exp(nn.softmax(nn.dense(%x, %w, units=96))) }"""
     ekiden.export(relay.parse(text), made / "net.eki", list(WEB_TARGETS))
-    write_site((made / "net.eki").read_bytes(), made)
+    write_web_folder((made / "net.eki").read_bytes(), made)
     (made / "measure.js").write_text(PROGRAM)
     return made
 

@@ -28,7 +28,9 @@ X = np.float32([[1, -1, 2]])
 def engine(monkeypatch: pytest.MonkeyPatch) -> str:
     """ONNX Runtime alone is here, by its own name."""
     pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
-    monkeypatch.setattr("ekiden.byoc.backend._BACKENDS", {"onnxruntime": OnnxEngine("onnxruntime")})
+    monkeypatch.setattr(
+        "ekiden.byoc.backend._REGISTERED_BACKENDS", {"onnxruntime": OnnxEngine("onnxruntime")}
+    )
     return "onnxruntime"
 
 

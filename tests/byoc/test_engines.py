@@ -25,7 +25,7 @@ from ekiden.ir.transform import PassContext
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.external.merge_composite import PatternEntry
-from ekiden.runtime.devices.engines import ENGINE_FOLDERS, folder_of
+from ekiden.runtime.devices.engines import ENGINE_FOLDERS, engine_folder
 from ekiden.runtime.errors import CompileError, LoadError, RunError
 from long_runs import share
 
@@ -235,9 +235,9 @@ def test_a_library_of_another_environment_is_found(
     site.mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "own"))
     monkeypatch.setattr(sys, "path", ["site-packages", str(site)])
-    assert folder_of("onednn") == ""
+    assert engine_folder("onednn") == ""
     (tmp_path / "lib" / "libdnnl.so.3").touch()
-    assert folder_of("onednn") == str(tmp_path / "lib")
+    assert engine_folder("onednn") == str(tmp_path / "lib")
 
 
 def test_an_unknown_engine_is_refused() -> None:

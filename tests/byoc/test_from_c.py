@@ -17,7 +17,7 @@ from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.relay.dataflow_pattern import is_op, wildcard
 from ekiden.relay.transform.external.merge_composite import PatternEntry
-from ekiden.runtime.devices.engines import folder_of
+from ekiden.runtime.devices.engines import engine_folder
 from ekiden.runtime.errors import LoadError, RunError
 
 pytestmark = pytest.mark.quick
@@ -72,7 +72,7 @@ def test_a_c_program_runs_regions_within_control_flow(
     engine: str, program: Path, artifact: Path
 ) -> None:
     expected = ekiden.compile(looped())(np.ones((2, 3), np.float32)).numpy()
-    done = started(program, artifact, EKIDEN_ENGINES=f"/nowhere:{folder_of(engine)}")
+    done = started(program, artifact, EKIDEN_ENGINES=f"/nowhere:{engine_folder(engine)}")
     numbers = " ".join(f"{each:g}" for each in expected.flat)
     assert (done.stdout, done.stderr) == (f"shape 2 3\nfirst {numbers}\n", "")
 
@@ -123,13 +123,13 @@ def test_no_file_is_opened_by_a_name_that_leads_out_of_a_folder(
     shutil.copy(library, tmp_path / "drivers/out.so")
     monkeypatch.setenv("EKIDEN_DRIVERS", str(tmp_path / "drivers"))
     with pytest.raises(LoadError, match="there is no library"):
-        runtime.get_global_func("ek.engine.open")("/../out", folder_of(engine))
+        runtime.get_global_func("ek.engine.open")("/../out", engine_folder(engine))
 
 
 def test_code_that_an_engine_refuses_is_an_error_with_its_region(engine: str) -> None:
     load = runtime.get_global_func("ek.engine.load")
     with pytest.raises(LoadError, match=f"link executable: 'part': {engine}: "):
-        load(engine, folder_of(engine), "part", b"no model")
+        load(engine, engine_folder(engine), "part", b"no model")
 
 
 def test_regions_of_other_elements_than_their_model(engine: str) -> None:
@@ -137,7 +137,7 @@ def test_regions_of_other_elements_than_their_model(engine: str) -> None:
     module = relay.parse("def @main(%x: Tensor[(4), float32]) { nn.relu(%x) }")
     functions = byoc.partition(module, engine).functions.values()
     (region,) = [f for f in functions if isinstance(f, relay.Function) and f.attr("Compiler")]
-    taker = backend._BACKENDS[engine]
+    taker = backend._REGISTERED_BACKENDS[engine]
     run = taker.load("part", taker.compile(region))
     given = [runtime.from_dlpack(np.zeros(4, np.int8)) for _ in range(2)]
     with pytest.raises(RunError, match="run 'part': "):

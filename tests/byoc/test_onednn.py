@@ -12,13 +12,13 @@ from ekiden import byoc, relay, runtime
 from ekiden.byoc import backend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
-from ekiden.runtime.devices.engines import folder_of, missing_engine
+from ekiden.runtime.devices.engines import engine_folder, missing_engine_message
 from ekiden.runtime.errors import LoadError
 
 pytestmark = [
     pytest.mark.quick,
     pytest.mark.skipif(
-        bool(missing_engine("onednn")), reason="needs oneDNN: pip install ekiden[onednn]"
+        bool(missing_engine_message("onednn")), reason="needs oneDNN: pip install ekiden[onednn]"
     ),
 ]
 
@@ -64,7 +64,7 @@ def test_a_network_whose_batch_changes(groups: int, shared: bool) -> None:
 def test_biases_and_relus_are_joined_to_products() -> None:
     """Products and biases are steps of one word less each."""
     rows = ["dense", "bias_add(dense, %b)", "relu(bias_add(dense, %b))"]
-    taker = backend._BACKENDS["onednn"]
+    taker = backend._REGISTERED_BACKENDS["onednn"]
     sizes = []
     for row in rows:
         body = row.replace("dense", "nn.dense(%x, %w)").replace("relu", "nn.relu")
@@ -83,8 +83,8 @@ def test_damaged_code_is_refused() -> None:
     load = runtime.get_global_func("ek.engine.load")
     functions = byoc.partition(network(2, True), "onednn").functions.values()
     (region,) = [f for f in functions if isinstance(f, relay.Function) and f.attr("Compiler")]
-    code = backend._BACKENDS["onednn"].compile(region)
-    folder = folder_of("onednn")
+    code = backend._REGISTERED_BACKENDS["onednn"].compile(region)
+    folder = engine_folder("onednn")
     load("onednn", folder, "whole", code)
     for size in range(0, len(code), 8):
         with pytest.raises(LoadError, match="link executable: 'part': onednn: "):

@@ -126,8 +126,10 @@ def test_verify_asks_for_exact_products_of_bytes(tmp_path: Path) -> None:
 def test_verify_names_the_first_node_that_differs(
     onnx_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = verify._by_reference
-    monkeypatch.setattr(verify, "_by_reference", lambda m, f: [2 * a + 1 for a in real(m, f)])
+    real = verify._evaluate_with_reference
+    monkeypatch.setattr(
+        verify, "_evaluate_with_reference", lambda m, f: [2 * a + 1 for a in real(m, f)]
+    )
     args = ["verify", str(onnx_file), "--against", "onnx", "--layers"]
     assert main(args) == 3
     nodes = [n for n in model().graph.node if n.op_type != "Constant"]
@@ -136,7 +138,7 @@ def test_verify_names_the_first_node_that_differs(
 
 
 def test_comparisons() -> None:
-    tolerance = verify.Tolerance(rtol=1e-4, atol=1e-6, of_range=1e-5)
+    tolerance = verify.ComparisonTolerance(rtol=1e-4, atol=1e-6, of_range=1e-5)
     one, nan = np.ones(2, np.float32), np.array([np.nan, 1], np.float32)
     far, long = np.array([1, 1.1], np.float32), np.ones(3, np.float32)
     whole, inf = np.array([1, 2]), np.array([np.inf, 1], np.float32)
@@ -159,7 +161,9 @@ def test_doctor_finds_this_machine_sound(capsys: pytest.CaptureFixture[str]) -> 
 def test_doctor_tells_of_both_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "CHECKS", [row for row in doctor.CHECKS if row[0] == "packages"])
+    monkeypatch.setattr(
+        doctor, "SYSTEM_CHECKS", [row for row in doctor.SYSTEM_CHECKS if row[0] == "packages"]
+    )
     monkeypatch.setattr(doctor, "version", lambda name: "0.1.0")
     assert main(["doctor"]) == 3
     printed = " ".join(capsys.readouterr().out.split())
@@ -173,7 +177,7 @@ def test_doctor_says_what_mends(
     def broken() -> str:
         raise OSError("no room")
 
-    monkeypatch.setattr(doctor, "CHECKS", (("kernel cache", broken, "make room"),))
+    monkeypatch.setattr(doctor, "SYSTEM_CHECKS", (("kernel cache", broken, "make room"),))
     assert main(["doctor"]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["broken", "kernel", "cache", "OSError:", "no", "room"]

@@ -12,7 +12,7 @@ from test_cli import fails
 
 import ekiden
 from ekiden.cli import main
-from ekiden.compiler.verify import Tolerance
+from ekiden.compiler.verify import ComparisonTolerance
 from ekiden.runtime.errors import InputError
 from onnx_files import WEIGHT, arguments, model
 
@@ -45,7 +45,7 @@ def test_an_artifact_is_verified(artifact: Path, wrong: Path) -> None:
     found = ekiden.verify(wrong, artifact)
     assert not found and found.first_difference is found.tensors[0]
     assert json.loads(found.json())["first_difference"]["tensor"] == "y"
-    assert ekiden.verify(wrong, artifact, tolerance=Tolerance(atol=1e3))
+    assert ekiden.verify(wrong, artifact, tolerance=ComparisonTolerance(atol=1e3))
     html = found._repr_html_()
     assert "<td" in html and "Relu &#x27;last&#x27;" in html and "differs from onnxruntime" in html
 

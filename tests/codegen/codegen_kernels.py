@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ekiden.codegen import c
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.runtime import load_image
@@ -29,10 +29,10 @@ TARGET = Target.host()
 def build(func: PrimFunc, target: Target = TARGET) -> Kernel:
     """Compile a lowered function for a processor that this machine can stand for, and load it."""
     if GENERATOR == "c":
-        code = c.compile_text(c.emit(func, target), target)
+        code = c.compile_c(c.emit(func, target), target)
     else:
         code = compile_object([func], target)
-    image = link([code], [func.name])
+    image = link_image([code], [func.name])
     kernel: Kernel = load_image(image)[func.name]
     return kernel
 

@@ -14,7 +14,11 @@ from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache, kernel_key
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, const
-from ekiden.kernels.micro_kernels.register_tiles import KLoop, Tile, compute_tile
+from ekiden.kernels.micro_kernels.register_tiles import (
+    ReductionLoop,
+    RegisterTile,
+    emit_register_tile,
+)
 from ekiden.relay.testing import mlp
 from ekiden.runtime.errors import BoundsError, CompileError, InternalError
 from ekiden.script import tir as T
@@ -153,9 +157,9 @@ def _tile(columns: int, width: int, valid: int) -> PrimFunc:
     def store(row: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
         return BufferStore(out, value, (ramp(row * columns + column, 1, 8),), mask)
 
-    loop = KLoop(const(3), const(1), const(width))
-    shape = Tile(2, 1, 8, valid)
-    body = compute_tile(shape, [loop], a, [const(0), const(3)], b, const(0), store)
+    loop = ReductionLoop(const(3), const(1), const(width))
+    shape = RegisterTile(2, 1, 8, valid)
+    body = emit_register_tile(shape, [loop], a, [const(0), const(3)], b, const(0), store)
     return PrimFunc((a, b, out), body, {"tir.tiled": 1}, "f")
 
 

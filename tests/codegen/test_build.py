@@ -100,7 +100,7 @@ def test_what_is_cached_is_not_compiled_again(
 ) -> None:
     cache = KernelCache(tmp_path)
     build(scaled(2.0), target, cache=cache)
-    monkeypatch.setattr(parallel, "_compile_here", lambda task: pytest.fail("compiled again"))
+    monkeypatch.setattr(parallel, "_compile_in_process", lambda task: pytest.fail("compiled again"))
     assert run(build(scaled(2.0), target, cache=cache), "scale").max() == 2.0
 
 
@@ -137,8 +137,8 @@ def test_the_public_name() -> None:
 def test_an_object_of_c_links_beside_one_of_llvm() -> None:
     target = Target.host()
     one, two = (ekiden.tir.transform.lower(scaled(f, n)) for f, n in ((2.0, "a"), (3.0, "b")))
-    objects = [llvm.compile_object([one], target), c.compile_text(c.emit(two, target), target)]
-    module = ekiden.runtime.load_image(llvm.link(objects, ["a", "b"]))
+    objects = [llvm.compile_object([one], target), c.compile_c(c.emit(two, target), target)]
+    module = ekiden.runtime.load_image(llvm.link_image(objects, ["a", "b"]))
     assert (run(module, "a").max(), run(module, "b").max()) == (2.0, 3.0)
 
 

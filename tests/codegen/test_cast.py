@@ -11,7 +11,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import cast
 from long_runs import share
 
-DTYPES = [d for d in dt.SCALAR_BITS if d != "handle" and not dt.is_small(d)]
+DTYPES = [d for d in dt.SCALAR_BITS if d != "handle" and not dt.is_byte_stored(d)]
 
 
 @share(4)

@@ -13,11 +13,11 @@ import pytest
 
 from ekiden import te
 from ekiden.codegen.build import build
-from ekiden.codegen.llvm import DebugLines, assembly_of_text, emit_all
+from ekiden.codegen.llvm import DebugInfo, emit_module, ir_to_assembly
 from ekiden.ir.prim import Var, const
 from ekiden.target import Target
 from ekiden.tir import Buffer, BufferStore, For, ForKind, PrimFunc
-from ekiden.tir.printer import astext, text_and_lines
+from ekiden.tir.printer import astext, print_with_lines
 from ekiden.tir.transform import lower
 
 PROGRAM = """
@@ -47,7 +47,7 @@ def add_one(kind: ForKind = ForKind.SERIAL) -> PrimFunc:
 
 def test_the_printer_says_where_statements_stand() -> None:
     func = add_one()
-    text, lines = text_and_lines(func)
+    text, lines = print_with_lines(func)
     assert text == astext(func)
     assert isinstance(func.body, For)
     loop, store = (
@@ -61,8 +61,8 @@ def test_the_printer_says_where_statements_stand() -> None:
 def test_instructions_carry_lines(kind: ForKind) -> None:
     func = lower(add_one(kind))
     path = Path("/somewhere/add.tir.py")
-    _, lines = text_and_lines(func)
-    code = assembly_of_text(emit_all([func], Target.host(), DebugLines(path, lines)), Target.host())
+    _, lines = print_with_lines(func)
+    code = ir_to_assembly(emit_module([func], Target.host(), DebugInfo(path, lines)), Target.host())
     assert isinstance(func.body, For)
     assert '.file\t1 "/somewhere" "add.tir.py"' in code
     for line in (lines[func.body] - 1, lines[func.body], lines[func.body.body]):

@@ -8,7 +8,7 @@ import pytest
 from ekiden import tir
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.llvm import assembly, emit
+from ekiden.codegen.llvm import assembly, emit_function
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir import PrimFunc
@@ -35,8 +35,8 @@ def loads(text: str) -> int:
 
 
 def test_buffers_may_overlap_unless_a_function_says_not() -> None:
-    assert loads(emit(parse("a: (4,), b: (4,)", STORES), TARGET)) == 3
-    text = emit(parse("a: (4,), b: (4,)", STORES, **{"tir.noalias": True}), TARGET)
+    assert loads(emit_function(parse("a: (4,), b: (4,)", STORES), TARGET)) == 3
+    text = emit_function(parse("a: (4,), b: (4,)", STORES, **{"tir.noalias": True}), TARGET)
     assert loads(text) == 1
     assert text.count("!alias.scope") == 4 and text.count("!noalias") == 4
 
@@ -76,7 +76,7 @@ def test_a_store_to_a_buffer_is_seen_by_its_loads() -> None:
 
 
 def test_scopes_reach_the_bodies_of_parallel_loops() -> None:
-    text = emit(
+    text = emit_function(
         parse(
             "a: (64,), b: (64,)", "for i in T.parallel(64):\n    b[i] = a[i]", **{"tir.noalias": 1}
         ),
@@ -94,10 +94,10 @@ PRODUCT = "for i in range(64):\n    b[i] = a[i] * 2.0 + b[i] * c[i]"
 
 
 def test_operations_have_the_flags_a_function_allows() -> None:
-    plain = emit(parse("a: (64,), c: (64,), b: (64,)", PRODUCT), TARGET)
+    plain = emit_function(parse("a: (64,), c: (64,), b: (64,)", PRODUCT), TARGET)
     assert "fadd float" in plain and "contract" not in plain
     func = parse("a: (64,), c: (64,), b: (64,)", PRODUCT, **{"tir.fast_math": "contract nsz"})
-    text = emit(func, TARGET)
+    text = emit_function(func, TARGET)
     assert "fadd contract nsz float" in text and "fmul contract nsz float" in text
     has_fma = Target.parse("llvm -mcpu=x86-64-v3")
     assert "vfmadd" in assembly([func], has_fma)
@@ -110,14 +110,16 @@ def test_mathematical_functions_keep_their_order() -> None:
         "for i in range(64):\n    b[i] = T.exp(a[i]) + 1.0",
         **{"tir.fast_math": "reassoc contract"},
     )
-    lines = emit(func, TARGET).splitlines()
+    lines = emit_function(func, TARGET).splitlines()
     assert sum("reassoc" in line for line in lines) == 1
 
 
 def test_without_nan_a_maximum_is_one_comparison() -> None:
     body = "for i in range(64):\n    b[i] = T.max(a[i], b[i])"
     counts = [
-        emit(parse("a: (64,), b: (64,)", body, **{"tir.fast_math": flags}), TARGET).count("fcmp")
+        emit_function(parse("a: (64,), b: (64,)", body, **{"tir.fast_math": flags}), TARGET).count(
+            "fcmp"
+        )
         for flags in ("", "nnan")
     ]
     assert counts == [2, 1]
@@ -126,7 +128,7 @@ def test_without_nan_a_maximum_is_one_comparison() -> None:
 def test_an_unknown_flag_is_refused() -> None:
     func = parse("a: (4,), b: (4,)", STORES, **{"tir.fast_math": "contract quick"})
     with pytest.raises(CompileError) as caught:
-        emit(func, TARGET)
+        emit_function(func, TARGET)
     assert str(caught.value) == (
         "function 'f': 'tir.fast_math' has unknown flags quick; there are nnan, ninf, nsz, arcp, "
         "contract, afn, reassoc"

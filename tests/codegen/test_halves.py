@@ -11,7 +11,7 @@ import pytest
 from codegen_kernels import map_kernel, run_map
 
 from ekiden.codegen import llvm
-from ekiden.codegen.llvm.halves import in_halves
+from ekiden.codegen.llvm.halves import split_even_odd
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, Var, cast, const
 from ekiden.target import Target
@@ -76,4 +76,4 @@ def test_what_else_is_of_int64_stays() -> None:
     long = Var("y", f"int64x{LANES}")
     for made in (wide(x) + number(1), wide(x) * long, wide(x) // number(3) * wide(x)):
         found = cast(made, f"int32x{LANES}")
-        assert isinstance(found, Cast) and in_halves(found) is None
+        assert isinstance(found, Cast) and split_even_odd(found) is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ekiden.codegen.llvm import compile_object, compile_text, inspect, link
+from ekiden.codegen.llvm import compile_ir, compile_object, link_image, parse_image
 from ekiden.ir.prim import SizeVar, Var, const
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import InternalError, LoadError
@@ -29,13 +29,13 @@ def fill(name: str, value: float) -> PrimFunc:
 def test_many_objects_make_one_image() -> None:
     names = [f"fill_{i}" for i in range(20)]
     objects = [compile_object([fill(n, float(i))], TARGET) for i, n in enumerate(names)]
-    image = link(objects, names)
+    image = link_image(objects, names)
     module = load_image(image)
     for i, name in enumerate(names):
         out = np.zeros(33, "float32")
         module[name](out)
         assert (out == i).all()
-    info = inspect(image)
+    info = parse_image(image)
     assert list(info.exports) == names
     assert info.imports == (
         "ek_kernel_error",
@@ -46,19 +46,23 @@ def test_many_objects_make_one_image() -> None:
 
 
 def test_several_functions_in_one_object() -> None:
-    image = link([compile_object([fill("one", 1.0), fill("two", 2.0)], TARGET)], ["two", "one"])
+    image = link_image(
+        [compile_object([fill("one", 1.0), fill("two", 2.0)], TARGET)], ["two", "one"]
+    )
     out = np.zeros(3, "float32")
     load_image(image)["two"](out)
     assert out.tolist() == [2.0] * 3
 
 
 def test_same_program_same_bytes() -> None:
-    first, second = (link([compile_object([fill("f", 1.5)], TARGET)], ["f"]) for _ in range(2))
+    first, second = (
+        link_image([compile_object([fill("f", 1.5)], TARGET)], ["f"]) for _ in range(2)
+    )
     assert first == second
 
 
 def test_no_exports() -> None:
-    assert inspect(link([], [])).exports == {}
+    assert parse_image(link_image([], [])).exports == {}
 
 
 def test_unknown_import_is_refused() -> None:
@@ -67,15 +71,15 @@ def test_unknown_import_is_refused() -> None:
     with pytest.raises(
         InternalError, match=r"^image: compiled code calls expf; there are ek_call_packed, "
     ):
-        link([compile_text(text, TARGET)], ["f"])
+        link_image([compile_ir(text, TARGET)], ["f"])
 
 
 def test_missing_and_double_definitions_are_refused() -> None:
     one = compile_object([fill("f", 1.0)], TARGET)
     with pytest.raises(InternalError, match=r"^image: no object defines 'g'$"):
-        link([one], ["g"])
+        link_image([one], ["g"])
     with pytest.raises(InternalError, match=r"^image: 'f' is defined twice$"):
-        link([one, one], ["f"])
+        link_image([one, one], ["f"])
 
 
 def test_memory_functions_can_be_called() -> None:
@@ -87,8 +91,8 @@ define i32 @f(ptr %self, ptr %args, i32 %n, ptr %ret) {
   ret i32 0
 }
 """
-    image = link([compile_text(text, TARGET)], ["f"])
-    assert inspect(image).imports == ("memset",)
+    image = link_image([compile_ir(text, TARGET)], ["f"])
+    assert parse_image(image).imports == ("memset",)
     load_image(image)["f"](1)
 
 
@@ -111,7 +115,7 @@ rest:
   ret i32 0
 }}
 """
-    kernel = load_image(link([compile_text(text, TARGET)], ["f"]))["f"]
+    kernel = load_image(link_image([compile_ir(text, TARGET)], ["f"]))["f"]
     for n in range(12):
         with pytest.raises(TypeError, match=f"^m{n:02}$"):
             kernel(*range(n))
@@ -119,16 +123,16 @@ rest:
 
 
 def test_prefixes_are_refused() -> None:
-    image = link([compile_object([fill("f", 1.0)], TARGET)], ["f"])
+    image = link_image([compile_object([fill("f", 1.0)], TARGET)], ["f"])
     for size in [*range(0, len(image), 97), len(image) - 1]:
         with pytest.raises(LoadError):
-            inspect(image[:size])
+            parse_image(image[:size])
         with pytest.raises(LoadError):
             load_image(image[:size])
 
 
 def test_an_image_for_another_architecture_is_refused() -> None:
-    other = bytearray(link([compile_object([fill("f", 1.5)], TARGET)], ["f"]))
+    other = bytearray(link_image([compile_object([fill("f", 1.5)], TARGET)], ["f"]))
     other[6] = 1 - other[6]
     with pytest.raises(LoadError, match="header: this machine lacks what its code needs: AArch64"):
         load_image(bytes(other))
@@ -138,4 +142,4 @@ def test_objects_of_two_architectures_do_not_link() -> None:
     objects = [compile_object([fill(name, 1.5)], Target.parse(f"llvm -mcpu={cpu}"))
                for name, cpu in (("f", "x86-64"), ("g", "cortex-a72"))]  # fmt: skip
     with pytest.raises(InternalError, match="objects of one known machine expected"):
-        link(objects, ["f", "g"])
+        link_image(objects, ["f", "g"])

@@ -10,8 +10,8 @@ from codegen_kernels import map_kernel
 from ekiden import compile as compile_model
 from ekiden import relay
 from ekiden.codegen import c
-from ekiden.codegen.c.lanes import over_elements
-from ekiden.codegen.llvm import link
+from ekiden.codegen.c.lanes import scalarize_vector_loop
+from ekiden.codegen.llvm import link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.runtime import load_image
@@ -36,11 +36,13 @@ def test_what_is_no_loop_over_elements_stays() -> None:
     """A vector that all turns share, one that moves with another step, a lane's own number."""
     i, x, out = Var("i"), Buffer("x", (const(64),)), Buffer("out", (const(64),))
     near = ramp(i * 8, 1, 8)
-    assert over_elements(loop_of(near, BufferLoad(x, (near,)), i, out)) is not None
-    assert over_elements(loop_of(near, BufferLoad(x, (ramp(const(0), 1, 8),)), i, out)) is None
-    assert over_elements(loop_of(near, BufferLoad(x, (ramp(i * 4, 1, 8),)), i, out)) is None
-    assert over_elements(loop_of(near, broadcast(BufferLoad(x, (i,)), 8), i, out)) is None
-    assert over_elements(loop_of(ramp(i * 8, 2, 8), BufferLoad(x, (near,)), i, out)) is None
+    assert scalarize_vector_loop(loop_of(near, BufferLoad(x, (near,)), i, out)) is not None
+    assert (
+        scalarize_vector_loop(loop_of(near, BufferLoad(x, (ramp(const(0), 1, 8),)), i, out)) is None
+    )
+    assert scalarize_vector_loop(loop_of(near, BufferLoad(x, (ramp(i * 4, 1, 8),)), i, out)) is None
+    assert scalarize_vector_loop(loop_of(near, broadcast(BufferLoad(x, (i,)), 8), i, out)) is None
+    assert scalarize_vector_loop(loop_of(ramp(i * 8, 2, 8), BufferLoad(x, (near,)), i, out)) is None
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "bool"])
@@ -71,7 +73,7 @@ def test_loads_that_hang_on_a_condition() -> None:
     func = PrimFunc((x, out), loop_of(index, value, i, out), {"global_symbol": "f"})
     text = c.emit(func, TARGET)
     assert text.count("lane < 8") == 2 and "} else {" in text
-    kernel = load_image(link([c.compile_text(text, TARGET)], ["f"]))["f"]
+    kernel = load_image(link_image([c.compile_c(text, TARGET)], ["f"]))["f"]
     data, got = np.arange(1, 33, dtype="f"), np.zeros(32, "f")
     kernel(data, got)
     padded = np.pad(data, 3)

@@ -12,7 +12,7 @@ from ekiden import runtime, tir
 from ekiden.codegen.build import build
 from ekiden.codegen.cache import KernelCache
 from ekiden.tir import PrimFunc
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 
 HEAD = "from ekiden.script import tir as T\n@T.prim_func\n"
@@ -28,7 +28,7 @@ def parse(text: str) -> PrimFunc:
 
 def kernel(func: PrimFunc, backend: str) -> Callable[..., object]:
     if backend == "interpreter":
-        return lambda *arrays: run(lower(func), *arrays)
+        return lambda *arrays: run_prim_func(lower(func), *arrays)
     return build(func, backend, cache=KernelCache(None))[func.name]
 
 

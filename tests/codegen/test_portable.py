@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from codegen_kernels import GENERATOR, build, map_kernel
 
-from ekiden.codegen.llvm import emit
+from ekiden.codegen.llvm import emit_function
 from ekiden.ir.intrinsic import INTRINSICS, call_intrin
 from ekiden.ir.prim import PrimExpr, cast
 from ekiden.target import Target
@@ -126,7 +126,7 @@ def test_little_is_left_of_a_turn(level: str, name: str, dtype: str) -> None:
 def test_no_product_is_split(name: str, dtype: str) -> None:
     """One kept whole by other instructions takes 17: only what has no other way does."""
     func = map_kernel(lambda v: call_intrin(name, v, dtype=v.dtype), [dtype], dtype, 2, 2)
-    text = emit(func, Target.parse("llvm -mcpu=x86-64")).partition("large")[0]
+    text = emit_function(func, Target.parse("llvm -mcpu=x86-64")).partition("large")[0]
     splitter = "41A0000002000000"
     assert splitter not in text.upper()
 
@@ -135,4 +135,4 @@ def test_no_product_is_split(name: str, dtype: str) -> None:
 def test_approximations_take_as_many_lanes_as_the_processor_has(name: str) -> None:
     """Without a fused instruction they round twice, and no product is kept whole in float64."""
     func = map_kernel(lambda v: call_intrin(name, v, dtype=v.dtype), ["float32"], "float32", 4, 4)
-    assert "double" not in emit(func, Target.parse("llvm -mcpu=x86-64"))
+    assert "double" not in emit_function(func, Target.parse("llvm -mcpu=x86-64"))

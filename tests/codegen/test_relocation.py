@@ -26,7 +26,7 @@ def test_branches_go_as_far_as_their_instruction(
 ) -> None:
     def relocated(target: int) -> int:
         out = bytearray(4)
-        architecture.relocate(out, ResolvedReference(kind, 0, target, False, "f"))
+        architecture.apply_relocation(out, ResolvedReference(kind, 0, target, False, "f"))
         return int.from_bytes(out, "little")
 
     assert relocated(reach - 4) == reach // 4 - 1

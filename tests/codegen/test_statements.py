@@ -9,7 +9,7 @@ from codegen_kernels import build
 
 import ekiden
 from ekiden import tir
-from ekiden.codegen.llvm import assembly, emit
+from ekiden.codegen.llvm import assembly, emit_function
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import Cast, FloorDiv, IntImm, SizeVar, Var, cast, const
@@ -66,7 +66,7 @@ def test_registers_are_carried_around_loops_and_out_of_branches() -> None:
         got = np.zeros(2, "float32")
         kernel(values, got)
         assert got.tolist() == [values.sum(), values.max(initial=-1.0)]
-    assert "alloca" not in emit(func, Target.host())
+    assert "alloca" not in emit_function(func, Target.host())
 
 
 def tile_kernel() -> PrimFunc:
@@ -152,7 +152,7 @@ def test_a_loop_apart_is_a_function(where: ForKind) -> None:
     wanted = values * values[:, :1] + (values[0, 0] + np.float32(1))
     np.testing.assert_allclose(got[:, 4:], wanted[:, 4:], rtol=1e-6, atol=1e-6)
     assert not got[:, :4].any()
-    assert emit(func, Target.host()).count(".body") >= 2
+    assert emit_function(func, Target.host()).count(".body") >= 2
 
 
 def test_scratch_memory_in_and_around_a_parallel_loop() -> None:
@@ -333,7 +333,7 @@ def test_deep_programs_need_no_recursion() -> None:
     body: Stmt = BufferStore(out, value, (const(0),))
     for i in range(20000):
         body = LetStmt(Var(f"v{i}"), IntImm(i), body)
-    text = emit(function((x, out), body), Target.host())
+    text = emit_function(function((x, out), body), Target.host())
     assert text.count("fadd") == 20000
 
 
@@ -341,11 +341,13 @@ def test_unlowered_forms_are_refused() -> None:
     i, x = Var("i"), Buffer("x", (const(4), const(4)))
     loop = For(i, const(0), const(4), ForKind.VECTORIZED, BufferStore(x, const(0.0), (i,)))
     with pytest.raises(InternalError, match=r"^llvm: loop over 'i' is vectorized; lower it first$"):
-        emit(function((x,), loop), Target.host())
+        emit_function(function((x,), loop), Target.host())
     with pytest.raises(
         InternalError, match=r"^llvm: store to 'x' has 2 indices; flatten buffers first$"
     ):
-        emit(function((x,), BufferStore(x, const(0.0), (const(0), const(1)))), Target.host())
+        emit_function(
+            function((x,), BufferStore(x, const(0.0), (const(0), const(1)))), Target.host()
+        )
 
 
 def test_int32_loops() -> None:

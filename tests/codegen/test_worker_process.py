@@ -17,9 +17,9 @@ import pytest
 
 from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Cancellation, CancelledError, Task, compile_tasks
+from ekiden.codegen.parallel import CancellationToken, CancelledError, CompileTask, compile_tasks
 from ekiden.codegen.worker_process import compile_isolated, setup_frame, start_workers
-from ekiden.compiler.time_limit import call_within
+from ekiden.compiler.time_limit import call_with_time_limit
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.runtime.errors import CompileError, CompileLimitError
 
@@ -33,11 +33,11 @@ def two_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "2")
 
 
-def tasks(function: object, *arguments: object) -> list[Task]:
-    return [Task(str(i), f"kernel {i}", function, arguments) for i in range(COUNT)]  # type: ignore[arg-type]
+def tasks(function: object, *arguments: object) -> list[CompileTask]:
+    return [CompileTask(str(i), f"kernel {i}", function, arguments) for i in range(COUNT)]  # type: ignore[arg-type]
 
 
-def process_numbers(given: list[Task]) -> set[int]:
+def process_numbers(given: list[CompileTask]) -> set[int]:
     return {int(code) for code in compile_tasks(given, NO_CACHE).values()}
 
 
@@ -55,7 +55,7 @@ def test_what_only_this_program_defines_is_compiled_by_it() -> None:
         return str(os.getpid()).encode()
 
     assert process_numbers(tasks(own)) == {os.getpid()}
-    mixed = [*tasks(*PID), Task("own", "own", own), Task("local", "local", *_local())]
+    mixed = [*tasks(*PID), CompileTask("own", "own", own), CompileTask("local", "local", *_local())]
     assert os.getpid() in process_numbers(mixed)
 
 
@@ -117,7 +117,7 @@ def test_what_workers_log_and_print_is_logged_and_printed_here(
 
 
 def test_another_thread_can_stop_the_work() -> None:
-    cancellation, errors = Cancellation(), []
+    cancellation, errors = CancellationToken(), []
 
     def work() -> None:
         try:
@@ -147,7 +147,7 @@ def test_several_threads_compile_at_once() -> None:
 
 def server_number() -> int:
     """Return the number of the process that forks workers, once it has imported all it was told."""
-    worker_process.prepare(["ekiden.backend.kernels.build", "llvmlite.binding"])
+    worker_process.preload_modules(["ekiden.backend.kernels.build", "llvmlite.binding"])
     for worker in start_workers(1, setup_frame()):
         worker.close()
     assert worker_process._server is not None
@@ -184,7 +184,7 @@ def test_a_server_ends_when_it_is_idle() -> None:
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = (
         "from ekiden.codegen import worker_server as server; "
-        "server.IDLE_LIMIT_S, server.PARENT_CHECK_S = 0.0, 0.01; "
+        "server.IDLE_LIMIT_S, server.PARENT_POLL_INTERVAL_S = 0.0, 0.01; "
         f"server.serve({other.fileno()})"
     )
     with own, other:
@@ -208,16 +208,16 @@ def test_a_fork_of_the_program_has_a_server_of_its_own() -> None:
 
 def test_an_isolated_task_may_end_its_process() -> None:
     with pytest.raises(CompileError, match="as code: LLVM gave up: its process was ended by SIGAB"):
-        compile_isolated(Task("", "as code", os.abort), 300)
+        compile_isolated(CompileTask("", "as code", os.abort), 300)
     with pytest.raises(
         CompileError, match="as code: LLVM gave up: .* gave no answer within 0.05 s"
     ):
-        compile_isolated(Task("", "as code", time.sleep, (300,)), 0.05)
-    assert compile_isolated(Task("", "as code", os.getcwdb), 300) == os.getcwdb()
+        compile_isolated(CompileTask("", "as code", time.sleep, (300,)), 0.05)
+    assert compile_isolated(CompileTask("", "as code", os.getcwdb), 300) == os.getcwdb()
 
 
 def test_a_task_of_a_worker_may_be_isolated_itself() -> None:
-    inner = Task("", "inner", os.readlink, (b"/proc/self",))
+    inner = CompileTask("", "inner", os.readlink, (b"/proc/self",))
     numbers = process_numbers(tasks(compile_isolated, inner, 300.0))
     assert len(numbers) == COUNT and os.getpid() not in numbers
 
@@ -278,4 +278,4 @@ def test_an_instrument_sees_passes_whose_result_a_cache_has(tmp_path: Path) -> N
 
 def test_a_limit_of_time_ends_a_wait_for_workers() -> None:
     with pytest.raises(CompileLimitError, match=r"at its limit of 0\.2 s"):
-        call_within(0.2, lambda: compile_tasks(tasks(time.sleep, 300), NO_CACHE))
+        call_with_time_limit(0.2, lambda: compile_tasks(tasks(time.sleep, 300), NO_CACHE))

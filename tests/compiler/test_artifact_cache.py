@@ -25,7 +25,7 @@ from ekiden.compiler.cache.keys import CacheRequest, file_digest, is_this_machin
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.onnx import register
-from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.ir import extensions
 from ekiden.ir.instrument import PassTimingInstrument
 from ekiden.ir.transform import PassContext, register_pass
@@ -57,7 +57,7 @@ def compiles(
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(KernelCache, "default", lambda: KernelCache(kernel_cache))
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     counted = Compiles()
     monkeypatch.setattr(build, "compile_model", counted)
     yield counted
@@ -371,19 +371,19 @@ def test_a_converter_of_the_program_is_used(
 ) -> None:
     before = ekiden.compile(model())(**arguments(2)).numpy()
     key = ("", "Relu")
-    monkeypatch.setitem(TABLE, key, TABLE[key])
+    monkeypatch.setitem(CONVERTER_TABLE, key, CONVERTER_TABLE[key])
     register("", "Relu", override=True)(lambda node: node.expr(0))
     after = ekiden.compile(model())(**arguments(2)).numpy()
     assert compiles.count == 2 and not np.allclose(before, after)
 
 
 def test_a_pass_of_the_program_is_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])
-    monkeypatch.setattr("ekiden.ir.transform._FACTORIES", {})
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])
+    monkeypatch.setattr("ekiden.ir.transform._PASS_FACTORIES", {})
     register_pass("InferType", InferType)
-    assert not extensions.is_extended()
+    assert not extensions.has_extensions()
     register_pass("InferType", lambda: InferType())
-    assert extensions.is_extended()
+    assert extensions.has_extensions()
 
 
 @pytest.mark.parametrize(

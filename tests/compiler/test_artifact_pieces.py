@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden.ir import extensions
 from ekiden.runtime.artifact import late_bound
-from ekiden.runtime.artifact.frame import ArtifactFile, file_of
+from ekiden.runtime.artifact.frame import ArtifactFile, artifact_bytes
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.files import Writer
 
@@ -41,7 +41,7 @@ def saved(folder: Path) -> Path:
 def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Sets the limit of a cache in a folder of the test."""
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     return lambda limit: monkeypatch.setenv("EKIDEN_CACHE_LIMIT", limit)
 
 
@@ -69,7 +69,7 @@ def test_nothing_joins_an_artifact_that_the_cache_keeps(
     tmp_path: Path, limited: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited("1G")
-    monkeypatch.setattr(ArtifactFile, "joined", None)
+    monkeypatch.setattr(ArtifactFile, "to_bytes", None)
     ekiden.compile(saved(tmp_path)).save(tmp_path / "saved.eki")
     assert len(artifacts(tmp_path / "cache")) == 1
 
@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_an_executable_in_memory(
         file.write(bytes(1000))
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(ArtifactFile, "write_once", full)
+    monkeypatch.setattr(ArtifactFile, "write_seekable", full)
     exe = ekiden.compile(saved(tmp_path))
     assert artifacts(tmp_path / "cache") == []
     assert exe(np.ones((2, SIZE), np.float32)).shape == (2, SIZE)
@@ -96,7 +96,7 @@ def test_a_file_that_changes_while_it_is_written_is_an_error(
     """Weights that are packed are read last, when the artifact is written."""
     limited(limit)
     path = saved(tmp_path)
-    for name in ("write_once", "joined"):
+    for name in ("write_seekable", "to_bytes"):
         real = getattr(ArtifactFile, name)
 
         def cut_before(
@@ -119,7 +119,9 @@ def test_constants_that_were_given_are_saved(tmp_path: Path) -> None:
     exe.load_late_bound_consts(tmp_path / "constants")
     exe.save(tmp_path / "saved.eki")
     assert (
-        (tmp_path / "saved.eki").read_bytes() == wanted == bytes(late_bound.complete_file(exe.raw))
+        (tmp_path / "saved.eki").read_bytes()
+        == wanted
+        == bytes(late_bound.complete_artifact_bytes(exe.raw))
     )
     moved = exe.get_late_bound_consts(1 << 40)
-    assert moved == {} and bytes(file_of(exe.raw)) == wanted
+    assert moved == {} and bytes(artifact_bytes(exe.raw)) == wanted

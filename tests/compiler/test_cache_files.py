@@ -24,10 +24,10 @@ from ekiden.cli import main
 from ekiden.codegen.cache import KernelCache, compiler_folder
 from ekiden.compiler.cache.files import (
     MANIFEST_NAME,
+    all_cache_layers,
     cache_stats,
     export_cache,
     import_cache,
-    layers,
     prune_cache,
 )
 from ekiden.ir import extensions
@@ -85,7 +85,7 @@ def test_models_are_found_in_layers_that_are_only_read(
 ) -> None:
     shared, own, path = tmp_path / "shared", tmp_path / "own", tmp_path / "m.onnx"
     onnx.save(model(), path)
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", "1G")
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(shared))
     ekiden.compile(str(path))
@@ -172,7 +172,7 @@ def test_what_is_packed_can_be_taken_elsewhere(
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path / "other"))
     filled(3)
     done = import_cache(packed)
-    assert (done.new, done.there, done.refused) == (2, 1, 0)
+    assert (done.imported, done.present, done.refused) == (2, 1, 0)
     assert KernelCache.default().get(key_of(1)) == code_of(1)
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_file_of_a_cache_is_not_taken(home: Path, tmp_path: Path) -> 
         "other/file": b"x",
     }  # fmt: skip
     done = import_cache(packed_with(tmp_path / "p.tar", hostile))
-    assert (done.new, done.there, done.refused) == (0, 0, len(hostile))
+    assert (done.imported, done.present, done.refused) == (0, 0, len(hostile))
     assert files_below(home) == [] and not (tmp_path / "outside").exists()
 
 
@@ -242,7 +242,7 @@ def test_the_command_says_what_it_does(
 def test_a_cache_that_is_turned_off_has_no_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     with pytest.raises(InputError, match="turned off"):
-        layers()
+        all_cache_layers()
 
 
 @pytest.mark.parametrize("said", ["", "HOME=/a/home", "XDG_CACHE_HOME=/b"])
@@ -267,7 +267,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     assert cache_layers() == (None, ())
     with pytest.raises(InputError, match="no folder"):
-        layers()
+        all_cache_layers()
 
 
 def test_a_process_that_finds_all_kernels_takes_no_llvm(home: Path) -> None:

@@ -17,7 +17,7 @@ import ekiden
 from ekiden import relay
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir import extensions
-from ekiden.runtime.files import expect_trusted, write_whole
+from ekiden.runtime.files import check_trusted, write_atomic
 
 X = np.ones(3, "float32")
 KEY = "0" * 32
@@ -26,7 +26,7 @@ KEY = "0" * 32
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of this test."""
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     folder = tmp_path / "cache"
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(folder))
     monkeypatch.setenv("EKIDEN_CACHE_LIMIT", str(1 << 20))
@@ -119,8 +119,8 @@ def test_an_artifact_that_others_may_write_is_compiled_again(cache: Path, tmp_pa
 
 
 def test_the_error_says_who_owns_what(tmp_path: Path) -> None:
-    write_whole(tmp_path / "file", lambda file: file.write(b"x"), is_owners=True)
-    expect_trusted(tmp_path / "file")
+    write_atomic(tmp_path / "file", lambda file: file.write(b"x"), is_owners=True)
+    check_trusted(tmp_path / "file")
     (tmp_path / "file").chmod(0o602)
     with pytest.raises(PermissionError, match=r"file' has owner \d+ and mode 602"):
-        expect_trusted(tmp_path / "file")
+        check_trusted(tmp_path / "file")

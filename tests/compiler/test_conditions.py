@@ -9,7 +9,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.relay.analysis import shape_conditions
 from ekiden.relay.expr import Function
 from ekiden.relay.transform import InferType
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
 def conditions(text: str) -> list[str]:
     main = InferType()(relay.parse(text))["main"]
     assert isinstance(main, Function)
-    return [prim_text(condition) for condition, _ in shape_conditions(main)]
+    return [format_prim_expr(condition) for condition, _ in shape_conditions(main)]
 
 
 @pytest.mark.parametrize(

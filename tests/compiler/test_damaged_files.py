@@ -100,7 +100,7 @@ def test_a_damaged_kernel_is_not_in_the_cache(tmp_path: Path) -> None:
 def test_a_damaged_list_of_weight_files_is_a_miss(
     text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
     (tmp_path / "model.onnx").write_bytes(b"a model")
     wanted = request(tmp_path / "model.onnx", CompileOptions("llvm"))
     assert wanted is not None

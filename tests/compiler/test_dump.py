@@ -14,7 +14,7 @@ import ekiden
 from ekiden import relay, te, tir
 from ekiden.compiler.export import micro
 from ekiden.ir.dump import dump_compilation
-from ekiden.ir.pass_context import PassContext, show_product
+from ekiden.ir.pass_context import PassContext, notify_product
 from ekiden.relay.transform import module_pass
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InputError
@@ -87,8 +87,8 @@ def test_every_compilation_has_a_folder_of_its_own(dump: Path) -> None:
 
 def test_compilations_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     def begin(number: int) -> None:
-        with dump_compilation("build", environment.Dump(str(tmp_path))):
-            show_product("code.c", "the code as C", lambda: f"int x{number};")
+        with dump_compilation("build", environment.DumpRequest(str(tmp_path))):
+            notify_product("code.c", "the code as C", lambda: f"int x{number};")
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(begin, range(16)))
@@ -97,11 +97,11 @@ def test_compilations_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_compilation_inside_of_another_has_its_own_folder_alone(tmp_path: Path) -> None:
-    outer, inner = (environment.Dump(str(tmp_path)) for _ in range(2))
+    outer, inner = (environment.DumpRequest(str(tmp_path)) for _ in range(2))
     with dump_compilation("compile", outer):
         with dump_compilation("build", inner):
-            show_product("code.c", "the code as C", lambda: "int x;")
-        show_product("bytecode.txt", "bytecode", lambda: "ret $0")
+            notify_product("code.c", "the code as C", lambda: "int x;")
+        notify_product("bytecode.txt", "bytecode", lambda: "ret $0")
     assert sorted(f.name for f in tmp_path.rglob("*.[ct]*")) == [
         "bytecode.txt", "code.c", "index.txt", "index.txt",
     ]  # fmt: skip
@@ -225,14 +225,14 @@ def test_a_value_that_says_something_else_is_refused(
 ) -> None:
     monkeypatch.setenv("EKIDEN_DUMP", text)
     with pytest.raises(InputError, match="the variable EKIDEN_DUMP: expected folder"):
-        environment.dump()
+        environment.dump_request()
 
 
 def test_a_folder_may_have_commas_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_DUMP", "/a,b/c,function=f,pass=p")
-    assert environment.dump() == environment.Dump("/a,b/c", "f", "p")
+    assert environment.dump_request() == environment.DumpRequest("/a,b/c", "f", "p")
     monkeypatch.setenv("EKIDEN_DUMP", "")
-    assert environment.dump() is None
+    assert environment.dump_request() is None
 
 
 def test_nothing_watches_where_nothing_is_dumped(monkeypatch: pytest.MonkeyPatch) -> None:

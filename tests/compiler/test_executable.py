@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 import ekiden.frontend.onnx
-from ekiden.frontend.table import taken
+from ekiden.frontend.table import accepted_models
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
 from ekiden.ir.type import tensor_type
@@ -194,8 +194,11 @@ def test_models_come_in_many_forms(kind: str, tmp_path: Path) -> None:
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ekiden.CompileError) as caught:
         ekiden.compile(3)  # type: ignore[arg-type]
-    assert str(caught.value) == f"compile: expected {taken()}, got int"
-    assert "a path, bytes, an onnx.ModelProto" in taken() and "ekiden.IRModule" in taken()
+    assert str(caught.value) == f"compile: expected {accepted_models()}, got int"
+    assert (
+        "a path, bytes, an onnx.ModelProto" in accepted_models()
+        and "ekiden.IRModule" in accepted_models()
+    )
 
 
 def test_a_module_without_main_is_refused() -> None:

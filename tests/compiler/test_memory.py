@@ -17,7 +17,7 @@ from ekiden import relay, runtime
 from ekiden.cli import main
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.relay import op
-from ekiden.runtime.devices.memory import bounded_memory
+from ekiden.runtime.devices.memory import memory_bound
 from ekiden.runtime.errors import MemoryLimitError
 
 
@@ -175,13 +175,13 @@ def test_the_limit_comes_from_the_environment() -> None:
 
 
 def test_the_least_of_several_bounds_holds_in_whatever_order_they_end() -> None:
-    first, second = bounded_memory(50_000_000), bounded_memory(40_000_000)
+    first, second = memory_bound(50_000_000), memory_bound(40_000_000)
     first.__enter__()
     second.__enter__()
     assert runtime.memory_limit() == 40_000_000
     first.__exit__(None, None, None)
     assert runtime.memory_limit() == 40_000_000
-    with bounded_memory(90_000_000):
+    with memory_bound(90_000_000):
         assert runtime.memory_limit() == 40_000_000
     second.__exit__(None, None, None)
     assert runtime.memory_limit() == 0

@@ -92,5 +92,5 @@ def test_names_say_places() -> None:
 def test_names_with_dots_alone_leave_lists_as_they_are() -> None:
     nesting = PytreeInputs.of(["encoder.ids", "encoder.mask"])
     assert nesting is not None
-    assert not nesting.is_meant([[1, 2], {"a": 1}], {})
-    assert nesting.is_meant([SimpleNamespace(ids=1, mask=2)], {})
+    assert not nesting.passes_containers([[1, 2], {"a": 1}], {})
+    assert nesting.passes_containers([SimpleNamespace(ids=1, mask=2)], {})

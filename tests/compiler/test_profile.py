@@ -16,7 +16,7 @@ from ekiden import IRModule, relay
 from ekiden.cli import main
 from ekiden.compiler.peak import measure_peak
 from ekiden.ir.span import Span
-from ekiden.runtime.artifact.expression import evaluate
+from ekiden.runtime.artifact.expression import evaluate_dim
 from ekiden.runtime.debug.debugger import Place, Stepper
 from ekiden.runtime.errors import InputError, LoadError, RunError
 from ekiden.runtime.profile.report import (
@@ -188,12 +188,12 @@ def test_a_run_that_fails_is_not_profiled(executable: ekiden.Executable) -> None
 
 
 def test_expressions_of_dimensions() -> None:
-    assert evaluate("n * 4 + floordiv(m, 2) - 1", {"n": 3, "m": 5}) == 13
-    assert evaluate("max(n, 2) * -1", {"n": 1}) == -2
-    assert evaluate("select(n == 1, m, n * 2)", {"n": 1, "m": 5}) == 5
+    assert evaluate_dim("n * 4 + floordiv(m, 2) - 1", {"n": 3, "m": 5}) == 13
+    assert evaluate_dim("max(n, 2) * -1", {"n": 1}) == -2
+    assert evaluate_dim("select(n == 1, m, n * 2)", {"n": 1, "m": 5}) == 5
     for text in ("n", "__import__('os')", "2 ** 9", "floordiv(1, 0)", "n.real", "1 +"):
         with pytest.raises(ValueError, match="evaluate"):
-            evaluate(text, {})
+            evaluate_dim(text, {})
 
 
 def test_peaks_are_plausible() -> None:

@@ -14,7 +14,7 @@ import ekiden
 from ekiden import relay
 from ekiden.cli import main
 from ekiden.relay import op
-from ekiden.runtime.artifact.frame import SectionSource, read_sections, write_sections
+from ekiden.runtime.artifact.frame import SectionSource, assemble_in_memory, read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.runtime.errors import CompileError
 
@@ -116,7 +116,7 @@ def test_tables_of_what_is_made_are_proven(convolution: Path) -> None:
             if bad.tobytes() == table:
                 continue
             replaced = {Section.DERIVED: bad.tobytes()}
-            made = write_sections(
+            made = assemble_in_memory(
                 SectionSource(k, lambda _, p=replaced.get(k, p): [p], v)  # noqa: B008
                 for k, v, p in parts
             )

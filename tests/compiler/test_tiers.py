@@ -21,8 +21,8 @@ import ekiden
 from ekiden import relay
 from ekiden.backend.kernels import build as kernels_build
 from ekiden.codegen import parallel, worker_process
-from ekiden.codegen.task import Task
-from ekiden.codegen.worker_process import Worker
+from ekiden.codegen.task import CompileTask
+from ekiden.codegen.worker_process import WorkerProcess
 from ekiden.compiler import tiers
 from ekiden.compiler.build import GeneralProgram
 from ekiden.ir import IRModule
@@ -52,7 +52,9 @@ def network(channels: int = 16) -> IRModule:
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", "")
     monkeypatch.setenv("EKIDEN_COMPILE_JOBS", "1")
-    for upgrade in list(tiers._RUNNING):  # of tests before this one, whose workers it would count
+    for upgrade in list(
+        tiers._RUNNING_UPGRADES
+    ):  # of tests before this one, whose workers it would count
         upgrade.stop()
         upgrade.join()
 
@@ -72,26 +74,26 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture
-def slow_workers(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+def slow_workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """Workers run tasks that take longer than any test, instead of those that they are given; the
     list has them from when they have begun."""
-    workers: list[Worker] = []
+    workers: list[WorkerProcess] = []
     start = worker_process.start_workers
 
-    def start_workers(count: int, setup: bytes) -> list[Worker]:
+    def start_workers(count: int, setup: bytes) -> list[WorkerProcess]:
         started = start(count, setup)
         workers.extend(started)
         return started
 
-    def sleep(task: Task) -> bytes:
-        return encode(Task(task.key, task.name, time.sleep, (NEVER,)))  # type: ignore[arg-type]
+    def sleep(task: CompileTask) -> bytes:
+        return encode(CompileTask(task.key, task.name, time.sleep, (NEVER,)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(parallel, "start_workers", start_workers)
     monkeypatch.setattr(parallel, "encode", sleep)
     return workers
 
 
-def begun(workers: list[Worker]) -> Worker:
+def begun(workers: list[WorkerProcess]) -> WorkerProcess:
     """Return a worker that runs a task."""
     while not workers or workers[0].pid is None:
         time.sleep(0.01)
@@ -221,7 +223,7 @@ def test_an_error_is_told_by_its_class(
     def fail(*_: object) -> object:
         raise CompileError("no code today")
 
-    monkeypatch.setattr(kernels_build, "compile_rest", fail)
+    monkeypatch.setattr(kernels_build, "compile_full_tier", fail)
     with caplog.at_level(logging.ERROR):
         exe = quick()
         with pytest.raises(CompileError, match="no code today"):
@@ -232,7 +234,7 @@ def test_an_error_is_told_by_its_class(
     assert exe(X).shape == (2, 16)
 
 
-def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[Worker]) -> None:
+def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[WorkerProcess]) -> None:
     exe = quick()
     pid = begun(slow_workers).pid
     assert pid is not None
@@ -245,7 +247,7 @@ def test_a_killed_worker_is_reported_with_its_kernel(slow_workers: list[Worker])
 
 
 def test_a_worker_that_does_not_answer_is_reported_with_its_kernel(
-    slow_workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+    slow_workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EKIDEN_KERNEL_TIMEOUT", "0.05")
     exe = quick()
@@ -269,7 +271,7 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def test_workers_end_with_the_executable(slow_workers: list[Worker]) -> None:
+def test_workers_end_with_the_executable(slow_workers: list[WorkerProcess]) -> None:
     exe = quick()
     pid = begun(slow_workers).pid
     assert pid is not None
@@ -285,13 +287,13 @@ def test_a_process_may_end_while_kernels_are_compiled(end: str) -> None:
         import ekiden
         from ekiden import relay
         from ekiden.codegen import parallel
-        from ekiden.codegen.task import Task
+        from ekiden.codegen.task import CompileTask
         workers, start, encode = [], parallel.start_workers, parallel.encode
         def start_workers(count, setup):
             workers.extend(start(count, setup))
             return workers
         parallel.start_workers = start_workers
-        parallel.encode = lambda task: encode(Task("", task.name, time.sleep, ({NEVER},)))
+        parallel.encode = lambda task: encode(CompileTask("", task.name, time.sleep, ({NEVER},)))
         x = relay.var("x", shape=(3,))
         exe = ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], relay.exp(x))),
                              tier="quick")

@@ -12,10 +12,10 @@ from onnx import helper
 
 import ekiden
 from ekiden.backend.kernels.lower import Overrides
-from ekiden.backend.kernels.ranges import SizeRange, ranges_of
+from ekiden.backend.kernels.ranges import SizeRange, tuned_size_ranges
 from ekiden.cli import main
 from ekiden.compiler.build import compile_to_bytes
-from ekiden.compiler.options import records_options
+from ekiden.compiler.options import tuning_record_options
 from ekiden.compiler.tune import extract_tasks, profile_sizes
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import CompileError, EkidenError, InputError, LoadError
@@ -49,7 +49,7 @@ def test_what_was_found_is_what_kernels_are_chosen_by(
 
 
 def artifact(records: Records | None, decisions: dict[str, object] | None = None) -> bytes:
-    config = records_options(records) | {"kernels.decisions": decisions or {}}
+    config = tuning_record_options(records) | {"kernels.decisions": decisions or {}}
     with PassContext(config=config):
         return compile_to_bytes(model())
 
@@ -101,13 +101,13 @@ def test_sizes_count_as_often_as_they_come() -> None:
 
 def test_where_ranges_end() -> None:
     a: Overrides = {"dense_pack": {"rows": 1}}
-    assert ranges_of([([], a)]) == [SizeRange(None, a)]
-    assert ranges_of([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [
+    assert tuned_size_ranges([([], a)]) == [SizeRange(None, a)]
+    assert tuned_size_ranges([([{"n0": 1}], a), ([{"n0": 64}], {})]) == [
         SizeRange(8, a),
         SizeRange(None, {}),
     ]
     same = [([{"n0": 2, "m0": 2}], a), ([{"n0": 4, "m0": 4}], a), ([{"n0": 25, "m0": 4}], {})]
-    assert ranges_of(same) == [SizeRange(40, a), SizeRange(None, {})]
+    assert tuned_size_ranges(same) == [SizeRange(40, a), SizeRange(None, {})]
 
 
 REFUSED = {
@@ -138,10 +138,10 @@ def test_the_environment_names_records(
     path = tmp_path / "r.json"
     found(task).write(path)
     monkeypatch.setenv("EKIDEN_RECORDS", str(path))
-    assert records_options(None)["kernels.records"] == {
+    assert tuning_record_options(None)["kernels.records"] == {
         task.key: [[[], "dense_pack", "rows=1 order=row"]]
     }
-    assert records_options(()) == {}
+    assert tuning_record_options(()) == {}
     monkeypatch.setenv("EKIDEN_RECORDS", str(tmp_path / "nothing.json"))
     with pytest.raises(FileNotFoundError, match="there are no such records"):
         ekiden.compile(model())

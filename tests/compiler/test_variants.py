@@ -22,7 +22,7 @@ from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
 from ekiden.target import Target, probe
-from ekiden.target.features import FEATURES, unused_features
+from ekiden.target.features import FEATURE_TABLE, unused_features
 from ekiden.target.virtual_device import compilation_config
 from onnx_files import arguments, expected, model
 
@@ -124,7 +124,7 @@ def test_code_that_this_machine_cannot_run_is_refused_by_name(tmp_path: Path) ->
     there = cpu_flags()
     mine = [
         f
-        for f in FEATURES.values()
+        for f in FEATURE_TABLE.values()
         if f.architecture == HERE and f.name not in unused_features(HERE)
     ]
     missing = [f.name for f in mine if f.flag and f.flag not in there]
@@ -147,8 +147,8 @@ def cpu_flags() -> set[str]:
 def test_the_runtime_knows_all_that_this_machine_has() -> None:
     """What compiled code asks for and the system has loads; what it has not does not."""
     flags = cpu_flags()
-    for flag in sorted(f.flag for f in FEATURES.values() if f.architecture == HERE and f.flag):
-        image = bytearray(llvm.link([], []))
+    for flag in sorted(f.flag for f in FEATURE_TABLE.values() if f.architecture == HERE and f.flag):
+        image = bytearray(llvm.link_image([], []))
         text = f"one {flag}".encode()
         image[48 : 48 + len(text)] = text
         if flag in flags:
@@ -173,7 +173,7 @@ def test_weights_may_come_later() -> None:
     assert len(exe.raw.to_bytes()) < len(whole)
     exe.load_late_bound_consts_from_map(moved)
     assert (result(exe, X) == want).all()
-    assert late_bound.complete_file(exe.raw) == whole
+    assert late_bound.complete_artifact_bytes(exe.raw) == whole
 
 
 def test_profiles_are_of_the_chosen_variant() -> None:

@@ -19,7 +19,7 @@ from ekiden.codegen.device import DeviceKernel, unpack_kernels
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import Device
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
@@ -27,7 +27,7 @@ from ekiden.runtime.errors import DeviceError
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, seq
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 from stand_ins import GPU
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
@@ -121,9 +121,11 @@ def test_a_barrier_that_not_all_threads_reach(fibres: Device, doomed: Device) ->
     thread, block = Var("thread"), Var("block")
     store = BufferStore(out, const(1.0), (thread,))
     modules = []
-    for body in (seq(store, BARRIER), IfThenElse(thread < 4, BARRIER)):
-        threads = bound(thread, 8, "threadIdx.x", seq(store, body))
-        func = PrimFunc((out,), bound(block, 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    for body in (seq(store, STORAGE_SYNC), IfThenElse(thread < 4, STORAGE_SYNC)):
+        threads = thread_loop(thread, 8, "threadIdx.x", seq(store, body))
+        func = PrimFunc(
+            (out,), thread_loop(block, 1, "blockIdx.x", threads), {"global_symbol": "f"}
+        )
         modules.append(ekiden.build(func, "cuda"))
     here, there = (runtime.nd.array(np.zeros(8, "float32"), d) for d in (fibres, doomed))
     right, wrong = modules

@@ -11,8 +11,8 @@ import ekiden
 from ekiden import relay, te
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Intrinsic, PrimExpr, Var, const
-from ekiden.kernels.gpu.default import schedule_threads
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.default import build_default_kernels
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, IndexRangeError
 from ekiden.script import tir as T
@@ -42,7 +42,7 @@ def test_a_loop_program(opencl: Device, host: str) -> None:
     a = te.placeholder((n,), "float32", name="kernel")  # a word of the language
     b = te.compute((n,), lambda i: te.exp(a[i]) * 2.0 + a[i], name="float4")
     target = Target("opencl", host=host)
-    module = ekiden.build(schedule_threads([a], [b], target, "f"), target)
+    module = ekiden.build(build_default_kernels([a], [b], target, "f"), target)
     assert "__kernel void f_kernel(" in module.get_source("opencl")
     given = numbers(1001)
     x = ekiden.runtime.nd.array(given, opencl)
@@ -62,7 +62,7 @@ def test_a_program_of_two_kernels_whose_host_is_c(opencl: Device) -> None:
     rows = te.compute((70,), lambda i: te.sum(te.exp(x[i, k]), axis=k), name="rows")
     total = te.compute((), lambda: te.sum(rows[j], axis=j), name="total")
     target = Target("opencl", host="c")
-    module = ekiden.build(schedule_threads([x], [total], target, "f"), target)
+    module = ekiden.build(build_default_kernels([x], [total], target, "f"), target)
     given, found = numbers(70, 1000), ekiden.runtime.nd.array(np.zeros((), "float32"), opencl)
     for sign in (1, -1):
         module["f"](ekiden.runtime.nd.array(sign * given, opencl), found)
@@ -109,7 +109,9 @@ def test_indices_are_as_wide_as_they_must_be() -> None:
         """The kernel that takes an exponential, behind the line with its parameters."""
         x = te.placeholder(shape, "float32", name="x")
         y = te.compute(shape, lambda *i: te.exp(x[i]), name="y")
-        text = ekiden.build(schedule_threads([x], [y], target, "f"), target).get_source("opencl")
+        text = ekiden.build(build_default_kernels([x], [y], target, "f"), target).get_source(
+            "opencl"
+        )
         return text.split("__kernel void f_kernel(")[1].replace("(int64_t)get_", "get_")
 
     few, many, any_number = inside(7, 33), inside(70000, 70000), inside(te.var("n"), 33)
@@ -130,7 +132,7 @@ def test_rows_of_lengths_of_their_own(opencl: Device, options: str) -> None:
     sums = te.compute((5,), total, name="sums")
     y = te.compute((5, 70), lambda i, j: x[i, j] - sums[i], name="y")
     target = Target(f"opencl -device=any {options}")
-    module = ekiden.build(schedule_threads([x], [y], target, "f"), target)
+    module = ekiden.build(build_default_kernels([x], [y], target, "f"), target)
     assert module.get_source("opencl").count("__kernel void") == 1
     given = RNG.integers(-9, 9, (5, 70)).astype("float32")
     found = ekiden.runtime.nd.array(np.zeros_like(given), opencl)
@@ -147,7 +149,7 @@ def test_more_inputs_than_a_kernel_takes(tmp_path: Path) -> None:
     given = [te.placeholder((3,), "float32") for _ in range(70)]
     total = te.compute((3,), lambda i: sum((x[i] for x in given[1:]), given[0][i]))
     with pytest.raises(CompileError, match="'f_kernel': it has 71 arguments, and devices take 63"):
-        ekiden.build(schedule_threads(given, [total], target, "f"), target)
+        ekiden.build(build_default_kernels(given, [total], target, "f"), target)
 
 
 def test_words_of_bytes(opencl: Device) -> None:
@@ -157,8 +159,8 @@ def test_words_of_bytes(opencl: Device) -> None:
     at = Var("at")
     near = BufferLoad(source, (ramp(at * 4 + 1, 1, 4),), "int8x4")
     word = Intrinsic("reinterpret", (near,), "int32")
-    body = bound(at, 15, "threadIdx.x", BufferStore(out, word, (at,)))
-    body = bound(Var("block"), 1, "blockIdx.x", body)
+    body = thread_loop(at, 15, "threadIdx.x", BufferStore(out, word, (at,)))
+    body = thread_loop(Var("block"), 1, "blockIdx.x", body)
     func = PrimFunc((source, out), body, {"global_symbol": "f"})
     given = RNG.integers(-128, 128, 64).astype("int8")
     found = ekiden.runtime.nd.array(np.zeros(15, "int32"), opencl)

@@ -22,7 +22,7 @@ from ekiden.codegen.llvm import gpu_kernel
 from ekiden.codegen.llvm.gpu_backends import GpuBackend
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
@@ -83,7 +83,7 @@ SHUFFLE = """
 NAMES = {"tid": "threadIdx", "ctaid": "blockIdx", "ntid": "blockDim", "nctaid": "gridDim"}
 
 
-def for_fibres(text: gpu_kernel.KernelText, target: Target, road: GpuBackend) -> bytes:
+def for_fibres(text: gpu_kernel.KernelIr, target: Target, road: GpuBackend) -> bytes:
     """What stand-ins for NVIDIA's libraries load, of a kernel as it is before it becomes PTX."""
     host = Target.host()
     ir = re.sub(r"target datalayout.*\n", "", text.ir).replace(road.triple, host.triple)
@@ -124,7 +124,7 @@ def for_fibres(text: gpu_kernel.KernelText, target: Target, road: GpuBackend) ->
     )
     with TemporaryDirectory() as made:
         folder = Path(made)
-        (folder / "k.o").write_bytes(llvm.compile_text(ir, host))
+        (folder / "k.o").write_bytes(llvm.compile_ir(ir, host))
         (folder / "shim.cpp").write_text(shim)
         command = [
             "c++",
@@ -146,7 +146,7 @@ def for_fibres(text: gpu_kernel.KernelText, target: Target, road: GpuBackend) ->
 @pytest.fixture
 def as_fibres(fibres: Device, monkeypatch: pytest.MonkeyPatch) -> str:
     """A target of its own, whose kernels are made for fibres."""
-    monkeypatch.setattr(gpu_kernel, "device_code", for_fibres)
+    monkeypatch.setattr(gpu_kernel, "compile_device_code", for_fibres)
     return "nvptx -arch=sm_80 -model=fibres"
 
 
@@ -161,8 +161,8 @@ def a_function() -> PrimFunc:
     index = block * 32 + thread
     wrong = AssertStmt(index < 40, "at {} of {}", "ValueError", (index, const(40)))
     body = seq(wrong, BufferStore(out, const(1.0), (index,)))
-    threads = bound(thread, 32, "threadIdx.x", body)
-    return PrimFunc((out,), bound(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = thread_loop(thread, 32, "threadIdx.x", body)
+    return PrimFunc((out,), thread_loop(block, 2, "blockIdx.x", threads), {"global_symbol": "f"})
 
 
 def test_a_check_that_fails(as_fibres: str) -> None:
@@ -179,8 +179,8 @@ def test_what_it_has_not() -> None:
     held = BufferAddress(matrices, access="w")
     fill = Evaluate(tvm_fill_fragment(held, 16, 16, 16, 0, const(0.0, "float32")))
     body = Allocate(matrices, seq(fill, BufferStore(out, const(0.0), (thread,))))
-    threads = bound(thread, 4, "threadIdx.x", body)
-    func = PrimFunc((out,), bound(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = thread_loop(thread, 4, "threadIdx.x", body)
+    func = PrimFunc((out,), thread_loop(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
     with pytest.raises(
         CompileError, match="kind 'nvptx' has no matrices of a warp; kind 'cuda' has"
     ):

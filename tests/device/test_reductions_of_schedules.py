@@ -10,7 +10,7 @@ import test_cuda_text as cuda
 
 import ekiden
 from ekiden import te, tir
-from ekiden.codegen.device import split_program
+from ekiden.codegen.device import split_host_and_device
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.target import Target
@@ -437,5 +437,5 @@ def test_compiler_of_cuda_takes_the_text(program: Callable[[], Program]) -> None
     if nvrtc is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
     func = ekiden.lower(*program(), name="f", simple_mode=True)["f"]
-    for kernel in split_program(func, Target("cuda -arch=sm_80")).kernels:
+    for kernel in split_host_and_device(func, Target("cuda -arch=sm_80")).kernels:
         cuda.compiled(nvrtc, kernel, "sm_80")

@@ -306,7 +306,7 @@ def test_the_fastest_devices(
     opencl: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every plan is measured, and what is left computes as the host."""
-    monkeypatch.setattr(auto_devices, "MIN_MEASURE_S", 0.0)
+    monkeypatch.setattr(auto_devices, "MIN_MEASURE_TIME_S", 0.0)
     x = relay.var("x", shape=(3, 33))
     y = relay.nn.softmax(relay.nn.dense(x, relay.const(numbers(17, 33))))
     module, given = IRModule.from_expr(relay.Function([x], y)), numbers(3, 33)

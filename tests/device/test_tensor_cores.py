@@ -21,7 +21,7 @@ from ekiden import relay, runtime, te, tir
 from ekiden.codegen.device import DeviceKernel
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import StringImm, Var, const
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, DeviceError
@@ -165,8 +165,10 @@ def test_a_call_that_not_all_threads_of_a_warp_make(doomed: Device) -> None:
     place = BufferAddress(out, (const(0), const(0)), access="w")
     store = tvm_store_matrix_sync(held, 16, 16, 16, 0, place, 16, StringImm("row_major"))
     body = Allocate(sums, seq(fill, IfThenElse(thread < 8, Evaluate(store))))
-    threads = bound(thread, 32, "threadIdx.x", body)
-    func = PrimFunc((out,), bound(Var("block"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = thread_loop(thread, 32, "threadIdx.x", body)
+    func = PrimFunc(
+        (out,), thread_loop(Var("block"), 1, "blockIdx.x", threads), {"global_symbol": "f"}
+    )
     there = runtime.nd.array(np.zeros((16, 16), "float32"), doomed)
     ekiden.build(func, TARGET)["f"](there)
     with pytest.raises(DeviceError, match="in kernel 'f_kernel'"):

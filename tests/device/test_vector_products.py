@@ -8,7 +8,7 @@ import pytest
 import ekiden
 from ekiden import kernels, relay, te, topi
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import DECISIONS
+from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device
@@ -66,7 +66,7 @@ def test_panels(opencl: Device, m: int, n: int, k: int, asked: str, is_known: bo
     a, b = numbers(m, k), numbers(k, n)
     first = m if is_known else relay.Any()
     given = "along=columns vector=8 " + asked if asked else ""
-    with PassContext(config={DECISIONS: {"thread_product": given}}):
+    with PassContext(config={KERNEL_DECISIONS_OPTION: {"thread_product": given}}):
         for op, weight in ((relay.nn.matmul, b), (relay.nn.dense, b.T.copy())):
             found = run(op, [a, weight], [(first, k), weight.shape])
             np.testing.assert_array_equal(found, a @ b)

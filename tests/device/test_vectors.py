@@ -22,7 +22,7 @@ from ekiden.ir.prim import (
     logical_and,
     maximum,
 )
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import Device
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
@@ -99,8 +99,8 @@ def program(name: str, lanes: int, on_device: bool) -> PrimFunc:
     kind = ForKind.VECTORIZED if on_device else ForKind.SERIAL
     body: Stmt = For(lane, const(0), const(lanes), kind, store)
     if on_device:
-        threads = bound(Var("thread"), 1, "threadIdx.x", body)
-        body = bound(block, N // lanes, "blockIdx.x", threads)
+        threads = thread_loop(Var("thread"), 1, "threadIdx.x", body)
+        body = thread_loop(block, N // lanes, "blockIdx.x", threads)
     else:
         body = For(block, const(0), const(N // lanes), ForKind.SERIAL, body)
     return PrimFunc((*buffers, out), body, {"global_symbol": "f"})
@@ -151,8 +151,10 @@ def test_a_reduction_over_lanes(opencl: Device) -> None:
     ]
     thread = Var("thread")
     body = IfThenElse(thread < 1, stores[0], stores[1])
-    threads = bound(thread, 2, "threadIdx.x", body)
-    func = PrimFunc((x, out), bound(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = thread_loop(thread, 2, "threadIdx.x", body)
+    func = PrimFunc(
+        (x, out), thread_loop(Var("b"), 1, "blockIdx.x", threads), {"global_symbol": "f"}
+    )
     assert ".hi" in text(func) and "lane <" not in text(func)
     given, nd = RNG.standard_normal(16).astype("float32"), ekiden.runtime.nd
     found = nd.array(np.zeros(2, "float32"), opencl)
@@ -169,8 +171,8 @@ def test_a_store_under_a_condition(opencl: Device) -> None:
     index = block * 16 + lane
     store = IfThenElse(index < 37, BufferStore(out, at(x, index) + 1.0, (index,)))
     body = For(lane, const(0), const(16), ForKind.VECTORIZED, store)
-    threads = bound(Var("thread"), 1, "threadIdx.x", body)
-    func = PrimFunc((x, out), bound(block, 4, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = thread_loop(Var("thread"), 1, "threadIdx.x", body)
+    func = PrimFunc((x, out), thread_loop(block, 4, "blockIdx.x", threads), {"global_symbol": "f"})
     assert "if (all(mask" in text(func)
     given, nd = RNG.standard_normal(N).astype("float32"), ekiden.runtime.nd
     found = nd.array(np.zeros(N, "float32"), opencl)

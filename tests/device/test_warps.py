@@ -19,7 +19,7 @@ from test_cuda_text import nvrtc as nvrtc  # the fixture
 import ekiden
 from ekiden import relay, runtime, tir
 from ekiden.cli import main
-from ekiden.codegen.device import DeviceKernel, split_program
+from ekiden.codegen.device import DeviceKernel, split_host_and_device
 from ekiden.codegen.llvm import gpu_kernel
 from ekiden.ir import dtype as dt
 from ekiden.ir.module import IRModule
@@ -76,7 +76,7 @@ def test_calls(fibres: Device, monkeypatch: pytest.MonkeyPatch, through: str) ->
     """Each of them, and values of every type, through one word or two."""
     target = TARGET
     if through == "ptx":
-        monkeypatch.setattr(gpu_kernel, "device_code", ptx.for_fibres)
+        monkeypatch.setattr(gpu_kernel, "compile_device_code", ptx.for_fibres)
         target = "nvptx -arch=sm_80 -model=fibres"
     calls = [(call, "float32") for call, _ in CALLS] + [(CALLS[3][0], d) for d in DTYPES]
     lanes = [lane(np.arange(32)) for _, lane in CALLS] + [CALLS[3][1](np.arange(32))] * len(DTYPES)
@@ -119,7 +119,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(CompileError, match="tvm_warp_shuffle_down; threads of devices that have"):
         ekiden.build(good, "llvm")
     with pytest.raises(TypeError, match="interpreter: tvm_warp_shuffle_down has no meaning"):
-        tir.interpreter.run(tir.transform.lower(good), given("float32"), given("float32"))
+        tir.interpreter.run_prim_func(tir.transform.lower(good), given("float32"), given("float32"))
     for numbers, wrong in (((1, 12, 32), "neighbours that exchange are 1, 2, 4"),
                            ((1, 16, 64), "warps have 32 threads, got 64")):  # fmt: skip
         for target in (TARGET, "nvptx -arch=sm_80"):
@@ -127,7 +127,7 @@ def test_what_is_refused() -> None:
                 ekiden.build(of(2**32 - 1, *numbers), target)
     with pytest.raises(CompileError, match="kind 'metal' has no masks"):
         ekiden.build(of(65535, 1, 16, 32), "metal")
-    (kernel,) = split_program(good, Target("metal")).kernels
+    (kernel,) = split_host_and_device(good, Target("metal")).kernels
     assert b"ek_lane [[thread_index_in_simdgroup]]" in kernel.code
 
 

@@ -12,13 +12,13 @@ from test_thread_families import PRODUCTS, check
 
 import ekiden
 from ekiden.ir.prim import Var, cast, const
-from ekiden.kernels.gpu.launch import bound
+from ekiden.kernels.gpu.launch import thread_loop
 from ekiden.runtime import device, get_global_func
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated
+from ekiden.te.prim_func import wrap_in_allocations
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 THREADS = 8
 OUT = Buffer("out", (const(THREADS),), "float32")
@@ -39,8 +39,8 @@ def _next() -> Stmt:
 WRONG: dict[str, Stmt] = {
     "access": _written(OUT, ME + 1),
     "race": BufferStore(OUT, cast(ME, "float32"), (const(0),)),
-    "divergence": seq(IfThenElse(ME < 4, BARRIER), _written(OUT, ME)),
-    "nothing": seq(_written(SHARED, ME), BARRIER, _next()),
+    "divergence": seq(IfThenElse(ME < 4, STORAGE_SYNC), _written(OUT, ME)),
+    "nothing": seq(_written(SHARED, ME), STORAGE_SYNC, _next()),
     "awaited": seq(_written(SHARED, ME), _next()),  # lowering puts a barrier between
 }
 """What oclgrind must see: controls of the test."""
@@ -48,8 +48,10 @@ WRONG: dict[str, Stmt] = {
 
 def run_wrong(name: str, target: Target) -> None:
     """One of them."""
-    threads = allocated(bound(ME, THREADS, "threadIdx.x", WRONG[name]), [SHARED])
-    func = PrimFunc((OUT,), bound(Var("block"), 1, "blockIdx.x", threads), {"global_symbol": "f"})
+    threads = wrap_in_allocations(thread_loop(ME, THREADS, "threadIdx.x", WRONG[name]), [SHARED])
+    func = PrimFunc(
+        (OUT,), thread_loop(Var("block"), 1, "blockIdx.x", threads), {"global_symbol": "f"}
+    )
     there = ekiden.runtime.nd.array(np.zeros(THREADS, "float32"), device("opencl"))
     ekiden.build(func, target)["f"](there)
     device("opencl").sync()

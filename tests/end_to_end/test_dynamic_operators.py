@@ -12,7 +12,7 @@ import ekiden
 from ekiden import relay
 from ekiden.ir.op import OPS
 from ekiden.relay import op
-from ekiden.relay.op.dynamic import DynamicAttrs, dynamic
+from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic
 from ekiden.runtime.errors import InputError
 from long_runs import share
 
@@ -238,7 +238,7 @@ NOTHING = relay.const(np.zeros(0, "float32"))
 CASES.append(
     Case(
         "dyn.extents",
-        lambda s: dynamic("extents", NOTHING, s, attrs=DynamicAttrs()),
+        lambda s: call_dynamic("extents", NOTHING, s, attrs=DynamicAttrs()),
         lambda s: np.zeros((0, *s), "float32"),
         [(ints(2, 3),), (ints(0, 5),)],
     )

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ekiden.frontend.common.walk import ConversionError
 from ekiden.frontend.onnx import from_onnx
-from ekiden.frontend.onnx.registry import TABLE
-from ekiden.frontend.onnx.signatures import Attribute, Signature, signature
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
+from ekiden.frontend.onnx.signatures import FormalAttribute, OperatorSignature, find_signature
 from ekiden.runtime.errors import EkidenError, InternalError
 
 DOMAINS = {"": 22, "ai.onnx.ml": 5, "com.microsoft": 1, "ai.onnx.preview.training": 1}
@@ -41,8 +41,8 @@ PYTHONS = re.compile(
 @cache
 def operators() -> tuple[tuple[str, str], ...]:
     """Return (domain, operator) of all that have a converter and a signature."""
-    TABLE.load_all()
-    known = (k for k in TABLE if signature(*k, DOMAINS.get(k[0], 1)) is not None)
+    CONVERTER_TABLE.load_all()
+    known = (k for k in CONVERTER_TABLE if find_signature(*k, DOMAINS.get(k[0], 1)) is not None)
     return tuple(sorted(known))
 
 
@@ -51,7 +51,7 @@ def synthetic(number: int) -> onnx.ModelProto:
     rng = Random(number)
     domain, name = operators()[number % len(operators())]
     version = rng.choice(OLDER) if not domain and rng.random() < 0.3 else DOMAINS.get(domain, 1)
-    known = signature(domain, name, version)
+    known = find_signature(domain, name, version)
     assert known is not None
     wrong = rng.random() < 0.2
     count = sum(p.repeats is None and not p.is_optional for p in known.inputs)
@@ -65,13 +65,13 @@ def synthetic(number: int) -> onnx.ModelProto:
     return _model(rng, node, {"": version, **DOMAINS} | {domain: version})
 
 
-def _attributes(rng: Random, known: Signature) -> list[onnx.AttributeProto]:
+def _attributes(rng: Random, known: OperatorSignature) -> list[onnx.AttributeProto]:
     found = []
     for name, declared in known.attributes.items():
         if declared.kind in "gGTpy" or rng.random() > (0.95 if declared.is_required else 0.4):
             continue
         if rng.random() < 0.05:
-            declared = Attribute(rng.choice("ifsIFS"), False)
+            declared = FormalAttribute(rng.choice("ifsIFS"), False)
         found.append(helper.make_attribute(name, _attribute(rng, declared.kind)))
     return [a for a in found if a.type]
 

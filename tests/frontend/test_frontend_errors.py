@@ -21,7 +21,7 @@ import ekiden
 from ekiden import relay
 from ekiden.compiler.build import import_model
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.table import OTHERS, frontend_of
+from ekiden.frontend.table import REJECTED_KINDS, frontend_of
 from ekiden.runtime.errors import EkidenError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and imported
@@ -180,7 +180,7 @@ def test_a_program_of_pytorch_that_is_cut(cut: int, tmp_path: Path) -> None:
     told("cannot read .*: No such file", lambda: ekiden.compile(tmp_path / "other.pt2"))
 
 
-@pytest.mark.parametrize("name", [name for other in OTHERS for name in other.classes])
+@pytest.mark.parametrize("name", [name for other in REJECTED_KINDS for name in other.classes])
 def test_objects_that_another_tool_makes_a_model_of(name: str) -> None:
     package, _, qualified = name.partition(".")
     base = dict if package == "builtins" else type(qualified, (), {"__module__": f"{package}.x"})

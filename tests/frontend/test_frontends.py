@@ -283,7 +283,7 @@ def test_what_a_converter_lacks_is_told_with_the_command(
     if body is not None:
         installed(tmp_path, name, body, version)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Package(name, (name,), "1.0", function="to").unusable()
+    found = Package(name, (name,), "1.0", function="to").unusable_reason()
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert found == message
 
@@ -313,7 +313,7 @@ def test_a_frontend_whose_package_is_half_installed_says_what_mends_it(
 def test_models_of_other_libraries_are_told_what_converts_them(
     top: str, cls: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Package, "unusable", lambda self: f"pip install {self.distribution}")
+    monkeypatch.setattr(Package, "unusable_reason", lambda self: f"pip install {self.distribution}")
     model = type(cls, (), {"__module__": top})()
     with pytest.raises(ImportModelError) as caught:
         ekiden.compile(model)

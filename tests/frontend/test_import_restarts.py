@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ekiden
-from ekiden.frontend.common.facts import Learned
+from ekiden.frontend.common.facts import RestartImport
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.onnx import from_onnx
 from ekiden.ir.prim import PrimExpr, SizeVar
@@ -142,7 +142,7 @@ def symbols_of(function: Function) -> set[SizeVar]:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The import is begun again at each of its questions to the facts, one after the other."""
-    same, broadcasts = Scope.same, Scope.broadcasts
+    same, broadcasts = Scope.same, Scope.require_broadcastable
     asked, stop_at = 0, -1
     attempts: list[Scope] = []
 
@@ -150,7 +150,7 @@ def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.Mo
         nonlocal asked
         asked += 1
         if asked == stop_at:
-            raise Learned
+            raise RestartImport
 
     def same_counted(self: Scope, *pairs: Any) -> None:  # noqa: ANN401
         same(self, *pairs)
@@ -168,7 +168,7 @@ def test_an_attempt_keeps_no_symbol_of_another(name: str, monkeypatch: pytest.Mo
 
     plain = from_onnx(MODELS[name])
     monkeypatch.setattr(Scope, "same", same_counted)
-    monkeypatch.setattr(Scope, "broadcasts", broadcasts_counted)
+    monkeypatch.setattr(Scope, "require_broadcastable", broadcasts_counted)
     monkeypatch.setattr(Scope, "__init__", noted)
     from_onnx(MODELS[name])
     questions = asked

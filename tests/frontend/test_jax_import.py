@@ -214,7 +214,7 @@ def test_numbers_are_examples() -> None:
 
 def test_an_operation_can_be_taught() -> None:
     from ekiden.frontend.jax import register
-    from ekiden.frontend.jax.registry import TABLE
+    from ekiden.frontend.jax.registry import CONVERTER_TABLE
 
     name = "custom_call:taught"
     try:
@@ -228,7 +228,7 @@ def test_an_operation_can_be_taught() -> None:
         )(ROW)
         np.testing.assert_array_equal(ekiden.compile(program)(ROW).numpy(), ROW * ROW)
     finally:
-        TABLE.pop(name, None)
+        CONVERTER_TABLE.pop(name, None)
 
 
 def test_floats_beyond_integers_become_their_ends() -> None:

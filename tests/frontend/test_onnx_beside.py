@@ -15,7 +15,7 @@ from ekiden.frontend.onnx import beside
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.load import read_model
 from ekiden.frontend.onnx.tensor import to_array
-from ekiden.frontend.onnx.weights import Weights
+from ekiden.frontend.onnx.weights import WeightRegistry
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.artifact import mapped_files
@@ -116,9 +116,9 @@ def test_elements_of_every_type(kind: str, tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(7) + tensor.raw_data)
     lies_at(tensor, location="w.bin", offset=7)
     (tmp_path / "model.onnx").write_bytes(chain(tensor).SerializeToString())
-    weights = Weights()
+    weights = WeightRegistry()
     model, _, files = read_model(tmp_path / "model.onnx", weights)
-    with weights.here():
+    with weights.activate():
         np.testing.assert_array_equal(to_array(model.graph.initializer[0]), numbers(5000, kind))
     assert files == ("w.bin",)
 
@@ -130,7 +130,7 @@ def test_floats_that_numpy_has_not_are_read_by_the_package(tmp_path: Path) -> No
     lies_at(tensor, location="w.bin")
     inside = numpy_helper.from_array(numbers(8000), "inside")
     (tmp_path / "model.onnx").write_bytes(chain(tensor, inside).SerializeToString())
-    weights = Weights()
+    weights = WeightRegistry()
     model, _, _ = read_model(tmp_path / "model.onnx", weights)
     assert model.graph.initializer[0].raw_data == raw
     assert to_array(model.graph.initializer[0]).tobytes() == raw
@@ -208,12 +208,12 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
     os.link(tmp_path / "a" / "b" / "w.bin", tmp_path / "hard")
     for folder in (tmp_path, tmp_path / "linked"):
         location = "b/w.bin" if folder.name == "linked" else "a/b/w.bin"
-        assert beside.opened(str(folder), location) is None, "it has two names"
+        assert beside.open_below(str(folder), location) is None, "it has two names"
     (tmp_path / "hard").unlink()
     for folder, location in (
         (tmp_path, "a/b/w.bin"), (tmp_path, "a/.//b/w.bin"), (tmp_path / "linked", "b/w.bin"),
     ):  # fmt: skip
-        handle = beside.opened(str(folder), location)
+        handle = beside.open_below(str(folder), location)
         assert handle is not None and os.read(handle, 9) == b"1"
         os.close(handle)
     for location in (
@@ -228,8 +228,8 @@ def test_what_is_opened_is_a_file_below_the_folder(tmp_path: Path) -> None:
         "..",
         "/etc/hosts",
     ):
-        assert beside.opened(str(tmp_path), location) is None
-    assert beside.opened(str(tmp_path / "none"), "w.bin") is None
+        assert beside.open_below(str(tmp_path), location) is None
+    assert beside.open_below(str(tmp_path / "none"), "w.bin") is None
 
 
 def test_an_imported_module_needs_nothing_of_its_files(tmp_path: Path) -> None:

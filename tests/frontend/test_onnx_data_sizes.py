@@ -12,9 +12,9 @@ import pytest
 from onnx_models import Array, Feed, expected, graph_model, ints, normal
 
 import ekiden
-from ekiden.frontend.common.facts import Facts, Learned
+from ekiden.frontend.common.facts import DimFacts, RestartImport
 from ekiden.frontend.onnx import from_onnx
-from ekiden.frontend.onnx.graph import Graph
+from ekiden.frontend.onnx.graph import GraphImporter
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import RunError
 from long_runs import alike
@@ -865,17 +865,17 @@ def test_what_one_node_says_of_dimensions_is_learned_at_once(
     result = onnx.helper.make_tensor_value_info("y", 1, None)
     model = onnx.helper.make_model(onnx.helper.make_graph([joined], "g", inputs, [result]))
     begun: list[object] = []
-    walk = Graph.walk
-    monkeypatch.setattr(Graph, "walk", lambda self: (begun.append(self), walk(self))[1])
+    walk = GraphImporter.walk
+    monkeypatch.setattr(GraphImporter, "walk", lambda self: (begun.append(self), walk(self))[1])
     module = from_onnx(model)
     assert len(begun) == 2
     assert len({p.checked_type.shape[0] for p in module["main"].params}) == 1  # type: ignore[attr-defined]
 
 
 def test_names_that_are_one_dimension_in_a_circle() -> None:
-    facts = Facts()
+    facts = DimFacts()
     for pairs in ([("a", "b"), ("b", "c"), ("c", "a")], [("b", "d")]):
-        with pytest.raises(Learned):
-            facts.unite(pairs)
-        facts.unite(pairs)  # which is no news
+        with pytest.raises(RestartImport):
+            facts.union_dims(pairs)
+        facts.union_dims(pairs)  # which is no news
     assert len({facts.first(n) for n in "abcd"}) == 1

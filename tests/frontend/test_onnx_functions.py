@@ -16,7 +16,7 @@ from test_onnx_control import BOOL, branch, graph, model, node, value
 import ekiden
 from ekiden.frontend.onnx import from_onnx, register, survey
 from ekiden.frontend.onnx.node import Node
-from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
@@ -118,7 +118,7 @@ def test_an_operator_is_registered_from_python() -> None:
         with pytest.raises(ValueError, match="version 1 is there"):
             register(OWN, "Scale")(scale)
     finally:
-        del TABLE[OWN, "Scale"]
+        del CONVERTER_TABLE[OWN, "Scale"]
 
 
 def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:

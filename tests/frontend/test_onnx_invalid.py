@@ -17,10 +17,10 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx_models import Array
 
 from ekiden.frontend.onnx import from_onnx
-from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.frontend.onnx.signature_table import OPSETS
-from ekiden.frontend.onnx.signatures import KINDS, signature
+from ekiden.frontend.onnx.signatures import ATTRIBUTE_KINDS, find_signature
 from ekiden.relay.expr import Expr
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from long_runs import LONG, sizes
@@ -209,43 +209,45 @@ def test_an_input_that_a_converter_does_not_read_is_refused(
         return node.exprs()[0]
 
     clip = model("Clip", "x a", {"x": (4,), "a": ()})
-    monkeypatch.setitem(TABLE, ("", "Clip"), (Row("Clip", first, since=11),))
+    monkeypatch.setitem(CONVERTER_TABLE, ("", "Clip"), (OnnxRow("Clip", first, since=11),))
     message = "Clip 'y': input 1 ('min') is not supported beside the others"
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         from_onnx(clip)
-    monkeypatch.setitem(TABLE, ("", "Clip"), (Row("Clip", all_of, since=11, inputs="input"),))
+    monkeypatch.setitem(
+        CONVERTER_TABLE, ("", "Clip"), (OnnxRow("Clip", all_of, since=11, inputs="input"),)
+    )
     with pytest.raises(UnsupportedError, match=re.escape("Clip 'y': input 1 ('min') is not")):
         from_onnx(clip)
-    row = Row("Clip", first, since=11, may_ignore="min")
-    monkeypatch.setitem(TABLE, ("", "Clip"), (row,))
+    row = OnnxRow("Clip", first, since=11, ignorable_inputs="min")
+    monkeypatch.setitem(CONVERTER_TABLE, ("", "Clip"), (row,))
     from_onnx(clip)
 
 
 def test_rows_name_inputs_that_their_operators_have() -> None:
-    TABLE.load_all()
-    for (domain, op_type), rows in TABLE.items():
+    CONVERTER_TABLE.load_all()
+    for (domain, op_type), rows in CONVERTER_TABLE.items():
         for row in rows:
-            named = {*row.inputs.split(), *row.may_ignore.split()}
-            known = signature(domain, op_type, 1 << 20)
+            named = {*row.inputs.split(), *row.ignorable_inputs.split()}
+            known = find_signature(domain, op_type, 1 << 20)
             have = {p.name for p in known.inputs} if known is not None else set[str]()
             assert named <= have, f"{op_type}: {named - have}"
 
 
 def test_every_operator_of_the_table_has_a_signature() -> None:
-    TABLE.load_all()
-    plain = [k for k in TABLE if k[0] in ("", "ai.onnx.ml", "com.microsoft")]
-    assert [k for k in plain if signature(*k, 1) is None] == []
+    CONVERTER_TABLE.load_all()
+    plain = [k for k in CONVERTER_TABLE if k[0] in ("", "ai.onnx.ml", "com.microsoft")]
+    assert [k for k in plain if find_signature(*k, 1) is None] == []
 
 
 def test_signatures_are_those_of_the_schemas() -> None:
     """Of the versions that the table was made of; the installed package may know newer ones."""
     option = onnx.defs.OpSchema.FormalParameterOption
-    letters = {int(kind): letter for letter, (kind, _) in KINDS.items()}
+    letters = {int(kind): letter for letter, (kind, _) in ATTRIBUTE_KINDS.items()}
     schemas = onnx.defs.get_all_schemas_with_history()
     for schema in schemas:
         if schema.since_version > OPSETS.get(schema.domain, 0):
             continue
-        known = signature(schema.domain, schema.name, schema.since_version)
+        known = find_signature(schema.domain, schema.name, schema.since_version)
         assert known is not None, schema.name
         for have, declared in ((known.inputs, schema.inputs), (known.outputs, schema.outputs)):
             assert [p.name for p in have] == [p.name for p in declared], schema.name

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from ekiden.frontend.onnx.tensor import to_array
 
 IMPORT = """
@@ -57,7 +57,7 @@ def test_rows_begin_where_onnx_changed_a_meaning() -> None:
     changes: dict[tuple[str, str], set[int]] = {}
     for each in onnx.defs.get_all_schemas_with_history():
         changes.setdefault((each.domain, each.name), set()).add(each.since_version)
-    for key, rows in TABLE.items():
+    for key, rows in CONVERTER_TABLE.items():
         for row in rows if key in changes else ():
             assert row.since in changes[key] or row.since < min(changes[key]), key
 
@@ -65,7 +65,7 @@ def test_rows_begin_where_onnx_changed_a_meaning() -> None:
 def test_rows_say_which_graphs_a_node_must_have() -> None:
     kind = onnx.defs.OpSchema.AttrType.GRAPH
     for schema in onnx.defs.get_all_schemas_with_history():
-        for row in TABLE.get((schema.domain, schema.name)) or ():
+        for row in CONVERTER_TABLE.get((schema.domain, schema.name)) or ():
             if row.since == schema.since_version:
                 wanted = {n for n, a in schema.attributes.items() if a.required and a.type == kind}
                 assert set(row.graphs.split()) == wanted, schema.name

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import ekiden
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.onnx.trees import Questions, forest
+from ekiden.frontend.onnx.trees import BranchNodes, build_forest
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import alike, share, sizes
 from onnx_runtime import run_onnx_runtime
@@ -313,23 +313,23 @@ def test_tree_ensemble_with_sets() -> None:
           )  # fmt: skip
 
 
-def asked(yes: Sequence[int], no: Sequence[int]) -> Questions:
+def asked(yes: Sequence[int], no: Sequence[int]) -> BranchNodes:
     """Nodes that ask whether feature 0 is at most 0."""
     zeros, ones = np.zeros(len(yes), np.int64), np.ones(len(yes), np.int64)
     targets = np.array(yes), np.array(no)
-    return Questions(zeros, zeros, zeros.astype(np.float32), ones, zeros, *targets)
+    return BranchNodes(zeros, zeros, zeros.astype(np.float32), ones, zeros, *targets)
 
 
 def test_a_tree_that_is_none() -> None:
     root = np.array([0])
     with pytest.raises(Unsupported, match="a tree has a cycle"):
-        forest(asked([1, 0], [-1, -1]), root, 1, np.float32)
+        build_forest(asked([1, 0], [-1, -1]), root, 1, np.float32)
     with pytest.raises(Unsupported, match="a node 7 that is not there"):
-        forest(asked([7], [-1]), root, 1, np.float32)
+        build_forest(asked([7], [-1]), root, 1, np.float32)
     with pytest.raises(Unsupported, match="a node 1 that is not there"):
-        forest(asked([-1], [-1]), np.array([1]), 1, np.float32)
+        build_forest(asked([-1], [-1]), np.array([1]), 1, np.float32)
     deep = asked([*range(1, 20_001), -1], [-1] * 20_001)
-    assert forest(deep, root, 1, np.float32).depth == 20_001
+    assert build_forest(deep, root, 1, np.float32).depth == 20_001
     with pytest.raises(UnsupportedError, match="must be of one length"):
         attributes = {**random_trees(["LEQ"]), **leaves("target", 1, 0), "target_ids": [0]}
         ekiden.compile(model_of("TreeEnsembleRegressor", X, 1, 3, attributes))

@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.converters import (
     sequence,
     text,
 )
-from ekiden.frontend.onnx.registry import TABLE
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
 from long_runs import alike
 
 X = normal(2, 3, 4)
@@ -346,4 +346,4 @@ def test_every_converter_has_a_case() -> None:
     )
     tested |= {r.op_type for r in families if not r.domain}
     tested.add("SimplifiedLayerNormalization")  # ONNX Runtime's: test_onnx_contrib.py
-    assert {name for domain, name in TABLE if domain == ""} == tested
+    assert {name for domain, name in CONVERTER_TABLE if domain == ""} == tested

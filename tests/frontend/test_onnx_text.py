@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ekiden
-from ekiden.frontend.onnx.regex import RegexError, automaton, byte_sequences
+from ekiden.frontend.onnx.regex import RegexError, compile_dfa, utf8_byte_ranges
 from ekiden.runtime.errors import InputError, UnsupportedError
 from long_runs import share
 
@@ -153,7 +153,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_automaton_agrees_with_re(pattern: str) -> None:
-    moves, kinds, accepts = automaton(pattern)
+    moves, kinds, accepts = compile_dfa(pattern)
     rng = random.Random(0)
     for _ in range(300):
         given = "".join(rng.choice("abcdxé üA.@1 \n-]😀") for _ in range(rng.randrange(7)))
@@ -172,14 +172,14 @@ def test_automaton_agrees_with_re(pattern: str) -> None:
 ])  # fmt: skip
 def test_wrong_patterns(pattern: str, message: str) -> None:
     with pytest.raises(RegexError, match=message):
-        automaton(pattern)
+        compile_dfa(pattern)
 
 
 def test_byte_sequences_cover_each_character_once() -> None:
     rng = random.Random(1)
     for _ in range(50):
         low, high = sorted(rng.randrange(0x110000) for _ in range(2))
-        found = list(byte_sequences(low, high))
+        found = list(utf8_byte_ranges(low, high))
         for _ in range(20):
             point = rng.randrange(0x110000)
             data = chr(point).encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ import ekiden
 from ekiden.frontend.onnx import wire
 from ekiden.frontend.onnx.importer import import_onnx
 from ekiden.frontend.onnx.tensor import to_array
-from ekiden.frontend.onnx.weights import Weights
+from ekiden.frontend.onnx.weights import WeightRegistry
 from ekiden.relay.expr import Constant, Function
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.artifact import mapped_files
@@ -58,9 +58,9 @@ def model(*sizes: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def parsed(data: bytes) -> tuple[onnx.ModelProto, Weights]:
-    weights = Weights()
-    return onnx.ModelProto.FromString(weights.without(data)), weights
+def parsed(data: bytes) -> tuple[onnx.ModelProto, WeightRegistry]:
+    weights = WeightRegistry()
+    return onnx.ModelProto.FromString(weights.strip_weights(data)), weights
 
 
 def test_large_weights_stay_out_and_are_the_same() -> None:
@@ -68,7 +68,7 @@ def test_large_weights_stay_out_and_are_the_same() -> None:
     data = whole.SerializeToString()
     rest, weights = parsed(data)
     assert rest.ByteSize() < 5000 < 1_600_000 < len(data)
-    with weights.here():
+    with weights.activate():
         for a, b in zip(whole.graph.initializer, rest.graph.initializer, strict=True):
             assert b.HasField("raw_data") == (a.name == "w0")
             np.testing.assert_array_equal(to_array(b), numpy_helper.to_array(a))
@@ -97,7 +97,7 @@ def test_elements_of_every_type(kind: str) -> None:
     whole.graph.initializer.append(tensor)
     rest, weights = parsed(whole.SerializeToString())
     assert rest.graph.initializer[0].HasField("raw_data") == (kind == "bfloat16")
-    with weights.here():
+    with weights.activate():
         np.testing.assert_array_equal(
             to_array(rest.graph.initializer[0]), numpy_helper.to_array(tensor)
         )
@@ -118,7 +118,7 @@ def test_what_says_a_thing_twice_is_left_to_protobuf() -> None:
     again = onnx.ModelProto()
     again.graph.node.append(node)
     twice = onnx.TensorProto(data_type=FLOAT).SerializeToString() + raw * 2
-    assert wire.without_weights(memoryview(once))[1]
+    assert wire.cut_weights(memoryview(once))[1]
     for data in (
         once * 2,
         tensor_with(segment=TensorProto.Segment(begin=0, end=1)),
@@ -126,12 +126,12 @@ def test_what_says_a_thing_twice_is_left_to_protobuf() -> None:
         _field(7, _field(1, _field(5, attribute.SerializeToString() * 2))),
         _field(7, _field(5, twice)),
     ):
-        rest, places = wire.without_weights(memoryview(data))
+        rest, places = wire.cut_weights(memoryview(data))
         assert not places and bytes(rest) == data
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + wire._varint(len(content)) + content
+    return bytes([number << 3 | 2]) + wire._encode_varint(len(content)) + content
 
 
 def test_a_file_cannot_name_a_weight_of_its_own() -> None:
@@ -181,7 +181,7 @@ def _same_verdict(data: bytes) -> None:
             parsed(data)
         return
     rest, weights = parsed(data)
-    with weights.here():
+    with weights.activate():
         for a, b in zip(whole.graph.initializer, rest.graph.initializer, strict=True):
             assert _elements(a) == _elements(b)
 

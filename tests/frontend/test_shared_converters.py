@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from ekiden.frontend.common.converters import elementwise, movement, reduction
-from ekiden.frontend.common.converters.elementwise import Kind
+from ekiden.frontend.common.converters.elementwise import PromotionKind
 from ekiden.relay.expr import const
 from ekiden.relay.interpreter import Interpreter
 
@@ -27,7 +27,7 @@ def keys(frontend: str) -> set[str]:
     """The operators that a frontend converts, as the shared tables call them."""
     if find_spec(PACKAGES[frontend]) is None:
         pytest.skip(f"the package {PACKAGES[frontend]} is not installed")
-    table = import_module(f"ekiden.frontend.{frontend}.registry").TABLE
+    table = import_module(f"ekiden.frontend.{frontend}.registry").CONVERTER_TABLE
     if frontend == "onnx":
         return {op_type for domain, op_type in table if domain == ""}
     return {str(key).removeprefix("aten::").removeprefix("stablehlo.") for key in table}
@@ -40,12 +40,12 @@ def keys(frontend: str) -> set[str]:
 )
 def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) -> None:
     column: Any = {"jax": "stablehlo"}.get(frontend, frontend)
-    named = [name for name, _, _ in elementwise.rows_of(column)]
+    named = [name for name, _, _ in elementwise.elementwise_rows(column)]
     if frontend in ("onnx", "tflite", "tensorflow"):
         column = frontend
-        named += [name for name, _ in reduction.rows_of(column)]
+        named += [name for name, _ in reduction.reduction_rows(column)]
     if frontend in ("tflite", "tensorflow"):
-        named += [name for name, _ in movement.rows_of(column)]
+        named += [name for name, _ in movement.movement_rows(column)]
     assert len(set(named)) == len(named) > 30
     assert set(named) <= keys(frontend)
 
@@ -53,11 +53,11 @@ def test_a_format_converts_every_operator_that_the_tables_name(frontend: str) ->
 def test_onnx_changed_the_operator_in_the_opset_that_a_row_names() -> None:
     schemas = onnx.defs.get_all_schemas_with_history()
     versions = {(s.name, s.since_version) for s in schemas if s.domain == ""}
-    rows = elementwise.rows_of("onnx")
+    rows = elementwise.elementwise_rows("onnx")
     assert {(name, since) for name, since, _ in rows if since > 1} <= versions
 
 
-RULES = [row for row in elementwise.ROWS if row.rule is not None]
+RULES = [row for row in elementwise.ELEMENTWISE_ROWS if row.rule is not None]
 OPERANDS = {
     "bool": [np.array([False, False, True, True]), np.array([False, True, False, True])],
     "int64": [np.array([-7, 7, 0, 9]), np.array([2, -2, 5, 3])],
@@ -65,36 +65,40 @@ OPERANDS = {
 }
 
 
-def computed(row: elementwise.Row, dtype: str, operands: list[Array]) -> Array:
+def computed(row: elementwise.ElementwiseRow, dtype: str, operands: list[Array]) -> Array:
     made = Interpreter().evaluate(row.on(dtype, *(const(each) for each in operands)))
     assert isinstance(made, np.ndarray)
     return made
 
 
 @pytest.mark.parametrize("row", RULES, ids=lambda row: row.function.__name__)
-def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.Row) -> None:
+def test_rules_of_sizes_say_what_the_operator_computes(row: elementwise.ElementwiseRow) -> None:
     assert row.rule is not None
-    dtype = "bool" if row.kind is Kind.LOGICAL else "float32"
-    dtype = "int64" if row.kind is Kind.SAME else dtype
-    unary = row.kind in (Kind.FLOAT, Kind.WHOLE) or row.function.__name__ in (
+    dtype = "bool" if row.kind is PromotionKind.LOGICAL else "float32"
+    dtype = "int64" if row.kind is PromotionKind.SAME else dtype
+    unary = row.kind in (PromotionKind.FLOAT, PromotionKind.WHOLE) or row.function.__name__ in (
         "logical_not", "negative",
     )  # fmt: skip
-    operands = [np.abs(each) if row.kind is Kind.FLOAT else each for each in OPERANDS[dtype]]
+    operands = [
+        np.abs(each) if row.kind is PromotionKind.FLOAT else each for each in OPERANDS[dtype]
+    ]
     operands = operands[:1] if unary else operands
     np.testing.assert_array_equal(row.rule(operands), computed(row, dtype, operands))
 
 
 def test_integers_are_whole() -> None:
-    for row in elementwise.ROWS:
-        if row.kind is Kind.WHOLE:
+    for row in elementwise.ELEMENTWISE_ROWS:
+        if row.kind is PromotionKind.WHOLE:
             x = const(OPERANDS["int64"][0])
             assert row.on("int64", x) is x
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in elementwise.ROWS if row.truths], ids=lambda row: row.function.__name__
+    "row",
+    [row for row in elementwise.ELEMENTWISE_ROWS if row.bool_function],
+    ids=lambda row: row.function.__name__,
 )
-def test_truth_values_stay_such(row: elementwise.Row) -> None:
+def test_truth_values_stay_such(row: elementwise.ElementwiseRow) -> None:
     operands = OPERANDS["bool"][: 1 if row.function.__name__ == "bitwise_not" else 2]
     expected = {
         "add": np.logical_or, "multiply": np.logical_and, "maximum": np.maximum,

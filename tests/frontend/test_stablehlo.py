@@ -61,12 +61,12 @@ TANH = program("%r = stablehlo.tanh %a : tensor<?x3xf32>", "tensor<?x3xf32>", "t
 
 
 def test_text_and_bytecode_of_any_kind_are_programs(tmp_path: Path) -> None:
-    from ekiden.frontend.jax.stablehlo import bytecode_of, context, parsed
+    from ekiden.frontend.jax.stablehlo import make_context, parse_module, write_bytecode
 
     x = np.ones((2, 3), np.float32)
-    with context() as within:
-        module = parsed(TANH, "tanh", within)
-        plain = bytecode_of(module)
+    with make_context() as within:
+        module = parse_module(TANH, "tanh", within)
+        plain = write_bytecode(module)
         paths = [tmp_path / "model.mlir", tmp_path / "model.stablehlo"]
         for path, data in zip(paths, (b"// a comment\n" + TANH, plain), strict=True):
             path.write_bytes(data)
@@ -393,7 +393,7 @@ def test_narrow_integers_wrap_and_shift_in_their_width(name: str) -> None:
     "kind", ["f8E4M3FN", "f8E5M2", "f8E3M4", "f8E4M3B11FNUZ", "f6E2M3FN", "f4E2M1FN"]
 )
 def test_small_floats_are_rounded_after_each_operation(kind: str) -> None:
-    from ekiden.frontend.jax.narrow import NARROW as TABLE
+    from ekiden.frontend.jax.narrow import NARROW_DTYPES as TABLE
 
     dtype = getattr(ml_dtypes, TABLE[kind].name)
     x, y = (RNG.standard_normal(64).astype(np.float32) * 2 for _ in range(2))

@@ -13,7 +13,7 @@ from tflite_models import Array, Op, Part, Spec, litert, litert_runs, model, tfl
 
 import ekiden
 from ekiden.frontend.tflite.importer import import_tflite
-from ekiden.frontend.tflite.registry import REFUSED, TABLE
+from ekiden.frontend.tflite.registry import CONVERTER_TABLE, REFUSAL_REASONS
 from ekiden.runtime.errors import EkidenError, ImportModelError, UnsupportedError
 
 RNG = np.random.default_rng(11)
@@ -152,7 +152,7 @@ CASES: dict[str, Case] = {
     "gather of StableHLO": ("STABLEHLO_GATHER", [floats(4, 5), ints([1], [9])], [Spec((2, 2, 5))],
                             ("StablehloGatherOptions", {"OffsetDims": [1, 2], "SliceSizes": [2, 5],
                              "CollapsedSliceDims": [], "StartIndexMap": [0],
-                             "IndexVectorDim": 1}), ()),
+                                                        "IndexVectorDim": 1}), ()),
     **{
         f"{word} of StableHLO": (f"STABLEHLO_{word}", [floats(2, 3), floats(2, 3)], [Spec((2, 3))],
                                  None, ())
@@ -231,7 +231,7 @@ BARE: dict[str, tuple[str, list[Array], Array, Any]] = {
                 np.full((2, 3, 5), 8, np.float32),
                 ("StablehloDotGeneralOptions", {"LhsBatchingDimensions": [0],
                  "RhsBatchingDimensions": [0], "LhsContractingDimensions": [2],
-                 "RhsContractingDimensions": [1]})),
+                                                "RhsContractingDimensions": [1]})),
 }  # fmt: skip
 
 
@@ -476,8 +476,8 @@ def test_products_of_bytes_that_are_wide() -> None:
 
 def test_every_operator_of_the_schema_is_supported_or_refused_with_a_reason() -> None:
     names = {k for k, v in vars(tflite.BuiltinOperator).items() if isinstance(v, int)}
-    assert names - {"CUSTOM"} == (TABLE.keys() | REFUSED.keys()) & names
-    assert not TABLE.keys() & REFUSED.keys()
+    assert names - {"CUSTOM"} == (CONVERTER_TABLE.keys() | REFUSAL_REASONS.keys()) & names
+    assert not CONVERTER_TABLE.keys() & REFUSAL_REASONS.keys()
 
 
 def test_a_refused_operator_says_why() -> None:

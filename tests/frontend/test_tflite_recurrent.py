@@ -9,7 +9,7 @@ import pytest
 from tflite_models import Array, Op, Spec, litert_runs, model
 
 import ekiden
-from ekiden.frontend.tflite.gemmlowp import Fixed
+from ekiden.frontend.tflite.gemmlowp import FixedPoint
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from long_runs import share
 
@@ -164,7 +164,7 @@ def test_svdf(rank: int, has_bias: bool) -> None:
 
 @pytest.mark.parametrize("bits,near", [(15, 5e-4), (31, 2e-7)])
 def test_functions_in_fixed_point_are_near_the_real_ones(bits: int, near: float) -> None:
-    fixed, one = Fixed(bits), float(1 << bits)
+    fixed, one = FixedPoint(bits), float(1 << bits)
     for whole in range(1, 7):
         real = np.linspace(-(1 << whole), (1 << whole), 4001)[1:-1]
         data = np.round(real * (1 << (bits - whole))).astype(np.int64)

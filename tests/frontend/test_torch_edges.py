@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import ekiden
 from ekiden import relay
-from ekiden.frontend.torch.export import decomposed, exported
+from ekiden.frontend.torch.export import decompose_program, export_module
 from ekiden.frontend.torch.program import import_program
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import CompileError, UnsupportedError
@@ -47,7 +47,7 @@ def test_one_example_in_place_of_a_list() -> None:
 def agree(functions: tuple[Function, ...], *args: torch.Tensor, rtol: float = 1e-6) -> None:
     """The interpreter gives what PyTorch gives, all in one import."""
     model = Apply(functions)
-    program = import_program(decomposed(exported(model, list(args))), "edges")
+    program = import_program(decompose_program(export_module(model, list(args))), "edges")
     module = relay.infer_type(program.as_module())
     with np.errstate(all="ignore"):
         found = Interpreter(module).evaluate("main", *(a.numpy() for a in args))
@@ -215,7 +215,7 @@ class Shifted(nn.Module):
 
 def test_an_element_of_a_constant_is_a_number() -> None:
     x = torch.randn(2, 5)
-    program = import_program(decomposed(exported(Shifted(), [x])), "edges")
+    program = import_program(decompose_program(export_module(Shifted(), [x])), "edges")
     found = Interpreter(relay.infer_type(program.as_module())).evaluate("main", x.numpy())
     np.testing.assert_allclose(found, Shifted()(x).numpy(), 1e-6)
 

@@ -16,7 +16,7 @@ import ekiden
 from ekiden import relay
 from ekiden.frontend.torch import register
 from ekiden.frontend.torch.node import Node
-from ekiden.frontend.torch.registry import TABLE
+from ekiden.frontend.torch.registry import CONVERTER_TABLE
 from ekiden.relay.expr import Constant
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
@@ -241,14 +241,14 @@ def test_a_custom_operator_is_taught() -> None:
 
     @register("ekiden_test::twice")
     def convert(node: Node, value: object) -> object:
-        return relay.op.multiply(node.of(value), relay.const(2.0))  # type: ignore[arg-type]
+        return relay.op.multiply(node.as_expr(value), relay.const(2.0))  # type: ignore[arg-type]
 
     try:
         agree(ekiden.compile(case, (x,))(x), torch.full((3,), 3.0))
         with pytest.raises(ValueError, match="it is there"):
             register("ekiden_test::twice")(convert)
     finally:
-        del TABLE["ekiden_test::twice"]
+        del CONVERTER_TABLE["ekiden_test::twice"]
 
 
 def test_a_module_without_examples_is_refused() -> None:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import ekiden
 from ekiden import relay
 from ekiden.frontend.torch import registry
-from ekiden.frontend.torch.export import exported, import_exported
-from ekiden.frontend.torch.plain import is_plain
+from ekiden.frontend.torch.export import export_module, import_exported
+from ekiden.frontend.torch.plain import is_directly_importable
 from ekiden.relay.interpreter import Interpreter
 from ekiden.runtime.errors import UnsupportedError
 from long_runs import sizes
@@ -40,9 +40,9 @@ def check(module: nn.Module, *args: torch.Tensor, plain: bool = True) -> None:
     """The interpreter gives what PyTorch gives; whether the program was imported as it is."""
     module.eval()
     with torch.no_grad():
-        program = exported(module, [a.clone() for a in args])
+        program = export_module(module, [a.clone() for a in args])
         wanted = torch.utils._pytree.tree_leaves(module(*(a.clone() for a in args)))
-    assert is_plain(program) is plain
+    assert is_directly_importable(program) is plain
     made = relay.infer_type(import_exported(program, "program").as_module())
     with np.errstate(all="ignore"):
         found = Interpreter(made).evaluate("main", *(a.numpy() for a in args))
@@ -152,7 +152,7 @@ def test_random_programs_of_views_and_writes(programs: int) -> None:
             return [v.clone() for v in values]
 
         module = Apply(run)
-        is_one = is_plain(exported(module, [X]))
+        is_one = is_directly_importable(export_module(module, [X]))
         plain += is_one
         check(module, X, plain=is_one)
     assert 0.1 < plain / programs < 0.9
@@ -184,7 +184,7 @@ def test_buffers_that_change_are_changed() -> None:
 def test_statistics_of_the_batch_are_computed_in_training() -> None:
     layer = nn.BatchNorm1d(3)
     program = torch.export.export(layer.train(), (X,))
-    assert not is_plain(program)
+    assert not is_directly_importable(program)
 
 
 LAYERS: dict[str, tuple[nn.Module, torch.Tensor]] = {
@@ -268,8 +268,8 @@ def test_who_registers_such_an_operator_has_it(
     name: str, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the name of all overloads too, of which the table has one; however a program comes."""
-    monkeypatch.setattr(registry, "TABLE", dict(registry.TABLE))
-    monkeypatch.setattr(registry, "COMPOSITE", set(registry.COMPOSITE))
+    monkeypatch.setattr(registry, "CONVERTER_TABLE", dict(registry.CONVERTER_TABLE))
+    monkeypatch.setattr(registry, "COMPOSITE_KEYS", set(registry.COMPOSITE_KEYS))
     registry.register(name)(
         lambda node, x, *_, **__: relay.full(relay.const(7.0), node.out_shape, dtype="float32")
     )
@@ -283,8 +283,8 @@ def test_who_registers_such_an_operator_has_it(
             y[0].zero_()
         return made + y
 
-    program = exported(Apply(run), [torch.ones(3, 3, 4)])
-    assert is_plain(program) is plain
+    program = export_module(Apply(run), [torch.ones(3, 3, 4)])
+    assert is_directly_importable(program) is plain
     made = relay.infer_type(import_exported(program, "program").as_module())
     found = np.asarray(Interpreter(made).evaluate("main", np.ones((3, 3, 4), "f")))
     assert found[1, 0, 0] == 9

@@ -165,7 +165,7 @@ def test_torch_compile_trains_a_layer_step_by_step() -> None:
 def test_layers_that_run_eagerly_are_named(caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    backend._say_of_layers.cache_clear()
+    backend._warn_of_eager_rnn.cache_clear()
     module = Tagger("LSTM").eval()
     with torch.no_grad():
         torch.compile(module, backend="ekiden")(torch.randn(4, 3, 5))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ekiden
-from ekiden.frontend.torch.sampling import grid_sample
+from ekiden.frontend.torch.sampling import grid_sample_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -128,5 +128,7 @@ def test_the_gradient_of_sampling_at_a_grid(mode: str, padding: str, sizes: tupl
         wanted = torch.autograd.grad(given, (x, grid), grad)
         kinds = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
         numbers = [names.index(name) for names, name in zip(kinds, (mode, padding), strict=True)]
-        found = grid_sample(grad, x.detach(), grid.detach(), *numbers, align_corners, (True, True))
+        found = grid_sample_backward(
+            grad, x.detach(), grid.detach(), *numbers, align_corners, (True, True)
+        )
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)

@@ -102,7 +102,7 @@ def test_what_is_said_of_each_layer_is_said_of_fewer(zoo: ModuleType) -> None:
 
     way = zoo.zoo_transformers
     plain = Config(pad_id=2)
-    made = way._smaller(plain, way._alike(plain, way._cut(way._tiny)))
+    made = way._min_of(plain, way._numbers_by_sample(plain, way._cut(way._tiny)))
     assert (made.num_hidden_layers, made.hidden_size, made.layer_types) == (2, 64, ["e", "f"])
     assert made.vision_feature_layer == [-1, -2, -1]  # of layers that there are
     assert made.image_token_id == way._PLACEHOLDER  # the class leaves it open

@@ -15,7 +15,7 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.visitor import post_order
-from ekiden.topi.dimensions import known as number_of
+from ekiden.topi.dimensions import known_int as number_of
 
 COMPILED = 16
 """One distinct program in so many is compiled and run."""

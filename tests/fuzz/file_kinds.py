@@ -22,7 +22,7 @@ from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden.llm.gguf import GGUFCheckpoint
 from ekiden.llm.gguf_file import write_gguf
-from ekiden.llm.gguf_tokenizer import tokenizer_of
+from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
 from ekiden.llm.grammar import Grammar
 from ekiden.llm.safetensors import SafetensorsFile, write_safetensors
 from ekiden.llm.stops import StopFilter
@@ -149,7 +149,7 @@ def _gguf() -> tuple[Any, Loader]:
         for name in checkpoint:
             checkpoint[name]
         if not Kind("", "", _gguf, ("tokenizers",)).missing():
-            tokenizer = tokenizer_of(checkpoint)
+            tokenizer = build_gguf_tokenizer(checkpoint)
             if tokenizer is not None:
                 tokenizer.encode("ab a")
 
@@ -185,7 +185,7 @@ TOKENIZER: dict[str, Any] = {
     "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\w+|\\s"}, "behavior": "Isolated",
                       "invert": False},
     "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False,
-                                       "trim_offsets": True, "use_regex": True},
+                                        "trim_offsets": True, "use_regex": True},
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]],
               "unk_token": None},
 }  # fmt: skip
@@ -265,10 +265,10 @@ def _stops() -> tuple[Any, Loader]:
         stops, pieces = case
         held, whole, answer = StopFilter(stops), "".join(pieces), ""
         for piece in pieces:
-            answer += held.add(piece)
+            answer += held.feed(piece)
             if held.has_stopped:
                 break
-        answer += held.rest()
+        answer += held.flush()
         ends = [at for at in map(whole.find, stops) if at >= 0]
         if not ends and answer != whole:
             raise AssertionError(f"{answer!r} is not the whole text")

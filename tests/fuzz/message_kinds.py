@@ -17,12 +17,18 @@ from case_kinds import Kind, Loader
 from mutation import json_text, mutate_bytes, mutate_json
 
 from ekiden import rpc
-from ekiden.rpc.keys import Key, server_socket
-from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION
+from ekiden.rpc.keys import Key, wrap_server_socket
+from ekiden.rpc.messages import (
+    DEFAULT_MAX_FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+)
 from ekiden.rpc.messages import Kind as Message
-from ekiden.rpc.pool import Peer
-from ekiden.rpc.services import hear
-from ekiden.rpc.wire import NoHandles, read_body, read_head, write_body
+from ekiden.rpc.pool import HubPeer
+from ekiden.rpc.services import receive_hello
+from ekiden.rpc.wire import NoHandles, parse_body, parse_header, serialize_frame
 
 MOST = 1 << 26
 
@@ -35,7 +41,7 @@ INFER = {
 
 
 def _http() -> tuple[Any, Loader]:
-    from ekiden.serve.http_messages import read_request
+    from ekiden.serve.http_messages import parse_infer_request
 
     def make(rng: Random) -> tuple[bytes, str]:
         body = json_text(mutate_json(INFER, rng)).encode("utf-8", "surrogatepass")
@@ -44,7 +50,7 @@ def _http() -> tuple[Any, Loader]:
         return body, rng.choice(("", "", str(len(body)), "0", "-1", "99999999999999999999", "12"))
 
     def load(case: tuple[bytes, str]) -> None:
-        read_request("m", "", case[0], case[1], MOST)
+        parse_infer_request("m", "", case[0], case[1], MOST)
 
     return make, load
 
@@ -57,32 +63,32 @@ CHAT = {
 
 
 def _chat() -> tuple[Any, Loader]:
-    from ekiden.serve.chat import read_chat
-    from ekiden.serve.json_scan import read_json
+    from ekiden.serve.chat import parse_chat_request
+    from ekiden.serve.json_scan import parse_bounded_object
 
     def make(rng: Random) -> bytes:
         body = json_text(mutate_json(CHAT, rng)).encode("utf-8", "surrogatepass")
         return mutate_bytes(body, rng) if rng.random() < 0.3 else body
 
     def load(case: bytes) -> None:
-        fields = read_json(case)
+        fields = parse_bounded_object(case)
         if isinstance(fields, dict):
-            read_chat(fields)
+            parse_chat_request(fields)
 
     return make, load
 
 
 def _grpc() -> tuple[Any, Loader]:
-    from ekiden.serve.grpc_messages import message, parse_request  # an extra
+    from ekiden.serve.grpc_messages import create_message, parse_request  # an extra
 
     row = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
-    inside = message("ModelInferRequest", model_name="m", id="1",
-                     inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
-    raw = message(
+    inside = create_message("ModelInferRequest", model_name="m", id="1",
+                            inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
+    raw = create_message(
         "ModelInferRequest", model_name="m", inputs=[row], raw_input_contents=[b"\0" * 16]
     )
     many = {**row, "shape": [1, 9000], "contents": {"fp32_contents": [1.0] * 9000}}
-    long = message("ModelInferRequest", model_name="m", inputs=[many])
+    long = create_message("ModelInferRequest", model_name="m", inputs=[many])
     corpus = [bytes(each.SerializeToString()) for each in (inside, raw, long)]
 
     def make(rng: Random) -> bytes:
@@ -98,11 +104,16 @@ def _grpc() -> tuple[Any, Loader]:
 
 
 def _frames() -> list[bytes]:
-    hello = write_body(
-        Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 1000, "server:a", []), NoHandles()
+    hello = serialize_frame(
+        Message.HELLO,
+        (PROTOCOL_MAGIC, PROTOCOL_VERSION, DEFAULT_MAX_FRAME_BYTES, 1000, "server:a", []),
+        NoHandles(),
     )
-    client = write_body(Message.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "client:a", ["x", 1, b"y"]),
-                        NoHandles())  # fmt: skip
+    client = serialize_frame(
+        Message.HELLO,
+        (PROTOCOL_MAGIC, PROTOCOL_VERSION, DEFAULT_MAX_FRAME_BYTES, 0, "client:a", ["x", 1, b"y"]),
+        NoHandles(),
+    )
     return [bytes(hello), bytes(client)]
 
 
@@ -117,7 +128,7 @@ def _hello() -> tuple[Any, Loader]:
         with ours, theirs:
             theirs.sendall(case[: 1 << 16])
             theirs.shutdown(socket.SHUT_WR)
-            hear(ours, 20)
+            receive_hello(ours, 20)
 
     return make, load
 
@@ -127,15 +138,17 @@ def _frame_bodies() -> tuple[Any, Loader]:
 
     def make(rng: Random) -> bytes:
         data = bytearray(mutate_bytes(rng.choice(corpus), rng, corpus))
-        if rng.random() < 0.5 and len(data) > HEADER:  # so that more than the head is looked at
-            data[:4] = (len(data) - HEADER).to_bytes(4, "little")
+        if (
+            rng.random() < 0.5 and len(data) > FRAME_HEADER_BYTES
+        ):  # so that more than the head is looked at
+            data[:4] = (len(data) - FRAME_HEADER_BYTES).to_bytes(4, "little")
             data[4] = rng.randrange(32)
         return bytes(data)
 
     def load(case: bytes) -> None:
-        if len(case) >= HEADER:
-            kind, size = read_head(case, FRAME_LIMIT)
-            read_body(kind, case[HEADER : HEADER + size], NoHandles())
+        if len(case) >= FRAME_HEADER_BYTES:
+            kind, size = parse_header(case, DEFAULT_MAX_FRAME_BYTES)
+            parse_body(kind, case[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + size], NoHandles())
 
     return make, load
 
@@ -155,12 +168,12 @@ def _proxy() -> tuple[Any, Loader]:
 
     def load(case: bytes) -> None:
         async def talk() -> None:
-            reader = asyncio.StreamReader(limit=HELLO_LIMIT)
+            reader = asyncio.StreamReader(limit=MAX_HELLO_BYTES)
             reader.feed_data(case)
             reader.feed_eof()
-            peer = Peer(reader, _Silent())  # type: ignore[arg-type]  # all that it uses
+            peer = HubPeer(reader, _Silent())  # type: ignore[arg-type]  # all that it uses
             try:
-                await peer.hear_hello()
+                await peer.receive_hello()
             except asyncio.IncompleteReadError:  # as whoever has gone; the proxy takes it
                 return
 
@@ -172,7 +185,7 @@ def _proxy() -> tuple[Any, Loader]:
 def _client_hello(key: Key) -> bytes:
     """Return the first flight of a client that has the key."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = key.context(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing)
+    client = key.tls_context(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(incoming, outgoing)
     with suppress(ssl.SSLWantReadError):
         client.do_handshake()
     return outgoing.read()
@@ -197,14 +210,14 @@ def _tls() -> tuple[Any, Loader]:
         with theirs:
             theirs.sendall(case)
             theirs.shutdown(socket.SHUT_WR)
-            server_socket(ours, key).close()
+            wrap_server_socket(ours, key).close()
 
     return make, load
 
 
 KINDS = (
     Kind("http", "requests over HTTP (`http_messages.read_request`)", _http),
-    Kind("chat", "requests for text (`chat.read_chat`)", _chat, ("starlette",)),
+    Kind("chat", "requests for text (`chat.parse_chat_request`)", _chat, ("starlette",)),
     Kind("grpc", "requests over gRPC (`grpc_messages.parse_request`)", _grpc, ("google",)),
     Kind("hello", "first messages to a server of sessions", _hello),
     Kind("frames", "frames of a session", _frame_bodies),

@@ -25,7 +25,7 @@ from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.transform import InferType
-from ekiden.topi.dimensions import known as number_of
+from ekiden.topi.dimensions import known_int as number_of
 
 LARGEST = 1 << 22
 """Elements of an input or output, at most, of what is run."""
@@ -429,11 +429,11 @@ def _stablehlo() -> tuple[Any, Loader]:
     from ekiden.frontend.jax import program, stablehlo  # needs an extra
     from ekiden.frontend.jax.entry import import_model
 
-    imports, contexts = count(), [stablehlo.context()]
+    imports, contexts = count(), [stablehlo.make_context()]
 
     def context() -> Any:  # noqa: ANN401
         if next(imports) % IMPORTS_PER_CONTEXT == 0:
-            contexts[0] = stablehlo.context()
+            contexts[0] = stablehlo.make_context()
         return contexts[0]
 
     program.context = context  # type: ignore[assignment]

@@ -33,7 +33,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, EkidenError
-from ekiden.topi.dimensions import is_any
+from ekiden.topi.dimensions import is_unknown_dim
 
 sys.path.append(str(Path(__file__).parents[1] / "relay" / "op"))
 
@@ -124,7 +124,7 @@ def _call_of(sample: Any, rng: Random) -> ExtremeCall:  # noqa: ANN401
 
 def _extent(dim: PrimExpr, sizes: Mapping[Var, int]) -> int | None:
     """Return an extent where its symbols have known sizes; None for one that data say."""
-    if is_any(dim) or not sizes.keys() >= {*free_vars(dim)}:
+    if is_unknown_dim(dim) or not sizes.keys() >= {*free_vars(dim)}:
         return None
     return evaluate(dim, sizes)
 

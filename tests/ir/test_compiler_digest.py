@@ -15,7 +15,7 @@ from ekiden.compiler.cache import keys as artifact_key
 from ekiden.compiler.cache.keys import file_digest
 from ekiden.compiler.options import CompileOptions
 from ekiden.ir import extensions, known
-from ekiden.ir.compiler_digest import compiler_digest, digest_of, sources
+from ekiden.ir.compiler_digest import compiler_digest, package_digest, sources
 from ekiden.ir.installed import version_of
 from ekiden.target import Target
 
@@ -27,14 +27,14 @@ def test_every_source_counts(tmp_path: Path) -> None:
     for name in ("relay/transform/fuse.py", "relay/library/prelude.rly", "runtime/core.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    seen = {digest_of([str(tmp_path)])}
+    seen = {package_digest([str(tmp_path)])}
     for name in ("relay/transform/fuse.py", "relay/library/prelude.rly", "runtime/core.so"):
         (tmp_path / name).write_text("2")
-        seen.add(digest_of([str(tmp_path)]))
+        seen.add(package_digest([str(tmp_path)]))
     (tmp_path / "runtime/core.so").rename(tmp_path / "runtime/heart.so")
-    seen.add(digest_of([str(tmp_path)]))
+    seen.add(package_digest([str(tmp_path)]))
     (tmp_path / "runtime/notes.txt").write_text("not compiled from")
-    seen.add(digest_of([str(tmp_path)]))
+    seen.add(package_digest([str(tmp_path)]))
     assert len(seen) == 5
 
 
@@ -42,13 +42,13 @@ def test_sources_that_change_under_a_process_are_no_other_process_s(tmp_path: Pa
     """What it compiled before, by modules that it had, is not what the files say now."""
     (tmp_path / "fuse.py").write_text("1")
     before, after = (time.time_ns() + seconds * 10**9 for seconds in (-60, 60))
-    fresh = digest_of([str(tmp_path)])
-    assert digest_of([str(tmp_path)], imported_ns=after) == fresh
-    changed = digest_of([str(tmp_path)], imported_ns=before)
-    assert changed not in (fresh, digest_of([str(tmp_path)], imported_ns=before - 1))
-    assert digest_of([str(tmp_path)], imported_ns=before) == changed
+    fresh = package_digest([str(tmp_path)])
+    assert package_digest([str(tmp_path)], imported_ns=after) == fresh
+    changed = package_digest([str(tmp_path)], imported_ns=before)
+    assert changed not in (fresh, package_digest([str(tmp_path)], imported_ns=before - 1))
+    assert package_digest([str(tmp_path)], imported_ns=before) == changed
     os.utime(tmp_path / "fuse.py", ns=(after, after))  # by a clock that is ahead
-    assert digest_of([str(tmp_path)], imported_ns=before) == digest_of([str(tmp_path)])
+    assert package_digest([str(tmp_path)], imported_ns=before) == package_digest([str(tmp_path)])
 
 
 def test_the_package_is_all_there() -> None:
@@ -67,21 +67,21 @@ def test_what_is_no_source_does_not_count(tmp_path: Path) -> None:
     nowhere, as editors make for files that are being edited, stops nothing."""
     (tmp_path / "relay").mkdir()
     (tmp_path / "relay/fuse.py").write_text("1")
-    fresh = digest_of([str(tmp_path)])
+    fresh = package_digest([str(tmp_path)])
     for name in ("relay/notes.md", "relay/__pycache__/fuse.py", ".git/hook.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("2")
     (tmp_path / "relay/.#fuse.py").symlink_to("somebody@a-machine")
     (tmp_path / "relay/again").symlink_to(tmp_path)
-    assert digest_of([str(tmp_path)]) == fresh and sources(str(tmp_path)) == ["relay/fuse.py"]
+    assert package_digest([str(tmp_path)]) == fresh and sources(str(tmp_path)) == ["relay/fuse.py"]
     (tmp_path / "fuse.py").symlink_to("relay/fuse.py")
-    assert digest_of([str(tmp_path)]) != fresh
+    assert package_digest([str(tmp_path)]) != fresh
     with pytest.raises(FileNotFoundError, match="nowhere"):
         sources(str(tmp_path / "nowhere"))
 
 
 def test_both_caches_have_it_in_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])  # tests before this one have some
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])  # tests before this one have some
 
     def keys() -> tuple[str, str]:
         made = artifact_key.request(b"a model", CompileOptions())
@@ -107,9 +107,9 @@ def test_a_file_that_is_written_again_is_read_again(
     first = file_digest(path)
     assert not (tmp_path / "cache").exists()  # it has changed a moment ago
 
-    monkeypatch.setattr(known, "SETTLED_NS", 0)
+    monkeypatch.setattr(known, "MIN_FILE_AGE_NS", 0)
     assert file_digest(path) == first
-    monkeypatch.setattr(artifact_key, "_leaf", lambda *_: pytest.fail("it is read again"))
+    monkeypatch.setattr(artifact_key, "_hash_leaf", lambda *_: pytest.fail("it is read again"))
     assert file_digest(path) == first
 
     monkeypatch.undo()
@@ -121,10 +121,18 @@ def test_a_file_that_is_written_again_is_read_again(
 
 def test_a_damaged_fact_is_found_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EKIDEN_CACHE_DIR", str(tmp_path))
-    assert known.known("a", 0, lambda: "1") == known.known("a", 0, lambda: "2") == "1"
+    assert (
+        known.memoize_on_disk("a", 0, lambda: "1")
+        == known.memoize_on_disk("a", 0, lambda: "2")
+        == "1"
+    )
     [kept] = (tmp_path / "known").iterdir()
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert known.known("a", 0, lambda: "3") == known.known("a", 0, lambda: "4") == "3"
+    assert (
+        known.memoize_on_disk("a", 0, lambda: "3")
+        == known.memoize_on_disk("a", 0, lambda: "4")
+        == "3"
+    )
 
 
 @pytest.mark.parametrize("name", ["numpy", "ml_dtypes", "ml-dtypes", "ekiden"])
@@ -133,7 +141,7 @@ def test_versions_are_those_of_the_library(name: str) -> None:
 
 
 def test_a_current_target_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_FOREIGN", [])
+    monkeypatch.setattr(extensions, "_USER_DEFINITIONS", [])
     plain = artifact_key.request(b"a model", CompileOptions())
     with Target("llvm -mcpu=x86-64-v3"):
         other = artifact_key.request(b"a model", CompileOptions())

@@ -19,7 +19,7 @@ from ekiden.ir.instrument import (
     find_breaking_pass,
     pass_instrument,
 )
-from ekiden.ir.pass_context import phase, show_product
+from ekiden.ir.pass_context import notify_product, time_phase
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext, PassInfo, PassInstrument, Sequential
 from ekiden.relay import Expr, Function, IRModule, op, parse, var
@@ -321,9 +321,9 @@ def test_instruments_see_what_is_no_module_and_what_fails(tmp_path: Path) -> Non
 
     sees = Sees()
     with PassContext(instruments=[sees]):  # type: ignore[list-item]
-        show_product("code.c", "the code as C", lambda: "int x;")
+        notify_product("code.c", "the code as C", lambda: "int x;")
         exp(MODULE)
-    show_product("code.c", "nobody asks for it", lambda: pytest.fail("it was rendered"))
+    notify_product("code.c", "nobody asks for it", lambda: pytest.fail("it was rendered"))
     assert sees.texts == ["code.c the code as C int x;"]
 
 
@@ -368,9 +368,9 @@ def test_timing_is_the_tree_of_what_ran() -> None:
 
 
 def test_phases_are_timed_with_the_passes_inside() -> None:
-    @phase("all of it")
+    @time_phase("all of it")
     def work() -> None:
-        with phase("part"):
+        with time_phase("part"):
             exp(MODULE)
         raise ValueError("on purpose")
 

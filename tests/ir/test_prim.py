@@ -34,7 +34,7 @@ from ekiden.ir.prim import (
     cast,
     const,
 )
-from ekiden.ir.prim_visitor import free_vars, has_unknown, leaves
+from ekiden.ir.prim_visitor import expr_leaves, free_vars, has_unknown_dim
 
 pytestmark = pytest.mark.quick
 
@@ -119,7 +119,7 @@ def test_floor_division_of_floats_by_one_rounds() -> None:
 def test_leaves_stand_once_in_order_of_appearance_whatever_was_asked_before() -> None:
     n, m, unknown = SizeVar("n"), SizeVar("m"), AnyDim()
     part = m * 2 + n
-    assert leaves(part) == (m, n) and not has_unknown(part)
+    assert expr_leaves(part) == (m, n) and not has_unknown_dim(part)
     whole = (n // 2) * part + unknown
-    assert leaves(whole) == (n, m, unknown) == leaves(whole) and has_unknown(whole)
-    assert free_vars(part, whole) == [m, n] and leaves(whole + const(1)) == leaves(whole)
+    assert expr_leaves(whole) == (n, m, unknown) == expr_leaves(whole) and has_unknown_dim(whole)
+    assert free_vars(part, whole) == [m, n] and expr_leaves(whole + const(1)) == expr_leaves(whole)

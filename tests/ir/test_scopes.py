@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from ekiden import tir
-from ekiden.ir.compare import first_mismatch
+from ekiden.ir.compare import find_first_mismatch
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import SizeVar
@@ -83,7 +83,7 @@ def test_text_reads_back_what_scopes_share(name: str) -> None:
     assert structural_equal(again, module)
     assert structural_digest(again) == structural_digest(module)
     assert structural_hash(again) == structural_hash(module)
-    assert first_mismatch(again, module) is None
+    assert find_first_mismatch(again, module) is None
 
 
 def test_copies_of_a_loop_program_are_the_loop_program() -> None:
@@ -96,7 +96,7 @@ def test_loop_programs_that_differ_are_named_by_their_path() -> None:
     same, other = (_calls_in_branches(doubled, f) for f in (doubled, tripled))
     assert not structural_equal(same, other)
     assert structural_digest(same) != structural_digest(other)
-    mismatch = first_mismatch(same, other)
+    mismatch = find_first_mismatch(same, other)
     assert mismatch is not None
     assert mismatch.path.startswith("functions.main.body.false_branch.attrs.func.body")
     assert (mismatch.lhs, mismatch.rhs) == ("2.0", "3.0")
@@ -112,7 +112,7 @@ def test_an_expression_shared_within_a_function_stays_shared() -> None:
 def test_a_size_stays_one_for_the_functions_and_attributes_of_a_module() -> None:
     one, two = _shared_size(N, N), _shared_size(N, SizeVar("n"))
     assert not structural_equal(one, two)
-    mismatch = first_mismatch(one, two)
+    mismatch = find_first_mismatch(one, two)
     assert mismatch is not None and mismatch.path.startswith("functions.f1.")
 
 
@@ -136,7 +136,7 @@ def test_type_arguments_of_functions_are_compared_where_both_write_them() -> Non
 def test_constructors_of_two_modules_are_not_the_difference() -> None:
     """Type parameters of a constructor are bound by it."""
     text = "type Box[A] { Full(A), }\ndef @main() { Full(%s) }"
-    mismatch = first_mismatch(parse(text % "1f"), parse(text % "2f"))
+    mismatch = find_first_mismatch(parse(text % "1f"), parse(text % "2f"))
     assert mismatch is not None and mismatch.path == "functions.main.body.args[0].data[]"
 
 

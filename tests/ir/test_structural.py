@@ -12,7 +12,7 @@ import pytest
 from ekiden import relay
 from ekiden.ir.compare import (
     assert_structural_equal,
-    first_mismatch,
+    find_first_mismatch,
     get_first_structural_mismatch,
 )
 from ekiden.ir.prim import IntImm, SizeVar
@@ -211,7 +211,7 @@ WHERE = [
 @pytest.mark.parametrize(("a", "b", "path", "what"), WHERE)
 def test_a_difference_is_named_by_its_path(a: str, b: str, path: str, what: str) -> None:
     left, right = parse_expr(a), parse_expr(b)
-    found = first_mismatch(left, right)
+    found = find_first_mismatch(left, right)
     assert found is not None and found.path == path
     assert str(found).startswith(f"{path}: {what}")
     assert get_first_structural_mismatch(left, left) is None
@@ -226,23 +226,23 @@ def test_two_long_constants_say_where() -> None:
         ValueError, match=r"main\.body\.data\[4321\]: 4321\.0 and -1\.0 \(1 of 5000"
     ):
         assert_structural_equal(one, two)
-    assert first_mismatch(const(_with(np.nan, 7)), const(_with(np.nan, 7))) is None
+    assert find_first_mismatch(const(_with(np.nan, 7)), const(_with(np.nan, 7))) is None
 
 
 def test_arrays_without_elements_are_walked_past() -> None:
-    found = first_mismatch((np.zeros((0, 3)), 1), (np.zeros((0, 3)), 2))
+    found = find_first_mismatch((np.zeros((0, 3)), 1), (np.zeros((0, 3)), 2))
     assert found is not None and found.path == "[1]"
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
 def test_every_difference_has_a_path(a: str, b: str) -> None:
-    assert first_mismatch(parse_expr(a), parse_expr(b)) is not None
+    assert find_first_mismatch(parse_expr(a), parse_expr(b)) is not None
 
 
 def test_modules_differ_by_their_functions() -> None:
     one = parse("def @main() { 1 } def @f() { 2 }")
     two = parse("def @main() { 1 } def @g() { 2 }")
-    found = first_mismatch(one, two)
+    found = find_first_mismatch(one, two)
     assert found is not None and (found.path, found.lhs, found.rhs) == (
         "functions.f",
         "there",
@@ -257,7 +257,7 @@ def test_the_path_through_a_long_program() -> None:
     ends = [left, right]
     for _ in range(20000):
         ends = [op.exp(e) for e in ends]
-    found = first_mismatch(*ends)
+    found = find_first_mismatch(*ends)
     assert found is not None and found.path == ".".join(["args[0]"] * 20000)
 
 

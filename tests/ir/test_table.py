@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ekiden.ir.table import Table
+from ekiden.ir.table import LazyRegistry
 
 pytestmark = pytest.mark.quick
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.quick
 @pytest.mark.parametrize("which", ["rows", "items", "keys", "values", "__iter__"])
 def test_rows_may_be_added_while_others_are_looked_through(which: str) -> None:
     """As by modules that other threads import."""
-    table: Table[str, int] = Table()
+    table: LazyRegistry[str, int] = LazyRegistry()
     table.update(a=1, b=2)
     seen = 0
     for _ in getattr(table, which)():
@@ -21,7 +21,7 @@ def test_rows_may_be_added_while_others_are_looked_through(which: str) -> None:
     assert seen == 2 and len(table) == 4
 
 
-class Squares(Table[int, int]):
+class Squares(LazyRegistry[int, int]):
     """A table whose modules are the texts of numbers."""
 
     def __init__(self) -> None:

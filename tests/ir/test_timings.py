@@ -7,8 +7,8 @@ import pytest
 
 from ekiden.codegen import parallel
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Task, compile_tasks
-from ekiden.ir.pass_context import PassContext, phase
+from ekiden.codegen.parallel import CompileTask, compile_tasks
+from ekiden.ir.pass_context import PassContext, time_phase
 from ekiden.ir.timings import Timings
 
 
@@ -16,11 +16,11 @@ def watched() -> Timings:
     """Two runs of one kind inside another phase, and one after it."""
     timings = Timings()
     with PassContext(instruments=[timings]):
-        with phase("outer"):
+        with time_phase("outer"):
             for thing in "ab":
-                with phase(f"inner: {thing}"):
+                with time_phase(f"inner: {thing}"):
                     pass
-        with phase("last"):
+        with time_phase("last"):
             pass
     return timings
 
@@ -42,7 +42,7 @@ def test_own_time_is_without_what_is_inside() -> None:
 
 def test_table_and_json_have_a_line_for_each_row() -> None:
     timings = watched()
-    assert [line.split()[0] for line in timings.table().splitlines()] == [
+    assert [line.split()[0] for line in timings.format_table().splitlines()] == [
         "phase", "outer", "inner", "last", "all",
     ]  # fmt: skip
     said = json.loads(timings.as_json())
@@ -84,10 +84,12 @@ def test_workers_send_what_they_ran(jobs: int, monkeypatch: pytest.MonkeyPatch) 
     count = parallel.MIN_PARALLEL_TASKS
     # a task's function is itself a task, so that there is a phase inside
     tasks = [
-        Task(f"key{i}", f"kernel{i}", Task.compile, (Task("", "inside", os.getcwdb),))
+        CompileTask(
+            f"key{i}", f"kernel{i}", CompileTask.compile, (CompileTask("", "inside", os.getcwdb),)
+        )
         for i in range(count)
     ]
-    with PassContext(instruments=[timings]), phase("outer"):
+    with PassContext(instruments=[timings]), time_phase("outer"):
         compile_tasks(tasks, KernelCache(None))
     above = ("outer",) if jobs == 1 else ("workers",)
     rows = {row.path: row.calls for row in timings.rows()}

@@ -5,7 +5,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime
-from ekiden.codegen.llvm import compile_text, inspect, link
+from ekiden.codegen.llvm import compile_ir, link_image, parse_image
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.runtime.artifact.frame import read_sections
@@ -28,8 +28,8 @@ def test_the_variant_for_another_architecture_computes_the_same(target: str, cpu
     module = IRModule.from_expr(relay.Function([x, y], relay.tanh(relay.nn.dense(x, y))))
     exe = ekiden.compile(module, [target, "llvm"])
     images = [p for kind, _, p in read_sections(exe.raw.to_bytes()) if kind is Section.IMAGE]
-    assert inspect(bytes(images[0])).needs == (cpu,)
-    assert inspect(bytes(images[1])).needs == (Target.host().cpu, *Target.host().needs)
+    assert parse_image(bytes(images[0])).needs == (cpu,)
+    assert parse_image(bytes(images[1])).needs == (Target.host().cpu, *Target.host().needs)
     emulator = Emulator(bytes(images[0]))
     (kernel,) = [name for name in emulator.info.exports if name.startswith("fused_")]
     rng = np.random.default_rng(0)
@@ -63,8 +63,8 @@ rest:
   ret i32 77
 }}
 """
-    code = compile_text(text, Target(f"llvm -mtriple={triple}"))
-    emulator = Emulator(link([code], ["f"]))
+    code = compile_ir(text, Target(f"llvm -mtriple={triple}"))
+    emulator = Emulator(link_image([code], ["f"]))
     for n in range(14):
         found = emulator.call("f", *[np.zeros(1, "float32")] * n)
         assert found == ((n * 7 % 12) ** 2 + n * 1000 if n < 12 else 77)
@@ -82,5 +82,5 @@ def test_aot_code_is_made_for(target: str, needs: tuple[str, ...]) -> None:
     module = IRModule.from_expr(relay.Function([x], relay.tanh(x)))
     made = compile_to_bytes(module, target, executor="aot")
     (image,) = [p for kind, _, p in read_sections(memoryview(made)) if kind is Section.IMAGE]
-    info = inspect(bytes(image))
+    info = parse_image(bytes(image))
     assert info.needs == needs and "vm2:main" in info.exports

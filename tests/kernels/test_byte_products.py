@@ -11,13 +11,19 @@ import pytest
 
 import ekiden
 from ekiden import relay, te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
-from ekiden.kernels.cost_model import narrowing_pays
-from ekiden.kernels.quantized.int8_dot import DOT4, MADD, NARROW_DOT, dots, split_large_pairs
-from ekiden.relay.packing.conv import conv_words
+from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.quantized.int8_dot import (
+    DOT4_FEATURE,
+    MADD_FEATURE,
+    NARROW_DOT_FEATURE,
+    split_large_pairs,
+    supported_dots,
+)
+from ekiden.relay.packing.conv import pack_int8_conv
 from ekiden.relay.transform import InferType
 from ekiden.runtime import load_image
 from ekiden.target import Target
@@ -30,10 +36,12 @@ from processor import processors
 
 Array = np.ndarray
 WAYS = [
-    *((text, dot) for text in processors() for dot in dots(Target.parse(text))),
+    *((text, dot) for text in processors() for dot in supported_dots(Target.parse(text))),
     *((text, "amx_int8") for text in processors() if Target.parse(text).has("amx_int8")),
 ]
-NARROW_WAYS = [(text, dot) for text in processors() for dot in dots(Target.parse(text), True)]
+NARROW_WAYS = [
+    (text, dot) for text in processors() for dot in supported_dots(Target.parse(text), True)
+]
 
 
 def compiled(
@@ -41,7 +49,7 @@ def compiled(
 ) -> Callable[..., object]:
     target = Target.parse(text)
     func = schedule(inputs, [output], target, "kernel", {family: {"dot": dot}})
-    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
     kernel: Callable[..., object] = load_image(image)["kernel"]
     return kernel
 
@@ -59,15 +67,21 @@ def operands(data: tuple[int, ...], weight: tuple[int, ...], seed: int = 0) -> t
 
 def test_what_is_chosen_follows_from_the_target() -> None:
     wanted = {
-        "sapphirerapids": (DOT4, MADD),
-        "skylake-avx512": (MADD, DOT4),
-        "x86-64-v3": (MADD, DOT4),
-        "x86-64": (MADD, DOT4),
+        "sapphirerapids": (DOT4_FEATURE, MADD_FEATURE),
+        "skylake-avx512": (MADD_FEATURE, DOT4_FEATURE),
+        "x86-64-v3": (MADD_FEATURE, DOT4_FEATURE),
+        "x86-64": (MADD_FEATURE, DOT4_FEATURE),
     }
-    assert {cpu: dots(Target(f"llvm -mcpu={cpu}")) for cpu in wanted} == wanted
-    assert dots(Target("llvm -mcpu=skylake-avx512"), True) == (NARROW_DOT, MADD, DOT4)
-    assert dots(Target("llvm -mcpu=x86-64"), True) == (MADD, DOT4)
-    assert dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (DOT4,)
+    assert {cpu: supported_dots(Target(f"llvm -mcpu={cpu}")) for cpu in wanted} == wanted
+    assert supported_dots(Target("llvm -mcpu=skylake-avx512"), True) == (
+        NARROW_DOT_FEATURE,
+        MADD_FEATURE,
+        DOT4_FEATURE,
+    )
+    assert supported_dots(Target("llvm -mcpu=x86-64"), True) == (MADD_FEATURE, DOT4_FEATURE)
+    assert supported_dots(Target("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1")) == (
+        DOT4_FEATURE,
+    )
 
 
 @share(6)
@@ -168,9 +182,9 @@ def test_a_layer_whose_weight_is_known(text: str, spread: float, rows: int) -> N
 def test_what_is_narrowed_follows_from_the_weight_and_the_target() -> None:
     for cpu in ("skylake-avx512", "x86-64-v3"):
         target = Target(f"llvm -mcpu={cpu}")
-        assert [narrowing_pays(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
+        assert [pays_int16_sums(n, 192, target) for n in (0, 20, 100)] == [True, True, False]
     for cpu in ("cascadelake", "x86-64"):
-        assert not narrowing_pays(0, 192, Target(f"llvm -mcpu={cpu}"))
+        assert not pays_int16_sums(0, 192, Target(f"llvm -mcpu={cpu}"))
 
 
 @share(6)
@@ -205,12 +219,12 @@ def test_few_channels_are_a_product_of_windows() -> None:
                            data_layout="NHWC", kernel_layout="OIHW", out_dtype="int32")  # fmt: skip
     module = InferType()(ekiden.IRModule.from_expr(relay.Function([data], made)))
     call = module["main"].body
-    windows = conv_words(call, Target.parse("c -mcpu=cortex-m7"))
+    windows = pack_int8_conv(call, Target.parse("c -mcpu=cortex-m7"))
     module["main"] = relay.Function([data], windows)
     assert "sliding_window" in module.astext()
     found = relay.create_executor("debug", module).evaluate()(x)
     np.testing.assert_array_equal(found.numpy(), convolved(x, w, 2))
-    assert "sliding_window" not in str(conv_words(call, Target.parse("llvm -mcpu=x86-64-v3")))
+    assert "sliding_window" not in str(pack_int8_conv(call, Target.parse("llvm -mcpu=x86-64-v3")))
 
 
 def convolved(x: Array, w: Array, stride: int) -> Array:
@@ -231,7 +245,7 @@ def test_there_is_code_for_every_class(cpu: str) -> None:
     data = te.placeholder((9, 36), "uint8", "data")
     weight = te.placeholder((3, 9, panel, 4), "int8", "weight")
     output = dense_pack(data, weight, 3 * panel, panel, "int32")
-    for dot in dots(target):
+    for dot in supported_dots(target):
         func = schedule([data, weight], [output], target, "kernel", {"dense_pack": {"dot": dot}})
         assert compile_object([lower(func, target)], target)
 
@@ -264,8 +278,8 @@ def test_a_recurrent_layer(spread: float) -> None:
     wanted = relay.create_executor("debug", mod=module).evaluate()(data)
     for text in processors()[:3]:
         found, target = [], Target.parse(text)
-        is_narrow = spread == 26 and not target.has(DOT4)
-        for dot in dots(target, is_narrow):
+        is_narrow = spread == 26 and not target.has(DOT4_FEATURE)
+        for dot in supported_dots(target, is_narrow):
             run = ekiden.compile(module, text, decisions={"recurrent": {"dot": dot}})
             found.append([r.numpy() for r in run(data)])
         for one, other, right in zip(found[0], found[-1], wanted, strict=True):
@@ -292,7 +306,7 @@ def test_a_batch_of_weights(
     if dot == "amx_int8":
         decision = {"dot": dot, "order": order}
     func = schedule([data, weight], [output], target, "kernel", {"dense_pack": decision})
-    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
     kernel: Callable[..., object] = load_image(image)["kernel"]
     got = np.full((batch, m, n), 7, "int32")
     kernel(x, packed, got)

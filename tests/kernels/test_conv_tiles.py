@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.kernels import schedule
-from ekiden.kernels.micro_kernels.register_tiles import fitting_lanes
+from ekiden.kernels.micro_kernels.register_tiles import narrowest_lanes
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
@@ -84,7 +84,7 @@ def make(
         anchor = result
         result = te.compute(anchor.shape, lambda *i: maximum(anchor[i], 0.0), tag="elemwise")
     func = schedule([data, parameter], [result], TARGET, "conv")
-    image = link([compile_object([lower(func, TARGET)], TARGET)], ["conv"])
+    image = link_image([compile_object([lower(func, TARGET)], TARGET)], ["conv"])
     return load_image(image)["conv"], packed
 
 
@@ -172,5 +172,5 @@ def test_few_output_channels_take_narrow_vectors(out: int, per_in: int) -> None:
 
 def test_lanes_fit_what_is_used() -> None:
     wide, narrow = Target.parse("llvm -mcpu=znver4"), Target.parse("llvm -mcpu=x86-64-v3")
-    assert [fitting_lanes(n, wide) for n in (1, 8, 9, 16, 24)] == [8, 8, 16, 16, 16]
-    assert [fitting_lanes(n, narrow) for n in (1, 4, 8, 24)] == [8, 8, 8, 8]
+    assert [narrowest_lanes(n, wide) for n in (1, 8, 9, 16, 24)] == [8, 8, 16, 16, 16]
+    assert [narrowest_lanes(n, narrow) for n in (1, 4, 8, 24)] == [8, 8, 8, 8]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import schedule
 from ekiden.kernels.cpu import conv2d_transpose as rule
@@ -63,7 +63,7 @@ def build(result: te.Tensor, inputs: list[te.Tensor]) -> Kernel:
     out = te.compute(result.shape, relu, tag="injective")
     func = lower(schedule([*inputs, bias], [out], TARGET, "kernel"), TARGET)
     assert "tir.tiled" in (func.attrs or {})
-    return load_image(link([compile_object([func], TARGET)], ["kernel"]))["kernel"]
+    return load_image(link_image([compile_object([func], TARGET)], ["kernel"]))["kernel"]
 
 
 def check(kernel: Kernel, x: np.ndarray, packed: np.ndarray, whole: np.ndarray) -> None:
@@ -155,4 +155,4 @@ def test_other_dtypes_are_left_to_the_default_rule() -> None:
     weight = te.placeholder((3, 3, 8, 1), "float64", name="weight")
     result = conv_transpose(data, weight, (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 8, "NHWC", "HWIO")
     assert result.op.tag == "depthwise_conv_transpose"
-    assert not rule.accepts(result, TARGET)
+    assert not rule.is_supported(result, TARGET)

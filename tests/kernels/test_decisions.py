@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
-from ekiden.kernels.cost_model import panel_width
+from ekiden.kernels.cost_model import choose_panel_width
 from ekiden.kernels.decision import Decision, Fixed
-from ekiden.kernels.family import Product
+from ekiden.kernels.family import MatmulSizes
 from ekiden.kernels.quantized import int4_dense
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
@@ -47,7 +47,7 @@ def compiled(
     inputs: list[te.Tensor], output: te.Tensor, family: str, fixed: Fixed, target: Target
 ) -> Callable[..., object]:
     func = schedule(inputs, [output], target, "kernel", {family: fixed})
-    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
     kernel: Callable[..., object] = load_image(image)["kernel"]
     return kernel
 
@@ -62,7 +62,7 @@ def some_points(anchor: te.Tensor, family: str, target: Target, count: int) -> l
 
 @pytest.mark.quick
 def test_a_decision_is_read_back_from_its_text() -> None:
-    made = Decision.of({"rows": 9, "order": "panel", "k_block": 0})
+    made = Decision.from_mapping({"rows": 9, "order": "panel", "k_block": 0})
     assert str(made) == "rows=9 order=panel k_block=0"
     assert Decision.parse(str(made)) == made
     assert dict(made) == {"rows": 9, "order": "panel", "k_block": 0}
@@ -99,7 +99,7 @@ def dense(m: int | SizeVar, n: int, k: int, panel: int) -> tuple[list[te.Tensor]
 def test_what_is_chosen_of_a_space_is_in_it() -> None:
     for target in (TARGET, NARROW, Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=znver4")):
         for m, n, k in [(1, 10, 7), (37, 768, 768), (128, 768, 3072), (SizeVar("m"), 100, 64)]:
-            panel = FAMILIES["dense_pack"].panel_of(Product.of(m, n, k), target, {})
+            panel = FAMILIES["dense_pack"].panel_of(MatmulSizes.from_dims(m, n, k), target, {})
             _, anchor = dense(m, n, k, panel)
             made = choose([anchor], target).decision
             space = FAMILIES["dense_pack"].space(anchor, target)
@@ -331,14 +331,17 @@ def test_steps_that_neighbours_share_stand_alone(
     ("cpu", "text"), [("sapphirerapids", "rows=6 wide_rows=3"), ("alderlake", "rows=4 wide_rows=1")]
 )
 def test_tiles_of_four_bits_hold_as_many_sums_as_registers(cpu: str, text: str) -> None:
-    assert str(int4_dense.default(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {})) == text
+    assert (
+        str(int4_dense.default_decision(te.placeholder((1,)), Target(f"llvm -mcpu={cpu}"), {}))
+        == text
+    )
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_panels_are_no_narrower_for_threads_that_share_out_rows(cores: int) -> None:
     """Seven panels of 16 are not even for two threads, but 33 tiles of rows nearly are."""
     target = Target(f"llvm -mcpu=znver3 -cores={cores}")
-    assert panel_width(Product(196, 112, 384), target) == 16
+    assert choose_panel_width(MatmulSizes(196, 112, 384), target) == 16
 
 
 def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
@@ -350,7 +353,7 @@ def test_depthwise_tiles_take_a_line_of_a_cache_that_does_not_keep_it() -> None:
         )
         anchor = conv(data, weight, 1, 1, 1, channels, "NHWC", "HWOI")
         target = Target("llvm -mcpu=znver3")
-        found.append(choose([anchor], target).decision.number("vectors"))
+        found.append(choose([anchor], target).decision.int_value("vectors"))
     assert found == [2, 1]
 
 
@@ -360,7 +363,7 @@ def test_depthwise_channels_that_crowd_a_cache_are_copied_for_bands_of_lines() -
         weight = te.placeholder((3, 3, channels, 1))
         anchor = conv(data, weight, stride, 1, 1, channels, "NHWC", "HWOI")
         target = Target(f"llvm -mcpu=znver3 -cores={cores}")
-        return choose([anchor], target).decision.number("near")
+        return choose([anchor], target).decision.int_value("near")
 
     assert bands(512, 1, 1) == 14
     assert bands(512, 1, 2) == 7  # each core has lines

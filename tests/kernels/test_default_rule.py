@@ -20,10 +20,10 @@ from ekiden.runtime.errors import IndexRangeError
 from ekiden.target import Target
 from ekiden.te import Tensor
 from ekiden.tir import ForKind, PrimFunc, verify
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.stmt import For
 from ekiden.tir.transform import lower
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 from ekiden.topi.nn.softmax_stages import log_softmax, softmax
 from long_runs import share
 
@@ -45,8 +45,8 @@ def compare(
     shapes = [tuple(int(sizes.get(d, getattr(d, "value", 0))) for d in t.shape) for t in outputs]
     expected = [np.zeros(s, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
     found = [np.full(s, 7, t.dtype) for s, t in zip(shapes, outputs, strict=True)]
-    run(plain, *arrays, *expected)
-    run(verify(lower(scheduled)), *arrays, *found)
+    run_prim_func(plain, *arrays, *expected)
+    run_prim_func(verify(lower(scheduled)), *arrays, *found)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
     return scheduled
@@ -133,7 +133,11 @@ def test_padding_reads_nothing_outside(shape: tuple[int, ...]) -> None:
         return
     x = declare(array, False)
     scheduled = compare([x], [pad(x)], [array])
-    loops = [s for s in walk(scheduled.body) if isinstance(s, For) and s.kind is ForKind.VECTORIZED]
+    loops = [
+        s
+        for s in pre_order_stmts(scheduled.body)
+        if isinstance(s, For) and s.kind is ForKind.VECTORIZED
+    ]
     assert len(loops) >= 1
 
 
@@ -152,7 +156,7 @@ def test_an_input_as_output_is_copied() -> None:
     compare([x], [te.compute(x.shape, lambda *i: x[i], name="copy")], [array])
     scheduled = schedule_default([x], [x, x], TARGET, "kernel")
     outs = [np.zeros_like(array), np.zeros_like(array)]
-    run(lower(scheduled), array, *outs)
+    run_prim_func(lower(scheduled), array, *outs)
     assert all(np.array_equal(o, array) for o in outs)
 
 
@@ -161,7 +165,7 @@ def test_neighbouring_axes_become_one_loop() -> None:
     x = te.placeholder((4, 8, 100), name="x")
     y = te.compute(x.shape, lambda *i: x[i] * 2.0, name="y")
     scheduled = schedule_default([x], [y], TARGET, "kernel")
-    assert [s.extent.value for s in walk(scheduled.body) if isinstance(s, For)] == [3200]
+    assert [s.extent.value for s in pre_order_stmts(scheduled.body) if isinstance(s, For)] == [3200]
 
 
 @pytest.mark.quick
@@ -169,7 +173,7 @@ def test_much_work_is_parallel_and_little_is_not() -> None:
     for rows, parallel in ((8, False), (4096, True)):
         x = te.placeholder((rows, 128), name="x")
         scheduled = schedule_default([x], [softmax(x, 1)], TARGET, "kernel")
-        kinds = [s.kind for s in walk(scheduled.body) if isinstance(s, For)]
+        kinds = [s.kind for s in pre_order_stmts(scheduled.body) if isinstance(s, For)]
         assert (ForKind.PARALLEL in kinds) == parallel
 
 
@@ -191,24 +195,26 @@ def test_programs_of_threads_refuse_indices(shape: tuple[int, ...], symbolic: bo
     taken = topi.take(inputs[0], inputs[1], 0, mode="raise")
     func = lower(kernels.schedule(inputs, [taken], target, "kernel"), target)
     out = np.full((*shape, 4), 7, data.dtype)
-    run(func, data, at, out)
+    run_prim_func(func, data, at, out)
     np.testing.assert_array_equal(out, np.broadcast_to(data[0], out.shape))
     at[(-1,) * len(shape)] = 5
     out[...] = 7
     with pytest.raises(IndexRangeError, match=r"^take: index 5 .*axis 0 of size 5 \(\[-5, 4\]"):
-        run(func, data, at, out)
+        run_prim_func(func, data, at, out)
     assert (out == 7).all()
 
 
 def loops(func: PrimFunc) -> list[tuple[str, ForKind]]:
     """The name and kind of each loop of scalars, outermost first."""
-    return [(s.loop_var.name, s.kind) for s in walk(func.body) if isinstance(s, For)]
+    return [(s.loop_var.name, s.kind) for s in pre_order_stmts(func.body) if isinstance(s, For)]
 
 
 def test_a_stage_takes_several_rows_before_the_next() -> None:
     x = te.placeholder((64, 64), "float32", "x")
     made = schedule_default([x], [softmax(x)], TARGET, "kernel")
-    rows = [s for s in walk(made.body) if isinstance(s, For) and s.loop_var.name == "row"]
+    rows = [
+        s for s in pre_order_stmts(made.body) if isinstance(s, For) and s.loop_var.name == "row"
+    ]
     assert len(rows) == 3  # maximum; powers and their sum; quotients
 
 

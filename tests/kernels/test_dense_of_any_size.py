@@ -14,7 +14,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, cast, maximum
 from ekiden.kernels import FAMILIES, choose, schedule
@@ -177,7 +177,7 @@ def built(
     func = schedule(inputs, [output], layer.target, "kernel", {"dense_pack": fixed})
     lowered = lower(func, layer.target)
     verify(lowered)
-    image = link([compile_object([lowered], layer.target)], ["kernel"])
+    image = link_image([compile_object([lowered], layer.target)], ["kernel"])
     return load_image(image)["kernel"], str(chosen.decision)
 
 

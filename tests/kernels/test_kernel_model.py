@@ -12,7 +12,7 @@ import pytest
 from ekiden import te
 from ekiden.kernels import FAMILIES, choose
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import Product
+from ekiden.kernels.family import MatmulSizes
 from ekiden.target import Target
 from ekiden.topi.nn import dense_pack, matmul
 
@@ -158,7 +158,7 @@ PROCESSORS = {
 
 def chosen(target: Target, shape: Shape) -> Decision:
     m, n, k = shape
-    panel = FAMILIES["dense_pack"].panel_of(Product(*shape), target, {})
+    panel = FAMILIES["dense_pack"].panel_of(MatmulSizes(*shape), target, {})
     data, weight = te.placeholder((m, k)), te.placeholder((-(-n // panel), k, panel))
     return choose([dense_pack(data, weight, n, panel)], target).decision
 
@@ -169,9 +169,9 @@ def chosen(target: Target, shape: Shape) -> Decision:
 def test_the_choice_is_near_the_best_that_was_measured(name: str, shape: Shape) -> None:
     target, table = Target(name), PROCESSORS[name][shape]
     made = chosen(target, shape)
-    tile = f"{made['rows']}x{made.number('panel') // target.lanes('float32')}"
+    tile = f"{made['rows']}x{made.int_value('panel') // target.lanes('float32')}"
     near = {
-        abs(block - made.number("k_block")): share
+        abs(block - made.int_value("k_block")): share
         for (rows, order, block), share in table.items()
         if (rows, order) == (tile, made["order"]) and bool(block) == bool(made["k_block"])
     }
@@ -222,4 +222,4 @@ def test_rows_that_share_a_set_of_the_cache_are_few() -> None:
     """14 rows at a distance of 4096 bytes in 8 ways: 70 of 90 percent (Skylake-SP)."""
     target = Target("llvm -mcpu=skylake-avx512 -cores=1")
     for depth in (1024, 3072, 4096):
-        assert chosen(target, (784, 32, depth)).number("rows") <= 9
+        assert chosen(target, (784, 32, depth)).int_value("rows") <= 9

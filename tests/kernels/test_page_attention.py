@@ -15,9 +15,9 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.prim import const
 from ekiden.kernels import schedule
-from ekiden.kernels.attention.kv_layout import CACHE_FORMATS, CacheFormat, Plane
-from ekiden.kernels.attention.page_attention import paged_attention_of
-from ekiden.kernels.attention.pages import PREFETCHED_LINES_PER_VECTOR, Pages
+from ekiden.kernels.attention.kv_layout import CACHE_FORMATS, CacheFormat, CachePlane
+from ekiden.kernels.attention.page_attention import create_paged_attention
+from ekiden.kernels.attention.pages import PREFETCHED_LINES_PER_VECTOR, PagedAttentionConfig
 from ekiden.target import Target
 from ekiden.te import placeholder
 from ekiden.tir.expr import Buffer
@@ -30,24 +30,24 @@ Array = np.ndarray
 HEADS, GROUPS, DEPTH, PAGE, PAGES, TOKENS = 2, 1, 40, 8, 3, 5
 
 
-def filled(row: CacheFormat, rng: np.random.Generator, size: int) -> tuple[Plane, Array]:
+def filled(row: CacheFormat, rng: np.random.Generator, size: int) -> tuple[CachePlane, Array]:
     """A cache of one block whose numbers are at the ends of a format, or near, and its planes, in
     pages of so many tokens."""
-    of = Plane(size, DEPTH, row.dtype)
+    of = CachePlane(size, DEPTH, row.dtype)
     planes = np.zeros((2, GROUPS, PAGES, of.size), row.dtype)
-    ends = np.array([row.least, row.most, row.least, row.most, 1, 0], np.float32)
+    ends = np.array([row.min_value, row.max_value, row.min_value, row.max_value, 1, 0], np.float32)
     for values in (0, 1):
         for page in range(PAGES):
             for token in range(size):
                 given = rng.choice(ends, (GROUPS, DEPTH)) * np.float32(2.0**-9)
-                given[:, ::8] = row.least * np.float32(2.0**-9)  # every group has this scale
+                given[:, ::8] = row.min_value * np.float32(2.0**-9)  # every group has this scale
                 if token % 3 == 0:
-                    given = np.where(given == 0, given, np.float32(row.least * 2.0**-9))
+                    given = np.where(given == 0, given, np.float32(row.min_value * 2.0**-9))
                 of.write(planes[values, :, page], token, given, values)
     return of, planes
 
 
-def expected(of: Plane, planes: Array, tokens: Array, positions: Array) -> Array:
+def expected(of: CachePlane, planes: Array, tokens: Array, positions: Array) -> Array:
     """In float64."""
     keys, values = (
         of.read(planes[n], n).astype("float64").reshape(GROUPS, -1, DEPTH) for n in (0, 1)
@@ -114,12 +114,12 @@ def test_there_is_code_for_every_class(cpu: str, name: str, way: str) -> None:
     """LLVM ends the process on an instruction that is not there; products of bytes are one where
     there are any."""
     target, row = Target(f"llvm -mcpu={cpu}"), CACHE_FORMATS[name]
-    of = Plane(PAGE, DEPTH, row.dtype)
+    of = CachePlane(PAGE, DEPTH, row.dtype)
     given = placeholder((1, HEADS + 2 * GROUPS, DEPTH), name="tokens")
     cache = placeholder((1, 1, 2, GROUPS, PAGES * of.size), row.dtype, "cache")
     shapes = {"layer": (1,), "tables": (1, PAGES), "sequences": (1,), "positions": (1,)}
     places = [placeholder(shape, "int32", n) for n, shape in shapes.items()]
-    result = paged_attention(given, cache, places, Pages(PAGE))
+    result = paged_attention(given, cache, places, PagedAttentionConfig(PAGE))
     func = lower(schedule([given, cache, *places], [result], target, "kernel"), target)
     assert compile_object([func], target)
     assert way in str(func)
@@ -141,7 +141,7 @@ LONG = 84
 def long_text(name: str, window: int) -> tuple[relay.IRModule, list[Array]]:
     """Attention of any number of tokens over a text of random numbers, and its arguments: tokens of
     one text, of another, and none."""
-    rng, of = np.random.default_rng(2), Plane(PAGE, 16, CACHE_FORMATS[name].dtype)
+    rng, of = np.random.default_rng(2), CachePlane(PAGE, 16, CACHE_FORMATS[name].dtype)
     planes = np.zeros((2, GROUPS, LONG, of.size), of.dtype)
     for values in (0, 1):
         for page in range(LONG):
@@ -201,14 +201,14 @@ def test_bytes_where_only_floats_have_256_bits() -> None:
 @pytest.mark.parametrize("name", [*CACHE_FORMATS])
 def test_no_more_lines_come_near_during_a_softmax_than_values_have(name: str) -> None:
     row, size = CACHE_FORMATS[name], 64
-    of = Plane(size, 64, row.dtype)
+    of = CachePlane(size, 64, row.dtype)
     shapes = ((1, 15, 64), (1, 1, 2, 3, 4 * of.size), (1,), (1, 4), (1,), (1,))
     kinds = "float32", row.dtype, "int32", "int32", "int32", "int32"
     inputs = [Buffer(f"p{n}", tuple(map(const, shape)), kind)
               for n, (shape, kind) in enumerate(zip(shapes, kinds, strict=True))]  # fmt: skip
     output = Buffer("out", tuple(map(const, (1, 9, 64))))
     for lanes in (4, 8, 16):
-        kernel = paged_attention_of(Pages(size), inputs, output, lanes)
+        kernel = create_paged_attention(PagedAttentionConfig(size), inputs, output, lanes)
         line = 64 // itemsize(row.dtype)
         for rows in (1, 3, 6):
             late = kernel.lines_prefetched_in_softmax(rows)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import FAMILIES, schedule
-from ekiden.kernels.cost_model import chains_of, most_rows
-from ekiden.kernels.spaces.recurrent import gate_groups, state_dtype
+from ekiden.kernels.cost_model import accumulator_chains, max_register_rows
+from ekiden.kernels.spaces.recurrent import register_gate_groups, state_dtype
 from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir.transform import lower
-from ekiden.topi.cells import DEFAULT_ACTIVATIONS, GATE_COUNTS, Cell
+from ekiden.topi.cells import DEFAULT_ACTIVATIONS, GATE_COUNTS, RecurrentCell
 from ekiden.topi.nn import recurrent
 from long_runs import share
 
@@ -23,13 +23,15 @@ LANES = TARGET.lanes("float32")
 CLASSES = ("x86-64-v2", "haswell", "znver3", "skylake-avx512", "znver4", "sapphirerapids")
 
 
-def cell(kind: str, given: tuple[str, ...] = (), **options: bool) -> Cell:
-    return Cell(
+def cell(kind: str, given: tuple[str, ...] = (), **options: bool) -> RecurrentCell:
+    return RecurrentCell(
         kind, tuple((name, 0.0, 0.0) for name in DEFAULT_ACTIVATIONS[kind]), given, **options
     )
 
 
-def layer(made: Cell, steps: int, batch: int | SizeVar, hidden: int, lanes: int) -> list[te.Tensor]:
+def layer(
+    made: RecurrentCell, steps: int, batch: int | SizeVar, hidden: int, lanes: int
+) -> list[te.Tensor]:
     """(data, a packed weight of floats, all states)."""
     data = te.placeholder((steps, batch, made.gates * hidden), name="data")
     panels = -(-hidden // lanes)
@@ -50,12 +52,12 @@ def test_the_sums_of_a_tile_stay_in_registers(processor: str, kind: str) -> None
             rows = FAMILIES["recurrent"].default(states, target, {})["rows"]
             assert isinstance(rows, int)
             dtype = state_dtype("float32", made)
-            for gates in made.phases:
-                parts = gate_groups(gates, rows, target, dtype)
+            for gates in made.gate_phases:
+                parts = register_gate_groups(gates, rows, target, dtype)
                 assert [g for part in parts for g in part] == list(gates)
                 for part in parts:
-                    chains = chains_of(rows, len(part), target, dtype)
-                    assert rows * chains <= most_rows(len(part), target, dtype)
+                    chains = accumulator_chains(rows, len(part), target, dtype)
+                    assert rows * chains <= max_register_rows(len(part), target, dtype)
 
 
 @pytest.mark.quick
@@ -84,7 +86,7 @@ def test_no_decision_changes_a_layer(kind: str) -> None:
         func = schedule(
             [data, weight], [states, *last], TARGET, "kernel", {"recurrent": {"rows": rows}}
         )
-        kernel = load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))
+        kernel = load_image(link_image([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))
         got = [np.empty([int(str(d)) for d in t.shape], "float32") for t in (states, *last)]
         kernel["kernel"](*arrays, *got)
         found.append(got[0])

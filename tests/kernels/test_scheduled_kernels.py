@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ekiden import te, tir
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import SizeVar, maximum
 from ekiden.ir.structural import structural_equal
 from ekiden.kernels import FAMILIES, Scheduled, scheduled
@@ -151,9 +151,9 @@ def test_a_moved_trace_computes_the_same() -> None:
     packed = pack_weight(weight, "dense", 48, 1)
     for func in (kernel.func, moved.func):
         out = np.full((37, 100), np.nan, "float32")
-        load_image(link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))["kernel"](
-            data, packed, bias, out
-        )
+        load_image(link_image([compile_object([lower(func, TARGET)], TARGET)], ["kernel"]))[
+            "kernel"
+        ](data, packed, bias, out)
         np.testing.assert_allclose(out, np.maximum(data @ weight.T + bias, 0), rtol=1e-4, atol=1e-4)
 
 

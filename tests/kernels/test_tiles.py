@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import assembly, compile_object, link
+from ekiden.codegen.llvm import assembly, compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import schedule
@@ -32,7 +32,7 @@ Dim = int | SizeVar
 
 def compiled(func: PrimFunc) -> Callable[..., object]:
     kernel: Callable[..., object] = load_image(
-        link([compile_object([lower(func, TARGET)], TARGET)], [func.name])
+        link_image([compile_object([lower(func, TARGET)], TARGET)], [func.name])
     )[func.name]
     return kernel
 

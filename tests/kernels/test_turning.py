@@ -15,16 +15,16 @@ from ekiden.ir.prim import Intrinsic, Var, const
 from ekiden.kernels import schedule
 from ekiden.kernels.micro_kernels.register_transpose import (
     TRANSPOSABLE_DTYPES,
-    interleave,
-    tile_size,
-    transpose_rows,
+    emit_interleave,
+    emit_transpose,
+    transpose_tile_size,
 )
 from ekiden.relay import op
 from ekiden.target import Target
 from ekiden.tir import interpreter
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, PrimFunc
-from ekiden.tir.visitor import all_expressions
+from ekiden.tir.visitor import all_exprs
 from ekiden.topi import transpose
 from long_runs import share
 from processor import processors
@@ -120,11 +120,11 @@ def test_weaving_in_the_interpreter(lanes: int, count: int) -> None:
             for n in range(count)]  # fmt: skip
     data = some((count, lanes), "float32")
     for apart, wanted in ((False, data.T), (True, data.reshape(lanes, count).T)):
-        body = interleave(
+        body = emit_interleave(
             rows, lambda n, v: BufferStore(out, v, (ramp(const(n * lanes), 1, lanes),)), apart
         )
         found = np.zeros(lanes * count, "float32")
-        interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found)
+        interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), found)
         np.testing.assert_array_equal(found, wanted.reshape(-1))
 
 
@@ -137,10 +137,10 @@ def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
     rows = [
         BufferLoad(x, (ramp(const(n * size), 1, size),), f"{dtype}x{size}") for n in range(size)
     ]
-    body = transpose_rows(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
+    body = emit_transpose(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * size), 1, size),)))
     data = some((size, size), dtype)
     found = np.zeros_like(data)
-    interpreter.run(PrimFunc((x, out), body), data.reshape(-1), found.reshape(-1))
+    interpreter.run_prim_func(PrimFunc((x, out), body), data.reshape(-1), found.reshape(-1))
     np.testing.assert_array_equal(found, data.T)
 
 
@@ -148,7 +148,7 @@ def test_tiles_in_the_interpreter(size: int, dtype: str) -> None:
 def test_a_tile_in_compiled_code(text: str) -> None:
     x, out = Buffer("x", (const(16),)), Buffer("out", (const(16),))
     rows = [BufferLoad(x, (ramp(const(n * 4), 1, 4),), "float32x4") for n in range(4)]
-    body = transpose_rows(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
+    body = emit_transpose(rows, lambda n, v: BufferStore(out, v, (ramp(const(n * 4), 1, 4),)))
     data, found = some((4, 4), "float32"), np.zeros((4, 4), "float32")
     build(PrimFunc((x, out), body), text, name="tile")["tile"](data.reshape(-1), found.reshape(-1))
     np.testing.assert_array_equal(found, data.T)
@@ -162,8 +162,8 @@ def test_a_tile_in_compiled_code(text: str) -> None:
      ("znver4", "int16", 16), ("znver4", "float16", 1), ("znver4", "bool", 1)],
 )  # fmt: skip
 def test_the_size_of_a_tile(cpu: str, dtype: str, size: int) -> None:
-    assert tile_size(dtype, Target(f"llvm -mcpu={cpu}")) == size
-    assert tile_size(dtype, Target(f"c -mcpu={cpu}")) == 1
+    assert transpose_tile_size(dtype, Target(f"llvm -mcpu={cpu}")) == size
+    assert transpose_tile_size(dtype, Target(f"c -mcpu={cpu}")) == 1
 
 
 @pytest.mark.quick
@@ -171,7 +171,7 @@ def test_a_tile_takes_as_many_shuffles_as_it_should() -> None:
     def count(shape: tuple[int, int], dtype: str) -> int:
         x = te.placeholder(shape, dtype)
         made = schedule([x], [transpose(x, (1, 0))], Target("llvm -mcpu=znver4"), "kernel")
-        found = all_expressions(made.body)
+        found = all_exprs(made.body)
         return sum(isinstance(e, Intrinsic) and e.op == "shuffle" for e in found)
 
     assert count((64, 64), "float32") == 16 * 4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import SizeVar, const
 from ekiden.ir.transform import PassContext
@@ -34,7 +34,7 @@ def random(*shape: int) -> np.ndarray:
 
 def compiled(inputs: list[Tensor], output: Tensor, target: Target) -> Callable[..., object]:
     func = schedule(inputs, [output], target, "kernel")
-    image = link([compile_object([lower(func, target)], target)], ["kernel"])
+    image = link_image([compile_object([lower(func, target)], target)], ["kernel"])
     kernel: Callable[..., object] = load_image(image)["kernel"]
     return kernel
 
@@ -225,7 +225,7 @@ def test_sums_of_few_rows_stay_in_the_first_cache() -> None:
 
     for rows in (1, 2, 7):
         shape = SkinnyProduct(const(8), const(1 << 20), [const(0)] * rows, const(1), const(0))
-        run = shape.run(HOST)
+        run = shape.columns_per_run(HOST)
         assert run % HOST.lanes("float32") == 0
         assert 4 * run * rows <= 4 * 4096 + 4 * rows * HOST.lanes("float32")
-        assert rows * shape.depth(HOST) <= 24
+        assert rows * shape.lines_per_step(HOST) <= 24

@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 
 from ekiden import te
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.prim import PrimExpr, SizeVar, maximum
 from ekiden.kernels import schedule
 from ekiden.kernels.cpu import winograd
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
-from ekiden.kernels.spaces.winograd import tile_side
+from ekiden.kernels.spaces.winograd import choose_tile_side
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.tir.transform import lower
 from ekiden.topi.nn import pool2d, winograd_conv2d
-from ekiden.topi.nn.winograd import convolve, matrices, sums_fit, transform_weight
+from ekiden.topi.nn.winograd import (
+    do_sums_fit_int32,
+    reference_conv2d,
+    transform_matrices,
+    transform_weight,
+)
 from long_runs import share
 from processor import processors
 
@@ -41,7 +46,7 @@ def direct(x: np.ndarray, w: np.ndarray, padding: Pads) -> np.ndarray:
 
 @pytest.mark.parametrize("m", [2, 4])
 def test_transforms_give_sliding_sums(m: int) -> None:
-    a, b, g = matrices(m)
+    a, b, g = transform_matrices(m)
     random = np.random.default_rng(0)
     data, taps = random.standard_normal(m + 2), random.standard_normal(3)
     expected = [data[i : i + 3] @ taps for i in range(m)]
@@ -54,7 +59,7 @@ def test_reference_is_the_convolution(m: int, padding: Pads) -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal((2, 9, 11, 5), np.float32)
     w = random.standard_normal((7, 5, 3, 3), np.float32)
-    found = convolve(x, transform_weight(w, m, 4), m, 7, padding)
+    found = reference_conv2d(x, transform_weight(w, m, 4), m, 7, padding)
     np.testing.assert_allclose(found, direct(x, w, padding), rtol=1e-4, atol=1e-4)
 
 
@@ -74,7 +79,7 @@ def integers(x: np.ndarray, w: np.ndarray, padding: Pads) -> np.ndarray:
 
 @pytest.mark.parametrize("m", [2, 4])
 def test_transformed_bytes_fit_int16(m: int) -> None:
-    _, b, g = matrices(m, is_integer=True)
+    _, b, g = transform_matrices(m, is_integer=True)
     least, most = np.zeros(1), np.full(1, 255.0)
     for _ in range(2):
         above, below = np.maximum(b, 0).sum(1), np.minimum(b, 0).sum(1)
@@ -93,8 +98,8 @@ def test_transformed_bytes_fit_int16(m: int) -> None:
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (2, 0, 1, 0)])
 def test_reference_of_bytes_is_exact(m: int, padding: Pads) -> None:
     x, w = bytes_of((2, 9, 11, 5), "uint8"), bytes_of((7, 5, 3, 3), "int8")
-    assert sums_fit(w, m)
-    result = convolve(x, transform_weight(w, m, 4), m, 7, padding)
+    assert do_sums_fit_int32(w, m)
+    result = reference_conv2d(x, transform_weight(w, m, 4), m, 7, padding)
     np.testing.assert_array_equal(result, integers(x, w, padding))
 
 
@@ -102,13 +107,13 @@ def test_sums_fit_up_to_their_bound() -> None:
     weight = np.full((2, 115, 3, 3), 127, np.int8)
     weight[1] = 0
     assert 255 * 127 * 115 * 9 < 1 << 25 < 255 * 127 * 116 * 9
-    assert sums_fit(weight, 4)
-    assert sums_fit(-weight, 4)
+    assert do_sums_fit_int32(weight, 4)
+    assert do_sums_fit_int32(-weight, 4)
     more = np.full((1, 116, 3, 3), 127, np.int8)
-    assert not sums_fit(more, 4)
-    assert sums_fit(more, 2)
+    assert not do_sums_fit_int32(more, 4)
+    assert do_sums_fit_int32(more, 2)
     x = np.full((1, 6, 6, 115), 255, np.uint8)
-    result = convolve(x, transform_weight(weight, 4, 4), 4, 2, (0, 0, 0, 0))
+    result = reference_conv2d(x, transform_weight(weight, 4, 4), 4, 2, (0, 0, 0, 0))
     np.testing.assert_array_equal(result, integers(x, weight, (0, 0, 0, 0)))
 
 
@@ -135,9 +140,9 @@ def test_kernel_of_bytes_is_exact(
     data = te.placeholder((*sizes, depth), "uint8", "data")
     weight = te.placeholder(packed.shape, "int16", "weight")
     output = winograd_conv2d(data, weight, m, out, padding)
-    assert winograd.accepts(find_anchor([output], winograd.TAG), target)
+    assert winograd.is_supported(find_anchor([output], winograd.WINOGRAD_CONV_TAG), target)
     func = lower(schedule([data, weight], [output], target, "kernel"), target)
-    kernel = load_image(link([compile_object([func], target)], ["kernel"], target))["kernel"]
+    kernel = load_image(link_image([compile_object([func], target)], ["kernel"], target))["kernel"]
     expected = integers(x, w, padding)
     result = np.full(expected.shape, 77, np.int32)
     kernel(x, packed, result)
@@ -171,14 +176,14 @@ def test_kernel_is_the_convolution(
     data, bias = te.placeholder((*sizes, depth), name="data"), te.placeholder(b.shape, name="bias")
     weight = te.placeholder(made.shape, name="weight")
     result = winograd_conv2d(data, weight, m, out, padding)
-    assert winograd.accepts(result, TARGET)
+    assert winograd.is_supported(result, TARGET)
 
     def relu(n: PrimExpr, i: PrimExpr, j: PrimExpr, o: PrimExpr) -> PrimExpr:
         return maximum(result[n, i, j, o] + bias[0, 0, 0, o], 0.0)
 
     output = te.compute(result.shape, relu, tag="injective")
     func = lower(schedule([data, weight, bias], [output], TARGET, "kernel"), TARGET)
-    kernel = load_image(link([compile_object([func], TARGET)], ["kernel"]))["kernel"]
+    kernel = load_image(link_image([compile_object([func], TARGET)], ["kernel"]))["kernel"]
     expected = np.maximum(direct(x, w, padding) + b, 0)
     got = np.full(expected.shape, 77, np.float32)
     kernel(x, made, b, got)
@@ -211,10 +216,10 @@ def test_windows_of_two_are_taken_on_the_way_out(
     result = winograd_conv2d(data, weight, m, channels, padding)
     both = te.compute(result.shape, lambda *i: maximum(result[i], -0.1) + other[i], tag="injective")
     pooled = pool2d(both, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max", False, "NHWC", True)
-    assert winograd.before_pool([pooled]) == [both]
+    assert winograd.producer_of_fused_pool([pooled]) == [both]
     func = schedule([data, weight, other], [pooled], TARGET, "kernel")
     assert "tir.in_place" not in (func.attrs or {})
-    image = link([compile_object([lower(func, TARGET)], TARGET)], ["kernel"])
+    image = link_image([compile_object([lower(func, TARGET)], TARGET)], ["kernel"])
     got = np.full((n, height // 2, width // 2, channels), 77, np.float32)
     load_image(image)["kernel"](x, made, residual, got)
     windows = (expected + residual).reshape(n, height // 2, 2, width // 2, 2, channels)
@@ -231,25 +236,25 @@ def test_other_windows_are_not(
 ) -> None:
     data = te.placeholder((1, 8, 8, LANES), name="data")
     pooled = pool2d(data, (size,) * 2, (stride,) * 2, (1, 1), padding, kind, False, "NHWC", True)
-    assert winograd.before_pool([pooled]) == [pooled]
+    assert winograd.producer_of_fused_pool([pooled]) == [pooled]
 
 
 def test_rounding_up_changes_nothing_where_windows_fill_the_data() -> None:
     """Relay fuses these too; a kernel of no family takes a second for what takes 100 us."""
     data = te.placeholder((1, 8, 8, LANES), name="data")
     pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", True, "NHWC", True)
-    assert winograd.before_pool([pooled]) == [data]
+    assert winograd.producer_of_fused_pool([pooled]) == [data]
 
 
 def test_windows_of_two_that_leave_a_line_over_are_not() -> None:
     data = te.placeholder((1, 9, 8, LANES), name="data")
     pooled = pool2d(data, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", False, "NHWC", True)
-    assert winograd.before_pool([pooled]) == [pooled]
+    assert winograd.producer_of_fused_pool([pooled]) == [pooled]
 
 
 def side(cpu: str, image: tuple[int, int, int], channels: int, **fixed: int) -> int:
     target = Target(f"llvm -mcpu={cpu} -cores=1")
-    return tile_side(image, (channels, channels), target, fixed)
+    return choose_tile_side(image, (channels, channels), target, fixed)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tiny_models import Memory
 
 from ekiden.llm.architectures import DecoderConfig, read_config
-from ekiden.llm.rope import Rope
+from ekiden.llm.rope import RopeParameters
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +54,7 @@ class Reference:
         scaled = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.epsilon)
         return scaled * (weight + (kind == "rms_one"))
 
-    def turned(self, x: Floats, rope: Rope) -> Floats:
+    def turned(self, x: Floats, rope: RopeParameters) -> Floats:
         """[n, heads, depth] at positions 0, 1, ..."""
         pairs = len(rope.frequencies)
         angles = np.arange(len(x))[:, None, None] * np.array(rope.frequencies)

@@ -14,8 +14,8 @@ from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.text import Tokenizer
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.serve.config import ModelConfig, TextConfig
-from ekiden.serve.decoders import DecoderText
-from ekiden.serve.repository import find_files, read_program
+from ekiden.serve.decoders import DecoderTextModel
+from ekiden.serve.repository import load_program, version_files
 from ekiden.serve.text import Message, Sampling, TextModel
 
 TEMPLATE = """{% for m in messages %}
@@ -90,7 +90,7 @@ def test_templates_that_cannot_be_rendered_are_refused(template: object, message
 
 
 def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
-    served = DecoderText(model)
+    served = DecoderTextModel(model)
     assert isinstance(served, TextModel)
     talk = [Message("user", "hello")]
     assert served.prompt_tokens(talk) == len("user: hello\nassistant:")
@@ -113,14 +113,14 @@ def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) ->
     folder = tmp_path / "models" / "one"
     folder.mkdir(parents=True)
     config = ModelConfig(text=TextConfig(checkpoint="../.."))
-    (path,) = find_files(folder, config).values()
+    (path,) = version_files(folder, config).values()
     with pytest.raises(LoadError, match="a model with a tokenizer expected"):
-        read_program(path, config)
+        load_program(path, config)
     tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers reads its file")
     letters = {chr(i): i for i in range(256)}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
     made.save(str(tmp_path / "tokenizer.json"))
-    text = read_program(path, config).text
+    text = load_program(path, config).text
     assert text is not None
     answer = list(text.generate([Message("user", "hi")], Sampling(max_tokens=3, temperature=0)))
     assert sum(piece.tokens for piece in answer) == 3

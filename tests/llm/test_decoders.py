@@ -12,8 +12,8 @@ from tiny_models import CONFIGS, Memory, config_of, plain, tiny
 
 import ekiden
 from ekiden import llm, relay, runtime
-from ekiden.llm.architectures import ARCHITECTURES, read_config
-from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
+from ekiden.llm.architectures import DECODER_ARCHITECTURES, read_config
+from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import ImportModelError, InputError, UnsupportedError
@@ -26,7 +26,7 @@ IDS = np.random.default_rng(1).integers(0, 97, 40)
 
 def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[Any]:
     """The logits of IDS, read in parts of these lengths."""
-    config, layout = read_config(checkpoint.config, CONTEXT), Layout(16)
+    config, layout = read_config(checkpoint.config, CONTEXT), CacheLayout(16)
     module = decoder_module(checkpoint, config, layout)
     shape = [int(str(d)) for d in cache_shape(config, layout, 4)]
     tables = np.array([[2, 0, 3, 1]], np.int32)
@@ -42,7 +42,7 @@ def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[An
         given = (IDS[places].astype(np.int32), np.zeros_like(places), places, tables,
                  np.arange(size, dtype=np.int32))  # fmt: skip
         if kind == "vm":
-            found.append(call(FORWARD, state, *given).numpy().copy())
+            found.append(call(FORWARD_ENTRY, state, *given).numpy().copy())
         else:
             logits, cache = interpreter.evaluate("forward", cache, *given)
             found.append(np.asarray(logits))
@@ -51,7 +51,7 @@ def forward(checkpoint: Memory, parts: tuple[int, ...], kind: str) -> NDArray[An
 
 
 def test_every_row_has_a_small_model() -> None:
-    assert {c["architectures"][0] for c in CONFIGS.values()} == set(ARCHITECTURES)
+    assert {c["architectures"][0] for c in CONFIGS.values()} == set(DECODER_ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -124,7 +124,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_there_are() -> None:
         llm.load(Memory(config, {}))
     assert str(caught.value) == (
         "config: no decoder of the architecture 'Mamba2ForCausalLM'; there are "
-        + ", ".join(ARCHITECTURES)
+        + ", ".join(DECODER_ARCHITECTURES)
     )
 
 
@@ -170,7 +170,7 @@ def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str)
 
 def test_ends_that_are_no_tokens_never_come() -> None:
     for given, expected in ((-1, ()), ([5, 97, None, -1], (5,)), (None, ()), (0, (0,))):
-        assert read_config(config_of("llama", eos_token_id=given)).ends == expected
+        assert read_config(config_of("llama", eos_token_id=given)).end_tokens == expected
     with pytest.raises(ImportModelError, match="'max_position_embeddings': a whole number"):
         llm.load(Memory(config_of("llama", max_position_embeddings="many"), {}))
 
@@ -194,7 +194,7 @@ def test_tensors_that_have_no_place_are_named(caplog: pytest.LogCaptureFixture) 
     whole = tiny("llama")
     other = {f"model.layers.{n}.mlp.up_proj.bias": plain("", np.ones(48)) for n in range(5)}
     known = {"model.layers.0.self_attn.rotary_emb.inv_freq": plain("", np.ones(4))}
-    config, layout = read_config(whole.config, CONTEXT), Layout(16)
+    config, layout = read_config(whole.config, CONTEXT), CacheLayout(16)
     with caplog.at_level("WARNING", "ekiden"):
         decoder_module(Memory(whole.config, {**whole.tensors, **known}), config, layout)
         assert not caplog.text

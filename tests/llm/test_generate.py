@@ -17,7 +17,7 @@ from reference_decoder import Reference
 from tiny_models import Memory, config_of, plain, tiny
 
 from ekiden import cli, llm
-from ekiden.llm.pages import Pages
+from ekiden.llm.pages import PageAllocator
 from ekiden.llm.safetensors import write_safetensors
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import InputError, RunError
@@ -53,7 +53,7 @@ def test_sixteen_texts_together_are_those_alone(model: llm.Model, sampling: llm.
     for sequences, chunk, steps in ((16, 512, 1), (4, 32, 5)):
         engine = llm.Engine(model, sequences=sequences, chunk=chunk, steps=steps)
         assert engine.run(PROMPTS, sampling) == alone
-        assert engine.pages.available == sequences * model.most_pages
+        assert engine.pages.num_available == sequences * model.most_pages
     assert len({tuple(each) for each in alone}) > 10
 
 
@@ -105,34 +105,39 @@ def test_texts_share_the_pages_of_their_beginning(model: llm.Model) -> None:
 
 
 def test_pages_are_counted() -> None:
-    pages = Pages(4, 2)
+    pages = PageAllocator(4, 2)
 
     def take(prompt: list[int], tokens: int) -> tuple[list[int], int] | None:
-        return pages.take(pages.keys(prompt), len(prompt), tokens)
+        return pages.allocate(pages.prefix_keys(prompt), len(prompt), tokens)
 
     taken, there = take([1, 2, 3], 5) or ([], 0)
-    assert (len(taken), there, pages.available) == (3, 0, 1)
-    pages.filled(taken[0], *pages.keys([1, 2]))
+    assert (len(taken), there, pages.num_available) == (3, 0, 1)
+    pages.mark_filled(taken[0], *pages.prefix_keys([1, 2]))
     assert take([9], 5) is None
     shared, there = take([1, 2, 4], 4) or ([], 0)
-    assert (shared[0], there, pages.available) == (taken[0], 2, 0)
-    pages.give_back(taken)
-    pages.give_back(shared)
-    assert pages.available == 4
+    assert (shared[0], there, pages.num_available) == (taken[0], 2, 0)
+    pages.release(taken)
+    pages.release(shared)
+    assert pages.num_available == 4
     assert (take([1, 2, 3], 3) or ([], 0))[1] == 2  # what nobody had was kept
     assert take([5] * 7, 8) is None
-    pages = Pages(1, 2)
+    pages = PageAllocator(1, 2)
     one, _ = take([1], 2) or ([], 0)
-    pages.filled(one[0], *pages.keys([1, 2]))
-    pages.give_back(one)
+    pages.mark_filled(one[0], *pages.prefix_keys([1, 2]))
+    pages.release(one)
     assert take([3], 2) == (one, 0)  # and forgotten when it was needed
 
 
 def test_keys_of_pages_grow_with_a_text_and_not_with_its_square() -> None:
-    pages = Pages(0, 16)
-    long, other = pages.keys(range(1 << 16)), pages.keys([*range(100), 7, *range(101, 1 << 16)])
+    pages = PageAllocator(0, 16)
+    long, other = (
+        pages.prefix_keys(range(1 << 16)),
+        pages.prefix_keys([*range(100), 7, *range(101, 1 << 16)]),
+    )
     assert sum(map(len, long)) <= 2 << 16 and len(set(long)) == len(long) == 1 << 12
-    assert long[:6] == other[:6] == pages.keys(range(111)) and not set(long[6:]) & set(other[6:])
+    assert long[:6] == other[:6] == pages.prefix_keys(range(111)) and not set(long[6:]) & set(
+        other[6:]
+    )
 
 
 def test_texts_beside_one_whose_run_failed_say_so(
@@ -311,7 +316,7 @@ def test_a_text_ends_at_its_end_at_its_limit_and_when_it_is_closed(model: llm.Mo
     next(stream)
     stream.close()
     assert (stream.finish, list(stream)) == ("closed", stream.tokens[1:])
-    assert model.engine.pages.available == 4 * model.most_pages
+    assert model.engine.pages.num_available == 4 * model.most_pages
 
 
 def test_an_answer_that_nobody_takes_is_ended(model: llm.Model) -> None:
@@ -321,7 +326,7 @@ def test_an_answer_that_nobody_takes_is_ended(model: llm.Model) -> None:
     next(begun)
     del begun
     assert model.engine.run([[1]], llm.Sampling(max_tokens=2))
-    assert model.engine.pages.available == 4 * model.most_pages
+    assert model.engine.pages.num_available == 4 * model.most_pages
 
 
 class Ending:
@@ -363,7 +368,7 @@ def test_a_stream_may_be_closed_within_a_step(model: llm.Model) -> None:
     assert (second.finish, waiting.finish) == ("closed", "closed")
     assert list(second) == second.tokens[1:]
     first.close()
-    assert engine.pages.available == 2 * model.most_pages
+    assert engine.pages.num_available == 2 * model.most_pages
 
 
 def test_a_stream_may_be_closed_when_a_step_ends(model: llm.Model) -> None:
@@ -519,7 +524,7 @@ def test_proposals_change_no_text(model: llm.Model, small: str) -> None:
         for sequences, chunk, steps in ((1, 512, 1), (5, 32, 9)):
             engine = llm.Engine(made, sequences=sequences, chunk=chunk, steps=steps)
             assert engine.run(PROMPTS, sampling) == alone
-            assert engine.pages.available == sequences * made.most_pages
+            assert engine.pages.num_available == sequences * made.most_pages
 
 
 def test_proposals_go_on_with_the_least_chunk() -> None:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ekiden.llm import gguf_file
 from ekiden.llm.gguf import GGUFCheckpoint, GGUFFile, write_gguf
-from ekiden.llm.gguf_architectures import ARCHITECTURE_ROWS, Architecture
+from ekiden.llm.gguf_architectures import ARCHITECTURE_ROWS, GGUFArchitecture
 from ekiden.llm.weights import Weight
 from ekiden.runtime.errors import LoadError
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 from long_runs import sizes
 
 HEADS, KEYS, HEAD, HIDDEN, INNER, LAYERS = 4, 2, 16, 64, 32, 2
@@ -38,7 +38,7 @@ def some_file(path: Path, version: int = 3) -> dict[str, Weight]:
         Weight.of("plain", numbers(3, 5)), Weight.of("half", numbers(2, 3, 4), "float16"),
         Weight.of("brain", numbers(7), "bfloat16"), Weight.of("scalar", numbers()),
         Weight.of("none", numbers(0, 32), "q8_0"),
-        *(Weight.of(name, numbers(2, 512), name) for name in BLOCK_FORMATS),
+        *(Weight.of(name, numbers(2, 512), name) for name in BLOCK_FORMATS_BY_NAME),
     ]  # fmt: skip
     write_gguf(path, ENTRIES, tensors, version=version)
     return {t.name: t for t in tensors}
@@ -98,7 +98,7 @@ def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
 # As transformers has it.
 
 
-def model(path: Path, row: Architecture, **more: str | float) -> dict[str, Weight]:
+def model(path: Path, row: GGUFArchitecture, **more: str | float) -> dict[str, Weight]:
     """A file with every tensor of an architecture, filled with different numbers."""
     sizes = {
         "attn_q": (HEADS * HEAD, HIDDEN), "attn_k": (KEYS * HEAD, HIDDEN),
@@ -128,7 +128,7 @@ def model(path: Path, row: Architecture, **more: str | float) -> dict[str, Weigh
 
 
 @pytest.mark.parametrize("row", ARCHITECTURE_ROWS, ids=lambda row: row.name)
-def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: Architecture) -> None:
+def test_names_and_sizes_are_those_of_transformers(tmp_path: Path, row: GGUFArchitecture) -> None:
     model(tmp_path / "a.gguf", row)
     checkpoint = GGUFCheckpoint(tmp_path / "a.gguf")
     assert not [name for name in checkpoint if name.startswith(("blk.", "output", "token_embd"))]
@@ -173,7 +173,7 @@ def test_queries_and_keys_stand_as_in_transformers(tmp_path: Path) -> None:
 
 
 def test_joined_rows_stand_as_in_transformers(tmp_path: Path) -> None:
-    row = next(row for row in ARCHITECTURE_ROWS if row.joined)
+    row = next(row for row in ARCHITECTURE_ROWS if row.has_fused_qkv)
     tensors = model(tmp_path / "a.gguf", row)
     found = GGUFCheckpoint(tmp_path / "a.gguf")
     name = "gpt_neox.layers.0.attention.query_key_value.weight"
@@ -334,7 +334,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 
     def contain(raw: bytes) -> None:
         held = SimpleNamespace(data=np.frombuffer(raw, np.uint8), check=lambda: None)
-        monkeypatch.setattr(gguf_file, "FileBytes", lambda path, kind: held)
+        monkeypatch.setattr(gguf_file, "MappedBytes", lambda path, kind: held)
 
     return contain
 

@@ -13,9 +13,9 @@ from test_chat import Bytes
 from tiny_models import tiny
 
 from ekiden import llm
-from ekiden.llm.loop import EngineLoop, Update
+from ekiden.llm.loop import EngineLoop, TokenUpdate
 from ekiden.runtime.errors import RequestError, RunError
-from ekiden.serve.decoders import DecoderText
+from ekiden.serve.decoders import DecoderTextModel
 from ekiden.serve.text import Message, Sampling, TextEngine
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -72,7 +72,7 @@ class Text:
 
     def __init__(self, stream: llm.Stream) -> None:
         self.stream = stream
-        self.updates: queue.Queue[Update] = queue.Queue()
+        self.updates: queue.Queue[TokenUpdate] = queue.Queue()
 
     def end(self) -> tuple[list[int], str]:
         """All its tokens, and why it ended; waits for that."""
@@ -92,7 +92,7 @@ def gated(model: llm.Model) -> Iterator[Gated]:
     made.open()
     made.loop._thread.join(WAIT)
     assert not made.loop._thread.is_alive()
-    assert made.engine.pages.available == 2 * model.most_pages
+    assert made.engine.pages.num_available == 2 * model.most_pages
 
 
 def alone(model: llm.Model, prompt: list[int], count: int) -> list[int]:
@@ -162,7 +162,7 @@ def test_a_run_that_fails_ends_its_texts_and_no_later_ones(
 
 
 def test_a_taker_that_fails_loses_its_text_alone(model: llm.Model, gated: Gated) -> None:
-    def fail(update: Update) -> None:
+    def fail(update: TokenUpdate) -> None:
         raise ZeroDivisionError
 
     stream = gated.engine.prepare(PROMPTS[0], llm.Sampling(max_tokens=100))
@@ -189,9 +189,9 @@ def test_a_caller_never_waits_for_a_step(model: llm.Model, gated: Gated) -> None
         gated.loop.cancel(stream)
 
 
-def answer_of(served: DecoderText, sampling: Sampling, deadline: float = math.inf) -> Answered:
+def answer_of(served: DecoderTextModel, sampling: Sampling, deadline: float = math.inf) -> Answered:
     answer = served.prepare([Message("user", "hello")], sampling)
-    taken: queue.Queue[Update] = queue.Queue()
+    taken: queue.Queue[TokenUpdate] = queue.Queue()
     answer.start(deadline, taken.put)
     return Answered(lambda: answer.pieces(taken.get(timeout=WAIT)))
 
@@ -209,7 +209,7 @@ class Answered:
 
 
 def test_a_decoder_is_an_engine_of_texts(model: llm.Model) -> None:
-    served = DecoderText(model)
+    served = DecoderTextModel(model)
     assert isinstance(served, TextEngine)
     talk = [Message("user", "hello")]
     for sampling in (

@@ -61,7 +61,7 @@ def test_the_ends_of_texts_are_those_of_generation(tmp_path: Path) -> None:
         ({"eos_token_id": [3, 2]}, (3, 2)),
     ):
         (tmp_path / "generation_config.json").write_text(json.dumps(ends))
-        assert read_config(SafetensorsCheckpoint(tmp_path).config).ends == expected
+        assert read_config(SafetensorsCheckpoint(tmp_path).config).end_tokens == expected
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(LoadError, match=r"generation_config\.json"):
         _ = SafetensorsCheckpoint(tmp_path).config
@@ -153,7 +153,7 @@ def test_no_change_of_a_file_does_harm(
             else:
                 del raw[at : at + int(random.integers(1, 20))]
         held = SimpleNamespace(data=np.frombuffer(bytes(raw), np.uint8), check=lambda: None)
-        monkeypatch.setattr(safetensors, "FileBytes", lambda path, kind, held=held: held)
+        monkeypatch.setattr(safetensors, "MappedBytes", lambda path, kind, held=held: held)
         try:
             file = SafetensorsFile(path)
             for name in file:

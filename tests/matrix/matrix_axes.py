@@ -19,7 +19,7 @@ from sessions import ExecutableSession, GraphSession, MainSession, Session, as_d
 
 import ekiden
 from ekiden import relay
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.compiler.tune import extract_tasks
 from ekiden.ir.instrument import PassTimingInstrument, PrintAfterAll, Verify
 from ekiden.ir.json import load_json, save_json
@@ -200,7 +200,7 @@ def _through_json(module: IRModule, chance: random.Random) -> IRModule:
 
 def _pass_names() -> list[str]:
     """Return the passes of the language and of graphs: those before kernels are made."""
-    names = [member.name for member in pipeline(Target("llvm")).passes]
+    names = [member.name for member in vm_pipeline(Target("llvm")).passes]
     return names[: names.index("PlanDevices")]
 
 
@@ -219,7 +219,7 @@ MORE_PASSES = (
 
 def _one_pass(module: IRModule, chance: random.Random) -> IRModule:
     """Run one pass alone."""
-    members = {p.name: p for p in pipeline(Target("llvm")).passes}
+    members = {p.name: p for p in vm_pipeline(Target("llvm")).passes}
     name = chance.choice([*_pass_names(), *MORE_PASSES])
     one = members.get(name) or getattr(relay.transform, name)()
     return one(InferType()(module))
@@ -227,7 +227,7 @@ def _one_pass(module: IRModule, chance: random.Random) -> IRModule:
 
 def _one_disabled(chance: random.Random) -> AbstractContextManager[object]:
     """Disable one pass that is not needed."""
-    names = [p.name for p in pipeline(Target("llvm")).passes if not p.reason]
+    names = [p.name for p in vm_pipeline(Target("llvm")).passes if not p.reason]
     return PassContext(disabled_pass=[chance.choice(names)])
 
 

@@ -36,7 +36,7 @@ from tensor_steps import TensorSteps
 
 from agreement import Array, flatten
 from ekiden import byoc, relay
-from ekiden.frontend.common.imported import INITIAL, ImportedModule
+from ekiden.frontend.common.imported import INITIAL_STATE_FUNCTION, ImportedModule
 from ekiden.ir.expr import BaseFunc
 from ekiden.relay import (
     Call,
@@ -226,7 +226,9 @@ def _with_states_and_regions(module: IRModule, maker: Maker, has_state: bool) ->
         initial = Function([], const(STATE))
         main = module["main"]
         assert isinstance(main, Function)
-        module = module.with_functions({**module.functions, GlobalVar(INITIAL): initial})
+        module = module.with_functions(
+            {**module.functions, GlobalVar(INITIAL_STATE_FUNCTION): initial}
+        )
         module = _with_state_names(module, main)
     whole = module
     if "engine region" in maker.allowed:

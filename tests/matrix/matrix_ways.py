@@ -24,7 +24,7 @@ import ekiden
 from agreement import Array, flatten
 from ekiden import rpc, runtime
 from ekiden.ir.dtype import to_numpy
-from ekiden.runtime.devices.engines import folder_of
+from ekiden.runtime.devices.engines import engine_folder
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 200
@@ -221,7 +221,7 @@ def from_c(built: Built, calls: Calls, resources: Resources) -> Results:
     devices = built.executable.raw.devices if built.executor.is_graph else []
     numbers = [f"{device.device_type}:{device.device_id}" for device in devices]
     command = [resources.c_program, library, task, answer, str(states), *numbers]
-    environment = {**os.environ, "EKIDEN_ENGINES": folder_of(ENGINE)}
+    environment = {**os.environ, "EKIDEN_ENGINES": engine_folder(ENGINE)}
     done = subprocess.run(
         command, capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
     )

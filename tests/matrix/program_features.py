@@ -294,7 +294,7 @@ def polymorphic(s: Scope, kind: Type, depth: int) -> Expr | None:
 
 
 def reference(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """`let %r = ref(a); let %_ = ref_write(%r, b); ref_read(%r)`"""
+    """`let %r = ref(a); let %_ = type_of_ref_write(%r, b); type_of_ref_read(%r)`"""
     cell, done = s.maker.variable(None), s.maker.variable(None)
     inside = s.inside((cell, relay.RelayRefType(kind)))
     write = RefWrite(cell, grow(inside.inside(), kind, depth))

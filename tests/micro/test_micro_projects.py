@@ -13,9 +13,9 @@ from micro_models import MODELS, SMALL, quantized
 
 import ekiden
 from ekiden import micro, relay
-from ekiden.micro.stack import Calls
+from ekiden.micro.stack import CallGraph
 from ekiden.rpc import RPCError
-from ekiden.rpc.messages import HEADER, Kind
+from ekiden.rpc.messages import FRAME_HEADER_BYTES, Kind
 from ekiden.runtime.errors import ExportError, InputError, LoadError
 from long_runs import alike
 
@@ -76,18 +76,18 @@ def test_models_give_the_same_here_without_the_runtime(
 @pytest.mark.quick
 def test_the_stack_is_the_deepest_of_all_calls() -> None:
     stack = {"run": 8, "a": 100, "b": 40, "c": 80, "memcpy": None}
-    calls = Calls(stack, {"run": ("a", "b", "b"), "b": ("c", "memcpy")})
-    assert calls.most("run") == (128, ("memcpy",))
+    calls = CallGraph(stack, {"run": ("a", "b", "b"), "b": ("c", "memcpy")})
+    assert calls.worst_case_stack("run") == (128, ("memcpy",))
     library = (
         "00008000 <memcpy>:\n    8000:\tpush\t{r4, lr}\n    8002:\tvpush\t{d8-d9}\n"
         "    8004:\tstr.w\tr0, [sp, #-4]!\n    8008:\tsub\tsp, #12\n"
         "    800a:\tbl\t8010 <inner>\n\n00008010 <inner>:\n    8010:\tblx\tr3\n"
     )
-    calls = calls.with_library(library)
-    assert (calls.stack["memcpy"], calls.most("run")) == (40, (128, ("inner",)))
-    circle = Calls(stack, {"run": ("a",), "a": ("b",), "b": ("a",)})
+    calls = calls.with_disassembly(library)
+    assert (calls.frame_bytes["memcpy"], calls.worst_case_stack("run")) == (40, (128, ("inner",)))
+    circle = CallGraph(stack, {"run": ("a",), "a": ("b",), "b": ("a",)})
     with pytest.raises(ExportError, match="a calls itself"):
-        circle.most("run")
+        circle.worst_case_stack("run")
 
 
 @pytest.mark.parametrize("template", BOARDS)
@@ -210,10 +210,10 @@ def test_frames_that_break_rules_end_a_session(project: micro.GeneratedProject) 
             stream = session._endpoint.channel.stream
             kind = int(rng.integers(1, 20))
             body = bytearray(rng.integers(0, 4, int(rng.integers(0, 60))).astype(np.uint8))
-            assert HEADER == 8
+            assert FRAME_HEADER_BYTES == 8
             stream.sendall(struct.pack("<IB3x", len(body), kind) + body)
             with pytest.raises((RPCError, ValueError, TypeError, OSError, MemoryError)):
-                session._endpoint._answer(5.0)
+                session._endpoint._await_answer(5.0)
                 session._endpoint.request(Kind.LOAD, "nothing")
                 raise OSError
 

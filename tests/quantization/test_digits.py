@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ekiden
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.judge import signal_to_noise_db
 from onnx_runtime import session
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -117,7 +117,7 @@ def test_integers_lose_no_more_than_those_of_onnxruntime(
     wanted, rough = results(model), results(their_nibbles(model))
     for recipe in RECIPES:
         got = results(ekiden.quantize(model, data, **recipe).model)
-        ratios = signal_to_noise(wanted, got), signal_to_noise(wanted, rough)
+        ratios = signal_to_noise_db(wanted, got), signal_to_noise_db(wanted, rough)
         assert ratios[0] > ratios[1] - 1.0, (recipe, ratios)
         right, their_right = (each.argmax(1) == labels for each in (got, rough))
         chance = 2.0 * np.sqrt((right != their_right).sum())  # of those that only one has right

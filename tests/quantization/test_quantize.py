@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ekiden
 from ekiden.cli import main
 from ekiden.quantization import LayerPlan, QuantPlan, Recipe
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.judge import signal_to_noise_db
 from long_runs import alike
 from onnx_runtime import session
 
@@ -95,9 +95,9 @@ def test_recipes(recipe: dict[str, Any], least: float) -> None:
     found = ekiden.quantize(FLOATS, DATA, **recipe)
     assert found.plan and len(found.model.SerializeToString()) < FLOATS.ByteSize()
     got = ekiden.compile(found.model)(FRESH).numpy()
-    assert signal_to_noise(wanted(), got) > least
+    assert signal_to_noise_db(wanted(), got) > least
     (theirs,) = session(found.model).run(None, {"x": FRESH})
-    assert signal_to_noise(theirs, got) > 30.0
+    assert signal_to_noise_db(theirs, got) > 30.0
 
 
 def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
@@ -120,7 +120,7 @@ def test_weights_and_biases_behind_identities_are_those_of_layers() -> None:
     floats = [each.name for each in small.model.graph.initializer if each.name in "wb"]
     assert not floats, "nothing reads them any more"
     wanted, result = (session(each).run(None, {"x": FRESH})[0] for each in (model, small.model))
-    assert signal_to_noise(wanted, result) > 20
+    assert signal_to_noise_db(wanted, result) > 20
 
 
 def test_the_plan_says_why() -> None:
@@ -161,8 +161,8 @@ def test_a_layer_that_is_not_faster_is_left_alone() -> None:
 
 def test_a_whole_that_gains_too_little_is_left_alone() -> None:
     plan = QuantPlan(Recipe(faster=True, gain=1.2), (LayerPlan("a", "Conv", "static"),))
-    assert plan.measured(13.0, 10.0)["a"].kind == "static"
-    slow = plan.measured(11.0, 10.0)
+    assert plan.with_model_times(13.0, 10.0)["a"].kind == "static"
+    slow = plan.with_model_times(11.0, 10.0)
     assert not slow and slow["a"].why == "the whole 1.10 times as fast, 1.2 wanted"
     assert str(slow).endswith(
         "0 of 1 layers quantised; the whole 11.0 us as floats, 10.0 quantised"
@@ -174,7 +174,7 @@ def test_a_whole_that_gains_too_little_is_left_alone() -> None:
 
 def test_a_plan_is_followed() -> None:
     made = ekiden.quantize(FLOATS, DATA)
-    changed = made.plan.without("wide", "by hand")
+    changed = made.plan.exclude_layer("wide", "by hand")
     again = QuantPlan.from_json(changed.json())
     assert again == changed
     found = ekiden.quantize(FLOATS, DATA, plan=again)

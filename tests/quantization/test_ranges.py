@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ekiden.quantization import METHODS
-from ekiden.quantization.ranges import Histogram, scale_and_point
+from ekiden.quantization.ranges import Histogram, scale_and_zero_point
 
 RNG = np.random.default_rng(0)
 
@@ -19,7 +19,7 @@ def histogram(values: np.ndarray) -> Histogram:
 
 def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
     """The mean squared error of bytes between bounds."""
-    scale, point = scale_and_point(*bounds)
+    scale, point = scale_and_zero_point(*bounds)
     levels = np.clip(np.round(values / scale) + float(point), 0, 255)
     return float((((levels - float(point)) * scale - values) ** 2).mean())
 
@@ -27,17 +27,17 @@ def error(values: np.ndarray, bounds: tuple[float, float]) -> float:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_stays_within_what_was_seen(name: str) -> None:
     values = RNG.standard_normal(100_000)
-    low, high = METHODS[name].find(histogram(values))
+    low, high = METHODS[name].find_range(histogram(values))
     assert values.min() <= low < -1.0 and 1.0 < high <= values.max() + 1e-9
 
 
 def test_an_outlier_is_cut_where_that_is_worth_it() -> None:
     values = np.append(RNG.standard_normal(1_000_000), [60.0])
     seen = histogram(values)
-    whole = error(values, METHODS["minmax"].find(seen))
+    whole = error(values, METHODS["minmax"].find_range(seen))
     for name in ("mse", "percentile", "entropy"):
-        assert METHODS[name].find(seen)[1] < 50.0
-    assert error(values, METHODS["mse"].find(seen)) < 0.6 * whole
+        assert METHODS[name].find_range(seen)[1] < 50.0
+    assert error(values, METHODS["mse"].find_range(seen)) < 0.6 * whole
 
 
 def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
@@ -45,7 +45,7 @@ def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
     rng = np.random.default_rng(1)
     smooth = np.abs(rng.standard_normal(200_000))
     atoms = np.repeat(rng.uniform(0, 1, 16), 10_000)
-    _, high = METHODS["entropy"].find(histogram(np.concatenate([smooth, atoms])))
+    _, high = METHODS["entropy"].find_range(histogram(np.concatenate([smooth, atoms])))
     assert high > 0.7 * smooth.max()
 
 
@@ -54,13 +54,13 @@ def test_values_that_many_elements_have_are_no_reason_to_cut() -> None:
     [(0.0, 2.55, 0), (-2.55, 0.0, 255), (1.0, 2.55, 0), (-1.28, 1.27, 128)],
 )
 def test_zero_is_one_of_the_levels(low: float, high: float, point: int) -> None:
-    scale, found = scale_and_point(low, high)
+    scale, found = scale_and_zero_point(low, high)
     assert scale == np.float32(0.01) and found == point
 
 
 def test_a_tensor_of_one_value() -> None:
-    assert scale_and_point(0.0, 0.0) == (1.0, 0)
+    assert scale_and_zero_point(0.0, 0.0) == (1.0, 0)
     seen = histogram(np.full(10, 3.0))
     for row in METHODS.values():
-        low, high = row.find(seen)
+        low, high = row.find_range(seen)
         assert error(np.array([3.0]), (low, high)) < 1e-4

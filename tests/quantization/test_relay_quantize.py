@@ -11,9 +11,9 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.ir.module import IRModule
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.judge import signal_to_noise_db
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from long_runs import alike
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -65,7 +65,8 @@ def dtypes(module: IRModule, name: str) -> list[str]:
     """The dtype of each result of an operator."""
     found: list[str] = []
     relay.analysis.post_order_visit(
-        module["main"], lambda e: found.append(e.checked_type.dtype) if op_of(e) == name else None
+        module["main"],
+        lambda e: found.append(e.checked_type.dtype) if op_name_of(e) == name else None,
     )
     return found
 
@@ -87,7 +88,7 @@ def dtypes(module: IRModule, name: str) -> list[str]:
 def test_the_result_is_near_the_floats(config: dict[str, Any], least: float) -> None:
     made = quantised(MODULE, DATA, **config)
     got = ekiden.compile(made)(DATA[0]["x"]).numpy()
-    assert signal_to_noise(wanted(), got) > least
+    assert signal_to_noise_db(wanted(), got) > least
     assert ("qnn.conv2d" in str(made)) == (not config.get("do_simulation", False))
 
 
@@ -119,7 +120,7 @@ def test_products_of_two_inputs() -> None:
     assert dtypes(made, "qnn.batch_matmul") == ["int32"]
     a, b = normal(2, 4, 8), normal(2, 6, 8)
     got = ekiden.compile(made)(a, b).numpy()
-    assert signal_to_noise(a @ b.transpose(0, 2, 1), got) > 30.0
+    assert signal_to_noise_db(a @ b.transpose(0, 2, 1), got) > 30.0
 
 
 def test_dtypes_of_integers_are_left_alone() -> None:

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ekiden
-from ekiden.quantization.grams import rows_of
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.grams import input_rows
+from ekiden.quantization.judge import signal_to_noise_db
 from ekiden.quantization.layers import find_layers
-from ekiden.quantization.rounding import ROUNDINGS, squared_error
+from ekiden.quantization.rounding import ROUNDING_METHODS, weighted_squared_error
 from long_runs import alike
 from onnx_runtime import session
 
@@ -62,8 +62,8 @@ def test_data_make_the_error_less(recipe: dict[str, Any], transposed: bool) -> N
         found = ekiden.quantize(model, DATA, **recipe, **more, least_snr=0.0)
         got = ekiden.compile(found.model)(FRESH).numpy()
         (theirs,) = session(found.model).run(None, {"x": FRESH})
-        assert signal_to_noise(theirs, got) > 30.0
-        return signal_to_noise(wanted, got)
+        assert signal_to_noise_db(theirs, got) > 30.0
+        return signal_to_noise_db(wanted, got)
 
     nearest = ratio()
     gain = 0.0 if recipe["kind"] == "static" else 0.5
@@ -85,11 +85,11 @@ def test_no_column_is_beyond_the_levels(name: str, columns: int) -> None:
         weight = rng.standard_normal((3, columns)).astype(np.float32)
         scale = np.abs(weight).max(axis=1, keepdims=True).repeat(columns, 1) / 7
         gram = rows.T @ rows
-        made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+        made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
         assert np.array_equal(made, np.round(made)) and np.abs(made).max() <= 7
-        plain = ROUNDINGS["nearest"].levels(weight, scale, (-7, 7), None)
-        before += squared_error(plain * scale - weight, gram)
-        after += squared_error(made * scale - weight, gram)
+        plain = ROUNDING_METHODS["nearest"].levels(weight, scale, (-7, 7), None)
+        before += weighted_squared_error(plain * scale - weight, gram)
+        after += weighted_squared_error(made * scale - weight, gram)
     assert after <= before * (1 + 1e-6) + 1e-9  # of one column they are the same
 
 
@@ -102,10 +102,10 @@ def test_learned_rounding_is_near_the_best_of_all() -> None:
         gram, weight = rows.T @ rows, rng.standard_normal((1, 6)).astype(np.float32) * 3
         scale = np.ones((1, 6))
         for name in ("learned", "gptq", "nearest"):
-            made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
-            sums[name] += squared_error(made - weight, gram)
+            made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
+            sums[name] += weighted_squared_error(made - weight, gram)
         choices = (np.floor(weight) + np.asarray(each) for each in product((0, 1), repeat=6))
-        sums["best"] += min(squared_error(each - weight, gram) for each in choices)
+        sums["best"] += min(weighted_squared_error(each - weight, gram) for each in choices)
     assert sums["learned"] <= sums["gptq"] < sums["nearest"], sums
     assert sums["learned"] - sums["best"] < 0.25 * (sums["nearest"] - sums["best"]), sums
 
@@ -115,7 +115,7 @@ def test_channels_that_no_data_reach() -> None:
     weight, scale = RNG.standard_normal((2, 4)).astype(np.float32), np.full((2, 4), 0.25)
     for name in ("gptq", "learned"):
         for gram in (np.zeros((4, 4)), np.diag([1.0, 0.0, 2.0, 0.0])):
-            made = ROUNDINGS[name].levels(weight, scale, (-7, 7), gram)
+            made = ROUNDING_METHODS[name].levels(weight, scale, (-7, 7), gram)
             np.testing.assert_array_equal(made, np.clip(np.round(weight / scale), -7, 7))
 
 
@@ -141,7 +141,7 @@ def test_windows_of_convolutions(given: dict[str, Any]) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     data = RNG.standard_normal((2, 6, 7, 9)).astype(np.float32)
     wanted = ekiden.compile(model)(data).numpy()
-    rows = rows_of(find_layers(model, "g")[0], data)
+    rows = input_rows(find_layers(model, "g")[0], data)
     parts = np.split(weight.reshape(6, -1), groups)
     got = np.concatenate([r @ w.T for r, w in zip(rows, parts, strict=True)], axis=1)
     got = got.reshape(2, -1, 6).transpose(0, 2, 1).reshape(wanted.shape)

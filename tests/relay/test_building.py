@@ -14,7 +14,7 @@ from ekiden.ir import assert_structural_equal, make_node
 from ekiden.ir.nd_format import array_to_bytes
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import parse_expr
-from ekiden.relay.param_dict import MAGIC
+from ekiden.relay.param_dict import PARAM_DICT_MAGIC
 from ekiden.runtime.errors import LoadError, TypeInferenceError
 
 
@@ -353,7 +353,7 @@ def test_names_are_where_tvm_has_them() -> None:
 
 def test_parameters_of_tvm_are_read() -> None:
     values = {"a": np.ones((2, 3), "float32"), "b": np.array([1, 2])}
-    head = struct.pack("<QQQ", MAGIC, 0, 2)
+    head = struct.pack("<QQQ", PARAM_DICT_MAGIC, 0, 2)
     names = b"".join(struct.pack("<Q", 1) + n.encode() for n in values)
     arrays = struct.pack("<Q", 2) + b"".join(map(array_to_bytes, values.values()))
     data = head + names + arrays

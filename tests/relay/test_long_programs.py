@@ -13,7 +13,7 @@ import pytest
 from relay_programs import add_chain, let_chain
 
 from ekiden.backend.vm.compile import compile_module
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest, structural_equal
 from ekiden.relay import (
@@ -64,7 +64,7 @@ def test_long_program_goes_through_every_pass_to_bytecode(
     module, target = make(length), Target.host()
     for each in (ToANormalForm(), FoldConstant(), FuseOps()):
         assert len(post_order(each(module)["main"], into_functions=True)) >= length
-    assert len(compile_module(pipeline(target)(module), target, {})) > 1000
+    assert len(compile_module(vm_pipeline(target)(module), target, {})) > 1000
 
 
 @lengths

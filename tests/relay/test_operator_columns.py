@@ -10,8 +10,8 @@ import pytest
 
 import ekiden
 import ekiden.relay  # declares the operators
-from ekiden.ir.op import OPS, Borders, Linear, Transposes
-from ekiden.relay.op.create import FILLED
+from ekiden.ir.op import OPS, LinearForm, PaddingAbsorption, TransposeRule
+from ekiden.relay.op.create import CONSTANT_FILL_OPS
 
 ROOT = Path(ekiden.__file__).parent
 READERS = ("relay/transform", "relay/packing", "relay/analysis", "relay/dataflow_pattern",
@@ -91,9 +91,9 @@ def test_the_columns_agree_with_the_rest_of_a_row() -> None:
     for name, row in OPS.items():
         assert not row.fast or OPS[row.fast].attrs is row.attrs, name
         assert not row.commutes or len(row.arguments) == 2, name
-        assert row.linear is Linear.NO or len(row.arguments) == 2, name
-        assert row.turns is not Transposes.SHAPE or row.reshape_only, name
-        assert row.borders is Borders.NO or hasattr(row.attrs, "padding"), name
+        assert row.linear is LinearForm.NO or len(row.arguments) == 2, name
+        assert row.turns is not TransposeRule.SHAPE or row.reshape_only, name
+        assert row.borders is PaddingAbsorption.NO or hasattr(row.attrs, "padding"), name
         assert row.channels is None or row.macs is not None, name
         assert row.gradient_of is None or row.lower is None, name
         assert row.gradient_of is None or row.gradient_of[0] in OPS, name
@@ -101,4 +101,6 @@ def test_the_columns_agree_with_the_rest_of_a_row() -> None:
         assert not row.weight_layouts or hasattr(row.attrs, "kernel_layout"), name
         assert not row.sizes or name.removeprefix("dyn.") in OPS.keys() - {name}, name
         assert row.fills in (None, 0, 1), name
-        assert (row.fills is not None and row.lower is not None) == (name in FILLED), name
+        assert (row.fills is not None and row.lower is not None) == (name in CONSTANT_FILL_OPS), (
+            name
+        )

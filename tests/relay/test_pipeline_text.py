@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from relay_programs import PROGRAMS
 
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.ir.instrument import Verify
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
@@ -57,5 +57,5 @@ MODULES = {name: parse(PROGRAMS[name]) for name in PLAIN} | {"convolution": _con
 def test_every_pass_makes_a_module_that_reads_back(name: str) -> None:
     read_back = ReadBack()
     with PassContext(instruments=[Verify(verify), read_back]):
-        pipeline(Target.host())(MODULES[name])
+        vm_pipeline(Target.host())(MODULES[name])
     assert read_back.passes[-3:] == ["UpdateInPlace", "OwnResults", "vm"]

@@ -13,7 +13,7 @@ from ekiden import relay
 from ekiden.relay import Expr, Prelude, parse_expr
 from ekiden.relay.analysis import verify
 from ekiden.relay.backend.executors import create_executor
-from ekiden.relay.prelude import NEEDS, StaticTensorArrayOps, read_std
+from ekiden.relay.prelude import LIBRARY_DEPENDENCIES, StaticTensorArrayOps, read_std
 from ekiden.relay.testing import count, make_nat_expr, make_nat_value
 from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
@@ -174,7 +174,7 @@ def test_lists_counted_by_naturals(prelude: Prelude) -> None:
 # Loading
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", LIBRARY_DEPENDENCIES)
 def test_file_loads_twice_and_is_well_formed(name: str) -> None:
     module = relay.IRModule()
     module.import_from_std(name)
@@ -327,7 +327,7 @@ def test_names_of_static_tensor_arrays() -> None:
 
 
 def test_library_text_is_relay_text() -> None:
-    for name in NEEDS:
+    for name in LIBRARY_DEPENDENCIES:
         assert read_std(name).count('#[version = "0.0.5"]') == 1
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from ekiden import relay
-from ekiden.relay.reader import Script
+from ekiden.relay.reader import RelayScript
 from ekiden.runtime.errors import ParseError, TypeInferenceError
 
 SCALE = 3.0
 
 
-def run(script: Script, *args: object) -> object:
+def run(script: RelayScript, *args: object) -> object:
     """What the interpreter gives, as NumPy and Python values."""
     executor = relay.create_executor("debug", script.module)
     return plain(executor.evaluate(script.function)(*args))

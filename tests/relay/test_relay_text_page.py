@@ -9,8 +9,8 @@ import pytest
 
 from ekiden.ir.structural import structural_equal
 from ekiden.relay import astext, parse, parse_expr
-from ekiden.relay.lexer import PUNCTUATION
-from ekiden.relay.parser import INFIX
+from ekiden.relay.lexer import PUNCTUATION_TOKENS
+from ekiden.relay.parser import INFIX_OPERATORS
 from ekiden.runtime.errors import ParseError
 
 pytestmark = pytest.mark.quick
@@ -48,5 +48,5 @@ def test_error_of_the_page(block: str) -> None:
 
 def test_the_grammar_has_every_mark_and_operator() -> None:
     grammar = "\n".join(blocks("text"))
-    missing = {m for m in (*PUNCTUATION, *INFIX) if f'"{m}"' not in grammar}
+    missing = {m for m in (*PUNCTUATION_TOKENS, *INFIX_OPERATORS) if f'"{m}"' not in grammar}
     assert missing == set()

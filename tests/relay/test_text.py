@@ -308,7 +308,7 @@ def test_loop_programs_stand_beside_functions() -> None:
     assert twice.name == "twice"
     source = np.arange(4, dtype="float32")
     out = np.zeros(4, "float32")
-    interpreter.run(twice, source, out)
+    interpreter.run_prim_func(twice, source, out)
     np.testing.assert_array_equal(out, source * 2)
     text = astext(module)
     again = parse(text)

@@ -8,7 +8,7 @@ from relay_programs import LIST, PROGRAMS
 from ekiden import relay
 from ekiden.ir.span import Span
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.relay import (
     Call,
     Clause,
@@ -61,7 +61,7 @@ TYPES = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_type_of_main(name: str) -> None:
-    assert type_text(parse(PROGRAMS[name])["main"].checked_type) == TYPES[name]
+    assert format_type(parse(PROGRAMS[name])["main"].checked_type) == TYPES[name]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -92,7 +92,7 @@ INFERRED = [
 
 @pytest.mark.parametrize(("text", "expected"), INFERRED, ids=[t for t, _ in INFERRED])
 def test_inferred_expression(text: str, expected: str) -> None:
-    assert type_text(infer_expr_type(parse_expr(text))) == expected
+    assert format_type(infer_expr_type(parse_expr(text))) == expected
 
 
 def test_callee_dimensions_are_chosen_by_the_call() -> None:
@@ -106,7 +106,7 @@ def test_callee_dimensions_are_chosen_by_the_call() -> None:
         }
         """
     )
-    fields = type_text(module["main"].checked_type).partition(" -> ")[2]
+    fields = format_type(module["main"].checked_type).partition(" -> ")[2]
     assert (
         fields
         == "(Tensor[(n * 2, 2), float32], Tensor[(n * 4, 2), float32], Tensor[(6, 2), float32])"
@@ -117,7 +117,7 @@ def test_function_without_result_annotation_is_inferred_before_its_callers() -> 
     module = parse(
         "def @main(%x: int32) { @f(%x) }\ndef @f(%x: int32) { (@g(), %x) }\ndef @g() { True }"
     )
-    assert type_text(module["main"].checked_type) == "fn (int32) -> (bool, int32)"
+    assert format_type(module["main"].checked_type) == "fn (int32) -> (bool, int32)"
 
 
 def test_pattern_variables_have_the_types_of_fields() -> None:
@@ -125,7 +125,7 @@ def test_pattern_variables_have_the_types_of_fields() -> None:
         LIST + "def @main(%l: List[(int32, bool)]) {"
         " match (%l) { Cons((%a, %b), _) => %b, Nil => False } }"
     )
-    assert type_text(module["main"].checked_type) == "fn (List[(int32, bool)]) -> bool"
+    assert format_type(module["main"].checked_type) == "fn (List[(int32, bool)]) -> bool"
 
 
 def test_error_names_the_node_of_the_model() -> None:
@@ -157,13 +157,13 @@ def test_inference_adds_no_nodes_to_a_program_with_all_types() -> None:
 def test_open_projection_waits_for_its_tuple() -> None:
     p = var("p")
     f = Function((p,), op.add(TupleGetItem(p, 0), TupleGetItem(p, 1)), None)
-    assert type_text(infer_expr_type(Call(f, (Tuple((const(1.0), const(2.0))),)))) == "float32"
+    assert format_type(infer_expr_type(Call(f, (Tuple((const(1.0), const(2.0))),)))) == "float32"
 
 
 def test_let_variable_takes_the_type_of_a_new_value() -> None:
     v = var("v")
     v.set_checked_type(tensor_type((9,)))
-    assert type_text(infer_expr_type(Let(v, const(1), v))) == "int32"
+    assert format_type(infer_expr_type(Let(v, const(1), v))) == "int32"
 
 
 # Polymorphism
@@ -198,7 +198,7 @@ USES = [
 def test_a_polymorphic_value_is_taken_for_its_use(body: str, expected: str) -> None:
     main = typed("def @main() { " + body + " }")["main"]
     assert isinstance(main, Function) and main.ret_type is not None
-    assert type_text(main.ret_type) == (expected or "((int32, int32), (float32, float32))")
+    assert format_type(main.ret_type) == (expected or "((int32, int32), (float32, float32))")
 
 
 def test_left_out_types_are_filled_in() -> None:
@@ -257,7 +257,7 @@ def test_mutual_recursion_without_annotations() -> None:
         """
     )
     odd = module["odd"]
-    assert type_text(odd.checked_type) == "fn (int32) -> bool"
+    assert format_type(odd.checked_type) == "fn (int32) -> bool"
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_chain_of_holes_is_solved() -> None:
     """let %f0 = fn (%x) { %x }; let %f1 = fn (%x) { %f0(%x) }; ... %f2000(1)"""
     text = "let %f0 = fn (%x) { %x };"
     text += "".join(f"let %f{i} = fn (%x) {{ %f{i - 1}(%x) }};" for i in range(1, 2_001))
-    assert type_text(infer_expr_type(parse_expr(text + "%f2000(1)"))) == "int32"
+    assert format_type(infer_expr_type(parse_expr(text + "%f2000(1)"))) == "int32"
 
 
 PARAMETERS = [
@@ -297,11 +297,11 @@ PARAMETERS = [
 def test_a_parameter_has_the_type_that_its_layer_needs(
     body: str, shape: tuple[int, ...], expected: str
 ) -> None:
-    data = type_text(tensor_type(shape))
+    data = format_type(tensor_type(shape))
     module = InferType()(parse(f"def @main(%x: {data}, %w) {{ {body} }}"))
     main = module["main"]
     assert isinstance(main, Function)
-    assert type_text(main.params[1].checked_type) == expected
+    assert format_type(main.params[1].checked_type) == expected
     assert main.params[1].type_annotation == main.params[1].checked_type
 
 
@@ -312,7 +312,7 @@ def test_every_vector_of_a_norm_has_the_type_of_its_axis() -> None:
     )
     kind = module["main"].checked_type
     assert isinstance(kind, FuncType)
-    assert [type_text(t) for t in kind.arg_types[1:]] == ["Tensor[(6,), float32]"] * 4
+    assert [format_type(t) for t in kind.arg_types[1:]] == ["Tensor[(6,), float32]"] * 4
 
 
 def test_a_weight_without_a_size_stays_unknown() -> None:

@@ -204,9 +204,11 @@ def test_entry_points_name_what_there_is() -> None:
 def test_the_installed_metadata_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = importlib.metadata.distribution("ekiden")
-    assert installed.version == ekiden.__version__ == generate_sbom.version()
-    needed = {generate_sbom.name_of(each) for each in project["dependencies"]}
-    told = {generate_sbom.name_of(r) for r in installed.requires or () if "extra ==" not in r}
+    assert installed.version == ekiden.__version__ == generate_sbom.package_version()
+    needed = {generate_sbom.normalized_name(each) for each in project["dependencies"]}
+    told = {
+        generate_sbom.normalized_name(r) for r in installed.requires or () if "extra ==" not in r
+    }
     assert told == needed
 
 
@@ -216,7 +218,7 @@ def test_the_bills_of_materials_name_every_need() -> None:
     for name, row in rows.items():
         bill = json.loads((ROOT / "sbom" / f"{name}.cdx.json").read_text())
         required = {c["name"] for c in bill["components"] if c["scope"] == "required"}
-        assert required >= {generate_sbom.name_of(each) for each in row["dependencies"]}
+        assert required >= {generate_sbom.normalized_name(each) for each in row["dependencies"]}
         assert bill["metadata"]["component"]["version"] == ekiden.__version__
 
 
@@ -242,10 +244,10 @@ def test_the_bills_of_materials_have_version_and_licence_of_what_is_bundled() ->
     for name in ("ekiden", "ekiden-runtime"):
         bill = json.loads((ROOT / "sbom" / f"{name}.cdx.json").read_text())
         bundled = [c for c in bill["components"] if c["bom-ref"].startswith("built-in/")]
-        assert {c["name"] for c in bundled} == set(generate_sbom.BUILT_IN)
+        assert {c["name"] for c in bundled} == set(generate_sbom.BUNDLED_PACKAGES)
         for component in bundled:
             assert f"{component['name']}=={component['version']}" in release
             assert component["purl"].endswith(f"@{component['version']}")
             assert component["licenses"]
     with pytest.raises(SystemExit, match="cython: the extra 'release' must pin it"):
-        generate_sbom.built_with(["cython>=3", "numpy==2.4.6", "ziglang==0.15.1"])
+        generate_sbom.pinned_versions(["cython>=3", "numpy==2.4.6", "ziglang==0.15.1"])

@@ -69,7 +69,7 @@ def _link_runtime(package: Path) -> None:
     it stands in the package."""
     core = importlib.import_module("ekiden.runtime.binding._core").__file__
     assert core is not None, "an extension has a file"
-    installed = Path(core).parents[3]  # of ekiden/runtime/binding/_core
+    installed = Path(core).parents[3]  # of ekiden/runtime/binding/_parse_core
     for path in sorted((installed / "ekiden").rglob("*")):  # a folder comes before its files
         link = package / path.relative_to(installed)
         if not link.exists():

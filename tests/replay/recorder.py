@@ -93,7 +93,7 @@ def record(module: IRModule, target: Target, executor: str = "vm") -> dict[str, 
 
 def c_text(func: PrimFunc, target: Target) -> str:
     """Return the C of a lowered function."""
-    return build.GENERATORS["c"].sources(target)["c"]([func], target)
+    return build.CODE_GENERATORS["c"].sources(target)["c"]([func], target)
 
 
 def _short_names(names: Sequence[str]) -> dict[str, str]:
@@ -162,13 +162,13 @@ def _recording() -> Iterator[_Notes]:
         notes.native.append(text)
         return b"object"
 
-    split_program = device.split_program
+    split_program = device.split_host_and_device
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith("EKIDEN_")]:
             patch.delenv(name)
         patch.setenv("EKIDEN_CACHE_DIR", "")  # nothing is read from it, and nothing kept
         patch.setenv("EKIDEN_COMPILE_JOBS", "1")
-        for name, row in build.GENERATORS.items():
+        for name, row in build.CODE_GENERATORS.items():
             noting = replace(
                 row,
                 compile=here(note_functions, row.compile),
@@ -176,15 +176,15 @@ def _recording() -> Iterator[_Notes]:
                 version=here(lambda: "", row.version),  # that of a C compiler, which need not be
                 sources=here(lambda target: {"none": lambda funcs, target: ""}, row.sources),
             )
-            patch.setitem(build.GENERATORS, name, noting)
-        patch.setattr(device, "split_program", here(note_device_code, split_program))
-        patch.setattr(llvm, "link", here(lambda *args, **options: b"", llvm.link))
-        patch.setattr(llvm, "compile_text", here(note_native, llvm.compile_text))
+            patch.setitem(build.CODE_GENERATORS, name, noting)
+        patch.setattr(device, "split_host_and_device", here(note_device_code, split_program))
+        patch.setattr(llvm, "link_image", here(lambda *args, **options: b"", llvm.link_image))
+        patch.setattr(llvm, "compile_ir", here(note_native, llvm.compile_ir))
         oldest = PROCESSORS["x86-64-v2"]
         machine = facts.MachineFacts(
             oldest.name, oldest.architecture, (), oldest.core, oldest.core.caches
         )
-        patch.setattr(facts, "host", here(lambda: machine, facts.host))
+        patch.setattr(facts, "host_facts", here(lambda: machine, facts.host_facts))
         target_module._host_machine.cache_clear()
         try:
             yield notes

@@ -15,7 +15,7 @@ import ekiden
 from chromium import Page, page_of
 from ekiden import rpc
 from ekiden.cli import main
-from ekiden.compiler.export.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_web_folder
 
 pytest.importorskip("ziglang", reason="needs ziglang, a C compiler for WebAssembly")
 pytest.importorskip("websockets", reason="needs websockets")
@@ -52,7 +52,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def page(tmp_path: Path, model: str, proxy: rpc.Proxy, web_port: int) -> Iterator[Page]:
     """A page that has the package and nothing else, at the proxy."""
     ekiden.export(model, tmp_path / "model.eki", list(WEB_TARGETS))
-    write_site((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
+    write_web_folder((tmp_path / "model.eki").read_bytes(), tmp_path / "site")
     with page_of(tmp_path / "site") as made:
         made.evaluate(SERVE, f"ws://127.0.0.1:{web_port}")
         yield made

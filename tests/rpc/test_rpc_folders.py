@@ -27,7 +27,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def left(base: Path) -> Path:
     """What a server that was killed leaves: a folder whose lock nobody holds."""
-    folder = SessionFolder.make()
+    folder = SessionFolder.create()
     os.close(folder.lock)
     Path(folder.path, "a").mkdir()
     Path(folder.path, "a", "file").write_text("x")
@@ -35,7 +35,7 @@ def left(base: Path) -> Path:
 
 
 def test_a_folder_without_a_lock_is_removed_and_one_in_use_stays(base: Path) -> None:
-    stale, used = left(base), SessionFolder.make()
+    stale, used = left(base), SessionFolder.create()
     other = base / "other"
     other.mkdir()
     (base / "ekiden-session-link").symlink_to(other)
@@ -56,7 +56,7 @@ def test_a_folder_without_a_lock_is_removed_and_one_in_use_stays(base: Path) -> 
 def test_a_server_removes_what_a_killed_one_left(
     kind: str, base: Path, request: pytest.FixtureRequest
 ) -> None:
-    stale, used = left(base), SessionFolder.make()
+    stale, used = left(base), SessionFolder.create()
     server = (
         rpc.Server(port=0, key="board")
         if kind == "server"

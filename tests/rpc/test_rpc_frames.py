@@ -11,18 +11,18 @@ import pytest
 import ekiden
 from ekiden import rpc
 from ekiden.rpc.messages import (
-    FIELDS,
-    FRAME_LIMIT,
-    HELLO_LIMIT,
-    MAGIC,
+    DEFAULT_MAX_FRAME_BYTES,
+    FIELD_TYPES,
+    MAX_HELLO_BYTES,
     MESSAGES,
-    SESSION,
-    VALUES,
-    VERSION,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+    SESSION_KINDS,
+    VALUE_TYPES,
     Kind,
-    Tag,
+    ValueTag,
 )  # fmt: skip
-from ekiden.rpc.wire import NoHandles, TensorType, read_body, read_head, write_body
+from ekiden.rpc.wire import NoHandles, RemoteTensorType, parse_body, parse_header, serialize_frame
 from ekiden.runtime import ADT, DataType, Shape
 
 ONE_OF_EACH = [
@@ -30,28 +30,28 @@ ONE_OF_EACH = [
     ["a", [1]], {"k": 1}, ADT(3, (1,)), (1, 2),
 ]  # fmt: skip
 SAMPLES = {
-    "u": 7, "q": MAGIC, "i": -1, "h": 1, "s": "name", "b": b"data", "v": ONE_OF_EACH,
-    "t": TensorType((ekiden.cpu(), "float32", (2, 3))), "V": ONE_OF_EACH, "H": [1, 2],
+    "u": 7, "q": PROTOCOL_MAGIC, "i": -1, "h": 1, "s": "name", "b": b"data", "v": ONE_OF_EACH,
+    "t": RemoteTensorType((ekiden.cpu(), "float32", (2, 3))), "V": ONE_OF_EACH, "H": [1, 2],
 }  # fmt: skip
 
 
 def sample(kind: Kind) -> bytes:
     return bytes(
-        write_body(kind, [SAMPLES[letter] for letter in MESSAGES[kind].fields], NoHandles())
+        serialize_frame(kind, [SAMPLES[letter] for letter in MESSAGES[kind].fields], NoHandles())
     )
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_message_is_read_as_it_was_written(kind: Kind) -> None:
     frame = sample(kind)
-    assert read_head(frame[:8], HELLO_LIMIT) == (kind, len(frame) - 8)
-    found = read_body(kind, frame[8:], NoHandles())
-    assert write_body(kind, found, NoHandles()) == frame
+    assert parse_header(frame[:8], MAX_HELLO_BYTES) == (kind, len(frame) - 8)
+    found = parse_body(kind, frame[8:], NoHandles())
+    assert serialize_frame(kind, found, NoHandles()) == frame
 
 
 def test_the_tables_are_whole() -> None:
-    assert set(MESSAGES) == set(Kind) and set(VALUES) == set(Tag)
-    assert set(SAMPLES) == set(FIELDS)
+    assert set(MESSAGES) == set(Kind) and set(VALUE_TYPES) == set(ValueTag)
+    assert set(SAMPLES) == set(FIELD_TYPES)
     for row in MESSAGES.values():
         assert len(row.fields) == len(row.names.split()) and row.meaning
 
@@ -89,7 +89,7 @@ VALUE_CASES = {
 def test_values_that_are_none(name: str) -> None:
     tracemalloc.start()
     with pytest.raises(rpc.FrameError):
-        read_body(Kind.RETURN, VALUE_CASES[name], NoHandles())
+        parse_body(Kind.RETURN, VALUE_CASES[name], NoHandles())
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -98,12 +98,13 @@ def test_values_that_are_none(name: str) -> None:
     "head",
     [
         bytes(8), b"\1\0\0\0\0\0\0\0", u32(1) + b"\x63\0\0\0", u32(10) + b"\2\0\1\0",
-        u32(2**32 - 1) + b"\2\0\0\0", u32(1) + b"\2\0\0\0", u32(FRAME_LIMIT + 1) + b"\2\0\0\0",
+        u32(2**32 - 1) + b"\2\0\0\0", u32(1) + b"\2\0\0\0",
+        u32(DEFAULT_MAX_FRAME_BYTES + 1) + b"\2\0\0\0",
     ],
 )  # fmt: skip
 def test_heads_that_are_none(head: bytes) -> None:
     with pytest.raises(rpc.FrameError):
-        read_head(head, FRAME_LIMIT)
+        parse_header(head, DEFAULT_MAX_FRAME_BYTES)
 
 
 def mutate(rng: random.Random, frame: bytes) -> bytes:
@@ -133,7 +134,7 @@ def count_refused(count: int, seed: int) -> int:
     for _ in range(count):
         kind, frame = rng.choice(frames)
         try:
-            read_body(kind, mutate(rng, frame[8:]), NoHandles())
+            parse_body(kind, mutate(rng, frame[8:]), NoHandles())
         except rpc.FrameError:
             refused += 1
     return refused
@@ -148,7 +149,13 @@ def test_a_million_mutated_bodies() -> None:
     assert count_refused(1_000_000, 1) > 500_000
 
 
-HELLO = bytes(write_body(Kind.HELLO, (MAGIC, VERSION, FRAME_LIMIT, 0, "board", ()), NoHandles()))
+HELLO = bytes(
+    serialize_frame(
+        Kind.HELLO,
+        (PROTOCOL_MAGIC, PROTOCOL_VERSION, DEFAULT_MAX_FRAME_BYTES, 0, "board", ()),
+        NoHandles(),
+    )
+)
 
 
 def talk(port: int, *frames: bytes) -> bytes:
@@ -169,7 +176,7 @@ def talk(port: int, *frames: bytes) -> bytes:
 def drive(port: int, count: int, seed: int, said: Callable[[bytes], None]) -> None:
     """Sessions of mutated messages."""
     rng = random.Random(seed)
-    kinds = [sample(kind) for kind in (*SESSION, Kind.HELLO, Kind.RETURN, Kind.ERROR)]
+    kinds = [sample(kind) for kind in (*SESSION_KINDS, Kind.HELLO, Kind.RETURN, Kind.ERROR)]
     for i in range(count):
         first = mutate(rng, HELLO) if i % 4 == 0 else HELLO
         said(talk(port, first, *(mutate(rng, rng.choice(kinds)) for _ in range(5))))

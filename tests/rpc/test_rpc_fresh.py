@@ -13,7 +13,7 @@ import pytest
 
 import ekiden
 from ekiden import rpc
-from ekiden.rpc.portable import pack_function, unpack_function
+from ekiden.rpc.portable import deserialize_function, serialize_function
 
 FACTOR = 3
 TABLE = {"a": [1, 2], "b": {"c": (3,)}}
@@ -66,18 +66,20 @@ CASES: list[tuple[Callable[..., object], tuple[object, ...], object]] = [
 def test_functions_go_to_another_program_as_data() -> None:
     program = textwrap.dedent("""
         import sys
-        from ekiden.rpc.portable import unpack_function
-        for function, arguments, wanted in unpack_function(sys.stdin.buffer.read())():
+        from ekiden.rpc.portable import deserialize_function
+        for function, arguments, wanted in deserialize_function(sys.stdin.buffer.read())():
             assert function(*arguments) == wanted, function
         print("all")
     """)
-    data = pack_function("test", lambda: CASES)
+    data = serialize_function("test", lambda: CASES)
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
     assert done.stdout == b"all\n", done.stderr.decode()
 
 
 def test_functions_of_a_module_share_their_globals_there() -> None:
-    first, second = (unpack_function(pack_function("test", f)) for f in (scaled, factorial))
+    first, second = (
+        deserialize_function(serialize_function("test", f)) for f in (scaled, factorial)
+    )
     assert first.__globals__ is second.__globals__ is not scaled.__globals__
 
 
@@ -86,7 +88,7 @@ def test_functions_of_a_module_share_their_globals_there() -> None:
 )
 def test_what_cannot_go_is_named(function: Callable[..., object], said: str) -> None:
     with pytest.raises(rpc.RPCError, match=f"a session is a program of its own.*{said}"):
-        pack_function("f", function)
+        serialize_function("f", function)
 
 
 def test_a_function_that_cannot_go_is_an_error_where_it_is_called() -> None:

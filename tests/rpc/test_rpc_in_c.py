@@ -12,9 +12,9 @@ from test_rpc_frames import HELLO, drive, sample, talk
 
 from c_builds import ADDRESS, Objects
 from ekiden import rpc
-from ekiden.rpc.messages import SESSION, Kind
-from ekiden.rpc.sandbox import missing
-from ekiden.rpc.wire import NoHandles, write_body
+from ekiden.rpc.messages import SESSION_KINDS, Kind
+from ekiden.rpc.sandbox import missing_facilities
+from ekiden.rpc.wire import NoHandles, serialize_frame
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
 LIMIT = 170 * 1024
@@ -70,7 +70,7 @@ def test_things_of_the_client_are_refused(c_server: CServer, functions_library: 
         assert echo("on") == "on"
 
 
-@pytest.mark.skipif(bool(missing()), reason=f"no sandbox: {missing()}")
+@pytest.mark.skipif(bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}")
 def test_a_module_in_c_is_held_to_its_folder(
     c_server: CServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -150,7 +150,7 @@ def test_many_sessions_leave_nothing(c_server: CServer) -> None:
 
 def samples() -> bytes:
     """HELLO, then messages of all kinds, some that do something."""
-    texts = [sample(kind) for kind in (*SESSION, Kind.RETURN, Kind.ERROR, Kind.HELLO)]
+    texts = [sample(kind) for kind in (*SESSION_KINDS, Kind.RETURN, Kind.ERROR, Kind.HELLO)]
     first = 1 << 32 | 1
     some = [
         (Kind.FUNCTION, (0, "ek.registry.names")), (Kind.CALL, (first, ())),
@@ -160,8 +160,8 @@ def samples() -> bytes:
         (Kind.LOAD, ("file",)), (Kind.SIZE, ("file",)), (Kind.LIST, ()),
         (Kind.RELEASE, ([first],)), (Kind.RELEASE, ([first, 2 << 32 | 1],)),
     ]  # fmt: skip
-    hello = bytes(write_body(Kind.HELLO, (*HELLO_FIELDS,), NoHandles()))
-    return b"".join([hello, *texts, *(bytes(write_body(k, f, NoHandles())) for k, f in some)])
+    hello = bytes(serialize_frame(Kind.HELLO, (*HELLO_FIELDS,), NoHandles()))
+    return b"".join([hello, *texts, *(bytes(serialize_frame(k, f, NoHandles())) for k, f in some)])
 
 
 HELLO_FIELDS = (0x0043_5052_4B45_8901, 1, 1 << 16, 0, "", ())

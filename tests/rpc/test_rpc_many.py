@@ -11,7 +11,7 @@ import pytest
 from rpc_functions import CServer, children, wait_until
 
 from ekiden import rpc
-from ekiden.rpc.server import SPARE_PROGRAMS
+from ekiden.rpc.server import NUM_SPARE_PROGRAMS
 
 
 def resources(pid: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
     for _ in range(5):
         with suppress(rpc.RPCError):  # its process was killed before it
             one_session(port, rng, pid)
-    wait_until(lambda: len(children(pid)) <= SPARE_PROGRAMS)
+    wait_until(lambda: len(children(pid)) <= NUM_SPARE_PROGRAMS)
     descriptors, pages = resources(pid)
     here, used = len(os.listdir("/proc/self/fd")), set()
     for _ in range(count):
@@ -71,12 +71,12 @@ def use_and_kill(port: int, pid: int, count: int) -> None:
             continue
     wait_until(
         lambda: (
-            len(children(pid)) <= SPARE_PROGRAMS
-            and resources(pid)[0] <= descriptors + SPARE_PROGRAMS
+            len(children(pid)) <= NUM_SPARE_PROGRAMS
+            and resources(pid)[0] <= descriptors + NUM_SPARE_PROGRAMS
         )
     )
     assert used
-    wait_until(lambda: sum(folder.exists() for folder in used) <= SPARE_PROGRAMS)
+    wait_until(lambda: sum(folder.exists() for folder in used) <= NUM_SPARE_PROGRAMS)
     assert resources(pid)[1] < pages + 256 + count  # a MB, and 4 KB for a session
     assert len(os.listdir("/proc/self/fd")) <= here + 4
     with rpc.connect("127.0.0.1", port, "board") as session:

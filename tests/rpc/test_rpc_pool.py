@@ -11,7 +11,7 @@ from rpc_functions import wait_until
 
 from ekiden import rpc
 from ekiden.rpc.messages import Kind
-from ekiden.rpc.tracker import Summary
+from ekiden.rpc.tracker import TrackerSummary
 from long_runs import sizes
 
 
@@ -33,12 +33,12 @@ def device(tracker: rpc.Tracker, key: str = "board", **options: object) -> rpc.S
     return rpc.Server(port=0, key=key, tracker_addr=where, **options)  # type: ignore[arg-type]
 
 
-def until(client: rpc.TrackerSession, holds: Callable[[Summary], bool]) -> None:
+def until(client: rpc.TrackerSession, holds: Callable[[TrackerSummary], bool]) -> None:
     """Wait until what the tracker says holds."""
     wait_until(lambda: holds(client.summary()), client.text_summary)
 
 
-def free(count: int, key: str = "board") -> Callable[[Summary], bool]:
+def free(count: int, key: str = "board") -> Callable[[TrackerSummary], bool]:
     return lambda s: s["queue_info"].get(key, {"free": 0})["free"] == count
 
 
@@ -66,7 +66,7 @@ def test_devices_register_and_leave(
 
 def test_a_device_that_moved_is_where_it_is_now(client: rpc.TrackerSession) -> None:
     for port in (1, 2, 2):
-        client._ask(Kind.PUT, "board", "elsewhere", port, "match")
+        client._send_request(Kind.PUT, "board", "elsewhere", port, "match")
     assert [each["addr"] for each in client.summary()["server_info"]] == [["elsewhere", 2]]
     assert free(1)(client.summary())
 
@@ -113,7 +113,7 @@ def test_a_device_that_nobody_came_to_is_given_away_again(
 ) -> None:
     server = device(tracker)
     until(client, free(1))
-    client._ask(Kind.REQUEST, "board", 1)
+    client._send_request(Kind.REQUEST, "board", 1)
     until(client, free(0))
     with client.request("board") as session:
         assert session.get_function("tests.rpc.echo")(1) == 1

@@ -18,7 +18,7 @@ import pytest
 import ekiden
 from ekiden import relay, rpc
 from ekiden.rpc.keys import Key
-from ekiden.rpc.sandbox import missing
+from ekiden.rpc.sandbox import missing_facilities
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_key_for_a_server_without_one(server: rpc.Server, key: Path) -> None:
 
 def connection(port: int, key: Key, newest: ssl.TLSVersion | None = None) -> ssl.SSLSocket:
     """TLS with a server, no token said yet."""
-    context = key.context(ssl.PROTOCOL_TLS_CLIENT)
+    context = key.tls_context(ssl.PROTOCOL_TLS_CLIENT)
     if newest is not None:
         context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
         context.maximum_version = newest
@@ -84,7 +84,7 @@ def says(stream: ssl.SSLSocket) -> bytes:
 def test_a_token_of_another_channel_is_worth_nothing(locked: rpc.Server, key: Path) -> None:
     secret = Key.read(key)
     first = connection(locked.port, secret)
-    token = secret.token(first, b"client")
+    token = secret.channel_token(first, b"client")
     second = connection(locked.port, secret)
     second.sendall(token)
     assert says(second) == b""
@@ -144,7 +144,9 @@ def test_key_files(tmp_path: Path, key: Path) -> None:
         rpc.connect("127.0.0.1", 1, credentials=empty)
 
 
-needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no sandbox: {missing()}")
+needs_sandbox = pytest.mark.skipif(
+    bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}"
+)
 
 HOSTILE = {
     "socket": "socket.socket()",

@@ -17,7 +17,7 @@ from rpc_functions import children, function, wait_until
 import ekiden
 from ekiden import relay, rpc
 from ekiden.contrib import graph_executor
-from ekiden.rpc.messages import PART, Kind
+from ekiden.rpc.messages import UPLOAD_SUFFIX, Kind
 from ekiden.runtime import ADT, DataType, Shape
 from ekiden.runtime.errors import InputError, LoadError
 
@@ -188,7 +188,7 @@ def test_a_file_is_there_when_all_of_it_is(remote: rpc.RPCSession, tmp_path: Pat
     remote.upload(path, "grows", lambda done, size: os.truncate(path, 7 << 20))
     assert remote.download("grows") == bytes(6 << 20)
     with pytest.raises(ValueError, match="without folders"):
-        remote.upload(b"x", PART)
+        remote.upload(b"x", UPLOAD_SUFFIX)
     remote.upload("/proc/self/status", "status")  # a file that has no size
     assert remote.download("status").startswith(b"Name:")
 

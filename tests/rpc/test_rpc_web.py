@@ -11,7 +11,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc
-from ekiden.compiler.export.web import WEB_TARGETS, write_site
+from ekiden.compiler.export.web import WEB_TARGETS, write_web_folder
 from ekiden.rpc.errors import RPCError
 
 pytest.importorskip("websockets", reason="needs websockets")
@@ -62,7 +62,7 @@ def test_a_page_runs_what_native_code_does(
     x = relay.var("x", shape=(2, 3))
     model = ekiden.IRModule.from_expr(relay.Function([x], relay.nn.relu(x)))
     ekiden.export(model, tmp_path / "relu.eki", list(WEB_TARGETS))
-    write_site((tmp_path / "relu.eki").read_bytes(), tmp_path)
+    write_web_folder((tmp_path / "relu.eki").read_bytes(), tmp_path)
     url = f"ws://127.0.0.1:{web_port}"
     page = subprocess.Popen(node(SERVER, tmp_path, url), cwd=tmp_path)
     try:

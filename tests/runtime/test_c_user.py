@@ -10,7 +10,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 
 pytestmark = pytest.mark.quick
 
@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that returns its argument."""
     path = tmp_path_factory.mktemp("artifact") / "identity.eki"
-    main = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
+    main = VMFunction("main", ("x",), 1, (make_instruction("Ret", src=0),))
     path.write_bytes(write_executable([main], [], [], b"", {}))
     return path
 

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from ekiden import runtime
-from ekiden.runtime.files import PARTIAL_EXPIRY_S, Writer, shrink, write_text, write_to, write_whole
+from ekiden.runtime.files import (
+    PARTIAL_EXPIRY_S,
+    Writer,
+    evict_least_recent,
+    write_atomic,
+    write_text,
+    write_to,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -26,7 +33,7 @@ def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
     real.parent.mkdir()
     real.write_bytes(b"before")
     link.symlink_to(real)
-    write_whole(link, hello)
+    write_atomic(link, hello)
     assert link.is_symlink() and real.read_bytes() == b"hello"
     assert [p.name for p in real.parent.iterdir()] == ["real"]
 
@@ -34,7 +41,7 @@ def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
 def test_a_link_to_nothing_gets_its_file(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "new")
-    write_whole(link, hello)
+    write_atomic(link, hello)
     assert link.is_symlink() and (tmp_path / "new").read_bytes() == b"hello"
 
 
@@ -45,7 +52,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
     reader.start()
     data = bytes(300_000)  # more than a pipe holds
-    write_whole(pipe, lambda file: file.write(data))
+    write_atomic(pipe, lambda file: file.write(data))
     reader.join()
     assert got == [data] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
@@ -56,7 +63,7 @@ def test_an_array_goes_through_a_pipe(tmp_path: Path) -> None:
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
     reader.start()
-    write_whole(pipe, lambda file: np.save(file, np.arange(4)))  # type: ignore[call-overload]
+    write_atomic(pipe, lambda file: np.save(file, np.arange(4)))  # type: ignore[call-overload]
     reader.join()
     assert np.load(io.BytesIO(got[0])).tolist() == [0, 1, 2, 3]
 
@@ -65,7 +72,7 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     link = tmp_path / "full"  # so that a wrong writer replaces the link, not the device
     link.symlink_to("/dev/full")
     with pytest.raises(OSError) as caught:
-        write_whole(link, hello)
+        write_atomic(link, hello)
     assert str(caught.value) == f"write '{link}': no space left on device"
     assert link.is_symlink() and stat.S_ISCHR(link.stat().st_mode)
     assert list(tmp_path.iterdir()) == [link]
@@ -73,20 +80,20 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
 
 def test_a_name_of_many_bytes_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("名" * 85)  # 255 bytes, as many as most systems take
-    write_whole(path, hello)
+    write_atomic(path, hello)
     assert path.read_bytes() == b"hello"
 
 
 def test_permissions_stay(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
-    write_whole(path, hello)
+    write_atomic(path, hello)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_program_may_be_executed_by_who_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "library.so"
-    write_whole(path, hello, is_program=True)
+    write_atomic(path, hello, is_program=True)
     mode = stat.S_IMODE(path.stat().st_mode)
     assert mode & 0o111 == (mode & 0o444) >> 2
 
@@ -102,7 +109,7 @@ def test_errors_name_the_path_that_was_given(
         raise OSError(28, "No space left on device", str(tmp_path / ".draft"))
 
     with pytest.raises(OSError) as caught:
-        write_whole(path, full)
+        write_atomic(path, full)
     assert str(caught.value) == f"write '{path}': no space left on device"
     assert caught.value.errno == 28
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
@@ -126,7 +133,7 @@ def test_what_cannot_be_written(
     (tmp_path / "astray").symlink_to(tmp_path / "gone" / "model.eki")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(error) as caught:
-        write_whole(tmp_path / name, hello)
+        write_atomic(tmp_path / name, hello)
     assert str(caught.value) == f"write '{tmp_path / name}': {message.format(tmp_path)}"
     assert sorted(tmp_path.iterdir()) == before
 
@@ -176,5 +183,5 @@ def test_what_a_process_was_ended_in_the_middle_of_goes(tmp_path: Path) -> None:
     before = time.time() - PARTIAL_EXPIRY_S - 60
     for path in (left, other):
         os.utime(path, (before, before))
-    assert shrink(tmp_path, 1000) == (0, 0)
+    assert evict_least_recent(tmp_path, 1000) == (0, 0)
     assert sorted(p.name for p in folder.iterdir()) == [written.name, other.name]

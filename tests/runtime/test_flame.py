@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ekiden.runtime.profile.flame import CHART_WIDTH_PX, ROW_HEIGHT_PX, Bar, flame
+from ekiden.runtime.profile.flame import CHART_WIDTH_PX, ROW_HEIGHT_PX, FlameBar, flame_chart
 
 pytestmark = pytest.mark.quick
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,11 +25,11 @@ def bars(svg: str) -> dict[str, tuple[float, float, float, str]]:
 
 def test_calls_stand_below_their_callers() -> None:
     found = bars(
-        flame([
-            Bar("kernel", 1000, 500, "Conv 'a'"),
-            Bar("main", 0, 4000, is_function=True),
-            Bar("inner", 2000, 1000, is_function=True),
-            Bar("other", 2100, 400),
+        flame_chart([
+            FlameBar("kernel", 1000, 500, "Conv 'a'"),
+            FlameBar("main", 0, 4000, is_function=True),
+            FlameBar("inner", 2000, 1000, is_function=True),
+            FlameBar("other", 2100, 400),
         ])
     )  # fmt: skip
     assert found["main"][:3] == (0, 0, CHART_WIDTH_PX)
@@ -40,11 +40,11 @@ def test_calls_stand_below_their_callers() -> None:
 
 
 def test_one_name_has_one_colour_and_is_escaped() -> None:
-    svg = flame([Bar("a<b", 0, 10), Bar("c", 10, 10), Bar("a<b", 20, 10)])
+    svg = flame_chart([FlameBar("a<b", 0, 10), FlameBar("c", 10, 10), FlameBar("a<b", 20, 10)])
     assert "a<b" not in svg and svg.count("a&lt;b: ") == 2
     assert len({row[3] for row in bars(svg).values()}) == 2
 
 
 def test_nothing_ran() -> None:
-    assert flame([]) == ""
-    assert "nothing" in flame([Bar("nothing", 5, 0)])
+    assert flame_chart([]) == ""
+    assert "nothing" in flame_chart([FlameBar("nothing", 5, 0)])

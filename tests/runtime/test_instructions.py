@@ -21,7 +21,7 @@ from ekiden.runtime.debug.instructions import (
     dtype_code,
     dtype_name,
     encode,
-    make,
+    make_instruction,
 )
 from ekiden.runtime.errors import InputError, InternalError, LoadError, RunError
 
@@ -58,7 +58,7 @@ def test_decode_undoes_encode(code: list[Instruction]) -> None:
 
 
 def test_decode_accepts_unsigned_words() -> None:
-    assert decode([12, 2**32 - 3]) == [make("Goto", offset=-3)]
+    assert decode([12, 2**32 - 3]) == [make_instruction("Goto", offset=-3)]
 
 
 @pytest.mark.parametrize(
@@ -81,21 +81,23 @@ def test_encode_checks_operands() -> None:
     with pytest.raises(InternalError, match="a 32-bit integer expected where"):
         encode(Instruction("Move", (2**31, 0)))
     with pytest.raises(InternalError, match="Ret: expected the operands src, got dst"):
-        make("Ret", dst=1)
+        make_instruction("Ret", dst=1)
 
 
 def test_moved_registers_and_switches_are_printed() -> None:
-    assert print_instruction(make("Move", dst=1, src=-3)) == "move $1 ~$2"
-    call = make("Invoke", dst=4, func=0, args=(1, -1))
+    assert print_instruction(make_instruction("Move", dst=1, src=-3)) == "move $1 ~$2"
+    call = make_instruction("Invoke", dst=4, func=0, args=(1, -1))
     assert print_instruction(call) == "invoke $4 VMFunc[0]($1, ~$0)"
-    switch = make("Switch", value=0, offsets=(2, -5))
+    switch = make_instruction("Switch", value=0, offsets=(2, -5))
     assert encode(switch) == [28, 0, 2, 2, -5]
 
 
 def test_words_are_those_of_the_format() -> None:
-    alloc = make("AllocTensor", dst=3, storage=2, offset=2**32 + 5, dtype="float32", shape=(7, 9))
+    alloc = make_instruction(
+        "AllocTensor", dst=3, storage=2, offset=2**32 + 5, dtype="float32", shape=(7, 9)
+    )
     assert encode(alloc) == [5, 3, 2, 5, 1, 2, 32, 1, 2, 7, 0, 9, 0]
-    assert encode(make("LoadConsti", dst=0, value=-2)) == [14, 0, -2, -1]
+    assert encode(make_instruction("LoadConsti", dst=0, value=-2)) == [14, 0, -2, -1]
     assert alloc["shape"] == (7, 9)
 
 
@@ -112,17 +114,17 @@ def test_dtype_must_have_a_width() -> None:
 
 
 PRINTED = {
-    "move $1 $2": make("Move", dst=1, src=2),
-    "ret $4": make("Ret", src=4),
-    "invoke $1 VMFunc[2]($3, $4)": make("Invoke", dst=1, func=2, args=(3, 4)),
-    "invoke_closure $1 $2($3)": make("InvokeClosure", dst=1, closure=2, args=(3,)),
-    "invoke_packed PackedFunc[7] (in: $0, $1, out: $2)": make(
+    "move $1 $2": make_instruction("Move", dst=1, src=2),
+    "ret $4": make_instruction("Ret", src=4),
+    "invoke $1 VMFunc[2]($3, $4)": make_instruction("Invoke", dst=1, func=2, args=(3, 4)),
+    "invoke_closure $1 $2($3)": make_instruction("InvokeClosure", dst=1, closure=2, args=(3,)),
+    "invoke_packed PackedFunc[7] (in: $0, $1, out: $2)": make_instruction(
         "InvokePacked", packed_index=7, output_size=1, args=(0, 1, 2)
     ),
-    "alloc_tensor $3 $2 64 [1, 2] bfloat16": make(
+    "alloc_tensor $3 $2 64 [1, 2] bfloat16": make_instruction(
         "AllocTensor", dst=3, storage=2, offset=64, dtype="bfloat16", shape=(1, 2)
     ),
-    "alloc_tensor_reg $3 $2 $4[1] $5[2:+3] int64": make(
+    "alloc_tensor_reg $3 $2 $4[1] $5[2:+3] int64": make_instruction(
         "AllocTensorReg",
         dst=3,
         storage=2,
@@ -133,41 +135,43 @@ PRINTED = {
         ndim=3,
         dtype="int64",
     ),
-    "alloc_data $1 tag(2) [$3, $4]": make("AllocADT", dst=1, tag=2, fields=(3, 4)),
-    "alloc_closure $1 VMFunc[0]($2)": make("AllocClosure", dst=1, func=0, free=(2,)),
-    "get_field $1 $2[3]": make("GetField", dst=1, object=2, index=3),
-    "if $1 $2 1 3": make("If", test=1, target=2, true_offset=1, false_offset=3),
-    "load_const $1 Const[2]": make("LoadConst", dst=1, const_index=2),
-    "goto -3": make("Goto", offset=-3),
-    "get_tag $1 $2": make("GetTag", dst=1, object=2),
-    "load_consti $1 -5": make("LoadConsti", dst=1, value=-5),
-    "fatal": make("Fatal"),
-    "alloc_storage $1 $2[3] 64 0": make(
+    "alloc_data $1 tag(2) [$3, $4]": make_instruction("AllocADT", dst=1, tag=2, fields=(3, 4)),
+    "alloc_closure $1 VMFunc[0]($2)": make_instruction("AllocClosure", dst=1, func=0, free=(2,)),
+    "get_field $1 $2[3]": make_instruction("GetField", dst=1, object=2, index=3),
+    "if $1 $2 1 3": make_instruction("If", test=1, target=2, true_offset=1, false_offset=3),
+    "load_const $1 Const[2]": make_instruction("LoadConst", dst=1, const_index=2),
+    "goto -3": make_instruction("Goto", offset=-3),
+    "get_tag $1 $2": make_instruction("GetTag", dst=1, object=2),
+    "load_consti $1 -5": make_instruction("LoadConsti", dst=1, value=-5),
+    "fatal": make_instruction("Fatal"),
+    "alloc_storage $1 $2[3] 64 0": make_instruction(
         "AllocStorage", dst=1, size=2, size_index=3, alignment=64, device=0
     ),
-    "shape_of $1 $2": make("ShapeOf", dst=1, tensor=2),
-    "reshape_tensor $1 $2 $3[0:+4]": make(
+    "shape_of $1 $2": make_instruction("ShapeOf", dst=1, tensor=2),
+    "reshape_tensor $1 $2 $3[0:+4]": make_instruction(
         "ReshapeTensor", dst=1, tensor=2, shape=3, shape_index=0, ndim=4
     ),
-    "device_copy $1 $2 0 0": make("DeviceCopy", dst=1, src=2, dst_device=0, src_device=0),
-    "kill_register $1": make("KillRegister", dst=1),
-    "invoke_tail VMFunc[2]($3, $4)": make("InvokeTail", func=2, args=(3, 4)),
-    "invoke_closure_tail $1($2)": make("InvokeClosureTail", closure=1, args=(2,)),
-    "alloc_ref $1 ~$0": make("AllocRef", dst=1, value=-1),
-    "read_ref $1 $0": make("ReadRef", dst=1, ref=0),
-    "write_ref $1 $0": make("WriteRef", ref=1, value=0),
-    "invoke_packed_value $1 PackedFunc[3]($0, $2)": make(
+    "device_copy $1 $2 0 0": make_instruction(
+        "DeviceCopy", dst=1, src=2, dst_device=0, src_device=0
+    ),
+    "kill_register $1": make_instruction("KillRegister", dst=1),
+    "invoke_tail VMFunc[2]($3, $4)": make_instruction("InvokeTail", func=2, args=(3, 4)),
+    "invoke_closure_tail $1($2)": make_instruction("InvokeClosureTail", closure=1, args=(2,)),
+    "alloc_ref $1 ~$0": make_instruction("AllocRef", dst=1, value=-1),
+    "read_ref $1 $0": make_instruction("ReadRef", dst=1, ref=0),
+    "write_ref $1 $0": make_instruction("WriteRef", ref=1, value=0),
+    "invoke_packed_value $1 PackedFunc[3]($0, $2)": make_instruction(
         "InvokePackedValue", dst=1, packed_index=3, args=(0, 2)
     ),
-    "read_element $1 $0[4]": make("ReadElement", dst=1, tensor=0, index=4),
-    "switch $0 [2, -5]": make("Switch", value=0, offsets=(2, -5)),
-    "alloc_arena $2 $1[3] 64 0": make(
+    "read_element $1 $0[4]": make_instruction("ReadElement", dst=1, tensor=0, index=4),
+    "switch $0 [2, -5]": make_instruction("Switch", value=0, offsets=(2, -5)),
+    "alloc_arena $2 $1[3] 64 0": make_instruction(
         "AllocArena", dst=2, size=1, size_index=3, alignment=64, device=0
     ),
-    "invoke_packed PackedFunc[7] (in: $0, out: $1) scratch $2": make(
+    "invoke_packed PackedFunc[7] (in: $0, out: $1) scratch $2": make_instruction(
         "InvokePackedScratch", packed_index=7, output_size=1, args=(0, 1), scratch=2
     ),
-    "own $3 ~$1 0": make("Own", dst=3, tensor=-2, device=0),
+    "own $3 ~$1 0": make_instruction("Own", dst=3, tensor=-2, device=0),
 }
 
 
@@ -185,11 +189,11 @@ CHOOSE = VMFunction(
     ("test", "x"),
     3,
     (
-        make("LoadConsti", dst=2, value=1),
-        make("If", test=0, target=2, true_offset=1, false_offset=2),
-        make("Ret", src=1),
-        make("Goto", offset=1),
-        make("Fatal"),
+        make_instruction("LoadConsti", dst=2, value=1),
+        make_instruction("If", test=0, target=2, true_offset=1, false_offset=2),
+        make_instruction("Ret", src=1),
+        make_instruction("Goto", offset=1),
+        make_instruction("Fatal"),
     ),
 )
 
@@ -283,10 +287,10 @@ def test_programs_run() -> None:
 
 def test_tuples_come_back_as_tuples() -> None:
     code = (
-        make("LoadConst", dst=1, const_index=1),
-        make("AllocADT", dst=1, tag=0, fields=(0, 1)),
-        make("AllocADT", dst=1, tag=0, fields=(1, 0)),
-        make("Ret", src=1),
+        make_instruction("LoadConst", dst=1, const_index=1),
+        make_instruction("AllocADT", dst=1, tag=0, fields=(0, 1)),
+        make_instruction("AllocADT", dst=1, tag=0, fields=(1, 0)),
+        make_instruction("Ret", src=1),
     )
     data = write_executable([VMFunction("main", ("x",), 2, code)], constants(), [], b"", {})
     (x, three), again = VirtualMachine(Executable.from_bytes(data)).invoke("main", np.ones(2))
@@ -300,7 +304,10 @@ def test_errors_of_python_functions_come_through() -> None:
         raise KeyError(f"shape {x.shape}")
 
     register_func("ekiden.test.refuse", refuse, override=True)
-    code = (make("InvokePacked", packed_index=0, output_size=0, args=(0,)), make("Ret", src=0))
+    code = (
+        make_instruction("InvokePacked", packed_index=0, output_size=0, args=(0,)),
+        make_instruction("Ret", src=0),
+    )
     functions = [VMFunction("main", ("x",), 1, code)]
     data = write_executable(functions, [], ["ekiden.test.refuse"], b"", {})
     with pytest.raises(KeyError, match=r"shape \(2,\)"):

@@ -18,7 +18,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 
 LOOP = """
 def @loop(%n: Tensor[(), int64]) -> Tensor[(), int64] {
@@ -84,7 +84,7 @@ def test_a_signal_ends_a_run_that_loops(executor: str) -> None:
 
 @pytest.mark.parametrize("executor", ["vm", "async"])
 def test_a_signal_ends_hostile_bytecode(executor: str) -> None:
-    code = (make("LoadConsti", dst=0, value=1), make("Goto", offset=-1))
+    code = (make_instruction("LoadConsti", dst=0, value=1), make_instruction("Goto", offset=-1))
     data = write_executable([VMFunction("main", (), 1, code)], [], [], b"", {})
     machine = runtime.VirtualMachine(runtime.Executable.from_bytes(data), executor)
     for _ in range(2):

@@ -16,7 +16,7 @@ import pytest
 import ekiden
 from ekiden import relay, runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.errors import RunError, RunLimitError
 
 pytestmark = pytest.mark.quick
@@ -32,7 +32,7 @@ FOREVER = np.int64(2**62)
 
 def forever() -> runtime.Executable:
     """Hostile bytecode: a jump to itself, by way of another instruction."""
-    code = (make("LoadConsti", dst=0, value=1), make("Goto", offset=-1))
+    code = (make_instruction("LoadConsti", dst=0, value=1), make_instruction("Goto", offset=-1))
     return runtime.Executable.from_bytes(
         write_executable([VMFunction("main", (), 1, code)], [], [], b"", {})
     )

@@ -19,13 +19,13 @@ from ekiden import relay
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.prim import SizeVar
 from ekiden.relay import op
-from ekiden.runtime.artifact.frame import SectionSource, read_sections, write_sections
+from ekiden.runtime.artifact.frame import SectionSource, assemble_in_memory, read_sections
 from ekiden.runtime.binding.layout import Section
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.profile.report import instruction_sources
 
 Json = Any
-IDENTITY = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
+IDENTITY = VMFunction("main", ("x",), 1, (make_instruction("Ret", src=0),))
 MAIN = {
     "inputs": [{"name": "x", "shape": ["n", 3], "dtype": "float32"}],
     "outputs": [{"name": "y", "shape": ["n", 3], "dtype": "float32"}],
@@ -40,7 +40,9 @@ def with_metadata(data: bytes, text: bytes) -> bytes:
         return SectionSource(kind, lambda at: [payload])
 
     kept = {kind: bytes(payload) for kind, _, payload in read_sections(data)}
-    return bytes(write_sections(part(k, p) for k, p in {**kept, Section.METADATA: text}.items()))
+    return bytes(
+        assemble_in_memory(part(k, p) for k, p in {**kept, Section.METADATA: text}.items())
+    )
 
 
 def small(text: bytes) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from ekiden import runtime
 from ekiden.runtime.errors import LoadError
-from ekiden.runtime.params import FORMAT_NAMES
+from ekiden.runtime.params import SAFETENSORS_DTYPES
 
 safetensors = pytest.importorskip("safetensors")
 numpy_face = pytest.importorskip("safetensors.numpy")
@@ -31,7 +31,7 @@ def raw(tensor: runtime.Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", SAFETENSORS_DTYPES)
 def test_every_dtype_of_the_format(name: str, tmp_path: Path) -> None:
     array = array_of(name)
     runtime.save_params(tmp_path / "one.safetensors", {"w": array})
@@ -53,10 +53,10 @@ def test_the_package_reads_and_writes_what_we_do(name: str, tmp_path: Path) -> N
 
 
 def test_the_package_reads_all_our_dtypes(tmp_path: Path) -> None:
-    arrays = {name: array_of(name, (4, 4)) for name in FORMAT_NAMES}
+    arrays = {name: array_of(name, (4, 4)) for name in SAFETENSORS_DTYPES}
     data = runtime.save_param_dict(arrays)
     read = dict(safetensors.deserialize(bytes(data)))
-    assert {name: row["dtype"] for name, row in read.items()} == FORMAT_NAMES
+    assert {name: row["dtype"] for name, row in read.items()} == SAFETENSORS_DTYPES
     for name, row in read.items():
         assert row["shape"] == [4, 4]
         assert bytes(row["data"]) == raw(

@@ -12,9 +12,9 @@ import pytest
 from ekiden.backend.vm.write import ExecutableProgram, VMFunction, write_programs
 from ekiden.runtime import Executable
 from ekiden.runtime.artifact import chunks, mapped_files
-from ekiden.runtime.artifact.frame import ArtifactFile, SectionSource, assemble, file_of
+from ekiden.runtime.artifact.frame import ArtifactFile, SectionSource, artifact_bytes, assemble
 from ekiden.runtime.binding.layout import Section
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.files import write_to
 
 RNG = np.random.default_rng(0)
@@ -40,10 +40,10 @@ def plain(piece: chunks.Piece) -> bytes:
 def test_parts_are_the_bytes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [np.asarray(p) if isinstance(p, np.generic) else p for p in PIECES]
     wanted = b"".join(map(plain, given))
-    assert bytes(chunks.joined(given)) == wanted
+    assert bytes(chunks.join_pieces(given)) == wanted
     for size in (chunks.THREAD_CHUNK_BYTES, 1 << 19, 1 << 10):
         monkeypatch.setattr(chunks, "THREAD_CHUNK_BYTES", size)
-        parts = list(chunks.parts_of(given))
+        parts = list(chunks.iter_chunks(given))
         assert b"".join(parts) == wanted and all(map(len, parts))
         found = 0
         for part in parts:
@@ -60,7 +60,7 @@ def test_checksums_go_on(size: int) -> None:
 
 def assembly() -> ArtifactFile:
     """An artifact with constants that lie in many ways."""
-    main = VMFunction("main", ("x",), 1, (make("Ret", src=0),))
+    main = VMFunction("main", ("x",), 1, (make_instruction("Ret", src=0),))
     constants = [ROWS.T, RNG.standard_normal(3), ROWS, np.zeros((0, 2)), unaligned()]
     return write_programs([ExecutableProgram([main], [], b"", {})], constants)
 
@@ -73,12 +73,12 @@ def written(write: Callable[[io.BytesIO], object]) -> bytes:
 
 def test_each_way_to_write_gives_the_same_file() -> None:
     made = assembly()
-    whole = bytes(made.joined())
+    whole = bytes(made.to_bytes())
     assert len(whole) == made.size
-    assert written(made.write) == whole == written(made.write_once)
+    assert written(made.write) == whole == written(made.write_seekable)
     loaded = Executable.from_bytes(whole)
     np.testing.assert_array_equal(loaded.constants[0].numpy(), ROWS.T)
-    assert bytes(file_of(loaded)) == whole == loaded.to_bytes()
+    assert bytes(artifact_bytes(loaded)) == whole == loaded.to_bytes()
 
 
 def test_a_file_of_no_sections_and_of_empty_ones() -> None:
@@ -86,12 +86,12 @@ def test_a_file_of_no_sections_and_of_empty_ones() -> None:
     two = [SectionSource(kind, lambda at: [b"", b"1"]) for kind in (Section.CODE, Section.GLOBALS)]
     for parts in ([], one, two):
         made = assemble(parts)
-        assert written(made.write) == bytes(made.joined()) == written(made.write_once)
+        assert written(made.write) == bytes(made.to_bytes()) == written(made.write_seekable)
 
 
 def test_what_an_executable_s_file_is_stays_when_the_executable_goes() -> None:
-    loaded = Executable.from_bytes(assembly().joined())
-    view = file_of(loaded)
+    loaded = Executable.from_bytes(assembly().to_bytes())
+    view = artifact_bytes(loaded)
     wanted = loaded.to_bytes()
     del loaded
     assert bytes(view) == wanted and view.readonly
@@ -120,10 +120,10 @@ def test_pieces_in_mapped_files_go_from_memory(
 ) -> None:
     (tmp_path / "weights").write_bytes(bytes(4 << 20))
     gone: list[int] = []
-    monkeypatch.setattr(mapped_files, "drop", lambda array: gone.append(array.nbytes))
+    monkeypatch.setattr(mapped_files, "advise_dontneed", lambda array: gone.append(array.nbytes))
     with mapped_files.borrowing() as files:
         data = files.map(tmp_path / "weights")
         assert data is not None
         array = np.frombuffer(data, np.float32).reshape(1 << 10, 1 << 10)
-        assert sum(map(len, chunks.parts_of([array, array.T]))) == 8 << 20
+        assert sum(map(len, chunks.iter_chunks([array, array.T]))) == 8 << 20
     assert sum(gone) >= 8 << 20

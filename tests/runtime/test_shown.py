@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ekiden
-from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import CompileError
 
 
@@ -35,7 +35,7 @@ BIG = np.zeros((300, 400), np.float32)
     ],
 )
 def test_a_value_is_shown_in_one_short_line(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert short_repr(value) == text
 
 
 @pytest.mark.parametrize("option", ["tier", "executor", "size", "denormals", "byoc", "devices"])

@@ -8,7 +8,7 @@ import pytest
 
 from ekiden import runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.profile.timing import BenchmarkResult, Evaluator
 
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.quick
 @pytest.fixture
 def module(tmp_path: Any) -> runtime.Module:  # noqa: ANN401
     """A program of two functions, loaded as a module."""
-    functions = [VMFunction(n, ("x",), 1, (make("Ret", src=0),)) for n in ("main", "other")]
+    functions = [
+        VMFunction(n, ("x",), 1, (make_instruction("Ret", src=0),)) for n in ("main", "other")
+    ]
     path = tmp_path / "program.eki"
     path.write_bytes(write_executable(functions, [], [], b"", {}))
     return runtime.load_module(path)

@@ -11,7 +11,7 @@ import pytest
 
 from ekiden import runtime
 from ekiden.backend.vm.write import VMFunction, write_executable
-from ekiden.runtime.debug.instructions import Instruction, encode, make
+from ekiden.runtime.debug.instructions import Instruction, encode, make_instruction
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
 pytestmark = pytest.mark.quick
@@ -36,8 +36,8 @@ def run(executable: runtime.Executable, *args: object) -> object:
     return runtime.VirtualMachine(executable).invoke("main", *args)
 
 
-IDENTITY = [make("Ret", src=0)]
-PAIR = [make("AllocADT", dst=2, tag=0, fields=(0, 1)), make("Ret", src=2)]
+IDENTITY = [make_instruction("Ret", src=0)]
+PAIR = [make_instruction("AllocADT", dst=2, tag=0, fields=(0, 1)), make_instruction("Ret", src=2)]
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ def double() -> Iterator[str]:
 
 
 DOUBLE = [
-    make("LoadConsti", dst=1, value=16),
-    make("AllocStorage", dst=2, size=1, size_index=0, alignment=64, device=0),
-    make("AllocTensor", dst=3, storage=2, offset=0, dtype="float32", shape=(4,)),
-    make("InvokePacked", packed_index=0, output_size=1, args=(0, 3)),
-    make("Ret", src=3),
+    make_instruction("LoadConsti", dst=1, value=16),
+    make_instruction("AllocStorage", dst=2, size=1, size_index=0, alignment=64, device=0),
+    make_instruction("AllocTensor", dst=3, storage=2, offset=0, dtype="float32", shape=(4,)),
+    make_instruction("InvokePacked", packed_index=0, output_size=1, args=(0, 3)),
+    make_instruction("Ret", src=3),
 ]
 
 
@@ -91,20 +91,20 @@ def test_tuples_go_in_and_come_out() -> None:
     out = run(program(PAIR, params=("a", "b")), a, b)
     assert isinstance(out, tuple)
     assert [each.shape for each in out] == [(2,), (0, 3)]
-    field = [make("GetField", dst=1, object=0, index=1), make("Ret", src=1)]
+    field = [make_instruction("GetField", dst=1, object=0, index=1), make_instruction("Ret", src=1)]
     np.testing.assert_array_equal(run(program(field), (a, np.arange(6.0)[::2])), [0.0, 2.0, 4.0])
 
 
 def test_values_of_data_types_keep_their_tag() -> None:
-    code = [make("AllocADT", dst=1, tag=3, fields=(0,)), make("Ret", src=1)]
+    code = [make_instruction("AllocADT", dst=1, tag=3, fields=(0,)), make_instruction("Ret", src=1)]
     assert run(program(code), 5) == runtime.ADT(3, (5,))
-    tag = [make("GetTag", dst=1, object=0), make("Ret", src=1)]
+    tag = [make_instruction("GetTag", dst=1, object=0), make_instruction("Ret", src=1)]
     assert run(program(tag), runtime.ADT(7, ())) == 7
 
 
 def test_more_arguments_than_fit_in_place() -> None:
     params = tuple(f"x{i}" for i in range(20))
-    code = [make("Ret", src=19)]
+    code = [make_instruction("Ret", src=19)]
     assert run(program(code, params=params, registers=20), *range(20)) == 19
 
 
@@ -150,7 +150,7 @@ def test_wrong_arguments_name_what_is_wrong() -> None:
 
 def test_what_an_executable_tells() -> None:
     constant = np.arange(3, dtype="int64")
-    code = [make("LoadConst", dst=1, const_index=0), make("Ret", src=1)]
+    code = [make_instruction("LoadConst", dst=1, const_index=0), make_instruction("Ret", src=1)]
     executable = program(code, constants=[constant], params=("left",), registers=5)
     assert executable.globals == ["main"]
     assert executable.params("main") == ["left"]
@@ -164,7 +164,7 @@ def test_what_an_executable_tells() -> None:
 
 
 def test_a_constant_outlives_its_executable() -> None:
-    code = [make("LoadConst", dst=1, const_index=0), make("Ret", src=1)]
+    code = [make_instruction("LoadConst", dst=1, const_index=0), make_instruction("Ret", src=1)]
     out = run(program(code, constants=[np.arange(1000.0)]), 0)
     gc.collect()
     np.testing.assert_array_equal(out.numpy(), np.arange(1000.0))

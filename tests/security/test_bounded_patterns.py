@@ -12,7 +12,7 @@ from ekiden import relay
 from ekiden.frontend.common import waves
 from ekiden.frontend.onnx import from_onnx
 from ekiden.frontend.onnx.converters import resample
-from ekiden.frontend.onnx.regex import automaton
+from ekiden.frontend.onnx.regex import compile_dfa
 from ekiden.llm.grammar import Grammar
 from ekiden.relay.op import text
 from ekiden.relay.transform import InferType
@@ -39,13 +39,13 @@ def test_a_pattern_that_is_catastrophic_is_refused(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a*)*b", "(a+)+b", "(a|a)*b", "(a|b|ab)*b"])
 def test_a_pattern_that_backtracking_takes_long_for_is_a_small_automaton(pattern: str) -> None:
-    moves, _, _ = automaton(pattern)
+    moves, _, _ = compile_dfa(pattern)
     assert len(moves) <= 6
 
 
 def test_moves_with_conditions_are_those_of_the_side_they_look_at() -> None:
     """What the automaton is made from is shared by all bytes, unless a condition looks at them."""
-    moves, kinds, accepts = automaton(r"a\b.b?")
+    moves, kinds, accepts = compile_dfa(r"a\b.b?")
 
     def matches(text: bytes) -> bool:
         state = 0
@@ -61,8 +61,8 @@ PRIME = 2**61 - 1
 
 
 def test_a_transform_of_a_huge_extent_is_not_taken_apart() -> None:
-    assert not waves.has_waves(PRIME) and not waves.has_waves(2 * PRIME)
-    assert waves.has_waves(1 << 20) and waves.has_waves(1024 * 1009) and not waves.has_waves(65537)
+    assert not waves.has_dft(PRIME) and not waves.has_dft(2 * PRIME)
+    assert waves.has_dft(1 << 20) and waves.has_dft(1024 * 1009) and not waves.has_dft(65537)
     node = helper.make_node("DFT", ["x", "n"], ["y"])
     info = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 1])
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)

@@ -20,12 +20,12 @@ from onnx import TensorProto, helper
 
 import ekiden
 from ekiden import relay
-from ekiden.compiler.time_limit import call_within
+from ekiden.compiler.time_limit import call_with_time_limit
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.onnx.entry import import_model
 from ekiden.ir.type import MAX_RANK
 from ekiden.relay.transform import FoldConstant, FuseOps, InferType
-from ekiden.runtime.devices.memory import bounded_memory, memory_stats
+from ekiden.runtime.devices.memory import memory_bound, memory_stats
 from ekiden.runtime.errors import (
     CompileError,
     CompileLimitError,
@@ -215,7 +215,7 @@ def test_the_limit_of_memory_holds_import_and_folding(tmp_path: Path) -> None:
 def test_constants_count_as_long_as_they_live() -> None:
     held = memory_stats().held
     array = np.ones(1 << 20, np.float32)
-    with bounded_memory(held + (6 << 20)):
+    with memory_bound(held + (6 << 20)):
         first = relay.const(array)
         same = relay.const(array)  # the same memory, counted once
         with pytest.raises(MemoryLimitError, match="a constant takes 4194304 bytes"):
@@ -230,7 +230,7 @@ def test_folding_beyond_the_limit_is_refused_before_it_is_computed() -> None:
     body = relay.add(x, relay.sum(relay.tile(relay.const(data), (12, 1))))
     module = InferType()(ekiden.IRModule.from_expr(relay.Function([x], body)))
     with (
-        bounded_memory(memory_stats().held + (8 << 20)),
+        memory_bound(memory_stats().held + (8 << 20)),
         pytest.raises(MemoryLimitError, match="the value of 'tile' takes 12582912 bytes"),
     ):
         FoldConstant()(module)
@@ -259,7 +259,7 @@ def test_a_limit_of_time_interrupts_what_loops() -> None:
             pass
 
     with pytest.raises(CompileLimitError):
-        call_within(0.01, forever)
+        call_with_time_limit(0.01, forever)
 
 
 def test_nothing_is_interrupted_after_the_end() -> None:
@@ -267,7 +267,7 @@ def test_nothing_is_interrupted_after_the_end() -> None:
 
     def work() -> None:
         for _ in range(200):
-            call_within(0.002, lambda: time.sleep(0.001))
+            call_with_time_limit(0.002, lambda: time.sleep(0.001))
         ended.set()
 
     def tolerant() -> None:

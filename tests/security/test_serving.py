@@ -17,11 +17,11 @@ from chromium import chromium, served
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve import Message, Piece, Sampling, Server
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
-from ekiden.serve.grpc_messages import message, parse_request
-from ekiden.serve.grpc_scan import varint
-from ekiden.serve.http_messages import read_request
-from ekiden.serve.json_scan import PIECE_BYTES, read_json
-from ekiden.serve.json_tensors import tensor_of
+from ekiden.serve.grpc_messages import create_message, parse_request
+from ekiden.serve.grpc_scan import encode_varint
+from ekiden.serve.http_messages import parse_infer_request
+from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, parse_bounded_object
+from ekiden.serve.json_tensors import parse_tensor
 from ekiden.serve.security import exposure_warnings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
@@ -245,7 +245,7 @@ def test_a_body_of_many_values_is_refused(server: Running, body: bytes) -> None:
     assert answer.status in (400, 413), answer.data
     for data in (body, body.replace(b'"', b"'")):
         with pytest.raises(RequestError):
-            read_request("m", "", data, "")
+            parse_infer_request("m", "", data, "")
 
 
 def tensor_text(values: str, shape: Sequence[int], datatype: str = "FP64") -> bytes:
@@ -257,8 +257,8 @@ def tensor_text(values: str, shape: Sequence[int], datatype: str = "FP64") -> by
 def test_long_arrays_are_read_as_short_ones(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).standard_normal(shape)
     for text in (json.dumps(array.tolist()), json.dumps(array.ravel().tolist(), indent=1)):
-        assert len(text) > 2 * PIECE_BYTES
-        request = read_request("m", "", tensor_text(text, shape), "")
+        assert len(text) > 2 * SCAN_CHUNK_BYTES
+        request = parse_infer_request("m", "", tensor_text(text, shape), "")
         assert np.array_equal(request.inputs["x"], array)
 
 
@@ -269,7 +269,7 @@ def test_long_arrays_of_texts_are_read_whatever_stands_in_them() -> None:
         shape = np.shape(array)
         for escapes in (True, False):
             text = json.dumps(array, ensure_ascii=escapes)
-            request = read_request("m", "", tensor_text(text, shape, "BYTES"), "")
+            request = parse_infer_request("m", "", tensor_text(text, shape, "BYTES"), "")
             assert request.inputs["x"].ravel().tolist() == texts
 
 
@@ -295,7 +295,7 @@ def test_long_arrays_are_no_more_than_json(change: object, status: str) -> None:
     text = json.dumps(np.random.default_rng(0).standard_normal(9000).tolist())
     assert callable(change)
     with pytest.raises(RequestError, match=status):
-        read_request("m", "", tensor_text(change(text), (9000,)), "")
+        parse_infer_request("m", "", tensor_text(change(text), (9000,)), "")
 
 
 def test_brackets_of_long_nested_arrays_stand_as_the_shape_says() -> None:
@@ -306,7 +306,7 @@ def test_brackets_of_long_nested_arrays_stand_as_the_shape_says() -> None:
         good.replace("],[", "],[[", 1), good[1:-1], good.replace("[", " ", 1),
     ):  # fmt: skip
         with pytest.raises(RequestError):
-            tensor_of("x", DATATYPE_BY_NAME["FP64"], [3000, 3], memoryview(wrong.encode()))
+            parse_tensor("x", DATATYPE_BY_NAME["FP64"], [3000, 3], memoryview(wrong.encode()))
 
 
 def test_the_tensors_of_a_request_have_no_more_bytes_than_a_body_may(models: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_request_to_a_model_of_text_has_a_bound_of_its_own(models: Path) -> No
         body["stop"] = "x" * 2000
         body["messages"] = [{"role": "user", "content": "x"}]
         with pytest.raises(RequestError, match="more than 16384 values"):
-            read_json(b'{"messages":[' + b",".join([b"{}"] * 40_000) + b"]}")
+            parse_bounded_object(b'{"messages":[' + b",".join([b"{}"] * 40_000) + b"]}")
 
 
 def test_texts_that_stop_an_answer_are_short(models: Path) -> None:
@@ -356,7 +356,9 @@ def test_texts_that_stop_an_answer_are_short(models: Path) -> None:
 
 def request_of(array: np.ndarray, datatype: str, **contents: object) -> bytes:
     row = {"name": "x", "datatype": datatype, "shape": list(array.shape), "contents": contents}
-    return bytes(message("ModelInferRequest", model_name="m", inputs=[row]).SerializeToString())
+    return bytes(
+        create_message("ModelInferRequest", model_name="m", inputs=[row]).SerializeToString()
+    )
 
 
 def test_long_messages_are_read_as_short_ones() -> None:
@@ -392,10 +394,12 @@ def test_a_message_of_many_fields_is_refused(unit: bytes) -> None:
 
 def test_what_a_long_message_becomes_has_a_bound() -> None:
     count = 1_000_000
-    packed = b"\x1a" + varint(count) + b"\x01" * count
-    row = message("ModelInferRequest.InferInputTensor", name="x", datatype="INT64", shape=[count])
-    inner = bytes(row.SerializeToString()) + b"\x2a" + varint(len(packed)) + packed
-    data = b"\x2a" + varint(len(inner)) + inner
+    packed = b"\x1a" + encode_varint(count) + b"\x01" * count
+    row = create_message(
+        "ModelInferRequest.InferInputTensor", name="x", datatype="INT64", shape=[count]
+    )
+    inner = bytes(row.SerializeToString()) + b"\x2a" + encode_varint(len(packed)) + packed
+    data = b"\x2a" + encode_varint(len(inner)) + inner
     assert parse_request(data, 8 * count).inputs["x"].sum() == count
     with pytest.raises(RequestError, match="too large"):
         parse_request(data, 8 * count - 1)

@@ -21,15 +21,15 @@ from walls import (
 )
 
 from ekiden import rpc
-from ekiden.rpc.calls import CALLS, FALLBACKS
-from ekiden.rpc.fresh import FIRST_DESCRIPTOR
+from ekiden.rpc.calls import ALLOWED_CALLS, ENOSYS_CALLS
+from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR
 from ekiden.rpc.keys import Key
-from ekiden.rpc.sandbox import missing
+from ekiden.rpc.sandbox import missing_facilities
 from long_runs import alike
 
 pytestmark = [
     pytest.mark.early,
-    pytest.mark.skipif(bool(missing()), reason=f"no sandbox: {missing()}"),
+    pytest.mark.skipif(bool(missing_facilities()), reason=f"no sandbox: {missing_facilities()}"),
 ]
 HIDDEN = "".join(chr(ord(letter) - 1) for letter in "in the memory of the server 4711")
 """A text of the server's owner, whose letters are moved so that a session does not have it."""
@@ -124,7 +124,7 @@ def _is_started(child: int) -> bool:
     A process that replaces its program, or has ended, has no command line for a moment.
     """
     arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[:-1]
-    return b"--session" in arguments or arguments[-1:] == [str(FIRST_DESCRIPTOR).encode()]
+    return b"--session" in arguments or arguments[-1:] == [str(FIRST_PASSED_DESCRIPTOR).encode()]
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
@@ -132,7 +132,7 @@ def test_the_calls_that_pass_are_those_of_the_table(
     server: str, program: Path, library: Path, tmp_path: Path
 ) -> None:
     """Every number of a call, from inside a session: docs/sandbox-calls.md says which pass."""
-    numbers = _numbers([call.name for call in CALLS] + list(FALLBACKS), tmp_path)
+    numbers = _numbers([call.name for call in ALLOWED_CALLS] + list(ENOSYS_CALLS), tmp_path)
     with (
         serving(Walls(server), program) as (_, port),
         rpc.connect("127.0.0.1", port) as session,
@@ -140,10 +140,12 @@ def test_the_calls_that_pass_are_those_of_the_table(
         assert attack(session, library)("call_all_numbers", "700") == -1
         errors = session.download("calls")
     apart = {"exit", "exit_group", "rt_sigreturn", "futex"}  # the last has no operation -1: ENOSYS
-    always = {numbers[c.name] for c in CALLS if not c.tests and c.name in numbers.keys() - apart}
+    always = {
+        numbers[c.name] for c in ALLOWED_CALLS if not c.tests and c.name in numbers.keys() - apart
+    }
     refused = {1, 38}  # EPERM, ENOSYS
     assert {number for number, error in enumerate(errors) if error not in refused} == always
-    assert {errors[numbers[name]] for name in FALLBACKS if name in numbers} == {38}
+    assert {errors[numbers[name]] for name in ENOSYS_CALLS if name in numbers} == {38}
 
 
 def _numbers(names: list[str], folder: Path) -> dict[str, int]:

@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     from serving import put, rows, serving
 
     import ekiden
-    from ekiden.serve.logs import Log
+    from ekiden.serve.logs import JsonLog
 
     path = put(models, "soft")
     put(models, "step", config='[sequences]\nstate = { "h" = "output1" }\n')
@@ -44,7 +44,7 @@ def main(folder: Path) -> None:
     data = path.read_bytes()
     fill(folder)
     with serving(models, grpc=False) as server, open(folder / "log", "w") as log:
-        server.server.engine.log = Log("debug", log)
+        server.server.engine.log = JsonLog("debug", log)
         expected = server.infer("soft", x=X).output()
         assert server.infer("fresh", x=X).output() == [-1.0, -2.0, -3.0, -4.0]  # compiled, not kept
         path.unlink()  # a newer artifact whose copy the disk cut short

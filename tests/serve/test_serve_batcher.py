@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ekiden.runtime.errors import RequestError, RunLimitError
-from ekiden.serve.batcher import Arrivals, Batcher, Runners, Work
+from ekiden.serve.batcher import Batcher, PendingArrivals, QueuedRequest, RunnerThreads
 from ekiden.serve.datatypes import Array
 
 SOON = 60.0
@@ -34,16 +34,18 @@ class Gate:
         return [arrays[0] * 2]
 
 
-def work(gate: Gate, values: list[float], key: Any = ((),), seconds: float = SOON) -> Work:  # noqa: ANN401
+def work(gate: Gate, values: list[float], key: Any = ((),), seconds: float = SOON) -> QueuedRequest:  # noqa: ANN401
     future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
     x = np.array(values)
-    return Work([x], future, time.monotonic() + seconds, gate.run, key, len(values))
+    return QueuedRequest([x], future, time.monotonic() + seconds, gate.run, key, len(values))
 
 
 def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any) -> None:  # noqa: ANN401
     async def inner() -> None:
         settings = {"instances": 1, "queue": 8, "rows": 4, "wait": 0.0}
-        runners = Runners(2, clock=lambda: 0.0)  # each run takes a moment, however busy the machine
+        runners = RunnerThreads(
+            2, clock=lambda: 0.0
+        )  # each run takes a moment, however busy the machine
         batcher = Batcher(runners, **{**settings, **given}, on_run=lambda rows, seconds: None)
         gate = Gate()
         try:
@@ -55,7 +57,7 @@ def run(test: Callable[[Batcher, Gate], Coroutine[Any, Any, None]], **given: Any
     asyncio.run(inner())
 
 
-async def hold(batcher: Batcher, gate: Gate) -> Work:
+async def hold(batcher: Batcher, gate: Gate) -> QueuedRequest:
     """Let a first request occupy the only instance."""
     first = work(gate, [0.0])
     batcher.put(first)
@@ -168,10 +170,12 @@ class Brief:
         return [arrays[0] * 2]
 
 
-def brief(made: Brief, value: float, can_repeat: bool = True) -> Work:
+def brief(made: Brief, value: float, can_repeat: bool = True) -> QueuedRequest:
     future: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
     deadline = time.monotonic() + SOON
-    return Work([np.array([value])], future, deadline, made.run, ((),), can_repeat=can_repeat)
+    return QueuedRequest(
+        [np.array([value])], future, deadline, made.run, ((),), can_repeat=can_repeat
+    )
 
 
 async def until_known(batcher: Batcher, made: Brief) -> None:
@@ -222,14 +226,14 @@ def test_the_last_that_comes_makes_the_run_at_once() -> None:
 
 
 def test_arrivals_are_over_when_each_has_begun() -> None:
-    arrivals = Arrivals()
-    assert arrivals.are_over
-    arrivals.come()
-    arrivals.come()
+    arrivals = PendingArrivals()
+    assert arrivals.is_zero
+    arrivals.increment()
+    arrivals.increment()
     arrivals.begin()
-    assert not arrivals.are_over
+    assert not arrivals.is_zero
     arrivals.begin()
-    assert arrivals.are_over
+    assert arrivals.is_zero
 
 
 def test_what_takes_longer_than_thought_is_made_again_by_a_thread() -> None:

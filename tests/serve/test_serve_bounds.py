@@ -26,9 +26,9 @@ from serving import Running, ask_on, put, rows, serving
 
 from ekiden.runtime import memory_stats, trim_pools
 from ekiden.serve import Message, Piece, Sampling
-from ekiden.serve.batcher import Work
+from ekiden.serve.batcher import QueuedRequest
 from ekiden.serve.datatypes import Array
-from ekiden.serve.logs import Log
+from ekiden.serve.logs import JsonLog
 from long_runs import sizes
 
 X = [[1.0, 2.0, 3.0, 4.0]]
@@ -140,7 +140,7 @@ def blocked(server: Running, name: str) -> Iterator[threading.Event]:
     def put_work() -> None:
         version = server.server.engine.repository.get(name).get()
         future = server.loop.create_future()
-        version.batcher.put(Work([], future, time.monotonic() + 60, wait))
+        version.batcher.put(QueuedRequest([], future, time.monotonic() + 60, wait))
 
     server.loop.call_soon_threadsafe(put_work)
     try:
@@ -233,7 +233,7 @@ def test_a_stop_does_not_wait_for_ever(models: Path) -> None:
 
 def test_a_log_that_cannot_be_written(models: Path) -> None:
     with serving(models, grpc=False) as server, open("/dev/full", "w") as full:
-        server.server.engine.log = Log("debug", full)
+        server.server.engine.log = JsonLog("debug", full)
         assert server.infer("soft", x=X).status == 200
         assert server.infer("soft", y=X).status == 400
         with suppress(OSError):
@@ -411,7 +411,7 @@ def test_spans(models: Path) -> None:
 def test_lines_of_the_log(models: Path) -> None:
     with serving(models, grpc=False) as server:
         stream = io.StringIO()
-        server.server.engine.log = Log("debug", stream)
+        server.server.engine.log = JsonLog("debug", stream)
         server.infer("soft", x=X)
         server.ask("POST", "/v2/models/a-name-of-mine/infer", BODY)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ekiden.serve.connections import CLOSED_A_TURN, ClosingQueue
+from ekiden.serve.connections import CLOSED_PER_ITERATION, ClosingQueue
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,7 @@ class _Transport:
 
 def test_a_turn_of_the_loop_closes_a_bounded_number_of_connections() -> None:
     closed: list[_Transport] = []
-    transports = [_Transport(closed) for _ in range(3 * CLOSED_A_TURN + 1)]
+    transports = [_Transport(closed) for _ in range(3 * CLOSED_PER_ITERATION + 1)]
 
     async def close_all() -> list[int]:
         queue, loop, counts = ClosingQueue(), asyncio.get_running_loop(), []
@@ -38,4 +38,4 @@ def test_a_turn_of_the_loop_closes_a_bounded_number_of_connections() -> None:
     counts = asyncio.run(close_all())
     assert closed == transports
     steps = [after - before for before, after in zip([0, *counts], counts, strict=False)]
-    assert max(steps) == CLOSED_A_TURN
+    assert max(steps) == CLOSED_PER_ITERATION

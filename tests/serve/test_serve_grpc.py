@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from serving import Running, serving
 
-from ekiden.serve.grpc_messages import FILE_DESCRIPTOR, METHODS, SERVICE, Proto, message, parse
+from ekiden.serve.grpc_messages import (
+    FILE_DESCRIPTOR,
+    GRPC_METHODS,
+    GRPC_SERVICE_NAME,
+    Proto,
+    create_message,
+    parse_message,
+)
 
 Channel = Any
 
@@ -26,13 +33,13 @@ def channel(server: Running) -> Iterator[Channel]:
 
 def call(channel: Channel, method: str, request: Proto = b"", **given: object) -> Proto:
     data = request if isinstance(request, bytes) else request.SerializeToString()
-    answer = channel.unary_unary(f"/{SERVICE}/{method}")(data, timeout=30, **given)
-    return parse(f"{method}Response", answer)
+    answer = channel.unary_unary(f"/{GRPC_SERVICE_NAME}/{method}")(data, timeout=30, **given)
+    return parse_message(f"{method}Response", answer)
 
 
 def infer(model: str = "whole", **values: object) -> Proto:
     tensor = {"name": "x", "datatype": "INT64", "shape": [1, 4], **values}
-    return message("ModelInferRequest", model_name=model, inputs=[tensor])
+    return create_message("ModelInferRequest", model_name=model, inputs=[tensor])
 
 
 def test_typed_contents(channel: Channel) -> None:
@@ -90,7 +97,7 @@ def test_tokens_of_calls(models: Path, tmp_path: Path) -> None:
             call(channel, "ServerMetadata")
         metadata = (("authorization", "Bearer 0123456789abcdef"),)
         assert call(channel, "ServerMetadata", metadata=metadata).name == "ekiden"
-        request = message("RepositoryModelLoadRequest", model_name="soft")
+        request = create_message("RepositoryModelLoadRequest", model_name="soft")
         with pytest.raises(grpc.RpcError, match="this token may not load"):
             call(channel, "RepositoryModelLoad", request, metadata=metadata)
 
@@ -119,7 +126,7 @@ def test_messages_are_those_of_triton() -> None:
             assert (other.number, other.type) == (field.number, field.type), (path, field.name)
         assert len(fields) <= len(theirs.fields)
     service = pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert {*METHODS} <= {method.name for method in service.methods}
+    assert {*GRPC_METHODS} <= {method.name for method in service.methods}
 
 
 def next_fields(path: str) -> list[Any]:
@@ -149,7 +156,7 @@ def test_messages_are_those_of_the_protocol() -> None:
         elif block:
             stack.append("")
         elif rpc:
-            assert rpc in METHODS
+            assert rpc in GRPC_METHODS
             stack.append("")
         elif field:
             found[".".join(filter(None, stack))][field] = int(number)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from serving import Answer, Running, rows, serving
 
 from ekiden.runtime import memory_stats
-from ekiden.serve.logs import Log
+from ekiden.serve.logs import JsonLog
 from long_runs import sizes
 
 SECRET = "s3cr3t-w0rd"
@@ -77,7 +77,7 @@ def guarded(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     tokens.write_text(TOKEN)
     with serving(models, token_file=str(tokens), log="debug") as running:
         stream = io.StringIO()
-        running.server.engine.log = Log("debug", stream)
+        running.server.engine.log = JsonLog("debug", stream)
         yield running
         written = stream.getvalue()
         assert written.count('"request"') > 10

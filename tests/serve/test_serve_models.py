@@ -15,7 +15,7 @@ import pytest
 from serving import Answer, Running, ask_on, compiled, put, rows, serving
 from toy_text import Echo
 
-from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
+from ekiden.runtime.artifact.metadata import ANY_RANK_SHAPE, TensorInfo
 from ekiden.runtime.errors import LoadError
 from ekiden.serve.signature import read_signature
 
@@ -72,7 +72,7 @@ def test_a_folder_with_a_damaged_model(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_model_whose_input_has_no_rank_is_refused_with_what_gives_one() -> None:
-    inputs = (TensorInfo("x", ANY_SHAPE, "float32"),)
+    inputs = (TensorInfo("x", ANY_RANK_SHAPE, "float32"),)
     program = SimpleNamespace(inputs=inputs, outputs=())
     with pytest.raises(LoadError, match=r"the rank of 'x' is not known: .*shape=\{'x': "):
         read_signature(program, "m.onnx")  # type: ignore[arg-type]

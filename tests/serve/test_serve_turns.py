@@ -13,7 +13,7 @@ import pytest
 from ekiden.serve import grpc_scan, json_scan, json_tensors, loop_turns
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import DATATYPE_BY_NAME
-from ekiden.serve.engine import Engine
+from ekiden.serve.engine import ServingEngine
 from ekiden.serve.loop_turns import give_turn, giving_turns
 
 pytestmark = pytest.mark.quick
@@ -39,16 +39,16 @@ def _turn_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _written() -> bytes:
-    return b"".join(json_tensors.json_pieces("y", FP32, np.ones(COUNT, np.float32)))
+    return b"".join(json_tensors.format_tensor("y", FP32, np.ones(COUNT, np.float32)))
 
 
 LONG_TEXT = _written()
 LONG_WORK: dict[str, Callable[[], object]] = {
     "scan": lambda: json_scan.check_values(b"[" + b"1," * COUNT + b"1]", COUNT + 2),
-    "JSON to tensor": lambda: json_tensors.tensor_of("x", FP32, [COUNT], memoryview(LONG_TEXT)),
+    "JSON to tensor": lambda: json_tensors.parse_tensor("x", FP32, [COUNT], memoryview(LONG_TEXT)),
     "tensor to JSON": _written,
-    "varints to tensor": lambda: grpc_scan.Contents(
-        memoryview(grpc_scan.field_bytes(3, b"\1" * COUNT))
+    "varints to tensor": lambda: grpc_scan.PackedContents(
+        memoryview(grpc_scan.encode_bytes_field(3, b"\1" * COUNT))
     ).tensor("x", INT64, [COUNT]),
 }
 
@@ -70,7 +70,7 @@ def test_reader_threads_give_turns_to_the_loop_of_their_request(tmp_path: Path) 
             give_turn()
             return callbacks == [1]
 
-        return await Engine(tmp_path, ServerConfig()).off_loop(work)
+        return await ServingEngine(tmp_path, ServerConfig()).run_on_reader(work)
 
     assert asyncio.run(is_loop_run_by_its_reader())
 

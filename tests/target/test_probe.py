@@ -8,8 +8,8 @@ import pytest
 
 from ekiden.runtime import get_global_func
 from ekiden.target import Cache, Target, probe
-from ekiden.target.features import ARM, BY_FLAG, FEATURES, RISCV, X86, closure
-from ekiden.target.processors import CORES, PROCESSORS
+from ekiden.target.features import ARM, FEATURE_TABLE, FEATURES_BY_FLAG, RISCV, X86, feature_closure
+from ekiden.target.processors import CORE_MODELS, PROCESSORS
 
 pytestmark = pytest.mark.quick
 
@@ -54,35 +54,37 @@ def test_flags_say_what_a_processor_is_and_the_model_which_of_equals(
     shown: str, vendor: str, family: int, model: int, without: str, expected: str, core: str
 ) -> None:
     info = entry(shown, vendor, family, model, without)
-    present = probe.features_of(info["flags"].split(), X86)
-    processor, found = probe.processor_of(info, X86, present)
-    assert (processor.name, found) == (expected, CORES[core])
+    present = probe.flags_to_features(info["flags"].split(), X86)
+    processor, found = probe.best_processor(info, X86, present)
+    assert (processor.name, found) == (expected, CORE_MODELS[core])
     beyond = probe.extra_features(processor, present)
-    whole = closure(X86, (*processor.features, *beyond))
-    assert {FEATURES[X86, f].flag for f in whole} <= {"", *info["flags"].split()}
+    whole = feature_closure(X86, (*processor.features, *beyond))
+    assert {FEATURE_TABLE[X86, f].flag for f in whole} <= {"", *info["flags"].split()}
 
 
 def test_other_architectures() -> None:
     info = {"CPU implementer": "0x41", "CPU part": "0xd0c"}
 
     def found(info: dict[str, str], arch: str, flags: str) -> str:
-        return probe.processor_of(info, arch, probe.features_of(flags.split(), arch))[0].name
+        return probe.best_processor(info, arch, probe.flags_to_features(flags.split(), arch))[
+            0
+        ].name
 
     assert found(info, ARM, "fp asimd asimdhp asimddp asimdrdm") == "neoverse-n1"
     assert found(info, ARM, "fp asimd") == found({}, ARM, "fp asimd asimdhp") == "generic"
     assert found({}, RISCV, "") == "generic-rv64" and found({}, X86, "") == "x86-64"
-    beyond = probe.features_of(["v"], RISCV)
+    beyond = probe.flags_to_features(["v"], RISCV)
     assert probe.extra_features(PROCESSORS["generic-rv64"], beyond) == ("v",)
 
 
 def test_the_runtime_says_what_is_there(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("processor"):
         pytest.skip("needs the machine itself: --processor takes it for another")
-    arch = probe.architecture()
-    flags = set(probe.own_flags(arch))
-    assert flags <= {flag for of, flag in BY_FLAG if of == arch}
+    arch = probe.host_architecture()
+    flags = set(probe.host_flags(arch))
+    assert flags <= {flag for of, flag in FEATURES_BY_FLAG if of == arch}
     assert set(Target.host().flags) == {
-        FEATURES[arch, f].flag for f in probe.features_of(flags, arch)
+        FEATURE_TABLE[arch, f].flag for f in probe.flags_to_features(flags, arch)
     } - {""}
     with pytest.raises(TypeError, match=r"^ek.runtime.cpu_has: the name of an ability expected$"):
         get_global_func("ek.runtime.cpu_has")(1)
@@ -106,7 +108,7 @@ def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
         tmp_path, (1, "Data", "48K", "0,64"), (1, "Instruction", "64K", "0,64"),
         (2, "Unified", "2048K", "0,64"), (3, "Unified", "98304K", "0-31,64-95"),
     )  # fmt: skip
-    found = probe.caches(CORES["sapphire"], is_guest=False, folder=folder)
+    found = probe.host_caches(CORE_MODELS["sapphire"], is_guest=False, folder=folder)
     assert found[1:] == (
         Cache(2 << 20, 12, 64, 1, 46, 15),
         Cache(96 << 20, 12, 64, 32, 8, 110),
@@ -116,17 +118,17 @@ def test_caches_are_those_of_the_system(tmp_path: Path) -> None:
 def test_a_hypervisor_is_not_believed_all_it_says(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "48K", "0"), (2, "Unified", "2048K", "0"),
                     (3, "Unified", "491520K", "0-1"))  # fmt: skip
-    row = CORES["sapphire"]
-    found = probe.caches(row, is_guest=True, folder=folder)
+    row = CORE_MODELS["sapphire"]
+    found = probe.host_caches(row, is_guest=True, folder=folder)
     assert found[1].size == 2 << 20 and found[2] == row.caches[2]
     empty = tmp_path / "empty"
-    assert probe.caches(row, is_guest=True, folder=empty) == row.caches
+    assert probe.host_caches(row, is_guest=True, folder=empty) == row.caches
 
 
 def test_a_guest_shares_with_others(tmp_path: Path) -> None:
     folder = system(tmp_path, (1, "Data", "32K", "0"), (2, "Unified", "1024K", "0"),
                     (3, "Unified", "32768K", "0-1"))  # fmt: skip
-    found = probe.caches(CORES["zen4"], is_guest=True, folder=folder)
+    found = probe.host_caches(CORE_MODELS["zen4"], is_guest=True, folder=folder)
     assert found[2] == Cache(32 << 20, 12, 64, 8, 24, 50)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, runtime, tir
-from ekiden.codegen.llvm import assembly_of_text
+from ekiden.codegen.llvm import ir_to_assembly
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.contrib import graph_executor
 from ekiden.contrib.debugger import debug_executor
@@ -18,9 +18,9 @@ from ekiden.ir.module import IRModule
 from ekiden.runtime import cpu
 from ekiden.runtime.errors import CompileError, DeviceError, InputError
 from ekiden.target import Target
-from ekiden.target.features import CORTEX_M, FEATURES
+from ekiden.target.features import CORTEX_M, FEATURE_TABLE
 from ekiden.target.processors import PROCESSORS
-from ekiden.target.triple import TRIPLES
+from ekiden.target.triple import DEFAULT_TRIPLES
 from ekiden.target.virtual_device import compilation_config
 
 pytestmark = pytest.mark.quick
@@ -195,11 +195,11 @@ def test_what_a_c_compiler_does_not_do() -> None:
 @pytest.mark.slow
 def test_llvm_knows_every_processor_and_feature(capfd: pytest.CaptureFixture[str]) -> None:
     """Of what it does not know it says so to standard error, and goes on without."""
-    triples = {CORTEX_M: PROCESSORS["cortex-m55"].triple, **TRIPLES}
+    triples = {CORTEX_M: PROCESSORS["cortex-m55"].triple, **DEFAULT_TRIPLES}
     texts = [f"-mtriple={p.triple or triples[p.architecture]} -mcpu={p.name}"
              for p in PROCESSORS.values()]  # fmt: skip
-    texts += [f"-mtriple={triples[of]} -mcpu=generic -mattr=+{name}" for of, name in FEATURES]
+    texts += [f"-mtriple={triples[of]} -mcpu=generic -mattr=+{name}" for of, name in FEATURE_TABLE]
     for text in texts:
         target = Target(f"llvm {text}")
-        assembly_of_text(f'target triple = "{target.triple}"', target)
+        ir_to_assembly(f'target triple = "{target.triple}"', target)
     assert capfd.readouterr().err == ""

@@ -103,7 +103,7 @@ def test_a_compilation_takes_the_current_target() -> None:
     assert isinstance(found, ekiden.runtime.Tensor) and found.numpy().tolist() == [2, 2, 2]
 
 
-@pytest.mark.parametrize("tag", tags.TAGS)
+@pytest.mark.parametrize("tag", tags.TARGET_TAGS)
 def test_tags(tag: str) -> None:
     target = Target(tag)
     assert target.tag == tag and Target({"tag": tag}) == target

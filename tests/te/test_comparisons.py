@@ -61,7 +61,7 @@ def test_computations_choose_by_comparisons(number: int) -> None:
     a = te.placeholder((6,), "float32", "A")
     b = te.compute((6,), lambda i: te.if_then_else(condition(i), a[i], 0.0), name="B")
     given, found = np.arange(6, dtype="float32") + 1, np.zeros(6, "float32")
-    interpreter.run(lower(te.create_prim_func([a, b])), given, found)
+    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), given, found)
     holds = [[2], [0, 1, 3, 4, 5], [1, 2, 4, 5], [0, 1, 3, 5]][number]
     assert found.tolist() == [given[i] if i in holds else 0 for i in range(6)]
 

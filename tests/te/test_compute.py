@@ -45,7 +45,7 @@ def test_stages_run_in_order_with_intermediates_allocated() -> None:
     y = te.compute((n, 4), lambda i, j: x[i, j] - top[i], name="y")
     array = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
     out = np.empty_like(array)
-    interpreter.run(lower(te.create_prim_func([x, y])), array, out)
+    interpreter.run_prim_func(lower(te.create_prim_func([x, y])), array, out)
     np.testing.assert_allclose(out, array - array.max(1, keepdims=True))
 
 
@@ -61,7 +61,7 @@ def test_inlining_shares_equal_elements() -> None:
     assert te.post_order_tensors([result]) == [x, result]
     array = np.linspace(-1, 1, 8, dtype="float32")
     out = np.empty_like(array)
-    interpreter.run(lower(te.create_prim_func([x, result])), array, out)
+    interpreter.run_prim_func(lower(te.create_prim_func([x, result])), array, out)
     expected = array
     for _ in range(60):
         expected = expected * np.tanh(expected)
@@ -83,7 +83,7 @@ def test_rank_zero() -> None:
     x = te.placeholder((), name="x")
     y = te.compute((), lambda: x[()] + 1.0, name="y")
     out = np.zeros((), "float32")
-    interpreter.run(lower(te.create_prim_func([x, y])), np.array(2.0, "float32"), out)
+    interpreter.run_prim_func(lower(te.create_prim_func([x, y])), np.array(2.0, "float32"), out)
     assert out == 3.0
 
 
@@ -113,7 +113,7 @@ def test_an_extern_writes_statements() -> None:
 
     (y,) = te.extern([(1,)], [from_tensor], build, name="last", dtype=["float32"])
     out = np.zeros(1, "float32")
-    interpreter.run(
+    interpreter.run_prim_func(
         lower(te.create_prim_func([from_tensor, y])), np.arange(3, dtype="float32"), out
     )
     assert out[0] == 2.0
@@ -146,7 +146,7 @@ def test_elements_by_one_index_after_the_other() -> None:
     assert a[0].dtype == "float32" and str(a[0][1][2]) == str(a[0, 1, 2])
     x = np.arange(24, dtype="float32").reshape(2, 3, 4)
     found = np.zeros((3, 4), "float32")
-    interpreter.run(lower(te.create_prim_func([a, b])), x, found)
+    interpreter.run_prim_func(lower(te.create_prim_func([a, b])), x, found)
     np.testing.assert_array_equal(found, x[0] + 2 * x[1])
     for wrong in (
         lambda: a[0] + 1.0,

@@ -14,7 +14,7 @@ from ekiden import te
 from ekiden.runtime.errors import ParseError
 from ekiden.te import Tensor
 from ekiden.tir import For, ForKind
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 # ruff: noqa: ANN001, ANN201, ANN202, F821  scripts have no annotations, and the names of hybrid scripts are not those of this file
 RNG = np.random.default_rng(5)
@@ -104,7 +104,7 @@ def test_conditions_and_two_outputs() -> None:
 
 def test_kinds_of_loops() -> None:
     (out,) = check(kinds, normal(4, 8))
-    found = {s.kind for s in walk(out.op.body) if isinstance(s, For)}  # type: ignore[attr-defined]
+    found = {s.kind for s in pre_order_stmts(out.op.body) if isinstance(s, For)}  # type: ignore[attr-defined]
     assert found == {ForKind.SERIAL, ForKind.VECTORIZED, ForKind.PARALLEL, ForKind.UNROLLED}
 
 

@@ -13,7 +13,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.te import Tensor
 from ekiden.te.schedule import Schedule
 from ekiden.tir import For, ForKind, PrimFunc
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 
 def run(s: Schedule, args: Sequence[Tensor], *inputs: np.ndarray) -> np.ndarray:
@@ -32,7 +32,7 @@ def program(s: Schedule, args: Sequence[Tensor]) -> PrimFunc:
 
 
 def loops(func: PrimFunc) -> list[For]:
-    return [each for each in walk(func.body) if isinstance(each, For)]
+    return [each for each in pre_order_stmts(func.body) if isinstance(each, For)]
 
 
 def numbers(*shape: int) -> np.ndarray:
@@ -392,7 +392,7 @@ def test_inlining_by_kind() -> None:
         inline(s)
         assert {each.name for each in s.stages if each.attach_type == 2} == names
         np.testing.assert_array_equal(run(s, [a, out], x), wanted)
-    assert len(list(walk(te.schedule.ScheduleOps(s)))) > 3
+    assert len(list(pre_order_stmts(te.schedule.ScheduleOps(s)))) > 3
 
 
 def test_layouts_by_functions_of_all_and_the_last() -> None:

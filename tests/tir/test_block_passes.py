@@ -8,7 +8,7 @@ import pytest
 import ekiden
 from ekiden import te, tir
 from ekiden.ir.op import register_op_attr
-from ekiden.ir.prim import Comparison, Select
+from ekiden.ir.prim import DeferredComparison, Select
 from ekiden.ir.structural import structural_equal
 from ekiden.runtime.errors import CompileError, ParseError, ScheduleError
 from ekiden.tir import interpreter, transform
@@ -93,8 +93,8 @@ def test_a_pass_makes(name: str, before: str, after: str) -> None:
     assert structural_equal(made, parsed(after)), made
     a = np.arange(32, dtype="float32").reshape(4, 8)
     found, expected = np.zeros(4, "float32"), np.zeros(4, "float32")
-    interpreter.run(transform.lower(made), a, found)
-    interpreter.run(transform.lower(parsed(before)), a, expected)
+    interpreter.run_prim_func(transform.lower(made), a, found)
+    interpreter.run_prim_func(transform.lower(parsed(before)), a, expected)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -167,7 +167,7 @@ def f(X: T.Buffer((64,), "int32"), Y: T.Buffer((64,), "int32"), S: T.Buffer((64,
     given = [v.astype("int32") for v in (x, y, s)]
     found = [np.zeros(64, "int32"), np.zeros(64, "int32")]
     if target == "interpreter":
-        interpreter.run(transform.lower(func), *given, *found)
+        interpreter.run_prim_func(transform.lower(func), *given, *found)
     else:
         ekiden.build(func, target=target)(*given, *found)
     np.testing.assert_array_equal(found[0], first.astype("int32"))
@@ -181,7 +181,7 @@ def test_expressions_widen() -> None:
     assert Select(x > 0, x, z).dtype == "int64"
     with pytest.raises(TypeError, match="values must have one dtype, got int64 and float32"):
         Select(x > 0, x, te.var("w", "float32"))
-    assert isinstance(x == y, EqualOp) and EqualOp is Comparison
+    assert isinstance(x == y, EqualOp) and EqualOp is DeferredComparison
 
 
 def test_anybody_may_name_an_intrinsic() -> None:

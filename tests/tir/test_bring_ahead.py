@@ -9,7 +9,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.te import create_prim_func
 from ekiden.tir.stmt import For, Prefetch
 from ekiden.tir.transform.block_lowering import lower_blocks
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 
 def product(asked: object) -> tir.PrimFunc:
@@ -29,12 +29,12 @@ def product(asked: object) -> tir.PrimFunc:
 def test_lines_of_what_is_read_some_steps_later() -> None:
     func = product([2, 4, 32])
     lowered = lower_blocks(func)
-    found = [s for s in walk(lowered.body) if isinstance(s, Prefetch)]
+    found = [s for s in pre_order_stmts(lowered.body) if isinstance(s, Prefetch)]
     assert [(s.buffer.name, str(s.indices[0]), str(s.indices[1])) for s in found] == [
         ("b", "k + 4", "0"),
         ("b", "k + 4", "16"),
     ]
-    assert not any(s.annotations for s in walk(lowered.body) if isinstance(s, For))
+    assert not any(s.annotations for s in pre_order_stmts(lowered.body) if isinstance(s, For))
 
 
 @pytest.mark.parametrize("asked", [[7, 4, 32], [2, 4], "b", [2, -1, 8], [2, "x", 8]])

@@ -24,7 +24,7 @@ def compacted(body: str) -> tir.PrimFunc:
     found = []
     for each in (func, made):
         out = np.zeros((4, 8), "float32")
-        interpreter.run(each, out, places)
+        interpreter.run_prim_func(each, out, places)
         found.append(out)
     np.testing.assert_array_equal(*found)
     return made

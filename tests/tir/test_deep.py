@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ekiden import tir
-from ekiden.ir.deep import on_fresh_stack
-from ekiden.ir.prim import Add, PrimExpr, Var, binary, const
+from ekiden.ir.deep import call_on_fresh_stack
+from ekiden.ir.prim import Add, PrimExpr, Var, const, fold_binary
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.structural import structural_digest, structural_equal
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.runtime.errors import ParseError
 from ekiden.tir import (
     Buffer,
@@ -22,8 +22,8 @@ from ekiden.tir import (
     Stmt,
     verify,
 )
-from ekiden.tir.regions import accesses
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, rename, substitute, walk
+from ekiden.tir.regions import buffer_accesses
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, pre_order_stmts, rename, substitute
 from long_runs import alike
 
 DEPTH, NODES = 10_000, 100_000
@@ -59,7 +59,7 @@ def branches(depth: int) -> Stmt:
 def long_sum(nodes: int = NODES) -> PrimExpr:
     total: PrimExpr = A[0]
     for n in range(nodes // 3):
-        total = binary(Add, total, A[n % 16]) if n % 2 else binary(Add, A[n % 16], total)
+        total = fold_binary(Add, total, A[n % 16]) if n % 2 else fold_binary(Add, A[n % 16], total)
     return total
 
 
@@ -67,14 +67,14 @@ def long_sum(nodes: int = NODES) -> PrimExpr:
 @pytest.mark.parametrize("nest", [loops, lets, branches])
 def test_deep_statements(nest: object) -> None:
     func = function(nest(DEPTH))  # type: ignore[operator]
-    assert sum(1 for _ in walk(func.body)) > DEPTH
+    assert sum(1 for _ in pre_order_stmts(func.body)) > DEPTH
     assert verify(func) is func
     assert StmtMutator().visit(func.body) is func.body
     changed = ExprRewriter(lambda e: const(2.0) if e.dtype == "float32" else e).visit(func.body)
     assert changed is not func.body
     assert structural_digest(function(changed)) != structural_digest(func)
     renamed = rename(func.body, {}, {A: Buffer("B", A.shape)})
-    assert len(accesses(renamed, A)) == 0
+    assert len(buffer_accesses(renamed, A)) == 0
     assert tir.distinct(func) is func
 
 
@@ -108,8 +108,8 @@ def test_long_expressions() -> None:
 def test_long_expressions_of_sizes() -> None:
     total: PrimExpr = I
     for _ in range(NODES):
-        total = binary(Add, const(1), total)
-    assert prim_text(total).startswith("1 + (1 + (1 + ")
+        total = fold_binary(Add, const(1), total)
+    assert format_prim_expr(total).startswith("1 + (1 + (1 + ")
     assert repr(total)
 
 
@@ -120,4 +120,4 @@ def test_errors_come_through_fresh_stacks() -> None:
 
     with pytest.raises(KeyError, match="found"):
         Stop().visit(lets(1_000))
-    assert on_fresh_stack(len, "abc") == 3
+    assert call_on_fresh_stack(len, "abc") == 3

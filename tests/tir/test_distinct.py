@@ -9,7 +9,7 @@ import pytest
 from ekiden import tir
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.structural import structural_equal
-from ekiden.tir.distinct import bindings
+from ekiden.tir.distinct import all_definitions
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
 
@@ -68,6 +68,6 @@ def test_work_grows_as_the_program_does(monkeypatch: pytest.MonkeyPatch) -> None
     for count in (100, 200):
         seen, chain = 0, lets([Var(f"v{n}", "float32") for n in range(count)])
         made = tir.distinct(function(tir.seq(chain, chain)))
-        assert len(set(bindings(made.body))) == 2 * count
+        assert len(set(all_definitions(made.body))) == 2 * count
         work.append(seen)
     assert 0 < work[1] <= 2.1 * work[0]

@@ -18,7 +18,7 @@ from ekiden.ir.transform import PassContext, get_pass
 from ekiden.runtime.errors import ScheduleError
 from ekiden.target import Target
 from ekiden.tir import PrimFunc, transform
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 
 pytestmark = pytest.mark.quick
 
@@ -58,7 +58,7 @@ def same_meaning(one: PrimFunc, two: PrimFunc) -> None:
     arrays = [random.standard_normal(s).astype("float32") for s in shapes]
     results = [[a.copy() for a in arrays] for _ in range(2)]
     for func, given in zip((one, two), results, strict=True):
-        run(transform.lower(func), *given)
+        run_prim_func(transform.lower(func), *given)
     for first, second in zip(*results, strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -305,7 +305,7 @@ for i in T.vectorized(8):
     new = transform.vectorize_loops(func)
     assert body_of(new).count("predicate=") == 2
     a, b = np.arange(16, dtype="float32"), np.zeros(16, "float32")
-    run(transform.lower(func), a, b)
+    run_prim_func(transform.lower(func), a, b)
     np.testing.assert_array_equal(b, [0, 1, 2, 3, 4, *[0] * 8, 6, 7, 8])
 
 
@@ -391,7 +391,7 @@ def test_partitions_mean_the_same(kind: str, rows: SizeVar | int) -> None:
     for size in range(14) if isinstance(rows, SizeVar) else [rows]:
         a = np.random.default_rng(size).standard_normal((size, 5)).astype("float32")
         c = np.zeros_like(a)
-        run(lowered, a, c)
+        run_prim_func(lowered, a, c)
         np.testing.assert_array_equal(c, a + 1)
 
 
@@ -408,7 +408,7 @@ for i in T.serial(8, annotations={"pragma_loop_partition_hint": 1}):
     plain = parse("a: (8,), b: (8,)", hinted.replace("pragma_loop_partition_hint", "other"))
     assert transform.loop_partition(plain) is plain
     a, b = np.arange(8, dtype="float32"), np.zeros(8, "float32")
-    run(transform.lower(func), a, b)
+    run_prim_func(transform.lower(func), a, b)
     np.testing.assert_array_equal(b, np.convolve(a, np.ones(3, "float32"), "same"))
 
 
@@ -489,7 +489,7 @@ def test_a_tile_cut_by_the_edge_stays_in_registers() -> None:
         x = np.random.default_rng(size).standard_normal((size, 8)).astype("float32")
         y = np.random.default_rng(1).standard_normal((8, 32)).astype("float32")
         out = np.zeros((size, 32), "float32")
-        run(lowered, x, y, out)
+        run_prim_func(lowered, x, y, out)
         np.testing.assert_allclose(out, x @ y, rtol=1e-4, atol=1e-5)
 
 
@@ -533,7 +533,7 @@ def test_a_split_program_means_the_same(backend: str, rows: SizeVar | int) -> No
     c = np.zeros_like(a)
     if backend == "interpreter":
         lowered = {g.name_hint: transform.lower(f) for g, f in module.functions.items()}  # type: ignore[arg-type]
-        run(lowered["main"], a, c, functions=lowered)
+        run_prim_func(lowered["main"], a, c, functions=lowered)
     else:
         build(module, backend, cache=KernelCache(None))["main"](a, c)
     np.testing.assert_array_equal(c, (a[:, ::-1] + 1) * 2)
@@ -553,7 +553,7 @@ for i in range(8):
     assert isinstance(kernel, PrimFunc) and [v.name for v in kernel.scalars] == ["i"]
     lowered = {g.name_hint: transform.lower(f) for g, f in module.functions.items()}  # type: ignore[arg-type]
     a, b = np.arange(8, dtype="float32"), np.zeros(8, "float32")
-    run(lowered["f"], a, b, functions=lowered)
+    run_prim_func(lowered["f"], a, b, functions=lowered)
     np.testing.assert_array_equal(a, b)
 
 
@@ -573,7 +573,7 @@ for i in T.vectorized(20, annotations={"lanes": 8}):
         np.zeros(20, "float32"),
     )
     if backend == "interpreter":
-        run(lowered, a, b)
+        run_prim_func(lowered, a, b)
     else:
         build(func, backend, cache=KernelCache(None))["f"](a, b)
     expected = [a[i, : min(4, i * 5 % 7)].sum() for i in range(20)]

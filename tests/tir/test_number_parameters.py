@@ -7,7 +7,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, tir
-from ekiden.codegen.device import split_program
+from ekiden.codegen.device import split_host_and_device
 from ekiden.ir.structural import structural_equal
 from ekiden.runtime.errors import CompileError
 from ekiden.script import tir as T
@@ -55,7 +55,7 @@ def test_numbers_are_passed(target: str) -> None:
         expected = np.where(np.arange(8) < int(n), a * np.float32(factor), 0)
         np.testing.assert_array_equal(b, expected)
         held = np.zeros(8, "float32")
-        interpreter.run(ekiden.lower(scale), n, factor, a, held)  # type: ignore[arg-type]
+        interpreter.run_prim_func(ekiden.lower(scale), n, factor, a, held)  # type: ignore[arg-type]
         np.testing.assert_array_equal(held, expected)
 
 
@@ -174,6 +174,6 @@ def test_a_device_gets_numbers(kind: str) -> None:
         for i in T.thread_binding(8, thread="threadIdx.x"):
             A[i] = a + T.cast(n, "float32")
 
-    (kernel,) = split_program(f, Target(kind)).kernels
+    (kernel,) = split_host_and_device(f, Target(kind)).kernels
     text = kernel.code.decode()
     assert "a_bits" in text and "n" in text and kernel.args == "bll"

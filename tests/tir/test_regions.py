@@ -6,7 +6,7 @@ import pytest
 
 from ekiden.ir.prim import IntImm, Var, const
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import accesses, region
+from ekiden.tir.regions import bounding_region, buffer_accesses
 from ekiden.tir.stmt import BufferStore, For, ForKind
 
 pytestmark = pytest.mark.quick
@@ -19,6 +19,6 @@ def test_loops_that_begin_where_others_are_leave_no_variable_behind() -> None:
     store = BufferStore(b, BufferLoad(a, (j + 3,), "float32"), (j,))
     inner = For(j, i * 2, const(2), ForKind.SERIAL, store)
     outer = For(i, const(0), const(4), ForKind.SERIAL, inner)
-    (found,) = region(a, accesses(outer, a), ())
+    (found,) = bounding_region(a, buffer_accesses(outer, a), ())
     assert isinstance(found.min, IntImm) and isinstance(found.extent, IntImm)
     assert (found.min.value, found.extent.value) == (3, 8)

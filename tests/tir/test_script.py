@@ -8,13 +8,13 @@ import pytest
 import ekiden
 from ekiden import relay, te, tir
 from ekiden.ir.module import IRModule
-from ekiden.ir.prim import Add, PrimExpr, Var, binary, const
+from ekiden.ir.prim import Add, PrimExpr, Var, const, fold_binary
 from ekiden.ir.structural import structural_equal
 from ekiden.runtime.errors import ParseError
 from ekiden.script import ir as I
 from ekiden.script import tir as T
 from ekiden.tir import Buffer, BufferStore, For, ForKind, PrimFunc, interpreter
-from ekiden.tir.printer import text_and_lines
+from ekiden.tir.printer import print_with_lines
 from ekiden.tir.transform import lower
 
 HEADER = "# from ekiden.script import tir as T\n\n"
@@ -192,7 +192,7 @@ def test_a_decorated_function_is_the_program() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(4, 8)).astype("float32"), rng.normal(size=(8, 3)).astype("float32")
     out = np.empty((4, 3), "float32")
-    interpreter.run(lower(product), a, b, out)
+    interpreter.run_prim_func(lower(product), a, b, out)
     np.testing.assert_allclose(out, a @ b, rtol=1e-5)
 
 
@@ -250,7 +250,7 @@ def main(a: T.handle, b: T.handle) -> None:
     assert func.attrs == {"global_symbol": "main", "tir.noalias": True}
     array = np.random.default_rng(0).normal(size=(5, 128)).astype("float32")
     out = np.empty_like(array)
-    interpreter.run(lower(func), array, out)
+    interpreter.run_prim_func(lower(func), array, out)
     np.testing.assert_array_equal(out, np.maximum(array + 1, 0))
 
 
@@ -333,7 +333,7 @@ def test_the_name_in_the_module_and_the_symbol_may_differ() -> None:
 
 
 def test_where_each_statement_stands() -> None:
-    text, lines = text_and_lines(product)
+    text, lines = print_with_lines(product)
     at = {type(s).__name__: text.split("\n")[line - 1].strip() for s, line in lines.items()}
     assert at["For"] == "for i, j, k in T.grid(4, 3, 8):"
     assert at["Block"] == 'with T.block("C"):'
@@ -411,7 +411,7 @@ def f(A: T.Buffer((32,), "int64")):
     func = tir.parse(text)
     assert isinstance(func, tir.PrimFunc)
     a = np.zeros(32, "int64")
-    interpreter.run(lower(func), a)
+    interpreter.run_prim_func(lower(func), a)
     expected = [i if 8 <= i < 12 or 20 <= i < 24 else 0 for i in range(32)]
     np.testing.assert_array_equal(a, expected)
     again = tir.parse(func.script())
@@ -456,9 +456,9 @@ def chain(length: int) -> PrimFunc:
     left: PrimExpr = a[i]
     right: PrimExpr = a[i]
     for _ in range(length):
-        left = binary(Add, left, a[0])
-        right = binary(Add, a[0], right)
-    store = BufferStore(a, binary(Add, left, right), (i,))
+        left = fold_binary(Add, left, a[0])
+        right = fold_binary(Add, a[0], right)
+    store = BufferStore(a, fold_binary(Add, left, right), (i,))
     return PrimFunc((a,), For(i, const(0), const(4), ForKind.SERIAL, store), {"global_symbol": "f"})
 
 
@@ -552,7 +552,7 @@ def noted(A: T.Buffer((4,), "float32"), n: T.int64):
     ekiden.build(noted, target="llvm")(a, 7)
     assert a.numpy().tolist() == [1, 2, 2, 0]
     out = np.zeros(4, "float32")
-    interpreter.run(noted, out, 7)
+    interpreter.run_prim_func(noted, out, 7)
     assert out.tolist() == [1, 2, 2, 0]
     ib = tir.ir_builder.create()
     buffer = tir.decl_buffer((4,), name="A")

@@ -62,8 +62,8 @@ def test_conditions_are_known_where_they_hold(before: str, after: str | None) ->
     for n, m, k in ((0, 0, 0), (5, 3, 9), (2, 5, 7), (8, 1, 1), (3, 5, 4)):
         a, b = np.ones(16, "int32"), np.arange(16, dtype="int32")
         expected = a.copy()
-        interpreter.run(program(before), expected, b, n, m, k)
-        interpreter.run(found, a, b, n, m, k)
+        interpreter.run_prim_func(program(before), expected, b, n, m, k)
+        interpreter.run_prim_func(found, a, b, n, m, k)
         assert (a == expected).all(), (n, m, k)
 
 

@@ -9,7 +9,7 @@ from ekiden import tir
 from ekiden.codegen.build import build
 from ekiden.target import Target
 from ekiden.tir import PrimFunc
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import skip_integer_casts
 from processor import processors
 
@@ -48,7 +48,7 @@ def test_quantised_floats_have_the_bits_of_their_bytes(text: str, point: int) ->
     kernel(DATA, points, result)
     np.testing.assert_array_equal(result.view(np.int32), (expected + 0.0).view(np.int32))
     result = np.zeros(16, np.float32)
-    run(changed, DATA, points, result)
+    run_prim_func(changed, DATA, points, result)
     np.testing.assert_array_equal(result.view(np.int32), (expected + 0.0).view(np.int32))
 
 

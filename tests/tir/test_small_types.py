@@ -113,7 +113,7 @@ def test_the_interpreter_sees_what_kernels_see(dtype: str) -> None:
     y = te.compute(given.shape, lambda i: x[32 - i], name="y")
     wide = te.compute(given.shape, lambda i: y[i].astype("float32"), name="wide")
     found, numbers_ = np.empty_like(given), np.empty(given.shape, np.float32)
-    interpreter.run(lower(te.create_prim_func([x, y, wide])), given, found, numbers_)
+    interpreter.run_prim_func(lower(te.create_prim_func([x, y, wide])), given, found, numbers_)
     same(found, given[::-1].copy())
     np.testing.assert_array_equal(numbers_, given[::-1].astype(np.float32))
 

@@ -8,7 +8,7 @@ import pytest
 import ekiden
 from ekiden import tir
 from ekiden.ir.structural import structural_equal
-from ekiden.tir.distinct import bindings
+from ekiden.tir.distinct import all_definitions
 
 TEXT = """
 @T.prim_func
@@ -68,7 +68,7 @@ def test_a_renewed_function_shares_nothing() -> None:
     func = parsed()
     made = tir.stmt_functor.renew_defs(func)
     assert structural_equal(made, func)
-    before, after = ({*f.params, *bindings(f.body)} for f in (func, made))
+    before, after = ({*f.params, *all_definitions(f.body)} for f in (func, made))
     assert before.isdisjoint(after) and len(after) == len(before)
     assert made.buffers[0].shape[0] is made.buffers[1].shape[0]
     assert made.buffers[0].shape[1] is made.scalars[0]

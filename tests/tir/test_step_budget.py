@@ -56,14 +56,14 @@ def test_budget_refuses_a_long_run_and_changes_no_other(
 ) -> None:
     func, out = _program(count), np.zeros(1, np.int64)
     with pytest.raises(StepLimitError):
-        interpreter.run(func, LIMITS, out, budget=StepBudget(10_000))
+        interpreter.run_prim_func(func, LIMITS, out, budget=StepBudget(10_000))
     assert out[0] < 10_000
-    interpreter.run(func, LIMITS, out, budget=StepBudget(ENOUGH))
+    interpreter.run_prim_func(func, LIMITS, out, budget=StepBudget(ENOUGH))
     assert out[0] == 10_000
 
 
 def test_known_loops_are_refused_before_the_first_store() -> None:
     out = np.full(1, -1)
     with pytest.raises(StepLimitError):
-        interpreter.run(_program(_known_loops), LIMITS, out, budget=StepBudget(10_000))
+        interpreter.run_prim_func(_program(_known_loops), LIMITS, out, budget=StepBudget(10_000))
     assert out[0] == -1

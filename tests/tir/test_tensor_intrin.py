@@ -11,7 +11,7 @@ from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.llvm import assembly
 from ekiden.target import Target
 from ekiden.tir import PrimFunc, TensorIntrin
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.tensor_intrin.x86 import (
     FMA_1x16_INTRIN,
     FMA_6x16_INTRIN,
@@ -63,7 +63,7 @@ def test_dot_products_of_bytes(target: str) -> None:
     expected = a.astype("int32") @ b.astype("int32")
     np.testing.assert_array_equal(c.reshape(5, 32), expected)
     interpreted = np.zeros_like(c)
-    run(lower(func), a, packed, interpreted)
+    run_prim_func(lower(func), a, packed, interpreted)
     np.testing.assert_array_equal(interpreted, c)
 
 
@@ -105,6 +105,6 @@ def test_descriptions_and_implementations_agree(name: str) -> None:
     results = []
     for func in (intrin.desc, intrin.impl):
         given = [a.copy() for a in arrays]
-        run(lower(func), *given)
+        run_prim_func(lower(func), *given)
         results.append(given[-1])
     np.testing.assert_array_equal(*results)

@@ -27,7 +27,7 @@ from ekiden.tir import (
     Stmt,
     seq,
 )
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import (
     compact_buffers,
     flatten_buffers,
@@ -124,7 +124,7 @@ def test_what_all_lanes_share_is_a_number() -> None:
     made = body_text(vectorize_loops(func))
     assert "// T.Broadcast" not in made and "% T.Broadcast" not in made
     array, out = np.arange(64, dtype="float32"), np.zeros(64, "float32")
-    run(tir.verify(lower(func)), array, out)
+    run_prim_func(tir.verify(lower(func)), array, out)
     at = np.arange(64)
     np.testing.assert_array_equal(out, array[at // 32] + array[at % 16])
     two = loop(J, 8, loop(I, 8, BufferStore(b, a[I], (channel // 8,)), ForKind.VECTORIZED, lanes=8))
@@ -137,7 +137,7 @@ def test_vectorize_of_a_symbolic_extent() -> None:
     func = program(loop(I, N, BufferStore(b, a[I], (I,)), ForKind.VECTORIZED, lanes=8), a, b)
     for size in (0, 1, 7, 8, 9, 16, 21):
         array, out = np.arange(size, dtype="float32"), np.zeros(size, "float32")
-        run(tir.verify(lower(func)), array, out)
+        run_prim_func(tir.verify(lower(func)), array, out)
         np.testing.assert_array_equal(out, array)
 
 
@@ -154,7 +154,7 @@ def test_vectorize_widens_accumulators_and_lets() -> None:
     func = program(loop(I, 6, Allocate(total, body), ForKind.VECTORIZED, lanes=4), a, b)
     array, out = np.arange(24, dtype="float32").reshape(4, 6), np.zeros((4, 6), "float32")
     lowered = tir.verify(lower(func))
-    run(lowered, array, out)
+    run_prim_func(lowered, array, out)
     np.testing.assert_allclose(out[0], 2 * array.sum(0))
     assert 'T.alloc_buffer((1,), "float32x4", scope="register") as total' in tir.astext(lowered)
 
@@ -164,7 +164,7 @@ def test_guards_stay_guards_in_vectors() -> None:
     value = if_then_else(I >= 3, a[I - 3], const(0.0))
     func = program(loop(I, 9, BufferStore(b, value, (I,)), ForKind.VECTORIZED, lanes=4), a, b)
     array, out = np.arange(1, 10, dtype="float32"), np.zeros(9, "float32")
-    run(tir.verify(lower(func)), array, out)
+    run_prim_func(tir.verify(lower(func)), array, out)
     np.testing.assert_array_equal(out, [0, 0, 0, 1, 2, 3, 4, 5, 6])
 
 
@@ -219,7 +219,7 @@ def test_hoist_does_not_move_loads_over_stores() -> None:
     store = BufferStore(b, b[0] + a[I], (I,))
     func = program(loop(I, 8, store), a, b)
     array, out = np.ones(8, "float32"), np.ones(8, "float32")
-    run(hoist_invariants(func), array, out)
+    run_prim_func(hoist_invariants(func), array, out)
     np.testing.assert_array_equal(out, [2, 3, 3, 3, 3, 3, 3, 3])
 
 
@@ -229,7 +229,7 @@ def test_division_towards_zero_is_of_integers() -> None:
     dividends = [7, -7, 7, -7, 2**62 + 1, -(2**63)]
     divisors = [2, 2, -2, -2, 1, 3]
     out = np.zeros(6, np.int64)
-    run(func, np.array(dividends), np.array(divisors), out)
+    run_prim_func(func, np.array(dividends), np.array(divisors), out)
     exact = [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
              for x, y in zip(dividends, divisors, strict=True)]  # fmt: skip
     assert out.tolist() == exact
@@ -270,7 +270,7 @@ def test_any_vector_loop_means_the_same(count: int, lanes: int, low: int, stride
     array = np.arange(size, dtype="float32")
     outs = [np.zeros(size, "float32") for _ in range(2)]
     for body, out in zip((serial, vector), outs, strict=True):
-        run(tir.verify(lower(program(body, a, b))), array, out)
+        run_prim_func(tir.verify(lower(program(body, a, b))), array, out)
     np.testing.assert_array_equal(*outs)
 
 
@@ -280,7 +280,7 @@ def test_hoisted_loads_do_not_touch_what_is_empty() -> None:
     func = lower(program(loop(I, 2, loop(J, N, store)), a, b))
     for size in (0, 3):
         array, out = np.ones((2, size), "float32"), np.zeros((2, size), "float32")
-        run(tir.verify(func), array, out)
+        run_prim_func(tir.verify(func), array, out)
         assert (out == 2).all()
 
 

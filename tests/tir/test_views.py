@@ -102,7 +102,7 @@ def test_views_mean_their_part(name: str) -> None:
     lowered = tir.transform.lower(func)
     tir.verify(lowered)
     found = np.zeros_like(A)
-    interpreter.run(lowered, A, found)
+    interpreter.run_prim_func(lowered, A, found)
     np.testing.assert_array_equal(found, expected)
     for target in ("llvm", "c"):
         made = np.zeros_like(A)

@@ -51,7 +51,7 @@ def test_compiled(target: str) -> None:
 
 def test_interpreted() -> None:
     out = np.full(9, -1)
-    interpreter.run(lower(collatz()), NUMBERS, out)
+    interpreter.run_prim_func(lower(collatz()), NUMBERS, out)
     assert out.tolist() == STEPS
 
 

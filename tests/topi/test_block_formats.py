@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ekiden.topi.nn.block_formats import BLOCK_FORMAT_ROWS, BLOCK_FORMATS, BlockFormat
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, GGUF_BLOCK_FORMATS, BlockFormat
 
 Array = NDArray[np.float32]
-every_format = pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=lambda row: row.name)
+every_format = pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=lambda row: row.name)
 KEPT = {
     "q4_0": (0x1DC3848E, [-2.25, 1.5, -0.75, 0.0]),
     "q4_1": (0x0807FC51, [12.0, 3.75, 9.75, 10.5]),
@@ -59,7 +59,7 @@ def test_four_bits_by_hand() -> None:
     """Half of a scale of 2; the lower halves of bytes come first, 8 is 0."""
     block = np.zeros((1, 18), np.uint8)
     block[0, :4] = 0x00, 0x40, 0x19, 0x8F
-    found = BLOCK_FORMATS["q4_0"].decode(block)
+    found = BLOCK_FORMATS_BY_NAME["q4_0"].decode(block)
     expected = np.full(32, -16.0)
     expected[[0, 1, 16, 17]] = 2.0, 14.0, -14.0, 0.0
     np.testing.assert_array_equal(found, expected)
@@ -80,7 +80,7 @@ def test_decoding_is_that_of_gguf(row: BlockFormat) -> None:
 @pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_encoding_is_that_of_gguf(name: str) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the package gguf")
-    row = BLOCK_FORMATS[name]
+    row = BLOCK_FORMATS_BY_NAME[name]
     random = np.random.default_rng(row.code)
     numbers = random.standard_normal((200, 4 * row.values)).astype(np.float32)
     numbers[0], numbers[1], numbers[2] = 0, -3, np.abs(numbers[2])
@@ -109,12 +109,15 @@ def test_encoding_what_was_decoded_is_stable(row: BlockFormat) -> None:
     """Numbers that levels meet are kept: where nothing but the scale of a block has to be found."""
     if row.scale.factor is not None or row.offset is not None:
         pytest.skip("scales of groups are searched for")
-    levels = np.arange(row.values) % (row.levels.most - row.levels.least + 1) + row.levels.least
-    levels[0] = row.levels.most if row.levels.signed else row.levels.least
+    levels = (
+        np.arange(row.values) % (row.levels.max_value - row.levels.min_value + 1)
+        + row.levels.min_value
+    )
+    levels[0] = row.levels.max_value if row.levels.signed else row.levels.min_value
     numbers = (levels * 0.5).astype(np.float32)
     np.testing.assert_array_equal(row.decode(row.encode(numbers)), numbers)
 
 
 def test_rows_of_whole_blocks_are_asked_for() -> None:
     with pytest.raises(ValueError, match="q4_k: rows of a multiple of 256 numbers expected, got"):
-        BLOCK_FORMATS["q4_k"].encode(np.zeros((2, 128), np.float32))
+        BLOCK_FORMATS_BY_NAME["q4_k"].encode(np.zeros((2, 128), np.float32))

@@ -12,7 +12,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.frontend.onnx.converters.text import case_table
-from ekiden.frontend.onnx.regex import automaton
+from ekiden.frontend.onnx.regex import compile_dfa
 from ekiden.relay.expr import Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.op import text
@@ -86,7 +86,7 @@ def test_split(delimiter: str, maxsplit: int) -> None:
 
 @pytest.mark.parametrize("pattern", ["a*", "[ab,]+", ".*é.*", "(ab|x )?.", "[^a😀]{2,5}", ""])
 def test_match(pattern: str) -> None:
-    found = run(text.match, encode(WORDS), *automaton(pattern))
+    found = run(text.match, encode(WORDS), *compile_dfa(pattern))
     assert found.tolist() == [re.fullmatch(pattern, w) is not None for w in WORDS]
 
 

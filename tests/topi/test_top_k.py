@@ -5,7 +5,7 @@ import pytest
 
 from ekiden import te, topi
 from ekiden.ir.prim import IntImm, SizeVar, const
-from ekiden.topi.ranks import selects
+from ekiden.topi.ranks import prefers_selection
 from long_runs import alike
 from topi_cases import Array, Case, case, check, every_backend, integers, normal
 
@@ -89,7 +89,7 @@ def test_every_dtype_sorts(backend: str) -> None:
     ],
 )
 def test_few_are_selected_and_many_sorted(count: int, size: int, chosen: bool) -> None:
-    found = selects(const(count), const(size))
+    found = prefers_selection(const(count), const(size))
     assert isinstance(found, IntImm) and bool(found.value) is chosen
 
 

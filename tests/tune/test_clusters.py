@@ -64,7 +64,7 @@ def test_an_executor_keeps_no_workers_when_a_session_has_ended(task: Task) -> No
 
 def test_a_worker_that_ended_while_it_waited_is_replaced() -> None:
     module = "ekiden.tune.build_job"
-    worker = workers.Worker(module)
+    worker = workers.TuneWorker(module)
     worker._process.kill()
     worker._process.wait()
     workers.close_workers()

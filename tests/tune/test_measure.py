@@ -14,8 +14,8 @@ import pytest
 from ekiden.runtime.errors import InputError
 from ekiden.tune import Candidate, Measurer, Session, Task, run_job
 from ekiden.tune.measure import NoDefaultError
-from ekiden.tune.run_job import agrees, make_arrays, race, time_ratio
-from ekiden.tune.session import WIN_RATIO
+from ekiden.tune.run_job import make_arrays, race_candidates, results_agree, time_ratio
+from ekiden.tune.session import MAX_WIN_RATIO
 from long_runs import sizes
 
 
@@ -103,7 +103,7 @@ def test_among_hostile_processes_nothing_is_lost_and_nothing_wrong_recorded(
     honest = quick()
     for best in session.records.query(kind="best"):
         (outcome,) = honest.measure(task, [Candidate(best.rule, best.choice)])
-        assert outcome.is_ok and best.ratio <= WIN_RATIO and len(best.confirmed) == 2  # type: ignore[union-attr]
+        assert outcome.is_ok and best.ratio <= MAX_WIN_RATIO and len(best.confirmed) == 2  # type: ignore[union-attr]
 
 
 class Losing(Executor):
@@ -145,14 +145,14 @@ def test_arrays_have_guards() -> None:
     args = [([3, 5], "float32"), ([7], "int8"), ([], "float32"), ([0, 4], "int64"), ([2], "bool")]
     arrays = make_arrays([*args, ([9], "bfloat16")], 1, seed=3)
     assert [a.shape for a in arrays.inputs] == [(3, 5), (7,), (), (0, 4), (2,)]
-    assert arrays.outputs[0].shape == (9,) and arrays.fault() == ""
+    assert arrays.outputs[0].shape == (9,) and arrays.memory_violation() == ""
     places = [a.ctypes.data % 4096 for a in (*arrays.inputs, *arrays.outputs)]
     assert all(place % 64 == 0 for place in places) and len(set(places)) == len(places)
     arrays.inputs[0][1, 1] += 1
-    assert arrays.fault() == "it changed its inputs"
-    arrays.inputs[0][...] = arrays.kept[0]
+    assert arrays.memory_violation() == "it changed its inputs"
+    arrays.inputs[0][...] = arrays.initial_inputs[0]
     arrays.blocks[1][4096 + 7] = 0
-    assert arrays.fault() == "it wrote outside its arrays"
+    assert arrays.memory_violation() == "it wrote outside its arrays"
 
 
 @pytest.mark.parametrize(
@@ -172,25 +172,33 @@ def test_arrays_have_guards() -> None:
 def test_results_agree_up_to_the_order_of_sums(
     got: list[float], wanted: list[float], same: bool
 ) -> None:
-    assert agrees(np.float32(got), np.float32(wanted), 5e-4) is same
-    assert agrees(np.int32([1, 2]), np.int32([1, 3]), 1.0) is False
+    assert results_agree(np.float32(got), np.float32(wanted), 5e-4) is same
+    assert results_agree(np.int32([1, 2]), np.int32([1, 3]), 1.0) is False
 
 
 def test_sums_of_results_tell_arrays_apart_whatever_their_size() -> None:
     """Of more elements than are summed at a time; what is no number counts as nothing."""
     plain = (
-        np.random.default_rng(0).standard_normal(3 * run_job.COMPARE_BLOCK + 5).astype(np.float32)
+        np.random.default_rng(0)
+        .standard_normal(3 * run_job.COMPARE_BLOCK_ELEMENTS + 5)
+        .astype(np.float32)
     )
-    assert run_job.sample([plain], 3) == run_job.sample([plain.copy()], 3)
-    assert run_job.sample([plain], 3) != run_job.sample([plain], 4)
-    for at in (0, run_job.COMPARE_BLOCK, plain.size - 1):
+    assert run_job.output_fingerprint([plain], 3) == run_job.output_fingerprint([plain.copy()], 3)
+    assert run_job.output_fingerprint([plain], 3) != run_job.output_fingerprint([plain], 4)
+    for at in (0, run_job.COMPARE_BLOCK_ELEMENTS, plain.size - 1):
         other = plain.copy()
         other[at] += 1000
-        assert abs(run_job.sample([other], 3)[0] - run_job.sample([plain], 3)[0]) > 1
+        assert (
+            abs(
+                run_job.output_fingerprint([other], 3)[0]
+                - run_job.output_fingerprint([plain], 3)[0]
+            )
+            > 1
+        )
     infinite, zero = plain.copy(), plain.copy()
     infinite[7], zero[7] = np.inf, 0
-    assert run_job.sample([infinite], 3) == run_job.sample([zero], 3)
-    assert run_job.sample([np.float32([[]]), np.float32(2)], 3)[0] == 0
+    assert run_job.output_fingerprint([infinite], 3) == run_job.output_fingerprint([zero], 3)
+    assert run_job.output_fingerprint([np.float32([[]]), np.float32(2)], 3)[0] == 0
 
 
 def test_neither_drift_nor_a_busy_machine_makes_a_winner() -> None:
@@ -203,19 +211,19 @@ def test_neither_drift_nor_a_busy_machine_makes_a_winner() -> None:
 
 def test_what_cannot_win_is_left_out_of_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(run_job, "_clock", lambda threads: lambda: now[0])
+    monkeypatch.setattr(run_job, "_timing_clock", lambda threads: lambda: now[0])
 
     def taking(seconds: float) -> Callable[[], None]:
         return lambda: now.__setitem__(0, now[0] + seconds)
 
-    times = race([taking(1e-5), taking(1e-3)], [0, 1], 12, math.inf, 1, False)
+    times = race_candidates([taking(1e-5), taking(1e-3)], [0, 1], 12, math.inf, 1, False)
     assert len(times[0]) == 12 and len(times[1]) == 3
 
 
 def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of a tenth of a second: most of a search are several times as slow as the default."""
     now, calls = [0.0], [0, 0, 0]
-    monkeypatch.setattr(run_job, "_clock", lambda threads: lambda: now[0])
+    monkeypatch.setattr(run_job, "_timing_clock", lambda threads: lambda: now[0])
 
     def taking(index: int, seconds: float) -> Callable[[], None]:
         def call() -> None:
@@ -225,10 +233,10 @@ def test_what_is_hopeless_is_called_once(monkeypatch: pytest.MonkeyPatch) -> Non
         return call
 
     made = [taking(n, seconds) for n, seconds in enumerate((0.1, 0.105, 0.4))]
-    times = race(made, [0, 1, 2], 12, math.inf, 1, False)
+    times = race_candidates(made, [0, 1, 2], 12, math.inf, 1, False)
     assert calls[2] == len(times[2]) == 1 and len(times[0]) == 12
     assert time_ratio(times[2], times[0]) == pytest.approx(4)
-    again = race(made, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
+    again = race_candidates(made, [0, 1, 2], 12, math.inf, 1, False, [0.1, 0.105, 0.4])
     assert calls[2] == 1 and again[2] == [0.4], "its results were asked for before"
 
 
@@ -237,11 +245,11 @@ def test_a_long_call_is_several_turns(
     unit: float, turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(run_job, "_clock", lambda threads: lambda: now[0])
+    monkeypatch.setattr(run_job, "_timing_clock", lambda threads: lambda: now[0])
 
     def taking(seconds: float) -> Callable[[], None]:
         return lambda: now.__setitem__(0, now[0] + seconds)
 
     made = [taking(unit * factor) for factor in (1, 1.1, 1.3, 1.7)]
-    times = race(made, [0, 1, 2, 3], 12, math.inf, 1, False)
+    times = race_candidates(made, [0, 1, 2, 3], 12, math.inf, 1, False)
     assert [len(t) for t in times] == turns

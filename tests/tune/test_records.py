@@ -10,7 +10,7 @@ import pytest
 
 from ekiden.runtime.errors import InputError, LoadError
 from ekiden.tune import Best, Records, Trial
-from ekiden.tune.records import as_line, read_line, records_of
+from ekiden.tune.records import parse_record, serialize_record, to_records
 
 
 def trial(number: int = 0, **fields: object) -> Trial:
@@ -71,27 +71,27 @@ WRONG = {
     "no JSON": "{",
     "a list": "[]",
     "another kind": '{"kind": "x", "format": 1}',
-    "a later format": as_line(trial()).replace('"format": 1', '"format": 2'),
+    "a later format": serialize_record(trial()).replace('"format": 1', '"format": 2'),
     "a field missing": '{"kind": "trial", "format": 1, "workload": "w"}',
-    "a number that is text": as_line(trial()).replace("1.5", '"1.5"'),
-    "a ratio that cannot be": as_line(trial()).replace("1.5", "NaN"),
-    "a time that has no date": as_line(trial(at=1e300)),
-    "a name that is a number": as_line(trial(name=7)),
-    "sizes that are none": as_line(trial(sizes=5)),
-    "a size that is text": as_line(trial(sizes=[{"n": "8"}])),
+    "a number that is text": serialize_record(trial()).replace("1.5", '"1.5"'),
+    "a ratio that cannot be": serialize_record(trial()).replace("1.5", "NaN"),
+    "a time that has no date": serialize_record(trial(at=1e300)),
+    "a name that is a number": serialize_record(trial(name=7)),
+    "sizes that are none": serialize_record(trial(sizes=5)),
+    "a size that is text": serialize_record(trial(sizes=[{"n": "8"}])),
     "lists within lists": "[" * 100_000,
-    "a best that is none": as_line(best(0.5)).replace('"ratio": 0.5', '"ratio": 1.5'),
+    "a best that is none": serialize_record(best(0.5)).replace('"ratio": 0.5', '"ratio": 1.5'),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_record_is_none(name: str) -> None:
-    assert read_line(WRONG[name]) is None
+    assert parse_record(WRONG[name]) is None
 
 
 def test_fields_of_later_versions_are_left_out() -> None:
-    line = json.dumps({**json.loads(as_line(trial())), "color": "red"})
-    assert read_line(line) == trial()
+    line = json.dumps({**json.loads(serialize_record(trial())), "color": "red"})
+    assert parse_record(line) == trial()
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="none of 1 lines is a record of tuning"):
         Records.open(path)
     with pytest.raises(FileNotFoundError, match="there are no such records"):
-        records_of(tmp_path / "nothing.json")
+        to_records(tmp_path / "nothing.json")
     with pytest.raises(InputError, match="a path or Records expected, got int"):
-        records_of(3)  # type: ignore[arg-type]
+        to_records(3)  # type: ignore[arg-type]
 
 
 def _write(path: str, writer: int) -> None:
@@ -144,4 +144,4 @@ def test_best_merge_prune_explain(tmp_path: Path) -> None:
     assert len(a.query(kind="best")) == 3 and len(a.query(target="u")) == 1
     with pytest.raises(InputError, match="one of trial, best expected, got 'bets'"):
         a.query(kind="bets")
-    assert records_of([a, tmp_path / "p.json"]).best() == a.best()
+    assert to_records([a, tmp_path / "p.json"]).best() == a.best()

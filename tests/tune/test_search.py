@@ -27,7 +27,7 @@ def decide(fixed: Fixed) -> Decision:
         raise CompileError("these do not go together")
     rows = fixed.get("rows", 3)
     order = fixed.get("order", "panel")
-    return Decision.of({"panel": 16, "rows": rows, "order": order, "own": 8})
+    return Decision.from_mapping({"panel": 16, "rows": rows, "order": order, "own": 8})
 
 
 SPACE = FamilySpace("toy", (EARLY, ROWS, ORDER, ONE), decide)
@@ -35,7 +35,7 @@ SPACE = FamilySpace("toy", (EARLY, ROWS, ORDER, ONE), decide)
 
 def cost(candidate: Candidate) -> float:
     decision = Decision.parse(candidate.choice)
-    return 0.5 + 0.1 * abs(decision.number("rows") - 2) + 0.2 * (decision["order"] == "panel")
+    return 0.5 + 0.1 * abs(decision.int_value("rows") - 2) + 0.2 * (decision["order"] == "panel")
 
 
 def test_only_what_can_still_be_chosen_is_searched() -> None:
@@ -109,7 +109,7 @@ def test_a_model_chooses_among_children() -> None:
 
     def off(search: Evolution) -> float:
         found = search.propose(space, history, 4, random.Random(0))
-        return sum(abs(Decision.parse(c.choice).number("rows") - 77) for c in found)
+        return sum(abs(Decision.parse(c.choice).int_value("rows") - 77) for c in found)
 
     assert off(guided) < off(plain)
 

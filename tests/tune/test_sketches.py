@@ -19,9 +19,9 @@ from ekiden.tir.schedule.trace import Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune import Candidate, Measurer, Session, Task, schedule_task, te_task
 from ekiden.tune import te_workload as of
-from ekiden.tune.program import DEFAULT_RULE
+from ekiden.tune.program import DEFAULT_RULE_NAME
 from ekiden.tune.rules import DEFAULT_RULES
-from ekiden.tune.sketch import Sketch, TraceSpace, block_names, sketches
+from ekiden.tune.sketch import Sketch, TraceSpace, block_names, generate_sketches
 from ekiden.tune.untuned import model_schedule
 from long_runs import alike
 
@@ -136,7 +136,9 @@ def test_what_shares_rows_is_computed_row_by_row(
     """Vectors along each row, whose lanes are combined once, and stages of a few rows together."""
     func, source = te.create_prim_func(tensors), random.Random(cpu)
     wanted = run(func)
-    made = [s for s in sketches(func, Target(f"llvm -mcpu={cpu}")) if "_rf" in lowered(func, s)]
+    made = [
+        s for s in generate_sketches(func, Target(f"llvm -mcpu={cpu}")) if "_rf" in lowered(func, s)
+    ]
     assert made or not exact
     for each in made:
         space = TraceSpace(func, (each.trace,), (each.name,))
@@ -174,14 +176,14 @@ def test_an_instruction_for_products_of_bytes() -> None:
     func = te.create_prim_func(bytes_of_rows())
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 256, (8, 24), np.uint8), rng.integers(-128, 128, (32, 24), np.int8)
-    with_dots = sketches(func, Target("llvm -mcpu=x86-64-v4 -mattr=+avx512vnni"))
+    with_dots = generate_sketches(func, Target("llvm -mcpu=x86-64-v4 -mattr=+avx512vnni"))
     (made,) = [s for s in with_dots if s.name == "sums:tensorize0"]
     schedule = tir.Schedule(func)
     made.trace.apply_to_schedule(schedule)
     out = np.zeros((8, 32), np.int32)
     ekiden.build(schedule.func, name="main")["main"](a, b, out)
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32).T)
-    plain = sketches(func, Target("llvm -mcpu=x86-64-v2"))
+    plain = generate_sketches(func, Target("llvm -mcpu=x86-64-v2"))
     assert not any("tensorize" in s.name for s in plain)
 
 
@@ -208,7 +210,7 @@ def test_a_device_has_blocks_and_threads(opencl: Device) -> None:
         rng.standard_normal((1, 16, 32), np.float32),
     )
     shares = 0
-    for sketch in sketches(func, Target("opencl")):
+    for sketch in generate_sketches(func, Target("opencl")):
         schedule = tir.Schedule(func)
         sketch.trace.apply_to_schedule(schedule)
         module = ekiden.build(schedule.func, "opencl", name="main")
@@ -367,7 +369,7 @@ def test_a_rule_of_a_users_own() -> None:
         return [copy]
 
     func = te.create_prim_func(of.softmax(8, 16))
-    (made,) = sketches(func, ekiden.target.Target("llvm"), [halves, *DEFAULT_RULES])
+    (made,) = generate_sketches(func, ekiden.target.Target("llvm"), [halves, *DEFAULT_RULES])
     assert sorted(seen) == ["most", "powers", "softmax", "total"]
     assert sorted(made.name.split()) == [f"{name}:halves0" for name in sorted(seen)]
     assert sum(i.kind == "sample_perfect_tile" for i in made.trace.insts) == 4
@@ -385,7 +387,7 @@ def own_task() -> Task:
 
 def test_a_schedule_with_sampling_is_tuned() -> None:
     task = own_task()
-    assert task.space.default == Candidate(DEFAULT_RULE)
+    assert task.space.default == Candidate(DEFAULT_RULE_NAME)
     measurer = Measurer(turns=3, race_seconds=0.05, jobs=1, batch=4)
     session = Session([task], measurer=measurer)
     session.run(4)

@@ -1,4 +1,5 @@
-"""Integer analysis: bounds, simplification and proofs over shapes and indices.
+"""Integer arithmetic analysis: bounds, simplification and proofs over shapes and indices (TVM's
+arith).
 
 There is one simplifier, `Analyzer.simplify`; `simplify` is that of an analyzer that knows nothing.
 Its stages, in order: constructors of `ir.prim` fold constants and drop 0 and 1 (`ir.identities`);

@@ -1,4 +1,4 @@
-"""Functions of TVM's arith that its Python has under no other name."""
+"""TVM arith functions that its Python exposes under no other name."""
 
 from ekiden.arith.narrow import narrow_predicate_expression as NarrowPredicateExpression  # noqa: N812
 

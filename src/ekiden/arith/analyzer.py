@@ -1,4 +1,4 @@
-"""Integer analysis: a normal form, bounds and proofs for the expressions of shapes and indices."""
+"""The Analyzer: canonical simplification, bounds and proofs of integer expressions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
 from ekiden.arith import modular, poly
-from ekiden.arith.canonical import CanonicalForm, is_number, natural_bound
+from ekiden.arith.canonical import CanonicalForm, bound_by_kind, is_index_dtype
 from ekiden.arith.int_set import IntervalSet, eval_set, interval
-from ekiden.arith.interval import EVERYTHING, Bound, Interval
+from ekiden.arith.interval import UNBOUNDED_INTERVAL, Bound, Interval
 from ekiden.arith.modular import ModularSet
 from ekiden.arith.poly import Poly
 from ekiden.arith.rewrite_simplify import RewriteSimplifier
@@ -34,43 +34,44 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.ir.prim_visitor import has_unknown
+from ekiden.ir.prim_visitor import has_unknown_dim
 from ekiden.ir.range import Range
 
 
-class _Ends(NamedTuple):
+class _ConstIntBoundFields(NamedTuple):
     min_value: Bound
     max_value: Bound
 
 
 class ProofStrength(IntEnum):
-    """How hard `can_prove` tries; every proof is tried whichever is asked for."""
+    """Effort of `can_prove` (TVM's name); every proof is tried at any level."""
 
     DEFAULT = 0
     SYMBOLIC_BOUND = 1
 
 
-class ConstIntBound(_Ends):
-    """The lowest and the highest value; infinite where not known."""
+class ConstIntBound(_ConstIntBoundFields):
+    """Constant bounds of an integer expression, infinite where unknown."""
 
     __slots__ = ()
     NEG_INF: ClassVar[float] = -math.inf
     POS_INF: ClassVar[float] = math.inf
 
 
-_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {
+_NEGATED_COMPARISON: dict[type[PrimExpr], type[BinaryExpr]] = {
     LT: GE, GE: LT, LE: GT, GT: LE, EQ: NE, NE: EQ,
 }  # fmt: skip
 
 
 class Analyzer(CanonicalForm):
-    """Simplifies and proves under what was said of variables.
+    """Simplifier and prover under the bindings and constraints of variables.
 
     SizeVars are >= 0; others are anything until bound.
     """
 
     # What is known of a variable goes into two places: its symbolic ends (`_ranges`), which proofs
-    # may put in its place, and a constant interval (`_set_bound`), by which most are decided at
+    # may put in its place, and a constant interval (`_set_atom_bound`), by which most are decided
+    # at
     # once.
     def bind(
         self, var: Var, minimum: prim.ExprLike | Range, extent: prim.ExprLike | None = None
@@ -84,26 +85,27 @@ class Analyzer(CanonicalForm):
             domain = minimum
             minimum, extent = domain.min, domain.extent
         if extent is None:
-            self._forget()
-            self._values[id(var)] = self._poly(prim.convert(minimum, var.dtype))
+            self._clear_caches()
+            self._bound_values[id(var)] = self._poly(prim.convert(minimum, var.dtype))
             self._bound_vars.append(var)
             return
         low = self._poly(prim.convert(minimum, "int64"))
         high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
+        # Forms made before know a wider range of the variable, or none.
         if ("var", id(var)) in self._numbers:
-            self._forget()
-        number = self._variable(var)
+            self._clear_caches()
+        number = self._variable_atom(var)
         self._ranges[number] = (low, high)
-        self._set_bound(number, (self._bound(low)[0], self._bound(high)[1]))
+        self._set_atom_bound(number, (self._bound(low)[0], self._bound(high)[1]))
 
-    def _forget(self) -> None:
-        """Drop what was found out about expressions; atoms keep their numbers."""
+    def _clear_caches(self) -> None:
+        """Clear the caches of expressions; atoms keep their numbers."""
         self._memo = {}
         self._alive = []
         self._rewritten = {}
 
-    def _set_bound(self, number: int, bound: Interval) -> None:
-        """Set the values that a variable has.
+    def _set_atom_bound(self, number: int, bound: Interval) -> None:
+        """Set the bound of a variable's atom.
 
         Bounds of atoms over it that were found before hold for fewer values too; for more values
         they are found again.
@@ -111,31 +113,30 @@ class Analyzer(CanonicalForm):
         atom = self._atoms[number]
         (low, high), atom.bound = atom.bound, bound
         if not (low <= bound[0] and bound[1] <= high):
-            self._widen(number)
+            self._recompute_bounds(number)
 
-    def _widen(self, number: int) -> None:
-        """Find the bounds of all atoms over a variable that may have more values than before.
+    def _recompute_bounds(self, number: int) -> None:
+        """Recompute the bounds of all atoms over a variable whose bound has widened.
 
         First each of them may have any value, so that no bound of one that is still to be found
         decides that of another; then they are found in the order of their numbers, in which the
         operands of an atom come before it.
         """
-        variables = self._ranged_over(number)
-        touched = [n for n in range(len(self._atoms)) if self._is_over(n, variables)]
+        variables = self._dependent_variables(number)
+        touched = [n for n in range(len(self._atoms)) if self._mentions_any(n, variables)]
         for n in touched:
-            self._atoms[n].bound = natural_bound(self._atoms[n].expr)
+            # All of them first: the bound of one atom is computed from those of others.
+            self._atoms[n].bound = bound_by_kind(self._atoms[n].expr)
         for v in variables:
             if v != number:
                 low, high = self._ranges[v]
                 self._atoms[v].bound = self._bound(low)[0], self._bound(high)[1]
         keys = {n: key for key, n in self._numbers.items()}
         for n in touched:
-            self._atoms[n].bound = self._found_again(n, keys[n])
+            self._atoms[n].bound = self._recompute_atom_bound(n, keys[n])
 
-    def _ranged_over(self, number: int) -> list[int]:
-        """Return a variable, and those whose ranges have it in their ends, directly or through
-        others.
-        """
+    def _dependent_variables(self, number: int) -> list[int]:
+        """Return a variable and those whose symbolic ranges depend on it, transitively."""
         reached = [number]
         for one in reached:
             for candidate, ends in self._ranges.items():
@@ -146,51 +147,62 @@ class Analyzer(CanonicalForm):
                     reached.append(candidate)
         return reached
 
-    def _is_over(self, number: int, variables: Sequence[int]) -> bool:
+    def _mentions_any(self, number: int, variables: Sequence[int]) -> bool:
         return any(self._mentions(number, v) for v in variables)
 
-    def _found_again(self, number: int, key: object) -> Interval:
-        """Return the bound of an atom's expression under present knowledge.
+    def _recompute_atom_bound(self, number: int, key: object) -> Interval:
+        """Recompute the bound of an atom under the current constraints.
 
         It is that of its normal form, computed as if the atom did not exist; side effects are
         dropped.
         """
         atoms, numbers, terms = len(self._atoms), dict(self._numbers), dict(self._terms)
-        self._forget()
+        self._clear_caches()
+        # Without its number the expression is taken apart anew instead of being found as this atom.
         del self._numbers[key]
         bound = self._bound(self._poly(self._atoms[number].expr))
-        self._forget()
+        self._clear_caches()
+        # Atoms that the computation has added would shift the numbers of later ones.
         del self._atoms[atoms:]
         self._numbers, self._terms = numbers, terms
         return bound
 
     def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
-        """Set the values that a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
-        self._forget()
-        number = self._variable(var)
-        low, high = EVERYTHING if override else self._atoms[number].bound
-        self._set_bound(number, (max(low, bound[0]), min(high, bound[1])))
+        """Update the constant bound of a variable. TVM: `Analyzer.update` with a ConstIntBound."""
+        self._clear_caches()
+        number = self._variable_atom(var)
+        low, high = UNBOUNDED_INTERVAL if override else self._atoms[number].bound
+        self._set_atom_bound(number, (max(low, bound[0]), min(high, bound[1])))
 
     @contextmanager
     def constraint_scope(self, constraint: PrimExpr) -> Iterator[None]:
-        """Assume a condition inside the `with`.
+        """Assume a condition within the context.
 
         Comparisons of integers join the proofs and the bounds of variables; any other condition is
         true where it is met again.
         """
-        saved = (self._memo, self._alive, self._rewritten, self._facts, self._true, self._terms)
+        # Forms found inside depend on the assumption, and must not be seen outside.
+        saved = (
+            self._memo,
+            self._alive,
+            self._rewritten,
+            self._facts,
+            self._assumed_truths,
+            self._terms,
+        )
         numbers, count = dict(self._numbers), len(self._atoms)
         bounds = [a.bound for a in self._atoms]
-        self._forget()
-        self._facts, self._true = list(self._facts), dict(self._true)
+        self._clear_caches()
+        self._facts, self._assumed_truths = list(self._facts), dict(self._assumed_truths)
         self._terms = dict(self._terms)
         try:
             self._assume(prim.convert(constraint))
             yield
         finally:
-            memo, alive, rewritten, self._facts, self._true, self._terms = saved
+            memo, alive, rewritten, self._facts, self._assumed_truths, self._terms = saved
             self._memo, self._alive, self._rewritten = memo, alive, rewritten
             self._numbers = numbers
+            # Their bounds were found under the assumption.
             del self._atoms[count:]
             for number in [n for n in self._ranges if n >= count]:
                 del self._ranges[number]
@@ -198,7 +210,8 @@ class Analyzer(CanonicalForm):
                 atom.bound = bound
 
     def _assume(self, constraint: PrimExpr) -> None:
-        """Assume a condition, conjunct by conjunct."""
+        """Assume each conjunct of a condition."""
+        # Both forms: simplification may lose the shape that a rule below looks for.
         pending = [self.simplify(constraint), constraint]
         while pending:
             e = pending.pop()
@@ -207,10 +220,10 @@ class Analyzer(CanonicalForm):
                     pending += [e.a, e.b]
                 case Not(a=prim.Or() as inner):
                     pending += [Not(inner.a), Not(inner.b)]
-                case Not(a=inner) if type(inner) in _OPPOSITE:
+                case Not(a=inner) if type(inner) in _NEGATED_COMPARISON:
                     assert isinstance(inner, BinaryExpr)
-                    pending.append(_OPPOSITE[type(inner)](inner.a, inner.b, "bool"))
-                case BinaryExpr() if type(e) in _OPPOSITE and is_number(e.a):
+                    pending.append(_NEGATED_COMPARISON[type(inner)](inner.a, inner.b, "bool"))
+                case BinaryExpr() if type(e) in _NEGATED_COMPARISON and is_index_dtype(e.a):
                     self._assume_comparison(e)
                 case Not(a=inner):
                     self._assume_truth(inner, 0)
@@ -219,13 +232,15 @@ class Analyzer(CanonicalForm):
 
     def _assume_truth(self, condition: PrimExpr, value: int) -> None:
         p = self._poly(condition)
+        # A condition with a normal form of its own is one atom; its key finds it again.
         if len(p) == 1 and poly.constant_of(p) is None:
-            self._true[poly.key(p)] = value
-        self._forget()
+            self._assumed_truths[poly.poly_key(p)] = value
+        self._clear_caches()
 
     def _assume_comparison(self, e: BinaryExpr) -> None:
         difference = poly.add(self._poly(e.a), self._poly(e.b), -1)
-        if self._may_wrap(e.a) or self._may_wrap(e.b):
+        # The difference of sides that wrap around says nothing of their order.
+        if self._may_overflow_int32(e.a) or self._may_overflow_int32(e.b):
             self._assume_truth(e, 1)
             return
         below = poly.add({}, difference, -1)
@@ -235,6 +250,7 @@ class Analyzer(CanonicalForm):
             case GT() | GE():
                 facts = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
             case EQ():
+                # An equality is two inequalities.
                 facts = [difference, below]
             case _:
                 self._assume_truth(e, 1)
@@ -242,13 +258,13 @@ class Analyzer(CanonicalForm):
                 return
         for p in facts:
             self._facts.append(p)
-            self._tighten(p)
-        self._forget()
+            self._tighten_bounds(p)
+        self._clear_caches()
 
     # scale * atom + rest >= 0 gives atom >= -max(rest) / scale for scale > 0, rounded up, which is
     # -(max(rest) // scale), and atom <= max(rest) // -scale for scale < 0.
-    def _tighten(self, p: Poly) -> None:
-        """Narrow the bound of the atom in `scale * atom + offset >= 0`."""
+    def _tighten_bounds(self, p: Poly) -> None:
+        """Tighten the bound of each atom by the fact `scale * atom + offset >= 0`."""
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -263,62 +279,65 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Return the expression with the rules of `arith.rules` and `arith.forms` applied node by
-        node.
+        """Simplify by the rewrite rules of `arith.rules` and `arith.forms`, node by node.
 
         A node that no rule fits is in its normal form where that is shorter.
         """
-        return RewriteSimplifier(self).form(prim.convert(expr))
+        return RewriteSimplifier(self).simplify_expr(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Return the canonical form: `simplify` by TVM's name for its last step."""
+        """Return the canonical form, TVM's name for `simplify`."""
         return self.simplify(expr)
 
     def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
-        """Return an equal expression in normal form: equal linear expressions get the same form.
+        """Return an equal expression in canonical form; equal linear expressions have equal forms.
 
         One step reaches it; `steps` is TVM's.
         """
         del steps
         expr = prim.convert(expr)
-        if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._values):
+        if isinstance(expr, IntImm) or (isinstance(expr, Var) and not self._bound_values):
             return expr
-        return self._emit(self._poly(expr), expr.dtype)
+        return self._poly_to_expr(self._poly(expr), expr.dtype)
 
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
-        """Return whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        """Return whether two integer expressions are provably equal. Nothing is ever known of
+        `AnyDim`.
+        """
         a, b = prim.convert(lhs), prim.convert(rhs)
-        return self._poly(a) == self._poly(b) and not (has_unknown(a) or has_unknown(b))
+        # The same `?` may stand for two sizes: it is not even known to equal itself.
+        return self._poly(a) == self._poly(b) and not (has_unknown_dim(a) or has_unknown_dim(b))
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
-        """Return whether the value is known to be at least a number."""
-        return self._nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
+        """Return whether an expression is provably at least a number."""
+        return self._is_nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
 
     def can_prove_less(self, expr: PrimExpr, upper_bound: int) -> bool:
-        """Return whether the value is known to be below a number."""
-        return self._nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
+        """Return whether an expression is provably below a number."""
+        return self._is_nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
 
     def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
-        """Return the lowest and the highest possible value, infinite where not known."""
+        """Return the constant bounds of an expression, infinite where unknown."""
         return ConstIntBound(*self._tight_bound(self._poly(expr)))
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
-        """Return (coeff, base): the value is always coeff * something + base; coeff 0 for a
-        constant.
-        """
-        sets = modular.ModularSets(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
-        for number, residue in self._remainders():  # x % 4 is known to be 2
-            sets.learn(number, residue)
+        """Return (coeff, base) with value = coeff * k + base for some k; coeff 0 for a constant."""
+        sets = modular.ModularAnalyzer(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
+        for number, residue in self._known_remainders():  # x % 4 is known to be 2
+            sets.add_residue(number, residue)
         for p in self._facts:  # x - 4 * y - 2 is known to be 0
+            # p >= 0 and -p >= 0: p is 0, and the atom congruent to the others.
             if poly.add({}, p, -1) in self._facts:
                 for monomial, scale in p.items():
                     if len(monomial) == 1 and abs(scale) == 1:
                         remainder = {m: c for m, c in p.items() if m != monomial}
-                        sets.learn(monomial[0], sets.of(poly.add({}, remainder, -scale)))
-        return sets.of(self._poly(expr))
+                        sets.add_residue(
+                            monomial[0], sets.set_of_poly(poly.add({}, remainder, -scale))
+                        )
+        return sets.set_of_poly(self._poly(expr))
 
-    def _remainders(self) -> Iterator[tuple[int, ModularSet]]:
-        """Yield the atoms whose remainders are known, with these."""
+    def _known_remainders(self) -> Iterator[tuple[int, ModularSet]]:
+        """Yield the atoms with known remainders, and these."""
         for atom in self._atoms:
             numerator, is_fixed = atom.numerator, atom.bound[0] == atom.bound[1]
             if not is_fixed or numerator is None or not isinstance(atom.expr, FloorMod):
@@ -335,7 +354,7 @@ class Analyzer(CanonicalForm):
     def int_set(
         self, expr: PrimExpr, dom_map: Mapping[Var, IntervalSet] | None = None
     ) -> IntervalSet:
-        """Return the interval of values while the variables of `dom_map` run over theirs.
+        """Return the interval of an expression while the variables of `dom_map` range over theirs.
 
         Without `dom_map` it has the constant bounds.
         """
@@ -348,9 +367,9 @@ class Analyzer(CanonicalForm):
         )
 
     def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
-        """Return c if expr is c * var + (something without var), c a number; else None."""
+        """Return c if expr is linear, c * var + (terms without var), else None."""
         p = self._poly(expr)
-        number = self._variable(var)
+        number = self._variable_atom(var)
         scale = 0
         for monomial, coefficient in p.items():
             if monomial == (number,):
@@ -361,13 +380,12 @@ class Analyzer(CanonicalForm):
         return scale
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
-        """Return whether expr is linear in both variables and depends on outer * extent + inner
-        alone.
-        """
+        """Return whether expr depends on both variables only through outer * extent + inner."""
         p = self._poly(expr)
-        slopes = [self._slope(p, self._variable(v)) for v in (outer, inner)]
+        slopes = [self._slope(p, self._variable_atom(v)) for v in (outer, inner)]
         if slopes[0] is None or slopes[1] is None:
             return False
+        # f(outer * extent + inner) has the slope of `inner` times the extent in `outer`.
         return slopes[0] == poly.multiply(slopes[1], self._poly(extent))
 
     def _slope(self, p: Poly, number: int) -> Poly | None:
@@ -386,50 +404,52 @@ class Analyzer(CanonicalForm):
 
 # Proofs of shapes may share one analyzer: nothing is bound in it, so that no answer depends on the
 # ones before. Texts may not, as the order of terms does. Per thread, as an analyzer is not locked.
-class _Shared(threading.local):
-    """What a thread has found out about expressions of which nothing but their own is known: shapes
-    are compared again and again."""
+class _SharedAnalyzer(threading.local):
+    """Thread-local analyzer without bindings, which caches proofs about shapes."""
 
-    LIMIT = 20_000
+    MAX_CACHED_EXPRS = 20_000
     """Expressions that are kept alive for it, at most so many and those of one question."""
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
-        self.simple: dict[int, tuple[PrimExpr, PrimExpr]] = {}
+        self.simplified_exprs: dict[int, tuple[PrimExpr, PrimExpr]] = {}
         """id of an expression -> it, and its normal form."""
 
     def analyzer_for_proofs(self) -> Analyzer:
-        """Return an analyzer for questions whose answers do not depend on earlier ones."""
-        if self.analyzer.size > self.LIMIT:
+        """Return the shared analyzer; it is replaced when its caches grow too large."""
+        # Dropped as a whole: atoms refer to each other, and single ones cannot be freed.
+        if self.analyzer.size > self.MAX_CACHED_EXPRS:
             self.analyzer = Analyzer()
         return self.analyzer
 
     def simplified(self, expr: PrimExpr) -> PrimExpr:
-        """Return the normal form, computed separately, as earlier ones would decide the order of
-        terms.
+        """Return the canonical form from a fresh analyzer, since earlier queries would change the
+        order of terms.
         """
-        entry = self.simple.get(id(expr))
+        entry = self.simplified_exprs.get(id(expr))
         if entry is None:
-            if len(self.simple) > self.LIMIT:
-                self.simple.clear()
-            entry = self.simple[id(expr)] = expr, Analyzer().simplify(expr)
+            if len(self.simplified_exprs) > self.MAX_CACHED_EXPRS:
+                self.simplified_exprs.clear()
+            entry = self.simplified_exprs[id(expr)] = expr, Analyzer().simplify(expr)
         return entry[1]
 
 
-_SHARED = _Shared()
+_SHARED_ANALYZER = _SharedAnalyzer()
 
 
 def simplify(expr: PrimExpr) -> PrimExpr:
-    """Return `Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
+    """Return the canonical form without bindings; SizeVars are non-negative."""
     if isinstance(expr, (Var, IntImm)):
         return expr
-    return _SHARED.simplified(expr)
+    return _SHARED_ANALYZER.simplified(expr)
 
 
 def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two integers are known to be equal for all values of their variables."""
+    """Return whether two integer expressions are provably equal for all values of their
+    variables.
+    """
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
     if isinstance(a, Var) and isinstance(b, Var):
         return a is b
-    return _SHARED.analyzer_for_proofs().can_prove_equal(a, b)
+    return _SHARED_ANALYZER.analyzer_for_proofs().can_prove_equal(a, b)

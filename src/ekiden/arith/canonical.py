@@ -1,4 +1,4 @@
-"""The normal form of integer expressions: a polynomial over atoms, with bounds and proofs.
+"""Canonical form of integer expressions: polynomials over atoms.
 
 An atom is what the form does not look into: a variable, a quotient, a minimum, a load. Equal
 polynomials are equal expressions, so that two sides are compared by their forms:
@@ -16,12 +16,12 @@ import math
 from collections.abc import Callable
 
 from ekiden.arith import poly, rewrite
-from ekiden.arith.interval import EVERYTHING, Interval, floor_quotient, quotients
-from ekiden.arith.poly import ONE, Key, Poly
-from ekiden.arith.proofs import DEPTH, Atom, Proofs
+from ekiden.arith.interval import UNBOUNDED_INTERVAL, Interval, divide_intervals, floordiv_bound
+from ekiden.arith.poly import CONSTANT_MONOMIAL, Poly, PolyKey
+from ekiden.arith.proofs import MAX_PROOF_DEPTH, Atom, PolynomialProver
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
-from ekiden.ir.number_arithmetic import truncated_quotient
+from ekiden.ir.number_arithmetic import trunc_div
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -50,7 +50,13 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebuild
+from ekiden.ir.prim_visitor import (
+    children,
+    literal_fields,
+    post_order,
+    rebuild,
+    unvisited_post_order,
+)
 
 
 # How the pieces fit. An expression becomes a Poly by `_poly`, children first, one rule of `_RULES`
@@ -59,26 +65,27 @@ from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebu
 # invariants:
 #
 # * An atom's number is larger than those of the atoms its parts are made of, which came first. What
-#   replaces an atom by its parts (`_recombine`) therefore comes to an end.
+#   replaces an atom by its parts (`_recombine_divmod`) therefore comes to an end.
 # * An atom's `bound` holds for every value its variables may have *in the scope*. Scopes narrow
 #   bounds (`Analyzer.constraint_scope` restores them); what widens one has all above it found
 #   again.
 # * A form is exact, over whole numbers: int32 and int64 count as numbers without ends, as in TVM.
 #   An index that overflows is an error of the program, and is not looked for here. Indices and
 #   sizes are int64; what is loaded as int32 are data, whose sums and products wrap around. Forms of
-#   those are exact modulo 2**32, so what asks for their order or quotient (`_ORDERED`) stays as it
+# those are exact modulo 2**32, so what asks for their order or quotient (`_ORDER_DEPENDENT_OPS`)
+# stays as it
 #   is written where they may leave int32.
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
-class CanonicalForm(Proofs):
-    """Turns expressions into polynomials over atoms, applying the rules of `arith.rules`, and back.
+class CanonicalForm(PolynomialProver):
+    """Converter between expressions and canonical polynomials over atoms.
 
     What is known of variables is set by its subclass, the Analyzer.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_digits = False
+        self._has_symbolic_remainders = False
         """Whether there are remainders by a symbol."""
         self._memo: dict[int, Poly] = {}
         """id of an expression -> its form; `_alive` keeps the id from being given to another."""
@@ -88,26 +95,28 @@ class CanonicalForm(Proofs):
         self._rewritten: dict[object, Poly] = {}
         """What rules made of nodes, by the key the node would have as an atom."""
         # Conditions of rules are proved in the scope, so these go with it, as `_memo` does.
-        self._rewriting = 0
+        self._rewrite_depth = 0
         """How many rules are under way, each on what the one before made; see DEPTH."""
-        self._values: dict[int, Poly] = {}
+        self._bound_values: dict[int, Poly] = {}
         """What variables were bound to."""
         self._bound_vars: list[Var] = []
-        self._true: dict[Key, int] = {}
+        self._assumed_truths: dict[PolyKey, int] = {}
         """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
     def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
-        """Return whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
+        """Return whether a boolean expression is provably true; `strength` is accepted for TVM's
+        sake.
+        """
         del strength
         return poly.constant_of(self._poly(condition)) == 1
 
     @property
     def size(self) -> int:
-        """Return how many expressions are kept alive."""
+        """Return the number of cached expressions."""
         return len(self._alive)
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """Return the form of an expression.
+        """Return the canonical polynomial of an expression.
 
         Forms that are not known yet are computed children first, without recursion, as sums have
         tens of thousands of terms.
@@ -115,84 +124,86 @@ class CanonicalForm(Proofs):
         form = self._memo.get(id(expr))
         if form is not None:
             return form
-        for node in pending((expr,), self._memo):
-            self._memo[id(node)] = self._node(node)
+        for node in unvisited_post_order((expr,), self._memo):
+            self._memo[id(node)] = self._node_form(node)
+            # An id names an object only while it lives.
             self._alive.append(node)
         return self._memo[id(expr)]
 
-    def _node(self, expr: PrimExpr) -> Poly:
+    def _node_form(self, expr: PrimExpr) -> Poly:
         if isinstance(expr, IntImm):
             return poly.constant(int(expr.value))
         if isinstance(expr, Var):
-            value = self._values.get(id(expr))
-            form: Poly = {(self._variable(expr),): 1} if value is None else value
+            value = self._bound_values.get(id(expr))
+            form: Poly = {(self._variable_atom(expr),): 1} if value is None else value
         else:
-            form = self._by_kind(expr)
-        if self._true and expr.dtype == "bool":
-            truth = self._true.get(poly.key(form))
+            form = self._form_by_kind(expr)
+        if self._assumed_truths and expr.dtype == "bool":
+            truth = self._assumed_truths.get(poly.poly_key(form))
             return form if truth is None else poly.constant(truth)
         return form
 
-    def _by_kind(self, expr: PrimExpr) -> Poly:
-        """Return the form of a node by its kind.
+    def _form_by_kind(self, expr: PrimExpr) -> Poly:
+        """Canonicalise a node by the rule of its kind.
 
         Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps or
         has lanes, so that the rules of whole numbers do not hold for it.
         """
-        rule = _RULES.get(type(expr))
+        rule = _CANONICALIZE_RULES.get(type(expr))
         if rule is None or not _is_index(expr):
-            return self._opaque(expr)
-        if _is_ordered(expr) and any(map(self._may_wrap, children(expr))):
-            return self._opaque(expr, self._written_bound(expr), rewrites=False)
+            return self._atom_form(expr)
+        if _depends_on_order(expr) and any(map(self._may_overflow_int32, children(expr))):
+            return self._atom_form(expr, self._bound_of_unsimplified(expr), rewrites=False)
         return rule(self, expr)
 
-    def _may_wrap(self, expr: PrimExpr) -> bool:
-        """Return whether an expression, whose form is known, may leave int32 in computations with
-        data.
-        """
+    def _may_overflow_int32(self, expr: PrimExpr) -> bool:
+        """Return whether an int32 expression over loaded data may overflow."""
         if expr.dtype != "int32":
             return False
-        p = self._of(expr)
-        if not p or (len(p) == 1 and next(iter(p)) == ONE) or _is_one_atom(p):
+        # A constant or a single atom is what is loaded or named: no operation could leave int32.
+        p = self._form_of(expr)
+        if not p or (len(p) == 1 and next(iter(p)) == CONSTANT_MONOMIAL) or _is_single_atom(p):
             return False
         (low, high), ends = self._bound(p), int_range("int32")
         assert ends is not None
         if ends[0] <= low and high <= ends[1]:
             return False
-        return any(map(_is_data, post_order(*(self._atoms[a].expr for m in p for a in m))))
+        return any(map(_is_opaque_value, post_order(*(self._atoms[a].expr for m in p for a in m))))
 
-    def _held_bound(self, expr: PrimExpr) -> Interval:
-        """Return the values of an expression, as its type holds them."""
-        wrapped = int_range(expr.dtype) if self._may_wrap(expr) else None
-        return self._bound(self._of(expr)) if wrapped is None else wrapped
+    def _bound_by_dtype(self, expr: PrimExpr) -> Interval:
+        """Return the bound of an expression, or that of its dtype if it may wrap around."""
+        wrapped = int_range(expr.dtype) if self._may_overflow_int32(expr) else None
+        return self._bound(self._form_of(expr)) if wrapped is None else wrapped
 
-    def _written_bound(self, expr: PrimExpr) -> Interval:
-        """Return the values of a node that stays as it is written."""
+    def _bound_of_unsimplified(self, expr: PrimExpr) -> Interval:
+        """Return the bound of a node that stays unsimplified."""
         if isinstance(expr, (Min, Max)):
             pick = min if isinstance(expr, Min) else max
-            low, high = zip(*map(self._held_bound, (expr.a, expr.b)), strict=True)
+            low, high = zip(*map(self._bound_by_dtype, (expr.a, expr.b)), strict=True)
             return pick(low), pick(high)
         if isinstance(expr, FloorMod) and isinstance(expr.b, IntImm) and expr.b.value > 0:
             return 0, expr.b.value - 1
-        return int_range(expr.dtype) or natural_bound(expr)
+        return int_range(expr.dtype) or bound_by_kind(expr)
 
-    def _variable(self, var: Var) -> int:
+    def _variable_atom(self, var: Var) -> int:
         bound = (
             (0, math.inf if var.upper is None else var.upper)
             if isinstance(var, SizeVar)
-            else natural_bound(var)
+            else bound_by_kind(var)
         )
-        return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
+        return self._intern_atom(("var", id(var)), lambda: var, bound, (0, var.name))
 
-    def _opaque(self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True) -> Poly:
-        """Return a node of another kind, over simplified children, or the result of a rule
-        for it.
+    def _atom_form(
+        self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True
+    ) -> Poly:
+        """Return a node as an atom over simplified children, or the result of a rewrite rule for
+        it.
         """
         # In this order: an atom that exists, what a rule made of its like before, and only then is
         # a node made at all.
         inside = children(expr)
         polys = [self._memo[id(c)] for c in inside]
-        literal = tuple(id(v) if not isinstance(v, (str, int)) else v for v in literals(expr))
+        literal = tuple(id(v) if not isinstance(v, (str, int)) else v for v in literal_fields(expr))
         # A polynomial has no width, but what is opaque may read one: popcount(-1) is 32 or 64.
         widths = tuple(c.dtype for c in inside)
         # Of two unknown dimensions nothing is known, not even that they are equal: each is an atom.
@@ -200,16 +211,14 @@ class CanonicalForm(Proofs):
             type(expr),
             literal,
             widths,
-            *(poly.key(p) for p in polys),
+            *(poly.poly_key(p) for p in polys),
             id(expr) if isinstance(expr, AnyDim) else 0,
         )
 
         def make() -> PrimExpr:
-            """Build the node over its children's normal forms; only needed if no equal node is
-            known yet.
-            """
+            """Build the node over its canonical children, only if no equal atom exists."""
             return rebuild(
-                expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
+                expr, [self._poly_to_expr(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
 
         if key in self._numbers:
@@ -219,46 +228,45 @@ class CanonicalForm(Proofs):
         simplified = make()
         if isinstance(simplified, IntImm):
             return poly.constant(int(simplified.value))
-        changed = self._rewrite(key, simplified) if rewrites else None
+        changed = self._apply_rules(key, simplified) if rewrites else None
         if changed is not None:
             return changed
-        natural = natural_bound(expr) if bound is None else bound
-        return {(self._number(key, lambda: simplified, natural, (1, type(expr).__name__)),): 1}
+        natural = bound_by_kind(expr) if bound is None else bound
+        return {(self._intern_atom(key, lambda: simplified, natural, (1, type(expr).__name__)),): 1}
 
-    def _rewrite(self, key: object, simplified: PrimExpr) -> Poly | None:
-        """Return the normal form of a rule's result for a node, remembered; None if no
-        rule fits.
-        """
-        if self._rewriting == DEPTH:
+    def _apply_rules(self, key: object, simplified: PrimExpr) -> Poly | None:
+        """Return the canonical form of a rewrite rule's result, cached; None if no rule matches."""
+        # Rules apply to what rules made: a search that branches, cut off here.
+        if self._rewrite_depth == MAX_PROOF_DEPTH:
             return None
-        changed = rewrite.CANONICAL.apply(simplified, self.can_prove)
+        changed = rewrite.CANONICAL_RULES.apply(simplified, self.can_prove)
         if changed is None:
             return None
         # What the rule made may have parts that rules fit in turn: `_poly` comes back here.
-        self._rewriting += 1
+        self._rewrite_depth += 1
         form = self._rewritten[key] = self._poly(changed[0])
-        self._rewriting -= 1
+        self._rewrite_depth -= 1
         return form
 
     # Each gives the normal form of a node whose children have theirs.
 
-    def _of(self, expr: PrimExpr) -> Poly:
+    def _form_of(self, expr: PrimExpr) -> Poly:
         return self._memo[id(expr)]
 
-    def _add(self, e: PrimExpr) -> Poly:
+    def _canonicalize_add(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Add)
-        return self._recombine(poly.add(self._of(e.a), self._of(e.b)))
+        return self._recombine_divmod(poly.add(self._form_of(e.a), self._form_of(e.b)))
 
-    def _sub(self, e: PrimExpr) -> Poly:
+    def _canonicalize_sub(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Sub)
-        return self._recombine(poly.add(self._of(e.a), self._of(e.b), -1))
+        return self._recombine_divmod(poly.add(self._form_of(e.a), self._form_of(e.b), -1))
 
-    def _mul(self, e: PrimExpr) -> Poly:
+    def _canonicalize_mul(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Mul)
-        return poly.multiply(self._of(e.a), self._of(e.b))
+        return poly.multiply(self._form_of(e.a), self._form_of(e.b))
 
-    def _recombine(self, p: Poly) -> Poly:
-        """Return a sum with digits of one number joined.
+    def _recombine_divmod(self, p: Poly) -> Poly:
+        """Recombine quotient and remainder terms: (x // c) * c + x % c = x.
 
         (x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x for
         a multiple x of c
@@ -276,29 +284,28 @@ class CanonicalForm(Proofs):
                 if scale % atom.divisor == 0 and self._is_multiple(atom.numerator, atom.divisor):
                     remainder = {m: c for m, c in p.items() if m != monomial}
                     factor = scale // atom.divisor
-                    return self._recombine(poly.add(remainder, dict(atom.numerator), factor))
+                    return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), factor))
                 continue
             quotient = self._numbers.get((FloorDiv, atom.numerator, atom.divisor))
             if quotient is not None and p.get((quotient,)) == scale * atom.divisor:
                 remainder = {m: c for m, c in p.items() if m not in (monomial, (quotient,))}
-                return self._recombine(poly.add(remainder, dict(atom.numerator), scale))
-            above = None if quotient is None else self._digit_above(p, quotient, scale, atom)
+                return self._recombine_divmod(poly.add(remainder, dict(atom.numerator), scale))
+            above = None if quotient is None else self._next_floormod_term(p, quotient, scale, atom)
             if above is not None:
                 remainder = {m: c for m, c in p.items() if m not in (monomial, (above,))}
                 size = poly.constant(atom.divisor * self._atoms[above].divisor)
                 joined = self._modulo(dict(atom.numerator), size, atom.expr.dtype)
-                return self._recombine(poly.add(remainder, joined, scale))
-        return self._recombine_symbolic(p) if self._has_digits else p
+                return self._recombine_divmod(poly.add(remainder, joined, scale))
+        return self._recombine_symbolic(p) if self._has_symbolic_remainders else p
 
-    def _is_multiple(self, numerator: Key, divisor: int) -> bool:
-        """Return whether a sum is a multiple of the divisor because x % c is x less a multiple of
-        c.
+    def _is_multiple(self, numerator: PolyKey, divisor: int) -> bool:
+        """Return whether a sum is divisible, using that x % c differs from x by a multiple of c.
 
         A size padded to full blocks, x + -x % c, is one.
         """
         p = dict(numerator)
         while True:
-            p = poly.split(p, divisor)[1]
+            p = poly.divide_by_const(p, divisor)[1]
             for monomial, scale in p.items():
                 atom = self._atoms[monomial[0]] if len(monomial) == 1 else None
                 if atom is None or atom.numerator is None or not isinstance(atom.expr, FloorMod):
@@ -310,9 +317,11 @@ class CanonicalForm(Proofs):
             else:
                 return not p
 
-    def _digit_above(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
-        """Return the term of p that is `quotient % d` where the digit below it is `atom`."""
-        numerator = poly.key({(quotient,): 1})
+    def _next_floormod_term(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
+        """Return the floormod term of p that is `quotient % d`, the next mixed-radix digit above
+        `atom`.
+        """
+        numerator = poly.poly_key({(quotient,): 1})
         for monomial, coefficient in p.items():
             if len(monomial) != 1 or coefficient != scale * atom.divisor:
                 continue
@@ -322,12 +331,13 @@ class CanonicalForm(Proofs):
         return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
-        """Return a sum with (x // d) * d * y + x % d * y joined to x * y."""
+        """Recombine (x // d) * d * y + x % d * y to x * y for a symbolic divisor d."""
         # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
-        # other monomial y. Only analyzers that have met such a remainder come here (_has_digits).
+        # other monomial y. Only analyzers that have met such a remainder come here
+        # (_has_symbolic_remainders).
         for monomial, scale in p.items():
             for number in monomial:
-                digit = self._atoms[number].digit
+                digit = self._atoms[number].symbolic_remainder
                 if digit is None:
                     continue
                 numerator, key = digit
@@ -341,12 +351,12 @@ class CanonicalForm(Proofs):
                 if p.get(partner) == scale * factor:
                     remainder = {m: c for m, c in p.items() if m not in (monomial, partner)}
                     joined = poly.multiply(dict(numerator), {tuple(cofactors): scale})
-                    return self._recombine(poly.add(remainder, joined))
+                    return self._recombine_divmod(poly.add(remainder, joined))
         return p
 
-    def _div(self, e: PrimExpr) -> Poly:
+    def _canonicalize_div(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Div)
-        a, b = self._of(e.a), self._of(e.b)
+        a, b = self._form_of(e.a), self._form_of(e.b)
         # Rounding towards zero and rounding down are one where the quotient is not negative; and
         # where the division is exact. A divisor of 0 has no value to be kept.
         if self._bound(a)[0] >= 0 and self._bound(b)[0] >= 0:
@@ -354,50 +364,52 @@ class CanonicalForm(Proofs):
         divisor = poly.constant_of(b)
         if divisor and all(c % divisor == 0 for c in a.values()):
             return {m: c // divisor for m, c in a.items()}
-        self._has_rests = True
-        return self._opaque(e, quotients(self._bound(a), self._bound(b), truncated_quotient))
+        self._has_truncated_division = True
+        return self._atom_form(e, divide_intervals(self._bound(a), self._bound(b), trunc_div))
 
-    def _floordiv(self, e: PrimExpr) -> Poly:
+    def _canonicalize_floordiv(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorDiv)
-        return self._divide(self._of(e.a), self._of(e.b), e.dtype)
+        return self._divide(self._form_of(e.a), self._form_of(e.b), e.dtype)
 
-    def _floormod(self, e: PrimExpr) -> Poly:
+    def _canonicalize_floormod(self, e: PrimExpr) -> Poly:
         assert isinstance(e, FloorMod)
-        return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
+        return self._modulo(self._form_of(e.a), self._form_of(e.b), e.dtype)
 
     def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return (d * q + r) // d as q + r // d, where r // d may be known to be a number."""
+        """Return (d * q + r) // d as q + r // d."""
         # Floor division takes out whole multiples of any divisor; C's does not: (-8 + 7) / 4 is 0.
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
-            quotient, remainder = poly.split(p, divisor)
-            return poly.add(quotient, self._small_quotient(remainder, divisor, dtype))
-        divided = poly.split_symbolic(p, d)
+            quotient, remainder = poly.divide_by_const(p, divisor)
+            return poly.add(quotient, self._divide_remainder(remainder, divisor, dtype))
+        divided = poly.divide_by_monomial(p, d)
         if divided is None or divisor is not None:
             return self._quotient_atom(FloorDiv, p, d, dtype)
         quotient, remainder = divided
-        if self._within(remainder, d):
+        if self._is_in_range(remainder, d):
             return quotient
         return poly.add(quotient, self._quotient_atom(FloorDiv, remainder, d, dtype))
 
-    def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """Return p // divisor, nothing in p being divisible."""
+    def _divide_remainder(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        """Return p // divisor where no term of p is divisible."""
         # (g * q + r) // (g * c) = q // c for 0 <= r < g: r can only be of p's number, as g divides
         # all other coefficients. And (x // c) // d = x // (c * d) for c, d > 0.
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
             return poly.constant(int(low // divisor))
-        if self._within(p, poly.constant(divisor)):
+        if self._is_in_range(p, poly.constant(divisor)):
             return {}
         common = math.gcd(poly.content(p), divisor)
         if common > 1:
-            return self._small_quotient(poly.split(p, common)[0], divisor // common, dtype)
-        nested = self._as_quotient(p)
+            return self._divide_remainder(
+                poly.divide_by_const(p, common)[0], divisor // common, dtype
+            )
+        nested = self._match_floordiv(p)
         if nested is not None:
             return self._divide(dict(nested[0]), poly.constant(nested[1] * divisor), dtype)
         return self._quotient_atom(FloorDiv, p, poly.constant(divisor), dtype)
 
-    def _as_quotient(self, p: Poly) -> tuple[Key, int] | None:
+    def _match_floordiv(self, p: Poly) -> tuple[PolyKey, int] | None:
         """Return (x, c) if p is x // c, else None."""
         if len(p) != 1:
             return None
@@ -410,22 +422,22 @@ class CanonicalForm(Proofs):
         return atom.numerator, atom.divisor
 
     def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return (d * q + r) % d as r % d, which is r where 0 <= r < d is known."""
+        """Return (d * q + r) % d as r % d, which is r if 0 <= r < d is proven."""
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
-            return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
-        divided = poly.split_symbolic(p, d)
+            return self._modulo_remainder(poly.divide_by_const(p, divisor)[1], divisor, dtype)
+        divided = poly.divide_by_monomial(p, d)
         if divided is None or divisor is not None:
             return self._quotient_atom(FloorMod, p, d, dtype)
         remainder = divided[1]
         return (
             remainder
-            if self._within(remainder, d)
+            if self._is_in_range(remainder, d)
             else self._quotient_atom(FloorMod, remainder, d, dtype)
         )
 
-    def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """Return p % divisor, whose coefficients are below the divisor.
+    def _modulo_remainder(self, p: Poly, divisor: int, dtype: str) -> Poly:
+        """Return p % divisor where all coefficients are smaller than the divisor.
 
         If p cannot pass a multiple of the divisor, it is p less a multiple; a common factor c
         leaves c * (p / c % (divisor / c)).
@@ -433,49 +445,50 @@ class CanonicalForm(Proofs):
         low, high = self._bound(p)
         if low > -math.inf and high < math.inf and low // divisor == high // divisor:
             return poly.add(p, poly.constant(-int(low // divisor) * divisor))
-        if self._within(p, poly.constant(divisor)):
+        if self._is_in_range(p, poly.constant(divisor)):
             return p
         common = math.gcd(poly.content(p), divisor)
         if common > 1:
-            quotient, remainder = poly.split(p, common)
-            inner = self._small_modulo(quotient, divisor // common, dtype)
+            quotient, remainder = poly.divide_by_const(p, common)
+            # (g * q + r) % (g * c) = g * (q % c) + r for 0 <= r < g.
+            inner = self._modulo_remainder(quotient, divisor // common, dtype)
             return poly.add(remainder, inner, common)
         # Coefficients count modulo the divisor, so -1 may be divisor - 1. Where p may be negative
         # they are left as written: no form of it is known to be nearer to [0, divisor).
         p = {m: (c % divisor if m else c) for m, c in p.items()} if self._bound(p)[0] >= 0 else p
-        if self._is_multiple(poly.key(p), divisor):
+        if self._is_multiple(poly.poly_key(p), divisor):
             return {}
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return p // d or p % d as an atom, unless a rule rewrites it.
+        """Return p // d or p % d as an atom, or the result of a rewrite rule.
 
-        Properties of a digit that `_recombine` needs later are noted with it.
+        Properties of a digit that `_recombine_divmod` needs later are noted with it.
         """
         divisor = poly.constant_of(d)
         if not p and divisor != 0:
             return {}
-        numerator = poly.key(p)
-        key = (kind, numerator, divisor if divisor is not None else poly.key(d))
+        numerator = poly.poly_key(p)
+        key = (kind, numerator, divisor if divisor is not None else poly.poly_key(d))
         if key in self._rewritten:
             return self._rewritten[key]
         if key not in self._numbers:
-            node = kind(self._emit(p, dtype), self._emit(d, dtype), dtype)
-            changed = self._rewrite(key, node)
+            node = kind(self._poly_to_expr(p, dtype), self._poly_to_expr(d, dtype), dtype)
+            changed = self._apply_rules(key, node)
             if changed is not None:
                 return changed
-            number = self._number(
+            number = self._intern_atom(
                 key, lambda: node, self._quotient_bound(kind, p, d), (1, kind.__name__)
             )
             if divisor is not None and divisor > 0:
                 self._atoms[number].numerator, self._atoms[number].divisor = numerator, divisor
             elif kind is FloorMod and len(d) == 1:
-                self._atoms[number].digit = numerator, poly.key(d)
-                self._has_digits = True
+                self._atoms[number].symbolic_remainder = numerator, poly.poly_key(d)
+                self._has_symbolic_remainders = True
         return {(self._numbers[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
-        """Return the values of p // d or p % d.
+        """Return the bound of p // d or p % d.
 
         A divisor that may be 0 counts as 1, as the value of a division by 0 is never used.
         """
@@ -484,158 +497,165 @@ class CanonicalForm(Proofs):
         if smallest < 0 and kind is FloorMod:
             return smallest + 1, max(largest - 1, 0)
         if smallest < 0:
-            return quotients((low, high), (smallest, largest), floor_quotient)
+            return divide_intervals((low, high), (smallest, largest), floordiv_bound)
         if kind is FloorMod:
+            # A remainder is below its divisor, and not above a numerator that is not negative.
             return 0, min(largest - 1, high if low >= 0 else math.inf)
         # low // step is the least where low < 0, as dividing by less goes further from zero. A
         # value below 0 may still be brought up to -1 by a large divisor: 0 is said, which is no
         # less true.
         step = max(smallest, 1)
         if smallest == largest:
-            return floor_quotient(low, step), floor_quotient(high, step)
-        lower = 0 if low >= 0 else floor_quotient(low, step)
-        return lower, (floor_quotient(high, step) if high >= 0 else 0)
+            return floordiv_bound(low, step), floordiv_bound(high, step)
+        lower = 0 if low >= 0 else floordiv_bound(low, step)
+        return lower, (floordiv_bound(high, step) if high >= 0 else 0)
 
-    def _extreme(self, e: PrimExpr) -> Poly:
-        """Return the side that is known to win; else an atom, the same for both orders of the
-        sides.
+    def _canonicalize_min_max(self, e: PrimExpr) -> Poly:
+        """Canonicalise min or max: the operand proven to win, else an atom independent of operand
+        order.
         """
         # min(a, b) = a where b - a >= 0. The bound of the atom: min and max rise with both sides.
         assert isinstance(e, (Min, Max))
-        a, b = self._of(e.a), self._of(e.b)
+        a, b = self._form_of(e.a), self._form_of(e.b)
         difference = poly.add(a, b, -1)
-        if self._nonnegative(difference):
+        if self._is_nonnegative(difference):
             return a if isinstance(e, Max) else b
-        if self._nonnegative(poly.add({}, difference, -1)):
+        if self._is_nonnegative(poly.add({}, difference, -1)):
             return b if isinstance(e, Max) else a
-        first, second = sorted((a, b), key=poly.key)
+        # One atom for both orders of the operands: min and max commute.
+        first, second = sorted((a, b), key=poly.poly_key)
         (low, high), (low2, high2) = self._bound(first), self._bound(second)
         pick = max if isinstance(e, Max) else min
-        key = (type(e), poly.key(first), poly.key(second))
+        key = (type(e), poly.poly_key(first), poly.poly_key(second))
         if key in self._rewritten:
             return self._rewritten[key]
         if key not in self._numbers:
-            node = type(e)(self._emit(first, e.dtype), self._emit(second, e.dtype), e.dtype)
-            changed = self._rewrite(key, node)
+            node = type(e)(
+                self._poly_to_expr(first, e.dtype), self._poly_to_expr(second, e.dtype), e.dtype
+            )
+            changed = self._apply_rules(key, node)
             if changed is not None:
                 return changed
             bound = (pick(low, low2), pick(high, high2))
-            self._number(key, lambda: node, bound, (1, type(e).__name__))
+            self._intern_atom(key, lambda: node, bound, (1, type(e).__name__))
         return {(self._numbers[key],): 1}
 
-    def _compare(self, e: PrimExpr) -> Poly:
+    def _canonicalize_comparison(self, e: PrimExpr) -> Poly:
         assert isinstance(e, BinaryExpr)
-        answer = self._decide(type(e), poly.add(self._of(e.a), self._of(e.b), -1))
-        return self._opaque(e) if answer is None else poly.constant(int(answer))
+        answer = self._decide_comparison(
+            type(e), poly.add(self._form_of(e.a), self._form_of(e.b), -1)
+        )
+        return self._atom_form(e) if answer is None else poly.constant(int(answer))
 
-    def _and(self, e: PrimExpr) -> Poly:
+    def _canonicalize_and_or(self, e: PrimExpr) -> Poly:
         assert isinstance(e, (And, Or))
         absorbing = int(isinstance(e, Or))
-        a, b = self._of(e.a), self._of(e.b)
+        a, b = self._form_of(e.a), self._form_of(e.b)
         if poly.constant_of(a) is not None:
             return a if poly.constant_of(a) == absorbing else b
         if poly.constant_of(b) is not None:
             return b if poly.constant_of(b) == absorbing else a
-        return a if a == b else self._opaque(e)
+        return a if a == b else self._atom_form(e)
 
-    def _not(self, e: PrimExpr) -> Poly:
+    def _canonicalize_not(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Not)
-        value = poly.constant_of(self._of(e.a))
-        return self._opaque(e) if value is None else poly.constant(1 - value)
+        value = poly.constant_of(self._form_of(e.a))
+        return self._atom_form(e) if value is None else poly.constant(1 - value)
 
-    def _select(self, e: PrimExpr) -> Poly:
-        condition, yes, no = (self._of(c) for c in children(e))
+    def _canonicalize_select(self, e: PrimExpr) -> Poly:
+        condition, yes, no = (self._form_of(c) for c in children(e))
         value = poly.constant_of(condition)
         if value is not None or yes == no:
             return no if value == 0 else yes
-        if not is_number(e):
-            return self._opaque(e)
-        (low, high), (low2, high2) = map(self._held_bound, children(e)[1:])
-        return self._opaque(e, (min(low, low2), max(high, high2)))
+        if not is_index_dtype(e):
+            return self._atom_form(e)
+        # Either side may be the value: the hull of both.
+        (low, high), (low2, high2) = map(self._bound_by_dtype, children(e)[1:])
+        return self._atom_form(e, (min(low, low2), max(high, high2)))
 
-    def _guard(self, e: PrimExpr) -> Poly:
+    def _canonicalize_intrinsic(self, e: PrimExpr) -> Poly:
         assert isinstance(e, Intrinsic)
         if e.op == "bitwise_and":
-            return self._opaque(e, self._mask_bound(*map(self._of, e.args)))
+            return self._atom_form(e, self._bitwise_and_bound(*map(self._form_of, e.args)))
         if e.op == "right_shift":
-            return self._opaque(e, self._shift_bound(*map(self._of, e.args)))
-        return self._select(e) if e.op == "if_then_else" else self._opaque(e)
+            return self._atom_form(e, self._right_shift_bound(*map(self._form_of, e.args)))
+        return self._canonicalize_select(e) if e.op == "if_then_else" else self._atom_form(e)
 
-    def _shift_bound(self, a: Poly, b: Poly) -> Interval:
-        """Return the values of a number shifted down, by at least the least amount."""
+    def _right_shift_bound(self, a: Poly, b: Poly) -> Interval:
+        """Return the bound of a right shift."""
         (low, high), (least_shift, most_shift) = self._bound(a), self._bound(b)
         if least_shift < 0 or any(math.isinf(x) for x in (low, high, least_shift, most_shift)):
-            return EVERYTHING
+            return UNBOUNDED_INTERVAL
+        # Python's shifts of negative numbers round down, as the machine's arithmetic shift does.
         ends = [int(x) >> min(int(n), 64) for x in (low, high) for n in (least_shift, most_shift)]
         return min(ends), max(ends)
 
-    def _mask_bound(self, a: Poly, b: Poly) -> Interval:
-        """Return the values of the bits that two numbers share: no more than one that is not
-        negative.
-        """
+    def _bitwise_and_bound(self, a: Poly, b: Poly) -> Interval:
+        """Return the bound of a bitwise and: at most its smallest non-negative operand."""
         ends = [high for low, high in (self._bound(a), self._bound(b)) if low >= 0]
-        return (0, min(ends)) if ends else EVERYTHING
+        return (0, min(ends)) if ends else UNBOUNDED_INTERVAL
 
-    def _cast(self, e: PrimExpr) -> Poly:
-        """Return the form of a cast; one that keeps the value is dropped.
+    def _canonicalize_cast(self, e: PrimExpr) -> Poly:
+        """Canonicalise a cast; value-preserving ones are dropped.
 
         That is one of a number that fits, and from int32 to int64 of a sum whose terms are int64
         already and that fits int32.
         """
         assert isinstance(e, Cast)
-        value = self._of(e.value)
+        value = self._form_of(e.value)
         number, ends = poly.constant_of(value), int_range(e.dtype)
         assert ends is not None, e.dtype
+        # Widening keeps every value; narrowing does only where the bound proves it.
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
         if number is not None and _is_index(e.value) and ends[0] <= number <= ends[1]:
             return value
-        if exact and (self._is_affine_of_small(value) or poly.constant_of(value) is not None):
+        if exact and (self._fits_int32_affine(value) or poly.constant_of(value) is not None):
             return value
         if not dt.is_int(e.value.dtype) and e.value.dtype != "bool":
-            return self._opaque(e)
-        low, high = self._held_bound(e.value)
-        return self._opaque(e, (low, high) if ends[0] <= low and high <= ends[1] else None)
+            return self._atom_form(e)
+        low, high = self._bound_by_dtype(e.value)
+        return self._atom_form(e, (low, high) if ends[0] <= low and high <= ends[1] else None)
 
-    def _is_affine_of_small(self, p: Poly) -> bool:
+    def _fits_int32_affine(self, p: Poly) -> bool:
         return all(abs(b) < 2**31 for b in self._bound(p)) and not any(
             self._atoms[a].expr.dtype != "int64" for m in p for a in m
         )
 
 
-def is_number(expr: PrimExpr) -> bool:
-    """Return whether an expression is an integer of indices and sizes."""
+def is_index_dtype(expr: PrimExpr) -> bool:
+    """Return whether an expression is int32 or int64."""
     return expr.dtype in ("int64", "int32")
 
 
 def _is_index(expr: PrimExpr) -> bool:
-    """Return whether the rules of whole numbers hold: int32 and int64 scalars, and bools
-    over them.
-    """
+    """Return whether integer rules apply: int32 and int64 scalars, and booleans over them."""
     if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
-        return is_number(expr.a)
-    return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
+        return is_index_dtype(expr.a)
+    return is_index_dtype(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
-def _is_data(expr: PrimExpr) -> bool:
-    """Return whether an expression is no arithmetic, number or name: a load, a call."""
-    return type(expr) not in _RULES and not isinstance(expr, (IntImm, Var))
+def _is_opaque_value(expr: PrimExpr) -> bool:
+    """Return whether an expression is opaque data (a load or call) rather than arithmetic."""
+    return type(expr) not in _CANONICALIZE_RULES and not isinstance(expr, (IntImm, Var))
 
 
-def _is_one_atom(p: Poly) -> bool:
-    """Return whether a form is nothing but an atom."""
+def _is_single_atom(p: Poly) -> bool:
+    """Return whether a polynomial is a single atom."""
     return len(p) == 1 and all(len(m) == 1 and c == 1 for m, c in p.items())
 
 
-def _is_ordered(expr: PrimExpr) -> bool:
-    """Return whether a value depends on more of integers than their remainders modulo 2**32."""
-    return isinstance(expr, _ORDERED) or (isinstance(expr, Intrinsic) and expr.op == "right_shift")
+def _depends_on_order(expr: PrimExpr) -> bool:
+    """Return whether a value depends on more than its operands modulo 2**32."""
+    return isinstance(expr, _ORDER_DEPENDENT_OPS) or (
+        isinstance(expr, Intrinsic) and expr.op == "right_shift"
+    )
 
 
-_ORDERED = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
+_ORDER_DEPENDENT_OPS = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
 
 
-def natural_bound(expr: PrimExpr) -> Interval:
-    """Return the bound of an expression's value by its kind and dtype alone.
+def bound_by_kind(expr: PrimExpr) -> Interval:
+    """Return the bound of an expression by its kind and dtype alone.
 
     int32 and int64 count as numbers without ends, except for data of int32.
     """
@@ -643,27 +663,27 @@ def natural_bound(expr: PrimExpr) -> Interval:
         return 0, 1
     if isinstance(expr, AnyDim):
         return 0, math.inf
-    if expr.dtype == "int64" or (expr.dtype == "int32" and not _is_data(expr)):
-        return EVERYTHING
-    return int_range(expr.dtype) or EVERYTHING
+    if expr.dtype == "int64" or (expr.dtype == "int32" and not _is_opaque_value(expr)):
+        return UNBOUNDED_INTERVAL
+    return int_range(expr.dtype) or UNBOUNDED_INTERVAL
 
 
 # A rule may ask for the forms of the node's children, which stand in `_memo` by then, and gives
 # that of the node. Kinds without a row are opaque.
-_RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {
-    Add: CanonicalForm._add,
-    Sub: CanonicalForm._sub,
-    Mul: CanonicalForm._mul,
-    Div: CanonicalForm._div,
-    FloorDiv: CanonicalForm._floordiv,
-    FloorMod: CanonicalForm._floormod,
-    Min: CanonicalForm._extreme,
-    Max: CanonicalForm._extreme,
-    And: CanonicalForm._and,
-    Or: CanonicalForm._and,
-    Not: CanonicalForm._not,
-    Select: CanonicalForm._select,
-    Intrinsic: CanonicalForm._guard,
-    Cast: CanonicalForm._cast,
-    **dict.fromkeys((EQ, NE, LT, LE, GT, GE), CanonicalForm._compare),
+_CANONICALIZE_RULES: dict[type[PrimExpr], Callable[[CanonicalForm, PrimExpr], Poly]] = {
+    Add: CanonicalForm._canonicalize_add,
+    Sub: CanonicalForm._canonicalize_sub,
+    Mul: CanonicalForm._canonicalize_mul,
+    Div: CanonicalForm._canonicalize_div,
+    FloorDiv: CanonicalForm._canonicalize_floordiv,
+    FloorMod: CanonicalForm._canonicalize_floormod,
+    Min: CanonicalForm._canonicalize_min_max,
+    Max: CanonicalForm._canonicalize_min_max,
+    And: CanonicalForm._canonicalize_and_or,
+    Or: CanonicalForm._canonicalize_and_or,
+    Not: CanonicalForm._canonicalize_not,
+    Select: CanonicalForm._canonicalize_select,
+    Intrinsic: CanonicalForm._canonicalize_intrinsic,
+    Cast: CanonicalForm._canonicalize_cast,
+    **dict.fromkeys((EQ, NE, LT, LE, GT, GE), CanonicalForm._canonicalize_comparison),
 }

@@ -1,4 +1,4 @@
-"""What can be seen of expressions and regions: ends of variables, common parts, what is covered.
+"""Detection of clip bounds, common subexpressions, linear equations and region bounds.
 
 Names follow TVM's `arith`.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.canonical import CanonicalForm
-from ekiden.arith.int_set import End, IntervalSet, eval_set
+from ekiden.arith.int_set import IntervalSet, SymbolicBound, eval_set
 from ekiden.arith.iter_map import IterMapLevel, IterSplit, IterSum, detect_iter_map
 from ekiden.arith.linear import LinearForm, ceil_div, conjuncts, nonnegative_forms
 from ekiden.ir.prim import (
@@ -28,27 +28,35 @@ from ekiden.ir.prim import (
     PrimExpr,
     Sub,
     Var,
-    binary,
     const,
     convert,
+    fold_binary,
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import children, literals, post_order
+from ekiden.ir.prim_visitor import children, literal_fields, post_order
 from ekiden.ir.range import Range
 
-_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {LT: GE, GE: LT, LE: GT, GT: LE, EQ: NE}
+_NEGATED_COMPARISON: dict[type[PrimExpr], type[BinaryExpr]] = {
+    LT: GE,
+    GE: LT,
+    LE: GT,
+    GT: LE,
+    EQ: NE,
+}
 
 
-def _plain(condition: PrimExpr) -> list[PrimExpr]:
-    """Return the comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
+def _normalize_comparisons(condition: PrimExpr) -> list[PrimExpr]:
+    """Normalise a condition to a list of comparisons: `not (a > b)` to `a <= b`, `min(a, b) > c` to
+    both.
+    """
     comparisons: list[PrimExpr] = []
     pending = conjuncts(condition)
     while pending:
         e = pending.pop(0)
         match e:
-            case Not(a=BinaryExpr() as inner) if type(inner) in _OPPOSITE:
-                pending.insert(0, _OPPOSITE[type(inner)](inner.a, inner.b))
+            case Not(a=BinaryExpr() as inner) if type(inner) in _NEGATED_COMPARISON:
+                pending.insert(0, _NEGATED_COMPARISON[type(inner)](inner.a, inner.b))
             case GT(a=Min() as both, b=end) | GE(a=Min() as both, b=end):
                 pending[:0] = [type(e)(both.a, end), type(e)(both.b, end)]
             case And():
@@ -58,30 +66,33 @@ def _plain(condition: PrimExpr) -> list[PrimExpr]:
     return comparisons
 
 
-def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[End]:
-    """Return [low, high] of each variable so that a condition holds, None where there is no end.
+def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[SymbolicBound]:
+    """Return [low, high] for each variable such that a condition holds; None for no bound.
 
     The list is empty if some conjunct of the condition is not linear in one of the variables alone
     with a number as factor.
     """
-    ends: dict[Var, list[End]] = {v: [None, None] for v in variables}
+    ends: dict[Var, list[SymbolicBound]] = {v: [None, None] for v in variables}
     analyzer = Analyzer()
-    for comparison in _plain(expr):
+    for comparison in _normalize_comparisons(expr):
         forms = nonnegative_forms(comparison, variables)
         if forms is None:
             return []
         for form in forms:
+            # A condition on two variables bounds neither of them alone.
             if len(form.coefficients) != 1:
                 return []
-            _clip(ends, form, analyzer)
+            _update_clip_bound(ends, form, analyzer)
     return [end for v in variables for end in ends[v]]
 
 
-def _clip(ends: dict[Var, list[End]], form: LinearForm, analyzer: Analyzer) -> None:
+def _update_clip_bound(
+    ends: dict[Var, list[SymbolicBound]], form: LinearForm, analyzer: Analyzer
+) -> None:
     ((var, scale),) = form.coefficients.items()
     low, high = ends[var]
     if scale > 0:
-        lower = analyzer.simplify(ceil_div(binary(Sub, 0, form.base), scale))
+        lower = analyzer.simplify(ceil_div(fold_binary(Sub, 0, form.base), scale))
         ends[var][0] = lower if low is None else analyzer.simplify(maximum(low, lower))
     else:
         upper = analyzer.simplify(form.base // -scale)
@@ -89,7 +100,7 @@ def _clip(ends: dict[Var, list[End]], form: LinearForm, analyzer: Analyzer) -> N
 
 
 def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]:
-    """Return the expressions that occur at least `threshold` times, with their counts.
+    """Return the subexpressions that occur at least `threshold` times, with their counts.
 
     Each counts as often as its parents are read; variables and numbers do not count.
     """
@@ -106,7 +117,7 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
             uses[id(inner)] = uses.get(id(inner), 0) + uses[id(e)]
     for e in order:
         # Two variables of one name are two: a leaf without a value is told apart by what it is.
-        own = id(e) if isinstance(e, (Var, AnyDim)) else literals(e)
+        own = id(e) if isinstance(e, (Var, AnyDim)) else literal_fields(e)
         key = (type(e), own, *(keys[id(c)] for c in children(e)))
         name = number.setdefault(key, len(number))
         keys[id(e)] = (name,)
@@ -120,23 +131,24 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
 
 
 def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
-    """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base.
+    """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, or [] if it is not
+    linear. + base.
 
     Factors may be expressions; the list is empty if the expression is not linear.
     """
-    return LinearParts().parts(expr, variables)
+    return LinearDecomposition().decompose(expr, variables)
 
 
 # A factor may be an expression (n of n * i), unlike in `linear.LinearForm`, whose factors are
 # numbers: a polynomial has the factor of any variable at hand.
-class LinearParts(CanonicalForm):
-    """The factors of variables in a normal form."""
+class LinearDecomposition(CanonicalForm):
+    """Decomposition of a canonical form by variables."""
 
-    def parts(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
+    def decompose(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
         """Return the factors and the base, as `detect_linear_equation`."""
         remaining = dict(self._poly(expr))
         factors: list[PrimExpr] = []
-        numbers = [self._variable(v) for v in variables]
+        numbers = [self._variable_atom(v) for v in variables]
         for number in numbers:
             slope: dict[tuple[int, ...], int] = {}
             for monomial in list(remaining):
@@ -144,46 +156,51 @@ class LinearParts(CanonicalForm):
                     cofactor = list(monomial)
                     cofactor.remove(number)
                     slope[tuple(cofactor)] = remaining.pop(monomial)
-            if any(self._uses(atom, numbers) for m in slope for atom in m):
+            # A factor that has another of the variables makes the product bilinear.
+            if any(self._uses_any(atom, numbers) for m in slope for atom in m):
                 return []
-            factors.append(self._emit(slope, expr.dtype) if slope else const(0, expr.dtype))
-        if any(self._uses(atom, numbers) for m in remaining for atom in m):
+            factors.append(self._poly_to_expr(slope, expr.dtype) if slope else const(0, expr.dtype))
+        if any(self._uses_any(atom, numbers) for m in remaining for atom in m):
             return []
-        return [*factors, self._emit(remaining, expr.dtype) if remaining else const(0, expr.dtype)]
+        return [
+            *factors,
+            self._poly_to_expr(remaining, expr.dtype) if remaining else const(0, expr.dtype),
+        ]
 
-    def _uses(self, atom: int, numbers: Sequence[int]) -> bool:
+    def _uses_any(self, atom: int, numbers: Sequence[int]) -> bool:
         return any(atom == n or self._mentions(atom, n) for n in numbers)
 
 
 # Regions.
 
-Region = Sequence[Range]
+BufferRegionRanges = Sequence[Range]
 
 
 # A region [min, min + extent) per axis moves with the variables; what is asked is the union over
 # all their values. It is a box where (1) no variable moves two axes at once, else it is a diagonal,
 # and (2) along each axis the steps are no longer than what has been covered below them, else it has
-# gaps. `_share` decides (1), `_covered` (2).
+# gaps. `_share` decides (1), `_covered_interval` (2).
 def estimate_region_strict_bound(
-    region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
+    region: BufferRegionRanges, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet] | None:
-    """Return the box that a region covers while variables run over their domains.
+    """Return the exact box that a region covers while variables range over their domains, or None.
 
     None if it is not known to be a box without gaps whose axes do not depend on each other.
     """
     unchecked = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.NO_CHECK
     )
+    # If the indices are independent, the union is the product of its axes.
     apart = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.SURJECTIVE
     )
     if unchecked.errors or not unchecked.indices:
         return None
-    if len(region) > 1 and apart.errors and _share(unchecked.indices):
+    if len(region) > 1 and apart.errors and _has_shared_iterators(unchecked.indices):
         return None
     bounds: list[IntervalSet] = []
     for axis_range, total in zip(region, unchecked.indices, strict=True):
-        covered = _covered(axis_range, total)
+        covered = _covered_interval(axis_range, total)
         if covered is None:
             return None
         bounds.append(covered)
@@ -193,8 +210,8 @@ def estimate_region_strict_bound(
 estimate_region_lower_bound = estimate_region_strict_bound
 
 
-def _share(sums: Sequence[IterSum]) -> bool:
-    """Return whether two sums use one iterator."""
+def _has_shared_iterators(sums: Sequence[IterSum]) -> bool:
+    """Return whether two sums share an iterator."""
     sources: set[int] = set()
     for total in sums:
         own = {id(split.source) for split in total.args}
@@ -204,17 +221,15 @@ def _share(sums: Sequence[IterSum]) -> bool:
     return False
 
 
-def _covered(axis_range: Range, total: IterSum) -> IntervalSet | None:
-    """Return [low, high] of one axis, if every step is no longer than the range covered
-    below it.
-    """
+def _covered_interval(axis_range: Range, total: IterSum) -> IntervalSet | None:
+    """Return [low, high] of one axis if it is covered without gaps, else None."""
     analyzer = Analyzer()
     low = convert(total.base)
     reach: PrimExpr = axis_range.extent
     # By rising step: [low, low + reach) without gaps, and a step of at most `reach` joins the next
     # copy to it. A step below zero moves the start and not the end.
-    for split in sorted(total.args, key=_step):
-        scale = _size(split.scale)
+    for split in sorted(total.args, key=_split_step):
+        scale = _const_scale(split.scale)
         if scale is None or not analyzer.can_prove(reach >= abs(scale)):
             return None
         steps = convert(split.extent) - 1
@@ -225,19 +240,19 @@ def _covered(axis_range: Range, total: IterSum) -> IntervalSet | None:
     return IntervalSet(low, analyzer.simplify(low + reach - 1))
 
 
-def _step(split: IterSplit) -> int:
-    return abs(_size(split.scale) or 0)
+def _split_step(split: IterSplit) -> int:
+    return abs(_const_scale(split.scale) or 0)
 
 
-def _size(scale: object) -> int | None:
+def _const_scale(scale: object) -> int | None:
     value = scale.value if isinstance(scale, IntImm) else scale
     return value if isinstance(value, int) else None
 
 
 def estimate_region_upper_bound(
-    region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
+    region: BufferRegionRanges, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet]:
-    """Return a box that contains all of a region while variables run over their domains."""
+    """Return a bounding box of a region while variables range over their domains."""
     strict = estimate_region_strict_bound(region, var_dom, predicate)
     if strict is not None:
         return strict
@@ -246,6 +261,7 @@ def estimate_region_upper_bound(
         analyzer.bind(var, domain)
     bounds: list[IntervalSet] = []
     for axis_range in region:
+        # An axis for itself may be exact where the axes together are a diagonal.
         alone = estimate_region_strict_bound([axis_range], var_dom, predicate)
         if alone is not None:
             bounds.append(alone[0])

@@ -1,5 +1,5 @@
-"""Whether index expressions tell iterations apart: the question behind every loop that changes its
-order or runs in parallel.
+"""Injectivity of index expressions: whether distinct iterations have distinct indices, for
+reordering and parallel loops.
 
 For i, j in [0, 4), the index i * 4 + j tells both; i * 2 + j neither, as 2 is (1, 0) and (0, 2);
 and of (i * 2 + j, j) the second shows j, but the first, by itself, still not i. The proof is by
@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from ekiden.arith.iter_map import (
-    Detector,
+    IterMapDetector,
     IterMapError,
     IterMapLevel,
     IterMark,
@@ -26,14 +26,14 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, convert
 from ekiden.ir.range import Range
 
 
-class _Injection(Detector):
-    """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
+class _InjectivityChecker(IterMapDetector):
+    """Injectivity checker; unlike an iteration map, indices may have gaps and reuse a split."""
 
     def __init__(self, iters: Mapping[Var, Range], whole_sums: bool = False) -> None:
         super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole_sums=whole_sums)
 
-    def readable(self, a: IterSum) -> list[IterSplit]:
-        """Return the digits that the value of a sum shows.
+    def distinguishable_splits(self, a: IterSum) -> list[IterSplit]:
+        """Return the splits that the value of a sum determines.
 
         By rising scale, a digit is shown if its step is longer than all below it together and all
         above it are longer than it. Digits that overlap form a group: none of them is shown, but
@@ -52,8 +52,10 @@ class _Injection(Detector):
         a = IterSum(tuple(rising), 0)
         shown: list[IterSplit] = []
         total: Size = 0
-        for group in self._groups(a):
+        for group in self._group_by_scale(a):
             step = math.gcd(*(s.scale for s in group if isinstance(s.scale, int)))
+            # Overlapping digits cannot be told apart; together they show what is below their common
+            # step.
             smallest = group[0].scale if len(group) == 1 else step
             if not self.numbers.at_most(self.numbers.simplify(total + 1), smallest):
                 raise IterMapError("the parts of an index overlap")
@@ -66,10 +68,10 @@ class _Injection(Detector):
     # A digit of scale s is told from those below if they add up to less than s, whatever they are:
     # then (value // s) is it, up to what is above, whose scales are larger than all of that.
     # `total` is one more than the largest sum of the digits so far.
-    def _groups(self, a: IterSum) -> list[list[IterSplit]]:
-        """Return the digits by rising scale, those that overlap together."""
+    def _group_by_scale(self, a: IterSum) -> list[list[IterSplit]]:
+        """Group the splits by rising scale; overlapping ones form one group."""
         if not all(isinstance(s.scale, int) for s in a.args):
-            return [[s] for s in self._by_symbols(a)]
+            return [[s] for s in self._order_by_symbolic_scale(a)]
         groups: list[list[IterSplit]] = []
         total: Size = 1
         for split in sorted(a.args, key=lambda s: s.scale if isinstance(s.scale, int) else 0):
@@ -82,11 +84,13 @@ class _Injection(Detector):
             total = self.numbers.simplify(total + (split.extent - 1) * split.scale)
         return groups
 
-    def _by_symbols(self, a: IterSum) -> list[IterSplit]:
+    def _order_by_symbolic_scale(self, a: IterSum) -> list[IterSplit]:
         remaining, by_scale = list(a.args), []
         while remaining:
             lowest = [
-                s for s in remaining if all(self._is_below(s, o) for o in remaining if o is not s)
+                s
+                for s in remaining
+                if all(self._is_smaller_scale(s, o) for o in remaining if o is not s)
             ]
             if not lowest:
                 raise IterMapError("the parts of an index overlap")
@@ -94,18 +98,19 @@ class _Injection(Detector):
             remaining.remove(lowest[0])
         return by_scale
 
-    def _is_below(self, a: IterSplit, b: IterSplit) -> bool:
+    def _is_smaller_scale(self, a: IterSplit, b: IterSplit) -> bool:
         if isinstance(a.scale, int) and isinstance(b.scale, int):
             return a.scale < b.scale
         return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
 
-    def filled(self, a: IterSum) -> Size | None:
-        """Return how many numbers, without gaps, a sum of independent digits reaches; None with
-        gaps.
+    def contiguous_extent(self, a: IterSum) -> Size | None:
+        """Return the number of contiguous values that a sum of independent splits reaches, or None
+        if it has gaps.
         """
         reach: Size = 1
         remaining = list(a.args)
         while remaining:
+            # A step of at most what is covered leaves no gap.
             fitting = [
                 s
                 for s in remaining
@@ -117,21 +122,24 @@ class _Injection(Detector):
             reach = self.numbers.simplify(reach + (fitting[0].extent - 1) * fitting[0].scale)
         return reach
 
-    def require(self, indices: Sequence[PrimExpr], required: Collection[Var]) -> None:
-        """Check that equal indices have equal required iterators.
+    def check_determined(self, indices: Sequence[PrimExpr], required: Collection[Var]) -> None:
+        """Check that equal indices imply equal required iterators.
 
         Raises:
             IterMapError: They may differ.
         """
         used: dict[IterMark, list[IterSplit]] = {}
         for index in indices:
-            for split in self.readable(self.parse(index)):
+            for split in self.distinguishable_splits(self.parse(index)):
                 used.setdefault(split.source, []).append(split)
         shown: set[Var] = set()
         # A fused mark comes before the marks it is made of: its digits are added to theirs.
         while used:
-            mark = self._outermost(used)
-            fault = self._missing([*used.pop(mark), *self._lifted(mark, used)], mark)
+            # The digits of a fused mark are known only after the fused value itself is.
+            mark = self._outermost_mark(used)
+            fault = self._find_missing_split(
+                [*used.pop(mark), *self._lift_splits(mark, used)], mark
+            )
             if isinstance(mark.source, Var):
                 if fault is None:
                     shown.add(mark.source)
@@ -144,10 +152,10 @@ class _Injection(Detector):
             if var not in shown:
                 raise IterMapError(f"no index tells the steps of {var.name!r} apart")
 
-    def _lifted(
+    def _lift_splits(
         self, mark: IterMark, used: Mapping[IterMark, Sequence[IterSplit]]
     ) -> list[IterSplit]:
-        """Return digits of the highest digit of a fused mark as its own.
+        """Express the splits of a fused mark's topmost part as splits of the fused mark.
 
         Of i * 6 + j, j < 6, the digit i // 6 is (i * 6 + j) // 36.
         """
@@ -155,13 +163,13 @@ class _Injection(Detector):
         if isinstance(fused, Var) or fused.base != 0:
             return []
         try:
-            *below, top = self._by_symbols(fused)
+            *below, top = self._order_by_symbolic_scale(fused)
         except IterMapError:
             return []
         reach_below: Size = 1
         for s in below:
             reach_below = self.numbers.simplify(reach_below + (s.extent - 1) * s.scale)
-        is_whole = top.lower_factor == 1 and self.is_top(top)
+        is_whole = top.lower_factor == 1 and self.is_topmost_split(top)
         if not is_whole or not self.numbers.at_most(reach_below, top.scale):
             return []
         times = self.numbers.times
@@ -170,12 +178,12 @@ class _Injection(Detector):
             for s in used.get(top.source, ())
         ]
 
-    def _outermost(self, used: Mapping[IterMark, object]) -> IterMark:
+    def _outermost_mark(self, used: Mapping[IterMark, object]) -> IterMark:
         inside = {s.source for m in used if isinstance(m.source, IterSum) for s in m.source.args}
         return next((m for m in used if m not in inside), next(iter(used)))
 
-    def _missing(self, splits: Sequence[IterSplit], mark: IterMark) -> str | None:
-        """Return which digit of a mark no index shows, as text, or None if all of it is known."""
+    def _find_missing_split(self, splits: Sequence[IterSplit], mark: IterMark) -> str | None:
+        """Return an error text for a part of a mark that no index determines, or None."""
         name = repr(mark.source.name) if isinstance(mark.source, Var) else "a fused loop"
         remaining = [s for s in splits if s.extent != 1]
         reached: Size = 1
@@ -187,7 +195,7 @@ class _Injection(Detector):
             remaining.remove(following[0])
             joined = self.numbers.equal(following[0].lower_factor, reached)
             end = self.numbers.times(following[0].lower_factor, following[0].extent)
-            top = self.is_top(following[0])
+            top = self.is_topmost_split(following[0])
             reached = end if joined or self.numbers.at_most(reached, end) else reached
         if top or self.numbers.at_most(mark.extent, reached):
             return None
@@ -197,11 +205,11 @@ class _Injection(Detector):
 def determines(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
 ) -> str | None:
-    """Return why two iterations may have equal indices, or None if they never do.
+    """Return why two iterations may have equal indices, or None if the indices are injective.
 
     The iterations differ in one of the `wanted` iterators; all others are anything in their ranges.
     """
-    varying = [v for v in wanted if not _is_one(iters[v])]
+    varying = [v for v in wanted if not _is_single_iteration(iters[v])]
     if not varying:
         return None
     plain = {e for e in indices if isinstance(e, Var)}
@@ -209,10 +217,12 @@ def determines(
         return None
     varying_indices = [e for e in indices if not isinstance(e, IntImm)]
     fault = ""
+    # Cheapest first; simplified indices show digits that were cancelled by hand, whole sums those
+    # of fused loops.
     for simplify, whole_sums in ((False, False), (True, False), (False, True)):
-        detector = _Injection(iters, whole_sums)
+        detector = _InjectivityChecker(iters, whole_sums)
         try:
-            detector.require(
+            detector.check_determined(
                 [detector.numbers.analyzer.simplify(e) for e in varying_indices]
                 if simplify
                 else varying_indices,
@@ -228,24 +238,25 @@ def determines(
 def image_box(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range]
 ) -> list[tuple[PrimExpr, PrimExpr]] | str:
-    """Return (low, size) along each axis of the box that the indices fill, or why they fill none.
+    """Return the (low, size) per axis of the box that the indices fill, or an error text.
 
     An iteration map that is onto fills one; so do windows that overlap: i * 2 + j, j < 3.
     """
     exact = detect_iter_map(indices, iters, check_level=IterMapLevel.SURJECTIVE)
     if not exact.errors:
-        return [(convert(t.base), _product(t)) for t in exact.indices]
-    detector = _Injection(iters)
+        return [(convert(t.base), _extent_product(t)) for t in exact.indices]
+    detector = _InjectivityChecker(iters)
     used: set[IterMark] = set()
     box: list[tuple[PrimExpr, PrimExpr]] = []
     try:
         for index in indices:
             total = detector.parse(index)
             marks = {s.source for s in total.args}
+            # One iterator in two axes moves along a diagonal.
             if not used.isdisjoint(marks) or len(marks) < len(total.args):
                 return exact.errors[0]
             used |= marks
-            size = detector.filled(total)
+            size = detector.contiguous_extent(total)
             if size is None:
                 return exact.errors[0]
             box.append((convert(total.base), convert(size)))
@@ -254,12 +265,12 @@ def image_box(
     return box
 
 
-def _product(total: IterSum) -> PrimExpr:
+def _extent_product(total: IterSum) -> PrimExpr:
     size = convert(1)
     for split in total.args:
         size = size * split.extent
     return size
 
 
-def _is_one(domain: Range) -> bool:
+def _is_single_iteration(domain: Range) -> bool:
     return isinstance(domain.extent, IntImm) and domain.extent.value <= 1

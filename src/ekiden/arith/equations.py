@@ -1,4 +1,5 @@
-"""Systems of linear equations over the integers, solved with new variables that are free.
+"""Systems of linear Diophantine equations, solved by column reduction with free variables (TVM's
+solve_linear_equations).
 
     x + y == 0   ->   x = n0, y = -n0, n0 = x
 
@@ -14,7 +15,7 @@ from dataclasses import field
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import IntervalSet
 from ekiden.arith.linear import LinearForm, conjuncts, linear_form
-from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, binary, const, is_const
+from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, const, fold_binary, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -22,7 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IntConstraints:
-    """Conditions on integer variables, and the ranges that are known of some."""
+    """Constraints on integer variables: relations, and known ranges."""
 
     variables: Sequence[Var] = ()
     ranges: Mapping[Var, Range] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class IntConstraints:
 
 @dataclass(frozen=True, slots=True)
 class IntConstraintsTransform:
-    """Two systems with the same solutions, the variables of each in terms of the other's."""
+    """Equivalence of two constraint systems, with substitutions in both directions."""
 
     src: IntConstraints
     dst: IntConstraints
@@ -40,8 +41,10 @@ class IntConstraintsTransform:
 
 
 @dataclass(slots=True)
-class _System:
-    """Rows a . x = c, and V with x = V y: column operations keep A V and V together."""
+class _LinearSystem:
+    """Linear system A V y = b with its unimodular column transform V and the inverse of V. x = c,
+    and V with x = V y: column operations keep A V and V together.
+    """
 
     rows: list[list[int]]
     sides: list[PrimExpr]
@@ -53,23 +56,24 @@ class _System:
         for row in (*self.rows, *self.columns):
             row[target] += times * row[source]
         for n, value in enumerate(self.inverse[target]):
+            # The inverse of adding a column is subtracting a row.
             self.inverse[source][n] -= times * value
 
     def swap_columns(self, a: int, b: int) -> None:
-        """Exchange two columns."""
+        """Swap two columns."""
         for row in (*self.rows, *self.columns):
             row[a], row[b] = row[b], row[a]
         self.inverse[a], self.inverse[b] = self.inverse[b], self.inverse[a]
 
     def negate_column(self, n: int) -> None:
-        """Change the sign of a column."""
+        """Negate a column."""
         for row in (*self.rows, *self.columns):
             row[n] = -row[n]
         self.inverse[n] = [-v for v in self.inverse[n]]
 
 
-def _reduce(system: _System) -> int:
-    """Bring the rows into steps, and return how many have a pivot.
+def _column_echelon(system: _LinearSystem) -> int:
+    """Reduce the system to column echelon form, and return its rank.
 
     Row r has its pivot in column r, and zeros after. Euclid's algorithm runs over the columns of
     each row.
@@ -77,6 +81,8 @@ def _reduce(system: _System) -> int:
     rank = 0
     count = len(system.columns)
     for row in range(len(system.rows)):
+        # Euclid's algorithm on the entries of the row: what is left is their greatest common
+        # divisor.
         while True:
             at = [n for n in range(rank, count) if system.rows[row][n]]
             if not at:
@@ -98,7 +104,7 @@ def _reduce(system: _System) -> int:
     return rank
 
 
-def _identity(size: int) -> list[list[int]]:
+def _identity_matrix(size: int) -> list[list[int]]:
     return [[int(a == b) for b in range(size)] for a in range(size)]
 
 
@@ -107,7 +113,7 @@ def solve_linear_equations(
     variables: Sequence[Var] | None = None,
     ranges: Mapping[Var, Range] | None = None,
 ) -> IntConstraintsTransform:
-    """Return the solutions of equations in terms of as many new variables as are free.
+    """Solve linear equations over the integers in terms of free variables.
 
     Conditions that are no linear equations, and ranges of old variables, stay as conditions on the
     new ones, whose ranges follow from the old ones. A system without solutions has the one
@@ -123,21 +129,21 @@ def solve_linear_equations(
     analyzer = Analyzer()
     for var, domain in src.ranges.items():
         analyzer.bind(var, domain)
-    system, nonlinear = _system(src, analyzer)
-    rank = _reduce(system)
-    values, conditions = _solved(system, rank, analyzer)
+    system, nonlinear = _build_system(src, analyzer)
+    rank = _column_echelon(system)
+    values, conditions = _back_substitute(system, rank, analyzer)
     if any(is_const(c, 0) for c in conditions):
         return IntConstraintsTransform(src, IntConstraints((), {}, (const(False),)))
-    return _transformed(src, system, rank, values, [*conditions, *nonlinear], analyzer)
+    return _build_transform(src, system, rank, values, [*conditions, *nonlinear], analyzer)
 
 
-def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[PrimExpr]]:
+def _build_system(src: IntConstraints, analyzer: Analyzer) -> tuple[_LinearSystem, list[PrimExpr]]:
     rows: list[list[int]] = []
     sides: list[PrimExpr] = []
     nonlinear: list[PrimExpr] = []
     for conjunct in (condition for r in src.relations for condition in conjuncts(r)):
         form = (
-            linear_form(binary(Sub, conjunct.a, conjunct.b), src.variables)
+            linear_form(fold_binary(Sub, conjunct.a, conjunct.b), src.variables)
             if isinstance(conjunct, EQ)
             else None
         )
@@ -147,18 +153,17 @@ def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[Prim
         rows.append([form.coefficients.get(v, 0) for v in src.variables])
         sides.append(analyzer.simplify(form.base * -1))
     size = len(src.variables)
-    return _System(rows, sides, _identity(size), _identity(size)), nonlinear
+    return _LinearSystem(rows, sides, _identity_matrix(size), _identity_matrix(size)), nonlinear
 
 
-def _solved(
-    system: _System, rank: int, analyzer: Analyzer
+def _back_substitute(
+    system: _LinearSystem, rank: int, analyzer: Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """Return the values of the first `rank` unknowns y, and the conditions for a solution
-    to exist.
-    """
+    """Return the values of the first `rank` unknowns, and the conditions for integer solutions."""
     values: list[PrimExpr] = []
     conditions: list[PrimExpr] = []
     for n, (row, side) in enumerate(zip(system.rows, system.sides, strict=True)):
+        # Forward substitution: the reduced rows are lower triangular.
         for scale, value in zip(row, values, strict=False):
             side = side - value * scale
         side = analyzer.simplify(side)
@@ -173,9 +178,9 @@ def _solved(
     return values, [c for c in conditions if not is_const(c, 1)]
 
 
-def _transformed(
+def _build_transform(
     src: IntConstraints,
-    system: _System,
+    system: _LinearSystem,
     rank: int,
     values: list[PrimExpr],
     conditions: list[PrimExpr],
@@ -191,18 +196,19 @@ def _transformed(
     unknowns: list[PrimExpr] = [*values, *free]
     forward: dict[Var, PrimExpr] = {}
     for var, row in zip(src.variables, system.columns, strict=True):
-        forward[var] = analyzer.simplify(_sum(row, unknowns, dtype))
+        forward[var] = analyzer.simplify(_weighted_sum(row, unknowns, dtype))
     back: dict[Var, PrimExpr] = {}
     for n, new in enumerate(free):
-        back[new] = analyzer.simplify(_sum(system.inverse[rank + n], src.variables, dtype))
+        back[new] = analyzer.simplify(_weighted_sum(system.inverse[rank + n], src.variables, dtype))
     remaining = [analyzer.simplify(substitute(c, forward)) for c in conditions]
-    ranges = _ranges(src, free, forward, analyzer)
-    remaining += _lost(src, ranges, forward)
+    ranges = _derive_ranges(src, free, forward, analyzer)
+    # Ranges of the old variables that the new ranges do not imply stay as conditions.
+    remaining += _unimplied_bounds(src, ranges, forward)
     relations = tuple(c for c in remaining if not is_const(c, 1))
     return IntConstraintsTransform(src, IntConstraints(free, ranges, relations), forward, back)
 
 
-def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+def _weighted_sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
     total: PrimExpr = const(0, dtype)
     for scale, term in zip(scales, terms, strict=True):
         if scale:
@@ -210,21 +216,21 @@ def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimEx
     return total
 
 
-def _ranges(
+def _derive_ranges(
     src: IntConstraints, free: Sequence[Var], forward: Mapping[Var, PrimExpr], analyzer: Analyzer
 ) -> dict[Var, Range]:
-    """Return the ranges of new variables that follow from old ones that depend on a single
-    new one.
-    """
+    """Derive the ranges of new variables from old ones that depend on a single new one."""
     ends: dict[Var, IntervalSet] = {}
     for var, domain in src.ranges.items():
         form = linear_form(forward[var], free) if var in forward else None
         if form is None or len(form.coefficients) != 1:
             continue
         ((new, scale),) = form.coefficients.items()
-        interval = _end_values(form, scale, domain, analyzer)
+        interval = _solve_bounds(form, scale, domain, analyzer)
         earlier = ends.get(new)
-        ends[new] = interval if earlier is None else _met(earlier, interval, analyzer)
+        ends[new] = (
+            interval if earlier is None else _intersect_intervals(earlier, interval, analyzer)
+        )
     ranges: dict[Var, Range] = {}
     for new, limits in ends.items():
         assert limits.min_value is not None and limits.max_value is not None
@@ -234,8 +240,8 @@ def _ranges(
     return ranges
 
 
-def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
-    """Return the values of n with low <= scale * n + base <= high."""
+def _solve_bounds(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
+    """Solve low <= scale * n + base <= high for n."""
     low, high = domain.min - form.base, domain.min + domain.extent - 1 - form.base
     # Both sides are negated, which exchanges the ends.
     if scale < 0:
@@ -245,19 +251,20 @@ def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer)
     )
 
 
-def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
-    """Return the intersection, as far as it can be told which ends are nearer; else the first."""
+def _intersect_intervals(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
+    """Intersect two intervals where the tighter end is provable; else keep the first's."""
     assert a.min_value is not None and a.max_value is not None
     assert b.min_value is not None and b.max_value is not None
+    # Ends that cannot be compared keep the first: the other one stays a condition.
     low = b.min_value if analyzer.can_prove(b.min_value >= a.min_value) else a.min_value
     high = b.max_value if analyzer.can_prove(b.max_value <= a.max_value) else a.max_value
     return IntervalSet(low, high)
 
 
-def _lost(
+def _unimplied_bounds(
     src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
 ) -> list[PrimExpr]:
-    """Return the ends of old ranges that the new ranges do not imply."""
+    """Return the bounds of old ranges that the new ranges do not imply."""
     analyzer = Analyzer()
     for new, domain in ranges.items():
         analyzer.bind(new, domain)

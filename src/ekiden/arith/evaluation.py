@@ -1,4 +1,4 @@
-"""Expressions with variables replaced: by expressions, or by numbers to a number."""
+"""Substitution in expressions, and evaluation to numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from ekiden.arith.analyzer import simplify
 from ekiden.ir import prim_visitor
-from ekiden.ir.dtype import as_held, is_float, to_numpy
+from ekiden.ir.dtype import is_float, to_numpy, wrap_to_dtype
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.number_arithmetic import fold_numbers
+from ekiden.ir.number_arithmetic import fold_in_dtype
 from ekiden.ir.prim import (
     And,
     BinaryExpr,
@@ -28,7 +28,7 @@ from ekiden.ir.prim_visitor import children, post_order
 
 
 def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-    """Return the expression with variables replaced, simplified."""
+    """Substitute variables in an expression, and simplify."""
     return simplify(prim_visitor.substitute(expr, dict(values)))
 
 
@@ -37,7 +37,7 @@ Number = int | float
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
-    """Return the integer value of an expression for values of its variables.
+    """Evaluate an integer expression for values of its variables.
 
     Floats inside it are rounded and integers wrap around as their types require, except for int64:
     sizes are whole numbers while they are computed, so that a caller sees one that no int64 is.
@@ -47,58 +47,60 @@ def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
     """
     done: dict[int, Number] = {}
     for node in post_order(expr):
-        done[id(node)] = _value(node, [done[id(c)] for c in children(node)], values)
+        # Both sides of a Select are evaluated: hence the division by 0 that _fold allows.
+        done[id(node)] = _evaluate_node(node, [done[id(c)] for c in children(node)], values)
     return int(done[id(expr)])
 
 
-def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> Number:
+def _evaluate_node(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> Number:
     match expr:
         case IntImm():
             return expr.value
         case FloatImm():
-            return as_held(expr.value, expr.dtype)
+            return wrap_to_dtype(expr.value, expr.dtype)
         case Var() if expr in values:
             return values[expr]
         case And() | Or():
             return all(inside) if isinstance(expr, And) else any(inside)
         case BinaryExpr():
-            return _fold(expr, inside)
+            return _fold_binary(expr, inside)
         case Not():
             return not inside[0]
         case Cast():
-            return _cast(inside[0], expr)
+            return _cast_number(inside[0], expr)
         case Select() | Intrinsic(op="if_then_else"):
             return inside[1] if inside[0] else inside[2]
         case Intrinsic(op=name) if is_float(expr.dtype) and name in INTRINSICS:
-            result: Any = INTRINSICS[name].reference(*_typed(expr, inside))
-            return as_held(float(result), expr.dtype)
+            result: Any = INTRINSICS[name].reference(*_to_numpy_args(expr, inside))
+            return wrap_to_dtype(float(result), expr.dtype)
         case _:
             raise ValueError(
                 f"evaluate: no value for {expr!r}; known are {sorted(v.name for v in values)}"
             )
 
 
-def _typed(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
-    """Return arguments as NumPy values of their dtypes."""
+def _to_numpy_args(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
+    """Convert arguments to NumPy scalars of their dtypes."""
     return [to_numpy(a.dtype).type(v) for a, v in zip(expr.args, inside, strict=True)]
 
 
-def _cast(value: Number, expr: Cast) -> Number:
-    """Return a number in another dtype: towards zero for integers."""
+def _cast_number(value: Number, expr: Cast) -> Number:
+    """Cast a number to another dtype, towards zero for integers."""
     if is_float(expr.dtype):
-        return as_held(value, expr.dtype)
+        return wrap_to_dtype(value, expr.dtype)
     if expr.dtype == "bool":
         return value != 0
     if not math.isfinite(value):
         raise ValueError(f"evaluate: {value} has no value as {expr.dtype} in {expr!r}")
-    return as_held(int(value), expr.dtype)
+    return wrap_to_dtype(int(value), expr.dtype)
 
 
-def _fold(expr: BinaryExpr, inside: list[Number]) -> Number:
+def _fold_binary(expr: BinaryExpr, inside: list[Number]) -> Number:
     try:
+        # Sizes are exact in Python's integers; other dtypes round or wrap around as kernels do.
         if expr.a.dtype == expr.dtype == "int64":
             return type(expr).fold(inside[0], inside[1])
-        return fold_numbers(type(expr).fold, inside[0], inside[1], expr.a.dtype, expr.dtype)
+        return fold_in_dtype(type(expr).fold, inside[0], inside[1], expr.a.dtype, expr.dtype)
     except ZeroDivisionError:
         # A side of a Select that is not chosen may divide by zero.
         return 0

@@ -1,4 +1,4 @@
-"""Sets of integers as intervals with symbolic ends. Names follow TVM's `arith.IntSet`.
+"""Integer sets as intervals with symbolic bounds (TVM's IntSet).
 
 An end that is None is infinite. Sets are boxes: a set that is not an interval is widened to one.
 """
@@ -25,13 +25,13 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
-    binary,
     const,
     convert,
+    fold_binary,
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import children, post_order, same
+from ekiden.ir.prim_visitor import children, is_same_expr, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -39,15 +39,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 # never below 0" may be answered by a set, and "does it reach 5" may not. Variables are taken one at
 # a time: of i - i the interval is wider than {0}, unless `simplify` sees that they cancel before.
 Simplify: TypeAlias = Callable[[PrimExpr], PrimExpr]
-End: TypeAlias = PrimExpr | None
+SymbolicBound: TypeAlias = PrimExpr | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalSet:
-    """The integers from `min_value` to `max_value`, both inside; None is infinite."""
+    """Interval of integers, both bounds inclusive; None is infinite."""
 
-    min_value: End
-    max_value: End
+    min_value: SymbolicBound
+    max_value: SymbolicBound
     empty: bool = False
 
     def __post_init__(self) -> None:
@@ -59,14 +59,12 @@ class IntervalSet:
 
     @staticmethod
     def single_point(point: ExprLike) -> IntervalSet:
-        """Return {point}."""
+        """Return the singleton {point}."""
         return single_point(point)
 
     @staticmethod
     def vector(vec: PrimExpr) -> IntervalSet:
-        """Return the values of the lanes of a vector: for base, base + stride, ... all
-        between too.
-        """
+        """Return the hull of a vector's lanes base, base + stride, ... all between too."""
         base, stride = getattr(vec, "base", vec), getattr(vec, "stride", 0)
         last = base + stride * (getattr(vec, "lanes", 1) - 1)
         return interval(minimum(base, last), maximum(base, last))
@@ -76,16 +74,16 @@ class IntervalSet:
         return self.empty
 
     def is_everything(self) -> bool:
-        """Return whether nothing is known of the values."""
+        """Return whether the set is unbounded on both sides."""
         return not self.empty and self.min_value is None and self.max_value is None
 
     def is_single_point(self) -> bool:
-        """Return whether the set is one value."""
+        """Return whether the set is a singleton."""
         low, high = self.min_value, self.max_value
-        return not self.empty and low is not None and high is not None and _equal(low, high)
+        return not self.empty and low is not None and high is not None and _is_equal(low, high)
 
     def point(self) -> PrimExpr:
-        """Return the only value.
+        """Return the only element.
 
         Raises:
             ValueError: There are several values.
@@ -107,31 +105,31 @@ IntSet = IntervalSet
 
 
 def pos_inf() -> None:
-    """Return None, the end of an interval that has no upper end."""
+    """Return None, the infinite upper bound."""
 
 
 def neg_inf() -> None:
-    """Return None, the end of an interval that has no lower end."""
+    """Return None, the infinite lower bound."""
 
 
-NOTHING = IntervalSet(None, None, True)
-EVERYTHING = IntervalSet(None, None)
+EMPTY_SET = IntervalSet(None, None, True)
+UNBOUNDED_SET = IntervalSet(None, None)
 
 
-def _equal(a: PrimExpr, b: PrimExpr) -> bool:
-    return same(a, b)
+def _is_equal(a: PrimExpr, b: PrimExpr) -> bool:
+    return is_same_expr(a, b)
 
 
 def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
-    """Return [low, high], empty if both are numbers in the wrong order."""
+    """Return [low, high], empty if both are constants in the wrong order."""
     first, last = (None if v is None else convert(v) for v in (low, high))
     if isinstance(first, IntImm) and isinstance(last, IntImm) and first.value > last.value:
-        return NOTHING
+        return EMPTY_SET
     return IntervalSet(first, last)
 
 
 def single_point(value: ExprLike) -> IntervalSet:
-    """Return {value}."""
+    """Return the singleton {value}."""
     point = convert(value)
     return IntervalSet(point, point)
 
@@ -142,16 +140,18 @@ def vector(base: ExprLike, extent: ExprLike) -> IntervalSet:
 
 
 def from_range(domain: Range) -> IntervalSet:
-    """Return the integers of a Range."""
+    """Return the interval of a Range."""
     return vector(domain.min, domain.extent)
 
 
-def _of(ends: Sequence[End]) -> IntervalSet:
+def _from_bounds(ends: Sequence[SymbolicBound]) -> IntervalSet:
     return IntervalSet(ends[0], ends[1])
 
 
-def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -> End:
-    total: End = None
+def _fold_bounds(
+    pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[SymbolicBound]
+) -> SymbolicBound:
+    total: SymbolicBound = None
     for n, end in enumerate(ends):
         if end is None:
             return None
@@ -160,13 +160,13 @@ def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -
 
 
 def union(sets: Iterable[IntervalSet]) -> IntervalSet:
-    """Return the smallest interval that contains all of the sets."""
+    """Return the convex hull of the union of sets."""
     nonempty = [s for s in sets if not s.empty]
     if not nonempty:
-        return NOTHING
+        return EMPTY_SET
     return IntervalSet(
-        _ends(minimum, (s.min_value for s in nonempty)),
-        _ends(maximum, (s.max_value for s in nonempty)),
+        _fold_bounds(minimum, (s.min_value for s in nonempty)),
+        _fold_bounds(maximum, (s.max_value for s in nonempty)),
     )
 
 
@@ -174,9 +174,9 @@ def intersect(sets: Iterable[IntervalSet]) -> IntervalSet:
     """Return the intersection of all sets."""
     operands = list(sets)
     if any(s.empty for s in operands):
-        return NOTHING
-    low = _ends(maximum, (s.min_value for s in operands if s.min_value is not None))
-    high = _ends(minimum, (s.max_value for s in operands if s.max_value is not None))
+        return EMPTY_SET
+    low = _fold_bounds(maximum, (s.min_value for s in operands if s.min_value is not None))
+    high = _fold_bounds(minimum, (s.max_value for s in operands if s.max_value is not None))
     return interval(low, high)
 
 
@@ -185,7 +185,7 @@ def eval_set(
     dom_map: Mapping[Var, IntervalSet | Range],
     simplify: Simplify = lambda e: e,
 ) -> IntervalSet:
-    """Return the interval of an expression while the variables of `dom_map` run over theirs.
+    """Evaluate the interval of an expression while the variables of `dom_map` range over theirs.
 
     All other variables stay in the ends. It is everything where an operation gives no bound.
     """
@@ -193,7 +193,7 @@ def eval_set(
     done: dict[int, IntervalSet] = {}
     for node in post_order(expr):
         inside = [done[id(c)] for c in children(node)]
-        done[id(node)] = _node(node, inside, domains)
+        done[id(node)] = _eval_node(node, inside, domains)
     values = done[id(expr)]
     if values.empty:
         return values
@@ -205,101 +205,108 @@ def eval_set(
 
 # Each operation is monotonic in each operand where it is looked at: sums in both; products,
 # quotients by a number of one sign; so ends come from ends. Everything else is EVERYTHING.
-def _node(
+def _eval_node(
     e: PrimExpr, inside: list[IntervalSet], domains: Mapping[Var, IntervalSet]
 ) -> IntervalSet:
     if isinstance(e, Var):
         return domains.get(e, single_point(e))
     if any(s.empty for s in inside):
-        return NOTHING
-    if all(s.is_single_point() for s in inside) and not _moves(e, domains):
+        return EMPTY_SET
+    # Nothing in it moves: the node stands for itself, whatever its kind.
+    if all(s.is_single_point() for s in inside) and not _depends_on_domains(e, domains):
         return single_point(e)
     match e:
         case Add():
-            return _of([_sum(Add, inside[0], inside[1], n) for n in (0, 1)])
+            return _from_bounds([_sum_bound(Add, inside[0], inside[1], n) for n in (0, 1)])
         case Sub():
-            return _of([_sum(Sub, inside[0], inside[1], n) for n in (0, 1)])
+            return _from_bounds([_sum_bound(Sub, inside[0], inside[1], n) for n in (0, 1)])
         case Mul():
-            return _product(inside[0], inside[1])
+            return _eval_mul(inside[0], inside[1])
         case FloorDiv():
-            return _quotient(inside[0], inside[1])
+            return _eval_floordiv(inside[0], inside[1])
         case FloorMod():
-            return _remainder(inside[0], inside[1])
+            return _eval_floormod(inside[0], inside[1])
         case Min() | Max():
-            return _extreme(e, inside[0], inside[1])
+            return _eval_min_max(e, inside[0], inside[1])
         case Select() | Intrinsic(op="if_then_else"):
             return union(inside[1:])
         case Cast() if e.dtype in ("int32", "int64"):
-            return _of([None if v is None else prim.cast(v, e.dtype) for v in _both(inside[0])])
-    return EVERYTHING
+            return _from_bounds(
+                [None if v is None else prim.cast(v, e.dtype) for v in _bounds(inside[0])]
+            )
+    return UNBOUNDED_SET
 
 
-def _moves(e: PrimExpr, domains: Mapping[Var, IntervalSet]) -> bool:
-    """Return whether a variable with a domain occurs in an expression."""
+def _depends_on_domains(e: PrimExpr, domains: Mapping[Var, IntervalSet]) -> bool:
+    """Return whether an expression depends on a variable with a domain."""
     return any(isinstance(v, Var) and v in domains for v in post_order(e))
 
 
-def _both(s: IntervalSet) -> tuple[End, End]:
+def _bounds(s: IntervalSet) -> tuple[SymbolicBound, SymbolicBound]:
     return s.min_value, s.max_value
 
 
-def _sum(kind: type[BinaryExpr], a: IntervalSet, b: IntervalSet, end: int) -> End:
+def _sum_bound(kind: type[BinaryExpr], a: IntervalSet, b: IntervalSet, end: int) -> SymbolicBound:
+    # A difference is lowest where the subtrahend is highest.
     opposite_end = 1 - end if kind is Sub else end
-    x, y = _both(a)[end], _both(b)[opposite_end]
-    return None if x is None or y is None else binary(kind, x, y)
+    x, y = _bounds(a)[end], _bounds(b)[opposite_end]
+    return None if x is None or y is None else fold_binary(kind, x, y)
 
 
-def _number(s: IntervalSet) -> int | None:
+def _constant_point(s: IntervalSet) -> int | None:
     low = s.min_value
     return low.value if s.is_single_point() and isinstance(low, IntImm) else None
 
 
-def _product(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    scale = _number(b)
+def _eval_mul(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    scale = _constant_point(b)
+    # Of two symbolic factors the signs are unknown, and with them which ends multiply to which.
     if scale is None:
-        a, b, scale = b, a, _number(a)
+        a, b, scale = b, a, _constant_point(a)
     if scale is None:
-        return EVERYTHING
+        return UNBOUNDED_SET
     if scale == 0 and b.min_value is not None:
         return single_point(const(0, b.min_value.dtype))
-    ends = [None if v is None else v * scale for v in _both(a)]
-    return _of(ends if scale > 0 else ends[::-1])
+    ends = [None if v is None else v * scale for v in _bounds(a)]
+    # A negative factor exchanges the ends.
+    return _from_bounds(ends if scale > 0 else ends[::-1])
 
 
-def _quotient(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    divisor = _number(b)
+def _eval_floordiv(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    divisor = _constant_point(b)
     if divisor is None or divisor == 0:
-        return EVERYTHING
-    ends = [None if v is None else v // divisor for v in _both(a)]
-    return _of(ends if divisor > 0 else ends[::-1])
+        return UNBOUNDED_SET
+    ends = [None if v is None else v // divisor for v in _bounds(a)]
+    return _from_bounds(ends if divisor > 0 else ends[::-1])
 
 
-def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    divisor = _number(b)
+def _eval_floormod(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    divisor = _constant_point(b)
     if divisor is None or divisor <= 0:
-        return EVERYTHING
-    low, high = _both(a)
+        return UNBOUNDED_SET
+    low, high = _bounds(a)
     if isinstance(low, IntImm) and isinstance(high, IntImm):
         start = low.value // divisor
+        # Both ends in one period: the remainder grows with the value.
         if high.value // divisor == start:
             return interval(low.value - start * divisor, high.value - start * divisor)
     dtype = next((v.dtype for v in (low, high) if v is not None), "int64")
     return interval(const(0, dtype), const(divisor - 1, dtype))
 
 
-def _extreme(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """Return the interval of a minimum or maximum.
+def _eval_min_max(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    """Return the interval of a min or max.
 
     The upper end of a minimum needs only one upper end; for a maximum it is the lower one.
     """
     low = isinstance(e, Min)
     pick = minimum if low else maximum
-    ends: list[End] = []
+    ends: list[SymbolicBound] = []
     for n in (0, 1):
-        x, y = _both(a)[n], _both(b)[n]
+        x, y = _bounds(a)[n], _bounds(b)[n]
         open_end = n == (0 if low else 1)
         if x is None or y is None:
             ends.append(None if open_end or (x is None and y is None) else (y if x is None else x))
         else:
             ends.append(pick(x, y))
-    return _of(ends)
+    return _from_bounds(ends)

@@ -1,4 +1,4 @@
-"""Arithmetic on intervals of whole numbers whose ends may be infinite.
+"""Interval arithmetic over the extended integers.
 
 Finite ends stay Python's whole numbers, which have any size: a bound that was rounded would prove
 what does not hold.
@@ -13,40 +13,43 @@ from typing import TypeAlias
 Bound: TypeAlias = float
 """An int, or an infinity."""
 Interval: TypeAlias = tuple[Bound, Bound]
-EVERYTHING: Interval = (-math.inf, math.inf)
+UNBOUNDED_INTERVAL: Interval = (-math.inf, math.inf)
 
 
-def times(a: Bound, b: Bound) -> Bound:
-    """Return a * b with 0 * inf = 0: an empty term adds nothing, however many there are (IEEE's NaN
-    would make every bound unknown)."""
+def multiply_bounds(a: Bound, b: Bound) -> Bound:
+    """Return a * b with 0 * inf = 0: an empty term contributes nothing (IEEE's NaN would make every
+    bound unknown).
+    """
     return 0 if a == 0 or b == 0 else a * b
 
 
-def product(x: Interval, y: Interval) -> Interval:
-    """Return the interval of a product: linear in each factor, so extreme at corners of the box."""
-    corners = [times(a, b) for a in x for b in y]
+def multiply_intervals(x: Interval, y: Interval) -> Interval:
+    """Return the interval of a product, from the corners of the box."""
+    corners = [multiply_bounds(a, b) for a in x for b in y]
     return min(corners), max(corners)
 
 
-def quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
-    """Return the interval of a quotient whose divisor may be negative, and is not 0."""
+def divide_intervals(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
+    """Return the interval of a quotient whose divisor is non-zero and may be negative."""
     # x / d is monotonic in x, and in d on either side of 0: the extremes are at the ends of x and
     # at the ends of d or the divisors nearest to 0, -1 and 1.
     (low, high), (smallest, largest) = a, b
     if any(map(math.isinf, (low, high, smallest, largest))):
-        return EVERYTHING
+        return UNBOUNDED_INTERVAL
     divisors = [d for d in (smallest, largest) if d]
     divisors += [d for d in (-1, 1) if smallest <= d <= largest]
     ends = [divide(x, d) for x in (low, high) for d in divisors]
-    return (min(ends), max(ends)) if ends else EVERYTHING
+    return (min(ends), max(ends)) if ends else UNBOUNDED_INTERVAL
 
 
-def remainders(a: Interval, b: Interval) -> Interval:
-    """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a, within a."""
+def truncmod_interval(a: Interval, b: Interval) -> Interval:
+    """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a."""
     largest = max(abs(b[0]), abs(b[1])) - 1
     return (-min(largest, -a[0]) if a[0] < 0 else 0), (min(largest, a[1]) if a[1] > 0 else 0)
 
 
-def floor_quotient(value: Bound, divisor: Bound) -> Bound:
-    """Divide, rounding down; an infinite end stays one. The divisor is finite and not 0."""
+def floordiv_bound(value: Bound, divisor: Bound) -> Bound:
+    """Divide a bound, rounding down; infinite bounds stay infinite. The divisor is finite and not
+    0.
+    """
     return value if math.isinf(value) else value // divisor

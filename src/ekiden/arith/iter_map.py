@@ -1,4 +1,5 @@
-"""Iteration maps: index expressions as sums of digits of loop variables.
+"""Iteration maps (TVM's iter_affine_map): index expressions as sums of splits (mixed-radix digits)
+of loop iterators.
 
 An index like `i * 16 + j // 4` is a sum of splits; a split is a digit of a mark, that is of a loop
 variable or of a fused sum in mixed radix:
@@ -46,7 +47,14 @@ from ekiden.ir.prim import (
     Var,
     convert,
 )
-from ekiden.ir.prim_visitor import children, free_vars, post_order, rewrite, same, substitute
+from ekiden.ir.prim_visitor import (
+    children,
+    free_vars,
+    is_same_expr,
+    post_order,
+    rewrite,
+    substitute,
+)
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -55,7 +63,7 @@ Size: TypeAlias = int | PrimExpr
 
 
 class IterMapLevel(Enum):
-    """How strong a claim `detect_iter_map` makes."""
+    """Strength of the claim that `detect_iter_map` checks."""
 
     NO_CHECK = "no_check"
     SURJECTIVE = "surjective"
@@ -63,12 +71,12 @@ class IterMapLevel(Enum):
 
 
 class IterMapError(Exception):
-    """Why indices are not an iteration map; callers see the text in `IterMapResult.errors`."""
+    """Reason why indices are no iteration map, returned in `IterMapResult.errors`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterMark:
-    """A variable minus the start of its range, or a fused sum; in [0, extent)."""
+    """Iterator (a variable minus its range's start) or fused sum, in [0, extent)."""
 
     source: Var | IterSum
     extent: Size
@@ -76,7 +84,7 @@ class IterMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterSplit:
-    """The digit `source // lower_factor % extent`, times `scale`."""
+    """Split of an iterator: `source // lower_factor % extent * scale`."""
 
     source: IterMark
     lower_factor: Size
@@ -84,13 +92,13 @@ class IterSplit:
     scale: Size
 
     def key(self) -> tuple[object, ...]:
-        """Return the identity of the digit, whatever its scale."""
+        """Return the identity of the split, irrespective of scale."""
         return (self.source, size_key(self.lower_factor), size_key(self.extent))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterSum:
-    """A sum of digits of different marks or of one, and a base that no iterator is in."""
+    """Sum of splits and a loop-invariant base."""
 
     args: tuple[IterSplit, ...]
     base: Size
@@ -98,56 +106,56 @@ class IterSum:
 
 @dataclass(frozen=True, slots=True)
 class IterMapResult:
-    """One IterSum for each index (none if it is no map), and why not."""
+    """One IterSum per index (none if it is no map), and the errors."""
 
     indices: tuple[IterSum, ...] = ()
     errors: tuple[str, ...] = ()
 
 
-def _plain(value: Size) -> Size:
+def _as_python_int(value: Size) -> Size:
     return value.value if isinstance(value, IntImm) else value
 
 
 def size_key(value: Size) -> object:
-    """Return the identity of a size: the number, or the id of the expression."""
+    """Return the identity of a size: its number, or the expression's id."""
     return value if isinstance(value, int) else id(value)
 
 
 @dataclass(slots=True)
-class _Numbers:
-    """Questions about sizes under the ranges of the iterators."""
+class _SizeArithmetic:
+    """Arithmetic and proofs about sizes under the iterators' ranges."""
 
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def simplify(self, value: Size) -> Size:
-        """Return the shortest form known of a size, a plain number where all of it is known."""
+        """Simplify a size, to an int if constant."""
         if isinstance(value, int):
             return value
-        return _plain(self.analyzer.simplify(value))
+        return _as_python_int(self.analyzer.simplify(value))
 
-    def base(self, value: Size) -> Size:
-        """Return the shortest form of a base, in which iterators outside keep their digits."""
+    def simplify_base(self, value: Size) -> Size:
+        """Simplify a base, preserving the quotients and remainders of outer iterators."""
         if isinstance(value, int):
             return value
-        return _plain(simplify_around_digits(value, self.analyzer))
+        return _as_python_int(simplify_around_digits(value, self.analyzer))
 
     def equal(self, a: Size, b: Size) -> bool:
-        """Return whether two sizes are proved to be equal wherever the iterators are."""
+        """Return whether two sizes are provably equal."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
-        return self.analyzer.can_prove_equal(_expr(a, b), _expr(b, a))
+        return self.analyzer.can_prove_equal(_as_expr(a, b), _as_expr(b, a))
 
     def divides(self, divisor: Size, value: Size) -> bool:
-        """Return whether value is known to be a multiple of divisor, which is not 0."""
+        """Return whether value is provably a multiple of the non-zero divisor."""
         if isinstance(divisor, int) and isinstance(value, int):
             return divisor != 0 and value % divisor == 0
-        return self.simplify(_expr(value, divisor) % divisor) == 0
+        return self.simplify(_as_expr(value, divisor) % divisor) == 0
 
     def at_most(self, a: Size, b: Size) -> bool:
-        """Return whether a <= b is proved wherever the iterators are."""
+        """Return whether a <= b is provable."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
-        return self.analyzer.can_prove(_expr(a, b) <= b)
+        return self.analyzer.can_prove(_as_expr(a, b) <= b)
 
     def quotient(self, a: Size, b: Size) -> Size:
         return self.simplify(a // b)
@@ -156,12 +164,12 @@ class _Numbers:
         return self.simplify(a * b)
 
 
-def _expr(value: Size, like: Size = 0) -> PrimExpr:
+def _as_expr(value: Size, like: Size = 0) -> PrimExpr:
     return value if isinstance(value, PrimExpr) else convert(value, getattr(like, "dtype", None))
 
 
-class Detector:
-    """Writes expressions over some iterators as sums of their digits."""
+class IterMapDetector:
+    """Converter of expressions over iterators to sums of splits."""
 
     def __init__(
         self,
@@ -170,9 +178,9 @@ class Detector:
         trivial: bool,
         whole_sums: bool = False,
     ) -> None:
-        self.whole = whole_sums
+        self.divides_whole_sums = whole_sums
         """Divide sums as one digit even where the divisor falls between two of their digits."""
-        self.numbers = _Numbers()
+        self.numbers = _SizeArithmetic()
         self.level = level
         self.marks: dict[Var, IterMark] = {}
         self.starts: dict[Var, Size] = {}
@@ -185,61 +193,63 @@ class Detector:
             self.numbers.analyzer.bind(var, domain.min, domain.extent)
             extent = self.numbers.simplify(domain.extent)
             self.starts[var] = self.numbers.simplify(domain.min)
+            # An iterator of extent 1 is its start: it would be a digit of no value.
             if not (trivial and extent == 1):
                 self.marks[var] = IterMark(var, extent)
 
     # From expressions to sums.
 
     def parse(self, expr: PrimExpr) -> IterSum:
-        """Return an expression as a sum of digits.
+        """Parse an expression to a sum of splits.
 
         Raises:
             IterMapError: It is none.
         """
         for node in post_order(expr):
             if id(node) not in self._done:
-                self._done[id(node)] = self._node(node)
+                self._done[id(node)] = self._parse_node(node)
                 self._alive.append(node)
         return self._done[id(expr)]
 
-    def _node(self, e: PrimExpr) -> IterSum:
+    def _parse_node(self, e: PrimExpr) -> IterSum:
         if isinstance(e, IntImm):
             return IterSum((), e.value)
         if isinstance(e, Var):
-            return self._variable(e)
+            return self._parse_var(e)
         inside = [self._done[id(c)] for c in children(e)]
         # No iterator is inside: the node belongs to the base.
         if not any(s.args for s in inside):
-            values = {v: _expr(b, v) for v, b in self.starts.items() if v not in self.marks}
-            return IterSum((), self.numbers.base(substitute(e, values)))
+            values = {v: _as_expr(b, v) for v, b in self.starts.items() if v not in self.marks}
+            return IterSum((), self.numbers.simplify_base(substitute(e, values)))
         if not isinstance(e, BinaryExpr):
             raise IterMapError(f"{type(e).__name__} of an iterator is not a digit of it")
         a, b = inside
         match e:
             case Add():
-                return self.add(a, b, 1)
+                return self.add_sums(a, b, 1)
             case Sub():
-                return self.add(a, b, -1)
+                return self.add_sums(a, b, -1)
             case Mul():
                 if a.args and b.args:
                     raise IterMapError("a product of iterators is not a sum of digits")
-                return self.scaled(a, b.base) if a.args else self.scaled(b, a.base)
+                return self.scale_sum(a, b.base) if a.args else self.scale_sum(b, a.base)
             case FloorDiv() | FloorMod():
                 if b.args:
                     raise IterMapError("division by an iterator is not a digit")
-                return self._divided(a, b.base, isinstance(e, FloorDiv))
+                return self._divide_sum(a, b.base, isinstance(e, FloorDiv))
         raise IterMapError(f"'{e.symbol}' of an iterator is not a digit of it")
 
-    def _variable(self, var: Var) -> IterSum:
+    def _parse_var(self, var: Var) -> IterSum:
         mark = self.marks.get(var)
         if mark is None:
             return IterSum((), self.starts.get(var, var))
         return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.starts[var])
 
-    def add(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
-        """Return a + sign * b, with equal digits merged."""
+    def add_sums(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
+        """Return a + sign * b, merging equal splits."""
         merged = {s.key(): s for s in a.args}
         for split in b.args:
+            # The same digit twice is one with the sum of the scales.
             old = merged.get(split.key())
             scale = self.numbers.simplify((old.scale if old else 0) + split.scale * sign)
             # Equal digits of opposite sign cancel.
@@ -249,10 +259,10 @@ class Detector:
                 merged[split.key()] = IterSplit(
                     split.source, split.lower_factor, split.extent, scale
                 )
-        base = self.numbers.base(a.base + b.base * sign)
+        base = self.numbers.simplify_base(a.base + b.base * sign)
         return IterSum(tuple(merged.values()), base)
 
-    def scaled(self, a: IterSum, factor: Size) -> IterSum:
+    def scale_sum(self, a: IterSum, factor: Size) -> IterSum:
         """Return a * factor."""
         if factor == 0:
             return IterSum((), 0)
@@ -262,9 +272,8 @@ class Detector:
         )
         return IterSum(tuple(args), times(a.base, factor))
 
-    def _divided(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
-        """Return a // c or a % c: multiples of c are divided out, the remainder must be digits of
-        one sum.
+    def _divide_sum(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
+        """Return a // c or a % c: multiples of c divide out, the rest must form splits of one sum.
 
         (i * 16 + j) // 4 = i * 4 + j // 4, and (i * 16 + j) % 4 = j % 4.
         """
@@ -272,7 +281,7 @@ class Detector:
         if not self.numbers.at_most(1 if isinstance(c, int) else 0, c):
             raise IterMapError(f"the divisor {c!r} is not known to be positive")
         numbers = self.numbers
-        keeps_sum = self.whole and len(a.args) > 1
+        keeps_sum = self.divides_whole_sums and len(a.args) > 1
         multiple = tuple(s for s in a.args if not keeps_sum and numbers.divides(c, s.scale))
         remainder = tuple(s for s in a.args if keeps_sum or not numbers.divides(c, s.scale))
         whole_base: Size
@@ -290,35 +299,36 @@ class Detector:
             ),
             whole_base,
         )
-        inner = self._digit(IterSum(remainder, rest_base), c, wants_quotient)
-        return self.add(outer, inner, 1) if wants_quotient else inner
+        inner = self._divide_remainder(IterSum(remainder, rest_base), c, wants_quotient)
+        return self.add_sums(outer, inner, 1) if wants_quotient else inner
 
-    def _digit(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
+    def _divide_remainder(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
         """Return a // c or a % c where no scale is a multiple of c."""
         numbers = self.numbers
         if not a.args:
             base = a.base // c if wants_quotient else a.base % c
             return IterSum((), numbers.simplify(base))
-        top = numbers.simplify(a.base + self._last(a.args))
+        top = numbers.simplify(a.base + self._max_sum(a.args))
+        # All of the sum is below the divisor: the quotient is 0 and the remainder the sum itself.
         if self._is_nonnegative(a) and numbers.at_most(numbers.simplify(top + 1), c):
             return IterSum((), 0) if wants_quotient else a
         if a.base != 0:
             raise IterMapError(f"an offset of {a.base!r} is not a multiple of the divisor {c!r}")
-        digits = self.ordered(a)
+        digits = self.order_splits(a)
         # A divisor is positive, so steps must be: floor(-i / 2) is no digit of i.
         if isinstance(digits[0].scale, int) and digits[0].scale < 0:
             raise IterMapError(f"the divided index steps by {digits[0].scale!r}")
         border = max((n for n, s in enumerate(digits) if numbers.divides(s.scale, c)), default=-1)
-        border = min(border, 0) if self.whole else border
+        border = min(border, 0) if self.divides_whole_sums else border
         if border < 0:
             step = digits[0].scale
             raise IterMapError(f"the divisor {c!r} is not a multiple of the step {step!r}")
-        above = self._cut(self.fuse(IterSum(digits[border:], 0)), c, wants_quotient)
+        above = self._cut_split(self.fuse_splits(IterSum(digits[border:], 0)), c, wants_quotient)
         below = () if wants_quotient else digits[:border]
         return IterSum((*((above,) if above.extent != 1 else ()), *below), 0)
 
-    def _cut(self, split: IterSplit, c: Size, wants_quotient: bool) -> IterSplit:
-        """Return the digit above or below c within a digit; c is a multiple of its scale.
+    def _cut_split(self, split: IterSplit, c: Size, wants_quotient: bool) -> IterSplit:
+        """Cut a split at c, a multiple of its scale, and return the upper or the lower part.
 
         Where c does not divide it, the last value of the digit above has fewer values below it:
         such a digit is taken only where nothing is claimed and nothing is above it.
@@ -329,9 +339,10 @@ class Detector:
         if not numbers.divides(factor, split.extent):
             if numbers.at_most(split.extent, factor):
                 return IterSplit(split.source, 1, 1, 1) if wants_quotient else split
-            if self.level is not IterMapLevel.NO_CHECK or not self.is_top(split):
+            # A last block that is not full is no bijection; without a claim its digit is still one.
+            if self.level is not IterMapLevel.NO_CHECK or not self.is_topmost_split(split):
                 raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
-            above = numbers.simplify((_expr(split.extent) + factor - 1) // factor)
+            above = numbers.simplify((_as_expr(split.extent) + factor - 1) // factor)
         else:
             above = numbers.quotient(split.extent, factor)
         if wants_quotient:
@@ -339,14 +350,14 @@ class Detector:
             return IterSplit(split.source, lower, above, 1)
         return IterSplit(split.source, split.lower_factor, factor, split.scale)
 
-    def is_top(self, split: IterSplit) -> bool:
-        """Return whether a digit goes up to the end of its mark."""
+    def is_topmost_split(self, split: IterSplit) -> bool:
+        """Return whether a split reaches the end of its mark."""
         numbers, mark_extent = self.numbers, split.source.extent
         if numbers.at_most(mark_extent, numbers.times(split.lower_factor, split.extent)):
             return True
         return numbers.equal(self._ceil_div(mark_extent, split.lower_factor), split.extent)
 
-    def _last(self, args: Sequence[IterSplit]) -> Size:
+    def _max_sum(self, args: Sequence[IterSplit]) -> Size:
         total: Size = 0
         for s in args:
             total = total + (s.extent - 1) * s.scale
@@ -359,19 +370,20 @@ class Detector:
 
     # Sums in mixed radix.
 
-    def ordered(self, a: IterSum) -> tuple[IterSplit, ...]:
-        """Return the digits, the lowest first, each scale the product of the extents below it.
+    def order_splits(self, a: IterSum) -> tuple[IterSplit, ...]:
+        """Order the splits by scale, lowest first; each scale must be the product of the extents
+        below it.
 
         Raises:
             IterMapError: Digits overlap or leave gaps.
         """
-        remaining = list(self._with_constraints(a).args)
+        remaining = list(self._apply_constraints(a).args)
         digits: list[IterSplit] = []
         if not remaining:
             return ()
-        expected = self._smallest(remaining)
+        expected = self._smallest_scale(remaining)
         while remaining:
-            at = self._next(remaining, expected)
+            at = self._find_split_of_scale(remaining, expected)
             if at is None:
                 raise IterMapError(f"digits overlap or leave a gap: none has the step {expected!r}")
             split = remaining.pop(at)
@@ -379,8 +391,8 @@ class Detector:
             expected = self.numbers.times(split.scale, split.extent)
         return tuple(digits)
 
-    def _next(self, remaining: Sequence[IterSplit], expected: Size) -> int | None:
-        """Return the digit of a scale, or None.
+    def _find_split_of_scale(self, remaining: Sequence[IterSplit], expected: Size) -> int | None:
+        """Return the index of the split with a given scale, or None.
 
         Of several only one may have more than one value; those of one value go first, as they leave
         the next scale unchanged.
@@ -391,17 +403,15 @@ class Detector:
                 return n
         return None
 
-    def _smallest(self, remaining: Sequence[IterSplit]) -> Size:
+    def _smallest_scale(self, remaining: Sequence[IterSplit]) -> Size:
         """Return the scale that divides all others."""
         for split in remaining:
             if all(self.numbers.divides(split.scale, s.scale) for s in remaining):
                 return split.scale
         raise IterMapError("no step divides all others")
 
-    def _with_constraints(self, a: IterSum) -> IterSum:
-        """Return the sum with the digits that a predicate ties together replaced by their fused
-        mark.
-        """
+    def _apply_constraints(self, a: IterSum) -> IterSum:
+        """Replace the splits that a predicate bounds jointly by their fused mark."""
         for pattern, mark in self.constrained:
             held = {s.key(): s for s in a.args}
             # The bound is on these digits together, so it applies only if all of them are present.
@@ -418,9 +428,9 @@ class Detector:
             a = IterSum((*unrelated, IterSplit(mark, 1, mark.extent, step)), a.base)
         return a
 
-    def fuse(self, a: IterSum) -> IterSplit:
-        """Return the sum (whose base is 0) as one digit of a new mark, or its only digit."""
-        digits = self.ordered(a)
+    def fuse_splits(self, a: IterSum) -> IterSplit:
+        """Fuse a sum with base 0 into one split of a new mark."""
+        digits = self.order_splits(a)
         if len(digits) == 1:
             return digits[0]
         step = digits[0].scale
@@ -428,6 +438,7 @@ class Detector:
         scaled = tuple(
             IterSplit(s.source, s.lower_factor, s.extent, quotient(s.scale, step)) for s in digits
         )
+        # Equal fused sums must be one mark, or their digits would count as independent.
         name = tuple((s.key(), size_key(s.scale)) for s in scaled)
         mark = self._fused.get(name)
         if mark is None:
@@ -437,7 +448,7 @@ class Detector:
 
     # Predicates.
 
-    def assume(self, predicate: PrimExpr) -> list[tuple[PrimExpr, IterMark]]:
+    def assume_predicate(self, predicate: PrimExpr) -> list[tuple[PrimExpr, IterMark]]:
         """Learn upper bounds of fused sums from `a < b and ...`.
 
         Returns:
@@ -453,21 +464,21 @@ class Detector:
             if isinstance(e, And):
                 pending += (e.b, e.a)
             elif not (isinstance(e, IntImm) and e.value):
-                mark = self._bounded(e)
+                mark = self._mark_for_bound(e)
                 if mark is not None:
                     used.append((e, mark))
         return used
 
-    def _bounded(self, e: PrimExpr) -> IterMark | None:
+    def _mark_for_bound(self, e: PrimExpr) -> IterMark | None:
         match e:
             case LT():
-                bound = self.add(self.parse(e.b), self.parse(e.a), -1)
+                bound = self.add_sums(self.parse(e.b), self.parse(e.a), -1)
             case GT():
-                bound = self.add(self.parse(e.a), self.parse(e.b), -1)
+                bound = self.add_sums(self.parse(e.a), self.parse(e.b), -1)
             case LE():
-                bound = self.add(self.parse(e.b + 1), self.parse(e.a), -1)
+                bound = self.add_sums(self.parse(e.b + 1), self.parse(e.a), -1)
             case GE():
-                bound = self.add(self.parse(e.a + 1), self.parse(e.b), -1)
+                bound = self.add_sums(self.parse(e.a + 1), self.parse(e.b), -1)
             case _:
                 raise IterMapError(f"a predicate must bound a sum of digits, not {e!r}")
         if not bound.args:
@@ -475,10 +486,10 @@ class Detector:
                 return None
             raise IterMapError("a predicate without an iterator is not known to hold")
         # 0 < base - digits, that is digits < base
-        digits = self.scaled(IterSum(bound.args, 0), -1)
+        digits = self.scale_sum(IterSum(bound.args, 0), -1)
         if not self._is_nonnegative(digits):
             raise IterMapError("a lower bound of iterators is not supported")
-        split = self.fuse(digits)
+        split = self.fuse_splits(digits)
         extent = self._ceil_div(bound.base, split.scale)
         if self.numbers.at_most(split.extent, extent):
             return None
@@ -497,26 +508,26 @@ class Detector:
 
     # What may be claimed.
 
-    def normalized(self, a: IterSum) -> IterSum:
-        """Return the digits in order, with their constraints applied.
+    def normalize_sum(self, a: IterSum) -> IterSum:
+        """Return the sum with splits in order and constraints applied.
 
         Raises:
             IterMapError: Digits overlap.
         """
-        digits = self.ordered(a)
+        digits = self.order_splits(a)
         if digits and digits[0].scale != 1 and self.level is not IterMapLevel.NO_CHECK:
             raise IterMapError(f"the index steps by {digits[0].scale!r}")
         return IterSum(tuple(reversed(digits)), a.base)
 
-    def checked(self, indices: Sequence[PrimExpr]) -> list[IterSum]:
-        """Return the digits of indices that together are a map of the required level."""
-        sums = [self.normalized(self.parse(i)) for i in indices]
+    def detect_indices(self, indices: Sequence[PrimExpr]) -> list[IterSum]:
+        """Return the sums of indices that together form a map of the required level."""
+        sums = [self.normalize_sum(self.parse(i)) for i in indices]
         if self.level is not IterMapLevel.NO_CHECK:
             self.check(sums)
         return sums
 
     def check(self, indices: Sequence[IterSum]) -> None:
-        """Check that no digit is used twice, and (bijective) that every digit is used.
+        """Check that no split is used twice and, for a bijection, that all are used.
 
         Marks are examined before those that they are fused of, whose digits they use.
 
@@ -535,7 +546,8 @@ class Detector:
             if mark in visited:
                 raise IterMapError("an iterator is used twice")
             visited.add(mark)
-            self._disjoint(mark, used[mark])
+            # Digits of one mark are independent only if they do not overlap.
+            self._check_splits_disjoint(mark, used[mark])
             if isinstance(mark.source, IterSum):
                 for split in mark.source.args:
                     is_used = split.source in used
@@ -545,15 +557,15 @@ class Detector:
                     elif split.source in visited:
                         raise IterMapError("an iterator is used twice")
         if self.level is IterMapLevel.BIJECTIVE:
-            self._complete({m.source for m in visited if isinstance(m.source, Var)})
+            self._check_all_used({m.source for m in visited if isinstance(m.source, Var)})
 
-    def _complete(self, used_vars: set[Var]) -> None:
+    def _check_all_used(self, used_vars: set[Var]) -> None:
         for var, mark in self.marks.items():
             if mark.extent != 1 and var not in used_vars:
                 raise IterMapError(f"iterator {var.name!r} is not used")
 
-    def _disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
-        """Check that the digits of one mark follow each other; in a bijection, without gaps."""
+    def _check_splits_disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
+        """Check that the splits of a mark are adjacent and, for a bijection, without gaps."""
         numbers = self.numbers
         remaining = [s for s in splits if s.extent != 1]
         name = mark.source.name if isinstance(mark.source, Var) else "a fused iterator"
@@ -578,30 +590,30 @@ class Detector:
 
 
 def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
-    """Return an index simplified except for quotients and remainders of sums.
+    """Simplify an index, preserving quotients and remainders of sums.
 
     Only together with others of the same sum can these be recognized as digits: (i * 5 + j) // 2
     and (i * 5 + j) % 2 can, i * 2 + (i + j) // 2 and (i + j) % 2 cannot.
     """
 
-    def change(d: PrimExpr) -> PrimExpr:
-        """Return a quotient or remainder, with its numerator simplified unless that is a sum."""
-        if not isinstance(d, (FloorDiv, FloorMod)) or _divided_sums(d.a):
+    def simplify_numerator(d: PrimExpr) -> PrimExpr:
+        """Simplify the numerator of a quotient or remainder unless it is a sum."""
+        if not isinstance(d, (FloorDiv, FloorMod)) or _find_divided_sums(d.a):
             return d
         return d.with_fields(a=analyzer.simplify(d.a))
 
-    return rewrite(e, change) if _divided_sums(e) else analyzer.simplify(e)
+    return rewrite(e, simplify_numerator) if _find_divided_sums(e) else analyzer.simplify(e)
 
 
 def keep_digits(indices: Sequence[PrimExpr], analyzer: Analyzer) -> bool:
-    """Return whether the divided sums in indices are known to be digits, all of one sum."""
-    divided = [division for e in indices for division in _divided_sums(e)]
-    return all(same(digit.a, divided[0].a) for digit in divided) and all(
-        _is_map(checked, analyzer) for checked in divided
+    """Return whether the divided sums in indices are provably splits of one sum."""
+    divided = [division for e in indices for division in _find_divided_sums(e)]
+    return all(is_same_expr(digit.a, divided[0].a) for digit in divided) and all(
+        _is_iter_map(checked, analyzer) for checked in divided
     )
 
 
-def _divided_sums(e: PrimExpr) -> list[FloorDiv | FloorMod]:
+def _find_divided_sums(e: PrimExpr) -> list[FloorDiv | FloorMod]:
     return [
         node
         for node in post_order(e)
@@ -609,7 +621,7 @@ def _divided_sums(e: PrimExpr) -> list[FloorDiv | FloorMod]:
     ]
 
 
-def _is_map(e: PrimExpr, analyzer: Analyzer) -> bool:
+def _is_iter_map(e: PrimExpr, analyzer: Analyzer) -> bool:
     ranges: dict[Var, Range] = {}
     for v in free_vars(e):
         bound = analyzer.const_int_bound(v)
@@ -618,7 +630,7 @@ def _is_map(e: PrimExpr, analyzer: Analyzer) -> bool:
         low, extent = int(bound.min_value), int(bound.max_value - bound.min_value) + 1
         ranges[v] = Range.from_min_extent(convert(low, v.dtype), convert(extent, v.dtype))
     try:
-        Detector(ranges, IterMapLevel.NO_CHECK, trivial=False).parse(e)
+        IterMapDetector(ranges, IterMapLevel.NO_CHECK, trivial=False).parse(e)
     except IterMapError:
         return False
     return True
@@ -631,7 +643,7 @@ def detect_iter_map(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> IterMapResult:
-    """Write each index as a sum of digits of the iterators.
+    """Detect the iteration map of indices: each as a sum of splits of the iterators.
 
     SURJECTIVE: every index covers its range without steps and no digit is used twice, so that
     different points of the digits used have different indices. BIJECTIVE: also every digit of every
@@ -648,17 +660,18 @@ def detect_iter_map(
         A result without indices if the check fails.
     """
     errors: list[str] = []
+    # The exact division first: it knows more digits.
     for whole_sums in (False, True):
-        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
+        detector = IterMapDetector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
         try:
-            detector.assume(convert(predicate))
-            return IterMapResult(tuple(detector.checked(indices)))
+            detector.assume_predicate(convert(predicate))
+            return IterMapResult(tuple(detector.detect_indices(indices)))
         except IterMapError as error:
             errors.append(str(error))
     return IterMapResult((), tuple(errors[:1]))
 
 
 def is_bijective(indices: Sequence[PrimExpr], input_iters: Mapping[Var, Range]) -> bool:
-    """Return whether the indices visit every point of the box of their ranges exactly once."""
+    """Return whether the indices visit every point of their box exactly once."""
     result = detect_iter_map(indices, input_iters, True, IterMapLevel.BIJECTIVE)
     return bool(result.indices) or not indices

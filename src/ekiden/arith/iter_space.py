@@ -1,5 +1,5 @@
-"""What iteration maps are good for: plain expressions again, simpler indices, inverses, and the
-division of a space into outer and inner iterators.
+"""Transformations by iteration maps: conversion to expressions, index simplification, inverses,
+subspace division.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.iter_map import (
-    Detector,
+    IterMapDetector,
     IterMapError,
     IterMapLevel,
     IterMark,
@@ -23,12 +23,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:
-    """Return the index as digits, highest scale first where that is known, without any claim.
+    """Normalise an index to a sum of splits, highest scale first where known.
 
     Raises:
         IterMapError: The index is not a sum of digits.
     """
-    detector = Detector(input_iters, IterMapLevel.NO_CHECK, True)
+    detector = IterMapDetector(input_iters, IterMapLevel.NO_CHECK, True)
     total = detector.parse(index)
     scales = [s.scale for s in total.args]
     if all(isinstance(s, int) for s in scales):
@@ -37,16 +37,16 @@ def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> 
     return total
 
 
-def _mark_value(mark: IterMark, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+def _mark_to_expr(mark: IterMark, values: Mapping[Var, PrimExpr]) -> PrimExpr:
     source = mark.source
-    return values.get(source, source) if isinstance(source, Var) else _sum_value(source, values)
+    return values.get(source, source) if isinstance(source, Var) else _sum_to_expr(source, values)
 
 
-def _sum_value(total: IterSum, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+def _sum_to_expr(total: IterSum, values: Mapping[Var, PrimExpr]) -> PrimExpr:
     dtype = next((_source_dtype(s.source) for s in total.args), None)
     result = convert(0, dtype) + total.base if dtype else convert(total.base)
     for split in reversed(total.args):
-        result = _split_value(split, values) + result
+        result = _split_to_expr(split, values) + result
     return result
 
 
@@ -57,8 +57,8 @@ def _source_dtype(mark: IterMark) -> str:
     return source.dtype
 
 
-def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-    value = _mark_value(split.source, values)
+def _split_to_expr(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    value = _mark_to_expr(split.source, values)
     is_top = not isinstance(split.lower_factor, int) or not isinstance(split.extent, int)
     lower, extent = split.lower_factor, split.extent
     mark_extent = split.source.extent
@@ -70,18 +70,18 @@ def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
 
 
 def normalize_iter_map_to_expr(expr: IterSum | IterSplit | IterMark) -> PrimExpr:
-    """Return the plain expression of a sum, a digit or a mark.
+    """Convert a sum, split or mark back to a plain expression.
 
     A variable stands for itself: iterators whose range does not start at 0 have their start in the
     base.
     """
     match expr:
         case IterSum():
-            return _sum_value(expr, {})
+            return _sum_to_expr(expr, {})
         case IterSplit():
-            return _split_value(expr, {})
+            return _split_to_expr(expr, {})
         case _:
-            return _mark_value(expr, {})
+            return _mark_to_expr(expr, {})
 
 
 def iter_map_simplify(
@@ -91,22 +91,23 @@ def iter_map_simplify(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> list[PrimExpr]:
-    """Return the indices simplified through their iteration map: `(i * 4 + j) // 4`, j < 4, is `i`.
+    """Simplify indices through their iteration map: `(i * 4 + j) // 4` with j < 4 is `i`.
 
     An index that is no sum of digits is only simplified as an expression.
     """
-    detector = Detector(input_iters, check_level, simplify_trivial_iterators)
+    detector = IterMapDetector(input_iters, check_level, simplify_trivial_iterators)
     starts = {v: v - s for v, s in detector.starts.items() if s != 0}
     simplify = detector.numbers.analyzer.simplify
     simplified: list[PrimExpr] = []
     try:
-        detector.assume(convert(predicate))
+        detector.assume_predicate(convert(predicate))
     except IterMapError:
         # A predicate that is no bound of digits is not used at all.
         detector.constrained.clear()
     for index in indices:
         try:
-            simplified.append(simplify(_sum_value(detector.parse(index), starts)))
+            # The sum is rebuilt without the quotients and remainders that its digits have absorbed.
+            simplified.append(simplify(_sum_to_expr(detector.parse(index), starts)))
         except IterMapError:
             simplified.append(simplify(index))
     return simplified
@@ -115,21 +116,21 @@ def iter_map_simplify(
 def inverse_affine_iter_map(
     iter_map: Sequence[IterSum], outputs: Sequence[PrimExpr]
 ) -> dict[Var, PrimExpr]:
-    """Return each iterator as an expression over the indices, for a bijective map.
+    """Invert a bijective iteration map: return each iterator in terms of the indices.
 
     Iterators count from the start of their ranges.
     """
     totals: dict[IterMark, PrimExpr] = {}
-    order = _marks_outermost_first(iter_map)
+    order = _topological_marks(iter_map)
     analyzer = Analyzer()
 
-    def spread(total: IterSum, value: PrimExpr) -> None:
-        """Split a value into the digits of its iterators, lowest last, and add each to its
-        iterator.
+    def distribute(total: IterSum, value: PrimExpr) -> None:
+        """Distribute a value over the splits of a sum, and accumulate each into its iterator.
 
         Only the highest digit needs no remainder.
         """
         for n, split in enumerate(total.args):
+            # Mixed radix read back: the scale of a digit is the product of the extents below it.
             digit = value // split.scale if split.scale != 1 else value
             digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
             contribution = digit * split.lower_factor
@@ -137,19 +138,19 @@ def inverse_affine_iter_map(
             totals[split.source] = contribution if collected is None else collected + contribution
 
     for total, output in zip(iter_map, outputs, strict=True):
-        spread(total, output - total.base if total.base != 0 else output)
+        distribute(total, output - total.base if total.base != 0 else output)
     inverse: dict[Var, PrimExpr] = {}
     for mark in order:
         value = analyzer.simplify(totals[mark])
         if isinstance(mark.source, Var):
             inverse[mark.source] = value
         else:
-            spread(mark.source, value)
+            distribute(mark.source, value)
     return inverse
 
 
-def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
-    """Return marks before those that their sources contain."""
+def _topological_marks(iter_map: Sequence[IterSum]) -> list[IterMark]:
+    """Order marks topologically, fused marks before their parts."""
     waiting: dict[IterMark, int] = {}
     stack = [s.source for total in iter_map for s in total.args]
     for mark in stack:
@@ -169,8 +170,8 @@ def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Division:
-    """outer * inner_extent + inner."""
+class _DivisionForm:
+    """Division outer * inner_extent + inner of a sum into outer and inner iterators."""
 
     outer: IterSum
     outer_extent: Size
@@ -178,49 +179,47 @@ class _Division:
     inner_extent: Size
 
 
-_NOTHING = IterSum((), 0)
+_EMPTY_SUM = IterSum((), 0)
 
 
-class _Divider:
-    """Splits digits into what outer and what inner iterators say."""
+class _SubspaceDivider:
+    """Divider of splits into outer and inner iterators."""
 
-    def __init__(self, detector: Detector, inner: set[Var]) -> None:
+    def __init__(self, detector: IterMapDetector, inner: set[Var]) -> None:
         self._numbers = detector.numbers
         self._detector = detector
         self._inner = inner
-        self._marks: dict[IterMark, _Division] = {}
+        self._marks: dict[IterMark, _DivisionForm] = {}
 
-    def total(self, digits: Sequence[IterSplit]) -> _Division:
-        """Return digits (highest first, compact, smallest scale 1) divided: inner ones must be the
-        lowest.
-        """
+    def divide_splits(self, digits: Sequence[IterSplit]) -> _DivisionForm:
+        """Divide ordered splits; inner ones must be the lowest."""
         numbers = self._numbers
-        outer, inner = _NOTHING, _NOTHING
+        outer, inner = _EMPTY_SUM, _EMPTY_SUM
         outer_extent: Size = 1
         inner_extent: Size = 1
         for split in reversed(digits):
-            division = self.split(split)
+            division = self.divide_split(split)
             if division.inner_extent != 1:
                 if outer_extent != 1:
                     raise IterMapError("an inner iterator stands above an outer one")
-                inner = self._detector.add(
-                    inner, self._detector.scaled(division.inner, inner_extent), 1
+                inner = self._detector.add_sums(
+                    inner, self._detector.scale_sum(division.inner, inner_extent), 1
                 )
                 inner_extent = numbers.times(inner_extent, division.inner_extent)
             if division.outer_extent != 1:
-                outer = self._detector.add(
-                    outer, self._detector.scaled(division.outer, outer_extent), 1
+                outer = self._detector.add_sums(
+                    outer, self._detector.scale_sum(division.outer, outer_extent), 1
                 )
                 outer_extent = numbers.times(outer_extent, division.outer_extent)
-        return _Division(outer, outer_extent, inner, inner_extent)
+        return _DivisionForm(outer, outer_extent, inner, inner_extent)
 
-    def split(self, split: IterSplit) -> _Division:
-        """Return one digit divided, without its scale."""
+    def divide_split(self, split: IterSplit) -> _DivisionForm:
+        """Divide one IterSplit into its outer and inner iterators; the scale is dropped."""
         numbers = self._numbers
-        mark = self.mark(split.source)
+        mark = self.divide_mark(split.source)
         low, extent = split.lower_factor, split.extent
 
-        def digit(of: IterSum, count: Size, lower: Size, size: Size) -> IterSum:
+        def split_of(of: IterSum, count: Size, lower: Size, size: Size) -> IterSum:
             """Return, of an iterator of `whole` values, the digit of `size` values above `lower` of
             them.
 
@@ -238,37 +237,37 @@ class _Divider:
         # The digit begins at or above the border: it is a digit of the outer iterator.
         if numbers.divides(below, low):
             lower = numbers.quotient(low, below)
-            divided = digit(mark.outer, mark.outer_extent, lower, extent)
+            divided = split_of(mark.outer, mark.outer_extent, lower, extent)
             if low != 1 or below == 1:
-                return _Division(divided, extent, _NOTHING, 1)
+                return _DivisionForm(divided, extent, _EMPTY_SUM, 1)
         reach = numbers.times(low, extent)
         # The digit ends at or below the border: it is inner.
         if numbers.divides(reach, below):
-            return _Division(_NOTHING, 1, digit(mark.inner, below, low, extent), extent)
+            return _DivisionForm(_EMPTY_SUM, 1, split_of(mark.inner, below, low, extent), extent)
         if low == 1 and numbers.divides(below, extent):
             above = numbers.quotient(extent, below)
-            divided = digit(mark.outer, mark.outer_extent, 1, above)
-            return _Division(divided, above, mark.inner, below)
+            divided = split_of(mark.outer, mark.outer_extent, 1, above)
+            return _DivisionForm(divided, above, mark.inner, below)
         raise IterMapError("a digit lies across the border of outer and inner iterators")
 
-    def mark(self, mark: IterMark) -> _Division:
-        """Return a mark divided: a variable is outer or inner; a fused sum is split."""
+    def divide_mark(self, mark: IterMark) -> _DivisionForm:
+        """Divide a mark: a variable is outer or inner, a fused sum is divided by its splits."""
         division = self._marks.get(mark)
         if division is None:
-            division = self._marks[mark] = self._divide(mark)
+            division = self._marks[mark] = self._divide_mark_uncached(mark)
         return division
 
-    def _divide(self, mark: IterMark) -> _Division:
+    def _divide_mark_uncached(self, mark: IterMark) -> _DivisionForm:
         undivided = IterSum((IterSplit(mark, 1, mark.extent, 1),), 0)
         if isinstance(mark.source, Var):
             if mark.source in self._inner:
-                return _Division(_NOTHING, 1, undivided, mark.extent)
-            return _Division(undivided, mark.extent, _NOTHING, 1)
-        division = self.total(mark.source.args)
+                return _DivisionForm(_EMPTY_SUM, 1, undivided, mark.extent)
+            return _DivisionForm(undivided, mark.extent, _EMPTY_SUM, 1)
+        division = self.divide_splits(mark.source.args)
         if division.outer_extent == 1:
-            return _Division(_NOTHING, 1, undivided, mark.extent)
+            return _DivisionForm(_EMPTY_SUM, 1, undivided, mark.extent)
         if division.inner_extent == 1:
-            return _Division(undivided, mark.extent, _NOTHING, 1)
+            return _DivisionForm(undivided, mark.extent, _EMPTY_SUM, 1)
         size = self._numbers.times(division.outer_extent, division.inner_extent)
         if not self._numbers.equal(size, mark.extent):
             raise IterMapError("a predicate ties outer and inner iterators together")
@@ -283,7 +282,7 @@ def subspace_divide(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> list[tuple[IterMark, IterMark]]:
-    """Split each binding into `outer * inner.extent + inner`, inner over `sub_iters` alone.
+    """Divide each binding into `outer * inner.extent + inner`, with inner over `sub_iters` only.
 
     Returns:
         One (outer, inner) pair of marks for each binding and a last one for the predicate, whose
@@ -292,25 +291,25 @@ def subspace_divide(
         map or cannot be divided.
     """
     for whole_sums in (False, True):
-        detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
+        detector = IterMapDetector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
         try:
-            conditions = detector.assume(convert(predicate))
-            return _divided_space(detector, detector.checked(bindings), sub_iters, conditions)
+            conditions = detector.assume_predicate(convert(predicate))
+            return _divide_space(detector, detector.detect_indices(bindings), sub_iters, conditions)
         except IterMapError:
             continue
     return []
 
 
-def _divided_space(
-    detector: Detector,
+def _divide_space(
+    detector: IterMapDetector,
     totals: Sequence[IterSum],
     sub_iters: Sequence[Var],
     conditions: Sequence[tuple[PrimExpr, IterMark]],
 ) -> list[tuple[IterMark, IterMark]]:
-    divider = _Divider(detector, set(sub_iters))
+    divider = _SubspaceDivider(detector, set(sub_iters))
     pairs: list[tuple[IterMark, IterMark]] = []
     for total in totals:
-        division = divider.total(total.args)
+        division = divider.divide_splits(total.args)
         in_outer = division.inner_extent == 1
         outer = IterSum(division.outer.args, total.base if in_outer else 0)
         inner = IterSum(division.inner.args, 0 if in_outer else total.base)
@@ -319,7 +318,7 @@ def _divided_space(
         )
     sides: list[PrimExpr] = [const(True), const(True)]
     for condition, mark in conditions:
-        at = 0 if divider.mark(mark).inner_extent == 1 else 1
+        at = 0 if divider.divide_mark(mark).inner_extent == 1 else 1
         sides[at] = logical_and(sides[at], condition)
-    pairs.append((IterMark(_NOTHING, sides[0]), IterMark(_NOTHING, sides[1])))
+    pairs.append((IterMark(_EMPTY_SUM, sides[0]), IterMark(_EMPTY_SUM, sides[1])))
     return pairs

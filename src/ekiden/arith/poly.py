@@ -1,4 +1,4 @@
-"""Polynomials over atoms: the normal form of integer expressions.
+"""Multivariate integer polynomials over atoms.
 
 A polynomial is a dictionary from monomial to coefficient, which is never 0; a monomial is a sorted
 tuple of atom numbers, an atom as often as its power says, () for the constant. So equal polynomials
@@ -17,40 +17,42 @@ from typing import TypeAlias
 
 Monomial: TypeAlias = tuple[int, ...]
 Poly: TypeAlias = dict[Monomial, int]
-Key: TypeAlias = tuple[tuple[Monomial, int], ...]
+PolyKey: TypeAlias = tuple[tuple[Monomial, int], ...]
 
-ONE: Monomial = ()
+CONSTANT_MONOMIAL: Monomial = ()
 
 
 def constant(value: int) -> Poly:
-    """Return the polynomial of a number."""
-    return {ONE: value} if value else {}
+    """Return a constant polynomial."""
+    return {CONSTANT_MONOMIAL: value} if value else {}
 
 
 def constant_of(p: Poly) -> int | None:
-    """Return the number that a polynomial is, or None."""
+    """Return the value of a constant polynomial, or None."""
     if not p:
         return 0
-    return p.get(ONE) if len(p) == 1 else None
+    return p.get(CONSTANT_MONOMIAL) if len(p) == 1 else None
 
 
 def add(p: Poly, q: Poly, scale: int = 1) -> Poly:
-    """p + scale * q."""
+    """Return p + scale * q."""
     total = dict(p)
     for monomial, coefficient in q.items():
         value = total.get(monomial, 0) + scale * coefficient
         if value:
             total[monomial] = value
         else:
+            # Zero coefficients are not kept: equal polynomials must be equal dictionaries.
             total.pop(monomial, None)
     return total
 
 
 def multiply(p: Poly, q: Poly) -> Poly:
-    """p * q, expanded."""
+    """Return the expanded product p * q."""
     total: Poly = {}
     for m, a in p.items():
         for n, b in q.items():
+            # Sorted, so that x * y and y * x are one monomial.
             monomial = tuple(sorted(m + n)) if m and n else m or n
             value = total.get(monomial, 0) + a * b
             if value:
@@ -60,13 +62,13 @@ def multiply(p: Poly, q: Poly) -> Poly:
     return total
 
 
-def key(p: Poly) -> Key:
-    """Return a hashable key that is equal for equal polynomials."""
+def poly_key(p: Poly) -> PolyKey:
+    """Return a hashable key of a polynomial."""
     return tuple(sorted(p.items()))
 
 
-def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
-    """Return (q, r) with p = divisor * q + r.
+def divide_by_const(p: Poly, divisor: int) -> tuple[Poly, Poly]:
+    """Return quotient and remainder (q, r) with p = divisor * q + r.
 
     The coefficients of r are smaller than the divisor, its constant is in [0, divisor).
     """
@@ -74,6 +76,7 @@ def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
     remainder: Poly = {}
     for monomial, coefficient in p.items():
         multiple, residue = divmod(coefficient, divisor)
+        # Small negative coefficients stay as they are: -1 // 4 would be -1 with a rest of 3.
         if monomial and multiple < 0 and residue:
             multiple, residue = multiple + 1, residue - divisor
         if multiple:
@@ -83,8 +86,8 @@ def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
     return quotient, remainder
 
 
-def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
-    """Return (q, r) with p = divisor * q + r where divisor is one monomial; None if it is a sum."""
+def divide_by_monomial(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
+    """Return (q, r) with p = divisor * q + r for a single-monomial divisor, else None."""
     # A term is in the quotient as a whole or not at all: x * n % n has no rest, (x + 1) % n is not
     # looked into. Long division by a sum would need an order of monomials, and no index has it.
     if len(divisor) != 1:
@@ -93,7 +96,7 @@ def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     quotient: Poly = {}
     remainder: Poly = {}
     for term, coefficient in p.items():
-        factor = _without(term, monomial) if coefficient % scale == 0 else None
+        factor = _divide_monomial(term, monomial) if coefficient % scale == 0 else None
         if factor is None:
             remainder[term] = coefficient
         else:
@@ -101,8 +104,8 @@ def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     return quotient, remainder
 
 
-def _without(term: Monomial, factor: Monomial) -> Monomial | None:
-    """Return a monomial divided by another; None where it is no multiple of it."""
+def _divide_monomial(term: Monomial, factor: Monomial) -> Monomial | None:
+    """Divide a monomial by another, or return None if it is not divisible."""
     quotient = list(term)
     for atom in factor:
         if atom not in quotient:
@@ -112,7 +115,5 @@ def _without(term: Monomial, factor: Monomial) -> Monomial | None:
 
 
 def content(p: Poly) -> int:
-    """Return the greatest common divisor of the coefficients without the constant; 0 if there are
-    none.
-    """
-    return math.gcd(*(c for m, c in p.items() if m != ONE))
+    """Return the content: the gcd of the non-constant coefficients, 0 if there are none."""
+    return math.gcd(*(c for m, c in p.items() if m != CONSTANT_MONOMIAL))

@@ -1,4 +1,4 @@
-"""What is proved of a polynomial over atoms: its bounds and its sign.
+"""Bounds and sign proofs of polynomials over atoms.
 
 An atom is what a polynomial does not look into: a variable, a quotient, a minimum, a load. Each has
 a lowest and a highest value, and the intervals of the terms add up to that of the polynomial. Where
@@ -12,42 +12,48 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ekiden.arith import poly
-from ekiden.arith.interval import Bound, Interval, product, remainders, times
-from ekiden.arith.poly import ONE, Key, Monomial, Poly
+from ekiden.arith.interval import (
+    Bound,
+    Interval,
+    multiply_bounds,
+    multiply_intervals,
+    truncmod_interval,
+)
+from ekiden.arith.poly import CONSTANT_MONOMIAL, Monomial, Poly, PolyKey
 from ekiden.ir.prim import EQ, GE, GT, LE, LT, NE, BinaryExpr, Div, FloorDiv, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import post_order
 
-DEPTH = 6
+MAX_PROOF_DEPTH = 6
 """How many variables with symbolic ranges a proof may replace, and how deep rules may be applied to
 what rules made: both searches branch, and what takes more steps is left unproved."""
 
 
 class Atom:
-    """Something the normal form does not look into: a variable, a quotient, a load."""
+    """Opaque subexpression of the canonical form: a variable, quotient, load or call."""
 
-    __slots__ = ("bound", "digit", "divisor", "expr", "numerator", "order")
+    __slots__ = ("bound", "divisor", "expr", "numerator", "order", "symbolic_remainder")
 
     def __init__(self, expr: PrimExpr, bound: Interval, order: tuple[object, ...]) -> None:
         self.expr = expr
         self.bound = bound
         self.order = order
         """Where it stands in a sum: variables first, by their names."""
-        self.numerator: Key | None = None
+        self.numerator: PolyKey | None = None
         self.divisor: int = 0
         """Of x // c and x % c with a number c > 0: x and c. Not of c < 0: two digits are then not
         one of the product, 0 * 2 + 1 % 2 being 1 and 1 % -6 being -5."""
-        self.digit: tuple[Key, Key] | None = None
+        self.symbolic_remainder: tuple[PolyKey, PolyKey] | None = None
         """Of a remainder by one monomial that is no number: (x, d) of x % d."""
 
 
-class Proofs:
-    """Atoms with their bounds, and proofs about polynomials over them."""
+class PolynomialProver:
+    """Atoms with bounds, and proofs about polynomials over them."""
 
     def __init__(self) -> None:
         self._atoms: list[Atom] = []
         self._numbers: dict[object, int] = {}
         """What an atom is (its kind and the polynomials of its parts) -> its place in `_atoms`."""
-        self._has_rests = False
+        self._has_truncated_division = False
         """Whether there are quotients that are rounded towards zero."""
         self._ranges: dict[int, tuple[Poly, Poly]] = {}
         """Number of a variable -> its lowest and its highest value, which other variables may be
@@ -57,16 +63,16 @@ class Proofs:
         """What is known to be >= 0 in the scope."""
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """Return the form of an expression, which the subclass knows how to find."""
+        """Return the canonical polynomial of an expression (implemented by the subclass)."""
         raise NotImplementedError
 
     def _mentions(self, atom: int, variable: int) -> bool:
-        """Return whether an atom that is no variable depends on one: i // 4 does on i."""
+        """Return whether a non-variable atom depends on a variable, as i // 4 on i."""
         target = self._atoms[variable].expr
         expr = self._atoms[atom].expr
         return not isinstance(expr, Var) and any(e is target for e in post_order(expr))
 
-    def _number(
+    def _intern_atom(
         self, key: object, make: Callable[[], PrimExpr], bound: Interval, order: tuple[object, ...]
     ) -> int:
         number = self._numbers.get(key)
@@ -75,8 +81,8 @@ class Proofs:
             self._atoms.append(Atom(make(), bound, order))
         return number
 
-    def _emit(self, p: Poly, dtype: str) -> PrimExpr:
-        """Return the polynomial as an expression.
+    def _poly_to_expr(self, p: Poly, dtype: str) -> PrimExpr:
+        """Convert a polynomial to an expression.
 
         Terms stand in the order of their atoms, those that are subtracted behind the others, the
         number last.
@@ -94,36 +100,34 @@ class Proofs:
         terms = sorted((m for m in p if m), key=lambda m: ([atoms[a].order for a in m], m))
         # Stable: among those that are added, and those taken away, the order of atoms stays. That
         # is by name where there is one; others stand as they were met, so that a text depends on
-        # what this analyzer was asked before (see analyzer._Shared.simplified).
+        # what this analyzer was asked before (see analyzer._SharedAnalyzer.simplified).
         terms.sort(key=lambda m: p[m] < 0)
         total: PrimExpr | None = None
         for monomial in terms:
-            total = _accumulate(
-                total, self._scaled(monomial, p[monomial], total is None), p[monomial]
+            total = _append_term(
+                total, self._term_expr(monomial, p[monomial], total is None), p[monomial]
             )
         assert total is not None
-        offset = p.get(ONE, 0)
+        offset = p.get(CONSTANT_MONOMIAL, 0)
         return total + offset if offset >= 0 else total - -offset
 
-    def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
-        """Return a term without its sign (with it, if it comes first); the same object
-        each time.
-        """
+    def _term_expr(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
+        """Return a term without its sign (with it if first), as a cached object."""
         scale = scale if first else abs(scale)
         term = self._terms.get((monomial, scale))
         if term is None:
-            term = self._terms[monomial, scale] = self._product(monomial) * scale
+            term = self._terms[monomial, scale] = self._monomial_expr(monomial) * scale
         return term
 
-    def _product(self, monomial: Monomial) -> PrimExpr:
-        """x * y * z of a monomial, which is not that of the number."""
+    def _monomial_expr(self, monomial: Monomial) -> PrimExpr:
+        """Return the product expression of a non-constant monomial."""
         total = self._atoms[monomial[0]].expr
         for atom in monomial[1:]:
             total = total * self._atoms[atom].expr
         return total
 
     def _bound(self, p: Poly) -> Interval:
-        """Return the sum of the terms' intervals.
+        """Return the interval of a polynomial, the sum of its terms' intervals.
 
         A variable in two terms counts as two: the interval may be too wide, never too narrow.
         """
@@ -132,15 +136,17 @@ class Proofs:
         for monomial, coefficient in p.items():
             term: Interval = (coefficient, coefficient)
             for atom in monomial:
-                term = product(term, self._atoms[atom].bound)
+                # Interval arithmetic takes atoms as independent: the bound may be wider than the
+                # values are.
+                term = multiply_intervals(term, self._atoms[atom].bound)
             low, high = low + term[0], high + term[1]
-        if self._has_rests:
-            for inside in self._rest_bounds(p):
+        if self._has_truncated_division:
+            for inside in self._truncmod_bounds(p):
                 low, high = max(low, inside[0]), min(high, inside[1])
         return low, high
 
-    def _rest_bounds(self, p: Poly) -> Iterator[Interval]:
-        """Bounds by what a division towards zero leaves: of s * (a - truncdiv(a, b) * b) + r."""
+    def _truncmod_bounds(self, p: Poly) -> Iterator[Interval]:
+        """Yield bounds from truncated remainders: s * (a - truncdiv(a, b) * b) + r."""
         # C's remainder lies below |b| and has the sign of a. In a polynomial it is in no one place:
         # the terms of s * a stand among those of r. The term -s * q * b, of a quotient q and a b of
         # one term, gives s and so r = p + s * q * b - s * a; what is left of q in r would not do.
@@ -160,13 +166,17 @@ class Proofs:
                 if monomial in remaining or any(number in m for m in remaining):
                     continue
                 low, high = self._bound(remaining)
-                remainder_min, remainder_max = remainders(self._bound(a), self._bound(b))
-                ends = [times(scale, remainder_min), times(scale, remainder_max)]
+                remainder_min, remainder_max = truncmod_interval(self._bound(a), self._bound(b))
+                ends = [
+                    multiply_bounds(scale, remainder_min),
+                    multiply_bounds(scale, remainder_max),
+                ]
                 yield low + min(ends), high + max(ends)
 
-    def _tight_bound(self, p: Poly, depth: int = DEPTH) -> Interval:
-        """Return the interval of p, where remainders count that are written as `a - a // d * d`.
-        Proofs inside of schedules do without: they have `a % d`."""
+    def _tight_bound(self, p: Poly, depth: int = MAX_PROOF_DEPTH) -> Interval:
+        """Return the interval of p, with floor remainders written as `a - a // d * d` taken into
+        account. Proofs inside of schedules do without: they have `a % d`.
+        """
         low, high = self._bound(p)
         for monomial, coefficient in p.items():
             quotient = self._atoms[monomial[0]] if len(monomial) == 1 else None
@@ -182,9 +192,9 @@ class Proofs:
             low, high = max(low, inside[0] + min(ends)), min(high, inside[1] + max(ends))
         return low, high
 
-    def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
-        """Return whether p >= 0 is known: by constant bounds, or with ranged variables at their
-        ends.
+    def _is_nonnegative(self, p: Poly, depth: int = MAX_PROOF_DEPTH) -> bool:
+        """Return whether p >= 0 is provable: by constant bounds, facts, or ranged variables at
+        their ends.
         """
         # 1. Constant bounds. 2. If p - fact >= 0 then p >= fact >= 0; each fact branches, which is
         # why it costs two of the depth. 3. Symbolic ends: the first variable in which p is
@@ -194,21 +204,22 @@ class Proofs:
         if depth <= 0:
             return False
         for fact in self._facts:
-            difference = _without_fact(p, fact)
-            if difference is not None and self._nonnegative(difference, depth - 2):
+            # Only facts that cancel a term of p: others cannot help.
+            difference = _subtract_fact(p, fact)
+            if difference is not None and self._is_nonnegative(difference, depth - 2):
                 return True
         if not self._ranges:
             return False
         inside = {a for m in p for a in m if a in self._ranges}
         # The last bound first: loops inside have ranges in which those around them occur.
         for atom in sorted(inside, reverse=True):
-            replaced = self._at_worst(p, atom)
+            replaced = self._substitute_worst_end(p, atom)
             if replaced is not None:
-                return self._nonnegative(replaced, depth - 1)
+                return self._is_nonnegative(replaced, depth - 1)
         return False
 
-    def _at_worst(self, p: Poly, atom: int) -> Poly | None:
-        """Return p with a ranged variable at the end where p is lowest; None if p is not known
+    def _substitute_worst_end(self, p: Poly, atom: int) -> Poly | None:
+        """Substitute a ranged variable by the end that minimises p; None if p is not provably
         monotonic in it.
         """
         # p = slope * v + rest. For slope >= 0, p is lowest where v is: slope * low(v) + rest. That
@@ -226,15 +237,18 @@ class Proofs:
             return None
         low, high = self._bound(slope)
         if low >= 0 or high <= 0:
+            # The sign of the slope decides which end is the worst; a slope of unknown sign decides
+            # nothing.
             end = self._ranges[atom][0 if low >= 0 else 1]
             return poly.add(offset, poly.multiply(slope, end))
         return None
 
-    def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
-        """Return whether `p kind 0` holds, None where that is not known."""
+    def _decide_comparison(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
+        """Decide the comparison `p kind 0`, or return None."""
         low, high = self._bound(p)
         if kind in (EQ, NE):
-            if low > 0 or high < 0 or not p or self._never_zero(p):
+            # 0 is outside of the interval, or excluded by divisibility.
+            if low > 0 or high < 0 or not p or self._is_indivisible(p):
                 return (kind is EQ) == (not p)
             if low == high == 0:
                 return kind is EQ
@@ -243,44 +257,44 @@ class Proofs:
         if kind in (GT, GE):
             p, kind = {m: -c for m, c in p.items()}, LT if kind is GT else LE
         # From here on kind is LT or LE. What is asked is p < 0 (or <= 0), then its opposite.
-        if self._nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
+        if self._is_nonnegative(poly.add(poly.constant(-1 if kind is LT else 0), p, -1)):
             return True
         return (
             False
-            if self._nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
+            if self._is_nonnegative(poly.add(p, poly.constant(0 if kind is LT else -1)))
             else None
         )
 
     def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
-        """Return whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts decide
-        it.
+        """Decide whether p is zero (or, without `wants_zero`, non-zero) by the scope's facts, or
+        return None.
         """
         below = poly.add({}, p, -1)
-        if self._nonnegative(p) and self._nonnegative(below):
+        if self._is_nonnegative(p) and self._is_nonnegative(below):
             return wants_zero
         one = poly.constant(-1)
-        if self._nonnegative(poly.add(p, one)) or self._nonnegative(poly.add(below, one)):
+        if self._is_nonnegative(poly.add(p, one)) or self._is_nonnegative(poly.add(below, one)):
             return not wants_zero
         return None
 
-    def _never_zero(self, p: Poly) -> bool:
-        """Return whether 0 is excluded by divisibility: 4 * i + 6 * j + 3 is odd."""
+    def _is_indivisible(self, p: Poly) -> bool:
+        """Return whether divisibility excludes zero: 4 * i + 6 * j + 3 is odd."""
         # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
         # n. That is the whole of what is asked of divisibility here; `modular` knows more.
         coeff = poly.content(p)
-        return bool(coeff) and p.get(ONE, 0) % coeff != 0
+        return bool(coeff) and p.get(CONSTANT_MONOMIAL, 0) % coeff != 0
 
-    def _within(self, p: Poly, d: Poly) -> bool:
-        """Return whether 0 <= p < d is known."""
+    def _is_in_range(self, p: Poly, d: Poly) -> bool:
+        """Return whether 0 <= p < d is provable."""
         if not p:
             return True
-        return self._nonnegative(p) and self._nonnegative(
+        return self._is_nonnegative(p) and self._is_nonnegative(
             poly.add(poly.add(d, p, -1), poly.constant(-1))
         )
 
 
-def _without_fact(p: Poly, fact: Poly) -> Poly | None:
-    """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
+def _subtract_fact(p: Poly, fact: Poly) -> Poly | None:
+    """Return p - scale * fact for the positive scale that cancels a term of p, or None."""
     # A step of Fourier-Motzkin elimination with one inequality: p >= scale * fact + left, so that
     # left >= 0 is enough. The scale is whole, and positive, or the fact would be used backwards.
     for monomial, coefficient in fact.items():
@@ -290,7 +304,7 @@ def _without_fact(p: Poly, fact: Poly) -> Poly | None:
     return None
 
 
-def _accumulate(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
+def _append_term(total: PrimExpr | None, term: PrimExpr, scale: int) -> PrimExpr:
     if total is None:
         return term
     return total + term if scale > 0 else total - term

@@ -1,4 +1,4 @@
-"""TVM's `Analyzer.rewrite_simplify`: rules applied node by node, leaves first, until none fits.
+"""TVM's `Analyzer.rewrite_simplify`: apply rewrite rules bottom-up to a fixed point.
 
 Nothing of the compiler asks for it: the simplifier is the canonical form (`arith.canonical`). This
 one gives the forms that programs written for TVM compare, in which a term keeps its shape; it asks
@@ -11,19 +11,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ekiden.arith import poly, rewrite, vectors
-from ekiden.arith.canonical import is_number
-from ekiden.arith.forms import FORMS
-from ekiden.arith.poly import ONE
-from ekiden.arith.rules import REWRITES
+from ekiden.arith.canonical import is_index_dtype
+from ekiden.arith.forms import REWRITE_FORMS
+from ekiden.arith.poly import CONSTANT_MONOMIAL
+from ekiden.arith.rules import REWRITE_RULES
 from ekiden.ir import prim
-from ekiden.ir.prim import EQ, GE, GT, LE, LT, NE, BinaryExpr, IntImm, PrimExpr, Var, binary, const
-from ekiden.ir.prim_visitor import children, pending, post_order, rebuild, same
+from ekiden.ir.prim import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    BinaryExpr,
+    IntImm,
+    PrimExpr,
+    Var,
+    const,
+    fold_binary,
+)
+from ekiden.ir.prim_visitor import children, is_same_expr, post_order, rebuild, unvisited_post_order
 
 if TYPE_CHECKING:
     from ekiden.arith.analyzer import Analyzer
 
-RULES = rewrite.Rules(*FORMS, *REWRITES, written_first=True)
-DEPTH, LIMIT = 32, 2_000
+REWRITE_SIMPLIFY_RULES = rewrite.RuleSet(*REWRITE_FORMS, *REWRITE_RULES, written_first=True)
+MAX_REWRITE_DEPTH, MAX_RULE_APPLICATIONS = 32, 2_000
 """How deep what rules made is formed again, and how many rules are applied to one expression: rules
 that undo each other come to an end."""
 
@@ -32,7 +45,7 @@ _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 
 
 class RewriteSimplifier:
-    """The forms of expressions under what an Analyzer knows."""
+    """Rewrite simplifier under the knowledge of an Analyzer."""
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._known = analyzer
@@ -41,80 +54,85 @@ class RewriteSimplifier:
         self._alive: list[PrimExpr] = []
         self._applied = 0
 
-    def form(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
-        """Return the form of an expression; `depth` is how many rules produced it in turn."""
-        for node in pending((expr,), self._done):
+    def simplify_expr(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
+        """Simplify an expression; `depth` counts the rules that produced it in turn."""
+        for node in unvisited_post_order((expr,), self._done):
             inside = children(node)
             rebuilt = rebuild(node, [self._done[id(c)] for c in inside]) if inside else node
             form = self._done.get(id(rebuilt))
             if form is None:
-                form = self._node(rebuilt, depth, ruled=depth > 0 and node is expr)
+                form = self._simplify_node(rebuilt, depth, ruled=depth > 0 and node is expr)
             self._done[id(node)] = self._done[id(form)] = form
+            # Ids of dead objects would be given to new ones.
             self._alive += (node, rebuilt, form)
         return self._done[id(expr)]
 
-    def _node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
-        """Return the form of a node over formed children.
+    def _simplify_node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
+        """Simplify a node over simplified children.
 
         The result of a rule is not brought to its normal form, which may be the input of the rule.
         """
-        if depth == DEPTH or self._applied == LIMIT or _holds_rest(e):
+        if depth == MAX_REWRITE_DEPTH or self._applied == MAX_RULE_APPLICATIONS or _is_truncmod(e):
             return e
-        if isinstance(e, _COMPARISONS) and is_number(e.a):
-            changed = self._decided(e)
+        if isinstance(e, _COMPARISONS) and is_index_dtype(e.a):
+            changed = self._decide_constant(e)
             if changed is None and isinstance(e, LE):
-                changed = self._at_most(e, depth)
+                changed = self._simplify_as_negation(e, depth)
             if changed is not None:
-                return self.form(changed, depth + 1)
-        applied = RULES.apply(e, self._known.can_prove)
+                return self.simplify_expr(changed, depth + 1)
+        applied = REWRITE_SIMPLIFY_RULES.apply(e, self._known.can_prove)
         if applied is not None:
             self._applied += 1
             rewritten, rule = applied
-            return rewritten if rule.final else self.form(rewritten, depth + 1)
-        changed = rewrite.folded(e)
+            return rewritten if rule.final else self.simplify_expr(rewritten, depth + 1)
+        changed = rewrite.fold_constant_call(e)
         if changed is None:
-            changed = vectors.combined(e, self._known.modular_set)
+            changed = vectors.fold_vector_op(e, self._known.modular_set)
         if changed is None and (not ruled or isinstance(e, _COMPARISONS)):
-            changed = self._shorter(e)
-        return e if changed is None else self.form(changed, depth + 1)
+            changed = self._shorter_canonical_form(e)
+        return e if changed is None else self.simplify_expr(changed, depth + 1)
 
-    def _decided(self, e: BinaryExpr) -> PrimExpr | None:
-        """Return a comparison whose answer is known as a constant, else None."""
+    def _decide_constant(self, e: BinaryExpr) -> PrimExpr | None:
+        """Return a comparison with a provable answer as a constant, else None."""
         difference = poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
-        answer = self._known._decide(type(e), difference)
+        answer = self._known._decide_comparison(type(e), difference)
         return None if answer is None else const(answer, "bool")
 
-    def _at_most(self, e: LE, depth: int) -> PrimExpr | None:
-        """Return a <= b as the opposite of b < a, where rules rewrite that."""
-        strict = binary(LT, e.b, e.a)
-        formed = self.form(strict, depth + 1)
-        return None if formed is strict else _opposite(formed)
+    def _simplify_as_negation(self, e: LE, depth: int) -> PrimExpr | None:
+        """Simplify a <= b as the negation of b < a, where rules rewrite that."""
+        strict = fold_binary(LT, e.b, e.a)
+        formed = self.simplify_expr(strict, depth + 1)
+        return None if formed is strict else _negate_condition(formed)
 
-    def _shorter(self, e: PrimExpr) -> PrimExpr | None:
-        """Return the normal form of a node, if it has fewer operations."""
-        if not (is_number(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
+    def _shorter_canonical_form(self, e: PrimExpr) -> PrimExpr | None:
+        """Return the canonical form of a node if it has fewer operations, else None."""
+        if not (is_index_dtype(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
             return None
-        if isinstance(e, _COMPARISONS) and is_number(e.a):
+        if isinstance(e, _COMPARISONS) and is_index_dtype(e.a):
             is_exact = not any(isinstance(inner, prim.Div) for inner in post_order(e))
             return self._shorter_comparison(e) if is_exact else None
         form = self._known.simplify(e)
-        return form if _length(form) < _length(e) else None
+        # The canonical form may be longer, as products are expanded in it.
+        return form if _num_nodes(form) < _num_nodes(e) else None
 
     def _shorter_comparison(self, e: BinaryExpr) -> PrimExpr | None:
-        """Return a comparison of whole numbers without terms that both sides share.
+        """Return an integer comparison without the terms common to both sides, if shorter.
 
         Every term is on the side where it is added, by `<` or `<=`; None if that is not shorter.
         """
         kind, p = type(e), poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
         if kind in (GT, GE):
             kind, p = (LT if kind is GT else LE), poly.add({}, p, -1)
-        offset = p.pop(ONE, 0) if ONE in (p := dict(p)) else 0
+        offset = p.pop(CONSTANT_MONOMIAL, 0) if CONSTANT_MONOMIAL in (p := dict(p)) else 0
         common = poly.content(p)
         if kind in (EQ, NE):
+            # Whole numbers: the left side is a multiple of the common divisor and the right one is
+            # not.
             if offset % common:
                 return const(kind is NE, "bool")
         elif kind is LT:
             kind, offset = LE, offset + 1
+        # Rounded up: over whole numbers the tighter of the two.
         offset = -(-offset // common)
         lhs = {m: c // common for m, c in p.items() if c > 0}
         rhs = {m: -c // common for m, c in p.items() if c < 0}
@@ -125,22 +143,24 @@ class RewriteSimplifier:
         else:
             rhs = poly.add(rhs, poly.constant(-offset))
         dtype = e.a.dtype
-        shorter = binary(kind, self._known._emit(lhs, dtype), self._known._emit(rhs, dtype))
-        return None if _length(shorter) >= _length(e) else shorter
+        shorter = fold_binary(
+            kind, self._known._poly_to_expr(lhs, dtype), self._known._poly_to_expr(rhs, dtype)
+        )
+        return None if _num_nodes(shorter) >= _num_nodes(e) else shorter
 
 
-_OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {EQ: NE, NE: EQ, LT: LE, LE: LT}
+_NEGATED_COMPARISON: dict[type[PrimExpr], type[BinaryExpr]] = {EQ: NE, NE: EQ, LT: LE, LE: LT}
 
 
-def _opposite(condition: PrimExpr) -> PrimExpr:
-    """Return the opposite of a condition in its form."""
+def _negate_condition(condition: PrimExpr) -> PrimExpr:
+    """Return the negation of a condition in simplified form."""
     match condition:
         case IntImm(value=value):
             return const(not value, "bool")
         case EQ(a=a, b=b) | NE(a=a, b=b):
-            return binary(_OPPOSITE[type(condition)], a, b)
+            return fold_binary(_NEGATED_COMPARISON[type(condition)], a, b)
         case LT(a=a, b=b) | LE(a=a, b=b):
-            return binary(_OPPOSITE[type(condition)], b, a)
+            return fold_binary(_NEGATED_COMPARISON[type(condition)], b, a)
         case prim.And(a=a, b=b):
             return prim.Or(prim.Not(a), prim.Not(b), "bool")
         case prim.Or(a=a, b=b):
@@ -148,27 +168,27 @@ def _opposite(condition: PrimExpr) -> PrimExpr:
     return prim.Not(condition)
 
 
-def _holds_rest(e: PrimExpr) -> bool:
-    """Return whether a node is a remainder of a division that rounds towards zero.
+def _is_truncmod(e: PrimExpr) -> bool:
+    """Return whether a node is a truncated remainder.
 
     a - truncdiv(a, b) * b, its opposite or a multiple of it stay in one piece.
     """
     match e:
         case prim.Sub(a=IntImm(value=0), b=prim.Sub() as inside):
-            return _holds_rest(inside)
+            return _is_truncmod(inside)
         case prim.Mul(a=prim.Sub() as inside, b=IntImm()):
-            return _holds_rest(inside)
+            return _is_truncmod(inside)
         case prim.Sub(a=a, b=prim.Mul(a=prim.Div(a=divided, b=by), b=IntImm(value=size))):
-            return size > 0 and prim.is_const(by, size) and same(a, divided)
+            return size > 0 and prim.is_const(by, size) and is_same_expr(a, divided)
     return False
 
 
-def _length(expr: PrimExpr) -> int:
-    """Return how many nodes an expression is written with."""
+def _num_nodes(expr: PrimExpr) -> int:
+    """Return the number of nodes of an expression as a tree."""
     sizes: dict[int, int] = {}
     for node in post_order(expr):
         sizes[id(node)] = 1 + sum(sizes[id(c)] for c in children(node))
     return sizes[id(expr)]
 
 
-__all__ = ["RULES", "RewriteSimplifier"]
+__all__ = ["REWRITE_SIMPLIFY_RULES", "RewriteSimplifier"]

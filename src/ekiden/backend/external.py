@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.ir.extensions import note_extension
+from ekiden.ir.extensions import record_extension
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.structural import structural_digest
 from ekiden.relay.expr import Function
 from ekiden.runtime import Module, get_global_func, register_func
-from ekiden.runtime.devices.engines import guarded, kept_for
+from ekiden.runtime.devices.engines import region_code, with_engine_errors
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -37,7 +37,7 @@ class ExternalCompiler:
     compile: Callable[[Function], str]
 
 
-_EXTERNALS: dict[str, ExternalCompiler] = {}
+_EXTERNAL_COMPILERS: dict[str, ExternalCompiler] = {}
 
 
 def register_external(compiler: str, codegen: ExternalCodegen) -> None:
@@ -46,15 +46,15 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
     Executables that need it can be loaded from then on: they keep the functions, and have them
     compiled when they are loaded.
     """
-    note_extension(codegen)
+    record_extension(codegen)
 
-    def make(symbol: str, metadata: str) -> ExternalKernel:
-        """Compile a function again that an executable stores as JSON, and return its kernel."""
-        function = load_json(kept_for(symbol, metadata))
+    def load_kernel(symbol: str, metadata: str) -> ExternalKernel:
+        """Compile a function that an executable stores as JSON and return its kernel."""
+        function = load_json(region_code(symbol, metadata))
         assert isinstance(function, Function)
-        return guarded(compiler, symbol, codegen(function))
+        return with_engine_errors(compiler, symbol, codegen(function))
 
-    register_func(f"ek.external.{compiler}", make, override=True)
+    register_func(f"ek.external.{compiler}", load_kernel, override=True)
     register_compiler(compiler, ExternalCompiler(save_json))
 
 
@@ -62,10 +62,10 @@ def register_compiler(name: str, external: ExternalCompiler) -> None:
     """Register a compiler; the global function ek.external.<name> makes kernels where it
     is loaded.
     """
-    _EXTERNALS[name] = external
+    _EXTERNAL_COMPILERS[name] = external
 
 
-def _registered_as_in_tvm(compiler: str) -> bool:
+def _register_tvm_codegen(compiler: str) -> bool:
     """Register the global function relay.ext.<compiler> as code generator if it exists; return
     whether it does.
     """
@@ -73,7 +73,7 @@ def _registered_as_in_tvm(compiler: str) -> bool:
     if make is None:
         return False
 
-    def codegen(function: Function) -> ExternalKernel:
+    def compile_with_tvm_codegen(function: Function) -> ExternalKernel:
         """Return the function of the symbol in the module that TVM's generator returns. Raises
         CompileError for another result.
         """
@@ -83,11 +83,11 @@ def _registered_as_in_tvm(compiler: str) -> bool:
             raise CompileError(f"relay.ext.{compiler}: it should give a module, got {type_name}")
         return module.get_function(symbol)
 
-    register_external(compiler, codegen)
+    register_external(compiler, compile_with_tvm_codegen)
     return True
 
 
-def is_external(function: Function) -> bool:
+def is_external_function(function: Function) -> bool:
     """Return whether a function is for an external compiler."""
     return function.attr("Compiler") is not None
 
@@ -98,8 +98,8 @@ def build_external(function: Function) -> tuple[str, list[str]]:
     Raises CompileError if its compiler is not registered.
     """
     compiler, symbol = str(function.attr("Compiler")), str(function.attr("global_symbol"))
-    if compiler not in _EXTERNALS and not _registered_as_in_tvm(compiler):
-        registered = ", ".join(sorted(_EXTERNALS)) or "none is"
+    if compiler not in _EXTERNAL_COMPILERS and not _register_tvm_codegen(compiler):
+        registered = ", ".join(sorted(_EXTERNAL_COMPILERS)) or "none is"
         raise CompileError(
             f"function {symbol!r} is for the external compiler {compiler!r}, which has no code "
             f"generator (registered: {registered}); register one with backend.external."
@@ -108,4 +108,4 @@ def build_external(function: Function) -> tuple[str, list[str]]:
             "relay.transform.Inline() and DefuseOps()"
         )
     name = f"{symbol}_{structural_digest(function)[:12]}"
-    return name, [compiler, _EXTERNALS[compiler].compile(function)]
+    return name, [compiler, _EXTERNAL_COMPILERS[compiler].compile(function)]

@@ -10,7 +10,7 @@ from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.byoc.onednn_regions import OneDnnEngine
 from ekiden.byoc.onnx_regions import OnnxEngine
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.extensions import note_extension
+from ekiden.ir.extensions import record_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Sequential
@@ -21,13 +21,18 @@ from ekiden.relay.transform.external.merge_compiler_regions import MergeCompiler
 from ekiden.relay.transform.external.merge_composite import MergeComposite, PatternEntry
 from ekiden.relay.transform.external.partition_graph import PartitionGraph
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.inline import apply_function, inline
+from ekiden.relay.transform.language.inline import inline, inline_application
 from ekiden.relay.transform.language.scopes import evaluation_order, rewrite_graph
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.devices.engines import guarded, missing_engine, register_loader, text_of
+from ekiden.runtime.devices.engines import (
+    encode_code,
+    missing_engine_message,
+    register_loader,
+    with_engine_errors,
+)
 from ekiden.runtime.errors import CompileError, EkidenError, LoadError
 
-_LOG = logging.getLogger("ekiden")
+_LOGGER = logging.getLogger("ekiden")
 
 
 class Backend(Protocol):
@@ -61,7 +66,7 @@ _BUILTIN_BACKENDS: tuple[Backend, ...] = (
     OnnxEngine("openvino"),
     OneDnnEngine("onednn"),
 )
-_BACKENDS: dict[str, Backend] = {each.name: each for each in _BUILTIN_BACKENDS}
+_REGISTERED_BACKENDS: dict[str, Backend] = {each.name: each for each in _BUILTIN_BACKENDS}
 """By name; those that Ekiden has, and what users register."""
 
 
@@ -74,39 +79,41 @@ def register(backend: Backend) -> None:
         raise CompileError(
             f"byoc: engine: a name of letters, digits and low bars expected, got {name!r}"
         )
-    note_extension(type(backend))
-    _BACKENDS[backend.name] = backend
-    _compiles(backend)
+    record_extension(type(backend))
+    _REGISTERED_BACKENDS[backend.name] = backend
+    _validate_backend(backend)
 
     def load(symbol: str, code: bytes) -> Callable[..., None]:
-        return guarded(backend.name, symbol, backend.load(symbol, code))
+        return with_engine_errors(backend.name, symbol, backend.load(symbol, code))
 
     register_loader(backend.name, load)
 
 
-def _compiles(backend: Backend) -> None:
+def _validate_backend(backend: Backend) -> None:
     register_compiler(
-        backend.name, ExternalCompiler(lambda region: text_of(_code(backend, region)))
+        backend.name, ExternalCompiler(lambda region: encode_code(_compile_region(backend, region)))
     )
 
 
-for _backend in _BACKENDS.values():
-    _compiles(_backend)
+for _backend in _REGISTERED_BACKENDS.values():
+    _validate_backend(_backend)
 
 
-def _find(name: object) -> Backend:
-    """Look up an engine by name. Raises CompileError if it is unknown or not installed."""
-    if not isinstance(name, str) or name not in _BACKENDS:
-        names = ", ".join(f"'{engine_name}'" for engine_name in sorted(_BACKENDS))
+def _lookup_backend(name: object) -> Backend:
+    """Look up a registered backend by name. Raises CompileError if it is unknown or not
+    installed.
+    """
+    if not isinstance(name, str) or name not in _REGISTERED_BACKENDS:
+        names = ", ".join(f"'{engine_name}'" for engine_name in sorted(_REGISTERED_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {names}, got {name!r}")
-    if lacks := missing_engine(name):
+    if lacks := missing_engine_message(name):
         raise CompileError(f"byoc: {lacks}")
-    return _BACKENDS[name]
+    return _REGISTERED_BACKENDS[name]
 
 
-def present() -> list[str]:
-    """Return the names of the installed engines, in registration order."""
-    return [name for name in _BACKENDS if not missing_engine(name)]
+def installed_backends() -> list[str]:
+    """Return the names of the installed backends, in registration order."""
+    return [name for name in _REGISTERED_BACKENDS if not missing_engine_message(name)]
 
 
 def partition(module: IRModule, engine: str) -> IRModule:
@@ -115,41 +122,44 @@ def partition(module: IRModule, engine: str) -> IRModule:
     refuses when tried. The logger "ekiden" names each region. Raises CompileError for an engine
     that is unknown or not installed.
     """
-    _find(engine)
-    return cut_out(module, engine)
+    _lookup_backend(engine)
+    return partition_for_backend(module, engine)
 
 
-def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
-    """Partition a module for an installed engine. If `forgives`, a region on which the engine
+def partition_for_backend(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
+    """Partition a module for an installed backend. If `forgives`, a region on which the engine
     violates the Backend contract stays with Ekiden, with a warning.
     """
-    backend = _BACKENDS[engine]
+    backend = _REGISTERED_BACKENDS[engine]
     partitioned = Sequential(
         [
             InferType(),
-            MergeComposite(_patterns(backend)),
+            # TVM's pass order: composites first, so that regions merge around whole patterns.
+            MergeComposite(_validated_patterns(backend)),
             AnnotateTarget(engine),
             MergeCompilerRegions(),
             PartitionGraph(),
             InferType(),
         ]
     )(module)
-    placed = _placed_elsewhere(partitioned)
+    placed = _find_offloaded_functions(partitioned)
     refused: set[GlobalVar] = set()
     for name, function in partitioned.functions.items():
         if not isinstance(function, Function) or function.attr("Compiler") != engine:
             continue
-        if reason := placed.get(name) or _refusal(backend, name.name_hint, function, forgives):
-            _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, reason)
+        if reason := placed.get(name) or _rejection_reason(
+            backend, name.name_hint, function, forgives
+        ):
+            _LOGGER.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, reason)
             refused.add(name)
         else:
-            _LOG.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
+            _LOGGER.info("byoc: '%s' goes to the engine '%s'", name.name_hint, engine)
     return inline_regions(partitioned, refused)
 
 
-def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
-    """Return the functions whose results the program places off the host, where engines run, each
-    with a message.
+def _find_offloaded_functions(module: IRModule) -> dict[GlobalVar, str]:
+    """Return the functions whose results are placed off the host, where backends run, each with a
+    message.
     """
     placed: dict[GlobalVar, str] = {}
     for function in module.functions.values():
@@ -166,69 +176,77 @@ def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
     return placed
 
 
-def _patterns(backend: Backend) -> Sequence[PatternEntry]:
-    """Return an engine's patterns. Raises CompileError if they are malformed or a name lacks the
-    engine's prefix.
+def _validated_patterns(backend: Backend) -> Sequence[PatternEntry]:
+    """Return a backend's pattern table after validating it. Raises CompileError if they are
+    malformed or a name lacks the engine's prefix.
     """
-    entries = _asked(backend, None, backend.patterns)
+    entries = _call_backend(backend, None, backend.patterns)
     if not isinstance(entries, (list, tuple)):
-        raise _broken(backend, f"it gave a {type(entries).__name__} of its patterns")
+        raise _contract_error(backend, f"it gave a {type(entries).__name__} of its patterns")
     for name, *_ in entries:
         if not name.startswith(f"{backend.name}."):
-            raise _broken(backend, f"names of patterns begin with '{backend.name}.', got {name!r}")
+            raise _contract_error(
+                backend, f"names of patterns begin with '{backend.name}.', got {name!r}"
+            )
     return entries
 
 
-def _code(backend: Backend, region: Function) -> bytes:
-    """Return a region's code from its engine. Raises CompileError for any error of the engine's."""
-    code = _asked(backend, region, lambda: backend.compile(region))
+def _compile_region(backend: Backend, region: Function) -> bytes:
+    """Return the code that a backend compiles for a region. Raises CompileError for any error of
+    the engine's.
+    """
+    code = _call_backend(backend, region, lambda: backend.compile(region))
     if not isinstance(code, bytes):
-        raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region", region)
+        raise _contract_error(
+            backend, f"it gave a {type(code).__name__} of the code of a region", region
+        )
     return code
 
 
-def _asked(backend: Backend, region: Function | None, question: Callable[[], object]) -> object:
-    """Call into an engine, passing its refusals through and turning any other error into
-    _BrokenError.
+def _call_backend(
+    backend: Backend, region: Function | None, question: Callable[[], object]
+) -> object:
+    """Call into a backend, passing CompileError through and turning any other exception into
+    _BackendContractError.
     """
     try:
         return question()
     except EkidenError:
         raise
     except Exception as error:  # of code that is not ours
-        raise _broken(backend, f"{type(error).__name__}: {error}", region) from error
+        raise _contract_error(backend, f"{type(error).__name__}: {error}", region) from error
 
 
-class _BrokenError(CompileError):
-    """Raised when an engine violates the Backend contract, as opposed to refusing a region."""
+class _BackendContractError(CompileError):
+    """Violation of the `Backend` contract, as opposed to the refusal of a region."""
 
 
-def _broken(backend: Backend, why: str, region: Function | None = None) -> CompileError:
-    """Return an error that names the engine and, for a region, its name and nodes."""
+def _contract_error(backend: Backend, why: str, region: Function | None = None) -> CompileError:
+    """Return an error that names the backend and, for a region, its name and source nodes."""
     where = "" if region is None else f" region '{region.attr('global_symbol')}'"
-    spans = [] if region is None else [c.span for c in operators_of(region) if c.span]
+    spans = [] if region is None else [c.span for c in operator_calls(region) if c.span]
     nodes = ", ".join(dict.fromkeys(map(str, spans)))
-    return _BrokenError(
+    return _BackendContractError(
         f"byoc: engine '{backend.name}':{where}{f' ({nodes})' if nodes else ''}"
         f"{':' if where else ''} {why}"
     )
 
 
-def operators_of(region: Function) -> list[Call]:
+def operator_calls(region: Function) -> list[Call]:
     """Return the operator calls of a region, in evaluation order."""
     order = post_order(region.body, into_functions=True)
     return [e for e in order if isinstance(e, Call) and isinstance(e.op, Op)]
 
 
-def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) -> str:
-    """Return why an engine refuses a region; empty if it accepts it."""
+def _rejection_reason(backend: Backend, symbol: str, region: Function, forgives: bool) -> str:
+    """Return why a backend rejects a region; empty if it accepts it."""
     try:
-        code = _code(backend, region)
-        runner = _asked(backend, region, lambda: backend.load(symbol, code))
+        code = _compile_region(backend, region)
+        runner = _call_backend(backend, region, lambda: backend.load(symbol, code))
         if not callable(runner):
             what = f"it gave a {type(runner).__name__} of what runs a region"
-            raise _broken(backend, what, region)
-    except _BrokenError as error:
+            raise _contract_error(backend, what, region)
+    except _BackendContractError as error:
         if not forgives:
             raise
         return str(error)
@@ -245,12 +263,14 @@ def inline_regions(module: IRModule, names: Set[GlobalVar]) -> IRModule:
     for name in names:
         region = functions[name]
         assert isinstance(region, Function)
-        functions[name] = Function(region.params, rewrite_graph(region.body, _without_patterns))
+        functions[name] = Function(
+            region.params, rewrite_graph(region.body, _inline_composite_call)
+        )
     return InferType()(inline(module.with_functions(functions), lambda name, _: name in names))
 
 
-def _without_patterns(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _inline_composite_call(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """Inline a call of a composite function."""
     if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Composite"):
-        return apply_function(new.op, new)
+        return inline_application(new.op, new)
     return new

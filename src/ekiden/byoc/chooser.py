@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.byoc.backend import cut_out, inline_regions, present
+from ekiden.byoc.backend import inline_regions, installed_backends, partition_for_backend
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
@@ -19,7 +19,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -27,12 +27,12 @@ from ekiden.runtime.profile.timing import min_times_interleaved
 
 __all__ = ["Choice", "choose"]
 
-_LOG = logging.getLogger("ekiden")
-MIN_TIMING_S = 0.05
+_LOGGER = logging.getLogger("ekiden")
+MIN_REGION_TIMING_S = 0.05
 """Seconds that the runs of a region take with each, at least."""
-MAX_TIME_RATIO = 0.95
+MAX_KEPT_TIME_RATIO = 0.95
 """An engine's time is at most this share of Ekiden's: what is no faster for sure is left alone."""
-UNKNOWN_SIZE = 1
+DYNAMIC_DIM_SIZE = 1
 """A size that is not known."""
 
 ModelFunction = Callable[[Sequence[Array]], object]
@@ -40,7 +40,7 @@ ModelFunction = Callable[[Sequence[Array]], object]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A region, and which engine ran it faster; times in seconds."""
+    """Measured run times of a region in an engine and in Ekiden's own kernels, in seconds."""
 
     region: str
     operators: str
@@ -51,7 +51,7 @@ class Choice:
     @property
     def kept(self) -> bool:
         """Return whether the engine keeps the region."""
-        return self.its < MAX_TIME_RATIO * self.own
+        return self.its < MAX_KEPT_TIME_RATIO * self.own
 
     def __str__(self) -> str:
         times = f"{self.engine} {self.its * 1e6:.1f} us, Ekiden {self.own * 1e6:.1f} us"
@@ -61,63 +61,66 @@ class Choice:
 def choose(
     module: IRModule, compile: Callable[[IRModule], ModelFunction]
 ) -> tuple[IRModule, list[Choice]]:
-    """Return the module with the regions that an engine runs faster than Ekiden, as measured now.
-    Inputs are random, with 1 for unknown sizes. Installed engines are tried in registration
-    order, each on what the previous ones left. `compile` turns a module into a function. The
-    logger "ekiden" reports the measurements.
+    """Return the module with only the regions that an engine runs faster than Ekiden, and every
+    measurement. Inputs are random, with 1 for unknown sizes. Installed engines are tried in
+    registration order, each on what the previous ones left. `compile` turns a module into a
+    function. The logger "ekiden" reports the measurements.
     """
     choices: list[Choice] = []
-    for engine in present():
+    for engine in installed_backends():
         try:
-            partitioned = cut_out(module, engine, forgives=True)
+            partitioned = partition_for_backend(module, engine, forgives=True)
         except EkidenError as error:  # of an engine's patterns
-            _LOG.warning("byoc: the engine '%s' is left out: %s", engine, error)
+            _LOGGER.warning("byoc: the engine '%s' is left out: %s", engine, error)
             continue
         slower: set[GlobalVar] = set()
         for name, region in partitioned.functions.items():
             if not isinstance(region, Function) or region.attr("Compiler") != engine:
                 continue
-            choice = _measured(name, region, engine, compile)
+            choice = _time_region(name, region, engine, compile)
             if choice is None or not choice.kept:
                 slower.add(name)
             if choice is not None:
-                _LOG.info("byoc: %s", choice)
+                _LOGGER.info("byoc: %s", choice)
                 choices.append(choice)
         module = inline_regions(partitioned, slower)
     return module, choices
 
 
-def _measured(
+def _time_region(
     name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], ModelFunction]
 ) -> Choice | None:
-    """Return both times; None, with a logged warning, if the region does not run by itself."""
-    feed = _random(region)
+    """Measure a region in both implementations; None, with a logged warning, if it does not run by
+    itself.
+    """
+    feed = _random_inputs(region)
+    # Fresh parameters: a Var may be bound by one function only.
     params = tuple(param.with_fields() for param in region.params)
     theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
     own = inline_regions(theirs, {name})
     try:
         runs = [compile(candidate) for candidate in (theirs, own)]
-        its, ours = min_times_interleaved([partial(run, feed) for run in runs], MIN_TIMING_S)
+        its, ours = min_times_interleaved([partial(run, feed) for run in runs], MIN_REGION_TIMING_S)
     except EkidenError as error:
-        _LOG.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
+        _LOGGER.warning("byoc: '%s' stays with Ekiden: %s", name.name_hint, error)
         return None
-    return Choice(name.name_hint, _operators(region), engine, its, ours)
+    return Choice(name.name_hint, _count_operators(region), engine, its, ours)
 
 
-def _operators(region: Function) -> str:
-    """Return the region's operators with their counts, such as `nn.dense x 2, nn.relu`."""
-    names = [op_of(expr) for expr in post_order(region.body, into_functions=True)]
+def _count_operators(region: Function) -> str:
+    """Return the operator counts of a region as text, such as `nn.dense x 2, nn.relu`."""
+    names = [op_name_of(expr) for expr in post_order(region.body, into_functions=True)]
     counts = Counter(filter(None, names))
     return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in sorted(counts.items()))
 
 
-def _random(region: Function) -> list[Array]:
-    """Return random inputs for a region."""
+def _random_inputs(region: Function) -> list[Array]:
+    """Return random arrays for the parameters of a region."""
     rng = np.random.default_rng(0)
     arrays = []
     for param in region.params:
         kind = param.checked_type
         assert isinstance(kind, TensorType), "regions have tensors as parameters"
-        shape = [dim.value if isinstance(dim, IntImm) else UNKNOWN_SIZE for dim in kind.shape]
+        shape = [dim.value if isinstance(dim, IntImm) else DYNAMIC_DIM_SIZE for dim in kind.shape]
         arrays.append(rng.random(shape).astype(to_numpy(kind.dtype)))
     return arrays

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 from ekiden import __version__
-from ekiden.cli.completion import SHELLS, script
+from ekiden.cli.completion import COMPLETION_SHELLS, completion_script
 
 COMMANDS = {
     "compile": "compile a model to an artifact",
@@ -41,8 +41,8 @@ def _module(name: str) -> ModuleType:
     return import_module(f"ekiden.cli.{name}")
 
 
-class Completion(argparse.Action):
-    """The action of `--completion SHELL`, which prints the script and exits."""
+class CompletionAction(argparse.Action):
+    """Argparse action of `--completion SHELL`: print the completion script and exit."""
 
     def __call__(
         self,
@@ -52,18 +52,22 @@ class Completion(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Print the script: the options of each command are those of its parser."""
-        print(script(str(values), {name: _options(name) for name in COMMANDS}, COMMANDS))
+        print(
+            completion_script(
+                str(values), {name: _option_strings(name) for name in COMMANDS}, COMMANDS
+            )
+        )
         parser.exit()
 
 
-def _options(name: str) -> list[str]:
+def _option_strings(name: str) -> list[str]:
     command = argparse.ArgumentParser()
     command.add_argument("-v", "--verbose")
     _module(name).arguments(command)
     return [text for action in command._actions for text in action.option_strings]
 
 
-def parser(selected: str | None) -> argparse.ArgumentParser:
+def build_parser(selected: str | None) -> argparse.ArgumentParser:
     """Build the argument parser. Only the selected command's module is imported, so that --help is
     fast.
     """
@@ -71,7 +75,7 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="ekiden", description=description)
     top.add_argument("--version", action="version", version=f"ekiden {__version__}")
     top.add_argument(
-        "--completion", choices=SHELLS, action=Completion,
+        "--completion", choices=COMPLETION_SHELLS, action=CompletionAction,
         help="print what completes commands: eval \"$(ekiden --completion bash)\"",
     )  # fmt: skip
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -81,6 +85,7 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
             "-v", "--verbose", action="count", default=0,
             help="say on standard error what is being done; twice: each pass and kernel",
         )  # fmt: skip
+        # Only the selected command's module is imported: the others would double the start-up time.
         if name == selected:
             module = _module(name)
             module.arguments(command)
@@ -89,18 +94,20 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0, or 1 with one line on standard error for what the user can mend.
+    """Run the command line `argv`, and return the exit status: 0, or 1 after one line on standard
+    error for a mistake of the user.
 
     Wrong usage exits with 2, as argparse does.
     """
     try:
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        return _dispatch_command(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while modules are imported, too
+        # 128 + SIGINT, as shells report an interrupted command.
         return 130
 
 
-def _main(args: Sequence[str]) -> int:
-    options = parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
+def _dispatch_command(args: Sequence[str]) -> int:
+    options = build_parser(args[0] if args and args[0] in COMMANDS else None).parse_args(args)
     errors = import_module("ekiden.runtime.errors")
     run: Callable[[argparse.Namespace], int] = options.run
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, as on stderr
@@ -116,15 +123,16 @@ def _main(args: Sequence[str]) -> int:
             sys.stdout.flush()  # here, where what goes wrong with it is said
         return status
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        # Otherwise the interpreter's flush at exit raises the same error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (errors.EkidenError, OSError, MemoryError) as error:
-        print(f"ekiden {options.command}: {_error_line(error, options.command)}", file=sys.stderr)
+        print(f"ekiden {options.command}: {_format_error(error, options.command)}", file=sys.stderr)
         return 1
 
 
-def _error_line(error: BaseException, command: str) -> str:
-    """Format an error in one line, with the notes attached to it."""
+def _format_error(error: BaseException, command: str) -> str:
+    """Format an exception with its notes as one line."""
     text = str(error).removeprefix(f"{command}: ")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         text = f"'{error.filename}': {(error.strerror or '').lower()}"

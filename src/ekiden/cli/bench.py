@@ -14,17 +14,17 @@ import numpy as np
 from ekiden import runtime
 from ekiden.cli import benchmark_log
 from ekiden.cli.options import (
-    FILE_HELP,
-    add_dims,
-    add_remote,
-    open_given,
-    positive,
-    read_arrays,
-    sizes,
-    threads,
+    MODEL_FILE_HELP,
+    add_dim_argument,
+    add_remote_arguments,
+    load_named_arrays,
+    open_local_or_remote,
+    parse_dim_sizes,
+    positive_float,
+    thread_count,
 )
 from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.remote import RemoteExecutable
+from ekiden.compiler.remote import RemoteModel
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executable.executable import Executable
@@ -33,18 +33,20 @@ from ekiden.runtime.files import check_folder
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
-    add_dims(parser)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
+    add_dim_argument(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
-    parser.add_argument("--seconds", type=positive, default=2.0, help="how long to measure (2)")
-    parser.add_argument("--threads", type=threads, help="of the pool, else one for each core")
+    parser.add_argument(
+        "--seconds", type=positive_float, default=2.0, help="how long to measure (2)"
+    )
+    parser.add_argument("--threads", type=thread_count, help="of the pool, else one for each core")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--log", metavar="FILE", help="add a line in TVM's Benchmark Performance Log Format"
     )
-    add_remote(parser)
+    add_remote_arguments(parser)
 
 
 def _describe_input(value: object) -> str:
@@ -66,18 +68,21 @@ def run(options: argparse.Namespace) -> int:
         runtime.num_threads(options.threads)
     if options.log is not None:
         check_folder(options.log)
-    executable = open_given(options)
-    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
-    times = _times(executable, feed, options.seconds)
+    executable = open_local_or_remote(options)
+    feed = random_inputs(executable, parse_dim_sizes(options.dim), load_named_arrays(options.input))
+    times = _measure_call_times(executable, feed, options.seconds)
     times.sort()
+    # Order statistics, which single disturbed calls do not move.
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
     shapes = {name: _describe_input(value) for name, value in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
     if options.log is not None:
         where = options.remote or ""
         name = os.path.basename(options.file)
-        log_entry = benchmark_log.entry(name, shapes, times, executable.target, threads, where)
-        benchmark_log.append(options.log, log_entry)
+        log_entry = benchmark_log.build_log_entry(
+            name, shapes, times, executable.target, threads, where
+        )
+        benchmark_log.append_log_entry(options.log, log_entry)
     if options.json:
         summary = {
             "file": options.file,
@@ -98,14 +103,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _times(
-    executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
+def _measure_call_times(
+    executable: Executable | RemoteModel, feed: Mapping[str, Array], seconds: float
 ) -> list[float]:
-    """Return the seconds of whole calls from Python, results included; of a remote model, of runs
-    by the clock there.
+    """Return the durations of whole calls in seconds, output conversion included; of a remote
+    model, those of its server's clock.
     """
-    if isinstance(executable, RemoteExecutable):
-        return executable.times(feed, seconds)
+    if isinstance(executable, RemoteModel):
+        return executable.measure(feed, seconds)
+    # Warm-up: first calls fault pages in and fill caches.
     for _ in range(3):
         executable(**feed)
     times: list[float] = []

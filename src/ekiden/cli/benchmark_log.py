@@ -15,10 +15,10 @@ from pathlib import Path
 from ekiden.ir.installed import version_of
 from ekiden.runtime.files import check_folder
 
-SCHEMA = "0.1"
+LOG_SCHEMA_VERSION = "0.1"
 
 
-def entry(
+def build_log_entry(
     workload: str,
     inputs: Mapping[str, str],
     seconds: Sequence[float],
@@ -26,25 +26,24 @@ def entry(
     threads: int | None,
     hardware: str = "",
 ) -> dict[str, object]:
-    """Return the log fields of a measurement of whole calls.
-    Args:
-        workload: The name of the model.
-        inputs: The dtype and shape of each input, as text.
-        seconds: The time of each call.
-        target: The target of the code.
-        threads: The number of threads.
-        hardware: The machine; by default this one's processor.
+    """Return the fields of a log entry for the measured `seconds` of whole calls. Args:
+    workload: The name of the model.
+    inputs: The dtype and shape of each input, as text.
+    seconds: The time of each call.
+    target: The target of the code.
+    threads: The number of threads.
+    hardware: The machine; by default this one's processor.
     """
     times = [run_seconds * 1e3 for run_seconds in seconds]
     environment = {"os": platform.platform(), "python": platform.python_version()}
     return {
         "workload": workload,
         "engine": "ekiden",
-        "hardware": hardware or processor(),
+        "hardware": hardware or cpu_model_name(),
         "runtime_ms_mean": statistics.fmean(times),
         "runtime_ms_std": statistics.pstdev(times),
         "timestamp": time.time(),
-        "schema_version": SCHEMA,
+        "schema_version": LOG_SCHEMA_VERSION,
         "metadata": {},
         "workload_args": {"inputs": dict(inputs)},
         "workload_metadata": {},
@@ -60,8 +59,8 @@ def entry(
     }
 
 
-def processor() -> str:
-    """Return the name of this machine's processor, or its architecture if it has none."""
+def cpu_model_name() -> str:
+    """Return the model name of this machine's CPU, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -70,8 +69,8 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def append(path: str, fields: Mapping[str, object]) -> None:
-    """Append a line to a log, which is created if missing. Raises OSError."""
+def append_log_entry(path: str, fields: Mapping[str, object]) -> None:
+    """Append a JSON line to a log file, which is created if missing. Raises OSError."""
     check_folder(path)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable
 
 from ekiden.compiler.cache.files import (
-    as_rows,
     cache_stats,
     export_cache,
     import_cache,
     prune_cache,
+    stats_rows,
 )
 from ekiden.runtime.environment import parse_bytes
 from ekiden.runtime.errors import InputError
@@ -34,14 +34,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the requested action, and report what was done."""
-    return ACTIONS[options.action](options)
+    return CACHE_ACTIONS[options.action](options)
 
 
-def _stats(options: argparse.Namespace) -> int:
-    """Print files and bytes by folder and kind."""
+def _print_cache_stats(options: argparse.Namespace) -> int:
+    """Print the number of files and bytes by folder and kind."""
     rows = cache_stats()
     if options.json:
-        print(json.dumps(as_rows(rows), indent=1))
+        print(json.dumps(stats_rows(rows), indent=1))
         return 0
     layer = ""
     for row in rows:
@@ -54,22 +54,23 @@ def _stats(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export_cache(options: argparse.Namespace) -> int:
     count = export_cache(options.file, everything=options.all)
     print(f"{options.file}: {count} files")
     return 0
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import_cache(options: argparse.Namespace) -> int:
     done = import_cache(options.file)
-    print(f"{done.new} files are new, {done.there} were there, {done.refused} were refused")
+    print(f"{done.imported} files are new, {done.present} were there, {done.refused} were refused")
     return 0
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune_cache(options: argparse.Namespace) -> int:
     limit = parse_bytes(options.limit) if options.limit is not None else None
     if options.limit is not None and limit is None:
         raise InputError(f"--limit: expected bytes, such as 500M, got '{options.limit}'")
+    # Without a criterion it would either remove nothing or everything.
     if limit is None and not options.stale:
         raise InputError("expected --limit BYTES, --stale or both")
     count, freed = prune_cache(limit, options.stale)
@@ -77,6 +78,9 @@ def _prune(options: argparse.Namespace) -> int:
     return 0
 
 
-ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "stats": _stats, "export": _export, "import": _import, "prune": _prune,
-}  # fmt: skip
+CACHE_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "stats": _print_cache_stats,
+    "export": _export_cache,
+    "import": _import_cache,
+    "prune": _prune_cache,
+}

@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping
 
 from ekiden.backend.vm.compile import check_module, host_functions
-from ekiden.backend.vm.pipeline import optimize
-from ekiden.cli.options import add_dims, sizes
+from ekiden.backend.vm.pipeline import optimize_module
+from ekiden.cli.options import add_dim_argument, parse_dim_sizes
 from ekiden.compiler.build import import_model
-from ekiden.compiler.inputs import tried_sizes
+from ekiden.compiler.inputs import trial_dims
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.common.survey import Survey
 from ekiden.frontend.table import frontend_of
@@ -30,8 +30,8 @@ from ekiden.runtime.artifact.metadata import Dim
 from ekiden.runtime.errors import CompileError, InputError, InternalError, UnsupportedError
 from ekiden.target import Target
 
-UNSUPPORTED_STATUS = 3
-HINT = (
+UNSUPPORTED_EXIT_STATUS = 3
+REGISTER_OPERATOR_HINT = (
     "teach the import an operator: @ekiden.frontend.onnx.register(domain, operator); "
     "see docs/cli.md"
 )
@@ -40,42 +40,42 @@ HINT = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help="an ONNX model")
-    add_dims(parser)
+    add_dim_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what the model contains; return 3 if something in it is not supported."""
-    survey = _survey(options.file)
-    dims = _dims(survey, options.dim)
+    survey = _survey_model(options.file)
+    dims = _parse_symbol_sizes(survey, options.dim)
     figures: dict[str, object] = {}
     problems = [
         f"{p.node} ({p.domain or 'ai.onnx'} {p.opset}): {p.reason}" for p in survey.problems
     ]
     if not problems:
         try:
-            figures = _figures(options.file, survey, dims, options.dim)
+            figures = _estimate_costs(options.file, survey, dims, options.dim)
         except UnsupportedError as error:
             problems = list(error.nodes) or [str(error)]
     if options.json:
-        print(json.dumps(_as_json(survey, dims, problems, figures), indent=1))
+        print(json.dumps(_report_to_json(survey, dims, problems, figures), indent=1))
     else:
-        _print(survey, dims, problems, figures)
-    return UNSUPPORTED_STATUS if problems else 0
+        _print_report(survey, dims, problems, figures)
+    return UNSUPPORTED_EXIT_STATUS if problems else 0
 
 
-def _survey(file: str) -> Survey:
+def _survey_model(file: str) -> Survey:
     row = frontend_of(file)
     if row is None or not row.has_survey:
         raise InputError(f"'{file}': what it contains is only known once it is imported")
     return row.entry().survey(file)
 
 
-def _dims(survey: Survey, texts: list[str]) -> dict[str, int]:
-    """Return a size for each symbol of the model, 1 by default. Raises InputError for an unknown
-    symbol.
+def _parse_symbol_sizes(survey: Survey, texts: list[str]) -> dict[str, int]:
+    """Return the size of each symbolic dimension of the model, 1 by default. Raises InputError for
+    an unknown symbol.
     """
-    fixed = sizes(texts)
+    fixed = parse_dim_sizes(texts)
     if unknown := [n for n in fixed if n not in survey.dimensions]:
         symbols = ", ".join(f"'{n}'" for n in survey.dimensions) or "none"
         raise InputError(
@@ -84,20 +84,21 @@ def _dims(survey: Survey, texts: list[str]) -> dict[str, int]:
     return {n: fixed.get(n, 1) for n in survey.dimensions}
 
 
-def _figures(
+def _estimate_costs(
     file: str, survey: Survey, dims: dict[str, int], texts: list[str]
 ) -> dict[str, object]:
-    """Return the FLOPs, activation bytes and host functions for these sizes. Where a model does not
-    accept dimensions of 1, those not among `texts` are increased one by one; `dims` is updated
-    to the sizes found. Errors in importing the model itself are raised; sizes for which it
-    cannot be imported are omitted.
+    """Return the FLOPs, activation bytes and host functions of the model at these sizes. Where a
+    model does not accept dimensions of 1, those not among `texts` are increased one by one;
+    `dims` is updated to the sizes found. Errors in importing the model itself are raised; sizes
+    for which it cannot be imported are omitted.
     """
     module = InferType()(import_model(file))
-    _prepared(module)
+    _check_lowerable(module)
     note = ""
-    for bound in tried_sizes(dims, sizes(texts)):
+    # Some models reject dimensions of 1, such as convolutions larger than their input.
+    for bound in trial_dims(dims, parse_dim_sizes(texts)):
         try:
-            measured = _measured(file, survey, bound, module)
+            measured = _estimate_static_costs(file, survey, bound, module)
         except CompileError as error:
             note = note or str(error)
             continue
@@ -106,36 +107,37 @@ def _figures(
     return {"flops": None, "activation_bytes": None, "note": note}
 
 
-def _prepared(module: IRModule) -> None:
-    """Raises UnsupportedError for what prevents kernels from being generated: a model that is only
-    known to be wrong then must not be said to be supported.
+def _check_lowerable(module: IRModule) -> None:
+    """Raise UnsupportedError for whatever prevents kernels from being generated, so that a model
+    known only to be invalid is not reported as supported.
     """
     try:
-        check_module(optimize(module, Target.parse("llvm")))
+        check_module(optimize_module(module, Target.parse("llvm")))
     except (CompileError, InternalError) as error:
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         raise UnsupportedError(text, (), (text,)) from error
 
 
-def _measured(
+def _estimate_static_costs(
     file: str, survey: Survey, dims: Mapping[str, int], module: IRModule
 ) -> dict[str, object]:
-    """Return the figures of a model with fixed dimensions."""
+    """Return the cost figures of a model with static shapes."""
     shapes: dict[str, tuple[Dim, ...]] = {
         p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
         for p in survey.inputs
     }
     fixed = InferType()(import_model(file, ImportOptions(shapes))) if dims else module
-    optimized = optimize(fixed, Target.parse("llvm"))
+    optimized = optimize_module(fixed, Target.parse("llvm"))
     return {
+        # A multiply-accumulate counts as two operations.
         "flops": 2 * get_total_mac_number(fixed),
-        "activation_bytes": _activations(optimized),
+        "activation_bytes": _activation_bytes(optimized),
         "host_functions": host_functions(optimized),
     }
 
 
-def _activations(module: IRModule) -> int:
-    """Return the bytes of the storage that `main` allocates, results included."""
+def _activation_bytes(module: IRModule) -> int:
+    """Return the bytes of the storage that `main` allocates, including outputs."""
     main = module["main"]
     assert isinstance(main, Function)
     calls = [e.attrs for e in evaluation_order(main.body) if isinstance(e, Call)]
@@ -143,7 +145,7 @@ def _activations(module: IRModule) -> int:
     return sum(s.value for s in sizes if isinstance(s, IntImm))
 
 
-def _as_json(
+def _report_to_json(
     survey: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
 ) -> dict[str, object]:
     """Return the report as JSON values."""
@@ -154,7 +156,7 @@ def _as_json(
     return {**values, **figures}
 
 
-def _print(
+def _print_report(
     survey: Survey, dims: dict[str, int], problems: list[str], figures: dict[str, object]
 ) -> None:
     """Print the report."""
@@ -163,10 +165,10 @@ def _print(
     for what, ports in (("input", survey.inputs), ("output", survey.outputs)):
         for port in ports:
             print(f"  {what:6}  {port}")
-    print(f"  weights {survey.parameters:,} ({_size(survey.parameter_bytes)})")
+    print(f"  weights {survey.parameters:,} ({_format_bytes(survey.parameter_bytes)})")
     if dims:
         print(f"  sizes   {', '.join(f'{n} = {v}' for n, v in dims.items())}")
-    _print_figures(figures)
+    _print_costs(figures)
     print(f"{'operator':40} {'nodes':>6}  how")
     for operator in survey.operators:
         name = f"{operator.domain}::{operator.name}" if operator.domain else operator.name
@@ -175,17 +177,17 @@ def _print(
         print(f"not supported ({len(problems)}):")
         for text in problems:
             print(f"  {text}")
-        print(HINT)
+        print(REGISTER_OPERATOR_HINT)
     else:
         print("everything is supported")
 
 
-def _print_figures(figures: dict[str, object]) -> None:
+def _print_costs(figures: dict[str, object]) -> None:
     flops, activations = figures.get("flops"), figures.get("activation_bytes")
     if isinstance(flops, int):
         print(f"  work    {flops / 1e6:,.1f} MFLOP in products and convolutions")
     if isinstance(activations, int):
-        print(f"  memory  {_size(activations)} of activations")
+        print(f"  memory  {_format_bytes(activations)} of activations")
     hosts = figures.get("host_functions")
     if isinstance(hosts, list) and hosts:
         print(f"  host    {', '.join(hosts)}")
@@ -193,5 +195,5 @@ def _print_figures(figures: dict[str, object]) -> None:
         print(f"  figures are left out: {figures['note']}")
 
 
-def _size(nbytes: int) -> str:
+def _format_bytes(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"

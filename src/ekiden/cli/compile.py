@@ -9,18 +9,28 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
-from ekiden.cli.micro_library import add_library, is_library, write_library
-from ekiden.cli.options import add_decisions, add_output, add_target, decisions_of, parse_shapes
+from ekiden.cli.micro_library import (
+    add_model_library_arguments,
+    is_model_library,
+    write_model_library,
+)
+from ekiden.cli.options import (
+    add_decision_argument,
+    add_output_arguments,
+    add_target_arguments,
+    parse_decisions,
+    parse_shapes,
+)
 from ekiden.compiler.compile import compile_artifact, compile_fastest
-from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.compiler.export.library import export_format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.pass_context import DENORMALS_KINDS, FLOAT_REWRITES_KINDS
 from ekiden.ir.timings import Timings
 from ekiden.ir.transform import PassContext
 from ekiden.runtime import Device
-from ekiden.runtime.artifact.frame import file_of, metadata_of
-from ekiden.runtime.artifact.metadata import EXECUTORS, placement_text, tensor_infos
+from ekiden.runtime.artifact.frame import artifact_bytes, metadata_of
+from ekiden.runtime.artifact.metadata import EXECUTOR_KINDS, placement_text, tensor_infos
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.target import Target, TargetLike
@@ -32,8 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="a model: a file, or a folder, that a frontend takes (docs/frontends.md)"
     )
-    add_output(parser)
-    add_target(parser)
+    add_output_arguments(parser)
+    add_target_arguments(parser)
     parser.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
@@ -46,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="compare every access of a buffer with its extent: slow, to find faults of kernels",
     )
-    add_decisions(parser)
+    add_decision_argument(parser)
     parser.add_argument(
         "--records",
         action="append",
@@ -73,7 +83,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--executor",
-        choices=EXECUTORS,
+        choices=EXECUTOR_KINDS,
         default="vm",
         help="how the artifact runs: bytecode, native code of it, independent kernels at once",
     )
@@ -91,7 +101,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the model on the devices of each --target, or on all that are here, and over "
         "the host and each of them, and write the fastest",
     )
-    add_library(parser)
+    add_model_library_arguments(parser)
     parser.add_argument(
         "--timings",
         action="store_true",
@@ -108,24 +118,27 @@ def run(options: argparse.Namespace) -> int:
     """Compile and write the model, and print its inputs and outputs. The code need not run on this
     machine.
     """
-    if is_library(options):
-        return write_library(options)
-    format_of(options.output).check_compiler(options.output, options.cc)
+    if is_model_library(options):
+        return write_model_library(options)
+    export_format_of(options.output).check_compiler(options.output, options.cc)
+    # Before the compilation, which may take minutes.
     check_folder(options.output)
     started = time.perf_counter()
-    compile_options = _compile_options(options)
-    timings = _timings(options)
-    with PassContext(config=compile_options.passes(), instruments=[timings] if timings else []):
+    compile_options = _parse_compile_options(options)
+    timings = _make_timings(options)
+    with PassContext(
+        config=compile_options.pass_options(), instruments=[timings] if timings else []
+    ):
         compiled = compile_fastest if compile_options.devices else compile_artifact
         compiled_artifact = compiled(options.model, compile_options)
     data = (
         compiled_artifact
         if isinstance(compiled_artifact, memoryview)
-        else file_of(compiled_artifact)
+        else artifact_bytes(compiled_artifact)
     )
     write_artifact(data, options.output, cc=options.cc)
-    with stdout_unless_stream(options.output):
-        print_written(options.output, len(data), time.perf_counter() - started)
+    with redirect_stdout_for_stream(options.output):
+        print_artifact_size(options.output, len(data), time.perf_counter() - started)
         metadata = metadata_of(data)
         described = tensor_infos(metadata, str(options.output))
         for what, infos in zip(("input", "output"), described, strict=True):
@@ -134,18 +147,20 @@ def run(options: argparse.Namespace) -> int:
         if placement := placement_text(metadata):
             print(f"  devices {placement}")
         if options.timings and timings is not None:
-            print(timings.table())
+            print(timings.format_table())
     if options.timings_file and timings is not None:
         is_chart = options.timings_file.endswith(".speedscope.json")
         write_text(options.timings_file, timings.flame_chart() if is_chart else timings.as_json())
     return 0
 
 
-def _compile_options(options: argparse.Namespace) -> CompileOptions:
-    """Return the options of the compilation."""
+def _parse_compile_options(options: argparse.Namespace) -> CompileOptions:
+    """Return the `CompileOptions` for the parsed arguments."""
     if options.devices and options.bounds:
         raise CompileError("--devices auto takes no --bounds")
-    targets = _devices_of(options.target or ()) if options.devices else options.target or "llvm"
+    targets = (
+        _parse_device_targets(options.target or ()) if options.devices else options.target or "llvm"
+    )
     return CompileOptions(
         targets,
         ImportOptions(parse_shapes(options.shape) or None),
@@ -157,14 +172,14 @@ def _compile_options(options: argparse.Namespace) -> CompileOptions:
         float_rewrites="" if options.float_rewrites == "rounded" else options.float_rewrites,
         precision="" if options.precision == "float32" else options.precision,
         byoc=options.byoc,
-        decisions=decisions_of(options),
+        decisions=parse_decisions(options),
         records=options.records,
     )
 
 
-def _devices_of(texts: Sequence[str]) -> Targets:
-    """Return each target for the first device of its kind; None for all devices present. Raises
-    CompileError for two targets of one device.
+def _parse_device_targets(texts: Sequence[str]) -> Targets:
+    """Return each target on the first device of its kind; None stands for all devices present.
+    Raises CompileError for two targets of one device.
     """
     by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for target in map(Target, texts):
@@ -179,25 +194,28 @@ def _devices_of(texts: Sequence[str]) -> Targets:
     return by_device or None
 
 
-def _timings(options: argparse.Namespace) -> Timings | None:
-    """Return a timing instrument if requested, already holding this process's start-up time."""
+def _make_timings(options: argparse.Namespace) -> Timings | None:
+    """Return a pass-timing instrument that already counts the process's start-up time, or None if
+    none was requested.
+    """
     if not (options.timings or options.timings_file):
         return None
     if options.timings_file:
         check_folder(options.timings_file)
     timings = Timings()
+    # Importing the compiler precedes the instrument, yet belongs to the command's time.
     timings.add("start", time.process_time(), time.process_time())
     return timings
 
 
-def stdout_unless_stream(path: str) -> AbstractContextManager[object]:
+def redirect_stdout_for_stream(path: str) -> AbstractContextManager[object]:
     """Redirect printing to standard error if the output file is a device or pipe, which may be
     standard output.
     """
     return nullcontext() if os.path.isfile(path) else redirect_stdout(sys.stderr)
 
 
-def print_written(path: str, size: int, seconds: float) -> None:
-    """Print the size of a file; of the artifact, if the path is a device."""
+def print_artifact_size(path: str, size: int, seconds: float) -> None:
+    """Print the size of the written file, or of the artifact if the path is a device."""
     size = os.path.getsize(path) if os.path.isfile(path) else size
     print(f"{path}: {size / 1e6:.1f} MB in {seconds:.1f} s")

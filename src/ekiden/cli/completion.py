@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["SHELLS", "script"]
+__all__ = ["COMPLETION_SHELLS", "completion_script"]
 
-SHELLS = ("bash", "zsh", "fish")
-_BASH = """\
+COMPLETION_SHELLS = ("bash", "zsh", "fish")
+_BASH_TEMPLATE = """\
 _ekiden() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} words
   if [ "$COMP_CWORD" -eq 1 ]; then
@@ -30,36 +30,39 @@ _ekiden() {{
 complete -o filenames -F _ekiden ekiden"""
 
 
-def script(shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
-    """Return the completion script of a shell, with the commands' help and the options of each."""
+def completion_script(
+    shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[str, str]
+) -> str:
+    """Return a shell's completion script for the commands and their options."""
     if shell == "fish":
-        return _fish(options, commands)
+        return _fish_script(options, commands)
     cases = [
         f'      {name}) words="{" ".join(command_options)}" ;;'
         for name, command_options in options.items()
     ]
-    bash = _BASH.format(commands=" ".join(commands), cases="\n".join(cases))
+    bash = _BASH_TEMPLATE.format(commands=" ".join(commands), cases="\n".join(cases))
+    # zsh emulates bash's `complete` through bashcompinit.
     return f"autoload -U +X bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 
-def _fish(options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
+def _fish_script(options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
     """Return the completion script for fish."""
     rows = [
-        f"complete -c ekiden -n __fish_use_subcommand -f -a {name} -d {_quoted(text)}"
+        f"complete -c ekiden -n __fish_use_subcommand -f -a {name} -d {_shell_quote(text)}"
         for name, text in commands.items()
     ]
     rows += [
-        f"complete -c ekiden -n '__fish_seen_subcommand_from {name}' {_flag(option)}"
+        f"complete -c ekiden -n '__fish_seen_subcommand_from {name}' {_fish_option(option)}"
         for name, command_options in options.items()
         for option in command_options
     ]
     return "\n".join(rows)
 
 
-def _flag(option: str) -> str:
+def _fish_option(option: str) -> str:
     name = option.lstrip("-")
     return f"-l {name}" if option.startswith("--") else f"-s {name}"
 
 
-def _quoted(text: str) -> str:
+def _shell_quote(text: str) -> str:
     return "'" + text.replace("'", "") + "'"

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.cli.options import (
-    FILE_HELP,
-    add_dims,
+    MODEL_FILE_HELP,
+    add_dim_argument,
+    load_named_arrays,
     open_executable,
-    read_arrays,
-    sizes,
-    whole_number,
+    parse_decimal,
+    parse_dim_sizes,
 )
 from ekiden.compiler.inputs import random_inputs
 from ekiden.compiler.tensors import find_tensor
@@ -26,7 +26,7 @@ from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.profile.report import tensor_nodes
 
-HELP = """\
+DEBUGGER_HELP = """\
 step [N]                run N instructions (1)
 continue                run to the next breakpoint, or to the end
 break [FUNCTION:]N      stop before instruction N
@@ -42,8 +42,8 @@ quit"""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
-    add_dims(parser)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
+    add_dim_argument(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
@@ -55,22 +55,24 @@ def run(options: argparse.Namespace) -> int:
     executable = open_executable(options.file)
     prompt = DebuggerPrompt(executable)
     if options.state is None:
-        feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
+        feed = random_inputs(
+            executable, parse_dim_sizes(options.dim), load_named_arrays(options.input)
+        )
         prompt.stepper.start("main", *(feed[info.name] for info in executable.inputs))
     else:
         prompt.stepper.load_state(options.state)
-    prompt.show()
+    prompt.print_next_instruction()
     while not prompt.is_over:
         print("(ekiden) ", end="", flush=True)
         line = sys.stdin.readline()
         if not line:
             break
-        prompt.do(line)
+        prompt.execute_command(line)
     return 0
 
 
 class DebuggerPrompt:
-    """The command interpreter of the debugger."""
+    """Command interpreter of `ekiden debug`."""
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
@@ -80,20 +82,20 @@ class DebuggerPrompt:
         }
         self.is_over = False
         self.commands: dict[str, Callable[[str], None]] = {
-            "step": self.step,
-            "continue": self.resume,
-            "break": self.set_breakpoint,
-            "registers": self.registers,
-            "print": self.print_value,
-            "where": self.where,
-            "list": self.list,
-            "save": self.save,
-            "help": lambda _: print(HELP),
-            "quit": self.quit,
+            "step": self.do_step,
+            "continue": self.do_continue,
+            "break": self.do_break,
+            "registers": self.do_registers,
+            "print": self.do_print,
+            "where": self.do_where,
+            "list": self.do_list,
+            "save": self.do_save,
+            "help": lambda _: print(DEBUGGER_HELP),
+            "quit": self.do_quit,
         }
 
-    def do(self, line: str) -> None:
-        """Run one command, given by an unambiguous prefix, and print any error."""
+    def execute_command(self, line: str) -> None:
+        """Execute one command, given by an unambiguous prefix, printing any error."""
         word, _, argument = line.strip().partition(" ")
         if not word:
             return
@@ -105,43 +107,44 @@ class DebuggerPrompt:
             self.commands[matches[0]](argument.strip())
         except (EkidenError, OSError, ValueError) as error:
             print(f"{matches[0]}: {error}")
-            self.is_over = self.is_over or not self._is_under_way()
+            # An error of the program itself ends the run, a mistyped command does not.
+            self.is_over = self.is_over or not self._is_running()
 
-    def _is_under_way(self) -> bool:
+    def _is_running(self) -> bool:
         try:
             return bool(self.stepper.frames())
         except RuntimeError:
             return False
 
-    def step(self, text: str) -> None:
+    def do_step(self, text: str) -> None:
         """Run `step [N]`."""
-        self._went(self.stepper.step(_number(text or "1")))
+        self._print_position(self.stepper.step(_parse_instruction_number(text or "1")))
 
-    def resume(self, _: str) -> None:
+    def do_continue(self, _: str) -> None:
         """Run `continue`."""
-        self._went(self.stepper.resume())
+        self._print_position(self.stepper.resume())
 
-    def _went(self, has_ended: bool) -> None:
+    def _print_position(self, has_ended: bool) -> None:
         if not has_ended:
-            self.show()
+            self.print_next_instruction()
             return
         self.is_over = True
-        print(f"the run has ended: {_describe(self.stepper.result)}")
+        print(f"the run has ended: {_format_type(self.stepper.result)}")
 
-    def show(self) -> None:
+    def print_next_instruction(self) -> None:
         """Print the next instruction."""
-        print(self._line(self.stepper.where()))
+        print(self._format_instruction(self.stepper.where()))
 
-    def _line(self, location: Place) -> str:
-        """Format an instruction with its location and source."""
+    def _format_instruction(self, location: Place) -> str:
+        """Format the instruction at a location, with its source node."""
         text = print_instruction(self.code[location.function][location.instruction])
         source = self.stepper.source(location)
         return f"{location}  {text}" + (f"   # {source}" if source else "")
 
-    def set_breakpoint(self, text: str) -> None:
+    def do_break(self, text: str) -> None:
         """Run `break 3`, `break main:3` or `break "Conv 'layer1'"`."""
         function, colon, number = text.rpartition(":")
-        if (at := whole_number(number)) is not None:
+        if (at := parse_decimal(number)) is not None:
             caller = function if colon else self.stepper.where().function
             locations = self.stepper.set_breakpoint(caller, at)
         else:
@@ -149,69 +152,75 @@ class DebuggerPrompt:
             node, _ = tensor_nodes(self.executable.raw).get(name, (name, 0))
             locations = self.stepper.set_breakpoint(source=node)
         for location in locations:
-            print(f"breakpoint at {self._line(location)}")
+            print(f"breakpoint at {self._format_instruction(location)}")
 
-    def registers(self, text: str) -> None:
+    def do_registers(self, text: str) -> None:
         """Run `registers [FRAME]`."""
-        for number, value in enumerate(self.stepper.registers(_number(text or "0"))):
+        for number, value in enumerate(
+            self.stepper.registers(_parse_instruction_number(text or "0"))
+        ):
             if value is not None:
-                print(f"${number} = {_describe(value)}")
+                print(f"${number} = {_format_type(value)}")
 
-    def print_value(self, text: str) -> None:
+    def do_print(self, text: str) -> None:
         """Run `print 3`, `print $3` or `print NAME`. Raises InputError if there is no such register
         or tensor.
         """
-        if whole_number(text.removeprefix("$")) is None:
+        if parse_decimal(text.removeprefix("$")) is None:
             tensor_location = find_tensor(
                 self.executable.raw, self.code, self.stepper.frames(), text
             )
             print(
-                _elements(self.stepper.registers(tensor_location.frame)[tensor_location.register])
+                _format_elements(
+                    self.stepper.registers(tensor_location.frame)[tensor_location.register]
+                )
             )
             return
-        number, values = _number(text.removeprefix("$")), self.stepper.registers()
+        number, values = _parse_instruction_number(text.removeprefix("$")), self.stepper.registers()
         if number >= len(values):
             raise InputError(f"expected a register below {len(values)}, got {number}")
-        print(_elements(values[number]))
+        print(_format_elements(values[number]))
 
-    def where(self, _: str) -> None:
+    def do_where(self, _: str) -> None:
         """Run `where`."""
         for frame in self.stepper.frames():
-            print(self._line(frame))
+            print(self._format_instruction(frame))
 
-    def list(self, _: str) -> None:
+    def do_list(self, _: str) -> None:
         """Run `list`."""
         at = self.stepper.where()
         for number in range(max(0, at.instruction - 5), at.instruction + 6):
             if number < len(self.code[at.function]):
                 mark = "->" if number == at.instruction else "  "
-                print(f"{mark} {self._line(Place(at.function, number))}")
+                print(f"{mark} {self._format_instruction(Place(at.function, number))}")
 
-    def save(self, text: str) -> None:
+    def do_save(self, text: str) -> None:
         """Run `save FILE`."""
         self.stepper.save_state(text)
 
-    def quit(self, _: str) -> None:
+    def do_quit(self, _: str) -> None:
         """Run `quit`."""
         self.is_over = True
 
 
-def _elements(value: object) -> str:
+def _format_elements(value: object) -> str:
     shown = value.numpy() if isinstance(value, Tensor) else value
     return np.array2string(shown) if isinstance(shown, np.ndarray) else str(shown)
 
 
-def _number(text: str) -> int:
-    number = whole_number(text)
+def _parse_instruction_number(text: str) -> int:
+    number = parse_decimal(text)
     if number is None:
         raise InputError(f"expected a number, got '{text}'")
     return number
 
 
-def _describe(value: object) -> str:
-    """Format a value as `float32[2, 3]`, `(float32[2], 3)`, or itself."""
+def _format_type(value: object) -> str:
+    """Format the type of a value as `float32[2, 3]` or `(float32[2], 3)`; scalars print as
+    themselves.
+    """
     if isinstance(value, Tensor):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, tuple):
-        return f"({', '.join(map(_describe, value))})"
+        return f"({', '.join(map(_format_type, value))})"
     return repr(value)

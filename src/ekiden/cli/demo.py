@@ -23,11 +23,11 @@ import numpy as np
 import ekiden
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import ImportModelError
-from ekiden.runtime.files import named
+from ekiden.runtime.files import rewrite_os_errors
 
-PACKAGE = "magika==1.0.3"
-FOLDER = "magika/models/standard_v3_3"
-BLOCK_BYTES = 4096
+MAGIKA_REQUIREMENT = "magika==1.0.3"
+MAGIKA_MODEL_FOLDER = "magika/models/standard_v3_3"
+MAGIKA_BLOCK_BYTES = 4096
 """Bytes looked at from each end of a file (Magika's `block_size`)."""
 
 
@@ -38,10 +38,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
-    """Download the wheel with pip; the model file and its configuration. Raises ImportModelError
-    with what pip says.
+def download_model(folder: Path) -> tuple[Path, dict[str, object]]:
+    """Download the wheel with pip, and return the path of the model file and its configuration.
+    Raises ImportModelError with what pip says.
     """
+    # pip checks the wheel's hash against the index, which a plain download would not.
     command = [
         sys.executable,
         "-m",
@@ -54,28 +55,34 @@ def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
         ":all:",
     ]
     done = subprocess.run(
-        [*command, "-d", str(folder), PACKAGE], capture_output=True, text=True, check=False
+        [*command, "-d", str(folder), MAGIKA_REQUIREMENT],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        raise ImportModelError(f"downloading {PACKAGE}: pip says {done.stderr.strip()[-300:]}")
+        raise ImportModelError(
+            f"downloading {MAGIKA_REQUIREMENT}: pip says {done.stderr.strip()[-300:]}"
+        )
     with zipfile.ZipFile(wheels[0]) as wheel:
-        config: dict[str, object] = json.loads(wheel.read(f"{FOLDER}/config.min.json"))
-        return Path(wheel.extract(f"{FOLDER}/model.onnx", folder)), config
+        config: dict[str, object] = json.loads(wheel.read(f"{MAGIKA_MODEL_FOLDER}/config.min.json"))
+        return Path(wheel.extract(f"{MAGIKA_MODEL_FOLDER}/model.onnx", folder)), config
 
 
-def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
-    """Return Magika's input: the first `begin` and last `end` bytes without surrounding whitespace,
-    padded.
+def extract_features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
+    """Return Magika's input tokens: the first `begin` and last `end` bytes stripped of whitespace,
+    padded with `padding`.
     """
-    head = data[:BLOCK_BYTES].lstrip()[:begin]
-    tail = data[-BLOCK_BYTES:].rstrip()[-end:] if end else b""
+    head = data[:MAGIKA_BLOCK_BYTES].lstrip()[:begin]
+    tail = data[-MAGIKA_BLOCK_BYTES:].rstrip()[-end:] if end else b""
     return [*head, *[padding] * (begin - len(head)), *[padding] * (end - len(tail)), *tail]
 
 
-def default_files() -> list[Path]:
+def default_input_files() -> list[Path]:
     """Return files of different kinds that every Python installation has."""
     library = Path(sysconfig.get_path("stdlib"))
+    # Only files that every CPython installation has.
     candidates = [
         library / "argparse.py",
         Path(sys.executable).resolve(),
@@ -92,13 +99,13 @@ def default_files() -> list[Path]:
 
 def run(options: argparse.Namespace) -> int:
     """Download, compile and run the model, and print a table with times."""
-    files = [Path(f) for f in options.files] or default_files()
+    files = [Path(f) for f in options.files] or default_input_files()
     for path in files:
-        with named("read", path), open(path, "rb"):
+        with rewrite_os_errors("read", path), open(path, "rb"):
             pass  # before anything is fetched
     with tempfile.TemporaryDirectory() as scratch:
-        print(f"fetching {PACKAGE} (Apache-2.0) from PyPI ...", flush=True)
-        model, config = fetch(Path(scratch))
+        print(f"fetching {MAGIKA_REQUIREMENT} (Apache-2.0) from PyPI ...", flush=True)
+        model, config = download_model(Path(scratch))
         started = time.perf_counter()
         executable = ekiden.compile(str(model))
         print(f"compiled in {time.perf_counter() - started:.2f} s: {executable!r}")
@@ -108,11 +115,11 @@ def run(options: argparse.Namespace) -> int:
         executable = ekiden.load(artifact)
         size, took = artifact.stat().st_size / 1e6, time.perf_counter() - started
         print(f"saved as one file of {size:.1f} MB, loaded in {took * 1e3:.1f} ms\n")
-    _print_table(executable, files, config)
+    _print_predictions(executable, files, config)
     return 0
 
 
-def _print_table(
+def _print_predictions(
     executable: ekiden.Executable, files: list[Path], config: dict[str, object]
 ) -> None:
     labels = config["target_labels_space"]
@@ -120,14 +127,16 @@ def _print_table(
     assert isinstance(labels, list)
     print(f"{'file':32} {'content':14} {'score':>6}  {'run':>9}")
     for path in files:
-        row: Array = np.array([features(path.read_bytes(), begin, end, padding)], np.int32)
-        scores, seconds = timed(executable, row)
+        row: Array = np.array([extract_features(path.read_bytes(), begin, end, padding)], np.int32)
+        scores, seconds = time_inference(executable, row)
         best = int(scores.argmax())
         print(f"{path.name[:32]:32} {labels[best]:14} {scores[best]:6.1%}  {seconds * 1e3:6.2f} ms")
 
 
-def timed(executable: ekiden.Executable, row: Array, repeat: int = 5) -> tuple[Array, float]:
-    """Return the scores of one file, and the median seconds of a run."""
+def time_inference(
+    executable: ekiden.Executable, row: Array, repeat: int = 5
+) -> tuple[Array, float]:
+    """Return the class scores of one file, and the median inference time in seconds."""
     times = []
     for _ in range(repeat):
         started = time.perf_counter()

@@ -7,16 +7,22 @@ import os
 import time
 
 import ekiden
-from ekiden.cli.compile import print_written, stdout_unless_stream
-from ekiden.cli.options import FILE_HELP, add_output, add_target, is_artifact, parse_shapes
+from ekiden.cli.compile import print_artifact_size, redirect_stdout_for_stream
+from ekiden.cli.options import (
+    MODEL_FILE_HELP,
+    add_output_arguments,
+    add_target_arguments,
+    is_artifact,
+    parse_shapes,
+)
 from ekiden.runtime.errors import InputError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
-    add_output(parser)
-    add_target(parser)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
+    add_output_arguments(parser)
+    add_target_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,6 +39,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         ekiden.export(ekiden.load(options.file), options.output, cc=options.cc)
     size = os.path.getsize(options.file)
-    with stdout_unless_stream(options.output):
-        print_written(options.output, size, time.perf_counter() - started)
+    with redirect_stdout_for_stream(options.output):
+        print_artifact_size(options.output, size, time.perf_counter() - started)
     return 0

@@ -6,13 +6,13 @@ import argparse
 import sys
 import time
 
-from ekiden.cli.options import threads
+from ekiden.cli.options import thread_count
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.model import Model, load
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError
 
-_NUMERIC_OPTIONS: dict[str, tuple[type, str]] = {
+_SAMPLING_OPTIONS: dict[str, tuple[type, str]] = {
     "max-tokens": (int, "the most tokens of the answer (256)"),
     "temperature": (float, "what logits are divided by; 0 for the likeliest token (0)"),
     "top-k": (int, "only so many of the likeliest tokens"),
@@ -31,12 +31,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="a tokenizer.json, where the model has none beside it")
     parser.add_argument("--context", type=int, help="tokens that a text has at most")
     parser.add_argument("--cache", help="format of the cache: " + ", ".join(CACHE_FORMATS))
-    parser.add_argument("--threads", type=threads, help="threads of a step")
+    parser.add_argument("--threads", type=thread_count, help="threads of a step")
     parser.add_argument("--draft", help="a smaller model of the same tokens, which proposes some")
     parser.add_argument("--proposals", type=int, help="how many of them at once (4)")
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer")
     parser.add_argument("--quiet", action="store_true", help="say nothing of tokens a second")
-    for name, (kind, text) in _NUMERIC_OPTIONS.items():
+    for name, (kind, text) in _SAMPLING_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--tokens: there is a text beside it, and a prompt is one of both")
     option_values = {
         name.replace("-", "_"): getattr(options, name.replace("-", "_"))
-        for name in _NUMERIC_OPTIONS
+        for name in _SAMPLING_OPTIONS
     }
     chosen = {name: value for name, value in option_values.items() if value is not None}
     sampling = Sampling(**chosen, stop=tuple(options.stop))
@@ -55,12 +55,13 @@ def run(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer, num_threads=options.threads, draft=options.draft,
         proposals=options.proposals,
     )  # fmt: skip
-    prompt = _prompt(options, model)
+    prompt = _tokenize_prompt(options, model)
     started = time.perf_counter()
     first, count = 0.0, 0
     for piece in model.generate(prompt, sampling):
         if piece.token is not None:
             count += 1
+            # The first token ends the prefill; decoding speed is counted from there.
             first = first or time.perf_counter()
         shown = f"{piece.token} " if model.tokenizer is None and piece.token is not None else ""
         print(piece.text or shown, end="", flush=True)
@@ -75,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prompt(options: argparse.Namespace, model: Model) -> list[int]:
-    """Return the tokens of the prompt. Raises InputError for malformed `--tokens`."""
+def _tokenize_prompt(options: argparse.Namespace, model: Model) -> list[int]:
+    """Return the token ids of the prompt. Raises InputError for malformed `--tokens`."""
     if options.tokens is not None:
         try:
             return [int(token_text) for token_text in options.tokens.split(",")]

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import ekiden
 from ekiden import tir
-from ekiden.backend.external import is_external
+from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.build import check_decisions
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.lower import (
     Overrides,
     choose_primitive,
+    decision_names,
     display_name,
     lower_primitive,
-    names_of,
     schedule_primitive,
 )
 from ekiden.backend.vm.module_kernels import primitive_functions
-from ekiden.backend.vm.pipeline import optimize, pipeline
-from ekiden.cli.options import add_decisions, decisions_config, is_artifact
-from ekiden.codegen.build import generator_of
+from ekiden.backend.vm.pipeline import optimize_module, vm_pipeline
+from ekiden.cli.options import add_decision_argument, decisions_config, is_artifact
+from ekiden.codegen.build import get_code_generator
 from ekiden.codegen.device.formats import ALL_KERNEL_FORMATS
 from ekiden.compiler.build import import_model
 from ekiden.ir.instrument import PassPrintingInstrument
@@ -47,29 +47,33 @@ from ekiden.target.virtual_device import compilation_config
 from ekiden.tir import transform as tir_transform
 from ekiden.tir.stmt import PrimFunc
 
-KERNEL_STAGES = {
+KERNEL_CODE_FORMATS = {
     "tir": "", "llvm": "ll", "asm": "asm", "c": "c", "opencl": "opencl", "cuda": "cuda",
     "wgsl": "webgpu", "ptx": "ptx", "spirv": "spirv", "vulkan": "vulkan",
     "metal": "metal",
 }  # fmt: skip
 """Stage of a kernel -> the source of the target's code generator that shows it."""
 
-DISASSEMBLERS = dict.fromkeys(("spirv", "vulkan"), ("spirv-dis", "apt-get install spirv-tools"))
+BINARY_DISASSEMBLERS = dict.fromkeys(
+    ("spirv", "vulkan"), ("spirv-dis", "apt-get install spirv-tools")
+)
 """Format of kernels that is bytes -> what reads them from an artifact, and where it comes from."""
 
-CHOICE_STAGES = ("decisions", "schedule")
+SCHEDULING_STAGES = ("decisions", "schedule")
 """Stages of a kernel that say how it is made."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", help="a model or an artifact")
-    parser.add_argument("--stage", choices=["relay", *CHOICE_STAGES, *KERNEL_STAGES, "bytecode"])
+    parser.add_argument(
+        "--stage", choices=["relay", *SCHEDULING_STAGES, *KERNEL_CODE_FORMATS, "bytecode"]
+    )
     parser.add_argument("--before", metavar="PASS", help="the module before it, such as FuseOps")
     parser.add_argument("--after", metavar="PASS", help="the module after it")
     parser.add_argument("--kernel", default="", help="only kernels of nodes whose name holds this")
     parser.add_argument("--target", help="what to make code for, else this machine")
-    add_decisions(parser)
+    add_decision_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,20 +81,22 @@ def run(options: argparse.Namespace) -> int:
     artifact. Raises InputError for a stage the target does not have, CompileError for one an
     artifact does not keep.
     """
-    _check_usage(options)
+    _validate_options(options)
     if is_artifact(options.file):
-        if KERNEL_STAGES.get(options.stage) in ALL_KERNEL_FORMATS:
+        if KERNEL_CODE_FORMATS.get(options.stage) in ALL_KERNEL_FORMATS:
             _print_device_code(options)
             return 0
         if options.stage not in (None, "bytecode") or options.before or options.after:
             raise CompileError(f"inspect '{options.file}': an artifact holds bytecode alone")
-        _print_bytecode(ekiden.load(options.file))
+        _print_executable(ekiden.load(options.file))
         return 0
     target = target_or_current(options.target)
-    sources = generator_of(target, "inspect").sources(target)
-    stage = KERNEL_STAGES.get(options.stage, "")
+    sources = get_code_generator(target, "inspect").sources(target)
+    stage = KERNEL_CODE_FORMATS.get(options.stage, "")
     if stage and stage not in sources:
-        available = ", ".join(name for name, of in KERNEL_STAGES.items() if not of or of in sources)
+        available = ", ".join(
+            name for name, of in KERNEL_CODE_FORMATS.items() if not of or of in sources
+        )
         kind = target.kind.name
         ask = next(
             (f"; -mtriple={t} asks for it" for t, of in target.kind.triples.items() if of == stage),
@@ -100,25 +106,26 @@ def run(options: argparse.Namespace) -> int:
             f"--stage {options.stage}: target kind {kind!r} has none; it has {available}{ask}"
         )
     if options.before or options.after:
-        _print_passes(options, target)
+        _print_around_pass(options, target)
     elif options.stage == "bytecode":
-        _print_bytecode(ekiden.compile(options.file, target))
-    elif options.stage in (*CHOICE_STAGES, *KERNEL_STAGES):
+        _print_executable(ekiden.compile(options.file, target))
+    elif options.stage in (*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS):
         with PassContext(config=decisions_config(options)):
-            module = optimize(import_model(options.file), target, compilation_config(target))
-            _print_kernels(_kernels_of(module, target), options)
+            module = optimize_module(import_model(options.file), target, compilation_config(target))
+            _print_kernel_stages(_collect_kernels(module, target), options)
     else:
         print(astext(import_model(options.file), show_meta_data=False))
     return 0
 
 
-def _check_usage(options: argparse.Namespace) -> None:
-    """Raises InputError for arguments that would have no effect together."""
+def _validate_options(options: argparse.Namespace) -> None:
+    """Raise InputError for combinations of arguments that have no effect."""
     around = options.before or options.after
-    if options.kernel and (around or options.stage not in (*CHOICE_STAGES, *KERNEL_STAGES)):
-        raise InputError(
-            f"--kernel: expected --stage {', '.join((*CHOICE_STAGES, *KERNEL_STAGES))} with it"
-        )
+    if options.kernel and (
+        around or options.stage not in (*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS)
+    ):
+        stages = ", ".join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))
+        raise InputError(f"--kernel: expected --stage {stages} with it")
     if around and options.stage:
         raise InputError("--stage: the module before or after a pass has no other stages")
     if options.target and is_artifact(options.file):
@@ -130,21 +137,21 @@ def _print_device_code(options: argparse.Namespace) -> None:
     data = Path(options.file).read_bytes()
     ekiden.runtime.Executable.from_bytes(data)  # refuses what is damaged
     sections = [bytes(p) for kind, _, p in read_sections(data) if kind is Section.DEVICE_CODE]
-    kernel_format = KERNEL_STAGES[options.stage]
+    kernel_format = KERNEL_CODE_FORMATS[options.stage]
     kernels = [
         k for section in sections for k in unpack_kernels(section) if k.format == kernel_format
     ]
     if not kernels:
         raise InputError(f"--stage {options.stage}: the artifact has no kernels of that format")
     for kernel in kernels:
-        print(_text_of(kernel.code, kernel_format))
+        print(_disassemble_kernel(kernel.code, kernel_format))
 
 
-def _text_of(code: bytes, form: str) -> str:
-    """Return a kernel's code as text. Raises InputError if its disassembler is missing or fails."""
-    if form not in DISASSEMBLERS:
+def _disassemble_kernel(code: bytes, form: str) -> str:
+    """Return a kernel's code as text."""
+    if form not in BINARY_DISASSEMBLERS:
         return code.decode()
-    tool, source = DISASSEMBLERS[form]
+    tool, source = BINARY_DISASSEMBLERS[form]
     if shutil.which(tool) is None:
         raise InputError(
             f"--stage {form}: the artifact has bytes, which {tool!r} reads, and it is not here: "
@@ -159,7 +166,7 @@ def _text_of(code: bytes, form: str) -> str:
     return read.stdout.decode()
 
 
-def _print_bytecode(executable: ekiden.Executable) -> None:
+def _print_executable(executable: ekiden.Executable) -> None:
     """Print an executable's bytecode, weights, placement and variants."""
     print(executable.disassemble())
     in_model, in_file = executable.weight_bytes
@@ -180,9 +187,9 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
             print(f"{'*' if variant == executable.target else ' '} {variant}")
 
 
-def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    """Print the module before or after a pass."""
-    names = dict.fromkeys(p.name for p in pipeline(target).passes)
+def _print_around_pass(options: argparse.Namespace, target: Target) -> None:
+    """Print the module immediately before or after a named pass."""
+    names = dict.fromkeys(p.name for p in vm_pipeline(target).passes)
     for pass_name in filter(None, (options.before, options.after)):
         if pass_name not in names:
             raise CompileError(f"inspect: no pass '{pass_name}'; there are {', '.join(names)}")
@@ -190,29 +197,34 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
         filter(None, [options.before]), filter(None, [options.after]), file=sys.stdout
     )
     with PassContext(instruments=(instrument,)):
-        optimize(import_model(options.file), target, compilation_config(target))
+        optimize_module(import_model(options.file), target, compilation_config(target))
 
 
-def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
-    """Return the distinct kernels of a module compiled for a target, each with the target of the
-    device that it runs on. External code has no loops of ours and is left out.
+def _collect_kernels(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
+    """Return the distinct kernels of an optimized module, each with the target of its device.
+    External code has no loops of ours and is left out.
     """
     config = compilation_config(target)
     targets = {
         at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
     }
     (host, *_) = config.primitive_targets
+    # Identical kernels of several nodes are printed once.
     placed = dict.fromkeys(primitive_functions(module))
-    return [(f, targets[at] or host) for f, at in placed if not is_external(f)]
+    return [(f, targets[at] or host) for f, at in placed if not is_external_function(f)]
 
 
-def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
-    """Print a stage of the kernels; for a source language, only those whose target is generated in
-    it.
+def _print_kernel_stages(
+    kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace
+) -> None:
+    """Print one stage of each kernel; a source language only for the targets that are compiled
+    through it.
     """
-    source = KERNEL_STAGES.get(options.stage, "")
+    source = KERNEL_CODE_FORMATS.get(options.stage, "")
     if source:
-        kernels = [(f, t) for f, t in kernels if source in generator_of(t, "inspect").sources(t)]
+        kernels = [
+            (f, t) for f, t in kernels if source in get_code_generator(t, "inspect").sources(t)
+        ]
     functions = [f for f, _ in kernels]
     nodes, decisions = [str(f.span or "") for f in functions], override_options()
     check_decisions(functions, decisions)
@@ -224,34 +236,34 @@ def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse
             continue
         form = canonicalize(function)
         if options.stage == "decisions":
-            print(_decisions(form, target, decisions))
+            print(_format_decisions(form, target, decisions))
             continue
         if options.stage == "schedule":
-            print(_schedule(form, f"kernel{number}", target, decisions))
+            print(_format_schedule(form, f"kernel{number}", target, decisions))
             continue
         lowered = lower_primitive(form, f"kernel{number}", target, decisions)
-        print(f"// {function.span or ''}\n{_shown(lowered, options.stage, target)}\n")
+        print(f"// {function.span or ''}\n{_format_kernel_stage(lowered, options.stage, target)}\n")
 
 
-def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
-    if not KERNEL_STAGES[stage]:
+def _format_kernel_stage(kernel: PrimFunc, stage: str, target: Target) -> str:
+    if not KERNEL_CODE_FORMATS[stage]:
         return tir.astext(kernel)
-    show = generator_of(target, "inspect").sources(target)[KERNEL_STAGES[stage]]
+    show = get_code_generator(target, "inspect").sources(target)[KERNEL_CODE_FORMATS[stage]]
     if target.kind.has_threads:
         return show([kernel], target)
     return show([tir_transform.lower(kernel, target)], target)
 
 
-def _schedule(function: Function, name: str, target: Target, decisions: Overrides) -> str:
-    """Return a kernel's schedule as Python, or why it has none."""
+def _format_schedule(function: Function, name: str, target: Target, decisions: Overrides) -> str:
+    """Return a kernel's schedule as Python statements, or why it has none."""
     schedule = schedule_primitive(function, name, target, decisions)
     family = choose_primitive(function, target, decisions).family
-    head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
+    head = "\n".join([*decision_names(function)[1:], f"{display_name(function)}: {family.name}"])
     return f"{head}\n{schedule_text(schedule)}"
 
 
-def _decisions(function: Function, target: Target, decisions: Overrides) -> str:
-    """Return a kernel's family, its decision, and every knob with its domain."""
+def _format_decisions(function: Function, target: Target, decisions: Overrides) -> str:
+    """Return a kernel's family, its tuned decision, and the domain of every knob."""
     chosen = choose_primitive(function, target, decisions)
-    head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: "])
+    head = "\n".join([*decision_names(function)[1:], f"{display_name(function)}: "])
     return head + decision_text(chosen, target)

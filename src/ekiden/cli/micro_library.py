@@ -8,14 +8,14 @@ import time
 
 from ekiden._lazy import load_module
 from ekiden.backend.crt.module import MicroModule, Pool
-from ekiden.cli.options import decisions_config, parse_shapes, split_pair, whole_number
+from ekiden.cli.options import decisions_config, parse_decimal, parse_key_value, parse_shapes
 from ekiden.ir.transform import PassContext
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder
 
-DEFAULT_NAME = "default"
+DEFAULT_MODULE_NAME = "default"
 """The name of a model that is given none (TVM's)."""
-UNSUPPORTED_OPTIONS = (
+UNSUPPORTED_AOT_OPTIONS = (
     "cc",
     "bounds",
     "records",
@@ -29,7 +29,7 @@ UNSUPPORTED_OPTIONS = (
 by default."""
 
 
-def add_library(parser: argparse.ArgumentParser) -> None:
+def add_model_library_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a model library."""
     parser.add_argument(
         "--runtime",
@@ -44,7 +44,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
         help="Model Library Format, a tar of C: with --runtime crt and --executor aot",
     )
     parser.add_argument(
-        "--module-name", default=DEFAULT_NAME, help="with it: what names in C begin with"
+        "--module-name", default=DEFAULT_MODULE_NAME, help="with it: what names in C begin with"
     )
     parser.add_argument(
         "--workspace-pools",
@@ -59,10 +59,16 @@ def add_library(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def is_library(options: argparse.Namespace) -> bool:
-    """Return whether a model library is requested. Raises InputError for incomplete requests."""
+def is_model_library(options: argparse.Namespace) -> bool:
+    """Return whether the arguments request a Model Library Format archive. Raises InputError for
+    incomplete requests.
+    """
     if options.runtime == "cpp" and not options.output_format:
-        if options.module_name != DEFAULT_NAME or options.workspace_pools or options.footprint:
+        if (
+            options.module_name != DEFAULT_MODULE_NAME
+            or options.workspace_pools
+            or options.footprint
+        ):
             raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
         return False
     if options.runtime != "crt" or options.output_format != "mlf" or options.executor != "aot":
@@ -70,9 +76,11 @@ def is_library(options: argparse.Namespace) -> bool:
     return True
 
 
-def write_library(options: argparse.Namespace) -> int:
-    """Compile and write the library, and print the memory the model needs."""
-    _check(options)
+def write_model_library(options: argparse.Namespace) -> int:
+    """Compile and write a Model Library Format archive, printing the memory that the model
+    needs.
+    """
+    _validate_options(options)
     check_folder(options.output)
     started = time.perf_counter()
     targets = options.target or ["c"]
@@ -84,14 +92,14 @@ def write_library(options: argparse.Namespace) -> int:
             targets[0],
             shape=parse_shapes(options.shape) or None,
             name=options.module_name,
-            pools=_pools(options.workspace_pools),
+            pools=_parse_workspace_pools(options.workspace_pools),
         )
     load_module("ekiden.compiler.export.model_library").export_model_library_format(
         program, options.output
     )
     size, seconds = os.path.getsize(options.output), time.perf_counter() - started
     print(f"{options.output}: {size / 1e6:.1f} MB in {seconds:.1f} s")
-    for line in memory_lines(program.module):
+    for line in format_memory_summary(program.module):
         print(f"  {line}")
     if options.footprint:
         for line in load_module("ekiden.micro.footprint").footprint(program).lines():
@@ -99,9 +107,9 @@ def write_library(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Raises InputError for an option that would not be honoured."""
-    used = [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
+def _validate_options(options: argparse.Namespace) -> None:
+    """Raise InputError for an option that this output format would ignore."""
+    used = [name for name in UNSUPPORTED_AOT_OPTIONS if getattr(options, name)]
     used += ["precision"] if options.precision != "float32" else []
     used += ["denormals"] if options.denormals != "keep" else []
     used += ["float_rewrites"] if options.float_rewrites != "rounded" else []
@@ -109,12 +117,12 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--{used[0].replace('_', '-')}: a model library has no such thing")
 
 
-def _pools(text: str) -> list[Pool]:
+def _parse_workspace_pools(text: str) -> list[Pool]:
     """Parse `--workspace-pools`. Raises InputError."""
     pools: list[Pool] = []
     for entry in filter(None, text.split(",")):
-        name, size = split_pair(entry, "NAME=BYTES") if "=" in entry else (entry, "")
-        limit = whole_number(size)
+        name, size = parse_key_value(entry, "NAME=BYTES") if "=" in entry else (entry, "")
+        limit = parse_decimal(size)
         if (size and limit is None) or not name.isidentifier():
             raise InputError(f"--workspace-pools: NAME or NAME=BYTES expected, got '{entry}'")
         if name in [p.name for p in pools]:
@@ -123,8 +131,10 @@ def _pools(text: str) -> list[Pool]:
     return pools
 
 
-def memory_lines(module: MicroModule) -> list[str]:
-    """Return a summary of a program's memory before it is flashed."""
+def format_memory_summary(module: MicroModule) -> list[str]:
+    """Return the lines of a program's memory summary: constants, workspace and
+    input/output bytes.
+    """
     lines = [f"input {t.name}: {t.dtype}{list(t.shape)}" for t in module.inputs]
     lines += [f"output {t.name}: {t.dtype}{list(t.shape)}" for t in module.outputs]
     lines.append(f"constants {module.constant_bytes} bytes, read-only")

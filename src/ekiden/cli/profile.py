@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ekiden.cli.options import (
-    FILE_HELP,
-    add_dims,
-    add_remote,
-    count,
-    open_given,
-    read_arrays,
-    sizes,
+    MODEL_FILE_HELP,
+    add_dim_argument,
+    add_remote_arguments,
+    load_named_arrays,
+    open_local_or_remote,
+    parse_dim_sizes,
+    positive_int,
 )
 from ekiden.compiler.inputs import random_inputs
 from ekiden.runtime.files import check_folder, write_text
@@ -23,16 +23,16 @@ from ekiden.runtime.profile.report import COLUMN_HEADERS, TEXT_COLUMNS, Report
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
-    add_dims(parser)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
+    add_dim_argument(parser)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random numbers"
     )
     parser.add_argument("--calls", action="store_true", help="a line for each call, in order")
-    parser.add_argument("--top", type=count, default=30, help="most lines of the table (30)")
+    parser.add_argument("--top", type=positive_int, default=30, help="most lines of the table (30)")
     parser.add_argument("--long", action="store_true", help="the names of the kernels' symbols")
     parser.add_argument("--json", metavar="FILE", help="write all there is as JSON")
-    add_remote(parser)
+    add_remote_arguments(parser)
     parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
@@ -40,17 +40,17 @@ def run(options: argparse.Namespace) -> int:
     """Profile one run; print a table and write what is asked for."""
     for path in filter(None, (options.json, options.trace)):
         check_folder(path)
-    executable = open_given(options)
-    feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
+    executable = open_local_or_remote(options)
+    feed = random_inputs(executable, parse_dim_sizes(options.dim), load_named_arrays(options.input))
     report = executable.profile(*(feed[info.name] for info in executable.inputs))
-    _print(report, not options.calls, options.top, options.long)
+    _print_report(report, not options.calls, options.top, options.long)
     for path, text in ((options.json, report.json()), (options.trace, report.trace())):
         if path is not None:
             write_text(path, text)
     return 0
 
 
-def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
+def _print_report(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for index, head in enumerate(COLUMN_HEADERS):
         table.add_column(
@@ -62,6 +62,7 @@ def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
     if len(rows) > top:
         table.add_row(f"and {len(rows) - top} more")
     table.add_row(*report.sums())
+    # Redirected output has no terminal width: 200 columns keep rows on one line.
     console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)
     if report.peak is not None:
         flops, bandwidth = report.peak.flops / 1e9, report.peak.bandwidth / 1e9

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ekiden.cli.options import add_output
+from ekiden.cli.options import add_output_arguments
 from ekiden.compiler.compile import compile_artifact
-from ekiden.compiler.export.library import format_of, write_artifact
+from ekiden.compiler.export.library import export_format_of, write_artifact
 from ekiden.compiler.options import CompileOptions
 from ekiden.compiler.quantize import quantize
 from ekiden.ir.op import Array
 from ekiden.quantization.plan import KINDS, QuantPlan, Recipe
 from ekiden.quantization.ranges import METHODS
-from ekiden.quantization.rounding import ROUNDINGS
-from ekiden.runtime.artifact.frame import file_of
+from ekiden.quantization.rounding import ROUNDING_METHODS
+from ekiden.runtime.artifact.frame import artifact_bytes
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import check_folder, write_text
 
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", metavar="data.npz", help="inputs by name, samples along the first axis"
     )
-    add_output(parser)
+    add_output_arguments(parser)
     kinds = "; ".join(f"{row.name}: {row.meaning}" for row in KINDS.values())
     parser.add_argument("--kind", choices=tuple(KINDS), default=_DEFAULT_RECIPE.kind, help=kinds)
     methods = "; ".join(f"{row.name}: {row.meaning}" for row in METHODS.values())
@@ -46,9 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--smooth", type=float, default=0.0, metavar="A",
         help="how much of the inputs' range goes into the weights, 0 to 1 (0)",
     )  # fmt: skip
-    roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDINGS.values())
+    roundings = "; ".join(f"{row.name}: {row.meaning}" for row in ROUNDING_METHODS.values())
     parser.add_argument(
-        "--rounding", choices=tuple(ROUNDINGS), default=_DEFAULT_RECIPE.rounding,
+        "--rounding", choices=tuple(ROUNDING_METHODS), default=_DEFAULT_RECIPE.rounding,
         help=f"of weights; {roundings}",
     )  # fmt: skip
     parser.add_argument(
@@ -82,22 +82,24 @@ def run(options: argparse.Namespace) -> int:
     """Quantize and write the model, and print the decision for each layer."""
     is_onnx = str(options.output).endswith(".onnx")
     if not is_onnx:
-        format_of(options.output).check_compiler(options.output, options.cc)
-    _check(options, is_onnx)
+        export_format_of(options.output).check_compiler(options.output, options.cc)
+    _validate_options(options, is_onnx)
     check_folder(options.output)
     if options.plan_out:
         check_folder(options.plan_out)
     started = time.perf_counter()
-    data = None if options.calibrate is None else read_data(options.calibrate)
+    data = None if options.calibrate is None else load_calibration_data(options.calibrate)
     if options.plan is None:
-        quantised = quantize(options.model, data, **_recipe(options))
+        quantised = quantize(options.model, data, **_parse_recipe(options))
     else:
-        quantised = quantize(options.model, data, plan=QuantPlan.from_json(_read(options.plan)))
+        quantised = quantize(
+            options.model, data, plan=QuantPlan.from_json(_read_plan_text(options.plan))
+        )
     if is_onnx:
         quantised.save(options.output)
     else:
         artifact = compile_artifact(quantised.model, CompileOptions("llvm"))
-        written = artifact if isinstance(artifact, memoryview) else file_of(artifact)
+        written = artifact if isinstance(artifact, memoryview) else artifact_bytes(artifact)
         write_artifact(written, options.output, cc=options.cc)
     if options.plan_out:
         write_text(options.plan_out, quantised.plan.json())
@@ -107,26 +109,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace, is_onnx: bool) -> None:
-    """Raises InputError for an option that would not be honoured."""
+def _validate_options(options: argparse.Namespace, is_onnx: bool) -> None:
+    """Raise InputError for an option that this kind of model would ignore."""
     if is_onnx and options.cc is not None:
         raise InputError("--cc: no C compiler makes .onnx")
-    recipe_options = _recipe(options)
+    recipe_options = _parse_recipe(options)
     changed = [
         name for name, value in recipe_options.items() if value != getattr(_DEFAULT_RECIPE, name)
     ]
     if options.plan is not None and changed:
-        option = _OPTION_NAMES.get(changed[0], changed[0].replace("_", "-"))
+        option = _NEGATED_OPTION_NAMES.get(changed[0], changed[0].replace("_", "-"))
         raise InputError(f"--{option}: the plan of --plan has its recipe: give one of both")
     if "gain" in changed and not options.faster:
         raise InputError("--gain is for --faster")
 
 
-_OPTION_NAMES = {"per_channel": "per-tensor"}
+_NEGATED_OPTION_NAMES = {"per_channel": "per-tensor"}
 """Field of a recipe -> the option that changes it, where that is another word."""
 
 
-def _recipe(options: argparse.Namespace) -> dict[str, Any]:
+def _parse_recipe(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "kind": options.kind, "method": options.method, "bits": options.bits,
         "group": options.group, "per_channel": not options.per_tensor, "smooth": options.smooth,
@@ -137,16 +139,17 @@ def _recipe(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(path: str) -> str:
+def _read_plan_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--plan: cannot read '{path}': {error}") from None
 
 
-def read_data(path: str) -> dict[str, Array]:
-    """Load the arrays of an .npz file, refusing pickled objects. Raises InputError."""
+def load_calibration_data(path: str) -> dict[str, Array]:
+    """Load the calibration arrays of an .npz file, refusing pickled objects. Raises InputError."""
     try:
+        # Pickled arrays can execute code when they are loaded.
         opened = np.load(path, allow_pickle=False)
         if isinstance(opened, np.ndarray):
             raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")

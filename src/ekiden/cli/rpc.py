@@ -6,20 +6,20 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping
 
-from ekiden.cli.options import address
+from ekiden.cli.options import parse_host_port
 from ekiden.compiler.export.rpc_server import build_server
 from ekiden.rpc import Proxy, Server, Tracker, make_key
 from ekiden.runtime.errors import InputError
 
-WRITE_ACTIONS = ("keygen", "build")
-SERVE_ACTIONS = ("server", "tracker", "proxy")
+FILE_WRITING_ACTIONS = ("keygen", "build")
+SERVING_ACTIONS = ("server", "tracker", "proxy")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "what",
-        choices=(*WRITE_ACTIONS, *SERVE_ACTIONS),
+        choices=(*FILE_WRITING_ACTIONS, *SERVING_ACTIONS),
         help="write a file, or serve until interrupted",
     )
     parser.add_argument(
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write a key or a program, or serve. Raises InputError for a missing or superfluous file."""
-    if (options.file is None) == (options.what in WRITE_ACTIONS):
+    if (options.file is None) == (options.what in FILE_WRITING_ACTIONS):
         raise InputError(
             f"rpc {options.what}: expected {'a' if options.file is None else 'no'} file"
         )
@@ -51,15 +51,17 @@ def run(options: argparse.Namespace) -> int:
         build_server(options.file, options.machine, cc=options.cc, options=extra)
         return 0
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    service = _STARTERS[options.what](options)
+    service = _SERVER_STARTERS[options.what](options)
     print(f"{options.what} on {service.host}:{service.port}", flush=True)
     service.wait()
     return 0
 
 
 def _start_server(options: argparse.Namespace) -> Server:
-    tracker = None if options.tracker is None else address(options.tracker)
-    host, port = (options.host, options.port) if options.via is None else address(options.via)
+    tracker = None if options.tracker is None else parse_host_port(options.tracker)
+    host, port = (
+        (options.host, options.port) if options.via is None else parse_host_port(options.via)
+    )
     return Server(
         host, port, port + 1, options.via is not None, tracker, options.key,
         credentials=options.credentials,
@@ -71,14 +73,14 @@ def _start_tracker(options: argparse.Namespace) -> Tracker:
 
 
 def _start_proxy(options: argparse.Namespace) -> Proxy:
-    tracker = None if options.tracker is None else address(options.tracker)
+    tracker = None if options.tracker is None else parse_host_port(options.tracker)
     return Proxy(
         options.host, options.port, options.port + 1, tracker_addr=tracker,
         credentials=options.credentials,
     )  # fmt: skip
 
 
-_STARTERS: Mapping[str, Callable[[argparse.Namespace], Server | Tracker | Proxy]] = {
+_SERVER_STARTERS: Mapping[str, Callable[[argparse.Namespace], Server | Tracker | Proxy]] = {
     "server": _start_server,
     "tracker": _start_tracker,
     "proxy": _start_proxy,

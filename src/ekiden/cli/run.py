@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from ekiden import runtime
-from ekiden.cli.options import FILE_HELP, add_remote, open_given, read_arrays
+from ekiden.cli.options import (
+    MODEL_FILE_HELP,
+    add_remote_arguments,
+    load_named_arrays,
+    open_local_or_remote,
+)
 from ekiden.ir.op import Array
 from ekiden.runtime.artifact.metadata import TensorInfo
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.files import write_whole
+from ekiden.runtime.files import write_atomic
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="one for each input"
     )
@@ -27,18 +32,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--output-dir",
         help="write each output here as output0.npy, ..., of a sequence output0_0.npy, ...",
     )
-    add_remote(parser)
+    add_remote_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run once and print or write the outputs."""
     if options.output_dir is not None and os.path.exists(options.output_dir):
-        _check_is_folder(options.output_dir)
-    executable = open_given(options)
-    result = executable(**read_arrays(options.input))
+        _check_output_folder(options.output_dir)
+    executable = open_local_or_remote(options)
+    result = executable(**load_named_arrays(options.input))
     tensors = result if isinstance(result, tuple) else (result,)
     for index, (info, value) in enumerate(zip(executable.outputs, tensors, strict=True)):
-        for number, array in _arrays(info, value):
+        for number, array in _number_output_arrays(info, value):
             print(f"{info.name}{number and f'[{number}]'}: {array.dtype} {array.shape}")
             if options.output_dir is None:
                 print(np.array2string(array, threshold=20, precision=5))
@@ -46,19 +51,20 @@ def run(options: argparse.Namespace) -> int:
             folder = Path(options.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             name = f"output{index}{number and f'_{number}'}.npy"
-            write_whole(folder / name, partial(np.save, arr=array))
+            # Atomic, so that a failed run leaves no truncated array.
+            write_atomic(folder / name, partial(np.save, arr=array))
     return 0
 
 
-def _check_is_folder(path: str) -> None:
-    """Raises NotADirectoryError before a run whose outputs could not be written."""
+def _check_output_folder(path: str) -> None:
+    """Raise NotADirectoryError before the run if its outputs could not be written."""
     if not os.path.isdir(path):
         raise NotADirectoryError(f"--output-dir '{path}': it is a file, a folder expected")
 
 
-def _arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:
-    """Return an output as numbered arrays, one per element of a sequence. Raises InputError for
-    values that are no arrays.
+def _number_output_arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:
+    """Return the arrays of an output with their file names; a sequence has one per element. Raises
+    InputError for values that are no arrays.
     """
     if isinstance(value, runtime.Tensor):
         return [("", value.numpy())]

@@ -7,9 +7,9 @@ import os
 from dataclasses import fields
 
 from ekiden import serve
-from ekiden.serve.config import LEVELS, ServerConfig
+from ekiden.serve.config import LOG_LEVELS, ServerConfig
 
-_TEXT_OPTIONS: dict[str, str] = {
+_STRING_FIELDS: dict[str, str] = {
     "host": "the address to listen on (127.0.0.1)",
     "token-file": "bearer tokens, one a line, of which a request carries one",
     "control-token-file": "bearer tokens that may load and unload models",
@@ -17,7 +17,7 @@ _TEXT_OPTIONS: dict[str, str] = {
     "tls-key": "its key, PEM",
     "tls-client-ca": "the certificate that signs those of clients, which they must have",
 }
-_NUMERIC_OPTIONS: dict[str, tuple[type, str]] = {
+_NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
     "grpc-port": (int, "gRPC's port (one above HTTP's)"),
     "memory": (int, "the most bytes that models may hold (what is free at the start)"),
@@ -28,9 +28,9 @@ _NUMERIC_OPTIONS: dict[str, tuple[type, str]] = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments: the most commonly changed configuration fields."""
     parser.add_argument("folder", help="a folder of models: NAME/VERSION/model.eki, or NAME.eki")
-    for name, text in _TEXT_OPTIONS.items():
+    for name, text in _STRING_FIELDS.items():
         parser.add_argument(f"--{name}", help=text)
-    for name, (kind, text) in _NUMERIC_OPTIONS.items():
+    for name, (kind, text) in _NUMERIC_FIELDS.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument(
         "--open", action="store_true", default=None,
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traces", action="store_true", default=None, help="make spans for OpenTelemetry"
     )
-    parser.add_argument("--log", choices=LEVELS, help="the least level to write (info)")
+    parser.add_argument("--log", choices=LOG_LEVELS, help="the least level to write (info)")
 
 
 def run(options: argparse.Namespace) -> int:

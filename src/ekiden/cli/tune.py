@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ekiden.cli.options import (
-    add_session,
-    address,
-    check_session,
-    count,
+    add_rpc_session_arguments,
+    check_rpc_options,
+    parse_dim_sizes,
+    parse_host_port,
     parse_shapes,
-    positive,
-    sizes,
-    threads,
+    positive_float,
+    positive_int,
+    thread_count,
 )
 from ekiden.compiler.progress import TuningBar
-from ekiden.compiler.tune import SEARCHES_BY_NAME, prepare
-from ekiden.compiler.tuning_report import page
+from ekiden.compiler.tune import SEARCH_STRATEGIES, prepare
+from ekiden.compiler.tuning_report import report_html
 from ekiden.runtime.files import check_folder, write_text
 from ekiden.runtime.terminal import stderr_is_terminal
 from ekiden.tune.measure import Measurer
@@ -41,20 +41,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE",
                         help="records, which are appended to: a second run goes on")  # fmt: skip
-    parser.add_argument("--trials", type=count, default=200,
+    parser.add_argument("--trials", type=positive_int, default=200,
                         help="candidates in all, earlier runs' included (200)")  # fmt: skip
-    parser.add_argument("--seconds", type=positive, default=math.inf, help="end after so many")
+    parser.add_argument(
+        "--seconds", type=positive_float, default=math.inf, help="end after so many"
+    )
     parser.add_argument("--target", help="what to make code for: this machine's, or --remote's")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,H,W",
                         help="fix dimensions of an input")  # fmt: skip
     parser.add_argument("--dim", action="append", default=[], metavar="SYMBOL=4",
                         help="the size to tune for of a dimension that is not fixed")  # fmt: skip
-    parser.add_argument("--threads", type=threads, default=1, help="that a kernel runs on (1)")
+    parser.add_argument("--threads", type=thread_count, default=1, help="that a kernel runs on (1)")
     parser.add_argument("--cold", action="store_true", help="empty the caches before each call")
-    parser.add_argument("--search", choices=tuple(SEARCHES_BY_NAME), default="evolution")
+    parser.add_argument("--search", choices=tuple(SEARCH_STRATEGIES), default="evolution")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kernel", default="", help="only kernels whose name or node holds this")
-    add_session(parser)
+    add_rpc_session_arguments(parser)
     parser.add_argument("--report", metavar="FILE.html", help="write a page with plots")
 
 
@@ -63,20 +65,27 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         check_folder(options.report)
     session = prepare(
-        options.model, options.target, dims=sizes(options.dim),
-        shape=parse_shapes(options.shape) or None, kernels=options.kernel,
+        options.model,
+        options.target,
+        dims=parse_dim_sizes(options.dim),
+        shape=parse_shapes(options.shape) or None,
+        kernels=options.kernel,
         records=Records.open(options.output),
-        measurer=Measurer(threads=options.threads, cold=options.cold, remote=_remote(options)),
-        search=options.search, seed=options.seed, progress=None,
-    )  # fmt: skip
+        measurer=Measurer(
+            threads=options.threads, cold=options.cold, remote=_parse_remote(options)
+        ),
+        search=options.search,
+        seed=options.seed,
+        progress=None,
+    )
     ended = 0
-    with _shown() as progress:
+    with _create_progress_display() as progress:
         session.progress = progress
         try:
             session.run(options.trials, options.seconds)
         except KeyboardInterrupt:
             ended = 130
-    print_session(session)
+    print_tuning_summary(session)
     if session.records.damaged:
         print(f"'{options.output}': lines that are no records: {session.records.damaged}")
     if ended:
@@ -85,21 +94,21 @@ def run(options: argparse.Namespace) -> int:
         )
         print(f"ended; {saved_text}, and the next run goes on")
     if options.report:
-        write_text(options.report, page(session))
+        write_text(options.report, report_html(session))
     return ended
 
 
-def _remote(options: argparse.Namespace) -> Remote | None:
-    """Return the server that runs candidates. Raises InputError for its options without
-    `--remote`.
+def _parse_remote(options: argparse.Namespace) -> Remote | None:
+    """Return the RPC server that runs the candidates, or None for this machine. Raises InputError
+    for its options without `--remote`.
     """
     if options.remote is not None:
-        return Remote(*address(options.remote), options.key, options.credentials)
-    check_session(options)
+        return Remote(*parse_host_port(options.remote), options.key, options.credentials)
+    check_rpc_options(options)
     return None
 
 
-def _shown() -> ProgressDisplay:
+def _create_progress_display() -> ProgressDisplay:
     return TuningBar() if stderr_is_terminal() else nullcontext(_print_progress)
 
 
@@ -110,8 +119,8 @@ def _print_progress(session: Session) -> None:
     print(f"{session.trials} of {session.budget} trials{time}", file=sys.stderr)
 
 
-def print_session(session: Session) -> None:
-    """Print a table of the kernels, and the gain of a run over all of them."""
+def print_tuning_summary(session: Session) -> None:
+    """Print a table of the tuned kernels, and the speed-up of a run summed over all of them."""
     table = Table(box=None, pad_edge=False)
     for head in ("kernel", "node", "calls", "trials", "default us", "best us", "ratio", "decision"):
         is_text = head in ("kernel", "node", "decision")
@@ -124,7 +133,7 @@ def print_session(session: Session) -> None:
             f"{state.untuned * 1e6:.1f}" if is_measured else "",
             f"{state.untuned * state.ratio * 1e6:.1f}" if is_measured else "",
             f"{state.ratio:.2f}" if is_measured else "",
-            best.choice if best else state.ended or "default",
+            best.choice if best else state.end_reason or "default",
         )  # fmt: skip
     console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)
     console.print(table)

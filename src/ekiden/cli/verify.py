@@ -8,20 +8,20 @@ from __future__ import annotations
 import argparse
 
 from ekiden.cli.options import (
-    add_dims,
-    add_remote,
-    check_session,
+    add_dim_argument,
+    add_remote_arguments,
+    check_rpc_options,
     is_artifact,
-    needs_compiling,
-    not_negative,
+    is_uncompiled_model,
+    load_named_arrays,
+    nonnegative_float,
     open_remote,
-    read_arrays,
-    sizes,
+    parse_dim_sizes,
 )
-from ekiden.compiler.verify import REFERENCE_ENGINES, Tolerance, verify
+from ekiden.compiler.verify import REFERENCE_ENGINES, ComparisonTolerance, verify
 from ekiden.runtime.errors import InputError
 
-DIFFERENT_STATUS = 3
+MISMATCH_EXIT_STATUS = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,33 +38,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input", action="append", default=[], metavar="NAME=array.npy", help="else random"
     )
-    add_dims(parser)
-    add_remote(parser)
-    for name, default, what in TOLERANCES:
-        parser.add_argument(name, type=not_negative, help=f"{what} ({default:g})")
+    add_dim_argument(parser)
+    add_remote_arguments(parser)
+    for name, default, what in TOLERANCE_OPTIONS:
+        parser.add_argument(name, type=nonnegative_float, help=f"{what} ({default:g})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-TOLERANCES = (
-    ("--rtol", Tolerance().rtol, "relative tolerance"),
-    ("--atol", Tolerance().atol, "absolute tolerance"),
-    ("--of-range", Tolerance().of_range, "tolerance as a share of the largest"),
-    ("--snr", Tolerance().snr, "the least signal to noise beside another model, in decibels"),
+TOLERANCE_OPTIONS = (
+    ("--rtol", ComparisonTolerance().rtol, "relative tolerance"),
+    ("--atol", ComparisonTolerance().atol, "absolute tolerance"),
+    ("--of-range", ComparisonTolerance().of_range, "tolerance as a share of the largest"),
+    (
+        "--snr",
+        ComparisonTolerance().snr,
+        "the least signal to noise beside another model, in decibels",
+    ),
 )
 
 
-def _tolerance(options: argparse.Namespace) -> Tolerance:
-    """Return the requested tolerance. Raises InputError for options that this comparison does not
-    use.
+def _parse_tolerance(options: argparse.Namespace) -> ComparisonTolerance:
+    """Return the tolerance given by `--rtol` and its siblings. Raises InputError for options that
+    this comparison does not use.
     """
-    names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
+    names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCE_OPTIONS}
     option_values = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
     is_beside = options.against is not None and options.against not in REFERENCE_ENGINES
     wrong = [name for name, f in names.items() if f in option_values and is_beside != (f == "snr")]
     if wrong:
         suitable = "another model, where --snr is" if is_beside else "an engine, as --rtol is"
         raise InputError(f"{wrong[0]}: no tolerance of a comparison with {suitable}")
-    return Tolerance(**option_values)
+    return ComparisonTolerance(**option_values)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,17 +80,18 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"'{artifact}' is an artifact; name its model: --model model.onnx")
     if artifact is None and options.model is not None:
         raise InputError(f"--model: '{options.file}' is a model itself")
-    check_session(options)
-    needs_compiling(options.file, options.target)
+    check_rpc_options(options)
+    # For its check: an artifact takes no --target.
+    is_uncompiled_model(options.file, options.target)
     report = verify(
         options.model or options.file,
         artifact if options.remote is None else open_remote(options, options.file),
         target=options.target if options.remote is None else None,
-        inputs=read_arrays(options.input),
-        dims=sizes(options.dim),
+        inputs=load_named_arrays(options.input),
+        dims=parse_dim_sizes(options.dim),
         against=options.against,
         layers=options.layers,
-        tolerance=_tolerance(options),
+        tolerance=_parse_tolerance(options),
     )
     print(report.json() if options.json else report)
-    return 0 if report else DIFFERENT_STATUS
+    return 0 if report else MISMATCH_EXIT_STATUS

@@ -6,25 +6,25 @@ import argparse
 import time
 from pathlib import Path
 
-from ekiden.cli.options import FILE_HELP, is_artifact, parse_shapes
+from ekiden.cli.options import MODEL_FILE_HELP, is_artifact, parse_shapes
 from ekiden.compiler.compile import compile_artifact
 from ekiden.compiler.export.web import (
     RUNTIME_FILE,
     THREADED_RUNTIME_FILE,
     package_files,
     web_targets,
-    write_site,
+    write_web_folder,
 )
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.runtime.artifact.frame import file_of
+from ekiden.runtime.artifact.frame import artifact_bytes
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.files import named
+from ekiden.runtime.files import rewrite_os_errors
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("file", help=FILE_HELP)
+    parser.add_argument("file", help=MODEL_FILE_HELP)
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="what is written")
     parser.add_argument(
         "--target",
@@ -48,15 +48,15 @@ def run(options: argparse.Namespace) -> int:
     if is_artifact(options.file):
         if options.target or options.shape:
             raise InputError("an artifact is compiled already: --target and --shape are for models")
-        with named("read", options.file):
+        with rewrite_os_errors("read", options.file):
             data = memoryview(Path(options.file).read_bytes())
     else:
         import_options = ImportOptions(parse_shapes(options.shape) or None)
         artifact = compile_artifact(
             options.file, CompileOptions(web_targets(options.target or ()), import_options)
         )
-        data = artifact if isinstance(artifact, memoryview) else file_of(artifact)
-    write_site(data, options.output, cc=options.cc)
+        data = artifact if isinstance(artifact, memoryview) else artifact_bytes(artifact)
+    write_web_folder(data, options.output, cc=options.cc)
     folder = Path(options.output)
     for name in (RUNTIME_FILE, THREADED_RUNTIME_FILE, *package_files(), "model.eki"):
         print(f"  {folder / name}: {(folder / name).stat().st_size:,} bytes")

@@ -12,11 +12,11 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.codegen import c, device, llvm
 from ekiden.codegen.cache import KernelCache, kernel_key
-from ekiden.codegen.device.formats import KERNEL_FORMATS, format_of
-from ekiden.codegen.parallel import ProgressCallback, Task, compile_tasks
-from ekiden.ir.extensions import is_extended
+from ekiden.codegen.device.formats import KERNEL_FORMATS, kernel_format
+from ekiden.codegen.parallel import CompileTask, ProgressCallback, compile_tasks
+from ekiden.ir.extensions import has_extensions
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import dumping, show_product, with_instruments
+from ekiden.ir.pass_context import dump_if_requested, notify_product, with_instruments
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime import Module, environment, get_global_func, load_device_code, tensor
 from ekiden.runtime.errors import CompileError
@@ -36,13 +36,13 @@ else:
     debug_library = LazyModule("ekiden.codegen.debug_library")
 
 
-TEXT_FORMS = {"ll": "LLVM IR", "asm": "assembly", "c": "C"}
+SOURCE_FORMATS = {"ll": "LLVM IR", "asm": "assembly", "c": "C"}
 """Format of the text of a processor's code -> what it is."""
 Sources = Mapping[str, Callable[[Sequence[PrimFunc], Target], str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class CodeGenerator:
     """Code generator of one target kind: compiles lowered functions to objects and prints their
     source.
     """
@@ -60,7 +60,7 @@ class Generator:
 
 
 def _compile_c(funcs: Sequence[PrimFunc], target: Target) -> bytes:
-    return c.compile_text(c.emit_all(funcs, target), target)
+    return c.compile_c(c.emit_module(funcs, target), target)
 
 
 def _debug_c(
@@ -69,20 +69,20 @@ def _debug_c(
     """Compile C with debug lines that refer to the C file, which is written beside the loop
     program's text.
     """
-    return c.compile_text(c.emit_all(funcs, target), target, path.with_suffix(".kernel.c"))
+    return c.compile_c(c.emit_module(funcs, target), target, path.with_suffix(".kernel.c"))
 
 
 def _debug_llvm(
     funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
 ) -> bytes:
-    return llvm.compile_text(llvm.emit_all(funcs, target, llvm.DebugLines(path, lines)), target)
+    return llvm.compile_ir(llvm.emit_module(funcs, target, llvm.DebugInfo(path, lines)), target)
 
 
-def _c_text(funcs: Sequence[PrimFunc], target: Target) -> str:
-    return c.emit_all(funcs, target)
+def _emit_c(funcs: Sequence[PrimFunc], target: Target) -> str:
+    return c.emit_module(funcs, target)
 
 
-def _check_c(target: Target, what: str) -> None:
+def _check_c_target(target: Target, what: str) -> None:
     c.check_target(target, what)
 
 
@@ -90,66 +90,68 @@ def _c_version() -> str:
     return c.compiler_version()
 
 
-def _llvm_text(funcs: Sequence[PrimFunc], target: Target) -> str:
-    return llvm.emit_all(funcs, target)
+def _emit_llvm(funcs: Sequence[PrimFunc], target: Target) -> str:
+    return llvm.emit_module(funcs, target)
 
 
 def _llvm_sources(target: Target) -> Sources:
-    return {"ll": _llvm_text, "asm": llvm.assembly}
+    return {"ll": _emit_llvm, "asm": llvm.assembly}
 
 
 def _c_sources(target: Target) -> Sources:
-    return {"c": _c_text}
+    return {"c": _emit_c}
 
 
-def _compile_threads(funcs: Sequence[PrimFunc], target: Target) -> bytes:
+def _compile_gpu_host(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Compile the host part of split GPU programs for the target's host."""
     host = target.code_host
-    return GENERATORS[host.kind.name].compile(funcs, host)
+    return CODE_GENERATORS[host.kind.name].compile(funcs, host)
 
 
-def _debug_threads(
+def _debug_gpu_host(
     funcs: Sequence[PrimFunc], target: Target, path: Path, lines: Mapping[Stmt, int]
 ) -> bytes:
     raise CompileError(f"target {target.kind.name!r}: EKIDEN_DEBUG_DIR is for processors alone")
 
 
-def _check_threads(target: Target, what: str) -> None:
-    generator_of(target.code_host, what)
-    road = gpu_backends.GPU_BACKENDS.get(format_of(target))
+def _check_gpu_target(target: Target, what: str) -> None:
+    get_code_generator(target.code_host, what)
+    road = gpu_backends.GPU_BACKENDS.get(kernel_format(target))
     if road is not None:
         llvm.check_triple(road.triple_of(target), what)
 
 
-def _threads_version() -> str:
+def _gpu_codegen_version() -> str:
     return ",".join(sorted(KERNEL_FORMATS))
 
 
-def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """Return the source of the device kernels of scheduled programs, as the driver receives it;
-    binary forms are disassembled.
+def device_sources(funcs: Sequence[PrimFunc], target: Target) -> str:
+    """Return the device source of scheduled programs as the driver receives it; binary formats
+    (SPIR-V) are disassembled.
     """
-    kernels = [k for f in funcs for k in device.split_program(f, target, readable=True).kernels]
+    kernels = [
+        k for f in funcs for k in device.split_host_and_device(f, target, readable=True).kernels
+    ]
     return "\n".join(k.code.decode() for k in kernels)
 
 
-def _thread_sources(target: Target) -> Sources:
-    return {format_of(target): kernel_texts}
+def _gpu_sources(target: Target) -> Sources:
+    return {kernel_format(target): device_sources}
 
 
 # fmt: off
-GENERATORS: dict[str, Generator] = {
-    "llvm": Generator(llvm.compile_object, _llvm_sources, str, llvm.check_target, _debug_llvm),
-    "c":    Generator(_compile_c, _c_sources, _c_version, _check_c, _debug_c),
-    **{name: Generator(_compile_threads, _thread_sources, _threads_version, _check_threads,
-                       _debug_threads)
+CODE_GENERATORS: dict[str, CodeGenerator] = {
+    "llvm": CodeGenerator(llvm.compile_object, _llvm_sources, str, llvm.check_target, _debug_llvm),
+    "c":    CodeGenerator(_compile_c, _c_sources, _c_version, _check_c_target, _debug_c),
+    **{name: CodeGenerator(_compile_gpu_host, _gpu_sources, _gpu_codegen_version, _check_gpu_target,
+                           _debug_gpu_host)
        for name in KERNEL_FORMATS},
 }
 # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class CompiledKernel:
     """Compiled form of a program: the lowered host function, its object code, and the device
     kernels that it launches.
     """
@@ -160,62 +162,75 @@ class Code:
 
 
 def compile_lowered(funcs: Sequence[PrimFunc], target: Target, stem: str = "code") -> bytes:
-    """Return the object code of lowered functions, and show instruments its texts: `stem` begins
-    the names of their files."""
-    generator = GENERATORS[target.kind.name]
+    """Compile lowered functions to object code and hand the LLVM IR, assembly or C text to the
+    instruments; `stem` is the prefix of the dumped files.
+    """
+    generator = CODE_GENERATORS[target.kind.name]
     for form, text in generator.sources(target).items():
-        what = f"the code as {TEXT_FORMS.get(form, form)}"
-        show_product(f"{stem}.{form}", what, partial(text, funcs, target))
+        what = f"the code as {SOURCE_FORMATS.get(form, form)}"
+        notify_product(f"{stem}.{form}", what, partial(text, funcs, target))
     return generator.compile(funcs, target)
 
 
-def compile_function(func: PrimFunc, target: Target) -> Code:
+def compile_function(func: PrimFunc, target: Target) -> CompiledKernel:
     """Lower and compile one scheduled program."""
     if not target.kind.has_threads:
         lowered = tir_transform.lower(func, target)
-        return Code(lowered, compile_lowered([lowered], target))
-    form = format_of(target)
-    show_product(f"device.{form}", f"its kernels for {target}", lambda: _unwatched(func, target))
-    split = device.split_program(func, target)
-    return Code(split.host, compile_lowered([split.host], target.code_host), tuple(split.kernels))
+        return CompiledKernel(lowered, compile_lowered([lowered], target))
+    form = kernel_format(target)
+    notify_product(
+        f"device.{form}", f"its kernels for {target}", lambda: _uninstrumented_source(func, target)
+    )
+    # Device kernels are code of the target; the host function that launches them is code of its
+    # host.
+    split = device.split_host_and_device(func, target)
+    return CompiledKernel(
+        split.host, compile_lowered([split.host], target.code_host), tuple(split.kernels)
+    )
 
 
-def _unwatched(func: PrimFunc, target: Target) -> str:
-    """Return the kernels of a program as text; its passes are seen when they make the code."""
+def _uninstrumented_source(func: PrimFunc, target: Target) -> str:
+    """Return the device kernels of a program as text, without instruments: they have seen its
+    passes when the code was made.
+    """
     with with_instruments(()):
-        return kernel_texts([func], target)
+        return device_sources([func], target)
 
 
-def pack_code(code: Code) -> bytes:
+def serialize_kernel(code: CompiledKernel) -> bytes:
     """Serialise object code and kernels for the cache: one line of JSON, then the object code."""
-    head = json.dumps([k.as_json() for k in code.kernels])
+    head = json.dumps([k.to_json() for k in code.kernels])
     return head.encode() + b"\n" + code.object
 
 
-def unpack_code(packed: bytes) -> tuple[bytes, list[device.DeviceKernel]]:
+def deserialize_kernel(packed: bytes) -> tuple[bytes, list[device.DeviceKernel]]:
     """Split a cache entry into its object code and its device kernels."""
     head, _, object_code = packed.partition(b"\n")
-    return object_code, [device.DeviceKernel.of_json(row) for row in json.loads(head)]
+    return object_code, [device.DeviceKernel.from_json(row) for row in json.loads(head)]
 
 
-def generator_of(target: Target, what: str) -> Generator:
+def get_code_generator(target: Target, what: str) -> CodeGenerator:
     """Return the code generator of a target.
 
     Raises:
         CompileError: if the generator cannot be used; the message names `what`.
     """
     target.check_usable(what)
-    generator = GENERATORS[target.kind.name]
+    generator = CODE_GENERATORS[target.kind.name]
     generator.check(target, what)
     return generator
 
 
-def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]:
+def _prim_funcs(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]:
     """Return the loop programs to build, each with the symbol under which it is exported."""
     if isinstance(program, PrimFunc):
-        return [_named(program, name or program.name)]
+        return [_with_global_symbol(program, name or program.name)]
     by_name = {g.name_hint: f for g, f in program.functions.items()}
-    funcs = [_named(f, _symbol(f, hint)) for hint, f in by_name.items() if isinstance(f, PrimFunc)]
+    funcs = [
+        _with_global_symbol(f, _global_symbol(f, hint))
+        for hint, f in by_name.items()
+        if isinstance(f, PrimFunc)
+    ]
     if len(funcs) != len(by_name) or not funcs:
         non_prim_funcs = sorted(n for n, f in by_name.items() if not isinstance(f, PrimFunc))
         raise CompileError(
@@ -234,22 +249,24 @@ def _functions(program: PrimFunc | IRModule, name: str | None) -> list[PrimFunc]
     return funcs
 
 
-def _symbol(func: PrimFunc, name: str) -> str:
+def _global_symbol(func: PrimFunc, name: str) -> str:
     return str((func.attrs or {}).get("global_symbol", name))
 
 
-def _named(func: PrimFunc, name: str) -> PrimFunc:
+def _with_global_symbol(func: PrimFunc, name: str) -> PrimFunc:
     return func.with_fields(attrs={**(func.attrs or {}), "global_symbol": name})
 
 
-def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
-    """Return the cache key. Names are part of it because error messages show them."""
+def _cache_key(func: PrimFunc, target: Target, generator: CodeGenerator) -> str:
+    """Return the cache key of a function's code: digest of the function, the target and the code
+    generator's version. Names are part of it because error messages show them.
+    """
     dims = [v.name for b in func.buffers for v in free_vars(*b.shape)]
     names = [func.name, *(b.name for b in func.params), *dims]
     return kernel_key(func, target, generator.version(), *names)
 
 
-@dumping("build")
+@dump_if_requested("build")
 def build(
     program: PrimFunc | IRModule,
     target: TargetLike | None = None,
@@ -275,33 +292,36 @@ def build(
             f"build: expected a PrimFunc or an IRModule, got {type(program).__name__}"
         )
     chosen = with_context_bounds(target_or_current(target))
-    generator = generator_of(chosen, "build")
-    funcs = _functions(program, name)
+    generator = get_code_generator(chosen, "build")
+    funcs = _prim_funcs(program, name)
     folder = environment.debug_dir()
+    # Debug builds bypass the cache, because cached objects carry no line tables.
     if folder is None or chosen.kind.has_threads:
-        tasks = [_task(f, chosen, generator) for f in funcs]
+        tasks = [_compile_task(f, chosen, generator) for f in funcs]
         compiled = compile_tasks(tasks, cache or KernelCache.default(), progress)
-        module = _linked([unpack_code(packed) for packed in compiled.values()], funcs, chosen)
+        module = _link_module(
+            [deserialize_kernel(packed) for packed in compiled.values()], funcs, chosen
+        )
     else:
         lowered = [tir_transform.lower(f, chosen) for f in funcs]
-        module = debug_library.build_library(
+        module = debug_library.build_debug_library(
             lowered, folder, lambda path, lines: generator.debug(lowered, chosen, path, lines)
         )
     shown = generator.sources(chosen)
-    module.sources = {n: partial(_source, show, funcs, chosen) for n, show in shown.items()}
+    module.sources = {n: partial(_get_source, show, funcs, chosen) for n, show in shown.items()}
     return module
 
 
-def _linked(
+def _link_module(
     unpacked: Sequence[tuple[bytes, list[device.DeviceKernel]]],
     funcs: Sequence[PrimFunc],
     target: Target,
 ) -> Module:
-    """Link host objects into a module that imports the device kernels, if there are any. Code for
-    another machine is held unloaded, so that it can be exported.
+    """Link the host objects of a program and import its device kernels into the resulting module.
+    Code for another machine is held unloaded, so that it can be exported.
     """
     objects = [code for code, _ in unpacked]
-    image = llvm.link(objects, [f.name for f in funcs], target.code_host)
+    image = llvm.link_image(objects, [f.name for f in funcs], target.code_host)
     module = get_global_func("ek.image.hold")(tensor(np.frombuffer(image, np.uint8)))
     assert isinstance(module, Module)
     kernels = [kernel for _, device_kernels in unpacked for kernel in device_kernels]
@@ -310,7 +330,7 @@ def _linked(
     return module
 
 
-def _source(
+def _get_source(
     show: Callable[[Sequence[PrimFunc], Target], str], funcs: Sequence[PrimFunc], target: Target
 ) -> str:
     if target.kind.has_threads:
@@ -318,11 +338,13 @@ def _source(
     return show([tir_transform.lower(f, target) for f in funcs], target)
 
 
-def _task(func: PrimFunc, target: Target, generator: Generator) -> Task:
-    key = _key(func, target, generator)
+def _compile_task(func: PrimFunc, target: Target, generator: CodeGenerator) -> CompileTask:
+    key = _cache_key(func, target, generator)
     # what a program teaches the compiler, as how an intrinsic is lowered, is in this process alone
-    return Task(key, func.name, _packed_code, (func, target), is_local=is_extended())
+    return CompileTask(
+        key, func.name, _compile_and_serialize, (func, target), is_local=has_extensions()
+    )
 
 
-def _packed_code(func: PrimFunc, target: Target) -> bytes:
-    return pack_code(compile_function(func, target))
+def _compile_and_serialize(func: PrimFunc, target: Target) -> bytes:
+    return serialize_kernel(compile_function(func, target))

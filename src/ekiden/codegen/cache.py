@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ekiden.ir.cache_layers import cache_layers, is_filled
+from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
 from ekiden.ir.compiler_digest import compiler_digest
 from ekiden.ir.hashes import blake2b
 from ekiden.ir.node import Node
@@ -17,11 +17,11 @@ from ekiden.ir.structural import structural_digest
 from ekiden.runtime import environment
 from ekiden.runtime.files import (
     PathName,
-    expect_trusted,
-    log_once,
-    make_own_folder,
-    shrink,
-    write_whole,
+    check_trusted,
+    evict_least_recent,
+    log_skipped_once,
+    make_private_folder,
+    write_atomic,
 )
 from ekiden.target import Target
 
@@ -31,45 +31,47 @@ def kernel_key(function: Node, target: Target, *extra: str) -> str:
     `extra` is what the code depends on beyond the function's structure and the PassContext's
     lowering options, such as names in messages.
     """
-    return _key(structural_digest(function), target, extra)
+    return _format_key(structural_digest(function), target, extra)
 
 
 def text_key(text: str, target: Target, *extra: str) -> str:
     """Return the cache key of code that is generated from a text, which contains all its names."""
-    return _key(text, target, extra)
+    return _format_key(text, target, extra)
 
 
-def _key(source_digest: str, target: Target, extra: Sequence[str]) -> str:
+def _format_key(source_digest: str, target: Target, extra: Sequence[str]) -> str:
     settings = " ".join([*extra, *PassContext.current().of_lowering()])
     key_text = f"{source_digest} {target} {settings}"
     return blake2b(key_text.encode(), digest_size=16).hexdigest()
 
 
-DIGEST_BYTES = 8
-FILE_FORMAT = b"ekiden-1"
+CHECKSUM_BYTES = 8
+CACHE_FILE_MAGIC = b"ekiden-1"
 """Of the form of files: part of their digest, so that one of another form is a miss."""
-SCANS_PER_FILL = 64
+SCANS_PER_CACHE_FILL = 64
 """How often the folder is looked at, about, while as many bytes are kept as it may have."""
 
 
-def _digest(code: bytes) -> bytes:
-    return blake2b(code, digest_size=DIGEST_BYTES, person=FILE_FORMAT).digest()
+def _checksum(code: bytes) -> bytes:
+    return blake2b(code, digest_size=CHECKSUM_BYTES, person=CACHE_FILE_MAGIC).digest()
 
 
 def _should_scan(digest: bytes, size: int, limit: int) -> bool:
     """Decide at random whether to scan the folder for its size limit after writing a kernel of
-    `size` bytes: about `SCANS_PER_FILL` scans while `limit` bytes are written. Processes do not
+    `size` bytes: about `SCANS_PER_CACHE_FILL` scans while `limit` bytes are written. Processes
+    do not
     know of each other, and a scan lists every kernel.
     """
-    # The digest is uniform in [0, 2**64), so this is true with probability size * SCANS_PER_FILL /
+    # The digest is uniform in [0, 2**64), so this is true with probability size *
+    # SCANS_PER_CACHE_FILL /
     # limit.
-    return int.from_bytes(digest) * limit < (size * SCANS_PER_FILL) << (8 * DIGEST_BYTES)
+    return int.from_bytes(digest) * limit < (size * SCANS_PER_CACHE_FILL) << (8 * CHECKSUM_BYTES)
 
 
-def checked_code(contents: bytes) -> bytes | None:
-    """Return the object code in a cache file's bytes, or None if they are damaged."""
-    digest, code = contents[:DIGEST_BYTES], contents[DIGEST_BYTES:]
-    return code if digest == _digest(code) else None
+def verify_checksum(contents: bytes) -> bytes | None:
+    """Return the object code in a cache file's bytes, or None if its checksum does not match."""
+    digest, code = contents[:CHECKSUM_BYTES], contents[CHECKSUM_BYTES:]
+    return code if digest == _checksum(code) else None
 
 
 def compiler_folder() -> str:
@@ -78,9 +80,9 @@ def compiler_folder() -> str:
 
 
 class KernelCache:
-    """A folder of object files, each behind a digest of its bytes, in layers: what the first does
-    not hold may be in others, which are only read. A file that cannot be read or written, or that
-    is damaged, is a miss, never an error. Many processes may read and write at once.
+    """Layered disk cache of object files, each behind a checksum: the first layer is read and
+    written, the others are read only. A file that cannot be read or written, or that is damaged,
+    is a miss, never an error. Many processes may read and write at once.
 
         <folder>/<compiler>/<key>.o
     """
@@ -110,9 +112,11 @@ class KernelCache:
     def get(self, key: str) -> bytes | None:
         """Return a kernel's object code, or None if it is not cached."""
         for layer in (self.folder, *self.others):
-            if layer is None or not is_filled(layer):  # nobody has to read the compiler's bytes
+            if layer is None or not is_nonempty_folder(
+                layer
+            ):  # nobody has to read the compiler's bytes
                 continue
-            code = _read(_file(layer, key), None if layer is self.folder else layer)
+            code = _read_trusted(_layer_path(layer, key), None if layer is self.folder else layer)
             if code is not None:
                 return code
         return None
@@ -123,35 +127,39 @@ class KernelCache:
         """
         if self.folder is None:
             return
-        digest = _digest(code)
-        path = _file(self.folder, key)
+        digest = _checksum(code)
+        path = _layer_path(self.folder, key)
         try:
-            make_own_folder(os.path.dirname(path))
-            write_whole(path, lambda file: file.write(digest + code), is_owners=True)
+            make_private_folder(os.path.dirname(path))
+            # Written under a temporary name and renamed: readers in other processes see all of it
+            # or nothing.
+            write_atomic(path, lambda file: file.write(digest + code), is_owners=True)
             if self.limit is not None and _should_scan(digest, len(code), self.limit):
-                shrink(self.folder, self.limit)
+                evict_least_recent(self.folder, self.limit)
         except OSError:
             return
 
 
-def _file(layer: PathName, key: str) -> str:
+def _layer_path(layer: PathName, key: str) -> str:
     return os.path.join(layer, compiler_folder(), f"{key}.o")
 
 
-def _read(path: str, layer: PathName | None) -> bytes | None:
-    """Return the code in a file that no other user can have written; None where there is none.
+def _read_trusted(path: str, layer: PathName | None) -> bytes | None:
+    """Return the code in a file that no other user could have written; None if there is no such
+    file.
 
     `layer` is None for the own layer, whose file is now the one used last.
     """
     try:
         with open(path, "rb") as file:
-            expect_trusted(path, layer)
-            code = checked_code(file.read())
+            check_trusted(path, layer)
+            code = verify_checksum(file.read())
     except PermissionError as error:
-        log_once(error)
+        log_skipped_once(error)
         return None
     except OSError:
         return None
+    # The time of last use is what `shrink` evicts by; shared read-only layers are not touched.
     if layer is None and code is not None:
         with suppress(OSError):
             os.utime(path)

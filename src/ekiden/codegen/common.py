@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from ekiden.codegen.shuffles import is_warp_shuffle
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import (
     Add,
     AnyDim,
@@ -37,7 +37,7 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     Non-negative integers divide without the corrections of floor division.
     """
 
-    def both(x: Add | Mul | FloorDiv | Min | Max) -> tuple[bool, bool]:
+    def is_nonnegative_pair(x: Add | Mul | FloorDiv | Min | Max) -> tuple[bool, bool]:
         return is_nonnegative(x.a, positive, depth - 1), is_nonnegative(x.b, positive, depth - 1)
 
     match e:
@@ -48,11 +48,12 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
         case Var():
             return e in positive or dt.is_unsigned(e.dtype)
         case Add() | Mul() | FloorDiv() | Min() if depth:
-            return all(both(e))
+            return all(is_nonnegative_pair(e))
         case FloorMod() if depth:
+            # Floor modulo has the sign of the divisor, so the dividend does not matter.
             return is_nonnegative(e.b, positive, depth - 1)
         case Max() if depth:
-            return any(both(e))
+            return any(is_nonnegative_pair(e))
         case Broadcast() if depth:
             return is_nonnegative(e.value, positive, depth - 1)
         case Ramp() if depth:
@@ -62,8 +63,8 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
     return False
 
 
-def undefined(generator: str, symbol: Var | Buffer) -> CompileError:
-    """Return the CompileError for a variable or buffer that a program uses but does not define."""
+def undefined_symbol_error(generator: str, symbol: Var | Buffer) -> CompileError:
+    """Build the CompileError for a variable or buffer that a program uses but does not define."""
     kind = "buffer" if isinstance(symbol, Buffer) else "variable"
     of = "allocated" if isinstance(symbol, Buffer) else "a size of one, nor a loop's"
     return CompileError(f"{generator}: {kind} {symbol.name!r} is no argument, nor {of}")
@@ -74,21 +75,21 @@ def not_contiguous_message(label: str) -> str:
     return f"{label} must be contiguous, got strides; copy it first"
 
 
-def stored_value(s: BufferStore) -> PrimExpr:
-    """Return the value to store, with `x = x + a * b` contracted to a fused multiply-add: the one
-    contraction that is always allowed, because every generator lowers reductions to it.
+def contract_fma(s: BufferStore) -> PrimExpr:
+    """Contract `x = x + a * b` in a store to a fused multiply-add. It is the one contraction that
+    is always allowed, because every generator lowers reductions the same way.
     """
     update = s.value
-    if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
+    if isinstance(update, Add) and dt.element_dtype(update.dtype) in ("float32", "float64"):
         for old, product in ((update.a, update.b), (update.b, update.a)):
             if isinstance(old, BufferLoad) and old.buffer is s.buffer and isinstance(product, Mul):
                 return Intrinsic("fma", (product.a, product.b, old), update.dtype)
     return update
 
 
-def check_compiled(e: Intrinsic) -> None:
+def check_supported_call(e: Intrinsic) -> None:
     """Raise CompileError for a call that no code generator implements."""
-    if row_of(e.op).is_compiled:
+    if find_intrinsic(e.op).is_compiled:
         return
     if e.op == "tvm_storage_sync":
         raise CompileError(
@@ -100,13 +101,14 @@ def check_compiled(e: Intrinsic) -> None:
     raise CompileError(f"no code generator has the call {e.op} {called}".rstrip() + hint)
 
 
-def called_with(e: Intrinsic) -> tuple[PrimExpr, ...]:
-    """Return the arguments of a call of a function that are values: no texts and no addresses,
-    whose indices are evaluated with the call."""
+def value_arguments(e: Intrinsic) -> tuple[PrimExpr, ...]:
+    """Return the value arguments of a call, without strings and buffer addresses, whose indices are
+    evaluated with the call.
+    """
     return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
 
 
-def extern_name(e: Intrinsic, generator: str) -> str:
+def extern_symbol(e: Intrinsic, generator: str) -> str:
     """Return the symbol of the C function that a call names. Raises CompileError for what is no C
     identifier, and for types that C cannot pass."""
     name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
@@ -115,7 +117,7 @@ def extern_name(e: Intrinsic, generator: str) -> str:
             f"{generator}: {e.op}: expected the name of a C function first, got {name or e!r}"
         )
     for dtype in (e.dtype, *(a.dtype for a in e.args[1:])):
-        if dtype != "handle" and dt.element(dtype) not in _C_TYPES:
+        if dtype != "handle" and dt.element_dtype(dtype) not in _C_TYPES:
             raise CompileError(f"{generator}: {e.op} {name!r}: C has no type for {dtype}")
     return name
 
@@ -128,9 +130,9 @@ _C_TYPES = frozenset(
 )  # fmt: skip
 
 
-def dtype_word(dtype: str) -> int:
+def pack_dtype(dtype: str) -> int:
     """Return a one-lane DLDataType as the 32-bit integer that it is in memory."""
-    code, bits, _ = dtype_code(dt.element(dtype))
+    code, bits, _ = dtype_code(dt.element_dtype(dtype))
     return code | bits << 8 | 1 << 16
 
 
@@ -143,7 +145,7 @@ class ShapeCheck:
     index: int
     axis: int
     extent: PrimExpr
-    binds: bool
+    binds_var: bool
     message: str
 
 
@@ -152,14 +154,14 @@ def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
     return f"{func.name}: argument {index} ({param.name})"
 
 
-def scalar_kind(param: Var, func: PrimFunc) -> str:
-    """Return what a scalar parameter must be: "an integer" or "a number".
+def expected_scalar(param: Var, func: PrimFunc) -> str:
+    """Return the expected kind of a scalar parameter for messages: "an integer" or "a number".
 
     Raises:
         CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype
         that processors do not compute with.
     """
-    if dt.is_small(dt.element(param.dtype)) or dt.lanes(param.dtype) > 1:
+    if dt.is_byte_stored(dt.element_dtype(param.dtype)) or dt.lanes(param.dtype) > 1:
         raise CompileError(
             f"{func.name}: parameter {param.name!r} is {param.dtype}; numbers that are passed are"
             " bool, integers of 8 to 64 bits or floats of 16 to 64; a buffer may hold it"
@@ -188,22 +190,25 @@ def shape_checks(func: PrimFunc) -> list[ShapeCheck]:
         for axis, extent in enumerate(buffer.shape):
             if isinstance(extent, AnyDim):
                 continue
+            # The first dimension that mentions a variable defines it, later ones must be equal.
             if isinstance(extent, Var) and extent not in bound:
                 bound.add(extent)
                 binding.append(ShapeCheck(i, axis, extent, True, ""))
                 continue
-            message = f"{func.name}: argument {i}: dimension {axis} must be {_wanted(extent)}"
+            message = (
+                f"{func.name}: argument {i}: dimension {axis} must be {_format_extent(extent)}"
+            )
             checked.append(ShapeCheck(i, axis, extent, False, message))
     return binding + checked
 
 
-def _wanted(extent: PrimExpr) -> str:
+def _format_extent(extent: PrimExpr) -> str:
     if isinstance(extent, IntImm):
         return str(extent.value)
     return extent.name if isinstance(extent, Var) else "a function of the other dimensions"
 
 
-def in_place(func: PrimFunc) -> tuple[int, ...]:
+def in_place_params(func: PrimFunc) -> tuple[int, ...]:
     """Return the indices of the parameters that may alias the last one, the output (attribute
     `tir.in_place`).
     """
@@ -212,20 +217,20 @@ def in_place(func: PrimFunc) -> tuple[int, ...]:
     return tuple(int(str(n)) for n in indices)
 
 
-DEVICE_TYPE = "tir.device_type"
+DEVICE_TYPE_ATTR = "tir.device_type"
 """The attribute of functions of the host that launch kernels: DLPack's number of their device, on
 which their arguments lie and what they allocate."""
-DEVICE_ID = Var("device_id", "int64")
+DEVICE_ID_VAR = Var("device_id", "int64")
 """In such functions the number of the device of the first argument."""
 
 
-def device_of(func: PrimFunc) -> int | None:
+def device_type_of(func: PrimFunc) -> int | None:
     """Return DLPack's device type on which a host function launches kernels, or None."""
-    device_type = (func.attrs or {}).get(DEVICE_TYPE)
+    device_type = (func.attrs or {}).get(DEVICE_TYPE_ATTR)
     return int(str(device_type)) if device_type is not None else None
 
 
-def lies_on_device(func: PrimFunc, buffer: Buffer) -> bool:
+def is_device_argument(func: PrimFunc, buffer: Buffer) -> bool:
     """Return whether an argument of a host function must be in device memory. Only the shape of an
     argument without elements is read, unless all arguments are empty.
     """
@@ -236,20 +241,20 @@ def _is_empty(buffer: Buffer) -> bool:
     return any(is_const(d, 0) for d in buffer.shape)
 
 
-FLUSH_SUBNORMALS = "tir.flush_subnormals"
+FLUSH_SUBNORMALS_ATTR = "tir.flush_subnormals"
 """The attribute of functions in which subnormal numbers are 0."""
 
 
 def flushes_subnormals(func: PrimFunc) -> bool:
     """Return whether a function flushes subnormal numbers to zero."""
-    return bool((func.attrs or {}).get(FLUSH_SUBNORMALS))
+    return bool((func.attrs or {}).get(FLUSH_SUBNORMALS_ATTR))
 
 
-BOUNDS_ERROR = "BoundsError"
+BOUNDS_ERROR_KIND = "BoundsError"
 """The error of an access outside of a buffer."""
 
 
-def addressed(e: Intrinsic) -> list[Buffer]:
+def buffer_address_args(e: Intrinsic) -> list[Buffer]:
     """Return the buffers of a call whose arguments are all addresses of whole buffers. Raises
     InternalError for another argument.
     """
@@ -259,12 +264,12 @@ def addressed(e: Intrinsic) -> list[Buffer]:
     return buffers
 
 
-def shuffle_order(e: Intrinsic) -> list[int]:
+def shuffle_indices(e: Intrinsic) -> list[int]:
     """Return the element indices of a shuffle."""
     return [a.value for a in e.args[2:] if isinstance(a, IntImm)]
 
 
-def flat_extent(buffer: Buffer) -> PrimExpr:
+def flat_buffer_extent(buffer: Buffer) -> PrimExpr:
     """Return the number of elements from a buffer's first to its last one, strides included."""
     extent: PrimExpr = const(1)
     if buffer.strides:
@@ -284,6 +289,7 @@ def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> Non
     access, and it would write past its buffer. A vector of a buffer of vectors is one element. The
     error names the buffer.
     """
+    # An index counts elements of the buffer, which may be vectors themselves.
     lanes, held = dt.lanes(index.dtype), dt.lanes(buffer.dtype)
     if dt.lanes(dtype) != lanes * held:
         raise InternalError(
@@ -291,7 +297,7 @@ def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> Non
         )
 
 
-def bounds_message(kernel: str, buffer: Buffer) -> str:
+def bounds_error_format(kernel: str, buffer: Buffer) -> str:
     """Return the message of a bounds error, a printf format of the index and the extent."""
     text = f"kernel '{kernel}': access of buffer '{buffer.name}' at index "
     return text.replace("%", "%%") + "%lld of %lld elements"

@@ -19,7 +19,7 @@ from ekiden.codegen.llvm import elf
 from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.runtime import Module, library_path, load_module
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.printer import text_and_lines
+from ekiden.tir.printer import print_with_lines
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 CompileWithLines = Callable[[Path, Mapping[Stmt, int]], bytes]
@@ -37,44 +37,48 @@ _count = itertools.count()
 
 
 def printed(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
-    """Return the text of several functions, and the line of each of their statements."""
+    """Print several functions; return the text, and the line of each of their statements."""
     texts: list[str] = []
     lines: dict[Stmt, int] = {}
     begin = 0
     for func in funcs:
-        text, where = text_and_lines(func)
+        text, where = print_with_lines(func)
         lines.update({s: line + begin for s, line in where.items()})
         texts.append(text)
         begin += text.count("\n") + 1
     return "\n".join(texts), lines
 
 
-def build_library(
+def build_debug_library(
     funcs: Sequence[PrimFunc], folder: Path, compile_object: CompileWithLines
 ) -> Module:
     """Build the module of lowered functions as `folder/NAME-PID-N.so`, with its text in `.tir.py`.
     Raises CompileError if the C compiler cannot link it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"{_file_name(funcs[0].name)}-{os.getpid()}-{next(_count)}"
+    stem = folder / f"{_sanitize_file_name(funcs[0].name)}-{os.getpid()}-{next(_count)}"
     text, lines = printed(funcs)
     source = stem.with_suffix(".tir.py")
     source.write_text(text, encoding="utf-8")
     code = compile_object(source, lines)
     stem.with_suffix(".o").write_bytes(code)
-    stem.with_suffix(".c").write_text(_shim(code))
-    _link(stem, [f.name for f in funcs])
+    stem.with_suffix(".c").write_text(_emit_shim(code))
+    _link_shared_library(stem, [f.name for f in funcs])
     return load_module(stem.with_suffix(".so"))
 
 
-def _file_name(name: str) -> str:
+def _sanitize_file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_." else "_" for c in name)[:80]
 
 
-def _shim(code: bytes) -> str:
+def _emit_shim(code: bytes) -> str:
     """Return C definitions of the runtime services and call sites that the object refers to."""
     outside = sorted(
-        {s.name for s in elf.read(code).symbols if s.section == elf.UNDEFINED_SECTION and s.name}
+        {
+            s.name
+            for s in elf.parse_elf(code).symbols
+            if s.section == elf.UNDEFINED_SECTION and s.name
+        }
     )
     externs = [n for n in outside if n.startswith(EXTERN_PREFIX)]
     services = [n for n in outside if n.startswith("ek_") and n not in externs]
@@ -99,7 +103,7 @@ def _shim(code: bytes) -> str:
     return "\n".join([head, *jumps, *cells, ""])
 
 
-def _link(stem: Path, names: Sequence[str]) -> None:
+def _link_shared_library(stem: Path, names: Sequence[str]) -> None:
     library = stem.with_suffix(".so")
     command = [
         find_compiler(), "-shared", "-fPIC", "-O1", str(stem.with_suffix(".c")),

@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden._locks import ForkSafeLock
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.task import Task
-from ekiden.codegen.worker_process import Worker, WorkerEndedError, setup_frame, start_workers
-from ekiden.ir.pass_context import PassContext, show_product
+from ekiden.codegen.task import CompileTask
+from ekiden.codegen.worker_process import (
+    WorkerEndedError,
+    WorkerProcess,
+    setup_frame,
+    start_workers,
+)
+from ekiden.ir.pass_context import PassContext, notify_product
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
@@ -33,12 +38,18 @@ else:  # a program that answers by general kernels starts no workers
     logging = LazyModule("logging")
     select = LazyModule("select")
 
-__all__ = ["Cancellation", "CancelledError", "ProgressCallback", "Task", "compile_tasks"]
+__all__ = [
+    "CancellationToken",
+    "CancelledError",
+    "CompileTask",
+    "ProgressCallback",
+    "compile_tasks",
+]
 
 ProgressCallback = Callable[[int, int, str], None]
 """Called with (kernels done, kernels in all, name of the one just done)."""
 
-LOG = LazyLogger(__name__)
+_LOG = LazyLogger(__name__)
 MIN_PARALLEL_TASKS = 4
 """Kernels to compile from which worker processes pay."""
 BACKGROUND_NICENESS = 5
@@ -56,8 +67,8 @@ class CancelledError(Exception):
     """Exception: the work was cancelled."""
 
 
-class Cancellation:
-    """Cancellation token: lets one thread stop what another thread waits for."""
+class CancellationToken:
+    """Cancellation token, by which one thread stops work that another thread waits for."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -88,72 +99,77 @@ class Cancellation:
         os.close(self._writer)
 
 
-def _compile_here(task: Task) -> bytes:
+def _compile_in_process(task: CompileTask) -> bytes:
     with LOCAL_COMPILE_LOCK:
         return task.compile()
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningTask:
     """Task that a worker runs: its position and its deadline."""
 
     position: int
     deadline: float
 
 
-class _Pool:
+class _WorkerPool:
     """Pool of worker processes that compile a list of tasks."""
 
     def __init__(
-        self, tasks: Sequence[Task], workers: list[Worker], cancellation: Cancellation | None
+        self,
+        tasks: Sequence[CompileTask],
+        workers: list[WorkerProcess],
+        cancellation: CancellationToken | None,
     ) -> None:
         self._tasks = tasks
         self._workers = workers
         self._cancellation = cancellation
         self._waiting = iter(range(len(tasks)))
-        self._running: dict[Worker, _Running] = {}
+        self._running: dict[WorkerProcess, _RunningTask] = {}
         self.refused: list[int] = []
         """Positions of tasks with something that only this process has."""
 
-    def results(self) -> Iterator[tuple[int, bytes]]:
+    def iter_results(self) -> Iterator[tuple[int, bytes]]:
         """Yield (position, object code) in the order they are done. Raises what a task raises,
         CompileError for one whose worker ends, and CancelledError."""
         for worker in self._workers:
-            self._give_next(worker)
+            self._dispatch_next(worker)
         while self._running:
-            for worker in self._ready():
+            for worker in self._wait_for_replies():
                 position, code = self._receive_result(worker)
-                self._give_next(worker)  # before the caller has it, who may take his time
+                self._dispatch_next(worker)  # before the caller has it, who may take his time
                 if code is not None:
                     yield position, code
 
-    def _give_next(self, worker: Worker) -> None:
-        """Send a worker the next task that another process can run, if there is one."""
+    def _dispatch_next(self, worker: WorkerProcess) -> None:
+        """Dispatch to a worker the next task that another process can run, if there is one."""
         for position in self._waiting:
             try:
                 frame = None if self._tasks[position].is_local else encode(self._tasks[position])
             except NotTransferableError as error:
-                LOG.debug("kernel %s: %s", self._tasks[position].name, error)
+                _LOG.debug("kernel %s: %s", self._tasks[position].name, error)
                 frame = None
             if frame is None:
                 self.refused.append(position)
                 continue
             deadline = time.monotonic() + environment.kernel_timeout()
-            self._running[worker] = _Running(position, deadline)
+            self._running[worker] = _RunningTask(position, deadline)
             try:
                 worker.send(frame)
             except WorkerEndedError as error:
-                raise self._failure(worker, error) from error
+                raise self._worker_error(worker, error) from error
             return
 
-    def _ready(self) -> list[Worker]:
+    def _wait_for_replies(self) -> list[WorkerProcess]:
         """Wait for replies, and return the workers that have one. Raises CancelledError, and
         CompileError where a worker takes too long."""
-        sources: list[Worker | Cancellation] = list(self._running)
+        sources: list[WorkerProcess | CancellationToken] = list(self._running)
         if self._cancellation is not None:
             sources.append(self._cancellation)
         deadline = min(running.deadline for running in self._running.values())
-        ready: list[Worker | Cancellation] = []
+        ready: list[WorkerProcess | CancellationToken] = []
+        # Short waits: an exception set by another thread is raised only when control returns to
+        # Python.
         while not ready and (remaining_s := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select(sources, [], [], min(remaining_s, INTERRUPT_CHECK_S))
         if self._cancellation is not None:
@@ -162,18 +178,20 @@ class _Pool:
             late = min(self._running, key=lambda worker: self._running[worker].deadline)
             limit = environment.kernel_timeout()
             error = WorkerEndedError(f"gave no answer within {limit:g} s")
-            raise self._failure(late, error)
+            raise self._worker_error(late, error)
         return [worker for worker in self._running if worker in ready]
 
-    def _receive_result(self, worker: Worker) -> tuple[int, bytes | None]:
+    def _receive_result(self, worker: WorkerProcess) -> tuple[int, bytes | None]:
         """Return the position of the task that a worker has run and its code, or None if it must be
         compiled in this process.
         """
         try:
             reply = worker.receive(environment.kernel_timeout())
         except WorkerEndedError as error:
-            raise self._failure(worker, error) from error
+            raise self._worker_error(worker, error) from error
         position = self._running.pop(worker).position
+        # Instruments ran as copies in the worker; their observations are merged into the program's
+        # own.
         for instrument, observations in zip(
             PassContext.current().instruments, reply.seen, strict=False
         ):
@@ -183,11 +201,11 @@ class _Pool:
         if reply.error is not None:
             raise reply.error
         if reply.result is None:
-            LOG.debug("kernel %s: %s", self._tasks[position].name, reply.unknown)
+            _LOG.debug("kernel %s: %s", self._tasks[position].name, reply.unavailable_reason)
             self.refused.append(position)
         return position, reply.result
 
-    def _failure(self, worker: Worker, error: WorkerEndedError) -> CompileError:
+    def _worker_error(self, worker: WorkerProcess, error: WorkerEndedError) -> CompileError:
         """Return the error that names the kernel which a worker was at."""
         kernel = self._tasks[self._running[worker].position].name
         text = f"compiling kernels: a worker process {error.how} at the kernel {kernel}"
@@ -200,52 +218,58 @@ class _Pool:
     def close(self) -> None:
         """End the workers, and print what they have printed."""
         for worker in self._workers:
-            if (printed := worker.output()) and sys.stderr is not None:
+            if (printed := worker.captured_output()) and sys.stderr is not None:
                 sys.stderr.write(printed)
             worker.close()
 
 
-def _start(tasks: Sequence[Task], cancellation: Cancellation | None) -> _Pool | None:
-    """Return worker processes for tasks; None where there can be none, or they do not pay. In the
-    background they always do."""
+def _start_pool(
+    tasks: Sequence[CompileTask], cancellation: CancellationToken | None
+) -> _WorkerPool | None:
+    """Start worker processes for tasks; return None where none can be started, or they do not pay.
+    In the background they always do.
+    """
+    # A background compilation always uses workers: in this process it would hold the interpreter
+    # lock.
     is_background = cancellation is not None
     jobs = min(environment.compile_jobs(), len(tasks))
     if not tasks or (not is_background and (jobs < 2 or len(tasks) < MIN_PARALLEL_TASKS)):
         return None
     try:
         setup = setup_frame(BACKGROUND_NICENESS if is_background else 0)
-        return _Pool(tasks, start_workers(jobs, setup), cancellation)
+        return _WorkerPool(tasks, start_workers(jobs, setup), cancellation)
     except (
         OSError,
         NotTransferableError,
         RuntimeError,
     ) as error:  # RuntimeError: no thread is left
-        LOG.info("kernels are compiled in this process: %s", error)
+        _LOG.info("kernels are compiled in this process: %s", error)
     return None
 
 
 def _compile_all(
-    tasks: Sequence[Task], cancellation: Cancellation | None
+    tasks: Sequence[CompileTask], cancellation: CancellationToken | None
 ) -> Generator[tuple[int, bytes], None, None]:
     """Yield (position, object code) of each task, in the order they are done."""
-    pool = _start(tasks, cancellation)
+    pool = _start_pool(tasks, cancellation)
     remaining: Sequence[int] = range(len(tasks))
+    # Tasks that a worker cannot unpickle come last, in this process.
     if pool is not None:
         with closing(pool):
-            yield from pool.results()
+            yield from pool.iter_results()
         remaining = pool.refused
     for position in remaining:
         if cancellation is not None:
             cancellation.check()
-        yield position, _compile_here(tasks[position])
+        yield position, _compile_in_process(tasks[position])
 
 
 def compile_tasks(
-    tasks: Sequence[Task],
+    tasks: Sequence[CompileTask],
     cache: KernelCache,
     progress: ProgressCallback | None = None,
-    on_result: Callable[[Task, bytes], None] | None = None,
-    cancellation: Cancellation | None = None,
+    on_result: Callable[[CompileTask, bytes], None] | None = None,
+    cancellation: CancellationToken | None = None,
 ) -> dict[str, bytes]:
     """Return the object code of each task by its key, in the order of the tasks; equal keys once.
 
@@ -260,24 +284,26 @@ def compile_tasks(
     Raises what a task raises; CompileError, naming the kernel, where a worker ends or takes longer
     than EKIDEN_KERNEL_TIMEOUT; CancelledError.
     """
+    # Equal kernels share a key: each is compiled once.
     distinct = {t.key: t for t in tasks}
     objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
     if PassContext.current().compiles_cached:
         names = [distinct[key].name for key in objects]
         if names:
             what = "kernels that the cache has, which were compiled again to be seen"
-            show_product("cached.txt", what, lambda: "\n".join(names) + "\n")
+            notify_product("cached.txt", what, lambda: "\n".join(names) + "\n")
         objects = {}
     missing = [t for key, t in distinct.items() if key not in objects]
-    LOG.info("kernels: %d, of which %d are in the cache", len(distinct), len(objects))
+    _LOG.info("kernels: %d, of which %d are in the cache", len(distinct), len(objects))
     with closing(_compile_all(missing, cancellation)) as results:
         for count, (position, code) in enumerate(results, 1):
             task = missing[position]
             objects[task.key] = code
+            # Stored one by one, so that an interrupted compilation resumes where it stopped.
             cache.put(task.key, code)
             if on_result is not None:
                 on_result(task, code)
-            LOG.debug("kernel %d of %d: %s", count, len(missing), task.name)
+            _LOG.debug("kernel %d of %d: %s", count, len(missing), task.name)
             if progress is not None:
                 progress(count, len(missing), task.name)
     return {key: objects[key] for key in distinct}

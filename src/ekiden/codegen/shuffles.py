@@ -7,7 +7,7 @@ LowerIntrin has left words of 32 bits. Masks are words too, so that warps have 3
 
 from __future__ import annotations
 
-from ekiden.ir.intrinsic import SHUFFLES, WARP, WHOLE_WARP
+from ekiden.ir.intrinsic import FULL_WARP_MASK, WARP_SHUFFLES, WARP_SIZE
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -29,23 +29,23 @@ class WarpShuffle:
 
 def is_warp_shuffle(e: PrimExpr) -> bool:
     """Return whether an expression is a warp shuffle or the mask of active threads."""
-    return isinstance(e, Intrinsic) and (e.op in SHUFFLES or e.op == ACTIVE_MASK_OP)
+    return isinstance(e, Intrinsic) and (e.op in WARP_SHUFFLES or e.op == ACTIVE_MASK_OP)
 
 
-def operands_of(e: PrimExpr) -> tuple[PrimExpr, ...]:
+def evaluated_operands(e: PrimExpr) -> tuple[PrimExpr, ...]:
     """Return the operands of a shuffle that are evaluated; sizes are constants."""
     assert isinstance(e, Intrinsic)
     return e.args[:3]
 
 
-def warp_shuffle_of(e: Intrinsic) -> WarpShuffle:
+def parse_warp_shuffle(e: Intrinsic) -> WarpShuffle:
     """Return the shuffle that a call of SHUFFLES describes. Raises CompileError for an invalid
     segment width or warp size.
     """
     mask, value, lane, width, warp = e.args
-    if not isinstance(warp, IntImm) or warp.value != WARP:
-        raise CompileError(f"{e.op}: warps have {WARP} threads, got {warp}")
-    powers = [1 << n for n in range(WARP.bit_length())]
+    if not isinstance(warp, IntImm) or warp.value != WARP_SIZE:
+        raise CompileError(f"{e.op}: warps have {WARP_SIZE} threads, got {warp}")
+    powers = [1 << n for n in range(WARP_SIZE.bit_length())]
     if not isinstance(width, IntImm) or width.value not in powers:
         listed = ", ".join(map(str, powers))
         raise CompileError(f"{e.op}: neighbours that exchange are {listed}, got {width}")
@@ -57,14 +57,14 @@ def is_full_warp(exchange: WarpShuffle) -> bool:
     mask = exchange.mask
     if isinstance(mask, Intrinsic):
         return mask.op == ACTIVE_MASK_OP
-    return isinstance(mask, IntImm) and mask.value == WHOLE_WARP
+    return isinstance(mask, IntImm) and mask.value == FULL_WARP_MASK
 
 
 __all__ = [
     "ACTIVE_MASK_OP",
     "WarpShuffle",
+    "evaluated_operands",
     "is_full_warp",
     "is_warp_shuffle",
-    "operands_of",
-    "warp_shuffle_of",
+    "parse_warp_shuffle",
 ]  # fmt: skip

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.ir.pass_context import DEBUG, phase
+from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Task"]
+__all__ = ["CompileTask"]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CompileTask:
     """Compile task: its cache key, a name to show, a function and its arguments."""
 
     key: str
@@ -23,5 +23,5 @@ class Task:
 
     def compile(self) -> bytes:
         """Return the object code. Raises what the function raises."""
-        with phase(f"kernel: {self.name}", DEBUG):
+        with time_phase(f"kernel: {self.name}", DEBUG_LEVEL):
             return self.function(*self.arguments)

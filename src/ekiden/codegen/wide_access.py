@@ -16,20 +16,21 @@ from ekiden.tir.expr import Buffer, Ramp
 
 MAX_ACCESS_BYTES = 16
 """Of one access, and the alignment that memory needs for any."""
-SHARED = "shared"
+SHARED_SCOPE = "shared"
 """The scope of memory of a block, which begins at a multiple of more."""
 
 
-def access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> int:
-    """Return the bytes of one access to contiguous elements at an index, in memory that begins at a
-    multiple of MAX_ACCESS_BYTES: more than an element has; 0 where elements are accessed one by
-    one, as in memory that neither is an argument of the kernel nor shared by a block."""
+def vector_access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> int:
+    """Return the width in bytes of a vectorised access to contiguous elements, at most
+    MAX_ACCESS_BYTES; 0 where elements are accessed one by one, as in buffers that neither are
+    kernel arguments nor shared by a block.
+    """
     lanes, size = dt.lanes(index.dtype), dt.itemsize(buffer.dtype)
-    if not (is_argument or buffer.scope == SHARED):
+    if not (is_argument or buffer.scope == SHARED_SCOPE):
         return 0
     if not isinstance(index, Ramp) or not is_const(index.stride, 1):
         return 0
-    if dt.lanes(buffer.dtype) > 1 or buffer.dtype == "bool" or dt.is_small(buffer.dtype):
+    if dt.lanes(buffer.dtype) > 1 or buffer.dtype == "bool" or dt.is_byte_stored(buffer.dtype):
         return 0
     known = Analyzer().modular_set(index.base)
     width = MAX_ACCESS_BYTES
@@ -40,4 +41,4 @@ def access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> int:
     return width if width > size else 0
 
 
-__all__ = ["MAX_ACCESS_BYTES", "SHARED", "access_bytes"]
+__all__ = ["MAX_ACCESS_BYTES", "SHARED_SCOPE", "vector_access_bytes"]

@@ -19,19 +19,19 @@ from dataclasses import field
 from typing import cast
 
 from ekiden.codegen import worker_process
-from ekiden.codegen.task import Task
+from ekiden.codegen.task import CompileTask
 from ekiden.ir.pass_context import PassContext, PassInstrument
 from ekiden.ir.transfer import decode
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Connection", "TaskReply", "WorkerSetup", "run"]
+__all__ = ["FrameConnection", "TaskReply", "WorkerSetup", "run_worker"]
 
-_SIZE = struct.Struct("<Q")
-_LOGGER = "ekiden"
+_FRAME_LENGTH = struct.Struct("<Q")
+_LOGGER_NAME = "ekiden"
 
 
-class Connection:
+class FrameConnection:
     """End of a stream socket that carries length-prefixed frames."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -43,15 +43,15 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         """Send a frame. Raises OSError where the other end is gone."""
-        self._socket.sendall(_SIZE.pack(len(data)) + data)
+        self._socket.sendall(_FRAME_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> bytearray:
         """Return the next frame. Raises EOFError where the other end is gone, OSError, and
         TimeoutError after the time that `set_timeout` allows."""
-        (size,) = _SIZE.unpack(self._read(_SIZE.size))
-        return self._read(size)
+        (size,) = _FRAME_LENGTH.unpack(self._read_exactly(_FRAME_LENGTH.size))
+        return self._read_exactly(size)
 
-    def _read(self, size: int) -> bytearray:
+    def _read_exactly(self, size: int) -> bytearray:
         data = bytearray(size)
         with memoryview(data) as view:
             filled = 0
@@ -94,14 +94,14 @@ class TaskReply:
 
     result: bytes | None = None
     error: BaseException | None = None
-    unknown: str = ""
+    unavailable_reason: str = ""
     """What of the task exists in the program alone."""
     seen: list[object] = field(default_factory=list)
     """What each instrument saw."""
     records: list[logging.LogRecord] = field(default_factory=list)
 
 
-class _Recorder(logging.Handler):
+class _LogRecorder(logging.Handler):
     """Log handler that collects records for the program to handle."""
 
     def __init__(self) -> None:
@@ -113,20 +113,20 @@ class _Recorder(logging.Handler):
         record.msg, record.args, record.exc_info = record.getMessage(), None, None
         self.records.append(record)
 
-    def take(self) -> list[logging.LogRecord]:
+    def drain(self) -> list[logging.LogRecord]:
         """Return the records since the last call."""
         records, self.records = self.records, []
         return records
 
 
-def _exit_with(alive: int) -> None:
+def _exit_with_parent(alive: int) -> None:
     """End this process once the program has closed its end of a pipe, or has ended."""
     with suppress(OSError):
         os.read(alive, 1)
     os._exit(1)
 
 
-def _take_over(setup: WorkerSetup, recorder: _Recorder) -> PassContext:
+def _apply_setup(setup: WorkerSetup, recorder: _LogRecorder) -> PassContext:
     """Apply the program's state to this process, and return the context that tasks run in."""
     os.environ.clear()
     os.environ.update(setup.environment)
@@ -134,8 +134,10 @@ def _take_over(setup: WorkerSetup, recorder: _Recorder) -> PassContext:
         os.chdir(setup.folder)
     with suppress(OSError):
         os.nice(setup.niceness)
-    logger = logging.getLogger(_LOGGER)
+    logger = logging.getLogger(_LOGGER_NAME)
     logger.setLevel(setup.log_level)
+    # Records are replayed in the program; handlers of the server's root logger must not print them
+    # too.
     logger.propagate = False
     logger.handlers = [recorder]
     return PassContext(
@@ -147,56 +149,59 @@ def _take_over(setup: WorkerSetup, recorder: _Recorder) -> PassContext:
     )
 
 
-def _reply_to(frame: bytearray) -> TaskReply:
+def _run_task(frame: bytearray) -> TaskReply:
     """Run a task."""
     try:
-        task = cast(Task, decode(frame))
+        task = cast(CompileTask, decode(frame))
     except Exception as error:  # an operator, class or module that only the program has
-        return TaskReply(unknown=f"{type(error).__name__}: {error}")
+        return TaskReply(unavailable_reason=f"{type(error).__name__}: {error}")
     try:
         return TaskReply(task.compile())
     except Exception as error:
         return TaskReply(error=error)
 
 
-def _send(connection: Connection, reply: TaskReply) -> None:
+def _send_reply(connection: FrameConnection, reply: TaskReply) -> None:
     try:
         data = pickle.dumps(reply)
     except Exception:  # an error, or what an instrument saw, of a class that pickle does not take
         error = reply.error
         text = f"{type(error).__name__}: {error}" if error is not None else "no reply can be sent"
+        # The class of the error is lost, its text is not.
         data = pickle.dumps(TaskReply(reply.result, CompileError(text), records=reply.records))
     connection.send(data)
 
 
-def run(tasks: int, alive: int, output: int, server: socket.socket) -> None:
+def run_worker(tasks: int, alive: int, output: int, server: socket.socket) -> None:
     """Be a worker until the program closes its end of the task socket; this does not return."""
     status = 1
     try:
         worker_process.become_worker(server)
+        # What LLVM prints before it aborts is read from this file by the program.
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        threading.Thread(target=_exit_with, args=(alive,), daemon=True).start()
+        threading.Thread(target=_exit_with_parent, args=(alive,), daemon=True).start()
         gc.enable()
-        _work(Connection(socket.socket(fileno=tasks)))
+        _serve_tasks(FrameConnection(socket.socket(fileno=tasks)))
         status = 0
     except (EOFError, OSError):  # the program needs no more
         status = 0
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        # Exit handlers that the fork has inherited belong to the server.
         os._exit(status)
 
 
-def _work(connection: Connection) -> None:
-    recorder = _Recorder()
+def _serve_tasks(connection: FrameConnection) -> None:
+    recorder = _LogRecorder()
     connection.send(pickle.dumps(os.getpid()))
     setup = decode(connection.receive())
     assert isinstance(setup, WorkerSetup), "the first frame is a Setup"
-    with _take_over(setup, recorder) as context:
+    with _apply_setup(setup, recorder) as context:
         while True:
-            reply = _reply_to(connection.receive())
+            reply = _run_task(connection.receive())
             reply.seen = [instrument.take_seen() for instrument in context.instruments]
-            reply.records = recorder.take()
-            _send(connection, reply)
+            reply.records = recorder.drain()
+            _send_reply(connection, reply)

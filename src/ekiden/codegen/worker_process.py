@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
 from ekiden._locks import ForkSafeLock
-from ekiden.ir.pass_context import DENORMALS, PassContext, PassInstrument
+from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext, PassInstrument
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.fresh_python import fresh_python
+from ekiden.runtime.fresh_python import fresh_python_command
 
 if TYPE_CHECKING:
     import logging
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import tempfile
 
     from ekiden.codegen import worker_loop, worker_server
-    from ekiden.codegen.task import Task
+    from ekiden.codegen.task import CompileTask
 else:  # a program that answers from the cache starts no process
     logging = LazyModule("logging")
     select = LazyModule("select")
@@ -45,21 +45,31 @@ else:  # a program that answers from the cache starts no process
     worker_server = LazyModule("ekiden.codegen.worker_server")
 
 __all__ = [
-    "Worker", "WorkerEndedError", "become_worker", "compile_isolated", "end_server", "prepare",
-    "setup_frame", "start_workers",
+    "WorkerEndedError",
+    "WorkerProcess",
+    "become_worker",
+    "compile_isolated",
+    "end_server",
+    "preload_modules",
+    "setup_frame",
+    "start_workers",
 ]  # fmt: skip
 
-START_LIMIT_S = 300.0
+WORKER_START_TIMEOUT_S = 300.0
 """Seconds that the first answer of a new worker may take; a busy machine needs a few."""
-END_LIMIT_S = 10.0
+WORKER_EXIT_TIMEOUT_S = 10.0
 """Seconds after which a server that does not end by itself is killed."""
-MAX_OUTPUT_CHARS = 400
+MAX_WORKER_OUTPUT_CHARS = 400
 """Most characters that a message repeats of what a worker had printed."""
-SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+SINGLE_THREAD_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 """For the server alone, which must have no threads; workers have the program's environment."""
 
 
-NO_OPTIONS: Mapping[str, object] = {}
+NO_PASS_OPTIONS: Mapping[str, object] = {}
 
 
 class WorkerEndedError(Exception):
@@ -72,26 +82,27 @@ class WorkerEndedError(Exception):
         self.how, self.printed = how, printed
 
 
-class _Server:
+class _ForkServerHandle:
     """Handle of the process that forks workers."""
 
     def __init__(self) -> None:
         """Start the process. Raises OSError where there can be none."""
         if not hasattr(os, "fork"):
             raise OSError("this system cannot fork")
+        # SOCK_SEQPACKET keeps one request, with its descriptors, in one datagram.
         own, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with own, server_end:
             self._process = subprocess.Popen(
-                fresh_python(_SERVE, str(server_end.fileno())),
+                fresh_python_command(_SERVER_COMMAND, str(server_end.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, **SINGLE_THREADED},
+                env={**os.environ, **SINGLE_THREAD_ENVIRONMENT},
                 pass_fds=(server_end.fileno(),),
                 start_new_session=True,  # the terminal's signals are for the program
             )
             self._socket = socket.socket(fileno=own.detach())
 
-    def request(self, modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    def send_request(self, modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
         """Have modules imported, or a worker made. Raises OSError where the server has ended."""
         socket.send_fds(self._socket, [json.dumps(list(modules)).encode()], list(descriptors))
 
@@ -101,20 +112,20 @@ class _Server:
             self._socket.shutdown(socket.SHUT_RDWR)  # may have another
         self._socket.close()
         try:
-            self._process.wait(END_LIMIT_S)
+            self._process.wait(WORKER_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def forget(self) -> None:
+    def close_after_fork(self) -> None:
         """Close the copy of the socket in a fork of the program."""
         self._socket.close()
         self._process.returncode = 0  # or its finalizer warns that it still runs
 
 
-_SERVE = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
-_LOCK = ForkSafeLock()
-_server: _Server | None = None
+_SERVER_COMMAND = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
+_SERVER_LOCK = ForkSafeLock()
+_server: _ForkServerHandle | None = None
 _socket_of_workers: socket.socket | None = None
 """In a worker, the socket by which it asks the server for another one."""
 
@@ -125,31 +136,31 @@ def become_worker(server: socket.socket) -> None:
     _socket_of_workers = server
 
 
-def _current() -> _Server:
+def _get_server() -> _ForkServerHandle:
     """Return the program's server, which is started where there is none."""
     global _server
     if _server is None:
-        _server = _Server()
+        _server = _ForkServerHandle()
     return _server
 
 
-def prepare(modules: Sequence[str]) -> None:
+def preload_modules(modules: Sequence[str]) -> None:
     """Start the server and have it import modules, ahead of the first task and beside what the
     program does meanwhile. Where no process can be started the first task says so."""
-    with _LOCK, suppress(OSError):
-        _request(modules)
+    with _SERVER_LOCK, suppress(OSError):
+        _request_server(modules)
 
 
-def _request(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
-    """Ask the server for something; another one where it has ended, as it does when it was idle."""
+def _request_server(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    """Send the server a request; start another one where it has ended, as it does when idle."""
     if _socket_of_workers is not None:
         socket.send_fds(_socket_of_workers, [json.dumps(list(modules)).encode()], list(descriptors))
         return
     try:
-        _current().request(modules, descriptors)
+        _get_server().send_request(modules, descriptors)
     except (BrokenPipeError, ConnectionResetError):
         end_server()
-        _current().request(modules, descriptors)
+        _get_server().send_request(modules, descriptors)
 
 
 @atexit.register
@@ -161,19 +172,19 @@ def end_server() -> None:
         server.close()
 
 
-def _forget_server() -> None:
+def _drop_server_after_fork() -> None:
     """Drop the server in a fork of the program."""
     global _server
     server, _server = _server, None
     if server is not None:
-        server.forget()
+        server.close_after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_server)
+    os.register_at_fork(after_in_child=_drop_server_after_fork)
 
 
-class Worker:
+class WorkerProcess:
     """Process that runs compile tasks."""
 
     def __init__(self) -> None:
@@ -181,8 +192,12 @@ class Worker:
         with ExitStack() as undo:
             own, worker_end = socket.socketpair()
             undo.callback(own.close)
+            # The worker is the server's child, so its exit status arrives through a pipe instead of
+            # waitpid.
             exit_code, exit_code_writer = os.pipe()
             undo.callback(os.close, exit_code)
+            # The write end closes when this process ends, however it ends: the worker's watchdog
+            # sees EOF.
             alive_reader, alive = os.pipe()
             undo.callback(os.close, alive)
             self._output = undo.enter_context(tempfile.TemporaryFile())
@@ -193,21 +208,21 @@ class Worker:
                 self._output.fileno(),
             )
             try:
-                with _LOCK:
-                    _request((), for_worker)
+                with _SERVER_LOCK:
+                    _request_server((), for_worker)
             finally:
                 worker_end.close()
                 os.close(exit_code_writer)
                 os.close(alive_reader)
             self._undo = undo.pop_all()
-        self._connection = worker_loop.Connection(own)
+        self._connection = worker_loop.FrameConnection(own)
         self._exit_code = exit_code
         self.pid: int | None = None
         """The number of the process; None before `begin`."""
 
-    def begin(self, setup: bytes) -> None:
+    def send_setup(self, setup: bytes) -> None:
         """Wait for the process and send it its Setup. Raises WorkerEndedError."""
-        self.pid = cast(int, pickle.loads(self._receive(START_LIMIT_S)))
+        self.pid = cast(int, pickle.loads(self._receive(WORKER_START_TIMEOUT_S)))
         self.send(setup)
 
     def fileno(self) -> int:
@@ -219,7 +234,7 @@ class Worker:
         try:
             self._connection.send(frame)
         except OSError as error:
-            raise self._ended() from error
+            raise self._exit_error() from error
 
     def receive(self, limit_s: float) -> worker_loop.TaskReply:
         """Return the reply to a task. Raises WorkerEndedError where the process ended, or gave none
@@ -233,22 +248,24 @@ class Worker:
         except TimeoutError as error:
             raise WorkerEndedError(f"gave no answer within {limit_s:g} s") from error
         except (OSError, EOFError) as error:
-            raise self._ended() from error
+            raise self._exit_error() from error
 
-    def _ended(self) -> WorkerEndedError:
-        """Return how the process has ended. LLVM prints the reason before its stack."""
+    def _exit_error(self) -> WorkerEndedError:
+        """Build the WorkerEndedError that tells how the process has ended. LLVM prints the reason
+        before its stack.
+        """
         data = b""
-        if select.select([self._exit_code], [], [], START_LIMIT_S)[0]:
-            data = os.read(self._exit_code, worker_server.EXIT_CODE.size)
+        if select.select([self._exit_code], [], [], WORKER_START_TIMEOUT_S)[0]:
+            data = os.read(self._exit_code, worker_server.EXIT_CODE_STRUCT.size)
         how = "ended with its server"
         if data:
-            (code,) = worker_server.EXIT_CODE.unpack(data)
+            (code,) = worker_server.EXIT_CODE_STRUCT.unpack(data)
             name = signal.Signals(-code).name if code < 0 else ""
             how = f"was ended by {name}" if name else f"ended with {code}"
-        return WorkerEndedError(how, self.output()[:MAX_OUTPUT_CHARS].strip())
+        return WorkerEndedError(how, self.captured_output()[:MAX_WORKER_OUTPUT_CHARS].strip())
 
-    def output(self) -> str:
-        """Return what the process has printed so far."""
+    def captured_output(self) -> str:
+        """Return the text that the process has printed so far."""
         descriptor = self._output.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
@@ -265,41 +282,46 @@ def setup_frame(niceness: int = 0) -> bytes:
     """
     context = PassContext.current()
     copies = [instrument.for_worker() for instrument in context.instruments]
+    # A worker's passes would be invisible to an instrument that cannot be copied.
     if context.is_watched:
         raise NotTransferableError("an instrument watches the passes of this process")
-    options = {k: v for k, v in context.config.items() if k.startswith("tir.") or k == DENORMALS}
+    # Only options that lowering reads are sent: others may hold objects that cannot be pickled.
+    options = {
+        k: v for k, v in context.config.items() if k.startswith("tir.") or k == DENORMALS_OPTION
+    }
     passes = sorted(context.required_pass), sorted(context.disabled_pass)
-    return _setup(niceness, context.opt_level, *passes, options, copies)
+    return _encode_setup(niceness, context.opt_level, *passes, options, copies)
 
 
-def _setup(
+def _encode_setup(
     niceness: int = 0,
     opt_level: int = 2,
     required_passes: Sequence[str] = (),
     disabled_passes: Sequence[str] = (),
-    options: Mapping[str, object] = NO_OPTIONS,
+    options: Mapping[str, object] = NO_PASS_OPTIONS,
     instruments: Sequence[PassInstrument | None] = (),
 ) -> bytes:
     level = logging.getLogger("ekiden").getEffectiveLevel()
     return encode(
         worker_loop.WorkerSetup(
-            dict(os.environ), _folder(), niceness, level,
+            dict(os.environ), _working_directory(), niceness, level,
             opt_level, tuple(required_passes), tuple(disabled_passes), dict(options),
             tuple(copy for copy in instruments if copy is not None),
         )
     )  # fmt: skip
 
 
-def _folder() -> str:
+def _working_directory() -> str:
     try:
         return os.getcwd()
     except OSError:  # it was removed
         return "/"
 
 
-def start_workers(count: int, setup: bytes) -> list[Worker]:
-    """Return so many workers that have begun. Raises OSError where the system lets no process
-    start."""
+def start_workers(count: int, setup: bytes) -> list[WorkerProcess]:
+    """Start `count` workers and wait until they are ready. Raises OSError where the system lets no
+    process start.
+    """
     try:
         return _start_workers(count, setup)
     except (
@@ -312,27 +334,29 @@ def start_workers(count: int, setup: bytes) -> list[Worker]:
         raise OSError(f"a worker process {error}") from error
 
 
-def _start_workers(count: int, setup: bytes) -> list[Worker]:
+def _start_workers(count: int, setup: bytes) -> list[WorkerProcess]:
     with ExitStack() as undo:
-        workers = [Worker() for _ in range(count)]  # all are asked for before one is waited for
+        workers = [
+            WorkerProcess() for _ in range(count)
+        ]  # all are asked for before one is waited for
         for worker in workers:
             undo.callback(worker.close)
         for worker in workers:
-            worker.begin(setup)
+            worker.send_setup(setup)
         undo.pop_all()
     return workers
 
 
-def compile_isolated(task: Task, limit_s: float) -> bytes:
+def compile_isolated(task: CompileTask, limit_s: float) -> bytes:
     """Return the code of a task from a process of its own: for parts of LLVM that may end the
     process, or work only once in it. The task's name says what for, in messages.
 
     Raises what the task raises, and CompileError where the process ends or takes longer than
-    `limit_s`.
+    `time_limit_s`.
     """
     frame = encode(task)
     try:
-        (worker,) = start_workers(1, _setup())
+        (worker,) = start_workers(1, _encode_setup())
     except OSError as error:
         raise CompileError(f"{task.name}: {error}") from error
     try:
@@ -346,5 +370,5 @@ def compile_isolated(task: Task, limit_s: float) -> bytes:
     if reply.error is not None:
         raise reply.error
     if reply.result is None:
-        raise CompileError(f"{task.name}: {reply.unknown}")
+        raise CompileError(f"{task.name}: {reply.unavailable_reason}")
     return reply.result

@@ -30,22 +30,22 @@ from importlib import import_module
 
 from ekiden.codegen import worker_loop
 
-__all__ = ["EXIT_CODE", "MAX_REQUEST_BYTES", "WORKER_FDS", "serve"]
+__all__ = ["EXIT_CODE_STRUCT", "MAX_REQUEST_BYTES", "WORKER_FDS", "serve"]
 
 WORKER_FDS = 4
 """Descriptors of a request for a worker: its task socket, the pipe that its exit code is written
 to, the pipe that closes when the program ends, and the file that takes what it prints."""
 MAX_REQUEST_BYTES = 1 << 14
-EXIT_CODE = struct.Struct("<i")
+EXIT_CODE_STRUCT = struct.Struct("<i")
 """As subprocess has it: negative for a signal."""
-IDLE_LIMIT_S = 60.0
+SERVER_IDLE_TIMEOUT_S = 60.0
 """A server without workers and requests for so long ends; the next compilation starts another."""
-PARENT_CHECK_S = 5.0
+PARENT_POLL_INTERVAL_S = 5.0
 """How often the server looks whether the program is still there: a copy of the control socket in a
 process that was forked without Python's knowledge keeps it open."""
 
 
-class _Server:
+class _ForkServer:
     """State of the server process: its sockets and the workers that run."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -56,6 +56,7 @@ class _Server:
         self._child_ended, wakeup = os.pipe()
         os.set_blocking(self._child_ended, False)
         os.set_blocking(wakeup, False)
+        # Python writes to the wakeup descriptor only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup)
         self._wakeup = wakeup
@@ -63,26 +64,27 @@ class _Server:
         """By process number of a worker, the pipe that its exit code goes to."""
         self._program = os.getppid()
 
-    def run(self) -> None:
-        """Answer requests until the program has ended or needs nothing any more."""
+    def serve_requests(self) -> None:
+        """Handle requests until the program has ended or the server has been idle too long."""
         last_use = time.monotonic()
         sources: list[socket.socket | int] = [self._control, self._from_workers, self._child_ended]
         while os.getppid() == self._program:
-            ready, _, _ = select.select(sources, [], [], PARENT_CHECK_S)
+            ready, _, _ = select.select(sources, [], [], PARENT_POLL_INTERVAL_S)
             if self._child_ended in ready:
                 with suppress(BlockingIOError):
                     os.read(self._child_ended, 4096)
-            self._reap()
+            # On each wakeup: several SIGCHLD may be merged into one.
+            self._reap_workers()
             for source in (self._control, self._from_workers):
                 if source in ready:
-                    if not self._answer(source):
+                    if not self._handle_request(source):
                         return
                     last_use = time.monotonic()
-            if not self._exit_pipes and time.monotonic() - last_use > IDLE_LIMIT_S:
+            if not self._exit_pipes and time.monotonic() - last_use > SERVER_IDLE_TIMEOUT_S:
                 return
 
-    def _answer(self, source: socket.socket) -> bool:
-        """Do what one datagram asks for. Return whether the other end is still open."""
+    def _handle_request(self, source: socket.socket) -> bool:
+        """Handle one request datagram; return whether the peer is still connected."""
         try:
             data, descriptors, _, _ = socket.recv_fds(source, MAX_REQUEST_BYTES, WORKER_FDS)
         except OSError:
@@ -90,7 +92,7 @@ class _Server:
         if not data:
             return False
         if len(descriptors) == WORKER_FDS:
-            self._fork(*descriptors)
+            self._fork_worker(*descriptors)
         else:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -99,7 +101,7 @@ class _Server:
                 import_module(name)
         return True
 
-    def _fork(self, tasks: int, exit_code: int, alive: int, output: int) -> None:
+    def _fork_worker(self, tasks: int, exit_code: int, alive: int, output: int) -> None:
         """Make a worker of these descriptors. Where none can be made the program sees them close,
         without an exit code."""
         gc.freeze()  # what has been imported is not looked through, nor copied, in each worker
@@ -110,8 +112,8 @@ class _Server:
             pid = -1
         if pid == 0:
             os.close(exit_code)
-            self._become_worker()
-            worker_loop.run(tasks, alive, output, self._for_workers)
+            self._close_server_fds()
+            worker_loop.run_worker(tasks, alive, output, self._for_workers)
         for descriptor in (tasks, alive, output):
             os.close(descriptor)
         if pid > 0:
@@ -119,17 +121,18 @@ class _Server:
         else:
             os.close(exit_code)
 
-    def _become_worker(self) -> None:
-        """Give back what is the server's, in a new worker."""
+    def _close_server_fds(self) -> None:
+        """Close the server's descriptors in a forked worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
         self._from_workers.close()
+        # An exit pipe left open in a sibling would hide that its worker has ended.
         for descriptor in (self._child_ended, self._wakeup, *self._exit_pipes.values()):
             os.close(descriptor)
 
-    def _reap(self) -> None:
-        """Tell the program how workers have ended."""
+    def _reap_workers(self) -> None:
+        """Reap ended workers and send the program their exit codes."""
         while self._exit_pipes:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -140,17 +143,17 @@ class _Server:
             pipe = self._exit_pipes.pop(pid, None)
             if pipe is not None:
                 with suppress(OSError):  # the program has given the worker up
-                    os.write(pipe, EXIT_CODE.pack(os.waitstatus_to_exitcode(status)))
+                    os.write(pipe, EXIT_CODE_STRUCT.pack(os.waitstatus_to_exitcode(status)))
                 os.close(pipe)
 
 
 def serve(control: int) -> None:
-    """Run the server on a socket until its program has ended or needs nothing any more."""
+    """Run the fork server on a socket until its program has ended or it has been idle too long."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     assert threading.active_count() == 1, "a process with threads is not forked"
     gc.disable()  # modules stay; each worker enables it
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(socket.socket(fileno=control)).run()
+        _ForkServer(socket.socket(fileno=control)).serve_requests()
     sys.stderr.flush()
     os._exit(0)  # nothing here is worth an exit handler

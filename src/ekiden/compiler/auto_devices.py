@@ -17,9 +17,9 @@ from ekiden.compiler.inputs import random_inputs
 from ekiden.compiler.peak import measure_peak
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import COSTS, with_options
+from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, with_options
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.devices.plan_devices import named_devices
+from ekiden.relay.transform.devices.plan_devices import iter_virtual_devices
 from ekiden.runtime import Device, cpu
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.executable.executable import Executable
@@ -31,10 +31,10 @@ from ekiden.target.kinds import KINDS
 from ekiden.target.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets, compilation_config
 
-__all__ = ["DevicePlan", "candidates", "fastest"]
+__all__ = ["DevicePlan", "candidate_plans", "compile_fastest_plan"]
 
 _LOG = logging.getLogger("ekiden")
-MIN_MEASURE_S = 0.3
+MIN_MEASURE_TIME_S = 0.3
 """Seconds that the runs of each plan take, at least."""
 MAX_TIME_RATIO = 0.95
 """Several devices take at most this share of the time of one: what is no faster is left."""
@@ -61,10 +61,10 @@ class DevicePlan:
         return f"placed over {names}" if self.costs is not None else f"{what} on {first}"
 
 
-def candidates(targets: Targets, model: object = None) -> list[DevicePlan]:
-    """Return a plan for each single device, the host included: of the given ones, or all that are
-    present. What the program of `model` places on devices stays there. Raises CompileError for a
-    missing device, or several targets of one.
+def candidate_plans(targets: Targets, model: object = None) -> list[DevicePlan]:
+    """Return a plan for each single device, the host included: of the requested ones, or of all
+    that are present. What the program of `model` places on devices stays there. Raises
+    CompileError for a missing device, or several targets of one.
     """
     config = compilation_config(targets)
     if len(config.primitive_targets) != 1:
@@ -77,7 +77,7 @@ def candidates(targets: Targets, model: object = None) -> list[DevicePlan]:
         for listed_device in config.devices
         if listed_device.device.type != cpu().type
     ]
-    by_kind, fixed = config.by_kind, _fixed(model)
+    by_kind, fixed = config.by_kind, _declared_devices(model)
     if targets is None:
         named = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
         devices = [Device(kind, 0) for kind in named if kind != cpu().type]
@@ -107,33 +107,38 @@ def candidates(targets: Targets, model: object = None) -> list[DevicePlan]:
     return [DevicePlan({cpu(): host} | fixed_targets, None, bool(fixed_targets)), *alone]
 
 
-def _fixed(model: object) -> list[Device]:
+def _declared_devices(model: object) -> list[Device]:
     """Return the devices other than the host that a program names."""
     if not isinstance(model, (IRModule, Function)):
         return []
-    annotated = named_devices(module_of(model))
+    annotated = iter_virtual_devices(module_of(model))
     return list(dict.fromkeys(p.device for p in annotated if p.device.type != cpu().type))
 
 
-def fastest(plans: Sequence[DevicePlan], compile: CompileFunction) -> runtime.Executable:
-    """Return the executable of the fastest plan, measured with random inputs and results fetched to
-    the host: the single devices, and the host with each of them, placed by measured costs. The
-    logger "ekiden" reports the measurements. Raises the errors of the host's plan; devices that
-    fail are skipped.
+def compile_fastest_plan(
+    plans: Sequence[DevicePlan], compile: CompileFunction
+) -> runtime.Executable:
+    """Compile every plan, measure it with random inputs and results fetched to the host, and return
+    the fastest executable: the single devices, and the host with each of them, placed by
+    measured costs. The logger "ekiden" reports the measurements. Raises the errors of the host's
+    plan; devices that fail are skipped.
     """
-    executables = {str(plans[0]): compile(_targets(plans[0]))}
+    executables = {str(plans[0]): compile(_plan_targets(plans[0]))}
     feed = random_inputs(Executable(executables[str(plans[0])]), {})
+    # Mixed plans need measured whole-program times of both sides, so single devices come first.
     for plan in plans[1:]:
-        _try(plan, compile, feed, executables)
-    alone = _measured(executables, feed)
+        _compile_and_run(plan, compile, feed, executables)
+    alone = _measure_executables(executables, feed)
     peak = measure_peak()
     for plan in plans[1:]:
         if str(plan) in alone and len(plan.devices) == 2:  # a cut has two sides
-            for mixed_plan in _mixed(plan, peak, alone[str(plans[0])], alone[str(plan)]):
-                _try(mixed_plan, compile, feed, executables)
+            for mixed_plan in _mixed_plans(plan, peak, alone[str(plans[0])], alone[str(plan)]):
+                _compile_and_run(mixed_plan, compile, feed, executables)
     if len(executables) == len(alone):
         return executables[min(alone, key=lambda name: alone[name])]
-    times = _measured(executables, feed)  # all again, in turns
+    # Measured again in one session: clock frequencies may have changed since the single devices
+    # ran.
+    times = _measure_executables(executables, feed)  # all again, in turns
     best = min(alone, key=lambda name: times[name])
     fastest_name = min(times, key=lambda name: times[name])
     if fastest_name not in alone and times[fastest_name] > MAX_TIME_RATIO * times[best]:
@@ -142,12 +147,14 @@ def fastest(plans: Sequence[DevicePlan], compile: CompileFunction) -> runtime.Ex
     return executables[fastest_name]
 
 
-def _mixed(plan: DevicePlan, peak: MachinePeak, host: float, device: float) -> list[DevicePlan]:
+def _mixed_plans(
+    plan: DevicePlan, peak: MachinePeak, host: float, device: float
+) -> list[DevicePlan]:
     """Return the plans of the host with a device, whose single times are known: with weight layouts
     for the host's kernels, and for the device's.
     """
     (accelerator, target), (host_device, own) = plan.devices.items()
-    costs = _costs(peak, measure_device(accelerator), host, device)
+    costs = _device_costs(peak, measure_device(accelerator), host, device)
     orders: list[dict[Device, Target]] = [
         {host_device: own, accelerator: target},
         {accelerator: target, host_device: own},
@@ -155,58 +162,63 @@ def _mixed(plan: DevicePlan, peak: MachinePeak, host: float, device: float) -> l
     return [DevicePlan(order, costs, plan.is_fixed) for order in orders]
 
 
-def _costs(peak: MachinePeak, figures: DeviceFigures, host: float, device: float) -> DeviceCosts:
+def _device_costs(
+    peak: MachinePeak, figures: DeviceFigures, host: float, device: float
+) -> DeviceCosts:
     return DeviceCosts(
         (peak.flops, figures.flops),
         (peak.bandwidth, figures.bandwidth),
         (HOST_LAUNCH_S, figures.launch),
         (host, device),
-        figures.there,
-        figures.back,
+        figures.copy_to_device,
+        figures.copy_to_host,
         figures.latency,
     )
 
 
-def _targets(plan: DevicePlan) -> Targets:
+def _plan_targets(plan: DevicePlan) -> Targets:
     by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for device, target in plan.devices.items():
         by_device[device] = target
     return by_device
 
 
-def _try(
+def _compile_and_run(
     plan: DevicePlan,
     compile: CompileFunction,
     feed: Mapping[str, Array],
     executables: dict[str, runtime.Executable],
 ) -> None:
-    """Compile a plan and run it once; log why it fails."""
-    options = {COSTS: asdict(plan.costs)} if plan.costs is not None else {}
+    """Compile a plan and run it once; log the reason if it fails."""
+    options = {PLACEMENT_COSTS_OPTION: asdict(plan.costs)} if plan.costs is not None else {}
     try:
         with with_options(options):
-            executable = compile(_targets(plan))
-        _fetched(Executable(executable), feed)
+            executable = compile(_plan_targets(plan))
+        _run_and_fetch(Executable(executable), feed)
     except (EkidenError, MemoryError) as error:
         _LOG.warning("devices: %s is left out: %s", plan, str(error).partition("\n")[0])
         return
+    # The minimum cut put everything on one side.
     if plan.costs is not None and len(executable.devices) == 1:
         _LOG.info("devices: %s: nothing pays for its copies", plan)
         return
     executables[str(plan)] = executable
 
 
-def _measured(
+def _measure_executables(
     executables: Mapping[str, runtime.Executable], feed: Mapping[str, Array]
 ) -> dict[str, float]:
     """Return the seconds of a run of each executable."""
-    runs = [partial(_fetched, Executable(executable), feed) for executable in executables.values()]
-    times = dict(zip(executables, min_times_interleaved(runs, MIN_MEASURE_S), strict=True))
+    runs = [
+        partial(_run_and_fetch, Executable(executable), feed) for executable in executables.values()
+    ]
+    times = dict(zip(executables, min_times_interleaved(runs, MIN_MEASURE_TIME_S), strict=True))
     for name, seconds in times.items():
         _LOG.info("devices: %s: %.3f ms", name, seconds * 1e3)
     return times
 
 
-def _fetched(executable: Executable, feed: Mapping[str, Array]) -> None:
+def _run_and_fetch(executable: Executable, feed: Mapping[str, Array]) -> None:
     """Run and copy the results to the host."""
     result = executable(**feed)
     for output in result if isinstance(result, tuple) else (result,):

@@ -11,32 +11,32 @@ from typing import Any, TypeAlias, cast
 from ekiden._lazy import load_module
 from ekiden.backend.external import ExternalCompiler, register_compiler
 from ekiden.backend.kernels.build import flushes_denormals
-from ekiden.backend.kernels.tiers import Finishing, OnKernel
+from ekiden.backend.kernels.tiers import FullTierRequest, OnKernel
 from ekiden.backend.vm.compile import compile_variants
-from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_again
-from ekiden.codegen.build import generator_of
-from ekiden.codegen.parallel import Cancellation, ProgressCallback
+from ekiden.backend.vm.pipeline import LoweredModule, lower, lower_full_tier
+from ekiden.codegen.build import get_code_generator
+from ekiden.codegen.parallel import CancellationToken, ProgressCallback
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.frontend.common.sum_value import is_sum
-from ekiden.frontend.table import as_bytes, described, frontend_of, taken
+from ekiden.frontend.table import accepted_models, as_bytes, describe_model, frontend_of
 from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.pass_context import (
-    ENGINE,
+    BYOC_ENGINE_OPTION,
     PassContext,
     PassInstrument,
+    attach_dump,
     current_dump,
-    dumping,
-    in_dump,
-    phase,
+    dump_if_requested,
+    time_phase,
 )
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.analysis.conditions import shape_conditions
 from ekiden.relay.analysis.well_formedness import find_errors
@@ -48,14 +48,14 @@ from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.artifact.frame import ArtifactFile, Seekable
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    ANY_SHAPE,
-    MAPS_PREFIX,
+    ANY_RANK_SHAPE,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     Dim,
 )
-from ekiden.runtime.devices.engines import text_of
+from ekiden.runtime.devices.engines import encode_code
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.files import Writer
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -72,7 +72,7 @@ def module_of(program: IRModule | Function) -> IRModule:
     return program if isinstance(program, IRModule) else IRModule({"main": program})
 
 
-@phase("import")
+@time_phase("import")
 def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     """Import a module from anything that `compile` accepts, with what the frontend declares as its
     attributes (see ekiden.frontend.common.imported). Raises CompileError for anything else, and
@@ -82,20 +82,22 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
         for name in options.given():
             what = "an ekiden.IRModule" if isinstance(model, IRModule) else "a relay.Function"
             raise CompileError(f"compile: {what} takes no '{name}'")
-        return _checked(module_of(model))
+        return _check_module(module_of(model))
     model = as_bytes(model)
     row = frontend_of(model)
     if row is None:
-        raise CompileError(f"compile: expected {taken()}, got {described(model)}")
+        raise CompileError(f"compile: expected {accepted_models()}, got {describe_model(model)}")
+    # Options that the frontend ignores are errors: silently dropping `shape` would compile another
+    # model.
     row.check_options(options)
     return row.entry().import_model(model, options).as_module()
 
 
-def _checked(module: IRModule) -> IRModule:
+def _check_module(module: IRModule) -> IRModule:
     """Check a hand-written program; functions that share variables get their own. Raises
     CompileError naming what is not well formed.
     """
-    module = _with_own_variables(module)
+    module = _rename_shared_variables(module)
     if errors := find_errors(module):
         more = f"; {len(errors) - 3} more" if len(errors) > 3 else ""
         raise CompileError(f"compile: {'; '.join(errors[:3])}{more}")
@@ -105,11 +107,12 @@ def _checked(module: IRModule) -> IRModule:
     return module
 
 
-def _with_own_variables(module: IRModule) -> IRModule:
+def _rename_shared_variables(module: IRModule) -> IRModule:
     bound: set[Var] = set()
     again: dict[GlobalVar, BaseFunc] = {}
     for name, function in module.functions.items():
         if isinstance(function, Function):
+            # Passes key facts by variable, so no variable may be bound in two functions.
             own = set(bound_vars(function))
             if own & bound:
                 again[name] = cast(Function, fresh_copy(function))
@@ -119,13 +122,13 @@ def _with_own_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """Artifact whose bytes stay in pieces until they are joined or written, with the names of the
-    external weight files of the model.
+    """Compiled artifact, whose bytes stay in pieces until they are joined or written, with the
+    names of the model's external weight files.
     """
 
     artifact: ArtifactFile
     weight_files: tuple[str, ...]
-    apart: Mapping[int, Array]
+    external_constants: Mapping[int, Array]
     """Constants by number that the artifact is without: of one with general kernels, which is
     loaded and not kept."""
     files: mapped_files.MappedFiles
@@ -136,21 +139,21 @@ class CompiledModel:
     def __len__(self) -> int:
         return self.artifact.size
 
-    @phase("write")
-    def joined(self) -> memoryview:
+    @time_phase("write")
+    def to_bytes(self) -> memoryview:
         """Return the artifact's bytes. Raises ImportModelError if weight files have changed since
         they were first read.
         """
-        contents = self.artifact.joined()
+        contents = self.artifact.to_bytes()
         self.files.check("compile")
         return contents
 
-    @phase("write")
+    @time_phase("write")
     def write(self, file: Writer) -> None:
         """Write the artifact to a seekable file. Raises as `joined` does; the file must not be used
         then.
         """
-        self.artifact.write_once(cast("Seekable", file))
+        self.artifact.write_seekable(cast("Seekable", file))
         self.files.check("compile")
 
 
@@ -167,14 +170,16 @@ class GeneralProgram:
     dump: PassInstrument | None
     """What dumps the compilation, which goes on in another thread."""
 
-    def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> CompiledModel:
-        """Return the artifact in which every kernel has its own code; `on_kernel` is given that of
-        each as soon as it is compiled. Raises what compiling raises, and CancelledError."""
+    def finish(self, on_kernel: OnKernel, cancellation: CancellationToken) -> CompiledModel:
+        """Compile every kernel's own code and return the final artifact; `on_kernel` gets each
+        kernel's code once it is ready. Raises what compiling raises, and CancelledError.
+        """
         code = self.lowered.kernels.kernels.code
-        finishing = Finishing(on_kernel, cancellation, code)
-        with in_dump(self.dump):
-            own = lower_again(self.lowered, finishing, self.executor == "async")
+        finishing = FullTierRequest(on_kernel, cancellation, code)
+        with attach_dump(self.dump):
+            own = lower_full_tier(self.lowered, finishing, self.executor == "async")
             linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
+        # The program may have been dropped while the last kernel was linked.
         cancellation.check()
         return CompiledModel(linked.file, (), {}, self.files)
 
@@ -185,50 +190,52 @@ def compile_to_bytes(
     options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
 ) -> bytes:
-    """Return the bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    """Compile a model and return the bytes of the artifact."""
     compile_options = CompileOptions(target, options, executor=executor)
-    return bytes(compile_model(model, compile_options).joined())
+    return bytes(compile_model(model, compile_options).to_bytes())
 
 
 REGION_ATTRIBUTES = ("Compiler", "Primitive", "Inline", "global_symbol")
 
 
-def _region_in_c(region: Function) -> str:
+def _compile_c_region(region: Function) -> str:
     """Compile a region for "ccompiler", the smallest external compiler (as in TVM's example): an
     artifact for target kind "c", through the system's C compiler.
     """
     for mark in REGION_ATTRIBUTES:
         region = region.without_attr(mark)
-    return text_of(compile_to_bytes(IRModule({"main": region}), "c"))
+    return encode_code(compile_to_bytes(IRModule({"main": region}), "c"))
 
 
-register_compiler("ccompiler", ExternalCompiler(_region_in_c))
+register_compiler("ccompiler", ExternalCompiler(_compile_c_region))
 
 
-@dumping("compile")
+@dump_if_requested("compile")
 def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     """Compile, under the PassContext that `options.context` enters; errors are those of `compile`.
     Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
     """
     config = compilation_config(options.targets)
+    # Missing code generators are reported before the model is read, which may take minutes.
     for code_target in (*config.primitive_targets, *config.device_targets):
-        generator_of(code_target, "compile")
+        get_code_generator(code_target, "compile")
     flushes = [flushes_denormals(variant_target) for variant_target in config.primitive_targets]
     with mapped_files.borrowing() as files:
         module = import_model(model, options.inputs)
     imported = ImportedModule.of(module)
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    module = _with_conditions(NameDimensions()(InferType()(module)))
-    metadata: dict[str, object] = {"executor": options.executor, "main": describe(module)}
-    if PassContext.current().config.get(ENGINE):
-        with_engine = load_module("ekiden.compiler.engines").with_engine
+    module = _declare_conditions(NameDimensions()(InferType()(module)))
+    metadata: dict[str, object] = {"executor": options.executor, "main": describe_main(module)}
+    if PassContext.current().config.get(BYOC_ENGINE_OPTION):
+        with_engine = load_module("ekiden.compiler.engines").partition_for_engine
         module, regions = with_engine(module, options.targets, config)
         metadata |= {"regions": regions} if regions else {}
-    metadata |= _about(module, imported, config, options)
+    metadata |= _artifact_metadata(module, imported, config, options)
     metadata |= {"denormals": "flush"} if any(flushes) else {}
     concurrent = options.executor == "async"
-    with _bar() if options.progress is None else nullcontext(options.progress) as bar:
+    with _progress_bar() if options.progress is None else nullcontext(options.progress) as bar:
+        # A generator: one variant is lowered, written and freed before the next one.
         variants = (
             (
                 lower(module, target, config, in_place=options.in_place and not concurrent,
@@ -242,21 +249,25 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
         general = held_variants[0][0].kernels.kernels.general if held_variants else {}
         is_native = options.executor == "aot" and not general
         linked = compile_variants(held_variants or variants, is_native=is_native)
+    # What the full tier needs is kept: the lowered module and the files that its weights are mapped
+    # from.
     general_program: GeneralProgram | None = None
     if linked.general:
         ((lowered, about),) = held_variants
         general_program = GeneralProgram(
             linked.general, lowered, about, options.executor, files, current_dump()
         )
-    return CompiledModel(linked.file, imported.weight_files, linked.apart, files, general_program)
+    return CompiledModel(
+        linked.file, imported.weight_files, linked.external_sections, files, general_program
+    )
 
 
-def _about(
+def _artifact_metadata(
     module: IRModule, imported: ImportedModule, config: CompilationConfig, options: CompileOptions
 ) -> dict[str, object]:
-    """Return what an artifact says of itself beside its inputs and outputs."""
+    """Return the metadata of an artifact other than its inputs and outputs."""
     metadata: dict[str, object] = {
-        "weights": _weight_bytes(module),
+        "weights": _constant_bytes(module),
         "producer": f"ekiden {version_of('ekiden')}",
         "mod_name": options.mod_name,
         "states": list(imported.states),
@@ -268,9 +279,9 @@ def _about(
     return {key: value for key, value in metadata.items() if value or key == "weights"}
 
 
-def _with_conditions(module: IRModule) -> IRModule:
-    """Return the module with the conditions that `main`'s operators impose on its named dimensions,
-    unless its frontend declared them.
+def _declare_conditions(module: IRModule) -> IRModule:
+    """Declare the conditions that `main`'s operators impose on its named dimensions, unless the
+    frontend has declared them.
     """
     if "constraints" in module.attrs:
         return module
@@ -281,28 +292,28 @@ def _with_conditions(module: IRModule) -> IRModule:
     return IRModule(dict(module.functions.items()), module.type_definitions, attrs)
 
 
-def describe(module: IRModule) -> dict[str, object]:
-    """Return an executable's metadata of `main`: names, shapes and dtypes of its inputs and
-    outputs, and the upper bounds of its symbols.
+def describe_main(module: IRModule) -> dict[str, object]:
+    """Return the metadata of `main`: names, shapes and dtypes of inputs and outputs, and the upper
+    bounds of symbols.
     """
     main = module["main"]
     assert isinstance(main, Function)
     kinds = [p.checked_type for p in main.params]
-    results = _fields(main.body.checked_type)
+    results = _flatten_fields(main.body.checked_type)
     imported = ImportedModule.of(module)
     names = imported.input_names or [p.name_hint for p in main.params]
     out_names = imported.output_names or [f"output{i}" for i in range(len(results))]
-    inputs = [_describe(n, k, imported) for n, k in zip(names, kinds, strict=True)]
-    outputs = [_describe(n, k, imported) for n, k in zip(out_names, results, strict=True)]
+    inputs = [_describe_value(n, k, imported) for n, k in zip(names, kinds, strict=True)]
+    outputs = [_describe_value(n, k, imported) for n, k in zip(out_names, results, strict=True)]
     return {
         "inputs": inputs,
         "outputs": outputs,
-        "limits": limits(kinds),
+        "limits": symbol_bounds(kinds),
     }
 
 
-def _weight_bytes(module: IRModule) -> int:
-    """Bytes of the constants of a module, each once."""
+def _constant_bytes(module: IRModule) -> int:
+    """Return the bytes of the constants of a module, each counted once."""
     sizes: dict[int, int] = {}
     for function in module.functions.values():
         if isinstance(function, Function):
@@ -312,35 +323,48 @@ def _weight_bytes(module: IRModule) -> int:
     return sum(sizes.values())
 
 
-def limits(kinds: Sequence[Type]) -> dict[str, int]:
+def symbol_bounds(kinds: Sequence[Type]) -> dict[str, int]:
     """Return the upper bounds of the symbols that have one."""
     dims = [d for k in kinds if isinstance(k, TensorType) for d in k.shape]
     return {d.name: d.upper for d in dims if isinstance(d, SizeVar) and d.upper is not None}
 
 
-def _fields(kind: Type) -> list[Type]:
+def _flatten_fields(kind: Type) -> list[Type]:
     return list(kind.fields) if isinstance(kind, TupleType) else [kind]
 
 
-def _describe(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
+def _describe_value(name: str, kind: Type, imported: ImportedModule) -> dict[str, object]:
     if isinstance(kind, TensorType) and name in imported.texts:
-        return {"name": name, "shape": [_dim(d) for d in kind.shape[:-1]], "dtype": STRING_DTYPE}
+        return {
+            "name": name,
+            "shape": [_describe_dim(d) for d in kind.shape[:-1]],
+            "dtype": STRING_DTYPE,
+        }
     maps = dict(imported.maps)
     if isinstance(kind, TensorType) and name in maps:
-        keys, rows = list(maps[name]), [_dim(kind.shape[0])]
-        return {"name": name, "shape": rows, "dtype": f"{MAPS_PREFIX}{kind.dtype}", "keys": keys}
+        keys, rows = list(maps[name]), [_describe_dim(kind.shape[0])]
+        return {
+            "name": name,
+            "shape": rows,
+            "dtype": f"{SEQUENCE_OF_MAPS_PREFIX}{kind.dtype}",
+            "keys": keys,
+        }
     if imported.sequences and is_sum(kind):
         tensor = kind.args[0] if isinstance(kind, TypeCall) else kind
         assert isinstance(tensor, TensorType), "an output is a tensor of one of several ranks"
-        return {"name": name, "shape": list(ANY_SHAPE), "dtype": f"{ANY_RANK_PREFIX}{tensor.dtype}"}
+        return {
+            "name": name,
+            "shape": list(ANY_RANK_SHAPE),
+            "dtype": f"{ANY_RANK_PREFIX}{tensor.dtype}",
+        }
     element = kind.args[0] if imported.sequences and isinstance(kind, TypeCall) else None
     if isinstance(element, TensorType):
-        shape = [_dim(d) for d in element.shape]
+        shape = [_describe_dim(d) for d in element.shape]
         return {"name": name, "shape": shape, "dtype": f"{SEQUENCE_PREFIX}{element.dtype}"}
     if not isinstance(kind, TensorType):
         return {"name": name, "shape": [], "dtype": OBJECT_DTYPE}
     _check_size(name, kind)
-    return {"name": name, "shape": [_dim(d) for d in kind.shape], "dtype": kind.dtype}
+    return {"name": name, "shape": [_describe_dim(d) for d in kind.shape], "dtype": kind.dtype}
 
 
 def _check_size(name: str, kind: TensorType) -> None:
@@ -348,18 +372,20 @@ def _check_size(name: str, kind: TensorType) -> None:
     known_dims = [d.value for d in kind.shape if isinstance(d, IntImm)]
     if math.prod(known_dims) * itemsize(kind.dtype) >= 1 << 63:
         raise CompileError(
-            f"compile: '{name}' is a {kind.dtype}{[_dim(d) for d in kind.shape]}: a tensor of more "
-            "than 2**63 bytes"
+            f"compile: '{name}' is a {kind.dtype}{[_describe_dim(d) for d in kind.shape]}: "
+            "a tensor of more than 2**63 bytes"
         )
 
 
-def _dim(dim: PrimExpr) -> Dim:
-    return dim.value if isinstance(dim, IntImm) else prim_text(dim)
+def _describe_dim(dim: PrimExpr) -> Dim:
+    return dim.value if isinstance(dim, IntImm) else format_prim_expr(dim)
 
 
-def _bar() -> AbstractContextManager[ProgressCallback | None]:
+def _progress_bar() -> AbstractContextManager[ProgressCallback | None]:
     """Return a progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[ProgressCallback] = load_module("ekiden.compiler.progress").Bar()
+    bar: AbstractContextManager[ProgressCallback] = load_module(
+        "ekiden.compiler.progress"
+    ).CompileBar()
     return bar

@@ -22,18 +22,18 @@ from ekiden.compiler.cache.keys import CacheRequest, is_this_machine, request
 from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
 from ekiden.frontend.common.options import ImportOptions
 from ekiden.frontend.table import frontend_of
-from ekiden.ir.pass_context import DEBUG, INFO, phase
+from ekiden.ir.pass_context import DEBUG_LEVEL, INFO_LEVEL, time_phase
 from ekiden.runtime import Device, environment
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import placement_text
-from ekiden.runtime.debug.shown import shown
-from ekiden.runtime.devices.named import check_here
+from ekiden.runtime.debug.shown import short_repr
+from ekiden.runtime.devices.named import check_devices_present
 from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
 from ekiden.runtime.logs import LazyLogger
 
-LOG = LazyLogger(__name__)
+_LOG = LazyLogger(__name__)
 
 if TYPE_CHECKING:
     from ekiden import target as target_values
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ekiden.compiler import time_limit, unranked
     from ekiden.compiler.build import CompiledModel, Model
     from ekiden.compiler.export import library
-    from ekiden.compiler.tiers import Upgrade
+    from ekiden.compiler.tiers import TierUpgrade
     from ekiden.frontend.common.options import Shapes
     from ekiden.runtime.artifact import frame
     from ekiden.runtime.artifact.chunks import Bytes
@@ -151,7 +151,7 @@ def compile(
     LoadError where this machine cannot run the code, or has drivers and fewer devices than are
     asked for; `ekiden compile` and `export` write it all the same.
     """
-    target, example_inputs = _placed(model, given, target, example_inputs)
+    target, example_inputs = _split_positional(model, given, target, example_inputs)
     options = CompileOptions(
         target, ImportOptions(shape, example_inputs, example_kwargs, dynamic_shapes, signature),
         executor=executor, tier=tier, devices=devices, bounds=bounds, size=size,
@@ -159,33 +159,35 @@ def compile(
         records=records, num_threads=num_threads, timeout_s=timeout, progress=progress,
     )  # fmt: skip
     try:
-        return _executable(model, options)
+        return _compile_executable(model, options)
     except UnrankedInputError as error:
 
         def of_ranks(ranks: Shapes) -> Executable:
             """Compile for shapes that give the ranks of all inputs."""
             inputs = replace(options.inputs, shape={**(shape or {}), **ranks})
-            return _executable(model, replace(options, inputs=inputs))
+            return _compile_executable(model, replace(options, inputs=inputs))
 
         return unranked.UnrankedExecutable(error.model_inputs, error.model_outputs, of_ranks)
 
 
-def _executable(model: Model, options: CompileOptions) -> Executable:
-    """Return the executable that `compile` gives."""
-    upgrade: Upgrade | None = None
+def _compile_executable(model: Model, options: CompileOptions) -> Executable:
+    """Compile a model, or load it from the cache, within the time limit."""
+    upgrade: TierUpgrade | None = None
     artifact: memoryview | runtime.Executable
     with options.context():
         targets = options.targets
         # what `devices` measures says itself what is not here
         if not options.devices and not is_this_machine(targets):
-            check_here(entry.device for entry in virtual_device.compilation_config(targets).devices)
+            check_devices_present(
+                entry.device for entry in virtual_device.compilation_config(targets).devices
+            )
         if options.devices:
-            artifact = time_limit.call_within(
-                options.limit_s, lambda: compile_fastest(model, options)
+            artifact = time_limit.call_with_time_limit(
+                options.time_limit_s, lambda: compile_fastest(model, options)
             )
         elif options.tier == "quick":
-            artifact, upgrade = time_limit.call_within(
-                options.limit_s, lambda: _compile_quick(model, options)
+            artifact, upgrade = time_limit.call_with_time_limit(
+                options.time_limit_s, lambda: _compile_quick(model, options)
             )
         else:
             artifact = compile_artifact(model, options)
@@ -197,7 +199,7 @@ def _executable(model: Model, options: CompileOptions) -> Executable:
             program.num_threads = options.num_threads
         compiled = Executable(program, upgrade)
         if compiled.placement:
-            LOG.log(INFO, "compile: %s", compiled.placement)
+            _LOG.log(INFO_LEVEL, "compile: %s", compiled.placement)
         return compiled
     except BaseException:
         if upgrade is not None:
@@ -236,33 +238,34 @@ def export(
         executor=executor, size=size, denormals=denormals, float_rewrites=float_rewrites,
         records=records, progress=progress,
     )  # fmt: skip
-    library.format_of(path)
+    library.export_format_of(path)
     check_folder(path)
     if isinstance(model, Executable):
         model.wait()
-        data: Bytes = late_bound.complete_file(model.raw)
+        data: Bytes = late_bound.complete_artifact_bytes(model.raw)
     else:
         with compile_options.context():
             artifact = compile_artifact(model, compile_options)
-        data = frame.file_of(artifact) if isinstance(artifact, runtime.Executable) else artifact
+        data = (
+            frame.artifact_bytes(artifact) if isinstance(artifact, runtime.Executable) else artifact
+        )
         if placement := placement_text(frame.metadata_of(data)):
-            LOG.log(INFO, "compile: %s", placement)
+            _LOG.log(INFO_LEVEL, "compile: %s", placement)
     library.write_artifact(data, path, cc=cc, options=options)
 
 
-def _placed(
+def _split_positional(
     model: Model,
     positional: Sequence[Targets | Sequence[object]],
     target: Targets,
     example_inputs: Sequence[object] | None,
 ) -> tuple[Targets, Sequence[object] | None]:
-    """Return the target and the example inputs of a call from its positional arguments, of which
-    the inputs come first. Raises TypeError for too many, CompileError for one input in place of
-    a list.
+    """Split the positional arguments of a call into target and example inputs; the inputs come
+    first. Raises TypeError for too many, CompileError for one input in place of a list.
     """
     remaining = list(positional)
     alone = remaining[0] if remaining and example_inputs is None else example_inputs
-    if hasattr(alone, "dtype") and hasattr(alone, "shape") and _takes_examples(model):
+    if hasattr(alone, "dtype") and hasattr(alone, "shape") and _accepts_examples(model):
         raise CompileError(
             "compile: example_inputs: a list or a tuple of inputs expected, got one of "
             f"{type(alone).__name__}: compile(model, (x,))"
@@ -271,7 +274,7 @@ def _placed(
         remaining
         and example_inputs is None
         and _are_examples(remaining[0])
-        and _takes_examples(model)
+        and _accepts_examples(model)
     ):
         first = remaining.pop(0)
         assert isinstance(first, Sequence), "examples are a list or a tuple"
@@ -279,14 +282,14 @@ def _placed(
     if len(remaining) > 1 or (remaining and target is not None):
         raise TypeError(
             "compile: one target expected, got "
-            f"{shown(remaining if target is None else positional)}"
+            f"{short_repr(remaining if target is None else positional)}"
         )
     if remaining:
         target = remaining[0]
     return target, example_inputs
 
 
-def _takes_examples(model: Model) -> bool:
+def _accepts_examples(model: Model) -> bool:
     """Return whether a model's sizes and types may come from example inputs."""
     row = frontend_of(model)
     return row is not None and "example_inputs" in row.options
@@ -299,17 +302,17 @@ def _are_examples(argument: Targets | Sequence[object]) -> bool:
     if not isinstance(argument, (list, tuple)):
         return False
     are_numbers = all(isinstance(item, (int, float)) for item in argument)
-    return are_numbers or not all(map(_says_targets, argument))
+    return are_numbers or not all(map(_may_be_targets, argument))
 
 
-def _says_targets(value: object) -> bool:
+def _may_be_targets(value: object) -> bool:
     """Return whether a value may be targets: a target, one with options, devices with theirs, or a
     sequence or mapping of those.
     """
     if isinstance(value, Mapping):
-        return all(map(_says_targets, value.values()))
+        return all(map(_may_be_targets, value.values()))
     if isinstance(value, (list, tuple)):
-        return all(map(_says_targets, value))
+        return all(map(_may_be_targets, value))
     targets = (target_values.Target, Device, target_values.VirtualDevice)
     return isinstance(value, (str, int, float, *targets, type(None)))
 
@@ -327,13 +330,13 @@ WORKER_PRELOAD = (
 )
 """What processes that compile kernels import while this one reads the model: what each of them
 would import at its first kernel otherwise."""
-GC_THRESHOLD = 100_000
+RELAXED_GC_THRESHOLD = 100_000
 """New objects after which garbage is looked for while compiling; Python's own number is 700."""
 
 
 class _RelaxedGc:
-    """Context in which garbage collection runs rarely: what is created from a model stays, and
-    scanning it takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
+    """Context in which garbage collection runs rarely: objects created from a model stay alive, and
+    scanning them takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
     """
 
     def __init__(self) -> None:
@@ -342,14 +345,14 @@ class _RelaxedGc:
         """The threads that are, each as often as it has entered."""
         self._before = gc.get_threshold()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._without_others)
+            os.register_at_fork(after_in_child=self._reset_in_child)
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
                 self._before = gc.get_threshold()
-                if 0 < self._before[0] < GC_THRESHOLD:
-                    gc.set_threshold(GC_THRESHOLD, *self._before[1:])
+                if 0 < self._before[0] < RELAXED_GC_THRESHOLD:
+                    gc.set_threshold(RELAXED_GC_THRESHOLD, *self._before[1:])
             self._inside.append(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
@@ -359,8 +362,8 @@ class _RelaxedGc:
                 _promote_to_old_generation()
                 gc.set_threshold(*self._before)
 
-    def _without_others(self) -> None:
-        """Drop other threads in the child of a fork: they do not exist there and will not leave."""
+    def _reset_in_child(self) -> None:
+        """Forget the other threads in the child of a fork: they do not exist there."""
         own = [thread_id for thread_id in self._inside if thread_id == threading.get_ident()]
         if self._inside and not own:
             gc.set_threshold(*self._before)
@@ -375,8 +378,8 @@ _has_frozen = False
 
 
 def _promote_to_old_generation() -> None:
-    """Count what was made up to now as old, as if garbage had been looked for: at the next object
-    Python would look through all of it, in the middle of the first answer.
+    """Move all objects to the oldest generation, as a collection would: otherwise the next
+    allocation triggers a scan of all of them in the middle of the first run.
     """
     global _has_frozen
     if not gc.isenabled() or _has_frozen:
@@ -387,12 +390,12 @@ def _promote_to_old_generation() -> None:
         gc.unfreeze()
 
 
-def _compiler() -> Any:  # noqa: ANN401
+def _import_compiler() -> Any:  # noqa: ANN401
     """Import the compiler with garbage collection disabled: the objects of modules stay, and
     scanning them takes a tenth of the time.
     """
     collects = gc.isenabled()
-    with phase("load compiler", DEBUG):
+    with time_phase("load compiler", DEBUG_LEVEL):
         gc.disable()
         try:
             return load_module("ekiden.compiler.build")
@@ -405,25 +408,27 @@ def _compiler() -> Any:  # noqa: ANN401
 def compile_artifact(
     model: Model, options: CompileOptions = DEFAULT_OPTIONS
 ) -> memoryview | runtime.Executable:
-    """Return what `compile` makes: as it was in the cache, or the bytes of the artifact, which need
-    not be for this machine. Raises CompileLimitError after `options.limit_s`.
+    """Return the artifact that `compile` makes: the cached executable, or the bytes, which need not
+    be for this machine. Raises CompileLimitError after `options.time_limit_s`.
     """
-    return time_limit.call_within(options.limit_s, lambda: _artifact_of(model, options))
+    return time_limit.call_with_time_limit(
+        options.time_limit_s, lambda: _compile_or_cached(model, options)
+    )
 
 
-def _artifact_of(model: Model, options: CompileOptions) -> memoryview | runtime.Executable:
-    cache, cache_request, cached = _cached(model, options)
+def _compile_or_cached(model: Model, options: CompileOptions) -> memoryview | runtime.Executable:
+    cache, cache_request, cached = _look_up_cache(model, options)
     if cached is not None:
         return cached
     started = time.perf_counter()
-    return _stored(cache, cache_request, _compiled(model, options), started)
+    return _store_artifact(cache, cache_request, _compile_model(model, options), started)
 
 
 def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
-    """Return what `compile` makes for the devices on which it runs fastest, as measured here."""
+    """Compile for the devices on which the model runs fastest, measured here."""
     auto = load_module("ekiden.compiler.auto_devices")
 
-    def compiled(targets: Targets) -> runtime.Executable:
+    def compile_for(targets: Targets) -> runtime.Executable:
         """Compile for the given targets, whose times are compared."""
         # the limit of time is that of all candidates together: who called this holds it
         one = replace(options, target=targets, devices="", timeout_s=None)
@@ -432,18 +437,19 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
             artifact if isinstance(artifact, runtime.Executable) else frame.executable_of(artifact)
         )
 
-    fastest = auto.fastest(auto.candidates(options.target, model), compiled)
+    fastest = auto.fastest(auto.candidates(options.target, model), compile_for)
     assert isinstance(fastest, runtime.Executable)
     return fastest
 
 
 def _compile_quick(
     model: Model, options: CompileOptions
-) -> tuple[runtime.Executable | memoryview, Upgrade | None]:
-    """Return what `compile` makes with general kernels, and what follows the compilation of their
-    own code; None where there is none to be made. Raises CompileError for several targets, and for
-    one whose code this machine cannot run."""
-    cache, cache_request, cached = _cached(model, options)
+) -> tuple[runtime.Executable | memoryview, TierUpgrade | None]:
+    """Compile with general kernels; return the program, and the upgrade that compiles their own
+    code (None if there is nothing to upgrade). Raises CompileError for several targets, and for
+    one whose code this machine cannot run.
+    """
+    cache, cache_request, cached = _look_up_cache(model, options)
     if cached is not None:
         return cached, None
     targets = virtual_device.compilation_config(options.targets).primitive_targets
@@ -453,29 +459,29 @@ def _compile_quick(
         raise CompileError(
             f"compile: tier 'quick' answers on this machine, which cannot run code for {targets[0]}"
         )
-    _compiler()  # as a phase of its own, and without looking for garbage
+    _import_compiler()  # as a phase of its own, and without looking for garbage
     started = time.perf_counter()
-    compiled = _compiled(model, options)
+    compiled = _compile_model(model, options)
     if compiled.general is None:
-        return _stored(cache, cache_request, compiled, started), None
+        return _store_artifact(cache, cache_request, compiled, started), None
 
-    def store(final: CompiledModel) -> runtime.Executable:
+    def store_final(final: CompiledModel) -> runtime.Executable:
         """Return the final program, from the cache where that keeps it."""
         cached_program = (
             None
             if cache_request is None
             else cache.put(cache_request, final, compiled.weight_files)
         )
-        return frame.executable_of(final.joined()) if cached_program is None else cached_program
+        return frame.executable_of(final.to_bytes()) if cached_program is None else cached_program
 
-    raw = frame.executable_of(compiled.joined(), compiled.apart)
+    raw = frame.executable_of(compiled.to_bytes(), compiled.external_constants)
     compiled.files.check("compile")
-    _log_made(len(compiled), started)
-    upgrade = load_module("ekiden.compiler.tiers").Upgrade
-    return raw, upgrade(raw, compiled.general, targets[0], store, WORKER_PRELOAD)
+    _log_artifact(len(compiled), started)
+    upgrade = load_module("ekiden.compiler.tiers").TierUpgrade
+    return raw, upgrade(raw, compiled.general, targets[0], store_final, WORKER_PRELOAD)
 
 
-def _cached(
+def _look_up_cache(
     model: Model, options: CompileOptions
 ) -> tuple[ArtifactCache, CacheRequest | None, runtime.Executable | None]:
     """Return the cache, the request, and the cached artifact or None."""
@@ -488,19 +494,19 @@ def _cached(
     cache_request = request(model, options) if cache.is_used else None
     cached = cache.get(cache_request) if cache_request is not None else None
     if cached is not None:
-        LOG.log(INFO, "compile: the artifact is in the cache")
+        _LOG.log(INFO_LEVEL, "compile: the artifact is in the cache")
     return cache, cache_request, cached
 
 
-def _compiled(model: Model, options: CompileOptions) -> CompiledModel:
-    """Return what the compiler makes."""
+def _compile_model(model: Model, options: CompileOptions) -> CompiledModel:
+    """Run the compiler."""
     if options.tier == "full" and environment.compile_jobs() > 1:
-        worker_process.prepare(WORKER_PRELOAD)
+        worker_process.preload_modules(WORKER_PRELOAD)
     with _RELAXED_GC:
-        return cast("CompiledModel", _compiler().compile_model(model, options))
+        return cast("CompiledModel", _import_compiler().compile_model(model, options))
 
 
-def _stored(
+def _store_artifact(
     cache: ArtifactCache,
     cache_request: CacheRequest | None,
     compiled: CompiledModel,
@@ -510,11 +516,11 @@ def _stored(
     cached_artifact = (
         None if cache_request is None else cache.put(cache_request, compiled, compiled.weight_files)
     )
-    artifact = compiled.joined() if cached_artifact is None else cached_artifact
-    _log_made(len(compiled), started)
+    artifact = compiled.to_bytes() if cached_artifact is None else cached_artifact
+    _log_artifact(len(compiled), started)
     return artifact
 
 
-def _log_made(size: int, started: float) -> None:
+def _log_artifact(size: int, started: float) -> None:
     took = time.perf_counter() - started
-    LOG.log(INFO, "compile: %.1f MB in %.2f s", size / 1e6, took)
+    _LOG.log(INFO_LEVEL, "compile: %.1f MB in %.2f s", size / 1e6, took)

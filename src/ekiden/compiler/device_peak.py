@@ -13,7 +13,7 @@ import numpy as np
 from ekiden.compiler.lowering import build
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
-from ekiden.kernels.gpu.launch import bound, serial
+from ekiden.kernels.gpu.launch import serial_loop, thread_loop
 from ekiden.runtime import Device, empty, get_global_func, tensor
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -23,9 +23,9 @@ from ekiden.tir.stmt import Allocate, BufferStore, PrimFunc, Stmt, seq
 
 __all__ = ["DeviceFigures", "measure_device"]
 
-MAX_ARRAY_BYTES = 1 << 25
+MAX_COPY_ARRAY_BYTES = 1 << 25
 """Of each of the arrays that are gone over at most: more than caches hold."""
-MEMORY_FRACTION = 16
+MEMORY_FRACTION_DIVISOR = 16
 """Of a device's memory that an array takes at most, as 1 / SHARE."""
 BLOCK_THREADS = 64
 CHAINS_PER_THREAD = 8
@@ -34,8 +34,8 @@ CHAIN_STEPS = 256
 MIN_RUN_S = 0.005
 """Seconds that a run takes: the number of blocks grows until it does, or memory ends."""
 BLOCKS_GROWTH = 8
-MEASURE_ROUNDS = 3
-MEMORY_ATTRIBUTE = 9
+DEVICE_MEASURE_ROUNDS = 3
+TOTAL_MEMORY_ATTRIBUTE = 9
 """The number of an ek_device_attribute in runtime.h."""
 
 
@@ -48,25 +48,26 @@ class DeviceFigures:
     flops: float
     bandwidth: float
     launch: float
-    there: float
-    back: float
+    copy_to_device: float
+    copy_to_host: float
     latency: float
 
     def __str__(self) -> str:
         """Return the figures in one line."""
         return (
             f"{self.flops / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s, a kernel "
-            f"{self.launch * 1e6:.3g} us, copies {self.there / 1e9:.3g} GB/s there and "
-            f"{self.back / 1e9:.3g} GB/s back"
+            f"{self.launch * 1e6:.3g} us, copies {self.copy_to_device / 1e9:.3g} GB/s there and "
+            f"{self.copy_to_host / 1e9:.3g} GB/s back"
         )
 
 
-def sums_loop() -> PrimFunc:
+def fma_kernel() -> PrimFunc:
     """Return a kernel in which each thread accumulates CHAINS_PER_THREAD independent sums of
     CHAIN_STEPS fused multiply-adds.
     """
     blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
     out = Buffer("out", (blocks, const(BLOCK_THREADS * CHAINS_PER_THREAD)))
+    # Independent chains hide the latency of multiply-adds within a thread.
     sums = Buffer("sums", (const(CHAINS_PER_THREAD),), "float32", "local")
     start = [BufferStore(sums, const(0.5 + c), (const(c),)) for c in range(CHAINS_PER_THREAD)]
     factor, term = const(0.999), const(0.25)
@@ -78,45 +79,47 @@ def sums_loop() -> PrimFunc:
         BufferStore(out, sums[c], (block, thread * CHAINS_PER_THREAD + c))
         for c in range(CHAINS_PER_THREAD)
     ]
-    body = Allocate(sums, seq(*start, serial(step, CHAIN_STEPS, seq(*more)), *keep))
-    return _over_threads(body, (out,), block, blocks, thread)
+    body = Allocate(sums, seq(*start, serial_loop(step, CHAIN_STEPS, seq(*more)), *keep))
+    return _bind_threads(body, (out,), block, blocks, thread)
 
 
-def copy_loop() -> PrimFunc:
+def copy_kernel() -> PrimFunc:
     """Return a kernel in which each thread stores one element of an array plus one to another."""
     blocks, block, thread = map(Var, ("blocks", "block", "thread"))
     source, to = (Buffer(name, (blocks, const(BLOCK_THREADS))) for name in ("source", "to"))
     at = (block, thread)
     body = BufferStore(to, BufferLoad(source, at) + const(1.0), at)
-    return _over_threads(body, (source, to), block, blocks, thread)
+    return _bind_threads(body, (source, to), block, blocks, thread)
 
 
-def _over_threads(
+def _bind_threads(
     body: Stmt, buffers: tuple[Buffer, ...], block: Var, blocks: Var, thread: Var
 ) -> PrimFunc:
-    inner = bound(thread, BLOCK_THREADS, "threadIdx.x", body)
-    return PrimFunc(buffers, bound(block, blocks, "blockIdx.x", inner), {"global_symbol": "loop"})
+    inner = thread_loop(thread, BLOCK_THREADS, "threadIdx.x", body)
+    return PrimFunc(
+        buffers, thread_loop(block, blocks, "blockIdx.x", inner), {"global_symbol": "loop"}
+    )
 
 
 @cache
 def measure_device(device: Device) -> DeviceFigures:
-    """Return the best of several rounds, in about a second, more if kernels are built for the first
-    time. Raises DeviceError if the device, its driver or its compiler fails, and ValueError for
-    a kind without a code generator.
+    """Measure a device and return the best figures of several rounds; takes about a second, more if
+    kernels are built for the first time. Raises DeviceError if the device, its driver or its
+    compiler fails, and ValueError for a kind without a code generator.
     """
     kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
     if not kinds:
         raise ValueError(f"measure: there is no code generator for {device}")
     room = (
-        int(str(get_global_func("ek.device.attribute")(device, MEMORY_ATTRIBUTE)))
-        // MEMORY_FRACTION
+        int(str(get_global_func("ek.device.attribute")(device, TOTAL_MEMORY_ATTRIBUTE)))
+        // MEMORY_FRACTION_DIVISOR
     )
-    sums = _Loop(sums_loop(), CHAINS_PER_THREAD, kinds[0], device)
-    copies = _Loop(copy_loop(), 1, kinds[0], device)
-    max_blocks = max(1, min(MAX_ARRAY_BYTES, room) // (4 * BLOCK_THREADS))
-    blocks, seconds = sums.grown(max_blocks // CHAINS_PER_THREAD)
+    sums = _DeviceLoop(fma_kernel(), CHAINS_PER_THREAD, kinds[0], device)
+    copies = _DeviceLoop(copy_kernel(), 1, kinds[0], device)
+    max_blocks = max(1, min(MAX_COPY_ARRAY_BYTES, room) // (4 * BLOCK_THREADS))
+    blocks, seconds = sums.calibrate_blocks(max_blocks // CHAINS_PER_THREAD)
     flops = 2 * blocks * BLOCK_THREADS * CHAINS_PER_THREAD * CHAIN_STEPS / seconds
-    blocks, seconds = copies.grown(max_blocks)
+    blocks, seconds = copies.calibrate_blocks(max_blocks)
     count = max_blocks * BLOCK_THREADS
     host, device_array = tensor(np.zeros(count, "float32")), empty((count,), "float32", device)
     one, one_there = tensor(np.zeros(1, "float32")), empty((1,), "float32", device)
@@ -124,13 +127,13 @@ def measure_device(device: Device) -> DeviceFigures:
         flops,
         8 * blocks * BLOCK_THREADS / seconds,
         copies.seconds(1),
-        4 * count / _best(lambda: device_array.copyfrom(host), device),
-        4 * count / _best(lambda: device_array.copyto(host), device),
-        _best(lambda: one_there.copyfrom(one), device),
+        4 * count / _min_seconds(lambda: device_array.copyfrom(host), device),
+        4 * count / _min_seconds(lambda: device_array.copyto(host), device),
+        _min_seconds(lambda: one_there.copyfrom(one), device),
     )
 
 
-class _Loop:
+class _DeviceLoop:
     """Loop over threads, built for a device."""
 
     def __init__(self, loop: PrimFunc, columns: int, kind: str, device: Device) -> None:
@@ -145,11 +148,11 @@ class _Loop:
         """Return the seconds of a run with so many blocks."""
         shape = blocks, self._columns
         arrays = [empty(shape, "float32", self._device) for _ in range(self._arrays)]
-        return _best(lambda: self._run(*arrays), self._device)
+        return _min_seconds(lambda: self._run(*arrays), self._device)
 
-    def grown(self, max_blocks: int) -> tuple[int, float]:
+    def calibrate_blocks(self, max_blocks: int) -> tuple[int, float]:
         """Return the number of blocks with which a run takes MIN_RUN_S, at most `max_blocks`, and
-        its seconds.
+        the seconds of the run.
         """
         blocks = 1
         while True:
@@ -159,11 +162,12 @@ class _Loop:
             blocks = min(max_blocks, blocks * BLOCKS_GROWTH)
 
 
-def _best(run: Callable[[], object], device: Device) -> float:
+def _min_seconds(run: Callable[[], object], device: Device) -> float:
     run()
+    # Kernel launches are asynchronous.
     device.sync()
     times = []
-    for _ in range(MEASURE_ROUNDS):
+    for _ in range(DEVICE_MEASURE_ROUNDS):
         started = time.perf_counter()
         run()
         device.sync()

@@ -9,21 +9,21 @@ from ekiden.byoc import choose, partition
 from ekiden.compiler.build import compile_to_bytes
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import ENGINE, PassContext, with_options
+from ekiden.ir.pass_context import BYOC_ENGINE_OPTION, PassContext, with_options
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target
 from ekiden.target.virtual_device import Targets
 
-__all__ = ["with_engine"]
+__all__ = ["partition_for_engine"]
 
-AUTO_ENGINE = "auto"
+AUTO_ENGINE_NAME = "auto"
 
 
-def with_engine(
+def partition_for_engine(
     module: IRModule, requested: Targets, config: CompilationConfig
 ) -> tuple[IRModule, list[str]]:
-    """Return the module with the requested engine's regions, and the measurements of an automatic
+    """Partition a module for the requested engine; return it with the measurements of an automatic
     choice.
 
     Args:
@@ -35,10 +35,10 @@ def with_engine(
         CompileError: for an unknown or missing engine, and for "auto" where it cannot measure:
             several targets, a target of another machine, or a missing device.
     """
-    engine = str(PassContext.current().config.get(ENGINE, ""))
+    engine = str(PassContext.current().config.get(BYOC_ENGINE_OPTION, ""))
     if not engine:
         return module, []
-    if engine != AUTO_ENGINE:
+    if engine != AUTO_ENGINE_NAME:
         return partition(module, engine), []
     targets = config.primitive_targets
     if len(targets) != 1 or not targets[0].code_host.serves(Target.host()):
@@ -50,25 +50,25 @@ def with_engine(
                 f"compile: byoc 'auto' measures, and {virtual_device.device} is not here"
             )
     default = config.default_primitive_virtual_device.device
-    partitioned, measurements = choose(module, _compiler(requested, default))
+    partitioned, measurements = choose(module, _region_compiler(requested, default))
     return partitioned, list(map(str, measurements))
 
 
-def _compiler(
+def _region_compiler(
     requested: Targets, default: Device
 ) -> Callable[[IRModule], Callable[[Sequence[Array]], object]]:
     """Return a compiler of regions to functions with inputs on the default device and results on
     the host, so that on another device an engine's copies are measured too.
     """
 
-    def compile(module: IRModule) -> Callable[[Sequence[Array]], object]:
+    def compile_region(module: IRModule) -> Callable[[Sequence[Array]], object]:
         """Compile the region for the targets, without partitioning it again."""
-        with with_options({ENGINE: ""}):
+        with with_options({BYOC_ENGINE_OPTION: ""}):
             code = compile_to_bytes(module, requested)
         machine = runtime.VirtualMachine(runtime.Executable.from_bytes(code))
         inputs: dict[int, runtime.Tensor] = {}
 
-        def run(feed: Sequence[Array]) -> object:
+        def run_region(feed: Sequence[Array]) -> object:
             for array in feed:
                 if id(array) not in inputs:
                     inputs[id(array)] = runtime.tensor(array).copyto(default)
@@ -78,6 +78,6 @@ def _compiler(
                     result.numpy()
             return results
 
-        return run
+        return run_region
 
-    return compile
+    return compile_region

@@ -26,7 +26,7 @@ BuildInput: TypeAlias = Lowerable | Mapping[TargetLike, PrimFunc | IRModule]
 ScheduleArgs: TypeAlias = Sequence[Tensor | Buffer | Var] | None
 
 
-def scheduled(
+def schedule_to_prim_func(
     schedule: Schedule,
     args: ScheduleArgs,
     name: str,
@@ -78,7 +78,7 @@ def lower(
         args, target = None, args
     if not isinstance(program, Schedule):
         return lower_program(program, target)
-    func = scheduled(program, args, name, binds)
+    func = schedule_to_prim_func(program, args, name, binds)
     return IRModule({name: func if simple_mode else lower_program(func, target)})
 
 
@@ -101,7 +101,7 @@ def build(
     Raises CompileError for anything else, and for a host target that is not the target's.
     """
     if isinstance(program, Mapping):
-        return _build_each(program, cache, progress)
+        return _build_per_target(program, cache, progress)
     if isinstance(args, (str, Target, Mapping)):
         args, target = None, args
     if target_host is not None and target is not None:
@@ -112,11 +112,11 @@ def build(
             )
     if isinstance(program, Schedule):
         called = name or "default_function"
-        program = scheduled(program, args, called, binds)
+        program = schedule_to_prim_func(program, args, called, binds)
     return codegen_build.build(program, target, name=name, cache=cache, progress=progress)
 
 
-def _build_each(
+def _build_per_target(
     programs: Mapping[TargetLike, PrimFunc | IRModule],
     cache: KernelCache | None,
     progress: ProgressCallback | None,

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule, load_module
 from ekiden.frontend.common.options import NO_OPTIONS, ImportOptions
 from ekiden.ir.pass_context import (
-    DECISIONS,
-    DENORMALS,
+    BYOC_ENGINE_OPTION,
     DENORMALS_KINDS,
-    ENGINE,
-    FLOAT_REWRITES,
+    DENORMALS_OPTION,
     FLOAT_REWRITES_KINDS,
-    PRECISION,
-    RECORDS,
-    SIZE,
+    FLOAT_REWRITES_OPTION,
+    KERNEL_DECISIONS_OPTION,
+    PRODUCT_PRECISION_OPTION,
+    TUNING_RECORDS_OPTION,
+    WEIGHT_SIZE_OPTION,
     PassContext,
     with_options,
 )
 from ekiden.runtime import environment
-from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -45,7 +45,8 @@ TIER_CHOICES = ("full", "quick")
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """The options of one compilation. `ekiden.compile` documents what each does for a user.
+    """Options of one compilation, as a frozen value. `ekiden.compile` documents what each does for
+    a user.
 
     Raises CompileError for a value that an option does not have. Options of passes that are not
     said here are those of the current PassContext; records and the limit of time that are None are
@@ -93,21 +94,23 @@ class CompileOptions:
         for name in _STRING_OPTIONS:
             value: object = getattr(self, name)
             if not isinstance(value, str):
-                raise CompileError(f"compile: {name}: a text expected, got {shown(value)}")
+                raise CompileError(f"compile: {name}: a text expected, got {short_repr(value)}")
         signature: object = self.inputs.signature
         if not isinstance(signature, str):
-            raise CompileError(f"compile: signature: a text expected, got {shown(signature)}")
+            raise CompileError(f"compile: signature: a text expected, got {short_repr(signature)}")
         for name, kinds in _OPTION_CHOICES.items():
             if getattr(self, name) not in kinds:
                 expectation = _EXPECTED_TEXTS[name]
                 raise CompileError(
-                    f"compile: {name} {expectation}, got {shown(getattr(self, name))}"
+                    f"compile: {name} {expectation}, got {short_repr(getattr(self, name))}"
                 )
         if self.devices and (self.bounds or self.tier == "quick"):
             raise CompileError("compile: devices 'auto' takes neither bounds nor tier 'quick'")
         decisions: object = self.decisions
         if decisions is not None and not isinstance(decisions, Mapping):
-            raise CompileError(f"compile: decisions: a mapping expected, got {shown(decisions)}")
+            raise CompileError(
+                f"compile: decisions: a mapping expected, got {short_repr(decisions)}"
+            )
         limit: object = self.timeout_s
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
@@ -122,42 +125,43 @@ class CompileOptions:
         return virtual_device.with_bounds(self.target, self.bounds)
 
     @property
-    def limit_s(self) -> float | None:
+    def time_limit_s(self) -> float | None:
         """Return the time limit in seconds, from here or the environment."""
         return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
 
-    def passes(self) -> dict[str, object]:
-        """Return the options of passes that these are, by the keys of PassContext. Raises OSError,
-        LoadError and InputError for records that cannot be read."""
+    def pass_options(self) -> dict[str, object]:
+        """Return these options as pass options, by the keys of PassContext. Raises OSError,
+        LoadError and InputError for records that cannot be read.
+        """
         pass_options = {
-            SIZE: self.size,
-            FLOAT_REWRITES: self.float_rewrites,
-            DENORMALS: "" if self.denormals == "keep" else self.denormals,
-            PRECISION: self.precision,
-            ENGINE: self.byoc,
-            DECISIONS: dict(self.decisions or {}),
+            WEIGHT_SIZE_OPTION: self.size,
+            FLOAT_REWRITES_OPTION: self.float_rewrites,
+            DENORMALS_OPTION: "" if self.denormals == "keep" else self.denormals,
+            PRODUCT_PRECISION_OPTION: self.precision,
+            BYOC_ENGINE_OPTION: self.byoc,
+            KERNEL_DECISIONS_OPTION: dict(self.decisions or {}),
         }
         chosen: dict[str, object] = {key: value for key, value in pass_options.items() if value}
-        return chosen | records_options(self.records)
+        return chosen | tuning_record_options(self.records)
 
     def context(self) -> AbstractContextManager[object]:
-        """Enter the current PassContext with these options, for a while."""
-        config = self.passes()
+        """Enter the current PassContext extended by these options."""
+        config = self.pass_options()
         return with_options(config) if config else nullcontext()
 
 
-def records_options(records: RecordsLike) -> dict[str, object]:
+def tuning_record_options(records: RecordsLike) -> dict[str, object]:
     """Return the pass option of tuning records; None takes those of the environment. Raises
     OSError, LoadError and InputError for files without records.
     """
     if records is None:
-        if RECORDS in PassContext.current().config or not (
-            environment_files := environment.records()
+        if TUNING_RECORDS_OPTION in PassContext.current().config or not (
+            environment_files := environment.record_files()
         ):
             return {}
         records = list(environment_files)
-    records_by_key = load_module("ekiden.tune.records").records_of(records).by_sizes()
-    return {RECORDS: records_by_key} if records_by_key else {}
+    records_by_key = load_module("ekiden.tune.records").to_records(records).by_sizes()
+    return {TUNING_RECORDS_OPTION: records_by_key} if records_by_key else {}
 
 
 _STRING_OPTIONS = (
@@ -188,4 +192,4 @@ _EXPECTED_TEXTS = {
 }
 DEFAULT_OPTIONS = CompileOptions()
 
-__all__ = ["DEFAULT_OPTIONS", "EXECUTOR_KINDS", "CompileOptions", "records_options"]
+__all__ = ["DEFAULT_OPTIONS", "EXECUTOR_KINDS", "CompileOptions", "tuning_record_options"]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.codegen.llvm import compile_object, link
-from ekiden.ir import dtype as dt
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
 from ekiden.kernels.micro_kernels.matrix_tiles import (
-    BY_PANEL,
-    LANES,
-    REGISTERS,
-    ROWS,
-    WORD_BYTES,
-    WORDS,
-    Products,
+    AMX_LANES,
+    AMX_ROWS,
+    AMX_WORD_BYTES,
+    AMX_WORDS,
+    MATRIX_DOT_BY_PANEL,
+    NUM_TILE_REGISTERS,
+    MatrixDotTypes,
     matrix_call,
 )
 from ekiden.runtime import load_image, num_threads, tensor
@@ -27,51 +26,51 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, PrimFunc, Stmt, seq
 from ekiden.tir.transform import lower
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 __all__ = [
     "PEAK_STEPS",
-    "chains",
+    "dot_product_loop",
     "measure_peak",
+    "num_fma_chains",
     "peak_loop",
-    "peak_work",
+    "peak_loop_flops",
     "triad_loop",
-    "words_loop",
 ]
 
 PEAK_STEPS = 400_000
 """Enough for calling the loop not to count: 50,000 of 256 bits take 85 us, and read as 107 of 117
 GFLOP/s (Zen 4)."""
-MAX_CHAINS = 24
+MAX_FMA_CHAINS = 24
 SPARE_REGISTERS = 2
 """Registers that a compiler needs beside the chains: with all of them sums go to memory, and the
 peak of 16 registers reads as 60 of 85 GFLOP/s (Skylake-SP, 256 bits). No more than that: products
 and sums apart have a latency of 6, and 12 chains read as 47 of 58 (Zen 4, 128 bits).
 """
-MEASURE_ROUNDS = 7
+HOST_MEASURE_ROUNDS = 7
 COPY_BYTES = 1 << 26
 """Of the array that is read and the one that is written: more than caches hold."""
-LEVEL_BYTES = tuple(1 << n for n in range(14, 27, 2))
+WORKING_SET_BYTES = tuple(1 << n for n in range(14, 27, 2))
 """Bytes of arrays, from what the nearest caches of all threads hold to what none does."""
 MIN_MOVED_BYTES = 1 << 23
 """Bytes that one measurement of a level goes over, at least."""
 
 
-def chains(target: Target) -> int:
-    """Return the number of independent multiply-add chains of the peak loop; enough to hide their
-    latency, in registers.
+def num_fma_chains(target: Target) -> int:
+    """Return the number of independent multiply-add chains of the peak loop: enough to hide their
+    latency, few enough for the registers.
     """
-    return min(MAX_CHAINS, target.registers - SPARE_REGISTERS)
+    return min(MAX_FMA_CHAINS, target.registers - SPARE_REGISTERS)
 
 
-def peak_work(target: Target) -> int:
+def peak_loop_flops(target: Target) -> int:
     """Return the operation count of `peak_loop`."""
-    return 2 * chains(target) * PEAK_STEPS * target.lanes("float32")
+    return 2 * num_fma_chains(target) * PEAK_STEPS * target.lanes("float32")
 
 
 def peak_loop(target: Target) -> PrimFunc:
     """Return a loop with `chains` accumulators and PEAK_STEPS multiply-adds each."""
-    lanes, count = target.lanes("float32"), chains(target)
+    lanes, count = target.lanes("float32"), num_fma_chains(target)
     vector = f"float32x{lanes}"
     out = Buffer("out", (const(count * lanes),))
     acc = Buffer("acc", (const(count),), vector, "register")
@@ -81,36 +80,28 @@ def peak_loop(target: Target) -> PrimFunc:
         BufferStore(acc, call_intrin("fma", acc[c], factor, factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
-    return _accumulating_loop(out, acc, clear, steps)
-
-
-def _accumulating_loop(
-    out: Buffer, acc: Buffer, clear: Sequence[Stmt], steps: Sequence[Stmt]
-) -> PrimFunc:
-    """Return the function that clears accumulators, repeats the steps and stores the
-    accumulators.
-    """
-    lanes, count = dt.lanes(acc.dtype), len(clear)
     loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
+    # Stores make the sums observable, or LLVM would remove the loop.
     keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
     return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
 
 
-def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
-    """Return the peak loop of int8 or bfloat16 word products by the target's fastest instruction,
-    and its operation count; None where it has none faster than float's.
+def dot_product_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
+    """Return the peak loop of int8 or bfloat16 dot products by the target's fastest instruction,
+    and its operation count; None where none is faster than float32.
     """
-    panel_products = BY_PANEL[dtype]
+    panel_products = MATRIX_DOT_BY_PANEL[dtype]
     if target.has(panel_products.ability):
-        return _matrices_loop(panel_products)
+        return _amx_loop(panel_products)
     dots = {"int8": ("dot4_u8s8", "madd_s16"), "bfloat16": ("dot2_bf16",)}[dtype]
     dot = next(filter(target.has, dots), None)
     if dot is None:
         return None
-    lanes, count, sums = target.lanes("float32"), chains(target), panel_products.sums
+    lanes, count, sums = target.lanes("float32"), num_fma_chains(target), panel_products.sums
     vector = f"{sums}x{lanes}"
     out = Buffer("out", (const(count * lanes),), sums)
     acc = Buffer("acc", (const(count),), vector, "register")
+    # Different start values, so that equal chains are not merged.
     clear = [
         BufferStore(acc, broadcast(const(c + 3, sums), lanes), (const(c),)) for c in range(count)
     ]
@@ -123,23 +114,27 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
         BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
-    func = _accumulating_loop(out, acc, clear, steps)
+    loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
+    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
+    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
     products = 4 if dot == "dot4_u8s8" else 2
     return func, 2 * products * lanes * count * PEAK_STEPS
 
 
-def _matrices_loop(of: Products) -> tuple[PrimFunc, int]:
+def _amx_loop(of: MatrixDotTypes) -> tuple[PrimFunc, int]:
     """Return the peak loop of AMX tile products and its operation count."""
-    registers, size, steps = range(REGISTERS), ROWS * LANES, PEAK_STEPS // 8
+    registers, size, steps = range(NUM_TILE_REGISTERS), AMX_ROWS * AMX_LANES, PEAK_STEPS // 8
     out = Buffer("out", (const(size),), of.sums)
-    shape = matrix_call("matrix_shape", *([ROWS, LANES * WORD_BYTES] * REGISTERS))
+    shape = matrix_call(
+        "matrix_shape", *([AMX_ROWS, AMX_LANES * AMX_WORD_BYTES] * NUM_TILE_REGISTERS)
+    )
     clear = [matrix_call("matrix_zero", n) for n in registers]
     multiplications = [matrix_call(of.dot, n, 6, 7) for n in registers[:6]]
     loop = For(Var("i"), const(0), const(steps), ForKind.SERIAL, seq(*multiplications))
     value = call_intrin("matrix_value", 0, dtype=f"{of.sums}x{size}")
     keep = BufferStore(out, value, (ramp(const(0), 1, size),))
     attrs = {"global_symbol": "peak", "tir.tiled": 1}
-    work = 2 * size * WORDS * WORD_BY_DTYPE[of.panel] * len(multiplications) * steps
+    work = 2 * size * AMX_WORDS * DOT_WORD_BY_DTYPE[of.panel] * len(multiplications) * steps
     return PrimFunc((out,), seq(shape, *clear, loop, keep), attrs), work
 
 
@@ -149,27 +144,30 @@ def measure_peak(target: Target | None = None) -> MachinePeak:
     takes 0.5 s.
     """
     chosen = Target.host() if target is None else target
-    flops = _rate(peak_loop(chosen), peak_work(chosen), chosen)
+    flops = _operations_per_second(peak_loop(chosen), peak_loop_flops(chosen), chosen)
     words = {}
-    for dtype in BY_PANEL:
-        loop_and_work = words_loop(chosen, dtype)
-        words[dtype] = flops if loop_and_work is None else _rate(*loop_and_work, chosen)
+    for dtype in MATRIX_DOT_BY_PANEL:
+        loop_and_work = dot_product_loop(chosen, dtype)
+        words[dtype] = (
+            flops if loop_and_work is None else _operations_per_second(*loop_and_work, chosen)
+        )
     source, copy = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
-    memory = 2 * COPY_BYTES / _best(lambda: np.copyto(copy, source))
-    levels = [(size, _bandwidth(size, chosen)) for size in LEVEL_BYTES]
+    memory = 2 * COPY_BYTES / _min_seconds(lambda: np.copyto(copy, source))
+    levels = [(size, _triad_bandwidth(size, chosen)) for size in WORKING_SET_BYTES]
+    # Bandwidth is monotonic in nearness: noise must not make a nearer cache look slower.
     for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
         size, speed = levels[index]
         levels[index] = size, max(speed, levels[index + 1][1])
     return MachinePeak(flops, max(memory, levels[-1][1]), tuple(levels), words)
 
 
-def _rate(loop: PrimFunc, work: int, target: Target) -> float:
+def _operations_per_second(loop: PrimFunc, work: int, target: Target) -> float:
     """Return operations per second of all threads of the pool."""
-    image = link([compile_object([lower(loop, target)], target)], ["peak"], target)
+    image = link_image([compile_object([lower(loop, target)], target)], ["peak"], target)
     (out,) = loop.buffers
     size = out.shape[0].value  # type: ignore[attr-defined]  # a constant
     run, result = load_image(image)["peak"], tensor(np.zeros(size, out.dtype))
-    return work * num_threads() / _best(lambda: run(result))
+    return work * num_threads() / _min_seconds(lambda: run(result))
 
 
 def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
@@ -178,6 +176,7 @@ def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
     """
     lanes = target.lanes("float32")
     steps = max(1, size // (3 * 4 * lanes * threads))
+    # Small arrays are gone over many times, so that the start of the loop does not count.
     repeat = max(1, MIN_MOVED_BYTES // size)
     count = threads * steps * lanes
     a, b, c = (Buffer(name, (const(count),)) for name in "abc")
@@ -191,19 +190,19 @@ def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
     return PrimFunc((a, b, c), body, {"global_symbol": "triad"}), 12 * count * repeat
 
 
-def _bandwidth(size: int, target: Target) -> float:
+def _triad_bandwidth(size: int, target: Target) -> float:
     threads = num_threads()
     loop, moved = triad_loop(size, threads, target)
-    image = link([compile_object([lower(loop, target)], target)], ["triad"], target)
+    image = link_image([compile_object([lower(loop, target)], target)], ["triad"], target)
     count = loop.buffers[0].shape[0].value  # type: ignore[attr-defined]  # a constant
     arrays = [tensor(np.ones(count, np.float32)) for _ in range(3)]
     run = load_image(image)["triad"]
-    return moved / _best(lambda: run(*arrays))
+    return moved / _min_seconds(lambda: run(*arrays))
 
 
-def _best(run: Callable[[], object]) -> float:
+def _min_seconds(run: Callable[[], object]) -> float:
     times = []
-    for _ in range(MEASURE_ROUNDS):
+    for _ in range(HOST_MEASURE_ROUNDS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -19,7 +19,7 @@ from ekiden.runtime import num_threads
 if TYPE_CHECKING:
     from ekiden.tune.session import Session
 
-MAX_KERNELS_SHOWN = 20
+MAX_SHOWN_KERNELS = 20
 """Kernels of the tuner's table."""
 
 
@@ -66,7 +66,7 @@ class TuningBar:
         table = Table(title=title, box=None, pad_edge=False)
         for head in ("kernel", "trials", "best us", "of the default", "of the peak"):
             table.add_column(head, justify="left" if head == "kernel" else "right")
-        for state in sorted(session.states, key=lambda s: -s.weight)[:MAX_KERNELS_SHOWN]:
+        for state in sorted(session.states, key=lambda s: -s.weight)[:MAX_SHOWN_KERNELS]:
             seconds = state.untuned * state.ratio
             share = state.task.flops / seconds / self._peak
             is_measured = state.untuned < math.inf

@@ -10,12 +10,12 @@ import onnx
 from ekiden.compiler.compile import compile
 from ekiden.frontend.onnx.load import Source, read_model
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Feeds, TensorStats, observe, read_feeds
-from ekiden.quantization.grams import add_grams
-from ekiden.quantization.judge import first_plan, measure_plan, timed_whole
+from ekiden.quantization.calibrate import Feeds, TensorStats, collect_stats, parse_calibration_data
+from ekiden.quantization.grams import accumulate_gram_matrices
+from ekiden.quantization.judge import initial_plan, refine_plan, time_whole_model
 from ekiden.quantization.layers import Layer, find_layers
 from ekiden.quantization.plan import QuantPlan, Recipe
-from ekiden.quantization.rewrite import rewrite, smoothed, upgraded
+from ekiden.quantization.rewrite import apply_smoothing, insert_quantization, upgrade_opset
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName, write_to
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -35,7 +35,7 @@ class Quantized:
     plan: QuantPlan
 
     def save(self, path: PathName) -> None:
-        """Write the model of ONNX."""
+        """Write the ONNX model."""
         data = self.model.SerializeToString()
         write_to(path, lambda file: file.write(data))
 
@@ -81,29 +81,29 @@ def quantize(
         raise InputError("quantize: a plan has its recipe: give one of both")
     if calibrate is None and (requested.needs_data or requested.faster):
         raise InputError(f"quantize: '{requested.kind}' as asked for needs calibration data")
-    feeds = [] if calibrate is None else read_feeds(proto, calibrate)
-    proto = upgraded(proto, requested)
-    layers = _layers(proto, label, requested)
-    observations = _observed(proto, layers, feeds, requested)
+    feeds = [] if calibrate is None else parse_calibration_data(proto, calibrate)
+    proto = upgrade_opset(proto, requested)
+    layers = _quantizable_layers(proto, label, requested)
+    observations = _observe_inputs(proto, layers, feeds, requested)
     if requested.smooth or requested.awq:
-        proto = smoothed(proto, layers, observations, requested)
-        layers = _layers(proto, label, requested)
-        observations = _observed(proto, layers, feeds, requested)
+        proto = apply_smoothing(proto, layers, observations, requested)
+        layers = _quantizable_layers(proto, label, requested)
+        observations = _observe_inputs(proto, layers, feeds, requested)
     if plan is None:
-        plan = first_plan(layers, requested)
-        plan = measure_plan(proto, layers, plan, observations, feeds, _compile)
+        plan = initial_plan(layers, requested)
+        plan = refine_plan(proto, layers, plan, observations, feeds, _compile_runner)
         if plan and requested.faster:
-            rewritten = rewrite(proto, layers, plan, observations)
-            plan = timed_whole(proto, rewritten, plan, feeds, _compile)
+            rewritten = insert_quantization(proto, layers, plan, observations)
+            plan = time_whole_model(proto, rewritten, plan, feeds, _compile_runner)
     else:
         _check_plan(plan, layers)
-    rewritten = rewrite(proto, layers, plan, observations)
+    rewritten = insert_quantization(proto, layers, plan, observations)
     if accuracy is None:
         return Quantized(rewritten, plan)
-    return _within(proto, layers, plan, observations, accuracy, budget)
+    return _meet_accuracy_budget(proto, layers, plan, observations, accuracy, budget)
 
 
-def _layers(proto: onnx.ModelProto, label: str, recipe: Recipe) -> list[Layer]:
+def _quantizable_layers(proto: onnx.ModelProto, label: str, recipe: Recipe) -> list[Layer]:
     layers = find_layers(proto, label)
     names = {layer.name for layer in layers} | {result_layer.result for result_layer in layers}
     if unknown := [name for name in recipe.skip if name not in names]:
@@ -118,7 +118,7 @@ def _check_plan(plan: QuantPlan, layers: Sequence[Layer]) -> None:
         raise InputError(f"quantize: the plan has a layer '{unknown[0]}', the model has not")
 
 
-def _observed(
+def _observe_inputs(
     proto: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, recipe: Recipe
 ) -> dict[str, TensorStats]:
     """Return the observations of the layers' inputs on calibration data, as far as the recipe needs
@@ -126,30 +126,32 @@ def _observed(
     """
     if not feeds:
         return {}
-    observations = observe(proto, _tensors(layers), feeds, _compile)
+    observations = collect_stats(proto, _multiplied_tensors(layers), feeds, _compile_runner)
     if recipe.needs_grams:
-        add_grams(proto, layers, feeds, _compile, observations)
+        accumulate_gram_matrices(proto, layers, feeds, _compile_runner, observations)
     return observations
 
 
-def _tensors(layers: Sequence[Layer]) -> dict[str, int]:
+def _multiplied_tensors(layers: Sequence[Layer]) -> dict[str, int]:
     """Return the tensors that layers multiply, and their channel axis."""
     return {layer.data: 1 if layer.node.op_type == "Conv" else -1 for layer in layers}
 
 
-def _compile(model: onnx.ModelProto) -> ProgramRunner:
+def _compile_runner(model: onnx.ModelProto) -> ProgramRunner:
     executable = compile(model)
 
-    def run(feed: Mapping[str, Array]) -> list[Array]:
-        """Outputs in the model's order, as NumPy arrays of their own."""
+    def run_model(feed: Mapping[str, Array]) -> list[Array]:
+        """Run the model and return the outputs in the model's order, as NumPy arrays of
+        their own.
+        """
         outputs = executable(**feed)
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
 
-    return run
+    return run_model
 
 
-def _within(
+def _meet_accuracy_budget(
     proto: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
@@ -157,16 +159,16 @@ def _within(
     accuracy: Callable[[ProgramRunner], float],
     budget: float,
 ) -> Quantized:
-    """Return the plan with as few layers left in float as the accuracy budget allows, worst
-    signal-to-noise ratio first.
+    """Return the plan with as few layers in float as the accuracy budget allows; layers with the
+    worst signal-to-noise ratio go first.
     """
-    required = accuracy(_compile(proto)) - budget
+    required = accuracy(_compile_runner(proto)) - budget
     while True:
-        rewritten = rewrite(proto, layers, plan, observations)
-        measured = accuracy(_compile(rewritten))
+        rewritten = insert_quantization(proto, layers, plan, observations)
+        measured = accuracy(_compile_runner(rewritten))
         quantized_layers = [entry for entry in plan.layers if entry.kind != "float"]
         if measured >= required or not quantized_layers:
             return Quantized(rewritten, plan)
         worst = min(quantized_layers, key=lambda layer: np.inf if layer.snr is None else layer.snr)
         why = f"accuracy {measured:.4g}, {required:.4g} wanted"
-        plan = plan.without(worst.layer, why)
+        plan = plan.exclude_layer(worst.layer, why)

@@ -15,8 +15,8 @@ from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import metadata_of, without_kernels
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    MAPS_PREFIX,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
@@ -26,16 +26,16 @@ from ekiden.runtime.artifact.metadata import (
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.profile.report import Report, report_of
 
-__all__ = ["RemoteExecutable"]
+__all__ = ["RemoteModel"]
 
 _ARTIFACT_NAME = "model.eki"
 _MAX_EVENT_WORDS = 1 << 18
 """Words of events of a profile: what a message has room for."""
 
 
-class RemoteExecutable:
-    """An artifact that runs in a session: it is sent there, and called with arrays of this machine,
-    whose results come back as tensors.
+class RemoteModel:
+    """Compiled model in a session with another machine: the artifact is uploaded, calls take arrays
+    of this machine, and results come back as tensors.
 
     Raises InputError for a model whose inputs or outputs are no tensors or that keeps values
     between runs, and what the session raises: LoadError where the other machine cannot run it.
@@ -54,7 +54,7 @@ class RemoteExecutable:
         session.upload(bytes(data), _ARTIFACT_NAME)
         self.session, self.module = session, session.load_module(_ARTIFACT_NAME)
 
-    def _sent(self, named: Mapping[str, object]) -> list[object]:
+    def _send_inputs(self, named: Mapping[str, object]) -> list[object]:
         """Send the inputs in order. Raises InputError for a missing one."""
         device = self.session.cpu()
         expected = {info.name for info in self.inputs}
@@ -67,16 +67,16 @@ class RemoteExecutable:
 
     def __call__(self, **named: object) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run `main` there on arrays of this machine, by name."""
-        outputs = self.module["main"](*self._sent(named))
+        outputs = self.module["main"](*self._send_inputs(named))
         if isinstance(outputs, tuple):
             return tuple(cast(RemoteTensor, output).tensor() for output in outputs)
         return cast(RemoteTensor, outputs).tensor()
 
-    def times(self, feed: Mapping[str, object], seconds: float) -> list[float]:
+    def measure(self, feed: Mapping[str, object], seconds: float) -> list[float]:
         """Return the seconds of runs by the remote clock, at least 5, until `seconds` have passed
         here.
         """
-        sent = self._sent(feed)
+        sent = self._send_inputs(feed)
         evaluator = self.module.time_evaluator("main", self.session.cpu(), number=1, repeat=5)
         until = time.monotonic() + seconds
         seconds_per_run = list(evaluator(*sent).results)
@@ -102,5 +102,5 @@ class RemoteExecutable:
 
 def _is_tensor(info: TensorInfo) -> bool:
     return info.dtype not in (STRING_DTYPE, OBJECT_DTYPE) and not info.dtype.startswith(
-        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
+        (SEQUENCE_PREFIX, SEQUENCE_OF_MAPS_PREFIX, ANY_RANK_PREFIX)
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ekiden import runtime
-from ekiden.backend.vm.operands import reads, writes
+from ekiden.backend.vm.operands import read_registers, written_registers
 from ekiden.runtime.artifact.metadata import tensor_infos
 from ekiden.runtime.debug.debugger import Place
 from ekiden.runtime.debug.instructions import Instruction
@@ -36,16 +36,18 @@ def find_tensor(
     inputs, _ = tensor_infos(executable.metadata, executable.source)
     names = [i.name for i in inputs]
     if name in names:
-        return _live(code, frames, "main", -1, names.index(name), name)
-    node, output = _known(executable, name, names)
+        return _live_register(code, frames, "main", -1, names.index(name), name)
+    node, output = _tensor_node(executable, name, names)
     for (function, at), source in instruction_sources(executable).items():
         if source == node:
-            register = _output(code[function][at], output)
-            return _live(code, frames, function, at, register, name)
+            register = _output_register(code[function][at], output)
+            return _live_register(code, frames, function, at, register, name)
     raise InputError(f"'{name}' is made inside a kernel, of {node}")
 
 
-def _known(executable: runtime.Executable, name: str, inputs: Sequence[str]) -> tuple[str, int]:
+def _tensor_node(
+    executable: runtime.Executable, name: str, inputs: Sequence[str]
+) -> tuple[str, int]:
     table = tensor_nodes(executable)
     if name in table:
         return table[name]
@@ -54,17 +56,17 @@ def _known(executable: runtime.Executable, name: str, inputs: Sequence[str]) -> 
     raise InputError(f"no tensor '{name}' is kept outside of kernels; there are {suggestions}")
 
 
-def _output(instruction: Instruction, number: int) -> int:
+def _output_register(instruction: Instruction, number: int) -> int:
     """Return the register of an output of the kernel that an instruction calls."""
     if not instruction.has("kernel"):
-        return writes(instruction)[0]
+        return written_registers(instruction)[0]
     arguments, count = instruction["args"], instruction["output_size"]
     assert isinstance(arguments, tuple) and isinstance(count, int)
     outputs = arguments[len(arguments) - count :]
     return outputs[number if number < count else 0]
 
 
-def _live(
+def _live_register(
     code: FunctionCode, frames: Sequence[Place], function: str, at: int, register: int, name: str
 ) -> RegisterLocation:
     """Return the register if instruction `at` has run and its result is live. Raises InputError
@@ -77,15 +79,15 @@ def _live(
         if current <= at:
             text = f'it is made by {function}:{at}: break "{name}", continue, step'
             raise InputError(f"'{name}' is not there yet; {text}")
-        gone = any(register in writes(i) for i in body[at + 1 : current])
-        if gone or not any(register in _registers(i) for i in body[current:]):
+        gone = any(register in written_registers(i) for i in body[at + 1 : current])
+        if gone or not any(register in _read_registers(i) for i in body[current:]):
             raise InputError(f"'{name}' is not there any more: its memory is used again")
         return RegisterLocation(frame, register)
     raise InputError(f"'{name}' is made by the function '{function}', which is not under way")
 
 
-def _registers(instruction: Instruction) -> list[int]:
+def _read_registers(instruction: Instruction) -> list[int]:
     """Return the registers that an instruction reads; a negative operand is a register that the
     read clears.
     """
-    return [r if r >= 0 else -1 - r for r in reads(instruction)]
+    return [r if r >= 0 else -1 - r for r in read_registers(instruction)]

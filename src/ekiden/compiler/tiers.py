@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ekiden import runtime
 from ekiden.backend.kernels.general import general_function
 from ekiden.codegen import llvm, worker_process
-from ekiden.codegen.parallel import Cancellation, CancelledError
+from ekiden.codegen.parallel import CancellationToken, CancelledError
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime import load_image
 from ekiden.runtime.errors import CompileError
@@ -27,20 +27,20 @@ from ekiden.target import Target
 if TYPE_CHECKING:
     from ekiden.compiler.build import CompiledModel, GeneralProgram
 
-LOG = LazyLogger(__name__)
+_LOG = LazyLogger(__name__)
 GENERAL_TIER, COMPILED_TIER = "general", "compiled"
 """What a kernel runs as."""
-EXIT_LIMIT_S = 10.0
+EXIT_TIMEOUT_S = 10.0
 """Seconds for which the end of the program waits for a thread that plans or links: pieces of work
 of well below a second. Such a thread must not be inside the runtime when that goes."""
-START_DELAY_S = 0.05
+UPGRADE_START_DELAY_S = 0.05
 """Seconds that the work waits for, in which the program has its first answer: a thread that is busy
 in Python takes the interpreter from it for 5 ms at a time."""
 StoreArtifact = Callable[["CompiledModel"], runtime.Executable]
 """Puts an artifact into the cache, where there is one, and returns its program."""
 
 
-class Upgrade:
+class TierUpgrade:
     """Background completion of a compilation. `done` is set once with the final program, or with
     `error`.
     """
@@ -59,8 +59,9 @@ class Upgrade:
         self._target = target
         self._store = store
         self._worker_modules = worker_modules
-        self._tiers = _tiers_of(raw, general.forms)
-        self._cancellation = Cancellation()
+        self._tiers = _kernel_tiers(raw, general.forms)
+        self._cancellation = CancellationToken()
+        # A fork has the object but not the thread.
         self._owner = os.getpid()
         self.error: BaseException | None = None
         self.program: runtime.Executable | None = None
@@ -71,19 +72,20 @@ class Upgrade:
             swap(raw, name, general_function(form))
         self._swap = swap
 
-    def begin(self, become: Callable[[runtime.Executable], None]) -> None:
+    def start(self, become: Callable[[runtime.Executable], None]) -> None:
         """Start the work; `become` gets the final program."""
         self._become = become
+        # The PassContext is a context variable, which a new thread would not inherit.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
-            target=context.run, args=(self._run,), name="ekiden-tiers", daemon=True
+            target=context.run, args=(self._compile_full_tier,), name="ekiden-tiers", daemon=True
         )
-        _RUNNING.add(self)
+        _RUNNING_UPGRADES.add(self)
         self._thread.start()
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Name of a kernel -> GENERAL or COMPILED."""
+        """Return GENERAL or COMPILED for each kernel."""
         return dict(self._tiers)
 
     def wait(self, timeout: float | None = None) -> runtime.Executable:
@@ -104,53 +106,56 @@ class Upgrade:
         return self.program
 
     def stop(self) -> None:
-        """End the work; the kernels stay as they are. Nothing in a fork of the process."""
+        """Stop the compilation; kernels keep the code that they have. Nothing in a fork of the
+        process.
+        """
         if os.getpid() == self._owner:
             self._cancellation.cancel()
 
     def join(self) -> None:
-        """Wait for the thread of work that was stopped."""
+        """Wait for the thread of a stopped upgrade."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(EXIT_LIMIT_S)
+            self._thread.join(EXIT_TIMEOUT_S)
 
-    def _run(self) -> None:
+    def _compile_full_tier(self) -> None:
         started = time.perf_counter()
         try:
-            self._cancellation.wait(START_DELAY_S)
-            worker_process.prepare(self._worker_modules)
+            self._cancellation.wait(UPGRADE_START_DELAY_S)
+            worker_process.preload_modules(self._worker_modules)
             with _without_instruments():
-                artifact = self._finish(self._replace, self._cancellation)
+                artifact = self._finish(self._install_kernel, self._cancellation)
                 self.program = self._store(artifact)
+            # The swap comes last: until then calls run with kernels replaced one by one.
             self._become(self.program)
             self._tiers = dict.fromkeys(self.program.primitives, COMPILED_TIER)
             seconds = time.perf_counter() - started
-            LOG.info("compile: every kernel has its own code %.2f s later", seconds)
+            _LOG.info("compile: every kernel has its own code %.2f s later", seconds)
         except CancelledError:
             self.error = CompileError("compile in the background: it was stopped")
         except Exception as error:
             self.error = error
-            LOG.error("compile: kernels stay general: %s: %s", type(error).__name__, error)
+            _LOG.error("compile: kernels stay general: %s: %s", type(error).__name__, error)
         finally:
             del self._finish  # which holds the whole program that was compiled
             self.done.set()
-            _RUNNING.discard(self)
+            _RUNNING_UPGRADES.discard(self)
 
-    def _replace(self, name: str, code: bytes) -> None:
+    def _install_kernel(self, name: str, code: bytes) -> None:
         """Install a kernel's own code."""
         self._cancellation.check()
-        image = load_image(llvm.link([code], [name], self._target))
+        image = load_image(llvm.link_image([code], [name], self._target))
         self._swap(self._raw, name, image[name])
         self._tiers[name] = COMPILED_TIER
-        LOG.debug("kernel %s: its own code", name)
+        _LOG.debug("kernel %s: its own code", name)
 
 
-def _tiers_of(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str, str]:
+def _kernel_tiers(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str, str]:
     return {name: GENERAL_TIER if name in general else COMPILED_TIER for name in raw.primitives}
 
 
 def _without_instruments() -> PassContext:
-    """Return the current context without its instruments: they have observed the compilation in its
-    own thread.
+    """Return the current PassContext without instruments: they observe the compilation in the
+    thread that created them.
     """
     current = PassContext.current()
     return PassContext(
@@ -158,20 +163,22 @@ def _without_instruments() -> PassContext:
     )
 
 
-_RUNNING: weakref.WeakSet[Upgrade] = weakref.WeakSet()
+_RUNNING_UPGRADES: weakref.WeakSet[TierUpgrade] = weakref.WeakSet()
 
 
-def _at_exit() -> None:
-    """Stop what runs, so that no thread is inside the runtime when that goes."""
-    running = list(_RUNNING)
+def _stop_at_exit() -> None:
+    """Stop running upgrades at exit, so that no thread is inside the runtime when it is
+    unloaded.
+    """
+    running = list(_RUNNING_UPGRADES)
     for upgrade in running:
         upgrade.stop()
     for upgrade in running:
         upgrade.join()
 
 
-atexit.register(_at_exit)
+atexit.register(_stop_at_exit)
 if hasattr(os, "register_at_fork"):  # the threads are the parent's
-    os.register_at_fork(after_in_child=_RUNNING.clear)
+    os.register_at_fork(after_in_child=_RUNNING_UPGRADES.clear)
 
-__all__ = ["COMPILED_TIER", "GENERAL_TIER", "Upgrade"]
+__all__ = ["COMPILED_TIER", "GENERAL_TIER", "TierUpgrade"]

@@ -15,20 +15,20 @@ from typing import TypeVar
 
 from ekiden.runtime.errors import CompileLimitError
 
-__all__ = ["call_within"]
+__all__ = ["call_with_time_limit"]
 
 ExecutionResult = TypeVar("ExecutionResult")
-RETRY_INTERVAL_S = 1.0
+INTERRUPT_RETRY_INTERVAL_S = 1.0
 """Until the exception is set again."""
 
 
-class _TimeIsOverError(BaseException):
+class _TimeLimitInterrupt(BaseException):
     """Exception that interrupts the thread; no Exception subclass, so that no handler mistakes it
     for its own.
     """
 
 
-class _Watcher:
+class _Watchdog:
     """Watchdog that interrupts its creator's thread after some seconds, repeatedly until it is
     stopped.
 
@@ -44,46 +44,50 @@ class _Watcher:
 
     def start(self, seconds: float) -> None:
         """Begin to count."""
-        threading.Thread(target=self._run, args=(seconds,), daemon=True).start()
+        threading.Thread(target=self._interrupt_repeatedly, args=(seconds,), daemon=True).start()
 
-    def _run(self, seconds: float) -> None:
+    def _interrupt_repeatedly(self, seconds: float) -> None:
         while not self._ends.wait(seconds):
-            seconds = RETRY_INTERVAL_S
+            seconds = INTERRUPT_RETRY_INTERVAL_S
             with self._lock:  # an identity is given again when its thread has ended
                 if self.is_over or not self._target.is_alive():
                     return
-                _set_exception(self._target.ident, _TimeIsOverError)
+                _raise_in_thread(self._target.ident, _TimeLimitInterrupt)
 
     def stop(self) -> None:
-        """Interrupt no more, and take back an exception that has not come yet."""
+        """Stop interrupting, and cancel an exception that is still pending."""
         self.is_over = True
         with self._lock:
-            _set_exception(self._target.ident, None)
+            _raise_in_thread(self._target.ident, None)
         self._ends.set()
         self.is_stopped = True
 
 
-def _set_exception(thread: int | None, kind: type[BaseException] | None) -> None:
+def _raise_in_thread(thread: int | None, kind: type[BaseException] | None) -> None:
     value = None if kind is None else ctypes.py_object(kind)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread or 0), value)
 
 
-def call_within(seconds: float | None, call: Callable[[], ExecutionResult]) -> ExecutionResult:
-    """Return what a compilation gives. Raises CompileLimitError where it takes longer; what waits
-    in C, for a process or for NumPy, is interrupted when that comes back.
+def call_with_time_limit(
+    seconds: float | None, call: Callable[[], ExecutionResult]
+) -> ExecutionResult:
+    """Call a function within a time limit and return its result. Raises CompileLimitError where it
+    takes longer; what waits in C, for a process or for NumPy, is interrupted when that comes
+    back.
     """
     if seconds is None:
         return call()
-    watcher = _Watcher()
+    watcher = _Watchdog()
     try:
         try:
             watcher.start(seconds)
             return call()
         finally:
             watcher.stop()
-    except _TimeIsOverError:
+    except _TimeLimitInterrupt:
+        # The pending exception may arrive inside the handler itself.
         while not watcher.is_stopped:  # it came while it was stopped
-            with suppress(_TimeIsOverError):
+            with suppress(_TimeLimitInterrupt):
                 watcher.stop()
         raise CompileLimitError(
             f"compile: it was stopped at its limit of {seconds:g} s (timeout)"

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import cast
 
-from ekiden.codegen.llvm import link
+from ekiden.codegen.llvm import link_image
 from ekiden.compiler.build import Model, import_model
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TensorType, Type
-from ekiden.kernels.family import size_of
+from ekiden.kernels.family import known_extent
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.shapes.name_dimensions import NameDimensions
@@ -30,7 +30,7 @@ from ekiden.tune.search import Evolution, Random, Search
 from ekiden.tune.session import Progress, Session
 from ekiden.tune.task import Extracted, Sizes, SizesLike, Task, module_tasks
 
-SEARCHES_BY_NAME: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
+SEARCH_STRATEGIES: Mapping[str, Search] = {s.name: s for s in (Evolution(), Random())}
 """What can be asked for by name."""
 
 
@@ -53,21 +53,22 @@ def tune(
     kernels: str = "",
     progress: Progress | None = None,
 ) -> Session:
-    """Search for faster kernels of a model, or for tasks; gives the session: `states` has each task
-    with its trials, its best and its default's time; `records` what `compile(records=)` takes.
+    """Search for faster kernels of a model, or of tasks, and return the session: `states` has each
+    task with its trials, its best and its default's time; `records` what `compile(records=...)`
+    takes.
 
     `model`, `target`, `shape` are as in `compile`. `trials` is how many candidates are tried in
     all, those of earlier runs that `records` (a file, to which each trial is appended at once) has
     of this machine included; the search ends earlier after `seconds`, or where nothing more is to
     be won. `dims` says what sizes the model's symbols have: a number each, or those of several
-    runs, `{"batch": [1, 8]}`, which count alike; what is found is used for all sizes.
-    `threads` is how many a kernel runs on: with 1 its time is that of the thread, which others on
-    the machine lengthen little. `cold` empties the caches before each call. `search` is
-    "evolution", "random" or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this
-    machine or of a cluster of equal ones, that runs `runners` batches at a time. With `remote`, a
-    `tune.Remote`, candidates run in sessions with that server, which may be a page; `target` is its
-    own. Equal `seed`s ask for the same candidates as long as they are measured alike. `kernels`
-    keeps those whose name or node holds it.
+    runs, `{"batch": [1, 8]}`, which count alike; what is found is used for all sizes. `threads` is
+    how many a kernel runs on: with 1 its time is that of the thread, which others on the machine
+    lengthen little. `cold` empties the caches before each call. `search` is "evolution", "random"
+    or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this machine or of a
+    cluster of equal ones, that runs `runners` batches at a time. With `remote`, a `tune.Remote`,
+    candidates run in sessions with that server, which may be a page; `target` is its own. Equal
+    `seed`s ask for the same candidates as long as they are measured alike. `kernels` keeps those
+    whose name or node holds it.
 
     Raises what `compile` does, InputError for a size that is not given, an option that cannot be or
     a target that this machine cannot run (where it is to), OSError for records that cannot be read
@@ -75,7 +76,7 @@ def tune(
     """
     session = prepare(
         model, target, dims=dims, shape=shape, kernels=kernels,
-        records=records if isinstance(records, Records) else _records(records),
+        records=records if isinstance(records, Records) else _open_records(records),
         measurer=Measurer(
             executor=executor, runners=runners, threads=threads, cold=cold, remote=remote
         ),
@@ -85,7 +86,7 @@ def tune(
     return session
 
 
-def _records(path: PathName | None) -> Records:
+def _open_records(path: PathName | None) -> Records:
     return Records() if path is None else Records.open(path)
 
 
@@ -102,13 +103,13 @@ def prepare(
     seed: int,
     progress: Progress | None,
 ) -> Session:
-    """Return a tuning session that has not begun. Arguments and errors are those of `tune`."""
+    """Create a tuning session without starting it. Arguments and errors are those of `tune`."""
     if isinstance(search, str):
-        if search not in SEARCHES_BY_NAME:
-            kinds = " or ".join(map(repr, SEARCHES_BY_NAME))
+        if search not in SEARCH_STRATEGIES:
+            kinds = " or ".join(map(repr, SEARCH_STRATEGIES))
             raise InputError(f"tune: search {kinds} or a Search expected, got {search!r}")
-        search = SEARCHES_BY_NAME[search]
-    tasks = _tasks(model, target, dims, shape)
+        search = SEARCH_STRATEGIES[search]
+    tasks = _tasks_of(model, target, dims, shape)
     chosen = [t for t in tasks if kernels in t.name or kernels in t.node]
     if not chosen:
         task_names = ", ".join(map(str, tasks))
@@ -117,13 +118,13 @@ def prepare(
         )
     if measurer.remote is None and measurer.executor is None:
         for tuned_target in dict.fromkeys(t.target.code_host for t in chosen):
-            _check_here(tuned_target)
+            _check_host_target(tuned_target)
         for tuned_target in dict.fromkeys(t.target for t in chosen if not t.target.kind.is_cpu):
             _check_device(tuned_target)
     return Session(chosen, records, measurer, search, seed, progress)
 
 
-def _check_here(target: Target) -> None:
+def _check_host_target(target: Target) -> None:
     """Raise InputError for a target whose code this machine cannot run; every candidate would
     crash, and count as tried.
     """
@@ -131,7 +132,7 @@ def _check_here(target: Target) -> None:
         why = f"this machine is no {target.architecture}"
     else:
         try:
-            load_image(link([], [], target))
+            load_image(link_image([], [], target))
             return
         except LoadError as error:
             why = str(error).rpartition("header: ")[2]
@@ -152,7 +153,7 @@ def _check_device(target: Target) -> None:
         )
 
 
-def _tasks(
+def _tasks_of(
     model: Model | Sequence[Task],
     target: TargetLike | None,
     dims: SizesLike | None,
@@ -188,9 +189,9 @@ def extract_tasks(
         raise InputError(
             f"tune: one target expected, got {several}: tune for each, and compile with all records"
         )
-    module = _typed(model, shape)
-    names = _symbols(module)
-    sized_names = _named(dims or {})
+    module = _import_typed(model, shape)
+    names = _free_symbol_names(module)
+    sized_names = _bound_symbols(dims or {})
     if unknown := [n for n in sized_names if n not in names]:
         known_names = ", ".join(f"'{n}'" for n in names) or "none"
         raise InputError(f"tune: no symbol is named '{unknown[0]}'; there are: {known_names}")
@@ -214,15 +215,15 @@ def profile_sizes(
     A run maps each input's name to an array or its shape. Raises InputError for an unknown
     input, or for sizes that contradict its type.
     """
-    main = _typed(model, shape)["main"]
+    main = _import_typed(model, shape)["main"]
     assert isinstance(main, Function)
     kinds = {p.name_hint: p.checked_type for p in main.params}
-    counts = Counter(tuple(sorted(_sizes_of(kinds, run).items())) for run in runs)
+    counts = Counter(tuple(sorted(_run_sizes(kinds, run).items())) for run in runs)
     total = sum(counts.values())
     return [(dict(sizes), count / total) for sizes, count in counts.most_common()]
 
 
-def _sizes_of(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
+def _run_sizes(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
     sizes: dict[str, int] = {}
     for name, value in run.items():
         kind = kinds.get(name)
@@ -234,18 +235,18 @@ def _sizes_of(kinds: Mapping[str, Type], run: Mapping[str, object]) -> Sizes:
             raise InputError(f"profile_sizes: '{name}' has {len(kind.shape)} axes, got {shape}")
         for dim, size in zip(kind.shape, shape, strict=True):
             expected_size = (
-                sizes.setdefault(dim.name, size) if isinstance(dim, Var) else size_of(dim)
+                sizes.setdefault(dim.name, size) if isinstance(dim, Var) else known_extent(dim)
             )
             if expected_size not in (None, size):
                 raise InputError(f"profile_sizes: '{name}' is of {kind.shape}, got {shape}")
     return sizes
 
 
-def _typed(model: Model, shape: Shapes | None) -> IRModule:
+def _import_typed(model: Model, shape: Shapes | None) -> IRModule:
     return NameDimensions()(InferType()(import_model(model, ImportOptions(shape))))
 
 
-def _named(dims: SizesLike) -> list[str]:
+def _bound_symbols(dims: SizesLike) -> list[str]:
     """Return the symbols that have a size in every run."""
     if isinstance(dims, Mapping):
         return list(dims)
@@ -253,7 +254,7 @@ def _named(dims: SizesLike) -> list[str]:
     return sorted(set.intersection(*names_per_run)) if names_per_run else []
 
 
-def _symbols(module: IRModule) -> list[str]:
+def _free_symbol_names(module: IRModule) -> list[str]:
     """Return the names of the unknown sizes of `main`'s inputs."""
     main = module["main"]
     assert isinstance(main, Function)
@@ -262,4 +263,4 @@ def _symbols(module: IRModule) -> list[str]:
     return list(dict.fromkeys(v.name for d in dims for v in free_vars(d)))
 
 
-__all__ = ["SEARCHES_BY_NAME", "extract_tasks", "prepare", "profile_sizes", "tune"]
+__all__ = ["SEARCH_STRATEGIES", "extract_tasks", "prepare", "profile_sizes", "tune"]

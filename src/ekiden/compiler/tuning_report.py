@@ -9,7 +9,7 @@ from ekiden.tune.session import Session, TaskState
 
 PLOT_WIDTH_PX, PLOT_HEIGHT_PX, PLOT_MARGIN_PX = 420, 140, 34
 """Of a plot, in pixels."""
-STYLESHEET = """
+TUNING_REPORT_STYLESHEET = """
 body { font: 14px/1.45 sans-serif; margin: 2em; max-width: 70em }
 table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: right }
 td.t, th.t { text-align: left } .plots { display: flex; flex-wrap: wrap; gap: 1.5em }
@@ -19,7 +19,7 @@ figure { margin: 0 } figcaption { max-width: 420px; overflow-wrap: anywhere }
 """
 
 
-def page(session: Session) -> str:
+def report_html(session: Session) -> str:
     """Return the report as self-contained HTML."""
     states = sorted((s for s in session.states if s.trials), key=lambda s: -s.weight)
     before = sum(s.weight for s in states)
@@ -27,35 +27,36 @@ def page(session: Session) -> str:
     summary = f"{session.trials} trials; kernels of a run: {before * 1e3:.3f} ms by default,"
     html_lines = [
         "<!DOCTYPE html><html><head><meta charset='utf-8'><title>Tuning</title>",
-        f"<style>{STYLESHEET}</style></head><body><h1>Tuning</h1>",
+        f"<style>{TUNING_REPORT_STYLESHEET}</style></head><body><h1>Tuning</h1>",
         f"<p>{escape(summary)} {after * 1e3:.3f} ms tuned. Threads: {session.measurer.threads}.",
         f"Search: {escape(session.search.name)}.</p>",
-        _bars(states),
+        _time_bars(states),
         "<table><tr><th class='t'>kernel<th class='t'>node<th>calls<th>trials<th>default us"
         "<th>best us<th>ratio<th class='t'>decision</tr>",
-        *map(_row, states),
+        *map(_task_row, states),
         "</table><h2>The best so far, as a share of the default's time</h2><div class='plots'>",
-        *map(_curve, states),
+        *map(_progress_curve, states),
         "</div></body></html>\n",
     ]
     return "\n".join(html_lines)
 
 
-def _micro(seconds: float) -> str:
+def _format_microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f}" if seconds < math.inf else ""
 
 
-def _row(state: TaskState) -> str:
+def _task_row(state: TaskState) -> str:
     task, best = state.task, state.best
     decision = f"{best.rule}: {best.choice}" if best else "the default"
     return (
         f"<tr><td class='t'>{escape(task.name)}<td class='t'>{escape(task.node)}<td>{task.calls}"
-        f"<td>{state.trials}<td>{_micro(state.untuned)}<td>{_micro(state.untuned * state.ratio)}"
+        f"<td>{state.trials}<td>{_format_microseconds(state.untuned)}"
+        f"<td>{_format_microseconds(state.untuned * state.ratio)}"
         f"<td>{state.ratio:.3f}<td class='t'>{escape(decision)}</tr>"
     )
 
 
-def _bars(states: list[TaskState]) -> str:
+def _time_bars(states: list[TaskState]) -> str:
     """Return the time of a run in each kernel, by default and tuned."""
     longest = max((s.weight for s in states), default=0.0) or 1.0
     rows = []
@@ -72,7 +73,7 @@ def _bars(states: list[TaskState]) -> str:
     return f"<h2>Before and after</h2><svg {size}>{''.join(rows)}</svg>"
 
 
-def _curve(state: TaskState) -> str:
+def _progress_curve(state: TaskState) -> str:
     """Return a plot of the best confirmed ratio after each trial."""
     low = min(0.95, *state.curve)
     count = max(1, len(state.curve) - 1)

@@ -11,15 +11,15 @@ import numpy as np
 from ekiden import runtime
 from ekiden._locks import ForkSafeLock
 from ekiden.frontend.common.options import Shapes
-from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
+from ekiden.runtime.artifact.metadata import ANY_RANK_SHAPE, TensorInfo
 from ekiden.runtime.errors import ExportError, InputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.outputs import BoundRun
 
 
 class UnrankedExecutable(Executable):
-    """An executable that has a program for each combination of ranks of the inputs whose rank the
-    model does not say, made at the first run with these ranks and kept.
+    """Executable with one program for each combination of ranks of the inputs without a declared
+    rank, compiled at the first run with these ranks and cached.
 
     `inputs` and `outputs` show such tensors with the dimension "...". There is no one program to
     save, export or look into: what asks for it raises ExportError, which names the inputs.
@@ -40,10 +40,10 @@ class UnrankedExecutable(Executable):
                 called in a copy of this thread's context: the PassContext of now holds then too.
         """
         self.inputs = tuple(
-            TensorInfo(name, ANY_SHAPE if shape is None else shape, dtype)
+            TensorInfo(name, ANY_RANK_SHAPE if shape is None else shape, dtype)
             for name, dtype, shape in inputs
         )
-        self.outputs = tuple(TensorInfo(name, ANY_SHAPE, dtype) for name, dtype in outputs)
+        self.outputs = tuple(TensorInfo(name, ANY_RANK_SHAPE, dtype) for name, dtype in outputs)
         self._kept = self._nesting = self._upgrade = None
         self._positions = {info.name: i for i, info in enumerate(self.inputs)}
         self._unranked = tuple(i for i, (_, _, shape) in enumerate(inputs) if shape is None)
@@ -65,11 +65,11 @@ class UnrankedExecutable(Executable):
         """Return the executable for the ranks of these inputs, compiled at their first occurrence.
         Raises InputError as a call does, and what `compile` raises.
         """
-        arguments = self._arrange(args, named)
+        arguments = self._order_inputs(args, named)
         if len(arguments) != len(self.inputs):
             expected = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {expected}, got {len(arguments)}")
-        ranks = tuple(_rank(self.inputs[i], arguments[i]) for i in self._unranked)
+        ranks = tuple(_argument_rank(self.inputs[i], arguments[i]) for i in self._unranked)
         with self._lock:
             if ranks not in self._by_ranks:
                 shapes: Shapes = {
@@ -98,7 +98,7 @@ class UnrankedExecutable(Executable):
         return self.for_inputs(*args, **named).profile(*args, peak=peak, **named)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the kernels of all programs that there are have their own code."""
+        """Wait until the kernels of all compiled programs have their own code."""
         for executable in list(self._by_ranks.values()):
             executable.wait(timeout)
 
@@ -109,7 +109,7 @@ class UnrankedExecutable(Executable):
         return {name: tier for tiers in programs for name, tier in tiers.items()}
 
 
-def _rank(info: TensorInfo, value: object) -> int:
+def _argument_rank(info: TensorInfo, value: object) -> int:
     """Return the rank of an argument. Raises InputError for one that is no array."""
     shape = getattr(value, "shape", None)
     if shape is not None:

@@ -18,21 +18,21 @@ import onnx
 
 from ekiden.compiler.compile import compile
 from ekiden.compiler.inputs import random_inputs
-from ekiden.compiler.remote import RemoteExecutable
-from ekiden.frontend.onnx.load import read_model, sorted_nodes
-from ekiden.frontend.onnx.node import describe
+from ekiden.compiler.remote import RemoteModel
+from ekiden.frontend.onnx.load import read_model, topological_order
+from ekiden.frontend.onnx.node import describe_node
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import with_outputs
-from ekiden.quantization.judge import signal_to_noise
+from ekiden.quantization.calibrate import expose_outputs
+from ekiden.quantization.judge import signal_to_noise_db
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.loading import load
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.html import table
+from ekiden.runtime.profile.html import table_html
 from ekiden.target import TargetLike
 
-__all__ = ["REFERENCE_ENGINES", "Comparison", "Tolerance", "Verification", "verify"]
+__all__ = ["REFERENCE_ENGINES", "Comparison", "ComparisonTolerance", "Verification", "verify"]
 
 REFERENCE_ENGINES = ("onnxruntime", "onnx")
 
@@ -40,7 +40,7 @@ Evaluate = Callable[[onnx.ModelProto, Mapping[str, Array]], Sequence[Array]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class ComparisonTolerance:
     """Tolerance of an element: atol + rtol * |expected| + of_range * max |expected|; `snr` in dB
     for quantised models.
     """
@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a comparison: true where all tensors agree."""
+    """Result of a verification: true where all tensors agree."""
 
     model: str
     against: str
@@ -99,7 +99,7 @@ class Verification:
         }
         return json.dumps(document, indent=1)
 
-    def _last(self) -> str:
+    def _summary(self) -> str:
         first = self.first_difference
         if first is None:
             return f"{self.model} agrees with {self.against} in {len(self.tensors)} tensors"
@@ -107,15 +107,15 @@ class Verification:
         return f"{self.model} differs from {self.against}; {who}"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.tensors), self._last()])
+        return "\n".join([*map(str, self.tensors), self._summary()])
 
     def _repr_html_(self) -> str:
         if any(t.snr is not None for t in self.tensors):
-            return f"{self._bars()}<p>{escape(self._last())}</p>"
+            return f"{self._snr_bars()}<p>{escape(self._summary())}</p>"
         rows = [("ok" if t.agrees else "DIFFERS", t.tensor, t.node, t.detail) for t in self.tensors]
-        return table(("", "tensor", "node", "difference"), rows, self._last())
+        return table_html(("", "tensor", "node", "difference"), rows, self._summary())
 
-    def _bars(self) -> str:
+    def _snr_bars(self) -> str:
         """Return a bar for each tensor, as long as its signal-to-noise ratio."""
         highest = max(
             [t.snr for t in self.tensors if t.snr is not None and isfinite(t.snr)] or [1.0]
@@ -133,16 +133,16 @@ class Verification:
 
 def verify(
     model: PathName | bytes | onnx.ModelProto,
-    executable: Executable | RemoteExecutable | PathName | bytes | None = None,
+    executable: Executable | RemoteModel | PathName | bytes | None = None,
     *,
     target: TargetLike | None = None,
     inputs: Mapping[str, Array] | None = None,
     dims: Mapping[str, int] | None = None,
     against: str | None = None,
     layers: bool = False,
-    tolerance: Tolerance | None = None,
+    tolerance: ComparisonTolerance | None = None,
 ) -> Verification:
-    """Run a model of ONNX compiled and by another engine, and compare what they give.
+    """Compare an ONNX model compiled by Ekiden with another engine's results.
 
     `executable` is what was compiled of it before, or the file of it, or one in a session
     (`driver.remote.RemoteExecutable`); else the model is compiled, for `target` or this machine.
@@ -158,7 +158,7 @@ def verify(
         expected = "verify: expected a model of ONNX (a path, bytes, an onnx.ModelProto)"
         raise InputError(f"{expected}, got {type(model).__name__}")
     proto, label, _ = read_model(model)
-    makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    makers = {o: describe_node(n) for n in proto.graph.node for o in n.output if o}
     if target is not None and executable is not None:
         raise InputError("verify: an artifact has its targets: name none beside it")
     if layers and executable is not None:
@@ -167,36 +167,36 @@ def verify(
         if executable is not None:
             raise InputError("verify: beside another model, name models, not artifacts")
         feeder = partial(random_inputs, dims=dims or {}, arrays=inputs or {})
-        return _beside(proto, label, against, target, feeder, layers, tolerance)
+        return _compare_layers(proto, label, against, target, feeder, layers, tolerance)
     if layers:
         proto = with_all_outputs(proto, label)
     engine = against or next(e for e in REFERENCE_ENGINES if importlib.util.find_spec(e))
-    evaluate = _evaluator(engine)
-    compiled = compile(proto, target=target) if executable is None else _executable(executable)
+    evaluate = _reference_evaluator(engine)
+    compiled = compile(proto, target=target) if executable is None else _load_executable(executable)
     _check_same(compiled, proto, label)
     feed = random_inputs(compiled, dims or {}, inputs or {})
     result = compiled(**feed)
-    results = [t.numpy() if hasattr(t, "numpy") else t for t in _outputs(result)]
+    results = [t.numpy() if hasattr(t, "numpy") else t for t in _as_outputs(result)]
     names = [o.name for o in proto.graph.output]
     rows = zip(names, results, evaluate(proto, feed), strict=True)
-    chosen = tolerance or Tolerance()
+    chosen = tolerance or ComparisonTolerance()
     compared = (compare(makers.get(n, "input"), n, f, w, chosen) for n, f, w in rows)
     return Verification(label, engine, tuple(compared))
 
 
-def _beside(
+def _compare_layers(
     proto: onnx.ModelProto,
     label: str,
     against: str,
     target: TargetLike | None,
     feeder: Callable[[Executable], dict[str, Any]],
     layers: bool,
-    tolerance: Tolerance | None,
+    tolerance: ComparisonTolerance | None,
 ) -> Verification:
-    """Compare two models by the tensors that both name."""
+    """Compare two models layer by layer, by the tensors that both name."""
     second, other_label, _ = read_model(against)
-    min_snr = (tolerance or Tolerance()).snr
-    makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
+    min_snr = (tolerance or ComparisonTolerance()).snr
+    makers = {o: describe_node(n) for n in proto.graph.node for o in n.output if o}
     names = [o.name for o in proto.graph.output]
     if names != [o.name for o in second.graph.output]:
         raise InputError(f"verify: {label} and {other_label} have other outputs")
@@ -204,10 +204,11 @@ def _beside(
         second_tensors = {o for n in second.graph.node for o in n.output}
         names = [name for name in makers if name in second_tensors]
     runs = [
-        compile(with_outputs(proto_model, names), target=target) for proto_model in (proto, second)
+        compile(expose_outputs(proto_model, names), target=target)
+        for proto_model in (proto, second)
     ]
     feed = feeder(runs[1])
-    ours, theirs = ([np.asarray(v) for v in _outputs(run(**feed))] for run in runs)
+    ours, theirs = ([np.asarray(v) for v in _as_outputs(run(**feed))] for run in runs)
     rows = []
     for name, our_value, their_value in zip(names, ours, theirs, strict=True):
         node = makers.get(name, "input")
@@ -215,24 +216,22 @@ def _beside(
             text = f"expected {list(their_value.shape)}, got {list(our_value.shape)}"
             rows.append(Comparison(node, name, False, inf, text))
             continue
-        ratio = signal_to_noise(their_value, our_value)
+        ratio = signal_to_noise_db(their_value, our_value)
         rows.append(Comparison(node, name, ratio >= min_snr, 0.0, f"{ratio:.1f} dB", ratio))
     return Verification(label, other_label, tuple(rows))
 
 
-def _executable(
-    source: Executable | RemoteExecutable | PathName | bytes,
-) -> Executable | RemoteExecutable:
-    return source if isinstance(source, (Executable, RemoteExecutable)) else load(source)
+def _load_executable(
+    source: Executable | RemoteModel | PathName | bytes,
+) -> Executable | RemoteModel:
+    return source if isinstance(source, (Executable, RemoteModel)) else load(source)
 
 
-def _outputs(result: object) -> Iterable[object]:
+def _as_outputs(result: object) -> Iterable[object]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _check_same(
-    compiled: Executable | RemoteExecutable, proto: onnx.ModelProto, label: str
-) -> None:
+def _check_same(compiled: Executable | RemoteModel, proto: onnx.ModelProto, label: str) -> None:
     """Raise InputError where an executable is not of this model."""
     weights = {w.name for w in proto.graph.initializer}
     ports = ([i.name for i in proto.graph.input if i.name not in weights], proto.graph.output)
@@ -246,19 +245,21 @@ def _check_same(
 
 
 def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    """Return the model with the result of every node of its main graph as an output, in order."""
-    nodes = sorted_nodes(model.graph, label)
+    """Add the result of every node of the main graph to the model's outputs, in order."""
+    nodes = topological_order(model.graph, label)
     names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
-    return with_outputs(model, names)
+    return expose_outputs(model, names)
 
 
-def _evaluator(engine: str) -> Evaluate:
+def _reference_evaluator(engine: str) -> Evaluate:
     if importlib.util.find_spec(engine) is None:
         raise InputError(f"verify: {engine} is not installed: pip install {engine}")
-    return _by_onnxruntime if engine == "onnxruntime" else _by_reference
+    return _evaluate_with_onnxruntime if engine == "onnxruntime" else _evaluate_with_reference
 
 
-def _by_onnxruntime(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence[Array]:
+def _evaluate_with_onnxruntime(
+    model: onnx.ModelProto, feed: Mapping[str, Array]
+) -> Sequence[Array]:
     ort = import_module("onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -274,7 +275,7 @@ def _by_onnxruntime(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequen
         raise RunError(f"verify: ONNX Runtime cannot run the model: {reason}") from error
 
 
-def _by_reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence[Array]:
+def _evaluate_with_reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence[Array]:
     reference = import_module("onnx.reference")
     try:
         return list(reference.ReferenceEvaluator(model).run(None, dict(feed)))
@@ -284,7 +285,7 @@ def _by_reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Sequence
 
 
 def compare(
-    node: str, name: str, actual: object, reference: object, tolerance: Tolerance
+    node: str, name: str, actual: object, reference: object, tolerance: ComparisonTolerance
 ) -> Comparison:
     """Compare two results within atol + rtol * |expected| + of_range * max |expected|."""
     ours, theirs = np.asarray(actual), np.asarray(reference)
@@ -301,8 +302,10 @@ def compare(
         text = f"{different} of {ours.size} elements differ" if different else ""
         return Comparison(node, name, not different, float(different), text)
     x, y = ours.astype(np.float64), theirs.astype(np.float64)
+    # Infinities must be equal and NaNs must coincide; only finite values have a tolerance.
     fits = (x == y) | (np.isfinite(x) & np.isfinite(y)) | (np.isnan(x) & np.isnan(y))
     x, y = x[np.isfinite(y) & fits], y[np.isfinite(y) & fits]
+    # The tiny term avoids 0 / 0 where a tensor is all zeros and atol is 0.
     limit = tolerance.atol + tolerance.rtol * np.abs(y) + 1e-30
     limit = limit + tolerance.of_range * np.abs(y).max(initial=0.0)
     apart = np.abs(x - y)

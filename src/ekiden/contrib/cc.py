@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ekiden.compiler.export.library import compile_in, compiler_for
+from ekiden.compiler.export.library import c_compiler_for, run_c_compiler
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.paths import static_library_path
 
@@ -27,7 +27,7 @@ Compile: TypeAlias = Callable[..., None]
 def get_cc() -> str | None:
     """Return the C compiler command; None if there is none."""
     try:
-        return shlex.join(compiler_for("get_cc", platform.machine()))
+        return shlex.join(c_compiler_for("get_cc", platform.machine()))
     except ExportError:
         return None
 
@@ -44,9 +44,10 @@ def create_shared(
     What `module.save("net.o")` wrote needs Ekiden's runtime, which this machine's compiler links
     where a file requires it; the runtime of another machine (`cc`) is not available here.
     """
+    # Another machine's compiler cannot link this machine's static runtime.
     needed = (str(static_library_path().resolve()), "-pthread", "-ldl") if cc is None else ()
     linked = ("-shared", "-fPIC", *(options or ()), *needed)
-    _compile(output, objects, linked, cc, cwd)
+    _run_compiler(output, objects, linked, cc, cwd)
 
 
 def create_executable(
@@ -57,7 +58,7 @@ def create_executable(
     cwd: Path | None = None,
 ) -> None:
     """Build an executable from objects, archives and C files."""
-    _compile(output, objects, options or (), cc, cwd)
+    _run_compiler(output, objects, options or (), cc, cwd)
 
 
 def cross_compiler(
@@ -74,10 +75,10 @@ def cross_compiler(
     """
     before = tuple(options or ())
 
-    def make(
+    def compile_with_options(
         output: Path, objects: Paths, options: Sequence[str] | None = None, **kwargs: object
     ) -> None:
-        """Compile with the options of both."""
+        """Compile with the options of the compiler followed by those of the call."""
         all_options = [*before, *(options or ())]
         if isinstance(compile_func, str):
             kwargs = {"cc": compile_func, **kwargs}
@@ -85,20 +86,22 @@ def cross_compiler(
         else:
             compile_func(output, objects, options=all_options, **kwargs)
 
-    make.output_format = output_format or "so"  # type: ignore[attr-defined]
-    return make
+    compile_with_options.output_format = output_format or "so"  # type: ignore[attr-defined]
+    return compile_with_options
 
 
-def _compile(
+def _run_compiler(
     output: Path, objects: Paths, options: Sequence[str], cc: str | None, cwd: Path | None
 ) -> None:
-    """Run the compiler in `cwd`. Objects come first, followed by the libraries in the options."""
+    """Run the C compiler on objects in the folder `cwd`. Objects come first, followed by the
+    libraries in the options.
+    """
     object_list = [objects] if isinstance(objects, (str, os.PathLike)) else [*objects]
-    command = compiler_for(f"make '{output}'", platform.machine(), cc)
+    command = c_compiler_for(f"make '{output}'", platform.machine(), cc)
     arguments = [
         "-o",
         os.fspath(output),
         *(os.fspath(object_path) for object_path in object_list),
         *options,
     ]
-    compile_in(os.fspath(cwd or os.curdir), [*command, *arguments], f"make '{output}'")
+    run_c_compiler(os.fspath(cwd or os.curdir), [*command, *arguments], f"make '{output}'")

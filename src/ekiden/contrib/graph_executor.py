@@ -16,7 +16,7 @@ from typing import Any, cast
 from ekiden import runtime
 from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
-from ekiden.backend.graph.write_bytecode import new_module
+from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Module, Tensor
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.executor import AotModule, Devices, ExecutorModule
@@ -30,17 +30,18 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
     library, and `set_input(**params)` replaces them. Raises LoadError for text that is no graph or
     names kernels that the library does not have, InputError for a device that they are not for.
     """
-    library = library_of(libmod, device)
-    return GraphModule(new_module(ExecutorGraph.from_json(graph_json_str), library))
+    library = executor_library(libmod, device)
+    return GraphModule(create_graph_module(ExecutorGraph.from_json(graph_json_str), library))
 
 
-def library_of(libmod: object, device: Devices) -> ExecutorModule:
-    """Return the module with a library's kernels, local or in an `ekiden.rpc` session. Raises
-    TypeError if it is no module, InputError if it does not run on the devices.
+def executor_library(libmod: object, device: Devices) -> ExecutorModule:
+    """Return the module with a library's kernels, local or in an `ekiden.rpc` session, after
+    checking its devices. Raises TypeError if it is no module, InputError if it does not run on
+    the devices.
     """
     library: Any = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
     if isinstance(library, Module):
-        runtime.check_devices("graph executor", device, _devices_of(library))
+        runtime.check_devices("graph executor", device, _compiled_devices(library))
         return library
     if not hasattr(library, "is_beside"):
         raise TypeError(f"graph executor: expected a module, got {type(libmod).__name__}")
@@ -54,8 +55,8 @@ def library_of(libmod: object, device: Devices) -> ExecutorModule:
     return cast("ExecutorModule", library)
 
 
-def _devices_of(library: Module) -> Sequence[runtime.Device]:
-    """Return the devices a library was compiled for; empty if it does not tell."""
+def _compiled_devices(library: Module) -> Sequence[runtime.Device]:
+    """Return the devices that a library was compiled for; empty if unknown."""
     if "get_executable" not in library:
         return ()
     executable = library["get_executable"]()
@@ -64,7 +65,7 @@ def _devices_of(library: Module) -> Sequence[runtime.Device]:
 
 
 @runtime.register_func("ek.program.get_graph_json")
-def _graph_json(executable: runtime.Executable) -> str:
+def _get_graph_json(executable: runtime.Executable) -> str:
     """Return a loaded library's program as TVM's graph JSON, for `library["get_graph_json"]()`."""
     return read_graph(executable)[0].to_json()
 
@@ -80,21 +81,21 @@ class GraphModule(AotModule):
         """Copy values into inputs; arrays are converted to the declared dtype. Raises RuntimeError
         for a `key` that is none, InputError for a wrong shape.
         """
-        super().set_input(key, value, **self._inputs_of(params))
+        super().set_input(key, value, **self._select_inputs(params))
 
     def set_input_zero_copy(
         self, key: str | int | None = None, value: object = None, **params: object
     ) -> None:
         """Set inputs as `set_input`, but without copying: the values are read at each run."""
-        super().set_input_zero_copy(key, value, **self._inputs_of(params))
+        super().set_input_zero_copy(key, value, **self._select_inputs(params))
 
     def get_input_index(self, name: str) -> int:
         """Return the index of an input; -1 for an unknown name."""
-        index = self._find(name)
+        index = self._find_input(name)
         return -1 if index is None else index
 
     def debug_get_output(self, node: str | int, out: Tensor) -> None:
-        """Raises an error: only the debugger keeps node outputs."""
+        """Raise an error: only the debug executor keeps node outputs."""
         raise NotImplementedError("debug_get_output: use ekiden.contrib.debugger.debug_executor")
 
     def load_params(self, params_bytes: bytes | bytearray) -> None:
@@ -109,14 +110,14 @@ class GraphModule(AotModule):
             if name in self._names:
                 self.set_input_zero_copy(name, other.get_input(name))
 
-    def _inputs_of(self, params: Mapping[str, object]) -> dict[str, Any]:
-        """Return the entries that are inputs of the program."""
-        return {name: value for name, value in params.items() if self._find(name) is not None}
+    def _select_inputs(self, params: Mapping[str, object]) -> dict[str, Any]:
+        """Return the parameters that are inputs of the program."""
+        return {name: value for name, value in params.items() if self._find_input(name) is not None}
 
-    def _index(self, key: str | int) -> int:
-        if isinstance(key, str) and self._find(key) is None:
+    def _input_index(self, key: str | int) -> int:
+        if isinstance(key, str) and self._find_input(key) is None:
             raise RuntimeError(f"Could not find '{key}' in graph's inputs")
-        return super()._index(key)
+        return super()._input_index(key)
 
 
 __all__ = ["GraphModule", "create"]

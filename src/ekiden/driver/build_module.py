@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.compiler.lowering import build, lower, scheduled
+from ekiden.compiler.lowering import build, lower, schedule_to_prim_func
 from ekiden.ir.module import IRModule
 from ekiden.te.schedule import Schedule
 from ekiden.te.tensor import Tensor
@@ -20,7 +20,7 @@ def schedule_to_module(
     """Return the loop program of a schedule over its arguments, with its blocks, before
     any pass.
     """
-    return IRModule({name: scheduled(sch, args, name, binds)})
+    return IRModule({name: schedule_to_prim_func(sch, args, name, binds)})
 
 
 __all__ = ["build", "lower", "schedule_to_module"]

@@ -22,9 +22,9 @@ from ekiden.runtime.executable.executable import Executable
 from ekiden.target import TargetLike
 from ekiden.target.virtual_device import DeviceLike, Targets
 
-TARGET_BY_DEVICE = {"CPU": None, "OPENCL": "opencl"}
+TARGET_BY_ONNX_DEVICE = {"CPU": None, "OPENCL": "opencl"}
 """ONNX's name of a kind of device -> target."""
-DEVICES = tuple(TARGET_BY_DEVICE)
+ONNX_DEVICES = tuple(TARGET_BY_ONNX_DEVICE)
 
 
 class EkidenRep(BackendRep):  # type: ignore[misc]
@@ -38,7 +38,7 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
 
     def __init__(self, model: onnx.ModelProto, device: str = "CPU") -> None:
         self.model = model
-        self._target = _target_of(device)
+        self._target = _parse_device(device)
         self.fixed: tuple[str, ...] = ()
         self._made: dict[tuple[bytes, ...], Executable] = {}
         self._shapes_decide = any(not i.type.HasField("tensor_type") for i in model.graph.input)
@@ -57,73 +57,79 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         namedtuple where names permit. `inputs` are arrays in the model's order, or by name.
         """
         names = [i.name for i in self.model.graph.input]
-        named = self._named(inputs, names)
+        named = self._bind_inputs(inputs, names)
         exe = self._executable(named)
-        flat = dict(_flat(named))
+        flat = dict(_flatten_inputs(named))
         result = exe(*(flat[i.name] for i in exe.inputs if i.name in flat))
         outputs_found = result if isinstance(result, tuple) else (result,)
         outputs = [o.name for o in self.model.graph.output]
         named_outputs: tuple[Any, ...] = namedtupledict("Outputs", outputs)(
-            *map(_array, outputs_found)
+            *map(_to_numpy, outputs_found)
         )
         return named_outputs
 
-    def _named(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
-        """Return the inputs by name."""
+    def _bind_inputs(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
+        """Return the inputs by name, without those that are initializers."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         weights = {t.name for t in self.model.graph.initializer}
+        # Before IR version 4, initializers are also graph inputs, which callers may leave out.
         if len(values) != len(names):
             names = [n for n in names if n not in weights]
         return {n: v for n, v in zip(names, values, strict=True) if n not in weights}
 
     def _executable(self, named: Mapping[str, object]) -> Executable:
-        """Return the executable for these values of the fixed inputs, adding inputs found to be
-        required.
+        """Return the executable specialized for these values of the constant inputs, discovering
+        inputs that must be constant.
         """
         while True:
             values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
+            # Constant inputs are part of the compiled program, so their bytes are part of the cache
+            # key.
             key = tuple(f"{v.dtype}{v.shape}".encode() + v.tobytes() for v in values.values())
-            shapes = self._given_shapes(named)
+            shapes = self._sequence_shapes(named)
             key += (repr(shapes).encode(),) if shapes else ()
             if key not in self._made:
                 try:
-                    fixed_model = with_constants(self.model, values)
+                    fixed_model = inputs_to_initializers(self.model, values)
                     self._made[key] = compile(fixed_model, self._target, shape=shapes)
                 except UnsupportedError as error:
                     more = tuple(n for n in error.inputs if n not in self.fixed)
                     if not more:
                         raise
+                    # The import reports the inputs it must know; retry with them as constants.
                     self.fixed += more
                     continue
             return self._made[key]
 
-    def _given_shapes(self, named: Mapping[str, object]) -> Shapes:
-        """Return the shapes of sequences and optional inputs, if the model has any."""
+    def _sequence_shapes(self, named: Mapping[str, object]) -> Shapes:
+        """Return the shapes of sequence and optional inputs, if the model has any."""
         if not self._shapes_decide:
             return {}
         inputs = [i for i in self.model.graph.input if not i.type.HasField("tensor_type")]
-        return {i.name: _shape_of(named.get(i.name)) for i in inputs}
+        return {i.name: _compile_shape(named.get(i.name)) for i in inputs}
 
 
-def _shape_of(value: object) -> Dims | Sequence[Dims] | None:
-    """Return a shape for `compile`: an array's, a list of them for a sequence, None if absent."""
+def _compile_shape(value: object) -> Dims | Sequence[Dims] | None:
+    """Return a value's shape as `compile` takes it: a list of shapes for a sequence, None if
+    absent.
+    """
     if isinstance(value, (list, tuple)):
         return [np.asarray(element).shape for element in value]
     return None if value is None else np.asarray(value).shape
 
 
-def _flat(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the inputs by name; a sequence's elements as "name.0", "name.1", ..."""
+def _flatten_inputs(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the inputs by name; elements of a sequence as "name.0", "name.1", ..."""
     for name, value in named.items():
         yield name, value
         if isinstance(value, (list, tuple)):
             yield from ((f"{name}.{at}", element) for at, element in enumerate(value))
 
 
-def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return the model with some inputs as initializers."""
+def inputs_to_initializers(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """Return the model in which the given inputs are initializers."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     remaining = [i for i in copy.graph.input if i.name not in values]
@@ -133,10 +139,10 @@ def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.
     return copy
 
 
-def _array(value: object) -> object:
+def _to_numpy(value: object) -> object:
     """Convert an output to NumPy."""
     if isinstance(value, list):
-        return [_array(element) for element in value]
+        return [_to_numpy(element) for element in value]
     return value.numpy() if isinstance(value, Tensor) else value
 
 
@@ -156,7 +162,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: object) -> EkidenRep:
         """Compile a model."""
         if not cls.supports_device(device):
-            raise UnsupportedError(f"prepare: expected a device of {DEVICES}, got {device!r}")
+            raise UnsupportedError(f"prepare: expected a device of {ONNX_DEVICES}, got {device!r}")
         super().prepare(model, device, **kwargs)
         return EkidenRep(model, device)
 
@@ -177,7 +183,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
         graph = helper.make_graph(
             [node],
             node.op_type,
-            [_info(n, arrays[n]) for n in dict.fromkeys(names)],
+            [_make_value_info(n, arrays[n]) for n in dict.fromkeys(names)],
             [onnx.ValueInfoProto(name=n) for n in node.output if n],
         )
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
@@ -190,13 +196,13 @@ class EkidenBackend(Backend):  # type: ignore[misc]
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Return whether models can run on a device ("CPU", "CUDA", "CPU:0", "OPENCL")."""
-        return device.partition(":")[0] in DEVICES
+        return device.partition(":")[0] in ONNX_DEVICES
 
 
-def _target_of(device: str) -> Targets:
-    """Return the compilation target of a device."""
+def _parse_device(device: str) -> Targets:
+    """Return the compilation target for an ONNX device such as "CPU" or "OPENCL:1"."""
     name, _, number = device.partition(":")
-    target = TARGET_BY_DEVICE[name]
+    target = TARGET_BY_ONNX_DEVICE[name]
     if target is None or not number:
         return target
     placed: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
@@ -204,7 +210,7 @@ def _target_of(device: str) -> Targets:
     return placed
 
 
-def _info(name: str, array: Array) -> onnx.ValueInfoProto:
+def _make_value_info(name: str, array: Array) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ekiden.frontend.tflite.relay import from_tflite
     from ekiden.frontend.torch.relay import from_pytorch
 
-_HOMES = {name: row for row in FRONTENDS for name in row.relay}
+_FRONTEND_BY_FUNCTION = {name: row for row in FRONTENDS for name in row.relay}
 
 __all__ = [
     "from_jax", "from_keras", "from_onnx", "from_pytorch", "from_tensorflow", "from_tflite",
@@ -22,11 +22,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return an importer, loaded on first use. Raises ImportModelError where a package is
-    missing.
-    """
-    if name not in _HOMES:
+    """Import a frontend's importer on first use; raise ImportModelError for a missing package."""
+    if name not in _FRONTEND_BY_FUNCTION:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importer: object = getattr(_HOMES[name].module("relay"), name)
+    importer: object = getattr(_FRONTEND_BY_FUNCTION[name].module("relay"), name)
     globals()[name] = importer
     return importer

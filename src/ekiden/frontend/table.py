@@ -1,4 +1,4 @@
-"""Table of frontends, one row each: the models it accepts, the packages it needs, its location.
+"""Registry of frontends, one row each: the models it accepts, its packages, its module.
 
 Reading the table imports no framework; a frontend is imported when one of its models is given. To
 add one: a row here, and a folder with a module `entry` whose functions are those of `Entry`.
@@ -34,19 +34,19 @@ class Entry(Protocol):
     """Interface of a frontend's module `entry`."""
 
     def import_model(self, model: object, options: ImportOptions) -> ImportedModule:
-        """Import a model that the row accepts as a module.
+        """Import a model that the frontend accepts.
 
         Raises ImportModelError for a broken one, and UnsupportedError listing every node that
         cannot be imported.
         """
 
     def survey(self, model: object) -> Survey:
-        """Summarise a model without importing it; for rows with `has_survey`."""
+        """Survey a model without importing it, for frontends with `has_survey`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Python package that a frontend, or a piece of advice, needs.
+    """A Python package that a frontend or a converter needs.
 
     It has the module's name, its distributions' names, the oldest supported version, the first
     unsupported one, and a function that the module must have.
@@ -59,35 +59,37 @@ class Package:
     function: str = ""
 
     def installed(self) -> str:
-        """Return the installed version; "" where none is stated."""
+        """Return the installed version; "" if it is unknown."""
         return next(filter(None, map(version_of, self.distributions)), "")
 
     @property
     def distribution(self) -> str:
-        """Return the name of the installed distribution, or of the one to install."""
+        """Return the name of the installed distribution, otherwise of the one to install."""
         return next(filter(version_of, self.distributions), self.distributions[0])
 
-    def misfit(self) -> Misfit | None:
-        """Return why the installed package cannot be used (missing, or of an unsupported version);
-        None if it can.
+    def problem(self) -> PackageProblem | None:
+        """Return the problem of a missing package or an unsupported version; None if there
+        is none.
         """
         if not _is_installed(self.module):
-            return Misfit(f"the package {self.distributions[0]!r} is missing", "pip install")
+            return PackageProblem(
+                f"the package {self.distributions[0]!r} is missing", "pip install"
+            )
         actual = self.installed()
-        too_old = actual and self.oldest and _numbers(actual) < _numbers(self.oldest)
-        too_new = actual and self.below and _numbers(actual) >= _numbers(self.below)
+        too_old = actual and self.oldest and _parse_version(actual) < _parse_version(self.oldest)
+        too_new = actual and self.below and _parse_version(actual) >= _parse_version(self.below)
         if not too_old and not too_new:
             return None
         bounds = ("from", self.oldest), ("below", self.below)
         expected = " ".join(f"{word} {number}" for word, number in bounds if number)
         text = f"expected {self.distributions[0]} {expected}, got {actual}"
-        return Misfit(text, "pip install --upgrade")
+        return PackageProblem(text, "pip install --upgrade")
 
-    def unusable(self) -> str:
-        """Return why the package cannot be used, with the command that installs it, also where
-        importing it fails; "" where it can.
+    def unusable_reason(self) -> str:
+        """Import the package and return why it cannot be used, with the pip command that helps; ""
+        if it can.
         """
-        problem = self.misfit()
+        problem = self.problem()
         if problem is None:
             try:
                 with catch_warnings():
@@ -95,45 +97,43 @@ class Package:
                     module = import_module(self.module)
                 if self.function:
                     getattr(module, self.function)
-            except BROKEN as error:
-                problem = broken((self,), error)
-        return "" if problem is None else problem.told(self.distribution)
+            except IMPORT_ERRORS as error:
+                problem = broken_import((self,), error)
+        return "" if problem is None else problem.as_text(self.distribution)
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
-    """Problem with a package, and the pip command that mends it."""
+class PackageProblem:
+    """A problem with a package and the pip command that solves it."""
 
     what: str
     command: str
 
-    def told(self, install: str) -> str:
+    def as_text(self, install: str) -> str:
         """Format problem and command as text. `install` is what pip is to install."""
         return f"{self.what}; {self.command} {install}"
 
 
-BROKEN = (Exception, SystemExit)
+IMPORT_ERRORS = (Exception, SystemExit)
 """What importing a package may raise."""
 
 
-def broken(packages: Sequence[Package], error: BaseException) -> Misfit:
-    """Return the problem of packages of supported versions that raise when imported: pip must be
-    told to reinstall them.
-    """
+def broken_import(packages: Sequence[Package], error: BaseException) -> PackageProblem:
+    """Return the problem of packages whose import raised, which pip must reinstall."""
     have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
     message = str(error) or type(error).__name__
-    return Misfit(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
+    return PackageProblem(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
 
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """Row of the table: a frontend and how its models are recognised."""
+    """A row of the table: a frontend, its packages, and how its models are recognised."""
 
     name: str
     """Its folder: `ekiden.frontend.<name>`."""
     model: str
     """What its models are called: "an ONNX model"."""
-    takes: str
+    accepted_forms: str
     """What it takes, for messages: "a path, bytes or onnx.ModelProto"."""
     packages: tuple[Package, ...]
     extra: str = ""
@@ -142,7 +142,7 @@ class Frontend:
     """How the names of its files end."""
     starts: tuple[tuple[int, bytes], ...] = ()
     """(offset, bytes): what stands in its files and bytes, where that tells them."""
-    is_own: Callable[[bytes], bool] | None = None
+    matches_bytes: Callable[[bytes], bool] | None = None
     """Whether bytes are one of its models, where no fixed place in them says so."""
     holds: tuple[str, ...] = ()
     """The files of which one is in each of its folders."""
@@ -161,9 +161,7 @@ class Frontend:
     """TVM's functions for it, which `relay.frontend` has; they are in its module `relay`."""
 
     def entry(self) -> Entry:
-        """Return the frontend's entry module. Raises ImportModelError with the command that
-        installs what is missing.
-        """
+        """Import the frontend's entry module; raise ImportModelError for a missing package."""
         return cast(Entry, self.module("entry"))
 
     def module(self, name: str) -> ModuleType:
@@ -175,23 +173,21 @@ class Frontend:
         self.check_packages()
         try:
             return load_module(f"ekiden.frontend.{self.name}.{name}")
-        except BROKEN as error:  # of a package, which may raise anything
-            problem = broken(self.packages, error)
-            text = problem.told(" ".join(p.distribution for p in self.packages))
+        except IMPORT_ERRORS as error:  # of a package, which may raise anything
+            problem = broken_import(self.packages, error)
+            text = problem.as_text(" ".join(p.distribution for p in self.packages))
             raise ImportModelError(f"import {self.model}: {text}") from error
 
     def check_packages(self) -> None:
-        """Raise ImportModelError where a package is missing or of an unsupported version."""
+        """Raise ImportModelError for a missing package or an unsupported version."""
         for package in self.packages:
-            problem = package.misfit()
+            problem = package.problem()
             if problem is not None:
                 install = f"'ekiden[{self.extra}]'" if self.extra else package.distributions[0]
-                raise ImportModelError(f"import {self.model}: {problem.told(install)}")
+                raise ImportModelError(f"import {self.model}: {problem.as_text(install)}")
 
     def check_options(self, options: ImportOptions) -> None:
-        """Raise CompileError for an option that is set but not honoured, and for example inputs of
-        another framework.
-        """
+        """Raise CompileError for an unsupported option or example inputs of another framework."""
         for name in options.given():
             if name not in self.options:
                 supported = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
@@ -204,47 +200,51 @@ class Frontend:
         inputs = examples if isinstance(examples, (list, tuple)) else [examples]
         named = [(str(at), positional) for at, positional in enumerate(inputs)]
         for name, example in [*named, *(options.example_kwargs or {}).items()]:
-            row = next((r for r in FRONTENDS if _is_one_of(example, r.tensors)), self)
+            # By class name, so that no framework is imported to look at an example.
+            row = next((r for r in FRONTENDS if _is_instance_by_name(example, r.tensors)), self)
             if row is not self:
                 text = f"example input {name} is a {type(example).__name__} of another framework"
-                raise CompileError(f"compile: {self.model}: {text}; {row.model} is {row.takes}")
+                raise CompileError(
+                    f"compile: {self.model}: {text}; {row.model} is {row.accepted_forms}"
+                )
 
     def check_model(self, model: object, function: str) -> None:
-        """Raise CompileError where `function`, which belongs to this row, is given another
-        frontend's model or none.
-        """
+        """Raise CompileError if `function` is given a model of another frontend."""
         if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
         if frontend_of(model) is not self:
-            text = f"expected {self.takes}, or a path or bytes of one, got {described(model)}"
-            raise CompileError(f"{function}: {text}")
+            raise CompileError(
+                f"{function}: expected {self.accepted_forms}, or a path or bytes of one, "
+                f"got {describe_model(model)}"
+            )
 
 
 def _is_installed(module: str) -> bool:
+    """Return whether a module can be found without importing it."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # where something stands in the way of importing it
         return False
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return a version as numbers: "2.13.0+cpu" is (2, 13, 0)."""
+def _parse_version(text: str) -> tuple[int, ...]:
+    """Parse a version into numbers: "2.13.0+cpu" is (2, 13, 0)."""
     components = text.partition("+")[0].split(".")
     return tuple(int(p) for p in components if p.isdigit())
 
 
-def _is_exported(data: bytes) -> bool:
-    """Return whether bytes are what `jax.export.Exported.serialize` writes: a flatbuffer without an
-    identifier, in which there is a portable artifact of StableHLO.
+def _is_jax_export(data: bytes) -> bool:
+    """Return whether bytes are a serialised `jax.export.Exported`: a flatbuffer with a StableHLO
+    portable artifact.
     """
     root = int.from_bytes(data[:4], "little")
-    is_flatbuffer = 4 <= root <= _ROOT and root % 2 == 0
+    is_flatbuffer = 4 <= root <= _MAX_ROOT_OFFSET and root % 2 == 0
     return is_flatbuffer and b"ML\xefR\rStableHLO_v" in data
 
 
-_MLIR_WORDS = (b"module {", b"module @", b"module attributes", b"func.func ", b"#loc", b"// ")
+_MLIR_PREFIXES = (b"module {", b"module @", b"module attributes", b"func.func ", b"#loc", b"// ")
 """How the text of a program in MLIR begins: what comes before it, or a comment."""
-_ROOT = 1024
+_MAX_ROOT_OFFSET = 1024
 """The largest offset of a root table that jax.export writes: its own fields are few."""
 
 
@@ -252,7 +252,7 @@ FRONTENDS = (
     Frontend(
         "onnx",
         model="an ONNX model",
-        takes="an onnx.ModelProto",
+        accepted_forms="an onnx.ModelProto",
         packages=(Package("onnx", ("onnx",), "1.17"),),
         suffixes=(".onnx",),
         classes=("onnx.ModelProto",),
@@ -264,7 +264,7 @@ FRONTENDS = (
     Frontend(
         "torch",
         model="a PyTorch model",
-        takes="a torch.nn.Module with example_inputs, a torch.export.ExportedProgram",
+        accepted_forms="a torch.nn.Module with example_inputs, a torch.export.ExportedProgram",
         packages=(Package("torch", ("torch",), "2.6"),),
         extra="torch",
         suffixes=(".pt2",),
@@ -277,7 +277,7 @@ FRONTENDS = (
     Frontend(
         "tflite",
         model="a TensorFlow Lite model",
-        takes="a .tflite file",
+        accepted_forms="a .tflite file",
         packages=(Package("tflite", ("tflite",), "2.18"),),
         extra="tflite",
         suffixes=(".tflite",),
@@ -288,7 +288,7 @@ FRONTENDS = (
     Frontend(
         "tensorflow",
         model="a TensorFlow model",
-        takes="a SavedModel, a GraphDef, a Keras model or a concrete function",
+        accepted_forms="a SavedModel, a GraphDef, a Keras model or a concrete function",
         packages=(Package("tensorflow", ("tensorflow", "tensorflow-cpu"), "2.16"),),
         extra="tensorflow",
         suffixes=(".pb", ".keras"),
@@ -302,12 +302,12 @@ FRONTENDS = (
     Frontend(
         "jax",
         model="a JAX program",
-        takes="a function of JAX with example_inputs, a jax.export.Exported, StableHLO",
+        accepted_forms="a function of JAX with example_inputs, a jax.export.Exported, StableHLO",
         packages=(Package("jax", ("jax",), "0.6"), Package("jaxlib", ("jaxlib",), "0.6")),
         extra="jax",
         suffixes=(".jax", ".mlir", ".stablehlo", ".mlirbc"),
-        starts=((0, b"ML\xefR"), *((0, word) for word in _MLIR_WORDS)),
-        is_own=_is_exported,
+        starts=((0, b"ML\xefR"), *((0, word) for word in _MLIR_PREFIXES)),
+        matches_bytes=_is_jax_export,
         classes=(
             "jax.Exported",
             "jaxlib.Module",
@@ -323,7 +323,7 @@ FRONTENDS = (
     Frontend(
         "text",
         model="a Relay program",
-        takes="Relay's text",
+        accepted_forms="Relay's text",
         packages=(),
         suffixes=(".relay",),
         starts=((0, b"#[version = "),),
@@ -333,8 +333,8 @@ FRONTENDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Kind of file or object that no frontend accepts, and advice to its user.
+class RejectedKind:
+    """A kind of file or object that no frontend accepts, and advice for its user.
 
     `starts`, `holds`, `members` and `classes` are as those of a frontend; `converter` is the
     package that the advice needs.
@@ -350,149 +350,278 @@ class Other:
     converter: Package | None = None
 
 
-def _by(*package: str) -> Package:
-    """Return the package that converts models to ONNX: its module, oldest version and function."""
+def _onnx_converter(*package: str) -> Package:
+    """Return the package that converts models to ONNX: module, oldest version, function."""
     module, oldest, function = package
     return Package(module, (module,), oldest, function=function)
 
 
-_CONVERT = "convert it to ONNX by"
-_ORIGIN = "give ekiden.compile the model that it was made of"
+_CONVERT_ADVICE = "convert it to ONNX by"
+_ORIGINAL_MODEL_ADVICE = "give ekiden.compile the model that it was made of"
 
-OTHERS = (
-    Other("a pointer of Git LFS", (), "fetch the file itself: git lfs pull",
-          starts=((0, b"version https://git-lfs"),)),
-    Other("a web page", (".html",), "the download gave no model: look at what it says",
-          starts=((0, b"<!DOCTYPE"), (0, b"<!doctype"), (0, b"<html"))),
-    Other("a file of TorchScript", (),
-          "give ekiden.compile the module, loaded by torch.jit.load, with example_inputs",
-          members=("constants.pkl",)),
-    Other("what torch.save wrote", (),
-          "give ekiden.compile the module, loaded by torch.load, with example_inputs",
-          starts=((0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),), members=("data.pkl",)),
-    Other("a file of PyTorch that Python has to load", (".pt", ".pth", ".ckpt"),
-          "give ekiden.compile the module, loaded by torch.load or torch.jit.load, with "
-          "example_inputs"),
-    Other("a checkpoint of transformers", (), "give ekiden.compile the module that from_pretrained "
-          "makes of it, with example_inputs, or run it by `ekiden generate`",
-          holds=("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                 "pytorch_model.bin.index.json")),
-    Other("weights alone", (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params",
-                            ".weights.h5"),
-          "load them into the model in its framework, and give ekiden.compile that model",
-          starts=((5, b'\0\0\0{"'),), holds=("checkpoint", "_CHECKPOINT_METADATA", "_METADATA"),
-          classes=("builtins.dict",)),
-    Other("in ONNX Runtime's own format", (".ort",),
-          "give ekiden.compile the .onnx file that it was made of", starts=((4, b"ORTM"),),
-          classes=("onnxruntime.InferenceSession",)),
-    Other("pickled", (".pkl", ".pickle", ".joblib"),
-          "load it; ekiden.compile takes what is a model of a framework",
-          starts=tuple((0, bytes((0x80, protocol))) for protocol in range(2, 6))),
-    Other("an expression of Relay", (), "make a function of it: relay.Function(parameters, it)",
-          classes=("ekiden.ExprWithOp",)),
-    Other("a part of an ONNX model", (), "make a model of it by onnx.helper.make_model",
-          classes=("onnx.GraphProto", "onnx.FunctionProto")),
-    Other("a model of LightGBM", (), _CONVERT, classes=("lightgbm.LGBMModel", "lightgbm.Booster"),
-          converter=_by("onnxmltools", "1.12", "convert_lightgbm")),
-    Other("a model of XGBoost", (".ubj",), _CONVERT,
-          classes=("xgboost.XGBModel", "xgboost.Booster"),
-          converter=_by("onnxmltools", "1.12", "convert_xgboost")),
-    Other("a model of CatBoost", (".cbm",), "save it by save_model(path, format='onnx')",
-          classes=("catboost.CatBoost",)),
-    Other("an estimator of scikit-learn", (), _CONVERT, classes=("sklearn.BaseEstimator",),
-          converter=_by("skl2onnx", "1.17", "to_onnx")),
-    Other("a module of Flax", (), "give ekiden.compile a function that calls it, as "
-          "lambda x: module.apply(variables, x), with example_inputs", classes=("flax.Module",)),
-    Other("lowered already", (), "give ekiden.compile the function, or jax.export.export of it",
-          classes=("jax.Lowered", "jax.Compiled")),
-    Other("a function of TensorFlow for inputs of many types", (),
-          "give ekiden.compile f.get_concrete_function(tf.TensorSpec(...))",
-          classes=("tensorflow.Function",)),
-    Other("a layer of Keras", (), "make a model of it: keras.Sequential([keras.Input(...), it])",
-          classes=("keras.Layer",)),
-    Other("a module of TensorFlow", (), "give ekiden.compile one of its functions, by "
-          "get_concrete_function, or the folder that tf.saved_model.save wrote",
-          classes=("tensorflow.Module",)),
-    Other("a graph of TensorFlow", (), "give ekiden.compile its GraphDef, frozen: as_graph_def()",
-          classes=("tensorflow.Graph",)),
-    Other("a model of Keras 2", (), "export it, and give ekiden.compile the folder: "
-          "model.export(path)", classes=("tf_keras.Model",)),
-    Other("a model of Keras 2", (".h5", ".hdf5"),
-          "give ekiden.compile the model, loaded by keras.models.load_model",
-          starts=((0, b"\x89HDF\r\n"),)),
-    Other("a checkpoint of a language model", (".gguf",), "run it by `ekiden generate`",
-          starts=((0, b"GGUF"),)),
-    Other("a model of CoreML", (".mlmodel", ".mlpackage"),
-          _CONVERT, classes=("coremltools.MLModel",),
-          converter=_by("onnxmltools", "1.12", "convert_coreml")),
-    Other("compiled already", (".eki", ".so", ".dll", ".dylib"),
-          "load it by ekiden.load, or look into it by `ekiden inspect`",
-          starts=((0, b"\x7fELF"),)),
-    Other("a model of OpenVINO", (".xml",), _ORIGIN,
-          classes=("openvino.Model", "openvino.CompiledModel")),
-    Other("made for another engine", (".engine", ".plan", ".trt", ".pte", ".mnn"), _ORIGIN),
-    Other("a model of Caffe", (".caffemodel", ".prototxt"), "convert it to ONNX"),
-    Other("compressed", (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
-          "unpack it, and give ekiden.compile the model that is in it",
-          starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd"))),
-    Other("a model of PaddlePaddle", (".pdmodel",), _CONVERT, classes=("paddle.Layer",),
-          converter=_by("paddle2onnx", "1.2", "export")),
-)  # fmt: skip
+REJECTED_KINDS = (
+    RejectedKind(
+        "a pointer of Git LFS",
+        (),
+        "fetch the file itself: git lfs pull",
+        starts=((0, b"version https://git-lfs"),),
+    ),
+    RejectedKind(
+        "a web page",
+        (".html",),
+        "the download gave no model: look at what it says",
+        starts=((0, b"<!DOCTYPE"), (0, b"<!doctype"), (0, b"<html")),
+    ),
+    RejectedKind(
+        "a file of TorchScript",
+        (),
+        "give ekiden.compile the module, loaded by torch.jit.load, with example_inputs",
+        members=("constants.pkl",),
+    ),
+    RejectedKind(
+        "what torch.save wrote",
+        (),
+        "give ekiden.compile the module, loaded by torch.load, with example_inputs",
+        starts=((0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."),),
+        members=("data.pkl",),
+    ),
+    RejectedKind(
+        "a file of PyTorch that Python has to load",
+        (".pt", ".pth", ".ckpt"),
+        "give ekiden.compile the module, loaded by torch.load or torch.jit.load, with "
+        "example_inputs",
+    ),
+    RejectedKind(
+        "a checkpoint of transformers",
+        (),
+        "give ekiden.compile the module that from_pretrained "
+        "makes of it, with example_inputs, or run it by `ekiden generate`",
+        holds=(
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "pytorch_model.bin",
+            "pytorch_model.bin.index.json",
+        ),
+    ),
+    RejectedKind(
+        "weights alone",
+        (".safetensors", ".npz", ".msgpack", ".pdiparams", ".params", ".weights.h5"),
+        "load them into the model in its framework, and give ekiden.compile that model",
+        starts=((5, b'\0\0\0{"'),),
+        holds=("checkpoint", "_CHECKPOINT_METADATA", "_METADATA"),
+        classes=("builtins.dict",),
+    ),
+    RejectedKind(
+        "in ONNX Runtime's own format",
+        (".ort",),
+        "give ekiden.compile the .onnx file that it was made of",
+        starts=((4, b"ORTM"),),
+        classes=("onnxruntime.InferenceSession",),
+    ),
+    RejectedKind(
+        "pickled",
+        (".pkl", ".pickle", ".joblib"),
+        "load it; ekiden.compile takes what is a model of a framework",
+        starts=tuple((0, bytes((0x80, protocol))) for protocol in range(2, 6)),
+    ),
+    RejectedKind(
+        "an expression of Relay",
+        (),
+        "make a function of it: relay.Function(parameters, it)",
+        classes=("ekiden.ExprWithOp",),
+    ),
+    RejectedKind(
+        "a part of an ONNX model",
+        (),
+        "make a model of it by onnx.helper.make_model",
+        classes=("onnx.GraphProto", "onnx.FunctionProto"),
+    ),
+    RejectedKind(
+        "a model of LightGBM",
+        (),
+        _CONVERT_ADVICE,
+        classes=("lightgbm.LGBMModel", "lightgbm.Booster"),
+        converter=_onnx_converter("onnxmltools", "1.12", "convert_lightgbm"),
+    ),
+    RejectedKind(
+        "a model of XGBoost",
+        (".ubj",),
+        _CONVERT_ADVICE,
+        classes=("xgboost.XGBModel", "xgboost.Booster"),
+        converter=_onnx_converter("onnxmltools", "1.12", "convert_xgboost"),
+    ),
+    RejectedKind(
+        "a model of CatBoost",
+        (".cbm",),
+        "save it by save_model(path, format='onnx')",
+        classes=("catboost.CatBoost",),
+    ),
+    RejectedKind(
+        "an estimator of scikit-learn",
+        (),
+        _CONVERT_ADVICE,
+        classes=("sklearn.BaseEstimator",),
+        converter=_onnx_converter("skl2onnx", "1.17", "to_onnx"),
+    ),
+    RejectedKind(
+        "a module of Flax",
+        (),
+        "give ekiden.compile a function that calls it, as "
+        "lambda x: module.apply(variables, x), with example_inputs",
+        classes=("flax.Module",),
+    ),
+    RejectedKind(
+        "lowered already",
+        (),
+        "give ekiden.compile the function, or jax.export.export of it",
+        classes=("jax.Lowered", "jax.Compiled"),
+    ),
+    RejectedKind(
+        "a function of TensorFlow for inputs of many types",
+        (),
+        "give ekiden.compile f.get_concrete_function(tf.TensorSpec(...))",
+        classes=("tensorflow.Function",),
+    ),
+    RejectedKind(
+        "a layer of Keras",
+        (),
+        "make a model of it: keras.Sequential([keras.Input(...), it])",
+        classes=("keras.Layer",),
+    ),
+    RejectedKind(
+        "a module of TensorFlow",
+        (),
+        "give ekiden.compile one of its functions, by "
+        "get_concrete_function, or the folder that tf.saved_model.save wrote",
+        classes=("tensorflow.Module",),
+    ),
+    RejectedKind(
+        "a graph of TensorFlow",
+        (),
+        "give ekiden.compile its GraphDef, frozen: as_graph_def()",
+        classes=("tensorflow.Graph",),
+    ),
+    RejectedKind(
+        "a model of Keras 2",
+        (),
+        "export it, and give ekiden.compile the folder: model.export(path)",
+        classes=("tf_keras.Model",),
+    ),
+    RejectedKind(
+        "a model of Keras 2",
+        (".h5", ".hdf5"),
+        "give ekiden.compile the model, loaded by keras.models.load_model",
+        starts=((0, b"\x89HDF\r\n"),),
+    ),
+    RejectedKind(
+        "a checkpoint of a language model",
+        (".gguf",),
+        "run it by `ekiden generate`",
+        starts=((0, b"GGUF"),),
+    ),
+    RejectedKind(
+        "a model of CoreML",
+        (".mlmodel", ".mlpackage"),
+        _CONVERT_ADVICE,
+        classes=("coremltools.MLModel",),
+        converter=_onnx_converter("onnxmltools", "1.12", "convert_coreml"),
+    ),
+    RejectedKind(
+        "compiled already",
+        (".eki", ".so", ".dll", ".dylib"),
+        "load it by ekiden.load, or look into it by `ekiden inspect`",
+        starts=((0, b"\x7fELF"),),
+    ),
+    RejectedKind(
+        "a model of OpenVINO",
+        (".xml",),
+        _ORIGINAL_MODEL_ADVICE,
+        classes=("openvino.Model", "openvino.CompiledModel"),
+    ),
+    RejectedKind(
+        "made for another engine",
+        (".engine", ".plan", ".trt", ".pte", ".mnn"),
+        _ORIGINAL_MODEL_ADVICE,
+    ),
+    RejectedKind("a model of Caffe", (".caffemodel", ".prototxt"), "convert it to ONNX"),
+    RejectedKind(
+        "compressed",
+        (".gz", ".tgz", ".xz", ".bz2", ".zst", ".zip", ".tar"),
+        "unpack it, and give ekiden.compile the model that is in it",
+        starts=((0, b"\x1f\x8b\x08"), (0, b"\xfd7zXZ"), (0, b"BZh"), (0, b"\x28\xb5\x2f\xfd")),
+    ),
+    RejectedKind(
+        "a model of PaddlePaddle",
+        (".pdmodel",),
+        _CONVERT_ADVICE,
+        classes=("paddle.Layer",),
+        converter=_onnx_converter("paddle2onnx", "1.2", "export"),
+    ),
+)
 
 
 def frontend(name: str) -> Frontend:
-    """Return the row of that name."""
+    """Return the frontend of a name."""
     return next(row for row in FRONTENDS if row.name == name)
 
 
 def frontend_of(model: object) -> Frontend | None:
-    """Return the row that accepts a model (a path, bytes, or a framework's object); None if none
-    does.
+    """Return the frontend that accepts a path, bytes or object; None if there is none.
 
     Raises ImportModelError for a file or an object that another tool must convert first.
     """
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model) or os.curdir
-        row = _of_path(path)
+        row = _frontend_of_path(path)
         is_keras = not path.endswith(".pb") and not os.path.isdir(path)
-        return _of_keras_file(row, repr(_name(path))) if is_keras else row
+        return _keras_file_frontend(row, repr(_base_name(path))) if is_keras else row
     model = as_bytes(model)
     if isinstance(model, bytes):
-        archive_row = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
-        for rejected in OTHERS:
-            if _starts(rejected, model[:_HEAD]):
-                raise _turned_away("bytes", rejected)
-        own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
-        archive_row = _of_keras_file(archive_row, "bytes")
-        return archive_row or _of_bytes(model) or next(own, FRONTENDS[0])
+        archive_row = (
+            _frontend_of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP_MAGIC else None
+        )
+        for rejected in REJECTED_KINDS:
+            if _has_magic_bytes(rejected, model[:_MAGIC_BYTES_READ]):
+                raise _rejection("bytes", rejected)
+        # Lazy: is_own searches all bytes, which magic bytes make unnecessary.
+        own = (
+            row for row in FRONTENDS if row.matches_bytes is not None and row.matches_bytes(model)
+        )
+        archive_row = _keras_file_frontend(archive_row, "bytes")
+        return archive_row or _frontend_of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
-        if _is_one_of(model, row.classes):
-            return _of_keras("the model") if _is_one_of(model, (_KERAS,)) else row
-    for rejected in OTHERS:
-        if _is_one_of(model, rejected.classes):
-            raise _turned_away(f"an object of class {type(model).__name__!r}", rejected)
+        if _is_instance_by_name(model, row.classes):
+            return (
+                _keras_frontend("the model")
+                if _is_instance_by_name(model, (_KERAS_MODEL_CLASS,))
+                else row
+            )
+    for rejected in REJECTED_KINDS:
+        if _is_instance_by_name(model, rejected.classes):
+            raise _rejection(f"an object of class {type(model).__name__!r}", rejected)
     return None
 
 
-_KERAS = "keras.Model"
-_BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_KERAS_MODEL_CLASS = "keras.Model"
+_FRONTEND_OF_KERAS_BACKEND = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 """What Keras computes with -> the row of its models."""
 
 
-def _of_keras(what: str) -> Frontend:
-    """Return the row of Keras's backend. Raises ImportModelError for an unknown one."""
+def _keras_frontend(what: str) -> Frontend:
+    """Return the frontend of Keras's backend; raise ImportModelError for an unknown one."""
     backend = keras_backend()
-    if backend not in _BACKENDS:
-        supported = ", ".join(repr(name) for name in _BACKENDS)
+    if backend not in _FRONTEND_OF_KERAS_BACKEND:
+        supported = ", ".join(repr(name) for name in _FRONTEND_OF_KERAS_BACKEND)
         text = f"{what}: Keras computes with {backend!r}; set KERAS_BACKEND to one of {supported}"
         raise ImportModelError(f"import {text}")
-    return frontend(_BACKENDS[backend])
+    return frontend(_FRONTEND_OF_KERAS_BACKEND[backend])
 
 
 def keras_backend() -> str:
-    """Return the backend of Keras: its own statement where it is loaded, else KERAS_BACKEND or its
+    """Return the backend of Keras: of the loaded package, KERAS_BACKEND, or its
     configuration file.
     """
+    # Importing Keras takes seconds, so an unloaded one is judged by its configuration alone.
     loaded = sys.modules.get("keras")
     if loaded is not None and hasattr(loaded, "config"):
         return str(loaded.config.backend())
@@ -507,14 +636,14 @@ def keras_backend() -> str:
         return "tensorflow"
 
 
-def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
-    """Return the row of a Keras file, which was taken for TensorFlow's so far.
+def _keras_file_frontend(row: Frontend | None, name: str) -> Frontend | None:
+    """Return the frontend of a Keras file by its backend; other rows are unchanged.
 
     Raises ImportModelError where the backend is PyTorch, whose models are traced with examples.
     """
-    if row is None or row.name != _BACKENDS["tensorflow"]:
+    if row is None or row.name != _FRONTEND_OF_KERAS_BACKEND["tensorflow"]:
         return row
-    backend_row = _of_keras(name)
+    backend_row = _keras_frontend(name)
     if backend_row.name == "torch":
         raise ImportModelError(
             f"import {name}: Keras computes with 'torch': give ekiden.compile the model, loaded by "
@@ -524,112 +653,123 @@ def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
 
 
 def as_bytes(model: object) -> object:
-    """Return a mutable bytes-like buffer as `bytes`, anything else unchanged."""
+    """Convert a bytearray or memoryview to `bytes`; other objects are unchanged."""
     return bytes(model) if isinstance(model, (bytearray, memoryview)) else model
 
 
-def _is_one_of(value: object, classes: Sequence[str]) -> bool:
-    """Return whether a value's class, or a base, is among these names, as `Frontend.classes` has
-    them.
+def _is_instance_by_name(value: object, classes: Sequence[str]) -> bool:
+    """Return whether a value's class or a base has one of these names, "top-level
+    package.class".
     """
     kinds = type(value).__mro__
     return any(f"{c.__module__.partition('.')[0]}.{c.__qualname__}" in classes for c in kinds)
 
 
-def _turned_away(name: str, rejected: Other) -> ImportModelError:
-    """Return the error that rejects a model, with advice."""
+def _rejection(name: str, rejected: RejectedKind) -> ImportModelError:
+    """Return the error that rejects a model, with the advice of its kind."""
     text, converter = f"import {name}: it is {rejected.what}: {rejected.advice}", rejected.converter
     if converter is not None:
-        trouble = converter.unusable()
+        trouble = converter.unusable_reason()
         text += f" {converter.module}.{converter.function}" + (f"\n  {trouble}" if trouble else "")
     return ImportModelError(text)
 
 
-def described(model: object) -> str:
-    """Describe, for messages, an object given in the place of a model."""
+def describe_model(model: object) -> str:
+    """Return the class name of an object given as a model, for messages."""
     if isinstance(model, type):
         return f"the class {model.__name__}; an instance of it is meant, perhaps"
     return type(model).__name__
 
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is that of a model, judged by its name or its folder's contents."""
+    """Return whether a path names a model, by its suffix or its folder's files."""
     where = os.fspath(path)
-    name = _name(where).lower()
-    return any(name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
+    name = _base_name(where).lower()
+    return any(name.endswith(row.suffixes) or _has_marker_file(row, where) for row in FRONTENDS)
 
 
-def _name(path: str) -> str:
-    """Return the last component of a path, also of a folder's that ends with its separator."""
+def _base_name(path: str) -> str:
+    """Return the last component of a path, ignoring a trailing separator."""
     return os.path.basename(path.rstrip(os.sep))
 
 
-def _of_path(path: str) -> Frontend:
+def _frontend_of_path(path: str) -> Frontend:
+    """Return the frontend of a path by its first bytes, archive members, marker files or suffix."""
     if "\0" in path:
         raise ImportModelError(f"import {path!r}: no path has a character of zero")
-    head, matching_row, shown = b"", None, _name(path)
+    head, matching_row, shown = b"", None, _base_name(path)
+    # Content comes before the suffix: a renamed file still finds its frontend.
     if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
-            head = file.read(_HEAD)
-            matching_row = _of_archive(file, repr(shown)) if head[:4] == _ZIP else None
-    matching_row = matching_row or next((row for row in FRONTENDS if _holds(row, path)), None)
+            head = file.read(_MAGIC_BYTES_READ)
+            matching_row = (
+                _frontend_of_archive(file, repr(shown)) if head[:4] == _ZIP_MAGIC else None
+            )
+    matching_row = matching_row or next(
+        (row for row in FRONTENDS if _has_marker_file(row, path)), None
+    )
     if matching_row is not None:
         return matching_row
     around = os.path.dirname(path) or os.curdir
-    if any(shown in row.holds and _holds(row, around) for row in FRONTENDS):
+    if any(shown in row.holds and _has_marker_file(row, around) for row in FRONTENDS):
         text = f"it is a part of a model: give the folder, {around!r}"
         raise ImportModelError(f"import {shown!r}: {text}")
-    if names := _models_in(path):
+    if names := _list_models(path):
         raise ImportModelError(f"import {path!r}: it is a folder: give the path of {names}")
     name = shown.lower()
     if os.path.exists(path):  # of what is not there, the importer says that
-        for rejected in OTHERS:
+        for rejected in REJECTED_KINDS:
             if (
-                _starts(rejected, head)
+                _has_magic_bytes(rejected, head)
                 or name.endswith(rejected.suffixes)
-                or _holds(rejected, path)
+                or _has_marker_file(rejected, path)
             ):
-                raise _turned_away(repr(shown), rejected)
+                raise _rejection(repr(shown), rejected)
     for row in FRONTENDS:
         if name.endswith(row.suffixes):
             return row
     if os.path.isdir(path):
         raise ImportModelError(f"import {path!r}: it is a folder, in which there is no model")
-    return _of_bytes(head) or FRONTENDS[0]
+    return _frontend_of_bytes(head) or FRONTENDS[0]
 
 
-def _models_in(folder: str) -> str:
-    """Return the models in a folder as text; "" where there are none, or it is no folder."""
+def _list_models(folder: str) -> str:
+    """Return the models in a folder as text for a message; "" if there are none."""
     try:
         entries = os.listdir(folder)
     except OSError:
         return ""
     names = sorted(repr(n) for n in entries if is_model_file(os.path.join(folder, n)))
-    omitted = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return " or ".join([*names[:_NAMED], *omitted])
+    omitted = [f"{len(names) - _MAX_NAMED_MODELS} more"] if len(names) > _MAX_NAMED_MODELS else []
+    return " or ".join([*names[:_MAX_NAMED_MODELS], *omitted])
 
 
-_NAMED = 5
+_MAX_NAMED_MODELS = 5
 """Models of a folder that a message names."""
 
-_HEAD = 64
+_MAGIC_BYTES_READ = 64
 """Bytes of a file in which its kind is looked for."""
 
 
-def _holds(row: Frontend | Other, path: str) -> bool:
+def _has_marker_file(row: Frontend | RejectedKind, path: str) -> bool:
+    """Return whether a folder has one of a row's marker files."""
     return any(os.path.isfile(os.path.join(path, name)) for name in row.holds)
 
 
-def _starts(row: Frontend | Other, data: bytes) -> bool:
+def _has_magic_bytes(row: Frontend | RejectedKind, data: bytes) -> bool:
+    """Return whether data have a row's magic bytes at their offset."""
     return any(data[at : at + len(text)] == text for at, text in row.starts)
 
 
-def _of_bytes(data: bytes) -> Frontend | None:
-    return next((row for row in FRONTENDS if _starts(row, data)), None)
+def _frontend_of_bytes(data: bytes) -> Frontend | None:
+    """Return the frontend whose magic bytes data begin with; None if there is none."""
+    return next((row for row in FRONTENDS if _has_magic_bytes(row, data)), None)
 
 
-def _of_archive(file: IO[bytes], name: str) -> Frontend | None:
-    """Return the row of a zip archive by its members. Raises ImportModelError as `frontend_of`."""
+def _frontend_of_archive(file: IO[bytes], name: str) -> Frontend | None:
+    """Return the frontend of a zip archive by its members; raise ImportModelError for rejected
+    kinds.
+    """
     from zipfile import BadZipFile, ZipFile  # noqa: PLC0415 - for archives alone
 
     try:
@@ -645,17 +785,17 @@ def _of_archive(file: IO[bytes], name: str) -> Frontend | None:
     for row in FRONTENDS:
         if members.intersection(row.members):
             return row
-    for rejected in OTHERS:
+    for rejected in REJECTED_KINDS:
         if members.intersection(rejected.members):
-            raise _turned_away(name, rejected)
+            raise _rejection(name, rejected)
     return None
 
 
-_ZIP = b"PK\x03\x04"
+_ZIP_MAGIC = b"PK\x03\x04"
 
 
-def taken() -> str:
-    """Return what `compile` accepts, as text."""
-    return ", ".join(["a path", "bytes", *(row.takes for row in FRONTENDS)]) + (
+def accepted_models() -> str:
+    """Return the models that `compile` accepts, as text."""
+    return ", ".join(["a path", "bytes", *(row.accepted_forms for row in FRONTENDS)]) + (
         ", a relay.Function or an ekiden.IRModule"
     )

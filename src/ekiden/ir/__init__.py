@@ -1,4 +1,5 @@
-"""What every language of Ekiden is made of.
+"""Core IR that all dialects share: nodes, types, operators, modules, passes and structural
+equality.
 
 Nodes, types, scalar expressions, operators, modules, passes. The names of TVM's `ir` are loaded
 when they are first used.

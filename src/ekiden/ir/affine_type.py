@@ -1,4 +1,4 @@
-"""What integers stand for: the types of quantised tensors.
+"""Affine types: scale and zero point of quantized tensors.
 
 A tensor of a `TensorAffineType` means scale * (integers - zero_point).
 """
@@ -6,19 +6,20 @@ A tensor of a `TensorAffineType` means scale * (integers - zero_point).
 from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.node import Node, node, set_frozen_fields
 
 
 class AffineType(Node):
-    """Base of affine types (TVM's names)."""
+    """Base class of the affine (quantization) types (TVM's names)."""
 
     __slots__ = ()
 
 
 @node("TensorAffineType")
 class TensorAffineType(AffineType):
-    """Of a tensor: its scale (float32) and zero point (int32), scalars or vectors along `axis`, and
-    the dtype of its integers."""
+    """Affine type of a tensor: scale (float32) and zero point (int32), per tensor or per `axis`,
+    and the integer dtype.
+    """
 
     scale: RelayExpr
     zero_point: RelayExpr
@@ -28,9 +29,9 @@ class TensorAffineType(AffineType):
 
 @node("TupleAffineType")
 class TupleAffineType(AffineType):
-    """Of a tuple: those of its fields."""
+    """Affine type of a tuple: one TensorAffineType per field."""
 
     types: tuple[TensorAffineType, ...]
 
     def __post_init__(self) -> None:
-        freeze(self, types=tuple(self.types))
+        set_frozen_fields(self, types=tuple(self.types))

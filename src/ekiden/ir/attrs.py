@@ -10,8 +10,8 @@ import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.dtype import spelled
-from ekiden.ir.node import NODE_TYPES, Node, fields_of, freeze, node
+from ekiden.ir.dtype import canonical_dtype
+from ekiden.ir.node import NODE_TYPES, Node, node, node_fields, set_frozen_fields
 from ekiden.ir.prim import PrimExpr
 
 
@@ -26,14 +26,16 @@ class Attrs(Node):
 
     def __post_init__(self) -> None:
         """Replace TVM's spellings of dtypes by those of `ekiden.ir.dtype`."""
+        # "bool" and "uint1" would otherwise be unequal attributes, and miss each other in every
+        # cache.
         for name in _dtype_fields(self.type_key):
             dtype = getattr(self, name)
-            if isinstance(dtype, str) and (spelling := spelled(dtype)) != dtype:
-                freeze(self, **{name: spelling})
+            if isinstance(dtype, str) and (spelling := canonical_dtype(dtype)) != dtype:
+                set_frozen_fields(self, **{name: spelling})
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields, in their order."""
-        return tuple(field.name for field in fields_of(self))
+        return tuple(field.name for field in node_fields(self))
 
     def __getitem__(self, name: str) -> object:
         if name not in self.keys():
@@ -48,35 +50,37 @@ class Attrs(Node):
         return len(self.keys())
 
     def __bool__(self) -> bool:
+        # Attributes without fields would be false by their length.
         return True
 
     @classmethod
     def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Fields as a text may shorten them, as they are kept."""
+        """Expand the abbreviated fields of a text to the form in which they are stored."""
         return fields
 
     def check(self) -> None:
-        """Look at the values alone, whatever the arguments are. Raises ValueError for what none
-        goes with."""
+        """Validate the attribute values, independent of the arguments. Raises ValueError for what
+        none goes with.
+        """
 
 
 @node("relay.attrs.NamedDimsAttrs")
 class NamedDimsAttrs(Attrs):
-    """The attributes of a program's own operator, and names for the dimensions of its result that
-    its type relation leaves open: what the program has written sees `own` alone.
+    """Wrapper of a user-defined operator's attributes that names the unknown dimensions of its
+    result; user code sees `own` only.
     """
 
     own: Attrs | None = None
     symbols: tuple[PrimExpr, ...] = ()
 
 
-def own_attrs(attrs: Attrs | None) -> Attrs | None:
-    """Return the attributes as a program has given them."""
+def unwrap_user_attrs(attrs: Attrs | None) -> Attrs | None:
+    """Return the attributes as user code gave them, without the NamedDimsAttrs wrapper."""
     return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
 
 
-def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
-    """Attributes with names for the dimensions of a result that are open."""
+def with_dim_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
+    """Attach symbols for the unknown result dimensions to the attributes."""
     # Operators with shapes that depend on data have the field themselves; others are wrapped.
     if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
         return attrs.with_fields(symbols=symbols)
@@ -90,29 +94,32 @@ def _dtype_fields(type_key: str) -> tuple[str, ...]:
 
 
 @cache
-def field_classes(type_key: str) -> dict[str, frozenset[object]]:
-    """Return the classes that each field of an attribute class may hold, alone or in tuples."""
+def allowed_field_types(type_key: str) -> dict[str, frozenset[object]]:
+    """Return for each field of an attribute class the set of classes its annotation allows, tuples
+    flattened.
+    """
+    # Resolved once for each class: annotations are texts, and evaluating them is slow.
     hints = typing.get_type_hints(NODE_TYPES[type_key])
-    return {name: frozenset(_leaves(hint)) for name, hint in hints.items()}
+    return {name: frozenset(_leaf_types(hint)) for name, hint in hints.items()}
 
 
 @cache
-def expression_fields(type_key: str) -> frozenset[str]:
-    """Return the fields whose numbers are always PrimExpr, never Python ints."""
-    classes = field_classes(type_key).items()
+def prim_expr_fields(type_key: str) -> frozenset[str]:
+    """Return the fields annotated with PrimExpr but not int, whose numbers must become PrimExpr."""
+    classes = allowed_field_types(type_key).items()
     return frozenset(
         name for name, allowed in classes if PrimExpr in allowed and int not in allowed
     )
 
 
 @cache
-def sequence_fields(type_key: str) -> frozenset[str]:
-    """Return the fields that are tuples of numbers and never a number alone."""
+def numeric_tuple_fields(type_key: str) -> frozenset[str]:
+    """Return the fields that are always tuples of numbers, never a scalar."""
     hints = typing.get_type_hints(NODE_TYPES[type_key]).items()
-    return frozenset(name for name, hint in hints if _is_sequence(hint))
+    return frozenset(name for name, hint in hints if _is_numeric_tuple(hint))
 
 
-def _is_sequence(hint: object) -> bool:
+def _is_numeric_tuple(hint: object) -> bool:
     # `tuple[int, ...] | None` is a sequence, `int | tuple[int, ...]` is not.
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     tuples = [kind for kind in kinds if typing.get_origin(kind) is tuple]
@@ -120,10 +127,10 @@ def _is_sequence(hint: object) -> bool:
     return bool(inner & {int, float, PrimExpr}) and not {int, float, PrimExpr}.intersection(kinds)
 
 
-def _leaves(hint: object) -> typing.Iterator[object]:
-    """Yield the classes that an annotation is made of."""
+def _leaf_types(hint: object) -> typing.Iterator[object]:
+    """Yield the leaf classes of a type annotation, depth first."""
     inside = typing.get_args(hint)
     if not inside:
         yield hint
     for argument in inside:
-        yield from _leaves(argument)
+        yield from _leaf_types(argument)

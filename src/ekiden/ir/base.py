@@ -1,4 +1,6 @@
-"""Where TVM has what all nodes share: equality, hashes, JSON."""
+"""TVM's module `ir.base`: node base classes, structural equality, hashing and JSON
+serialization.
+"""
 
 from ekiden.ir.compare import assert_structural_equal, get_first_structural_mismatch
 from ekiden.ir.json import load_json, save_json

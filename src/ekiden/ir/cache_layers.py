@@ -1,4 +1,4 @@
-"""The folders of the cache of what was compiled."""
+"""Folders of the compilation cache: the writable one and the read-only layers below it."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ if TYPE_CHECKING:
 else:
     platformdirs = LazyModule("platformdirs")
 
-__all__ = ["cache_layers", "is_filled"]
+__all__ = ["cache_layers", "is_nonempty_folder"]
 
 
 def cache_layers() -> tuple[str | None, tuple[str, ...]]:
-    """Return the folder that is written, None where nothing is kept, and those that are read after
-    it.
+    """Return the writable cache folder (None if caching is off) and the read-only folders searched
+    after it.
 
     They are as EKIDEN_CACHE_DIR says, else the user's.
     """
     chosen = environment.cache_folders()
-    return (_users(), ()) if chosen is None else chosen
+    return (_user_cache_folder(), ()) if chosen is None else chosen
 
 
-def _users() -> str | None:
-    """Return the user's cache folder as `platformdirs` names it; None for a user who has no home.
+def _user_cache_folder() -> str | None:
+    """Return the user's cache folder as `platformdirs` would, or None for a user without a home.
 
     On most machines its answer is one line, and importing it takes a fifth of the time to start
     from the cache.
     """
     is_overridden = any(name in os.environ for name in ("XDG_CACHE_HOME", "ANDROID_DATA"))
     if sys.platform == "linux" and not is_overridden:
+        # Importing platformdirs costs more than the look-up; this is its result on Linux.
         folder = os.path.expanduser("~/.cache/ekiden")
     else:
         folder = platformdirs.user_cache_dir("ekiden")
     return folder if os.path.isabs(folder) else None
 
 
-def is_filled(folder: str | os.PathLike[str]) -> bool:
+def is_nonempty_folder(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder exists and holds anything."""
     try:
         with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""What the compiler is, as one digest: a part of the key of everything that is cached on disk."""
+"""Digest of the compiler itself, a component of every key of the on-disk cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ekiden import IMPORTED_NS
 from ekiden._lazy import LazyModule
 from ekiden.ir.hashes import sha256
 from ekiden.ir.installed import version_of
-from ekiden.ir.known import known
+from ekiden.ir.known import memoize_on_disk
 from ekiden.runtime.files import states_below
 
 if TYPE_CHECKING:
@@ -21,46 +21,49 @@ if TYPE_CHECKING:
 else:
     hashlib = LazyModule("hashlib")
 
-_PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
+_VERSIONED_PACKAGES = ("ekiden", "llvmlite", "numpy", "ml_dtypes", "onnx")
 """The packages whose versions decide what is compiled."""
-_SOURCES = (".py", ".so", ".rly")
+_SOURCE_SUFFIXES = (".py", ".so", ".rly")
 """How files of a package end that decide what it does: Python, libraries, Relay text."""
-_STATE = 40
+_STATE_RECORD_BYTES = 40
 """Bytes of what is said of a file behind its name."""
 
 
 @functools.cache
 def compiler_digest() -> str:
-    """Return a digest of all of Ekiden, source and runtime, and of the versions beneath.
+    """Return the digest of Ekiden's sources and runtime and of the versions of its dependencies.
 
     It takes 15 ms; 5 where the files are as they were, of which only the times are read then.
     """
-    return digest_of(sys.modules["ekiden"].__path__, IMPORTED_NS)
+    return package_digest(sys.modules["ekiden"].__path__, IMPORTED_NS)
 
 
-def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
-    """Return the digest of a package that stands in some folders.
+def package_digest(roots: Iterable[str], imported_ns: int | None = None) -> str:
+    """Return the digest of a package installed in the given folders.
 
     Where a file changed after `imported_ns`, in nanoseconds since 1970, no other process has the
     same digest: modules are imported when they are first used, and what runs is neither what the
     files are nor what they were.
     """
-    states_by_root = {root: states_below(root, _SOURCES) for root in roots}
+    states_by_root = {root: states_below(root, _SOURCE_SUFFIXES) for root in roots}
     changed = max((latest for _, latest in states_by_root.values()), default=0)
-    beneath = " ".join([sys.version, *map(version_of, _PACKAGES)])
+    beneath = " ".join([sys.version, *map(version_of, _VERSIONED_PACKAGES)])
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
+        # The modules in memory may be older than the files now on disk: a key that no other process
+        # shares.
         beneath += f" changed under {os.getpid()} {imported_ns}"
     states = [(root, sha256(listed).hexdigest()) for root, (listed, _) in states_by_root.items()]
-    return known(
+    return memoize_on_disk(
         f"compiler {beneath} {states}",
         changed,
-        lambda: _digest(
-            beneath, {root: _names(listed) for root, (listed, _) in states_by_root.items()}
+        lambda: _hash_file_contents(
+            beneath,
+            {root: _parse_file_names(listed) for root, (listed, _) in states_by_root.items()},
         ),
     )
 
 
-def _digest(beneath: str, files: dict[str, list[str]]) -> str:
+def _hash_file_contents(beneath: str, files: dict[str, list[str]]) -> str:
     digest = hashlib.sha256(beneath.encode())
     for root, names in files.items():
         for name in names:
@@ -71,18 +74,21 @@ def _digest(beneath: str, files: dict[str, list[str]]) -> str:
 
 
 def sources(root: str) -> list[str]:
-    """Return the files of a package that decide what it does, by their paths below its folder."""
-    return _names(states_below(root, _SOURCES)[0])
+    """Return the package's source files that affect compilation, as paths relative to its
+    folder.
+    """
+    return _parse_file_names(states_below(root, _SOURCE_SUFFIXES)[0])
 
 
-def _names(listed: bytes) -> list[str]:
-    """Return the files in what `states_below` gives, sorted: the same wherever the package
-    stands.
+def _parse_file_names(listed: bytes) -> list[str]:
+    """Parse the file names from the records of `states_below`, sorted so that the location of the
+    package does not matter.
     """
     names, offset = [], 0
     while offset < len(listed):
-        # Records: a name, a zero byte, and `_STATE` bytes that may hold zero bytes themselves.
+        # Records: a name, a zero byte, and `_STATE_RECORD_BYTES` bytes that may hold zero bytes
+        # themselves.
         end = listed.index(b"\0", offset)
         names.append(os.fsdecode(listed[offset:end]))
-        offset = end + 1 + _STATE
+        offset = end + 1 + _STATE_RECORD_BYTES
     return sorted(names)

@@ -1,5 +1,5 @@
-"""TVM's names of what holds objects, for programs that ask `isinstance(value, ir.container.Array)`:
-fields that are arrays there are tuples and lists here, those that are maps dictionaries.
+"""TVM's container names for isinstance checks: Array accepts tuples and lists, Map accepts
+dictionaries.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 
 class Array(ABC):  # noqa: B024 - a name for classes that are there
-    """A sequence of objects."""
+    """Abstract class of sequences: tuple and list."""
 
 
 class Map(ABC):  # noqa: B024
-    """A mapping of objects."""
+    """Abstract class of mappings: dict and MappingProxyType."""
 
 
 Array.register(tuple)

@@ -1,4 +1,4 @@
-"""Calls that go deeper than one Python stack."""
+"""Deep recursion on the stack of a fresh thread."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 
-LEVELS = 60
+MAX_RECURSION_LEVELS = 60
 """How many levels of a program a recursive visitor may go down on one stack."""
 
 
-def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
-    """Return `function(argument)`, called with an empty stack: on a thread that this one waits for.
+def call_on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
+    """Return `function(argument)` computed on a new thread with an empty stack, and wait for it.
 
     Python counts the depth of calls per thread, so a visitor that goes to a fresh stack every
     `LEVELS` levels has no limit but memory. Context variables are those of the caller; errors come
@@ -23,17 +23,18 @@ def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
     """
     done: list[_Result] = []
     failed: list[BaseException] = []
+    # A new thread starts with empty context variables: the current PassContext would be lost.
     context = contextvars.copy_context()
 
-    def run() -> None:
-        """Call the function in the thread, and hand over its result, or the error it raised."""
+    def run_in_thread() -> None:
+        """Run the function in the thread and store its result or the exception it raised."""
         try:
             done.append(context.run(function, argument))
         # Everything, KeyboardInterrupt too: an error in a thread would be printed and lost.
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run_in_thread)
     thread.start()
     thread.join()
     if failed:

@@ -1,4 +1,4 @@
-"""What is wrong with a program, as values that a user's function may show (TVM's names).
+"""Diagnostics of a program that a user's renderer may display (TVM's names).
 
     override_renderer(lambda context: log.extend(d.message for d in context.diagnostics))
 
@@ -19,7 +19,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 class DiagnosticLevel(IntEnum):
-    """How bad it is."""
+    """Severity of a diagnostic."""
 
     BUG = 10
     ERROR = 20
@@ -30,7 +30,7 @@ class DiagnosticLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One thing that is wrong, and where: `span` is None where the place has none."""
+    """One diagnostic message with its level and source span (None if unknown)."""
 
     level: DiagnosticLevel
     span: object
@@ -39,19 +39,22 @@ class Diagnostic:
 
 @dataclass(slots=True)
 class DiagnosticContext:
-    """The diagnostics of a module, and what shows them."""
+    """Diagnostics collected for a module, with their renderer."""
 
     module: IRModule | None
     renderer: DiagnosticRenderer
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def emit(self, diagnostic: Diagnostic) -> None:
-        """Add one."""
+        """Append a diagnostic."""
         self.diagnostics.append(diagnostic)
 
     def render(self) -> None:
-        """Show all. Raises CompileError, of TVM's name DiagnosticError, if one is an error."""
+        """Render all diagnostics. Raises CompileError, of TVM's name DiagnosticError, if one is an
+        error.
+        """
         self.renderer.render(self)
+        # Levels count down in severity: ERROR and BUG are at most ERROR.
         errors = [d for d in self.diagnostics if d.level <= DiagnosticLevel.ERROR]
         if errors:
             raise CompileError("\n".join(d.message for d in errors))
@@ -59,43 +62,44 @@ class DiagnosticContext:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticRenderer:
-    """Shows diagnostics by a function of their context."""
+    """Renderer of diagnostics: a function of their context."""
 
     render_func: Callable[[DiagnosticContext], object]
 
     def render(self, ctx: DiagnosticContext) -> None:
-        """Show the diagnostics of a context."""
+        """Render the diagnostics of the context."""
         self.render_func(ctx)
 
 
-def _print(context: DiagnosticContext) -> None:
+def _print_diagnostics(context: DiagnosticContext) -> None:
     for diagnostic in context.diagnostics:
         prefix = f"{diagnostic.span}: " if diagnostic.span is not None else ""
         print(f"{diagnostic.level.name.lower()}: {prefix}{diagnostic.message}", file=sys.stderr)
 
 
 _overriding: list[DiagnosticRenderer] = []
-_PRINTING = DiagnosticRenderer(_print)
+_DEFAULT_RENDERER = DiagnosticRenderer(_print_diagnostics)
 
 
 def get_renderer() -> DiagnosticRenderer:
-    """Return what shows diagnostics now: a user's function, or one that prints them."""
-    return _overriding[-1] if _overriding else _PRINTING
+    """Return the active renderer: the user's, or the default that prints to stderr."""
+    return _overriding[-1] if _overriding else _DEFAULT_RENDERER
 
 
 def override_renderer(render_func: Callable[[DiagnosticContext], object] | None) -> None:
-    """Let a function show diagnostics; None: nobody any more."""
+    """Install a user's render function, or restore the default with None."""
     # A list and not a name that is bound anew: other modules hold the list.
     _overriding.clear()
     if render_func is not None:
         _overriding.append(DiagnosticRenderer(render_func))
 
 
-def report(module: IRModule | None, error: CompileError) -> None:
-    """Show an error, which its caller then raises, by a user's function if there is one."""
+def report_error(module: IRModule | None, error: CompileError) -> None:
+    """Render an error that the caller is about to raise, if the user has installed a renderer."""
     if not _overriding:
         return
     context = DiagnosticContext(module, _overriding[-1])
+    # Only errors of parsers and type inference know their place.
     span = getattr(error, "span", None)
     context.emit(Diagnostic(DiagnosticLevel.ERROR, span, str(error)))
     context.renderer.render(context)

@@ -1,4 +1,4 @@
-"""Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
+"""Data types as strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
 
 Vectors add lanes: "float32x16". Of scalable ones the processor decides how many there are, a
 multiple of its `vscale`: "float32xvscalex4".
@@ -49,9 +49,9 @@ SCALAR_BITS: dict[str, int] = {
     "float4_e2m1fn": 4,
     "handle": 64,
 }
-OTHER_NAMES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
+TVM_DTYPE_ALIASES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
 """What TVM may write -> what is written here."""
-VSCALE = "vscalex"
+VSCALE_PREFIX = "vscalex"
 """What stands before the factor of scalable lanes."""
 SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
 """Floats that are stored and converted, never computed with."""
@@ -59,136 +59,138 @@ SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "floa
 
 @cache
 def lanes(dtype: str) -> int:
-    """Number of vector lanes: 1 for a scalar type.
+    """Return the number of vector lanes: 1 for a scalar type.
 
     Raises CompileError for a scalable vector, which has as many as the processor that runs it says.
     """
     _, _, count = dtype.partition("x")
-    if count.startswith(VSCALE):
+    if count.startswith(VSCALE_PREFIX):
         raise CompileError(f"lanes of {dtype}: the number is known where it runs, not here")
     return int(count) if count else 1
 
 
 @cache
-def vector(dtype: str) -> str:
-    """Return the lanes of a type as text.
+def lanes_suffix(dtype: str) -> str:
+    """Return the lanes suffix of a dtype: "" for a scalar, "4" of "float32x4".
 
     "4" of float32x4, "vscalex4" of float32xvscalex4, "" of scalars.
     """
     count = dtype.partition("x")[2]
+    # "float32x1" and "float32" are one type.
     return "" if count == "1" else count
 
 
-def scalable(factor: int) -> str:
-    """Return the lanes of a vector of `factor` times vscale elements, for `with_lanes`."""
-    return f"{VSCALE}{factor}"
+def scalable_lanes(factor: int) -> str:
+    """Return the lanes suffix of a scalable vector with `factor` * vscale elements."""
+    return f"{VSCALE_PREFIX}{factor}"
 
 
 @cache
-def spelled(dtype: str) -> str:
-    """Return a type in the spelling used here: TVM's "uint1" is "bool", its "float" is
-    "float32".
-    """
-    kind = element(dtype)
-    own = OTHER_NAMES.get(kind)
+def canonical_dtype(dtype: str) -> str:
+    """Canonicalize a dtype name: TVM's "uint1" becomes "bool", "float" becomes "float32"."""
+    kind = element_dtype(dtype)
+    own = TVM_DTYPE_ALIASES.get(kind)
     return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
 
 
 @cache
-def element(dtype: str) -> str:
-    """Return the scalar type of a vector type; the type itself for a scalar."""
+def element_dtype(dtype: str) -> str:
+    """Return the element dtype of a vector dtype, or the scalar dtype itself."""
     return dtype.partition("x")[0]
 
 
 @cache
 def with_lanes(dtype: str, count: int | str) -> str:
-    """Return `dtype` with `count` lanes, a number or what `vector` returns (its scalar type when
-    1).
-    """
-    return element(dtype) if count in (1, "") else f"{element(dtype)}x{count}"
+    """Return the element dtype of `dtype` with `count` lanes, a number or a lanes suffix."""
+    # One lane is a scalar: a vector of one would be another type to every comparison.
+    return element_dtype(dtype) if count in (1, "") else f"{element_dtype(dtype)}x{count}"
 
 
-def gathered(dtype: str, indices: Iterable[str]) -> str:
-    """Return the type of what is read of elements of a type by indices of these types.
+def gather_dtype(dtype: str, indices: Iterable[str]) -> str:
+    """Return the dtype of a load through indices of the given dtypes.
 
     By a vector of indices it is a vector.
     """
-    lanes = next(filter(None, map(vector, indices)), "")
-    if not lanes or not vector(dtype):
+    lanes = next(filter(None, map(lanes_suffix, indices)), "")
+    if not lanes or not lanes_suffix(dtype):
         return dtype if not lanes else with_lanes(dtype, lanes)
     # Elements that are vectors themselves: every index brings all lanes of one.
-    return with_lanes(dtype, int(lanes) * int(vector(dtype)))
+    return with_lanes(dtype, int(lanes) * int(lanes_suffix(dtype)))
 
 
 @cache
 def itemsize(dtype: str) -> int:
-    """Bytes of one element in memory, all lanes included; 1 for elements that share one."""
-    return max(1, SCALAR_BITS[element(dtype)] // 8) * lanes(dtype)
+    """Return the bytes of one element in memory, all lanes included; 1 for sub-byte elements."""
+    # Sub-byte elements are counted as if each had a byte where they are not packed.
+    return max(1, SCALAR_BITS[element_dtype(dtype)] // 8) * lanes(dtype)
 
 
 @cache
 def is_packed(dtype: str) -> bool:
-    """Return whether several elements share a byte, low bits first."""
-    return SCALAR_BITS[element(dtype)] < 8
+    """Return whether several sub-byte elements share a byte, low bits first."""
+    return SCALAR_BITS[element_dtype(dtype)] < 8
 
 
 @cache
-def is_small(dtype: str) -> bool:
-    """Return whether kernels hold elements as bytes, for want of arithmetic on them."""
+def is_byte_stored(dtype: str) -> bool:
+    """Return whether kernels store elements as bytes because the dtype has no arithmetic (float8,
+    float4, int4, int2).
+    """
     return dtype in SMALL_FLOATS or is_packed(dtype)
 
 
 @cache
-def carrier(dtype: str) -> str:
-    """Return the type that holds a value in registers: bytes for small types, else the
-    type itself.
+def storage_dtype(dtype: str) -> str:
+    """Return the dtype that holds a value in registers: int8 or uint8 for byte-stored types, else
+    the dtype itself.
     """
-    if not is_small(dtype):
+    if not is_byte_stored(dtype):
         return dtype
     return "int8" if dtype in ("int4", "int2") else "uint8"
 
 
 @cache
 def is_float(dtype: str) -> bool:
-    """Return whether elements are floating point that is computed with (not SMALL_FLOATS)."""
-    return element(dtype) in ("float16", "bfloat16", "float32", "float64")
+    """Return whether elements are floats with arithmetic (not SMALL_FLOATS)."""
+    return element_dtype(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
 @cache
 def is_int(dtype: str) -> bool:
     """Return whether elements are integers, signed or not; bool is not an integer."""
-    return element(dtype).startswith(("int", "uint"))
+    return element_dtype(dtype).startswith(("int", "uint"))
 
 
 @cache
-def is_counted(dtype: str) -> bool:
+def is_int_or_bool(dtype: str) -> bool:
     """Return whether elements are integers or bools."""
-    return is_int(dtype) or element(dtype) == "bool"
+    return is_int(dtype) or element_dtype(dtype) == "bool"
 
 
 @cache
 def is_unsigned(dtype: str) -> bool:
     """Return whether elements are unsigned integers."""
-    return element(dtype).startswith("uint")
+    return element_dtype(dtype).startswith("uint")
 
 
 def wider_int(a: str, b: str) -> str | None:
-    """Return the wider of two integer dtypes of as many lanes, the first where they are equally
-    wide; None for others.
-    """
-    if not is_int(a) or not is_int(b) or vector(a) != vector(b):
+    """Return the wider of two integer dtypes with equal lanes (the first on a tie), or None."""
+    if not is_int(a) or not is_int(b) or lanes_suffix(a) != lanes_suffix(b):
         return None
+    # Of int32 and uint32 the first: TVM does not promote by sign.
     return a if itemsize(a) >= itemsize(b) else b
 
 
-def common(a: str, b: str) -> str | None:
-    """Return the dtype in which TVM brings two operands together; None for others.
+def promote_dtypes(a: str, b: str) -> str | None:
+    """Return the dtype to which TVM promotes two operands, or None if there is none.
 
     Integers get the wider dtype, an integer beside a float that of the float. Both must have as
     many lanes.
     """
-    if vector(a) != vector(b):
+    if lanes_suffix(a) != lanes_suffix(b):
         return None
+    # TVM's rule: an integer operand takes the float's dtype whatever its width; two floats of
+    # unequal widths are an error.
     for float_dtype, int_dtype in ((a, b), (b, a)):
         if is_float(float_dtype) and is_int(int_dtype):
             return float_dtype
@@ -197,14 +199,15 @@ def common(a: str, b: str) -> str | None:
 
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
-    """Return the NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
-    is_extended = dtype == "bfloat16" or is_small(dtype)
+    """Return the NumPy dtype of a scalar type, from ml_dtypes for bfloat16 and small types."""
+    is_extended = dtype == "bfloat16" or is_byte_stored(dtype)
     return np.dtype(getattr(ml_dtypes, dtype) if is_extended else dtype)
 
 
 @cache
 def int_range(dtype: str) -> tuple[int, int] | None:
-    """Return the least and the largest number of an integer dtype; None for others."""
+    """Return the (minimum, maximum) of an integer dtype, or None for others."""
+    # "uint8" has "u" before "int", "int8" nothing; "bool" and floats have no "int".
     sign, _, bits = dtype.partition("int")
     if not bits.isdecimal() or sign not in ("", "u"):
         return None
@@ -213,8 +216,10 @@ def int_range(dtype: str) -> tuple[int, int] | None:
 
 
 # Of signed integers too: the language has no overflow that is undefined.
-def as_held(value: float, dtype: str) -> int | float:
-    """Return a number as a dtype holds it: floats rounded, integers begin anew past their ends."""
+def wrap_to_dtype(value: float, dtype: str) -> int | float:
+    """Return a number as the dtype represents it: floats rounded, integers wrapped modulo
+    2**bits.
+    """
     if is_float(dtype):
         with np.errstate(all="ignore"):
             return float(to_numpy(dtype).type(value))

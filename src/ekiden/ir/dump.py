@@ -1,4 +1,4 @@
-"""Write what a compilation makes into a folder, stage by stage: `EKIDEN_DUMP`, and `DumpIR`.
+"""IR dumps: write the module after each pass into a folder (`EKIDEN_DUMP` and `DumpIR`).
 
     folder/index.txt                what each file is, and how long its pass took
     folder/000-input.relay          the module before the first pass
@@ -27,38 +27,40 @@ from ekiden.ir.hashes import blake2b
 from ekiden.ir.installed import version_of
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, with_instruments
-from ekiden.runtime.environment import Dump
+from ekiden.runtime.environment import DumpRequest
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.files import PathName, reason
+from ekiden.runtime.files import PathName, os_error_text
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["CompilationDump", "DumpIR", "dump_compilation"]
 
-KERNEL_PHASE = "kernel: "
+KERNEL_PHASE_PREFIX = "kernel: "
 """What the name of a phase begins with that compiles one kernel."""
-LOOP_PROGRAM = "tir.PrimFunc"
-INDEX = "index.txt"
-INDEX_HEAD = f"{'file':48}{'ms':>10}  what it is\n"
-MAX_FILE_NAME = 100
+PRIM_FUNC_TYPE_KEY = "tir.PrimFunc"
+INDEX_FILE_NAME = "index.txt"
+INDEX_HEADER = f"{'file':48}{'ms':>10}  what it is\n"
+MAX_FILE_NAME_CHARS = 100
 """Characters of a kernel's folder and of a pass in a file's name: file systems take 255 bytes."""
 
 
 @dataclass(slots=True)
-class _Run:
-    """A pass or phase that has begun: when, and how many seconds this dump had taken by then."""
+class _PassRun:
+    """Run of a pass or phase that has started: its start time and the dump time accumulated until
+    then.
+    """
 
     name: str
     started: float
     dump_seconds: float
 
-    def seconds(self, ended: float, dump_seconds: float) -> float:
-        """Return how long it took, without the time of the dump meanwhile."""
+    def elapsed_without_dump(self, ended: float, dump_seconds: float) -> float:
+        """Return the run's duration in seconds without the time spent dumping."""
         return ended - self.started - (dump_seconds - self.dump_seconds)
 
 
 @dataclass(slots=True)
-class _Stage:
-    """One sequence of passes and the folder of its files: the model's, or one kernel's."""
+class _DumpStage:
+    """Sequence of passes with the folder of its dump files: the model's, or one kernel's."""
 
     folder: Path
     is_selected: bool
@@ -69,12 +71,13 @@ class _Stage:
     """The module as it was last shown, or would have been."""
     module: IRModule | None = None
     """The module whose text that is: printing it again can be saved."""
-    running: list[_Run] = field(default_factory=list)
+    running: list[_PassRun] = field(default_factory=list)
     """Passes that have begun, the outermost first."""
 
 
 class DumpIR(PassInstrument):
-    """Writes the module after each pass, and what stages make that is no module, into a folder.
+    """Pass instrument that writes the module after each pass, and other compilation products, into
+    a folder.
 
     A pass that changes nothing is a line of `index.txt` without a file; passes that another pass
     runs belong to that one. Kernels that a cache has are compiled again, in their processes.
@@ -104,10 +107,10 @@ class DumpIR(PassInstrument):
         self._show_meta_data = show_meta_data
         self._function = function
         self._pass_name = pass_name
-        self._stages: dict[str, _Stage] = {}
-        self._kernels: list[_Run] = []
+        self._stages: dict[str, _DumpStage] = {}
+        self._kernels: list[_PassRun] = []
         """The kernels that are being compiled."""
-        self._phases: list[_Run] = []
+        self._phases: list[_PassRun] = []
         """Other parts of the compilation that have begun."""
         self._seen: list[tuple[str, float]] | None = None
         """In a process that compiles: kernels, and their seconds, that the program has not heard
@@ -117,139 +120,154 @@ class DumpIR(PassInstrument):
     # Passes.
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write the module, unless it is the one that was written last."""
+        """Write the module before an outermost pass unless it equals the one written last."""
         if info.is_sequence:
             return
-        with self._own_time():
-            stage = self._stage_of(module)
+        with self._exclude_dump_time():
+            stage = self._stage_for_module(module)
             # Only outermost passes have files: `running` holds the pass around this one, if any.
-            if not stage.running and self._takes_pass(info.name):
-                name = "000-input" if stage.count == 0 else f"{_numbered(stage, info)}-before"
+            if not stage.running and self._matches_pass_filter(info.name):
+                name = (
+                    "000-input"
+                    if stage.count == 0
+                    else f"{_numbered_pass_name(stage, info)}-before"
+                )
                 what = "before the first pass" if stage.count == 0 else f"before {info.name}"
                 self._write_module(stage, module, name, None, what)
-        stage.running.append(self._begun(info.name))
+        stage.running.append(self._start_run(info.name))
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write what a pass has made."""
+        """Write the module that the pass returned, and its time into the index."""
         ended = time.perf_counter()
         if info.is_sequence:
             return
-        with self._own_time():
-            stage = self._stage_of(module)
-            run = _ended_run(stage.running, info.name)
+        with self._exclude_dump_time():
+            stage = self._stage_for_module(module)
+            # Passes inside of this one that an exception left open are dropped with it.
+            run = _pop_finished_run(stage.running, info.name)
             if run is None or stage.running:
                 return
-            if self._takes_pass(info.name):
-                seconds = run.seconds(ended, self._dump_seconds)
-                name, what = _numbered(stage, info), f"after {info.name}"
+            if self._matches_pass_filter(info.name):
+                seconds = run.elapsed_without_dump(ended, self._dump_seconds)
+                name, what = _numbered_pass_name(stage, info), f"after {info.name}"
                 if not self._write_module(stage, module, name, seconds, what):
-                    self._note(stage, "-", seconds, f"{name}: nothing changed")
+                    self._append_index_line(stage, "-", seconds, f"{name}: nothing changed")
             stage.count += 1
 
     def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
-        """Write the module that a pass could not take."""
+        """Write the input module of a pass that raised an error."""
         if info.is_sequence:
             return
-        with self._own_time():
-            stage = self._stage_of(module)
+        with self._exclude_dump_time():
+            stage = self._stage_for_module(module)
             # The pass is over; what it ran and left open goes with it.
-            _ended_run(stage.running, info.name)
-            if stage.running or not self._takes_pass(info.name):
+            _pop_finished_run(stage.running, info.name)
+            if stage.running or not self._matches_pass_filter(info.name):
                 return
-            name, what = _numbered(stage, info), f"{info.name} failed"
+            name, what = _numbered_pass_name(stage, info), f"{info.name} failed"
             self._write_module(stage, module, f"{name}-failed", None, f"before {what}")
-            self._note(stage, "-", None, f"{what}: {type(error).__name__}: {_first_line(error)}")
+            self._append_index_line(
+                stage, "-", None, f"{what}: {type(error).__name__}: {_first_message_line(error)}"
+            )
 
-    def _stage_of(self, module: IRModule) -> _Stage:
-        """Return the stage that a pass belongs to: a kernel's where one is being compiled, or where
-        the module holds loop programs alone."""
+    def _stage_for_module(self, module: IRModule) -> _DumpStage:
+        """Return the stage of a pass: the kernel's while one is compiled or if the module holds
+        PrimFuncs only, else the model's.
+        """
         if self._kernels:
             return self._kernel_stage(self._kernels[-1].name)
-        if _is_loops(module):
+        if _is_prim_func_module(module):
             kernel = next(iter(module.functions)).name_hint
             is_new = kernel not in self._stages
             stage = self._kernel_stage(kernel)
             if is_new and stage.is_selected and self._pass_name == "*":
-                model_stage = self._stage("", self.folder, is_selected=False)
-                self._note(model_stage, f"kernels/{stage.folder.name}/", None, "a loop program")
+                model_stage = self._get_stage("", self.folder, is_selected=False)
+                self._append_index_line(
+                    model_stage, f"kernels/{stage.folder.name}/", None, "a loop program"
+                )
             return stage
-        return self._stage("", self.folder, is_selected=False)
+        return self._get_stage("", self.folder, is_selected=False)
 
-    def _kernel_stage(self, kernel: str) -> _Stage:
-        folder = self.folder / "kernels" / _file_name(kernel)
-        return self._stage(kernel, folder, self._takes_function(kernel))
+    def _kernel_stage(self, kernel: str) -> _DumpStage:
+        folder = self.folder / "kernels" / _safe_file_name(kernel)
+        return self._get_stage(kernel, folder, self._matches_function_filter(kernel))
 
-    def _stage(self, key: str, folder: Path, is_selected: bool) -> _Stage:
+    def _get_stage(self, key: str, folder: Path, is_selected: bool) -> _DumpStage:
         if key not in self._stages:
-            self._stages[key] = _Stage(folder, is_selected)
+            self._stages[key] = _DumpStage(folder, is_selected)
         return self._stages[key]
 
     # What stages make beside modules.
 
     def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
-        """Write a text that a stage has made: a schedule, machine code, bytecode."""
-        if not self._takes_pass(file_name.partition(".")[0]):
+        """Write a textual product of a stage: a schedule, assembly, bytecode."""
+        if not self._matches_pass_filter(file_name.partition(".")[0]):
             return
-        with self._own_time():
+        with self._exclude_dump_time():
             is_kernel = bool(self._kernels)
             if is_kernel:
                 stage = self._kernel_stage(self._kernels[-1].name)
             else:
-                stage = self._stage("", self.folder, is_selected=False)
+                stage = self._get_stage("", self.folder, is_selected=False)
             if stage.is_selected or (not is_kernel and self._function == "*"):
                 stem, _, suffix = file_name.partition(".")
-                self._note(stage, self._write(stage, stem, suffix, render()), None, meaning)
+                self._append_index_line(
+                    stage, self._write_new_file(stage, stem, suffix, render()), None, meaning
+                )
 
     def enter_phase(self, name: str) -> None:
-        """Note when a kernel, or a part of a compilation, begins."""
-        is_kernel = name.startswith(KERNEL_PHASE)
+        """Record the start of a phase or of a kernel's compilation."""
+        is_kernel = name.startswith(KERNEL_PHASE_PREFIX)
         phases = self._kernels if is_kernel else self._phases
-        phases.append(self._begun(name.removeprefix(KERNEL_PHASE)))
+        phases.append(self._start_run(name.removeprefix(KERNEL_PHASE_PREFIX)))
 
-    def _begun(self, name: str) -> _Run:
-        return _Run(name, time.perf_counter(), self._dump_seconds)
+    def _start_run(self, name: str) -> _PassRun:
+        return _PassRun(name, time.perf_counter(), self._dump_seconds)
 
     def exit_phase(self, name: str) -> None:
-        """Add what ended to the index: a kernel, or another part of a compilation."""
+        """Append the finished kernel or phase with its time to the index."""
         ended = time.perf_counter()
-        if not name.startswith(KERNEL_PHASE):
-            run = _ended_run(self._phases, name)
-            if run is not None and (stage := self._stage_of_phase()) is not None:
-                with self._own_time():
-                    seconds = run.seconds(ended, self._dump_seconds)
-                    self._note(stage, "-", seconds, f"phase: {name}")
+        if not name.startswith(KERNEL_PHASE_PREFIX):
+            run = _pop_finished_run(self._phases, name)
+            if run is not None and (stage := self._stage_for_phase()) is not None:
+                with self._exclude_dump_time():
+                    seconds = run.elapsed_without_dump(ended, self._dump_seconds)
+                    self._append_index_line(stage, "-", seconds, f"phase: {name}")
             return
-        kernel = name.removeprefix(KERNEL_PHASE)
-        run = _ended_run(self._kernels, kernel)
-        if run is None or not self._takes_function(kernel):
+        kernel = name.removeprefix(KERNEL_PHASE_PREFIX)
+        run = _pop_finished_run(self._kernels, kernel)
+        if run is None or not self._matches_function_filter(kernel):
             return
-        seconds = run.seconds(ended, self._dump_seconds)
+        seconds = run.elapsed_without_dump(ended, self._dump_seconds)
+        # A worker has no index of the compilation: it reports the kernel to the program.
         if self._seen is not None:
             self._seen.append((kernel, seconds))
         else:
-            self._note_kernel(kernel, seconds)
+            self._index_kernel(kernel, seconds)
 
-    def _stage_of_phase(self) -> _Stage | None:
-        """Return the stage whose index has a phase; None where a filter leaves out phases."""
+    def _stage_for_phase(self) -> _DumpStage | None:
+        """Return the stage whose index lists the phase, or None if a filter excludes phases."""
         if self._pass_name != "*":
             return None
         if not self._kernels:
-            return self._stage("", self.folder, is_selected=False)
+            return self._get_stage("", self.folder, is_selected=False)
         stage = self._kernel_stage(self._kernels[-1].name)
         return stage if stage.is_selected else None
 
-    def _note_kernel(self, kernel: str, seconds: float | None) -> None:
-        """Add a line about a kernel to the index of the compilation, where it has a folder."""
-        with self._own_time():
+    def _index_kernel(self, kernel: str, seconds: float | None) -> None:
+        """Append a kernel to the compilation's index if the kernel has a dump folder."""
+        with self._exclude_dump_time():
             stage = self._kernel_stage(kernel)
             if stage.folder.is_dir():
-                model_stage = self._stage("", self.folder, is_selected=False)
-                self._note(model_stage, f"kernels/{stage.folder.name}/", seconds, "a kernel")
+                model_stage = self._get_stage("", self.folder, is_selected=False)
+                self._append_index_line(
+                    model_stage, f"kernels/{stage.folder.name}/", seconds, "a kernel"
+                )
 
     # Processes that compile kernels.
 
     def for_worker(self) -> DumpIR:
-        """Return the instrument of a process that compiles kernels, which writes their folders."""
+        """Return the instrument for a worker process, which writes the kernels' folders."""
         # A list instead of None marks the copy as that of a worker, which reports its kernels to
         # the program.
         copy = type(self)(self.folder, self._show_meta_data, self._function, self._pass_name)
@@ -257,47 +275,53 @@ class DumpIR(PassInstrument):
         return copy
 
     def take_seen(self) -> object:
-        """Return the kernels that were compiled since the last call, with their seconds."""
+        """Return the kernels compiled since the last call, with their seconds, and forget them."""
         kernels, self._seen = self._seen, []
         return kernels
 
     def add_seen(self, seen: object) -> None:
-        """Add the kernels of another process to the index."""
+        """Append the kernels reported by a worker process to the index."""
         assert isinstance(seen, list), "what take_seen gives"
         for kernel, seconds in seen:
-            self._note_kernel(kernel, seconds)
+            self._index_kernel(kernel, seconds)
 
     # Files.
 
-    def _takes_pass(self, name: str) -> bool:
+    def _matches_pass_filter(self, name: str) -> bool:
         return fnmatchcase(name, self._pass_name)
 
-    def _takes_function(self, name: str) -> bool:
+    def _matches_function_filter(self, name: str) -> bool:
         return fnmatchcase(name, self._function)
 
     def _write_module(
-        self, stage: _Stage, module: IRModule, name: str, seconds: float | None, what: str
+        self, stage: _DumpStage, module: IRModule, name: str, seconds: float | None, what: str
     ) -> bool:
-        """Write the text of a module where it is another than the last; return whether it was."""
+        """Write the module's text if it differs from the last one; return whether it was
+        written.
+        """
+        # Printing is the expensive part; passes that change nothing return the same object.
         if module is stage.module:
             return False
-        text, suffix = self._text_of(module, stage.is_selected)
+        text, suffix = self._render_module(module, stage.is_selected)
+        # The object is kept to recognize it; its text, to see that a new object prints the same.
         stage.module = module
         if text == stage.text:
             return False
         stage.text = text
         if text:
-            self._note(stage, self._write(stage, name, suffix, text), seconds, what)
+            self._append_index_line(
+                stage, self._write_new_file(stage, name, suffix, text), seconds, what
+            )
         return bool(text)
 
-    def _text_of(self, module: IRModule, is_selected: bool) -> tuple[str, str]:
-        """Return the text of the functions that are selected, and the suffix of its file."""
+    def _render_module(self, module: IRModule, is_selected: bool) -> tuple[str, str]:
+        """Return the text of the selected functions and the file suffix ("relay" or "tir")."""
         functions = {
             name: function
             for name, function in module.functions.items()
-            if is_selected or self._takes_function(name.name_hint)
+            if is_selected or self._matches_function_filter(name.name_hint)
         }
-        if _is_loops(module):
+        if _is_prim_func_module(module):
             return "\n".join(map(str, functions.values())), "tir"
         if not functions:
             return "", "relay"
@@ -305,11 +329,12 @@ class DumpIR(PassInstrument):
             module = module.with_functions(functions)
         return module.astext(self._show_meta_data), "relay"
 
-    def _write(self, stage: _Stage, stem: str, suffix: str, text: str) -> str:
-        """Write a file under a name that no other has; return the name. Raises InputError where
-        that cannot be."""
-        stem, name, number = _file_name(stem), f"{_file_name(stem)}.{suffix}", 1
-        with self._refusing(stage.folder):
+    def _write_new_file(self, stage: _DumpStage, stem: str, suffix: str, text: str) -> str:
+        """Create a file with an unused name, write the text, and return the name. Raises InputError
+        where that cannot be.
+        """
+        stem, name, number = _safe_file_name(stem), f"{_safe_file_name(stem)}.{suffix}", 1
+        with self._explain_os_errors(stage.folder):
             stage.folder.mkdir(parents=True, exist_ok=True)
             while True:
                 try:
@@ -322,28 +347,30 @@ class DumpIR(PassInstrument):
                     number += 1
                     name = f"{stem}-{number}.{suffix}"
 
-    def _note(self, stage: _Stage, name: str, seconds: float | None, what: str) -> None:
-        """Add a line to the index of a stage. Raises InputError where that cannot be."""
+    def _append_index_line(
+        self, stage: _DumpStage, name: str, seconds: float | None, what: str
+    ) -> None:
+        """Append a line to the stage's index. Raises InputError where that cannot be."""
         duration = "" if seconds is None else f"{1e3 * seconds:.1f}"
-        with self._refusing(stage.folder):
+        with self._explain_os_errors(stage.folder):
             stage.folder.mkdir(parents=True, exist_ok=True)
-            with (stage.folder / INDEX).open("a", encoding="utf-8", newline="\n") as file:
+            with (stage.folder / INDEX_FILE_NAME).open("a", encoding="utf-8", newline="\n") as file:
                 if file.tell() == 0:
-                    file.write(INDEX_HEAD)
+                    file.write(INDEX_HEADER)
                 file.write(f"{name:48}{duration:>10}  {what}\n")
 
     @contextmanager
-    def _refusing(self, folder: Path) -> Iterator[None]:
-        """Name what asked for the folder where the system refuses a file in it."""
+    def _explain_os_errors(self, folder: Path) -> Iterator[None]:
+        """Convert an OSError into an InputError that names the option that chose the folder."""
         try:
             yield
         except OSError as error:
-            text = f"{self._source}: no file can be written in '{folder}': {reason(error)}"
+            text = f"{self._source}: no file can be written in '{folder}': {os_error_text(error)}"
             raise InputError(text) from error
 
     @contextmanager
-    def _own_time(self) -> Iterator[None]:
-        """Count the time of this dump, which is none of the pass around it."""
+    def _exclude_dump_time(self) -> Iterator[None]:
+        """Accumulate the time spent dumping, which is subtracted from the enclosing pass."""
         started = time.perf_counter()
         try:
             yield
@@ -352,39 +379,40 @@ class DumpIR(PassInstrument):
 
 
 class CompilationDump(DumpIR):
-    """The dump that the environment asks for, of one compilation: also in a process that compiles
-    kernels for it."""
+    """Dump of one compilation requested by `EKIDEN_DUMP`, also in its worker processes."""
 
     _source = "the variable EKIDEN_DUMP"
     dumps_compilation = True
 
-    def note_beginning(self, what: str, dump: Dump) -> None:
-        """Begin the index with what is dumped, and by which filters."""
+    def write_index_header(self, what: str, dump: DumpRequest) -> None:
+        """Write the first index line: what is compiled, the version, and the filters."""
         filters = [f"{key}={value}" for key, value in dump.filters().items() if value != "*"]
         filter_note = f" ({', '.join(filters)})" if filters else ""
         version = f"ekiden {version_of('ekiden')}"
-        self._note(
-            self._stage("", self.folder, is_selected=False),
+        self._append_index_line(
+            self._get_stage("", self.folder, is_selected=False),
             "-", None, f"{what} by {version}, process {os.getpid()}{filter_note}",
         )  # fmt: skip
 
-    def note_failure(self, error: BaseException) -> None:
-        """End the index with the error of the compilation; it does not matter whether it can be."""
-        stage = self._stage("", self.folder, is_selected=False)
+    def write_failure(self, error: BaseException) -> None:
+        """Append the compilation's error to the index; an unwritable index is ignored."""
+        stage = self._get_stage("", self.folder, is_selected=False)
         with suppress(InputError):
-            self._note(stage, "-", None, f"failed: {type(error).__name__}: {_first_line(error)}")
+            self._append_index_line(
+                stage, "-", None, f"failed: {type(error).__name__}: {_first_message_line(error)}"
+            )
 
 
 @contextmanager
-def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
-    """Dump what is compiled meanwhile to a new folder, whose name ends with `what`.
+def dump_compilation(what: str, dump: DumpRequest) -> Iterator[None]:
+    """Dump the enclosed compilation into a new numbered folder whose name ends with `what`.
 
     A compilation inside of another one has a folder of its own, and none in that of the other.
     Raises InputError, naming the variable, where the folder cannot be made or written.
     """
-    folder = _new_folder(dump.folder, what)
+    folder = _create_numbered_folder(dump.folder, what)
     instrument = CompilationDump(folder, function=dump.function, pass_name=dump.pass_name)
-    instrument.note_beginning(what, dump)
+    instrument.write_index_header(what, dump)
     watching = PassContext.current().instruments
     # The dump of an outer compilation must not count the passes of this one as its own.
     kept_instruments = [
@@ -395,17 +423,20 @@ def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
     with with_instruments((*kept_instruments, instrument)):
         try:
             yield
+        # KeyboardInterrupt too: an interrupted dump must not look complete.
         except BaseException as error:
-            instrument.note_failure(error)
+            instrument.write_failure(error)
             raise
 
 
-def _new_folder(parent: str, what: str) -> Path:
-    """Return a new folder `parent/NNN-what`, numbered behind those that are there: another process
-    may make one at the same time. Raises InputError."""
+def _create_numbered_folder(parent: str, what: str) -> Path:
+    """Create the folder `parent/NNN-what` with the next free number, safe against concurrent
+    processes. Raises InputError.
+    """
     try:
         os.makedirs(parent, exist_ok=True)
         numbers = (re.match(r"(\d+)-", name) for name in os.listdir(parent))
+        # Behind the highest number, not in a gap: folders sort in the order of compilations.
         number = max((int(match[1]) for match in numbers if match), default=0)
         while True:
             number += 1
@@ -415,22 +446,23 @@ def _new_folder(parent: str, what: str) -> Path:
                 return folder
     except OSError as error:
         raise InputError(
-            f"{CompilationDump._source}: no folder can be made in '{parent}': {reason(error)}"
+            f"{CompilationDump._source}: no folder can be made in '{parent}': "
+            f"{os_error_text(error)}"
         ) from error
 
 
-def _is_loops(module: IRModule) -> bool:
-    """Return whether a module holds loop programs and nothing else."""
+def _is_prim_func_module(module: IRModule) -> bool:
+    """Return whether the module holds PrimFuncs and nothing else."""
     functions = module.functions.values()
-    return bool(functions) and all(f.type_key == LOOP_PROGRAM for f in functions)
+    return bool(functions) and all(f.type_key == PRIM_FUNC_TYPE_KEY for f in functions)
 
 
-def _numbered(stage: _Stage, info: PassInfo) -> str:
+def _numbered_pass_name(stage: _DumpStage, info: PassInfo) -> str:
     return f"{stage.count + 1:03}-{info.name}"
 
 
-def _ended_run(running: list[_Run], name: str) -> _Run | None:
-    """Return the innermost run of a pass or phase, which is over as are those inside of it."""
+def _pop_finished_run(running: list[_PassRun], name: str) -> _PassRun | None:
+    """Pop and return the innermost run of that name, and drop the runs nested in it."""
     while running:
         run = running.pop()
         if run.name == name:
@@ -438,15 +470,15 @@ def _ended_run(running: list[_Run], name: str) -> _Run | None:
     return None
 
 
-def _file_name(text: str) -> str:
-    """Return a name that every file system takes; one that had to be changed tells its text by a
-    digest."""
+def _safe_file_name(text: str) -> str:
+    """Return a portable file name; a changed name gets a digest suffix so that it stays unique."""
     plain = re.sub(r"[^\w.+-]", "_", text, flags=re.ASCII)
-    if plain == text and len(text) <= MAX_FILE_NAME and text.strip("."):
+    if plain == text and len(text) <= MAX_FILE_NAME_CHARS and text.strip("."):
         return text
+    # Two names that become one after replacement must not share a file.
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
-    return f"{plain[:MAX_FILE_NAME].strip('.')}-{digest}"
+    return f"{plain[:MAX_FILE_NAME_CHARS].strip('.')}-{digest}"
 
 
-def _first_line(error: BaseException) -> str:
+def _first_message_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Functions of the global registry as nodes: what a node can name, save and compare."""
+"""EnvFunc: named global functions as nodes that can be saved and compared."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from ekiden.runtime import PackedFunc, get_global_func
 
 @node("EnvFunc")
 class EnvFunc(Node):
-    """A global function by its name; get one with `EnvFunc.get`."""
+    """Reference to a global function by name; obtain one with `EnvFunc.get`."""
 
     name: str
 
     @staticmethod
     def get(name: str) -> EnvFunc:
-        """Return the function of a name. Raises ValueError where none is registered."""
+        """Return the EnvFunc of a registered global function. Raises ValueError where none is
+        registered.
+        """
         get_global_func(name)
         return EnvFunc(name)
 
     @property
     def func(self) -> PackedFunc:
-        """Return the function that is registered now. Raises ValueError where none is."""
+        """Return the function currently registered under the name. Raises ValueError where
+        none is.
+        """
         return get_global_func(self.name)
 
     def __call__(self, *args: object) -> object:

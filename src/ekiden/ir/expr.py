@@ -1,17 +1,17 @@
-"""What Relay and tir share: the base of functional expressions and global names."""
+"""RelayExpr, BaseFunc and GlobalVar: the expression base classes that Relay and TIR share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Self, cast
 
-from ekiden.ir.node import NODE_TYPES, Node, ignored, node
+from ekiden.ir.node import NODE_TYPES, Node, ignored_field, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
 
 class RelayExpr(Node):
-    """A functional expression.
+    """Base class of functional expressions.
 
     `checked_type` is what type inference found; `span` says which model node it came from.
     """
@@ -29,7 +29,7 @@ class RelayExpr(Node):
 
     @property
     def checked_type(self) -> Type:
-        """Return the inferred type; raises ValueError before inference."""
+        """Return the inferred type; raise ValueError before type inference."""
         checked = self.checked_type_or_none()
         if checked is None:
             raise ValueError(
@@ -47,7 +47,7 @@ class RelayExpr(Node):
         return call(self, args)
 
     def show(self, show_meta_data: bool = False) -> None:
-        """Print its text; the elements of constants only if asked for, so that it is short."""
+        """Print the text, without the values of constants unless `show_meta_data`."""
         print(self.astext(show_meta_data))
 
     def astext(
@@ -75,24 +75,24 @@ class RelayExpr(Node):
         )  # the dataclass's own would print a shared node once per path
 
     def _repr_html_(self) -> str | None:
-        """Return the HTML that a notebook shows."""
+        """Return the HTML representation for notebooks."""
         return None if RelayExpr.html_printer is None else RelayExpr.html_printer(self)
 
     def set_checked_type(self, found: Type) -> None:
-        """Set the inferred type; for type inference alone."""
+        """Set the inferred type; called by type inference only."""
         # Nodes are frozen; the type is no field and takes no part in equality.
         object.__setattr__(self, "_checked_type", found)
 
 
 class BaseFunc(RelayExpr):
-    """A function a module can hold: relay.Function or tir.PrimFunc."""
+    """Base class of functions in a module: relay.Function and tir.PrimFunc."""
 
     __slots__ = ()
     canonical_form: ClassVar[Callable[[BaseFunc], BaseFunc] | None] = None
     """The form in which functions of a class are compared and hashed, None for their own."""
 
     def attr(self, key: str) -> object:
-        """Return an attribute of the function, None if it has none of that key."""
+        """Return a function attribute, or None if it is not set."""
         return (getattr(self, "attrs", None) or {}).get(key)
 
     def with_attr(
@@ -111,7 +111,7 @@ class BaseFunc(RelayExpr):
 
 @node("ir.GlobalVar")
 class GlobalVar(RelayExpr):
-    """The name of a function of a module."""
+    """Name of a function in a module."""
 
     name_hint: str
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)

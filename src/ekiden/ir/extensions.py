@@ -1,4 +1,4 @@
-"""Whether a program has taught the compiler something of its own: a converter, an operator, a pass.
+"""Record of user extensions of the compiler: converters, operators, passes.
 
 What is compiled then depends on more than Ekiden's source, and is not taken from the cache of
 artifacts.
@@ -6,16 +6,16 @@ artifacts.
 
 from __future__ import annotations
 
-_FOREIGN: list[object] = []
+_USER_DEFINITIONS: list[object] = []
 
 
-def note_extension(definition: object) -> None:
-    """Remember what was registered, unless Ekiden itself defines it."""
+def record_extension(definition: object) -> None:
+    """Record a registered definition unless it belongs to Ekiden itself."""
     home = getattr(definition, "__module__", None) or ""
     if not home.startswith("ekiden."):
-        _FOREIGN.append(definition)
+        _USER_DEFINITIONS.append(definition)
 
 
-def is_extended() -> bool:
-    """Return whether anything was registered that is not Ekiden's own."""
-    return bool(_FOREIGN)
+def has_extensions() -> bool:
+    """Return whether the program has registered any extension of its own."""
+    return bool(_USER_DEFINITIONS)

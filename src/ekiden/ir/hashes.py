@@ -1,4 +1,4 @@
-"""SHA-256 and BLAKE2b of little: keys and names of what is kept.
+"""SHA-256 and BLAKE2b without importing hashlib, for short keys and file names.
 
 `hashlib` brings OpenSSL, which takes longer to load than all that is hashed to start from a cache.
 Python has both without it too, and `random` of its library takes SHA-512 from there, the same way.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 __all__ = ["blake2b", "sha256"]
 
 
-def _lean(name: str, homes: tuple[str, ...]) -> object:
-    """Return the function from the first of the modules that exists, `hashlib` at last."""
+def _import_hash(name: str, homes: tuple[str, ...]) -> object:
+    """Return the hash constructor from the first importable C module, else from `hashlib`."""
     for home in homes:
         with suppress(ImportError):
             return getattr(import_module(home), name)
@@ -25,5 +25,5 @@ def _lean(name: str, homes: tuple[str, ...]) -> object:
 if TYPE_CHECKING:
     from hashlib import blake2b, sha256
 else:
-    sha256 = _lean("sha256", ("_sha2", "_sha256"))  # from Python 3.12 on, and before
-    blake2b = _lean("blake2b", ("_blake2",))
+    sha256 = _import_hash("sha256", ("_sha2", "_sha256"))  # from Python 3.12 on, and before
+    blake2b = _import_hash("blake2b", ("_blake2",))

@@ -1,4 +1,4 @@
-"""Identities of arithmetic: which operand an operation with a constant 0 or 1 comes to.
+"""Arithmetic identities: the operand to which an operation with constant 0 or 1 reduces.
 
 x + -0.0, x - 0.0, x * 1, x / 1 -> x;  i + 0, i - 0, i // 1 -> i, 0 * i, i % 1 -> 0 for integers.
 Not for floats: 1.5 // 1 is 1, 0 * x is a NaN where x is infinite, and x + 0.0 is 0.0 where x is
@@ -15,61 +15,65 @@ from ekiden.ir import dtype as dt
 
 Identity: TypeAlias = Callable[..., int]
 """The values of the operands, None for one that is no constant, and their dtype -> one of these."""
-LEFT, RIGHT, NEITHER, ZERO = range(4)
+LHS_OPERAND, RHS_OPERAND, NO_OPERAND, ZERO_RESULT = range(4)
 
 
-def of_none(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return that the operation stays."""
+def no_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return NO_OPERAND: the operation has no identity."""
     del lhs, rhs, dtype
-    return NEITHER
+    return NO_OPERAND
 
 
-def of_sum(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return the operand beside an integer 0 or a float -0.0."""
-    if _adds_nothing(rhs, -1, dtype):
-        return LEFT
-    return RIGHT if _adds_nothing(lhs, -1, dtype) else NEITHER
+def add_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return the other operand of x + 0 (floats: x + -0.0)."""
+    # IEEE 754: -0.0 + 0.0 is 0.0, so only -0.0 leaves every float as it is.
+    if _is_additive_identity(rhs, -1, dtype):
+        return LHS_OPERAND
+    return RHS_OPERAND if _is_additive_identity(lhs, -1, dtype) else NO_OPERAND
 
 
-def of_difference(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return the left operand where 0 is taken off, of floats 0.0."""
+def sub_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return the left operand of x - 0 (floats: x - 0.0)."""
     del lhs
     # x - 0.0 is x also for x = -0.0; 0 - x is no x.
-    return LEFT if _adds_nothing(rhs, 1, dtype) else NEITHER
+    return LHS_OPERAND if _is_additive_identity(rhs, 1, dtype) else NO_OPERAND
 
 
-def of_product(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return the operand beside 1; of integers 0 itself."""
+def mul_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return the other operand of x * 1, or the zero of an integer x * 0."""
     if rhs == 1:
-        return LEFT
+        return LHS_OPERAND
     if lhs == 1:
-        return RIGHT
+        return RHS_OPERAND
+    # Not of floats: 0 * NaN and 0 * inf are NaN, and 0 * -1 is -0.0.
     if dt.is_int(dtype) and (lhs == 0 or rhs == 0):
         # The zero is the answer, so the operand that is 0.
-        return LEFT if lhs == 0 else RIGHT
-    return NEITHER
+        return LHS_OPERAND if lhs == 0 else RHS_OPERAND
+    return NO_OPERAND
 
 
-def of_quotient(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return the left operand of a division by 1."""
+def div_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return the left operand of x / 1."""
     del lhs, dtype
-    return LEFT if rhs == 1 else NEITHER
+    return LHS_OPERAND if rhs == 1 else NO_OPERAND
 
 
-def of_floor_quotient(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return the left operand of a division of integers by 1."""
+def floordiv_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return the left operand of an integer x // 1."""
     del lhs
-    return LEFT if rhs == 1 and dt.is_int(dtype) else NEITHER
+    return LHS_OPERAND if rhs == 1 and dt.is_int(dtype) else NO_OPERAND
 
 
-def of_remainder(lhs: float | None, rhs: float | None, dtype: str) -> int:
-    """Return that an integer leaves 0 when it is divided by 1."""
+def floormod_identity(lhs: float | None, rhs: float | None, dtype: str) -> int:
+    """Return ZERO_RESULT for an integer x % 1."""
     del lhs
-    return ZERO if rhs == 1 and dt.is_int(dtype) else NEITHER
+    return ZERO_RESULT if rhs == 1 and dt.is_int(dtype) else NO_OPERAND
 
 
-def _adds_nothing(value: float | None, sign: int, dtype: str) -> bool:
-    """Return whether a term changes no sum: an integer 0, and of floats the 0 of this sign."""
-    if value != 0 or not (dt.is_float(dtype) or dt.element(dtype) in dt.SMALL_FLOATS):
+def _is_additive_identity(value: float | None, sign: int, dtype: str) -> bool:
+    """Return whether adding the constant changes nothing: an integer 0, or a float zero with this
+    sign.
+    """
+    if value != 0 or not (dt.is_float(dtype) or dt.element_dtype(dtype) in dt.SMALL_FLOATS):
         return value == 0
     return math.copysign(1, value) == sign

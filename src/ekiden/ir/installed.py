@@ -1,5 +1,6 @@
-"""The versions of installed packages, by the names of their folders of metadata, since importing
-`importlib.metadata` takes longer than loading most models."""
+"""Versions of installed packages read from `.dist-info` folder names, since importing
+`importlib.metadata` takes longer than loading most models.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ else:
 
 __all__ = ["version_of"]
 
-_SUFFIX = ".dist-info"
+_DIST_INFO_SUFFIX = ".dist-info"
 
 
 def version_of(distribution: str) -> str:
-    """Return the version of a package, "" where it is not installed."""
-    version = _found().get(_name(distribution))
+    """Return a package's version, or "" if it is not installed."""
+    version = _installed_versions().get(_normalize_name(distribution))
     if version is not None:
         return version
     try:  # an egg, a zip, or what was installed since
@@ -33,17 +34,17 @@ def version_of(distribution: str) -> str:
 
 
 @functools.cache
-def _found() -> dict[str, str]:
-    """Name -> version, of all folders that modules are looked for in; the first has it."""
+def _installed_versions() -> dict[str, str]:
+    """Return {normalized name: version} over sys.path, the first folder taking precedence."""
     versions: dict[str, str] = {}
     for folder in sys.path:
         with suppress(OSError):
             for entry in os.listdir(folder or os.curdir):
-                if entry.endswith(_SUFFIX):
-                    name, _, version = entry.removesuffix(_SUFFIX).rpartition("-")
-                    versions.setdefault(_name(name), version)
+                if entry.endswith(_DIST_INFO_SUFFIX):
+                    name, _, version = entry.removesuffix(_DIST_INFO_SUFFIX).rpartition("-")
+                    versions.setdefault(_normalize_name(name), version)
     return versions
 
 
-def _name(distribution: str) -> str:
+def _normalize_name(distribution: str) -> str:
     return distribution.lower().replace("-", "_").replace(".", "_")

@@ -1,4 +1,4 @@
-"""Places to look between any two passes: time, print, dump to a folder, verify, bisect.
+"""Pass instruments: timing, printing, dumping, verification and bisection.
 
 with PassContext(instruments=[DumpIR("passes"), Verify(relay.analysis.verify)]):
     module = pipeline(module)
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class PassPrintingInstrument(PassInstrument):
-    """Prints the module before and after the named passes."""
+    """Pass instrument that prints the module before and after the named passes."""
 
     def __init__(
         self,
@@ -49,47 +49,47 @@ class PassPrintingInstrument(PassInstrument):
         self.after = frozenset(print_after_pass_names)
         self._file = file
 
-    def _print(self, when: str, module: IRModule, info: PassInfo) -> None:
+    def _print_module(self, when: str, module: IRModule, info: PassInfo) -> None:
         print(f"// {when} {info.name}\n{module}", file=self._file or sys.stderr)
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Print, if the pass is named."""
+        """Print the module if the pass is in `before`."""
         if info.name in self.before:
-            self._print("before", module, info)
+            self._print_module("before", module, info)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Print, if the pass is named."""
+        """Print the module if the pass is in `after`."""
         if info.name in self.after:
-            self._print("after", module, info)
+            self._print_module("after", module, info)
 
 
 class PrintBeforeAll(PassPrintingInstrument):
-    """Prints the module before every pass."""
+    """Pass instrument that prints the module before every pass."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         super().__init__(file=file)
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Print."""
+        """Print the module unless the pass is a sequence."""
         if not info.is_sequence:
-            self._print("before", module, info)
+            self._print_module("before", module, info)
 
 
 class PrintAfterAll(PassPrintingInstrument):
-    """Prints the module after every pass."""
+    """Pass instrument that prints the module after every pass."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         super().__init__(file=file)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Print."""
+        """Print the module unless the pass is a sequence."""
         if not info.is_sequence:
-            self._print("after", module, info)
+            self._print_module("after", module, info)
 
 
 class Verify(PassInstrument):
-    """Calls a check after each pass; its error names the pass. The check of Relay is
-    `relay.analysis.verify`.
+    """Pass instrument that runs a module verifier after each pass and names the pass in its errors.
+    The check of Relay is `relay.analysis.verify`.
     """
 
     def __init__(self, check: Callable[[IRModule], None]) -> None:
@@ -97,7 +97,7 @@ class Verify(PassInstrument):
         self._check = check
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Check what a pass has made."""
+        """Verify the module that the pass returned."""
         if info.is_sequence:
             return
         try:
@@ -108,7 +108,7 @@ class Verify(PassInstrument):
 
 
 class StopAfter(PassInstrument):
-    """Runs the first `count` passes and skips the rest.
+    """Pass instrument that runs the first `count` passes and skips the rest.
 
     `ran` holds the names of the passes that ran, `find_breaking_pass` bisects with it.
     """
@@ -118,11 +118,11 @@ class StopAfter(PassInstrument):
         self.ran: list[str] = []
 
     def should_run(self, module: IRModule, info: PassInfo) -> bool:
-        """Return whether there are passes left to run."""
+        """Return whether fewer than `count` passes have run."""
         return info.is_sequence or len(self.ran) < self.count
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Count."""
+        """Record the pass name."""
         if not info.is_sequence:
             self.ran.append(info.name)
 
@@ -132,41 +132,41 @@ def find_breaking_pass(
     module: IRModule,
     is_right: Callable[[IRModule], bool],
 ) -> tuple[int, str] | None:
-    """Return the first pass after which `is_right` no longer holds, as (its number from 0, its
-    name).
+    """Return (index, name) of the first pass after which `is_right` fails, by bisection.
 
     None when the whole pipeline keeps the module right. Bisects: runs the pipeline once for each
     halving, and assumes that what is broken stays broken. An EkidenError of the pipeline counts as
     broken. Raises EkidenError when the module is not right before the first pass.
     """
 
-    def run(count: int) -> tuple[bool, list[str]]:
-        """Return whether the module is right after `count` passes, and the names of those
-        that ran.
+    def run_prefix(count: int) -> tuple[bool, list[str]]:
+        """Run the first `count` passes; return whether the module is right, and the passes that
+        ran.
         """
         stop = StopAfter(count)
         try:
+            # A context of its own: instruments around it would see each trial as a compilation.
             with PassContext(opt_level=PassContext.current().opt_level, instruments=[stop]):
                 return is_right(pipeline(module)), stop.ran
         except EkidenError:
             return False, stop.ran
 
-    right, names = run(sys.maxsize)
+    right, names = run_prefix(sys.maxsize)
     if right:
         return None
-    if not run(0)[0]:
+    if not run_prefix(0)[0]:
         raise EkidenError("find_breaking_pass: the module is not right before the first pass")
     # Right after `good` passes, not right after `bad`: they close in on the pass between them.
     good, bad = 0, len(names)
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if run(middle)[0] else (good, middle)
+        good, bad = (middle, bad) if run_prefix(middle)[0] else (good, middle)
     return bad - 1, names[bad - 1]
 
 
 @dataclass(slots=True)
 class PassProfile:
-    """The time of one run of a pass, the passes it ran included, in seconds."""
+    """Duration in seconds of one run of a pass, nested passes included."""
 
     name: str
     seconds: float = 0.0
@@ -174,12 +174,12 @@ class PassProfile:
 
     @property
     def own_seconds(self) -> float:
-        """Return the time without the passes it ran."""
+        """Return the duration in seconds without the nested passes."""
         return self.seconds - sum(child.seconds for child in self.children)
 
 
 class PassTimingInstrument(PassInstrument):
-    """Times passes, and what else a compilation does, as the tree in which they ran each other.
+    """Pass instrument that times passes and phases as a call tree.
 
     `render()` after (or within) the context gives it as text, `seconds` the sum by name.
     """
@@ -189,21 +189,21 @@ class PassTimingInstrument(PassInstrument):
         self._open: list[tuple[PassProfile, float]] = []
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Start the clock."""
+        """Start the pass's timer."""
         self.enter_phase(info.name)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Stop it; passes left open by an exception in between are dropped."""
+        """Stop the pass's timer, and drop passes that an exception left open."""
         self.exit_phase(info.name)
 
     def enter_phase(self, name: str) -> None:
-        """Start the clock."""
+        """Start the phase's timer."""
         profile = PassProfile(name)
         (self._open[-1][0] if self._open else self.root).children.append(profile)
         self._open.append((profile, time.perf_counter()))
 
     def exit_phase(self, name: str) -> None:
-        """Stop it, and those of what an exception left open in between."""
+        """Stop the phase's timer, and those nested in it that an exception left open."""
         while self._open:
             profile, started = self._open.pop()
             # Phases above the named one were left open by an exception, and end now too.
@@ -213,7 +213,7 @@ class PassTimingInstrument(PassInstrument):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return the own time of the passes by name, added up."""
+        """Return {pass name: total own seconds}."""
         total: dict[str, float] = {}
         stack = list(self.root.children)
         while stack:
@@ -223,8 +223,8 @@ class PassTimingInstrument(PassInstrument):
         return total
 
     def render(self) -> str:
-        """Return one line for each pass, indented below the one that ran it: milliseconds, own,
-        share of all.
+        """Return the call tree as text, one indented line per pass: milliseconds, own milliseconds,
+        share of the total.
         """
         total_seconds = sum(child.seconds for child in self.root.children) or 1.0
         lines = []
@@ -239,16 +239,31 @@ class PassTimingInstrument(PassInstrument):
         return "\n".join(lines)
 
 
-HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass",
-         "run_failed", "enter_phase", "exit_phase", "see_product", "compiles_cached",
-         "dumps_compilation", "for_worker", "take_seen", "add_seen")  # fmt: skip
+INSTRUMENT_HOOKS = (
+    "enter_pass_ctx",
+    "exit_pass_ctx",
+    "should_run",
+    "run_before_pass",
+    "run_after_pass",
+    "run_failed",
+    "enter_phase",
+    "exit_phase",
+    "see_product",
+    "compiles_cached",
+    "dumps_compilation",
+    "for_worker",
+    "take_seen",
+    "add_seen",
+)
 
 
 def pass_instrument(cls: type) -> type:
-    """Decorator: a class with some of the hooks of PassInstrument becomes an instrument.
+    """Class decorator that makes a class with some of PassInstrument's hooks a pass instrument.
 
     Its constructor is its own; it need not derive from PassInstrument.
     """
     # Only what the class lacks: hooks of PassInstrument do nothing.
-    missing = {name: getattr(PassInstrument, name) for name in HOOKS if not hasattr(cls, name)}
+    missing = {
+        name: getattr(PassInstrument, name) for name in INSTRUMENT_HOOKS if not hasattr(cls, name)
+    }
     return type(cls.__name__, (cls, PassInstrument), {"__doc__": cls.__doc__, **missing})

@@ -1,4 +1,4 @@
-"""The table of pure intrinsics that scalar expressions may call.
+"""Table of the pure intrinsics that scalar expressions may call.
 
 Name -> arity and NumPy meaning.
 """
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.op import OP_ATTRS, register_name
+from ekiden.ir.op import OP_ATTRS, register_op_name
 from ekiden.ir.op_name import OpName
-from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, const, convert, in_one_dtype, is_const
+from ekiden.ir.prim import ExprLike, Intrinsic, PrimExpr, const, convert, is_const, promote_operands
 from ekiden.runtime import get_global_func
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class IntrinsicDef:
-    """One row: how many arguments, and what it means."""
+    """Intrinsic definition: name, arity, NumPy reference, result dtype and effects."""
 
     name: str
     arity: int
@@ -45,52 +45,57 @@ class IntrinsicDef:
 
     @property
     def has_meaning(self) -> bool:
-        """Return whether its value follows from its arguments alone."""
-        return self.reference is not _not_here
+        """Return whether the value depends on the arguments alone, so that a reference exists."""
+        return self.reference is not _raise_no_reference
 
 
-LIKE_FIRST = "first"
+DTYPE_OF_FIRST_ARG = "first"
 """The dtype of intrinsics whose value is like their first argument."""
 
-LIKE_SECOND = "second"
+DTYPE_OF_SECOND_ARG = "second"
 """The same of their second, beside which the others are numbers of their own."""
 
-SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down")
+WARP_SHUFFLES = ("tvm_warp_shuffle", "tvm_warp_shuffle_up", "tvm_warp_shuffle_down")
 """What another thread of the warp has: by its number, before, behind."""
-WARP = 32
+WARP_SIZE = 32
 """Threads of a warp: each has a bit of the masks of shuffles."""
-WHOLE_WARP = (1 << WARP) - 1
+FULL_WARP_MASK = (1 << WARP_SIZE) - 1
 """The mask of all of them."""
 
-ANY = -1
+ANY_ARITY = -1
 """The arity of intrinsics that take any number of arguments."""
 
 
-def _dot4(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the four bytes of two words and a number."""
+def _dot4_u8s8(total: object, a: object, b: object) -> object:
+    """Return per int32 lane `total` plus the dot product of the four uint8 of `a` and the four int8
+    of `b`.
+    """
+    # The words are viewed as their four bytes, lowest first.
     a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int32)
     b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int32)
     return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
-def _signed_dot4(total: object, a: object, b: object) -> object:
-    """Return `_dot4` of bytes that have a sign in both words."""
+def _dot4_s8s8(total: object, a: object, b: object) -> object:
+    """Return per int32 lane `total` plus the dot product of the four int8 of `a` and of `b`."""
     a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.int8).astype(np.int32) for x in (a, b)
     )
     return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
-def _unsigned_dot4(total: object, a: object, b: object) -> object:
-    """Return `_dot4` of bytes that have a sign in neither word."""
+def _dot4_u8u8(total: object, a: object, b: object) -> object:
+    """Return per int32 lane `total` plus the dot product of the four uint8 of `a` and of `b`."""
     a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.uint8).astype(np.int32) for x in (a, b)
     )
     return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
-def _pair_sums(total: object, a: object, b: object) -> object:
-    """Return per half of words the sum of the products of its two bytes and a number."""
+def _dot2_u8s8_int16(total: object, a: object, b: object) -> object:
+    """Return per int16 lane `total` plus the dot product of two uint8 of `a` and two int8 of `b`
+    (pmaddubsw).
+    """
     a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
     b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
     pairs = (a_bytes * b_bytes).reshape(*a_bytes.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
@@ -98,17 +103,22 @@ def _pair_sums(total: object, a: object, b: object) -> object:
     return sums + pairs.reshape(sums.shape)
 
 
-def _madd(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the two int16 of two words and a number."""
+def _dot2_int16(total: object, a: object, b: object) -> object:
+    """Return per int32 lane `total` plus the dot product of the two int16 of `a` and of `b`
+    (pmaddwd).
+    """
     a_halves, b_halves = (
         np.asarray(x, np.int32)[..., None].view(np.int16).astype(np.int32) for x in (a, b)
     )
     return np.asarray(total, np.int32) + (a_halves * b_halves).sum(-1, dtype=np.int32)
 
 
-def _dot2(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the two bfloat16 of two words and a number."""
+def _dot2_bfloat16(total: object, a: object, b: object) -> object:
+    """Return per float32 lane `total` plus the dot product of the two bfloat16 of `a` and
+    of `b`.
+    """
     a_bits, b_bits = (np.asarray(x, np.float32)[..., None].view(np.uint32) for x in (a, b))
+    # A bfloat16 is the upper half of a float32: shifted up, or masked, each half is one.
     products = [
         (a_bits << shift & 0xFFFF0000).view(np.float32)
         * (b_bits << shift & 0xFFFF0000).view(np.float32)
@@ -117,22 +127,22 @@ def _dot2(total: object, a: object, b: object) -> object:
     return np.asarray(total, np.float32) + (products[0] + products[1])[..., 0]
 
 
-def _shuffled(a: object, b: object, *order: object) -> object:
-    """Return elements of two vectors, numbered through."""
+def _shuffle_vectors(a: object, b: object, *order: object) -> object:
+    """Select elements of the concatenation of two vectors by index."""
     return np.concatenate([np.asarray(a), np.asarray(b)])[np.asarray(order, np.int64)]
 
 
-def _same_memory(a: object, b: object) -> object:
-    """Return whether the first elements of two arrays are in one place."""
+def _has_same_address(a: object, b: object) -> object:
+    """Return whether two arrays start at the same address."""
     first, second = np.asarray(a), np.asarray(b)
     return first.ctypes.data == second.ctypes.data
 
 
-def _not_here(*args: object) -> object:
+def _raise_no_reference(*args: object) -> object:
     raise TypeError("this intrinsic has no meaning without what is around it")
 
 
-def _assumed(condition: object) -> object:
+def _check_assumption(condition: object) -> object:
     if not np.all(np.asarray(condition)):
         raise ValueError("T.assume: the condition does not hold")
     return condition
@@ -144,20 +154,23 @@ def _call_packed(name: str, *args: object) -> object:
 
 
 def _popcount(x: object) -> object:
-    """Return how many bits are set."""
-    return np.bitwise_count(_unsigned(x)).astype(np.asarray(x).dtype)[()]
+    """Return the number of set bits."""
+    # NumPy counts the bits of the absolute value of signed numbers.
+    return np.bitwise_count(_view_unsigned(x)).astype(np.asarray(x).dtype)[()]
 
 
 def _clz(x: object) -> object:
-    """Return how many bits are 0 before the first that is 1."""
-    bits = _unsigned(x)
+    """Return the number of leading zero bits."""
+    bits = _view_unsigned(x)
     for shift in (1, 2, 4, 8, 16, 32):
         if shift < 8 * bits.itemsize:
+            # Every bit below the highest set one becomes 1, so that counting ones gives the length
+            # of the number.
             bits = bits | bits >> np.asarray(shift, bits.dtype)
     return (8 * bits.itemsize - np.bitwise_count(bits)).astype(np.asarray(x).dtype)[()]
 
 
-def _unsigned(x: object) -> np.ndarray[Any, Any]:
+def _view_unsigned(x: object) -> np.ndarray[Any, Any]:
     array = np.asarray(x)
     return array.view(f"u{array.itemsize}")
 
@@ -167,221 +180,242 @@ def _erf(x: object) -> object:
 
 
 def _q_multiply_shift(x: object, y: object, q: object, s: object) -> object:
-    """Return the product of two numbers, of which one has q binary places, shifted right by s.
+    """Return the fixed-point product x * y * 2**-(q + s), rounded to nearest.
 
     Halves are rounded up.
     """
     shifted = np.asarray(x, np.int64) << np.maximum(-np.asarray(s), 0)
     total = np.maximum(np.asarray(s), 0) + np.asarray(q)
+    # Half of what the shift drops is added first: to nearest, halves upward.
     return (shifted * np.asarray(y, np.int64) + (np.int64(1) << (total - 1))) >> total
 
 
-def _q_per_axis(
+def _q_multiply_shift_per_axis(
     x: object, y: object, left_shift: object, right_shift: object, q: object, *_: object
 ) -> object:
-    """Return the same with shifts to the left and to the right of their own."""
+    """Return the fixed-point product with separate left and right shifts per channel."""
     shifted = np.asarray(x, np.int64) << np.asarray(left_shift)
     return _q_multiply_shift(shifted, y, q, right_shift)
 
 
-def _power(base: object, exponent: object) -> object:
-    """Return the power; of integers by negative ones the quotient without its fraction.
+def _int_or_float_power(base: object, exponent: object) -> object:
+    """Return base**exponent; for negative integer exponents the truncated quotient 1 /
+    base**-exponent.
 
     That is 0, but for 1 and -1.
     """
     a, b = np.asarray(base), np.asarray(exponent)
     if b.dtype.kind != "i":
         return np.power(a, b)
+    # NumPy refuses negative integer exponents: -1 and 1 have their powers by parity.
     power = np.power(a, np.where(b < 0, b & 1, b).astype(b.dtype))
     return np.where((b < 0) & (a != 1) & (a != -1), np.zeros_like(power), power)[()]
 
 
 # fmt: off
 INTRINSICS: dict[str, IntrinsicDef] = {row.name: row for row in (
-    IntrinsicDef("exp",          1, np.exp),
-    IntrinsicDef("log",          1, np.log),
-    IntrinsicDef("sqrt",         1, np.sqrt),
-    IntrinsicDef("rsqrt",        1, lambda x: 1 / np.sqrt(x)),
-    IntrinsicDef("tanh",         1, np.tanh),
-    IntrinsicDef("erf",          1, _erf),
-    IntrinsicDef("sigmoid",      1, lambda x: 1 / (1 + np.exp(-x))),
-    IntrinsicDef("sin",          1, np.sin),
-    IntrinsicDef("cos",          1, np.cos),
-    IntrinsicDef("pow",          2, _power),
-    IntrinsicDef("abs",          1, np.abs, also="fabs"),
-    IntrinsicDef("floor",        1, np.floor),
-    IntrinsicDef("ceil",         1, np.ceil),
-    IntrinsicDef("round",        1, np.round),     # halves to even
-    IntrinsicDef("trunc",        1, np.trunc),
-    IntrinsicDef("isnan",        1, np.isnan, "bool"),
-    IntrinsicDef("isinf",        1, np.isinf, "bool"),
-    IntrinsicDef("fma",          3, lambda a, b, c: a * b + c),
+    IntrinsicDef("exp",         1, np.exp),
+    IntrinsicDef("log",         1, np.log),
+    IntrinsicDef("sqrt",        1, np.sqrt),
+    IntrinsicDef("rsqrt",       1, lambda x: 1 / np.sqrt(x)),
+    IntrinsicDef("tanh",        1, np.tanh),
+    IntrinsicDef("erf",         1, _erf),
+    IntrinsicDef("sigmoid",     1, lambda x: 1 / (1 + np.exp(-x))),
+    IntrinsicDef("sin",         1, np.sin),
+    IntrinsicDef("cos",         1, np.cos),
+    IntrinsicDef("pow",         2, _int_or_float_power),
+    IntrinsicDef("abs",         1, np.abs, also="fabs"),
+    IntrinsicDef("floor",       1, np.floor),
+    IntrinsicDef("ceil",        1, np.ceil),
+    IntrinsicDef("round",       1, np.round),     # halves to even
+    IntrinsicDef("trunc",       1, np.trunc),
+    IntrinsicDef("isnan",       1, np.isnan,            "bool"),
+    IntrinsicDef("isinf",       1, np.isinf,            "bool"),
+    IntrinsicDef("fma",         3, lambda a, b, c: a * b + c),
     IntrinsicDef("if_then_else", 3, np.where),     # evaluates the chosen side alone: guards loads
-    IntrinsicDef("dot4_u8s8",    3, _dot4),           # acc + 4 products of bytes in words a, b
-    IntrinsicDef("dot4_s8s8",    3, _signed_dot4),    # the same, both with a sign
-    IntrinsicDef("dot4_u8u8",    3, _unsigned_dot4),  # neither
-    IntrinsicDef("madd_u8s8",    3, _dot4),           # of bytes whose sums of two fit int16
-    IntrinsicDef("madd_s8s8",    3, _signed_dot4),    # the same, both with a sign; a or b not -128
-    IntrinsicDef("sum2_u8s8",    3, _pair_sums),      # acc int16 + 2 products of bytes, which fit
-    IntrinsicDef("madd_s16",     3, _madd),           # acc + 2 products of int16 in words a, b
-    IntrinsicDef("dot2_bf16",    3, _dot2),           # acc + 2 products of bfloat16 in words a, b
+    IntrinsicDef("dot4_u8s8",   3, _dot4_u8s8),           # acc + 4 products of bytes in words a, b
+    IntrinsicDef("dot4_s8s8",   3, _dot4_s8s8),    # the same, both with a sign
+    IntrinsicDef("dot4_u8u8",   3, _dot4_u8u8),  # neither
+    IntrinsicDef("madd_u8s8",   3, _dot4_u8s8),           # of bytes whose sums of two fit int16
+    IntrinsicDef("madd_s8s8",   3, _dot4_s8s8),    # the same, both with a sign; a or b not -128
+    IntrinsicDef("sum2_u8s8",   3, _dot2_u8s8_int16),   # acc int16 + 2 products of bytes, which fit
+    IntrinsicDef("madd_s16",    3, _dot2_int16),          # acc + 2 products of int16 in words a, b
+    IntrinsicDef("dot2_bf16",   3, _dot2_bfloat16),    # acc + 2 products of bfloat16 in words a, b
     # Registers that hold matrices of at most 16 rows of 64 bytes (x86-64's AMX), by number. shape:
     # rows and bytes of each. load: number, address, bytes between rows. dot: the sum, its factors.
-    IntrinsicDef("matrix_shape", ANY, _not_here, "int32", effects=True),
-    IntrinsicDef("matrix_zero",  1, _not_here, "int32", effects=True),
-    IntrinsicDef("matrix_load",  3, _not_here, "int32", effects=True),
-    IntrinsicDef("matrix_dot4_u8s8", 3, _not_here, "int32", effects=True),
-    IntrinsicDef("matrix_dot2_bf16", 3, _not_here, "int32", effects=True),
-    IntrinsicDef("matrix_value", 1, _not_here, effects=True),  # of a whole one, to be stored
-    IntrinsicDef("shuffle",      ANY, _shuffled),     # elements of two vectors, by numbers
-    IntrinsicDef("same_memory",  2, _same_memory, "bool"),  # of the addresses of two buffers
-    IntrinsicDef("reinterpret",  1, _not_here),       # the bits as another type; the dtype is given
-    IntrinsicDef("call_packed",  ANY, _call_packed, "int32", effects=True, calls=True),
+    IntrinsicDef("matrix_shape", ANY_ARITY, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_zero", 1, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_load", 3, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_dot4_u8s8", 3, _raise_no_reference, "int32", effects=True),
+    IntrinsicDef("matrix_dot2_bf16", 3, _raise_no_reference, "int32", effects=True),
+    # of a whole one, to be stored
+    IntrinsicDef("matrix_value", 1, _raise_no_reference, effects=True),
+    IntrinsicDef("shuffle", ANY_ARITY, _shuffle_vectors),    # elements of two vectors, by numbers
+    IntrinsicDef("same_memory", 2, _has_same_address,   "bool"),  # of the addresses of two buffers
+    # the bits as another type; the dtype is given
+    IntrinsicDef("reinterpret", 1, _raise_no_reference),
+    IntrinsicDef("call_packed", ANY_ARITY, _call_packed, "int32", effects=True, calls=True),
     # of the same module
-    IntrinsicDef("call_function", ANY, _not_here, "int32", effects=True, calls=True),
+    IntrinsicDef("call_function", ANY_ARITY, _raise_no_reference, "int32", effects=True,
+        calls=True),
     # waits for all threads of a block, whose memory of a scope is then as they have written it
-    IntrinsicDef("tvm_storage_sync", 1, _not_here, "int32", True, is_compiled=False),
+    IntrinsicDef("tvm_storage_sync", 1, _raise_no_reference, "int32", True, is_compiled=False),
     # what another thread of the warp has: the threads that take part as bits, all of which call it,
     # the value, a lane or how far away it is, how many neighbours exchange, threads of a warp
-    *(IntrinsicDef(name, 5, _not_here, LIKE_SECOND, True, is_compiled=False)
-      for name in SHUFFLES),
-    IntrinsicDef("tvm_warp_activemask", 0, _not_here, "uint32", True, is_compiled=False),
+    *(IntrinsicDef(name, 5, _raise_no_reference, DTYPE_OF_SECOND_ARG, True, is_compiled=False)
+      for name in WARP_SHUFFLES),
+    IntrinsicDef("tvm_warp_activemask", 0, _raise_no_reference, "uint32", True, is_compiled=False),
     # of how many times their least width the processor's scalable vectors are
-    IntrinsicDef("vscale",       0, _not_here, "int64", is_compiled=False),
+    IntrinsicDef("vscale",      0, _raise_no_reference, "int64", is_compiled=False),
     # of a C function by its symbol, which who links or loads the code finds
-    IntrinsicDef("call_extern",  ANY, _not_here, "int32", effects=True, calls=True, is_typed=True),
-    IntrinsicDef("call_pure_extern", ANY, _not_here, "int32", calls=True, is_typed=True),
+    IntrinsicDef("call_extern", ANY_ARITY, _raise_no_reference, "int32", effects=True, calls=True,
+        is_typed=True),
+    IntrinsicDef("call_pure_extern", ANY_ARITY, _raise_no_reference, "int32", calls=True,
+        is_typed=True),
     # of an intrinsic of LLVM by its name, then a number of operands, then the operands
-    IntrinsicDef("call_llvm_intrin", ANY, _not_here, effects=True, calls=True, is_typed=True),
-    IntrinsicDef("call_llvm_pure_intrin", ANY, _not_here, calls=True, is_typed=True),
-    IntrinsicDef("ret",          1, lambda x: x, effects=True, is_compiled=False),  # the end
+    IntrinsicDef("call_llvm_intrin", ANY_ARITY, _raise_no_reference, effects=True, calls=True,
+        is_typed=True),
+    IntrinsicDef("call_llvm_pure_intrin", ANY_ARITY, _raise_no_reference, calls=True,
+        is_typed=True),
+    IntrinsicDef("ret",         1, lambda x: x, effects=True, is_compiled=False),  # the end
     # where the first element of a region is, and how far apart its neighbours along an axis, which
     # is known when buffers are laid out: FlattenBuffer
-    IntrinsicDef("region_offset", 1, _not_here, "int64", is_compiled=False, says_regions=True),
-    IntrinsicDef("region_stride", 2, _not_here, "int64", is_compiled=False, says_regions=True),
+    IntrinsicDef("region_offset", 1, _raise_no_reference, "int64", is_compiled=False,
+        says_regions=True),
+    IntrinsicDef("region_stride", 2, _raise_no_reference, "int64", is_compiled=False,
+        says_regions=True),
     # matrices that a warp of NVIDIA's holds together (tensor cores): CUDA C has them
-    *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False, says_regions=True)
+    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False,
+                   says_regions=True)
       for name in ("tvm_fill_fragment", "tvm_load_matrix_sync", "tvm_mma_sync",
                    "tvm_store_matrix_sync")),
     # what else its threads have: programs hold them, no generator has them
-    *(IntrinsicDef(name, ANY, _not_here, "handle", True, is_compiled=False) for name in (
+    *(IntrinsicDef(name, ANY_ARITY, _raise_no_reference, "handle", True, is_compiled=False)
+      for name in (
         "tvm_bmma_sync", "ptx_mma", "ptx_mma_sp", "ptx_ldmatrix", "mma_store", "mma_fill",
         "ptx_cp_async", "ptx_cp_async_bulk", "ptx_commit_group", "ptx_wait_group",
         "ptx_cp_async_barrier", "ptx_init_barrier_thread_count", "ptx_arrive_barrier",
         "ptx_arrive_barrier_expect_tx", "ptx_wait_barrier", "create_barriers",
         "tvm_thread_allreduce")),
-    IntrinsicDef("likely",       1, lambda x: x),  # a condition that loop partition makes true
+    IntrinsicDef("likely",      1, lambda x: x),  # a condition that loop partition makes true
     # no value in particular: RemoveStoreUndef drops what stores it
-    IntrinsicDef("undef",        0, _not_here, "int32", is_compiled=False),
+    IntrinsicDef("undef",       0, _raise_no_reference, "int32", is_compiled=False),
     # a promise that a condition holds: Simplify uses it, lowering drops it
-    IntrinsicDef("assume",       1, _assumed, "bool", effects=True, is_compiled=False),
-    IntrinsicDef("bitwise_and",  2, np.bitwise_and),
-    IntrinsicDef("bitwise_or",   2, np.bitwise_or),
-    IntrinsicDef("bitwise_xor",  2, np.bitwise_xor),
-    IntrinsicDef("left_shift",   2, np.left_shift, also="shift_left"),
-    IntrinsicDef("right_shift",  2, np.right_shift, also="shift_right"),
+    IntrinsicDef("assume",      1, _check_assumption,   "bool", effects=True, is_compiled=False),
+    IntrinsicDef("bitwise_and", 2, np.bitwise_and),
+    IntrinsicDef("bitwise_or",  2, np.bitwise_or),
+    IntrinsicDef("bitwise_xor", 2, np.bitwise_xor),
+    IntrinsicDef("left_shift",  2, np.left_shift, also="shift_left"),
+    IntrinsicDef("right_shift", 2, np.right_shift, also="shift_right"),
     # Written in terms of those above by tir's LowerIntrin.
-    IntrinsicDef("exp2",         1, np.exp2),
-    IntrinsicDef("exp10",        1, lambda x: np.power(10.0, x)),
-    IntrinsicDef("log2",         1, np.log2),
-    IntrinsicDef("log10",        1, np.log10),
-    IntrinsicDef("log1p",        1, np.log1p),
-    IntrinsicDef("tan",          1, np.tan),
-    IntrinsicDef("asin",         1, np.arcsin),
-    IntrinsicDef("acos",         1, np.arccos),
-    IntrinsicDef("atan",         1, np.arctan),
-    IntrinsicDef("sinh",         1, np.sinh),
-    IntrinsicDef("cosh",         1, np.cosh),
-    IntrinsicDef("asinh",        1, np.arcsinh),
-    IntrinsicDef("acosh",        1, np.arccosh),
-    IntrinsicDef("atanh",        1, np.arctanh),
-    IntrinsicDef("atan2",        2, np.arctan2),
-    IntrinsicDef("hypot",        2, np.hypot),
-    IntrinsicDef("fmod",         2, np.fmod),
-    IntrinsicDef("copysign",     2, np.copysign),
-    IntrinsicDef("ldexp",        2, np.ldexp, LIKE_FIRST),
-    IntrinsicDef("nearbyint",    1, np.round),     # halves to even
-    IntrinsicDef("isfinite",     1, np.isfinite, "bool"),
-    IntrinsicDef("bitwise_not",  1, np.invert),
-    IntrinsicDef("q_multiply_shift", 4, _q_multiply_shift, LIKE_FIRST),  # x * y * 2**-(q + s)
-    IntrinsicDef("q_multiply_shift_per_axis", 7, _q_per_axis, LIKE_FIRST),  # by two shifts
-    IntrinsicDef("vectorlow",    1, lambda x: np.split(np.asarray(x), 2)[0]),  # its first half
-    IntrinsicDef("vectorhigh",   1, lambda x: np.split(np.asarray(x), 2)[1]),
+    IntrinsicDef("exp2",        1, np.exp2),
+    IntrinsicDef("exp10",       1, lambda x: np.power(10.0, x)),
+    IntrinsicDef("log2",        1, np.log2),
+    IntrinsicDef("log10",       1, np.log10),
+    IntrinsicDef("log1p",       1, np.log1p),
+    IntrinsicDef("tan",         1, np.tan),
+    IntrinsicDef("asin",        1, np.arcsin),
+    IntrinsicDef("acos",        1, np.arccos),
+    IntrinsicDef("atan",        1, np.arctan),
+    IntrinsicDef("sinh",        1, np.sinh),
+    IntrinsicDef("cosh",        1, np.cosh),
+    IntrinsicDef("asinh",       1, np.arcsinh),
+    IntrinsicDef("acosh",       1, np.arccosh),
+    IntrinsicDef("atanh",       1, np.arctanh),
+    IntrinsicDef("atan2",       2, np.arctan2),
+    IntrinsicDef("hypot",       2, np.hypot),
+    IntrinsicDef("fmod",        2, np.fmod),
+    IntrinsicDef("copysign",    2, np.copysign),
+    IntrinsicDef("ldexp",       2, np.ldexp,            DTYPE_OF_FIRST_ARG),
+    IntrinsicDef("nearbyint",   1, np.round),     # halves to even
+    IntrinsicDef("isfinite",    1, np.isfinite,         "bool"),
+    IntrinsicDef("bitwise_not", 1, np.invert),
+    # x * y * 2**-(q + s)
+    IntrinsicDef("q_multiply_shift", 4, _q_multiply_shift, DTYPE_OF_FIRST_ARG),
+    # by two shifts
+    IntrinsicDef("q_multiply_shift_per_axis", 7, _q_multiply_shift_per_axis, DTYPE_OF_FIRST_ARG),
+    IntrinsicDef("vectorlow",   1, lambda x: np.split(np.asarray(x), 2)[0]),  # its first half
+    IntrinsicDef("vectorhigh",  1, lambda x: np.split(np.asarray(x), 2)[1]),
     IntrinsicDef("vectorcombine", 2, lambda a, b: np.concatenate([a, b])),
-    IntrinsicDef("popcount",     1, _popcount),
-    IntrinsicDef("clz",          1, _clz),         # of 0 the number of bits
+    IntrinsicDef("popcount",    1, _popcount),
+    IntrinsicDef("clz",         1, _clz),         # of 0 the number of bits
 )}
 # fmt: on
 
 
-NAMES = {row.also: row.name for row in INTRINSICS.values() if row.also}
+TVM_INTRINSIC_NAMES = {row.also: row.name for row in INTRINSICS.values() if row.also}
 """TVM's name of an intrinsic -> ours, where they differ."""
-OpName.others = {ours: theirs for theirs, ours in NAMES.items()}
+OpName.tvm_names = {ours: theirs for theirs, ours in TVM_INTRINSIC_NAMES.items()}
 
 
-def row_of(op: str) -> IntrinsicDef:
-    """Return the row of an intrinsic; one that somebody registered may do anything."""
-    return INTRINSICS.get(op) or IntrinsicDef(op, ANY, _not_here, None, True, is_compiled=False)
+def find_intrinsic(op: str) -> IntrinsicDef:
+    """Return an intrinsic's definition; an unknown one is assumed opaque, with any arity."""
+    return INTRINSICS.get(op) or IntrinsicDef(
+        op, ANY_ARITY, _raise_no_reference, None, True, is_compiled=False
+    )
 
 
-PURE, OPAQUE = 1, 3
+PURE_EFFECT, OPAQUE_EFFECT = 1, 3
 """What "TCallEffectKind" of an operator says, by TVM's numbers."""
 _EFFECTS = {n: r.effects for r in INTRINSICS.values() for n in (r.name, r.also) if n}
 _EFFECTS |= {"address_of": False, "tvm_access_ptr": False}  # tir.BufferAddress
 for _name, _effects in _EFFECTS.items():  # in the one registry, beside the operators of Relay
-    OP_ATTRS.setdefault("TCallEffectKind", {})[register_name(f"tir.{_name}").name] = (
-        OPAQUE if _effects else PURE
+    OP_ATTRS.setdefault("TCallEffectKind", {})[register_op_name(f"tir.{_name}").name] = (
+        OPAQUE_EFFECT if _effects else PURE_EFFECT
     )
 
-EXPENSIVE = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
+EXPENSIVE_INTRINSICS = frozenset(("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow"))
 """Intrinsics that cost much more than reading an operand.
 
 Worth storing when they are read twice.
 """
-CHAINED = frozenset(("log", "tanh", "sigmoid"))
+LATENCY_BOUND_INTRINSICS = frozenset(("log", "tanh", "sigmoid"))
 """Those of so many steps, each of which waits for the one before, that two vectors side by side
 pay; sin, cos and pow work in a wider type, which fills all registers.
 """
 
 
 def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """Call an intrinsic.
+    """Build a call of an intrinsic.
 
     The result dtype defaults to that of the last argument (bool for isnan and isinf). Values to
     choose from are brought into one dtype; raises TypeError where that cannot be.
     """
     row = INTRINSICS[op]
-    if len(args) != row.arity and row.arity != ANY:
+    if len(args) != row.arity and row.arity != ANY_ARITY:
         raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
     if op == "if_then_else":
-        args = (args[0], *in_one_dtype(op, *args[1:]))
+        # The condition is bool and takes no part in the promotion of the two values.
+        args = (args[0], *promote_operands(op, *args[1:]))
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):
+        # A known condition takes its branch, so that the other one is never built.
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]
-    return Intrinsic(op, values, dtype or result_dtype(op, values))
+    return Intrinsic(op, values, dtype or infer_intrinsic_dtype(op, values))
 
 
-def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
-    """Return the dtype of a call of an intrinsic that does not say another."""
+def infer_intrinsic_dtype(op: str, args: Sequence[PrimExpr]) -> str:
+    """Infer the dtype of an intrinsic call from its arguments."""
     row = INTRINSICS.get(op)
     if row is None or row.dtype is None:
         return args[-1].dtype if args else "int32"
-    if row.dtype == LIKE_FIRST:
+    if row.dtype == DTYPE_OF_FIRST_ARG:
         return args[0].dtype
-    if row.dtype == LIKE_SECOND:
+    if row.dtype == DTYPE_OF_SECOND_ARG:
         return args[1].dtype
-    return dt.with_lanes("bool", dt.vector(args[-1].dtype)) if row.dtype == "bool" else row.dtype
+    # A predicate of a vector is a vector of bools with the same lanes.
+    return (
+        dt.with_lanes("bool", dt.lanes_suffix(args[-1].dtype)) if row.dtype == "bool" else row.dtype
+    )
 
 
 def shuffle(a: PrimExpr, b: PrimExpr, order: Sequence[int]) -> PrimExpr:
-    """Return a vector of elements of two vectors of one type, by number: those of `b` follow those
-    of `a`.
-    """
+    """Return a vector shuffle of two vectors of one dtype; indices of `b` follow those of `a`."""
     assert a.dtype == b.dtype, f"{a.dtype} and {b.dtype}"
-    dtype = dt.with_lanes(dt.element(a.dtype), len(order))
+    dtype = dt.with_lanes(dt.element_dtype(a.dtype), len(order))
     return Intrinsic("shuffle", (a, b, *map(const, order)), dtype)
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:
-    """Return the guarded form of Select: the side that is not chosen is not evaluated."""
+    """Return the guarded select, which evaluates only the chosen side."""
     return call_intrin("if_then_else", condition, true_value, false_value)

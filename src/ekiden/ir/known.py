@@ -1,10 +1,11 @@
-"""What was found out before about files and this machine, kept beside what was compiled: the digest
-of a file is not made again while the file is the same.
+"""Disk memoization of facts about files and the machine, such as file digests, beside the
+compilation cache.
 
     <cache>/known/<digest>    a fact, behind a digest of what it is about and says
 
 A fact is found by a text that says what it is about, in which stands whatever would change it. Of a
-file that is `state_of`: a file that is written has another time of change, which no program can set
+file that is `file_identity`: a file that is written has another time of change, which no
+program can set
 back. A file that changed a moment ago may change again before the system's clock, or the pages that
 a program has mapped, show it; so nothing is kept about what is not SETTLED.
 """
@@ -18,19 +19,26 @@ from contextlib import suppress
 
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.ir.hashes import sha256
-from ekiden.runtime.files import expect_trusted, make_own_folder, shrink, write_whole
+from ekiden.runtime.files import (
+    check_trusted,
+    evict_least_recent,
+    make_private_folder,
+    write_atomic,
+)
 
-__all__ = ["known", "state_of"]
+__all__ = ["file_identity", "memoize_on_disk"]
 
-SETTLED_NS = 60 * 10**9
+MIN_FILE_AGE_NS = 60 * 10**9
 """How long ago a file has changed at least whose digest is kept: longer than Linux leaves pages
 that a program has mapped and written as they are."""
-LIMIT = 100_000
+MAX_MEMO_BYTES = 100_000
 """Most bytes of facts, each of which has about 100."""
 
 
-def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from any other, and from itself before it was written."""
+def file_identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return the stat fields that identify a file and its current content: device, inode, size,
+    mtime, ctime.
+    """
     return (
         status.st_dev,
         status.st_ino,
@@ -40,8 +48,8 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
     )
 
 
-def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
-    """Return what `find` returns, from the cache where it is there.
+def memoize_on_disk(about: str, changed_ns: int, find: Callable[[], str]) -> str:
+    """Return the memoized result of `find` for the key `about`, computing and storing it on a miss.
 
     Args:
         about: A text that says what the fact is about, with whatever would change it.
@@ -50,35 +58,39 @@ def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
 
     Raises what `find` raises, and nothing else.
     """
-    is_settled = changed_ns + SETTLED_NS < time.time_ns()
+    # A file may change again within the resolution of its time stamp: recent ones are never
+    # remembered.
+    is_settled = changed_ns + MIN_FILE_AGE_NS < time.time_ns()
     folder = cache_layers()[0] if is_settled else None
     if folder is None:
         return find()
-    path = os.path.join(folder, "known", _digest(about))
-    fact = _read(path, about)
+    # The key is hashed, as it may contain paths and be long.
+    path = os.path.join(folder, "known", _short_digest(about))
+    fact = _read_memo(path, about)
     if fact is None:
         fact = find()
-        _write(path, about, fact)
+        _write_memo(path, about, fact)
     return fact
 
 
-def _digest(text: str) -> str:
+def _short_digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(path: str, about: str) -> str | None:
+def _read_memo(path: str, about: str) -> str | None:
     with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-        expect_trusted(path)
+        check_trusted(path)
         digest, _, fact = file.read().partition(" ")
         # A file that was cut short, or is about something else, counts as missing.
-        if digest == _digest(about + fact):
+        if digest == _short_digest(about + fact):
             return fact
     return None
 
 
-def _write(path: str, about: str, fact: str) -> None:
-    data = f"{_digest(about + fact)} {fact}".encode("ascii")
+def _write_memo(path: str, about: str, fact: str) -> None:
+    data = f"{_short_digest(about + fact)} {fact}".encode("ascii")
     with suppress(OSError):
-        make_own_folder(os.path.dirname(path))
-        write_whole(path, lambda file: file.write(data), is_owners=True)
-        shrink(os.path.dirname(path), LIMIT)
+        make_private_folder(os.path.dirname(path))
+        # Written beside and renamed: a reader never sees half of a fact.
+        write_atomic(path, lambda file: file.write(data), is_owners=True)
+        evict_least_recent(os.path.dirname(path), MAX_MEMO_BYTES)

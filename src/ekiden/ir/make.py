@@ -1,4 +1,4 @@
-"""Nodes by their type key."""
+"""Node construction by type key (TVM's `make_node`)."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from ekiden.ir.range import Range
 from ekiden.runtime.binding._core import is_defined
 
 
-def _range(min: PrimExpr | int, extent: PrimExpr | int, span: object = None) -> Range:
+def _make_range(min: PrimExpr | int, extent: PrimExpr | int, span: object = None) -> Range:
     return Range.from_min_extent(min, extent)
 
 
-OTHERS: dict[str, Callable[..., object]] = {
+NON_NODE_FACTORIES: dict[str, Callable[..., object]] = {
     "Array": lambda *items: list(items),
     "DictAttrs": dict,
     "Map": dict,
-    "Range": _range,
+    "Range": _make_range,
     "runtime.String": str,
 }
 """Type keys of TVM whose values are Python's own here, and Range."""
-PREFIXES = ("", "ir.", "relay.", "tir.")
+TYPE_KEY_PREFIXES = ("", "ir.", "relay.", "tir.")
 """What TVM leaves out of the keys of types that several of its languages share: "IntImm"."""
 
 
 def make_node(type_key: str, **kwargs: object) -> object:
-    """Return a node, or an object of the runtime, of a type key from its fields.
+    """Construct a node or runtime object of a type key from its fields.
 
     "DictAttrs" gives a dictionary, which is what attributes of functions are. A `span` of None may
     be given to nodes that have none. Raises KeyError for a type key that is not known, naming those
     that end alike.
     """
-    if type_key in OTHERS:
-        return OTHERS[type_key](**kwargs)
+    if type_key in NON_NODE_FACTORIES:
+        return NON_NODE_FACTORIES[type_key](**kwargs)
     # The first prefix under which the key is registered; TVM leaves some of them out.
-    full = next((p + type_key for p in PREFIXES if p + type_key in NODE_TYPES), type_key)
+    full = next((p + type_key for p in TYPE_KEY_PREFIXES if p + type_key in NODE_TYPES), type_key)
     if full in NODE_TYPES:
         kind = NODE_TYPES[full]
-        if "span" in kwargs and "span" not in _names(kind):
+        if "span" in kwargs and "span" not in _field_names(kind):
             kwargs = {name: value for name, value in kwargs.items() if name != "span"}
         return kind(**kwargs)
     if is_defined(type_key):
         return runtime.make_node(type_key, **kwargs)
+    # The part behind the last dot, as the language is what is most often wrong.
     last = type_key.rpartition(".")[2]
     near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
     hint = f"; did you mean {', '.join(near)}?" if near else ""
     raise KeyError(f"no node type {type_key!r}{hint}")
 
 
-def _names(kind: type[Node]) -> set[str]:
+def _field_names(kind: type[Node]) -> set[str]:
     return {field.name for field in fields(kind)}  # type: ignore[arg-type]
 
 

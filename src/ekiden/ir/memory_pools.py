@@ -1,4 +1,4 @@
-"""Memories of a machine as a program is told of them, with TVM's names."""
+"""Workspace memory pools of a target machine (TVM's USMP names)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolInfoProperties:
-    """What is known of a memory: `size_hint_bytes`, the most that it may give, or -1."""
+    """Properties of a memory pool: `size_hint_bytes`, its capacity in bytes, or -1 for
+    unlimited.
+    """
 
     size_hint_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspacePoolInfo:
-    """A memory for what is computed. `targets` are those that reach it: of all kernels, as there
-    is one target."""
+    """Memory pool for intermediate tensors. `targets` are those that reach it: of all kernels, as
+    there is one target.
+    """
 
     pool_name: str
     targets: Sequence[object] = ()
@@ -27,7 +30,7 @@ class WorkspacePoolInfo:
 
     @property
     def size(self) -> int | None:
-        """Return the most bytes that it may give; None for no limit.
+        """Return the capacity in bytes, or None if unlimited.
 
         Raises CompileError for a negative number but -1.
         """
@@ -39,7 +42,7 @@ class WorkspacePoolInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceMemoryPools:
-    """Memories, the first preferred."""
+    """Memory pools in order of preference."""
 
     pools: Sequence[WorkspacePoolInfo]
 

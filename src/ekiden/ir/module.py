@@ -1,4 +1,4 @@
-"""IRModule: functions by global name, with type definitions and attributes."""
+"""IRModule: global functions with algebraic data types and module attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.runtime import Object, define_node_class
 
 
 class IRModule:
-    """Global functions (relay.Function and tir.PrimFunc), type definitions, attributes.
+    """Module: global functions (relay.Function and tir.PrimFunc), type definitions and attributes.
 
     A module is immutable for passes: they return a new one (`with_functions`). Whoever builds one
     adds to it by `module[name] = function`. Lookup by name or GlobalVar.
@@ -46,6 +46,7 @@ class IRModule:
         self.functions: dict[GlobalVar, BaseFunc] = {
             GlobalVar(k) if isinstance(k, str) else k: f for k, f in (functions or {}).items()
         }
+        # Calls hold GlobalVar objects; users and texts have names.
         self._by_name = {g.name_hint: g for g in self.functions}
         self.type_definitions = dict(type_definitions or {})
         self.attrs = dict(attrs or {})
@@ -56,18 +57,19 @@ class IRModule:
         functions: Mapping[GlobalVar | str, BaseFunc] | None = None,
         type_defs: Mapping[GlobalTypeVar, Node] | None = None,
     ) -> IRModule:
-        """Return a module whose `main` is `expr`, beside other functions and types.
+        """Build a module with `expr` as `main`, plus further functions and types.
 
         An expression that is no function becomes the body of one, whose parameters are its free
         variables.
         """
         module = IRModule(functions, type_defs)
         named = expr.attr("global_symbol") if isinstance(expr, BaseFunc) else None
+        # A function keeps the symbol it is exported under, as TVM's from_expr does.
         module[named if isinstance(named, str) else "main"] = expr
         return module
 
     def get_global_var(self, name: str) -> GlobalVar:
-        """Return the GlobalVar of a function. Raises KeyError naming those there are."""
+        """Look up the GlobalVar of a function by name. Raises KeyError naming those there are."""
         if name not in self._by_name:
             raise KeyError(
                 f"no function {name!r}; the module has {', '.join(sorted(self._by_name))}"
@@ -75,11 +77,13 @@ class IRModule:
         return self._by_name[name]
 
     def get_global_vars(self) -> list[GlobalVar]:
-        """Return the names of all functions."""
+        """Return the GlobalVars of all functions."""
         return list(self.functions)
 
     def get_global_type_var(self, name: str) -> GlobalTypeVar:
-        """Return the name of a data type. Raises KeyError naming those there are."""
+        """Look up the GlobalTypeVar of a data type by name. Raises KeyError naming those
+        there are.
+        """
         for header in self.type_definitions:
             if header.name_hint == name:
                 return header
@@ -87,26 +91,27 @@ class IRModule:
         raise KeyError(f"no type {name!r}; the module has {type_names}")
 
     def get_global_type_vars(self) -> list[GlobalTypeVar]:
-        """Return the names of all data types."""
+        """Return the GlobalTypeVars of all data types."""
         return list(self.type_definitions)
 
     def get_type(self, name: str) -> tuple[Node, ...]:
-        """Return a data type's GlobalTypeVar, then its constructors. Raises KeyError."""
+        """Return a data type's GlobalTypeVar followed by its constructors. Raises KeyError."""
         header = self.get_global_type_var(name)
+        # A type that is only declared has no constructors.
         return (header, *getattr(self.type_definitions[header], "constructors", ()))
 
     def get_attr(self, attr_key: str) -> object:
-        """Return an attribute of the module, None if it has none of that key."""
+        """Return a module attribute, or None if it is not set."""
         return self.attrs.get(attr_key)
 
     def with_attr(self, attr_key: str, attr_value: object) -> IRModule:
-        """Return a copy with one attribute set."""
+        """Return a copy with one attribute replaced."""
         attrs = {**self.attrs, attr_key: attr_value}
         named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
         return IRModule(named, self.type_definitions, attrs)
 
     def clone(self) -> IRModule:
-        """Return a copy, to which functions may be added."""
+        """Return a shallow copy whose functions may be changed independently."""
         named: dict[GlobalVar | str, BaseFunc] = dict(self.functions.items())
         return IRModule(named, dict(self.type_definitions), dict(self.attrs))
 
@@ -131,7 +136,7 @@ class IRModule:
         self.functions[name] = value
 
     def update(self, other: IRModule | Mapping[GlobalVar | str, BaseFunc]) -> None:
-        """Add the functions and data types of another module, replacing those of the same name."""
+        """Add the functions and data types of another module, replacing those with equal names."""
         if not isinstance(other, IRModule):
             other = IRModule(other)
         for header, data in other.type_definitions.items():
@@ -145,7 +150,7 @@ class IRModule:
             self.update_func(name, function)
 
     def _add(self, var: GlobalVar | GlobalTypeVar | str, val: Node, update: bool = True) -> None:
-        """Add a definition, as `module[var] = val` does (TVM's programs call it)."""
+        """Add a definition as `module[var] = val` does (TVM's spelling)."""
         self[var] = val
 
     def update_func(self, var: GlobalVar, func: BaseFunc) -> None:
@@ -158,8 +163,8 @@ class IRModule:
         self[var] = func
 
     def import_from_std(self, file_to_import: str) -> None:
-        """Add what a file of the standard library defines: "prelude.rly", "nat.rly", ... Raises
-        KeyError naming the files there are.
+        """Import a file of Relay's standard library: "prelude.rly", "nat.rly", ... Raises KeyError
+        naming the files there are.
         """
         if IRModule.library is None:
             raise KeyError("import_from_std: import ekiden.relay first")
@@ -184,7 +189,7 @@ class IRModule:
         return iter(self.functions)
 
     def with_functions(self, functions: Mapping[GlobalVar, BaseFunc]) -> IRModule:
-        """Return the same module with other functions."""
+        """Return a copy with the given functions and the same types and attributes."""
         named: dict[GlobalVar | str, BaseFunc] = dict(functions.items())
         return IRModule(named, self.type_definitions, self.attrs)
 
@@ -195,15 +200,15 @@ class IRModule:
         return self.with_functions({**self.functions, var: function})
 
     def same_as(self, other: object) -> bool:
-        """Return whether both are one object."""
+        """Return whether both are the same object."""
         return self is other
 
     def show(self, show_meta_data: bool = False) -> None:
-        """Print its text; the elements of constants only if asked for, so that it is short."""
-        print(self._shown(show_meta_data))
+        """Print the text, without the values of constants unless `show_meta_data`."""
+        print(self._display_text(show_meta_data))
 
-    def _shown(self, show_meta_data: bool) -> str:
-        """Return loop programs alone as Python text, whatever else is loaded; else Relay's text."""
+    def _display_text(self, show_meta_data: bool) -> str:
+        """Return TVMScript for a module of PrimFuncs only, else Relay text."""
         are_loops = all(f.type_key == "tir.PrimFunc" for f in self.functions.values())
         if IRModule.script_printer is None or not self.functions or not are_loops:
             return self.astext(show_meta_data)
@@ -226,18 +231,18 @@ class IRModule:
         return printer(self, show_meta_data, annotate, show_spans)
 
     def __str__(self) -> str:
-        return self._shown(show_meta_data=False)
+        return self._display_text(show_meta_data=False)
 
     def __repr__(self) -> str:
         """Return the text, as expressions and functions do: a prompt shows the program."""
-        return self._shown(show_meta_data=False)
+        return self._display_text(show_meta_data=False)
 
     def _repr_html_(self) -> str | None:
-        """Return the HTML that a notebook shows."""
+        """Return the HTML representation for notebooks."""
         return None if IRModule.html_printer is None else IRModule.html_printer(self)
 
     def script(self, name: str = "Module", show_meta: bool = False) -> str:
-        """Return the module as Python text, loop programs and all, as a class of that name.
+        """Return the module as TVMScript: a Python class of the given name.
 
         `ekiden.tir.parse` reads it back. `show_meta` asks for what stands in the text anyhow.
         Raises ValueError before `ekiden.tir` is loaded.

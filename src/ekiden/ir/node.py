@@ -1,5 +1,5 @@
-"""Nodes: immutable, slotted values with a type key, whose dataclass fields are the reflection: for
-Python, and for every other language, to which a node is an object of the runtime.
+"""Node base class: immutable slotted dataclasses with a type key and reflected fields, shared with
+other languages as runtime objects.
 
 Identity is the default equality. `ekiden.ir.structural` compares meaning. A node is made with
 
@@ -23,11 +23,11 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from ekiden.ir.table import Table
+from ekiden.ir.table import LazyRegistry
 from ekiden.runtime import Object, define_node_class, set_node_hooks
 from ekiden.runtime.lazy_dataclass import (
+    apply_dataclass,
     declared_defaults,
-    decorate,
     delete_attribute,
     field_values,
     set_attribute,
@@ -36,12 +36,12 @@ from ekiden.runtime.lazy_dataclass import (
 
 _N = TypeVar("_N", bound="Node")
 
-NODE_TYPES: Table[str, type[Node]] = Table()
+NODE_TYPES: LazyRegistry[str, type[Node]] = LazyRegistry()
 """Every node class by type key; what JSON loading looks names up in."""
 
 
 class Node:
-    """Base of all IR nodes: hashable by identity, immutable after construction."""
+    """Base class of IR nodes: immutable, hashed by identity."""
 
     __slots__ = ("__weakref__",)
     type_key: ClassVar[str] = "ir.Node"
@@ -52,15 +52,14 @@ class Node:
     __setstate__ = set_field_values
 
     def with_fields(self: _N, **changes: object) -> _N:
-        """Return a copy with some fields replaced; the node itself if nothing differs by
-        identity.
-        """
+        """Return a copy with some fields replaced, or the node itself if no field changes."""
+        # The same object, as passes recognize by identity that nothing has changed.
         if all(getattr(self, name) is value for name, value in changes.items()):
             return self
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def same_as(self, other: object) -> bool:
-        """Return whether both are one object."""
+        """Return whether both are the same object."""
         return self is other
 
 
@@ -68,78 +67,84 @@ Object.register(Node)
 
 
 def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401
-    """Mark a field whose variables are defined here (compared up to renaming)."""
+    """Declare a dataclass field that binds the variables in it, which are compared up to
+    renaming.
+    """
     return dataclasses.field(default=default, metadata={"binding": True})
 
 
-def shown(default: object) -> Any:  # noqa: ANN401
-    """Return a field of attributes that texts show even where it has its default: TVM has none for
-    it.
+def always_printed_field(default: object) -> Any:  # noqa: ANN401
+    """Declare an attribute field that is printed even at its default, as TVM has no
+    default for it.
     """
     return dataclasses.field(default=default, metadata={"shown": True})
 
 
-def ignored(default: object = None) -> Any:  # noqa: ANN401
-    """Return a field that structural equality and hashing do not look at."""
+def ignored_field(default: object = None) -> Any:  # noqa: ANN401
+    """Declare a dataclass field that structural equality and hashing ignore."""
     return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
 
 
-def freeze(node: Node, /, **values: object) -> None:
-    """Put fields into the form they are kept in; for `__post_init__` alone."""
+def set_frozen_fields(node: Node, /, **values: object) -> None:
+    """Set fields of a frozen node; for `__post_init__` only."""
     for name, value in values.items():
         # Past the frozen dataclass's own `__setattr__`.
         object.__setattr__(node, name, value)
 
 
-def as_given(value: object) -> Any:  # noqa: ANN401
-    """Return the value of a field, whatever a caller has put there."""
+def as_untyped(value: object) -> Any:  # noqa: ANN401
+    """Return the value typed as Any, since callers may pass other types than the annotation."""
     return value
 
 
 @dataclass_transform(
     eq_default=False,
     frozen_default=True,
-    field_specifiers=(dataclasses.field, binding, shown, ignored),
+    field_specifiers=(dataclasses.field, binding, always_printed_field, ignored_field),
 )
 def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
-    """Make a class a frozen, slotted dataclass and register it under `type_key`.
+    """Class decorator that makes a frozen, slotted dataclass and registers it under `type_key`.
 
     Raises ValueError when the key is taken.
     """
 
-    def register(cls: type[_N]) -> type[_N]:
-        """Return the class with slots, an initializer of its own fields and its place in
-        NODE_TYPES.
+    def register_class(cls: type[_N]) -> type[_N]:
+        """Return the slotted class with its initializer, registered in NODE_TYPES.
 
         Raises ValueError when the key is taken.
         """
         defaults = declared_defaults(cls)
         # Slots need a new class object: from here on `cls` is not the class that programs see.
-        node_class = decorate(
+        node_class = apply_dataclass(
             cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True
         )
         node_class.type_key = type_key
+        # A second class of one key would make saved programs ambiguous.
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = node_class
         annotations = cls.__annotations__
-        fields = [_reflected(name, annotations[name], value) for name, value in defaults.items()]
-        define_node_class(node_class, _keys(node_class), fields)
+        fields = [
+            _field_reflection(name, annotations[name], value) for name, value in defaults.items()
+        ]
+        define_node_class(node_class, _type_key_chain(node_class), fields)
         return node_class
 
-    return register
+    return register_class
 
 
-def _keys(cls: type) -> list[str]:
-    """Return the type keys of the bases of a class that are nodes, the farthest first, and its own.
+def _type_key_chain(cls: type) -> list[str]:
+    """Return the type keys along the class hierarchy, from the root to the class itself.
 
     Those of abstract classes are their folder and name: "ir.RelayExpr".
     """
     nodes = [base for base in reversed(cls.__mro__) if issubclass(base, Node)]
-    return [NODE_KEYS.get(base) or NODE_KEYS.setdefault(base, _key_of(base)) for base in nodes]
+    return [
+        NODE_KEYS.get(base) or NODE_KEYS.setdefault(base, _own_type_key(base)) for base in nodes
+    ]
 
 
-def _key_of(cls: type) -> str:
+def _own_type_key(cls: type) -> str:
     own = getattr(cls, "type_key", "")
     # An abstract class inherits `type_key` from a registered base: that key is not its own.
     is_own = NODE_TYPES.has(own) and NODE_TYPES[own] is cls
@@ -150,9 +155,11 @@ NODE_KEYS: dict[type, str] = {}
 """Class of nodes -> the key of its type, also of abstract classes."""
 
 
-def _reflected(name: str, annotation: object, default: object) -> tuple[str, str, bool, bool]:
-    """Return what other languages know of a field: name, annotation, whether it may be left out,
-    whether equality ignores it.
+def _field_reflection(
+    name: str, annotation: object, default: object
+) -> tuple[str, str, bool, bool]:
+    """Return a field's reflection record: name, annotation, whether optional, whether equality
+    ignores it.
     """
     is_ignored = False
     if isinstance(default, dataclasses.Field):
@@ -160,33 +167,32 @@ def _reflected(name: str, annotation: object, default: object) -> tuple[str, str
     return name, str(annotation), default is not dataclasses.MISSING, is_ignored
 
 
-def _read(source: object, name: str) -> object:
-    """Return a field as it crosses to other languages: enums by their names, arrays in one
-    piece.
-    """
+def _read_field(source: object, name: str) -> object:
+    """Read a field for the FFI: enums as names, arrays as contiguous."""
     value = getattr(source, name)
     if isinstance(value, Enum):
         return value.name
+    # Other languages read arrays by a pointer and a shape, without strides.
     return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def _build(cls: type, fields: Mapping[str, object]) -> object:
-    """Return a node from fields as they cross."""
-    enums = _enums_of(cls)
+def _build_node(cls: type, fields: Mapping[str, object]) -> object:
+    """Construct a node from its fields as they come through the FFI."""
+    enums = _enum_fields(cls)
     values = {name: enums[name][v] if name in enums else v for name, v in fields.items()}  # type: ignore[index]
     return cls(**values)
 
 
 @cache
-def _enums_of(cls: type) -> dict[str, type[Enum]]:
-    """Return the fields of a class of nodes that are enums, with the classes of these."""
+def _enum_fields(cls: type) -> dict[str, type[Enum]]:
+    """Return {field name: Enum class} of a node class."""
     hints = typing.get_type_hints(cls)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, Enum)}
 
 
-set_node_hooks(_read, _build)
+set_node_hooks(_read_field, _build_node)
 
 
-def fields_of(value: Node | type[Node]) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the dataclass fields of a node: its reflection table."""
+def node_fields(value: Node | type[Node]) -> tuple[dataclasses.Field[Any], ...]:
+    """Return a node's dataclass fields, its reflection table."""
     return dataclasses.fields(value)  # type: ignore[arg-type]

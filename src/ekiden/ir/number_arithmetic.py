@@ -1,4 +1,4 @@
-"""Arithmetic of numbers as a machine does it where Python differs."""
+"""Constant arithmetic with machine semantics where Python's differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Operation: TypeAlias = Callable[..., int | float]
 
 
 # Not int(a / b): a float has 53 bits, and a quotient of int64 may need 63.
-def truncated_quotient(a: float, b: float) -> float:
-    """Return a / b, of integers rounded towards zero."""
+def trunc_div(a: float, b: float) -> float:
+    """Return a / b, rounded towards zero for integers as C does."""
     if isinstance(a, int) and isinstance(b, int):
         quotient = abs(a) // abs(b)
         return quotient if (a < 0) == (b < 0) else -quotient
@@ -22,42 +22,47 @@ def truncated_quotient(a: float, b: float) -> float:
 
 
 # As codegen's: a NaN of either side is the result; Python's min and max keep the first operand.
-def lesser(a: float, b: float) -> float:
-    """Return the smaller number, NaN if one is."""
+def nan_min(a: float, b: float) -> float:
+    """Return the minimum, NaN if either operand is NaN."""
     return b if b < a or b != b else a
 
 
-def greater(a: float, b: float) -> float:
-    """Return the larger number, NaN if one is."""
+def nan_max(a: float, b: float) -> float:
+    """Return the maximum, NaN if either operand is NaN."""
     return b if b > a or b != b else a
 
 
 # Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more
 # than twice 24 and two.
-def fold_numbers(
+def fold_in_dtype(
     operation: Operation, a: float, b: float, operands: str, result: str
 ) -> int | float:
-    """Return what an operation gives for two numbers of a dtype. Raises ZeroDivisionError."""
-    if dt.is_float(operands):
-        a, b = dt.as_held(a, operands), dt.as_held(b, operands)
-    return dt.as_held(operation(a, b), result)
-
-
-def fold_sizes(operation: Operation, a: float, b: float, operands: str, result: str) -> int | float:
-    """Return what an operation gives for two constants of a program.
-
-    Sizes and indices are int64, and are whole numbers while they are computed: a reach of
-    (k - 1) * dilation + 1 that no int64 holds is larger than any axis, not a small number that is
-    left of it. A type of such a size, and code with such a number, are refused.
+    """Fold an operation on two constants of a dtype, rounding or wrapping the result. Raises
+    ZeroDivisionError.
     """
+    if dt.is_float(operands):
+        # A constant may be written with more digits than its dtype holds.
+        a, b = dt.wrap_to_dtype(a, operands), dt.wrap_to_dtype(b, operands)
+    return dt.wrap_to_dtype(operation(a, b), result)
+
+
+def fold_size_constants(
+    operation: Operation, a: float, b: float, operands: str, result: str
+) -> int | float:
+    """Fold an operation on two program constants, exactly for int64 sizes.
+
+    Sizes and indices are int64, and are whole numbers while they are computed: a reach of (k - 1) *
+    dilation + 1 that no int64 holds is larger than any axis, not a small number that is left of it.
+    A type of such a size, and code with such a number, are refused.
+    """
+    # Sizes are proved about as mathematical integers; wrapping one would prove what is false.
     if result == operands == "int64":
         return operation(a, b)
-    return fold_numbers(operation, a, b, operands, result)
+    return fold_in_dtype(operation, a, b, operands, result)
 
 
-def convert_number(value: float, source: str, dtype: str) -> int | float | None:
-    """Return a number of one dtype as another: integers begin anew past their ends, as C's unsigned
-    ones do and two's complement does for the others.
+def cast_constant(value: float, source: str, dtype: str) -> int | float | None:
+    """Cast a constant between dtypes with wrap-around for integers; None for a float out of range.
 
     None for a float that an integer dtype does not hold (a NaN, an infinity, 3e10 as int32): it has
     no value there in C, and the machine decides.
@@ -65,8 +70,9 @@ def convert_number(value: float, source: str, dtype: str) -> int | float | None:
     if dtype == "bool":
         return bool(value)
     if not (dt.is_float(source) or source in dt.SMALL_FLOATS):
-        return dt.as_held(value, dtype)
+        return dt.wrap_to_dtype(value, dtype)
     ends = dt.int_range(dtype)
     if ends is None:
-        return dt.as_held(dt.as_held(value, source), dtype)
+        return dt.wrap_to_dtype(dt.wrap_to_dtype(value, source), dtype)
+    # C leaves the conversion of a float out of range undefined: it is not folded.
     return value if math.isfinite(value) and ends[0] <= int(value) <= ends[1] else None

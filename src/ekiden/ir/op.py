@@ -1,4 +1,4 @@
-"""The operator registry.
+"""Operator registry.
 
 Each operator is declared once, and everything else reads the declaration.
 """
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from numpy import typing as npt  # the package first: another thread may be importing it
 
 from ekiden._lazy import LazyModule, load_deferred
-from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
+from ekiden.ir.attrs import Attrs, NamedDimsAttrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.extensions import note_extension
-from ekiden.ir.node import NODE_TYPES, ignored, node
+from ekiden.ir.extensions import record_extension
+from ekiden.ir.node import NODE_TYPES, ignored_field, node
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.table import Table
-from ekiden.ir.text import type_text
-from ekiden.ir.type import TensorType, TupleType, Type, tensor_type, with_dims
+from ekiden.ir.table import LazyRegistry
+from ekiden.ir.text import format_type
+from ekiden.ir.type import TensorType, TupleType, Type, substitute_unknown_dims, tensor_type
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -38,8 +38,8 @@ Array = npt.NDArray[Any]
 """A NumPy array; its dtype is known at run time alone."""
 
 
-class Precision(Enum):
-    """What mixed precision does with an operator."""
+class PrecisionPolicy(Enum):
+    """Mixed-precision policy of an operator."""
 
     ALWAYS = "takes the smaller type, and is worth casts for it"
     FOLLOW = "takes it where its inputs have it"
@@ -47,16 +47,16 @@ class Precision(Enum):
     UNKNOWN = "nobody has said"
 
 
-class Memory(Enum):
-    """What an operator of explicit memory does with the memory of what it gets."""
+class MemoryAliasing(Enum):
+    """Aliasing between the arguments and the result of an explicit memory operator."""
 
     KEEPS = "its result may hold it"
     READS = "its result lies elsewhere"
     VIEWS = "its result lies there"
 
 
-class Linear(Enum):
-    """What an operator with a second argument makes of its first."""
+class LinearForm(Enum):
+    """Linear form of a binary operator in its first operand: scaling or shifting."""
 
     NO = "nothing linear"
     SCALES = "data * value"
@@ -64,8 +64,8 @@ class Linear(Enum):
     SHIFTS_BACK = "data - value"
 
 
-class Transposes(Enum):
-    """How a transposition of its first argument moves to the result of an operator, if it can."""
+class TransposeRule(Enum):
+    """Rule that moves a transpose from an operator's first argument to its result."""
 
     NO = "not, unless it broadcasts"
     AXIS = "its one axis is another"
@@ -79,9 +79,9 @@ class Transposes(Enum):
     ORDER = "both are one"
 
 
-class Borders(Enum):
-    """Which constant borders of its first argument an operator with a padding makes itself. Zeros
-    of a quantised argument are its zero point.
+class PaddingAbsorption(Enum):
+    """Constant padding of the first argument that the operator's own padding attribute can absorb.
+    Zeros of a quantised argument are its zero point.
     """
 
     NO = "none"
@@ -91,7 +91,7 @@ class Borders(Enum):
 
 
 class OpPattern(IntEnum):
-    """How an operator may fuse (TVM's TOpPattern)."""
+    """Fusion pattern of an operator (TVM's TOpPattern)."""
 
     ELEMWISE = 0
     BROADCAST = 1
@@ -102,14 +102,14 @@ class OpPattern(IntEnum):
     OPAQUE = 8
 
 
-Relation = Callable[[Sequence[Type], "Attrs | None"], Type]
+TypeRelationFunc = Callable[[Sequence[Type], "Attrs | None"], Type]
 """(argument types, attributes) -> result type, computing on symbolic dimensions.
 
 Raises TypeInferenceError that says what was expected and what came. Arguments are complete types.
 """
-Reference = Callable[..., "Array | tuple[Array, ...]"]
+ReferenceFunc = Callable[..., "Array | tuple[Array, ...]"]
 """(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
-Solve = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
+ArgTypeSolver = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
 """(argument types, None where unknown, attributes) -> argument types, as far as they follow."""
 Lowering = Callable[..., "Sequence[object]"]
 """(attrs, te inputs, result type) -> te output tensors.
@@ -120,14 +120,14 @@ Typed loosely here: te stands on a higher floor.
 
 @node("ir.Op")
 class Op(RelayExpr):
-    """An operator, as an expression that a Call can call. Get one with `get`."""
+    """Operator as a callable expression. Get one with `get`."""
 
     name: str
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     @property
     def definition(self) -> OpDef:
-        """Return the declaration of this operator.
+        """Return the operator's definition.
 
         Raises KeyError for one of loop programs, which `ekiden.ir.intrinsic.INTRINSICS` declares.
         """
@@ -135,9 +135,7 @@ class Op(RelayExpr):
 
     @staticmethod
     def get(op_name: str) -> Op:
-        """Return the operator of a name, of Relay or ("tir.exp") of loop programs. Raises
-        KeyError.
-        """
+        """Look up an operator by name, Relay's or TIR's ("tir.exp"). Raises KeyError."""
         return get(op_name)
 
     @staticmethod
@@ -147,65 +145,76 @@ class Op(RelayExpr):
 
     @property
     def num_inputs(self) -> int:
-        """Return how many arguments a call has; of a tuple, one."""
+        """Return the number of arguments of a call; a tuple counts as one."""
         return len(self.definition.arguments)
 
     @property
     def description(self) -> str:
-        """Return what the operator does, in a sentence.
+        """Return a one-sentence description of the operator.
 
         Where its declaration does not say so, all are loaded, which describes them by the functions
         that call them.
         """
         if not self.definition.description:
+            # Descriptions are docstrings, which are attached when all operators are loaded.
             load_deferred()
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:
-        """Set how many arguments calls have, for those that `add_argument` does not name."""
+        """Set the number of arguments, for those that `add_argument` does not name."""
         named = self.definition.arguments[:n]
-        _change(self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n))))
+        _replace_definition(
+            self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n)))
+        )
 
     def add_argument(self, name: str, type: str, description: str) -> None:
-        """Name an argument: the first that has none. (The type's name and the description are of
-        TVM's face; what an argument may be is said by the relation.)"""
+        """Name the first unnamed argument. (The type's name and the description are of TVM's face;
+        what an argument may be is said by the relation.)
+        """
         named = list(self.definition.arguments)
         unnamed = [i for i, argument in enumerate(named) if argument == f"argument_{i}"]
+        # `set_num_inputs` may have made arguments before they are named.
         at = unnamed[0] if unnamed else len(named)
         named[at : at + 1] = [name]
-        _change(self.name, arguments=tuple(named))
+        _replace_definition(self.name, arguments=tuple(named))
 
-    def add_type_rel(self, rel_name: str, type_rel_func: Relation | None = None) -> None:
-        """Give the operator its type relation: a function (argument types, attributes) -> type of
-        the result, or one of RELATIONS by its name. Raises KeyError for a name that is not there.
+    def add_type_rel(self, rel_name: str, type_rel_func: TypeRelationFunc | None = None) -> None:
+        """Set the type relation, a function (argument types, attributes) -> result type or the name
+        of a predefined one. Raises KeyError for a name that is not there.
         """
-        if type_rel_func is None and rel_name not in RELATIONS:
-            raise KeyError(f"no type relation {rel_name!r}; there are {', '.join(RELATIONS)}")
-        _change(self.name, relation=_own_relation(type_rel_func or RELATIONS[rel_name]))
+        if type_rel_func is None and rel_name not in NAMED_TYPE_RELATIONS:
+            raise KeyError(
+                f"no type relation {rel_name!r}; there are {', '.join(NAMED_TYPE_RELATIONS)}"
+            )
+        _replace_definition(
+            self.name, relation=_wrap_user_relation(type_rel_func or NAMED_TYPE_RELATIONS[rel_name])
+        )
 
     def set_attrs_type_key(self, key: str) -> None:
-        """Set the class of the attributes of calls, by its type key; "DictAttrs": they have none.
+        """Set the attribute class of calls by its type key; "DictAttrs" means none.
 
         Raises KeyError for a key that no class has.
         """
         if key != "DictAttrs" and key not in NODE_TYPES:
             raise KeyError(f"no attribute class {key!r}")
-        _change(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
+        _replace_definition(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
 
     def set_support_level(self, level: int) -> None:
-        """Note who uses the operator, from 1, everybody, to 10 (TVM's)."""
+        """Set TVM's support level, from 1 (common) to 10 (rare)."""
         set_op_attr(self.name, "TSupportLevel", level)
 
     @property
     def support_level(self) -> int:
-        """Return what `set_support_level` was told, else 10."""
+        """Return the support level, 10 by default."""
         level = OP_ATTRS.get("TSupportLevel", {}).get(self.name, 10)
         assert isinstance(level, int)
         return level
 
     def get_attr(self, attr_name: str) -> object:
-        """Return an attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
+        """Return an operator attribute, or None if it is not registered."""
         # Columns of the operator table, under TVM's names.
+        # These two are fields of the definition, which passes read; a second copy could disagree
+        # with it.
         if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
         if attr_name == "TOpIsStateful" and self.name in OPS:
@@ -213,21 +222,20 @@ class Op(RelayExpr):
         return OP_ATTRS.get(attr_name, {}).get(self.name)
 
     def set_attr(self, attr_name: str, value: object) -> None:
-        """Give the operator an attribute, in place of one of that name."""
+        """Set an operator attribute, replacing an earlier value."""
         register_op_attr(self.name, attr_name, value)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether `get_attr` finds something."""
+        """Return whether the operator attribute is registered."""
         return self.get_attr(attr_name) is not None
 
     def reset_attr(self, attr_name: str) -> None:
-        """Take away what `set_attr` or `register_op_attr` gave, if anything."""
+        """Remove an operator attribute if it is registered."""
         OP_ATTRS.get(attr_name, {}).pop(self.name, None)
 
 
 class ShapeCheck(NamedTuple):
-    """A condition that must hold at run time, what is wrong otherwise, and the integers that are
-    then shown, by name."""
+    """Runtime shape check: the condition, the error text, and the integers shown in it by name."""
 
     condition: PrimExpr
     text: str
@@ -250,7 +258,7 @@ expressions on the shapes and the elements of the arguments; then what must hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
-    """One row of the operator table.
+    """Operator definition, one row of the operator table.
 
     name: as in Relay text ("nn.conv2d").
     arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate). `optional`:
@@ -293,18 +301,18 @@ class OpDef:
     name: str
     arguments: tuple[str, ...]
     attrs: type[Attrs] | None = None
-    relation: Relation
-    reference: Reference | None = None
+    relation: TypeRelationFunc
+    reference: ReferenceFunc | None = None
     lower: Lowering | None = None
-    solve: Solve | None = None
+    solve: ArgTypeSolver | None = None
     pattern: OpPattern = OpPattern.OPAQUE
     variadic: bool = False
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
     fence: bool = False
-    precision: Precision = Precision.UNKNOWN
-    memory: Memory = Memory.KEEPS
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN
+    memory: MemoryAliasing = MemoryAliasing.KEEPS
     layout: str = ""
     macs: Macs | None = None
     dims: DimsOf | None = None
@@ -314,9 +322,9 @@ class OpDef:
     refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
-    linear: Linear = Linear.NO
-    turns: Transposes = Transposes.NO
-    borders: Borders = Borders.NO
+    linear: LinearForm = LinearForm.NO
+    turns: TransposeRule = TransposeRule.NO
+    borders: PaddingAbsorption = PaddingAbsorption.NO
     commutes: bool = False
     channels: tuple[int, int] | None = None
     fast: str = ""
@@ -338,13 +346,13 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: Table[str, OpDef] = Table()
-OP_NODES: Table[str, Op] = Table()
+OPS: LazyRegistry[str, OpDef] = LazyRegistry()
+OP_NODES: LazyRegistry[str, Op] = LazyRegistry()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
-def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Return the type of the one argument: the relation of operators whose result is like it.
+def identity_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    """Return the argument's type: the Identity relation of elementwise operators.
 
     Inference goes both ways through them.
     """
@@ -352,23 +360,24 @@ def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def register_op(definition: OpDef) -> OpDef:
-    """Add a row to the operator table. Raises ValueError when the name is taken."""
+    """Register an operator definition. Raises ValueError when the name is taken."""
     if OPS.has(definition.name):
         raise ValueError(f"operator {definition.name!r} is declared twice")
-    note_extension(definition.relation)
-    register_name(definition.name)
+    # Any function of the row would do: it tells by its module whose operator this is.
+    record_extension(definition.relation)
+    register_op_name(definition.name)
     OPS[definition.name] = definition
     return definition
 
 
-RELATIONS: dict[str, Relation] = {}
+NAMED_TYPE_RELATIONS: dict[str, TypeRelationFunc] = {}
 """The type relations that a program may give its operators by name."""
-_OWN: set[str] = set()
+_USER_OPS: set[str] = set()
 """Operators that a program has declared, and may go on to describe."""
 
 
 def declare_own(op_name: str, describe: str = "") -> Op:
-    """Declare an operator of a program, and return it.
+    """Register a user-defined operator and return it.
 
     The methods of what this returns and `register_op_attr` describe it. Raises CompileError when
     the name is taken.
@@ -376,64 +385,65 @@ def declare_own(op_name: str, describe: str = "") -> Op:
     if op_name in OP_NODES:
         raise CompileError(f"Operator {op_name} is registered before")
 
-    def undefined(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    def missing_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         raise TypeInferenceError(f"{op_name}: no type relation; give it one by add_type_rel")
 
-    def uncomputed(attrs: Attrs | None, inputs: Sequence[object], out: Type) -> Sequence[object]:
+    def missing_compute(
+        attrs: Attrs | None, inputs: Sequence[object], out: Type
+    ) -> Sequence[object]:
         raise CompileError(f"{op_name}: no computation; give it one by register_compute")
 
-    _OWN.add(op_name)
-    note_extension(op_name)
+    _USER_OPS.add(op_name)
+    record_extension(op_name)
     row = OpDef(
         name=op_name,
         arguments=(),
-        relation=undefined,
-        lower=uncomputed,
+        relation=missing_relation,
+        lower=missing_compute,
         description=describe,
     )
     register_op(row)
     return OP_NODES[op_name]
 
 
-def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
-    """Put another row in the place of a program's own. Raises ValueError for Ekiden's."""
-    if op_name not in _OWN:
+def _replace_definition(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
+    """Replace fields of a user-defined operator's definition. Raises ValueError for Ekiden's."""
+    if op_name not in _USER_OPS:
         raise ValueError(f"operator {op_name!r} is Ekiden's: its declaration stands")
     OPS[op_name] = replace(OPS[op_name], **fields)
 
 
-def _own_relation(own: Relation) -> Relation:
-    """Return the relation of a program's own operator, which knows nothing of named dimensions."""
+def _wrap_user_relation(own: TypeRelationFunc) -> TypeRelationFunc:
+    """Wrap a user's type relation so that it does not see named dimensions."""
 
-    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the result's type, with the dimensions that a call names in the places of unknown
-        ones.
-        """
-        result = own(types, own_attrs(attrs))
+    def relation_with_named_dims(types: Sequence[Type], attrs: Attrs | None) -> Type:
+        """Return the result type with the call's named dimensions in place of the unknown ones."""
+        result = own(types, unwrap_user_attrs(attrs))
         named = isinstance(attrs, NamedDimsAttrs) and result is not None
-        return with_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
+        return substitute_unknown_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
 
-    return relation
+    return relation_with_named_dims
 
 
-def set_dims(op_name: str, dims: DimsOf) -> None:
-    """Set how the unknown dimensions of a program's own operator follow from its arguments.
+def set_dynamic_dims(op_name: str, dims: DimsOf) -> None:
+    """Set the function that computes a user-defined operator's unknown result dimensions at run
+    time.
 
     Raises ValueError for one of Ekiden's.
     """
-    _change(op_name, dims=dims)
+    _replace_definition(op_name, dims=dims)
 
 
 def set_pattern(op_name: str, pattern: OpPattern) -> None:
-    """Set how a program's own operator fuses. Raises ValueError for one of Ekiden's."""
-    _change(op_name, pattern=OpPattern(pattern))
+    """Set the fusion pattern of a user-defined operator. Raises ValueError for one of Ekiden's."""
+    _replace_definition(op_name, pattern=OpPattern(pattern))
 
 
 def register_reference(
-    op_name: str, reference: Reference | None = None, level: int = 10
-) -> Callable[[Reference], Reference] | Reference:
-    """Say what a program's own operator means, in NumPy: what the interpreter runs, constants are
-    folded by, and compiled results are compared with. Without a function, a decorator.
+    op_name: str, reference: ReferenceFunc | None = None, level: int = 10
+) -> Callable[[ReferenceFunc], ReferenceFunc] | ReferenceFunc:
+    """Register the NumPy reference of a user-defined operator, used by the interpreter, constant
+    folding and result checks. Without a function, a decorator.
 
     Args:
         op_name: one that `register` declared.
@@ -446,56 +456,62 @@ def register_reference(
             the dtype, shape and number that the type relation says.
     """
 
-    def register(function: Reference) -> Reference:
-        """Set the reference, and give it back."""
+    def register(function: ReferenceFunc) -> ReferenceFunc:
+        """Register the reference and return it."""
         if not callable(function):
             raise CompileError(f"{op_name}: expected a function as its reference, got {function!r}")
-        note_extension(function)
-        _change(op_name, reference=_own_reference(op_name, function))
+        record_extension(function)
+        _replace_definition(op_name, reference=_check_user_reference(op_name, function))
         return function
 
     return register if reference is None else register(reference)
 
 
-def _own_reference(op_name: str, function: Reference) -> Reference:
-    """Return a program's reference with its results held against the operator's relation."""
+def _check_user_reference(op_name: str, function: ReferenceFunc) -> ReferenceFunc:
+    """Wrap a user's reference so that its results are checked against the type relation."""
 
-    def reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
-        """Return what the program's function gives. Raises RunError where it is of another type."""
+    def checked_reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
+        """Call the user's function and check the types of its results. Raises RunError where it is
+        of another type.
+        """
         try:
-            result = function(own_attrs(attrs), *arrays)
+            result = function(unwrap_user_attrs(attrs), *arrays)
         # Errors that name their cause already, as those of nested operators do.
         except EkidenError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{op_name}: its reference raised {reason}") from error
-        kind = OPS[op_name].relation([_type_of(a) for a in arrays], attrs)
+        # Looked up at the call: the relation may be set after the reference.
+        kind = OPS[op_name].relation([_infer_value_type(a) for a in arrays], attrs)
         expected = kind.fields if isinstance(kind, TupleType) else (kind,)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        result_types = [_type_of(p) for p in results]
+        result_types = [_infer_value_type(p) for p in results]
         if isinstance(result, (tuple, list)) != isinstance(kind, TupleType) or not (
-            len(expected) == len(result_types) and all(map(_may_be, expected, result_types))
+            len(expected) == len(result_types)
+            and all(map(_is_compatible_type, expected, result_types))
         ):
-            promised, actual = type_text(kind), ", ".join(map(type_text, result_types))
+            promised, actual = format_type(kind), ", ".join(map(format_type, result_types))
             raise RunError(
                 f"{op_name}: its reference gave {actual}, its type relation says {promised}"
             )
         return result
 
-    return reference
+    return checked_reference
 
 
-def _type_of(value: object) -> Type:
-    """Return the type of an array, or of a tuple of arrays."""
+def _infer_value_type(value: object) -> Type:
+    """Return the type of an array or a tuple of arrays."""
     if isinstance(value, (tuple, list)):
-        return TupleType(tuple(map(_type_of, value)))
+        return TupleType(tuple(map(_infer_value_type, value)))
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
     return tensor_type(shape, str(dtype))
 
 
-def _may_be(expected: Type, actual: Type) -> bool:
-    """Return whether a tensor may be of a type whose sizes may be unknown."""
+def _is_compatible_type(expected: Type, actual: Type) -> bool:
+    """Return whether an actual tensor type is compatible with an expected one that may have unknown
+    sizes.
+    """
     if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
         return False
     pairs = zip(expected.shape, actual.shape, strict=False)
@@ -506,15 +522,15 @@ def _may_be(expected: Type, actual: Type) -> bool:
 
 
 def set_stateful(op_name: str, stateful: bool) -> None:
-    """Set whether calls of a program's own operator must all be made.
+    """Set whether calls of a user-defined operator must not be removed or merged.
 
     Raises ValueError for one of Ekiden's.
     """
-    _change(op_name, stateful=stateful)
+    _replace_definition(op_name, stateful=stateful)
 
 
-def register_name(name: str) -> Op:
-    """Let an operator that is declared elsewhere be got by its name, and have attributes. Raises
+def register_op_name(name: str) -> Op:
+    """Register an operator's name, so that it can be looked up and have attributes. Raises
     ValueError when the name is taken.
     """
     if OP_NODES.has(name):
@@ -523,20 +539,21 @@ def register_name(name: str) -> Op:
 
 
 def get(name: str) -> Op:
-    """Return the operator of that name. Raises KeyError with the nearest names."""
+    """Look up an operator by name. Raises KeyError with the nearest names."""
     if name not in OP_NODES:
-        raise KeyError(f"no operator {name!r}{nearest(name)}")
+        raise KeyError(f"no operator {name!r}{suggest_op_names(name)}")
     return OP_NODES[name]
 
 
 register_func("ir.GetOp", get, override=True)
 
 
-def nearest(name: str) -> str:
-    """Return `; did you mean ...?` for a name that no operator has; empty if none is like it."""
+def suggest_op_names(name: str) -> str:
+    """Return `; did you mean ...?` with similar operator names, or "" if there are none."""
     last = name.rpartition(".")[2]
     # The same name under another prefix first ("conv2d" for "nn.conv2d"), then a misspelling.
     near = sorted(n for n in OP_NODES if n.rpartition(".")[2] == last)
+    # 0.85 keeps the suggestion to misspellings.
     near = near or difflib.get_close_matches(name, OP_NODES, n=2, cutoff=0.85)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
@@ -544,23 +561,25 @@ def nearest(name: str) -> str:
 def register_op_attr(
     op_name: str, attr_key: str, value: object = None, level: int = 10
 ) -> Callable[[_V], _V] | object:
-    """Attach a value to an operator; without one, a decorator (TVM's ir.register_op_attr).
+    """Register an operator attribute, or return a decorator if no value is given (TVM's
+    ir.register_op_attr).
 
     `level` is TVM's: the latest value counts. An unknown name that begins with "tir." is that of a
     new intrinsic. Raises KeyError for another one that no operator has.
     """
 
     def register(attached: _V) -> _V:
-        note_extension(attached)
+        record_extension(attached)
         return set_op_attr(op_name, attr_key, attached)
 
     return register if value is None else register(value)
 
 
-def registrar(
+def make_attr_registrar(
     attr_key: str, what: str, changed: Callable[[str], None] | None = None
 ) -> Callable[..., Callable[..., object]]:
-    """Return a function `(op_name, function=None, level=10)` that gives operators one attribute.
+    """Return a registration function `(op_name, function=None, level=10)` for one operator
+    attribute.
 
     Without a function, it is a decorator. `changed` is told the name of each operator that has a
     new one.
@@ -569,27 +588,30 @@ def registrar(
     def register(
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
-        """Register a function for an operator. Its documentation is `what`, set below."""
+        """Register a function as the operator's attribute. Its documentation is `what`,
+        set below.
+        """
 
-        def one(attached: Callable[..., object]) -> Callable[..., object]:
-            """Attaches a function, and gives it back."""
+        def attach_function(attached: Callable[..., object]) -> Callable[..., object]:
+            """Attach the function to the operator and return it."""
             register_op_attr(op_name, attr_key, attached, level)
             if changed is not None:
                 changed(op_name)
             return attached
 
-        return one if function is None else one(function)
+        return attach_function if function is None else attach_function(function)
 
     register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
     return register
 
 
 def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:
-    """Attach what says nothing of whose it is, such as a number, beside a function that does: only
-    that tells whether a program has extended the compiler. Raises KeyError as `register_op_attr`.
+    """Set an operator attribute without recording a user extension, for plain values such as
+    numbers.
     """
     if op_name.startswith("tir."):  # anybody's intrinsics, of which no table has all
         OP_NODES.setdefault(op_name, Op(op_name))
+    # Raises for a name that is no operator.
     get(op_name)
     OP_ATTRS.setdefault(attr_key, {})[op_name] = value
     return value

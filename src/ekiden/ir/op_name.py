@@ -1,4 +1,4 @@
-"""Names of intrinsics, which know what they are called in the registry of operators."""
+"""OpName: intrinsic names that know their name in the operator registry."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import ClassVar
 
 
 class OpName(str):
-    """The name of an intrinsic in its table, "exp"; `name` is that in the registry of operators,
-    "tir.exp", as of TVM's operators of calls."""
+    """Intrinsic name such as "exp", whose `name` is the registry's "tir.exp"."""
 
     __slots__ = ()
-    others: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    tvm_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Ours -> TVM's where they differ; set by `ekiden.ir.intrinsic`."""
 
     @property
     def name(self) -> str:
-        """Return the name in the registry of operators, which `ekiden.ir.Op.get` knows."""
-        return f"tir.{self.others.get(self, self)}"
+        """Return the name in the operator registry, as `ekiden.ir.Op.get` takes it."""
+        return f"tir.{self.tvm_names.get(self, self)}"
 
     def same_as(self, other: object) -> bool:
-        """Return whether another operator, of a call or of the registry, is this one."""
+        """Return whether another operator has the same registry name."""
         return getattr(other, "name", None) == self.name

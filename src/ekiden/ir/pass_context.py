@@ -1,4 +1,4 @@
-"""What passes run under: the opt level, typed options, and the instruments that watch them.
+"""PassContext: opt level, typed options and pass instruments.
 
 with PassContext(opt_level=3, instruments=[PassTimingInstrument()], disabled_pass=["FoldConstant"]):
     module = pipeline(module)
@@ -31,14 +31,14 @@ else:
 
 LOG = LazyLogger(__name__)
 T = TypeVar("T")
-DEBUG, INFO = 10, 20
+DEBUG_LEVEL, INFO_LEVEL = 10, 20
 """The levels of `logging` for what is said of a compilation."""
 
 
 @Object.register
 @dataclass(frozen=True, slots=True)
 class PassInfo:
-    """What instruments and contexts know of a pass (TVM's PassInfo).
+    """Pass metadata for instruments and contexts (TVM's PassInfo).
 
     required: names of the passes that run right before it. is_sequence: it only runs others.
     """
@@ -54,7 +54,7 @@ class PassInfo:
 
 
 class PassInstrument:
-    """Watches passes run. Override what is needed; `should_run` False skips the pass.
+    """Observer of pass execution. Override what is needed; `should_run` False skips the pass.
 
     A sequence of passes is itself a pass and is seen as one (`info.is_sequence`), around its
     members.
@@ -66,122 +66,131 @@ class PassInstrument:
     """Whether it is the dump that the environment asks for, which is of one compilation."""
 
     def enter_pass_ctx(self) -> None:
-        """Called when a PassContext with this instrument is entered."""
+        """Hook called when a PassContext with this instrument is entered."""
 
     def exit_pass_ctx(self) -> None:
-        """Called when that context is left."""
+        """Hook called when that PassContext is left."""
 
     def should_run(self, module: IRModule, info: PassInfo) -> bool:
-        """Return whether to run the pass at all."""
+        """Return whether the pass should run at all."""
         return True
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Called with the module a pass is about to see."""
+        """Hook called with the input module of a pass."""
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Called with the module a pass has made."""
+        """Hook called with the module that a pass returned."""
 
     def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
-        """Called with the module a pass was given, where it raises an error."""
+        """Hook called with the input module of a pass that raised an error."""
 
     def enter_phase(self, name: str) -> None:
-        """Called when a part of a compilation begins that is no pass: importing, kernels."""
+        """Hook called at the start of a compilation phase that is not a pass: importing,
+        kernels.
+        """
 
     def exit_phase(self, name: str) -> None:
-        """Called when it has ended, whether or not it failed."""
+        """Hook called at the end of a phase, whether or not it failed."""
 
     def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
-        """Called with what a stage has made that is no module (a schedule, assembly, bytecode): how
-        a file of it would be called, what it is, and a function that returns its text."""
+        """Hook called with a textual product of a stage (schedule, assembly, bytecode): file name,
+        description, and a function that renders it.
+        """
 
     def for_worker(self) -> PassInstrument | None:
-        """Return the instrument that watches the passes of a process that compiles kernels, which
-        pickle must take; None, the default, to have all passes run in this process."""
+        """Return a picklable instrument for worker processes that compile kernels, or None (the
+        default) to compile in this process.
+        """
         return None
 
     def take_seen(self) -> object:
-        """Return, in such a process and after each kernel, what has been seen since the last call:
-        it is sent to this process (`add_seen`); None for nothing."""
+        """Return, in a worker, what was observed since the last call, for `add_seen` in the main
+        process; None for nothing.
+        """
         return None
 
     def add_seen(self, seen: object) -> None:
-        """Take in what the instrument of a process that compiles has seen."""
+        """Merge what a worker's instrument has observed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """A row of the table of options: type, default (None: not set) and what it does."""
+class ContextOption:
+    """Pass context option: type, default (None: unset) and description."""
 
     kind: type
     default: object
     doc: str
-    fields: Mapping[str, Option] | None = None
+    fields: Mapping[str, ContextOption] | None = None
     """Of a dictionary: what it may hold, and what that is where it is left out. None: anything."""
 
 
-OPTIONS: dict[str, Option] = {}
+CONTEXT_OPTIONS: dict[str, ContextOption] = {}
 """What `PassContext(config=...)` may hold, by key. `register_option` adds to it."""
 
 
 def register_option(
-    key: str, kind: type, default: object, doc: str, fields: Mapping[str, Option] | None = None
+    key: str,
+    kind: type,
+    default: object,
+    doc: str,
+    fields: Mapping[str, ContextOption] | None = None,
 ) -> str:
-    """Add an option that passes may read with `PassContext.option`, or `PassContext.fields` where
-    it is a dictionary with fields of their own; gives its key.
+    """Register an option that passes read with `PassContext.option`, or `PassContext.fields` for a
+    dictionary with fields; return its key.
 
     Raises ValueError when the key is taken.
     """
-    if key in OPTIONS:
+    if key in CONTEXT_OPTIONS:
         raise ValueError(f"register option {key!r}: it is registered already")
-    OPTIONS[key] = Option(kind, default, doc, fields)
+    CONTEXT_OPTIONS[key] = ContextOption(kind, default, doc, fields)
     return key
 
 
 # Those of our own passes stand here, not beside them, so that all are known whatever is imported.
-FUSE_DEPTH = register_option(
+MAX_FUSE_DEPTH_OPTION = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
-FALLBACK = register_option(
+FALLBACK_DEVICE_OPTION = register_option(
     "relay.fallback_device_type",
     int,
     0,
     "of a compilation for several devices the kind that operators run on which nothing places, in "
     "DLPack's numbers; 0 for that of the device that is named first",
 )
-PRECISION = register_option(
+PRODUCT_PRECISION_OPTION = register_option(
     "relay.ProductPrecision.dtype",
     str,
     "",
     'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
 )
-ENGINE = register_option(
+BYOC_ENGINE_OPTION = register_option(
     "byoc.engine",
     str,
     "",
     'the engine of others that takes regions of a model: its name; "auto" for where one is faster '
     'than Ekiden, as measured; "" for none',
 )
-SIZE = register_option(
+WEIGHT_SIZE_OPTION = register_option(
     "relay.AlterOpLayout.size",
     str,
     "",
     'of weights in an artifact: "small" has them as large as they are in the model, "" as kernels '
     "take them",
 )
-KEEP_OUTPUT = register_option(
+KEEP_OUTPUT_DTYPE_OPTION = register_option(
     "relay.ToMixedPrecision.keep_orig_output_dtype",
     bool,
     False,
     "whether results of functions keep their dtype",
 )
-COSTS = register_option(
+PLACEMENT_COSTS_OPTION = register_option(
     "relay.PlaceByCost.costs",
     dict,
     {},
     "what operators and copies cost on the host and on a device, by which PlaceByCost places them: "
     "the fields of its Costs; \"devices='auto'\" measures them",
 )
-DENORMALS = register_option(
+DENORMALS_OPTION = register_option(
     "kernels.denormals",
     str,
     "keep",
@@ -190,7 +199,7 @@ DENORMALS = register_option(
 )
 DENORMALS_KINDS = ("keep", "flush")
 """What that option may be."""
-FLOAT_REWRITES = register_option(
+FLOAT_REWRITES_OPTION = register_option(
     "relay.float_rewrites",
     str,
     "rounded",
@@ -199,37 +208,37 @@ FLOAT_REWRITES = register_option(
 )
 FLOAT_REWRITES_KINDS = ("exact", "rounded", "free")
 """What that option may be, the strictest first."""
-DECISIONS = register_option(
+KERNEL_DECISIONS_OPTION = register_option(
     "kernels.decisions",
     dict,
     {},
     "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
 )
-RECORDS = register_option(
+TUNING_RECORDS_OPTION = register_option(
     "kernels.records",
     dict,
     {},
     "what tuning has found about kernels: {'workload target': [[sizes, rule, choice], ...]}"
     " (docs/tuning.md)",
 )
-UNROLL = register_option(
+UNROLL_LOOP_OPTION = register_option(
     "tir.UnrollLoop",
     dict,
     {},
     "which serial loops are unrolled that no schedule unrolls",
     {
-        "auto_max_step": Option(int, 0, "those that make at most so many statements"),
-        "auto_max_depth": Option(int, 8, "those with at most so many unrolled ones inside"),
-        "auto_max_extent": Option(int, 0, "those of at most so many turns"),
+        "auto_max_step": ContextOption(int, 0, "those that make at most so many statements"),
+        "auto_max_depth": ContextOption(int, 8, "those with at most so many unrolled ones inside"),
+        "auto_max_extent": ContextOption(int, 0, "those of at most so many turns"),
     },
 )
-SIMPLIFY = register_option(
+SIMPLIFY_OPTION = register_option(
     "tir.Simplify",
     dict,
     {},
     "what TVM's simplifier may do besides: permissions, which this one does not need",
     {
-        name: Option(bool, False, "a permission: results are equal without it")
+        name: ContextOption(bool, False, "a permission: results are equal without it")
         for name in (
             "transitively_prove_inequalities",
             "convert_boolean_to_and_of_ors",
@@ -239,63 +248,69 @@ SIMPLIFY = register_option(
         )
     },
 )
-REMOVE_NO_OP = register_option(
+REMOVE_NO_OP_OPTION = register_option(
     "tir.RemoveNoOp",
     dict,
     {},
     "what counts as without effect",
     {
-        "use_dataflow_analysis": Option(bool, False, "stores that are overwritten unread, too"),
-        "max_simplification_steps": Option(int, 0, "TVM's; proofs here have an end of their own"),
+        "use_dataflow_analysis": ContextOption(
+            bool, False, "stores that are overwritten unread, too"
+        ),
+        "max_simplification_steps": ContextOption(
+            int, 0, "TVM's; proofs here have an end of their own"
+        ),
     },
 )
-NO_VECTORS = register_option(
+DISABLE_VECTORIZE_OPTION = register_option(
     "tir.disable_vectorize",
     bool,
     False,
     "whether loops that a schedule vectorizes stay loops; tiles that are written in vectors do not "
     "change",
 )
-NO_SHARING = register_option(
+DISABLE_STORAGE_REWRITE_OPTION = register_option(
     "tir.disable_storage_rewrite",
     bool,
     False,
     "whether each intermediate inside of a kernel has memory of its own",
 )
-PLANS_MEMORY = register_option(
+USMP_ENABLE_OPTION = register_option(
     "tir.usmp.enable",
     bool,
     True,
     "whether the memory of C programs without the runtime is planned as a whole: always",
 )
-PLANNER = register_option(
+USMP_ALGORITHM_OPTION = register_option(
     "tir.usmp.algorithm", str, "", "TVM's choice of how; the planner here has one way"
 )
-HOIST_IF = register_option(
+HOIST_IF_OPTION = register_option(
     "tir.HoistIfThenElse",
     dict,
     {},
     "which loops conditions are taken out of",
     {
-        "support_block_scope_hosting": Option(bool, False, "those of a device's threads, too"),
+        "support_block_scope_hosting": ContextOption(
+            bool, False, "those of a device's threads, too"
+        ),
     },
 )
-LOOP_PARTITION = register_option(
+LOOP_PARTITION_OPTION = register_option(
     "tir.LoopPartition",
     dict,
     {},
     "which loops are cut into parts whose conditions are decided",
-    {"partition_const_loop": Option(bool, True, "those whose extent is a number, too")},
+    {"partition_const_loop": ContextOption(bool, True, "those whose extent is a number, too")},
 )
 
 
-CHECKS_BOUNDS = register_option(
+BOUND_CHECKERS_OPTION = register_option(
     "tir.instrument_bound_checkers",
     bool,
     False,
     "whether kernels compare every access of a buffer with its extent, as by `bounds='check'`",
 )
-ADDED = register_option(
+ADDED_PASSES_OPTION = register_option(
     "tir.add_lower_pass",
     list,
     [],
@@ -306,7 +321,7 @@ ADDED = register_option(
 
 @dataclass(frozen=True, slots=True)
 class AddedPass:
-    """A pass that a program adds to those that lower loop programs, and when it runs.
+    """User pass inserted into the lowering of PrimFuncs at a given phase.
 
     token: what tells this context from all others, so that kernels which such a pass made are found
     again under it alone: nothing says whether two functions do the same.
@@ -320,8 +335,8 @@ class AddedPass:
         return f"({self.phase}, {getattr(self.run, 'name', self.run)}, {self.token})"
 
 
-def _added(value: Iterable[object]) -> list[AddedPass]:
-    """Return the passes to add, of TVM's pairs. Raises PassError."""
+def _parse_added_passes(value: Iterable[object]) -> list[AddedPass]:
+    """Parse TVM's (phase, pass) pairs into AddedPass objects. Raises PassError."""
     passes = []
     for entry in value:
         if not isinstance(entry, AddedPass):
@@ -329,20 +344,21 @@ def _added(value: Iterable[object]) -> list[AddedPass]:
                 entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (-1, None)
             )
             if run is None or not isinstance(phase, int) or phase < 0 or not hasattr(run, "info"):
-                raise PassError(f"PassContext: {ADDED!r} has (phase, pass), got {entry!r}")
+                raise PassError(
+                    f"PassContext: {ADDED_PASSES_OPTION!r} has (phase, pass), got {entry!r}"
+                )
             # Random, so that no other context, here or in another process, has the same token.
             entry = AddedPass(min(phase, 3), run, os.urandom(16).hex())
         passes.append(entry)
     return passes
 
 
-def _near(key: str, table: Mapping[str, Option]) -> str:
-    """Return the end of a message about an unknown option: the nearest ones, and where all are
-    listed.
+def _suggest_options(key: str, table: Mapping[str, ContextOption]) -> str:
+    """Return the tail of an unknown-option message: the closest names and where to list all.
 
     Those of one dictionary are few, and are all named.
     """
-    if table is not OPTIONS:
+    if table is not CONTEXT_OPTIONS:
         return f"; there are {', '.join(table)}"
     last = {name.rpartition(".")[2].lower(): name for name in table}  # "max_depth" is asked for too
     near = difflib.get_close_matches(key, table, n=3, cutoff=0.6)
@@ -352,17 +368,22 @@ def _near(key: str, table: Mapping[str, Option]) -> str:
     return f"{suggestion}; PassContext.list_configs() has all"
 
 
-def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
-    """Return the value of an option, a bool where it is one and 0 or 1 is given."""
+def _validate_option(
+    key: str, value: object, table: Mapping[str, ContextOption] = CONTEXT_OPTIONS
+) -> object:
+    """Validate an option's value and return it, with 0 or 1 converted for a bool option."""
     if key not in table:
-        raise PassError(f"PassContext: no option {key!r}{_near(key, table)}")
+        raise PassError(f"PassContext: no option {key!r}{_suggest_options(key, table)}")
     kind, fields = table[key].kind, table[key].fields
     if fields is not None and isinstance(value, dict):
-        return {name: _checked(name, field_value, fields) for name, field_value in value.items()}
+        return {
+            name: _validate_option(name, field_value, fields) for name, field_value in value.items()
+        }
+    # TVM's programs give 0 and 1 for bools.
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
-    if key == ADDED and isinstance(value, (list, tuple)):
-        return _added(value)
+    if key == ADDED_PASSES_OPTION and isinstance(value, (list, tuple)):
+        return _parse_added_passes(value)
     # A bool is an int to Python, and no number to a reader of the option.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise PassError(
@@ -374,7 +395,7 @@ def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> 
 
 @Object.register
 class PassContext:
-    """Options of a compilation: opt level, passes by name, instruments, config by key.
+    """Compilation context: opt level, required and disabled passes, instruments and options.
 
     `with PassContext(opt_level=3):` makes it the current one of this thread of control. A pass runs
     when its opt level is at most the context's, or it is in `required_pass`, and it is not in
@@ -398,56 +419,55 @@ class PassContext:
         self.required_pass = frozenset(required_pass or ())
         self.disabled_pass = frozenset(disabled_pass or ())
         self.instruments: tuple[PassInstrument, ...] = tuple(instruments or ())
-        self.config = {key: _checked(key, value) for key, value in (config or {}).items()}
+        self.config = {key: _validate_option(key, value) for key, value in (config or {}).items()}
         self._tokens: list[contextvars.Token[PassContext]] = []
 
     @staticmethod
     def current() -> PassContext:
-        """Return the innermost context, or a default one."""
+        """Return the innermost active context, or the default one."""
         return _CURRENT.get()
 
     @staticmethod
     def list_configs() -> dict[str, dict[str, object]]:
-        """Return every option with its type, default and meaning."""
+        """Return every option with its type, default and description."""
         return {
             key: {"type": row.kind.__name__, "default": row.default, "doc": row.doc}
-            for key, row in sorted(OPTIONS.items())
+            for key, row in sorted(CONTEXT_OPTIONS.items())
         }
 
     def option(self, key: str) -> object:
-        """Return the value of an option here, its default where this context does not set it."""
+        """Return an option's value, or its default if this context does not set it."""
         if key in self.config:
             return self.config[key]
         # For the message that names the nearest options.
-        if key not in OPTIONS:
-            _checked(key, None)
-        return OPTIONS[key].default
+        if key not in CONTEXT_OPTIONS:
+            _validate_option(key, None)
+        return CONTEXT_OPTIONS[key].default
 
     def fields(self, key: str) -> Mapping[str, int]:
-        """Return all fields of an option that is a dictionary; those not given at their
-        defaults.
-        """
-        rows = OPTIONS[key].fields
+        """Return all fields of a dictionary option, with defaults for those not set."""
+        rows = CONTEXT_OPTIONS[key].fields
         values = self.option(key)
         assert rows is not None and isinstance(values, dict), f"{key!r} is an option with fields"
         return {name: values.get(name, row.default) for name, row in rows.items()}
 
     def of_lowering(self) -> list[str]:
-        """Return what this context sets that changes how loop programs are lowered: part of a
-        kernel's key.
+        """Return the settings that affect the lowering of PrimFuncs, as part of a kernel's cache
+        key.
         """
         options = [f"{key}={self.config[key]}" for key in sorted(self.config)]
         lists = [*sorted(self.disabled_pass), *(f"+{name}" for name in sorted(self.required_pass))]
+        # Relay's options do not reach a kernel, and would only make its key miss the cache.
         return [setting for setting in (*options, *lists) if setting.startswith(("tir.", "+tir."))]
 
     def enables(self, info: PassInfo) -> bool:
-        """Return whether the opt level and the lists let a pass run."""
+        """Return whether the opt level and the pass lists allow the pass."""
         if info.name in self.disabled_pass:
             return False
         return info.name in self.required_pass or info.opt_level <= self.opt_level
 
     def override_instruments(self, instruments: Iterable[PassInstrument] | None) -> None:
-        """Exchange the instruments of a context that is entered: the old are left, the new entered.
+        """Replace the instruments of an active context, exiting the old and entering the new ones.
 
         Raises what they raise, with no instruments set.
         """
@@ -456,37 +476,41 @@ class PassContext:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether an instrument sees the passes of this process alone.
+        """Return whether an instrument requires all passes to run in this process.
 
         Each pass runs here then, also one whose result a cache has.
         """
+        # An instrument that cannot go to a worker keeps all passes in this process.
         return any(instrument.for_worker() is None for instrument in self.instruments)
 
     @property
     def compiles_cached(self) -> bool:
-        """Return whether an instrument sees the passes of every kernel, also of one that a cache
-        has.
+        """Return whether an instrument needs the passes of cached kernels too, so that they are
+        compiled again.
         """
         return self.is_watched or any(instrument.compiles_cached for instrument in self.instruments)
 
     def notify(self, call: Callable[[PassInstrument], object]) -> bool:
-        """Call each instrument; False as soon as one gives False.
+        """Call a hook on each instrument; return False as soon as one returns False.
 
         After an exception all are told that the context is left, and it has no instruments any
         more.
         """
         try:
             return all(call(instrument) is not False for instrument in self.instruments)
+        # The instruments are dropped: one that raised is in no state to see further passes.
         except BaseException:
             self._leave_instruments()
             raise
 
     def __enter__(self) -> PassContext:
         """Make this the current context."""
+        # A list, as one context may be entered several times.
         self._tokens.append(_CURRENT.set(self))
         try:
             self._enter_instruments(self.instruments)
         except BaseException:
+            # A context whose instrument fails to start is not entered.
             _CURRENT.reset(self._tokens.pop())
             raise
         return self
@@ -535,12 +559,12 @@ class PassContext:
 
 @contextmanager
 def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
-    """Make a context with more options the current one, for a while; its instruments go on
-    watching.
+    """Activate a context with further options for the enclosed block, keeping the instruments.
 
     Raises PassError for an option that does not exist or has another type.
     """
     around = PassContext.current()
+    # A context is immutable to those that run in it; a new one carries the options.
     extended = PassContext(
         around.opt_level,
         around.required_pass,
@@ -561,8 +585,9 @@ def with_options(config: Mapping[str, object]) -> Iterator[PassContext]:
 
 @contextmanager
 def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
-    """Let these instruments watch in place of those of the current context, for a while. Those that
-    watch already are not told of it."""
+    """Replace the current context's instruments for the enclosed block. Those that watch already
+    are not told of it.
+    """
     around = PassContext.current()
     inside = PassContext(
         around.opt_level, around.required_pass, around.disabled_pass, config=around.config
@@ -577,22 +602,25 @@ def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
             around.instruments = ()
 
 
-def show_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
-    """Show the current context's instruments what a stage has made that is no module; `render`
-    returns its text, and is called where one of them wants it."""
+def notify_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
+    """Pass a stage's textual product to the current instruments; `render` is called only
+    on demand.
+    """
     PassContext.current().notify(
         lambda instrument: instrument.see_product(file_name, meaning, render)
     )
 
 
 def current_dump() -> PassInstrument | None:
-    """Return what dumps this compilation, if anything does."""
+    """Return the instrument that dumps this compilation, or None."""
     return next((d for d in PassContext.current().instruments if d.dumps_compilation), None)
 
 
 @contextmanager
-def in_dump(dump: PassInstrument | None) -> Iterator[None]:
-    """Do work of a compilation later, in any thread, with its dump watching."""
+def attach_dump(dump: PassInstrument | None) -> Iterator[None]:
+    """Add a compilation's dump to the instruments of the enclosed block, possibly in another
+    thread.
+    """
     if dump is None:
         yield
     else:
@@ -601,10 +629,11 @@ def in_dump(dump: PassInstrument | None) -> Iterator[None]:
 
 
 @contextmanager
-def dumping(what: str) -> Iterator[None]:
-    """Dump what is compiled meanwhile where EKIDEN_DUMP asks for it; around a block or, as a
-    decorator, around a function. Raises InputError for a value of it that cannot be."""
-    dump = environment.dump()
+def dump_if_requested(what: str) -> Iterator[None]:
+    """Dump the enclosed compilation if EKIDEN_DUMP requests it; also usable as a decorator. Raises
+    InputError for a value of it that cannot be.
+    """
+    dump = environment.dump_request()
     with nullcontext() if dump is None else dumps.dump_compilation(what, dump):
         yield
 
@@ -616,9 +645,8 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
 
 
 @contextmanager
-def phase(name: str, level: int = INFO) -> Iterator[None]:
-    """Run a stage of a compilation that is no pass, for the current context's instruments and the
-    log.
+def time_phase(name: str, level: int = INFO_LEVEL) -> Iterator[None]:
+    """Run a compilation phase under the current instruments and log its duration.
 
     Around a block or, as a decorator, around a function.
     """

@@ -1,4 +1,4 @@
-"""Scalar expressions: the integers of shapes and indices, and the arithmetic inside kernels.
+"""PrimExpr: scalar expressions of shapes, indices and kernel arithmetic.
 
     PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
                EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
@@ -17,13 +17,13 @@ import numpy as np
 
 from ekiden.ir import dtype as dt
 from ekiden.ir import identities
-from ekiden.ir.node import NODE_TYPES, Node, as_given, freeze, ignored, node
+from ekiden.ir.node import NODE_TYPES, Node, as_untyped, ignored_field, node, set_frozen_fields
 from ekiden.ir.number_arithmetic import (
-    convert_number,
-    fold_sizes,
-    greater,
-    lesser,
-    truncated_quotient,
+    cast_constant,
+    fold_size_constants,
+    nan_max,
+    nan_min,
+    trunc_div,
 )
 from ekiden.ir.op_name import OpName
 from ekiden.runtime.errors import ExpressionError
@@ -37,7 +37,7 @@ ExprLike = Union["PrimExpr", int, float, bool]
 # way: what passes make passes through them, so that no pass has to look for x + 0. Neither knows
 # anything of variables; that is the Analyzer's (`ekiden.arith`).
 class PrimExpr(Node):
-    """A scalar (or, in tir, vector) expression. Every subclass's last field is `dtype`."""
+    """Scalar (or, in TIR, vector) expression. Every subclass's last field is `dtype`."""
 
     __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
@@ -45,7 +45,7 @@ class PrimExpr(Node):
     """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
 
     def astext(self) -> str:
-        """Return the expression as Python writes it; variables stand by name."""
+        """Return the expression in Python syntax; variables print as their names."""
         printer = PrimExpr.printer
         return f"{type(self).__name__}(...)" if printer is None else printer(self)
 
@@ -53,82 +53,82 @@ class PrimExpr(Node):
         return self.astext()
 
     def __add__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(Add, self, rhs)
+        return fold_binary(Add, self, rhs)
 
     def __radd__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(Add, lhs, self)
+        return fold_binary(Add, lhs, self)
 
     def __sub__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(Sub, self, rhs)
+        return fold_binary(Sub, self, rhs)
 
     def __rsub__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(Sub, lhs, self)
+        return fold_binary(Sub, lhs, self)
 
     def __mul__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(Mul, self, rhs)
+        return fold_binary(Mul, self, rhs)
 
     def __rmul__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(Mul, lhs, self)
+        return fold_binary(Mul, lhs, self)
 
     def __truediv__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(Div, self, rhs)
+        return fold_binary(Div, self, rhs)
 
     def __rtruediv__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(Div, lhs, self)
+        return fold_binary(Div, lhs, self)
 
     def __floordiv__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(FloorDiv, self, rhs)
+        return fold_binary(FloorDiv, self, rhs)
 
     def __rfloordiv__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(FloorDiv, lhs, self)
+        return fold_binary(FloorDiv, lhs, self)
 
     def __mod__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(FloorMod, self, rhs)
+        return fold_binary(FloorMod, self, rhs)
 
     def __rmod__(self, lhs: ExprLike) -> PrimExpr:
-        return binary(FloorMod, lhs, self)
+        return fold_binary(FloorMod, lhs, self)
 
     def __lshift__(self, rhs: ExprLike) -> PrimExpr:
-        return _bits("left_shift", self, rhs)
+        return _bitwise_op("left_shift", self, rhs)
 
     def __rshift__(self, rhs: ExprLike) -> PrimExpr:
-        return _bits("right_shift", self, rhs)
+        return _bitwise_op("right_shift", self, rhs)
 
     def __and__(self, rhs: ExprLike) -> PrimExpr:
-        return _bits("bitwise_and", self, rhs)
+        return _bitwise_op("bitwise_and", self, rhs)
 
     def __or__(self, rhs: ExprLike) -> PrimExpr:
-        return _bits("bitwise_or", self, rhs)
+        return _bitwise_op("bitwise_or", self, rhs)
 
     def __xor__(self, rhs: ExprLike) -> PrimExpr:
-        return _bits("bitwise_xor", self, rhs)
+        return _bitwise_op("bitwise_xor", self, rhs)
 
     def __neg__(self) -> PrimExpr:
-        return binary(Sub, const(0, self.dtype), self)
+        return fold_binary(Sub, const(0, self.dtype), self)
 
     def __lt__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(LT, self, rhs)
+        return fold_binary(LT, self, rhs)
 
     def __le__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(LE, self, rhs)
+        return fold_binary(LE, self, rhs)
 
     def __gt__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(GT, self, rhs)
+        return fold_binary(GT, self, rhs)
 
     def __ge__(self, rhs: ExprLike) -> PrimExpr:
-        return binary(GE, self, rhs)
+        return fold_binary(GE, self, rhs)
 
     def __eq__(self, rhs: object) -> bool:
-        """See Comparison, which this is for numbers and expressions."""
+        """Return a DeferredComparison with numbers and expressions."""
         if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
-        return Comparison(EQ, self, rhs)  # type: ignore[return-value]  # its truth is one
+        return DeferredComparison(EQ, self, rhs)  # type: ignore[return-value]  # its truth is one
 
     def __ne__(self, rhs: object) -> bool:
-        """See Comparison, which this is for numbers and expressions."""
+        """Return a DeferredComparison with numbers and expressions."""
         if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
-        return Comparison(NE, self, rhs)  # type: ignore[return-value]
+        return DeferredComparison(NE, self, rhs)  # type: ignore[return-value]
 
     # `==` has to give an expression, and nodes have to be dictionary keys, where Python asks `==`
     # for a truth. Both are one object's: Comparison, which is an expression where one is wanted and
@@ -136,14 +136,15 @@ class PrimExpr(Node):
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
-        """Return `EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
+        """Return the expression `EQ(self, other)`; two calls of vscale() are equal."""
         if _is_vscale(self) and _is_vscale(other):
+            # Nodes of calls are distinct objects, but the value is fixed for the machine.
             return const(True)
-        return binary(EQ, self, other)
+        return fold_binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
-        """Return this value converted to `dtype` as C does (floats truncate towards zero)."""
-        return cast(self, dt.spelled(dtype))
+        """Cast to `dtype` with C semantics (floats truncate towards zero)."""
+        return cast(self, dt.canonical_dtype(dtype))
 
     def __bool__(self) -> bool:
         raise ExpressionError(
@@ -151,12 +152,12 @@ class PrimExpr(Node):
         )
 
 
-class Comparison:
-    """What `==` and `!=` of an expression give: both an expression, where one is expected, and
-    whether the two are one object, where a truth is (TVM's EqualOp and NotEqualOp).
+class DeferredComparison:
+    """Result of `==` and `!=`: an expression where one is expected, identity where a bool is (TVM's
+    EqualOp and NotEqualOp).
 
-    te.if_then_else(i == 0, x, y)     the expression `i == 0`
-    {i: 1}[i]; i in variables         the same object, as for all nodes
+    te.if_then_else(i == 0, x, y)     the expression `i == 0` {i: 1}[i]; i in variables         the
+    same object, as for all nodes
     """
 
     __slots__ = ("a", "b", "kind")
@@ -165,14 +166,17 @@ class Comparison:
         self.kind, self.a, self.b = kind, a, b
 
     def asobject(self) -> PrimExpr:
-        """Return the expression. Raises TypeError for operands that cannot be compared."""
-        return binary(self.kind, self.a, self.b)
+        """Return the comparison as an expression. Raises TypeError for operands that cannot be
+        compared.
+        """
+        return fold_binary(self.kind, self.a, self.b)
 
     def __bool__(self) -> bool:
+        # Identity, as dictionaries of nodes ask `==` after equal hashes.
         return (self.a is self.b) is (self.kind is EQ)
 
     def __getattr__(self, name: str) -> object:
-        """Return an attribute of the expression: `dtype`, `astype`."""
+        """Delegate to the expression: `dtype`, `astype`."""
         # Python and its libraries probe for protocols by such names; the expression has none to
         # offer.
         if name.startswith("__"):
@@ -185,7 +189,7 @@ class Comparison:
 
 @node("tir.Var")
 class Var(PrimExpr):
-    """A named scalar; two variables are the same only if they are one object."""
+    """Named scalar variable; compared by identity."""
 
     name: str
     dtype: str = "int64"
@@ -193,26 +197,26 @@ class Var(PrimExpr):
 
 @node("tir.SizeVar")
 class SizeVar(Var):
-    """A named dimension.
+    """Named dimension variable.
 
     A variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given.
     """
 
-    upper: int | None = ignored(default=None)
+    upper: int | None = ignored_field(default=None)
 
 
 @node("ir.IntImm")
 class IntImm(PrimExpr):
-    """An integer or bool constant."""
+    """Integer or bool constant."""
 
     value: int
     dtype: str = "int64"
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: IntImm("int32", 1)."""
+        """Accept TVM's argument order too: IntImm("int32", 1)."""
         first: object = self.value
         if isinstance(first, str):
-            freeze(self, value=int(self.dtype), dtype=first)
+            set_frozen_fields(self, value=int(self.dtype), dtype=first)
 
     def __int__(self) -> int:
         return self.value
@@ -224,8 +228,8 @@ class IntImm(PrimExpr):
         return self.value
 
     def __eq__(self, rhs: object) -> bool:
-        """Return whether it is the same number, an int or another constant: `shape[0] == 1` (TVM's
-        rule).
+        """Return whether the value equals an int or another constant: `shape[0] == 1`
+        (TVM's rule).
         """
         if self is rhs:
             return True
@@ -239,27 +243,27 @@ class IntImm(PrimExpr):
 
 @node("ir.FloatImm")
 class FloatImm(PrimExpr):
-    """A floating-point constant."""
+    """Floating-point constant."""
 
     value: float
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: FloatImm("float32", 1)."""
+        """Accept TVM's argument order too: FloatImm("float32", 1)."""
         first: object = self.value
         if isinstance(first, str):
-            freeze(self, value=float(self.dtype), dtype=first)
+            set_frozen_fields(self, value=float(self.dtype), dtype=first)
 
 
 @node("ir.StringImm")
 class StringImm(PrimExpr):
-    """A string constant: the name of a function, a format; only as an argument of a call."""
+    """String constant, used only as a call argument: a function name, a format."""
 
     value: str
     dtype: str = "handle"
 
     def __eq__(self, rhs: object) -> bool:
-        """Return whether it is the same text, a str or another constant (TVM's rule)."""
+        """Return whether the text equals a str or another constant (TVM's rule)."""
         return self.value == (rhs.value if isinstance(rhs, StringImm) else rhs)
 
     def __ne__(self, rhs: object) -> bool:
@@ -270,7 +274,7 @@ class StringImm(PrimExpr):
 
 @node("tir.Any")
 class AnyDim(PrimExpr):
-    """A dimension nothing is known about; prints as `?`. Two of them are never known equal."""
+    """Unknown dimension; prints as `?`. Two of them are never known equal."""
 
     dtype: str = "int64"
 
@@ -280,7 +284,7 @@ class AnyDim(PrimExpr):
 # read the row; codegen has what a machine does.
 @dataclass(repr=False, eq=False, frozen=True, slots=True)
 class BinaryExpr(PrimExpr):
-    """Base of two-operand expressions. Operands have one dtype; comparisons give bool.
+    """Base class of binary expressions. Operands have one dtype; comparisons give bool.
 
     The class makes exactly this node: nothing folds. Without a dtype it is that of the operands, of
     which one may be a number: `Add(x, 1)`.
@@ -291,49 +295,49 @@ class BinaryExpr(PrimExpr):
     dtype: str = ""
     symbol: ClassVar[str]
     fold: ClassVar[Callable[..., int | float]]
-    _identity: ClassVar[identities.Identity] = staticmethod(identities.of_none)
+    _identity: ClassVar[identities.Identity] = staticmethod(identities.no_identity)
 
     def __init__(self, a: ExprLike, b: ExprLike, dtype: str = "") -> None:
         raise TypeError(f"{type(self).__name__} is abstract")
 
     def __post_init__(self) -> None:
-        """Raises TypeError for operands of two dtypes."""
+        """Convert number operands and infer the dtype; raise TypeError for operands of two
+        dtypes.
+        """
         if not self.dtype:
             kind = type(self)
-            a, b = numbers_beside(self.a, self.b)
+            a, b = convert_operands(self.a, self.b)
             if a.dtype != b.dtype:
-                raise _two_dtypes(kind.__name__, a, b)
-            freeze(self, a=a, b=b, dtype=_result_dtype(kind, a.dtype))
+                raise _dtype_mismatch_error(kind.__name__, a, b)
+            set_frozen_fields(self, a=a, b=b, dtype=_binary_result_dtype(kind, a.dtype))
 
 
-def numbers_beside(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Return two operands as expressions, of which one may be a Python number (see
-    `number_beside`).
-    """
+def convert_operands(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
+    """Convert two operands, of which one may be a Python number, to expressions."""
     if not isinstance(a, PrimExpr):
-        a = number_beside(a, b.dtype if isinstance(b, PrimExpr) else None)
-    return a, b if isinstance(b, PrimExpr) else number_beside(b, a.dtype)
+        a = convert_number_operand(a, b.dtype if isinstance(b, PrimExpr) else None)
+    return a, b if isinstance(b, PrimExpr) else convert_number_operand(b, a.dtype)
 
 
-def number_beside(value: ExprLike, dtype: str | None) -> PrimExpr:
-    """Return a Python number as an expression beside one of a dtype, which it takes.
+def convert_number_operand(value: ExprLike, dtype: str | None) -> PrimExpr:
+    """Convert a Python number to an expression with the other operand's dtype.
 
     But a float beside integers or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
     """
-    if dtype and isinstance(value, (float, np.floating)) and dt.is_counted(dtype):
-        return const(float(value), dt.with_lanes("float32", dt.vector(dtype)))
+    if dtype and isinstance(value, (float, np.floating)) and dt.is_int_or_bool(dtype):
+        return const(float(value), dt.with_lanes("float32", dt.lanes_suffix(dtype)))
     return convert(value, dtype)
 
 
-def _two_dtypes(what: str, a: PrimExpr, b: PrimExpr) -> TypeError:
+def _dtype_mismatch_error(what: str, a: PrimExpr, b: PrimExpr) -> TypeError:
     return TypeError(f"{what}: operands must have one dtype, got {a.dtype} and {b.dtype}")
 
 
 # Lanes stay: comparing vectors gives a vector of bools, which is a mask.
-def _result_dtype(kind: type[BinaryExpr], operands: str) -> str:
-    if kind not in BOOLEAN:
+def _binary_result_dtype(kind: type[BinaryExpr], operands: str) -> str:
+    if kind not in BOOL_VALUED_OPS:
         return operands
-    return dt.with_lanes("bool", dt.vector(operands))
+    return dt.with_lanes("bool", dt.lanes_suffix(operands))
 
 
 @node("tir.Add")
@@ -342,7 +346,7 @@ class Add(BinaryExpr):
 
     symbol = "+"
     fold = staticmethod(operator.add)
-    _identity = staticmethod(identities.of_sum)
+    _identity = staticmethod(identities.add_identity)
 
 
 @node("tir.Sub")
@@ -351,7 +355,7 @@ class Sub(BinaryExpr):
 
     symbol = "-"
     fold = staticmethod(operator.sub)
-    _identity = staticmethod(identities.of_difference)
+    _identity = staticmethod(identities.sub_identity)
 
 
 @node("tir.Mul")
@@ -360,7 +364,7 @@ class Mul(BinaryExpr):
 
     symbol = "*"
     fold = staticmethod(operator.mul)
-    _identity = staticmethod(identities.of_product)
+    _identity = staticmethod(identities.mul_identity)
 
 
 @node("tir.Div")
@@ -368,8 +372,8 @@ class Div(BinaryExpr):
     """`a / b`; truncates towards zero for integers, as C does."""
 
     symbol = "/"
-    fold = staticmethod(truncated_quotient)
-    _identity = staticmethod(identities.of_quotient)
+    fold = staticmethod(trunc_div)
+    _identity = staticmethod(identities.div_identity)
 
 
 @node("tir.FloorDiv")
@@ -378,7 +382,7 @@ class FloorDiv(BinaryExpr):
 
     symbol = "//"
     fold = staticmethod(operator.floordiv)
-    _identity = staticmethod(identities.of_floor_quotient)
+    _identity = staticmethod(identities.floordiv_identity)
 
 
 @node("tir.FloorMod")
@@ -387,28 +391,28 @@ class FloorMod(BinaryExpr):
 
     symbol = "%"
     fold = staticmethod(operator.mod)
-    _identity = staticmethod(identities.of_remainder)
+    _identity = staticmethod(identities.floormod_identity)
 
 
 @node("tir.Min")
 class Min(BinaryExpr):
-    """The smaller."""
+    """Minimum of two values."""
 
     symbol = "min"
-    fold = staticmethod(lesser)
+    fold = staticmethod(nan_min)
 
 
 @node("tir.Max")
 class Max(BinaryExpr):
-    """The larger."""
+    """Maximum of two values."""
 
     symbol = "max"
-    fold = staticmethod(greater)
+    fold = staticmethod(nan_max)
 
 
 @node("tir.EQ")
 class EQ(BinaryExpr):
-    """Equality as a bool."""
+    """`a == b` as a bool."""
 
     symbol = "=="
     fold = staticmethod(operator.eq)
@@ -416,7 +420,7 @@ class EQ(BinaryExpr):
 
 @node("tir.NE")
 class NE(BinaryExpr):
-    """Inequality as a bool."""
+    """`a != b` as a bool."""
 
     symbol = "!="
     fold = staticmethod(operator.ne)
@@ -470,8 +474,8 @@ class Or(BinaryExpr):
     fold = staticmethod(operator.or_)
 
 
-COMPARISONS = (EQ, NE, LT, LE, GT, GE)
-BOOLEAN = (*COMPARISONS, And, Or)
+COMPARISON_OPS = (EQ, NE, LT, LE, GT, GE)
+BOOL_VALUED_OPS = (*COMPARISON_OPS, And, Or)
 
 
 @node("tir.Not")
@@ -483,12 +487,12 @@ class Not(PrimExpr):
 
     def __post_init__(self) -> None:
         """Convert the operand: a comparison or a bool is accepted too."""
-        freeze(self, a=convert(self.a))
+        set_frozen_fields(self, a=convert(self.a))
 
 
 @node("tir.Select")
 class Select(PrimExpr):
-    """`true_value if condition else false_value`.
+    """Ternary select `true_value if condition else false_value`; both sides may be evaluated.
 
     Both sides may be evaluated. For guarded loads use Intrinsic if_then_else. The dtype may be left
     out, and one of the values be a number.
@@ -500,36 +504,38 @@ class Select(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Integers of two widths are widened. Raises TypeError for other values of two dtypes."""
-        freeze(self, condition=convert(self.condition))
+        """Convert the values and widen integers of two widths. Raises TypeError for other values of
+        two dtypes.
+        """
+        set_frozen_fields(self, condition=convert(self.condition))
         if not self.dtype:
-            a, b = numbers_beside(self.true_value, self.false_value)
+            a, b = convert_operands(self.true_value, self.false_value)
             if a.dtype != b.dtype:
                 wide = dt.wider_int(a.dtype, b.dtype)
                 if wide is None:
                     kinds = f"{a.dtype} and {b.dtype}"
                     raise TypeError(f"Select: values must have one dtype, got {kinds}")
                 a, b = cast(a, wide), cast(b, wide)
-            freeze(self, true_value=a, false_value=b, dtype=a.dtype)
+            set_frozen_fields(self, true_value=a, false_value=b, dtype=a.dtype)
 
 
 @node("tir.Cast")
 class Cast(PrimExpr):
-    """`value` converted to `dtype`."""
+    """Conversion of `value` to `dtype`."""
 
     value: PrimExpr
     dtype: str
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: Cast("int32", x)."""
-        first, second = as_given(self.value), as_given(self.dtype)
+        """Accept TVM's argument order too: Cast("int32", x)."""
+        first, second = as_untyped(self.value), as_untyped(self.dtype)
         if isinstance(first, str):
-            freeze(self, value=convert(second), dtype=first)
+            set_frozen_fields(self, value=convert(second), dtype=first)
 
 
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
+    """Call of an intrinsic of the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
 
     `op` is an OpName, whatever text or operator it was made with.
     """
@@ -539,18 +545,20 @@ class Intrinsic(PrimExpr):
     dtype: str
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: Call("float32", Op.get("tir.exp"), [x])."""
-        op, args = as_given(self.args), as_given(self.dtype)
+        """Accept TVM's argument order too: Call("float32", Op.get("tir.exp"), [x])."""
+        op, args = as_untyped(self.args), as_untyped(self.dtype)
         if not isinstance(op, (tuple, list)):
             name = getattr(op, "name", op).removeprefix("tir.")
-            freeze(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
+            set_frozen_fields(self, op=name, args=tuple(map(convert, args)), dtype=self.op)
         if type(self.op) is not OpName:
-            freeze(self, op=OpName(self.op))
+            set_frozen_fields(self, op=OpName(self.op))
 
 
-def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return an operation on bits. Raises TypeError for what are no integers of one dtype."""
-    x, y = numbers_beside(a, b)
+def _bitwise_op(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
+    """Build a bitwise operation on integers of one dtype. Raises TypeError for what are no integers
+    of one dtype.
+    """
+    x, y = convert_operands(a, b)
     if x.dtype != y.dtype or dt.is_float(x.dtype):
         raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
     return Intrinsic(op, (x, y), x.dtype)
@@ -558,13 +566,14 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 # The value is as given. It is casts and folded arithmetic that give numbers which the dtype has.
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
-    """Return a constant, of a vector type in every lane.
+    """Return a constant, broadcast to all lanes for a vector dtype.
 
     The dtype defaults to int64, float32 or bool by the Python type. What stands for an expression
     (a Comparison, an axis) gives that expression. Raises ExpressionError for what stands for none.
     """
     source: object = value
     if not isinstance(source, (int, float)):
+        # An object that stands for an expression is converted where a number is expected.
         make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
             expression = make()
@@ -575,9 +584,9 @@ def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
         dtype = (
             "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
         )
-    lanes = dt.vector(dtype)
+    lanes = dt.lanes_suffix(dtype)
     if lanes:
-        return NODE_TYPES["tir.Broadcast"](const(value, dt.element(dtype)), lanes, dtype)  # type: ignore[call-arg,return-value]
+        return NODE_TYPES["tir.Broadcast"](const(value, dt.element_dtype(dtype)), lanes, dtype)  # type: ignore[call-arg,return-value]
     if dt.is_float(dtype) or dtype in dt.SMALL_FLOATS:
         return FloatImm(float(value), dtype)
     return IntImm(int(value), dtype)
@@ -588,102 +597,107 @@ def _is_vscale(value: object) -> bool:
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """Return an expression for a Python number, or the expression itself."""
+    """Convert a Python number to an expression; return expressions unchanged."""
     return value if isinstance(value, PrimExpr) else const(value, dtype)
 
 
 def is_const(value: ExprLike, number: int | float | None = None) -> bool:
-    """Return whether `value` is a constant (equal to `number`, if given)."""
+    """Return whether `value` is a constant (and equals `number`, if given)."""
     if isinstance(value, (IntImm, FloatImm)):
         return number is None or value.value == number
-    is_number = not isinstance(value, (PrimExpr, Comparison))
+    is_number = not isinstance(value, (PrimExpr, DeferredComparison))
     return is_number and (number is None or value == number)
 
 
 def cast(value: PrimExpr, dtype: str) -> PrimExpr:
-    """Return `value` as `dtype`.
+    """Cast `value` to `dtype`, folding constants.
 
     No node is made when it already is; constants fold, a scalar stands in every lane of a vector.
     """
     if value.dtype == dtype:
         return value
-    if type(value) is NODE_TYPES.get("tir.Broadcast") and dt.vector(value.dtype) == dt.vector(
-        dtype
-    ):
-        scalar = cast(value.value, dt.element(dtype))  # type: ignore[attr-defined]
+    if type(value) is NODE_TYPES.get("tir.Broadcast") and dt.lanes_suffix(
+        value.dtype
+    ) == dt.lanes_suffix(dtype):
+        # The conversion moves inside: one scalar is converted instead of all lanes.
+        scalar = cast(value.value, dt.element_dtype(dtype))  # type: ignore[attr-defined]
         return value.with_fields(value=scalar, dtype=dtype)
-    if dt.vector(dtype) and not dt.vector(value.dtype):
-        return _in_lanes(cast(value, dt.element(dtype)), dtype)
-    if isinstance(value, (IntImm, FloatImm)) and not dt.vector(dtype):
-        number = convert_number(value.value, value.dtype, dtype)
+    if dt.lanes_suffix(dtype) and not dt.lanes_suffix(value.dtype):
+        return _broadcast_lanes(cast(value, dt.element_dtype(dtype)), dtype)
+    if isinstance(value, (IntImm, FloatImm)) and not dt.lanes_suffix(dtype):
+        number = cast_constant(value.value, value.dtype, dtype)
         # A float that the integer dtype does not hold: the machine that runs it decides.
         return Cast(value, dtype) if number is None else const(number, dtype)
     return Cast(value, dtype)
 
 
-def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
-    """Return a scalar in every lane, beside a vector of dtype `vector_dtype`."""
-    lanes = dt.vector(vector_dtype)
-    if not lanes or dt.vector(a.dtype):
+def _broadcast_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
+    """Broadcast a scalar to the lanes of `vector_dtype`; return vectors unchanged."""
+    lanes = dt.lanes_suffix(vector_dtype)
+    if not lanes or dt.lanes_suffix(a.dtype):
         return a
     return NODE_TYPES["tir.Broadcast"](a, lanes, dt.with_lanes(a.dtype, lanes))  # type: ignore[call-arg,return-value]
 
 
-def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Return two operands of `what` in one dtype, as `binary` says. Raises TypeError."""
-    a, b = numbers_beside(a, b)
-    if dt.vector(a.dtype) != dt.vector(b.dtype):
-        a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
+def promote_operands(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
+    """Promote two operands to one dtype. Raises TypeError."""
+    a, b = convert_operands(a, b)
+    if dt.lanes_suffix(a.dtype) != dt.lanes_suffix(b.dtype):
+        # Beside a vector a scalar stands for all lanes.
+        a, b = _broadcast_lanes(a, b.dtype), _broadcast_lanes(b, a.dtype)
     if a.dtype == b.dtype:
         return a, b
-    dtype = dt.common(a.dtype, b.dtype)
+    dtype = dt.promote_dtypes(a.dtype, b.dtype)
     if dtype is None:
-        raise _two_dtypes(what, a, b)
+        raise _dtype_mismatch_error(what, a, b)
     return cast(a, dtype), cast(b, dtype)
 
 
-def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return `kind(a, b)` with constants folded and 0 and 1 absorbed.
+def fold_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
+    """Build `kind(a, b)` with constant folding and the identities of 0 and 1 applied.
 
-    A Python number takes the other side's dtype (see `number_beside`), a scalar beside a vector its
+    A Python number takes the other side's dtype (see `convert_number_operand`), a scalar beside
+    a vector its
     lanes, an integer beside a float its dtype. Raises TypeError for other operands of two dtypes.
     """
-    a, b = in_one_dtype(kind.__name__, a, b)
-    result = _result_dtype(kind, a.dtype)
+    a, b = promote_operands(kind.__name__, a, b)
+    result = _binary_result_dtype(kind, a.dtype)
     if isinstance(a, (IntImm, FloatImm)) and isinstance(b, (IntImm, FloatImm)):
         # Left to run time, where it is an error or never reached.
         divides_by_zero = kind in (Div, FloorDiv, FloorMod) and b.value == 0
         if not divides_by_zero:
-            return const(fold_sizes(kind.fold, a.value, b.value, a.dtype, result), result)
-    operand = _absorbed(kind, a, b)
+            return const(fold_size_constants(kind.fold, a.value, b.value, a.dtype, result), result)
+    operand = _apply_identity(kind, a, b)
     return kind(a, b, result) if operand is None else operand
 
 
-def _absorbed(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Return the operand that an operation on one constant comes to; None if it stays."""
+def _apply_identity(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """Return the operand to which an arithmetic identity reduces the operation, or None."""
     lhs = a.value if isinstance(a, (IntImm, FloatImm)) else None
     rhs = b.value if isinstance(b, (IntImm, FloatImm)) else None
     if lhs is None and rhs is None:
         return None
     operand = kind._identity(lhs, rhs, a.dtype)
-    return const(0, a.dtype) if operand == identities.ZERO else (a, b, None)[operand]
+    # x % 1 is 0, and neither operand.
+    return const(0, a.dtype) if operand == identities.ZERO_RESULT else (a, b, None)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return the smaller of two values."""
-    return binary(Min, a, b)
+    """Return min(a, b)."""
+    return fold_binary(Min, a, b)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return the larger of two values."""
-    return binary(Max, a, b)
+    """Return max(a, b)."""
+    return fold_binary(Max, a, b)
 
 
 def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return `a and b`; True absorbs."""
+    """Return `a and b`, folding constant operands."""
     a, b = convert(a), convert(b)
     if is_const(a):
+        # False absorbs, True is neutral.
         return b if a.value else a  # type: ignore[attr-defined]
     if is_const(b):
         return a if b.value else b  # type: ignore[attr-defined]
-    return binary(And, a, b)
+    return fold_binary(And, a, b)

@@ -1,4 +1,4 @@
-"""A range of integers: what a variable runs over, what part of an axis is touched."""
+"""Range: the half-open interval of a loop variable or of one axis of a region."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from ekiden.runtime import Object
 
 @Object.register
 class Range:
-    """The integers [min, min + extent). `Range(n)` starts at 0, `Range(a, b)` ends before b."""
+    """Half-open integer interval [min, min + extent). `Range(n)` starts at 0, `Range(a, b)` ends
+    before b.
+    """
 
     __slots__ = ("extent", "min")
 
@@ -19,8 +21,9 @@ class Range:
 
     @staticmethod
     def from_min_extent(low: ExprLike, extent: ExprLike) -> Range:
-        """Return the range [low, low + extent)."""
+        """Build the range [low, low + extent)."""
         result = Range(extent)
+        # The lower bound takes the dtype of the extent: their sum must have one.
         result.min = convert(low, result.extent.dtype)
         return result
 

@@ -1,4 +1,4 @@
-"""Where a piece of a program comes from: a node of a model or a place in a text."""
+"""Source locations: a node of a model or a position in a text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ekiden.ir.node import Node, node
 
 
 class SourceName(str):
-    """The name of a text or of a node of a model (TVM's name for such a string)."""
+    """Name of a source text or model node (TVM's string node)."""
 
     __slots__ = ()
 
     @property
     def name(self) -> str:
-        """Return the string itself."""
+        """Return the name as a plain str."""
         return str(self)
 
 
 @node("ir.Span")
 class Span(Node):
-    """`source_name` names the model node (`"Conv 'layer1/conv'"`) or the text.
+    """Source location: `source_name` is the model node (`"Conv 'layer1/conv'"`) or the text.
 
     Lines and columns count from 1 and are 0 if unknown; the end is the place after the last
     character.
@@ -31,7 +31,7 @@ class Span(Node):
     end_column: int = 0
 
     def naming(self, operator: str) -> str:
-        """Return what messages call an operator made here.
+        """Return the description of an operator at this location for messages.
 
         It is the node of a model by its name, else the operator and its place in the text.
         """

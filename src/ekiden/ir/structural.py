@@ -1,4 +1,5 @@
-"""Equality and hash of meaning: up to the names of bound variables, spans and inferred types.
+"""Structural equality and hashing, up to alpha-renaming of bound variables, spans and inferred
+types.
 
 Both come from one canonical form: a list of rows, one per distinct node, children before parents. A
 row holds the node's type key, its plain fields and the numbers of its children's rows; a variable's
@@ -24,17 +25,17 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import BaseFunc, RelayExpr
 from ekiden.ir.hashes import blake2b
 from ekiden.ir.module import IRModule
-from ekiden.ir.node import Node, fields_of
+from ekiden.ir.node import Node, node_fields
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.runtime import register_func
 from ekiden.runtime.binding._core import Object
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Row = tuple[object, ...]
+CanonicalRow = tuple[object, ...]
 FreeVars = Literal["identity", "order"]
 """A free variable is itself, or the n-th one met."""
 
-VARIABLES = {
+VARIABLE_NAME_FIELDS = {
     "relay.Var": "name_hint",
     "tir.Var": "name",
     "tir.SizeVar": "name",
@@ -43,14 +44,14 @@ VARIABLES = {
     "relay.IncompleteType": "",
 }
 """Node types that identity tells apart -> the field that is only their name."""
-LABELS = {"tir.Block": "name"}
+LABEL_FIELDS = {"tir.Block": "name"}
 """Node types -> a field by which programs and messages find a node, and that means nothing."""
-ATOMS = frozenset(
+SHARING_AGNOSTIC_TYPES = frozenset(
     {"relay.Var", "relay.GlobalVar", "relay.Constant", "ir.Op", "ir.GlobalVar", "relay.Constructor"}
 )
 """Relay nodes whose sharing does not matter."""
 
-SCHEMES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+NESTED_BINDER_FIELDS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "relay.Constructor": (("inputs", "belong_to"), frozenset({"relay.TypeVar"})),
     "tir.PrimFunc": (("params",), frozenset({"tir.Var", "tir.SizeVar"})),
     "tir.DeclBuffer": (("buffer",), frozenset({"tir.Var", "tir.SizeVar"})),
@@ -58,21 +59,21 @@ SCHEMES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
 """Nodes that bind variables inside of fields: the type variables of a constructor, which are those
 of its definition; the named sizes of a loop program's parameters, the strides of a view."""
 
-_UNIT: Row = ("relay.Tuple", ("(",))
+_UNIT_TUPLE_ROW: CanonicalRow = ("relay.Tuple", ("(",))
 """The empty tuple, whose sharing does not matter either."""
 
-SCOPES = frozenset({"tir.PrimFunc"})
+SCOPE_TYPE_KEYS = frozenset({"tir.PrimFunc"})
 """Nodes that are scopes wherever they stand: what is bound inside is not seen outside."""
 
-INFERRED = {"relay.Call": "type_args"}
+INFERRED_FIELDS = {"relay.Call": "type_args"}
 """Node types -> the field that a program may leave out, because inference finds it."""
 
 _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How a node class is written down."""
+class NodePlan:
+    """Canonical encoding plan of a node class: the fields compared, inferred and binding."""
 
     key: str
     names: tuple[str, ...]
@@ -81,70 +82,76 @@ class Plan:
     is_variable: bool
     is_graph: bool
 
-    def bound_by(self, node: Node) -> Iterator[Node]:
-        """Yield the variables that a node of this class binds."""
+    def bound_variables(self, node: Node) -> Iterator[Node]:
+        """Yield the variables that the node binds."""
         for name in self.binding:
-            yield from nodes_in(getattr(node, name))
-        if self.key in SCHEMES:
-            names, keys = SCHEMES[self.key]
-            yield from _inside((n for name in names for n in nodes_in(getattr(node, name))), keys)
+            yield from nodes_in_field(getattr(node, name))
+        if self.key in NESTED_BINDER_FIELDS:
+            names, keys = NESTED_BINDER_FIELDS[self.key]
+            yield from _nested_nodes(
+                (n for name in names for n in nodes_in_field(getattr(node, name))), keys
+            )
 
 
-_plans: dict[type, Plan] = {}
+_plans: dict[type, NodePlan] = {}
 
 
-def plan_of(node: Node) -> Plan:
-    """Return how the class of a node is written down."""
+def node_plan(node: Node) -> NodePlan:
+    """Return the (cached) encoding plan of the node's class."""
     plan = _plans.get(type(node))
     if plan is None:
         key = node.type_key
         fields = [
             f
-            for f in fields_of(node)
-            if not f.metadata.get("ignored") and f.name not in (VARIABLES.get(key), LABELS.get(key))
+            for f in node_fields(node)
+            if not f.metadata.get("ignored")
+            and f.name not in (VARIABLE_NAME_FIELDS.get(key), LABEL_FIELDS.get(key))
         ]
         binding = tuple(f.name for f in fields if f.metadata.get("binding"))
-        graph = isinstance(node, RelayExpr) and key not in ATOMS
-        inferred = INFERRED.get(key, "")
+        graph = isinstance(node, RelayExpr) and key not in SHARING_AGNOSTIC_TYPES
+        inferred = INFERRED_FIELDS.get(key, "")
         names = tuple(f.name for f in fields if f.name != inferred)
-        plan = Plan(key, names, inferred, binding, key in VARIABLES, graph)
+        plan = NodePlan(key, names, inferred, binding, key in VARIABLE_NAME_FIELDS, graph)
         _plans[type(node)] = plan
     return plan
 
 
-def is_scope(node: Node, plan: Plan, functions: Collection[Node]) -> bool:
-    """Return whether a node, not the root, is a scope, in a module of these functions."""
-    return plan.key in SCOPES or node in functions
+def is_binding_scope(node: Node, plan: NodePlan, functions: Collection[Node]) -> bool:
+    """Return whether a non-root node opens a variable scope: a PrimFunc, or a function of the
+    module.
+    """
+    return plan.key in SCOPE_TYPE_KEYS or node in functions
 
 
-def nodes_in(value: object) -> Iterator[Node]:
-    """Yield the nodes directly inside a field's value, through tuples and mappings."""
+def nodes_in_field(value: object) -> Iterator[Node]:
+    """Yield the nodes in a field's value, flattening tuples and mappings."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from nodes_in(item)
+            yield from nodes_in_field(item)
     elif isinstance(value, Mapping):
+        # Sorted, so that the order of insertion has no part in equality.
         for key in sorted(value, key=str):
-            yield from nodes_in(value[key])
+            yield from nodes_in_field(value[key])
 
 
-def _inside(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
-    """Yield the nodes of some kinds in others, at any depth."""
+def _nested_nodes(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
+    """Yield the nodes with the given type keys at any depth."""
     work, visited = list(roots), set[Node]()
     while work:
         node = work.pop()
         if node.type_key in keys:
             yield node
-        for name in plan_of(node).names:
-            inside = [n for n in nodes_in(getattr(node, name)) if n not in visited]
+        for name in node_plan(node).names:
+            inside = [n for n in nodes_in_field(getattr(node, name)) if n not in visited]
             visited.update(inside)
             work.extend(inside)
 
 
 @dataclass(slots=True)
-class _Canonical:
-    """The rows of one program, being written."""
+class _CanonicalForm:
+    """Canonical form of one program: a list of rows, one per distinct node, in post order."""
 
     free: FreeVars
     map_sizes: bool
@@ -152,80 +159,88 @@ class _Canonical:
     """The functions of a module, which are scopes."""
     root: object = None
     """What the rows are of, which is no scope within itself."""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CanonicalRow] = field(default_factory=list)
     numbers: dict[Node, int] = field(default_factory=dict)
     """Node -> its row."""
-    same: dict[Row, int] = field(default_factory=dict)
+    same: dict[CanonicalRow, int] = field(default_factory=dict)
     """Row -> its number, for nodes whose sharing does not matter."""
     bound: set[Node] = field(default_factory=set)
     inferred: list[object] = field(default_factory=list)
     """The values of fields that inference finds, which no row holds, in the order of their rows."""
     free_vars: list[Node] = field(default_factory=list)
     """The variables that nothing inside binds, in the order of their rows."""
-    open_scopes: dict[Node, _Canonical] = field(default_factory=dict)
+    open_scopes: dict[Node, _CanonicalForm] = field(default_factory=dict)
     """Scope whose row is not written yet -> the rows inside."""
-    scopes: dict[int, _Canonical] = field(default_factory=dict)
+    scopes: dict[int, _CanonicalForm] = field(default_factory=dict)
     """Number of the row of a scope -> the rows inside."""
 
-    def write(self, root: object) -> Row:
-        """Return the row of `root`, a node or a container, after the rows of everything in it."""
+    def write(self, root: object) -> CanonicalRow:
+        """Append the rows of all nodes in `root`, and return the row of `root` itself."""
         # Each node is met twice: to put what is inside before it, and, when that has its rows, to
         # make its own. Linear in the distinct nodes, of which a chain x1 = f(x0, x0), x2 = f(x1,
         # x1), ... has few however long its text; and a stack of our own, since models are deeper
         # than Python recurses. Binders are seen on the way down, before the variables they bind.
-        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(nodes_in(root)))]
+        stack: list[tuple[Node, bool]] = [(n, False) for n in reversed(list(nodes_in_field(root)))]
         numbers = self.numbers
         while stack:
             node, done = stack.pop()
             if node in numbers:
                 continue
-            plan = plan_of(node)
+            plan = node_plan(node)
             if done:
-                numbers[node] = self._number(node, plan)
+                numbers[node] = self._append_row(node, plan)
                 continue
             stack.append((node, True))
-            inside = [n for n in self._parts(node, plan) if n not in numbers]
+            inside = [n for n in self._prerequisite_nodes(node, plan) if n not in numbers]
             stack.extend((n, False) for n in reversed(inside))
-        return ("root", self._encode(root))
+        return ("root", self._encode_value(root))
 
-    def _parts(self, node: Node, plan: Plan) -> Iterable[Node]:
-        """Return the nodes that have rows before that of a node: of a scope its free variables."""
-        if node is not self.root and is_scope(node, plan, self.functions):
+    def _prerequisite_nodes(self, node: Node, plan: NodePlan) -> Iterable[Node]:
+        """Return the nodes whose rows must precede the node's row: a scope's free variables, else
+        its children.
+        """
+        if node is not self.root and is_binding_scope(node, plan, self.functions):
             form = canonical_form(node)
-            scope = self.open_scopes[node] = _Canonical("order", map_sizes=False, root=form)
+            # A scope's own rows count from 0: equal functions then have one digest wherever they
+            # stand.
+            scope = self.open_scopes[node] = _CanonicalForm("order", map_sizes=False, root=form)
             scope.rows.append(scope.write(form))
             return scope.free_vars
-        self.bound.update(plan.bound_by(node))
-        return [n for name in plan.names for n in nodes_in(getattr(node, name))]
+        self.bound.update(plan.bound_variables(node))
+        return [n for name in plan.names for n in nodes_in_field(getattr(node, name))]
 
-    def _number(self, node: Node, plan: Plan) -> int:
-        if node is not self.root and is_scope(node, plan, self.functions):
+    def _append_row(self, node: Node, plan: NodePlan) -> int:
+        if node is not self.root and is_binding_scope(node, plan, self.functions):
             scope = self.open_scopes.pop(node)
-            row: Row = (plan.key, _digest_of(scope.rows), self._encode(scope.free_vars))
-            number = self._number_once(row)
+            row: CanonicalRow = (
+                plan.key,
+                _hash_rows(scope.rows),
+                self._encode_value(scope.free_vars),
+            )
+            number = self._intern_row(row)
             self.scopes.setdefault(number, scope)
             return number
-        row = (plan.key, *(self._encode(getattr(node, name)) for name in plan.names))
+        row = (plan.key, *(self._encode_value(getattr(node, name)) for name in plan.names))
         # No row holds it: it may be missing in one of two programs, and is compared apart.
         if plan.inferred:
             self.inferred.append(getattr(node, plan.inferred))
         if plan.is_variable:
-            row = (*row, *self._identity(node, plan.key))
+            row = (*row, *self._encode_variable(node, plan.key))
         # Equal rows are one number, so that a type written twice and one that is shared compare
         # equal.
-        elif not plan.is_graph or row == _UNIT:
-            return self._number_once(row)
+        elif not plan.is_graph or row == _UNIT_TUPLE_ROW:
+            return self._intern_row(row)
         self.rows.append(row)
         return len(self.rows) - 1
 
-    def _number_once(self, row: Row) -> int:
-        """Return the number of a row whose sharing does not matter."""
+    def _intern_row(self, row: CanonicalRow) -> int:
+        """Return the number of a row, appending it only if no equal row exists."""
         number = self.same.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
         return number
 
-    def _identity(self, node: Node, key: str) -> Row:
+    def _encode_variable(self, node: Node, key: str) -> CanonicalRow:
         is_mapped = node in self.bound or (key == "tir.SizeVar" and self.map_sizes)
         if not is_mapped:
             self.free_vars.append(node)
@@ -234,22 +249,24 @@ class _Canonical:
         # A free variable under "identity": no variable but itself is equal.
         return ("is", id(node))
 
-    def _encode(self, value: object) -> object:
-        """Return a field's value as strings, numbers of rows, and tuples of those."""
+    def _encode_value(self, value: object) -> object:
+        """Encode a field's value as strings, row numbers and nested tuples."""
         if isinstance(value, Node):
             return self.numbers[value]
         if isinstance(value, Enum):
+            # By the name: numbers of enums may change between versions, digests are kept on disk.
             return f"e{value.name}"
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            # With the type's letter: True, 1 and 1.0 are different values here.
             return f"{type(value).__name__[0]}{value!r}"
         if isinstance(value, (tuple, list)):
-            return ("(", *(self._encode(v) for v in value))
+            return ("(", *(self._encode_value(v) for v in value))
         if isinstance(value, Mapping):
-            return ("{", *((str(k), self._encode(value[k])) for k in sorted(value, key=str)))
+            return ("{", *((str(k), self._encode_value(value[k])) for k in sorted(value, key=str)))
         if isinstance(value, (np.ndarray, np.generic)):
-            return _array_row(np.asarray(value))
+            return _encode_array(np.asarray(value))
         if isinstance(value, Object):
-            return _Meaning(value)
+            return _RuntimeObjectKey(value)
         if getattr(type(value), "is_said_by_text", False):
             return f"t{value}"
         raise TypeError(
@@ -258,13 +275,15 @@ class _Canonical:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Meaning:
-    """An object of the runtime, which compares by what it means."""
+class _RuntimeObjectKey:
+    """Hashable wrapper of a runtime object, compared by structural equality."""
 
     value: Object
 
     def __eq__(self, rhs: object) -> bool:
-        return isinstance(rhs, _Meaning) and runtime.structural_equal(self.value, rhs.value)
+        return isinstance(rhs, _RuntimeObjectKey) and runtime.structural_equal(
+            self.value, rhs.value
+        )
 
     def __hash__(self) -> int:
         return runtime.structural_hash(self.value)
@@ -273,7 +292,7 @@ class _Meaning:
         return f"{self.value.type_key}:{hash(self)}"
 
 
-def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
+def _encode_array(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> CanonicalRow:
     # The bytes decide: a NaN equals itself, and 0.0 is not -0.0.
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     digest = blake2b(content.data, digest_size=16).hexdigest()
@@ -281,15 +300,19 @@ def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
 
 
 def canonical_form(value: Node) -> Node:
-    """Return a function as it is compared: without what its class says means nothing."""
+    """Return a function in the form its class uses for comparison, without meaningless
+    differences.
+    """
     if not isinstance(value, BaseFunc):
         return value
     form = type(value).canonical_form
     return value if form is None else form(value)
 
 
-def open_module(value: object) -> object:
-    """Return a module as a mapping; functions in the form in which they are compared."""
+def module_as_mapping(value: object) -> object:
+    """Return a module as a mapping of its functions, types and attributes; a function in canonical
+    form.
+    """
     if isinstance(value, BaseFunc):
         return canonical_form(value)
     if not isinstance(value, IRModule):
@@ -299,39 +322,43 @@ def open_module(value: object) -> object:
     return {"functions": functions, "types": types, "attrs": value.attrs}
 
 
-def _form(value: object, free: FreeVars) -> _Canonical:
-    """Return the rows of a value, the last one its own."""
+def _canonicalize(value: object, free: FreeVars) -> _CanonicalForm:
+    """Build the canonical form of a value; its last row is the root."""
     map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
     functions = frozenset(value.functions.values() if isinstance(value, IRModule) else ())
-    opened = open_module(value)
-    form = _Canonical(free, map_sizes, functions, root=opened)
+    opened = module_as_mapping(value)
+    form = _CanonicalForm(free, map_sizes, functions, root=opened)
     form.rows.append(form.write(opened))
     return form
 
 
-def _digest_of(rows: Iterable[Row]) -> str:
-    """Return a hex digest of 128 bits."""
+def _hash_rows(rows: Iterable[CanonicalRow]) -> str:
+    """Return the 128-bit hex digest of the rows."""
     state = blake2b(digest_size=16)
     for row in rows:
+        # repr of tuples of strings and numbers is the same in every process; hash() is not.
         state.update(repr(row).encode())
     return state.hexdigest()
 
 
-def _agree_on_inferred(mine: _Canonical, theirs: _Canonical) -> bool:
-    """Return whether the types that both programs of the same rows write down are the same.
+def _equal_inferred_fields(mine: _CanonicalForm, theirs: _CanonicalForm) -> bool:
+    """Return whether inferred fields are equal where both programs state them.
 
     Equal rows hold equal calls in the same order, so that their type arguments pair up. They are
     compared where both programs have them, under the numbers that the rows have given to variables.
     """
+    # Only where both sides have one: a program without types equals its typed form.
     written = [p for p in zip(mine.inferred, theirs.inferred, strict=True) if all(p)]
     # Writing them adds rows, which must be the same too.
     if not all(mine.write(x) == theirs.write(y) for x, y in written) or mine.rows != theirs.rows:
         return False
-    return all(_agree_on_inferred(scope, theirs.scopes[at]) for at, scope in mine.scopes.items())
+    return all(
+        _equal_inferred_fields(scope, theirs.scopes[at]) for at, scope in mine.scopes.items()
+    )
 
 
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
-    """Return whether two nodes, modules, arrays, tuples or mappings mean the same.
+    """Return whether two nodes, modules, arrays or containers are structurally equal.
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
     type or an expression, but bound in a function or module. A call that leaves out its type
@@ -340,14 +367,14 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
     """
     if a is b:
         return True
-    a, b = _constant(a, b), _constant(b, a)
+    a, b = _promote_number(a, b), _promote_number(b, a)
     free: FreeVars = "order" if map_free_vars else "identity"
-    mine, theirs = _form(a, free), _form(b, free)
-    return mine.rows == theirs.rows and _agree_on_inferred(mine, theirs)
+    mine, theirs = _canonicalize(a, free), _canonicalize(b, free)
+    return mine.rows == theirs.rows and _equal_inferred_fields(mine, theirs)
 
 
-def _constant(value: object, beside: object) -> object:
-    """Return a Python number as an expression, of the dtype of what it is compared with."""
+def _promote_number(value: object, beside: object) -> object:
+    """Convert a Python number to a constant of the dtype of the expression it is compared with."""
     if not isinstance(value, (bool, int, float)):
         return value
     dtype = beside.dtype if isinstance(beside, PrimExpr) else None
@@ -357,23 +384,26 @@ def _constant(value: object, beside: object) -> object:
 
 
 def structural_digest(a: object) -> str:
-    """Return a hex digest of 128 bits, the same in every process; that of a function is
-    remembered.
+    """Return the 128-bit structural digest in hex, stable across processes; cached for
+    functions.
     """
+    # Functions are immutable, and asked for again by every cache.
     if isinstance(a, BaseFunc) and (remembered := _digests.get(a)) is not None:
         return remembered
-    digest = _digest_of(_form(a, "order").rows)
+    digest = _hash_rows(_canonicalize(a, "order").rows)
     if isinstance(a, BaseFunc):
         _digests[a] = digest
     return digest
 
 
 def structural_hash(a: object, map_free_vars: bool = False) -> int:
-    """Return 64 bits, equal for what is `structural_equal` with the same argument.
+    """Return the 64-bit structural hash, consistent with `structural_equal` under the same
+    argument.
 
     Those of something without free variables are the first of `structural_digest`.
     """
-    rows = _form(a, "order" if map_free_vars else "identity").rows
+    rows = _canonicalize(a, "order" if map_free_vars else "identity").rows
+    # Without free variables both modes have equal rows, and the digest of a function is remembered.
     if not any(len(row) > 2 and row[-2] == "is" for row in rows):
         return int(structural_digest(a)[:16], 16)
     state = blake2b(repr(rows).encode(), digest_size=8)
@@ -381,27 +411,27 @@ def structural_hash(a: object, map_free_vars: bool = False) -> int:
 
 
 def structural_key(a: object) -> Hashable:
-    """Return a key for dictionaries: equal for two things exactly when they are `structural_equal`.
+    """Return a dictionary key that is equal exactly for structurally equal values.
 
     Type arguments are left alone. Free variables are themselves; the digests of `n` and `m` are the
     same. It holds as long as the variables inside are alive.
     """
-    return tuple(_form(a, "identity").rows)
+    return tuple(_canonicalize(a, "identity").rows)
 
 
-def _hash_to_cross(a: object, map_free_vars: bool = False) -> int:
-    """Return the hash as an integer of 64 bits with sign."""
+def _signed_structural_hash(a: object, map_free_vars: bool = False) -> int:
+    """Return the structural hash as a signed 64-bit integer for the FFI."""
     return int.from_bytes(structural_hash(a, map_free_vars).to_bytes(8), signed=True)
 
 
 register_func("node.StructuralEqual", structural_equal, override=True)
-register_func("node.StructuralHash", _hash_to_cross, override=True)
+register_func("node.StructuralHash", _signed_structural_hash, override=True)
 
 __all__ = [
     "canonical_form",
-    "is_scope",
-    "open_module",
-    "plan_of",
+    "is_binding_scope",
+    "module_as_mapping",
+    "node_plan",
     "structural_digest",
     "structural_equal",
     "structural_hash",

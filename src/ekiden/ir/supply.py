@@ -1,4 +1,4 @@
-"""Names that are not taken (TVM's names).
+"""Supplies of unique names and global variables (TVM's NameSupply).
 
 NameSupply("prefix").fresh_name("f")   ->   "prefix_f", then "prefix_f_1", ...
 """
@@ -12,44 +12,42 @@ from ekiden.ir.module import IRModule
 
 
 class NameSupply:
-    """Gives each name once; all begin with a prefix, unless they are asked for without."""
+    """Generator of unique names, with an optional common prefix."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self._taken: dict[str, int] = {}
+        self._used_names: dict[str, int] = {}
 
-    def _full(self, name: str, add_prefix: bool) -> str:
+    def _full_name(self, name: str, add_prefix: bool) -> str:
         full_name = f"{self.prefix}_{name}" if add_prefix and self.prefix else name
         return re.sub(r"\W", "_", full_name)
 
     def fresh_name(self, name: str, add_prefix: bool = True) -> str:
-        """Return a name that nobody has, which is then reserved: this one, or with a number behind
-        it.
-        """
-        full_name = self._full(name, add_prefix)
-        if full_name not in self._taken:
-            self._taken[full_name] = 0
+        """Return and reserve an unused name: the given one, with a number appended if needed."""
+        full_name = self._full_name(name, add_prefix)
+        if full_name not in self._used_names:
+            self._used_names[full_name] = 0
             return full_name
         while True:
-            self._taken[full_name] += 1
-            candidate = f"{full_name}_{self._taken[full_name]}"
-            if candidate not in self._taken:
-                self._taken[candidate] = 0
+            self._used_names[full_name] += 1
+            candidate = f"{full_name}_{self._used_names[full_name]}"
+            if candidate not in self._used_names:
+                self._used_names[candidate] = 0
                 return candidate
 
     def reserve_name(self, name: str, add_prefix: bool = True) -> str:
-        """Take a name, whether it is free or not."""
-        full_name = self._full(name, add_prefix)
-        self._taken.setdefault(full_name, 0)
+        """Reserve a name even if it is already in use."""
+        full_name = self._full_name(name, add_prefix)
+        self._used_names.setdefault(full_name, 0)
         return full_name
 
     def contains_name(self, name: str, add_prefix: bool = True) -> bool:
         """Return whether a name is reserved."""
-        return self._full(name, add_prefix) in self._taken
+        return self._full_name(name, add_prefix) in self._used_names
 
 
 class GlobalVarSupply:
-    """Gives global variables whose names nobody has: nobody in a module, or by a name supply."""
+    """Generator of GlobalVars with names unique in a module or a NameSupply."""
 
     def __init__(self, value: NameSupply | IRModule | None = None) -> None:
         self.names = value if isinstance(value, NameSupply) else NameSupply()
@@ -59,8 +57,9 @@ class GlobalVarSupply:
                 self.reserve_global(var)
 
     def reserve_global(self, global_var: GlobalVar, allow_conflict: bool = False) -> None:
-        """Take a variable's name. Raises ValueError where another variable has it, unless that is
-        allowed."""
+        """Reserve a GlobalVar's name. Raises ValueError where another variable has it, unless that
+        is allowed.
+        """
         name = global_var.name_hint
         if not allow_conflict and self._known.get(name, global_var) is not global_var:
             raise ValueError(f"reserve global: @{name} is another variable already")
@@ -68,14 +67,14 @@ class GlobalVarSupply:
         self._known[name] = global_var
 
     def fresh_global(self, name: str, add_prefix: bool = True) -> GlobalVar:
-        """Return a variable of a name that nobody has: this one, or with a number behind it."""
+        """Return a new GlobalVar with an unused name, with a number appended if needed."""
         var = GlobalVar(self.names.fresh_name(name, add_prefix))
         self._known[var.name_hint] = var
         return var
 
     def unique_global_for(self, name: str, add_prefix: bool = True) -> GlobalVar:
-        """Return the variable of a name, always the same."""
-        full_name = self.names._full(name, add_prefix)
+        """Return the one GlobalVar of a name, creating it on first use."""
+        full_name = self.names._full_name(name, add_prefix)
         if full_name not in self._known:
             self._known[full_name] = GlobalVar(self.names.reserve_name(name, add_prefix))
         return self._known[full_name]

@@ -1,4 +1,4 @@
-"""Registries whose rows are made by modules that load when a row is looked up."""
+"""LazyRegistry: a registry whose rows are defined by modules that are imported on look-up."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import TypeVar, cast
 
 from ekiden._lazy import load_deferred, load_module
 
-__all__ = ["Table"]
+__all__ = ["LazyRegistry"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-class Table(dict[_K, _V]):
-    """A registry that modules fill when they are imported. Before it denies a row, or lists all, it
-    loads deferred modules: the one that makes the row, where `row_modules` knows it. `has` and
-    `rows` look at what is loaded. A listing leaves out rows that other threads add meanwhile.
+class LazyRegistry(dict[_K, _V]):
+    """Registry filled by modules that are imported when a missing row is looked up. Before it
+    denies a row, or lists all, it loads deferred modules: the one that makes the row, where
+    `row_modules` knows it. `has` and `rows` look at what is loaded. A listing leaves out rows
+    that other threads add meanwhile.
     """
 
     __slots__ = ("row_modules",)
@@ -26,16 +27,17 @@ class Table(dict[_K, _V]):
         self.row_modules: Mapping[_K, str] = {}
 
     def load(self, module: str) -> None:
-        """Load the rows of a module."""
+        """Import a module, which registers its rows."""
+        # The import runs the registrations of the module.
         load_module(module)
 
     def load_all(self) -> None:
-        """Load all rows."""
+        """Import all modules that register rows."""
         load_deferred()
 
-    def _loaded(self) -> dict[_K, _V]:
+    def _loaded_rows(self) -> dict[_K, _V]:
         # keys are listed in one step of the interpreter, as other threads add rows
-        return {key: super(Table, self).__getitem__(key) for key in list(super().__iter__())}
+        return {key: super(LazyRegistry, self).__getitem__(key) for key in list(super().__iter__())}
 
     def __missing__(self, key: _K) -> _V:
         if key in self:
@@ -43,12 +45,12 @@ class Table(dict[_K, _V]):
         raise KeyError(key)
 
     def has(self, key: _K) -> bool:
-        """Return whether the row is loaded: for the code that adds it."""
+        """Return whether the row is already loaded, without importing."""
         return super().__contains__(key)
 
     def rows(self) -> ItemsView[_K, _V]:
-        """Return the loaded rows: a program cannot use others."""
-        return self._loaded().items()
+        """Return the items loaded so far, without importing."""
+        return self._loaded_rows().items()
 
     def __contains__(self, key: object) -> bool:
         if dict.__contains__(self, key):
@@ -62,28 +64,28 @@ class Table(dict[_K, _V]):
         return dict.__contains__(self, key)
 
     def get(self, key: _K, default: _V | None = None) -> _V | None:  # type: ignore[override]
-        """Return the row, or the default."""
+        """Return the row of a key, or the default."""
         return super().get(key, default) if key in self else default
 
     def __iter__(self) -> Iterator[_K]:
         self.load_all()
-        return iter(self._loaded())
+        return iter(self._loaded_rows())
 
     def __len__(self) -> int:
         self.load_all()
         return super().__len__()
 
     def keys(self) -> KeysView[_K]:  # type: ignore[override]
-        """Return the keys of all rows."""
+        """Return the keys of all rows, importing everything."""
         self.load_all()
-        return self._loaded().keys()
+        return self._loaded_rows().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
-        """Return all rows."""
+        """Return all rows, importing everything."""
         self.load_all()
-        return self._loaded().values()
+        return self._loaded_rows().values()
 
     def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
-        """Return all rows with their keys."""
+        """Return all (key, row) items, importing everything."""
         self.load_all()
-        return self._loaded().items()
+        return self._loaded_rows().items()

@@ -1,4 +1,4 @@
-"""Scalar expressions and types as text: what printers and error messages share."""
+"""Text of scalar expressions and types for printers and error messages."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from ekiden.ir.type import (
 )
 
 # fmt: off
-PRECEDENCE: dict[type[BinaryExpr], int] = {
+OPERATOR_PRECEDENCE: dict[type[BinaryExpr], int] = {
     Or: 1, And: 2,
     EQ: 3, NE: 3, LT: 3, LE: 3, GT: 3, GE: 3,
     Add: 4, Sub: 4,
     Mul: 5, Div: 5,
 }
 """Infix operators, the weakest first."""
-FUNCTIONS: dict[type[BinaryExpr], str] = {
+CALL_SYNTAX_OPERATORS: dict[type[BinaryExpr], str] = {
     Min: "min", Max: "max", FloorDiv: "floordiv", FloorMod: "floormod",
 }  # fmt: skip
 """Operators written as calls; `//` would be a comment in Relay text."""
@@ -71,21 +71,23 @@ own.
 _NO_NAMES: Names = {}
 
 
-_Part: TypeAlias = "str | tuple[PrimExpr, int]"
+_TextPiece: TypeAlias = "str | tuple[PrimExpr, int]"
 """Text, or an expression and how strongly what stands around it binds."""
-_TIGHT = 9
+_ATOM_PRECEDENCE = 9
 """How strongly a name, a number or a call binds."""
 
 
-def prim_text(
+def format_prim_expr(
     value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0, max_chars: int | None = None
 ) -> str:
-    """Return a scalar expression as text, parenthesised where it binds weaker than `outer`. Text
-    beyond `max_chars` characters is cut, and never made: shared parts are written wherever they
-    are used, so that the whole may be as long as 2 to the depth."""
+    """Format a scalar expression, parenthesized where it binds weaker than `outer`. Text beyond
+    `max_chars` characters is cut, and never made: shared parts are written wherever they are
+    used, so that the whole may be as long as 2 to the depth.
+    """
     out: list[str] = []
+    # Messages show the beginning; sizes of deep networks may print as megabytes.
     remaining = max_chars
-    stack: list[_Part] = [(value, outer)]
+    stack: list[_TextPiece] = [(value, outer)]
     while stack:
         piece = stack.pop()
         if isinstance(piece, str):
@@ -93,86 +95,90 @@ def prim_text(
             if remaining is not None and (remaining := remaining - len(piece)) < 0:
                 return "".join(out)[:max_chars] + " ..."
             continue
-        pieces, level = _parts(piece[0], names)
+        pieces, level = _format_pieces(piece[0], names)
         # A stack is read from its end: pieces go on it reversed, brackets too.
         stack.extend((")", *reversed(pieces), "(") if level < piece[1] else reversed(pieces))
     return "".join(out)
 
 
-def _call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_Part], int]:
-    pieces: list[_Part] = [f"{name}("]
+def _format_call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_TextPiece], int]:
+    pieces: list[_TextPiece] = [f"{name}("]
     for n, arg in enumerate(args):
         pieces += [", "] * (n > 0)
         pieces.append((arg, 0))
-    return [*pieces, ")"], _TIGHT
+    return [*pieces, ")"], _ATOM_PRECEDENCE
 
 
-def _parts(value: PrimExpr, names: Names) -> tuple[list[_Part], int]:
-    """Return the pieces of a node's text, and how strongly it binds."""
+def _format_pieces(value: PrimExpr, names: Names) -> tuple[list[_TextPiece], int]:
+    """Return the text pieces of a node and its operator precedence."""
     match value:
         case IntImm(value=number, dtype="bool"):
-            return [str(bool(number))], _TIGHT
+            return [str(bool(number))], _ATOM_PRECEDENCE
         case IntImm(value=number) | FloatImm(value=number):
-            return [str(number)], _TIGHT
+            return [str(number)], _ATOM_PRECEDENCE
         case Var(name=name):
-            return [names.get(value, name)], _TIGHT
+            return [names.get(value, name)], _ATOM_PRECEDENCE
         case AnyDim():
-            return ["?"], _TIGHT
-        case BinaryExpr() if type(value) in FUNCTIONS:
-            return _call(FUNCTIONS[type(value)], (value.a, value.b))
+            return ["?"], _ATOM_PRECEDENCE
+        case BinaryExpr() if type(value) in CALL_SYNTAX_OPERATORS:
+            return _format_call(CALL_SYNTAX_OPERATORS[type(value)], (value.a, value.b))
         case BinaryExpr():
-            level = PRECEDENCE[type(value)]
+            level = OPERATOR_PRECEDENCE[type(value)]
             # Left-associative: an operand on the right that binds alike needs parentheses.
             return [(value.a, level), f" {value.symbol} ", (value.b, level + 1)], level
         case Not(a=a):
-            return _call("not", (a,))
+            return _format_call("not", (a,))
         case Select():
-            return _call("select", children(value))
+            return _format_call("select", children(value))
         case Cast(value=cast, dtype=dtype):
-            return _call(dtype, (cast,))
+            return _format_call(dtype, (cast,))
         case Intrinsic(op=op, args=args):
-            return _call(op, args)
+            return _format_call(op, args)
         case _:
-            return _call(type(value).__name__, children(value))
+            return _format_call(type(value).__name__, children(value))
 
 
 if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first
-    PrimExpr.printer = staticmethod(prim_text)
+    PrimExpr.printer = staticmethod(format_prim_expr)
 
 
-def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
-    """Return a shape as text: `(1, n, 3)`; one of one dimension keeps its comma."""
-    inside = ", ".join(prim_text(d, names) for d in shape)
+def format_shape(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
+    """Format a shape: `(1, n, 3)`, with a trailing comma for one dimension."""
+    inside = ", ".join(format_prim_expr(d, names) for d in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
-def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
-    """Return a type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
+def format_type(kind: Type, names: Names = _NO_NAMES) -> str:
+    """Format a type in Relay's text syntax; a scalar tensor prints as its dtype, a hole as `_`."""
 
-    def joined(kinds: Sequence[Type]) -> str:
-        return ", ".join(type_text(k, names) for k in kinds)
+    def join_types(kinds: Sequence[Type]) -> str:
+        return ", ".join(format_type(k, names) for k in kinds)
 
     match kind:
         case TensorType(shape=(), dtype=dtype):
             return dtype
         case TensorType(shape=shape, dtype=dtype):
-            return f"Tensor[{shape_text(shape, names)}, {dtype}]"
+            return f"Tensor[{format_shape(shape, names)}, {dtype}]"
         case TupleType(fields=(only,)):
-            return f"({type_text(only, names)},)"
+            return f"({format_type(only, names)},)"
         case TupleType(fields=fields):
-            return f"({joined(fields)})"
+            return f"({join_types(fields)})"
         case FuncType(arg_types=args, ret_type=ret, type_params=params, type_constraints=held):
-            where = f" where {joined(held)}" if held else ""
-            text = f"fn {type_params_text(params, names)}({joined(args)})"
-            return f"{text} -> {type_text(ret, names)}{where}"
+            where = f" where {join_types(held)}" if held else ""
+            text = f"fn {format_type_params(params, names)}({join_types(args)})"
+            return f"{text} -> {format_type(ret, names)}{where}"
         case TypeRelation(func=relation, args=args):
-            return f"{relation.name if relation else '_'}({joined(args)})"
+            return f"{relation.name if relation else '_'}({join_types(args)})"
         case TypeVar(name_hint=name) | GlobalTypeVar(name_hint=name):
             return names.get(kind, name)
         case TypeCall(func=func, args=args):
-            return f"{type_text(func, names)}[{joined(args)}]" if args else type_text(func, names)
+            return (
+                f"{format_type(func, names)}[{join_types(args)}]"
+                if args
+                else format_type(func, names)
+            )
         case RelayRefType(value=value):
-            return f"ref({type_text(value, names)})"
+            return f"ref({format_type(value, names)})"
         case IncompleteType():
             return "_"
         case StorageType():
@@ -181,9 +187,9 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
             return type(kind).__name__
 
 
-def type_params_text(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
-    """Return type parameters as text: `[A, B]`, or nothing."""
-    return f"[{', '.join(type_text(p, names) for p in params)}]" if params else ""
+def format_type_params(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
+    """Format type parameters as `[A, B]`, or "" if there are none."""
+    return f"[{', '.join(format_type(p, names) for p in params)}]" if params else ""
 
 
-Type.printer = staticmethod(type_text)
+Type.printer = staticmethod(format_type)

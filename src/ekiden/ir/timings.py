@@ -1,5 +1,4 @@
-"""What a compilation spends its time on: every pass and phase, those of the processes that compile
-kernels included, as a table, as JSON, and as a flame chart.
+"""Compilation time profile: passes and phases of all processes as a table, JSON or a flame chart.
 
     timings = Timings()
     with PassContext(instruments=[timings]):
@@ -22,25 +21,27 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassInfo, PassInstrument
 from ekiden.runtime.lazy_dataclass import dataclass
 
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+SPEEDSCOPE_SCHEMA_URL = "https://www.speedscope.app/file-format-schema.json"
 
 
 @dataclass(slots=True)
-class Span:
-    """One run of a pass or phase, times in seconds: from when to when on the clock, the time of the
-    processor in this process, and what ran inside."""
+class TimedSpan:
+    """Timed run of a pass or phase: start and end on the wall clock, CPU seconds of its process,
+    nested runs.
+    """
 
     name: str
     start: float
     end: float = 0.0
     cpu: float = 0.0
-    inside: list[Span] = field(default_factory=list)
+    inside: list[TimedSpan] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Row:
-    """Of the table: where in the tree of kinds, how often, seconds with what is inside, and of the
-    processor also without."""
+class TimingRow:
+    """Row of the profile table: path in the call tree, calls, wall and CPU seconds, own CPU
+    seconds.
+    """
 
     path: tuple[str, ...]
     calls: int = 0
@@ -49,36 +50,37 @@ class Row:
     own: float = 0.0
 
     def as_json(self) -> dict[str, object]:
-        """Return the row with plain names."""
+        """Return the row as a JSON dictionary."""
         return {"phase": list(self.path), "calls": self.calls, "wall_s": self.wall,
                 "cpu_s": self.cpu, "own_cpu_s": self.own}  # fmt: skip
 
 
 class Timings(PassInstrument):
-    """Watches passes and phases, in this process and in those that compile kernels for it."""
+    """Pass instrument that times passes and phases in this process and its workers."""
 
     def __init__(self) -> None:
-        self.processes: dict[int, list[Span]] = {os.getpid(): []}
+        self.processes: dict[int, list[TimedSpan]] = {os.getpid(): []}
         """Of each process what it ran, in order; this one is the first."""
         self._owner = os.getpid()
-        self._open: list[Span] = []
+        self._open: list[TimedSpan] = []
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Start the clocks."""
+        """Start the pass's timers."""
         self.enter_phase(info.name)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Stop them."""
+        """Stop the pass's timers."""
         self.exit_phase(info.name)
 
     def enter_phase(self, name: str) -> None:
-        """Start the clocks."""
-        span = Span(name, time.perf_counter(), cpu=-time.process_time())
-        self._siblings().append(span)
+        """Start the phase's timers."""
+        # The CPU clock is kept negative until the end adds its reading.
+        span = TimedSpan(name, time.perf_counter(), cpu=-time.process_time())
+        self._current_spans().append(span)
         self._open.append(span)
 
     def exit_phase(self, name: str) -> None:
-        """Stop them, and those of what an exception left open in between."""
+        """Stop the phase's timers, and those nested in it that an exception left open."""
         while self._open:
             span = self._open.pop()
             span.end, span.cpu = time.perf_counter(), span.cpu + time.process_time()
@@ -86,61 +88,62 @@ class Timings(PassInstrument):
                 return
 
     def add(self, name: str, wall: float, cpu: float) -> None:
-        """Add what ended just now and was measured elsewhere: the start of the program."""
+        """Record an externally measured run that ended just now, such as the program's start-up."""
         ended = time.perf_counter()
-        self._siblings().append(Span(name, ended - wall, ended, cpu))
+        self._current_spans().append(TimedSpan(name, ended - wall, ended, cpu))
 
-    def _siblings(self) -> list[Span]:
+    def _current_spans(self) -> list[TimedSpan]:
         return self._open[-1].inside if self._open else self.processes[self._owner]
 
     def for_worker(self) -> Timings:
-        """Return timings of a process that compiles kernels, which has run nothing yet."""
+        """Return an empty instrument for a worker process."""
         return Timings()
 
     def take_seen(self) -> object:
-        """Return the number of this process and what it has run since the last call."""
+        """Return this process's id and the runs recorded since the last call."""
         spans = self.processes[self._owner]
         self.processes[self._owner] = []
         return os.getpid(), spans
 
     def add_seen(self, report: object) -> None:
-        """Take in what a worker has run."""
+        """Merge the runs reported by a worker."""
         assert isinstance(report, tuple), "what take_seen has given"
         process, spans = report
         self.processes.setdefault(process, []).extend(spans)
 
     # What it makes of them.
 
-    def rows(self) -> list[Row]:
-        """Return the tree of kinds in the order they first ran; what workers ran is below
-        "workers".
-        """
-        rows_by_path: dict[tuple[str, ...], Row] = {}
+    def rows(self) -> list[TimingRow]:
+        """Return the call tree's rows in order of first run; workers' rows are below "workers"."""
+        rows_by_path: dict[tuple[str, ...], TimingRow] = {}
         for process, spans in self.processes.items():
-            below: tuple[str, ...] = () if process == self._first else ("workers",)
+            # Wall times of workers overlap: they are summed apart from the program's.
+            below: tuple[str, ...] = () if process == self._main_process_id else ("workers",)
             if below:
-                _count(rows_by_path.setdefault(below, Row(below)), spans, own=0.0)
-            _add_rows(rows_by_path, below, spans)
+                _accumulate_spans(rows_by_path.setdefault(below, TimingRow(below)), spans, own=0.0)
+            _accumulate_tree(rows_by_path, below, spans)
         order = {path: at for at, path in enumerate(rows_by_path)}
         # By the order of every ancestor, the outermost first: a row comes right behind those it is
         # inside.
         sort_keys = [tuple(order[p[: n + 1]] for n in range(len(p))) for p in rows_by_path]
         return [
-            row for _, row in sorted(zip(sort_keys, rows_by_path.values(), strict=True), key=_first)
+            row
+            for _, row in sorted(
+                zip(sort_keys, rows_by_path.values(), strict=True), key=_row_sort_key
+            )
         ]
 
     @property
-    def _first(self) -> int:
+    def _main_process_id(self) -> int:
         return next(iter(self.processes))
 
     @property
     def cpu(self) -> float:
-        """Seconds of the processor in all processes."""
+        """Return the CPU seconds of all processes."""
         return sum(span.cpu for spans in self.processes.values() for span in spans)
 
-    def table(self) -> str:
-        """Return the rows as text: calls, milliseconds on the clock, of the processor, own, and
-        their share.
+    def format_table(self) -> str:
+        """Format the profile as a text table: calls, wall ms, CPU ms, own ms, share.
 
         The time of workers runs beside that of the process that waits for them.
         """
@@ -155,55 +158,61 @@ class Timings(PassInstrument):
         return "\n".join([*lines, f"{'all processes':61}{total_cpu * 1e3:10.1f}"])
 
     def as_json(self) -> str:
-        """Return the rows of the table as JSON, in seconds."""
+        """Return the profile table as JSON, in seconds."""
         rows = [row.as_json() for row in self.rows()]
         return json.dumps({"cpu_s": self.cpu, "phases": rows}, indent=1)
 
     def flame_chart(self) -> str:
-        """Return a file for https://www.speedscope.app, which many viewers read.
+        """Return the profile in the file format of https://www.speedscope.app.
 
         It has one timeline for each process, by the clock.
         """
-        spans = [s for process_spans in self.processes.values() for s in _all(process_spans)]
+        spans = [
+            s for process_spans in self.processes.values() for s in _flatten_spans(process_spans)
+        ]
         names = {name: at for at, name in enumerate(dict.fromkeys(s.name for s in spans))}
         began = min((s.start for s in spans), default=0.0)
         profiles = [
-            _profile(
-                "compile" if process == self._first else f"worker {process}",
+            _speedscope_profile(
+                "compile" if process == self._main_process_id else f"worker {process}",
                 process_spans, names, began,
             )
             for process, process_spans in self.processes.items()
         ]  # fmt: skip
         shared = {"frames": [{"name": name} for name in names]}
-        return json.dumps({"$schema": SCHEMA, "shared": shared, "profiles": profiles})
+        return json.dumps(
+            {"$schema": SPEEDSCOPE_SCHEMA_URL, "shared": shared, "profiles": profiles}
+        )
 
 
-def _first(pair: tuple[tuple[int, ...], Row]) -> tuple[int, ...]:
+def _row_sort_key(pair: tuple[tuple[int, ...], TimingRow]) -> tuple[int, ...]:
     return pair[0]
 
 
-def _count(row: Row, spans: Iterable[Span], own: float | None = None) -> None:
-    """Add spans to a row."""
+def _accumulate_spans(row: TimingRow, spans: Iterable[TimedSpan], own: float | None = None) -> None:
+    """Accumulate spans into a row."""
     for span in spans:
         row.calls += 1
         row.wall += span.end - span.start
         row.cpu += span.cpu
+        # Without what ran inside, which has rows of its own.
         row.own += span.cpu - sum(inner.cpu for inner in span.inside) if own is None else own
 
 
-def _add_rows(
-    rows_by_path: dict[tuple[str, ...], Row], above: tuple[str, ...], spans: list[Span]
+def _accumulate_tree(
+    rows_by_path: dict[tuple[str, ...], TimingRow], above: tuple[str, ...], spans: list[TimedSpan]
 ) -> None:
     stack = [(above, span) for span in reversed(spans)]
     while stack:
         around, span = stack.pop()
+        # What follows the colon names one kernel: they are summed up by their kind.
         path = (*around, span.name.partition(":")[0])
-        _count(rows_by_path.setdefault(path, Row(path)), [span])
+        _accumulate_spans(rows_by_path.setdefault(path, TimingRow(path)), [span])
         stack.extend((path, inner) for inner in reversed(span.inside))
 
 
-def _all(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans and what is inside them, each before what it holds."""
+def _flatten_spans(spans: Sequence[TimedSpan]) -> list[TimedSpan]:
+    """Return the spans and all nested spans in preorder."""
     all_spans, stack = [], list(reversed(spans))
     while stack:
         all_spans.append(stack.pop())
@@ -211,14 +220,15 @@ def _all(spans: Sequence[Span]) -> list[Span]:
     return all_spans
 
 
-def _profile(
-    title: str, spans: Sequence[Span], names: dict[str, int], began: float
+def _speedscope_profile(
+    title: str, spans: Sequence[TimedSpan], names: dict[str, int], began: float
 ) -> dict[str, object]:
-    """Return the timeline of a process in speedscope's form: what opens and closes, in order."""
+    """Return one process's timeline as speedscope open and close events in order."""
     events: list[dict[str, object]] = []
-    stack: list[tuple[Span, bool]] = [(span, True) for span in reversed(spans)]
+    stack: list[tuple[TimedSpan, bool]] = [(span, True) for span in reversed(spans)]
     while stack:
         span, opens = stack.pop()
+        # perf_counter is one clock for all processes of a machine.
         at = (span.start if opens else span.end) - began
         events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": at})
         if opens:

@@ -1,4 +1,4 @@
-"""Values of the compiler as bytes for another process of it: nodes, targets, options, arrays.
+"""Serialization of compiler values (nodes, targets, options, arrays) for worker processes.
 
     data = encode((function, target))
     function, target = decode(data)
@@ -8,8 +8,8 @@ one machine: it is for messages, never for files. An object that occurs twice is
 other end, and depth costs no recursion: the objects stand in a list, each after its parts.
 
 A message holds data alone. A function or class goes by name, and only if Ekiden or Python's library
-defines it: what a program defines itself may not exist in the other process, or mean something
-else there, and makes `encode` raise NotTransferableError.
+defines it: what a program defines itself may not exist in the other process, or mean something else
+there, and makes `encode` raise NotTransferableError.
 """
 
 from __future__ import annotations
@@ -31,79 +31,84 @@ from ekiden.ir.op import Op, get
 
 __all__ = ["NotTransferableError", "decode", "encode"]
 
-_SCALARS = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, np.ndarray, Enum)
-_BY_NAME = (type, FunctionType, BuiltinFunctionType)
-_SEQUENCES = (tuple, list, set, frozenset)
-_MAPPINGS = (dict, MappingProxyType)
-_CONTAINERS: Mapping[str, type] = {kind.__name__: kind for kind in (*_SEQUENCES, *_MAPPINGS)}
+_LEAF_TYPES = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, np.ndarray, Enum)
+_TYPES_SENT_BY_NAME = (type, FunctionType, BuiltinFunctionType)
+_SEQUENCE_TYPES = (tuple, list, set, frozenset)
+_MAPPING_TYPES = (dict, MappingProxyType)
+_CONTAINER_TYPES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (*_SEQUENCE_TYPES, *_MAPPING_TYPES)
+}
 """By name, as pickle cannot send the class of read-only mappings."""
 
 
 class NotTransferableError(TypeError):
-    """A value that another process cannot be given."""
+    """Error for a value that cannot be sent to another process."""
 
 
-class _Row(NamedTuple):
-    """An object: its class, of a container the name of it, and the positions of its parts in the
-    list; None: `leaf` is the object."""
+class _ObjectRecord(NamedTuple):
+    """Record of one object: its class or container name and the positions of its parts, or None and
+    the leaf itself.
+    """
 
     kind: type | str | None
     parts: tuple[int, ...] = ()
     leaf: object = None
 
 
-def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> None:
-    """Raise NotTransferableError unless Ekiden, NumPy or Python's library defines a class or
-    function under a name by which another process finds it."""
+def _check_importable(value: type | FunctionType | BuiltinFunctionType) -> None:
+    """Raise NotTransferableError unless the class or function is importable from Ekiden, NumPy or
+    the standard library.
+    """
     module = (getattr(value, "__module__", None) or "").partition(".")[0]
     is_known = module in ("ekiden", "numpy", "ml_dtypes") or module in sys.stdlib_module_names
     if not is_known or module == "__main__" or "<" in value.__qualname__:
         raise NotTransferableError(f"{module}.{value.__qualname__} is not part of Ekiden")
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles rows and refuses what only this process defines."""
+class _CheckedPickler(pickle.Pickler):
+    """Pickler that rejects classes and functions which only this process defines."""
 
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401
-        """Check classes and functions, which pickle would send by any name."""
-        if isinstance(value, _BY_NAME):
-            _check_defined_here(value)
+        """Check classes and functions, which pickle sends by name."""
+        if isinstance(value, _TYPES_SENT_BY_NAME):
+            _check_importable(value)
+        # Pickle goes on in its usual way.
         return NotImplemented
 
 
 @cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """Return the names of what an object of a dataclass holds; of expressions also their type."""
+    """Return the dataclass field names, plus the checked type for expressions."""
     names = tuple(f.name for f in dataclasses.fields(kind))
     return (*names, "_checked_type") if issubclass(kind, RelayExpr) else names
 
 
-def _parts(value: object) -> tuple[type | str, list[object]] | None:
-    """Return the class and the parts of a compound value, None for a leaf."""
+def _decompose_value(value: object) -> tuple[type | str, list[object]] | None:
+    """Return the class and the parts of a compound value, or None for a leaf."""
     kind = type(value)
     # Such an array has no elements yet; the function that computes them cannot be sent.
     if isinstance(value, np.ndarray) and getattr(value, "source", None) is not None:
         raise NotTransferableError("a constant that is computed at loading")
-    if isinstance(value, (*_SCALARS, *_BY_NAME)):
+    if isinstance(value, (*_LEAF_TYPES, *_TYPES_SENT_BY_NAME)):
         return None
     # By its name: each process has one object for an operator, compared by identity.
     if isinstance(value, Op):
         return Op, [value.name]
-    if kind in _MAPPINGS:
+    if kind in _MAPPING_TYPES:
         assert isinstance(value, Mapping)
         return kind.__name__, [entry for item in value.items() for entry in item]
-    if kind in _SEQUENCES:
+    if kind in _SEQUENCE_TYPES:
         assert isinstance(value, Iterable)
         return kind.__name__, list(value)
     if dataclasses.is_dataclass(kind):
-        _check_defined_here(kind)
+        _check_importable(kind)
         return kind, [getattr(value, name, None) for name in _field_names(kind)]
     return None
 
 
-def _rows(root: object) -> list[_Row]:
-    """Return every object of a value once, each after its parts; the value itself is the last."""
-    rows: list[_Row] = []
+def _object_records(root: object) -> list[_ObjectRecord]:
+    """Return one record per distinct object in post order, the root last."""
+    rows: list[_ObjectRecord] = []
     positions: dict[int, int] = {}
     alive: list[object] = []  # an id names an object only as long as that lives
     stack: list[tuple[object, tuple[type | str, list[object]] | None]] = [(root, None)]
@@ -112,16 +117,17 @@ def _rows(root: object) -> list[_Row]:
         value, compound = stack.pop()
         if compound is not None:
             kind, operands = compound
+            # By identity, so that shared nodes stay shared on the other side.
             positions[id(value)] = len(rows)
-            rows.append(_Row(kind, tuple(positions[id(operand)] for operand in operands)))
+            rows.append(_ObjectRecord(kind, tuple(positions[id(operand)] for operand in operands)))
             continue
         if id(value) in positions:
             continue
         alive.append(value)
-        compound = _parts(value)
+        compound = _decompose_value(value)
         if compound is None:
             positions[id(value)] = len(rows)
-            rows.append(_Row(None, leaf=value))
+            rows.append(_ObjectRecord(None, leaf=value))
             continue
         # It is being written and met again below itself: its row cannot come after all it needs.
         if id(value) in open_ids:
@@ -134,11 +140,12 @@ def _rows(root: object) -> list[_Row]:
 
 
 def encode(value: object) -> bytes:
-    """Return a value as bytes for `decode`. Raises NotTransferableError, naming what it is about,
-    for a value with a part that only this process defines, such as a user's function."""
+    """Serialize a value to bytes for `decode_value`. Raises NotTransferableError, naming what it is
+    about, for a value with a part that only this process defines, such as a user's function.
+    """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, protocol=5).dump([tuple(row) for row in _rows(value)])
+        _CheckedPickler(buffer, protocol=5).dump([tuple(row) for row in _object_records(value)])
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         if isinstance(error, NotTransferableError):
             raise
@@ -146,16 +153,18 @@ def encode(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _container(name: str, operands: list[object]) -> object:
-    kind = _CONTAINERS[name]
+def _build_container(name: str, operands: list[object]) -> object:
+    kind = _CONTAINER_TYPES[name]
     return kind(
-        dict(zip(operands[::2], operands[1::2], strict=True)) if kind in _MAPPINGS else operands
+        dict(zip(operands[::2], operands[1::2], strict=True))
+        if kind in _MAPPING_TYPES
+        else operands
     )
 
 
-def _object(kind: type, field_values: list[object]) -> object:
-    """Return an object of a dataclass with these values of its fields, as they are: what its
-    constructor does to arguments was done when the original was made."""
+def _build_instance(kind: type, field_values: list[object]) -> object:
+    """Restore a dataclass instance from its stored fields, bypassing its constructor."""
+    # The constructor would normalize arguments again, and infer what is stored.
     instance: object = object.__new__(kind)
     for name, value in zip(_field_names(kind), field_values, strict=True):
         # Of an expression without a type the slot stays empty, as it was.
@@ -165,9 +174,11 @@ def _object(kind: type, field_values: list[object]) -> object:
 
 
 def decode(data: bytes | bytearray) -> object:
-    """Return the value that `encode` turned into bytes. Raises KeyError for an operator that this
-    process has not registered. Bytes of strangers are as dangerous as any pickle."""
+    """Deserialize the value that `encode_value` wrote. Raises KeyError for an operator that this
+    process has not registered. Bytes of strangers are as dangerous as any pickle.
+    """
     values: list[object] = []
+    # Parts come before what holds them, so that one pass without recursion is enough.
     for kind, positions, leaf in pickle.loads(data):
         operands = [values[position] for position in positions]
         if kind is None:
@@ -175,7 +186,7 @@ def decode(data: bytes | bytearray) -> object:
         elif kind is Op:
             values.append(get(str(operands[0])))
         elif isinstance(kind, str):
-            values.append(_container(kind, operands))
+            values.append(_build_container(kind, operands))
         else:
-            values.append(_object(kind, operands))
+            values.append(_build_instance(kind, operands))
     return values[-1]

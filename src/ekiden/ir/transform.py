@@ -1,4 +1,4 @@
-"""Passes: named functions from module to module, run under a PassContext that instruments watch.
+"""Passes: named module transformations that run under a PassContext.
 
 @module_pass(opt_level=1, name="DropUnused")
 def drop_unused(module, context):
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
-from ekiden.ir.extensions import note_extension
+from ekiden.ir.extensions import record_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
-from ekiden.ir.table import Table
+from ekiden.ir.table import LazyRegistry
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -49,18 +49,18 @@ LOG = LazyLogger(__name__)
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
 
-_FACTORIES: Table[str, Callable[[], Pass]] = Table()
+_PASS_FACTORIES: LazyRegistry[str, Callable[[], Pass]] = LazyRegistry()
 
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:
-    """Let passes name this one in `required` and in `Sequential`."""
-    note_extension(factory)
-    _FACTORIES[name] = factory
+    """Register a pass factory by name, for `required` and `Sequential`."""
+    record_extension(factory)
+    _PASS_FACTORIES[name] = factory
 
 
 def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
-    """Let every language make passes: what makes one is the global function `prefix.NAME`, a pass
-    a function from module to module. Names of a mapping that make no passes are left out.
+    """Export pass factories to other languages as global functions `prefix.NAME`. Names of a
+    mapping that make no passes are left out.
     """
     for name, factory in factories.items():
         if name[0].isupper() and callable(factory) and not isinstance(factory, type):
@@ -68,16 +68,16 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
 
 
 def get_pass(name: str) -> Pass:
-    """Return the registered pass of that name. Raises PassError naming the nearest."""
-    if name not in _FACTORIES:
-        raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
-    return _FACTORIES[name]()
+    """Create the pass registered under the name. Raises PassError naming the nearest."""
+    if name not in _PASS_FACTORIES:
+        raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_PASS_FACTORIES))}")
+    return _PASS_FACTORIES[name]()
 
 
 @Object.register
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A named module transformation.
+    """Named module transformation.
 
     Calling it runs it, whatever the opt level, under the current context: the passes it requires
     first, with instruments around. Raises PassError when it is called with, or gives, something
@@ -94,21 +94,22 @@ class Pass:
 
     @property
     def info(self) -> PassInfo:
-        """Return what instruments see of it."""
+        """Return the metadata that instruments see."""
         names = tuple(r if isinstance(r, str) else r.name for r in self.required)
         return PassInfo(self.name, self.opt_level, names, self.is_sequence)
 
     @property
     def pass_info(self) -> PassInfo:
-        """Return the same, by the name of TVM's field."""
+        """Return `info` under TVM's name."""
         return self.info
 
     def __call__(self, module: IRModule) -> IRModule:
-        """Run the pass; gives the module itself where an instrument leaves it out."""
+        """Run the pass on a module; return the module unchanged if an instrument skips it."""
         _expect_module(module, self.name, "got")
         context, info = PassContext.current(), self.info
         if not context.notify(lambda instrument: instrument.should_run(module, info)):
             return module
+        # Before the pass is announced: required passes have events of their own.
         for needed in self.required:
             module = (get_pass(needed) if isinstance(needed, str) else needed)(module)
         context.notify(lambda instrument: instrument.run_before_pass(module, info))
@@ -131,9 +132,9 @@ class Pass:
         return str(self.info)
 
 
-def needed(member: Pass, reason: str) -> Pass:
-    """Return a member of a sequence that runs at every opt level, and whose being disabled is an
-    error.
+def required_member(member: Pass, reason: str) -> Pass:
+    """Return a pass as a member that its sequence requires: it runs at every opt level, and
+    disabling it is an error.
 
     What follows cannot do without it, for that reason.
     """
@@ -149,19 +150,19 @@ def _expect_module(value: object, name: str, verb: str) -> None:
 
 
 class ModulePass(Pass):
-    """A pass made by `module_pass`."""
+    """Pass made by `module_pass`."""
 
     __slots__ = ()
 
 
 class FunctionPass(Pass):
-    """A pass made by a `function_pass`."""
+    """Pass made by a `function_pass` decorator."""
 
     __slots__ = ()
 
 
 class Sequential(Pass):
-    """Passes one after the other, itself a pass; members may be given by their registered names.
+    """Sequence of passes, itself a pass; members may be given by name.
 
     The context decides of each member whether it runs, by its opt level and its lists, but of those
     that are `needed`. Raises PassError where one of these is disabled.
@@ -180,8 +181,8 @@ class Sequential(Pass):
         members = tuple(get_pass(p) if isinstance(p, str) else p for p in passes)
 
         def run_all(module: IRModule, context: PassContext) -> IRModule:
-            """Run the members in order. Raises PassError where one that is needed was disabled by
-            name.
+            """Run the enabled members in order. Raises PassError where one that is needed was
+            disabled by name.
             """
             for member in members:
                 if member.reason and member.name in context.disabled_pass:
@@ -197,23 +198,21 @@ class Sequential(Pass):
 
 
 def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
-    """Return a pass that prints the module to the standard error stream and returns it
-    unchanged.
-    """
+    """Create a pass that prints the module to stderr and returns it unchanged."""
 
-    def show(module: IRModule, context: PassContext) -> IRModule:
-        """Prints and passes on."""
+    def print_module(module: IRModule, context: PassContext) -> IRModule:
+        """Print the module and return it."""
         text = module.astext(show_meta_data=show_meta_data)
         print(f"PrintIR({header}):\n{text}", file=sys.stderr)
         return module
 
-    return Pass("PrintIR", show)
+    return Pass("PrintIR", print_module)
 
 
 PassFunction = Callable[..., object]
 
 
-def _decorator(
+def _make_pass_decorator(
     kind: type[Pass],
     make: Callable[[Callable[..., object]], Transform],
     method: str,
@@ -222,30 +221,30 @@ def _decorator(
     name: str | None,
     required: Sequence[Pass | str] | None,
 ) -> object:
-    """Return the decorator of a kind of pass: over a function, or over a class with a method.
+    """Build the decorator of one kind of pass, over a function or a class with a method.
 
     A decorated class gives passes when it is called with its own arguments, as in TVM.
     """
 
-    def one(run: Callable[..., object], label: str) -> Pass:
+    def make_pass(run: Callable[..., object], label: str) -> Pass:
         return kind(name or label, make(run), opt_level, tuple(required or ()))
 
     def decorate(decorated: PassFunction | type) -> object:
-        """Return a pass of a function; of a class, a function that makes a pass from the class's
-        arguments.
+        """Return a pass for a function, or for a class a factory with its constructor's arguments.
 
         Raises PassError where the class lacks the method.
         """
         if not inspect.isclass(decorated):
-            return one(decorated, decorated.__name__)
+            return make_pass(decorated, decorated.__name__)
         if not hasattr(decorated, method):
             raise PassError(f"pass class {decorated.__name__!r} has no method {method!r}")
 
-        def build(*args: object, **kwargs: object) -> Pass:
-            return one(getattr(decorated(*args, **kwargs), method), decorated.__name__)
+        def build_pass(*args: object, **kwargs: object) -> Pass:
+            # TVM's pass classes have a method; each construction makes a pass.
+            return make_pass(getattr(decorated(*args, **kwargs), method), decorated.__name__)
 
-        build.__name__, build.__doc__ = decorated.__name__, decorated.__doc__
-        return build
+        build_pass.__name__, build_pass.__doc__ = decorated.__name__, decorated.__doc__
+        return build_pass
 
     return decorate if function is None else decorate(function)
 
@@ -274,7 +273,7 @@ def module_pass(
     name: str | None = None,
     required: Sequence[Pass | str] | None = None,
 ) -> object:
-    """Decorator: a function (module, context) -> module becomes a Pass named after it.
+    """Decorator that makes a function (module, context) -> module a Pass named after it.
 
     Over a class with a method `transform_module(module, context)`, calling the class makes a pass.
     """
@@ -282,16 +281,18 @@ def module_pass(
     def make(run: Callable[..., object]) -> Transform:
         return run  # type: ignore[return-value]
 
-    return _decorator(ModulePass, make, "transform_module", pass_func, opt_level, name, required)
+    return _make_pass_decorator(
+        ModulePass, make, "transform_module", pass_func, opt_level, name, required
+    )
 
 
-def _attribute(function: BaseFunc, key: str) -> object:
+def _function_attr(function: BaseFunc, key: str) -> object:
     attrs: Mapping[str, object] | None = getattr(function, "attrs", None)
     return (attrs or {}).get(key)
 
 
 def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
-    """Return the decorator `function_pass` of one kind of function.
+    """Return the `function_pass` decorator for one function class.
 
     It decorates (function, module, context) -> function, which is called for each function of that
     kind that lacks the attribute SkipOptimization. Over a class, its method is
@@ -300,17 +301,19 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
     """
 
     def make(run: Callable[..., object]) -> Transform:
-        """Return a pass over modules from one over functions."""
+        """Lift a function transformation to a module transformation."""
 
         def transform(module: IRModule, context: PassContext) -> IRModule:
-            """Return the module with each function of the kind replaced by what the pass gives for
-            it.
+            """Apply the transformation to each function of the class and return the new module.
 
             Raises PassError for what is no function.
             """
             functions: dict[object, BaseFunc] = {}
             for name, function in module.functions.items():
-                skips = not isinstance(function, kind) or _attribute(function, "SkipOptimization")
+                # TVM's attribute SkipOptimization exempts a function from all function passes.
+                skips = not isinstance(function, kind) or _function_attr(
+                    function, "SkipOptimization"
+                )
                 result = function if skips else run(function, module, context)
                 if not isinstance(result, BaseFunc):
                     raise PassError(
@@ -328,8 +331,8 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
         name: str | None = None,
         required: Sequence[Pass | str] | None = None,
     ) -> object:
-        """Decorator: a function (function, module, context) -> function becomes a Pass."""
-        return _decorator(
+        """Decorator that makes a function (function, module, context) -> function a Pass."""
+        return _make_pass_decorator(
             FunctionPass, make, "transform_function", pass_func, opt_level, name, required
         )
 

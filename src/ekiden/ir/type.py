@@ -1,4 +1,4 @@
-"""Types of Relay programs.
+"""Relay types.
 
 Tensors, tuples, functions, type variables, ADT instances, references, holes.
 """
@@ -11,16 +11,16 @@ from enum import IntEnum
 from typing import ClassVar
 
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import OTHER_NAMES
+from ekiden.ir.dtype import TVM_DTYPE_ALIASES
 from ekiden.ir.env_func import EnvFunc
-from ekiden.ir.node import Node, binding, freeze, node
+from ekiden.ir.node import Node, binding, node, set_frozen_fields
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
-from ekiden.ir.prim_visitor import children, has_unknown, literals
+from ekiden.ir.prim_visitor import children, has_unknown_dim, literal_fields
 from ekiden.runtime.errors import ExpressionError
 
 
 class Type(Node):
-    """Base of all types.
+    """Base class of types.
 
     `==` compares structure (TVM's rule): type parameters up to their names, a data type by its
     name, dimensions as expressions that are known to be equal, `?` with `?`. A type variable or a
@@ -44,14 +44,14 @@ class Type(Node):
         return self.astext()
 
     def __eq__(self, rhs: object) -> bool:
-        return self is rhs or (isinstance(rhs, Type) and _same(self, rhs, {}))
+        return self is rhs or (isinstance(rhs, Type) and _is_equal_type(self, rhs, {}))
 
     def __hash__(self) -> int:
-        return _hash(self)
+        return _hash_type(self)
 
 
 class TypeKind(IntEnum):
-    """What a type variable stands for (TVM's numbers)."""
+    """Kind of a type variable (TVM's numbers)."""
 
     TYPE = 0
     SHAPE_VAR = 1
@@ -70,8 +70,8 @@ class TypeKind(IntEnum):
 _ATOMIC_DIMS = (IntImm, Var, AnyDim)
 
 
-def _is_made_from_unknown(dim: PrimExpr) -> bool:
-    return not isinstance(dim, _ATOMIC_DIMS) and has_unknown(dim)
+def _depends_on_unknown(dim: PrimExpr) -> bool:
+    return not isinstance(dim, _ATOMIC_DIMS) and has_unknown_dim(dim)
 
 
 MAX_RANK = 64
@@ -80,17 +80,18 @@ MAX_ELEMENTS = 2**59
 """Elements of a tensor, at most: their bytes, 16 each at most, are numbers of int64."""
 
 
-def _fits_in_memory(shape: Sequence[PrimExpr]) -> bool:
-    """Return whether the product of the extents that are known, none of them 0, is a size that
-    addresses can have. An extent of 0 beside a larger one is no excuse: strides are products too.
+def _is_addressable_shape(shape: Sequence[PrimExpr]) -> bool:
+    """Return whether the product of the known nonzero extents is at most MAX_ELEMENTS. An extent of
+    0 beside a larger one is no excuse: strides are products too.
     """
     sizes = (d.value for d in shape if isinstance(d, IntImm) and d.value > 1)
+    # Unknown extents count as 1: only what is certain is refused.
     return math.prod(sizes) <= MAX_ELEMENTS
 
 
 @node("relay.TensorType")
 class TensorType(Type):
-    """A tensor.
+    """Tensor type: shape and dtype.
 
     Each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim. What is
     made from an unknown dimension is unknown: `? * 2` is `?`.
@@ -100,14 +101,14 @@ class TensorType(Type):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Normalise and check the shape, which may be any sequence of ints and expressions.
+        """Normalize and validate the shape, any sequence of ints and expressions.
 
         Raises ExpressionError for a shape that no tensor can have.
         """
         shape = self.shape
         # Most shapes are in this form already, and are kept as they are.
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
-            freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+            set_frozen_fields(self, shape=tuple(convert(d, "int64") for d in shape))
         if len(self.shape) > MAX_RANK:
             raise ExpressionError(
                 f"a tensor's type: at most {MAX_RANK} dimensions, got {len(self.shape)}"
@@ -115,20 +116,24 @@ class TensorType(Type):
         if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
             text = ", ".join(map(repr, self.shape))
             raise ExpressionError(f"a tensor's type: no dimension may be below 0, got ({text})")
-        if not _fits_in_memory(self.shape):
+        if not _is_addressable_shape(self.shape):
             text = ", ".join(str(d.value) if isinstance(d, IntImm) else "?" for d in self.shape)
             raise ExpressionError(
                 f"a tensor's type: no more than {MAX_ELEMENTS} elements fit in memory, got ({text})"
             )
-        if any(map(_is_made_from_unknown, self.shape)):
-            dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
-            freeze(self, shape=tuple(dims))
-        if self.dtype in OTHER_NAMES:
-            freeze(self, dtype=OTHER_NAMES[self.dtype])
+        # `? + 1` says no more than `?`, and two such dimensions must not look comparable.
+        if any(map(_depends_on_unknown, self.shape)):
+            dims = (AnyDim() if _depends_on_unknown(d) else d for d in self.shape)
+            set_frozen_fields(self, shape=tuple(dims))
+        if self.dtype in TVM_DTYPE_ALIASES:
+            # TVM's "float" and "float32" are one dtype.
+            set_frozen_fields(self, dtype=TVM_DTYPE_ALIASES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
-        """Return the shape as ints. Raises ValueError when a dimension is no constant."""
+        """Return the static shape as a tuple of ints. Raises ValueError when a dimension is no
+        constant.
+        """
         extents = tuple(d.value for d in self.shape if isinstance(d, IntImm))
         if len(extents) < len(self.shape):
             raise ValueError(f"concrete_shape: not every dimension of {self!r} is a constant")
@@ -137,18 +142,18 @@ class TensorType(Type):
 
 @node("relay.TupleType")
 class TupleType(Type):
-    """A tuple of fields."""
+    """Tuple type."""
 
     fields: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """Make the fields, which may be any sequence, a tuple."""
-        freeze(self, fields=tuple(self.fields))
+        """Convert the fields to a tuple."""
+        set_frozen_fields(self, fields=tuple(self.fields))
 
 
 @node("relay.TypeVar")
 class TypeVar(Type):
-    """A type parameter; identity is its meaning."""
+    """Type parameter, compared by identity."""
 
     name_hint: str
     kind: TypeKind = TypeKind.TYPE
@@ -156,25 +161,25 @@ class TypeVar(Type):
     __hash__ = object.__hash__
 
     def __call__(self, *args: Type) -> TypeCall:
-        """Return `self[args]`."""
+        """Apply the type to arguments: `self[args]`."""
         return TypeCall(self, args)
 
 
 @node("relay.GlobalTypeVar")
 class GlobalTypeVar(Type):
-    """The name of an algebraic data type."""
+    """Name of an algebraic data type."""
 
     name_hint: str
     kind: TypeKind = TypeKind.ADT_HANDLE
 
     def __call__(self, *args: Type) -> TypeCall:
-        """Return `self[args]`."""
+        """Apply the type to arguments: `self[args]`."""
         return TypeCall(self, args)
 
 
 @node("relay.FuncType")
 class FuncType(Type):
-    """A function type, possibly polymorphic."""
+    """Function type, possibly polymorphic."""
 
     arg_types: tuple[Type, ...]
     ret_type: Type
@@ -184,16 +189,16 @@ class FuncType(Type):
     refuses functions of such types: relations belong to operators."""
 
     def __post_init__(self) -> None:
-        """Make the parameters, which may be any sequences, tuples."""
+        """Convert the parameters to tuples."""
         params, held = self.type_params or (), self.type_constraints or ()
-        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
-        freeze(self, type_constraints=tuple(held))
+        set_frozen_fields(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
+        set_frozen_fields(self, type_constraints=tuple(held))
 
 
 @node("relay.TypeRelation")
 class TypeRelation(Type):
-    """A relation between types (TVM's name): a function gives the last ones from the first
-    `num_inputs`. None stands for a relation that is not named.
+    """Type relation (TVM's name): a function that determines the output types from the first
+    `num_inputs` ones. None stands for a relation that is not named.
     """
 
     func: EnvFunc | None
@@ -202,10 +207,10 @@ class TypeRelation(Type):
     attrs: Attrs | None = None
 
     def __post_init__(self) -> None:
-        """Make the types, which may be any sequence, a tuple. Raises ValueError for more inputs
+        """Convert the types to a tuple and validate `num_inputs`. Raises ValueError for more inputs
         than types.
         """
-        freeze(self, args=tuple(self.args))
+        set_frozen_fields(self, args=tuple(self.args))
         if not 0 <= self.num_inputs <= len(self.args):
             count = f"{self.num_inputs} inputs of {len(self.args)} types"
             raise ValueError(f"type relation: {count}")
@@ -213,26 +218,26 @@ class TypeRelation(Type):
 
 @node("relay.TypeCall")
 class TypeCall(Type):
-    """An algebraic data type applied to arguments: `List[Tensor[(), float32]]`."""
+    """Algebraic data type applied to type arguments: `List[Tensor[(), float32]]`."""
 
     func: Type
     args: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """Make the arguments, which may be any sequence, a tuple."""
-        freeze(self, args=tuple(self.args))
+        """Convert the arguments to a tuple."""
+        set_frozen_fields(self, args=tuple(self.args))
 
 
 @node("relay.RefType")
 class RelayRefType(Type):
-    """A mutable reference."""
+    """Type of a mutable reference."""
 
     value: Type
 
 
 @node("relay.IncompleteType")
 class IncompleteType(Type):
-    """A hole that type inference fills; prints as `_`."""
+    """Type hole that inference fills; prints as `_`."""
 
     kind: TypeKind = TypeKind.TYPE
 
@@ -241,23 +246,21 @@ class IncompleteType(Type):
 
 @node("relay.StorageType")
 class StorageType(Type):
-    """The type of a buffer made by `memory.alloc_storage`."""
+    """Type of a storage allocated by `memory.alloc_storage`."""
 
 
 def tensor_type(shape: Sequence[ExprLike], dtype: str = "float32") -> TensorType:
-    """Return a TensorType from Python ints and expressions."""
+    """Build a TensorType from ints and expressions."""
     return TensorType(tuple(convert(d, "int64") for d in shape), dtype)
 
 
-def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
-    """Return whether two types have one structure; type parameters of `a` are `renamed` to those of
-    `b`.
-    """
+def _is_equal_type(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
+    """Return whether two types are equal under the renaming of `a`'s type parameters to `b`'s."""
     if type(a) is not type(b):
         return False
     match a, b:
         case TensorType(), TensorType():
-            return a.dtype == b.dtype and _same_dims(a.shape, b.shape)
+            return a.dtype == b.dtype and _are_equal_shapes(a.shape, b.shape)
         case FuncType(), FuncType():
             if len(a.type_params) != len(b.type_params):
                 return False
@@ -266,21 +269,21 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
                 return False
             inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
             xs, ys = ((*t.arg_types, t.ret_type, *t.type_constraints) for t in (a, b))
-            return _all_same(xs, ys, inner)
+            return _are_equal_types(xs, ys, inner)
         case TypeRelation(), TypeRelation():
             is_same = a.func is b.func or (a.func and b.func and a.func.name == b.func.name)
             return (
                 bool(is_same)
                 and a.num_inputs == b.num_inputs
                 and (a.attrs is b.attrs or repr(a.attrs) == repr(b.attrs))
-                and _all_same(a.args, b.args, renamed)
+                and _are_equal_types(a.args, b.args, renamed)
             )
         case (TupleType(fields=xs), TupleType(fields=ys)):
-            return _all_same(xs, ys, renamed)
+            return _are_equal_types(xs, ys, renamed)
         case TypeCall(), TypeCall():
-            return _all_same((a.func, *a.args), (b.func, *b.args), renamed)
+            return _are_equal_types((a.func, *a.args), (b.func, *b.args), renamed)
         case RelayRefType(), RelayRefType():
-            return a.value is b.value or _same(a.value, b.value, renamed)
+            return a.value is b.value or _is_equal_type(a.value, b.value, renamed)
         case GlobalTypeVar(), GlobalTypeVar():
             return (a.name_hint, a.kind) == (b.name_hint, b.kind)
         case _:
@@ -289,43 +292,44 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
             return renamed.get(a, a) is b or isinstance(a, StorageType)
 
 
-def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
+def _are_equal_types(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
     return len(xs) == len(ys) and all(
         # One object is not equal to itself where its type parameters are renamed to others.
-        _same(x, y, renamed)
+        _is_equal_type(x, y, renamed)
         for x, y in zip(xs, ys, strict=True)
         if x is not y or renamed
     )
 
 
-def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
+def _are_equal_shapes(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
     if len(xs) != len(ys):
         return False
-    return all(x is y or _same_expr(x, y) or _is_proved(x, y) for x, y in zip(xs, ys, strict=True))
-
-
-def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
-    """Return whether two expressions are written alike."""
-    if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
-        return False
-    inside = children(x), children(y)
-    return len(inside[0]) == len(inside[1]) and all(
-        a is b or _same_expr(a, b) for a, b in zip(*inside, strict=True)
+    return all(
+        x is y or _is_identical_expr(x, y) or _is_provably_equal(x, y)
+        for x, y in zip(xs, ys, strict=True)
     )
 
 
-def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
+def _is_identical_expr(x: PrimExpr, y: PrimExpr) -> bool:
+    """Return whether two expressions are structurally identical."""
+    if type(x) is not type(y) or isinstance(x, Var) or literal_fields(x) != literal_fields(y):
+        return False
+    inside = children(x), children(y)
+    return len(inside[0]) == len(inside[1]) and all(
+        a is b or _is_identical_expr(a, b) for a, b in zip(*inside, strict=True)
+    )
+
+
+def _is_provably_equal(x: PrimExpr, y: PrimExpr) -> bool:
     if Type.prover is None or (isinstance(x, _ATOMIC_DIMS) and isinstance(y, _ATOMIC_DIMS)):
         return False
-    # Two unknown dimensions are equal only as `?` and `?`, which `_same_expr` has compared.
-    is_unknown = has_unknown(x) or has_unknown(y)
+    # Two unknown dimensions are equal only as `?` and `?`, which `_is_identical_expr` has compared.
+    is_unknown = has_unknown_dim(x) or has_unknown_dim(y)
     return not is_unknown and Type.prover(x, y)
 
 
-def _hash(kind: Type) -> int:
-    """Return a hash that is equal for equal types: nothing of a type variable that may be
-    renamed.
-    """
+def _hash_type(kind: Type) -> int:
+    """Return a hash consistent with type equality, independent of type parameter names."""
     match kind:
         case TensorType(shape=shape, dtype=dtype):
             # Dimensions that are no constants may be equal though written in different ways.
@@ -333,6 +337,7 @@ def _hash(kind: Type) -> int:
         case TupleType(fields=fields):
             return hash(("tuple", *fields))
         case FuncType():
+            # Only what no renaming of type parameters changes: counts, not the types.
             return hash(("fn", len(kind.arg_types), len(kind.type_params)))
         case TypeCall(func=func, args=args):
             return hash((func, *args))
@@ -348,10 +353,11 @@ def _hash(kind: Type) -> int:
             return object.__hash__(kind)
 
 
-def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
-    """Return a type with symbols, from the left, for its unknown dimensions."""
+def substitute_unknown_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
+    """Replace the unknown dimensions of a type with symbols, from left to right."""
     if isinstance(kind, TupleType):
-        return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
+        return TupleType(tuple(substitute_unknown_dims(f, symbols) for f in kind.fields))
     assert isinstance(kind, TensorType)
+    # The symbols are in the order of the `?` in the type, through its fields.
     dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)

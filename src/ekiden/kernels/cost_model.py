@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping
 
 from ekiden.kernels.decision import Knob, divisors
-from ekiden.kernels.family import NARROW, Product, clamped_panel
-from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES
-from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_ROWS
+from ekiden.kernels.family import NARROW_EPILOGUE, MatmulSizes, clamp_panel_width
+from ekiden.kernels.micro_kernels.matrix_tiles import AMX_LANES, AMX_WORD_BYTES, MATRIX_DOT_BY_DATA
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Cache, Target
 
@@ -35,13 +35,13 @@ LATENCY_SLIP_CYCLES = 0.7
 is made up for by nothing (Zen 3: four rows of two vectors take 4.6 to 5.7 cycles, five rows 5)."""
 NARROW_PANEL_PENALTY = 0.01
 """Share of the time by which a panel narrower than the others must gain: it is code of its own."""
-MAX_L2_ROWS = 256
+MAX_ROWS_FROM_L2 = 256
 """Rows of data beyond which a block of them does not stay in a second-level cache."""
 USABLE_CACHE_FRACTION = 0.75
 """Share of a cache that what is counted on may take."""
 PREFETCH_DISTANCES = (0, 4, 8, 16, 32)
 """Steps by which a panel is brought to the first cache ahead."""
-PREFETCH_LATENCIES = 6
+PREFETCH_AHEAD_LATENCIES = 6
 """Latencies of the cache that a panel is in by which it is brought ahead: that has more to do."""
 MIN_PREFETCH_BYTES = 16 * CACHE_LINE_BYTES
 """Bytes by which a panel is brought ahead at least: narrow panels whose steps are long (products of
@@ -75,44 +75,44 @@ def cache_levels(target: Target) -> tuple[Cache, Cache, Cache]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class KStepCost:
     """The cost of a step of k: instructions per accumulator, per vector of a panel row, and per row
     of the tile; registers per panel vector, and additional ones for a broadcast and temporaries.
     """
 
-    each: int
-    vector: int = 0
-    row: int = 0
+    per_accumulator: int
+    per_vector: int = 0
+    per_row: int = 0
     columns: int = 1
     registers: int = 1
     rows: int = 0
     """Of a tile, where its sums are in registers a column at a time; 0: as many as they hold."""
 
 
-FMA_STEP = StepCost(each=1)
+FMA_STEP = KStepCost(per_accumulator=1)
 """An instruction that multiplies and adds."""
-MUL_ADD_STEP = StepCost(each=2, registers=2)
+MUL_ADD_STEP = KStepCost(per_accumulator=2, registers=2)
 """A product, then a sum."""
-SHUFFLED_STEP = StepCost(each=2, row=1, registers=2)
+SHUFFLED_STEP = KStepCost(per_accumulator=2, per_row=1, registers=2)
 """The same where a number is loaded, and then brought to all lanes by the units that multiply (Zen
 4 by 128 bits, 128x768x768: tiles of 6x2 reach 56 percent of the peak, of 2x4 67)."""
-WIDENED_PAIRS_STEP = StepCost(each=4, vector=3, columns=2, registers=4)
+WIDENED_PAIRS_STEP = KStepCost(per_accumulator=4, per_vector=3, columns=2, registers=4)
 """Two sums of two products of int16, of bytes that were widened."""
-WIDENED_HALVES_STEP = StepCost(each=2, vector=2, row=2, columns=2, registers=3)
+WIDENED_HALVES_STEP = KStepCost(per_accumulator=2, per_vector=2, per_row=2, columns=2, registers=3)
 """Two sums of two products of int16, of words whose bytes are widened on both sides."""
-FOUR_WORDS = StepCost(each=2, vector=3, row=2, rows=4)
+FOUR_WORDS_STEP = KStepCost(per_accumulator=2, per_vector=3, per_row=2, rows=4)
 """Sums over vectors of four steps, which follow each other in a row of the data and in one column
 of the weights: a load and the products for each row and column, weights that are gathered and made
 unsigned, and the sums of data, which all columns share. There are registers for four sums."""
 BYTE_STEPS = (
     ("dot4_u8s8", FMA_STEP),
     ("madd_s16", WIDENED_PAIRS_STEP),
-    ("helium", FOUR_WORDS),
+    ("helium", FOUR_WORDS_STEP),
     ("smlad", WIDENED_HALVES_STEP),
-    ("", StepCost(each=28, registers=5)),
+    ("", KStepCost(per_accumulator=28, registers=5)),
 )
 """Words of bytes; the last way takes them apart by shifts."""
-STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, StepCost], ...]] = {
+STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, KStepCost], ...]] = {
     "float32": (
         ("fma", FMA_STEP),
         ("madd", FMA_STEP),
@@ -122,19 +122,19 @@ STEPS_BY_DTYPE: Mapping[str, tuple[tuple[str, StepCost], ...]] = {
     "uint8": BYTE_STEPS,
     "int8": BYTE_STEPS,
     # a product of bytes, its sums two by two, then a sum; beside a broadcast the ones of the second
-    NARROW: (
+    NARROW_EPILOGUE: (
         ("dot4_u8s8", FMA_STEP),
-        ("madd_u8s8", StepCost(each=3, registers=3)),
+        ("madd_u8s8", KStepCost(per_accumulator=3, registers=3)),
         *BYTE_STEPS[1:],
     ),
-    "bfloat16": (("dot2_bf16", FMA_STEP), ("", StepCost(each=6, registers=5))),
+    "bfloat16": (("dot2_bf16", FMA_STEP), ("", KStepCost(per_accumulator=6, registers=5))),
     # words of two; beside a broadcast the products before they are added
-    "int16": (("dot2_s16", FMA_STEP), ("", StepCost(each=2, registers=2))),
+    "int16": (("dot2_s16", FMA_STEP), ("", KStepCost(per_accumulator=2, registers=2))),
 }
 """dtype of data (or NARROW) -> what a step takes with the instruction of a name, the best first."""
 
 
-def step_of(dtype: str, target: Target) -> StepCost:
+def step_cost(dtype: str, target: Target) -> KStepCost:
     """Return the cost of a step of k for data of a dtype."""
     candidates = STEPS_BY_DTYPE.get(dtype, STEPS_BY_DTYPE["float32"])
     return next(step for ability, step in candidates if not ability or target.has(ability))
@@ -144,31 +144,31 @@ def spare_registers(target: Target, dtype: str = "float32") -> int:
     """Return the registers available for sums and a panel row: without those of a broadcast, and of
     a product where that is not part of an FMA.
     """
-    step = step_of(dtype, target)
+    step = step_cost(dtype, target)
     return target.registers - step.registers
 
 
-def most_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
+def max_register_rows(vectors: int, target: Target, dtype: str = "float32") -> int:
     """Return the rows of the largest tile of that many vectors that stays in registers."""
-    step = step_of(dtype, target)
+    step = step_cost(dtype, target)
     if step.rows:
         return step.rows
     columns = vectors * step.columns
     return max(1, (spare_registers(target, dtype) - columns) // vectors)
 
 
-def chains_of(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
+def accumulator_chains(rows: int, vectors: int, target: Target, dtype: str = "float32") -> int:
     """Return the accumulators per sum of a tile: as many as keep the FMA units busy, where
     registers hold them. Separate multiply and add wait for the addition alone.
     """
-    if step_of(dtype, target) is not FMA_STEP:
+    if step_cost(dtype, target) is not FMA_STEP:
         return 1
     sums = rows * vectors
     latency_chains = -(-target.fma_latency * target.fma_units // sums)
     return max(1, min(latency_chains, (spare_registers(target, dtype) - vectors) // sums))
 
 
-def shared_evenly(panels: int, cores: int) -> bool:
+def is_evenly_shared(panels: int, cores: int) -> bool:
     """Return whether threads can share panels with at most a tenth of the time lost to
     imbalance.
     """
@@ -179,25 +179,25 @@ def step_cycles(rows: float, vectors: int, target: Target, dtype: str = "float32
     """Return the cycles of a step of k of a tile: multiply-adds, or loads where those take longer,
     or the latency of the previous step's sums.
     """
-    memory, step = rows + 2 * vectors, step_of(dtype, target)
-    work = vectors * (rows * step.each + step.vector) + rows * step.row
+    memory, step = rows + 2 * vectors, step_cost(dtype, target)
+    work = vectors * (rows * step.per_accumulator + step.per_vector) + rows * step.per_row
     multiply = work / target.fma_units
     busy, wait = max(multiply, (rows + vectors) / target.loads), target.fma_latency
     late = max(0.0, LATENCY_SLIP_CYCLES - abs(busy - wait))
     return max(busy, wait) + late + MEMORY_OP_CYCLES * memory
 
 
-def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
+def can_hide_prefetches(rows: int, vectors: int, target: Target, dtype: str = "float32") -> bool:
     """Return whether a tile has time to prefetch its panel: a prefetch is a load, and with few rows
     loads are the bottleneck (1x768x768 on Zen 4: 31 us, without prefetches 25).
     """
-    step = step_of(dtype, target)
-    multiply = vectors * (rows * step.each + step.vector) / target.fma_units
+    step = step_cost(dtype, target)
+    multiply = vectors * (rows * step.per_accumulator + step.per_vector) / target.fma_units
     return (rows + 2 * vectors) / target.loads <= multiply
 
 
-def _late_share(part_count: int, target: Target) -> float:
-    """Return how much longer than the mean the most loaded thread takes."""
+def _load_imbalance(part_count: int, target: Target) -> float:
+    """Return the load imbalance: the largest thread's share of the work over the mean."""
     return (
         -(-part_count // target.cores) * target.cores / part_count
         if part_count >= target.cores
@@ -205,7 +205,7 @@ def _late_share(part_count: int, target: Target) -> float:
     )
 
 
-def _columns_cost(vectors: int, product: Product, target: Target) -> float:
+def _cycles_per_row_step(vectors: int, product: MatmulSizes, target: Target) -> float:
     """Return the cycles of a step of k of one row of the whole product, in panels of that many
     vectors.
     """
@@ -223,41 +223,46 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     total = -(-product.columns // lanes)
     full_panels, tail_vectors = divmod(total, vectors)
     panels = full_panels + (tail_vectors > 0)
-    share = _late_share(panels, target)
-    blocking = Blocking(product, vectors * lanes, tile_rows(vectors, product, target), target)
-    if blocking.tiles and blocking.tiles >= target.cores and blocking.order() == "row":
-        share = min(share, _late_share(blocking.tiles, target))
+    share = _load_imbalance(panels, target)
+    blocking = LoopBlocking(product, vectors * lanes, tile_rows(vectors, product, target), target)
+    if (
+        blocking.num_row_tiles
+        and blocking.num_row_tiles >= target.cores
+        and blocking.outer_loop() == "row"
+    ):
+        # Threads may share row tiles instead of panels: the better balance of the two counts.
+        share = min(share, _load_imbalance(blocking.num_row_tiles, target))
     cost = full_panels * panel_cycles(vectors) + (
         panel_cycles(tail_vectors) if tail_vectors else 0.0
     )
     return cost * share * (1 + NARROW_PANEL_PENALTY if tail_vectors else 1.0)
 
 
-def tile_rows(vectors: int, product: Product, target: Target) -> int:
+def tile_rows(vectors: int, product: MatmulSizes, target: Target) -> int:
     """Return the rows of a tile: as many as registers hold, fewer where equally spaced rows would
     conflict in L1.
     """
-    rows = most_rows(vectors, target, product.dtype)
+    rows = max_register_rows(vectors, target, product.dtype)
     if product.rows is None:
-        return min(rows, MAX_DYNAMIC_ROWS)
+        return min(rows, MAX_DYNAMIC_TILE_ROWS)
     if product.depth:
-        while rows > 1 and is_crowded(rows, product.depth, target):
+        while rows > 1 and exceeds_associativity(rows, product.depth, target):
             rows -= 1
     return rows
 
 
-def rows_in_set(rows: int, depth: int) -> int:
+def rows_per_cache_set(rows: int, depth: int) -> int:
     """Return how many rows of a tile, `depth` floats apart, map to the same cache sets."""
     return -(-rows * math.gcd(4 * depth, L1_SET_STRIDE_BYTES) // L1_SET_STRIDE_BYTES)
 
 
-def is_crowded(rows: int, depth: int, target: Target) -> bool:
+def exceeds_associativity(rows: int, depth: int, target: Target) -> bool:
     """Return whether more rows map to an L1 set than it has ways."""
     associativity = target.caches[0].ways
-    return rows_in_set(rows, depth) > associativity + 1
+    return rows_per_cache_set(rows, depth) > associativity + 1
 
 
-def panel_width(product: Product, target: Target) -> int:
+def choose_panel_width(product: MatmulSizes, target: Target) -> int:
     """Return the columns of a panel of weights.
 
     For sums in matrix registers all widths are as fast: a panel of two of them stays in L1 while
@@ -265,25 +270,27 @@ def panel_width(product: Product, target: Target) -> int:
     columns, 1.5 by 48, 1.7 by 64; from L3 1.6, 1.1, 1.1).
     """
     lanes = target.lanes("float32")
-    matrix_unit = BY_DATA.get(product.dtype)
+    matrix_unit = MATRIX_DOT_BY_DATA.get(product.dtype)
     if matrix_unit is not None and target.has(matrix_unit.ability):
-        bytes_ = WORD_BYTES * (product.depth or 0) * 2 * LANES
-        return clamped_panel((4 if 2 * bytes_ <= target.l1 // 2 else 2) * LANES, product, target)
+        bytes_ = AMX_WORD_BYTES * (product.depth or 0) * 2 * AMX_LANES
+        return clamp_panel_width(
+            (4 if 2 * bytes_ <= target.l1 // 2 else 2) * AMX_LANES, product, target
+        )
     best = min(
         range(1, MAX_PANEL_VECTORS + 1),
-        key=lambda v: (round(_columns_cost(v, product, target), 6), -v),
+        key=lambda v: (round(_cycles_per_row_step(v, product, target), 6), -v),
     )
-    return clamped_panel(best * lanes, product, target)
+    return clamp_panel_width(best * lanes, product, target)
 
 
-def panel_choice(target: Target) -> Knob:
+def panel_width_knob(target: Target) -> Knob:
     """Return the knob of panel widths."""
     lanes = target.lanes("float32")
     widths = tuple(v * lanes for v in range(1, MAX_PANEL_VECTORS + 1))
     return Knob("panel", widths, "columns of a panel of packed weights", True)
 
 
-def narrowing_pays(listed: int, depth: int, target: Target) -> bool:
+def pays_int16_sums(listed: int, depth: int, target: Target) -> bool:
     """Return whether to multiply bytes by sums of two products that fit int16, where that takes
     `listed` additional steps of k per panel.
 
@@ -291,32 +298,35 @@ def narrowing_pays(listed: int, depth: int, target: Target) -> bool:
     longer with more (Zen 4 as AVX-512 without VNNI, 1x768x768: 115 GOP/s in pairs, with all words
     twice 74, with none 172).
     """
-    before, narrowed_cost = step_of("uint8", target).each, step_of(NARROW, target).each
+    before, narrowed_cost = (
+        step_cost("uint8", target).per_accumulator,
+        step_cost(NARROW_EPILOGUE, target).per_accumulator,
+    )
     return bool(depth) and narrowed_cost * (depth + listed) < before * depth
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class LoopBlocking:
     """The loop blocking of a product with one panel width."""
 
-    product: Product
+    product: MatmulSizes
     panel: int
     rows: int
     target: Target
 
     @property
-    def vectors(self) -> int:
+    def panel_vectors(self) -> int:
         """Return the vectors of a panel row."""
         return -(-self.panel // self.target.lanes("float32"))
 
     @property
-    def tiles(self) -> int | None:
+    def num_row_tiles(self) -> int | None:
         """Return the number of row tiles, or None if unknown."""
         rows = self.product.rows
         return None if rows is None else max(1, -(-rows // self.rows))
 
     @property
-    def weights(self) -> float:
+    def weight_bytes(self) -> float:
         """Return the bytes of the weights."""
         size = self.product
         return math.inf if not (size.columns and size.depth) else 4 * size.columns * size.depth
@@ -325,9 +335,9 @@ class Blocking:
     def cycles(self) -> float:
         """Return the cycles of a step of k of a tile."""
         rows = min(self.rows, self.product.rows or self.rows)
-        return step_cycles(rows, self.vectors, self.target, self.product.dtype)
+        return step_cycles(rows, self.panel_vectors, self.target, self.product.dtype)
 
-    def order(self) -> str:
+    def outer_loop(self) -> str:
         """Return the outer loop: "row" tiles where there is only one, where the weights stay in L2,
         or where L3 feeds a tile as fast as it computes; else "panel"s.
         """
@@ -335,27 +345,29 @@ class Blocking:
         _, second, third = cache_levels(self.target)
         if size.rows is None or size.columns is None or size.depth is None:
             return "panel"
-        if self.tiles == 1 or self.weights <= second.size // 2:
+        if self.num_row_tiles == 1 or self.weight_bytes <= second.size // 2:
             return "row"
         per_cycle = 4 * self.target.lanes("float32") * self.target.fma_units / self.rows
         is_fed = per_cycle <= USABLE_L3_BANDWIDTH * third.bandwidth
-        return "row" if size.rows <= MAX_L2_ROWS and is_fed else "panel"
+        return "row" if size.rows <= MAX_ROWS_FROM_L2 and is_fed else "panel"
 
-    def k_block(self, order: str) -> int:
+    def k_block_steps(self, order: str) -> int:
         """Return the steps of k per block, a divisor of the depth; 0 for all at once."""
         size, second = self.product, cache_levels(self.target)[1]
-        if order != "panel" or not size.depth or self.tiles == 1:
+        if order != "panel" or not size.depth or self.num_row_tiles == 1:
             return 0
-        if size.rows is not None and size.rows <= MAX_L2_ROWS:
-            if not self.waits_for_more(size.depth):
+        if size.rows is not None and size.rows <= MAX_ROWS_FROM_L2:
+            if not self.exceeds_l3_bandwidth(size.depth):
                 return 0
+            # Per step of k, L2 holds all rows once and two panels (the current one and the next): 4
+            # bytes each.
             limit = int(USABLE_CACHE_FRACTION * second.size) // (4 * (size.rows + 2 * self.panel))
         else:  # rows stream by a panel
             limit = second.size // 2 // (4 * self.panel)
         fitting = next((d for d in divisors(size.depth, MIN_K_BLOCK) if d <= limit), 0)
         return 0 if fitting == size.depth else fitting
 
-    def waits_for_more(self, depth: int) -> bool:
+    def exceeds_l3_bandwidth(self, depth: int) -> bool:
         """Return whether the traffic that is repeated without blocks of k exceeds what L3 can
         deliver: the rows for every panel, and a panel for every row tile where it does not fit
         L2.
@@ -366,7 +378,7 @@ class Blocking:
             floats += self.panel
         return 4 * floats / self.cycles > REREAD_L3_BANDWIDTH * third.bandwidth
 
-    def own(self, order: str) -> int:
+    def prefetch_distance(self, order: str) -> int:
         """Return the steps by which a tile prefetches its panel into L1.
 
         0 where what is read between two uses of a panel fits there, and where a panel is used once:
@@ -379,23 +391,24 @@ class Blocking:
         width = self.panel if order == "panel" else columns
         if depth is not None and width is not None and 4 * depth * width <= first.size // 2:
             return 0
-        if self.tiles == 1 and step_of(self.product.dtype, self.target) is FMA_STEP:
+        if self.num_row_tiles == 1 and step_cost(self.product.dtype, self.target) is FMA_STEP:
             return 0
         # unknown tiles may be one or two, which find no panel brought nearer by others
-        is_by_panel = order == "panel" and self.tiles is not None
-        is_near = is_by_panel or self.weights <= second.size // 2
-        wait = PREFETCH_LATENCIES * (second if is_near else third).latency
+        is_by_panel = order == "panel" and self.num_row_tiles is not None
+        is_near = is_by_panel or self.weight_bytes <= second.size // 2
+        # Several latencies ahead: hardware needs slack where several misses queue up.
+        wait = PREFETCH_AHEAD_LATENCIES * (second if is_near else third).latency
         steps = max(wait / self.cycles, MIN_PREFETCH_BYTES / (4 * self.panel))
         return next((d for d in PREFETCH_DISTANCES[1:] if d >= steps), PREFETCH_DISTANCES[-1])
 
-    def copied_to(self) -> str:
+    def pack_prefetch_cache(self) -> str:
         """Return the cache into which matrix rows are prefetched before they are packed: L1, from
         L2 if that holds the matrix; else L2, since more must be in flight and distant rows share
         few L1 sets (128x768x3072 on Zen 4: 85 percent of the peak, to L2 95).
         """
-        return "first" if self.weights <= cache_levels(self.target)[1].size else "second"
+        return "first" if self.weight_bytes <= cache_levels(self.target)[1].size else "second"
 
-    def spread(self, order: str) -> int:
+    def panel_prefetch_tiles(self, order: str) -> int:
         """Return the number of tiles over which the next panel is prefetched to L2, a line per that
         many steps of each; 0 for none. With an unknown number of tiles a line at every step: few
         rows wait for the next panel, and two lines a step exceed L3's bandwidth.
@@ -404,12 +417,16 @@ class Blocking:
         if order != "panel":
             return 0
         steps = L3_LINES_PER_PREFETCH * CACHE_LINE_BYTES / third.bandwidth / self.cycles
-        enough = (d for d in self.spreads() if d * CACHE_LINE_BYTES >= 4 * self.panel * steps)
-        slowest = next(enough, self.spreads()[-1])
-        available = self.vectors if self.tiles is None else self.tiles
-        return max(d for d in self.spreads() if d <= min(slowest, available))
+        enough = (
+            d
+            for d in self.panel_prefetch_domain()
+            if d * CACHE_LINE_BYTES >= 4 * self.panel * steps
+        )
+        slowest = next(enough, self.panel_prefetch_domain()[-1])
+        available = self.panel_vectors if self.num_row_tiles is None else self.num_row_tiles
+        return max(d for d in self.panel_prefetch_domain() if d <= min(slowest, available))
 
-    def unroll(self, order: str, ahead: int) -> int:
+    def unroll_factor(self, order: str, ahead: int) -> int:
         """Return the unroll factor of k.
 
         Two if prefetches (`ahead`) separate the steps: without them a compiler would load both
@@ -421,26 +438,26 @@ class Blocking:
         has_known_depth = self.product.depth and self.product.dtype == "float32"
         return 2 if ahead and has_known_depth and order == "panel" else 1
 
-    def copy(self, block: int) -> int:
+    def packs_rows(self, block: int) -> int:
         """Return 1 to pack the rows of blocks of k, where they conflict in L1, else 0."""
         depth = self.product.depth
-        return int(bool(block and depth and is_crowded(self.rows, depth, self.target)))
+        return int(bool(block and depth and exceeds_associativity(self.rows, depth, self.target)))
 
-    def spreads(self) -> tuple[int, ...]:
+    def panel_prefetch_domain(self) -> tuple[int, ...]:
         """Return the possible values of `spread`."""
-        return tuple(sorted({0, 1, *(self.vectors * n for n in (1, 2, 4))}))
+        return tuple(sorted({0, 1, *(self.panel_vectors * n for n in (1, 2, 4))}))
 
 
 __all__ = [
-    "Blocking",
-    "chains_of",
-    "hides_prefetches",
-    "is_crowded",
-    "most_rows",
-    "narrowing_pays",
-    "panel_choice",
-    "panel_width",
-    "rows_in_set",
-    "shared_evenly",
+    "LoopBlocking",
+    "accumulator_chains",
+    "can_hide_prefetches",
+    "choose_panel_width",
+    "exceeds_associativity",
+    "is_evenly_shared",
+    "max_register_rows",
+    "panel_width_knob",
+    "pays_int16_sums",
+    "rows_per_cache_set",
     "tile_rows",
 ]

@@ -22,12 +22,12 @@ Fixed: TypeAlias = Mapping[str, Value]
 """Choices that are made already, by name."""
 
 
-_NUMBER = re.compile("[0-9]{1,18}")
+_DECIMAL_PATTERN = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """Knob of a kernel: its name, every value it may have, and what it means."""
+    """A knob of a kernel: its name, every value it may have, and its documentation."""
 
     name: str
     domain: tuple[Value, ...]
@@ -58,12 +58,12 @@ Space: TypeAlias = tuple[Knob, ...]
 
 @dataclass(frozen=True, slots=True)
 class Decision(Mapping[str, Value]):
-    """A value for each choice of a space, in its order."""
+    """A value for each knob of a search space, in its order."""
 
     pairs: tuple[tuple[str, Value], ...] = ()
 
     @staticmethod
-    def of(values: Fixed) -> Decision:
+    def from_mapping(values: Fixed) -> Decision:
         """Return the decision with these values."""
         return Decision(tuple(values.items()))
 
@@ -79,8 +79,8 @@ class Decision(Mapping[str, Value]):
             name, equals, value = pair.partition("=")
             if not (name and equals and value) or name in values:
                 raise CompileError(f"decisions: expected 'name=value ...' once each, got {text!r}")
-            values[name] = int(value) if _NUMBER.fullmatch(value) else value
-        return Decision.of(values)
+            values[name] = int(value) if _DECIMAL_PATTERN.fullmatch(value) else value
+        return Decision.from_mapping(values)
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of a knob. Raises KeyError."""
@@ -94,7 +94,7 @@ class Decision(Mapping[str, Value]):
         """Return the number of knobs."""
         return len(self.pairs)
 
-    def number(self, name: str) -> int:
+    def int_value(self, name: str) -> int:
         """Return the value of a knob that is a number."""
         value = self[name]
         assert isinstance(value, int), f"{name} is {value!r}"
@@ -105,7 +105,7 @@ class Decision(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self.pairs)
 
 
-def check_overrides(space: Space, fixed: Fixed, of: str) -> None:
+def require_valid_overrides(space: Space, fixed: Fixed, of: str) -> None:
     """Check overrides against a search space.
 
     Knobs that are set early are not checked: they are settled before there is a kernel.
@@ -128,7 +128,7 @@ def check_overrides(space: Space, fixed: Fixed, of: str) -> None:
             rows[name].check(value, of)
 
 
-def descending(maximum: int, minimum: int = 1) -> tuple[int, ...]:
+def descending_range(maximum: int, minimum: int = 1) -> tuple[int, ...]:
     """Return the numbers from `maximum` down to `minimum`."""
     return tuple(range(maximum, minimum - 1, -1))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from ekiden._lazy import load_module
-from ekiden.ir.pass_context import DECISIONS, PassContext
+from ekiden.ir.pass_context import KERNEL_DECISIONS_OPTION, PassContext
 from ekiden.kernels.decision import Decision, Fixed, Value
 from ekiden.kernels.family import Family
 from ekiden.runtime.errors import CompileError
 
-_MODULES: Mapping[str, str] = {
+_FAMILY_MODULES: Mapping[str, str] = {
     "attention": "attention.scaled_dot_product",
     "paged_attention": "attention.page_attention",
     "recurrent": "recurrent.layers",
@@ -36,8 +36,9 @@ _MODULES: Mapping[str, str] = {
 """Name of a family -> the module of this package that has its row, as FAMILY or in FAMILIES."""
 
 
-class _Families(Mapping[str, Family]):
-    """Families by name, each module loaded when a row of it is first asked for.
+class _LazyFamilyTable(Mapping[str, Family]):
+    """A mapping of families by name, each module loaded when one of its families is first
+    requested.
 
     The layout of weights is asked of few families, and the loops of the others are half of what
     importing this package takes.
@@ -45,22 +46,22 @@ class _Families(Mapping[str, Family]):
 
     def __getitem__(self, name: str) -> Family:
         """Return the family of a name. Raises KeyError."""
-        if name not in _ROWS:
-            module = load_module(f"ekiden.kernels.{_MODULES[name]}")
+        if name not in _LOADED_FAMILIES:
+            module = load_module(f"ekiden.kernels.{_FAMILY_MODULES[name]}")
             # A module may hold several families: all of them are registered at once.
             rows = getattr(module, "FAMILIES", None) or (module.FAMILY,)
-            _ROWS.update({row.name: row for row in rows})
-        return _ROWS[name]
+            _LOADED_FAMILIES.update({row.name: row for row in rows})
+        return _LOADED_FAMILIES[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(_FAMILY_MODULES)
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(_FAMILY_MODULES)
 
 
-_ROWS: dict[str, Family] = {}
-FAMILIES: Mapping[str, Family] = _Families()
+_LOADED_FAMILIES: dict[str, Family] = {}
+FAMILIES: Mapping[str, Family] = _LazyFamilyTable()
 
 
 def override_options() -> Mapping[str, Fixed]:
@@ -69,12 +70,12 @@ def override_options() -> Mapping[str, Fixed]:
     Raises:
         CompileError: For a value that is no mapping of knobs.
     """
-    option = PassContext.current().option(DECISIONS)
+    option = PassContext.current().option(KERNEL_DECISIONS_OPTION)
     assert isinstance(option, dict)
-    return {str(name): _choices(str(name), value) for name, value in option.items()}
+    return {str(name): _parse_override(str(name), value) for name, value in option.items()}
 
 
-def _choices(name: str, value: object) -> Fixed:
+def _parse_override(name: str, value: object) -> Fixed:
     if isinstance(value, str):
         return Decision.parse(value)
     if not isinstance(value, Mapping) or not all(
@@ -84,7 +85,7 @@ def _choices(name: str, value: object) -> Fixed:
     return dict(value)
 
 
-def overrides_for(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
+def merged_overrides(names: Iterable[str], options: Mapping[str, Fixed] | None = None) -> Fixed:
     """Return the overrides that apply to several names; the last name wins."""
     overrides: dict[str, Value] = {}
     by_name = override_options() if options is None else options
@@ -93,7 +94,7 @@ def overrides_for(names: Iterable[str], options: Mapping[str, Fixed] | None = No
     return overrides
 
 
-def all_write_rows(names: Iterable[str]) -> bool:
+def can_all_write_rows(names: Iterable[str]) -> bool:
     """Return whether kernels of all of some families, at least one, write their results into longer
     rows.
     """
@@ -108,8 +109,8 @@ def has_epilogue(names: Iterable[str], ending: str) -> bool:
 
 __all__ = [
     "FAMILIES",
-    "all_write_rows",
+    "can_all_write_rows",
     "has_epilogue",
+    "merged_overrides",
     "override_options",
-    "overrides_for",
 ]

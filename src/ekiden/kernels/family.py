@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden import te
 from ekiden._lazy import LazyModule
 from ekiden.ir.prim import IntImm
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, check_overrides
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, require_valid_overrides
 from ekiden.kernels.stages import has_known_weights
-from ekiden.kernels.steps import Kernel, Scheduled, Steps, program_of, scheduled
+from ekiden.kernels.steps import (
+    Scheduled,
+    ScheduledKernel,
+    Steps,
+    apply_steps,
+    create_inlined_program,
+)
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -26,26 +32,27 @@ if TYPE_CHECKING:
 else:
     vector_access = LazyModule("ekiden.kernels.gpu.vector_access")
 
-NARROW = "narrow"
+NARROW_EPILOGUE = "narrow"
 """What stands for the dtype of bytes whose sums of two products fit int16."""
 Tensors: TypeAlias = list[te.Tensor]
 Build: TypeAlias = Callable[[Tensors, Tensors, Target, str, Decision], PrimFunc]
 """(inputs, outputs, target, name, decision) -> the loops, parameters in that order."""
 
 
-Start: TypeAlias = Callable[[Tensors, Kernel, str], PrimFunc]
+Start: TypeAlias = Callable[[Tensors, ScheduledKernel, str], PrimFunc]
 """(inputs, what is to be made, name) -> the program before."""
 
 
-def kernel_program(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
+def create_kernel_program(inputs: Tensors, kernel: ScheduledKernel, name: str) -> PrimFunc:
     """Return a program with a block for the anchor, and one for its elementwise consumers."""
-    return program_of(inputs, list(kernel.outputs), name)
+    return create_inlined_program(inputs, list(kernel.outputs), name)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """The sizes of a product of matrices as far as they are known: `rows` of data, `columns` of
-    results, `depth` terms of each; None for what only a run knows."""
+class MatmulSizes:
+    """The sizes of a matrix product as far as they are known: `rows` of data, `columns` of results,
+    `depth` terms of each; None for what only a run knows.
+    """
 
     rows: int | None
     columns: int | None
@@ -54,12 +61,14 @@ class Product:
     """Of data; NARROW for bytes whose sums of two products fit int16."""
 
     @staticmethod
-    def of(rows: object, columns: object, depth: object, dtype: str = "float32") -> Product:
+    def from_dims(
+        rows: object, columns: object, depth: object, dtype: str = "float32"
+    ) -> MatmulSizes:
         """Return the product of these dimensions."""
-        return Product(size_of(rows), size_of(columns), size_of(depth), dtype)
+        return MatmulSizes(known_extent(rows), known_extent(columns), known_extent(depth), dtype)
 
 
-def size_of(dim: object) -> int | None:
+def known_extent(dim: object) -> int | None:
     """Return a dimension as a number, if it is known."""
     if isinstance(dim, IntImm):
         return dim.value
@@ -76,14 +85,15 @@ def empty_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     return Decision()
 
 
-def all_outputs(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+def identity_outputs(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
     """Return all outputs: all of them follow the anchor."""
     return list(outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Row of the table of kernels.
+    """A kernel family: which computations it covers, what it needs of a processor, its search
+    space, its default decision, and how its loops are built.
 
     The fields are, besides the name, which is the tag of the anchor operation:
 
@@ -111,15 +121,15 @@ class Family:
     build: Build | None = None
     why: str = ""
     by_hand: Callable[[te.Tensor], bool] = lambda anchor: False
-    start: Start = kernel_program
+    start: Start = create_kernel_program
     accepts: Callable[[te.Tensor, Target], bool] = lambda anchor, target: has_known_weights(anchor)
     needs: tuple[str, ...] = ()
     needs_one: tuple[str, ...] = ()
     space: Callable[[te.Tensor, Target], Space] = empty_space
     default: Callable[[te.Tensor, Target, Fixed], Decision] = empty_decision
-    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = all_outputs
+    ends: Callable[[Sequence[te.Tensor]], Sequence[te.Tensor]] = identity_outputs
     is_whole: bool = False
-    panel: Callable[[Product, Target], int] | None = None
+    panel: Callable[[MatmulSizes, Target], int] | None = None
     panels: Callable[[Target], Knob] | None = None
     endings: tuple[str, ...] = ()
     writes_rows: bool = False
@@ -156,9 +166,9 @@ class Family:
             func = self.build(inputs, outputs, target, name, decision)
             return Scheduled(func, why=self.why)
         assert anchor is not None, self.name
-        kernel = Kernel(outputs, anchor, target, decision)
+        kernel = ScheduledKernel(outputs, anchor, target, decision)
         try:
-            return scheduled(self.start(inputs, kernel, name), self.steps, kernel)
+            return apply_steps(self.start(inputs, kernel, name), self.steps, kernel)
         except ScheduleError as error:
             raise CompileError(f"decisions: '{self.name}' {decision}: {error}") from error
 
@@ -168,7 +178,7 @@ class Family:
         is_kind = self.on_threads == target.kind.has_threads
         # Threads that run one after the other would have to give up their registers at each
         # barrier.
-        if self.together and vector_access.has_vectors(target):
+        if self.together and vector_access.computes_with_vectors(target):
             return False
         return is_kind and has_one and all(map(target.has, self.needs))
 
@@ -184,7 +194,7 @@ class Family:
             CompileError: For an override that is no knob, or a value outside its domain.
         """
         if fixed:
-            check_overrides(self.space(anchor, target), fixed, f"'{self.name}'")
+            require_valid_overrides(self.space(anchor, target), fixed, f"'{self.name}'")
         decision = self.default(anchor, target, fixed)
         missing = [
             c.name for c in self.space(anchor, target) if not c.is_early and c.name not in decision
@@ -192,7 +202,7 @@ class Family:
         assert not missing, f"{self.name}: {decision} does not say {missing}"
         return decision
 
-    def panel_of(self, product: Product, target: Target, fixed: Fixed) -> int:
+    def panel_of(self, product: MatmulSizes, target: Target, fixed: Fixed) -> int:
         """Return the columns of a panel of packed weights. Raises CompileError for an invalid
         override.
         """
@@ -203,10 +213,10 @@ class Family:
         choice = self.panels(target)
         choice.check(override, f"'{self.name}'")
         assert isinstance(override, int)
-        return clamped_panel(override, product, target)
+        return clamp_panel_width(override, product, target)
 
 
-def clamped_panel(panel: int, product: Product, target: Target) -> int:
+def clamp_panel_width(panel: int, product: MatmulSizes, target: Target) -> int:
     """Return the width of a panel, clamped to whole vectors of the columns that there are."""
     lanes = target.lanes("float32")
     return panel if product.columns is None else min(panel, -(-product.columns // lanes) * lanes)

@@ -8,22 +8,23 @@ from dataclasses import replace
 from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, binary, const, logical_and, maximum
-from ekiden.kernels.cpu.windows import Window
-from ekiden.kernels.family import size_of
+from ekiden.ir.prim import EQ, PrimExpr, const, fold_binary, logical_and, maximum
+from ekiden.kernels.cpu.windows import WindowAxis
+from ekiden.kernels.family import known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
-def _ints(value: object) -> tuple[int, ...]:
+def _int_tuple(value: object) -> tuple[int, ...]:
     assert isinstance(value, tuple)
     return tuple(int(v) for v in value)
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class DepthAxis:
     """The outermost of three spatial axes: an image is then one slice of the result, and reads
-    `kernel` slices of the data."""
+    `kernel` slices of the data.
+    """
 
     size: PrimExpr
     out: PrimExpr
@@ -34,19 +35,20 @@ class Depth:
     dilation: int
 
     @property
-    def padded(self) -> PrimExpr:
-        """Slices of the data as it is read."""
+    def padded_slices(self) -> PrimExpr:
+        """Return the slices of the data with padding."""
         return simplify(self.size + (self.front + self.back))
 
 
-FLAT = Depth(const(1), const(1), 1, 1, 0, 0, 1)
+NO_DEPTH_AXIS = DepthAxis(const(1), const(1), 1, 1, 0, 0, 1)
 """Of convolutions over two axes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
-    bottom, right); data and out as (image, y, x, channel), where every slice is an image."""
+class ConvGeometry:
+    """The sizes of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
+    bottom, right); data and out as (image, y, x, channel), where every slice is an image.
+    """
 
     data: tuple[PrimExpr, ...]
     out: tuple[PrimExpr, ...]
@@ -55,7 +57,7 @@ class Geometry:
     padding: tuple[int | PrimExpr, ...]
     dilation: tuple[int, ...]
     groups: int
-    depth: Depth = FLAT
+    depth: DepthAxis = NO_DEPTH_AXIS
 
     @property
     def is_padded(self) -> bool:
@@ -63,21 +65,23 @@ class Geometry:
         return any((*self.padding, self.depth.front, self.depth.back))
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """Lines, and pixels of a line, from the first that a result reads to the last."""
+    def window_extents(self) -> tuple[int, int]:
+        """Return the lines, and the pixels of a line, from the first that a result reads to the
+        last.
+        """
         down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         return down, across
 
     @property
-    def windows(self) -> tuple[Window, Window, Window]:
+    def window_axes(self) -> tuple[WindowAxis, WindowAxis, WindowAxis]:
         """Return the windows of slices, lines, and the pixels of a line."""
         top, left_pad, bottom, right = self.padding
         deep = self.depth
         slices = deep.size, deep.kernel, deep.stride, deep.dilation, deep.front, deep.back
         line_and_pixel = zip(self.kernel, self.strides, self.dilation, strict=True)
         (ky, sy, dy), (kx, sx, dx) = line_and_pixel
-        lines = Window(self.data[1], ky, sy, dy, top, bottom)
-        return Window(*slices), lines, Window(self.data[2], kx, sx, dx, left_pad, right)
+        lines = WindowAxis(self.data[1], ky, sy, dy, top, bottom)
+        return WindowAxis(*slices), lines, WindowAxis(self.data[2], kx, sx, dx, left_pad, right)
 
     @property
     def is_pointwise(self) -> bool:
@@ -90,71 +94,71 @@ class Geometry:
             return False
         return all(map(prove_equal, self.data[:3], self.out[:3]))
 
-    def padded(self) -> tuple[PrimExpr, ...]:
-        """Height and width of the data as it is read: with zeros around it."""
+    def padded_extents(self) -> tuple[PrimExpr, ...]:
+        """Return height and width of the data with padding."""
         top, left_pad, bottom, right = self.padding
         return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left_pad + right)
 
-    def slices(self) -> PrimExpr:
+    def num_padded_slices(self) -> PrimExpr:
         """Return the number of images of the data as they are read."""
-        if self.depth is FLAT:
+        if self.depth is NO_DEPTH_AXIS:
             return self.data[0]
         images = self.out[0] // maximum(self.depth.out, const(1))  # of data that may have no slices
-        return simplify(images * self.depth.padded)
+        return simplify(images * self.depth.padded_slices)
 
-    def first_slice(self, image: PrimExpr) -> PrimExpr:
+    def first_padded_slice(self, image: PrimExpr) -> PrimExpr:
         """Return the first of the images, with those of zeros, that an image of the result
         reads.
         """
-        if self.depth is FLAT:
+        if self.depth is NO_DEPTH_AXIS:
             return image
         out, step = self.depth.out, self.depth.stride
-        return image // out * self.depth.padded + image % out * step
+        return image // out * self.depth.padded_slices + image % out * step
 
-    def unpadded(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
+    def unpadded_slice(self, image: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
         """Return the image of the data that an image among those of zeros is, and whether it is
         one.
         """
-        if self.depth is FLAT:
+        if self.depth is NO_DEPTH_AXIS:
             return image, None
-        padded, size = self.depth.padded, self.depth.size
+        padded, size = self.depth.padded_slices, self.depth.size
         at = image % padded - self.depth.front
         data_image = image // padded * size + at
-        return data_image, logical_and(at >= 0, at < size) if self.is_deep_padded else None
+        return data_image, logical_and(at >= 0, at < size) if self.has_padded_slices else None
 
-    def steps(self, slice: PrimExpr | None) -> list[PrimExpr]:
+    def data_strides(self, slice: PrimExpr | None) -> list[PrimExpr]:
         """Return the strides of the data as it is read, along each axis of the kernel.
 
         The strides of a pixel's neighbours on the two axes of a slice are preceded by the stride
         from a tap's slice to that of the next tap. That is `slice` if it is not None: a copy has
         the slices that taps read and not those between.
         """
-        height, width = self.padded()
+        height, width = self.padded_extents()
         row = simplify(width * self.data[3])
-        if self.depth is FLAT:
+        if self.depth is NO_DEPTH_AXIS:
             return [row, self.data[3]]
         far = simplify(height * row * self.depth.dilation) if slice is None else slice
         return [far, row, self.data[3]]
 
-    def place(self, at: list[PrimExpr]) -> list[PrimExpr]:
+    def result_indices(self, at: list[PrimExpr]) -> list[PrimExpr]:
         """Return the indices of a result in its tensor, by (image, line, column, channel)."""
-        if self.depth is FLAT:
+        if self.depth is NO_DEPTH_AXIS:
             return at
         image, *inner = at
         return [image // self.depth.out, image % self.depth.out, *inner]
 
     @property
-    def is_deep_padded(self) -> bool:
+    def has_padded_slices(self) -> bool:
         """Return whether there are slices of zeros."""
         return bool(self.depth.front or self.depth.back)
 
 
-def _geometry(
+def _conv_geometry(
     data: tuple[PrimExpr, ...],
     out: tuple[PrimExpr, ...],
     windows: tuple[tuple[int, ...], ...],
     groups: int,
-) -> Geometry:
+) -> ConvGeometry:
     """Return the geometry of data and results over two or three axes.
 
     Args:
@@ -165,29 +169,30 @@ def _geometry(
     """
     if len(windows) == 2:
         kernel, strides, before, after, dilation = zip(*windows, strict=True)
-        return Geometry(data, out, kernel, strides, (*before, *after), dilation, groups)
-    depth = Depth(data[1], out[1], *windows[0])
+        return ConvGeometry(data, out, kernel, strides, (*before, *after), dilation, groups)
+    depth = DepthAxis(data[1], out[1], *windows[0])
     n, size, *image = data
     # Slices become images: kernels loop over images and need no third axis of their own.
     flat = (simplify(n * size), *image)
-    flat_geometry = _geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
+    flat_geometry = _conv_geometry(flat, (simplify(n * out[1]), *out[2:]), windows[1:], groups)
     return replace(flat_geometry, depth=depth)
 
 
-def geometry_of(anchor: te.Tensor) -> Geometry:
+def conv_geometry_of(anchor: te.Tensor) -> ConvGeometry:
     """Return the geometry of a convolution's tensor expression, from its attributes."""
     attrs = anchor.op.attrs
     data, _ = operands_of(anchor)
     names = ("kernel_size", "strides", "padding", "dilation")
-    kernel, strides, padding, dilation = (_ints(attrs[name]) for name in names)
+    kernel, strides, padding, dilation = (_int_tuple(attrs[name]) for name in names)
     before, after = padding[: len(kernel)], padding[len(kernel) :]
     windows = tuple(zip(kernel, strides, before, after, dilation, strict=True))
-    return _geometry(data.shape, anchor.shape, windows, int(str(attrs["groups"])))
+    return _conv_geometry(data.shape, anchor.shape, windows, int(str(attrs["groups"])))
 
 
 @dataclass(frozen=True, slots=True)
-class Phases:
-    """Axis of a transposed convolution.
+class TransposedAxis:
+    """One axis of a transposed convolution, by phases: results at stride * q + phase depend on
+    every stride-th tap only.
 
     Its results stride * q + phase are an ordinary convolution over q: with position = stride * q +
     phase + before, they are the sum over taps of
@@ -208,76 +213,80 @@ class Phases:
     """Phases that have results: at most `stride`, and no more than the axis has results."""
 
     @property
-    def _common(self) -> int:
+    def _stride_dilation_gcd(self) -> int:
         return math.gcd(self.stride, self.dilation)
 
     @property
-    def step(self) -> int:
+    def tap_step(self) -> int:
         """Return the distance from a tap of a phase to the next."""
-        return self.stride // self._common
+        return self.stride // self._stride_dilation_gcd
 
     @property
-    def move(self) -> int:
+    def data_step(self) -> int:
         """Return how far before the data of a tap those of the next one are."""
-        return self.dilation // self._common
+        return self.dilation // self._stride_dilation_gcd
 
     @property
-    def front(self) -> int:
-        """Zeros before the data, so that all taps of the first results are in it."""
+    def padding_before(self) -> int:
+        """Return the zeros before the data, so that all taps of the first results are in it."""
         return max(0, ((self.kernel - 1) * self.dilation - self.before) // self.stride)
 
     @property
-    def ahead(self) -> int:
+    def read_offset(self) -> int:
         """Return how far behind element q the results from stride * q on read."""
         return (self.before + self.stride - 1) // self.stride
 
     @property
-    def back(self) -> int:
-        """Zeros behind the data."""
-        return max(0, -(-self.extra // self.stride) - 1 + self.ahead)
+    def padding_behind(self) -> int:
+        """Return the zeros behind the data."""
+        return max(0, -(-self.extra // self.stride) - 1 + self.read_offset)
 
-    def count(self, size: PrimExpr) -> PrimExpr:
+    def num_positions(self, size: PrimExpr) -> PrimExpr:
         """Return the number of values of q."""
         return simplify(size + (-(-self.extra // self.stride) - 1))
 
-    def first(self, phase: PrimExpr) -> PrimExpr:
+    def first_tap(self, phase: PrimExpr) -> PrimExpr:
         """Return the first tap of a phase, if it has any."""
         # stride and dilation divided by their gcd are coprime, so the inverse exists.
-        inverse = pow(self.move, -1, self.step)
-        return simplify((phase + self.before) // self._common * inverse % self.step)
+        inverse = pow(self.data_step, -1, self.tap_step)
+        return simplify(
+            (phase + self.before) // self._stride_dilation_gcd * inverse % self.tap_step
+        )
 
-    def taps(self, phase: PrimExpr) -> PrimExpr:
+    def num_taps(self, phase: PrimExpr) -> PrimExpr:
         """Return the number of taps of a phase."""
-        if self.kernel % self.step == 0:
-            num_taps: PrimExpr = const(self.kernel // self.step)
+        if self.kernel % self.tap_step == 0:
+            num_taps: PrimExpr = const(self.kernel // self.tap_step)
         else:
-            num_taps = simplify((self.kernel + self.step - 1 - self.first(phase)) // self.step)
-        if self._common == 1:
+            num_taps = simplify(
+                (self.kernel + self.tap_step - 1 - self.first_tap(phase)) // self.tap_step
+            )
+        if self._stride_dilation_gcd == 1:
             return num_taps
         # Where the gcd is not 1, some phases meet no tap at all.
-        fits = binary(EQ, (phase + self.before) % self._common, const(0))
+        fits = fold_binary(EQ, (phase + self.before) % self._stride_dilation_gcd, const(0))
         return if_then_else(fits, num_taps, const(0))
 
-    def origin(self, phase: PrimExpr) -> PrimExpr:
+    def first_element(self, phase: PrimExpr) -> PrimExpr:
         """Return the element that the first tap of q = 0 reads, counted from the zeros before the
         data.
         """
-        position = phase + (self.before + self.front * self.stride)
-        return simplify((position - self.first(phase) * self.dilation) // self.stride)
+        position = phase + (self.before + self.padding_before * self.stride)
+        return simplify((position - self.first_tap(phase) * self.dilation) // self.stride)
 
 
-def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
+def transposed_axes_of(anchor: te.Tensor) -> tuple[TransposedAxis, ...]:
     """Return the axes of a transposed convolution's tensor expression."""
     attrs = anchor.op.attrs
     names = ("kernel_size", "strides", "dilation", "padding", "output_padding")
-    kernel, strides, dilation, padding, extra = (_ints(attrs[name]) for name in names)
+    kernel, strides, dilation, padding, extra = (_int_tuple(attrs[name]) for name in names)
     rank = len(kernel)
-    extents = [size_of(extent) for extent in anchor.shape[1:-1]]
+    extents = [known_extent(extent) for extent in anchor.shape[1:-1]]
     axes = zip(
         kernel, strides, dilation, padding[:rank], padding[rank:], extra, extents, strict=True
     )
     return tuple(
-        Phases(
+        TransposedAxis(
             k, s, d, before, (k - 1) * d + 1 + more - before - after,
             s if extent is None else min(s, max(extent, 1)),
         )
@@ -285,14 +294,24 @@ def phases_of(anchor: te.Tensor) -> tuple[Phases, ...]:
     )  # fmt: skip
 
 
-def transposed_geometry(anchor: te.Tensor, axes: tuple[Phases, ...]) -> Geometry:
+def transposed_geometry(anchor: te.Tensor, axes: tuple[TransposedAxis, ...]) -> ConvGeometry:
     """Return the convolution without strides whose windows hold what all phases read."""
     data, _ = operands_of(anchor)
     n, *sizes, _ = data.shape
-    counts = [axis.count(size) for axis, size in zip(axes, sizes, strict=True)]
-    windows = tuple((axis.front + axis.ahead + 1, 1, axis.front, axis.back, 1) for axis in axes)
+    counts = [axis.num_positions(size) for axis, size in zip(axes, sizes, strict=True)]
+    windows = tuple(
+        (axis.padding_before + axis.read_offset + 1, 1, axis.padding_before, axis.padding_behind, 1)
+        for axis in axes
+    )
     out = (n, *counts, anchor.shape[-1])
-    return _geometry(data.shape, out, windows, int(str(anchor.op.attrs["groups"])))
+    return _conv_geometry(data.shape, out, windows, int(str(anchor.op.attrs["groups"])))
 
 
-__all__ = ["FLAT", "Geometry", "Phases", "geometry_of", "phases_of", "transposed_geometry"]
+__all__ = [
+    "NO_DEPTH_AXIS",
+    "ConvGeometry",
+    "TransposedAxis",
+    "conv_geometry_of",
+    "transposed_axes_of",
+    "transposed_geometry",
+]

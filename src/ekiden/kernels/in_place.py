@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
-from ekiden.te.inline import Inliner, inputs_of, is_injective, post_order_tensors
+from ekiden.te.inline import ProducerInliner, input_tensors, is_injective, post_order_tensors
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 
 
-def in_place_inputs(
+def aliasable_inputs(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], anchor: Tensor | None = None
 ) -> tuple[int, ...]:
     """Return the numbers of the inputs that may share the output's bytes.
@@ -42,10 +42,11 @@ def in_place_inputs(
     is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, consumers))
     if not is_plain or output.is_part or not isinstance(op, ComputeOp):
         return ()
-    body = Inliner(set(consumers)).expr(op.body[output.value_index])
+    # Only after inlining is it visible at which indices each input is read.
+    body = ProducerInliner(set(consumers)).expr(op.body[output.value_index])
     axes = [a.var for a in op.axis]
     # The anchor reads its inputs at many indices before the first element is stored.
-    elsewhere = set(inputs_of(anchor)) if anchor is not None else set()
+    elsewhere = set(input_tensors(anchor)) if anchor is not None else set()
     read: set[Tensor] = set()
     for load in post_order(body):
         if isinstance(load, ProducerLoad):
@@ -55,18 +56,18 @@ def in_place_inputs(
     return tuple(n for n, t in enumerate(inputs) if t in read and t not in elsewhere)
 
 
-UPDATES = "updates"
+UPDATES_ATTR_KEY = "updates"
 """The attribute of a computation by statements that changes places of an input: which one."""
 
 
-def updated_inputs(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[int, ...]:
+def updated_input(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Return the number of the input that a kernel of one update changes; none where others read
     it.
     """
     op = outputs[0].op
-    if len(outputs) != 1 or not isinstance(op, ExternOp) or UPDATES not in op.attrs:
+    if len(outputs) != 1 or not isinstance(op, ExternOp) or UPDATES_ATTR_KEY not in op.attrs:
         return ()
-    number = op.attrs[UPDATES]
+    number = op.attrs[UPDATES_ATTR_KEY]
     assert isinstance(number, int)
     data = op.inputs[number]
     # Another reader may run after the update and must see the old values.
@@ -88,4 +89,4 @@ def _is_same_index(load: ProducerLoad, output: Tensor, axes: Sequence[PrimExpr])
     )
 
 
-__all__ = ["UPDATES", "in_place_inputs", "updated_inputs"]
+__all__ = ["UPDATES_ATTR_KEY", "aliasable_inputs", "updated_input"]

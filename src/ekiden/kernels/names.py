@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden import te
-from ekiden.ir.pass_context import show_product
+from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import is_const
-from ekiden.kernels.checks import with_checks
+from ekiden.kernels.checks import add_range_checks
 from ekiden.kernels.decision import Decision, Fixed
-from ekiden.kernels.families import FAMILIES, overrides_for
+from ekiden.kernels.families import FAMILIES, merged_overrides
 from ekiden.kernels.family import Family
-from ekiden.kernels.in_place import in_place_inputs, updated_inputs
-from ekiden.kernels.stages import chosen_stages, distinct_outputs, is_epilogue, stages_of
-from ekiden.kernels.steps import Scheduled, program_of
+from ekiden.kernels.in_place import aliasable_inputs, updated_input
+from ekiden.kernels.stages import (
+    copy_repeated_outputs,
+    inline_cheap_stages,
+    is_anchor_with_epilogue,
+    stages_of,
+)
+from ekiden.kernels.steps import Scheduled, create_inlined_program
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
@@ -24,8 +29,7 @@ _NO_OVERRIDES: Mapping[str, Fixed] = {}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The family of a group, what its kernels are made around (None: the whole group), and the
-    decision."""
+    """The family of a group, its anchor (None: the whole group), and the decision."""
 
     family: Family
     anchor: te.Tensor | None
@@ -49,20 +53,20 @@ def choose(
     Raises:
         CompileError: For an override that the family has no knob for.
     """
-    family, anchor = _family_of(outputs, target)
+    family, anchor = _select_family(outputs, target)
     if anchor is None:
         return Chosen(family, None, Decision())
-    fixed = overrides_for((family.name, *names), given) if given else {}
+    fixed = merged_overrides((family.name, *names), given) if given else {}
     return Chosen(family, anchor, family.decide(anchor, target, fixed))
 
 
-def _gpu_family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+def _select_gpu_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     """Select a family for a device of many threads, of a group whose elementwise producers are
     inlined.
     """
-    chosen = chosen_stages(distinct_outputs(outputs))
+    chosen = inline_cheap_stages(copy_repeated_outputs(outputs))
     anchors = [t for t in stages_of(chosen) if not te.is_injective(t)]
-    if len(anchors) == 1 and is_epilogue(anchors[0], chosen):
+    if len(anchors) == 1 and is_anchor_with_epilogue(anchors[0], chosen):
         for row in FAMILIES.values():
             if row.on_threads and row.serves(target) and row.accepts(anchors[0], target):
                 return row, anchors[0]
@@ -77,28 +81,28 @@ def _is_single_operation(outputs: list[te.Tensor]) -> bool:
     return is_one and all(isinstance(t.op, te.PlaceholderOp) for t in operands)
 
 
-def _is_empty(tensor: te.Tensor) -> bool:
+def _has_no_elements(tensor: te.Tensor) -> bool:
     """Return whether a tensor has no elements, of which no block may be moved in a schedule."""
     return any(is_const(dim, 0) for dim in tensor.shape)
 
 
-def _family_of(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
+def _select_family(outputs: list[te.Tensor], target: Target) -> tuple[Family, te.Tensor | None]:
     if target.kind.has_threads:
-        return _gpu_family_of(outputs, target)
+        return _select_gpu_family(outputs, target)
     whole_family = FAMILIES.get(outputs[0].op.tag)
     if whole_family is not None and whole_family.is_whole and _is_single_operation(outputs):
         return whole_family, outputs[0]
     for tensor in te.post_order_tensors(outputs):
         row = FAMILIES.get(tensor.op.tag)
-        if row is None or row.is_whole or _is_empty(tensor):
+        if row is None or row.is_whole or _has_no_elements(tensor):
             continue
         if not row.serves(target) or not row.accepts(tensor, target):
             continue
         # The micro-kernel reads full vectors of a panel without masks.
-        if not _fills_vectors(tensor, target):
+        if not _has_whole_vector_panels(tensor, target):
             continue
         # All that follows must be elementwise on the anchor, so that it runs on sums in registers.
-        if is_epilogue(tensor, row.ends(outputs)):
+        if is_anchor_with_epilogue(tensor, row.ends(outputs)):
             return row, tensor
     return FAMILIES["default"], None
 
@@ -147,13 +151,13 @@ def scheduled(
     """
     chosen = choose(outputs, target, given, names)
     result = chosen.family.make(inputs, outputs, target, name, chosen.decision, chosen.anchor)
-    show_product(
+    notify_product(
         "schedule.txt",
         f"the family {chosen.family.name}, its decision, and the steps of the schedule",
         lambda: "\n".join([decision_text(chosen, target), "", schedule_text(result)]),
     )
-    func = with_checks(
-        _with_in_place(result.func, inputs, outputs, chosen), inputs, outputs, target
+    func = add_range_checks(
+        _mark_aliasable_inputs(result.func, inputs, outputs, chosen), inputs, outputs, target
     )
     return replace(result, func=func)
 
@@ -177,7 +181,7 @@ def schedule_text(made: Scheduled) -> str:
     return f"  written by hand: {made.why}\n" if made.trace is None else f"{made.trace}\n"
 
 
-def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
+def _has_whole_vector_panels(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the panels of a packed weight hold full vectors.
 
     An explicit layout may have narrower ones, whose last vector would end behind the weight.
@@ -186,23 +190,25 @@ def _fills_vectors(anchor: te.Tensor, target: Target) -> bool:
     return not isinstance(tile, int) or tile % target.lanes("float32") == 0
 
 
-def _with_in_place(
+def _mark_aliasable_inputs(
     func: PrimFunc, inputs: list[te.Tensor], outputs: list[te.Tensor], chosen: Chosen
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
-    if updated := updated_inputs(inputs, outputs):
-        func = _in_place(func, updated)
+    # A scatter-like kernel must alias its operand; for all others aliasing is an option of the
+    # memory planner.
+    if updated := updated_input(inputs, outputs):
+        func = _attach_in_place_attr(func, updated)
         return func.with_fields(attrs={**(func.attrs or {}), "tir.updates": True})
     # Such kernels may store before they have read all of an input.
     if family.is_whole or family.on_threads or family.keeps_sums(chosen.decision):
         return func
     if anchor is not None and family.ends(outputs) != outputs:
         return func
-    return _in_place(func, in_place_inputs(inputs, outputs, anchor))
+    return _attach_in_place_attr(func, aliasable_inputs(inputs, outputs, anchor))
 
 
-def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
+def _attach_in_place_attr(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
     """Attach the numbers of the inputs that the output may replace."""
     if not inputs:
         return function
@@ -210,6 +216,14 @@ def _in_place(function: PrimFunc, inputs: tuple[int, ...]) -> PrimFunc:
 
 
 __all__ = [
-    "FAMILIES", "Chosen", "Family", "Scheduled", "choose", "decision_text", "program_of",
-    "schedule", "schedule_text", "scheduled",
+    "FAMILIES",
+    "Chosen",
+    "Family",
+    "Scheduled",
+    "choose",
+    "create_inlined_program",
+    "decision_text",
+    "schedule",
+    "schedule_text",
+    "scheduled",
 ]  # fmt: skip

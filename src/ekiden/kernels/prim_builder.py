@@ -16,7 +16,7 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 
-def make_buffers(
+def declare_parameters(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> dict[te.Tensor, Buffer]:
     """Return the parameters of a kernel: inputs, then outputs."""
@@ -27,7 +27,7 @@ def make_buffers(
     return {t: Buffer(name, t.whole_shape, t.dtype) for t, name in named}
 
 
-def extern_buffers(
+def declare_extern_parameters(
     inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]
 ) -> tuple[dict[te.Tensor, Buffer], list[Buffer], list[Buffer]]:
     """Return the parameters of a kernel around statements, then those that the operation reads and
@@ -35,12 +35,12 @@ def extern_buffers(
     """
     op = outputs[0].op
     assert isinstance(op, te.ExternOp)
-    buffers = make_buffers(inputs, outputs)
+    buffers = declare_parameters(inputs, outputs)
     results = [buffers[t] for t in sorted(outputs, key=lambda t: t.value_index)]
     return buffers, [buffers[t] for t in op.inputs], results
 
 
-def product(dims: Sequence[PrimExpr]) -> PrimExpr:
+def product_of_dims(dims: Sequence[PrimExpr]) -> PrimExpr:
     """Return the number of elements of a shape."""
     total: PrimExpr = const(1)
     for dim in dims:
@@ -48,7 +48,7 @@ def product(dims: Sequence[PrimExpr]) -> PrimExpr:
     return simplify(total)
 
 
-def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
+def unflatten_row(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> list[PrimExpr]:
     """Return the indices of an element from its row among all and its column."""
     indices: list[PrimExpr] = []
     for dim in reversed(leading[1:]):
@@ -59,7 +59,7 @@ def unflatten(row: PrimExpr, leading: Sequence[PrimExpr], column: PrimExpr) -> l
     return [*reversed(indices), column]
 
 
-def tiled_function(
+def create_tiled_function(
     name: str, buffers: Mapping[te.Tensor, Buffer], body: Stmt, outputs: int = 1
 ) -> PrimFunc:
     """Return a kernel of register tiles, whose loops are final.
@@ -74,8 +74,8 @@ def tiled_function(
     return PrimFunc((*buffers.values(),), body, attrs)
 
 
-class TiledKernel(Protocol):
-    """A kernel of register tiles that is being built."""
+class TiledKernelBuilder(Protocol):
+    """The interface of a builder of a kernel of register tiles."""
 
     @property
     def buffers(self) -> Mapping[te.Tensor, Buffer]:
@@ -85,12 +85,12 @@ class TiledKernel(Protocol):
         """Return the loops."""
 
 
-def tiled_builder(
-    kernel: Callable[[list[te.Tensor], list[te.Tensor], Target, Decision], TiledKernel],
+def build_function_of(
+    kernel: Callable[[list[te.Tensor], list[te.Tensor], Target, Decision], TiledKernelBuilder],
 ) -> Callable[[Sequence[te.Tensor], Sequence[te.Tensor], Target, str, Decision], PrimFunc]:
     """Return what builds the function of a kernel: the `build` of its family."""
 
-    def build(
+    def build_kernel(
         inputs: Sequence[te.Tensor],
         outputs: Sequence[te.Tensor],
         target: Target,
@@ -99,11 +99,16 @@ def tiled_builder(
     ) -> PrimFunc:
         """Return the function of one kernel."""
         tiled = kernel(list(inputs), list(outputs), target, decision)
-        return tiled_function(name, tiled.buffers, tiled.body(), len(outputs))
+        return create_tiled_function(name, tiled.buffers, tiled.body(), len(outputs))
 
-    return build
+    return build_kernel
 
 
 __all__ = [
-    "extern_buffers", "make_buffers", "product", "tiled_builder", "tiled_function", "unflatten",
+    "build_function_of",
+    "create_tiled_function",
+    "declare_extern_parameters",
+    "declare_parameters",
+    "product_of_dims",
+    "unflatten_row",
 ]  # fmt: skip

@@ -8,14 +8,20 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.arith import prove_equal
-from ekiden.ir.intrinsic import EXPENSIVE
+from ekiden.ir.intrinsic import EXPENSIVE_INTRINSICS
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
-from ekiden.te.inline import Inliner, inputs_of, is_injective, is_stored, post_order_tensors
+from ekiden.te.inline import (
+    ProducerInliner,
+    input_tensors,
+    is_injective,
+    is_stored,
+    post_order_tensors,
+)
 from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor
 
 
-def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
+def is_anchor_with_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
     """Return whether the group is one output in the anchor's shape whose elements use the anchor's
     element at the same index.
     """
@@ -27,11 +33,11 @@ def is_epilogue(anchor: Tensor, outputs: Sequence[Tensor]) -> bool:
         for t in post_order_tensors(outputs)
         if t is not anchor and not isinstance(t.op, PlaceholderOp)
     ]
-    if any(not isinstance(t.op, PlaceholderOp) for t in inputs_of(anchor)) or not all(
+    if any(not isinstance(t.op, PlaceholderOp) for t in input_tensors(anchor)) or not all(
         map(is_injective, consumers)
     ):
         return False
-    return output is anchor or _reads_in_place(anchor, output, consumers)
+    return output is anchor or _reads_same_index(anchor, output, consumers)
 
 
 def has_known_weights(anchor: Tensor) -> bool:
@@ -41,18 +47,18 @@ def has_known_weights(anchor: Tensor) -> bool:
     before them.
     """
     named = anchor.op.attrs.get("inputs")
-    data = named[0] if isinstance(named, tuple) else inputs_of(anchor)[0]
-    weights = (t for t in inputs_of(anchor) if t is not data)
+    data = named[0] if isinstance(named, tuple) else input_tensors(anchor)[0]
+    weights = (t for t in input_tensors(anchor) if t is not data)
     return all(isinstance(d, IntImm) for t in weights for d in t.shape)
 
 
-def _reads_in_place(anchor: Tensor, output: Tensor, consumers: Sequence[Tensor]) -> bool:
+def _reads_same_index(anchor: Tensor, output: Tensor, consumers: Sequence[Tensor]) -> bool:
     if output.ndim != anchor.ndim or not all(map(prove_equal, output.shape, anchor.shape)):
         return False
     op = output.op
     assert isinstance(op, ComputeOp)
     axes = [a.var for a in op.axis]
-    body = Inliner(set(consumers)).expr(op.body[output.value_index])
+    body = ProducerInliner(set(consumers)).expr(op.body[output.value_index])
     return all(
         _is_axis_or_zero(index, axis, dim)
         for load in post_order(body)
@@ -65,13 +71,15 @@ def _is_axis_or_zero(index: PrimExpr, axis: PrimExpr, dim: PrimExpr) -> bool:
     return index is axis or (is_const(index, 0) and isinstance(dim, IntImm) and dim.value == 1)
 
 
-def _is_expensive(tensor: Tensor) -> bool:
+def _is_costly_to_recompute(tensor: Tensor) -> bool:
     op = tensor.op
     assert isinstance(op, ComputeOp)
-    return any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*op.body))
+    return any(
+        isinstance(e, Intrinsic) and e.op in EXPENSIVE_INTRINSICS for e in post_order(*op.body)
+    )
 
 
-def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
+def inline_cheap_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the outputs after inlining: their `post_order_tensors` are placeholders and stages.
 
     An expensive computation with several consumers, one of them a reduction, stays a stage, as does
@@ -80,7 +88,7 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
     order = post_order_tensors(outputs)
     consumers: dict[Tensor, list[Tensor]] = {t: [] for t in order}
     for tensor in order:
-        for producer in inputs_of(tensor):
+        for producer in input_tensors(tensor):
             consumers[producer].append(tensor)
     keep = [
         t
@@ -92,14 +100,16 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
             # A reduction would recompute it for every element; elementwise consumers share one
             # loop.
             and not all(map(is_injective, consumers[t]))
-            and _is_expensive(t)
+            and _is_costly_to_recompute(t)
         )
     ]
     return te.inline_injective(outputs, keep)
 
 
-def distinct_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs as distinct computations: an input or a repeated tensor among them becomes a copy."""
+def copy_repeated_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs that are distinct computations: an input or a repeated tensor among them
+    becomes a copy.
+    """
     visited: set[Tensor] = set()
     results: list[Tensor] = []
     for tensor in outputs:

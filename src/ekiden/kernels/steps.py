@@ -34,8 +34,8 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """Kernel that a schedule is for: the outputs, the anchor, the target, the decision."""
+class ScheduledKernel:
+    """A kernel to schedule: the outputs, the anchor, the target, the decision."""
 
     outputs: Sequence[te.Tensor]
     anchor: te.Tensor
@@ -43,7 +43,7 @@ class Kernel:
     decision: Decision
 
 
-Steps: TypeAlias = "Callable[[Schedule, Kernel], None]"
+Steps: TypeAlias = "Callable[[Schedule, ScheduledKernel], None]"
 """(a schedule of the program before, what it is for): the steps."""
 
 
@@ -57,7 +57,9 @@ class Scheduled:
     why: str = ""
 
 
-def program_of(inputs: list[te.Tensor], outputs: list[te.Tensor], name: str) -> PrimFunc:
+def create_inlined_program(
+    inputs: list[te.Tensor], outputs: list[te.Tensor], name: str
+) -> PrimFunc:
     """Return the program before the schedule: everything elementwise is inlined."""
     stages = te.inline_injective(outputs)
     return te.create_prim_func([*inputs, *stages], name, extern_blocks=True)
@@ -68,7 +70,7 @@ def replace_computation(
 ) -> list[te.Tensor]:
     """Return outputs that use one computation with another in its stead."""
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def redirect_load(e: PrimExpr) -> PrimExpr:
         """Redirect a read of the old computation to the new one."""
         if isinstance(e, te.ProducerLoad) and e.producer is old:
             return new[e.indices]
@@ -80,12 +82,12 @@ def replace_computation(
         if output is old or not isinstance(op, te.ComputeOp):
             results.append(new if output is old else output)
             continue
-        body = tuple(rewrite(b, change) for b in op.body)
+        body = tuple(rewrite(b, redirect_load) for b in op.body)
         results.append(output.with_fields(op=op.with_fields(body=body)))
     return results
 
 
-def try_step(step: Callable[..., None], *arguments: object) -> bool:
+def try_primitive(step: Callable[..., None], *arguments: object) -> bool:
     """Try a step that only makes loops faster, if the schedule can prove that it keeps the meaning.
 
     Shapes whose sizes are expressions may not be provable. Return whether it was done.
@@ -97,7 +99,7 @@ def try_step(step: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
-def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
+def apply_steps(start: PrimFunc, steps: Steps, kernel: ScheduledKernel) -> Scheduled:
     """Apply steps to a program, and return the kernel. Raises ScheduleError for a step that is
     refused.
     """
@@ -107,11 +109,11 @@ def scheduled(start: PrimFunc, steps: Steps, kernel: Kernel) -> Scheduled:
 
 
 __all__ = [
-    "Kernel",
     "Scheduled",
+    "ScheduledKernel",
     "Steps",
-    "program_of",
+    "apply_steps",
+    "create_inlined_program",
     "replace_computation",
-    "scheduled",
-    "try_step",
+    "try_primitive",
 ]

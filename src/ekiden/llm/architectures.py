@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from ekiden.llm.config_numbers import real, size, whole
-from ekiden.llm.rope import Rope, read_rope
+from ekiden.llm.config_numbers import read_float, read_integer, read_size
+from ekiden.llm.rope import RopeParameters, read_rope
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
+__all__ = ["DECODER_ARCHITECTURES", "DecoderArchitecture", "DecoderConfig", "read_config"]
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """The tensor names of a checkpoint; `{}` is the layer number. A part with several names is
-    their rows concatenated, except a head, which is the first name that exists; an empty name
-    means no tensor.
+class CheckpointNames:
+    """Tensor names of a checkpoint; `{}` is the layer number. A part with several names is their
+    rows concatenated, except a head, which is the first name that exists; an empty name means no
+    tensor.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -44,13 +44,13 @@ class Names:
     down: str = "mlp.down_proj"
 
 
-GEMMA_NAMES = Names(
+GEMMA_NAMES = CheckpointNames(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
 QK_NORM_NAMES: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-NEOX_NAMES = Names(
+NEOX_NAMES = CheckpointNames(
     embedding="gpt_neox.embed_in.weight",
     norm="gpt_neox.final_layer_norm",
     head=("embed_out.weight", "lm_head.weight"),
@@ -63,8 +63,8 @@ NEOX_NAMES = Names(
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """A table row: how a family differs from Llama.
+class DecoderArchitecture:
+    """Row of the table of architectures: how a family of decoders differs from Llama.
 
     norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
     configuration for what is added to variances, and its default. activation: the key of the
@@ -79,7 +79,7 @@ class Architecture:
     where the configuration does not say.
     """
 
-    names: Names = field(default_factory=Names)
+    names: CheckpointNames = field(default_factory=CheckpointNames)
     norm: str = "rms"
     epsilon: tuple[str, float] = ("rms_norm_eps", 1e-6)
     activation: tuple[str, str] = ("hidden_act", "silu")
@@ -96,13 +96,13 @@ class Architecture:
     base: float = 10000.0
 
 
-def _by_kind(
+def _layer_windows(
     config: Mapping[str, Any], count: int, default: Callable[[int], bool]
 ) -> tuple[int, ...]:
     """Return a window for each layer that `layer_types` calls sliding; without it, for those that
     `default` selects.
     """
-    window = whole(config, "sliding_window", 0)
+    window = read_integer(config, "sliding_window", 0)
     kinds = config.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, (list, tuple)) or len(kinds) != count:
@@ -111,24 +111,24 @@ def _by_kind(
     return tuple(window if default(n) else 0 for n in range(count))
 
 
-def _everywhere(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    return _by_kind(config, count, lambda n: True)
+def _uniform_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    return _layer_windows(config, count, lambda n: True)
 
 
-def _qwen(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+def _qwen_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
     if not config.get("use_sliding_window"):
         return (0,) * count
-    first = whole(config, "max_window_layers", 0)
-    return _by_kind(config, count, lambda n: n >= first)
+    first = read_integer(config, "max_window_layers", 0)
+    return _layer_windows(config, count, lambda n: n >= first)
 
 
-def _gemma2(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    return _by_kind(config, count, lambda n: n % 2 == 0)
+def _gemma2_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    return _layer_windows(config, count, lambda n: n % 2 == 0)
 
 
-def _gemma3(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    every = whole(config, "sliding_window_pattern", 6)
-    return _by_kind(config, count, lambda n: (n + 1) % every != 0)
+def _gemma3_windows(config: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    every = read_integer(config, "sliding_window_pattern", 6)
+    return _layer_windows(config, count, lambda n: (n + 1) % every != 0)
 
 
 _LLAMA_BIASES: Mapping[str, bool | str] = {
@@ -138,7 +138,7 @@ _ATTENTION_BIASES: Mapping[str, bool | str] = {
     "attention": "attention_bias",
     "out": "attention_bias",
 }
-_GEMMA = Architecture(
+_GEMMA_ARCHITECTURE = DecoderArchitecture(
     norm="rms_one",
     activation=("hidden_activation", "gelu_pytorch_tanh"),
     tied=True,
@@ -146,31 +146,33 @@ _GEMMA = Architecture(
     biases=_ATTENTION_BIASES,
 )
 # fmt: off
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM":   Architecture(biases=_LLAMA_BIASES),
-    "MistralForCausalLM": Architecture(windows=_everywhere),
-    "Qwen2ForCausalLM":   Architecture(biases={"attention": True}, windows=_qwen),
-    "Qwen3ForCausalLM":   Architecture(replace(Names(), **QK_NORM_NAMES), windows=_qwen,
-                                       biases=_ATTENTION_BIASES),
-    "GemmaForCausalLM":   _GEMMA,
-    "Gemma2ForCausalLM":  replace(_GEMMA, names=GEMMA_NAMES, windows=_gemma2,
+DECODER_ARCHITECTURES: Mapping[str, DecoderArchitecture] = {
+    "LlamaForCausalLM":   DecoderArchitecture(biases=_LLAMA_BIASES),
+    "MistralForCausalLM": DecoderArchitecture(windows=_uniform_windows),
+    "Qwen2ForCausalLM":   DecoderArchitecture(biases={"attention": True}, windows=_qwen_windows),
+    "Qwen3ForCausalLM":   DecoderArchitecture(replace(CheckpointNames(), **QK_NORM_NAMES),
+                                              windows=_qwen_windows, biases=_ATTENTION_BIASES),
+    "GemmaForCausalLM":   _GEMMA_ARCHITECTURE,
+    "Gemma2ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=GEMMA_NAMES, windows=_gemma2_windows,
                                   scale="query_pre_attn_scalar"),
-    "Gemma3ForCausalLM":  replace(_GEMMA, names=replace(GEMMA_NAMES, **QK_NORM_NAMES),
-                                  windows=_gemma3,
+    "Gemma3ForCausalLM":  replace(_GEMMA_ARCHITECTURE, names=replace(GEMMA_NAMES, **QK_NORM_NAMES),
+                                  windows=_gemma3_windows,
                                   scale="query_pre_attn_scalar", local_rope=True, base=1e6),
-    "Phi3ForCausalLM":    Architecture(Names(attention=("self_attn.qkv_proj",),
-                                             up=("mlp.gate_up_proj",)), windows=_everywhere,
-                                       epsilon=("rms_norm_eps", 1e-5)),
-    "GPTNeoXForCausalLM": Architecture(NEOX_NAMES, norm="layer", epsilon=("layer_norm_eps", 1e-5),
-                                       activation=("hidden_act", "gelu"), gated=False,
-                                       biases={"attention": "attention_bias",
-                                               "out": "attention_bias", "mlp": True},
-                                       parallel="use_parallel_residual", by_head=True,
-                                       rotary=("partial_rotary_factor", "rotary_pct")),
+    "Phi3ForCausalLM":    DecoderArchitecture(CheckpointNames(attention=("self_attn.qkv_proj",),
+                                                              up=("mlp.gate_up_proj",)),
+                                              windows=_uniform_windows,
+                                              epsilon=("rms_norm_eps", 1e-5)),
+    "GPTNeoXForCausalLM": DecoderArchitecture(NEOX_NAMES, norm="layer",
+                                              epsilon=("layer_norm_eps", 1e-5),
+                                              activation=("hidden_act", "gelu"), gated=False,
+                                              biases={"attention": "attention_bias",
+                                                      "out": "attention_bias", "mlp": True},
+                                              parallel="use_parallel_residual", by_head=True,
+                                              rotary=("partial_rotary_factor", "rotary_pct")),
 }
 # fmt: on
 _BIAS_DEFAULTS: Mapping[str, Any] = {"attention_bias": {"GPTNeoXForCausalLM": True}}
-ACTIVATIONS = {
+ACTIVATION_NAMES = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_tanh": "gelu_tanh",
 }  # fmt: skip
@@ -178,7 +180,9 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder: its sizes and what its family does. Windows and ropes are per layer."""
+    """Configuration of a decoder: its sizes, and the variations of its family. Windows and ropes
+    are per layer.
+    """
 
     architecture: str
     vocabulary: int
@@ -191,8 +195,8 @@ class DecoderConfig:
     """Of a head."""
     inner: int
     """Of the MLP."""
-    most_positions: int
-    names: Names
+    max_positions: int
+    names: CheckpointNames
     norm: str
     epsilon: float
     activation: str
@@ -206,11 +210,11 @@ class DecoderConfig:
     score_softcap: float
     logit_softcap: float
     windows: tuple[int, ...]
-    ropes: tuple[Rope, ...]
+    ropes: tuple[RopeParameters, ...]
     """Those that there are."""
     rope_of: tuple[int, ...]
     """Which of them each layer turns by."""
-    ends: tuple[int, ...]
+    end_tokens: tuple[int, ...]
     """Tokens that end a text."""
 
 
@@ -219,81 +223,86 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     are those of `context`. Raises UnsupportedError for an unknown architecture, activation or
     rope, and ImportModelError for a missing or invalid size.
     """
-    name = _architecture(config)
-    row = ARCHITECTURES[name]
-    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-    groups = whole(config, "num_key_value_heads", heads)
-    depth = whole(config, "head_dim", hidden // heads, 1)
+    name = _known_architecture(config)
+    row = DECODER_ARCHITECTURES[name]
+    hidden, heads = read_size(config, "hidden_size"), read_size(config, "num_attention_heads")
+    groups = read_integer(config, "num_key_value_heads", heads)
+    # Grouped-query models may have head_dim * heads unequal to hidden_size.
+    depth = read_integer(config, "head_dim", hidden // heads, 1)
     if heads % groups:
         raise ImportModelError(
             f"config: {heads} 'num_attention_heads' are no multiple of {groups}"
             " 'num_key_value_heads'"
         )
-    layers = size(config, "num_hidden_layers")
+    layers = read_size(config, "num_hidden_layers")
     key, default = row.activation
     activation = str(config.get(key) or config.get("hidden_act") or default)
-    if activation not in ACTIVATIONS:
-        known_activations = ", ".join(sorted(ACTIVATIONS))
+    if activation not in ACTIVATION_NAMES:
+        known_activations = ", ".join(sorted(ACTIVATION_NAMES))
         raise UnsupportedError(f"config: '{key}': {activation!r} is none of {known_activations}")
-    max_positions = size(config, "max_position_embeddings")
+    max_positions = read_size(config, "max_position_embeddings")
     windows = row.windows(config, layers)
-    share = next((real(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None)
+    share = next(
+        (read_float(config, k, 1.0) for k in row.rotary if config.get(k) is not None), None
+    )
     rope_config = {"rope_theta": row.base, **config}
     ropes = [
         read_rope(rope_config, depth, share, context or max_positions, is_local)
         for is_local in ((False, True) if row.local_rope else (False,))
     ]
-    scale = real(config, row.scale, 0.0) if row.scale else 0.0
+    scale = read_float(config, row.scale, 0.0) if row.scale else 0.0
     tied = config.get("tie_word_embeddings")
     return DecoderConfig(
         architecture=name,
-        vocabulary=size(config, "vocab_size"),
+        vocabulary=read_size(config, "vocab_size"),
         hidden=hidden,
         layers=layers,
         heads=heads,
         groups=groups,
         depth=depth,
-        inner=size(config, "intermediate_size"),
-        most_positions=max_positions,
+        inner=read_size(config, "intermediate_size"),
+        max_positions=max_positions,
         names=row.names,
         norm=row.norm,
-        epsilon=real(config, *row.epsilon),
-        activation=ACTIVATIONS[activation],
+        epsilon=read_float(config, *row.epsilon),
+        activation=ACTIVATION_NAMES[activation],
         gated=row.gated,
         biases=frozenset(
             part_name
             for part_name, bias_setting in row.biases.items()
-            if _has(config, name, bias_setting)
+            if _has_bias(config, name, bias_setting)
         ),
         parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
         tied=row.tied if tied is None else bool(tied),
         by_head=row.by_head,
+        # Gemma scales embeddings by sqrt(hidden_size).
         embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
         score_scale=1 / math.sqrt(scale or depth),
-        score_softcap=real(config, "attn_logit_softcapping", 0.0),
-        logit_softcap=real(config, "final_logit_softcapping", 0.0),
+        score_softcap=read_float(config, "attn_logit_softcapping", 0.0),
+        logit_softcap=read_float(config, "final_logit_softcapping", 0.0),
         windows=windows,
         ropes=tuple(ropes),
         rope_of=tuple(int(row.local_rope and bool(window)) for window in windows),
-        ends=_ends(config),
+        end_tokens=_end_tokens(config),
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _known_architecture(config: Mapping[str, Any]) -> str:
     """Return the first known architecture of a configuration. Raises UnsupportedError."""
     value = config.get("architectures") or ()
     several = value if isinstance(value, (list, tuple)) else [value]
     names = [str(entry) for entry in several]
     for name in names:
-        if name in ARCHITECTURES:
+        if name in DECODER_ARCHITECTURES:
             return name
     names_text = ", ".join(map(repr, names)) or "none"
     raise UnsupportedError(
-        f"config: no decoder of the architecture {names_text}; there are {', '.join(ARCHITECTURES)}"
+        f"config: no decoder of the architecture {names_text}; "
+        f"there are {', '.join(DECODER_ARCHITECTURES)}"
     )
 
 
-def _has(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
+def _has_bias(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
     """Return whether a part has a bias, by the row's setting."""
     if isinstance(setting, bool):
         return setting
@@ -301,7 +310,7 @@ def _has(config: Mapping[str, Any], name: str, setting: bool | str) -> bool:
     return bool(config.get(setting, default))
 
 
-def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _end_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the end tokens within the vocabulary; -1, which means none, and larger ones never
     occur.
     """
@@ -311,4 +320,4 @@ def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
     for token in tokens:
         if type(token) is not int:
             raise ImportModelError(f"config: 'eos_token_id': tokens expected, got {value!r}")
-    return tuple(token_id for token_id in tokens if 0 <= token_id < size(config, "vocab_size"))
+    return tuple(token_id for token_id in tokens if 0 <= token_id < read_size(config, "vocab_size"))

@@ -17,10 +17,10 @@ from typing import Any
 
 from ekiden.runtime.errors import InputError, LoadError
 
-__all__ = ["rendered", "template_of"]
+__all__ = ["find_chat_template", "render_chat"]
 
 
-def template_of(settings: Mapping[str, Any]) -> str | None:
+def find_chat_template(settings: Mapping[str, Any]) -> str | None:
     """Return the chat template of a tokenizer's settings; None if there is none. Raises InputError
     for several templates without one named "default".
     """
@@ -35,16 +35,16 @@ def template_of(settings: Mapping[str, Any]) -> str | None:
     return str(value["default"])
 
 
-def rendered(
+def render_chat(
     template: str, settings: Mapping[str, Any], messages: Sequence[Mapping[str, str]]
 ) -> str:
     """Render messages up to where the answer begins. Special tokens of the settings ("eos_token")
     are variables. Raises InputError for messages that the template rejects or cannot render,
     LoadError without the package jinja2.
     """
-    tokens = {k: _content(v) for k, v in settings.items() if k.endswith("_token")}
+    tokens = {k: _token_content(v) for k, v in settings.items() if k.endswith("_token")}
     try:
-        compiled_template = _environment().from_string(template)
+        compiled_template = _jinja_environment().from_string(template)
         return str(
             compiled_template.render(
                 messages=[dict(message) for message in messages],
@@ -59,7 +59,7 @@ def rendered(
 
 
 @cache
-def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
+def _jinja_environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
     """Return a sandboxed jinja2 environment. Raises LoadError without the package."""
     try:
         jinja2, sandbox, ext = map(import_module, ("jinja2", "jinja2.sandbox", "jinja2.ext"))
@@ -67,7 +67,7 @@ def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
         text = "a chat template needs the package jinja2: pip install 'ekiden[llm]'"
         raise LoadError(text) from error
 
-    class Generation(ext.Extension):  # type: ignore[misc, name-defined]
+    class GenerationTag(ext.Extension):  # type: ignore[misc, name-defined]
         """A tag `{% generation %}answer{% endgeneration %}`, which marks answers for training."""
 
         tags = frozenset(("generation",))
@@ -77,14 +77,15 @@ def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
-    def refuse(message: str) -> None:
+    def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    # Templates come with downloaded models and are not trusted.
     environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = refuse
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
@@ -96,7 +97,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize JSON like transformers: that of Jinja escapes what HTML has a meaning for."""
+    """Serialise JSON as transformers does; Jinja's own filter escapes HTML characters."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -106,6 +107,6 @@ def _tojson(
     )
 
 
-def _content(token: object) -> str:
+def _token_content(token: object) -> str:
     """Return the text of a special token, which may be wrapped in a mapping."""
     return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")

@@ -25,10 +25,10 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, PrimExpr, SizeVar
 from ekiden.ir.prim import const as dim
 from ekiden.ir.type import TensorType, TupleType
-from ekiden.kernels.attention.kv_layout import Plane
+from ekiden.kernels.attention.kv_layout import CachePlane
 from ekiden.llm.architectures import DecoderConfig
-from ekiden.llm.parts import ACTIVATIONS, Parts, looked_up, product
-from ekiden.llm.rope import Rope
+from ekiden.llm.parts import ACTIVATION_FUNCTIONS, DecoderLayers, embedding_lookup, matmul_weight
+from ekiden.llm.rope import RopeParameters
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay import op
 from ekiden.relay.expr import (
@@ -42,40 +42,42 @@ from ekiden.relay.expr import (
     Var,
     const,
 )
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
+from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.relay.ty import RefType
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["FORWARD", "Layout", "cache_shape", "decoder_module"]
+__all__ = ["FORWARD_ENTRY", "CacheLayout", "cache_shape", "decoder_module"]
 
-FORWARD = "forward_step"
-MAX_SHOWN_NAMES = 3
+FORWARD_ENTRY = "forward_step"
+MAX_LISTED_NAMES = 3
 """Names of tensors in a message."""
 _LOG = logging.getLogger("ekiden")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The layout of the KV cache: tokens per page, dtype, and pages per block."""
+class CacheLayout:
+    """Layout of the KV cache: tokens per page, dtype, and pages per block."""
 
     page: int = 64
     dtype: str = "float32"
     row: int = 16
 
-    def blocks(self, pages: int) -> int:
-        """Return the number of blocks that hold so many pages."""
+    def num_blocks(self, pages: int) -> int:
+        """Return the number of blocks that hold `pages` pages."""
         return -(-pages // self.row)
 
 
-def cache_shape(config: DecoderConfig, layout: Layout, blocks: object) -> tuple[object, ...]:
+def cache_shape(config: DecoderConfig, layout: CacheLayout, blocks: object) -> tuple[object, ...]:
     """Return the cache shape [blocks, layers, keys and values, heads, one block of pages]."""
-    plane = Plane(layout.page, config.depth, layout.dtype)
+    plane = CachePlane(layout.page, config.depth, layout.dtype)
     return (blocks, config.layers, 2, config.groups, layout.row * plane.size)
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """The tokens of a call as variables."""
+class TokenVariables:
+    """Input variables of a call: token ids, sequences, positions, page tables, and the rows whose
+    logits are wanted.
+    """
 
     ids: Var
     sequences: Var
@@ -84,10 +86,10 @@ class Tokens:
     picks: Var
 
     @staticmethod
-    def make() -> Tokens:
+    def create() -> TokenVariables:
         """Create new variables: n tokens, tables of b sequences with m pages, k picks."""
         n, b, m, k = (SizeVar(name) for name in ("n", "b", "m", "k"))
-        return Tokens(
+        return TokenVariables(
             *(
                 Var(name, TensorType(shape, "int32"))
                 for name, shape in (
@@ -98,17 +100,17 @@ class Tokens:
         )  # fmt: skip
 
     @property
-    def variables(self) -> tuple[Var, ...]:
+    def as_parameters(self) -> tuple[Var, ...]:
         """Return them as parameters."""
         return (self.ids, self.sequences, self.positions, self.tables, self.picks)
 
 
-class _Builder:
-    """Builds the body of `forward`."""
+class _ForwardBuilder:
+    """Builder of the body of `forward`."""
 
-    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: CacheLayout) -> None:
         self.config, self.layout = config, layout
-        self.parts = Parts(checkpoint, config)
+        self.parts = DecoderLayers(checkpoint, config)
         self.bindings: list[tuple[Var, Expr]] = []
 
     def let(self, name: str, value: Expr) -> Var:
@@ -117,36 +119,37 @@ class _Builder:
         self.bindings.append((var, value))
         return var
 
-    def forward(self) -> Function:
+    def build(self) -> Function:
         """Return the whole function."""
         config, names = self.config, self.config.names
         pages: PrimExpr = SizeVar("p")
         shape = cache_shape(config, self.layout, pages)
-        cache = Var("cache", TensorType(tuple(map(_dim, shape)), self.layout.dtype))
-        tokens = Tokens.make()
-        table = self.parts.embedding(names.embedding)
-        x: Expr = looked_up(table, tokens.ids)
+        cache = Var("cache", TensorType(tuple(map(_to_dim, shape)), self.layout.dtype))
+        tokens = TokenVariables.create()
+        table = self.parts.embedding_table(names.embedding)
+        x: Expr = embedding_lookup(table, tokens.ids)
         if config.embedding_scale != 1.0:
             x = op.multiply(x, const(np.float32(config.embedding_scale)))
         x = self.let("embedded", x)
-        rotations = [self._rotations(rope, tokens.positions) for rope in config.ropes]
+        rotations = [self._rotary_tables(rope, tokens.positions) for rope in config.ropes]
         state: Var = cache
         for n in range(config.layers):
-            x, state = self._layer(n, x, state, tokens, rotations[config.rope_of[n]])
+            x, state = self._decoder_layer(n, x, state, tokens, rotations[config.rope_of[n]])
+        # Only the picked positions reach the head, the largest product of a prefill.
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
-        has = self.parts.has
+        has = self.parts.has_tensor
         head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
-        weight = table if config.tied else self.parts.embedding(head)
-        logits = product(x, weight)
+        weight = table if config.tied else self.parts.embedding_table(head)
+        logits = matmul_weight(x, weight)
         if cap := config.logit_softcap:
             bent = op.tanh(op.multiply(logits, const(np.float32(1 / cap))))
             logits = op.multiply(bent, const(np.float32(cap)))
         body: Expr = Tuple((self.let("logits", logits), state))
         for variable, value in reversed(self.bindings):
             body = Let(variable, value, body)
-        return Function((cache, *tokens.variables), body, None)
+        return Function((cache, *tokens.as_parameters), body, None)
 
-    def _rotations(self, rope: Rope, positions: Var) -> tuple[Var, Var]:
+    def _rotary_tables(self, rope: RopeParameters, positions: Var) -> tuple[Var, Var]:
         """Return the cosines and sines [n, 1, pairs] of the positions."""
         position_column = op.reshape(op.cast(positions, "float32"), (-1, 1, 1))
         angles = op.multiply(position_column, const(np.array(rope.frequencies, np.float32)))
@@ -156,8 +159,8 @@ class _Builder:
             cosines, sines = op.multiply(cosines, factor), op.multiply(sines, factor)
         return self.let("cosines", cosines), self.let("sines", sines)
 
-    def _layer(
-        self, n: int, x: Var, cache: Var, tokens: Tokens, rotation: tuple[Var, Var]
+    def _decoder_layer(
+        self, n: int, x: Var, cache: Var, tokens: TokenVariables, rotation: tuple[Var, Var]
     ) -> tuple[Var, Var]:
         """Return the results of one layer: the hidden state and the cache."""
         config, tensors, names = self.config, self.parts, self.config.names
@@ -166,6 +169,7 @@ class _Builder:
         if names.after_attention:
             attended = tensors.norm(attended, prefix + names.after_attention)
         middle = self.let(f"attended_{n}", op.add(x, attended))
+        # GPT-NeoX's parallel residual: attention and MLP read the same input.
         mlp_input = x if config.parallel else middle
         mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.before_mlp))
         if names.after_mlp:
@@ -173,7 +177,7 @@ class _Builder:
         return self.let(f"x_{n}", op.add(middle, mixed)), cache
 
     def _attention(
-        self, n: int, x: Var, cache: Var, tokens: Tokens, rotation: tuple[Var, Var]
+        self, n: int, x: Var, cache: Var, tokens: TokenVariables, rotation: tuple[Var, Var]
     ) -> tuple[Expr, Var]:
         """Return the attention block's output and the updated cache."""
         config, tensors, names = self.config, self.parts, self.config.names
@@ -185,7 +189,7 @@ class _Builder:
             config.hidden, "attention" in config.biases, config.by_head,
         )  # fmt: skip
         heads = op.reshape(projected, (-1, total, config.depth))
-        turned = self.let(f"turned_{n}", self._turned(n, heads, rotation))
+        turned = self.let(f"turned_{n}", self._apply_rotary(n, heads, rotation))
         layer = const(np.array([n], np.int32))
         cache_position = (layer, tokens.tables, tokens.sequences, tokens.positions)
         page = self.layout.page
@@ -203,39 +207,43 @@ class _Builder:
         )
         return out, written
 
-    def _turned(self, n: int, projected: Expr, rotation: tuple[Var, Var]) -> Expr:
+    def _apply_rotary(self, n: int, projected: Expr, rotation: tuple[Var, Var]) -> Expr:
         """Return queries and keys rotated by their positions, and values unchanged."""
         config, names = self.config, self.config.names
         heads, groups = config.heads, config.groups
         projected = self.let(f"projected_{n}", projected)
         prefix = names.layer.format(n)
-        values = _slice(projected, heads + groups, heads + 2 * groups, 1)
+        values = _slice_axis(projected, heads + groups, heads + 2 * groups, 1)
         if names.query_norm:
             query = self.parts.norm(
-                _slice(projected, 0, heads, 1), prefix + names.query_norm, config.depth
+                _slice_axis(projected, 0, heads, 1), prefix + names.query_norm, config.depth
             )
             key = self.parts.norm(
-                _slice(projected, heads, heads + groups, 1), prefix + names.key_norm, config.depth
+                _slice_axis(projected, heads, heads + groups, 1),
+                prefix + names.key_norm,
+                config.depth,
             )
             both: Expr = self.let(f"both_{n}", op.concatenate([query, key], axis=1))
         else:
-            both = _slice(projected, 0, heads + groups, 1)
+            both = _slice_axis(projected, 0, heads + groups, 1)
         rope = config.ropes[config.rope_of[n]]
-        return op.concatenate([_rotated(both, rope, rotation, config.depth), values], axis=1)
+        return op.concatenate(
+            [_rotary_embedding(both, rope, rotation, config.depth), values], axis=1
+        )
 
     def _mlp(self, prefix: str, x: Expr) -> Expr:
         """Return the feed-forward block's output."""
         config, names = self.config, self.config.names
         has_bias = "mlp" in config.biases
-        act = ACTIVATIONS[config.activation]
+        act = ACTIVATION_FUNCTIONS[config.activation]
         rows = config.inner * (2 if config.gated else 1)
         up = self.parts.linear(
             x, [prefix + name for name in names.up], rows, config.hidden, has_bias
         )
         if config.gated:
             both = self.let("up", up)
-            gate = _slice(both, 0, config.inner, 1)
-            inner: Expr = op.multiply(act(gate), _slice(both, config.inner, rows, 1))
+            gate = _slice_axis(both, 0, config.inner, 1)
+            inner: Expr = op.multiply(act(gate), _slice_axis(both, config.inner, rows, 1))
         else:
             inner = act(up)
         return self.parts.linear(
@@ -243,13 +251,14 @@ class _Builder:
         )
 
 
-def _rotated(x: Expr, rope: Rope, rotation: tuple[Var, Var], depth: int) -> Expr:
+def _rotary_embedding(x: Expr, rope: RopeParameters, rotation: tuple[Var, Var], depth: int) -> Expr:
     """Apply rotary embedding to [n, heads, depth]."""
     cosines, sines = rotation
     pairs = len(rope.frequencies)
     turning = 2 * pairs
-    unrotated = [_slice(x, turning, depth, 2)] if turning < depth else []
-    halves = [_slice(x, 0, pairs, 2), _slice(x, pairs, turning, 2)]
+    unrotated = [_slice_axis(x, turning, depth, 2)] if turning < depth else []
+    halves = [_slice_axis(x, 0, pairs, 2), _slice_axis(x, pairs, turning, 2)]
+    # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
         halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
     first, second = halves
@@ -261,47 +270,51 @@ def _rotated(x: Expr, rope: Rope, rotation: tuple[Var, Var], depth: int) -> Expr
     return op.concatenate([first_rotated, right, *unrotated], axis=2)
 
 
-def _slice(x: Expr, begin: int, end: int, axis: int) -> Expr:
+def _slice_axis(x: Expr, begin: int, end: int, axis: int) -> Expr:
     return op.strided_slice(x, [begin], [end], axes=[axis])
 
 
-def _dim(value: object) -> PrimExpr:
+def _to_dim(value: object) -> PrimExpr:
     """Convert a number to a dimension."""
     return value if isinstance(value, PrimExpr) else dim(int(str(value)))
 
 
 def decoder_module(
-    checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, name: str = "forward"
+    checkpoint: Checkpoint, config: DecoderConfig, layout: CacheLayout, name: str = "forward"
 ) -> IRModule:
     """Return the module, with the entry `forward_step`, or another name's. Raises ImportModelError
     for a tensor that is missing from the checkpoint or has another shape; the logger "ekiden"
     lists tensors the decoder does not use.
     """
     forward, entry = GlobalVar(name), f"{name}_step"
-    builder = _Builder(checkpoint, config, layout)
-    functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.forward()}
+    builder = _ForwardBuilder(checkpoint, config, layout)
+    functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.build()}
+    # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied else ()
-    if unread := [name for name in builder.parts.unread if name not in heads]:
-        more = f" and {len(unread) - MAX_SHOWN_NAMES} more" if len(unread) > MAX_SHOWN_NAMES else ""
+    if unread := [name for name in builder.parts.unused_tensors if name not in heads]:
+        more = (
+            f" and {len(unread) - MAX_LISTED_NAMES} more" if len(unread) > MAX_LISTED_NAMES else ""
+        )
         _LOG.warning(
             "checkpoint: a decoder %s has no place for %s%s",
-            config.architecture, ", ".join(map(repr, unread[:MAX_SHOWN_NAMES])), more,
+            config.architecture, ", ".join(map(repr, unread[:MAX_LISTED_NAMES])), more,
         )  # fmt: skip
-    functions[GlobalVar(entry)] = _entry(forward, config, layout)
+    functions[GlobalVar(entry)] = _entry_function(forward, config, layout)
     x = Var("x", TensorType((), "int32"))
     functions[GlobalVar("main")] = Function((x,), x, None)
-    return IRModule(functions).with_attr(ENTRIES_ATTRIBUTE, (entry,))
+    return IRModule(functions).with_attr(ENTRY_FUNCTIONS_ATTR, (entry,))
 
 
-def _entry(forward: GlobalVar, config: DecoderConfig, layout: Layout) -> Function:
+def _entry_function(forward: GlobalVar, config: DecoderConfig, layout: CacheLayout) -> Function:
     shape = cache_shape(config, layout, AnyDim())
-    kind = TensorType(tuple(map(_dim, shape)), layout.dtype)
-    state, tokens = Var("state", RefType(kind)), Tokens.make()
+    kind = TensorType(tuple(map(_to_dim, shape)), layout.dtype)
+    state, tokens = Var("state", RefType(kind)), TokenVariables.create()
+    # The reference is emptied meanwhile, so that the cache has one owner and is updated in place.
     none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
     cache, both = Var("cache"), Var("both")
     body: Expr = TupleGetItem(both, 0)
     body = Let(Var("filled", TupleType(())), RefWrite(state, TupleGetItem(both, 1)), body)
-    body = Let(both, forward(cache, *tokens.variables), body)
+    body = Let(both, forward(cache, *tokens.as_parameters), body)
     body = Let(Var("emptied", TupleType(())), RefWrite(state, none), body)
     body = Let(cache, RefRead(state), body)
-    return Function((state, *tokens.variables), body, None)
+    return Function((state, *tokens.as_parameters), body, None)

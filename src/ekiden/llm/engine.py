@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden.llm.grammar import Grammar
-from ekiden.llm.pages import Key, Pages
+from ekiden.llm.pages import Key, PageAllocator
 from ekiden.llm.sampling import Sampling
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -30,15 +30,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 if TYPE_CHECKING:
     from ekiden.llm.model import Model
 
-__all__ = ["Engine", "Stream", "whole_tokens"]
+__all__ = ["Engine", "Stream", "to_token_ids"]
 
 Ints = NDArray[np.int32]
 MAX_SHOWN_TOKENS = 8
 """Tokens of a prompt by which an error names a text."""
-RUN_FAILED = "the run failed that was to make the next token"
+RUN_FAILED_REASON = "the run failed that was to make the next token"
 
 
-def whole_tokens(values: Sequence[int]) -> list[int]:
+def to_token_ids(values: Sequence[int]) -> list[int]:
     """Convert to token numbers. Raises InputError unless it is a list of integers; bytes are
     rejected as probable text.
     """
@@ -52,7 +52,7 @@ def whole_tokens(values: Sequence[int]) -> list[int]:
 
 @dataclass(eq=False)
 class Stream:
-    """A text in progress: an iterator over the tokens generated for it. Closing it, or dropping the
+    """Text in generation: an iterator over the tokens generated for it. Closing it, or dropping the
     iterator, ends it.
     """
 
@@ -81,12 +81,12 @@ class Stream:
 
     @property
     def limit(self) -> int:
-        """Return its maximum number of tokens, prompt included."""
+        """Return the maximum number of tokens, prompt included."""
         return min(len(self.prompt) + self.sampling.max_tokens, self.engine.model.context)
 
     @property
     def length(self) -> int:
-        """Return its number of tokens."""
+        """Return the number of tokens."""
         return len(self.prompt) + len(self.tokens)
 
     @property
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """Return all its tokens, prompt included."""
+        """Return all tokens, prompt included."""
         return (*self.prompt, *self.tokens)
 
     @property
@@ -121,12 +121,14 @@ class Stream:
         return self.tokens[self.given - 1]
 
     def close(self) -> None:
-        """Stop generating tokens for it."""
+        """Stop the generation."""
         self.engine.close(self)
 
 
 class Engine:
-    """A scheduler of one model's texts; its methods are thread-safe."""
+    """Generation engine: schedules the texts of one model by continuous batching; its methods are
+    thread-safe.
+    """
 
     def __init__(self, model: Model, *, sequences: int = 16, chunk: int = 512,
                  steps: int = 1) -> None:  # fmt: skip
@@ -138,7 +140,7 @@ class Engine:
                 raise InputError(f"Engine: '{name}' must be at least 1, got {value!r}")
         self.model, self.sequences, self.chunk, self.steps = model, sequences, chunk, steps
         pages_per_text = model.most_pages
-        self.pages = Pages(sequences * pages_per_text, model.layout.page)
+        self.pages = PageAllocator(sequences * pages_per_text, model.layout.page)
         self._state = model.new_state(sequences * pages_per_text)
         self._waiting: deque[Stream] = deque()
         self._running: list[Stream] = []
@@ -157,13 +159,13 @@ class Engine:
 
     def prepare(self, prompt: Sequence[int], sampling: Sampling | None = None) -> Stream:
         """Return a prompt's text without queueing it; `add` does. Raises as `submit`."""
-        stream = Stream(self, tuple(whole_tokens(prompt)), sampling or Sampling())
+        stream = Stream(self, tuple(to_token_ids(prompt)), sampling or Sampling())
         self.model.check_prompt(stream.prompt)
         stream.grammar = self.model.grammar(stream.sampling.grammar)
         if stream.grammar is not None and stream.grammar.is_over(stream.state):
             stream.finish = "stop"  # the empty text is all that the form has
             return stream
-        stream.keys = self.pages.keys(stream.prompt)
+        stream.keys = self.pages.prefix_keys(stream.prompt)
         return stream
 
     def add(self, stream: Stream) -> None:
@@ -184,8 +186,8 @@ class Engine:
         with self._lock:
             self._end_closed()
             if self._waiting or self._running:
-                self._step()
-        self._end_those_closed()
+                self._run_step()
+        self._end_closed_if_idle()
 
     def advance(self, stream: Stream) -> None:
         """Make steps until a text has one more token or is finished."""
@@ -194,20 +196,21 @@ class Engine:
             with self._lock:
                 self._end_closed()
                 if len(stream.tokens) == initial_count and not stream.finish:
-                    self._step()
-            self._end_those_closed()
+                    self._run_step()
+            self._end_closed_if_idle()
 
     def close(self, stream: Stream) -> None:
         """End a text: at once, or at the end of the step that is being made. It may be called
         anywhere, by a collector of garbage also within a step.
         """
         self._closed.append(stream)
-        self._end_those_closed()
+        self._end_closed_if_idle()
 
-    def _end_those_closed(self) -> None:
+    def _end_closed_if_idle(self) -> None:
         """End closed texts if the lock is free; it is checked after each step once the lock is
         released, since closing a text does not wait for the lock.
         """
+        # Non-blocking: the holder of the lock ends closed texts when it releases it.
         while self._closed and self._lock.acquire(blocking=False):
             try:
                 self._end_closed()
@@ -220,37 +223,37 @@ class Engine:
         while self._closed:
             stream = self._closed.popleft()
             if not stream.finish:
-                self._end(stream, "closed")
+                self._finish_stream(stream, "closed")
 
-    def _step(self) -> None:
+    def _run_step(self) -> None:
         """Admit waiting texts and make one step."""
-        self._admit()
+        self._admit_waiting()
         try:
             if any(stream.read < len(stream.prompt) for stream in self._running):
-                self._read()
+                self._prefill()
             else:
                 self._decode()
         except BaseException:
-            self._forget()
+            self._fail_running()
             raise
 
-    def _forget(self) -> None:
+    def _fail_running(self) -> None:
         """Fail all running texts after a failed run, since the cache may be lost."""
         for stream in list(self._running):
-            self._end(stream, "failed", RUN_FAILED)
+            self._finish_stream(stream, "failed", RUN_FAILED_REASON)
         # The failed call owned the cache in place, so its contents are undefined, shared prefixes
         # included.
-        self.pages = Pages(self.sequences * self.model.most_pages, self.model.layout.page)
+        self.pages = PageAllocator(self.sequences * self.model.most_pages, self.model.layout.page)
         self._state = self.model.new_state(self.sequences * self.model.most_pages)
 
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         """Admit waiting texts while there are slots and pages."""
         while self._waiting and len(self._running) < self.sequences:
             first = self._waiting[0]
             # Reserve pages for the whole answer up front, so that a running text can never run out
             # of them.
             tokens = first.limit + self.model.spare
-            allocation = self.pages.take(first.keys, len(first.prompt), tokens)
+            allocation = self.pages.allocate(first.keys, len(first.prompt), tokens)
             if allocation is None:
                 assert self._running, "a text alone has its pages"
                 return
@@ -258,22 +261,23 @@ class Engine:
             first.read = first.shared
             self._running.append(self._waiting.popleft())
 
-    def _end(self, stream: Stream, why: str, reason: str = "") -> None:
+    def _finish_stream(self, stream: Stream, why: str, reason: str = "") -> None:
         stream.finish, stream.reason = why, reason
         if stream in self._running:
             self._running.remove(stream)
-            self.pages.give_back(stream.pages)
+            self.pages.release(stream.pages)
             stream.pages = []
         elif stream in self._waiting:
             self._waiting.remove(stream)
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Process prompts in one call together with running texts, which come first so that none
         waits for another's prompt.
         """
+        # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
         for stream in sorted(self._running, key=lambda item: item.read < len(item.prompt)):
-            first = self._first(stream)
+            first = self._first_unread(stream)
             is_prompt = stream.read < len(stream.prompt)
             count = min(budget, stream.length - first) if is_prompt else stream.length - first
             if count:
@@ -292,14 +296,19 @@ class Engine:
         where = np.stack((ids, rows, positions)).astype(np.int32)
         done = [i for i, (ended, first, n) in enumerate(segments) if first + n == ended.length]
         tokens = self.model.prefill(
-            self._state, where, self._tables(streams), ends[done].astype(np.int32), streams, done
+            self._state,
+            where,
+            self._page_tables(streams),
+            ends[done].astype(np.int32),
+            streams,
+            done,
         )
         for stream, first, n in segments:
-            self._wrote(stream, first + n - stream.read)
+            self._record_cached(stream, first + n - stream.read)
         for i, token in zip(done, tokens, strict=True):
-            self._add(streams[i], [int(token)])
+            self._append_tokens(streams[i], [int(token)])
 
-    def _first(self, stream: Stream) -> int:
+    def _first_unread(self, stream: Stream) -> int:
         """Return the first token to read next. With proposals, the last token but one of a running
         text is read again, since the draft model has not seen it if it was the last proposal.
         """
@@ -312,15 +321,16 @@ class Engine:
         streams = list(self._running)
         if not streams:
             return
+        # No text may run past its limit within one call.
         steps = min(self.steps, *(running.limit - running.length for running in streams))
         if any(candidate.grammar is not None for candidate in streams):
             steps = 1  # whether a form has an end is known here
-        generated = self.model.decode(self._state, streams, self._tables(streams), steps)
+        generated = self.model.decode(self._state, streams, self._page_tables(streams), steps)
         for stream, tokens in zip(streams, generated, strict=True):
-            self._wrote(stream, len(tokens))
-            self._add(stream, tokens)
+            self._record_cached(stream, len(tokens))
+            self._append_tokens(stream, tokens)
 
-    def _wrote(self, stream: Stream, count: int) -> None:
+    def _record_cached(self, stream: Stream, count: int) -> None:
         """Record tokens now in the cache; the pages of the prompt that they fill are for others
         too.
         """
@@ -328,17 +338,17 @@ class Engine:
         before, stream.read = stream.read // size, stream.read + count
         # Only pages wholly inside the prompt are shared: generated tokens have no prefix key.
         for n in range(before, min(stream.read, len(stream.prompt)) // size):
-            self.pages.filled(stream.pages[n], stream.keys[n])
+            self.pages.mark_filled(stream.pages[n], stream.keys[n])
 
-    def _add(self, stream: Stream, tokens: Sequence[int]) -> None:
+    def _append_tokens(self, stream: Stream, tokens: Sequence[int]) -> None:
         """Append tokens to a text, ending it where it must end."""
         ends = () if stream.sampling.ignore_end else self.model.ends
         for token in tokens:
             if token in ends:
-                return self._end(stream, "stop")
+                return self._finish_stream(stream, "stop")
             if token < 0:  # as `choose` of the program says
                 token_number = len(stream.tokens) + 1
-                return self._end(
+                return self._finish_stream(
                     stream, "failed", f"the logits of token {token_number} are no numbers"
                 )
             if stream.grammar is not None:
@@ -346,12 +356,12 @@ class Engine:
                 assert stream.state >= 0, "tokens that a form forbids have no weight"
             stream.tokens.append(token)
             if stream.grammar is not None and stream.grammar.is_over(stream.state):
-                return self._end(stream, "stop")
+                return self._finish_stream(stream, "stop")
             if stream.length >= stream.limit:
-                return self._end(stream, "length")
+                return self._finish_stream(stream, "length")
         return None
 
-    def _tables(self, streams: Sequence[Stream]) -> Ints:
+    def _page_tables(self, streams: Sequence[Stream]) -> Ints:
         """Return the page table of each text."""
         tables = np.zeros((len(streams), self.model.most_pages), np.int32)
         for row, stream in zip(tables, streams, strict=True):

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ekiden.llm.gguf import GGUFCheckpoint
-from ekiden.llm.gguf_tokenizer import tokenizer_of
+from ekiden.llm.gguf_tokenizer import build_gguf_tokenizer
 from ekiden.llm.safetensors import SafetensorsCheckpoint
 from ekiden.llm.text import FILE, Tokenizer
 from ekiden.llm.weights import Checkpoint
@@ -36,4 +36,4 @@ def find_tokenizer(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Toke
     file = (folder if folder.is_dir() else folder.parent) / FILE
     if file.is_file():
         return Tokenizer.read(file)
-    return tokenizer_of(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) else None
+    return build_gguf_tokenizer(checkpoint) if isinstance(checkpoint, GGUFCheckpoint) else None

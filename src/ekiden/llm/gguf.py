@@ -6,7 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ekiden.llm.gguf_architectures import architecture_of, config_of, renamed, restored
+from ekiden.llm.gguf_architectures import (
+    architecture_of,
+    read_gguf_config,
+    to_transformers_name,
+    to_transformers_weight,
+)
 from ekiden.llm.gguf_file import Entry, GGUFFile, write_gguf
 from ekiden.llm.weights import Weight
 from ekiden.runtime.cached import cached_property
@@ -16,7 +21,7 @@ __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
 
 
 class GGUFCheckpoint(Mapping[str, Weight]):
-    """A GGUF language model under transformers' names.
+    """GGUF language model as a checkpoint, under the tensor names of transformers.
 
     Query and key rows that the file permutes are restored to transformers' order (copied when they
     are requested). `file` is the file's own metadata. Raises LoadError, also for an unknown
@@ -28,7 +33,7 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         self._architecture = architecture_of(self.path, self.file.metadata)
         self._names: dict[str, str] = {}
         for name in self.file:
-            new = renamed(self._architecture, name)
+            new = to_transformers_name(self._architecture, name)
             if new in self._names:
                 raise LoadError(
                     f"{self.path}: tensors '{self._names[new]}' and '{name}': both mean '{new}'"
@@ -45,7 +50,7 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         """Return the hyperparameters in the form of transformers' `config.json`. Raises
         LoadError.
         """
-        return config_of(self._architecture, self.file)
+        return read_gguf_config(self._architecture, self.file)
 
     @property
     def tokenizer(self) -> Mapping[str, Entry]:
@@ -55,7 +60,7 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         return {k.removeprefix(prefix): v for k, v in entries if k.startswith(prefix)}
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self.file.check()
 
     def __iter__(self) -> Iterator[str]:
@@ -65,4 +70,4 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         return len(self._names)
 
     def __getitem__(self, name: str) -> Weight:
-        return restored(self._architecture, self.file, self._names[name], name)
+        return to_transformers_weight(self._architecture, self.file, self._names[name], name)

@@ -22,19 +22,19 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN_DTYPES, FileBytes, Weight, bytes_of
+from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 
 __all__ = ["Entry", "GGUFFile", "write_gguf"]
 
 Entry: TypeAlias = "int | float | bool | str | NDArray[Any] | list[Any]"
-MAGIC = b"GGUF"
-VERSIONS = (2, 3)
-ALIGNMENT = "general.alignment"
-ARCHITECTURE = "general.architecture"
-MAX_AXES = 8
+GGUF_MAGIC = b"GGUF"
+GGUF_VERSIONS = (2, 3)
+ALIGNMENT_KEY = "general.alignment"
+ARCHITECTURE_KEY = "general.architecture"
+MAX_TENSOR_AXES = 8
 MAX_ARRAY_DEPTH = 4
 """Arrays in arrays."""
 BOOL_TYPE, STRING_TYPE, ARRAY_TYPE = 7, 8, 9
@@ -45,7 +45,7 @@ NUMBER_TYPES: Mapping[int, np.dtype[Any]] = {
 }  # fmt: skip
 """Types of entries that have a fixed size."""
 PLAIN_CODES = {0: "float32", 1: "float16", 30: "bfloat16"}
-FORMAT_BY_CODE = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS.values()}}
+FORMAT_BY_CODE = {**PLAIN_CODES, **{row.code: row.name for row in BLOCK_FORMATS_BY_NAME.values()}}
 """Types of tensors -> formats."""
 UNSUPPORTED_FORMATS = {
     9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl",
@@ -57,113 +57,127 @@ CODE_BY_FORMAT = {name: code for code, name in FORMAT_BY_CODE.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor's entry: its shape, type code and file offset."""
+class _TensorEntry:
+    """Table entry of a tensor: its shape, type code and file offset."""
 
     shape: tuple[int, ...]
     code: int
     at: int
 
 
-class _Cursor:
-    """A reader that advances through a file."""
+class _GGUFReader:
+    """Reader that advances through a GGUF file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data, 0
         self.what = "the header"
 
-    def fail(self, message: str) -> LoadError:
+    def load_error(self, message: str) -> LoadError:
         return LoadError(f"{self.path}: {self.what}: {message}")
 
     @property
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         return len(self.data) - self.at
 
-    def take(self, count: int) -> NDArray[np.uint8]:
+    def read_bytes(self, count: int) -> NDArray[np.uint8]:
         """Return the next bytes as a view of the file. Raises what `fail` creates at the end of the
         file.
         """
-        if count > self.left:
-            raise self.fail(f"{count} bytes expected at {self.at}, the file has {self.left} more")
+        if count > self.remaining_bytes:
+            raise self.load_error(
+                f"{count} bytes expected at {self.at}, the file has {self.remaining_bytes} more"
+            )
         self.at += count
         return self.data[self.at - count : self.at]
 
-    def number(self, dtype: np.dtype[Any]) -> int | float | bool:
+    def read_number(self, dtype: np.dtype[Any]) -> int | float | bool:
         """Return the next little-endian number. Raises what `fail` creates for an invalid
         boolean.
         """
-        raw = self.take(dtype.itemsize)
+        raw = self.read_bytes(dtype.itemsize)
         if dtype.kind == "b" and raw[0] > 1:
-            raise self.fail(f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}")
+            raise self.load_error(
+                f"0 or 1 expected for a truth value at {self.at - 1}, got {raw[0]}"
+            )
         value: int | float | bool = raw.view(dtype)[0].item()
         return value
 
-    def u32(self) -> int:
-        return int(self.number(NUMBER_TYPES[4]))
+    def read_uint32(self) -> int:
+        return int(self.read_number(NUMBER_TYPES[4]))
 
-    def count(self, min_bytes: int, of: str) -> int:
+    def read_count(self, min_bytes: int, of: str) -> int:
         """Return a count of items of at least `min_bytes` each, checked against the remaining
         bytes.
         """
-        count = int(self.number(NUMBER_TYPES[10]))
-        if count * min_bytes > self.left:
-            raise self.fail(f"{count} {of} do not fit into the {self.left} bytes that follow")
+        count = int(self.read_number(NUMBER_TYPES[10]))
+        # Refuses forged counts before anything of that size is allocated.
+        if count * min_bytes > self.remaining_bytes:
+            raise self.load_error(
+                f"{count} {of} do not fit into the {self.remaining_bytes} bytes that follow"
+            )
         return count
 
-    def string(self, errors: str = "strict") -> str:
-        """Return text; of entries' values any bytes, as tokens may be parts of characters."""
-        raw = self.take(self.count(1, "bytes of a string")).tobytes()
+    def read_string(self, errors: str = "strict") -> str:
+        """Return a string; in metadata values any bytes are accepted, because tokens may be parts
+        of characters.
+        """
+        raw = self.read_bytes(self.read_count(1, "bytes of a string")).tobytes()
         try:
             return raw.decode("utf-8", errors)
         except UnicodeDecodeError as error:
-            raise self.fail(f"text in UTF-8 expected, got {raw[:40]!r}") from error
+            raise self.load_error(f"text in UTF-8 expected, got {raw[:40]!r}") from error
 
-    def value(self, code: int, depth: int = 0) -> Entry:
+    def read_value(self, code: int, depth: int = 0) -> Entry:
         """Return a value of a type code; text need not be UTF-8. Raises what `fail` creates for an
         unknown code.
         """
         if code in NUMBER_TYPES:
-            return self.number(NUMBER_TYPES[code])
+            return self.read_number(NUMBER_TYPES[code])
         if code == STRING_TYPE:
-            return self.string("surrogateescape")
+            return self.read_string("surrogateescape")
         if code != ARRAY_TYPE:
-            raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
-        return self.array(depth)
+            raise self.load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+        return self.read_array(depth)
 
-    def array(self, depth: int) -> Entry:
+    def read_array(self, depth: int) -> Entry:
         """Return an array: numbers as a view of the file, text and nested arrays as a list. Raises
         what `fail` creates for nesting deeper than MAX_ARRAY_DEPTH, since a tiny file could
         request any depth.
         """
         if depth == MAX_ARRAY_DEPTH:
-            raise self.fail(f"arrays more than {MAX_ARRAY_DEPTH} deep")
-        code = self.u32()
+            raise self.load_error(f"arrays more than {MAX_ARRAY_DEPTH} deep")
+        code = self.read_uint32()
         if code in NUMBER_TYPES:
             dtype = NUMBER_TYPES[code]
-            count = self.count(dtype.itemsize, "values of an array")
-            raw = self.take(count * dtype.itemsize)
+            count = self.read_count(dtype.itemsize, "values of an array")
+            raw = self.read_bytes(count * dtype.itemsize)
             if code == BOOL_TYPE and raw.max(initial=0) > 1:
-                raise self.fail("0 or 1 expected for truth values")
+                raise self.load_error("0 or 1 expected for truth values")
             return raw.view(dtype)
         if code not in (STRING_TYPE, ARRAY_TYPE):
-            raise self.fail(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
+            raise self.load_error(f"a type from 0 to 12 expected at {self.at - 4}, got {code}")
         min_bytes = 8 if code == STRING_TYPE else 12
-        return [self.value(code, depth + 1) for _ in range(self.count(min_bytes, "values"))]
+        return [
+            self.read_value(code, depth + 1) for _ in range(self.read_count(min_bytes, "values"))
+        ]
 
 
 class GGUFFile(Mapping[str, Weight]):
-    """A GGUF file under its own names: tensors by name, and `metadata`. The file is mapped: tensors
+    """GGUF file under its own names: tensors by name, and `metadata`. The file is mapped: tensors
     are read-only views of it. Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._bytes = FileBytes(self.path, "GGUF")
-        cursor = _Cursor(self.path, self._bytes.data)
-        tensors, entries = _header(cursor)
-        self.metadata: Mapping[str, Entry] = _entries(cursor, entries)
-        relative_tensors = _tensors(cursor, tensors)
-        self._data, self._tensors = cursor.data, _placed(cursor, relative_tensors, self.metadata)
+        self._bytes = MappedBytes(self.path, "GGUF")
+        cursor = _GGUFReader(self.path, self._bytes.data)
+        tensors, entries = _read_header(cursor)
+        self.metadata: Mapping[str, Entry] = _read_entries(cursor, entries)
+        relative_tensors = _read_tensor_entries(cursor, tensors)
+        self._data, self._tensors = (
+            cursor.data,
+            _resolve_offsets(cursor, relative_tensors, self.metadata),
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -186,8 +200,8 @@ class GGUFFile(Mapping[str, Weight]):
                 else ""
             )
             raise LoadError(f"{where}: type {tensor.code}{unsupported_name} is none of {supported}")
-        shape, dtype = _stored(tensor.shape, format, where)
-        size = bytes_of(shape, dtype.itemsize, where)
+        shape, dtype = _storage_layout(tensor.shape, format, where)
+        size = tensor_bytes(shape, dtype.itemsize, where)
         if tensor.at + size > len(self._data):
             raise LoadError(f"{where}: ends at byte {tensor.at + size} of {len(self._data)}")
         self._bytes.check()
@@ -195,83 +209,86 @@ class GGUFFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
-def _stored(
+def _storage_layout(
     shape: tuple[int, ...], format: str, where: str
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the stored shape and dtype of a tensor's data."""
-    if format in PLAIN_DTYPES:
-        return shape, PLAIN_DTYPES[format]
-    row = BLOCK_FORMATS[format]
+    if format in UNQUANTIZED_DTYPES:
+        return shape, UNQUANTIZED_DTYPES[format]
+    row = BLOCK_FORMATS_BY_NAME[format]
     if not shape or shape[-1] % row.values:
         raise LoadError(f"{where}: shape {shape}: no whole blocks of {row.values} of {format}")
     return (*shape[:-1], shape[-1] // row.values, row.size), np.dtype("u1")
 
 
-def _header(cursor: _Cursor) -> tuple[int, int]:
+def _read_header(cursor: _GGUFReader) -> tuple[int, int]:
     """Return the number of tensors and of entries."""
-    if (magic := cursor.take(min(4, cursor.left)).tobytes()) != MAGIC:
-        raise cursor.fail(f"no GGUF file: it begins with {magic!r}")
-    version = cursor.u32()
-    if version not in VERSIONS:
-        is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+    if (magic := cursor.read_bytes(min(4, cursor.remaining_bytes)).tobytes()) != GGUF_MAGIC:
+        raise cursor.load_error(f"no GGUF file: it begins with {magic!r}")
+    version = cursor.read_uint32()
+    if version not in GGUF_VERSIONS:
+        # GGUF 3 may be big-endian without a flag: only the version number reveals it.
+        is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in GGUF_VERSIONS
         why = "it is big-endian" if is_big else f"version 2 or 3 expected, got {version}"
-        raise cursor.fail(why)
-    return cursor.count(24, "tensors"), cursor.count(13, "entries")
+        raise cursor.load_error(why)
+    return cursor.read_count(24, "tensors"), cursor.read_count(13, "entries")
 
 
-def _entries(cursor: _Cursor, count: int) -> dict[str, Entry]:
+def _read_entries(cursor: _GGUFReader, count: int) -> dict[str, Entry]:
     """Parse the metadata entries by name."""
     entries: dict[str, Entry] = {}
     for n in range(count):
         cursor.what = f"entry {n}"
-        name = cursor.string()
+        name = cursor.read_string()
         cursor.what = f"entry '{name}'"
         if name in entries:
-            raise cursor.fail("it is there twice")
-        entries[name] = cursor.value(cursor.u32())
+            raise cursor.load_error("it is there twice")
+        entries[name] = cursor.read_value(cursor.read_uint32())
     return entries
 
 
-def _tensors(cursor: _Cursor, count: int) -> dict[str, _Tensor]:
+def _read_tensor_entries(cursor: _GGUFReader, count: int) -> dict[str, _TensorEntry]:
     """Parse the tensors by name; their offsets are still relative to the data section."""
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, _TensorEntry] = {}
     for n in range(count):
         cursor.what = f"tensor {n}"
-        name = cursor.string()
+        name = cursor.read_string()
         cursor.what = f"tensor '{name}'"
         if name in tensors:
-            raise cursor.fail("it is there twice")
-        axes = cursor.u32()
-        if axes > MAX_AXES:
-            raise cursor.fail(f"at most {MAX_AXES} axes expected, got {axes}")
-        shape = tuple(int(d) for d in cursor.take(8 * axes).view("<u8")[::-1])
-        code, at = cursor.u32(), int(cursor.number(NUMBER_TYPES[10]))
-        tensors[name] = _Tensor(shape, code, at)
+            raise cursor.load_error("it is there twice")
+        axes = cursor.read_uint32()
+        if axes > MAX_TENSOR_AXES:
+            raise cursor.load_error(f"at most {MAX_TENSOR_AXES} axes expected, got {axes}")
+        # GGUF lists extents fastest-varying first.
+        shape = tuple(int(d) for d in cursor.read_bytes(8 * axes).view("<u8")[::-1])
+        code, at = cursor.read_uint32(), int(cursor.read_number(NUMBER_TYPES[10]))
+        tensors[name] = _TensorEntry(shape, code, at)
     return tensors
 
 
-def _placed(
-    cursor: _Cursor, tensors: Mapping[str, _Tensor], metadata: Mapping[str, Entry]
-) -> dict[str, _Tensor]:
+def _resolve_offsets(
+    cursor: _GGUFReader, tensors: Mapping[str, _TensorEntry], metadata: Mapping[str, Entry]
+) -> dict[str, _TensorEntry]:
     """Convert the tensors' offsets to absolute ones."""
-    step = metadata.get(ALIGNMENT, 32)
-    cursor.what = f"entry '{ALIGNMENT}'"
+    step = metadata.get(ALIGNMENT_KEY, 32)
+    cursor.what = f"entry '{ALIGNMENT_KEY}'"
     if type(step) is not int or step < 1 or step & (step - 1):
-        raise cursor.fail(f"a power of 2 expected, got {step!r}")
+        raise cursor.load_error(f"a power of 2 expected, got {step!r}")
+    # Offsets of tensors count from the aligned end of the header.
     begin = -(-cursor.at // step) * step
     placed = {}
     for name, tensor in tensors.items():
         cursor.what = f"tensor '{name}'"
         if tensor.at % step:
-            raise cursor.fail(f"a multiple of {step} expected as offset, got {tensor.at}")
+            raise cursor.load_error(f"a multiple of {step} expected as offset, got {tensor.at}")
         if begin + tensor.at > len(cursor.data):
             size = len(cursor.data)
-            raise cursor.fail(f"begins at byte {begin + tensor.at} of {size}")
-        placed[name] = _Tensor(tensor.shape, tensor.code, begin + tensor.at)
+            raise cursor.load_error(f"begins at byte {begin + tensor.at} of {size}")
+        placed[name] = _TensorEntry(tensor.shape, tensor.code, begin + tensor.at)
     return placed
 
 
@@ -288,45 +305,49 @@ def write_gguf(
     int64 and uint64 that holds them, floats float32; NumPy values keep their dtype. Raises
     ValueError for what cannot be written.
     """
-    if version not in VERSIONS:
+    if version not in GGUF_VERSIONS:
         raise ValueError(f"version 2 or 3 expected, got {version}")
-    step = metadata.get(ALIGNMENT, 32)
+    step = metadata.get(ALIGNMENT_KEY, 32)
     if type(step) is not int or step < 1 or step & (step - 1):
-        raise ValueError(f"'{ALIGNMENT}': a power of 2 expected, got {step!r}")
-    entries = [(name, *_encoded(name, value)) for name, value in metadata.items()]
+        raise ValueError(f"'{ALIGNMENT_KEY}': a power of 2 expected, got {step!r}")
+    entries = [(name, *_encode_entry(name, value)) for name, value in metadata.items()]
     with open(path, "wb") as file:
-        file.write(struct.pack("<4sIQQ", MAGIC, version, len(tensors), len(metadata)))
+        file.write(struct.pack("<4sIQQ", GGUF_MAGIC, version, len(tensors), len(metadata)))
         for name, code, raw in entries:
-            file.write(_text(name) + struct.pack("<I", code) + raw)
+            file.write(_encode_text(name) + struct.pack("<I", code) + raw)
         at = 0
         for tensor in tensors:
             axes = [struct.pack("<Q", extent) for extent in reversed(tensor.shape)]
             tensor_location = struct.pack("<IQ", CODE_BY_FORMAT[tensor.format], at)
             file.write(
-                _text(tensor.name) + struct.pack("<I", len(axes)) + b"".join(axes) + tensor_location
+                _encode_text(tensor.name)
+                + struct.pack("<I", len(axes))
+                + b"".join(axes)
+                + tensor_location
             )
             at += -(-tensor.data.nbytes // step) * step
         for tensor in tensors:
-            _pad(file, step)
+            # Tensor data start at multiples of general.alignment.
+            _write_padding(file, step)
             file.write(np.ascontiguousarray(tensor.data).tobytes())
-        _pad(file, step)
+        _write_padding(file, step)
 
 
-def _pad(file: BinaryIO, step: int) -> None:
+def _write_padding(file: BinaryIO, step: int) -> None:
     file.write(bytes(-file.tell() % step))
 
 
-def _text(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     raw = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _encoded(name: str, value: object) -> tuple[int, bytes]:
+def _encode_entry(name: str, value: object) -> tuple[int, bytes]:
     """Return an entry's type code and bytes."""
     if isinstance(value, str):
-        return STRING_TYPE, _text(value)
+        return STRING_TYPE, _encode_text(value)
     if isinstance(value, (list, tuple)) and (not value or isinstance(value[0], (str, list, tuple))):
-        elements = [_encoded(name, element) for element in value]
+        elements = [_encode_entry(name, element) for element in value]
         codes = {code for code, _ in elements} or {STRING_TYPE}
         if len(codes) > 1:
             raise ValueError(f"'{name}': values of one type expected, got {value!r}")
@@ -334,7 +355,7 @@ def _encoded(name: str, value: object) -> tuple[int, bytes]:
             raw for _, raw in elements
         )
     is_array = isinstance(value, (list, tuple, np.ndarray))
-    array = _numbers(name, value)
+    array = _encode_numbers(name, value)
     codes_of = {dtype: code for code, dtype in NUMBER_TYPES.items()}
     code = codes_of.get(array.dtype.newbyteorder("<"))
     if code is None or array.ndim != is_array:
@@ -343,7 +364,7 @@ def _encoded(name: str, value: object) -> tuple[int, bytes]:
     return (ARRAY_TYPE, struct.pack("<IQ", code, array.size) + raw) if is_array else (code, raw)
 
 
-def _numbers(name: str, value: object) -> NDArray[Any]:
+def _encode_numbers(name: str, value: object) -> NDArray[Any]:
     """Convert values to an array of the dtype to write. Raises ValueError."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)

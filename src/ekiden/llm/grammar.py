@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.frontend.onnx.regex import RegexError, automaton
+from ekiden.frontend.onnx.regex import RegexError, compile_dfa
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -20,12 +20,12 @@ __all__ = ["MAX_TABLE_BYTES", "Grammar"]
 
 MAX_TABLE_BYTES = 1 << 30
 """Of a table."""
-NO_MOVE = -1
+NO_TRANSITION = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A constraint on answers.
+    """Grammar of answers: a deterministic automaton over the tokens of a vocabulary.
 
     pattern: the regular expression (RE2's syntax) that the whole answer matches. moves: int32
     [states, tokens], the state after each token, below 0 where it may not come. accepts: bool
@@ -47,7 +47,7 @@ class Grammar:
         that needs too large a table.
         """
         try:
-            table, kinds, accepts = automaton(pattern)
+            table, kinds, accepts = compile_dfa(pattern)
         except RegexError as error:
             raise InputError(f"grammar: {error}") from error
         if 4 * len(table) * len(tokens) > MAX_TABLE_BYTES:
@@ -55,28 +55,31 @@ class Grammar:
                 f"grammar: pattern {pattern!r} has {len(table)} states, too many for a vocabulary"
                 f" of {len(tokens)} tokens"
             )
-        moves = np.full((len(table), len(tokens)), NO_MOVE, np.int32)
+        moves = np.full((len(table), len(tokens)), NO_TRANSITION, np.int32)
         for number, token in enumerate(tokens):
             if not token:
                 continue
             at = np.arange(len(table))
+            # All states advance together: a token costs as many gathers as it has bytes.
             for kind in kinds[np.frombuffer(token, np.uint8)]:
                 at = table[at, kind]
             moves[:, number] = at
-        alive = _leads(moves, accepts)
+        alive = _productive_states(moves, accepts)
         if not alive[0]:
             raise InputError(f"grammar: no tokens make a text that {pattern!r} matches")
-        moves[(moves < 0) | ~alive[moves]] = NO_MOVE
+        # A token into a dead state would start a text that can never match.
+        moves[(moves < 0) | ~alive[moves]] = NO_TRANSITION
         for end in ends:
-            moves[:, end] = np.where(accepts, np.arange(len(table)), NO_MOVE)
+            # The end token is allowed exactly in accepting states.
+            moves[:, end] = np.where(accepts, np.arange(len(table)), NO_TRANSITION)
         return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:
-        """Return whether no token can follow."""
+        """Return whether no token may follow."""
         return not (self.moves[state] >= 0).any()
 
 
-def _leads(moves: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _productive_states(moves: NDArray[np.int32], accepts: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the states from which an accepting state is reachable."""
     before: list[list[int]] = [[] for _ in moves]
     for state, row in enumerate(moves):

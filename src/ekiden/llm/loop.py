@@ -17,14 +17,14 @@ from dataclasses import field
 from ekiden.llm.engine import Engine, Stream
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["EngineLoop", "Update"]
+__all__ = ["EngineLoop", "TokenUpdate"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """The tokens a step generated for one text."""
+class TokenUpdate:
+    """Tokens that a step generated for one text."""
 
     tokens: Sequence[int]
     finish: str = ""
@@ -34,11 +34,11 @@ class Update:
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
-    """A text in the loop."""
+class _LoopEntry:
+    """Text in the loop, with its delivery function and deadline."""
 
     stream: Stream
-    deliver: Callable[[Update], None]
+    deliver: Callable[[TokenUpdate], None]
     deadline: float
     """By `time.monotonic`."""
     sent: int = field(default=0)
@@ -46,69 +46,72 @@ class _Entry:
 
 
 class EngineLoop:
-    """Steps the texts of an engine. Its methods can be called from any thread and never wait."""
+    """Loop thread that owns the texts of an engine and makes its steps. Its methods can be called
+    from any thread and never wait.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the loop; `clock()` is the time that deadlines refer to."""
         self._engine, self._clock = engine, clock
         self._changed = threading.Condition()
         self._events: list[Callable[[], None]] = []
-        self._entries: dict[Stream, _Entry] = {}
+        self._entries: dict[Stream, _LoopEntry] = {}
         """The texts under way, of the loop's thread alone."""
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="texts", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="texts", daemon=True)
         self._thread.start()
 
-    def add(self, stream: Stream, deliver: Callable[[Update], None], deadline: float) -> None:
+    def add(self, stream: Stream, deliver: Callable[[TokenUpdate], None], deadline: float) -> None:
         """Generate the tokens of a text from `Engine.prepare`; `deliver` is called on the loop's
         thread with those of each step, and may not wait. The last update has a `finish`.
         """
-        entry = _Entry(stream, deliver, deadline)
+        entry = _LoopEntry(stream, deliver, deadline)
 
-        def begin() -> None:
+        def begin_stream() -> None:
             self._entries[stream] = entry
             if not stream.finish:
                 self._engine.add(stream)
 
-        self._put(begin)
+        self._post(begin_stream)
 
     def cancel(self, stream: Stream) -> None:
         """Stop generating and delivering tokens of a text."""
 
-        def end() -> None:
+        def end_stream() -> None:
             if self._entries.pop(stream, None) is not None:
                 self._engine.close(stream)
 
-        self._put(end)
+        self._post(end_stream)
 
     def close(self) -> None:
         """End all texts, and then the thread."""
 
-        def end() -> None:
+        def end_all() -> None:
             for entry in self._entries.values():
                 self._engine.close(entry.stream)
             self._is_closed = True
 
-        self._put(end)
+        self._post(end_all)
 
-    def _put(self, event: Callable[[], None]) -> None:
+    def _post(self, event: Callable[[], None]) -> None:
         with self._changed:
             self._events.append(event)
             self._changed.notify()
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         while True:
             with self._changed:
                 while not self._events and not self._entries and not self._is_closed:
                     self._changed.wait()
+                # Events run outside the lock, so that callers never wait for a step.
                 events, self._events = self._events, []
             for event in events:
                 event()
             if self._is_closed and not self._entries:
                 return
             self._end_expired()
-            self._step()
-            self._deliver()
+            self._run_step()
+            self._deliver_updates()
 
     def _end_expired(self) -> None:
         """End the texts whose deadline has passed."""
@@ -116,16 +119,16 @@ class EngineLoop:
         for entry in [e for e in self._entries.values() if e.deadline <= current_time]:
             del self._entries[entry.stream]
             self._engine.close(entry.stream)
-            self._send(entry, Update((), "deadline"))
+            self._deliver_one(entry, TokenUpdate((), "deadline"))
 
-    def _step(self) -> None:
+    def _run_step(self) -> None:
         """Make one step."""
         try:
             self._engine.step()
         except Exception as error:  # each of its texts is told by its own end
             _log.warning("a step failed: %s: %s", type(error).__name__, error)
 
-    def _deliver(self) -> None:
+    def _deliver_updates(self) -> None:
         for entry in list(self._entries.values()):
             stream = entry.stream
             tokens = stream.tokens[entry.sent :]
@@ -134,9 +137,9 @@ class EngineLoop:
             entry.sent += len(tokens)
             if stream.finish:
                 del self._entries[stream]
-            self._send(entry, Update(tokens, stream.finish, stream.reason))
+            self._deliver_one(entry, TokenUpdate(tokens, stream.finish, stream.reason))
 
-    def _send(self, entry: _Entry, update: Update) -> None:
+    def _deliver_one(self, entry: _LoopEntry, update: TokenUpdate) -> None:
         try:
             entry.deliver(update)
         except Exception as error:  # of code that is not ours: nobody takes the text any more

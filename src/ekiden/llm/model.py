@@ -16,12 +16,20 @@ import ekiden
 from ekiden import runtime
 from ekiden.kernels.attention.kv_layout import CACHE_FORMATS
 from ekiden.llm.architectures import DecoderConfig, read_config
-from ekiden.llm.config_numbers import whole
-from ekiden.llm.decoder import FORWARD, Layout, cache_shape
-from ekiden.llm.engine import Engine, Stream, whole_tokens
+from ekiden.llm.config_numbers import read_integer
+from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape
+from ekiden.llm.engine import Engine, Stream, to_token_ids
 from ekiden.llm.files import find_tokenizer, open_checkpoint
 from ekiden.llm.grammar import MAX_TABLE_BYTES, Grammar
-from ekiden.llm.program import DECODE, DRAFT, PREFILL, SETTINGS, SPECULATE, Draft, program
+from ekiden.llm.program import (
+    DECODE,
+    DRAFT,
+    PREFILL,
+    SETTINGS,
+    SPECULATE,
+    DraftModel,
+    build_generation_program,
+)
 from ekiden.llm.sampling import Sampling
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.llm.weights import Checkpoint, FileBacked
@@ -32,16 +40,16 @@ from ekiden.runtime.vm import VirtualMachine
 __all__ = ["Model", "Piece", "load"]
 
 Ints = NDArray[np.int32]
-DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT_TOKENS = 4096
 """Tokens of a text, where nobody says and the model can have more."""
-DEFAULT_PROPOSALS = 4
+DEFAULT_PROPOSED_TOKENS = 4
 """Of a smaller model at once, where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer: the text that a token adds, empty if it is an incomplete character;
-    `finish` tells with the last piece why it is the last, "stop" or "length".
+    """Piece of an answer: the text that a token adds, empty if it is an incomplete character; the
+    last piece has `finish`, the reason why the answer is over: "stop" or "length".
     """
 
     token: int | None
@@ -79,12 +87,12 @@ def load(
     that is missing, LoadError for a file that was changed meanwhile, and what `ekiden.compile`
     raises.
     """
-    opened_checkpoint = _opened(checkpoint)
+    opened_checkpoint = _open_checkpoint(checkpoint)
     if tokenizer is None and isinstance(checkpoint, (str, os.PathLike)):
         tokenizer = find_tokenizer(checkpoint, opened_checkpoint)
     config: dict[str, Any] = dict(opened_checkpoint.config)
-    max_positions = whole(config, "max_position_embeddings", DEFAULT_CONTEXT)
-    context = min(max_positions, DEFAULT_CONTEXT) if context is None else context
+    max_positions = read_integer(config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS)
+    context = min(max_positions, DEFAULT_CONTEXT_TOKENS) if context is None else context
     if type(context) is not int or not 2 <= context <= max_positions:
         raise InputError(
             f"load: 'context' must be from 2 to {max_positions} tokens, got {context!r}"
@@ -92,45 +100,49 @@ def load(
     decoder = read_config(config, context)
     if type(sequences) is not int or sequences < 1:
         raise InputError(f"load: 'sequences' must be at least 1, got {sequences!r}")
-    layout = _layout(page, cache or _cache_of(opened_checkpoint, decoder), decoder)
+    layout = _cache_layout(page, cache or _default_cache_dtype(opened_checkpoint, decoder), decoder)
     if draft is None and proposals is not None:
         raise InputError("load: 'proposals' are those of a 'draft', which is not given")
-    proposals = DEFAULT_PROPOSALS if proposals is None else proposals
-    draft_checkpoint = None if draft is None else _opened(draft)
+    proposals = DEFAULT_PROPOSED_TOKENS if proposals is None else proposals
+    draft_checkpoint = None if draft is None else _open_checkpoint(draft)
     small = (
         None
         if draft_checkpoint is None
-        else _draft_of(draft_checkpoint, decoder, context, proposals)
+        else _open_draft(draft_checkpoint, decoder, context, proposals)
     )
     exe = ekiden.compile(
-        program(opened_checkpoint, decoder, layout, small), num_threads=num_threads, **options
+        build_generation_program(opened_checkpoint, decoder, layout, small),
+        num_threads=num_threads,
+        **options,
     )
     opened: list[object] = [opened_checkpoint, draft_checkpoint]
     for opened_file in opened:
         if isinstance(opened_file, FileBacked):
+            # A file changed during the compilation would leave torn weights in the program.
             opened_file.check()
-    _give_back()
+    _trim_heap()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
 
 
-def _layout(page: int, cache: str, config: DecoderConfig) -> Layout:
+def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
     """Return the layout of a cache format. Raises InputError for an impossible one."""
     if cache not in CACHE_FORMATS:
         raise InputError(f"load: 'cache' must be one of {', '.join(CACHE_FORMATS)}, got {cache!r}")
     row = CACHE_FORMATS[cache]
-    if type(page) is not int or page < row.quantum or page % row.quantum:
-        raise InputError(f"load: 'page' must be a multiple of {row.quantum}, got {page!r}")
-    if config.depth % row.quantum:
+    if type(page) is not int or page < row.granularity or page % row.granularity:
+        raise InputError(f"load: 'page' must be a multiple of {row.granularity}, got {page!r}")
+    # Quantized caches store whole blocks of a head's elements.
+    if config.depth % row.granularity:
         raise InputError(
-            f"load: a cache of {cache} is for heads of a multiple of {row.quantum} numbers, those"
-            f" of the model have {config.depth}"
+            f"load: a cache of {cache} is for heads of a multiple of {row.granularity} numbers,"
+            f" those of the model have {config.depth}"
         )
-    return Layout(page, row.dtype)
+    return CacheLayout(page, row.dtype)
 
 
-def _give_back() -> None:
-    """Return memory freed by compilation to the system, where the allocator would keep it: glibc's
-    keeps 120 MB after a model of 135M.
+def _trim_heap() -> None:
+    """Return memory freed by compilation to the system (malloc_trim): glibc would keep 120 MB after
+    a model of 135M.
     """
     # glibc keeps freed arenas, and compiling frees gigabytes of intermediate weights.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -138,13 +150,15 @@ def _give_back() -> None:
         trim(0)
 
 
-def _opened(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+def _open_checkpoint(checkpoint: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     if isinstance(checkpoint, (str, os.PathLike)):
         return open_checkpoint(checkpoint)
     return checkpoint
 
 
-def _draft_of(checkpoint: Checkpoint, large: DecoderConfig, context: int, count: int) -> Draft:
+def _open_draft(
+    checkpoint: Checkpoint, large: DecoderConfig, context: int, count: int
+) -> DraftModel:
     """Return the draft model. Raises InputError unless it shares the larger model's vocabulary and
     context.
     """
@@ -156,10 +170,10 @@ def _draft_of(checkpoint: Checkpoint, large: DecoderConfig, context: int, count:
             f"load: 'draft' must have the {large.vocabulary} tokens of the model, it has"
             f" {config.vocabulary}"
         )
-    return Draft(checkpoint, config, count)
+    return DraftModel(checkpoint, config, count)
 
 
-def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
+def _default_cache_dtype(checkpoint: Checkpoint, config: DecoderConfig) -> str:
     """Return a cache dtype as precise as the weights."""
     name = f"{config.names.layer.format(0)}{config.names.down}.weight"
     is_float = name not in set(checkpoint) or checkpoint[name].format == "float32"
@@ -167,17 +181,17 @@ def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
 
 
 class Model:
-    """A compiled decoder. Any threads and engines may use it at once; calls are serialized."""
+    """Compiled decoder. Any threads and engines may use it at once; calls are serialized."""
 
     def __init__(
         self,
         exe: ekiden.Executable,
         config: DecoderConfig,
-        layout: Layout,
+        layout: CacheLayout,
         context: int,
         sequences: int,
         tokenizer: Tokenizer | None,
-        draft: Draft | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self.exe, self.config, self.layout, self.context = exe, config, layout, context
         self.sequences, self.tokenizer = sequences, tokenizer
@@ -185,7 +199,7 @@ class Model:
         self.spare = 0 if draft is None else draft.count
         """Tokens behind the end of a text that the cache holds for a while: proposals."""
         self.most_pages = -(-(context + self.spare) // layout.page)
-        self.ends = config.ends
+        self.ends = config.end_tokens
         self._machine = VirtualMachine(exe)
         self._free = runtime.tensor(np.zeros((1, config.vocabulary), np.int32))
         self._joined: tuple[list[Grammar], runtime.Tensor] = [], self._free
@@ -202,18 +216,20 @@ class Model:
             return self._engine
 
     def new_state(self, pages: int) -> tuple[runtime.Ref, ...]:
-        """Return caches of so many pages, one per decoder; memory is taken when they are first
+        """Return caches of `pages` pages, one per decoder; memory is committed when they are first
         written.
         """
         configs = (self.config,) if self._drafts is None else (self.config, self._drafts)
-        return tuple(self._new_cache(config, pages) for config in configs)
+        return tuple(self._allocate_cache(config, pages) for config in configs)
 
-    def _new_cache(self, config: DecoderConfig, pages: int) -> runtime.Ref:
-        shape = [int(str(d)) for d in cache_shape(config, self.layout, self.layout.blocks(pages))]
+    def _allocate_cache(self, config: DecoderConfig, pages: int) -> runtime.Ref:
+        shape = [
+            int(str(d)) for d in cache_shape(config, self.layout, self.layout.num_blocks(pages))
+        ]
         return runtime.Ref(runtime.empty(shape, self.layout.dtype))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Raises InputError for an invalid prompt."""
+        """Raise InputError for an invalid prompt."""
         if not prompt:
             raise InputError("prompt: at least one token expected")
         if len(prompt) >= self.context:
@@ -228,7 +244,7 @@ class Model:
 
     # Calls of the program.
 
-    def _call(self, entry: str, *args: object) -> object:
+    def _call_entry(self, entry: str, *args: object) -> object:
         """Call an entry of the program, one call at a time: engines and `logits` share one virtual
         machine.
         """
@@ -237,12 +253,12 @@ class Model:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits [n, vocabulary] after each of n tokens of a separate text."""
-        tokens = whole_tokens(tokens)
+        tokens = to_token_ids(tokens)
         self.check_prompt(tokens)
         pages = -(-len(tokens) // self.layout.page)
         n = np.arange(len(tokens), dtype=np.int32)
-        result = self._call(
-            FORWARD, self._new_cache(self.config, pages), np.array(tokens, np.int32),
+        result = self._call_entry(
+            FORWARD_ENTRY, self._allocate_cache(self.config, pages), np.array(tokens, np.int32),
             np.zeros_like(n), n, np.arange(pages, dtype=np.int32)[None], n,
         )  # fmt: skip
         assert isinstance(result, runtime.Tensor)
@@ -255,13 +271,13 @@ class Model:
         """Process prompt tokens, and return the tokens that follow `picks`, which are the last
         tokens read of the streams `done`; `where` holds the ids, rows and positions read.
         """
-        history, settings, seeds, is_greedy = self._choices(streams, 0)
-        moves, states = self._forms(streams)
+        history, settings, seeds, is_greedy = self._sampling_inputs(streams, 0)
+        moves, states = self._grammar_inputs(streams)
         lengths = np.array([streams[i].length for i in done], np.int32)
         # The draft model must have the prompt in its own cache before it can propose anything.
         for small in state[1:]:
-            self._call(DRAFT, small, *where, tables, picks)
-        result = self._call(
+            self._call_entry(DRAFT, small, *where, tables, picks)
+        result = self._call_entry(
             PREFILL, state[0], *where, tables, picks, history, np.array(done, np.int32), lengths,
             settings, seeds, moves, states[list(done)], is_greedy,
         )  # fmt: skip
@@ -277,10 +293,10 @@ class Model:
         has_forms = any(stream.grammar is not None for stream in streams)
         if self._drafts is not None and not has_forms:
             return self._speculate(state, streams, tables, steps)
-        history, settings, seeds, is_greedy = self._choices(streams, steps)
+        history, settings, seeds, is_greedy = self._sampling_inputs(streams, steps)
         lengths = np.array([text.length for text in streams], np.int32)
-        moves, states = self._forms(streams)
-        result = self._call(
+        moves, states = self._grammar_inputs(streams)
+        result = self._call_entry(
             DECODE, state[0], np.array(steps, np.int32), history, lengths, states,
             np.arange(len(streams), dtype=np.int32), tables, settings, seeds, moves,
             np.array((*self.ends, -1), np.int32), is_greedy,
@@ -292,13 +308,13 @@ class Model:
     def _speculate(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
     ) -> list[list[int]]:
-        """Return the tokens of some rounds of proposals."""
+        """Return the tokens of rounds of speculative decoding."""
         count = self.spare
         rounds = max(1, steps // (count + 1))
-        history, settings, seeds, is_greedy = self._choices(streams, rounds * (count + 1))
+        history, settings, seeds, is_greedy = self._sampling_inputs(streams, rounds * (count + 1))
         lengths = np.array([text.length for text in streams], np.int32)
         rows = np.arange(len(streams), dtype=np.int32)
-        result = self._call(
+        result = self._call_entry(
             SPECULATE, *state, np.array(rounds, np.int32), history, lengths, rows,
             rows + np.int32(len(rows)), np.array(count, np.int32),
             np.arange(count + 1, dtype=np.int32), tables, settings, seeds, self._free,
@@ -309,11 +325,11 @@ class Model:
         every = zip(token_rows, lengths, ends, strict=True)
         return [row[begin:end].tolist() for row, begin, end in every]
 
-    def _choices(
+    def _sampling_inputs(
         self, streams: Sequence[Stream], steps: int
     ) -> tuple[Ints, NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return (history with room for `steps` tokens, settings, seeds, whether all are
-        greedy).
+        """Return the inputs of token selection: (history with room for `steps` tokens, settings,
+        seeds, whether all are greedy).
         """
         width = max(candidate.length for candidate in streams) + steps
         history = np.zeros((len(streams), width), np.int32)
@@ -330,9 +346,9 @@ class Model:
         seeds = np.array([sampled.sampling.seed for sampled in streams], np.int64)
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
 
-    def _forms(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
-        """Return the concatenated tables of the texts' grammars, and each text's state there, -1
-        without a grammar.
+    def _grammar_inputs(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
+        """Return the concatenated transition tables of the texts' grammars, and each text's state
+        in them, -1 without a grammar.
         """
         grammars = list(dict.fromkeys(s.grammar for s in streams if s.grammar is not None))
         if not grammars:
@@ -385,7 +401,7 @@ class Model:
         neither text nor tokens.
         """
         if not isinstance(prompt, str):
-            return whole_tokens(prompt)
+            return to_token_ids(prompt)
         if self.tokenizer is None:
             raise InputError(
                 "prompt: tokens expected, as the model has no tokenizer: that takes a"
@@ -413,11 +429,12 @@ class Model:
         if options.stop and self.tokenizer is None:
             raise InputError("stop: tokens only, as the model has no tokenizer")
         stream = self.engine.submit(self.encode(prompt), options)
-        pieces = self._pieces(stream)
+        pieces = self._iter_pieces(stream)
+        # A generator that never starts does not reach its finally clause.
         weakref.finalize(pieces, stream.close).atexit = False  # also one that was never begun
         return pieces
 
-    def _pieces(self, stream: Stream) -> Iterator[Piece]:
+    def _iter_pieces(self, stream: Stream) -> Iterator[Piece]:
         pieces = Detokenizer(self.tokenizer, stream.prompt, stream.sampling.stop)
         try:
             for token in stream:

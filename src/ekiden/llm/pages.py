@@ -13,15 +13,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 
-__all__ = ["Key", "Pages"]
+__all__ = ["Key", "PageAllocator"]
 
 Key = bytes
 """A digest of all tokens up to the end of a page: made of that of the page before, as a list of
 tokens for each page would grow with the square of a text."""
 
 
-class Pages:
-    """The page allocator of one cache."""
+class PageAllocator:
+    """Page allocator of one cache, with prefix sharing by reference counts."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
@@ -34,15 +34,15 @@ class Pages:
         """Those that nobody has and that hold something."""
 
     @property
-    def available(self) -> int:
+    def num_available(self) -> int:
         """Return the number of allocatable pages."""
         return len(self._free) + len(self._idle)
 
-    def needed(self, tokens: int) -> int:
-        """Return the number of pages that hold so many tokens."""
+    def num_needed(self, tokens: int) -> int:
+        """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.size)
 
-    def keys(self, prompt: Sequence[int]) -> list[Key]:
+    def prefix_keys(self, prompt: Sequence[int]) -> list[Key]:
         """Return the prefix keys of the pages a prompt fills, in order."""
         keys, before = [], b""
         for end in range(self.size, len(prompt) + 1, self.size):
@@ -53,7 +53,9 @@ class Pages:
             keys.append(before)
         return keys
 
-    def take(self, keys: Sequence[Key], length: int, tokens: int) -> tuple[list[int], int] | None:
+    def allocate(
+        self, keys: Sequence[Key], length: int, tokens: int
+    ) -> tuple[list[int], int] | None:
         """Allocate pages for a text, and return them with the number of its tokens they already
         hold (always less than all); None if there are not enough.
         Args:
@@ -63,19 +65,19 @@ class Pages:
         """
         # At least the last prompt token is read again, since its logits choose the first answer
         # token.
-        shared = self._shared(keys[: max(length - 1, 0) // self.size])
-        new_count = self.needed(tokens) - len(shared)
+        shared = self._longest_cached_prefix(keys[: max(length - 1, 0) // self.size])
+        new_count = self.num_needed(tokens) - len(shared)
         # Idle pages this text shares are about to be used, so they are not available as new ones.
-        spare = self.available - sum(page in self._idle for page in shared)
+        spare = self.num_available - sum(page in self._idle for page in shared)
         if new_count > spare:
             return None
         for page in shared:
             self._idle.pop(page, None)
             self._users[page] = self._users.get(page, 0) + 1
-        fresh = [self._fresh() for _ in range(new_count)]
+        fresh = [self._take_free_page() for _ in range(new_count)]
         return [*shared, *fresh], len(shared) * self.size
 
-    def _shared(self, keys: Sequence[Key]) -> list[int]:
+    def _longest_cached_prefix(self, keys: Sequence[Key]) -> list[int]:
         """Return the cached pages of the longest known prefix."""
         pages = []
         for key in keys:
@@ -85,7 +87,7 @@ class Pages:
             pages.append(page)
         return pages
 
-    def _fresh(self) -> int:
+    def _take_free_page(self) -> int:
         if self._free:
             page = self._free.pop()
         else:
@@ -95,18 +97,19 @@ class Pages:
         self._users[page] = 1
         return page
 
-    def filled(self, page: int, key: Key) -> None:
+    def mark_filled(self, page: int, key: Key) -> None:
         """Record that a page is full, under its prefix key."""
         if page not in self._keys and key not in self._by_key:
             self._by_key[key], self._keys[page] = page, key
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         """Release the pages of a finished text, keeping those with a key for reuse."""
         for page in pages:
             self._users[page] -= 1
             if self._users[page]:
                 continue
             del self._users[page]
+            # Full prompt pages stay for later prompts with the same prefix until they are evicted.
             if page in self._keys:
                 self._idle[page] = None
             else:

@@ -28,19 +28,27 @@ from __future__ import annotations
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.llm.architectures import DecoderConfig
-from ekiden.llm.decoder import FORWARD, Layout, cache_shape, decoder_module
+from ekiden.llm.decoder import FORWARD_ENTRY, CacheLayout, cache_shape, decoder_module
 from ekiden.llm.weights import Checkpoint
 from ekiden.relay.parser import parse
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
+from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["DECODE", "DRAFT", "PREFILL", "SETTINGS", "SPECULATE", "Draft", "program"]
+__all__ = [
+    "DECODE",
+    "DRAFT",
+    "PREFILL",
+    "SETTINGS",
+    "SPECULATE",
+    "DraftModel",
+    "build_generation_program",
+]
 
 PREFILL, DECODE, SPECULATE, DRAFT = "prefill", "decode", "speculate", "draft_step"
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Columns of the settings of a text."""
 
-CHOOSE_SOURCE = """
+SAMPLING_SOURCE = """
 def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), int32],
             %rows: Tensor[(k), int32], %lengths: Tensor[(k), int32],
             %settings: Tensor[(b, 5), float32], %seeds: Tensor[(b), int64],
@@ -64,7 +72,7 @@ def @choose(%logits: Tensor[(k, VOCABULARY), float32], %history: Tensor[(b, w), 
   }
 }
 """
-LOOP_SOURCE = """
+DECODE_LOOP_SOURCE = """
 def @loop(%i: int32, %steps: int32, %cache: CACHE, %history: Tensor[(b, w), int32],
           %lengths: Tensor[(b), int32], %states: Tensor[(b), int32], %live: Tensor[(b), bool],
           %rows: Tensor[(b), int32], %tables: Tensor[(b, m), int32],
@@ -90,7 +98,7 @@ def @loop(%i: int32, %steps: int32, %cache: CACHE, %history: Tensor[(b, w), int3
   }
 }
 """
-ENTRY_SOURCE = """
+ENTRY_POINTS_SOURCE = """
 def @prefill(%state: ref(ANY), %ids: Tensor[(n), int32], %sequences: Tensor[(n), int32],
              %positions: Tensor[(n), int32], %tables: Tensor[(b, m), int32],
              %picks: Tensor[(k), int32], %history: Tensor[(b, w), int32],
@@ -210,23 +218,28 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A smaller decoder with the same vocabulary, which proposes `count` tokens per round."""
+class DraftModel:
+    """Draft model of speculative decoding: a smaller decoder with the same vocabulary, which
+    proposes `count` tokens per round.
+    """
 
     checkpoint: Checkpoint
     config: DecoderConfig
     count: int
 
 
-def program(
-    checkpoint: Checkpoint, config: DecoderConfig, layout: Layout, draft: Draft | None = None
+def build_generation_program(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    layout: CacheLayout,
+    draft: DraftModel | None = None,
 ) -> IRModule:
     """Return the module with its entries. Raises what `decoder_module` raises."""
     module = decoder_module(checkpoint, config, layout)
-    entries = [FORWARD, PREFILL, DECODE]
+    entries = [FORWARD_ENTRY, PREFILL, DECODE]
     sizes = cache_shape(config, layout, "p")
     trailing_dims = ", ".join(map(str, sizes[1:]))
-    text = CHOOSE_SOURCE + LOOP_SOURCE + ENTRY_SOURCE
+    text = SAMPLING_SOURCE + DECODE_LOOP_SOURCE + ENTRY_POINTS_SOURCE
     named = {
         "VOCABULARY": str(config.vocabulary),
         "CACHE": f"Tensor[(p, {trailing_dims}), {layout.dtype}]",
@@ -250,4 +263,4 @@ def program(
         }
     for name, value in named.items():
         text = text.replace(name, value)
-    return parse(text, "generation", module).with_attr(ENTRIES_ATTRIBUTE, tuple(entries))
+    return parse(text, "generation", module).with_attr(ENTRY_FUNCTIONS_ATTR, tuple(entries))

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.config_numbers import real
+from ekiden.llm.config_numbers import read_float
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Rope", "read_rope"]
+__all__ = ["RopeParameters", "read_rope"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position parameters; radians a position, of each pair that turns. factor: what cosines
-    and sines are multiplied with. interleaved: pairs are neighbours, else half of the turning
-    part apart.
+class RopeParameters:
+    """Rotary position parameters: frequencies in radians per position of each rotated pair, the
+    factor of cosines and sines, and whether pairs are interleaved.
     """
 
     frequencies: tuple[float, ...]
@@ -30,7 +29,7 @@ class Rope:
     interleaved: bool = False
 
 
-MIN_BASE = 1e-30
+MIN_ROPE_BASE = 1e-30
 """Of the base, which powers divide by."""
 Numbers = NDArray[np.float32]
 RopeSettings = Mapping[str, Any]
@@ -40,31 +39,31 @@ Scaling = Callable[[Numbers, RopeSettings, int, float], ScaledRope]
 the factor."""
 
 
-def _default(
+def _scale_default(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
     """Return the frequencies unchanged."""
     return plain, 1.0
 
 
-def _within(
+def _scale_dynamic(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Return the frequencies unchanged: they would change only beyond the model's positions, which
-    a context never exceeds.
+    """Return the frequencies unchanged: dynamic scaling changes them only beyond the model's
+    positions, which a context never exceeds.
     """
     settings["factor"]  # without which a configuration is refused
     return plain, 1.0
 
 
-def _linear(
+def _scale_linear(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
     """Divide all frequencies by the factor."""
     return plain / np.float32(settings["factor"]), 1.0
 
 
-def _llama3(
+def _scale_llama3(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
     """Stretch low frequencies, keeping high ones (Meta, "The Llama 3 Herd of Models")."""
@@ -75,12 +74,13 @@ def _llama3(
     waves = 2 * math.pi / plain
     smooth = (old / waves - low) / (high - low)
     between = (1 - smooth) * plain / factor + smooth * plain
+    # Long wavelengths are interpolated, short ones kept, those between blended.
     scaled = np.where(waves > old / low, plain / factor, plain)
     is_between = (waves <= old / low) & (waves >= old / high)
     return np.where(is_between, between, scaled).astype(np.float32), 1.0
 
 
-def _yarn(
+def _scale_yarn(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
     """Interpolate frequencies as in Peng et al., "YaRN: Efficient Context Window Extension of Large
@@ -89,17 +89,18 @@ def _yarn(
     factor, turning = float(settings["factor"]), 2 * len(plain)
     old = float(settings["original_max_position_embeddings"])
 
-    def pair(rotation_count: float) -> float:
+    def pair_of_rotations(rotation_count: float) -> float:
         """Return the pair that makes this number of rotations over the original context."""
         return turning * math.log(old / (rotation_count * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = (
-        pair(float(settings.get("beta_fast") or 32)),
-        pair(float(settings.get("beta_slow") or 1)),
+        pair_of_rotations(float(settings.get("beta_fast") or 32)),
+        pair_of_rotations(float(settings.get("beta_slow") or 1)),
     )
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, turning - 1)
+    # Peng et al., "YaRN" (2023): the ramp between interpolated and extrapolated dimensions.
     ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
     extrapolated = 1 - ramp
     scaled = plain / factor * (1 - extrapolated) + plain * extrapolated
@@ -112,7 +113,7 @@ def _yarn(
     return scaled.astype(np.float32), float(settings.get("attention_factor") or by)
 
 
-def _longrope(
+def _scale_longrope(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
     """Divide each frequency by its factor for the context length (Ding et al., "LongRoPE")."""
@@ -123,14 +124,20 @@ def _longrope(
     length_ratio = float(settings.get("factor") or int(settings["max_position_embeddings"]) / old)
     factor = settings.get("attention_factor")
     if factor is None:
+        # Ding et al., "LongRoPE" (2024), attention scaling.
         factor = math.sqrt(1 + math.log(length_ratio) / math.log(old)) if length_ratio > 1 else 1.0
     return plain / by, float(factor)
 
 
-SCALINGS: Mapping[str, Scaling] = {
-    "default": _default, "dynamic": _within, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
-    "longrope": _longrope, "su": _longrope,
-}  # fmt: skip
+ROPE_SCALINGS: Mapping[str, Scaling] = {
+    "default": _scale_default,
+    "dynamic": _scale_dynamic,
+    "linear": _scale_linear,
+    "llama3": _scale_llama3,
+    "yarn": _scale_yarn,
+    "longrope": _scale_longrope,
+    "su": _scale_longrope,
+}
 
 
 def read_rope(
@@ -139,7 +146,7 @@ def read_rope(
     share: float | None,
     context: int,
     is_local: bool = False,
-) -> Rope:
+) -> RopeParameters:
     """Return the rope of a configuration, in any form transformers has used: `rope_theta` and
     `rope_scaling`, or both in `rope_parameters`.
     Args:
@@ -150,19 +157,21 @@ def read_rope(
         is_local: Whether it is for layers with a window (Gemma 3).
     Raises UnsupportedError for an unknown scaling, and ImportModelError for missing settings.
     """
-    settings = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    settings = _expect_mapping(config.get("rope_parameters") or config.get("rope_scaling") or {})
     by_layers = "full_attention" in settings
     if by_layers:
-        settings = _mapping(settings.get("sliding_attention" if is_local else "full_attention"))
-    usual = real(config, "rope_theta", config["rope_theta"], MIN_BASE)
-    usual = real(config, "rotary_emb_base", usual, MIN_BASE)
-    base = real(settings, "rope_theta", usual, MIN_BASE)
+        settings = _expect_mapping(
+            settings.get("sliding_attention" if is_local else "full_attention")
+        )
+    usual = read_float(config, "rope_theta", config["rope_theta"], MIN_ROPE_BASE)
+    usual = read_float(config, "rotary_emb_base", usual, MIN_ROPE_BASE)
+    base = read_float(settings, "rope_theta", usual, MIN_ROPE_BASE)
     if is_local and not by_layers:
-        base, settings = real(config, "rope_local_base_freq", 10000.0, MIN_BASE), {}
-    share = real(settings, "partial_rotary_factor", 1.0 if share is None else share)
+        base, settings = read_float(config, "rope_local_base_freq", 10000.0, MIN_ROPE_BASE), {}
+    share = read_float(settings, "partial_rotary_factor", 1.0 if share is None else share)
     kind = str(settings.get("rope_type", settings.get("type", "default")))
-    if kind not in SCALINGS:
-        raise UnsupportedError(f"config: rope {kind!r} is none of {', '.join(SCALINGS)}")
+    if kind not in ROPE_SCALINGS:
+        raise UnsupportedError(f"config: rope {kind!r} is none of {', '.join(ROPE_SCALINGS)}")
     turning = int(depth * share)
     if not 2 <= turning <= depth or turning % 2:
         raise ImportModelError(
@@ -178,7 +187,7 @@ def read_rope(
     }
     try:
         with np.errstate(all="ignore"):
-            frequencies, factor = SCALINGS[kind](plain, both, context, base)
+            frequencies, factor = ROPE_SCALINGS[kind](plain, both, context, base)
     except KeyError as error:
         raise ImportModelError(f"config: rope {kind!r} lacks {error}") from error
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -186,10 +195,10 @@ def read_rope(
     if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
         raise ImportModelError(f"config: rope {kind!r}: frequencies and factors are not finite")
     interleaved = bool(config.get("rope_interleaved", False))
-    return Rope(tuple(float(f) for f in frequencies), factor, interleaved)
+    return RopeParameters(tuple(float(f) for f in frequencies), factor, interleaved)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _expect_mapping(value: object) -> Mapping[str, Any]:
     """Check that settings are a mapping. Raises ImportModelError."""
     if not isinstance(value, Mapping):
         raise ImportModelError(f"config: rope: settings by their names expected, got {value!r}")

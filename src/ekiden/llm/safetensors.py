@@ -19,28 +19,32 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.llm.weights import PLAIN_DTYPES, FileBytes, Weight, bytes_of
+from ekiden.llm.weights import UNQUANTIZED_DTYPES, MappedBytes, Weight, tensor_bytes
 from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["SafetensorsCheckpoint", "SafetensorsFile", "write_safetensors"]
 
-FORMAT_BY_DTYPE: Mapping[str, str] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FORMAT_BY_SAFETENSORS_DTYPE: Mapping[str, str] = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+}
 """dtypes of files -> formats."""
-MAX_HEADER_BYTES = 100_000_000
+MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """Bytes of a header, as the package has it."""
 SINGLE_FILE, INDEX_FILE, CONFIG_FILE = (
     "model.safetensors",
     "model.safetensors.index.json",
     "config.json",
 )
-GENERATION_FILE = "generation_config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor's entry, with its begin and end in the file."""
+class _TensorEntry:
+    """Table entry of a tensor: dtype, shape, and begin and end in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,20 +53,20 @@ class _Tensor:
 
 
 class SafetensorsFile(Mapping[str, Weight]):
-    """One file: tensors by name, as read-only views of the mapped file, and `metadata`. Raises
-    LoadError.
+    """Safetensors file: tensors by name, as read-only views of the mapped file, and `metadata`.
+    Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._bytes = FileBytes(self.path, "safetensors")
+        self._bytes = MappedBytes(self.path, "safetensors")
         self._data = self._bytes.data
-        header, begin = _header(self.path, self._data)
+        header, begin = _read_header(self.path, self._data)
         metadata = header.pop("__metadata__", {})
         self.metadata: Mapping[str, object] = metadata if isinstance(metadata, dict) else {}
         data_bytes = len(self._data) - begin
         self._tensors = {
-            name: _tensor(f"{self.path}: tensor '{name}'", entry, begin, data_bytes)
+            name: _parse_tensor_entry(f"{self.path}: tensor '{name}'", entry, begin, data_bytes)
             for name, entry in header.items()
         }
 
@@ -75,14 +79,14 @@ class SafetensorsFile(Mapping[str, Weight]):
     def __getitem__(self, name: str) -> Weight:
         """Return a tensor. Raises KeyError, and LoadError for an unsupported dtype."""
         tensor = self._tensors[name]
-        format = FORMAT_BY_DTYPE.get(tensor.dtype)
+        format = FORMAT_BY_SAFETENSORS_DTYPE.get(tensor.dtype)
         if format is None:
-            supported = ", ".join(FORMAT_BY_DTYPE)
+            supported = ", ".join(FORMAT_BY_SAFETENSORS_DTYPE)
             raise LoadError(
                 f"{self.path}: tensor '{name}': one of {supported} expected, got {tensor.dtype}"
             )
         where = f"{self.path}: tensor '{name}'"
-        size = bytes_of(tensor.shape, PLAIN_DTYPES[format].itemsize, where)
+        size = tensor_bytes(tensor.shape, UNQUANTIZED_DTYPES[format].itemsize, where)
         if size != tensor.end - tensor.begin:
             raise LoadError(
                 f"{where}: {size} bytes expected for shape {list(tensor.shape)} of"
@@ -91,28 +95,29 @@ class SafetensorsFile(Mapping[str, Weight]):
         self._bytes.check()
         raw = self._data[tensor.begin : tensor.end]
         return Weight(
-            name, format, tensor.shape, raw.view(PLAIN_DTYPES[format]).reshape(tensor.shape)
+            name, format, tensor.shape, raw.view(UNQUANTIZED_DTYPES[format]).reshape(tensor.shape)
         )
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
-def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
     """Return the header, and where the data begin."""
     if len(data) < 8:
         raise LoadError(f"{path}: no safetensors file: it has fewer than 8 bytes")
     length = int(data[:8].view("<u8")[0])
-    if length > min(MAX_HEADER_BYTES, len(data) - 8):
+    # The length is untrusted: it must not size an allocation.
+    if length > min(MAX_SAFETENSORS_HEADER_BYTES, len(data) - 8):
         raise LoadError(
             f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
         )
-    header = _json(path, data[8 : 8 + length].tobytes(), "the header")
+    header = _parse_json_object(path, data[8 : 8 + length].tobytes(), "the header")
     return header, 8 + length
 
 
-def _json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
+def _parse_json_object(path: Path, raw: bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raises LoadError."""
     try:
         value = json.loads(raw)
@@ -123,33 +128,33 @@ def _json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _tensor(where: str, entry: object, begin: int, data_bytes: int) -> _Tensor:
+def _parse_tensor_entry(where: str, entry: object, begin: int, data_bytes: int) -> _TensorEntry:
     """Validate a header entry; `data_bytes` of data begin at `begin`."""
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(k) for k in ("dtype", "shape", "data_offsets"))
-    if not (isinstance(dtype, str) and _is_sizes(shape) and _is_sizes(offsets)):
+    if not (isinstance(dtype, str) and _is_size_list(shape) and _is_size_list(offsets)):
         raise LoadError(f"{where}: 'dtype', 'shape' and 'data_offsets' expected, got {entry!r}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
         raise LoadError(f"{where}: lies at {offsets} of {data_bytes} bytes of data")
-    return _Tensor(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
+    return _TensorEntry(dtype, tuple(shape), begin + offsets[0], begin + offsets[1])
 
 
-def _is_sizes(value: object) -> TypeGuard[list[int]]:
+def _is_size_list(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
 class SafetensorsCheckpoint(Mapping[str, Weight]):
-    """A folder of safetensors with `config.json`. A shard is mapped when one of its tensors is
-    first requested. Raises LoadError.
+    """Checkpoint folder of safetensors with `config.json`. A shard is mapped when one of its
+    tensors is first requested. Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._files: dict[str, SafetensorsFile] = {}
         if (self.path / INDEX_FILE).is_file():
-            self._places = self._index()
+            self._places = self._shard_index()
         elif (self.path / SINGLE_FILE).is_file():
-            self._places = dict.fromkeys(self._file(SINGLE_FILE), SINGLE_FILE)
+            self._places = dict.fromkeys(self._open_shard(SINGLE_FILE), SINGLE_FILE)
         else:
             raise LoadError(f"{self.path}: a folder with {SINGLE_FILE} or {INDEX_FILE} expected")
 
@@ -158,10 +163,10 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         """Return `config.json`, with the end tokens of `generation_config.json` if it exists.
         Raises LoadError.
         """
-        config = self._read(CONFIG_FILE)
-        if not (self.path / GENERATION_FILE).is_file():
+        config = self._read_json(CONFIG_FILE)
+        if not (self.path / GENERATION_CONFIG_FILE).is_file():
             return config
-        ends = self._read(GENERATION_FILE).get("eos_token_id")
+        ends = self._read_json(GENERATION_CONFIG_FILE).get("eos_token_id")
         return config if ends is None else {**config, "eos_token_id": ends}
 
     def __iter__(self) -> Iterator[str]:
@@ -172,32 +177,32 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
     def __getitem__(self, name: str) -> Weight:
         shard = self._places[name]
-        file = self._file(shard)
+        file = self._open_shard(shard)
         if name not in file:
             raise LoadError(f"{file.path}: tensor '{name}': {INDEX_FILE} says that it is here")
         return file[name]
 
     def check(self) -> None:
-        """Raises LoadError if one of the files has changed since it was opened."""
+        """Raise LoadError if one of the files has changed since it was opened."""
         for file in self._files.values():
             file.check()
 
-    def _file(self, shard: str) -> SafetensorsFile:
+    def _open_shard(self, shard: str) -> SafetensorsFile:
         if shard not in self._files:
             self._files[shard] = SafetensorsFile(self.path / shard)
         return self._files[shard]
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
             raw = path.read_bytes()
         except OSError as error:
             raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
-        return _json(path, raw, "the file")
+        return _parse_json_object(path, raw, "the file")
 
-    def _index(self) -> dict[str, str]:
+    def _shard_index(self) -> dict[str, str]:
         """Return the file of each tensor. Raises LoadError."""
-        shard_by_tensor = self._read(INDEX_FILE).get("weight_map")
+        shard_by_tensor = self._read_json(INDEX_FILE).get("weight_map")
         if not isinstance(shard_by_tensor, dict) or not all(
             isinstance(p, str) for p in shard_by_tensor.values()
         ):
@@ -205,6 +210,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
                 f"{self.path / INDEX_FILE}: 'weight_map' with a file for each tensor expected"
             )
         for name, shard in shard_by_tensor.items():
+            # Path traversal: shards lie in the checkpoint's folder.
             if Path(shard).name != shard:
                 raise LoadError(
                     f"{self.path / INDEX_FILE}: tensor '{name}': a file of the folder expected, got"
@@ -215,7 +221,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight]) -> None:
     """Write plain tensors to a file."""
-    codes = {format: dtype for dtype, format in FORMAT_BY_DTYPE.items()}
+    codes = {format: dtype for dtype, format in FORMAT_BY_SAFETENSORS_DTYPE.items()}
     header: dict[str, object] = {}
     at = 0
     for name, tensor in tensors.items():
@@ -226,6 +232,7 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight
             "dtype": codes[tensor.format], "shape": list(tensor.shape), "data_offsets": offsets
         }  # fmt: skip
     raw = json.dumps(header).encode()
+    # The header is padded so that tensor data are 8-byte aligned.
     raw += b" " * (-len(raw) % 8)
     with open(path, "wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)

@@ -50,20 +50,20 @@ class Sampling:
         ):  # fmt: skip
             value = getattr(self, name)
             kinds = (int,) if type(minimum) is int else (int, float)
-            if not _is_number(value, kinds) or not minimum <= value <= maximum:
+            if not _is_number_of(value, kinds) or not minimum <= value <= maximum:
                 kind = "whole number" if kinds == (int,) else "number"
                 raise InputError(
                     f"{name}: a {kind} from {minimum} to {maximum} expected, got {value!r}"
                 )
         penalty = self.repetition_penalty
-        if not _is_number(penalty, (int, float)) or not 0 < penalty < math.inf:
+        if not _is_number_of(penalty, (int, float)) or not 0 < penalty < math.inf:
             raise InputError(f"repetition_penalty: a number above 0 expected, got {penalty!r}")
         if type(self.stop) is not tuple or not all(type(s) is str and s for s in self.stop):
             raise InputError(f"stop: texts expected, got {self.stop!r}")
 
     @property
     def is_greedy(self) -> bool:
-        """Return whether the token is simply the one with the greatest logit."""
+        """Return whether the most likely token is chosen."""
         return self.temperature == 0 and self.repetition_penalty == 1 and self.grammar is None
 
     def settings(self) -> tuple[float, ...]:
@@ -74,5 +74,5 @@ class Sampling:
         )  # fmt: skip
 
 
-def _is_number(value: object, kinds: tuple[type, ...]) -> bool:
+def _is_number_of(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)

@@ -8,33 +8,34 @@ __all__ = ["StopFilter"]
 
 
 class StopFilter:
-    """Passes text on as it arrives, holding back what may be the beginning of a stop text."""
+    """Streaming filter that holds back text which may be the beginning of a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
         self.has_stopped = False
 
-    def add(self, text: str) -> str:
-        """Return the text that can be passed on; nothing from the first stop text on."""
+    def feed(self, text: str) -> str:
+        """Feed text and return what can be passed on; nothing from the first stop text on."""
         self._held += text
         positions = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if positions:
             self.has_stopped = True
             released, self._held = self._held[: min(positions)], ""
             return released
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        # Text that may begin a stop string is held back until it is decided.
+        keep = max((_suffix_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         released, self._held = self._held[:cut], self._held[cut:]
         return released
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the held-back text at the end of the answer."""
         released, self._held = self._held, ""
         return released
 
 
-def _overlap(text: str, stop: str) -> int:
+def _suffix_overlap(text: str, stop: str) -> int:
     """Return how many characters at the end of a text begin a stop text."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

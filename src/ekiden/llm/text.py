@@ -12,21 +12,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ekiden.llm.chat_template import rendered, template_of
+from ekiden.llm.chat_template import find_chat_template, render_chat
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
-__all__ = ["FILE", "Detokenizer", "Tokenizer", "refused_as"]
+__all__ = ["FILE", "Detokenizer", "Tokenizer", "convert_tokenizer_errors"]
 
 REPLACEMENT_CHAR = "\ufffd"
 """What stands for bytes that are no letter yet."""
-PROMPT_TAIL = 8
+PROMPT_TAIL_TOKENS = 8
 """Tokens of a prompt on which the look of an answer's first letters may depend."""
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
 class Tokenizer:
-    """A tokenizer of the package tokenizers; `settings` are those of `tokenizer_config.json`,
+    """Tokenizer of the package tokenizers; `settings` are those of `tokenizer_config.json`,
     including the chat template.
     """
 
@@ -59,36 +59,37 @@ class Tokenizer:
             raise LoadError(
                 f"{path}: needs the package tokenizers: pip install 'ekiden[llm]'"
             ) from error
-        with refused_as(LoadError, str(path)):
+        with convert_tokenizer_errors(LoadError, str(path)):
             inner = package.Tokenizer.from_file(str(path))
-        return Tokenizer(inner, _settings(path.parent))
+        return Tokenizer(inner, _load_settings(path.parent))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with its begin tokens. Raises InputError for an unpaired
         surrogate.
         """
         try:
+            # Lone surrogates have no UTF-8 form, which the package needs.
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"prompt: no text: {error}") from error
-        return self._encoded(text)
+        return self._encode_text(text)
 
     def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of messages ("role", "content") up to where the answer begins, by the
         model's template, or else one line per message. Raises InputError for messages that the
         template rejects, LoadError for a template without the package jinja2.
         """
-        template = template_of(self.settings)
+        template = find_chat_template(self.settings)
         if template is None:
             lines = [f"{message['role']}: {message['content']}\n" for message in messages]
             return self.encode("".join([*lines, "assistant:"]))
-        text = rendered(template, self.settings, messages)
-        return self._encoded(text, add_special_tokens=False)
+        text = render_chat(template, self.settings, messages)
+        return self._encode_text(text, add_special_tokens=False)
 
-    def _encoded(self, text: str, **options: bool) -> list[int]:
+    def _encode_text(self, text: str, **options: bool) -> list[int]:
         """Return the tokens of a text."""
         batch = getattr(self.inner, "encode_batch", None)
-        with refused_as(InputError, "prompt: the tokenizer refuses it"):
+        with convert_tokenizer_errors(InputError, "prompt: the tokenizer refuses it"):
             if batch is None:
                 return list(self.inner.encode(text, **options).ids)
             return list(batch([text], **options)[0].ids)
@@ -98,7 +99,7 @@ class Tokenizer:
         special = {n for n, added in self.inner.get_added_tokens_decoder().items() if added.special}
         decoder = self.inner.decoder
         has_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
-        to_bytes = _byte_level if has_letters else _plain_bytes
+        to_bytes = _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
         names = (None if n in special else self.inner.id_to_token(n) for n in range(count))
         return [None if name is None else to_bytes(name) for name in names]
 
@@ -106,12 +107,12 @@ class Tokenizer:
         """Return the text of tokens, without special ones. Raises InputError if the tokenizer's
         decoder fails.
         """
-        with refused_as(InputError, "decode: the tokenizer refuses it"):
+        with convert_tokenizer_errors(InputError, "decode: the tokenizer refuses it"):
             return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
 
 @contextmanager
-def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
+def convert_tokenizer_errors(kind: type[EkidenError], what: str) -> Iterator[None]:
     """Convert errors of the package tokenizers to a given kind, prefixed with `what`.
 
     The package raises nothing narrower than Exception. A pattern that reaches its limit of retries,
@@ -123,38 +124,37 @@ def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
     except EkidenError:
         raise
     except BaseException as error:
+        # pyo3 raises Rust panics as BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise kind(f"{what}: {error}") from error
 
 
-def _byte_level(name: str) -> bytes:
+def _byte_level_to_bytes(name: str) -> bytes:
     """Return the bytes of a token in GPT-2's byte-level alphabet."""
     return b"".join(
         bytes([BYTE_LEVEL_CHARS[c]]) if c in BYTE_LEVEL_CHARS else c.encode() for c in name
     )
 
 
-def _plain_bytes(name: str) -> bytes:
-    """Return the bytes of a SentencePiece token, with a low bar for a space, or a byte such as
-    <0x0A>.
-    """
+def _sentencepiece_to_bytes(name: str) -> bytes:
+    """Return the bytes of a SentencePiece token: U+2581 is a space, <0x0A> a byte."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes([int(name[3:5], 16)])
     return name.replace("\u2581", " ").encode()
 
 
-def _letters() -> dict[str, int]:
+def _byte_alphabet() -> dict[str, int]:
     """Return GPT-2's byte alphabet: printable characters for themselves, the others from 256 on."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     unprintable = [byte for byte in range(256) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(256 + n): b for n, b in enumerate(unprintable)}
 
 
-BYTE_LEVEL_CHARS = _letters()
+BYTE_LEVEL_CHARS = _byte_alphabet()
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _load_settings(folder: Path) -> dict[str, Any]:
     """Load a tokenizer's settings and chat template. Raises LoadError."""
     path = folder / SETTINGS
     try:
@@ -167,11 +167,11 @@ def _settings(folder: Path) -> dict[str, Any]:
     return dict(settings)
 
 
-def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
+def _prompt_tail(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
     """Return the last tokens of a prompt, starting at a character boundary: a byte decoder shows
     nothing after half a character.
     """
-    count = PROMPT_TAIL
+    count = PROMPT_TAIL_TOKENS
     while tokenizer is not None and count < len(prompt):
         if not tokenizer.decode(prompt[-count:]).startswith(REPLACEMENT_CHAR):
             break
@@ -180,16 +180,16 @@ def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
 
 
 class Detokenizer:
-    """An answer as text while it is generated. Tokens may be parts of characters, and a character's
-    form may depend on those before it: a piece is what decoding the last tokens adds. A suffix
-    that may be the beginning of a stop text is held back.
+    """Incremental detokenizer: an answer as text while it is generated. Tokens may be parts of
+    characters, and a character's form may depend on those before it: a piece is what decoding
+    the last tokens adds. A suffix that may be the beginning of a stop text is held back.
     """
 
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stops: Sequence[str] = ()
     ) -> None:
         self._tokenizer, self._filter = tokenizer, StopFilter(stops)
-        self._tokens = _end_of(tokenizer, prompt)
+        self._tokens = _prompt_tail(tokenizer, prompt)
         self._begin, self._end = 0, len(self._tokens)
 
     @property
@@ -200,14 +200,16 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Add a token, and return the text that can be shown."""
         self._tokens.append(token)
-        return self._filter.add(self._decoded(is_last=False))
+        return self._filter.feed(self._decode_new(is_last=False))
 
-    def _decoded(self, is_last: bool) -> str:
+    def _decode_new(self, is_last: bool) -> str:
         """Return the text that the newest tokens add, holding back incomplete characters unless
         `is_last`.
         """
         if self._tokenizer is None:
             return ""
+        # Decoders depend on neighbours (spaces, byte fallback): only the difference of two
+        # decodings is the new text.
         before = self._tokenizer.decode(self._tokens[self._begin : self._end])
         after = self._tokenizer.decode(self._tokens[self._begin :])
         if is_last and after.endswith(
@@ -224,4 +226,4 @@ class Detokenizer:
         """Return the held-back text at the end."""
         if self.has_stopped:
             return ""
-        return self._filter.add(self._decoded(is_last=True)) + self._filter.rest()
+        return self._filter.feed(self._decode_new(is_last=True)) + self._filter.flush()

@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 from ekiden.runtime.artifact.mapped_files import MappedFiles, read_whole
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 
-__all__ = ["PLAIN_DTYPES", "Checkpoint", "FileBacked", "FileBytes", "Weight", "bytes_of"]
+__all__ = [
+    "UNQUANTIZED_DTYPES",
+    "Checkpoint",
+    "FileBacked",
+    "MappedBytes",
+    "Weight",
+    "tensor_bytes",
+]
 
-PLAIN_DTYPES: Mapping[str, np.dtype[Any]] = {
+UNQUANTIZED_DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -26,23 +33,26 @@ PLAIN_DTYPES: Mapping[str, np.dtype[Any]] = {
 """Formats of plain numbers."""
 
 
-MAX_ELEMENTS = 1 << 48
+MAX_WEIGHT_ELEMENTS = 1 << 48
 """In a tensor, of which one axis may be empty: what NumPy can say the shape of, in any format."""
 
 
-def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
+def tensor_bytes(shape: Sequence[int], size: int, where: str) -> int:
     """Return the size of a tensor with elements of `size` bytes. Raises LoadError, prefixed with
     `where`, for an impossible shape.
     """
+    # An empty axis does not lift the limit: NumPy computes strides from the other extents.
     count = math.prod(max(extent, 1) for extent in shape)
-    if count > MAX_ELEMENTS:
-        raise LoadError(f"{where}: shape {tuple(shape)}: at most {MAX_ELEMENTS} elements expected")
+    if count > MAX_WEIGHT_ELEMENTS:
+        raise LoadError(
+            f"{where}: shape {tuple(shape)}: at most {MAX_WEIGHT_ELEMENTS} elements expected"
+        )
     return 0 if 0 in shape else count * size
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of a checkpoint, as stored in the file.
+    """Tensor of a checkpoint, as stored in the file.
 
     format: "float32", "float16" or "bfloat16" for plain numbers, else the name of a block format
     (`topi.nn.block_formats`), such as "q4_0". shape: what it means, outermost axis first; blocks
@@ -57,28 +67,28 @@ class Weight:
 
     def values(self) -> NDArray[np.float32]:
         """Return its numbers as float32, decoding blocks."""
-        if self.format in PLAIN_DTYPES:
+        if self.format in UNQUANTIZED_DTYPES:
             return np.asarray(self.data, np.float32)
-        return BLOCK_FORMATS[self.format].decode(self.data).reshape(self.shape)
+        return BLOCK_FORMATS_BY_NAME[self.format].decode(self.data).reshape(self.shape)
 
     @staticmethod
     def of(name: str, values: NDArray[Any], format: str = "float32") -> Weight:
         """Encode numbers in a format. Raises ValueError for an unknown format, or rows that are no
         whole number of its blocks.
         """
-        if format in PLAIN_DTYPES:
+        if format in UNQUANTIZED_DTYPES:
             return Weight(
-                name, format, values.shape, np.ascontiguousarray(values, PLAIN_DTYPES[format])
+                name, format, values.shape, np.ascontiguousarray(values, UNQUANTIZED_DTYPES[format])
             )
-        row = BLOCK_FORMATS.get(format)
+        row = BLOCK_FORMATS_BY_NAME.get(format)
         if row is None:
-            known_formats = ", ".join((*PLAIN_DTYPES, *BLOCK_FORMATS))
+            known_formats = ", ".join((*UNQUANTIZED_DTYPES, *BLOCK_FORMATS_BY_NAME))
             raise ValueError(f"'{name}': one of {known_formats} expected as format, got '{format}'")
         return Weight(name, format, values.shape, row.encode(np.asarray(values, np.float32)))
 
 
-class FileBytes:
-    """The bytes of a file as a read-only array, mapped unless the file is small.
+class MappedBytes:
+    """Bytes of a file as a read-only array, mapped unless the file is small.
 
     Somebody may cut the file or write to it meanwhile: what has gone is zeros, and `check`, which
     who made something of the bytes calls, says so. Raises LoadError, where `kind` names the format.
@@ -98,12 +108,12 @@ class FileBytes:
         self.data: NDArray[np.uint8] = np.frombuffer(content.toreadonly(), np.uint8)
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._files.check(f"load {str(self._path)!r}", LoadError)
 
 
 class Checkpoint(Protocol):
-    """A folder of safetensors with `config.json`, or a GGUF file."""
+    """Checkpoint: a folder of safetensors with `config.json`, or a GGUF file."""
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -122,9 +132,9 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class FileBacked(Protocol):
-    """A checkpoint that reads tensors from files on demand."""
+    """Checkpoint that reads tensors from files on demand."""
 
     def check(self) -> None:
-        """Raises LoadError if a file has changed since it was opened: what was made of its tensors
+        """Raise LoadError if a file has changed since it was opened: what was made of its tensors
         is not to be used.
         """

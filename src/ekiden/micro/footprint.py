@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.model_library import library_files
-from ekiden.micro.stack import Calls
-from ekiden.micro.templates import C_FLAGS, FPUS
+from ekiden.micro.stack import CallGraph
+from ekiden.micro.templates import CPU_FLOAT_FLAGS, MODEL_C_FLAGS
 from ekiden.runtime.errors import ExportError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.triple import MICROCONTROLLER_ARCHES
@@ -61,24 +61,23 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A section of an ELF file."""
+class ElfSection:
+    """Section header of an ELF file."""
 
     name: str
-    kind: int
+    section_type: int
     flags: int
     size: int
 
 
 def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2") -> Footprint:
-    """Compile a program's C code for its target with GCC, and return its footprint.
-    Args:
+    """Compile a program's C code with GCC for its target, and return its memory footprint. Args:
         program: The program.
         cc: Another compiler command than arm-none-eabi-gcc for a Cortex-M, or cc for this machine.
         cflags: Options besides those the C code needs.
     Raises ExportError if there is no such compiler, if it fails, and for recursive calls.
     """
-    words = _compiler(program, cc)
+    words = _compiler_command(program, cc)
     with tempfile.TemporaryDirectory() as folder:
         build_dir = Path(folder)
         for path, data in library_files(program).items():
@@ -87,26 +86,36 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
                 (build_dir / path).write_bytes(data)
         name = program.module.name
         sources = sorted(build_dir.glob(f"codegen/host/src/{name}_lib[012].c"))
-        flags = [*C_FLAGS.split(), *cflags.split(), f"-I{build_dir}/codegen/host/include"]
+        flags = [*MODEL_C_FLAGS.split(), *cflags.split(), f"-I{build_dir}/codegen/host/include"]
         for source in sources:
             object_file = f"{source.with_suffix('.o')}"
-            _run([*words, *flags, "-fcallgraph-info=su", "-c", str(source), "-o", object_file])
+            _run_command(
+                [*words, *flags, "-fcallgraph-info=su", "-c", str(source), "-o", object_file]
+            )
         objects = [str(source.with_suffix(".o")) for source in sources]
         linked, entry = build_dir / "all.o", f"ekiden_{name}"
+        # A relocatable link with garbage collection: unused sections go, and libc stays out of the
+        # sizes.
         link = ["-nostdlib", "-r", "-Wl,--gc-sections", f"-Wl,-e,{entry}", f"-Wl,-u,{entry}"]
-        _run([*words, *link, *objects, "-o", str(linked)])
-        graph = Calls.read([source.with_suffix(".ci") for source in sources])
+        _run_command([*words, *link, *objects, "-o", str(linked)])
+        graph = CallGraph.read([source.with_suffix(".ci") for source in sources])
+        # Only Thumb disassembly is parsed; on other hosts library stack stays unknown and is
+        # listed.
         if (
             words[0].endswith("gcc")
             and program.module.target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
         ):
-            graph = graph.with_library(disassembled([*words, *objects, f"-Wl,-e,{entry}"]))
-        stack, calls = graph.most("run_arrays")
-        return _sums(sections(linked.read_bytes()), stack, calls)
+            graph = graph.with_disassembly(
+                disassemble_linked([*words, *objects, f"-Wl,-e,{entry}"])
+            )
+        stack, calls = graph.worst_case_stack("run_arrays")
+        return _sum_sections(parse_elf_sections(linked.read_bytes()), stack, calls)
 
 
-def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
-    """Return the compiler command for a program's target. Raises ExportError."""
+def _compiler_command(program: MicroProgram, cc: str | None) -> list[str]:
+    """Return the compiler command for a program's target: a cross compiler with its processor flags
+    for microcontrollers. Raises ExportError.
+    """
     target = program.module.target
     is_board = target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
     words = (cc or ("arm-none-eabi-gcc" if is_board else "cc")).split()
@@ -115,11 +124,13 @@ def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
         raise ExportError(f"footprint: {words[0]} is missing{hint}")
     if not is_board:
         return words
-    return [*words, f"-mcpu={target.cpu}", *FPUS.get(target.cpu, "-mthumb").split()]
+    return [*words, f"-mcpu={target.cpu}", *CPU_FLOAT_FLAGS.get(target.cpu, "-mthumb").split()]
 
 
-def _run(command: list[str]) -> str:
-    """Run a command and return its output. Raises ExportError with its messages if it fails."""
+def _run_command(command: list[str]) -> str:
+    """Run a command and return its standard output. Raises ExportError with its messages if it
+    fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
@@ -127,13 +138,14 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Footprint:
+def _sum_sections(elf_sections: list[ElfSection], stack: int, calls: tuple[str, ...]) -> Footprint:
     """Sum the sizes of sections by kind."""
     code = constants = tables = workspace = 0
     for section in elf_sections:
         if not section.flags & SHF_ALLOC:
             continue
-        if section.kind == SHT_NOBITS or section.flags & SHF_WRITE:
+        # .bss occupies no file bytes, yet needs RAM like .data.
+        if section.section_type == SHT_NOBITS or section.flags & SHF_WRITE:
             workspace += section.size
         elif section.name.startswith(".text"):
             code += section.size
@@ -144,10 +156,12 @@ def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Fo
     return Footprint(code, constants, tables, workspace, stack, calls)
 
 
-def sections(elf: bytes) -> list[Section]:
+def parse_elf_sections(elf: bytes) -> list[ElfSection]:
     """Parse the section headers of a 32- or 64-bit ELF file."""
+    # EI_CLASS: ELFCLASS64 is 2; header fields lie at other offsets than in ELFCLASS32.
     wide = elf[4] == 2
     table_offset = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
+    # e_shentsize, e_shnum and e_shstrndx.
     entry, count, names = struct.unpack_from("<HHH", elf, 58 if wide else 46)
     rows: list[tuple[int, int, int, int, int]] = []
     for n in range(count):
@@ -158,21 +172,21 @@ def sections(elf: bytes) -> list[Section]:
         rows.append((name, kind, flags, offset, size))
     text = rows[names][3] if names < len(rows) else 0
     return [
-        Section(elf[text + name : elf.index(0, text + name)].decode(), kind, flags, size)
+        ElfSection(elf[text + name : elf.index(0, text + name)].decode(), kind, flags, size)
         for name, kind, flags, _, size in rows
     ]
 
 
-def disassembled(command: list[str]) -> str:
+def disassemble_linked(command: list[str]) -> str:
     """Link a program with the compiler's libraries, and return its disassembly. Raises
     ExportError.
     """
     with tempfile.TemporaryDirectory() as folder:
         linked = f"{folder}/program"
         options = ["-nostartfiles", "-Wl,--gc-sections", "-Wl,--unresolved-symbols=ignore-all"]
-        _run([*command, *options, "-lm", "-o", linked])
-        objdump = _run([command[0], "-print-prog-name=objdump"]).strip()
-        return _run([objdump, "-d", "--no-show-raw-insn", linked])
+        _run_command([*command, *options, "-lm", "-o", linked])
+        objdump = _run_command([command[0], "-print-prog-name=objdump"]).strip()
+        return _run_command([objdump, "-d", "--no-show-raw-insn", linked])
 
 
-__all__ = ["Footprint", "Section", "footprint", "sections"]
+__all__ = ["ElfSection", "Footprint", "footprint", "parse_elf_sections"]

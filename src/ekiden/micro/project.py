@@ -21,21 +21,21 @@ from typing import Any
 
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.model_library import MLF_VERSION, library_files
-from ekiden.micro.footprint import SHF_ALLOC, SHF_WRITE, SHT_NOBITS, sections
+from ekiden.micro.footprint import SHF_ALLOC, SHF_WRITE, SHT_NOBITS, parse_elf_sections
 from ekiden.micro.templates import (
-    C_FLAGS,
-    CONFIG_HEADER,
-    FPUS,
-    LINKER_SCRIPT,
-    MAKEFILE,
+    CONFIG_HEADER_TEMPLATE,
+    CPU_FLOAT_FLAGS,
+    LINKER_SCRIPT_TEMPLATE,
+    MAKEFILE_TEMPLATE,
+    MODEL_C_FLAGS,
     TEMPLATES,
-    Region,
+    MemoryRegion,
     Template,
 )
 from ekiden.rpc.channel import Stream
-from ekiden.rpc.client import start_program
+from ekiden.rpc.client import start_piped_program
 from ekiden.runtime.errors import ExportError, InputError, LoadError
-from ekiden.runtime.files import PathName, named
+from ekiden.runtime.files import PathName, rewrite_os_errors
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import micro_source_dir, server_source_dir
 
@@ -43,7 +43,7 @@ Options = Mapping[str, object]
 OPTIONS: dict[str, str] = {
     "cc": "the C compiler, in words",
     "cflags": "its options beside the project's own (-O2)",
-    "cpu": "the processor, of the template 'bare': " + ", ".join(FPUS),
+    "cpu": "the processor, of the template 'bare': " + ", ".join(CPU_FLOAT_FLAGS),
     "flash": "ORIGIN:BYTES of a board's memory for code and constants",
     "constants": "ORIGIN:BYTES of one for constants, where they have their own",
     "ram": "ORIGIN:BYTES of its other memory",
@@ -93,7 +93,9 @@ class GeneratedProject:
         words = str(self.options.get("cc", self.template.cc)).split()
         for program in ("make", words[0]):
             if shutil.which(program) is None:
-                raise ExportError(f"build '{self.folder}': {program} is missing{_hint(program)}")
+                raise ExportError(
+                    f"build '{self.folder}': {program} is missing{_install_hint(program)}"
+                )
         command = ["make", "-C", str(self.folder)]
         if "cflags" in self.options:
             command.append(f"CFLAGS=-O2 {self.options['cflags']}")
@@ -107,7 +109,7 @@ class GeneratedProject:
         """Flash the program to the board: nothing for programs of this machine and of QEMU, the
         option `flash_command` for others. Raises ExportError.
         """
-        self._check_built("flash")
+        self._check_is_built("flash")
         command = self.options.get("flash_command")
         if command is None:
             if self.template.emulator or self.template.name == "host":
@@ -118,7 +120,9 @@ class GeneratedProject:
             )
         words = [w.replace("{firmware}", str(self.firmware)) for w in str(command).split()]
         if shutil.which(words[0]) is None:
-            raise ExportError(f"flash '{self.folder}': {words[0]} is missing{_hint(words[0])}")
+            raise ExportError(
+                f"flash '{self.folder}': {words[0]} is missing{_install_hint(words[0])}"
+            )
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ExportError(f"flash '{self.folder}': {done.stderr.strip()[:2000]}")
@@ -127,33 +131,37 @@ class GeneratedProject:
         """Start the program, and return the stream on which it serves sessions; closing it ends the
         program. Raises ExportError where it is not built or serves none.
         """
-        self._check_built("open transport")
+        self._check_is_built("open transport")
         if not self.template.serves:
             raise ExportError(
                 f"open transport: a program of the template {self.template.name!r} serves none"
             )
-        return start_program(self._command())
+        return start_piped_program(self._program_command())
 
     transport = open_transport
 
-    def _command(self) -> list[str]:
+    def _program_command(self) -> list[str]:
         emulator = list(self.template.emulator)
         if not emulator:
             return [str(self.firmware.absolute())]
         if shutil.which(emulator[0]) is None:
-            raise ExportError(f"open transport: {emulator[0]} is missing{_hint(emulator[0])}")
+            raise ExportError(
+                f"open transport: {emulator[0]} is missing{_install_hint(emulator[0])}"
+            )
         if self.options.get("icount"):
             emulator[1:1] = ["-icount", "shift=0,sleep=off"]
         return [*emulator, str(self.firmware)]
 
-    def _check_built(self, what: str) -> None:
+    def _check_is_built(self, what: str) -> None:
         if not self.firmware.exists():
             raise ExportError(f"{what}: '{self.folder}' is not built yet")
 
     def sizes(self) -> Sizes:
         """Return the linked sizes. Raises ExportError before `build`."""
-        self._check_built("sizes")
-        return _sizes(self.firmware.read_bytes(), (self.folder / "build/firmware.map").read_text())
+        self._check_is_built("sizes")
+        return _sum_linked_sizes(
+            self.firmware.read_bytes(), (self.folder / "build/firmware.map").read_text()
+        )
 
 
 def generate_project(
@@ -171,7 +179,7 @@ def generate_project(
     Raises InputError for an unknown template or option, FileExistsError if the folder exists,
     LoadError for a file that is no model library of version 7 (docs/guides/micro.md).
     """
-    row, chosen = _template(template), dict(options or {})
+    row, chosen = _lookup_template(template), dict(options or {})
     unknown = [name for name in chosen if name not in OPTIONS]
     if unknown:
         known_options = ", ".join(OPTIONS)
@@ -183,23 +191,27 @@ def generate_project(
             raise InputError(
                 f"generate project: the template '{row.name}' takes no option '{name}'"
             )
-    files = library_files(library) if isinstance(library, MicroProgram) else _read(library)
-    about = _about(files, library)
-    texts, to = _texts(row, about, chosen), Path(folder)
-    with named("generate project", folder):
+    files = (
+        library_files(library)
+        if isinstance(library, MicroProgram)
+        else _read_model_library(library)
+    )
+    about = _parse_mlf_metadata(files, library)
+    texts, to = _generate_files(row, about, chosen), Path(folder)
+    with rewrite_os_errors("generate project", folder):
         to.mkdir(parents=True)
     for path, data in files.items():
-        _write(to / "model" / path, data)
+        _write_file(to / "model" / path, data)
     for name in row.sources:
         source = micro_source_dir() / name
         source = source if source.exists() else server_source_dir() / name
-        _write(to / "src" / name, source.read_bytes())
+        _write_file(to / "src" / name, source.read_bytes())
     for path, text in texts.items():
-        _write(to / path, text.encode())
+        _write_file(to / path, text.encode())
     return GeneratedProject(to)
 
 
-def _template(name: str) -> Template:
+def _lookup_template(name: str) -> Template:
     """Look up a template. Raises InputError."""
     if name not in TEMPLATES:
         known_templates = "; ".join(f"{t.name} ({t.about})" for t in TEMPLATES.values())
@@ -209,30 +221,32 @@ def _template(name: str) -> Template:
     return TEMPLATES[name]
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_file(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
-MAX_LIBRARY_BYTES = 1 << 30
+MAX_MODEL_LIBRARY_BYTES = 1 << 30
 """Of all files of a model library: what a packed or sparse archive may grow to."""
 
 
-def _read(path: PathName) -> dict[str, bytes]:
-    """Read the files of a model library. Raises LoadError for files outside its root, a file in
-    place of a folder, or more than MAX_LIBRARY_BYTES.
+def _read_model_library(path: PathName) -> dict[str, bytes]:
+    """Read the files of a Model Library Format archive by path. Raises LoadError for files outside
+    its root, a file in place of a folder, or more than MAX_MODEL_LIBRARY_BYTES.
     """
     files: dict[str, bytes] = {}
-    remaining = MAX_LIBRARY_BYTES
+    remaining = MAX_MODEL_LIBRARY_BYTES
     try:
-        with named("read", path), tarfile.open(path) as archive:
+        with rewrite_os_errors("read", path), tarfile.open(path) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
+                # Path traversal: an archive must not write outside of the project folder.
                 if name.startswith(("/", "..")) or name == "." or not name.isprintable():
                     raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
+                # Checked before reading, so that a decompression bomb fails early.
                 remaining -= member.size
                 if remaining < 0:
-                    limit = f"{MAX_LIBRARY_BYTES} bytes"
+                    limit = f"{MAX_MODEL_LIBRARY_BYTES} bytes"
                     raise LoadError(f"read '{path}': a model library of at most {limit} expected")
                 data = archive.extractfile(member) if member.isfile() else None
                 if data is not None:
@@ -246,10 +260,10 @@ def _read(path: PathName) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Library:
-    """The contents of metadata.json for the one model. io_bytes: the size of its inputs and
-    outputs, each rounded up to 16. pools: the size of each caller-provided memory pool, by name;
-    None if it has its own.
+class _MlfMetadata:
+    """Contents of metadata.json for its single model. io_bytes: the size of its inputs and outputs,
+    each rounded up to 16. pools: the size of each caller-provided memory pool, by name; None if
+    it has its own.
     """
 
     name: str
@@ -257,43 +271,49 @@ class _Library:
     pools: Mapping[str, int] | None
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """What may be a part of an identifier in C: names of a file go into the project's sources."""
 
 
-def _identifier(value: object) -> str:
-    """Check that a name is a C identifier."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+def _validate_identifier(value: object) -> str:
+    """Return the value if it is a C identifier; otherwise raise ValueError."""
+    if not isinstance(value, str) or not _C_IDENTIFIER.fullmatch(value):
         raise ValueError(f"a name expected, got {value!r:.80}")
     return value
 
 
-def _bytes(value: object) -> int:
-    """Check that a number of bytes is plausible for a microcontroller."""
+def _validate_num_bytes(value: object) -> int:
+    """Return the value if it is a byte count below 2^31; otherwise raise ValueError."""
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise ValueError(f"a number of bytes below 2^31 expected, got {value!r:.80}")
     return value
 
 
-def _about(files: Mapping[str, bytes], library: object) -> _Library:
-    """Parse metadata.json for the one model."""
+def _parse_mlf_metadata(files: Mapping[str, bytes], library: object) -> _MlfMetadata:
+    """Parse metadata.json, which must describe one model."""
     try:
         metadata = json.loads(files["metadata.json"])
         (about,) = metadata["modules"].values()
         if metadata["version"] != MLF_VERSION:
             raise ValueError(f"version {metadata['version']!r:.80}")
-        name = _identifier(about["model_name"])
+        # Names of the file are pasted into C sources and Makefiles: only identifiers are safe
+        # there.
+        name = _validate_identifier(about["model_name"])
         if f"codegen/host/include/ekiden_{name}.h" not in files:
             raise ValueError(f"no header of {name!r}")
+        # Unpacking raises ValueError unless there is exactly one.
         (main,) = about["memory"]["functions"]["main"]
         tensors = [*main["inputs"].values(), *main["outputs"].values()]
         pools = main.get("workspace_pools")
-        return _Library(
+        return _MlfMetadata(
             name,
-            sum(-(-_bytes(t["size"]) // 16) * 16 for t in tensors),
+            sum(-(-_validate_num_bytes(t["size"]) // 16) * 16 for t in tensors),
             None
             if pools is None
-            else {_identifier(key): _bytes(row["size_bytes"]) for key, row in pools.items()},
+            else {
+                _validate_identifier(key): _validate_num_bytes(row["size_bytes"])
+                for key, row in pools.items()
+            },
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
@@ -303,50 +323,58 @@ def _about(files: Mapping[str, bytes], library: object) -> _Library:
         ) from error
 
 
-def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
-    """Return the generated files of a project."""
+def _generate_files(row: Template, about: _MlfMetadata, options: Options) -> dict[str, str]:
+    """Return the generated text files of a project by path: Makefile, configuration header, options
+    and, for boards, the linker script.
+    """
     machine = row.machine
     if "{cpu}" in machine:
         cpu = str(options.get("cpu", "cortex-m4"))
-        if cpu not in FPUS:
+        if cpu not in CPU_FLOAT_FLAGS:
             raise InputError(
-                f"generate project: cpu one of {', '.join(FPUS)} expected, got '{cpu}'"
+                f"generate project: cpu one of {', '.join(CPU_FLOAT_FLAGS)} expected, got '{cpu}'"
             )
-        machine = machine.format(cpu=cpu, fpu=FPUS[cpu])
+        machine = machine.format(cpu=cpu, fpu=CPU_FLOAT_FLAGS[cpu])
     is_board = bool(row.memories)
     link = "-nostartfiles -Tboard.ld -Wl,--gc-sections -lm" if is_board else "-Wl,--gc-sections -lm"
     flags = " ".join(f"{row.flags} {'' if is_board else '-D_GNU_SOURCE'}".split())
     texts = {
-        "Makefile": MAKEFILE.format(
-            cc=options.get("cc", row.cc), c_flags=C_FLAGS, machine=machine, flags=flags, link=link,
+        "Makefile": MAKEFILE_TEMPLATE.format(
+            cc=options.get("cc", row.cc),
+            c_flags=MODEL_C_FLAGS,
+            machine=machine,
+            flags=flags,
+            link=link,
             script="board.ld" if is_board else "",
         ),
-        "src/ek_micro_config.h": _config(about, options),
+        "src/ek_micro_config.h": _emit_config_header(about, options),
         "project.json": json.dumps({"template": row.name, "options": dict(options)}, indent=2),
-    }  # fmt: skip
+    }
     if is_board:
         regions = {
-            name: _region(name, options, row.memories.get(name))
+            name: _parse_memory_region(name, options, row.memories.get(name))
             for name in ("flash", "constants", "ram")
             if name in row.memories or name in options
         }
-        texts["board.ld"] = _script(regions, _number("stack_bytes", options, 8192))
+        texts["board.ld"] = _emit_linker_script(
+            regions, _parse_int_option("stack_bytes", options, 8192)
+        )
     return texts
 
 
-def _script(regions: Mapping[str, Region], stack: int) -> str:
-    """Return a board's linker script."""
+def _emit_linker_script(regions: Mapping[str, MemoryRegion], stack: int) -> str:
+    """Return the GNU linker script of a board."""
     constants, alias = "", 'REGION_ALIAS("constants", flash)'
     if "constants" in regions:
         row, alias = regions["constants"], ""
         constants = f"constants (r) : ORIGIN = {row.origin:#x}, LENGTH = {row.length:#x}"
-    return LINKER_SCRIPT.format(
+    return LINKER_SCRIPT_TEMPLATE.format(
         stack=stack, flash=regions["flash"], ram=regions["ram"], constants=constants, alias=alias
     )
 
 
-def _config(about: _Library, options: Options) -> str:
-    """Return the header that sets the server's memory sizes."""
+def _emit_config_header(about: _MlfMetadata, options: Options) -> str:
+    """Return the C header with the server's frame and heap sizes and the model's memory pools."""
     pools, table = "", "NULL"
     if about.pools is not None:
         pools = "".join(
@@ -357,17 +385,17 @@ def _config(about: _Library, options: Options) -> str:
         pool_pointers = ", ".join(f"ek_pool_{name}" for name in about.pools)
         pools += f"static void *const ek_pools[] = {{{pool_pointers}}};\n"
         table = "ek_pools"
-    return CONFIG_HEADER.format(
+    return CONFIG_HEADER_TEMPLATE.format(
         name=about.name,
         pools=pools,
         pool_table=table,
-        frame=_number("frame_bytes", options, 8192, minimum=4096),
-        heap=_number("heap_bytes", options, 3 * about.io_bytes + 16),
+        frame=_parse_int_option("frame_bytes", options, 8192, minimum=4096),
+        heap=_parse_int_option("heap_bytes", options, 3 * about.io_bytes + 16),
     )
 
 
-def _number(name: str, options: Options, default: int, minimum: int = 1) -> int:
-    """Return a numeric option. Raises InputError if it is below the minimum."""
+def _parse_int_option(name: str, options: Options, default: int, minimum: int = 1) -> int:
+    """Return an integer option, or its default. Raises InputError if it is below the minimum."""
     value = options.get(name, default)
     if not isinstance(value, int) or value < minimum:
         raise InputError(
@@ -376,19 +404,19 @@ def _number(name: str, options: Options, default: int, minimum: int = 1) -> int:
     return value
 
 
-def _region(name: str, options: Options, default: Region | None) -> Region:
-    """Parse a memory region option. Raises InputError."""
+def _parse_memory_region(name: str, options: Options, default: MemoryRegion | None) -> MemoryRegion:
+    """Parse a memory region option ORIGIN:BYTES. Raises InputError."""
     if name not in options and default is not None:
         return default
     origin, _, length = str(options[name]).partition(":")
     try:
-        return Region(int(origin, 0), int(length, 0))
+        return MemoryRegion(int(origin, 0), int(length, 0))
     except ValueError as error:
         form = "ORIGIN:BYTES, such as 0x08000000:0x100000"
         raise InputError(f"generate project: {name}: {form} expected") from error
 
 
-def _hint(program: str) -> str:
+def _install_hint(program: str) -> str:
     packages = {
         "arm-none-eabi-gcc": "gcc-arm-none-eabi libnewlib-arm-none-eabi",
         "qemu-system-arm": "qemu-system-arm",
@@ -397,12 +425,15 @@ def _hint(program: str) -> str:
     return f": apt install {packages[program]}" if program in packages else ""
 
 
-def _sizes(elf: bytes, text: str) -> Sizes:
-    """Sum the sections of a program, and the model's in the linker map."""
+def _sum_linked_sizes(elf: bytes, text: str) -> Sizes:
+    """Sum the allocated sections of a linked program, and the model's own sections in the linker
+    map.
+    """
     flash = ram = 0
-    for elf_section in sections(elf):
+    for elf_section in parse_elf_sections(elf):
         if elf_section.flags & SHF_ALLOC:
-            flash += elf_section.size if elf_section.kind != SHT_NOBITS else 0
+            # Initial values of .data lie in flash and are copied to RAM at reset: counted in both.
+            flash += elf_section.size if elf_section.section_type != SHT_NOBITS else 0
             ram += elf_section.size if elf_section.flags & SHF_WRITE else 0
     linked_map = text.partition("\nLinker script and memory map")[
         2

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ekiden.rpc.channel import Channel, Stream
+from ekiden.rpc.channel import FrameChannel, Stream
 from ekiden.rpc.client import RPCSession, open_session
 from ekiden.rpc.remote import RemoteModule, RemoteTensor
 from ekiden.runtime import BenchmarkResult, Tensor
@@ -23,7 +23,7 @@ class Session(RPCSession):
     """
 
     def __init__(self, transport: Stream) -> None:
-        super().__init__(open_session(Channel(transport), "", 0))
+        super().__init__(open_session(FrameChannel(transport), "", 0))
 
     def get_system_lib(self) -> RemoteModule:
         """Return the model linked into the program."""
@@ -40,7 +40,9 @@ class Session(RPCSession):
         outputs.
         """
         device = self.cpu()
-        return _local(self.get_system_lib()["main"](*(device.array(np.asarray(x)) for x in inputs)))
+        return _fetch_outputs(
+            self.get_system_lib()["main"](*(device.array(np.asarray(x)) for x in inputs))
+        )
 
 
 class MicroExecutor:
@@ -59,8 +61,8 @@ class MicroExecutor:
         """Set an input by index."""
         self._inputs[key] = self.session.cpu().array(np.asarray(value))
 
-    def _given(self) -> list[RemoteTensor]:
-        """Return the inputs in order. Raises InputError if one is missing."""
+    def _collect_inputs(self) -> list[RemoteTensor]:
+        """Return all inputs in index order. Raises InputError if one is missing."""
         count = len(self._inputs)
         if set(self._inputs) != set(range(count)):
             set_indices = sorted(self._inputs, key=str)
@@ -71,7 +73,7 @@ class MicroExecutor:
         """Run the model on the inputs set before and these."""
         for key, value in (inputs or {}).items():
             self.set_input(key, value)
-        self._outputs = _local(self._main(*self._given()))
+        self._outputs = _fetch_outputs(self._main(*self._collect_inputs()))
 
     def get_output(self, index: int = 0) -> Tensor:
         """Return an output of the last run by index. Raises InputError."""
@@ -93,15 +95,15 @@ class MicroExecutor:
                 "measure_stack: this program's machine does not know its stack; those of the"
                 " templates of boards do"
             ) from error
-        return cast(int, measure(*self._given()))
+        return cast(int, measure(*self._collect_inputs()))
 
     def benchmark(self, number: int = 1, repeat: int = 5) -> BenchmarkResult:
         """Time the model on the inputs that were set, by the remote clock."""
         evaluator = self.module.time_evaluator("main", number=number, repeat=repeat)
-        return evaluator(*self._given())
+        return evaluator(*self._collect_inputs())
 
 
-def _local(result: object) -> tuple[Tensor, ...]:
-    """Fetch the outputs of a call."""
+def _fetch_outputs(result: object) -> tuple[Tensor, ...]:
+    """Copy the output tensors of a call to this machine."""
     fields = result if isinstance(result, tuple) else (result,)
     return tuple(cast(RemoteTensor, remote_field).tensor() for remote_field in fields)

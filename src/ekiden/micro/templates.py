@@ -7,14 +7,14 @@ from dataclasses import field
 
 from ekiden.runtime.lazy_dataclass import dataclass
 
-START_SOURCE = "ek_micro_start.c"
-SERVER_SOURCES = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")
-BOARD_SOURCES = ("ek_micro_board.h",)
+STARTUP_SOURCE = "ek_micro_start.c"
+RPC_SERVER_SOURCES = ("ek_micro_rpc.c", "ek_micro_rpc.h", "ek_rpc_table.h")
+BOARD_HEADERS = ("ek_micro_board.h",)
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """A memory region of a board: its start address and length in bytes."""
+class MemoryRegion:
+    """Memory region of a linker script: start address and length in bytes."""
 
     origin: int
     length: int
@@ -32,7 +32,7 @@ class Template:
     machine: str = ""
     """What the compiler is told of the processor; {cpu} is the option of that name."""
     flags: str = ""
-    memories: Mapping[str, Region] = field(default_factory=dict)
+    memories: Mapping[str, MemoryRegion] = field(default_factory=dict)
     """Of a board: `flash`, where code is, `constants` unless they are there, too, and `ram`."""
     emulator: tuple[str, ...] = ()
     """The command that runs it, before the name of the program; none: it is no board of QEMU."""
@@ -51,63 +51,68 @@ class Template:
         return True
 
 
-_FPU = "-mthumb -mfloat-abi=hard"
-_QEMU = ("-display", "none", "-monitor", "none", "-serial", "stdio", "-semihosting-config",
-         "enable=on,target=native", "-kernel")  # fmt: skip
+_HARD_FLOAT_FLAGS = "-mthumb -mfloat-abi=hard"
+_QEMU_OPTIONS = ("-display", "none", "-monitor", "none", "-serial", "stdio", "-semihosting-config",
+                 "enable=on,target=native", "-kernel")  # fmt: skip
 TEMPLATES: dict[str, Template] = {
     row.name: row
     for row in (
         Template(
             "host",
             "this machine: a program that serves sessions by its standard input and output",
-            ("ek_micro_host.c", *SERVER_SOURCES),
+            ("ek_micro_host.c", *RPC_SERVER_SOURCES),
             cc="cc",
         ),
         Template(
             "qemu-mps2-an500",
             "Arm's board with a Cortex-M7, in QEMU: sessions over its UART",
-            (START_SOURCE, "ek_micro_mps.c", *SERVER_SOURCES, *BOARD_SOURCES),
-            machine=f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_FPU}",
+            (STARTUP_SOURCE, "ek_micro_mps.c", *RPC_SERVER_SOURCES, *BOARD_HEADERS),
+            machine=f"-mcpu=cortex-m7 -mfpu=fpv5-d16 {_HARD_FLOAT_FLAGS}",
             flags="-DEK_BOARD_MPS2_AN500 -DEK_SEMIHOSTING",
-            memories={"flash": Region(0, 4 << 20), "ram": Region(0x20000000, 4 << 20)},
-            emulator=("qemu-system-arm", "-M", "mps2-an500", *_QEMU),
+            memories={"flash": MemoryRegion(0, 4 << 20), "ram": MemoryRegion(0x20000000, 4 << 20)},
+            emulator=("qemu-system-arm", "-M", "mps2-an500", *_QEMU_OPTIONS),
         ),
         Template(
             "qemu-mps3-an547",
             "Arm's board with a Cortex-M55, in QEMU: sessions over its UART",
-            (START_SOURCE, "ek_micro_mps.c", *SERVER_SOURCES, *BOARD_SOURCES),
-            machine=f"-mcpu=cortex-m55 {_FPU}",
+            (STARTUP_SOURCE, "ek_micro_mps.c", *RPC_SERVER_SOURCES, *BOARD_HEADERS),
+            machine=f"-mcpu=cortex-m55 {_HARD_FLOAT_FLAGS}",
             flags="-DEK_BOARD_MPS3_AN547 -DEK_SEMIHOSTING",
             memories={
-                "flash": Region(0, 512 << 10),
-                "constants": Region(0x38000000, 8 << 20),
-                "ram": Region(0x31000000, 4 << 20),
+                "flash": MemoryRegion(0, 512 << 10),
+                "constants": MemoryRegion(0x38000000, 8 << 20),
+                "ram": MemoryRegion(0x31000000, 4 << 20),
             },
-            emulator=("qemu-system-arm", "-M", "mps3-an547", *_QEMU),
+            emulator=("qemu-system-arm", "-M", "mps3-an547", *_QEMU_OPTIONS),
         ),
         Template(
             "bare",
             "a Cortex-M of your own: start-up code, a linker's script, a Makefile, your main",
-            (START_SOURCE, "ek_micro_bare.c", "ek_micro_rpc.h", *BOARD_SOURCES),
+            (STARTUP_SOURCE, "ek_micro_bare.c", "ek_micro_rpc.h", *BOARD_HEADERS),
             machine="-mcpu={cpu} {fpu}",
-            memories={"flash": Region(0, 1 << 20), "ram": Region(0x20000000, 256 << 10)},
+            memories={
+                "flash": MemoryRegion(0, 1 << 20),
+                "ram": MemoryRegion(0x20000000, 256 << 10),
+            },
             serves=False,
         ),
     )
 }
 """By name."""
-FPUS = {
+CPU_FLOAT_FLAGS = {
     "cortex-m3": "-mthumb -mfloat-abi=soft",
-    "cortex-m4": f"-mfpu=fpv4-sp-d16 {_FPU}",
-    "cortex-m7": f"-mfpu=fpv5-d16 {_FPU}",
-    "cortex-m33": f"-mfpu=fpv5-sp-d16 {_FPU}",
-    "cortex-m55": _FPU,
+    "cortex-m4": f"-mfpu=fpv4-sp-d16 {_HARD_FLOAT_FLAGS}",
+    "cortex-m7": f"-mfpu=fpv5-d16 {_HARD_FLOAT_FLAGS}",
+    "cortex-m33": f"-mfpu=fpv5-sp-d16 {_HARD_FLOAT_FLAGS}",
+    "cortex-m55": _HARD_FLOAT_FLAGS,
 }
 """Processor -> what its floating-point unit is called for the compiler."""
 
-C_FLAGS = "-std=c99 -fwrapv -ffp-contract=off -fno-math-errno -ffunction-sections -fdata-sections"
+MODEL_C_FLAGS = (
+    "-std=c99 -fwrapv -ffp-contract=off -fno-math-errno -ffunction-sections -fdata-sections"
+)
 """What a model's C is compiled with whatever the project."""
-MAKEFILE = """\
+MAKEFILE_TEMPLATE = """\
 # make builds the program; make CC=... with another compiler, CFLAGS=... with other options.
 CC = {cc}
 CFLAGS ?= -O2
@@ -128,7 +133,7 @@ build/%.o: %.c $(wildcard src/*.h) $(wildcard model/codegen/host/include/*.h)
 clean:
 \trm -rf build
 """
-LINKER_SCRIPT = """\
+LINKER_SCRIPT_TEMPLATE = """\
 /* Where things lie on the board. */
 ENTRY(ek_reset)
 MEMORY {{
@@ -170,7 +175,7 @@ SECTIONS {{
   ASSERT(end + {stack:#x} <= ek_stack_top, "there is no room for the stack")
 }}
 """
-CONFIG_HEADER = """\
+CONFIG_HEADER_TEMPLATE = """\
 /* Which model the program has, and the memory that it gives it. Made with the project. */
 #ifndef EK_MICRO_CONFIG_H_
 #define EK_MICRO_CONFIG_H_
@@ -188,4 +193,12 @@ static uint8_t ek_heap[{heap}] __attribute__((aligned(16), section(".bss.noinit.
 #endif /* EK_MICRO_CONFIG_H_ */
 """
 
-__all__ = ["CONFIG_HEADER", "FPUS", "LINKER_SCRIPT", "MAKEFILE", "TEMPLATES", "Region", "Template"]
+__all__ = [
+    "CONFIG_HEADER_TEMPLATE",
+    "CPU_FLOAT_FLAGS",
+    "LINKER_SCRIPT_TEMPLATE",
+    "MAKEFILE_TEMPLATE",
+    "TEMPLATES",
+    "MemoryRegion",
+    "Template",
+]

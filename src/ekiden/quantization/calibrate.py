@@ -19,9 +19,16 @@ from ekiden.quantization.ranges import Histogram
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Feeds", "ModelCompiler", "TensorStats", "observe", "read_feeds", "tensors_of"]
+__all__ = [
+    "Feeds",
+    "ModelCompiler",
+    "TensorStats",
+    "collect_stats",
+    "iter_tensor_values",
+    "parse_calibration_data",
+]
 
-MAX_BATCH = 32
+MAX_CALIBRATION_BATCH = 32
 """The most samples of a run, where the model takes any number."""
 Feeds = Sequence[Mapping[str, Array]]
 """Inputs of runs, by name."""
@@ -33,49 +40,55 @@ ModelCompiler = Callable[[onnx.ModelProto], Callable[[Mapping[str, Array]], Sequ
 class TensorStats:
     """Statistics of a tensor over the calibration data."""
 
-    seen: Histogram
-    largest: Array
+    histogram: Histogram
+    max_abs: Array
     """Of each channel, by magnitude."""
     mean: Array
     """Of each channel."""
     sample: Array
     """The tensor of the first run."""
-    grams: dict[str, Array] = field(default_factory=dict)
+    gram_matrices: dict[str, Array] = field(default_factory=dict)
     """Sums of products of what layers take of it, by their names: see `grams`."""
 
 
-def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
-    """Convert a user's calibration data to the inputs of runs. Accepts one mapping of arrays by
-    name per run; or a single mapping with samples along the first axis, split into runs of the
-    model's own batch size, or of at most MAX_BATCH; or a single array if the model has one
-    input. Raises InputError if names or ranks do not match the model's.
+def parse_calibration_data(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
+    """Convert calibration data, arrays by input name or an iterable of them, to one feed per run.
+    Accepts one mapping of arrays by name per run; or a single mapping with samples along the
+    first axis, split into runs of the model's own batch size, or of at most
+    MAX_CALIBRATION_BATCH; or a
+    single array if the model has one input. Raises InputError if names or ranks do not match the
+    model's.
     """
+    # Before IR version 4, initializers were listed among the graph inputs.
     weights = {weight.name for weight in model.graph.initializer}
     ports = {i.name: i for i in model.graph.input if i.name not in weights}
     if isinstance(data, np.ndarray) and len(ports) == 1:
         data = {next(iter(ports)): data}
     if isinstance(data, Mapping):
-        return _split_samples(ports, _feed(ports, data))
+        return _split_batches(ports, _validate_feed(ports, data))
     if not isinstance(data, Iterable):
         raise InputError("calibrate: arrays by the names of the inputs expected")
-    feeds = [_feed(ports, run) for run in data]
+    feeds = [_validate_feed(ports, run) for run in data]
     if not feeds:
         raise InputError("calibrate: there are no data")
     return feeds
 
 
-def _split_samples(
+def _split_batches(
     ports: Mapping[str, onnx.ValueInfoProto], arrays: dict[str, Array]
 ) -> list[dict[str, Array]]:
-    """Split samples into runs; a single run if the inputs' first dimensions differ."""
+    """Split arrays along their first dimension into batches; a single run if the first dimensions
+    differ.
+    """
     sizes = {array.shape[:1] for array in arrays.values()}
     if len(sizes) != 1 or sizes == {()}:
         return [arrays]
-    fixed = {_first(ports[name]) for name in arrays}
+    fixed = {_batch_dim(ports[name]) for name in arrays}
     count = next(iter(sizes))[0]
     if len(fixed) != 1:
         return [arrays]
-    step = next(iter(fixed)) or min(count, MAX_BATCH)
+    step = next(iter(fixed)) or min(count, MAX_CALIBRATION_BATCH)
+    # A fixed batch dimension admits no shorter last batch; a dynamic one does.
     if count % step and next(iter(fixed)):
         raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
     return [
@@ -84,7 +97,7 @@ def _split_samples(
     ]
 
 
-def _first(port: onnx.ValueInfoProto) -> int:
+def _batch_dim(port: onnx.ValueInfoProto) -> int:
     """Return the first dimension of an input; 0 if it is dynamic, which some exporters
     write as -1.
     """
@@ -92,7 +105,7 @@ def _first(port: onnx.ValueInfoProto) -> int:
     return max(0, int(dims[0].dim_value)) if dims else 0
 
 
-def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Array]:
+def _validate_feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Array]:
     """Validate and convert the inputs of one run. Raises InputError."""
     expected = ", ".join(f"'{name}'" for name in ports)
     if not isinstance(run, Mapping) or set(run) != set(ports):
@@ -108,8 +121,8 @@ def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Ar
     return arrays
 
 
-def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy of the model with these tensors as outputs."""
+def expose_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return a copy of the model whose outputs are the named tensors."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.output[:]
@@ -117,11 +130,10 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
     return copy
 
 
-def observe(
+def collect_stats(
     model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: ModelCompiler
 ) -> dict[str, TensorStats]:
-    """Collect statistics of tensors over all runs.
-    Args:
+    """Collect the statistics of tensors over all calibration runs. Args:
         model: The float model.
         tensors: The channel axis of each tensor, by name.
         feeds: The inputs of each run.
@@ -130,36 +142,36 @@ def observe(
     """
     inputs = {i.name for i in model.graph.input}
     computed = [name for name in tensors if name not in inputs]
-    run = compile(with_outputs(model, computed)) if computed else None
+    run = compile(expose_outputs(model, computed)) if computed else None
     stats: dict[str, TensorStats] = {}
     counts: dict[str, int] = {}
     # Two passes: histogram bounds must be known before values are counted.
-    for values in _values(run, computed, tensors, feeds):
+    for values in _iter_run_values(run, computed, tensors, feeds):
         for name, value in values.items():
             _update_stats(stats, counts, name, value, tensors[name])
-    for values in _values(run, computed, tensors, feeds):
+    for values in _iter_run_values(run, computed, tensors, feeds):
         for name, value in values.items():
-            stats[name].seen.add(value)
+            stats[name].histogram.add(value)
     return stats
 
 
-def tensors_of(
+def iter_tensor_values(
     model: onnx.ModelProto, names: Set[str], feeds: Feeds, compile: ModelCompiler
 ) -> Iterator[dict[str, Array]]:
     """Yield the named tensors of a model for each run."""
     inputs = {i.name for i in model.graph.input}
     computed = [name for name in sorted(names) if name not in inputs]
-    run = compile(with_outputs(model, computed)) if computed else None
-    yield from _values(run, computed, sorted(names), feeds)
+    run = compile(expose_outputs(model, computed)) if computed else None
+    yield from _iter_run_values(run, computed, sorted(names), feeds)
 
 
-def _values(
+def _iter_run_values(
     run: Callable[[Mapping[str, Array]], Sequence[Array]] | None,
     computed: Sequence[str],
     tensors: Iterable[str],
     feeds: Feeds,
 ) -> Iterator[dict[str, Array]]:
-    """Yield the values of `tensors` for each feed, from the feed or from running the model."""
+    """Yield the values of `tensors` for each feed, taken from the feed or computed by the model."""
     for feed in feeds:
         inputs = {name: feed[name] for name in tensors if name in feed}
         yield inputs | (dict(zip(computed, run(feed), strict=True)) if run is not None else {})
@@ -168,8 +180,8 @@ def _values(
 def _update_stats(
     stats: dict[str, TensorStats], counts: dict[str, int], name: str, value: Array, axis: int
 ) -> None:
-    """Update the statistics of a tensor, all but its histogram. Raises InputError for values that
-    are not finite.
+    """Update the channel maxima, means and bounds of a tensor with the values of one run. Raises
+    InputError for values that are not finite.
     """
     if not np.isfinite(value).all():
         raise InputError(f"calibrate: '{name}' has values that are not finite")
@@ -182,8 +194,12 @@ def _update_stats(
         stats[name] = TensorStats(Histogram(low, high), largest, total / len(flat), value)
         counts[name] = len(flat)
         return
-    before.seen.low, before.seen.high = min(before.seen.low, low), max(before.seen.high, high)
-    before.largest = np.maximum(before.largest, largest)
+    before.histogram.low, before.histogram.high = (
+        min(before.histogram.low, low),
+        max(before.histogram.high, high),
+    )
+    before.max_abs = np.maximum(before.max_abs, largest)
     count = counts[name]
+    # Running weighted mean: runs may have different numbers of samples.
     before.mean = (before.mean * count + total) / (count + len(flat))
     counts[name] = count + len(flat)

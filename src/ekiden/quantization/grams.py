@@ -13,54 +13,55 @@ import numpy as np
 import onnx
 
 from ekiden.ir.op import Array
-from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats, tensors_of
-from ekiden.quantization.layers import Layer, attributes
+from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats, iter_tensor_values
+from ekiden.quantization.layers import Layer, node_attributes
 from ekiden.runtime.errors import InputError
 
-__all__ = ["add_grams", "rows_of"]
+__all__ = ["accumulate_gram_matrices", "input_rows"]
 
-MAX_WINDOWS = 4096
+MAX_GRAM_WINDOWS = 4096
 """The most windows of a convolution that one run adds, taken evenly."""
 
 
-def add_grams(
+def accumulate_gram_matrices(
     model: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, compile: ModelCompiler,
     stats: Mapping[str, TensorStats],
 ) -> None:  # fmt: skip
-    """Accumulate the Gram matrix of each layer's input in the statistics of its data tensor, by the
-    layer's name.
+    """Add X^T X of each layer's input rows X to the statistics of its data tensor, by
+    layer name.
     """
-    for values in tensors_of(model, {layer.data for layer in layers}, feeds, compile):
+    for values in iter_tensor_values(model, {layer.data for layer in layers}, feeds, compile):
         for layer in layers:
-            rows = rows_of(layer, values[layer.data]).astype(np.float64)
+            # float64: G is inverted later, and float32 sums of squares lose its small eigenvalues.
+            rows = input_rows(layer, values[layer.data]).astype(np.float64)
             gram = np.matmul(rows.transpose(0, 2, 1), rows)
-            grams = stats[layer.data].grams
+            grams = stats[layer.data].gram_matrices
             grams[layer.name] = grams[layer.name] + gram if layer.name in grams else gram
 
 
-def rows_of(layer: Layer, data: Array) -> Array:
-    """Return the rows a layer's weight multiplies: [groups, rows, elements of a channel's
-    weight].
+def input_rows(layer: Layer, data: Array) -> Array:
+    """Return the rows that a layer's weight multiplies, [groups, rows, elements per output
+    channel].
     """
     if layer.node.op_type != "Conv":
-        attrs = attributes(layer.node)
+        attrs = node_attributes(layer.node)
         turned = np.moveaxis(data, 0, -1) if attrs.get("transA") else data
         return turned.reshape(1, -1, turned.shape[-1])
-    return _windows(layer, data)
+    return _im2col_rows(layer, data)
 
 
-def _windows(layer: Layer, data: Array) -> Array:
-    """Return the windows of a convolution's data as rows."""
-    attrs = attributes(layer.node)
+def _im2col_rows(layer: Layer, data: Array) -> Array:
+    """Return the im2col patches of a convolution's input as rows."""
+    attrs = node_attributes(layer.node)
     kernel = layer.weight.shape[2:]
     count = len(kernel)
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise InputError(
             f"quantize: '{layer.name}': rounding by data takes a Conv with pads, not auto_pad"
         )
-    strides = _ints(attrs.get("strides"), count)
-    dilations = _ints(attrs.get("dilations"), count)
-    pads = _ints(attrs.get("pads"), 2 * count, 0)
+    strides = _int_list(attrs.get("strides"), count)
+    dilations = _int_list(attrs.get("dilations"), count)
+    pads = _int_list(attrs.get("pads"), 2 * count, 0)
     widths = [(0, 0), (0, 0), *zip(pads[:count], pads[count:], strict=True)]
     wide = np.pad(data, widths)
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations, strict=True)]
@@ -77,9 +78,9 @@ def _windows(layer: Layer, data: Array) -> Array:
     order = (1, 0, *range(3, 3 + count), 2, *range(3 + count, 3 + 2 * count))
     rows = patches.transpose(order).reshape(groups, -1, layer.weight[0].size)
     # Windows overlap heavily; an even subset estimates the Gram matrix as well.
-    step = max(1, rows.shape[1] // MAX_WINDOWS)
+    step = max(1, rows.shape[1] // MAX_GRAM_WINDOWS)
     return rows[:, ::step]
 
 
-def _ints(value: object, count: int, default: int = 1) -> list[int]:
+def _int_list(value: object, count: int, default: int = 1) -> list[int]:
     return list(value) if isinstance(value, (list, tuple)) else [default] * count

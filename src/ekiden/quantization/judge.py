@@ -20,19 +20,23 @@ from ekiden.ir.op import Array
 from ekiden.quantization.calibrate import Feeds, ModelCompiler, TensorStats
 from ekiden.quantization.layers import Layer
 from ekiden.quantization.plan import KINDS, LayerPlan, QuantPlan, Recipe
-from ekiden.quantization.rewrite import alone, beside, rewrite
+from ekiden.quantization.rewrite import (
+    add_quantized_copies,
+    insert_quantization,
+    single_layer_model,
+)
 from ekiden.runtime.profile.timing import min_times_interleaved
 
-__all__ = ["first_plan", "measure_plan", "signal_to_noise", "timed_whole"]
+__all__ = ["initial_plan", "refine_plan", "signal_to_noise_db", "time_whole_model"]
 
-MIN_TIMING_S = 0.02
+MIN_LAYER_TIMING_S = 0.02
 """Seconds that the runs of a layer take with each, at least, to be timed."""
-MAX_TIMED_ROWS = 64
+MAX_TIMING_BATCH = 64
 """The most of a layer's inputs to time it on."""
 
 
-def signal_to_noise(expected: Array, actual: Array) -> float:
-    """Return the signal-to-noise ratio of a result in decibels; infinite if it is exact."""
+def signal_to_noise_db(expected: Array, actual: Array) -> float:
+    """Return the signal-to-noise ratio of `actual` in decibels; infinite if it is exact."""
     x, y = expected.astype(np.float64), actual.astype(np.float64)
     return decibels(float((x**2).sum()), float(((x - y) ** 2).sum()))
 
@@ -44,29 +48,31 @@ def decibels(signal: float, noise: float) -> float:
     return -math.inf if signal == 0.0 else 10.0 * math.log10(signal / noise)
 
 
-def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
-    """Return the plan before measurement: what the recipe requests, where it is possible."""
+def initial_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
+    """Return the plan before any measurement: the requested kind for every layer that
+    supports it.
+    """
     kind = KINDS[recipe.kind]
     rows = []
     for layer in layers:
         operator = layer.node.op_type
         row = LayerPlan(layer.name, operator, recipe.kind, bits=recipe.bits, group=recipe.group)
-        size = layer.weight.shape[layer.sum_axis]
+        size = layer.weight.shape[layer.reduction_axis]
         if layer.name in recipe.skip or layer.result in recipe.skip:
-            row = row.left_alone("asked for")
+            row = row.as_float("asked for")
         elif not np.isfinite(layer.weight).all():
-            row = row.left_alone("its weight has values that are not finite")
+            row = row.as_float("its weight has values that are not finite")
         elif operator not in kind.operators:
-            row = row.left_alone(f"no {operator} of the kind '{recipe.kind}'")
+            row = row.as_float(f"no {operator} of the kind '{recipe.kind}'")
         elif recipe.group and operator == "Conv":
-            row = row.left_alone("no groups in a Conv")
+            row = row.as_float("no groups in a Conv")
         elif recipe.group and recipe.bits == 8 and size % recipe.group:
-            row = row.left_alone(f"{recipe.group} does not divide {size}")
+            row = row.as_float(f"{recipe.group} does not divide {size}")
         rows.append(row)
     return QuantPlan(recipe, tuple(rows))
 
 
-def measure_plan(
+def refine_plan(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
@@ -74,10 +80,10 @@ def measure_plan(
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> QuantPlan:
-    """Return the plan updated by measurements: a layer whose error is too large, or that is not
-    faster where that is required, stays in floats.
+    """Return the plan with measured errors and times; layers above the error limit, or not faster
+    where that is required, stay in floats.
     """
-    ratios = _ratios(model, layers, plan, stats, feeds, compile) if feeds else {}
+    ratios = _measure_layer_snr(model, layers, plan, stats, feeds, compile) if feeds else {}
     by_name = {layer.name: layer for layer in layers}
     rows = []
     for row in plan.layers:
@@ -85,14 +91,14 @@ def measure_plan(
             row = replace(row, snr=ratios.get(row.layer))
             # A layer that fails the error check is not worth timing.
             if row.snr is not None and row.snr < plan.recipe.least_snr:
-                row = row.left_alone(f"below {plan.recipe.least_snr:g} dB")
+                row = row.as_float(f"below {plan.recipe.least_snr:g} dB")
             elif plan.recipe.faster:
-                row = _timed(by_name[row.layer], row, plan.recipe, stats, compile)
+                row = _time_layer(by_name[row.layer], row, plan.recipe, stats, compile)
         rows.append(row)
     return QuantPlan(plan.recipe, tuple(rows))
 
 
-def _ratios(
+def _measure_layer_snr(
     model: onnx.ModelProto,
     layers: Sequence[Layer],
     plan: QuantPlan,
@@ -100,8 +106,10 @@ def _ratios(
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> dict[str, float]:
-    """Return the signal-to-noise ratio of each layer's own result, with unquantized inputs."""
-    compared_model, rows = beside(model, layers, plan, stats)
+    """Return the signal-to-noise ratio in decibels of each layer's result, given unquantized
+    inputs.
+    """
+    compared_model, rows = add_quantized_copies(model, layers, plan, stats)
     if not rows:
         return {}
     run = compile(compared_model)
@@ -116,34 +124,37 @@ def _ratios(
     return {name: decibels(signal[name], noise[name]) for name, *_ in rows}
 
 
-def timed_whole(
+def time_whole_model(
     model: onnx.ModelProto,
     quantised_model: onnx.ModelProto,
     plan: QuantPlan,
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> QuantPlan:
-    """Return the plan with the times of both whole models: a layer that is faster by itself may
-    still have to quantize or repack its neighbours' results.
+    """Return the plan with the run times of both whole models, since layers faster by themselves
+    may add quantization and repacking around them.
     """
     runs = [partial(compile(candidate), feeds[0]) for candidate in (model, quantised_model)]
-    before, after = min_times_interleaved(runs, MIN_TIMING_S)
-    return plan.measured(before * 1e6, after * 1e6)
+    before, after = min_times_interleaved(runs, MIN_LAYER_TIMING_S)
+    return plan.with_model_times(before * 1e6, after * 1e6)
 
 
-def _timed(
+def _time_layer(
     layer: Layer,
     row: LayerPlan,
     recipe: Recipe,
     stats: Mapping[str, TensorStats],
     compile: ModelCompiler,
 ) -> LayerPlan:
-    """Time a layer by itself, including the quantization of its input."""
-    data = stats[layer.data].sample[:MAX_TIMED_ROWS]
-    floats = alone(layer, data)
+    """Time one layer by itself in both versions, including the quantization of its input."""
+    data = stats[layer.data].sample[:MAX_TIMING_BATCH]
+    floats = single_layer_model(layer, data)
     plan = QuantPlan(recipe, (row,))
-    runs = [compile(candidate) for candidate in (floats, rewrite(floats, [layer], plan, stats))]
+    runs = [
+        compile(candidate)
+        for candidate in (floats, insert_quantization(floats, [layer], plan, stats))
+    ]
     feed = {layer.data: data}
-    before, after = min_times_interleaved([partial(run, feed) for run in runs], MIN_TIMING_S)
+    before, after = min_times_interleaved([partial(run, feed) for run in runs], MIN_LAYER_TIMING_S)
     timed_row = replace(row, float_us=before * 1e6, quantised_us=after * 1e6)
-    return timed_row if after < before else timed_row.left_alone("not faster")
+    return timed_row if after < before else timed_row.as_float("not faster")

@@ -8,17 +8,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
-from ekiden.quantization.rounding import ROUNDINGS
+from ekiden.quantization.rounding import ROUNDING_METHODS
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.html import table
+from ekiden.runtime.profile.html import table_html
 
 __all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A quantization scheme for a layer."""
+class QuantKind:
+    """Quantization scheme of a layer."""
 
     name: str
     activation: str
@@ -32,11 +32,11 @@ class Kind:
 _PRODUCT_OPERATORS = ("Conv", "Gemm", "MatMul")
 KINDS = {row.name: row for row in (
     #    name       activation  bits     operators           meaning
-    Kind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
-         "ranges from calibration data"),
-    Kind("dynamic", "run",      (8,),    ("Gemm", "MatMul"), "ranges of each run's own inputs"),
-    Kind("weight",  "",         (8, 4),  _PRODUCT_OPERATORS,
-         "weights alone; inputs stay floats"),
+    QuantKind("static",  "data",     (8,),    _PRODUCT_OPERATORS,
+              "ranges from calibration data"),
+    QuantKind("dynamic", "run",     (8,),    ("Gemm", "MatMul"), "ranges of each run's own inputs"),
+    QuantKind("weight",  "",         (8, 4),  _PRODUCT_OPERATORS,
+              "weights alone; inputs stay floats"),
 )}
 # fmt: on
 
@@ -77,12 +77,14 @@ class Recipe:
         """Raises InputError for unknown or inconsistent options."""
         kind = KINDS.get(self.kind)
         if kind is None:
-            raise InputError(f"quantize: no kind is named '{self.kind}'; there are {_names(KINDS)}")
+            raise InputError(
+                f"quantize: no kind is named '{self.kind}'; there are {_format_names(KINDS)}"
+            )
         if self.method not in METHODS:
-            choices = _names(METHODS)
+            choices = _format_names(METHODS)
             raise InputError(f"quantize: no method is named '{self.method}'; there are {choices}")
-        if self.rounding not in ROUNDINGS:
-            choices = _names(ROUNDINGS)
+        if self.rounding not in ROUNDING_METHODS:
+            choices = _format_names(ROUNDING_METHODS)
             raise InputError(
                 f"quantize: no rounding is named '{self.rounding}'; there are {choices}"
             )
@@ -115,10 +117,10 @@ class Recipe:
     @property
     def needs_grams(self) -> bool:
         """Return whether Gram matrices of the layers' inputs are required."""
-        return self.awq or ROUNDINGS[self.rounding].needs_data
+        return self.awq or ROUNDING_METHODS[self.rounding].needs_data
 
 
-def _names(table: dict[str, Any]) -> str:
+def _format_names(table: dict[str, Any]) -> str:
     return ", ".join(f"'{name}'" for name in table)
 
 
@@ -140,8 +142,8 @@ class LayerPlan:
     bits: int = 8
     group: int = 0
 
-    def left_alone(self, why: str) -> LayerPlan:
-        """Return it as a float layer."""
+    def as_float(self, why: str) -> LayerPlan:
+        """Return the decision to keep the layer in floats."""
         return replace(self, kind="float", why=why)
 
 
@@ -163,22 +165,22 @@ class QuantPlan:
         """Return the decision for a layer by name. Raises InputError if there is none."""
         by_name = {row.layer: row for row in self.layers}
         if layer not in by_name:
-            raise InputError(f"no layer is named '{layer}'; there are {_names(by_name)}")
+            raise InputError(f"no layer is named '{layer}'; there are {_format_names(by_name)}")
         return by_name[layer]
 
-    def without(self, layer: str, why: str) -> QuantPlan:
-        """Return the plan with one more layer left in floats."""
-        rows = (row.left_alone(why) if row.layer == layer else row for row in self.layers)
+    def exclude_layer(self, layer: str, why: str) -> QuantPlan:
+        """Return the plan with one more layer kept in floats."""
+        rows = (row.as_float(why) if row.layer == layer else row for row in self.layers)
         return QuantPlan(self.recipe, tuple(rows))
 
-    def measured(self, float_us: float, quantised_us: float) -> QuantPlan:
-        """Return the plan with the times of the whole models; with every layer left in floats if
-        the gain is too small.
+    def with_model_times(self, float_us: float, quantised_us: float) -> QuantPlan:
+        """Return the plan with the times of the whole models; if the speed-up is below `gain`, all
+        layers stay in floats.
         """
         rows, gain = self.layers, float_us / quantised_us
         if gain < self.recipe.gain:
             why = f"the whole {gain:.2f} times as fast, {self.recipe.gain:g} wanted"
-            rows = tuple(row if row.kind == "float" else row.left_alone(why) for row in rows)
+            rows = tuple(row if row.kind == "float" else row.as_float(why) for row in rows)
         return QuantPlan(self.recipe, rows, float_us, quantised_us)
 
     def json(self) -> str:
@@ -201,18 +203,25 @@ class QuantPlan:
             raise InputError(f"read a plan of quantisation: no kind is named '{unknown[0]}'")
         return cls(recipe, layers, *times)
 
-    def _rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, one row per layer."""
+    def _table_rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of the printed table, one row per layer."""
         return [
-            (row.layer, row.operator, row.kind, _number(row.snr), _number(row.float_us),
-             _number(row.quantised_us), row.why)
+            (
+                row.layer,
+                row.operator,
+                row.kind,
+                _format_number(row.snr),
+                _format_number(row.float_us),
+                _format_number(row.quantised_us),
+                row.why,
+            )
             for row in self.layers
-        ]  # fmt: skip
+        ]
 
     def __str__(self) -> str:
         """Format the plan as a table."""
-        rows = [_COLUMN_NAMES, *self._rows()]
-        widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMN_NAMES))]
+        rows = [_PLAN_COLUMN_NAMES, *self._table_rows()]
+        widths = [max(len(row[at]) for row in rows) for at in range(len(_PLAN_COLUMN_NAMES))]
         lines = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
         count = sum(row_plan.kind != "float" for row_plan in self.layers)
         last = f"{count} of {len(self.layers)} layers quantised"
@@ -223,11 +232,11 @@ class QuantPlan:
         return "\n".join([*(line.rstrip() for line in lines), last])
 
     def _repr_html_(self) -> str:
-        return table(_COLUMN_NAMES, self._rows(), "")
+        return table_html(_PLAN_COLUMN_NAMES, self._table_rows(), "")
 
 
-_COLUMN_NAMES = ("layer", "operator", "kind", "snr dB", "float us", "quantised us", "why")
+_PLAN_COLUMN_NAMES = ("layer", "operator", "kind", "snr dB", "float us", "quantised us", "why")
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"

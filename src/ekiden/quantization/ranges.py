@@ -15,93 +15,99 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["METHODS", "Histogram", "Method", "scale_and_point"]
+__all__ = ["METHODS", "Histogram", "RangeMethod", "scale_and_zero_point"]
 
-BINS = 2048
-LEVELS = 256
-SEARCH_STEPS = 96
+NUM_HISTOGRAM_BINS = 2048
+NUM_UINT8_LEVELS = 256
+NUM_CANDIDATE_RANGES = 96
 """Ranges that a search tries."""
-MIN_BIN_COUNT = 64
+MIN_MEAN_BIN_COUNT = 64
 """Values in a bin on average, where distributions are compared."""
-ATOM_FACTOR = 4
+ATOM_COUNT_RATIO = 4
 """How many times as many values as in the bins around it, half of them at least, a bin has that
 stands for one value."""
-KEPT_SHARE = 0.9999
+PERCENTILE_FRACTION = 0.9999
 """The share of values that the method "percentile" keeps."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of values between two bounds fixed in advance."""
+    """Histogram of values between two bounds fixed in advance."""
 
     low: float
     high: float
-    counts: Array = field(default_factory=lambda: np.zeros(BINS, np.float64))
+    counts: Array = field(default_factory=lambda: np.zeros(NUM_HISTOGRAM_BINS, np.float64))
 
     def add(self, values: Array) -> None:
         """Count values, ignoring those that are not finite."""
         if self.high > self.low:
-            added, _ = np.histogram(values, BINS, (self.low, self.high))
+            added, _ = np.histogram(values, NUM_HISTOGRAM_BINS, (self.low, self.high))
             self.counts += added
 
     @property
-    def centres(self) -> Array:
+    def bin_centers(self) -> Array:
         """Return the centre of each bin."""
-        width = (self.high - self.low) / BINS
-        return self.low + width * (np.arange(BINS) + 0.5)
+        width = (self.high - self.low) / NUM_HISTOGRAM_BINS
+        return self.low + width * (np.arange(NUM_HISTOGRAM_BINS) + 0.5)
 
 
-def _minmax(histogram: Histogram) -> tuple[float, float]:
+def _minmax_range(histogram: Histogram) -> tuple[float, float]:
     """Return the full range."""
     return histogram.low, histogram.high
 
 
-def _percentile(histogram: Histogram) -> tuple[float, float]:
-    """Return the range that keeps the middle share of values."""
+def _percentile_range(histogram: Histogram) -> tuple[float, float]:
+    """Return the central range that contains PERCENTILE_FRACTION of the values."""
     share = np.cumsum(histogram.counts) / max(histogram.counts.sum(), 1.0)
-    first = int(np.searchsorted(share, (1.0 - KEPT_SHARE) / 2))
-    last = int(np.searchsorted(share, 1.0 - (1.0 - KEPT_SHARE) / 2))
-    width = (histogram.high - histogram.low) / BINS
-    return histogram.low + width * first, histogram.low + width * (min(last, BINS - 1) + 1)
+    first = int(np.searchsorted(share, (1.0 - PERCENTILE_FRACTION) / 2))
+    last = int(np.searchsorted(share, 1.0 - (1.0 - PERCENTILE_FRACTION) / 2))
+    width = (histogram.high - histogram.low) / NUM_HISTOGRAM_BINS
+    return histogram.low + width * first, histogram.low + width * (
+        min(last, NUM_HISTOGRAM_BINS - 1) + 1
+    )
 
 
-def _search(loss: Callable[[Histogram, float, float], float]) -> Callable[..., tuple[float, float]]:
-    """Return a method that shrinks the range towards 0 on both sides to minimize a loss."""
+def _make_range_search(
+    loss: Callable[[Histogram, float, float], float],
+) -> Callable[..., tuple[float, float]]:
+    """Return a range method that shrinks both bounds towards 0 by the fraction of least loss."""
 
-    def find(histogram: Histogram) -> tuple[float, float]:
-        """Return (low, high) of the fraction of the range with the least loss, of SEARCH_STEPS from
-        all of it to a tenth.
-        """
-        shares = np.linspace(1.0, 0.1, SEARCH_STEPS)
+    def find_range(histogram: Histogram) -> tuple[float, float]:
+        """Return the shrunk (low, high) of least loss among fractions from 1 to 0.1."""
+        shares = np.linspace(1.0, 0.1, NUM_CANDIDATE_RANGES)
         losses = [
             loss(histogram, histogram.low * share, histogram.high * share) for share in shares
         ]
         best = float(shares[int(np.argmin(losses))])
         return histogram.low * best, histogram.high * best
 
-    return find
+    return find_range
 
 
-def _squared_error(histogram: Histogram, low: float, high: float) -> float:
-    """Return the squared error of rounding to the levels between two bounds, and of clipping."""
-    step = max(high - low, 1e-30) / (LEVELS - 1)
-    x = histogram.centres
-    inside = np.clip(np.round((x - low) / step), 0, LEVELS - 1) * step + low
+def _quantization_error(histogram: Histogram, low: float, high: float) -> float:
+    """Return the squared error of rounding to 256 levels between two bounds, including the clipping
+    error.
+    """
+    step = max(high - low, 1e-30) / (NUM_UINT8_LEVELS - 1)
+    x = histogram.bin_centers
+    inside = np.clip(np.round((x - low) / step), 0, NUM_UINT8_LEVELS - 1) * step + low
     return float((histogram.counts * (x - inside) ** 2).sum())
 
 
-def _divergence(histogram: Histogram, low: float, high: float) -> float:
-    """Return the KL divergence between the clipped values' distribution and that of the levels.
+def _kl_divergence(histogram: Histogram, low: float, high: float) -> float:
+    """Return the Kullback-Leibler divergence from the clipped distribution to its quantized form.
     Values outside the bounds count at the bounds in one distribution and are lost in the other,
-    so that clipping has a cost. Bins are merged until each holds MIN_BIN_COUNT values on
+    so that clipping has a cost. Bins are merged until each holds MIN_MEAN_BIN_COUNT values on
     average, since sparsely filled bins would look like quantization loss. Values that stand for
     many elements, such as the exact 0 of Relu, are ignored.
     """
-    merged = BINS
-    while merged > LEVELS and histogram.counts.sum() < merged * MIN_BIN_COUNT:
+    merged = NUM_HISTOGRAM_BINS
+    # Nearly empty bins make the estimated divergence noise; merge them to MIN_MEAN_BIN_COUNT on
+    # average.
+    while merged > NUM_UINT8_LEVELS and histogram.counts.sum() < merged * MIN_MEAN_BIN_COUNT:
         merged //= 2
-    counts = _without_atoms(histogram.counts.reshape(merged, -1).sum(axis=1))
-    x = histogram.centres.reshape(merged, -1).mean(axis=1)
+    counts = _suppress_atoms(histogram.counts.reshape(merged, -1).sum(axis=1))
+    x = histogram.bin_centers.reshape(merged, -1).mean(axis=1)
     # The bin of 0 is ignored, because zero is always represented exactly.
     counts[int(np.argmin(np.abs(x)))] = 0.0
     keep = (x >= low) & (x <= high)
@@ -109,56 +115,59 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
     if not inside.any():
         return float("inf")
     reference = inside.copy()
+    # As in TensorRT's entropy calibration: clipped mass counts at the boundary bins of the
+    # reference.
     reference[0] += counts[x < low].sum()
     reference[-1] += counts[x > high].sum()
     # Spread the bins within the bounds evenly over the levels.
-    level = np.arange(len(inside)) * min(LEVELS, len(inside)) // len(inside)
+    level = np.arange(len(inside)) * min(NUM_UINT8_LEVELS, len(inside)) // len(inside)
     used = inside > 0
-    sums = np.bincount(level, inside, LEVELS)
-    filled = np.bincount(level, used, LEVELS)
+    sums = np.bincount(level, inside, NUM_UINT8_LEVELS)
+    filled = np.bincount(level, used, NUM_UINT8_LEVELS)
     quantised = np.where(used, sums[level] / np.maximum(filled[level], 1.0), 0.0)
     p, q = reference / reference.sum(), quantised / quantised.sum()
     both = p > 0
     return float((p[both] * np.log(p[both] / np.maximum(q[both], 1e-9))).sum())
 
 
-def _without_atoms(counts: Array) -> Array:
-    """Return counts in which no bin stands out from those of two levels around it: a layer gives
-    its bias wherever its input is 0, as in the border of pictures.
+def _suppress_atoms(counts: Array) -> Array:
+    """Clip bins that stand out from those within two levels of them: a layer outputs its bias
+    wherever its input is 0, as in an image's border.
     """
-    near = BINS // LEVELS
+    near = NUM_HISTOGRAM_BINS // NUM_UINT8_LEVELS
     around = np.lib.stride_tricks.sliding_window_view(np.pad(counts, near, "edge"), 2 * near + 1)
     usual = np.median(around, axis=1)
-    return np.asarray(np.where(usual > 0, np.minimum(counts, ATOM_FACTOR * usual), counts))
+    return np.asarray(np.where(usual > 0, np.minimum(counts, ATOM_COUNT_RATIO * usual), counts))
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """A method of choosing a range."""
+class RangeMethod:
+    """Calibration method that chooses a range from a histogram."""
 
     name: str
-    find: Callable[[Histogram], tuple[float, float]]
+    find_range: Callable[[Histogram], tuple[float, float]]
     meaning: str
 
 
 # fmt: off
 METHODS = {row.name: row for row in (
     #      name          range                      meaning
-    Method("minmax",     _minmax,                   "all that was seen"),
-    Method("percentile", _percentile,               "the middle 99.99 % of it"),
-    Method("entropy",    _search(_divergence),      "least Kullback-Leibler divergence"),
-    Method("mse",        _search(_squared_error),   "least mean squared error"),
+    RangeMethod("minmax",     _minmax_range,                   "all that was seen"),
+    RangeMethod("percentile", _percentile_range,               "the middle 99.99 % of it"),
+    RangeMethod("entropy", _make_range_search(_kl_divergence), "least Kullback-Leibler divergence"),
+    RangeMethod("mse",       _make_range_search(_quantization_error),   "least mean squared error"),
 )}
 # fmt: on
 
 
-def scale_and_point(low: float, high: float) -> tuple[np.float32, np.uint8]:
+def scale_and_zero_point(low: float, high: float) -> tuple[np.float32, np.uint8]:
     """Return the scale and uint8 zero point of a range, extended to include 0 so that zero padding
     stays exact.
     """
+    # Zero padding must be exact, so 0 has to be one of the levels.
     low, high = min(low, 0.0), max(high, 0.0)
-    scale = np.float32((high - low) / (LEVELS - 1))
+    scale = np.float32((high - low) / (NUM_UINT8_LEVELS - 1))
     # A subnormal scale would overflow in its reciprocal.
     if not np.isfinite(scale) or scale <= np.finfo(np.float32).tiny:
         return np.float32(1.0), np.uint8(0)
-    return scale, np.uint8(np.clip(np.round(-low / scale), 0, LEVELS - 1))
+    return scale, np.uint8(np.clip(np.round(-low / scale), 0, NUM_UINT8_LEVELS - 1))

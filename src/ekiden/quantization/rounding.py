@@ -17,43 +17,48 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["ROUNDINGS", "Rounding", "squared_error"]
+__all__ = ["ROUNDING_METHODS", "RoundingMethod", "weighted_squared_error"]
 
-DAMPING = 0.01
+HESSIAN_DAMPING = 0.01
 """Of the mean of G's diagonal, added to it: what data do not say is not made up."""
-MAX_MOVES_PER_COLUMN = 2
+MAX_COORDINATE_MOVES = 2
 """Of the columns of a row: how many moves it makes at most."""
 LevelRange = tuple[int, int]
 """The least and the largest integer."""
-COLUMN_BLOCK = 128
+GPTQ_BLOCK_COLUMNS = 128
 """Columns whose error goes to those behind them in one product."""
 
 
-def squared_error(error: Array, gram: Array) -> float:
-    """Return the squared error of a layer's result, for a weight error of shape [rows, columns]."""
+def weighted_squared_error(error: Array, gram: Array) -> float:
+    """Return sum(E G * E), the squared output error of a weight error E [rows, columns] with the
+    Gram matrix G.
+    """
     return float(np.einsum("ij,jk,ik->", error, gram, error, optimize=True))
 
 
-def _nearest(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
+def _round_to_nearest(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
     return np.asarray(np.clip(np.round(weight / scale), *ends))
 
 
-def _damped(gram: Array) -> Array:
+def _damp_diagonal(gram: Array) -> Array:
     mean = float(np.diagonal(gram).mean()) or 1.0
-    return gram + np.eye(len(gram)) * (DAMPING * mean)
+    return gram + np.eye(len(gram)) * (HESSIAN_DAMPING * mean)
 
 
-def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
-    """Round by GPTQ: propagate each column's error to the columns not rounded yet."""
+def _round_gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
+    """Round by GPTQ: column by column, the rounding error is propagated to the columns not rounded
+    yet.
+    """
     assert gram is not None, "a recipe of this rounding has data"
     order = np.argsort(-np.diagonal(gram), kind="stable")  # what costs most is rounded first
-    inverse = np.linalg.inv(_damped(gram[np.ix_(order, order)]))
+    # Frantar et al., "GPTQ" (2023), algorithm 1: the upper Cholesky factor of the inverse Hessian.
+    inverse = np.linalg.inv(_damp_diagonal(gram[np.ix_(order, order)]))
     factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
     remaining, scale = weight[:, order].astype(np.float64), scale[:, order]
     levels = np.empty_like(remaining)
     columns = remaining.shape[1]
-    for start in range(0, columns, COLUMN_BLOCK):
-        end = min(start + COLUMN_BLOCK, columns)
+    for start in range(0, columns, GPTQ_BLOCK_COLUMNS):
+        end = min(start + GPTQ_BLOCK_COLUMNS, columns)
         errors = np.empty((len(remaining), end - start))
         for at in range(start, end):
             step = scale[:, at]
@@ -61,25 +66,31 @@ def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> 
             error = (remaining[:, at] - levels[:, at] * step) / factor[at, at]
             remaining[:, at:end] -= np.outer(error, factor[at, at:end])
             errors[:, at - start] = error
+        # Lazy batch update: one matrix product per block instead of a rank-1 update per column.
         remaining[:, end:] -= errors @ factor[start:end, end:]
     back = np.empty_like(levels)
     back[:, order] = levels
     return back
 
 
-def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
-    """Improve GPTQ's levels by single-step moves that reduce the error."""
-    levels = _gptq(weight, scale, ends, gram)
+def _round_coordinate_descent(
+    weight: Array, scale: Array, ends: LevelRange, gram: Array | None
+) -> Array:
+    """Refine GPTQ's levels by coordinate descent: moves of single levels by one step that reduce
+    the error.
+    """
+    levels = _round_gptq(weight, scale, ends, gram)
     assert gram is not None, "a recipe of this rounding has data"
-    cost = _damped(gram)
+    cost = _damp_diagonal(gram)
     own = np.diagonal(cost) * scale**2
     slope = (levels * scale - weight) @ cost
     rows = np.arange(len(levels))
-    for _ in range(MAX_MOVES_PER_COLUMN * levels.shape[1]):
+    for _ in range(MAX_COORDINATE_MOVES * levels.shape[1]):
         direction = np.where(slope * scale > 0, -1.0, 1.0)
         gain = 2 * direction * scale * slope + own
         gain[(levels + direction < ends[0]) | (levels + direction > ends[1])] = 0.0
         best = gain.argmin(axis=1)
+        # A threshold relative to the diagonal keeps rounding noise from cycling between two levels.
         better = gain[rows, best] < -1e-9 * own[rows, best]
         if not better.any():
             break
@@ -91,8 +102,8 @@ def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Rounding:
-    """A method of rounding a weight [rows, columns] with steps `scale` to integers in a range."""
+class RoundingMethod:
+    """Method that rounds a weight [rows, columns] with steps `scale` to integers within a range."""
 
     name: str
     levels: Callable[[Array, Array, LevelRange, Array | None], Array]
@@ -101,10 +112,11 @@ class Rounding:
 
 
 # fmt: off
-ROUNDINGS = {row.name: row for row in (
+ROUNDING_METHODS = {row.name: row for row in (
     #        name       levels    data   meaning
-    Rounding("nearest", _nearest, False, "each by itself"),
-    Rounding("gptq",    _gptq,    True,  "errors are made up for by the columns behind"),
-    Rounding("learned", _learned, True,  "gptq's, moved one by one while the error falls"),
+    RoundingMethod("nearest", _round_to_nearest,         False, "each by itself"),
+    RoundingMethod("gptq",    _round_gptq, True, "errors are made up for by the columns behind"),
+    RoundingMethod("learned", _round_coordinate_descent, True,
+        "gptq's, moved one by one while the error falls"),
 )}
 # fmt: on

@@ -1,5 +1,4 @@
-"""The functional language of the compiler: expressions, types, operators, passes, text,
-interpreter.
+"""Relay, the functional graph IR: expressions, types, operators, passes, text format, interpreter.
 
 Names stand where TVM's `relay` has them. Operators are `relay.op.add` and `relay.add` alike; what
 compiles (`relay.build`, `relay.vm`, `relay.create_executor`) or imports (`relay.frontend`) stands

@@ -1,4 +1,4 @@
-"""The data type of adjoints in programs that `transform.gradient` returns.
+"""The `Adjoint` data type of programs that `transform.gradient` returns.
 
     type Adjoint[A] { NoGradient, Gradient(A), }
 
@@ -15,27 +15,37 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.type import GlobalTypeVar, Type, TypeCall, TypeKind, TypeVar
 from ekiden.relay.expr import Constructor, TypeData
 
-_HEADER = GlobalTypeVar("Adjoint", TypeKind.ADT_HANDLE)
-_ELEMENT = TypeVar("A")
-NO_GRADIENT = Constructor("NoGradient", (), _HEADER)
-GRADIENT = Constructor("Gradient", (_ELEMENT,), _HEADER)
-ADJOINT = TypeData(_HEADER, (_ELEMENT,), (NO_GRADIENT, GRADIENT))
+_ADJOINT_HEADER = GlobalTypeVar("Adjoint", TypeKind.ADT_HANDLE)
+_ELEMENT_TYPE_VAR = TypeVar("A")
+NO_GRADIENT_CONSTRUCTOR = Constructor("NoGradient", (), _ADJOINT_HEADER)
+GRADIENT_CONSTRUCTOR = Constructor("Gradient", (_ELEMENT_TYPE_VAR,), _ADJOINT_HEADER)
+ADJOINT_TYPE_DATA = TypeData(
+    _ADJOINT_HEADER, (_ELEMENT_TYPE_VAR,), (NO_GRADIENT_CONSTRUCTOR, GRADIENT_CONSTRUCTOR)
+)
 
-STANDARD_TYPES: Mapping[GlobalTypeVar, TypeData] = {_HEADER: ADJOINT}
+STANDARD_TYPE_DATA: Mapping[GlobalTypeVar, TypeData] = {_ADJOINT_HEADER: ADJOINT_TYPE_DATA}
 """Data types that programs use without defining them."""
 
 
-def adjoint_of(kind: Type) -> Type:
-    """Return `Adjoint[kind]`."""
-    return TypeCall(_HEADER, (kind,))
+def adjoint_type(kind: Type) -> Type:
+    """Return the type `Adjoint[kind]`."""
+    return TypeCall(_ADJOINT_HEADER, (kind,))
 
 
 def definition(module: IRModule, header: Type) -> TypeData | None:
     """Return the definition of a data type: the module's, else the standard one, else None."""
     if not isinstance(header, GlobalTypeVar):
         return None
-    data = module.type_definitions.get(header) or STANDARD_TYPES.get(header)
+    # A module may define the type itself: its own definition comes first.
+    data = module.type_definitions.get(header) or STANDARD_TYPE_DATA.get(header)
     return data if isinstance(data, TypeData) else None
 
 
-__all__ = ["ADJOINT", "GRADIENT", "NO_GRADIENT", "STANDARD_TYPES", "adjoint_of", "definition"]
+__all__ = [
+    "ADJOINT_TYPE_DATA",
+    "GRADIENT_CONSTRUCTOR",
+    "NO_GRADIENT_CONSTRUCTOR",
+    "STANDARD_TYPE_DATA",
+    "adjoint_type",
+    "definition",
+]

@@ -1,4 +1,4 @@
-"""Data types and matching under the module that TVM has them in."""
+"""Algebraic data types and pattern matching, at TVM's place."""
 
 from ekiden.relay.expr import (
     Clause,

@@ -1,15 +1,15 @@
-"""The attributes of a call, from the values that stand in a text to the class they belong to."""
+"""Conversion of attribute values read from text to the operator's attribute class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden.ir.attrs import Attrs, expression_fields, field_classes, sequence_fields
+from ekiden.ir.attrs import Attrs, allowed_field_types, numeric_tuple_fields, prim_expr_fields
 from ekiden.ir.node import NODE_TYPES
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay.expr import Expr
-from ekiden.relay.lexer import Source
+from ekiden.relay.lexer import SourceText
 from ekiden.runtime.errors import ParseError
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
@@ -18,8 +18,8 @@ Given = Mapping[str, tuple[object, int]]
 """Name -> value and where it stands."""
 
 
-def read_attrs(source: Source, callee: Expr, entries: Given, at: int) -> Attrs | None:
-    """Return the attributes of a call of `callee`.
+def read_attrs(source: SourceText, callee: Expr, entries: Given, at: int) -> Attrs | None:
+    """Build the attributes of a call of `callee` from parsed entries.
 
     They are of the class its operator declares, or of the one that `attrs_type_key` names.
 
@@ -28,86 +28,97 @@ def read_attrs(source: Source, callee: Expr, entries: Given, at: int) -> Attrs |
     """
     values = dict(entries)
     kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
+    # Calls of functions, and of operators with foreign attributes, name the class in the text.
     if "attrs_type_key" in values:
         key, offset = values.pop("attrs_type_key")
         named = NODE_TYPES.get(str(key))
         if named is None or not issubclass(named, Attrs):
-            source.fail(offset, f"no attribute class {key!r}")
+            source.raise_parse_error(offset, f"no attribute class {key!r}")
         kind = named
     if kind is None:
         if values:
-            source.fail(next(iter(values.values()))[1], "this call takes no attributes")
+            source.raise_parse_error(
+                next(iter(values.values()))[1], "this call takes no attributes"
+            )
         return None
-    return _make(source, kind, values, at)
+    return _build_attrs(source, kind, values, at)
 
 
-def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
+def _build_attrs(source: SourceText, kind: type[Attrs], values: Given, at: int) -> Attrs:
     field_names = list(getattr(kind, "__dataclass_fields__", ()))
-    classes = field_classes(kind.type_key)
-    prims = expression_fields(kind.type_key)
-    sequences = sequence_fields(kind.type_key)
+    classes = allowed_field_types(kind.type_key)
+    prims = prim_expr_fields(kind.type_key)
+    sequences = numeric_tuple_fields(kind.type_key)
     fields: dict[str, object] = {}
     for name, (value, offset) in values.items():
         if name not in field_names:
             what = f"{kind.__name__} has no attribute {name!r}; it has {', '.join(field_names)}"
-            source.fail(offset, what)
+            source.raise_parse_error(offset, what)
         if isinstance(value, str) and PrimFunc in classes[name]:
-            value = _loop_program(source, value, offset)
+            value = _parse_prim_func(source, value, offset)
         if isinstance(value, tuple) and Attrs in classes[name]:
-            value = _nested(source, value, offset)
-        if not _fits(value, classes[name]):
-            source.fail(offset, f"{kind.__name__}: {name} cannot be {value!r}")
+            value = _read_nested_attrs(source, value, offset)
+        if not _is_assignable(value, classes[name]):
+            source.raise_parse_error(offset, f"{kind.__name__}: {name} cannot be {value!r}")
         if name in sequences and isinstance(value, (int, float, PrimExpr)):
             value = (value,)  # TVM's text has a number alone for several of them
-        fields[name] = _to_prim(value) if name in prims else value
+        fields[name] = _to_int64_constants(value) if name in prims else value
     try:
         return kind(**kind.in_full(fields))
     except TypeError as error:
+        # The class names the fields that a text has left out only in the error of its constructor.
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
-        source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
+        source.raise_parse_error(
+            at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error)
+        )
 
 
-def _nested(source: Source, values: tuple[object, ...], offset: int) -> Attrs:
-    """Return the attributes of a list of their class, then names and values. Raises ParseError."""
+def _read_nested_attrs(source: SourceText, values: tuple[object, ...], offset: int) -> Attrs:
+    """Build attributes from a list of their class followed by names and values. Raises
+    ParseError.
+    """
     key, *entries = values or ("",)
     kind = NODE_TYPES.get(str(key))
     if kind is None or not issubclass(kind, Attrs) or len(entries) % 2:
-        source.fail(offset, f"expected an attribute class, then names and values, got {values!r}")
+        source.raise_parse_error(
+            offset, f"expected an attribute class, then names and values, got {values!r}"
+        )
     pairs = {
         str(name): (value, offset) for name, value in zip(entries[::2], entries[1::2], strict=True)
     }
-    return _make(source, kind, pairs, offset)
+    return _build_attrs(source, kind, pairs, offset)
 
 
-def _loop_program(source: Source, text: str, offset: int) -> PrimFunc:
-    """Return the loop program of a text. Raises ParseError where it is none."""
+def _parse_prim_func(source: SourceText, text: str, offset: int) -> PrimFunc:
+    """Parse the loop program of an attribute. Raises ParseError where it is none."""
     try:
         program = from_source(text, name=f"{source.name}: a loop program")
     except ParseError as error:
-        source.fail(offset, f"a loop program cannot be read: {error}")
+        source.raise_parse_error(offset, f"a loop program cannot be read: {error}")
     if not isinstance(program, PrimFunc):
-        source.fail(offset, "expected one loop program, got a module")
+        source.raise_parse_error(offset, "expected one loop program, got a module")
     return program
 
 
-def _fits(value: object, classes: frozenset[object]) -> bool:
-    """Return whether a field of these classes may hold a value."""
+def _is_assignable(value: object, classes: frozenset[object]) -> bool:
+    """Return whether a field of the given classes may hold a value."""
     match value:
         case tuple():
-            return tuple in classes or all(_fits(v, classes) for v in value)
+            return tuple in classes or all(_is_assignable(v, classes) for v in value)
         case PrimExpr():
             return PrimExpr in classes
         case Attrs():
             return Attrs in classes
         case int() if not isinstance(value, bool):
             return not classes.isdisjoint((int, float, PrimExpr))
+    # A bool is an int to Python, and must not pass for a number here.
     return type(value) in classes or object in classes
 
 
-def _to_prim(value: object) -> object:
-    """Return the numbers in an attribute's value as int64 constants."""
+def _to_int64_constants(value: object) -> object:
+    """Convert the numbers in an attribute value to int64 constants."""
     if isinstance(value, tuple):
-        return tuple(map(_to_prim, value))
+        return tuple(map(_to_int64_constants, value))
     return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

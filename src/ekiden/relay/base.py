@@ -1,4 +1,4 @@
-"""Places and printing under the module that TVM has them in."""
+"""Spans and printing, at TVM's place."""
 
 from ekiden.ir.span import SourceName, Span
 from ekiden.relay.printer import astext

@@ -1,4 +1,4 @@
-"""Constants in the place of parameters, at TVM's place."""
+"""Binding of parameters to constants, at TVM's place."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from ekiden.runtime.errors import CompileError
 
 
 def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Function:
-    """Return the function with constants for the parameters of those names.
+    """Bind named parameters of a function to constants.
 
     Raises:
         CompileError: Two parameters have one of the names.
     """
     by_name: dict[str, Var] = {}
     for param in func.params:
+        # Binding both would be a guess at which of them is meant.
         if param.name_hint in params and param.name_hint in by_name:
             raise CompileError(f"bind: two parameters are named {param.name_hint!r}")
         by_name[param.name_hint] = param
-    values = {by_name[n]: _constant(v) for n, v in params.items() if n in by_name}
+    values = {by_name[n]: _to_constant(v) for n, v in params.items() if n in by_name}
     bound = bind(func, values)
     assert isinstance(bound, Function)
     return bound
 
 
-def _constant(value: object) -> Constant:
+def _to_constant(value: object) -> Constant:
     return value if isinstance(value, Constant) else const(value)
 
 
 def bind_params_in_module(mod: IRModule, params: Mapping[str, object]) -> IRModule:
-    """Return the module whose `main` has constants for the parameters of those names."""
+    """Bind named parameters of a module's `main` to constants."""
     main = mod["main"]
     assert isinstance(main, Function)
     return mod.with_function("main", bind_params_by_name(main, params))
@@ -46,7 +47,7 @@ def build_config(
     disabled_pass: Iterable[str] | None = None,
     instruments: Iterable[PassInstrument] | None = None,
 ) -> PassContext:
-    """Return the PassContext of these options, by the name from before TVM 0.8."""
+    """Return a PassContext, by the name used before TVM 0.8."""
     return PassContext(opt_level, required_pass, disabled_pass, instruments)
 
 

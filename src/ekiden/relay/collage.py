@@ -1,4 +1,4 @@
-"""TVM's Collage, which Ekiden has not: no partitioning of a program is chosen by its measured cost.
+"""TVM's Collage, which is not supported: partitioning by measured cost.
 
 `ekiden.byoc` and `relay.transform.MergeComposite` give regions to other compilers by patterns, and
 `ekiden.compile` chooses devices by measured cost (docs/guides/devices.md).

@@ -1,5 +1,4 @@
-"""The part of Relay's grammar around definitions: the version, the attributes of a module, where
-its definitions begin and what they are called, and data types."""
+"""Parser of module-level declarations: version, attributes, names of definitions, data types."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import Constructor, TypeData
-from ekiden.relay.lexer import Source, Token
-from ekiden.relay.printer import VERSION
+from ekiden.relay.lexer import LexerToken, SourceText
+from ekiden.relay.printer import TEXT_FORMAT_VERSION
 from ekiden.relay.type_parser import TypeParser
 
 
 class DeclarationParser(TypeParser):
-    """The tokens of a text, and the global names that it declares."""
+    """Token stream of a text, with the global names it declares."""
 
-    def __init__(self, source: Source, tokens: list[Token], init: IRModule) -> None:
+    def __init__(self, source: SourceText, tokens: list[LexerToken], init: IRModule) -> None:
         """Start with the names of a module whose definitions the text may use."""
         super().__init__(source, tokens)
         self.init = init
@@ -31,46 +30,49 @@ class DeclarationParser(TypeParser):
             for c in data.constructors
         }
 
-    def _version(self) -> None:
-        if self.token.kind == "version":
-            if self.token.text != VERSION:
-                self.fail(f"expected version {VERSION}, got {self.token.text}")
+    def _parse_version(self) -> None:
+        if self.next_token.kind == "version":
+            if self.next_token.text != TEXT_FORMAT_VERSION:
+                self.raise_error(
+                    f"expected version {TEXT_FORMAT_VERSION}, got {self.next_token.text}"
+                )
             self.advance()
 
-    def _module_attrs(self) -> dict[str, object]:
-        if not self.take("attributes"):
+    def _parse_module_attrs(self) -> dict[str, object]:
+        if not self.accept("attributes"):
             return {}
         self.expect("{")
         attrs: dict[str, object] = {}
-        while not self.take("}"):
+        while not self.accept("}"):
             key = self.expect_kind("string", "a key in quotes")
             self.expect("=")
-            attrs[key.text] = self.value()
+            attrs[key.text] = self.parse_attr_value()
             if not self.next_is("}"):
                 self.expect(",")
         return attrs
 
-    def _find_items(self) -> list[int]:
-        """Return the positions of definitions, and create the global names, so that order does not
-        matter.
+    def _scan_definitions(self) -> list[int]:
+        """Scan for definitions and declare their names, so that their order does not matter; return
+        their positions.
         """
         begins: list[int] = []
-        while self.token.kind != "end":
-            word = self.token
+        while self.next_token.kind != "end":
+            word = self.next_token
             if word.kind != "name" or word.text not in ("def", "prim_func", "type", "extern"):
                 items = "'def', 'prim_func', 'type' or 'extern type'"
-                self.fail(f"expected {items}, got {self.shown()}")
+                self.raise_error(f"expected {items}, got {self.token_description()}")
+            # Two passes: a function may call another that is defined below it.
             begins.append(self.position)
             self.advance()
             if word.text in ("def", "prim_func"):
                 name = self.expect_kind("global", "a global name")
-                self._declare(self.globals, name, GlobalVar(name.text), "function @")
+                self._declare_global(self.globals, name, GlobalVar(name.text), "function @")
                 self._skip_body(word)
                 continue
             if word.text == "extern":
                 self.expect("type")
             name = self.expect_kind("name", "the name of a type")
-            self._declare(self.global_types, name, GlobalTypeVar(name.text), "type ")
+            self._declare_global(self.global_types, name, GlobalTypeVar(name.text), "type ")
             if word.text == "type":
                 self._skip_body(word)
             elif self.next_is("["):
@@ -78,43 +80,46 @@ class DeclarationParser(TypeParser):
         return begins
 
     def _skip_type_params(self) -> None:
-        """Skip type parameters, with which an extern type ends."""
-        with self.type_params():
+        """Skip the type parameters at the end of an extern type."""
+        with self.parse_type_params():
             pass
 
-    def _declare(self, names: dict[str, typing.Any], token: Token, node: Node, what: str) -> None:
+    def _declare_global(
+        self, names: dict[str, typing.Any], token: LexerToken, node: Node, what: str
+    ) -> None:
         if token.text in names:
-            self.source.fail(token.at, f"{what}{token.text} is defined twice")
+            self.source.raise_parse_error(token.at, f"{what}{token.text} is defined twice")
         names[token.text] = node
 
-    def _skip_body(self, start: Token) -> None:
+    def _skip_body(self, start: LexerToken) -> None:
         depth = 0
-        while self.token.kind != "end":
-            text = self.token.text if self.token.kind == "mark" else ""
+        while self.next_token.kind != "end":
+            text = self.next_token.text if self.next_token.kind == "mark" else ""
+            # Only marks count: a bracket inside a string is part of its token.
             depth += (text == "{") - (text == "}")
             self.advance()
-            if text == "}" and depth == 0 and not self._is_note():
+            if text == "}" and depth == 0 and not self._is_device_annotation():
                 return
-        self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
+        self.source.raise_parse_error(start.at, f"{start.text!r} has no body that ends with '}}'")
 
-    def _is_note(self) -> bool:
-        """Return whether the bracket just read ends TVM's note of a device behind a parameter."""
+    def _is_device_annotation(self) -> bool:
+        """Return whether the bracket just read closes TVM's device annotation of a parameter."""
         return self.next_is(":") or self.next_is(",") or self.next_is(")")
 
-    def _type_data(self) -> TypeData:
-        is_extern = self.take("extern")
+    def _parse_type_data(self) -> TypeData:
+        is_extern = self.accept("extern")
         self.expect("type")
         header = self.global_types[self.expect_kind("name", "a name").text]
-        with self.type_params() as params:
+        with self.parse_type_params() as params:
             constructors: list[Constructor] = []
             if is_extern:
                 return TypeData(header, params, ())
             self.expect("{")
-            while not self.take("}"):
+            while not self.accept("}"):
                 name = self.expect_kind("name", "a constructor")
-                inputs = self.types_in_parentheses() if self.next_is("(") else ()
+                inputs = self.parse_types_in_parentheses() if self.next_is("(") else ()
                 constructor = Constructor(name.text, inputs, header, len(constructors))
-                self._declare(self.constructors, name, constructor, "constructor ")
+                self._declare_global(self.constructors, name, constructor, "constructor ")
                 constructors.append(constructor)
                 if not self.next_is("}"):
                     self.expect(",")

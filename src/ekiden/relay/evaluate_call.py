@@ -1,4 +1,4 @@
-"""The value of one operator: what the interpreter runs, and how constants are folded."""
+"""Reference evaluation of operators, for the interpreter and constant folding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def evaluate_call(
     arrays: Sequence[object],
     budget: StepBudget | None = None,
 ) -> Array | tuple[Array, ...]:
-    """Return the result of an operator on NumPy arrays, by its reference semantics.
+    """Evaluate an operator on NumPy arrays by its reference semantics.
 
     Args:
         op: The operator, or its name.
@@ -37,6 +37,7 @@ def evaluate_call(
         raise RunError(
             f"{name}: the operator has no reference semantics, so it cannot be interpreted"
         )
+    # A variadic operator gets its tuple as one value; references take the fields.
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
     if budget is not None and isinstance(reference, InterpretedReference):

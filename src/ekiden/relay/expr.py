@@ -1,4 +1,4 @@
-"""The expressions of Relay (TVM's names), in one screen.
+"""Relay expressions (TVM's names).
 
     Expr = Var | GlobalVar | Constant | Tuple | TupleGetItem | Call | Let | If | Function | Match
          | Constructor | RefCreate | RefRead | RefWrite | Op
@@ -20,12 +20,12 @@ from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
-from ekiden.ir.node import Node, binding, freeze, ignored, node
+from ekiden.ir.node import Node, binding, ignored_field, node, set_frozen_fields
 from ekiden.ir.op import OPS, Array, Op, get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
-from ekiden.runtime.devices.memory import hold_array
+from ekiden.runtime.devices.memory import track_array
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target.virtual_device import RESULT_PLACE
 
@@ -67,7 +67,7 @@ __all__ = [
 
 
 class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
-    """The array of a constant. What NumPy computes from it is a plain array."""
+    """Array of a constant. What NumPy computes from it is a plain array."""
 
     source: RelayExpr | None = None
     """The call of constants that gave it, where an artifact is to hold those and not it. It is of
@@ -76,49 +76,50 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     """The bytes of the constants that it was folded from, below 0 for one that was not."""
 
     def numpy(self) -> Array:
-        """Return the plain array, sharing memory."""
+        """Return the plain NumPy array, sharing memory."""
         return self.view(np.ndarray)
 
     def __array_wrap__(  # type: ignore[override]
         self, array: Array, context: object = None, return_scalar: bool = False
     ) -> Array:
+        # Results of NumPy functions are new arrays, which come from no constant call.
         plain = array.view(np.ndarray)
         return plain[()] if return_scalar else plain
 
 
-def _binary(name: str) -> Callable[[ExprWithOp, object], Call]:
+def _binary_method(name: str) -> Callable[[ExprWithOp, object], Call]:
     def method(self: ExprWithOp, operand: object) -> Call:
-        return Call(get(name), (self, _operand(operand, self)))
+        return Call(get(name), (self, _to_operand(operand, self)))
 
     method.__doc__ = f"`{name}(self, other)`"
     return method
 
 
-def _reflected(name: str) -> Callable[[ExprWithOp, object], Call]:
+def _reflected_method(name: str) -> Callable[[ExprWithOp, object], Call]:
     def method(self: ExprWithOp, operand: object) -> Call:
-        return Call(get(name), (_operand(operand, self), self))
+        return Call(get(name), (_to_operand(operand, self), self))
 
     method.__doc__ = f"`{name}(other, self)`"
     return method
 
 
 class ExprWithOp(RelayExpr):
-    """An expression with Python's operators (TVM's name). A number beside one becomes a constant of
-    its dtype.
+    """Expression with overloaded Python operators (TVM's name). A number beside one becomes a
+    constant of its dtype.
     """
 
     __slots__ = ()
 
     # fmt: off
-    __add__,      __radd__      = _binary("add"),           _reflected("add")
-    __sub__,      __rsub__      = _binary("subtract"),      _reflected("subtract")
-    __mul__,      __rmul__      = _binary("multiply"),      _reflected("multiply")
-    __truediv__,  __rtruediv__  = _binary("divide"),        _reflected("divide")
-    __floordiv__, __rfloordiv__ = _binary("floor_divide"),  _reflected("floor_divide")
-    __mod__,      __rmod__      = _binary("floor_mod"),     _reflected("floor_mod")
-    __pow__,      __rpow__      = _binary("power"),         _reflected("power")
-    __lt__,       __le__        = _binary("less"),          _binary("less_equal")
-    __gt__,       __ge__        = _binary("greater"),       _binary("greater_equal")
+    __add__,      __radd__      = _binary_method("add"),           _reflected_method("add")
+    __sub__,      __rsub__      = _binary_method("subtract"),      _reflected_method("subtract")
+    __mul__,      __rmul__      = _binary_method("multiply"),      _reflected_method("multiply")
+    __truediv__,  __rtruediv__  = _binary_method("divide"),        _reflected_method("divide")
+    __floordiv__, __rfloordiv__ = _binary_method("floor_divide"),  _reflected_method("floor_divide")
+    __mod__,      __rmod__      = _binary_method("floor_mod"),     _reflected_method("floor_mod")
+    __pow__,      __rpow__      = _binary_method("power"),         _reflected_method("power")
+    __lt__,       __le__        = _binary_method("less"),          _binary_method("less_equal")
+    __gt__,       __ge__        = _binary_method("greater"),       _binary_method("greater_equal")
     # fmt: on
 
     def __neg__(self) -> Call:
@@ -135,7 +136,7 @@ class ExprWithOp(RelayExpr):
         Raises:
             IndexError: The number of fields is known, and the index is beyond it.
         """
-        count, index = _field_count(self), operator.index(index)
+        count, index = _tuple_length(self), operator.index(index)
         if count is not None and not -count <= index < count:
             raise IndexError(f"field {index}: the tuple has {count} fields")
         if index < 0:
@@ -150,7 +151,7 @@ class ExprWithOp(RelayExpr):
         Raises:
             TypeError: The expression is not known to be a tuple.
         """
-        count = _field_count(self)
+        count = _tuple_length(self)
         if count is None:
             raise TypeError(
                 f"a {type(self).__name__} cannot be unpacked: it is not known to be a tuple; "
@@ -159,8 +160,8 @@ class ExprWithOp(RelayExpr):
         return (self[i] for i in range(count))
 
 
-def _field_count(expr: ExprWithOp) -> int | None:
-    """Return how many fields a tuple has, or None if that is not known.
+def _tuple_length(expr: ExprWithOp) -> int | None:
+    """Return the number of fields of a tuple expression, or None if unknown.
 
     Raises:
         TypeError: The expression is known to be no tuple.
@@ -169,11 +170,12 @@ def _field_count(expr: ExprWithOp) -> int | None:
         return len(expr.fields)
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         fields = OPS[expr.op.name].fields
-        return fields(expr.attrs) if fields is not None else _known_count(expr)
-    return _known_count(expr)
+        # Before type inference: the declaration of an operator knows how many results it has.
+        return fields(expr.attrs) if fields is not None else _static_tuple_length(expr)
+    return _static_tuple_length(expr)
 
 
-def _known_count(expr: ExprWithOp) -> int | None:
+def _static_tuple_length(expr: ExprWithOp) -> int | None:
     kind = _known_type(expr)
     if kind is None:
         return None
@@ -187,8 +189,8 @@ def _known_type(expr: RelayExpr) -> Type | None:
     return expr.type_annotation if checked is None and isinstance(expr, Var) else checked
 
 
-def _operand(value: object, beside: RelayExpr) -> RelayExpr:
-    """Return an operand: an expression, or a number in the dtype of the expression beside it.
+def _to_operand(value: object, beside: RelayExpr) -> RelayExpr:
+    """Convert an operand: an expression, or a number in the dtype of the other operand.
 
     Raises:
         TypeError: The value is no operand, or the dtype is not known or does not fit.
@@ -197,6 +199,7 @@ def _operand(value: object, beside: RelayExpr) -> RelayExpr:
         return value
     if not isinstance(value, (Number, np.ndarray)):
         raise TypeError(f"expected an expression or a number as an operand, got {value!r}")
+    # A number takes the dtype of the other operand, as in NumPy.
     kind = _known_type(beside)
     if kind is None:
         # An expression without a type is inferred here, if it can be inferred alone.
@@ -213,11 +216,11 @@ def _operand(value: object, beside: RelayExpr) -> RelayExpr:
 
 @node("relay.Var")
 class Var(ExprWithOp):
-    """A local variable; identity, not name, tells two apart."""
+    """Local variable, distinguished by identity, not by name."""
 
     name_hint: str
     type_annotation: Type | None = None
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     @property
     def vid(self) -> Var:
@@ -227,31 +230,32 @@ class Var(ExprWithOp):
 
 @node("relay.Constant")
 class Constant(ExprWithOp):
-    """A tensor known at compile time (a NumPy array, ml_dtypes included; treat it as read-only)."""
+    """Tensor constant (a NumPy array, ml_dtypes included; read-only)."""
 
     data: Array
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Keep an array as a view of itself that has TVM's `numpy()`."""
         if type(self.data) is not ConstantData:
             data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
-            hold_array(data)
-            freeze(self, data=data.view(ConstantData))
+            # The array may be shared with the caller, who must not change it from here on.
+            track_array(data)
+            set_frozen_fields(self, data=data.view(ConstantData))
 
 
 @node("relay.Tuple")
 class Tuple(ExprWithOp):
-    """A tuple of values."""
+    """Tuple of expressions."""
 
     fields: tuple[RelayExpr, ...]
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the fields."""
         if type(self.fields) is not tuple:
-            freeze(self, fields=tuple(self.fields))
-        _unwrap_all(self, "fields")
+            set_frozen_fields(self, fields=tuple(self.fields))
+        _unwrap_tuple_fields(self, "fields")
 
     def __len__(self) -> int:
         return len(self.fields)
@@ -262,39 +266,37 @@ class Tuple(ExprWithOp):
 
 @node("relay.TupleGetItem")
 class TupleGetItem(ExprWithOp):
-    """One field of a tuple."""
+    """Projection of a tuple field."""
 
     tuple_value: RelayExpr
     index: int
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept a wrapped tuple."""
-        _unwrap(self, "tuple_value")
+        _unwrap_tuple_field(self, "tuple_value")
 
 
 @node("relay.Call")
 class Call(ExprWithOp):
-    """`op(args)`: op is an Op, GlobalVar, Constructor or any function-valued expression."""
+    """Call `op(args)` of an Op, GlobalVar, Constructor or function-valued expression."""
 
     op: RelayExpr
     args: tuple[RelayExpr, ...]
     attrs: Attrs | None = None
     type_args: tuple[Type, ...] = ()
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the arguments, and None for no type arguments."""
         if type(self.args) is not tuple:
-            freeze(self, args=tuple(self.args))
+            set_frozen_fields(self, args=tuple(self.args))
         if type(self.type_args) is not tuple:
-            freeze(self, type_args=tuple(self.type_args or ()))
-        _unwrap_all(self, "args")
+            set_frozen_fields(self, type_args=tuple(self.type_args or ()))
+        _unwrap_tuple_fields(self, "args")
 
     def astuple(self) -> Call:
-        """Return the call itself: operators with several results return one tuple (TVM's
-        TupleWrapper).
-        """
+        """Return the call itself: multi-result operators return one tuple (TVM's TupleWrapper)."""
         return self
 
     @property
@@ -305,107 +307,107 @@ class Call(ExprWithOp):
 
 @node("relay.Let")
 class Let(ExprWithOp):
-    """`let var = value; body`; a function value may refer to its own var."""
+    """Let binding `let var = value; body`; function values may be recursive."""
 
     var: Var = binding()
     value: RelayExpr
     body: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept wrapped tuples for value and body."""
-        _unwrap(self, "value")
-        _unwrap(self, "body")
+        _unwrap_tuple_field(self, "value")
+        _unwrap_tuple_field(self, "body")
 
 
 @node("relay.If")
 class If(ExprWithOp):
-    """A choice by a bool scalar."""
+    """Conditional on a boolean scalar."""
 
     cond: RelayExpr
     true_branch: RelayExpr
     false_branch: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept wrapped tuples for the branches."""
-        _unwrap(self, "true_branch")
-        _unwrap(self, "false_branch")
+        _unwrap_tuple_field(self, "true_branch")
+        _unwrap_tuple_field(self, "false_branch")
 
 
 @node("relay.Function")
 class Function(BaseFunc):
-    """A function value. Well-known keys of `attrs`: Primitive, Closure, relay.reshape_only."""
+    """Function expression. Well-known keys of `attrs`: Primitive, Closure, relay.reshape_only."""
 
     params: tuple[Var, ...] = binding()
     body: RelayExpr
     ret_type: Type | None = None
     type_params: tuple[TypeVar, ...] = binding(default=())
     attrs: Mapping[str, object] | None = None
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequences for the parameters, and a wrapped tuple for the body."""
-        _unwrap(self, "body")
+        _unwrap_tuple_field(self, "body")
         if type(self.params) is not tuple:
-            freeze(self, params=tuple(self.params))
+            set_frozen_fields(self, params=tuple(self.params))
         if type(self.type_params) is not tuple:
-            freeze(self, type_params=tuple(self.type_params or ()))
+            set_frozen_fields(self, type_params=tuple(self.type_params or ()))
         if self.attrs and any(isinstance(v, PrimExpr) for v in self.attrs.values()):
             # Attributes from Python code may be scalar constants; they are kept as plain numbers.
             plain = {k: getattr(v, "value", v) for k, v in self.attrs.items()}
-            freeze(self, attrs=plain)
+            set_frozen_fields(self, attrs=plain)
 
     @property
     def virtual_device_(self) -> object:
-        """Return the device of the result according to PlanDevices, or None (TVM's name)."""
+        """Return the device of the result set by PlanDevices, or None (TVM's name)."""
         return self.attr(RESULT_PLACE)
 
 
 @node("relay.RefCreate")
 class RefCreate(ExprWithOp):
-    """A new mutable cell."""
+    """Creation of a mutable reference."""
 
     value: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.RefRead")
 class RefRead(ExprWithOp):
-    """The value in a cell."""
+    """Read of a reference."""
 
     ref: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.RefWrite")
 class RefWrite(ExprWithOp):
-    """Store into a cell; gives the empty tuple."""
+    """Write to a reference; its value is the empty tuple."""
 
     ref: RelayExpr
     value: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.Constructor")
 class Constructor(RelayExpr):
-    """A constructor of an algebraic data type."""
+    """Constructor of an algebraic data type."""
 
     name_hint: str
     inputs: tuple[Type, ...]
     belong_to: GlobalTypeVar
     tag: int = -1
     """Its place in its TypeData, which sets it."""
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the inputs."""
-        freeze(self, inputs=tuple(self.inputs))
+        set_frozen_fields(self, inputs=tuple(self.inputs))
 
 
 @node("relay.TypeData")
 class TypeData(Type):
-    """The definition of an algebraic data type."""
+    """Definition of an algebraic data type."""
 
     header: GlobalTypeVar
     type_vars: tuple[TypeVar, ...] = binding()
@@ -413,56 +415,59 @@ class TypeData(Type):
 
     def __post_init__(self) -> None:
         """Accept any sequences, and number constructors that have no number by their positions."""
-        freeze(self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors))
+        set_frozen_fields(
+            self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors)
+        )
         for position, constructor in enumerate(self.constructors):
             if constructor.tag < 0:
-                freeze(constructor, tag=position)
+                # The tag is what compiled matches compare: it must be the same in every process.
+                set_frozen_fields(constructor, tag=position)
 
 
 class Pattern(Node):
-    """Base of match patterns."""
+    """Base class of match patterns."""
 
     __slots__ = ()
 
 
 @node("relay.PatternWildcard")
 class PatternWildcard(Pattern):
-    """`_`"""
+    """Wildcard pattern `_`."""
 
 
 @node("relay.PatternVar")
 class PatternVar(Pattern):
-    """`%x`"""
+    """Variable pattern `%x`."""
 
     var: Var = binding()
 
 
 @node("relay.PatternConstructor")
 class PatternConstructor(Pattern):
-    """`Cons(p, q)`"""
+    """Constructor pattern `Cons(p, q)`."""
 
     constructor: Constructor
     patterns: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
         """Accept any sequence, or None, for the patterns."""
-        freeze(self, patterns=tuple(self.patterns or ()))
+        set_frozen_fields(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.PatternTuple")
 class PatternTuple(Pattern):
-    """`(p, q)`"""
+    """Tuple pattern `(p, q)`."""
 
     patterns: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
         """Accept any sequence, or None, for the patterns."""
-        freeze(self, patterns=tuple(self.patterns or ()))
+        set_frozen_fields(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.Clause")
 class Clause(Node):
-    """`lhs => rhs`"""
+    """Match clause `lhs => rhs`."""
 
     lhs: Pattern = binding()
     rhs: RelayExpr
@@ -470,20 +475,20 @@ class Clause(Node):
 
 @node("relay.Match")
 class Match(ExprWithOp):
-    """The first clause whose pattern fits; `complete` promises that one does."""
+    """Pattern match by the first matching clause; `complete` asserts exhaustiveness."""
 
     data: RelayExpr
     clauses: tuple[Clause, ...]
     complete: bool = True
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the clauses."""
-        freeze(self, clauses=tuple(self.clauses))
+        set_frozen_fields(self, clauses=tuple(self.clauses))
 
 
 class TupleWrapper(Sequence[RelayExpr]):
-    """A tuple-valued expression of `size` fields as a Python sequence (TVM's name)."""
+    """Tuple-valued expression as a Python sequence of `size` fields (TVM's name)."""
 
     def __init__(self, tuple_value: RelayExpr, size: int) -> None:
         self.tuple_value = tuple_value
@@ -502,18 +507,18 @@ class TupleWrapper(Sequence[RelayExpr]):
         return self.size
 
 
-def _unwrap(expr: RelayExpr, field: str) -> None:
-    """Replace a wrapped tuple in a field by the tuple, as nodes hold expressions alone."""
+def _unwrap_tuple_field(expr: RelayExpr, field: str) -> None:
+    """Replace a TupleWrapper in a field by its tuple expression."""
     value = getattr(expr, field)
     if type(value) is TupleWrapper:
-        freeze(expr, **{field: value.astuple()})
+        set_frozen_fields(expr, **{field: value.astuple()})
 
 
-def _unwrap_all(expr: RelayExpr, field: str) -> None:
+def _unwrap_tuple_fields(expr: RelayExpr, field: str) -> None:
     values = getattr(expr, field)
     if TupleWrapper in map(type, values):
         plain = (v.astuple() if type(v) is TupleWrapper else v for v in values)
-        freeze(expr, **{field: tuple(plain)})
+        set_frozen_fields(expr, **{field: tuple(plain)})
 
 
 def var(
@@ -523,7 +528,7 @@ def var(
     dtype: str = "float32",
     span: Span | None = None,
 ) -> Var:
-    """Return a new variable, from a type, from the dtype of a scalar, or from a shape.
+    """Return a new variable from a type, a scalar's dtype, or a shape.
 
     Args:
         name_hint: The name.
@@ -547,7 +552,7 @@ def var(
 def const(
     value: object, dtype: str | TensorType | None = None, span: Span | None = None
 ) -> Constant:
-    """Return a constant from a Python number, nested lists, an array, a tensor or another constant.
+    """Return a constant from a number, nested lists, an array, a tensor or another constant.
 
     Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
 
@@ -565,5 +570,6 @@ def const(
     array = np.asarray(value)
     if array.dtype == object:
         raise ValueError(f"const: expected numbers, got {type(value).__name__}")
+    # TVM's defaults for Python's numbers: 32 bits, whatever NumPy's are.
     default = {"f": "float32", "i": "int32", "b": "bool"}.get(array.dtype.kind, str(array.dtype))
     return Constant(array.astype(to_numpy(dtype or default)), span)

@@ -1,4 +1,5 @@
-"""Visitors and mutators with one method per expression, called from the top down (TVM's faces).
+"""ExprFunctor, ExprVisitor and ExprMutator: top-down traversals with one method per node class
+(TVM's names).
 
     class Count(ExprVisitor):
         def visit_call(self, call):
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ekiden.ir.deep import LEVELS, on_fresh_stack
+from ekiden.ir.deep import MAX_RECURSION_LEVELS, call_on_fresh_stack
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.op import Op
 from ekiden.ir.type import Type
@@ -34,11 +35,11 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import CHILDREN, rebuild
+from ekiden.relay.visitor import CHILD_GETTERS, rebuild
 
-_R = TypeVar("_R")
+_ResultT = TypeVar("_ResultT")
 
-METHODS: dict[type, str] = {
+VISIT_METHODS: dict[type, str] = {
     Function: "visit_function",
     Call: "visit_call",
     Let: "visit_let",
@@ -58,15 +59,15 @@ METHODS: dict[type, str] = {
 """Expression -> the method that is called with it."""
 
 
-class ExprFunctor(Generic[_R]):
-    """Calls the method of each expression, once: what it gave is remembered in `memo_map`."""
+class ExprFunctor(Generic[_ResultT]):
+    """Memoising dispatcher to one visit method per expression class."""
 
     def __init__(self) -> None:
-        self.memo_map: dict[Expr, _R] = {}
+        self.memo_map: dict[Expr, _ResultT] = {}
         self._depth = 0
 
-    def visit(self, expr: Expr) -> _R:
-        """Return the result of the method of an expression.
+    def visit(self, expr: Expr) -> _ResultT:
+        """Dispatch to the visit method of an expression.
 
         Raises:
             NotImplementedError: There is no such method.
@@ -74,21 +75,23 @@ class ExprFunctor(Generic[_R]):
         self._depth += 1
         try:
             # Every LEVELS levels the recursion continues on a new stack.
-            if self._depth % LEVELS:
+            if self._depth % MAX_RECURSION_LEVELS:
                 return self._visit(expr)
-            return on_fresh_stack(self._visit, expr)
+            return call_on_fresh_stack(self._visit, expr)
         finally:
             self._depth -= 1
 
-    def _visit(self, expr: Expr) -> _R:
+    def _visit(self, expr: Expr) -> _ResultT:
         if expr in self.memo_map:
             return self.memo_map[expr]
-        name = METHODS.get(type(expr))
+        name = VISIT_METHODS.get(type(expr))
         if name is None:
             raise TypeError(f"visit: a {type(expr).__name__} is not a Relay expression")
-        method: Callable[[Expr], _R] | None = getattr(self, name, None)
+        method: Callable[[Expr], _ResultT] | None = getattr(self, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
+        # Each shared expression once: programs are graphs, and trees of them may be exponentially
+        # large.
         result = self.memo_map[expr] = method(expr)
         return result
 
@@ -98,11 +101,11 @@ class ExprFunctor(Generic[_R]):
 
 
 class ExprVisitor(ExprFunctor[object]):
-    """Visits every expression below one; override the methods of those that matter."""
+    """Visitor of every subexpression; override the methods of interest."""
 
     def visit_children(self, expr: Expr) -> object:
         """Visit the direct children of an expression, and return the results."""
-        return [self.visit(child) for child in CHILDREN[type(expr)](expr)]
+        return [self.visit(child) for child in CHILD_GETTERS[type(expr)](expr)]
 
     def visit_function(self, fn: Function) -> object:
         """Visit its children."""
@@ -166,11 +169,11 @@ class ExprVisitor(ExprFunctor[object]):
 
 
 class ExprMutator(ExprFunctor[Expr]):
-    """Rebuilds every expression from its rebuilt parts; what does not change stays one object."""
+    """Mutator that rebuilds expressions from rewritten children, sharing unchanged nodes."""
 
     def visit_children(self, expr: Expr) -> Expr:
         """Return the expression with its direct children visited."""
-        return rebuild(expr, [self.visit(child) for child in CHILDREN[type(expr)](expr)])
+        return rebuild(expr, [self.visit(child) for child in CHILD_GETTERS[type(expr)](expr)])
 
     def visit_function(self, fn: Function) -> Expr:
         """Return the function rebuilt from its visited children."""

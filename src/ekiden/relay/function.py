@@ -1,4 +1,4 @@
-"""Functions under the module that TVM has them in."""
+"""Function expressions, at TVM's place."""
 
 from ekiden.ir.expr import BaseFunc
 from ekiden.relay.expr import Function

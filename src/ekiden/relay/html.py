@@ -1,4 +1,4 @@
-"""Relay programs as HTML: what notebooks show for a module or an expression.
+"""HTML rendering of Relay programs, for notebooks.
 
 Types stand behind each expression in grey; a name is highlighted wherever it stands while the mouse
 is over it; meta data is left out. Functions and type definitions fold, and a picture of the main
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
-from ekiden.relay.picture import MOST, draw
+from ekiden.relay.picture import MAX_BOXES, draw
 from ekiden.relay.printer import astext
 from ekiden.relay.visitor import post_order
-from ekiden.runtime.profile.html import coloured, folded, styled
+from ekiden.runtime.profile.html import colour_tokens, details_html, program_html
 
-_WORDS = re.compile(
+_TOKEN_PATTERN = re.compile(
     r"""
       (?P<comment> /\*.*?\*/ )
     | (?P<name>    [%@](?:"(?:\\.|[^"\\])*"|[\w./]+) )
@@ -31,13 +31,13 @@ _WORDS = re.compile(
 
 
 def to_html(value: RelayExpr | IRModule) -> str:
-    """Return a module or expression as an HTML fragment that needs nothing else."""
+    """Render a module or expression as a self-contained HTML fragment."""
     text = astext(value, show_meta_data=False)
-    return styled("".join(_sections(text))) + _picture(value)
+    return program_html("".join(_highlight_sections(text))) + _render_svg(value)
 
 
-def _sections(text: str) -> Iterator[str]:
-    """Yield the coloured text; definitions fold.
+def _highlight_sections(text: str) -> Iterator[str]:
+    """Yield syntax-highlighted text with foldable definitions.
 
     A definition begins with a line that ends with "{" and ends with "}" at the margin; a type
     definition is folded at first.
@@ -47,18 +47,18 @@ def _sections(text: str) -> Iterator[str]:
         if inside:
             inside.append(line)
             if line.startswith("}"):
-                head = coloured(inside[0], _WORDS)
-                body = coloured("".join(inside[1:]), _WORDS)
-                yield folded(head, body, is_open=not inside[0].startswith("type "))
+                head = colour_tokens(inside[0], _TOKEN_PATTERN)
+                body = colour_tokens("".join(inside[1:]), _TOKEN_PATTERN)
+                yield details_html(head, body, is_open=not inside[0].startswith("type "))
                 inside = []
         elif line.rstrip().endswith("{"):
             inside.append(line)
         else:
-            yield coloured(line, _WORDS)
-    yield coloured("".join(inside), _WORDS)
+            yield colour_tokens(line, _TOKEN_PATTERN)
+    yield colour_tokens("".join(inside), _TOKEN_PATTERN)
 
 
-def _picture(value: RelayExpr | IRModule) -> str:
+def _render_svg(value: RelayExpr | IRModule) -> str:
     if isinstance(value, IRModule):
         shown: object = {v.name_hint: func for v, func in value.functions.items()}.get("main")
     else:
@@ -66,9 +66,10 @@ def _picture(value: RelayExpr | IRModule) -> str:
     if not isinstance(shown, Function):
         return ""
     size = len(post_order(shown.body))
-    if size > 3 * MOST:
+    # Counted with constants and tuples, which have no boxes of their own.
+    if size > 3 * MAX_BOXES:
         return f"<p>Too large for a picture: {size} expressions.</p>"
-    return folded("picture", f'<div style="overflow-x:auto">{draw(shown)}</div>')
+    return details_html("picture", f'<div style="overflow-x:auto">{draw(shown)}</div>')
 
 
 __all__ = ["to_html"]

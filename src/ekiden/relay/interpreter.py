@@ -1,5 +1,4 @@
-"""The meaning of Relay, executed with NumPy: what compiled programs are compared with, and how
-constants are folded.
+"""Reference interpreter of Relay in NumPy, the oracle for compiled programs.
 
 The machine keeps its own stack of steps, so neither a long program nor a deep recursion of the
 program reaches Python's limit. Each activation of a function has a frame that remembers the value
@@ -16,16 +15,16 @@ from typing import NoReturn
 import numpy as np
 
 from ekiden.arith import evaluate as evaluate_prim
-from ekiden.ir.attrs import Attrs, expression_fields
+from ekiden.ir.attrs import Attrs, prim_expr_fields
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.node import fields_of
+from ekiden.ir.node import node_fields
 from ekiden.ir.op import Array, Op
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.text import prim_text, shape_text, type_text
+from ekiden.ir.text import format_prim_expr, format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.evaluate_call import evaluate_call
 from ekiden.relay.expr import (
@@ -49,57 +48,60 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs
-from ekiden.relay.op.lowered import as_function
+from ekiden.relay.op.lowered import wrap_prim_func
 from ekiden.relay.op.vm import MatchShapeAttrs
-from ekiden.relay.values import Closure, ConstructorValue, Frame, RefValue, Symbols, Value
+from ekiden.relay.values import ActivationFrame, Closure, ConstructorValue, RefValue, Symbols, Value
 from ekiden.runtime.errors import IndexRangeError, InputError, LinAlgError, RunError
 from ekiden.tir.stmt import PrimFunc
 
 
-def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:
-    """Return the result of an operator on sequences that returns one, or None for any other
-    operator.
-    """
+def _evaluate_sequence_op(
+    op: Op, attrs: Attrs | None, args: Sequence[Value]
+) -> ConstructorValue | None:
+    """Evaluate an operator that returns a sequence; None for any other operator."""
     definition = op.definition
     if not definition.host or definition.reference is None:
         return None
+    # Operators on sequences take and return values that are no arrays.
     result: object = definition.reference(attrs, *args)
     return result if isinstance(result, ConstructorValue) else None
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
-    """Return attributes with every scalar expression evaluated, to an int or an IntImm.
+    """Evaluate the scalar expressions in attributes.
 
     They are the attributes themselves if there are no expressions. 0 stays an IntImm: the number 0
     means "copy" in a reshape.
     """
-    exact = expression_fields(attrs.type_key)
-    old = {f.name: getattr(attrs, f.name) for f in fields_of(attrs)}
+    # Fields that hold only expressions must get one: IntImm and not int.
+    exact = prim_expr_fields(attrs.type_key)
+    old = {f.name: getattr(attrs, f.name) for f in node_fields(attrs)}
     return attrs.with_fields(
-        **{name: _bind_value(value, symbols, name in exact) for name, value in old.items()}
+        **{name: _evaluate_attr(value, symbols, name in exact) for name, value in old.items()}
     )
 
 
-def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
+def _evaluate_attr(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
     if isinstance(value, PrimExpr) and not isinstance(value, IntImm):
         number = evaluate_prim(value, dict(symbols))
+        # Python's integers have no end, those of compiled programs have.
         if value.dtype == "int64" and not -(2**63) <= number < 2**63:
-            raise InputError(f"run: a size leaves int64: {prim_text(value)} is {number}")
+            raise InputError(f"run: a size leaves int64: {format_prim_expr(value)} is {number}")
         return IntImm(number, value.dtype) if is_exact or number == 0 else number
     if isinstance(value, tuple):
-        bound = tuple(_bind_value(v, symbols, is_exact) for v in value)
+        bound = tuple(_evaluate_attr(v, symbols, is_exact) for v in value)
         return value if all(a is b for a, b in zip(bound, value, strict=True)) else bound
     return value
 
 
 def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
-    """Check a value against a type and record the values of its named dimensions.
+    """Check a value against a type, and bind its symbolic dimensions.
 
     Raises:
         InputError: The value does not fit the type.
     """
     if isinstance(kind, TensorType) and isinstance(value, np.ndarray):
-        _check_tensor(kind, value, what)
+        _check_tensor_value(kind, value, what)
         for dim, extent in zip(kind.shape, value.shape, strict=True):
             _bind_dim(dim, extent, symbols, kind, value, what)
     elif isinstance(kind, TupleType) and isinstance(value, tuple):
@@ -107,8 +109,8 @@ def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
             bind_symbols(inner, element, symbols, f"{what}.{number}")
 
 
-def _match_shape(call: Call, value: Value, frame: Frame) -> None:
-    """Check a tensor against its declared shape; new names are bound in the frame.
+def _match_shape(call: Call, value: Value, frame: ActivationFrame) -> None:
+    """Check a tensor against a shape, and bind fresh symbols in the frame.
 
     Raises:
         InputError: The tensor does not fit the shape.
@@ -122,11 +124,11 @@ def _match_shape(call: Call, value: Value, frame: Frame) -> None:
     frame.bound |= frame.symbols.keys() - before
 
 
-def _check_tensor(kind: TensorType, value: Array, what: str) -> None:
+def _check_tensor_value(kind: TensorType, value: Array, what: str) -> None:
     if len(kind.shape) != value.ndim or to_numpy(kind.dtype) != value.dtype:
         actual = f"{value.dtype} of shape {value.shape}"
         raise InputError(
-            f"{what}: expected {kind.dtype} of shape {shape_text(kind.shape)}, got {actual}"
+            f"{what}: expected {kind.dtype} of shape {format_shape(kind.shape)}, got {actual}"
         )
 
 
@@ -139,19 +141,19 @@ def _bind_dim(
     elif not isinstance(dim, (IntImm, AnyDim)) and all(v in symbols for v in free_vars(dim)):
         expected = evaluate_prim(dim, dict(symbols))
     if expected != extent:
-        shape = shape_text(kind.shape)
-        reason = "" if isinstance(dim, IntImm) else f", where {prim_text(dim)} is {expected}"
+        shape = format_shape(kind.shape)
+        reason = "" if isinstance(dim, IntImm) else f", where {format_prim_expr(dim)} is {expected}"
         raise InputError(f"{what}: expected shape {shape}{reason}, got {value.shape}")
 
 
-DEPTH_LIMIT = 1_000_000
+MAX_CALL_DEPTH = 1_000_000
 """How many calls may wait for each other; one takes about 1.5 KB."""
 
 
 class Interpreter:
-    """Evaluates expressions over the functions of a module."""
+    """Evaluator of expressions over a module's functions."""
 
-    def __init__(self, module: IRModule | None = None, depth_limit: int = DEPTH_LIMIT) -> None:
+    def __init__(self, module: IRModule | None = None, depth_limit: int = MAX_CALL_DEPTH) -> None:
         """Set up an interpreter.
 
         Args:
@@ -167,7 +169,7 @@ class Interpreter:
         """Whether attributes hold symbols."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
-        """Return the value of an expression, or of a function applied to `args`.
+        """Evaluate an expression, or apply a function to `args`.
 
         Args:
             target: An expression, or a function by name, GlobalVar or Function.
@@ -180,7 +182,8 @@ class Interpreter:
             InputError: An argument does not fit.
         """
         expr = self.module.get_global_var(target) if isinstance(target, str) else target
-        value = self._run(expr, Frame())
+        value = self._run_stack(expr, ActivationFrame())
+        # A function without parameters is called, as compiled programs call their main function.
         if isinstance(value, Closure) and (args or not value.function.params):
             return self.apply(value, *args)
         if args:
@@ -190,45 +193,49 @@ class Interpreter:
         return value
 
     def apply(self, function: Value, *args: object) -> Value:
-        """Call a function value."""
+        """Apply a function value."""
         params = [Var(f"arg{i}", None) for i in range(len(args))]
         callee = Var("function", None)
-        frame = Frame({p: _to_value(a) for p, a in zip(params, args, strict=True)})
+        frame = ActivationFrame(
+            {p: _to_interpreter_value(a) for p, a in zip(params, args, strict=True)}
+        )
         frame.values[callee] = function
-        return self._run(Call(callee, tuple(params), None), frame)
+        return self._run_stack(Call(callee, tuple(params), None), frame)
 
-    def _run(self, root: Expr, frame: Frame) -> Value:
-        stack: Steps = [(Interpreter._open, root, frame, False)]
+    def _run_stack(self, root: Expr, frame: ActivationFrame) -> Value:
+        stack: Steps = [(Interpreter._open_expr, root, frame, False)]
         expr = root
         try:
             while stack:
                 step, expr, at, is_tail = stack.pop()
                 step(self, expr, at, is_tail, stack)
         except Exception as error:
-            _note_place(error, expr)
+            _add_location_note(error, expr)
             raise
-        return self._value(root, frame)
+        return self._value_of(root, frame)
 
-    def _open(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        """Evaluate an expression; `is_tail` says that its value is that of the activation."""
-        if type(expr) in _ATOMS or frame.find(expr) is not None:
+    def _open_expr(self, expr: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
+        """Start the evaluation of an expression; `is_tail` marks tail position."""
+        # Explicit stack: Relay programs recurse deeper than Python allows.
+        if type(expr) in _ATOM_CLASSES or frame.lookup(expr) is not None:
             if is_tail:
-                self._finish(expr, frame, True, self._value(expr, frame))
+                self._finish_expr(expr, frame, True, self._value_of(expr, frame))
             return
-        rule = _RULES.get(type(expr))
+        rule = _EVAL_RULES.get(type(expr))
         if rule is None:
             raise RunError(f"{type(expr).__name__}: not an expression that can be interpreted")
         rule(self, expr, frame, is_tail, stack)
 
-    def _finish(self, expr: Expr, frame: Frame, is_tail: bool, value: Value) -> None:
-        """Remember the value of an expression, or return it to the caller of the activation."""
+    def _finish_expr(self, expr: Expr, frame: ActivationFrame, is_tail: bool, value: Value) -> None:
+        """Store an expression's value, or return it to the activation's caller."""
         if not is_tail:
             frame.values[expr] = value
             return
+        # In tail position the value is that of the call which made the activation.
         assert frame.caller is not None and frame.result is not None
         frame.caller.values[frame.result] = value
 
-    def _value(self, expr: Expr, frame: Frame) -> Value:
+    def _value_of(self, expr: Expr, frame: ActivationFrame) -> Value:
         value = frame.values.get(expr)
         if value is not None:
             return value
@@ -238,8 +245,8 @@ class Interpreter:
             case Op() | Constructor():
                 return expr
             case GlobalVar():
-                return self._closures.get(expr) or self._global(expr)
-        value = frame.find(expr)
+                return self._closures.get(expr) or self._global_closure(expr)
+        value = frame.lookup(expr)
         if value is None:
             raise RunError(
                 f"variable %{expr.name_hint} is not bound"
@@ -248,69 +255,78 @@ class Interpreter:
             )
         return value
 
-    def _global(self, var: GlobalVar) -> Closure:
+    def _global_closure(self, var: GlobalVar) -> Closure:
         name = var.name_hint
         function = self.module[var] if var in self.module.functions else self.module[name]
         if isinstance(function, PrimFunc):
-            function = as_function(function.with_attr("global_symbol", name))
+            # A loop program is called through a Relay function of its type.
+            function = wrap_prim_func(function.with_attr("global_symbol", name))
         if not isinstance(function, Function):
             raise RunError(f"@{name}: a {type(function).__name__} cannot be interpreted")
         closure = self._closures[var] = Closure(function)
         return closure
 
-    def _call(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_call(self, call: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(call, Call)
         pending = self._parts.get(call)
         if pending is None:
-            pending = tuple(p for p in (*reversed(call.args), call.op) if type(p) not in _ATOMS)
+            pending = tuple(
+                p for p in (*reversed(call.args), call.op) if type(p) not in _ATOM_CLASSES
+            )
             self._parts[call] = pending
         if not pending:
-            self._enter(call, frame, is_tail, stack)
+            self._enter_callee(call, frame, is_tail, stack)
             return
-        stack.append((Interpreter._enter, call, frame, is_tail))
+        # Below its parts on the stack: it runs when they have values.
+        stack.append((Interpreter._enter_callee, call, frame, is_tail))
         for operand in pending:
-            stack.append((Interpreter._open, operand, frame, False))
+            stack.append((Interpreter._open_expr, operand, frame, False))
 
-    def _enter(self, call: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _enter_callee(
+        self, call: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
         assert isinstance(call, Call)
-        callee = self._value(call.op, frame)
-        args = tuple([self._value(a, frame) for a in call.args])
+        callee = self._value_of(call.op, frame)
+        args = tuple([self._value_of(a, frame) for a in call.args])
         if isinstance(callee, Closure):
-            inner = self._frame(callee, args, frame)
+            inner = self._new_frame(callee, args, frame)
             # A tail call answers directly to the caller, so its activation replaces this one.
             if is_tail:
                 inner.caller, inner.result, inner.depth = frame.caller, frame.result, frame.depth
             else:
                 inner.caller, inner.result, inner.depth = frame, call, frame.depth + 1
+                # Checked here, as the memory of the machine would otherwise be the limit.
                 if inner.depth > self.depth_limit:
-                    self._too_deep(call)
-            stack.append((Interpreter._open, callee.function.body, inner, True))
+                    self._raise_recursion_error(call)
+            stack.append((Interpreter._open_expr, callee.function.body, inner, True))
         elif isinstance(callee, Constructor):
-            self._finish(call, frame, is_tail, ConstructorValue(callee, args))
+            self._finish_expr(call, frame, is_tail, ConstructorValue(callee, args))
         elif isinstance(callee, Op):
-            self._finish(call, frame, is_tail, self._operator(callee, call, args, frame))
+            self._finish_expr(call, frame, is_tail, self._eval_operator(callee, call, args, frame))
         else:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
 
-    def _operator(self, op: Op, call: Call, args: tuple[Value, ...], frame: Frame) -> Value:
-        """Return the value of an operator on the values of its arguments."""
+    def _eval_operator(
+        self, op: Op, call: Call, args: tuple[Value, ...], frame: ActivationFrame
+    ) -> Value:
+        """Evaluate an operator on argument values."""
         if isinstance(call.attrs, MatchShapeAttrs):
             if op.definition.stateful:
                 _match_shape(call, args[0], frame)
             return args[0]
-        attrs = self._bind(call.attrs, frame.symbols) if call.attrs is not None else None
+        attrs = self._bind_attrs(call.attrs, frame.symbols) if call.attrs is not None else None
         if isinstance(attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return args[0]  # any value; here all are in one place
-        return _host_value(op, attrs, args) or evaluate_call(op, attrs, args)
+        return _evaluate_sequence_op(op, attrs, args) or evaluate_call(op, attrs, args)
 
-    def _too_deep(self, call: Call) -> NoReturn:
+    def _raise_recursion_error(self, call: Call) -> NoReturn:
         name = getattr(call.op, "name_hint", "a function")
         raise RunError(
             f"call of {name}: more than {self.depth_limit} calls wait for each other;"
             " make it a tail call, or give the interpreter a greater depth_limit"
         )
 
-    def _bind(self, attrs: Attrs, symbols: Symbols) -> Attrs:
+    def _bind_attrs(self, attrs: Attrs, symbols: Symbols) -> Attrs:
         has_symbols = self._attrs.get(attrs)
         if has_symbols is False:
             return attrs
@@ -320,14 +336,18 @@ class Interpreter:
             self._attrs[attrs] = bound is not attrs
         return bound
 
-    def _frame(self, closure: Closure, args: tuple[Value, ...], caller: Frame) -> Frame:
+    def _new_frame(
+        self, closure: Closure, args: tuple[Value, ...], caller: ActivationFrame
+    ) -> ActivationFrame:
         params = closure.function.params
         if len(params) != len(args):
             raise InputError(f"call: expected {len(params)} arguments, got {len(args)}")
         outer = closure.frame
-        frame = Frame(dict(zip(params, args, strict=True)), outer)
+        frame = ActivationFrame(dict(zip(params, args, strict=True)), outer)
         own: Symbols = {}
         for p, a in zip(params, args, strict=True):
+            # Named dimensions are bound anew in each call: recursive functions see other sizes in
+            # each.
             if p.type_annotation is not None:
                 bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
         if own or caller.symbols or (outer is not None and outer.symbols):
@@ -337,80 +357,98 @@ class Interpreter:
             frame.symbols = {**passed, **around, **own}
         return frame
 
-    def _let(self, let: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_let(self, let: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(let, Let)
-        stack.append((Interpreter._let_bound, let, frame, is_tail))
-        _push(stack, (let.value,), frame)
+        stack.append((Interpreter._eval_let_body, let, frame, is_tail))
+        _push_exprs(stack, (let.value,), frame)
 
-    def _let_bound(self, let: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_let_body(
+        self, let: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
         assert isinstance(let, Let)
-        value = self._value(let.value, frame)
+        value = self._value_of(let.value, frame)
         frame.values[let.var] = value
         if let.var.type_annotation is not None:
             before = set(frame.symbols)
             bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
+            # What a binding names belongs to this activation, and is not passed to callees.
             frame.bound |= frame.symbols.keys() - before
-        _become(let, let.body, frame, is_tail, stack)
+        _delegate_to(let, let.body, frame, is_tail, stack)
 
-    def _if(self, choice: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_if(self, choice: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(choice, If)
-        stack.append((Interpreter._branch, choice, frame, is_tail))
-        _push(stack, (choice.cond,), frame)
+        stack.append((Interpreter._eval_branch, choice, frame, is_tail))
+        _push_exprs(stack, (choice.cond,), frame)
 
-    def _branch(self, choice: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_branch(
+        self, choice: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
         assert isinstance(choice, If)
-        is_true = bool(self._value(choice.cond, frame))
+        is_true = bool(self._value_of(choice.cond, frame))
         branch = choice.true_branch if is_true else choice.false_branch
-        _become(choice, branch, frame, is_tail, stack)
+        _delegate_to(choice, branch, frame, is_tail, stack)
 
-    def _match(self, match: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_match(self, match: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps) -> None:
         assert isinstance(match, Match)
-        stack.append((Interpreter._clause, match, frame, is_tail))
-        _push(stack, (match.data,), frame)
+        stack.append((Interpreter._eval_clause, match, frame, is_tail))
+        _push_exprs(stack, (match.data,), frame)
 
-    def _clause(self, match: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_clause(
+        self, match: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
         assert isinstance(match, Match)
-        chosen = _choose(match, self._value(match.data, frame), frame)
-        _become(match, chosen, frame, is_tail, stack)
+        chosen = _select_clause(match, self._value_of(match.data, frame), frame)
+        _delegate_to(match, chosen, frame, is_tail, stack)
 
-    def _function(self, function: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
+    def _eval_function(
+        self, function: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
         assert isinstance(function, Function)
-        self._finish(function, frame, is_tail, Closure(function, frame))
+        self._finish_expr(function, frame, is_tail, Closure(function, frame))
 
-    def _simple(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        """Evaluate an expression whose value depends on the values of its children alone."""
-        stack.append((Interpreter._combine, expr, frame, is_tail))
-        _push(stack, _PARTS[type(expr)](expr), frame)
+    def _eval_children(
+        self, expr: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
+        """Evaluate an expression whose value depends on its children's values alone."""
+        stack.append((Interpreter._finish_children, expr, frame, is_tail))
+        _push_exprs(stack, _CHILD_GETTERS[type(expr)](expr), frame)
 
-    def _combine(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        values = tuple([self._value(p, frame) for p in _PARTS[type(expr)](expr)])
-        self._finish(expr, frame, is_tail, _combine(expr, values))
+    def _finish_children(
+        self, expr: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+    ) -> None:
+        values = tuple([self._value_of(p, frame) for p in _CHILD_GETTERS[type(expr)](expr)])
+        self._finish_expr(expr, frame, is_tail, _combine_children(expr, values))
 
 
-Step = Callable[["Interpreter", Expr, Frame, bool, "Steps"], None]
-Steps = list[tuple[Step, Expr, Frame, bool]]
+Step = Callable[["Interpreter", Expr, ActivationFrame, bool, "Steps"], None]
+Steps = list[tuple[Step, Expr, ActivationFrame, bool]]
 """What is still to do, the next last: (how, with which expression, where, is it a tail)."""
 
 
-def _push(stack: Steps, exprs: Sequence[Expr], frame: Frame) -> None:
-    """Evaluate expressions from the first to the last, unless they are atoms."""
+def _push_exprs(stack: Steps, exprs: Sequence[Expr], frame: ActivationFrame) -> None:
+    """Push the evaluation of non-atomic expressions, first to last."""
     for expr in reversed(exprs):
-        if type(expr) not in _ATOMS:
-            stack.append((Interpreter._open, expr, frame, False))
+        if type(expr) not in _ATOM_CLASSES:
+            stack.append((Interpreter._open_expr, expr, frame, False))
 
 
-def _become(expr: Expr, inner: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-    """Evaluate another expression, whose value is that of `expr`."""
+def _delegate_to(
+    expr: Expr, inner: Expr, frame: ActivationFrame, is_tail: bool, stack: Steps
+) -> None:
+    """Evaluate another expression in place of `expr`."""
     if not is_tail:
 
-        def copy(self: Interpreter, at: Expr, where: Frame, tail: bool, steps: Steps) -> None:
-            where.values[at] = self._value(inner, where)
+        def copy(
+            self: Interpreter, at: Expr, where: ActivationFrame, tail: bool, steps: Steps
+        ) -> None:
+            # When the inner expression has its value: this step lies below it.
+            where.values[at] = self._value_of(inner, where)
 
         stack.append((copy, expr, frame, False))
-    stack.append((Interpreter._open, inner, frame, is_tail))
+    stack.append((Interpreter._open_expr, inner, frame, is_tail))
 
 
-def _combine(expr: Expr, values: tuple[Value, ...]) -> Value:
+def _combine_children(expr: Expr, values: tuple[Value, ...]) -> Value:
     match expr:
         case Tuple():
             return values
@@ -426,30 +464,30 @@ def _combine(expr: Expr, values: tuple[Value, ...]) -> Value:
     return ()
 
 
-def _choose(match: Match, value: Value, frame: Frame) -> Expr:
-    """Return the right side of the first clause that fits, with its variables bound in the frame.
+def _select_clause(match: Match, value: Value, frame: ActivationFrame) -> Expr:
+    """Return the right-hand side of the first matching clause, and bind its variables in the frame.
 
     Raises:
         RunError: No clause fits.
     """
     for clause in match.clauses:
-        bound = _fit(clause.lhs, value)
+        bound = _match_pattern(clause.lhs, value)
         if bound is not None:
             frame.values.update(bound)
             return clause.rhs
-    raise RunError(f"match: no clause fits {_shape_text(value)}")
+    raise RunError(f"match: no clause fits {_format_constructor(value)}")
 
 
-def _shape_text(value: Value) -> str:
-    """Return the constructor of a value that no clause fits, as text."""
+def _format_constructor(value: Value) -> str:
+    """Format the constructor of an unmatched value."""
     if not isinstance(value, ConstructorValue):
         return type(value).__name__
     constructor = value.constructor
     return f"tag {value.tag}" if constructor is None else str(constructor.name_hint)
 
 
-def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
-    """Return the variables that a pattern binds, or None if it does not fit."""
+def _match_pattern(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
+    """Return the variables that a pattern binds, or None if it does not match."""
     bound: dict[Expr, Value] = {}
     stack = [(pattern, value)]
     while stack:
@@ -462,54 +500,57 @@ def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
                 stack.extend(zip(inner, component, strict=True))
             case PatternConstructor(constructor=constructor, patterns=inner):
                 assert isinstance(component, tuple)  # of a machine, a plain one for tag 0
+                # Compared by the tag: constructors of a module that was parsed twice are different
+                # objects.
                 if getattr(component, "tag", 0) != constructor.tag:
                     return None
                 stack.extend(zip(inner, component, strict=True))
     return bound
 
 
-def _to_value(value: object) -> Value:
+def _to_interpreter_value(value: object) -> Value:
     if isinstance(value, (tuple, list)) and not isinstance(value, ConstructorValue):
-        return tuple(map(_to_value, value))
+        return tuple(map(_to_interpreter_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
         return value
     return value if isinstance(value, np.ndarray) else np.asarray(value)
 
 
-def _note_place(error: Exception, expr: Expr) -> None:
-    """Add once a note of the operator or node of the model that failed."""
+def _add_location_note(error: Exception, expr: Expr) -> None:
+    """Add one exception note that names the failing operator or model node."""
     is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
     of_data = isinstance(error, (IndexRangeError, LinAlgError))
     if of_data and is_operator and expr.span is not None:
         _, colon, detail = str(error).partition(":")
         error.args = (expr.span.naming(expr.op.name) + colon + detail,)  # type: ignore[attr-defined]
+    # Once only: the innermost place is the most exact.
     if getattr(error, "__notes__", None) or (not is_operator and expr.span is None):
         return
     name = (
         expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else type(expr).__name__
     )
     checked = expr.checked_type_or_none()
-    kind = f": {type_text(checked)}" if checked is not None else ""
+    kind = f": {format_type(checked)}" if checked is not None else ""
     error.add_note(
         f"while interpreting {name}{kind}" + (f", at {expr.span}" if expr.span is not None else "")
     )
 
 
-_ATOMS = frozenset((Var, GlobalVar, Constant, Op, Constructor))
+_ATOM_CLASSES = frozenset((Var, GlobalVar, Constant, Op, Constructor))
 # fmt: off
-_PARTS: dict[type, Callable[..., tuple[Expr, ...]]] = {
+_CHILD_GETTERS: dict[type, Callable[..., tuple[Expr, ...]]] = {
     Tuple:        lambda e: e.fields,
     TupleGetItem: lambda e: (e.tuple_value,),
     RefCreate:    lambda e: (e.value,),
     RefRead:      lambda e: (e.ref,),
     RefWrite:     lambda e: (e.ref, e.value),
 }
-_RULES: Mapping[type, Step] = {
-    Call:     Interpreter._call,
-    Let:      Interpreter._let,
-    If:       Interpreter._if,
-    Match:    Interpreter._match,
-    Function: Interpreter._function,
-    **dict.fromkeys(_PARTS, Interpreter._simple),
+_EVAL_RULES: Mapping[type, Step] = {
+    Call:     Interpreter._eval_call,
+    Let:      Interpreter._eval_let,
+    If:       Interpreter._eval_if,
+    Match:    Interpreter._eval_match,
+    Function: Interpreter._eval_function,
+    **dict.fromkeys(_CHILD_GETTERS, Interpreter._eval_children),
 }
 # fmt: on

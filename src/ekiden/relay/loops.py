@@ -1,4 +1,4 @@
-"""Loops as functions that call themselves."""
+"""Loops as recursive functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def while_loop(
     loop_vars: Sequence[Expr],
     loop_bodies: Callable[..., Sequence[Expr]],
 ) -> Expr:
-    """Return a function from the first values of `loop_vars` to the tuple of their last ones.
+    """Return a recursive function from the initial values of `loop_vars` to the tuple of their
+    final ones.
 
         while_loop(lambda i: i < n, [i], lambda i: [i + 1])
         -> let %while_loop = fn (%i) { if (%i < %n) { %while_loop(%i + 1) } else { (%i,) } };
@@ -25,13 +26,14 @@ def while_loop(
         loop_bodies: Computes the next values from the variables.
     """
     loop = Var("while_loop")
-    fresh = [_fresh(v, number) for number, v in enumerate(loop_vars)]
+    fresh = [_fresh_var(v, number) for number, v in enumerate(loop_vars)]
     again = loop(*loop_bodies(*fresh))
     body = If(cond(*fresh), again, Tuple(tuple(fresh)))
+    # A Let of a function is recursive: the loop may call itself by its variable.
     return Let(loop, Function(tuple(fresh), body), loop)
 
 
-def _fresh(loop_var: Expr, number: int) -> Var:
+def _fresh_var(loop_var: Expr, number: int) -> Var:
     name = loop_var.name_hint if isinstance(loop_var, Var) else f"arg{number}"
     kind: Type | None = loop_var.type_annotation if isinstance(loop_var, Var) else None
     return Var(name, kind if kind is not None else loop_var.checked_type_or_none())

@@ -1,4 +1,4 @@
-"""The section `#[metadata]` of Relay text: what has no form of its own, as JSON in TVM's form.
+"""The `#[metadata]` section of Relay text: constants and nodes without syntax, as TVM JSON.
 
     {"root": 1, "nodes": [{"type_key": ""}, {"type_key": "Map", "keys": [...], "data": [2]}, ...],
      "b64ndarrays": ["P6G0lvBAXt0AAAAA...", ...], "attrs": {"tvm_version": "0.16.0"}}
@@ -16,16 +16,17 @@ from typing import cast
 
 from ekiden.ir.nd_format import array_to_bytes
 from ekiden.relay.expr import Constant
-from ekiden.relay.tvm_json import Reader
+from ekiden.relay.tvm_json import TvmJsonReader
 from ekiden.runtime.errors import LoadError
 
 Entries = Mapping[str, Sequence[object]]
 """Type key -> the objects of that type, in the order of their numbers."""
-_VERSION = "0.16.0"
+_TVM_JSON_VERSION = "0.16.0"
 
 
 def write_metadata(constants: Sequence[Constant]) -> str:
-    """Return the section's JSON for the constants of a text."""
+    """Serialise the constants of a text as the section's JSON."""
+    # Node 0 is TVM's null; 1 and 2 are the map and its array.
     first = 3
     numbers = list(range(first, first + len(constants)))
     nodes: list[dict[str, object]] = [
@@ -41,13 +42,13 @@ def write_metadata(constants: Sequence[Constant]) -> str:
         "root": 1,
         "nodes": nodes,
         "b64ndarrays": arrays,
-        "attrs": {"tvm_version": _VERSION},
+        "attrs": {"tvm_version": _TVM_JSON_VERSION},
     }
     return json.dumps(document, separators=(",", ":"))
 
 
 def read_metadata(text: str) -> Entries:
-    """Return the entries of a section; an entry of a type that is not known is None.
+    """Parse the entries of a section; None for unknown types.
 
     Raises:
         LoadError: The text is no such JSON.
@@ -56,7 +57,7 @@ def read_metadata(text: str) -> Entries:
         return {}
     try:
         document = json.loads(text)
-        reader = Reader(document, skips_unknown=True)
+        reader = TvmJsonReader(document, skips_unknown=True)
         root = reader.read(int(document["root"]))
         if not isinstance(root, dict):
             raise LoadError("the root is no map")

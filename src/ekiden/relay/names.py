@@ -1,4 +1,4 @@
-"""The names of `ekiden.relay`, loaded when the first is used."""
+"""Exports of `ekiden.relay`, loaded on first use."""
 
 from ekiden._lazy import attach, exported_names
 from ekiden.ir.expr import GlobalVar
@@ -84,7 +84,7 @@ Any = AnyDim
 
 pretty_print = astext
 
-_ABOVE = {
+_HIGHER_LAYER_EXPORTS = {
     "ekiden.relay.backend.build": "build optimize",
     "ekiden.relay.backend.executors": "create_executor",
     "ekiden.relay.reader": "script",
@@ -94,14 +94,15 @@ _ABOVE = {
     " dataflow_pattern:ekiden.relay.dataflow_pattern",
 }
 """What stands on higher floors, and what few programs use."""
-_NAMES_ABOVE = frozenset(exported_names(_ABOVE))
-_load_above, __dir__ = attach(__name__, _ABOVE)
+_HIGHER_LAYER_NAMES = frozenset(exported_names(_HIGHER_LAYER_EXPORTS))
+_load_above, __dir__ = attach(__name__, _HIGHER_LAYER_EXPORTS)
 
 
 def __getattr__(name: str) -> object:
     """Load a name from above, or return an operator. Raises AttributeError."""
-    if name in _NAMES_ABOVE:
+    if name in _HIGHER_LAYER_NAMES:
         return _load_above(name)
+    # TVM has the operators in `relay` too, hundreds of names: they are looked up, not copied.
     if not name.startswith("_") and hasattr(op, name):
         return getattr(op, name)
     raise AttributeError(f"module 'ekiden.relay' has no attribute {name!r}")

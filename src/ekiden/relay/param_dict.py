@@ -1,7 +1,7 @@
-"""Parameters by name as bytes, in the form that TVM saves them in.
+"""Parameter dictionaries in TVM's binary format.
 
-u64 magic   u64 0   u64 number of names   (u64 length, characters) per name
-u64 number of arrays   one array per name (`ekiden.ir.nd_format`)
+u64 magic   u64 0   u64 number of names   (u64 length, characters) per name u64 number of arrays
+one array per name (`ekiden.ir.nd_format`)
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from ekiden.ir.nd_format import array_from_bytes
 from ekiden.runtime import Tensor, save_param_dict
 from ekiden.runtime.errors import LoadError
 
-MAGIC = 0xF7E58D4F05049CB7
+PARAM_DICT_MAGIC = 0xF7E58D4F05049CB7
 
 
 def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
-    """Return the tensors by name in bytes.
+    """Load tensors by name from bytes.
 
     Raises:
         LoadError: The bytes have any other form.
     """
     data = bytes(param_bytes)
-    if data[:8] != MAGIC.to_bytes(8, "little"):
+    # Files of Ekiden's own format begin otherwise.
+    if data[:8] != PARAM_DICT_MAGIC.to_bytes(8, "little"):
         return runtime.load_param_dict(data)
     try:
         _, _, count = struct.unpack_from("<QQQ", data)
@@ -46,6 +47,7 @@ def _read_names(data: bytes, count: int) -> tuple[list[str], int]:
     at = 24
     for _ in range(count):
         (length,) = struct.unpack_from("<Q", data, at)
+        # The length comes from the file: a slice beyond the end would silently be shorter.
         if at + 8 + length > len(data):
             raise LoadError(f"parameters: a name of {length} characters is longer than the bytes")
         names.append(data[at + 8 : at + 8 + length].decode())

@@ -1,5 +1,4 @@
-"""Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people
-write.
+"""Parser of Relay text.
 
     module  = version? attributes? (type | def | loops)* metadata?
     loops   = "prim_func" @name "{" a loop program in Python newline "}"
@@ -10,7 +9,7 @@ write.
               each followed by calls "(...)" and projections ".0"
 
 `docs/relay-text.md` is the whole grammar. Functions that read expressions are generators run by
-`_drive`: nesting in the text does not nest Python calls.
+`_run_trampoline`: nesting in the text does not nest Python calls.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ekiden.ir.diagnostics import report
+from ekiden.ir.diagnostics import report_error
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.node import Node
-from ekiden.ir.op import OPS, get, nearest
+from ekiden.ir.op import OPS, get, suggest_op_names
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, IncompleteType
 from ekiden.relay import op as operators
@@ -56,7 +55,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.lexer import Source, Token, tokenize
+from ekiden.relay.lexer import LexerToken, SourceText, tokenize
 from ekiden.relay.metadata import Entries, read_metadata
 from ekiden.relay.type_infer import infer_type
 from ekiden.runtime.errors import LoadError, ParseError, TypeInferenceError
@@ -64,13 +63,13 @@ from ekiden.target.virtual_device import PARAM_PLACES
 from ekiden.tir.script.parser import from_source
 from ekiden.tir.stmt import PrimFunc
 
-_R = typing.TypeVar("_R")
+_ResultT = typing.TypeVar("_ResultT")
 Steps = Generator["Steps", Expr, Expr]
 """A reader of an expression: yields readers of its parts, is sent their results, returns its own.
 """
 
 # fmt: off
-INFIX: dict[str, tuple[int, str]] = {
+INFIX_OPERATORS: dict[str, tuple[int, str]] = {
     "*":  (12, "multiply"), "/":  (12, "divide"),
     "+":  (10, "add"),      "-":  (10, "subtract"),
     "<":  (8, "less"),      "<=": (8, "less_equal"),
@@ -78,7 +77,7 @@ INFIX: dict[str, tuple[int, str]] = {
     "==": (7, "equal"),     "!=": (7, "not_equal"),
 }
 """Operator -> how tightly it binds, and the Relay operator it means. All associate to the left."""
-FLOATS = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
+FLOAT_SUFFIX_DTYPES = {"f": "float32", "f16": "float16", "f32": "float32", "f64": "float64"}
 # fmt: on
 assert operators is not None  # imported so that every operator is registered
 
@@ -89,7 +88,7 @@ def parse(
     init_module: IRModule | None = None,
     init_meta_table: Entries | None = None,
 ) -> IRModule:
-    """Return the module that a text describes, with its types inferred.
+    """Parse a module, and infer its types.
 
     Args:
         source: The text.
@@ -101,43 +100,44 @@ def parse(
         ParseError: The text is wrong; the message has line, column and a caret.
         TypeInferenceError: The types do not fit.
     """
-    text = Source(source, src_name)
-    parser = _Parser(text, init_module, init_meta_table)
+    text = SourceText(source, src_name)
+    parser = _RelayParser(text, init_module, init_meta_table)
     try:
-        module = parser.read(parser.module)
-        return _typed(module, text)
+        module = parser.read(parser.parse_module)
+        return _infer_types(module, text)
     except (ParseError, TypeInferenceError) as error:
-        report(None, error)
+        report_error(None, error)
         raise
 
 
-def _typed(module: IRModule, text: Source) -> IRModule:
+def _infer_types(module: IRModule, text: SourceText) -> IRModule:
     try:
         return infer_type(module, annotate=False)  # so that the text can be had back
     except TypeInferenceError as error:
-        raise text.shown(error) from None
+        raise text.with_source_line(error) from None
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:
-    """Return the module of a text, as `parse`, under TVM's older name."""
+    """Parse a module, as `parse`, under TVM's older name."""
     return parse(data, source_name)
 
 
 def parse_expr(source: str, src_name: str = "text") -> Expr:
-    """Return the one expression that a text describes.
+    """Parse a single expression.
 
     Types are not inferred, and functions it calls need no definition.
     """
-    parser = _Parser(Source(source, src_name))
-    return parser.read(parser.only_expr)
+    parser = _RelayParser(SourceText(source, src_name))
+    return parser.read(parser.parse_single_expr)
 
 
-def _drive(start: Steps) -> Expr:
-    """Run a reader and the readers it yields, on a stack of our own."""
+def _run_trampoline(start: Steps) -> Expr:
+    """Run a parser coroutine and those it yields on an explicit stack (trampoline)."""
     stack = [start]
     sent: Expr | None = None
     while True:
         try:
+            # A reader that yields another waits on the stack for its result.
             stack.append(stack[-1].send(sent))  # type: ignore[arg-type]
             sent = None
         except StopIteration as end:
@@ -147,11 +147,11 @@ def _drive(start: Steps) -> Expr:
                 return end.value  # type: ignore[no-any-return]
 
 
-class _Parser(DeclarationParser):
-    """The tokens of one text and the names in sight."""
+class _RelayParser(DeclarationParser):
+    """Recursive-descent parser over one token stream with lexical scopes."""
 
     def __init__(
-        self, source: Source, init: IRModule | None = None, meta: Entries | None = None
+        self, source: SourceText, init: IRModule | None = None, meta: Entries | None = None
     ) -> None:
         tokens, metadata = tokenize(source)
         super().__init__(source, tokens, init or IRModule())
@@ -162,50 +162,53 @@ class _Parser(DeclarationParser):
         self.scopes: list[dict[str, Expr]] = [{}]
         self.graph: list[dict[str, Expr]] = [{}]
 
-    def read(self, start: Callable[[], _R]) -> _R:
-        """Run a reader. Types, patterns and attribute values nest Python calls, to a limit."""
+    def read(self, start: Callable[[], _ResultT]) -> _ResultT:
+        """Run a parser coroutine. Types, patterns and attribute values nest Python calls, to a
+        limit.
+        """
         try:
             return start()
         except RecursionError:
-            self.fail("types, patterns or attribute values are nested too deeply")
+            self.raise_error("types, patterns or attribute values are nested too deeply")
 
     # Modules
 
-    def module(self) -> IRModule:
-        """Read everything to the end of the text."""
-        self._version()
-        attrs = self._module_attrs()
-        begins = self._find_items()
+    def parse_module(self) -> IRModule:
+        """Parse a module up to the end of the text."""
+        self._parse_version()
+        attrs = self._parse_module_attrs()
+        begins = self._scan_definitions()
+        # Definitions of the initial module stay; those of the text come after them.
         functions: dict[GlobalVar | str, BaseFunc] = dict(self.init.functions.items())
         types: dict[GlobalTypeVar, Node] = dict(self.init.type_definitions)
         # Types first: functions may use constructors that are defined after them.
         for is_type in (True, False):
             for at in begins:
                 self.position = at
-                if is_type and self.token.text in ("type", "extern"):
-                    data = self._type_data()
+                if is_type and self.next_token.text in ("type", "extern"):
+                    data = self._parse_type_data()
                     types[data.header] = data
                 elif not is_type and self.next_is("def"):
-                    name, function = self._definition()
+                    name, function = self._parse_definition()
                     functions[name] = function
                 elif not is_type and self.next_is("prim_func"):
-                    name, loops = self._loops()
+                    name, loops = self._parse_prim_func()
                     functions[name] = loops
         return IRModule(functions, types, {**self.init.attrs, **attrs})
 
-    def only_expr(self) -> Expr:
-        """Read one expression to the end of the text."""
-        self._version()
+    def parse_single_expr(self) -> Expr:
+        """Parse one expression up to the end of the text."""
+        self._parse_version()
         self.has_free_globals = True
-        result = _drive(self.block())
-        if self.token.kind != "end":
-            self.fail(f"expected the end of the text, got {self.shown()}")
+        result = _run_trampoline(self.parse_block())
+        if self.next_token.kind != "end":
+            self.raise_error(f"expected the end of the text, got {self.token_description()}")
         return result
 
-    def _definition(self) -> tuple[GlobalVar, Function]:
+    def _parse_definition(self) -> tuple[GlobalVar, Function]:
         self.expect("def")
         name = self.globals[self.expect_kind("global", "a global name").text]
-        function = _drive(self.function_rest())
+        function = _run_trampoline(self.parse_function_rest())
         assert isinstance(function, Function)
         return name, function
 
@@ -213,7 +216,7 @@ class _Parser(DeclarationParser):
 
     @contextmanager
     def scope(self) -> Generator[None, None, None]:
-        """Open a scope: names created inside are not visible outside."""
+        """Open a lexical scope."""
         self.scopes.append({})
         self.graph.append({})
         try:
@@ -222,40 +225,45 @@ class _Parser(DeclarationParser):
             self.scopes.pop()
             self.graph.pop()
 
-    def function_rest(self) -> Steps:
-        """Read a function from its type parameters on."""
-        at = self.token.at
-        with self.type_params() as type_params, self.scope():
-            params, attrs = self._params()
-            ret = self.type() if self.take("->") else None
+    def parse_function_rest(self) -> Steps:
+        """Parse a function from its type parameters on."""
+        at = self.next_token.at
+        with self.parse_type_params() as type_params, self.scope():
+            params, attrs = self._parse_params()
+            ret = self.parse_type() if self.accept("->") else None
             self.expect("{")
-            body = yield self.block()
+            body = yield self.parse_block()
             self.expect("}")
         return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
 
-    def _loops(self) -> tuple[GlobalVar, PrimFunc]:
-        """Read `prim_func @name { a loop program as Python text }`."""
+    def _parse_prim_func(self) -> tuple[GlobalVar, PrimFunc]:
+        """Parse `prim_func @name { ... }`, a loop program in Python syntax."""
         self.expect("prim_func")
         name = self.globals[self.expect_kind("global", "a global name").text]
         self.expect("{")
         body = self.expect_kind("loops", "a loop program")
         self.expect("}")
-        above = "\n" * (self.source.place(body.at)[0] - 1)  # so that errors name its lines
+        # Blank lines in front keep the line numbers of Python's parser those of the file.
+        above = "\n" * (
+            self.source.line_and_column(body.at)[0] - 1
+        )  # so that errors name its lines
         program = from_source(above + textwrap.dedent(body.text), name=self.source.name)
         if not isinstance(program, PrimFunc):
-            self.source.fail(body.at, f"@{name.name_hint}: expected one loop program, got a module")
+            self.source.raise_parse_error(
+                body.at, f"@{name.name_hint}: expected one loop program, got a module"
+            )
         return name, program
 
-    def _params(self) -> tuple[tuple[Var, ...], dict[str, object]]:
+    def _parse_params(self) -> tuple[tuple[Var, ...], dict[str, object]]:
         self.expect("(")
         params: list[Var] = []
         attrs: dict[str, object] = {}
-        while not self.take(")"):
-            if self.token.kind == "local":
-                params.append(self.bind())
+        while not self.accept(")"):
+            if self.next_token.kind == "local":
+                params.append(self.bind_new_var())
             else:
-                key = self._key()
-                attrs[key] = self.value()
+                key = self._parse_attr_key()
+                attrs[key] = self.parse_attr_value()
             if not self.next_is(")"):
                 self.expect(",")
         devices = tuple(map(self.places.get, params))
@@ -263,56 +271,59 @@ class _Parser(DeclarationParser):
             attrs[PARAM_PLACES] = devices
         return tuple(params), attrs
 
-    def _key(self) -> str:
-        if self.token.kind not in ("name", "string"):
-            self.fail(f"expected a parameter or key=value, got {self.shown()}")
+    def _parse_attr_key(self) -> str:
+        if self.next_token.kind not in ("name", "string"):
+            self.raise_error(f"expected a parameter or key=value, got {self.token_description()}")
         key = self.advance().text
         self.expect("=")
         return key
 
-    def new_var(self) -> Var:
-        """Read `%x` or `%x: type`, which is not yet visible."""
+    def parse_new_var(self) -> Var:
+        """Parse `%x` or `%x: type`, not yet in scope."""
         name = self.expect_kind("local", "a variable")
         device = None
-        if self.take("{"):
-            self._key()
-            device = self.value()
+        if self.accept("{"):
+            self._parse_attr_key()
+            device = self.parse_attr_value()
             self.expect("}")
-        annotation = self.type() if self.take(":") else None
+        annotation = self.parse_type() if self.accept(":") else None
         if isinstance(annotation, IncompleteType):
+            # `_` as an annotation is none: the type is to be inferred.
             annotation = None
         variable = Var(name.text, annotation, span=self.span(name.at))
         if device is not None:
             self.places[variable] = device
         return variable
 
-    def bind(self, scope: int = -1) -> Var:
-        """Read a new variable, which is visible from here on."""
-        variable = self.new_var()
+    def bind_new_var(self, scope: int = -1) -> Var:
+        """Parse a new variable, and bring it into scope."""
+        variable = self.parse_new_var()
         self.scopes[scope][variable.name_hint] = variable
         return variable
 
-    def block(self) -> Steps:
-        """Read bindings and a result, without the brackets."""
+    def parse_block(self) -> Steps:
+        """Parse bindings and a result, without braces."""
         lets: list[tuple[Var, Expr, int]] = []
         scope = self.scope()
+        # By hand: a generator may be dropped between its steps, and `finally` leaves the scope
+        # then.
         scope.__enter__()
         try:
             while True:
-                at = self.token.at
-                if self.take("let"):
-                    lets.append((yield from self._let(at)))
-                elif self.take("free_var"):
-                    self.bind(scope=0)
+                at = self.next_token.at
+                if self.accept("let"):
+                    lets.append((yield from self._parse_let(at)))
+                elif self.accept("free_var"):
+                    self.bind_new_var(scope=0)
                     self.expect(";")
-                elif self._binds_in_graph():
+                elif self._is_graph_binding():
                     name = self.advance().text
                     self.advance()
                     self.graph[-1][name] = yield self.expr()
                     self.expect(";")
                 else:
                     result = yield self.expr()
-                    if not self.take(";"):
+                    if not self.accept(";"):
                         break
                     lets.append((Var("_", None), result, at))
         finally:
@@ -322,14 +333,15 @@ class _Parser(DeclarationParser):
             result = Let(var, value, result, span=self.span(at))
         return result
 
-    def _binds_in_graph(self) -> bool:
-        """Return whether `%0 =` comes next."""
-        after = self.peek(1)
-        return self.token.kind == "graph" and after.text == "=" and after.kind == "mark"
+    def _is_graph_binding(self) -> bool:
+        """Return whether `%0 =` follows."""
+        after = self.peek_token(1)
+        return self.next_token.kind == "graph" and after.text == "=" and after.kind == "mark"
 
-    def _let(self, at: int) -> Generator[Steps, Expr, tuple[Var, Expr, int]]:
-        var = self.new_var()
+    def _parse_let(self, at: int) -> Generator[Steps, Expr, tuple[Var, Expr, int]]:
+        var = self.parse_new_var()
         self.expect("=")
+        # Other values do not see the variable, but an outer one of its name.
         if self.next_is("fn"):  # a function may call itself
             self.scopes[-1][var.name_hint] = var
         value = yield self.expr()
@@ -340,64 +352,69 @@ class _Parser(DeclarationParser):
     # Expressions
 
     def expr(self, tightest: int = 0) -> Steps:
-        """Read operators that bind at least as tightly as `tightest`."""
-        result = yield self.postfix()
-        while self.token.kind == "mark" and self.token.text in INFIX:
-            level, name = INFIX[self.token.text]
+        """Parse infix operators of at least the given precedence (precedence climbing)."""
+        result = yield self.parse_postfix()
+        while self.next_token.kind == "mark" and self.next_token.text in INFIX_OPERATORS:
+            level, name = INFIX_OPERATORS[self.next_token.text]
             if level < tightest:
                 break
             at = self.advance().at
+            # One level tighter: operators of one level associate to the left.
             operand = yield self.expr(level + 1)
             result = Call(get(name), (result, operand), None, span=self.span(at))
         return result
 
-    def postfix(self) -> Steps:
-        """Read an atom with its calls and projections."""
-        at = self.token.at
-        result = yield self.atom()
-        while self.token.kind == "mark":
-            if self.token.text == "(":
-                result = yield self.call(result, (), at)
-            elif self.token.text == "[" and not isinstance(result, Constant):
-                kinds = self.types_in_brackets()
+    def parse_postfix(self) -> Steps:
+        """Parse an atom with its calls and projections."""
+        at = self.next_token.at
+        result = yield self.parse_atom()
+        while self.next_token.kind == "mark":
+            if self.next_token.text == "(":
+                result = yield self.parse_call(result, (), at)
+            elif self.next_token.text == "[" and not isinstance(result, Constant):
+                kinds = self.parse_types_in_brackets()
                 result = (
-                    (yield self.call(result, kinds, at))
+                    (yield self.parse_call(result, kinds, at))
                     if self.next_is("(")
                     else Call(result, (), None, kinds)
                 )
-            elif self.token.text == ".":
+            elif self.next_token.text == ".":
                 self.advance()
                 token = self.expect_kind("int", "the number of a field")
                 for index in token.text.split("."):  # ".1.0" is one token after the point
                     if not index.isdigit():
-                        self.source.fail(
+                        self.source.raise_parse_error(
                             token.at, f"expected the number of a field, got {token.text!r}"
                         )
                     result = TupleGetItem(result, int(index), span=self.span(at))
             else:
                 break
         if isinstance(result, Constructor) and not result.inputs:
+            # A constructor without fields is written without parentheses, and is a call
+            # nevertheless.
             result = Call(result, (), None, span=self.span(at))
         return result
 
-    def call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
-        """Read the arguments and attributes of a call."""
+    def parse_call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
+        """Parse the arguments and attributes of a call."""
         self.expect("(")
         args: list[Expr] = []
         attrs: dict[str, tuple[object, int]] = {}
-        while not self.take(")"):
-            token = self.token
+        while not self.accept(")"):
+            token = self.next_token
             if (
                 token.kind in ("name", "string")
-                and self.peek(1).text == "="
-                and self.peek(1).kind == "mark"
+                and self.peek_token(1).text == "="
+                and self.peek_token(1).kind == "mark"
             ):
-                key = self._key()
-                attrs[key] = (self.value(), token.at)
+                key = self._parse_attr_key()
+                attrs[key] = (self.parse_attr_value(), token.at)
             elif attrs:
-                self.fail(f"expected key=value after an attribute, got {self.shown()}")
-            elif token.kind in ("local", "graph") and self.peek(1).text in (",", ")"):
-                args.append(self._name(self.advance()))
+                self.raise_error(
+                    f"expected key=value after an attribute, got {self.token_description()}"
+                )
+            elif token.kind in ("local", "graph") and self.peek_token(1).text in (",", ")"):
+                args.append(self._resolve_name(self.advance()))
             else:
                 args.append((yield self.expr()))
             if not self.next_is(")"):
@@ -410,154 +427,162 @@ class _Parser(DeclarationParser):
             span=self.span(at),
         )
 
-    def _name(self, token: Token) -> Expr:
-        """Return the value of a name in an expression."""
+    def _resolve_name(self, token: LexerToken) -> Expr:
+        """Resolve a name in an expression."""
         where = self.graph if token.kind == "graph" else self.scopes
         for scope in reversed(where):
             if token.text in scope:
                 return scope[token.text]
-        self.source.fail(token.at, f"%{token.text} is not bound here")
+        self.source.raise_parse_error(token.at, f"%{token.text} is not bound here")
 
-    def atom(self) -> Steps:
-        """Read an expression that is no operator, call or projection."""
-        token = self.token
+    def parse_atom(self) -> Steps:
+        """Parse a primary expression."""
+        token = self.next_token
         if token.kind in ("local", "graph"):
-            return self._name(self.advance())
+            return self._resolve_name(self.advance())
         if token.kind == "global":
             self.advance()
+            # An expression alone may call functions that nothing here defines.
             if token.text not in self.globals:
                 if not self.has_free_globals:
-                    self.source.fail(token.at, f"no function @{token.text}")
+                    self.source.raise_parse_error(token.at, f"no function @{token.text}")
                 self.globals[token.text] = GlobalVar(token.text)
             return self.globals[token.text]
         if token.kind in ("int", "float"):
-            return self._literal(self.token.at, "")
+            return self._parse_literal(self.next_token.at, "")
         if self.next_is("-"):
-            return (yield from self._negative())
+            return (yield from self._parse_negation())
         if token.kind == "mark" and token.text == "{":
-            return (yield from self._braces())
+            return (yield from self._parse_braces())
         if token.kind == "mark" and token.text == "(":
-            return (yield from self._parentheses())
+            return (yield from self._parse_parentheses())
         if token.kind != "name":
-            self.fail(f"expected an expression, got {self.shown()}")
-        reader = _KEYWORDS.get(token.text)
+            self.raise_error(f"expected an expression, got {self.token_description()}")
+        reader = _KEYWORD_PARSERS.get(token.text)
         if reader is not None:
             self.advance()
             return (yield from reader(self, token))
-        return self._named(self.advance())
+        return self._resolve_identifier(self.advance())
 
-    def _named(self, token: Token) -> Expr:
+    def _resolve_identifier(self, token: LexerToken) -> Expr:
         if token.text in self.constructors:
             return self.constructors[token.text]
         if token.text in OPS:
             return get(token.text)
         if token.text in ("True", "False"):
             return Constant(np.array(token.text == "True"))
-        hint = nearest(token.text)
-        self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
+        hint = suggest_op_names(token.text)
+        self.source.raise_parse_error(
+            token.at, f"no operator, constructor or keyword {token.text!r}{hint}"
+        )
 
-    def _negative(self) -> Steps:
-        """Read minus signs and their operand: a literal includes them, anything else is negated."""
+    def _parse_negation(self) -> Steps:
+        """Parse unary minus; a literal absorbs it, other operands are negated."""
         signs = [self.advance()]
         while self.next_is("-"):
             signs.append(self.advance())
-        if self.token.kind in ("int", "float"):
-            return self._literal(signs[0].at, "-" * (len(signs) % 2))
-        result = yield self.postfix()
+        if self.next_token.kind in ("int", "float"):
+            # -2147483648 is a literal, whose positive half is none.
+            return self._parse_literal(signs[0].at, "-" * (len(signs) % 2))
+        result = yield self.parse_postfix()
         for sign in reversed(signs):
             result = Call(get("negative"), (result,), None, span=self.span(sign.at))
         return result
 
-    def _literal(self, start: int, sign: str) -> Constant:
+    def _parse_literal(self, start: int, sign: str) -> Constant:
         token = self.advance()
         if token.kind == "float":
             digits, _, suffix = token.text.rpartition("f")
-            return self._float(float(sign + digits), FLOATS["f" + suffix], start)
+            return self._parse_float(float(sign + digits), FLOAT_SUFFIX_DTYPES["f" + suffix], start)
         digits, _, suffix = token.text.partition("i")
         if not digits.isdigit():
-            self.source.fail(token.at, f"{token.text} needs a suffix: f (float32), f16 or f64")
+            self.source.raise_parse_error(
+                token.at, f"{token.text} needs a suffix: f (float32), f16 or f64"
+            )
         value = int(sign + digits)
+        # Without a suffix: int32 unless it is too large for that.
         fits = -(2**31) <= value < 2**31 or "i" in token.text
         dtype = f"int{suffix}" if suffix else "int32" if fits else "int64"
         if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
-            self.source.fail(start, f"{value} is out of the range of {dtype}")
+            self.source.raise_parse_error(start, f"{value} is out of the range of {dtype}")
         return Constant(np.array(value, dtype), self.span(start))
 
-    def _float(self, value: float, dtype: str, at: int) -> Constant:
+    def _parse_float(self, value: float, dtype: str, at: int) -> Constant:
+        # An overflow to infinity would be another program than the text says.
         if not math.isinf(value) and abs(value) > float(np.finfo(dtype).max):
-            self.source.fail(at, f"{value} is out of the range of {dtype}")
+            self.source.raise_parse_error(at, f"{value} is out of the range of {dtype}")
         return Constant(np.array(value, to_numpy(dtype)), self.span(at))
 
-    def _braces(self) -> Steps:
+    def _parse_braces(self) -> Steps:
         self.expect("{")
-        body = yield self.block()
+        body = yield self.parse_block()
         self.expect("}")
         return body
 
-    def _parentheses(self) -> Steps:
+    def _parse_parentheses(self) -> Steps:
         at = self.expect("(").at
         fields: list[Expr] = []
-        while not self.take(")"):
-            is_block = self.next_is("let") or self.next_is("free_var") or self._binds_in_graph()
-            fields.append((yield self.block() if is_block else self.expr()))
-            if self.take(")"):
+        while not self.accept(")"):
+            is_block = self.next_is("let") or self.next_is("free_var") or self._is_graph_binding()
+            fields.append((yield self.parse_block() if is_block else self.expr()))
+            if self.accept(")"):
                 return fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=self.span(at))
             self.expect(",")
         return Tuple(tuple(fields), span=self.span(at))
 
-    def _fn(self, start: Token) -> Steps:
-        return (yield self.function_rest())
+    def _parse_fn(self, start: LexerToken) -> Steps:
+        return (yield self.parse_function_rest())
 
-    def _if(self, start: Token) -> Steps:
+    def _parse_if(self, start: LexerToken) -> Steps:
         self.expect("(")
         cond = yield self.expr()
         self.expect(")")
-        yes = yield self._braces()
+        yes = yield self._parse_braces()
         self.expect("else")
-        no = yield self._braces()
+        no = yield self._parse_braces()
         return If(cond, yes, no, span=self.span(start.at))
 
-    def _match(self, start: Token) -> Steps:
+    def _parse_match(self, start: LexerToken) -> Steps:
         self.expect("(")
         data = yield self.expr()
         self.expect(")")
         self.expect("{")
         clauses: list[Clause] = []
-        while not self.take("}"):
+        while not self.accept("}"):
             with self.scope():
-                pattern = self.pattern()
+                pattern = self.parse_pattern()
                 self.expect("=>")
-                clauses.append(Clause(pattern, (yield self.block())))
+                clauses.append(Clause(pattern, (yield self.parse_block())))
             if not self.next_is("}"):
                 self.expect(",")
         return Match(data, tuple(clauses), start.text == "match", span=self.span(start.at))
 
-    def pattern(self) -> Pattern:
-        """Read a pattern: `_`, `%x`, `C(p, q)` or `(p, q)`."""
-        token = self.token
+    def parse_pattern(self) -> Pattern:
+        """Parse a pattern: `_`, `%x`, `C(p, q)` or `(p, q)`."""
+        token = self.next_token
         if token.kind == "local":
-            return PatternVar(self.bind())
+            return PatternVar(self.bind_new_var())
         if token.kind == "mark" and token.text == "(":
-            return PatternTuple(self._patterns())
+            return PatternTuple(self._parse_patterns())
         self.advance()
         if token.kind == "name" and token.text == "_":
             return PatternWildcard()
         if token.kind != "name" or token.text not in self.constructors:
-            self.source.fail(token.at, f"expected a pattern, got {token.text!r}")
+            self.source.raise_parse_error(token.at, f"expected a pattern, got {token.text!r}")
         constructor = self.constructors[token.text]
-        return PatternConstructor(constructor, self._patterns() if self.next_is("(") else ())
+        return PatternConstructor(constructor, self._parse_patterns() if self.next_is("(") else ())
 
-    def _patterns(self) -> tuple[Pattern, ...]:
+    def _parse_patterns(self) -> tuple[Pattern, ...]:
         self.expect("(")
         patterns: list[Pattern] = []
-        while not self.take(")"):
-            patterns.append(self.pattern())
+        while not self.accept(")"):
+            patterns.append(self.parse_pattern())
             if not self.next_is(")"):
                 self.expect(",")
         return tuple(patterns)
 
-    def _reference(self, start: Token) -> Steps:
-        """Read `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
+    def _parse_reference(self, start: LexerToken) -> Steps:
+        """Parse `ref(a)`, `type_of_ref_read(r)` or `type_of_ref_write(r, a)`."""
         self.expect("(")
         first = yield self.expr()
         if start.text == "ref_write":
@@ -571,39 +596,42 @@ class _Parser(DeclarationParser):
             RefRead(first, span=span) if start.text == "ref_read" else RefCreate(first, span=span)
         )
 
-    def _meta(self, start: Token) -> Steps:
-        """Read `meta[relay.Constant][3]`."""
+    def _parse_meta(self, start: LexerToken) -> Steps:
+        """Parse `meta[relay.Constant][3]`."""
+        # A reader is a generator, also one that needs no other.
         yield from ()
-        entry = self.meta_entry(start)
+        entry = self.parse_meta_entry(start)
         if not isinstance(entry, Constant):
-            self.source.fail(start.at, f"expected meta data that is a constant, got {entry!r}")
+            self.source.raise_parse_error(
+                start.at, f"expected meta data that is a constant, got {entry!r}"
+            )
         return entry
 
     def span(self, at: int) -> Span:
         """Return the span from a position of this text to the last token read."""
-        line, column = self.place(at)
-        end_line, end_column = self.place(self.tokens[max(self.position - 1, 0)].end)
+        line, column = self.line_and_column(at)
+        end_line, end_column = self.line_and_column(self.tokens[max(self.position - 1, 0)].end)
         return Span(self.source.name, line, end_line, column, end_column)
 
 
-_KEYWORDS: dict[str, Callable[[_Parser, Token], Steps]] = {
-    "fn": _Parser._fn,
-    "if": _Parser._if,
-    "match": _Parser._match,
-    "match?": _Parser._match,
-    "ref": _Parser._reference,
-    "ref_read": _Parser._reference,
-    "ref_write": _Parser._reference,
-    "meta": _Parser._meta,
+_KEYWORD_PARSERS: dict[str, Callable[[_RelayParser, LexerToken], Steps]] = {
+    "fn": _RelayParser._parse_fn,
+    "if": _RelayParser._parse_if,
+    "match": _RelayParser._parse_match,
+    "match?": _RelayParser._parse_match,
+    "ref": _RelayParser._parse_reference,
+    "ref_read": _RelayParser._parse_reference,
+    "ref_write": _RelayParser._parse_reference,
+    "meta": _RelayParser._parse_meta,
 }
 
 
-def _read_metadata(source: Source, text: str) -> Entries:
+def _read_metadata(source: SourceText, text: str) -> Entries:
     try:
         return read_metadata(text)
     except LoadError as error:
         start = len(source.text) - len(text)
-        source.fail(start, f"the meta data cannot be read: {error}")
+        source.raise_parse_error(start, f"the meta data cannot be read: {error}")
 
 
 IRModule.relay_reader = staticmethod(fromtext)

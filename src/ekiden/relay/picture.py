@@ -1,4 +1,4 @@
-"""Programs of Relay as pictures: operators in layers, from what goes in to what comes out.
+"""SVG drawings of Relay graphs in layers (Sugiyama style).
 
     relay.draw(mod["main"])      # SVG as text; notebooks show it under the module's text
 
@@ -15,16 +15,16 @@ from html import escape
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant, Function, Let, Tuple, TupleGetItem, Var
-from ekiden.relay.visitor import CHILDREN, post_order
+from ekiden.relay.visitor import CHILD_GETTERS, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["MOST", "draw"]
+__all__ = ["MAX_BOXES", "draw"]
 
-MOST = 120
+MAX_BOXES = 120
 """Boxes of the largest picture that notebooks show."""
 LINE, GLYPH, PAD, GAP_X, GAP_Y, MARGIN = 15, 6.9, 9, 26, 34, 8
 """Pixels: the height of a line, the width of a glyph, room in, beside, below and around boxes."""
-STYLE = """
+SVG_STYLE = """
 .ekg text{font:12px ui-monospace,monospace;fill:#1d2733}.ekg .t{fill:#6a7785;font-size:11px}
 .ekg rect{stroke:#7f93a8;stroke-width:1}.ekg .op{fill:#e9f1fa}.ekg .in{fill:#fdf3e1}
 .ekg .fused{fill:#e6f5ea;stroke:#6aa67c}.ekg .out{fill:#fdf3e1}.ekg .other{fill:#f3eef9}
@@ -33,13 +33,13 @@ STYLE = """
 
 
 @dataclass(slots=True, eq=False)
-class _Box:
-    """One node of the picture; where it stands is found last."""
+class _GraphBox:
+    """Box of the drawing; its position is assigned by the layout."""
 
     kind: str
     lines: list[str]
     typed: str = ""
-    reads: list[_Box] = field(default_factory=list)
+    reads: list[_GraphBox] = field(default_factory=list)
     layer: int = 0
     x: float = 0.0
     y: float = 0.0
@@ -55,30 +55,30 @@ class _Box:
 
 
 def draw(function: Function) -> str:
-    """Return a function as SVG: a box for each operator or kernel, with the type of its result.
+    """Draw a function as SVG: one box per operator or kernel with its result type.
 
     Types are shown where they were inferred. Choices, matches and inner functions that are not
     kernels are boxes with their names, without their contents.
     """
-    boxes = _boxes(function)
-    layers = _placed(boxes)
+    boxes = _build_boxes(function)
+    layers = _layout_boxes(boxes)
     pairs = [(above, below) for below in boxes for above in dict.fromkeys(below.reads)]
-    sides = [_side(above, below, layers) for above, below in pairs]
+    sides = [_edge_bypass_x(above, below, layers) for above, below in pairs]
     ends = [box.x + box.width for box in boxes] + [side for side in sides if side is not None]
     width = max(ends) + MARGIN
     height = max(box.y + box.height for box in layers[-1]) + MARGIN
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="ekg" {size}><style>{STYLE}</style>'
-    edges = "".join(_edge(a, b, side) for (a, b), side in zip(pairs, sides, strict=True))
-    return f"{head}{edges}{''.join(map(_drawn, boxes))}</svg>"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="ekg" {size}><style>{SVG_STYLE}</style>'
+    edges = "".join(_draw_edge(a, b, side) for (a, b), side in zip(pairs, sides, strict=True))
+    return f"{head}{edges}{''.join(map(_draw_box, boxes))}</svg>"
 
 
-def _boxes(function: Function) -> list[_Box]:
-    """Return the boxes, each after those that it reads."""
-    boxes_of: dict[RelayExpr, list[_Box]] = {}
-    boxes: list[_Box] = []
+def _build_boxes(function: Function) -> list[_GraphBox]:
+    """Build the boxes in topological order."""
+    boxes_of: dict[RelayExpr, list[_GraphBox]] = {}
+    boxes: list[_GraphBox] = []
     for param in function.params:
-        boxes.append(_Box("in", [f"%{param.name_hint}"], _type(param)))
+        boxes.append(_GraphBox("in", [f"%{param.name_hint}"], _format_type(param)))
         boxes_of[param] = [boxes[-1]]
     order = post_order(function.body)
     values = {let.var: let.value for let in order if isinstance(let, Let)}
@@ -86,24 +86,29 @@ def _boxes(function: Function) -> list[_Box]:
         if expr in boxes_of or expr in values:  # a bound variable comes before its value
             continue
         reads = [
-            box for operand in _below(expr) for box in boxes_of.get(_bound(operand, values), ())
+            box
+            for operand in _read_operands(expr)
+            for box in boxes_of.get(_resolve_variable(operand, values), ())
         ]
-        if (lines := _lines(expr)) is not None:
-            boxes.append(_Box(_kind(expr), lines, _type(expr), reads))
+        if (lines := _box_lines(expr)) is not None:
+            boxes.append(_GraphBox(_box_kind(expr), lines, _format_type(expr), reads))
             reads = [boxes[-1]]
+        # Tuples and projections have no boxes: edges pass through them.
         boxes_of[expr] = reads
-    boxes.append(_Box("out", ["result"], "", boxes_of[_bound(function.body, values)]))
+    boxes.append(
+        _GraphBox("out", ["result"], "", boxes_of[_resolve_variable(function.body, values)])
+    )
     return boxes
 
 
-def _bound(expr: RelayExpr, values: Mapping[Var, RelayExpr]) -> RelayExpr:
-    """Return the value of a variable of a `let`, or the expression itself for all others."""
+def _resolve_variable(expr: RelayExpr, values: Mapping[Var, RelayExpr]) -> RelayExpr:
+    """Return the value bound to a let variable; other expressions unchanged."""
     while isinstance(expr, Var) and expr in values:
         expr = values[expr]
     return expr
 
 
-def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
+def _read_operands(expr: RelayExpr) -> Sequence[RelayExpr]:
     """Return the expressions that an expression reads."""
     match expr:
         case Call():
@@ -111,16 +116,16 @@ def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
         case Let():
             return (expr.body,)
         case _:
-            return CHILDREN[type(expr)](expr)
+            return CHILD_GETTERS[type(expr)](expr)
 
 
-def _lines(expr: RelayExpr) -> list[str] | None:
-    """Return the text in the box of an expression, or None if it has no box of its own."""
+def _box_lines(expr: RelayExpr) -> list[str] | None:
+    """Return the text lines of an expression's box, or None if it has none."""
     match expr:
         case Call():
-            names = list(_operators(expr.op))
+            names = list(_called_operators(expr.op))
             constants = [a for a in expr.args if isinstance(a, Constant)]
-            return [*names, *(f"  {_constant(constant)}" for constant in constants)]
+            return [*names, *(f"  {_format_constant(constant)}" for constant in constants)]
         case (
             Var() | Constant() | Tuple() | TupleGetItem() | Let() | Op() | GlobalVar() | Function()
         ):
@@ -129,8 +134,8 @@ def _lines(expr: RelayExpr) -> list[str] | None:
             return [type(expr).__name__.lower()]
 
 
-def _operators(callee: RelayExpr) -> Iterator[str]:
-    """Yield the operators of a call, in order: several of a fused function."""
+def _called_operators(callee: RelayExpr) -> Iterator[str]:
+    """Yield the operators of a call in order, several for a fused function."""
     match callee:
         case Op():
             yield callee.name
@@ -139,23 +144,23 @@ def _operators(callee: RelayExpr) -> Iterator[str]:
         case Function():
             for inner in post_order(callee.body):
                 if isinstance(inner, Call):
-                    yield from _operators(inner.op)
+                    yield from _called_operators(inner.op)
         case _:
             yield type(callee).__name__.lower()
 
 
-def _kind(expr: RelayExpr) -> str:
+def _box_kind(expr: RelayExpr) -> str:
     if not isinstance(expr, Call):
         return "other"
     return "fused" if isinstance(expr.op, Function) else "op"
 
 
-def _constant(value: Constant) -> str:
+def _format_constant(value: Constant) -> str:
     data = value.data
     return f"{data.item():g}" if data.shape == () else f"{data.dtype}{list(data.shape)}"
 
 
-def _type(expr: RelayExpr) -> str:
+def _format_type(expr: RelayExpr) -> str:
     kind = expr.checked_type_or_none()
     if kind is None:
         return ""
@@ -163,21 +168,23 @@ def _type(expr: RelayExpr) -> str:
     return text if len(text) <= 48 else f"{text[:47]}…"
 
 
-def _placed(boxes: list[_Box]) -> list[list[_Box]]:
-    """Place the boxes, and return the layers, the first on top.
+def _layout_boxes(boxes: list[_GraphBox]) -> list[list[_GraphBox]]:
+    """Assign positions to the boxes; return the layers, top first.
 
     A layer is one below the lowest that it reads. In a layer boxes are in the order of the middle
     of the boxes that they read, and every layer is centred.
     """
     for box in boxes:
+        # The longest path decides, so that all edges point down.
         box.layer = max((read_box.layer + 1 for read_box in box.reads), default=0)
-    layers: list[list[_Box]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
+    layers: list[list[_GraphBox]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
     for box in boxes:
         layers[box.layer].append(box)
     widths = [sum(b.width for b in layer) + GAP_X * (len(layer) - 1) for layer in layers]
     top = float(MARGIN)
     for layer, width in zip(layers, widths, strict=True):
-        layer.sort(key=_middle_of_reads)
+        # The barycenter heuristic of layered drawings keeps crossings few.
+        layer.sort(key=_barycenter)
         x = MARGIN + (max(widths) - width) / 2
         for box in layer:
             box.x, box.y = x, top
@@ -186,20 +193,22 @@ def _placed(boxes: list[_Box]) -> list[list[_Box]]:
     return layers
 
 
-def _middle_of_reads(box: _Box) -> float:
+def _barycenter(box: _GraphBox) -> float:
     middles = [read_box.x + read_box.width / 2 for read_box in box.reads]
     return sum(middles) / len(middles) if middles else 0.0
 
 
-def _side(above: _Box, below: _Box, layers: list[list[_Box]]) -> float | None:
-    """Return how far to the right an edge goes that passes layers, or None if it passes none."""
+def _edge_bypass_x(
+    above: _GraphBox, below: _GraphBox, layers: list[list[_GraphBox]]
+) -> float | None:
+    """Return how far right an edge must bypass the layers it crosses, or None."""
     between = [box for layer in layers[above.layer + 1 : below.layer] for box in layer]
     if not between:
         return None
     return max(box.x + box.width for box in [above, *between, below]) + GAP_X * 0.7
 
 
-def _edge(above: _Box, below: _Box, side: float | None) -> str:
+def _draw_edge(above: _GraphBox, below: _GraphBox, side: float | None) -> str:
     x0, y0 = above.x + above.width / 2, above.y + above.height
     x1, y1 = below.x + below.width / 2, below.y
     if side is not None:  # past what stands between; a cubic goes three quarters of the way
@@ -213,7 +222,7 @@ def _edge(above: _Box, below: _Box, side: float | None) -> str:
     return f'<path d="M{x0:.0f} {y0:.0f}{middle} {x1:.0f} {y1:.0f}"></path>'
 
 
-def _drawn(box: _Box) -> str:
+def _draw_box(box: _GraphBox) -> str:
     elements = [
         f'<rect class="{box.kind}" x="{box.x:.0f}" y="{box.y:.0f}" rx="4" '
         f'width="{box.width:.0f}" height="{box.height}"></rect>'

@@ -1,9 +1,8 @@
-"""The standard library: files of Relay text in `relay/library`, added to a module.
+"""Relay standard library: .rly files in `relay/library`, imported into modules.
 
-module.import_from_std("nat.rly")
-p = Prelude(module)                       # functions on lists, options and trees
-p.map, p.mod.get_type("List")
-p.get_global_var("tensor_array", "int64") # tensor arrays of a dtype, added when asked for
+module.import_from_std("nat.rly") p = Prelude(module)                       # functions on lists,
+options and trees p.map, p.mod.get_type("List") p.get_global_var("tensor_array", "int64") # tensor
+arrays of a dtype, added when asked for
 """
 
 from __future__ import annotations
@@ -15,16 +14,21 @@ from importlib import resources
 from ekiden.ir.expr import GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, convert
-from ekiden.ir.text import shape_text
+from ekiden.ir.text import format_shape
 from ekiden.ir.type import GlobalTypeVar
 from ekiden.relay.expr import Constructor
 from ekiden.relay.parser import parse
 
-NEEDS = {"prelude.rly": (), "nat.rly": ("prelude.rly",), "gradient.rly": (), "core.rly": ()}
+LIBRARY_DEPENDENCIES = {
+    "prelude.rly": (),
+    "nat.rly": ("prelude.rly",),
+    "gradient.rly": (),
+    "core.rly": (),
+}
 """File of the library -> the files it uses."""
 _TENSOR_ARRAY = "tensor_array.rly"
-_STATIC = "static_tensor_array.rly"
-FUNCTIONS = tuple(
+_STATIC_TENSOR_ARRAY = "static_tensor_array.rly"
+PRELUDE_FUNCTIONS = tuple(
     "id compose flip hd tl nth update map foldl foldr foldr1 concat filter zip rev map_accuml "
     "map_accumr unfoldl unfoldr sum length tmap size iterate option_map option_get".split()
 )
@@ -34,43 +38,46 @@ Shape = Sequence[ExprLike]
 
 
 def read_std(name: str) -> str:
-    """Return the text of a file of the library.
+    """Read a library file.
 
     Raises:
         KeyError: There is no such file; the message names all files.
     """
-    if name not in (*NEEDS, _TENSOR_ARRAY, _STATIC):
-        raise KeyError(f"no file {name!r} in the standard library; there are {', '.join(NEEDS)}")
+    if name not in (*LIBRARY_DEPENDENCIES, _TENSOR_ARRAY, _STATIC_TENSOR_ARRAY):
+        raise KeyError(
+            f"no file {name!r} in the standard library; there are {', '.join(LIBRARY_DEPENDENCIES)}"
+        )
     return resources.files("ekiden.relay").joinpath("library", name).read_text(encoding="utf-8")
 
 
 def import_from_std(module: IRModule, name: str) -> None:
-    """Add the definitions of a file and of the files it uses, unless they are present already."""
+    """Import a library file and its dependencies into a module, unless present."""
     text = read_std(name)
-    for needed in NEEDS.get(name, ()):
+    for needed in LIBRARY_DEPENDENCIES.get(name, ()):
         import_from_std(module, needed)
-    _add(module, text, name)
+    _add_definitions(module, text, name)
 
 
 IRModule.library = staticmethod(import_from_std)
 
 
-def _add(module: IRModule, text: str, name: str) -> None:
-    """Add the definitions of a text, unless its first definition is present."""
+def _add_definitions(module: IRModule, text: str, name: str) -> None:
+    """Add the definitions of a text, unless its first one is present."""
     first = re.search(r"^(?:def @|(?:extern )?type )(\w+)", text, re.MULTILINE)
     assert first is not None, f"{name} defines nothing"
     types = {t.name_hint for t in module.type_definitions}
+    # A file is added as a whole: its first definition tells whether it is there.
     if first.group(1) in types or first.group(1) in module:
         return
     library = IRModule(None, module.type_definitions)
-    for needed in FUNCTIONS:
+    for needed in PRELUDE_FUNCTIONS:
         if needed in module:
             library[module.get_global_var(needed)] = module[needed]
     module.update(parse(text, name, library))
 
 
 class Prelude:
-    """A module with the standard library in it, and the names of what is there (TVM's face).
+    """Module with the standard library, and its functions as attributes (TVM's name).
 
     Each function of the prelude is an attribute: its GlobalVar.
     """
@@ -106,17 +113,19 @@ class Prelude:
         """Add the prelude to `mod`, or to a new module."""
         self.mod = mod if mod is not None else IRModule()
         import_from_std(self.mod, "prelude.rly")
-        for name in FUNCTIONS:
+        for name in PRELUDE_FUNCTIONS:
             setattr(self, name, self.mod.get_global_var(name))
 
     # Tensor arrays of one dtype and any shapes
 
     def get_name(self, canonical: str, dtype: str) -> str:
-        """Return the name for a dtype: `tensor_take` of float32 is `tensor_take_float32`."""
+        """Return the name of a function for a dtype: `tensor_take` of float32 is
+        `tensor_take_float32`.
+        """
         return f"tensor_{dtype}_t" if canonical == "tensor_t" else f"{canonical}_{dtype}"
 
     def get_global_var(self, canonical: str, dtype: str) -> GlobalVar:
-        """Return a function on tensor arrays.
+        """Return a tensor array function for a dtype.
 
         Raises:
             KeyError: There is no such function; the message names all functions.
@@ -125,17 +134,17 @@ class Prelude:
         return self.mod.get_global_var(self.get_name(canonical, dtype))
 
     def get_type(self, canonical: str, dtype: str) -> GlobalTypeVar:
-        """Return the type of elements of a tensor array: canonical is "tensor_t"."""
+        """Return the element type of tensor arrays of a dtype."""
         self.need(dtype)
         return self.mod.get_global_type_var(self.get_name(canonical, dtype))
 
     def get_ctor(self, ty_name: str, canonical: str, dtype: str) -> Constructor:
-        """Return a constructor of a data type of the module.
+        """Return a constructor of a data type.
 
         Raises:
             KeyError: There is no such constructor.
         """
-        return self._constructor(ty_name, self.get_name(canonical, dtype))
+        return self._find_constructor(ty_name, self.get_name(canonical, dtype))
 
     def get_tensor_ctor(self, canonical: str, dtype: str) -> Constructor:
         """Return the constructor `tensor_nil`, `tensor0`, ... or `tensor6` of a dtype."""
@@ -143,11 +152,12 @@ class Prelude:
         return self.get_ctor(kind.name_hint, canonical, dtype)
 
     def need(self, dtype: str) -> None:
-        """Add the tensor arrays of a dtype, unless they are present."""
+        """Import the tensor arrays of a dtype, unless present."""
+        # The file is written for float32; whole words, as float32x4 would be another type.
         text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
-        _add(self.mod, text, _TENSOR_ARRAY)
+        _add_definitions(self.mod, text, _TENSOR_ARRAY)
 
-    def _constructor(self, kind: str, name: str) -> Constructor:
+    def _find_constructor(self, kind: str, name: str) -> Constructor:
         constructors = [c for c in self.mod.get_type(kind)[1:] if isinstance(c, Constructor)]
         for constructor in constructors:
             if constructor.name_hint == name:
@@ -161,7 +171,7 @@ class Prelude:
         """Return the name for a shape: `tensor_take` of float32, (2, ?) is
         `tensor_take_float32_2_any`.
         """
-        own = static_name(dtype, shape)
+        own = static_shape_name(dtype, shape)
         return f"static_tensor_{own}_t" if canonical == "tensor_t" else f"{canonical}_{own}"
 
     def get_global_var_static(self, canonical: str, dtype: str, shape: Shape) -> GlobalVar:
@@ -175,22 +185,22 @@ class Prelude:
     def get_ctor_static(self, ty_name: str, name: str, dtype: str, shape: Shape) -> Constructor:
         """Return a constructor of a data type of static tensor arrays."""
         kind = self.get_name_static(ty_name, dtype, shape)
-        return self._constructor(kind, self.get_name_static(name, dtype, shape))
+        return self._find_constructor(kind, self.get_name_static(name, dtype, shape))
 
     def get_tensor_ctor_static(self, name: str, dtype: str, shape: Shape) -> Constructor:
         """Return the constructor `tensor_nil` or `tensor_constructor`."""
         return self.get_ctor_static("tensor_t", name, dtype, shape)
 
 
-def static_name(dtype: str, shape: Shape) -> str:
-    """Return the name of a dtype and shape, such as `float32_2_any` or `float32_scalar`."""
+def static_shape_name(dtype: str, shape: Shape) -> str:
+    """Format a dtype and shape for a name, such as `float32_2_any` or `float32_scalar`."""
     dims = [convert(d, "int64") for d in shape]
     names = [str(d.value) if isinstance(d, IntImm) else "any" for d in dims]
     return "_".join((dtype, *(names or ["scalar"])))
 
 
 class StaticTensorArrayOps:
-    """The tensor arrays of one dtype and static shape; `register` adds them to the module."""
+    """Tensor array functions of one dtype and static shape; `register` adds them to the module."""
 
     def __init__(self, prelude: Prelude, dtype: str, shape: Shape) -> None:
         self.prelude = prelude
@@ -214,19 +224,18 @@ class StaticTensorArrayOps:
         return self.prelude.get_tensor_ctor_static(canonical, self.dtype, self.shape)
 
     def register(self) -> None:
-        """Add the types and functions, unless they are present, and those of the same dtype for any
-        shape.
+        """Register the types and functions, and those of the dtype for any shape, unless present.
 
         Programs look at results by both.
         """
         self.prelude.need(self.dtype)
         module = self.prelude.mod
         if self.get_name("tensor_array") not in module:
-            text = "\n".join(self._lines())
+            text = "\n".join(self._expand_template())
             library = IRModule(None, module.type_definitions)
-            for name in FUNCTIONS:
+            for name in PRELUDE_FUNCTIONS:
                 library[module.get_global_var(name)] = module[name]
-            module.update(parse(text, _STATIC, library))
+            module.update(parse(text, _STATIC_TENSOR_ARRAY, library))
 
     def define_tensor_array_scatter(self, indices_shape: Shape, force_update: bool = False) -> None:
         """Register the tensor arrays.
@@ -242,36 +251,35 @@ class StaticTensorArrayOps:
         """Register the tensor arrays, whatever the shapes of values and lengths of a split."""
         self.register()
 
-    def _shapes(self) -> dict[str, Shape]:
+    def _derived_shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {"SELF": self.shape, "STACKED": (AnyDim(), *self.shape)}
         if self.shape:
             shapes |= {"PART": self.shape[1:], "TAKEN": (AnyDim(), *self.shape[1:])}
         return shapes
 
-    def _lines(self) -> Iterator[str]:
-        """Yield the lines of the file, for this dtype and shape."""
-        shapes = self._shapes()
+    def _expand_template(self) -> Iterator[str]:
+        """Yield the template's lines expanded for this dtype and shape."""
+        shapes = self._derived_shapes()
         words = {"DTYPE": self.dtype}
         for role, shape in shapes.items():
-            words[role] = static_name(self.dtype, shape)
-            text = shape_text(tuple(convert(d, "int64") for d in shape))
+            words[role] = static_shape_name(self.dtype, shape)
+            # Words of the template become texts; the parser reads the result like any file.
+            text = format_shape(tuple(convert(d, "int64") for d in shape))
             words["SHAPE" if role == "SELF" else f"{role}_SHAPE"] = text
         # The longest word first: SHAPE is contained in others.
         pattern = re.compile(rf"(?<![A-Z])({'|'.join(sorted(words, key=len, reverse=True))})")
         defined = {t.name_hint for t in self.prelude.mod.type_definitions}
         is_left_out = False
-        for line in read_std(_STATIC).split("\n"):
+        for line in read_std(_STATIC_TENSOR_ARRAY).split("\n"):
             if line.startswith("#if"):
-                is_left_out = not self._has(line, words, defined)
+                is_left_out = not self._includes_section(line, words, defined)
             elif line.startswith("#end"):
                 is_left_out = False
             elif not is_left_out:
                 yield pattern.sub(lambda matched: words[matched.group()], line)
 
-    def _has(self, line: str, words: dict[str, str], defined: set[str]) -> bool:
-        """Return whether a section is included: `#if rank`, or `#if type PART` that is not
-        defined.
-        """
+    def _includes_section(self, line: str, words: dict[str, str], defined: set[str]) -> bool:
+        """Return whether a conditional section (`#if rank`, `#if type PART`) is included."""
         _, what, *role = line.split()
         if what == "rank":
             return bool(self.shape)

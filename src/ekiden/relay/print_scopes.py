@@ -1,6 +1,4 @@
-"""Where each expression of a graph is bound when it becomes text: the innermost block that contains
-all its uses.
-"""
+"""Binding scopes of the printer: the innermost block that contains all uses of an expression."""
 
 from __future__ import annotations
 
@@ -19,18 +17,16 @@ from ekiden.relay.expr import (
     Tuple,
     TupleGetItem,
 )
-from ekiden.relay.visitor import ATOMS
+from ekiden.relay.visitor import ATOM_CLASSES
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """A place for bindings: a function body, a branch, the right side of a clause, a let that is
-    not in tail position.
-    """
+class PrintBlock:
+    """Block of printed bindings: function body, branch, clause or non-tail let."""
 
     result: Expr
-    parent: Block | None = None
+    parent: PrintBlock | None = None
     depth: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -39,8 +35,8 @@ Event = tuple[Expr, bool]
 """An expression whose parts come before, or (with True) the moment a let binds its variable."""
 
 
-def bodies(expr: Expr) -> tuple[Expr, ...]:
-    """Return the children of an expression that are blocks of their own."""
+def block_children(expr: Expr) -> tuple[Expr, ...]:
+    """Return the children that form blocks of their own."""
     match expr:
         case Function(body=body):
             return (body,)
@@ -52,8 +48,8 @@ def bodies(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def operands(expr: Expr) -> tuple[Expr, ...]:
-    """Return the children that are evaluated where the expression is; of a let, only the value."""
+def inline_children(expr: Expr) -> tuple[Expr, ...]:
+    """Return the children evaluated in the same block; of a let, only the value."""
     match expr:
         case Call(op=op, args=args):
             return (*args, op)  # so that a function is printed beside its call
@@ -73,8 +69,8 @@ def operands(expr: Expr) -> tuple[Expr, ...]:
             return ()
 
 
-def events_of(root: Expr) -> list[Event]:
-    """Return everything below root in the order of the text, without atoms."""
+def print_order(root: Expr) -> list[Event]:
+    """Return the non-atomic expressions below root in textual order."""
     order: list[Event] = []
     done: set[Expr] = set()
     stack: list[tuple[Expr, str]] = [(root, "open")]
@@ -82,18 +78,21 @@ def events_of(root: Expr) -> list[Event]:
         expr, what = stack.pop()
         if what != "open":
             order.append((expr, what == "bind"))
-        elif expr not in done and not isinstance(expr, ATOMS):
+        elif expr not in done and not isinstance(expr, ATOM_CLASSES):
             done.add(expr)
+            # Closed when all its parts are in the order: the text of an expression follows theirs.
             stack.append((expr, "close"))
             if isinstance(expr, Let):
                 stack += ((expr.body, "open"), (expr, "bind"), (expr.value, "open"))
             else:
-                stack.extend((e, "open") for e in reversed((*operands(expr), *bodies(expr))))
+                stack.extend(
+                    (e, "open") for e in reversed((*inline_children(expr), *block_children(expr)))
+                )
     return order
 
 
-def common(a: Block | None, b: Block) -> Block:
-    """Return the innermost block around both, or `b` if `a` is not known yet."""
+def lowest_common_block(a: PrintBlock | None, b: PrintBlock) -> PrintBlock:
+    """Return the innermost block around both, or `b` if `a` is None."""
     if a is None:
         return b
     while a is not b:
@@ -104,50 +103,52 @@ def common(a: Block | None, b: Block) -> Block:
     return a
 
 
-class Scopes:
-    """Where each expression below a root is bound, how often it is used, and the blocks."""
+class PrintScopes:
+    """Block and use count of every expression below a root."""
 
     def __init__(self, root: Expr) -> None:
-        self.events = events_of(root)
-        self.top = Block(root)
-        self.block: dict[Expr, Block] = {root: self.top}
-        self.inner: dict[tuple[Expr, int], Block] = {}
+        self.events = print_order(root)
+        self.top = PrintBlock(root)
+        # An expression is bound in the innermost block that contains all of its uses.
+        self.block: dict[Expr, PrintBlock] = {root: self.top}
+        self.inner: dict[tuple[Expr, int], PrintBlock] = {}
         self.uses: dict[Expr, int] = {root: 1}
         self.tail_lets: set[Expr] = set()
         self.results: set[Expr] = {root}
         # Users before operands: the block of an operand is the common one of all its uses.
         for expr, is_binding in reversed(self.events):
             if not is_binding:
-                self._place_parts(expr)
+                self._assign_children(expr)
 
-    def _place(self, expr: Expr, block: Block) -> None:
-        self.block[expr] = common(self.block.get(expr), block)
+    def _assign_block(self, expr: Expr, block: PrintBlock) -> None:
+        self.block[expr] = lowest_common_block(self.block.get(expr), block)
         self.uses[expr] = self.uses.get(expr, 0) + 1
 
-    def _place_parts(self, expr: Expr) -> None:
+    def _assign_children(self, expr: Expr) -> None:
         block = self.block[expr]
         if isinstance(expr, Let):
-            block = self._open_let(expr, block)
-        for operand in operands(expr):
-            self._place(operand, block)
-        for index, body in enumerate(bodies(expr)):
-            inner = self.inner[expr, index] = Block(body, block, block.depth + 1)
+            block = self._let_body_block(expr, block)
+        for operand in inline_children(expr):
+            self._assign_block(operand, block)
+        for index, body in enumerate(block_children(expr)):
+            inner = self.inner[expr, index] = PrintBlock(body, block, block.depth + 1)
             self.results.add(body)
-            self._place(body, inner)
+            self._assign_block(body, inner)
 
-    def _open_let(self, let: Let, block: Block) -> Block:
+    def _let_body_block(self, let: Let, block: PrintBlock) -> PrintBlock:
         """Return the block of a let's body.
 
         A let that is the one result of its block continues it; any other let opens a block.
         """
+        # A let in tail position continues its block; others need brackets.
         if let is block.result and self.uses[let] == 1:
             self.tail_lets.add(let)
             block.result = let.body
         else:
-            block = self.inner[let, 0] = Block(let.body, block, block.depth + 1)
+            block = self.inner[let, 0] = PrintBlock(let.body, block, block.depth + 1)
         self.results.add(let.body)
-        self._place(let.body, block)
+        self._assign_block(let.body, block)
         return block
 
 
-__all__ = ["Block", "Scopes"]
+__all__ = ["PrintBlock", "PrintScopes"]

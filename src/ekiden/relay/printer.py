@@ -1,4 +1,4 @@
-"""Relay programs as text, in TVM's format 0.0.5; `ekiden.relay.parser` reads it back.
+"""Printer of Relay text in TVM's format 0.0.5, which `ekiden.relay.parser` reads.
 
     def @main(%x: Tensor[(n, 3), float32]) {
       %0 = nn.relu(%x);
@@ -25,7 +25,7 @@ from ekiden.ir.node import Node
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.structural import structural_equal
-from ekiden.ir.text import prim_text, type_params_text, type_text
+from ekiden.ir.text import format_prim_expr, format_type, format_type_params
 from ekiden.ir.type import Type, TypeVar
 from ekiden.relay.expr import (
     Call,
@@ -49,16 +49,16 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.metadata import write_metadata
-from ekiden.relay.print_scopes import Block, Scopes
+from ekiden.relay.print_scopes import PrintBlock, PrintScopes
 from ekiden.relay.visitor import free_vars
 from ekiden.target.virtual_device import PARAM_PLACES, VirtualDevice
 from ekiden.tir.printer import SCRIPT_HEADER
 from ekiden.tir.printer import astext as loops_text
 from ekiden.tir.stmt import PrimFunc
 
-VERSION = "0.0.5"
-_PLAIN = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
-LITERAL_SUFFIX = {
+TEXT_FORMAT_VERSION = "0.0.5"
+_PLAIN_IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:/\w+)*(?:\.[A-Za-z_]\w*(?:/\w+)*)*", re.ASCII)
+LITERAL_SUFFIX_BY_DTYPE = {
     "float32": "f",
     "float16": "f16",
     "float64": "f64",
@@ -75,7 +75,7 @@ def astext(
     annotate: Annotate | None = None,
     show_spans: bool = False,
 ) -> str:
-    """Return a module or expression as text.
+    """Print a module or expression.
 
     Args:
         value: The module, expression or type.
@@ -88,26 +88,27 @@ def astext(
             always shown.
     """
     if isinstance(value, Type):
-        return type_text(value)
-    printer = _Printer(annotate, show_spans)
+        return format_type(value)
+    printer = _RelayPrinter(annotate, show_spans)
     is_module = isinstance(value, IRModule)
-    body = printer.module(value) if isinstance(value, IRModule) else printer.root(value)
-    lines = [f'#[version = "{VERSION}"]', *body]
+    body = printer.print_module(value) if isinstance(value, IRModule) else printer.print_root(value)
+    lines = [f'#[version = "{TEXT_FORMAT_VERSION}"]', *body]
     if show_meta_data and printer.constants:
         lines += ["", "#[metadata]", write_metadata(printer.constants)]
     return "\n".join(lines) + ("\n" if is_module else "")
 
 
 def quote_name(name: str) -> str:
-    """Return a name in its form after % or @: in quotes unless it is a plain identifier."""
-    return name if _PLAIN.fullmatch(name) else json.dumps(name)
+    """Quote a name after % or @ unless it is a plain identifier."""
+    # Names of models have spaces and slashes; JSON's quoting is read back by the lexer.
+    return name if _PLAIN_IDENTIFIER.fullmatch(name) else json.dumps(name)
 
 
 Annotate = Callable[[RelayExpr], str]
 
 
 class UniqueNames(dict[Node, str]):
-    """Names for nodes: the first to ask for a name gets it, later ones a number after it."""
+    """Unique names of nodes: the first claims a name, later ones get numbers."""
 
     def __init__(self, quote: Callable[[str], str] = str, reserved: Iterable[str] = ()) -> None:
         super().__init__()
@@ -115,19 +116,20 @@ class UniqueNames(dict[Node, str]):
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
-        """Return the name of a node, derived from `default` when it is asked for first."""
+        """Return the unique name of a node, derived from `default` on first use."""
         name = super().get(key)
         if name is None:
-            name = self[key] = self._quote(self._unique(default))
+            name = self[key] = self._quote(self._make_unique(default))
         return name
 
     def forget_type_vars(self) -> None:
-        """Free the names of type parameters, which end with the definition they belong to."""
+        """Release the names of type parameters at the end of a definition."""
         for key in [k for k in self if isinstance(k, TypeVar)]:
             self._taken.pop(self.pop(key), None)
 
-    def _unique(self, name: str) -> str:
+    def _make_unique(self, name: str) -> str:
         candidate = name
+        # The counter goes on from the last number: many variables have one name.
         while candidate in self._taken:
             self._taken[name] += 1
             candidate = f"{name}_{self._taken[name]}"
@@ -135,8 +137,8 @@ class UniqueNames(dict[Node, str]):
         return candidate
 
 
-class _Printer:
-    """The state of printing one text."""
+class _RelayPrinter:
+    """State of printing one text."""
 
     def __init__(self, annotate: Annotate | None = None, show_spans: bool = False) -> None:
         self.annotate = annotate
@@ -148,43 +150,42 @@ class _Printer:
 
     # Modules
 
-    def module(self, module: IRModule) -> list[str]:
-        """Return the lines of a module."""
+    def print_module(self, module: IRModule) -> list[str]:
+        """Print a module."""
         lines = []
         if module.attrs:
             inside = ", ".join(
-                f"{json.dumps(k)} = {self.value(v)}" for k, v in module.attrs.items()
+                f"{json.dumps(k)} = {self.print_attr_value(v)}" for k, v in module.attrs.items()
             )
             lines.append(f"attributes {{{inside}}}")
         for data in module.type_definitions.values():
             assert isinstance(data, TypeData)
-            lines += self.type_data(data)
+            lines += self.print_type_data(data)
             self.type_names.forget_type_vars()
         for name, function in module.functions.items():
+            # Names of variables begin anew in each function.
             self.var_names = UniqueNames(quote_name)
-            lines += self.definition(name, function)
+            lines += self.print_definition(name, function)
             self.type_names.forget_type_vars()
         return lines
 
-    def definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
-        """Return one global function; one that is neither Relay's nor a loop program is
-        only named.
-        """
+    def print_definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
+        """Print a global function; other kinds only by name."""
         if isinstance(function, PrimFunc):
             lines = loops_text(function).removeprefix(f"{SCRIPT_HEADER}\n").strip("\n").split("\n")
-            return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent(lines), "}"]
+            return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent_lines(lines), "}"]
         if not isinstance(function, Function):
             return [f"/* @{quote_name(name.name_hint)}: {type(function).__name__} */"]
-        return self.text_of_function(function, f"def @{quote_name(name.name_hint)}")
+        return self.print_function(function, f"def @{quote_name(name.name_hint)}")
 
-    def type_data(self, data: TypeData) -> list[str]:
-        """Return `type List[A] { Cons(A, List[A]), Nil, }`."""
-        params = type_params_text(data.type_vars, self.type_names)
+    def print_type_data(self, data: TypeData) -> list[str]:
+        """Print a data type: `type List[A] { Cons(A, List[A]), Nil, }`."""
+        params = format_type_params(data.type_vars, self.type_names)
         if not data.constructors:
             return [f"extern type {data.header.name_hint}{params}"]
         lines = [f"type {data.header.name_hint}{params} {{"]
         for constructor in data.constructors:
-            inputs = ", ".join(map(self.type, constructor.inputs))
+            inputs = ", ".join(map(self.print_type, constructor.inputs))
             lines.append(
                 f"  {constructor.name_hint}({inputs}),"
                 if constructor.inputs
@@ -192,61 +193,65 @@ class _Printer:
             )
         return [*lines, "}"]
 
-    def root(self, expr: RelayExpr) -> list[str]:
-        """Return the lines of an expression, after declarations of its free variables."""
+    def print_root(self, expr: RelayExpr) -> list[str]:
+        """Print an expression, after declarations of its free variables."""
         if isinstance(expr, BaseFunc) and not isinstance(expr, Function):
             return [f"/* {type(expr).__name__} */"]
-        free = [f"free_var {self.param(v)};" for v in free_vars(expr)]
+        # An expression alone declares its free variables, so that its text can be parsed.
+        free = [f"free_var {self.print_param(v)};" for v in free_vars(expr)]
         if isinstance(expr, Function):
-            return [*free, *self.text_of_function(expr, "fn ")]
-        return [*free, *self.block(expr)]
+            return [*free, *self.print_function(expr, "fn ")]
+        return [*free, *self.print_block(expr)]
 
     # Pieces
 
-    def type(self, kind: Type) -> str:
-        """Return a type as text, with its names distinct."""
-        return type_text(kind, self.type_names)
+    def print_type(self, kind: Type) -> str:
+        """Print a type with unique names."""
+        return format_type(kind, self.type_names)
 
-    def var(self, var: Var) -> str:
-        """Return a variable as text, such as `%x`."""
+    def print_var(self, var: Var) -> str:
+        """Print a variable, such as `%x`."""
         return f"%{self.var_names.get(var, var.name_hint)}"
 
-    def param(self, var: Var, device: object = None) -> str:
-        """Return a parameter such as `%x: Tensor[(3,), float32]`, with its device behind
-        the name.
-        """
-        name = self.var(var)
+    def print_param(self, var: Var, device: object = None) -> str:
+        """Print a parameter such as `%x: Tensor[(3,), float32]`, with its device."""
+        name = self.print_var(var)
         if device is not None:
-            name += f" {{virtual_device={self.value(device)}}}"
-        return name if var.type_annotation is None else f"{name}: {self.type(var.type_annotation)}"
+            name += f" {{virtual_device={self.print_attr_value(device)}}}"
+        return (
+            name
+            if var.type_annotation is None
+            else f"{name}: {self.print_type(var.type_annotation)}"
+        )
 
-    def atom(self, expr: Expr) -> str:
-        """Return an expression without children as text."""
+    def print_atom(self, expr: Expr) -> str:
+        """Print an atomic expression."""
         match expr:
             case Var():
-                return self.var(expr)
+                return self.print_var(expr)
             case GlobalVar(name_hint=name):
                 return f"@{quote_name(name)}"
             case Op(name=name) | Constructor(name_hint=name):
                 return name
             case Constant():
-                return scalar_text(expr.data) or self.meta(expr)
+                return format_scalar(expr.data) or self.print_meta(expr)
             case _:
                 return f"/* {type(expr).__name__} */"
 
-    def meta(self, constant: Constant) -> str:
-        """Return a reference to a constant, such as `meta[relay.Constant][3]`."""
+    def print_meta(self, constant: Constant) -> str:
+        """Print a constant's reference, such as `meta[relay.Constant][3]`."""
+        # By identity: a constant that is used twice is written once.
         index = self.constant_index.setdefault(id(constant), len(self.constants))
         if index == len(self.constants):
             self.constants.append(constant)
         kind = f"Tensor[{tuple(constant.data.shape)}, {constant.data.dtype}]"
         return f"meta[relay.Constant][{index}] /* ty={kind} */"
 
-    def value(self, value: object) -> str:
-        """Return an attribute's value as text."""
+    def print_attr_value(self, value: object) -> str:
+        """Print an attribute value."""
         match value:
             case PrimExpr():
-                return prim_text(value, self.type_names)
+                return format_prim_expr(value, self.type_names)
             case bool() | int() | None:
                 return str(value)
             case float():
@@ -254,110 +259,121 @@ class _Printer:
             case str():
                 return json.dumps(value)
             case tuple() | list():
-                return f"[{', '.join(map(self.value, value))}]"
+                return f"[{', '.join(map(self.print_attr_value, value))}]"
             case Type():
-                return self.type(value)
+                return self.print_type(value)
             case VirtualDevice():
                 return str(value)
             case Attrs():  # as a list of the class, then names and values
-                pairs = (item for pair in non_defaults(value) for item in pair)
-                return self.value((value.type_key, *pairs))
+                pairs = (item for pair in non_default_fields(value) for item in pair)
+                return self.print_attr_value((value.type_key, *pairs))
         return json.dumps(str(value))
 
-    def attrs(self, call: Call) -> list[str]:
-        """Return `key=value` for all attributes that differ from the defaults."""
+    def print_attrs(self, call: Call) -> list[str]:
+        """Print `key=value` for all attributes that differ from their defaults."""
         attrs = call.attrs
         if attrs is None:
             return []
         expected = (
             OPS[call.op.name].attrs if isinstance(call.op, Op) and call.op.name in OPS else None
         )
+        # Read back, attributes are of the operator's class unless the text says another.
         key = [] if type(attrs) is expected else [f'attrs_type_key="{attrs.type_key}"']
-        return key + [f"{name}={self.value(value)}" for name, value in non_defaults(attrs)]
+        return key + [
+            f"{name}={self.print_attr_value(value)}" for name, value in non_default_fields(attrs)
+        ]
 
-    def function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
-        """Return the attributes of a function, such as `Primitive=1`."""
+    def print_function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
+        """Print a function's attributes, such as `Primitive=1`."""
         shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_PLACES]
-        return [f"{quote_name(k)}={self.value(v)}" for k, v in shown]
+        return [f"{quote_name(k)}={self.print_attr_value(v)}" for k, v in shown]
 
-    def pattern(self, pattern: Pattern) -> str:
-        """Return a pattern as text, such as `Cons(%head, _)`."""
+    def print_pattern(self, pattern: Pattern) -> str:
+        """Print a pattern, such as `Cons(%head, _)`."""
         match pattern:
             case PatternVar(var=var):
-                return self.param(var)
+                return self.print_param(var)
             case PatternConstructor(constructor=constructor, patterns=inner):
                 return (
-                    f"{constructor.name_hint}({', '.join(map(self.pattern, inner))})"
+                    f"{constructor.name_hint}({', '.join(map(self.print_pattern, inner))})"
                     if inner
                     else constructor.name_hint
                 )
             case PatternTuple(patterns=inner):
-                return f"({', '.join(map(self.pattern, inner))}{',' if len(inner) == 1 else ''})"
+                return (
+                    f"({', '.join(map(self.print_pattern, inner))}{',' if len(inner) == 1 else ''})"
+                )
             case _:
                 return "_"
 
-    def head(self, function: Function, start: str) -> str:
-        """Return everything of a function before its body."""
+    def print_function_head(self, function: Function, start: str) -> str:
+        """Print a function's header."""
         devices = function.attr(PARAM_PLACES)
         device_of_param = devices if isinstance(devices, tuple) else (None,) * len(function.params)
         params = [
-            *map(self.param, function.params, device_of_param),
-            *self.function_attrs(function.attrs),
+            *map(self.print_param, function.params, device_of_param),
+            *self.print_function_attrs(function.attrs),
         ]
-        ret = f" -> {self.type(function.ret_type)}" if function.ret_type is not None else ""
-        type_params = type_params_text(function.type_params, self.type_names)
+        ret = f" -> {self.print_type(function.ret_type)}" if function.ret_type is not None else ""
+        type_params = format_type_params(function.type_params, self.type_names)
         return f"{start}{type_params}({', '.join(params)}){ret} {{"
 
-    def text_of_function(self, function: Function, start: str) -> list[str]:
-        """Return a function at the top of the text."""
-        return [self.head(function, start), *_indent(self.block(function.body)), "}"]
+    def print_function(self, function: Function, start: str) -> list[str]:
+        """Print a top-level function."""
+        return [
+            self.print_function_head(function, start),
+            *_indent_lines(self.print_block(function.body)),
+            "}",
+        ]
 
     # Blocks
 
-    def block(self, root: Expr) -> list[str]:
-        """Return the bindings and the result of the block of `root`."""
-        return _Body(self, root).lines()
+    def print_block(self, root: Expr) -> list[str]:
+        """Print the bindings and the result of a block."""
+        return _BodyPrinter(self, root).print_lines()
 
 
-class _Body:
-    """Prints everything below one root, innermost blocks first, without recursion."""
+class _BodyPrinter:
+    """Printer of everything below one root, innermost blocks first, without recursion."""
 
-    def __init__(self, printer: _Printer, root: Expr) -> None:
+    def __init__(self, printer: _RelayPrinter, root: Expr) -> None:
         self.printer = printer
-        self.scopes = Scopes(root)
+        self.scopes = PrintScopes(root)
         self.text: dict[Expr, list[str]] = {}
         self.count = 0
-        self.in_place = self._find_in_place()
+        self.in_place = self._find_inlined()
 
-    def _find_in_place(self) -> set[Expr]:
-        """Return the expressions that are printed in place instead of being bound to a number."""
+    def _find_inlined(self) -> set[Expr]:
+        """Return the expressions printed inline instead of being numbered."""
         scopes = self.scopes
         values = {e.value for e, is_binding in scopes.events if is_binding and isinstance(e, Let)}
         in_place: set[Expr] = set()
         for expr, is_binding in scopes.events:
+            # What is used twice is bound to a number, or its text would duplicate it.
             if is_binding or scopes.uses[expr] != 1:
                 continue
+            # A projection of a projection would not show its type.
             is_projection = isinstance(expr, TupleGetItem) and expr.tuple_value not in in_place
             if expr in scopes.results or expr in values or is_projection:
                 in_place.add(expr)
         return in_place
 
-    def lines(self) -> list[str]:
-        """Return all lines of the root's block."""
+    def print_lines(self) -> list[str]:
+        """Return the lines of the root's block."""
         for expr, is_binding in self.scopes.events:
             if is_binding:
                 assert isinstance(expr, Let)
                 block = self.scopes.inner.get((expr, 0)) or self.scopes.block[expr]
-                block.lines += _statement(
-                    f"let {self.printer.param(expr.var)} = ", self.of(expr.value)
+                block.lines += _binding_lines(
+                    f"let {self.printer.print_param(expr.var)} = ", self.use_lines(expr.value)
                 )
             elif expr not in self.scopes.tail_lets:
-                self._print(expr)
-        return self.inside(self.scopes.top)
+                self._print_expr(expr)
+        return self.block_lines(self.scopes.top)
 
-    def _print(self, expr: Expr) -> None:
-        lines = self._render(expr)
-        comment = self._comment(expr)
+    def _print_expr(self, expr: Expr) -> None:
+        lines = self._render_expr(expr)
+        comment = self._type_comment(expr)
         if (
             comment
             and len(lines) == 1
@@ -370,112 +386,122 @@ class _Body:
         name = f"%{self.count}"
         self.count += 1
         self.text[expr] = [name]
-        self.scopes.block[expr].lines += _statement(f"{name} = ", lines)
+        self.scopes.block[expr].lines += _binding_lines(f"{name} = ", lines)
 
-    def _comment(self, expr: Expr) -> str:
+    def _type_comment(self, expr: Expr) -> str:
         if self.printer.annotate is not None:
             return self.printer.annotate(expr)
         kind, span = expr.checked_type_or_none(), expr.span
         # A comment's own end must not occur inside it.
-        notes = [f"ty={self.printer.type(kind)}"] if kind is not None else []
+        notes = [f"ty={self.printer.print_type(kind)}"] if kind is not None else []
         if span is not None and (not span.line or self.printer.show_spans):
             notes.append(f"span={span}")
         return f"/* {', '.join(notes).replace('*/', '* /')} */" if notes else ""
 
-    def of(self, expr: Expr) -> list[str]:
-        """Return the text of an expression where it is used."""
+    def use_lines(self, expr: Expr) -> list[str]:
+        """Return an expression's text at a use."""
         lines = self.text.get(expr)
-        return [self.printer.atom(expr)] if lines is None else lines
+        return [self.printer.print_atom(expr)] if lines is None else lines
 
-    def one(self, expr: Expr) -> str:
-        """Return the text of an operand, which is always one line."""
-        return "\n".join(self.of(expr))
+    def operand_text(self, expr: Expr) -> str:
+        """Return an operand's text, always one line."""
+        return "\n".join(self.use_lines(expr))
 
-    def inside(self, block: Block) -> list[str]:
+    def block_lines(self, block: PrintBlock) -> list[str]:
         """Return the lines of a finished block."""
-        return [*block.lines, *self.of(block.result)]
+        return [*block.lines, *self.use_lines(block.result)]
 
-    def nested(self, expr: Expr, index: int = 0) -> list[str]:
-        """Return the indented lines of one of the blocks of an expression."""
-        return _indent(self.inside(self.scopes.inner[expr, index]))
+    def nested_lines(self, expr: Expr, index: int = 0) -> list[str]:
+        """Return the indented lines of an expression's block."""
+        return _indent_lines(self.block_lines(self.scopes.inner[expr, index]))
 
-    def _render(self, expr: Expr) -> list[str]:
+    def _render_expr(self, expr: Expr) -> list[str]:
         match expr:
             case Call():
-                return [self._call(expr)]
+                return [self._render_call(expr)]
             case Tuple(fields=inner):
-                return [f"({', '.join(map(self.one, inner))}{',' if len(inner) == 1 else ''})"]
+                return [
+                    f"({', '.join(map(self.operand_text, inner))}{',' if len(inner) == 1 else ''})"
+                ]
             case TupleGetItem(tuple_value=value, index=index):
-                return [f"{self.one(value)}.{index}"]
+                return [f"{self.operand_text(value)}.{index}"]
             case RefCreate(value=value):
-                return [f"ref({self.one(value)})"]
+                return [f"ref({self.operand_text(value)})"]
             case RefRead(ref=ref):
-                return [f"ref_read({self.one(ref)})"]
+                return [f"ref_read({self.operand_text(ref)})"]
             case RefWrite(ref=ref, value=value):
-                return [f"ref_write({self.one(ref)}, {self.one(value)})"]
+                return [f"ref_write({self.operand_text(ref)}, {self.operand_text(value)})"]
             case If(cond=cond):
                 return [
-                    f"if ({self.one(cond)}) {{",
-                    *self.nested(expr),
+                    f"if ({self.operand_text(cond)}) {{",
+                    *self.nested_lines(expr),
                     "} else {",
-                    *self.nested(expr, 1),
+                    *self.nested_lines(expr, 1),
                     "}",
                 ]
             case Function():
-                return [self.printer.head(expr, "fn "), *self.nested(expr), "}"]
+                return [
+                    self.printer.print_function_head(expr, "fn "),
+                    *self.nested_lines(expr),
+                    "}",
+                ]
             case Match():
-                return self._match(expr)
+                return self._render_match(expr)
             case Let():
-                return ["{", *self.nested(expr), "}"]
+                return ["{", *self.nested_lines(expr), "}"]
             case _:
-                return [self.printer.atom(expr)]
+                return [self.printer.print_atom(expr)]
 
-    def _call(self, call: Call) -> str:
-        types = f"[{', '.join(map(self.printer.type, call.type_args))}]" if call.type_args else ""
+    def _render_call(self, call: Call) -> str:
+        types = (
+            f"[{', '.join(map(self.printer.print_type, call.type_args))}]" if call.type_args else ""
+        )
         if isinstance(call.op, Constructor) and not call.args:
             return call.op.name_hint + types
-        inside = [*map(self.one, call.args), *self.printer.attrs(call)]
-        return f"{self.one(call.op)}{types}({', '.join(inside)})"
+        inside = [*map(self.operand_text, call.args), *self.printer.print_attrs(call)]
+        return f"{self.operand_text(call.op)}{types}({', '.join(inside)})"
 
-    def _match(self, match: Match) -> list[str]:
-        lines = [f"match{'' if match.complete else '?'} ({self.one(match.data)}) {{"]
+    def _render_match(self, match: Match) -> list[str]:
+        lines = [f"match{'' if match.complete else '?'} ({self.operand_text(match.data)}) {{"]
         for index, clause in enumerate(match.clauses):
             lines += [
-                f"  {self.printer.pattern(clause.lhs)} => {{",
-                *_indent(self.nested(match, index)),
+                f"  {self.printer.print_pattern(clause.lhs)} => {{",
+                *_indent_lines(self.nested_lines(match, index)),
                 "  },",
             ]
         return [*lines, "}"]
 
 
-def _indent(lines: list[str]) -> list[str]:
+def _indent_lines(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _statement(start: str, lines: list[str]) -> list[str]:
+def _binding_lines(start: str, lines: list[str]) -> list[str]:
     changed = list(lines)
     changed[0] = start + changed[0]
     changed[-1] += ";"
     return changed
 
 
-def scalar_text(data: Array) -> str | None:
-    """Return a constant of rank 0 as a literal, or None if its dtype has none."""
+def format_scalar(data: Array) -> str | None:
+    """Format a scalar constant as a literal, or return None if its dtype has none."""
     if data.ndim:
         return None
     dtype = str(data.dtype)
     if dtype == "bool":
         return str(bool(data))
-    suffix = LITERAL_SUFFIX.get(dtype)
+    # uint8 and others have no literal: they are meta data even as scalars.
+    suffix = LITERAL_SUFFIX_BY_DTYPE.get(dtype)
     return None if suffix is None else f"{str(data[()]).removesuffix('.0')}{suffix}"
 
 
-def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:
-    """Return the fields of attributes that differ from their defaults, and those always shown."""
+def non_default_fields(attrs: Attrs) -> list[tuple[str, object]]:
+    """Return the attribute fields that differ from their defaults, and those always shown."""
     shown = []
     for attribute in fields(attrs):  # type: ignore[arg-type]
         value = getattr(attrs, attribute.name)
         is_shown = attribute.default is MISSING or attribute.metadata.get("shown")
+        # As tuples, so that values of any kind can be compared.
         if is_shown or not structural_equal((value,), (attribute.default,)):
             shown.append((attribute.name, value))
     return shown

@@ -1,4 +1,4 @@
-"""`relay.quantize`: TVM's names for making integers of a program of Relay.
+"""`relay.quantize`: TVM's interface of post-training quantisation.
 
 with relay.quantize.qconfig(calibrate_mode="kl_divergence"):
     module = relay.quantize.quantize(module, params, dataset)
@@ -16,7 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.quantization.relay.annotate import annotate
-from ekiden.quantization.relay.calibrate import ranges, with_steps
+from ekiden.quantization.relay.calibrate import calibrate_input_ranges, set_quantization_steps
 from ekiden.quantization.relay.config import (
     CALIBRATE_MODES,
     QAnnotateKind,
@@ -55,7 +55,7 @@ Dataset = Iterable[Mapping[str, object]]
 
 
 def prerequisite_optimize(mod: IRModule, params: Mapping[str, object] | None = None) -> IRModule:
-    """Return the module prepared for quantisation.
+    """Prepare a module for quantisation.
 
     `params` become constants by name, operators that inference does not need are removed, and
     scales are folded into weights.
@@ -65,21 +65,20 @@ def prerequisite_optimize(mod: IRModule, params: Mapping[str, object] | None = N
         InferType(), SimplifyInference(), FoldConstant(), FoldScaleAxis(), CanonicalizeOps(),
         FoldConstant(), InferType(),
     ]  # fmt: skip
+    # FoldScaleAxis runs at level 3: scales that stayed apart would be rounded separately.
     with PassContext(opt_level=3):
         return Sequential(passes)(module)
 
 
-def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array]]:
-    """Return a function that runs a module on inputs by name; inputs without a parameter are
-    ignored.
-    """
+def _make_runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array]]:
+    """Return a function that runs a module on named inputs; unknown names are ignored."""
     executable = compile(module, target=Target.current(allow_none=True))
     main = module["main"]
     assert isinstance(main, Function)
     kinds: dict[str, Any] = {param.name_hint: param.checked_type for param in main.params}
 
     def run(sample: Mapping[str, object]) -> list[Array]:
-        """Run one sample, with its values converted to the dtypes of the parameters.
+        """Run one sample, cast to the parameters' dtypes.
 
         Raises:
             InputError: The sample lacks a parameter.
@@ -90,7 +89,9 @@ def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array
             raise InputError(
                 f"relay.quantize: the data have no '{missing[0]}'; they have {present}"
             )
-        arguments = [np.asarray(_array(sample[name]), kind.dtype) for name, kind in kinds.items()]
+        arguments = [
+            np.asarray(_to_array(sample[name]), kind.dtype) for name, kind in kinds.items()
+        ]
         outputs = executable(*arguments)
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
@@ -98,13 +99,12 @@ def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array
     return run
 
 
-def _array(value: Any) -> object:  # noqa: ANN401 - a tensor, or what NumPy takes
+def _to_array(value: Any) -> object:  # noqa: ANN401 - a tensor, or what NumPy takes
     return value.numpy() if hasattr(value, "numpy") else value
 
 
 def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IRModule]:
-    """Return the function (module, context) -> module of a pass that sets the steps of all
-    rounding.
+    """Return a calibration pass function (module, context) -> module.
 
     The rounding is that of `annotate`, with the mode of the current `qconfig`.
 
@@ -117,13 +117,15 @@ def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IR
     samples = None if dataset is None else list(dataset)
 
     def transform(module: IRModule, context: object = None) -> IRModule:
-        """Return the module with steps; the context is not used."""
+        """Return the calibrated module; the context is unused."""
         config = current_qconfig()
         if not CALIBRATE_MODES[config.calibrate_mode]:
-            return with_steps(module, config, {})
+            return set_quantization_steps(module, config, {})
         if not samples:
             raise InputError(f"relay.quantize: '{config.calibrate_mode}' needs a dataset")
-        return with_steps(module, config, ranges(module, config, samples, _runner))
+        return set_quantization_steps(
+            module, config, calibrate_input_ranges(module, config, samples, _make_runner)
+        )
 
     return transform
 
@@ -133,8 +135,7 @@ def quantize(
     params: Mapping[str, object] | None = None,
     dataset: Dataset | None = None,
 ) -> IRModule:
-    """Return a program of floats with its products in integers of 8 bits, as the current `qconfig`
-    says.
+    """Quantise a float program to int8 products, as the current `qconfig` says.
 
     Rounding is inserted, its steps are found, and integers are computed, in operators of `qnn`.
     Products that the configuration skips, and operators without a form in integers, stay floats.
@@ -157,6 +158,7 @@ def quantize(
     passes.append(FoldConstant())
     with PassContext(opt_level=3):
         module = Sequential(passes)(module)
+    # Without partitioning, the conversions of inputs and outputs stay in main.
     if config.partition_conversions == "disabled":
         return module
     dtypes = {config.dtype_input, config.dtype_weight, config.dtype_activation}

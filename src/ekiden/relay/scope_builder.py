@@ -1,4 +1,4 @@
-"""Building nested lets and choices from Python, statement by statement.
+"""ScopeBuilder: build nested lets and conditionals imperatively.
 
 sb = ScopeBuilder()
 with sb.if_scope(cond):
@@ -21,15 +21,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
-class _Scope:
-    """The bindings made so far and the result, or a choice that still lacks its other side."""
+class _BuilderScope:
+    """Scope under construction: its bindings, and its result or pending conditional."""
 
     bindings: list[tuple[Var, Expr]] = field(default_factory=list)
     result: Expr | None = None
     pending: tuple[Expr, Expr] | None = None
 
-    def close(self) -> Expr:
-        """Return the scope as one expression.
+    def build(self) -> Expr:
+        """Build the scope's expression.
 
         Raises:
             RuntimeError: It has no result.
@@ -39,37 +39,37 @@ class _Scope:
         if self.result is None:
             raise RuntimeError("scope: ret was not called")
         expr = self.result
+        # A Let contains all that follows it: the chain is built from its end.
         for name, value in reversed(self.bindings):
             expr = Let(name, value, expr)
         return expr
 
 
 class ScopeBuilder:
-    """Collects bindings; `get` gives the expression (TVM's face)."""
+    """Builder of let chains (TVM's name); `get` returns the expression."""
 
     def __init__(self) -> None:
-        self._scopes = [_Scope()]
+        self._scopes = [_BuilderScope()]
 
     def let(self, var: Var | str | tuple[str, Type | str], value: Expr) -> Var:
-        """Bind a value to a variable, a new one by name, or a new one by name and type."""
-        bound = _variable(var)
+        """Bind a value to a variable, or to a new one by name (and type)."""
+        bound = _make_variable(var)
         self._scopes[-1].bindings.append((bound, value))
         return bound
 
     @contextmanager
     def if_scope(self, cond: Expr) -> Iterator[None]:
-        """Open a `with` block whose result is that of a choice if `cond` holds.
+        """Open the true branch of a conditional.
 
         An else_scope follows.
         """
-        self._refuse_result()
-        branch = yield from self._inner()
+        self._check_no_result()
+        branch = yield from self._open_scope()
         self._scopes[-1].pending = (cond, branch)
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
-        """Open a `with` block whose result is that of the choice begun before if its test does not
-        hold.
+        """Open the false branch of the pending conditional.
 
         Raises:
             RuntimeError: No `if_scope` was before it.
@@ -77,17 +77,18 @@ class ScopeBuilder:
         pending = self._scopes[-1].pending
         if pending is None:
             raise RuntimeError("scope: an else_scope must follow an if_scope")
-        branch = yield from self._inner()
+        branch = yield from self._open_scope()
         self._scopes[-1].pending = None
         self._scopes[-1].result = If(*pending, branch)
 
-    def _inner(self) -> Generator[None, None, Expr]:
-        self._scopes.append(_Scope())
+    def _open_scope(self) -> Generator[None, None, Expr]:
+        self._scopes.append(_BuilderScope())
         depth = len(self._scopes)
         try:
             yield
-            return self._scopes[-1].close()
+            return self._scopes[-1].build()
         finally:
+            # Scopes that an exception left open inside go too.
             del self._scopes[depth - 1 :]
 
     def ret(self, value: Expr) -> None:
@@ -96,30 +97,30 @@ class ScopeBuilder:
         Raises:
             RuntimeError: It has one already.
         """
-        self._refuse_result()
+        self._check_no_result()
         self._scopes[-1].result = value
 
-    def _refuse_result(self) -> None:
+    def _check_no_result(self) -> None:
         if self._scopes[-1].result is not None or self._scopes[-1].pending is not None:
             raise RuntimeError("scope: it has a result already")
 
     def get(self) -> Expr:
-        """Return the expression built.
+        """Return the built expression.
 
         Raises:
             RuntimeError: `ret` was not called.
         """
-        return self._scopes[-1].close()
+        return self._scopes[-1].build()
 
     def function(
         self, *params: Var | tuple[str, Type | str], ret_type: Type | None = None
     ) -> Function:
-        """Return a function of these parameters whose body is the expression built."""
-        return Function(tuple(map(_variable, params)), self.get(), ret_type)
+        """Return a function of the given parameters with the built expression as its body."""
+        return Function(tuple(map(_make_variable, params)), self.get(), ret_type)
 
     def param_list(self, *args: str | tuple[str, Type | str]) -> tuple[Var, ...]:
-        """Return new variables, to be parameters."""
-        return tuple(map(_variable, args))
+        """Return new parameter variables."""
+        return tuple(map(_make_variable, args))
 
     def type_of(self, expr: Expr) -> Type:
         """Return the annotated type of a variable or function.
@@ -137,7 +138,7 @@ class ScopeBuilder:
         raise TypeError(f"type_of: expected an annotated variable or a function, got {expr!r}")
 
 
-def _variable(spec: Var | str | tuple[str, Type | str]) -> Var:
+def _make_variable(spec: Var | str | tuple[str, Type | str]) -> Var:
     if isinstance(spec, Var):
         return spec
     if isinstance(spec, str):

@@ -1,6 +1,6 @@
-"""How expressions and modules become text and HTML, for the floor below, which knows no Relay. What
-writes them is imported when the first is asked for: whatever of Relay a program has imported, its
-modules show themselves alike.
+"""Text and HTML hooks of Relay for the IR layer, which does not know Relay. What writes them is
+imported when the first is asked for: whatever of Relay a program has imported, its modules show
+themselves alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ else:
     printer = LazyModule("ekiden.relay.printer")
 
 
-def _text(
+def _print_text(
     value: RelayExpr | IRModule,
     show_meta_data: bool = True,
     annotate: Callable[[RelayExpr], str] | None = None,
@@ -28,11 +28,11 @@ def _text(
     return printer.astext(value, show_meta_data, annotate, show_spans)
 
 
-def _html(value: RelayExpr | IRModule) -> str:
+def _print_html(value: RelayExpr | IRModule) -> str:
     return html.to_html(value)
 
 
-IRModule.printer = staticmethod(_text)
-RelayExpr.printer = staticmethod(_text)
-IRModule.html_printer = staticmethod(_html)
-RelayExpr.html_printer = staticmethod(_html)
+IRModule.printer = staticmethod(_print_text)
+RelayExpr.printer = staticmethod(_print_text)
+IRModule.html_printer = staticmethod(_print_html)
+RelayExpr.html_printer = staticmethod(_print_html)

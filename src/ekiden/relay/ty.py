@@ -1,4 +1,4 @@
-"""The types of Relay under the module that TVM has them in."""
+"""Relay types, at TVM's place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ShapeVar(name: str) -> TypeVar:  # noqa: N802 - TVM's name
 
 
 def is_dynamic(tensor_type: Type) -> bool:
-    """Return whether a dimension of a tensor type is no constant."""
+    """Return whether a tensor type has a non-constant dimension."""
     return isinstance(tensor_type, TensorType) and any(
         not isinstance(d, IntImm) for d in tensor_type.shape
     )

@@ -1,4 +1,4 @@
-"""Visitors and mutators with one method per type (TVM's faces)."""
+"""TypeFunctor, TypeVisitor and TypeMutator (TVM's names)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ekiden.ir import type as ty
 from ekiden.ir.type import Type
 from ekiden.relay.expr import TypeData
 
-_R = TypeVar("_R")
+_ResultT = TypeVar("_ResultT")
 
-METHODS: dict[type[Type], str] = {
+TYPE_VISIT_METHODS: dict[type[Type], str] = {
     ty.TypeVar: "visit_type_var",
     ty.IncompleteType: "visit_incomplete_type",
     ty.TensorType: "visit_tensor_type",
@@ -26,24 +26,24 @@ METHODS: dict[type[Type], str] = {
 """Type -> the method that is called with it."""
 
 
-class TypeFunctor(Generic[_R]):
-    """Calls the method of a type."""
+class TypeFunctor(Generic[_ResultT]):
+    """Dispatcher to one visit method per type class."""
 
-    def visit(self, typ: Type) -> _R:
-        """Return the result of the method of a type.
+    def visit(self, typ: Type) -> _ResultT:
+        """Dispatch to the visit method of a type.
 
         Raises:
             NotImplementedError: There is no such method.
         """
-        name = METHODS.get(type(typ), "visit_unknown")
-        method: Callable[[Type], _R] | None = getattr(self, name, None)
+        name = TYPE_VISIT_METHODS.get(type(typ), "visit_unknown")
+        method: Callable[[Type], _ResultT] | None = getattr(self, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
         return method(typ)
 
 
 class TypeVisitor(TypeFunctor[None]):
-    """Visits the types below a type."""
+    """Visitor of all component types."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> None:
         """Do nothing: a type variable has no children."""
@@ -88,7 +88,7 @@ class TypeVisitor(TypeFunctor[None]):
 
 
 class TypeMutator(TypeFunctor[Type]):
-    """Rebuilds a type from its rebuilt parts; a type variable stays itself."""
+    """Mutator that rebuilds types from rewritten components."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> Type:
         """Return the type variable itself."""
@@ -104,6 +104,7 @@ class TypeMutator(TypeFunctor[Type]):
 
     def visit_func_type(self, ft: ty.FuncType) -> Type:
         """Return the function type rebuilt from its visited children."""
+        # A parameter that was replaced by a type is no parameter any more.
         params = [p for p in map(self.visit, ft.type_params) if isinstance(p, ty.TypeVar)]
         args = tuple(map(self.visit, ft.arg_types))
         held = [r for r in map(self.visit, ft.type_constraints) if isinstance(r, ty.TypeRelation)]

@@ -1,4 +1,4 @@
-"""Type inference: unification plus the relations of operators.
+"""Type inference by unification and operator relations.
 
 One walk in the order of evaluation gives each expression its type. An operator whose argument types
 are still open waits in a queue until they are solved. Expressions that have a checked type keep it,
@@ -46,7 +46,7 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.adjoint_type import definition
 from ekiden.relay.analysis.call_graph import CallGraph
-from ekiden.relay.call_types import CallTypes, count
+from ekiden.relay.call_types import CallTypeRules, format_count
 from ekiden.relay.expr import (
     Call,
     Clause,
@@ -68,9 +68,9 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.fill_types import fill
+from ekiden.relay.fill_types import annotate_types
 from ekiden.relay.unify import size_vars
-from ekiden.relay.visitor import CHILDREN, has_holes
+from ekiden.relay.visitor import CHILD_GETTERS, has_holes
 from ekiden.tir.stmt import PrimFunc
 
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ else:
     well_formedness = LazyModule("ekiden.relay.analysis.well_formedness")
     lowered = LazyModule("ekiden.relay.op.lowered")
 
-_UNIT = TupleType(())
-_BOOL = TensorType((), "bool")
+_UNIT_TYPE = TupleType(())
+_BOOL_SCALAR_TYPE = TensorType((), "bool")
 
 Step = Expr | tuple[Callable[[Expr], None], Expr]
 """Work on the stack: an expression to open, or an action on one whose parts are done."""
 
 
 def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
-    """Set the checked type of every expression of the module's Relay functions.
+    """Infer the types of all expressions of a module's Relay functions.
 
     Args:
         module: The module.
@@ -101,21 +101,25 @@ def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     Raises:
         TypeInferenceError: Types do not fit; the message has the position and both types.
     """
-    if annotate and _is_inferred(module):
+    # Passes infer types before and after each other: an unchanged module costs a look-up.
+    if annotate and _is_already_inferred(module):
         return module
-    run = _Inference(module)
-    for name in _callees_first(module):
-        run.function(name)
-    run.finish()
-    filled = _defining(fill(module, run.type_args, annotate), run.standard_types)
+    run = _TypeInferencer(module)
+    for name in _callee_order(module):
+        run.infer_function(name)
+    run.write_types()
+    filled = _with_standard_types(
+        annotate_types(module, run.type_args, annotate), run.standard_types
+    )
     if annotate:
+        # A new object for each run, so that functions of two runs never count as one.
         together = len(filled.functions), object()
         _inferred.update((f, (g, together)) for g, f in filled.functions.items())
     return filled
 
 
-def _defining(module: IRModule, data: Mapping[GlobalTypeVar, Node]) -> IRModule:
-    """Return the module with the definitions of the standard types that it uses."""
+def _with_standard_types(module: IRModule, data: Mapping[GlobalTypeVar, Node]) -> IRModule:
+    """Return the module with definitions of the standard types it uses."""
     if not data:
         return module
     named: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
@@ -128,13 +132,14 @@ _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
 """Function -> its name and a mark of those that were inferred together, with nothing left out."""
 
 
-def _is_inferred(module: IRModule) -> bool:
-    """Return whether exactly these functions, under these names, were inferred together before.
+def _is_already_inferred(module: IRModule) -> bool:
+    """Return whether exactly these functions were inferred together before.
 
     The mark is of the full module: one function of it in another module may be called with
     different types, or call a function that is not present.
     """
     marks = [_inferred.get(f, (None, None)) for f in module.functions.values()]
+    # A function inferred with other callees may have another type.
     named = all(g is name for g, (name, _) in zip(module.functions, marks, strict=True))
     together = {mark for _, mark in marks}
     if not named or len(together) != 1:
@@ -144,29 +149,28 @@ def _is_inferred(module: IRModule) -> bool:
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
-    """Return the type of an expression whose free variables have annotations or checked types.
+    """Infer the type of an expression whose free variables are typed.
 
     Checked types are set on the way.
     """
-    run = _Inference(module or IRModule(), knows_types=module is not None)
+    run = _TypeInferencer(module or IRModule(), knows_types=module is not None)
     run.walk(expr, into_typed=False)
-    run.finish()
+    run.write_types()
     return expr.checked_type
 
 
-def _callees_first(module: IRModule) -> list[GlobalVar]:
-    """Return the Relay functions so that, outside of cycles, a function comes after those
-    it names.
-    """
+def _callee_order(module: IRModule) -> list[GlobalVar]:
+    """Return the Relay functions with callees before callers, except within cycles."""
     functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
-    if len(functions) < 2 or all(_signature(f) is not None for f in functions.values()):
+    # With all signatures written, the order does not matter.
+    if len(functions) < 2 or all(_annotated_signature(f) is not None for f in functions.values()):
         return list(functions)
     groups = CallGraph(module).components()
     return [g for group in groups for g in group if g in functions]
 
 
-def _signature(function: Function) -> FuncType | None:
-    """Return the type of a function whose parameters and result are annotated in full, or None."""
+def _annotated_signature(function: Function) -> FuncType | None:
+    """Return the type of a fully annotated function, or None."""
     kinds = [p.type_annotation for p in function.params]
     written = [*kinds, function.ret_type]
     if any(k is None or has_holes(k) for k in written):
@@ -177,8 +181,8 @@ def _signature(function: Function) -> FuncType | None:
     )
 
 
-class _Inference(CallTypes):
-    """The state of inference over one module."""
+class _TypeInferencer(CallTypeRules):
+    """State of type inference over one module."""
 
     def __init__(self, module: IRModule, knows_types: bool = True) -> None:
         """Set up inference over a module; `knows_types` if it defines every data type that
@@ -192,7 +196,7 @@ class _Inference(CallTypes):
 
     # Walking
 
-    def function(self, name: GlobalVar) -> None:
+    def infer_function(self, name: GlobalVar) -> None:
         """Infer one global function."""
         function = self.module[name]
         assert isinstance(function, Function)
@@ -200,16 +204,16 @@ class _Inference(CallTypes):
         self.rigid = set(
             size_vars(p.type_annotation for p in function.params if p.type_annotation is not None)
         )
-        self._global(name)
+        self._type_of_global(name)
         self.walk(function)
-        self._solve_waiting()
+        # What the signature of this function does not decide may be solved by its callers.
+        self._solve_deferred()
         what = f"the type of @{name.name_hint}, as it is called"
-        self._agree(self.types[name], self.type_of(function), function, what)
+        self._unify_or_fail(self.types[name], self.type_of(function), function, what)
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
     def walk(self, root: Expr, into_typed: bool = True) -> None:
-        """Infer a type for every expression below root, without recursion; typed ones may be
-        skipped.
+        """Infer the types below root iteratively; typed expressions may be skipped.
 
         The stack holds expressions to open and actions to take when their children are done. A
         shared expression is opened once; `opened` has it before its type is known, which matters
@@ -217,7 +221,7 @@ class _Inference(CallTypes):
         """
         stack: list[Step] = [root]
         types = self.types
-        atoms = _ATOMS
+        atoms = _ATOM_RULES
         opened: set[Expr] = set()
         while stack:
             step = stack.pop()
@@ -234,55 +238,57 @@ class _Inference(CallTypes):
             if checked is not None:
                 types[step] = checked
                 continue
+            # Before its parts: a recursive function meets itself there.
             opened.add(step)
-            self._open(step, stack)
+            self._open_expr(step, stack)
 
-    def _open(self, expr: Expr, stack: list[Step]) -> None:
+    def _open_expr(self, expr: Expr, stack: list[Step]) -> None:
         match expr:
             case Let():
-                self._refuse_operators(expr, (expr.value, expr.body))
-                self._announce(expr)
-                stack += ((self._close_let, expr), expr.body, (self._bind, expr), expr.value)
+                self._check_no_operator_values(expr, (expr.value, expr.body))
+                self._declare_let_var(expr)
+                # The last is taken first: the value, the variable, the body, the let.
+                stack += ((self._close_let, expr), expr.body, (self._bind_let, expr), expr.value)
             case Match():
-                stack.append((self._close, expr))
+                stack.append((self._close_expr, expr))
                 for clause in reversed(expr.clauses):
                     stack.append(clause.rhs)
                 stack += ((self._bind_patterns, expr), expr.data)
-            case _ if type(expr) in _RULES:
-                stack.append((self._close, expr))
-                subexprs = CHILDREN[type(expr)](expr)
-                self._refuse_operators(expr, subexprs)
+            case _ if type(expr) in _TYPING_RULES:
+                stack.append((self._close_expr, expr))
+                subexprs = CHILD_GETTERS[type(expr)](expr)
+                self._check_no_operator_values(expr, subexprs)
                 stack.extend(reversed(subexprs))
             case _:
-                self.fail(expr, f"a {type(expr).__name__} is not a Relay expression")
+                self.raise_error(expr, f"a {type(expr).__name__} is not a Relay expression")
 
-    def _refuse_operators(self, expr: Expr, subexprs: Sequence[Expr]) -> None:
-        """Refuse operators as values: an operator has no type of its own, so it can only
-        be called.
-        """
+    def _check_no_operator_values(self, expr: Expr, subexprs: Sequence[Expr]) -> None:
+        """Raise an error for operators in value position: they have relations, not types."""
         for subexpr in subexprs:
+            # Operators are overloaded by relations: no function type describes one.
             if type(subexpr) is Op and not (type(expr) is Call and subexpr is expr.op):
                 names = ", ".join(f"%{name}" for name in subexpr.definition.arguments)
-                self.fail(
+                self.raise_error(
                     expr,
                     f"operator {subexpr.name}: expected a call of it, got the operator as a value;"
                     f" write fn ({names}) {{ {subexpr.name}({names}) }}",
                 )
 
-    def _close(self, expr: Expr) -> None:
+    def _close_expr(self, expr: Expr) -> None:
         checked = expr.checked_type_or_none()
         if checked is not None:
             self.types[expr] = checked
-            if type(expr) is Call and self._leaves_type_args_out(expr):
-                self._agree(checked, self.call(expr) or checked, expr, "the result")
+            # It has a type, but its type arguments are still to be found.
+            if type(expr) is Call and self._omits_type_args(expr):
+                self._unify_or_fail(checked, self.type_call(expr) or checked, expr, "the result")
             return
-        inferred = _RULES[type(expr)](self, expr)
+        inferred = _TYPING_RULES[type(expr)](self, expr)
         if inferred is None:
             self.waiting.append(expr)
-            inferred = self.unifier.hole()
+            inferred = self.unifier.fresh_hole()
         self.types[expr] = inferred
 
-    def _leaves_type_args_out(self, call: Call) -> bool:
+    def _omits_type_args(self, call: Call) -> bool:
         callee = self.type_of(call.op)
         return isinstance(callee, FuncType) and len(callee.type_params) > len(call.type_args)
 
@@ -293,45 +299,44 @@ class _Inference(CallTypes):
     # Names
 
     def var(self, var: Expr) -> Type:
-        """Return the annotation of a variable, else the type found before, else a hole."""
+        """Return a variable's annotation, its inferred type, or a fresh hole."""
         assert isinstance(var, Var)
         annotation = var.type_annotation
         if annotation is None:
-            return var.checked_type_or_none() or self.unifier.hole()
-        return self._written(annotation, var, f"the type of %{var.name_hint}")
+            return var.checked_type_or_none() or self.unifier.fresh_hole()
+        return self._check_written_type(annotation, var, f"the type of %{var.name_hint}")
 
-    def _announce(self, let: Let) -> None:
-        """Set the type of a variable before its value: a function may call itself by that
-        variable.
-        """
+    def _declare_let_var(self, let: Let) -> None:
+        """Declare the type of a let variable before its value, for recursive functions."""
         if let.var.type_annotation is not None:
             self.types[let.var] = self.var(let.var)
         elif isinstance(let.value, Function):
+            # Before its value is inferred: recursive calls see what is known so far.
             self.types[let.var] = self._signature_with_holes(let.value)
 
     def _signature_with_holes(self, function: Function) -> FuncType:
-        signature = _signature(function)
+        signature = _annotated_signature(function)
         if signature is not None:
             return signature
         for p in function.params:
             if p not in self.types:
                 self.types[p] = self.var(p)
-        ret = function.ret_type if function.ret_type is not None else self.unifier.hole()
-        self._written(ret, function, self._result_of(function))
+        ret = function.ret_type if function.ret_type is not None else self.unifier.fresh_hole()
+        self._check_written_type(ret, function, self._result_description(function))
         return FuncType(tuple(self.types[p] for p in function.params), ret, function.type_params)
 
-    def _bind(self, let: Expr) -> None:
+    def _bind_let(self, let: Expr) -> None:
         assert isinstance(let, Let)
         value = self.type_of(let.value)
         if let.var in self.types:
             what = f"the value of %{let.var.name_hint}"
             # An annotation wins over the inferred type, which may be more specific.
-            merged = self._agree(self.types[let.var], value, let, what)
+            merged = self._unify_or_fail(self.types[let.var], value, let, what)
             self.types[let.var] = merged if let.var.type_annotation is None else self.types[let.var]
         else:
             self.types[let.var] = value
 
-    def _global(self, name: Expr) -> Type:
+    def _type_of_global(self, name: Expr) -> Type:
         assert isinstance(name, GlobalVar)
         if name not in self.types:
             self.types[name] = self._global_type(name)
@@ -342,30 +347,29 @@ class _Inference(CallTypes):
         if function is None:
             checked = name.checked_type_or_none()
             if checked is None:
-                self.fail(name, f"@{name.name_hint} is not a function of the module")
+                self.raise_error(name, f"@{name.name_hint} is not a function of the module")
             return checked
         if isinstance(function, Function):
             return self._signature_with_holes(function)
         assert isinstance(function, PrimFunc), "the kinds of functions are two"
-        return lowered.relay_type(function.with_attr("global_symbol", name.name_hint))
+        # The loop program's type takes its name for messages.
+        return lowered.relay_function_type(function.with_attr("global_symbol", name.name_hint))
 
-    def constructor(self, constructor: Expr) -> Type:
-        """Return the type of a constructor, a polymorphic function into its data type, even without
-        fields.
-        """
+    def type_of_constructor(self, constructor: Expr) -> Type:
+        """Return the polymorphic function type of a constructor, also of one without fields."""
         assert isinstance(constructor, Constructor)
         header = constructor.belong_to
         data = definition(self.module, header)
         if data is None:
-            self.fail(
+            self.raise_error(
                 constructor, f"{constructor.name_hint}: the module has no type {header.name_hint}"
             )
         if header not in self.module.type_definitions:
             self.standard_types[header] = data
         return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
 
-    def constant(self, constant: Expr) -> Type:
-        """Return the tensor type of the array."""
+    def type_of_constant(self, constant: Expr) -> Type:
+        """Return the tensor type of a constant."""
         assert isinstance(constant, Constant)
         checked = constant.checked_type_or_none()
         if checked is not None:
@@ -373,156 +377,174 @@ class _Inference(CallTypes):
         return TensorType(tuple(const(d) for d in constant.data.shape), str(constant.data.dtype))
 
     def op(self, op: Expr) -> Type:
-        """Return the unit type: operators have relations, not types."""
-        return op.checked_type_or_none() or _UNIT
+        """Return the unit type, since operators have relations, not types."""
+        return op.checked_type_or_none() or _UNIT_TYPE
 
     # One rule per expression: its type, or None to wait for open arguments
 
-    def tuple_(self, expr: Tuple) -> Type:
+    def type_of_tuple(self, expr: Tuple) -> Type:
         """Return the type of a tuple: `(a, b): (A, B)`."""
         return TupleType(tuple(map(self.type_of, expr.fields)))
 
-    def projection(self, expr: TupleGetItem) -> Type | None:
+    def type_of_projection(self, expr: TupleGetItem) -> Type | None:
         """Return the type of a projection: `(a, b).0: A`."""
         kind = self.type_of(expr.tuple_value)
         if isinstance(kind, IncompleteType):
             return None
         if not isinstance(kind, TupleType):
-            self.fail(expr, f"field {expr.index}: expected a tuple, got {self.text(kind)}")
+            self.raise_error(
+                expr, f"field {expr.index}: expected a tuple, got {self.format_type(kind)}"
+            )
         if not 0 <= expr.index < len(kind.fields):
-            self.fail(
+            self.raise_error(
                 expr,
                 f"field {expr.index}: expected one of the {len(kind.fields)} fields of a tuple,"
-                f" got {self.text(kind)}",
+                f" got {self.format_type(kind)}",
             )
         return kind.fields[expr.index]
 
-    def choice(self, expr: If) -> Type:
+    def type_of_if(self, expr: If) -> Type:
         """Return the common type of both branches."""
-        self._agree(_BOOL, self.type_of(expr.cond), expr, "if: the condition")
+        self._unify_or_fail(_BOOL_SCALAR_TYPE, self.type_of(expr.cond), expr, "if: the condition")
         what = "if: the else branch, beside the other"
         branches = self.type_of(expr.true_branch), self.type_of(expr.false_branch)
-        return self._agree(*branches, expr, what, self.unifier.join)
+        # Joined, not unified: branches of different sizes have an unknown one together.
+        return self._unify_or_fail(*branches, expr, what, self.unifier.join)
 
-    def lambda_(self, expr: Function) -> Type:
+    def type_of_function(self, expr: Function) -> Type:
         """Return the type of a function: `fn (x: A) { b: B }: fn (A) -> B`."""
         ret = self.type_of(expr.body)
         if expr.ret_type is not None:
-            what = self._result_of(expr)
-            merged = self._agree(self._written(expr.ret_type, expr, what), ret, expr, what)
+            what = self._result_description(expr)
+            merged = self._unify_or_fail(
+                self._check_written_type(expr.ret_type, expr, what), ret, expr, what
+            )
+            # A type written in full stays as it is written, with its names.
             ret = merged if has_holes(expr.ret_type) else expr.ret_type
         return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
 
-    def _result_of(self, function: Function) -> str:
+    def _result_description(self, function: Function) -> str:
         at = self.current
         is_global = at is not None and self.module.functions[at] is function
         return f"the result of @{at.name_hint}" if at and is_global else "the result of a function"
 
-    def ref_create(self, expr: RefCreate) -> Type:
+    def type_of_ref_create(self, expr: RefCreate) -> Type:
         """Return the type of a new cell: `ref(a): ref(A)`."""
         return RelayRefType(self.type_of(expr.value))
 
-    def ref_read(self, expr: RefRead) -> Type:
-        """Return the type of the value in a cell: `ref_read(r): A`."""
-        return self._referent(expr, expr.ref)
+    def type_of_ref_read(self, expr: RefRead) -> Type:
+        """Return the type of the value in a cell: `type_of_ref_read(r): A`."""
+        return self._referent_type(expr, expr.ref)
 
-    def ref_write(self, expr: RefWrite) -> Type:
-        """Return the unit type: `ref_write(r, a): ()`."""
-        self._agree(
-            self._referent(expr, expr.ref), self.type_of(expr.value), expr, "ref_write: the value"
+    def type_of_ref_write(self, expr: RefWrite) -> Type:
+        """Return the unit type: `type_of_ref_write(r, a): ()`."""
+        self._unify_or_fail(
+            self._referent_type(expr, expr.ref),
+            self.type_of(expr.value),
+            expr,
+            "ref_write: the value",
         )
-        return _UNIT
+        return _UNIT_TYPE
 
-    def _referent(self, expr: Expr, ref: Expr) -> Type:
+    def _referent_type(self, expr: Expr, ref: Expr) -> Type:
         kind = self.type_of(ref)
         if isinstance(kind, RelayRefType):
             return kind.value
-        value = self.unifier.hole()
+        # A cell of what is not known yet.
+        value = self.unifier.fresh_hole()
         name = "ref_read" if isinstance(expr, RefRead) else "ref_write"
-        self._agree(RelayRefType(value), kind, expr, f"{name}: the cell")
+        self._unify_or_fail(RelayRefType(value), kind, expr, f"{name}: the cell")
         return value
 
-    def match(self, expr: Match) -> Type:
-        """Return the common type of all right sides, after a check that the clauses fit every
-        value.
-        """
-        missing = well_formedness.match_error(expr, self.module)
+    def type_of_match(self, expr: Match) -> Type:
+        """Return the common type of all clauses, after checking exhaustiveness."""
+        missing = well_formedness.find_match_error(expr, self.module)
         if missing is not None:
-            self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
-        joint: Type = self.unifier.hole()
+            self.raise_error(
+                expr, f"{missing}; add them, or write match? to have it checked at run time"
+            )
+        joint: Type = self.unifier.fresh_hole()
         for number, clause in enumerate(expr.clauses):
             what = f"match: clause {number}, beside the first"
-            joint = self._agree(joint, self.type_of(clause.rhs), expr, what, self.unifier.join)
+            joint = self._unify_or_fail(
+                joint, self.type_of(clause.rhs), expr, what, self.unifier.join
+            )
         return joint
 
     def _bind_patterns(self, expr: Expr) -> None:
         assert isinstance(expr, Match)
         for clause in expr.clauses:
-            self._pattern(expr, clause, clause.lhs, self.type_of(expr.data))
+            self._bind_pattern(expr, clause, clause.lhs, self.type_of(expr.data))
 
-    def _pattern(self, at: Match, clause: Clause, pattern: Pattern, kind: Type) -> None:
+    def _bind_pattern(self, at: Match, clause: Clause, pattern: Pattern, kind: Type) -> None:
         match pattern:
             case PatternVar(var=var):
                 what = f"match: pattern %{var.name_hint}"
                 declared = self.var(var)
-                merged = self._agree(declared, kind, at, what)
+                merged = self._unify_or_fail(declared, kind, at, what)
                 self.types[var] = merged if var.type_annotation is None else declared
             case PatternTuple(patterns=inner):
-                fields = tuple(self.unifier.hole() for _ in inner)
-                self._agree(TupleType(fields), kind, at, "match: a tuple pattern")
-                self._patterns(at, clause, inner, fields)
+                fields = tuple(self.unifier.fresh_hole() for _ in inner)
+                self._unify_or_fail(TupleType(fields), kind, at, "match: a tuple pattern")
+                self._bind_subpatterns(at, clause, inner, fields)
             case PatternConstructor(constructor=constructor, patterns=inner):
-                constructor_type = self.constructor(constructor)
+                constructor_type = self.type_of_constructor(constructor)
                 assert isinstance(constructor_type, FuncType)
-                holes = tuple(self.unifier.hole() for _ in constructor_type.type_params)
+                holes = tuple(self.unifier.fresh_hole() for _ in constructor_type.type_params)
+                # The constructor's type parameters are chosen anew in each pattern.
                 one = self.unifier.instantiate(constructor_type, holes)
                 if len(inner) != len(one.arg_types):
-                    expected = count(len(one.arg_types), "pattern")
+                    expected = format_count(len(one.arg_types), "pattern")
                     what = f"match: pattern {constructor.name_hint}"
-                    self.fail(at, f"{what}: expected {expected} inside, got {len(inner)}")
-                self._agree(one.ret_type, kind, at, f"match: pattern {constructor.name_hint}")
-                self._patterns(at, clause, inner, one.arg_types)
+                    self.raise_error(at, f"{what}: expected {expected} inside, got {len(inner)}")
+                self._unify_or_fail(
+                    one.ret_type, kind, at, f"match: pattern {constructor.name_hint}"
+                )
+                self._bind_subpatterns(at, clause, inner, one.arg_types)
 
-    def _patterns(
+    def _bind_subpatterns(
         self, at: Match, clause: Clause, inner: tuple[Pattern, ...], kinds: tuple[Type, ...]
     ) -> None:
         for pattern, kind in zip(inner, kinds, strict=True):
-            self._pattern(at, clause, pattern, kind)
+            self._bind_pattern(at, clause, pattern, kind)
 
     # Ends
 
-    def _solve_waiting(self) -> None:
-        """Retry waiting expressions, in order, for as long as something is solved."""
+    def _solve_deferred(self) -> None:
+        """Retry deferred expressions in order until a fixed point."""
         while self.waiting:
             before, self.waiting = self.waiting, []
+            # Relations may need types that only later expressions determine.
             for expr in before:
-                inferred = _RULES[type(expr)](self, expr)
+                inferred = _TYPING_RULES[type(expr)](self, expr)
                 if inferred is None:
                     self.waiting.append(expr)
                 else:
-                    self._agree(self.types[expr], inferred, expr, "the result")
+                    self._unify_or_fail(self.types[expr], inferred, expr, "the result")
+            # A round without progress: the rest stays open.
             if len(self.waiting) == len(before):
                 return
 
-    def finish(self) -> None:
-        """Write the types down.
+    def write_types(self) -> None:
+        """Write the inferred types to the expressions.
 
         Raises:
             TypeInferenceError: A type is still unknown.
         """
-        self._solve_waiting()
+        self._solve_deferred()
         resolve, is_open = self.unifier.resolve, self.unifier.is_open
         holes = self.unifier.has_holes
         for expr, kind in self.types.items():
             if holes:
                 kind = resolve(kind)
                 if is_open(kind):
-                    self._report_open(expr, kind)
+                    self._raise_unsolved(expr, kind)
+            # Setting equal types again would touch every expression of the module.
             if expr.checked_type_or_none() is not kind:
                 expr.set_checked_type(kind)
         self.type_args = {c: tuple(map(resolve, args)) for c, args in self.type_args.items()}
 
-    def _report_open(self, expr: Expr, kind: Type) -> NoReturn:
+    def _raise_unsolved(self, expr: Expr, kind: Type) -> NoReturn:
         # An unannotated variable is the best place to point at.
         for candidate in self.types:
             if (
@@ -533,28 +555,28 @@ class _Inference(CallTypes):
                 expr, kind = candidate, self.types[candidate]
                 break
         at = self.module.functions.get(expr, expr) if isinstance(expr, GlobalVar) else expr
-        self.fail(
+        self.raise_error(
             at,
-            f"the type of {self._name(expr)}: expected enough to infer it, got {self.text(kind)};"
-            " annotate it",
+            f"the type of {self._callee_name(expr)}: expected enough to infer it, "
+            f"got {self.format_type(kind)}; annotate it",
         )
 
 
-_ATOMS: Mapping[type, Callable[[_Inference, Expr], Type]] = {
-    Var: _Inference.var,
-    GlobalVar: _Inference._global,
-    Constant: _Inference.constant,
-    Op: _Inference.op,
-    Constructor: _Inference.constructor,
+_ATOM_RULES: Mapping[type, Callable[[_TypeInferencer, Expr], Type]] = {
+    Var: _TypeInferencer.var,
+    GlobalVar: _TypeInferencer._type_of_global,
+    Constant: _TypeInferencer.type_of_constant,
+    Op: _TypeInferencer.op,
+    Constructor: _TypeInferencer.type_of_constructor,
 }
-_RULES: Mapping[type, Callable[..., Type | None]] = {
-    Call: _Inference.call,
-    Tuple: _Inference.tuple_,
-    TupleGetItem: _Inference.projection,
-    If: _Inference.choice,
-    Function: _Inference.lambda_,
-    RefCreate: _Inference.ref_create,
-    RefRead: _Inference.ref_read,
-    RefWrite: _Inference.ref_write,
-    Match: _Inference.match,
+_TYPING_RULES: Mapping[type, Callable[..., Type | None]] = {
+    Call: _TypeInferencer.type_call,
+    Tuple: _TypeInferencer.type_of_tuple,
+    TupleGetItem: _TypeInferencer.type_of_projection,
+    If: _TypeInferencer.type_of_if,
+    Function: _TypeInferencer.type_of_function,
+    RefCreate: _TypeInferencer.type_of_ref_create,
+    RefRead: _TypeInferencer.type_of_ref_read,
+    RefWrite: _TypeInferencer.type_of_ref_write,
+    Match: _TypeInferencer.type_of_match,
 }

@@ -1,4 +1,4 @@
-"""Unification of Relay types: holes, dimensions, and the instantiation of polymorphic functions.
+"""Unification of Relay types, with holes, symbolic dimensions and polymorphic instantiation.
 
     unify(?h, T)  =  T, and ?h := T          unless T contains ?h (the occurs check)
     unify(Tensor[(a, ..), t], Tensor[(b, ..), t])  =  Tensor[(unify_dim(a, b), ..), t]
@@ -31,13 +31,11 @@ Type.prover = staticmethod(prove_equal)
 
 
 class MismatchError(Exception):
-    """Two types do not agree; the caller knows where. The text, if any, is the reason."""
+    """Mismatch of two types; the caller adds the location. The text, if any, is the reason."""
 
 
 def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
-    """Return the named dimensions that are a dimension by themselves in tensors of types,
-    in order.
-    """
+    """Return the symbolic dimensions that occur by themselves in tensor shapes, in order."""
     dims: dict[SizeVar, None] = {}
     for kind in kinds:
         for at in type_post_order(kind):
@@ -47,12 +45,12 @@ def size_vars(kinds: Iterable[Type]) -> list[SizeVar]:
 
 
 def substitute_dims(kind: Type, dims: Dims) -> Type:
-    """Return a type with named dimensions replaced, and the results simplified."""
+    """Substitute symbolic dimensions in a type, and simplify."""
     if not dims:
         return kind
 
     def replace(at: Type) -> Type:
-        """Return a tensor type over the new dimensions, the same object if none changed."""
+        """Substitute in a tensor type; return the same object if nothing changed."""
         if not isinstance(at, TensorType):
             return at
         shape = tuple(
@@ -68,7 +66,7 @@ def substitute_dims(kind: Type, dims: Dims) -> Type:
 
 
 def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return the common value of two equal dimensions, or `?` if one is unknown.
+    """Unify two dimensions: their common value, or `?` if one is unknown.
 
     Of two compound expressions that cannot be decided, the first is returned: the run time checks
     them.
@@ -85,8 +83,11 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         if a.value != b.value:
             raise MismatchError
         return a
+    # n + n and 2 * n are one size.
     if prove_equal(a, b):
         return a
+    # Names stand for any size, so two of them differ for some; a known difference decides compound
+    # ones.
     if (isinstance(a, (IntImm, Var)) and isinstance(b, (IntImm, Var))) or isinstance(
         simplify(a - b), IntImm
     ):
@@ -95,7 +96,7 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def join_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return a dimension that is one of two: theirs if they are equal, else `?`.
+    """Join two dimensions: their common value, else `?`.
 
     Raises:
         MismatchError: They are different numbers.
@@ -104,24 +105,25 @@ def join_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return a
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return unify_dim(a, b)
+    # Each branch may be taken: what holds for one alone is not known of the result.
     return a if not isinstance(b, AnyDim) and prove_equal(a, b) else AnyDim()
 
 
 class Unifier:
-    """A substitution of holes (IncompleteType) by types, grown by `unify`."""
+    """Substitution of type holes (IncompleteType), extended by `unify`."""
 
     def __init__(self) -> None:
         self.solved: dict[IncompleteType, Type] = {}
         self.has_holes = False
         self._dim = unify_dim
 
-    def hole(self) -> IncompleteType:
-        """Return a new unknown type."""
+    def fresh_hole(self) -> IncompleteType:
+        """Return a fresh hole."""
         self.has_holes = True
         return IncompleteType()
 
-    def shallow(self, kind: Type) -> Type:
-        """Return a type with solved holes at its top followed.
+    def follow_holes(self, kind: Type) -> Type:
+        """Follow solved holes at the top of a type.
 
         The holes that were followed then lead directly to it.
         """
@@ -138,68 +140,71 @@ class Unifier:
         return kind
 
     def resolve(self, kind: Type) -> Type:
-        """Return a type with all solved holes replaced."""
+        """Substitute all solved holes in a type."""
         if not self.has_holes or type(kind) is TensorType:
             return kind
 
         def replace(at: Type) -> Type:
-            """Return the solution of a hole, with its own holes replaced."""
+            """Return a hole's resolved solution."""
             if isinstance(at, IncompleteType):
-                solution = self.shallow(at)
+                solution = self.follow_holes(at)
                 return solution if solution is at else self.resolve(solution)
             return at
 
         return map_type(kind, replace)
 
     def is_open(self, kind: Type) -> bool:
-        """Return whether unsolved holes remain in a type."""
+        """Return whether a type contains unsolved holes."""
+        # Most programs have no hole, and pay for none.
         if not self.has_holes or type(kind) is TensorType:
             return False
         return any(isinstance(t, IncompleteType) for t in type_post_order(self.resolve(kind)))
 
     def unify(self, a: Type, b: Type) -> Type:
-        """Return the type that both are. Recursion is over the depth of types only.
+        """Unify two types, and return the common type. Recursion is over the depth of types only.
 
         Raises:
             MismatchError: The types do not agree.
         """
-        a, b = self.shallow(a), self.shallow(b)
+        a, b = self.follow_holes(a), self.follow_holes(b)
         if a is b:
             return a
         if isinstance(a, IncompleteType):
-            return self._solve(a, b)
+            return self._solve_hole(a, b)
         if isinstance(b, IncompleteType):
-            return self._solve(b, a)
+            return self._solve_hole(b, a)
         match a, b:
             case TensorType(), TensorType():
-                return self._tensors(a, b)
+                return self._unify_tensors(a, b)
             case TupleType(fields=xs), TupleType(fields=ys) if len(xs) == len(ys):
-                return TupleType(self._all(xs, ys))
+                return TupleType(self._unify_all(xs, ys))
             case FuncType(), FuncType() if len(a.arg_types) == len(b.arg_types):
-                return self._functions(a, b)
+                return self._unify_functions(a, b)
             case TypeCall(func=f, args=xs), TypeCall(func=g, args=ys) if len(xs) == len(ys):
-                return TypeCall(self.unify(f, g), self._all(xs, ys))
+                return TypeCall(self.unify(f, g), self._unify_all(xs, ys))
             case RelayRefType(value=x), RelayRefType(value=y):
                 return RelayRefType(self.unify(x, y))
+        # Types without fields have one value.
         if type(a) is type(b) and not a.__slots__:
             return a
         raise MismatchError
 
     def join(self, a: Type, b: Type) -> Type:
-        """Return the type of a value that has one of two types.
+        """Join the types of two alternatives (branches).
 
         It is as `unify`, but dimensions that are not known to be equal become `?`.
         """
+        # For the parts of the types too, down to their tensors.
         self._dim = join_dim
         try:
             return self.unify(a, b)
         finally:
             self._dim = unify_dim
 
-    def _all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
+    def _unify_all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
         return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
 
-    def _tensors(self, a: TensorType, b: TensorType) -> TensorType:
+    def _unify_tensors(self, a: TensorType, b: TensorType) -> TensorType:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise MismatchError
         shape = tuple(map(self._dim, a.shape, b.shape))
@@ -209,8 +214,8 @@ class Unifier:
             else TensorType(shape, a.dtype)
         )
 
-    def _functions(self, a: FuncType, b: FuncType) -> FuncType:
-        """Return the common type of two functions.
+    def _unify_functions(self, a: FuncType, b: FuncType) -> FuncType:
+        """Unify two function types.
 
         A polymorphic one beside one that is not is taken for one of its uses.
         """
@@ -219,47 +224,52 @@ class Unifier:
         if len(a.type_params) != len(b.type_params):
             if a.type_params and b.type_params:
                 raise MismatchError
-            a, b = self._use(a), self._use(b)
+            # A polymorphic function is compared with a plain one at one instance of its parameters.
+            a, b = self._instantiate_fresh(a), self._instantiate_fresh(b)
         if a.type_params:
+            # Up to the names of type parameters.
             renamed = dict(zip(b.type_params, a.type_params, strict=True))
             b = FuncType(
-                tuple(_replace_vars(t, renamed) for t in b.arg_types),
-                _replace_vars(b.ret_type, renamed),
+                tuple(_substitute_type_vars(t, renamed) for t in b.arg_types),
+                _substitute_type_vars(b.ret_type, renamed),
                 a.type_params,
             )
         return FuncType(
-            self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params
+            self._unify_all(a.arg_types, b.arg_types),
+            self.unify(a.ret_type, b.ret_type),
+            a.type_params,
         )
 
-    def _use(self, kind: FuncType) -> FuncType:
-        return self.instantiate(kind, tuple(self.hole() for _ in kind.type_params))
+    def _instantiate_fresh(self, kind: FuncType) -> FuncType:
+        return self.instantiate(kind, tuple(self.fresh_hole() for _ in kind.type_params))
 
-    def _solve(self, hole: IncompleteType, kind: Type) -> Type:
+    def _solve_hole(self, hole: IncompleteType, kind: Type) -> Type:
+        # With solved holes replaced: the occurs check must see what they stand for.
         resolved = self.resolve(kind)
+        # The occurs check: no type is infinite.
         if any(t is hole for t in type_post_order(resolved)):
             raise MismatchError("the type would contain itself")
         self.solved[hole] = resolved
         return resolved
 
     def instantiate(self, kind: FuncType, type_args: tuple[Type, ...]) -> FuncType:
-        """Return the type of one use of a polymorphic function: its type parameters become
-        `type_args`.
-        """
+        """Instantiate a polymorphic function type with `type_args`."""
         if not kind.type_params:
             return kind
         new: dict[TypeVar, Type] = dict(zip(kind.type_params, type_args, strict=True))
         return FuncType(
-            tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new)
+            tuple(_substitute_type_vars(t, new) for t in kind.arg_types),
+            _substitute_type_vars(kind.ret_type, new),
         )
 
 
-def _replace_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
+def _substitute_type_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
     return map_type(kind, lambda t: new.get(t, t) if isinstance(t, TypeVar) else t)
 
 
 def match_dims(param: Type, arg: Type, flexible: set[SizeVar], dims: dict[Var, PrimExpr]) -> None:
-    """Bind the flexible named dimensions of a parameter's type to the dimensions of an argument's
-    type.
+    """Bind the flexible symbolic dimensions of a parameter type to an argument type's
+    dimensions.
     """
     if isinstance(param, TensorType) and isinstance(arg, TensorType):
         if len(param.shape) == len(arg.shape):

@@ -1,6 +1,4 @@
-"""What expressions are worth while the interpreter runs: arrays, tuples of values, values of
-algebraic data types, mutable cells, and functions with the frames that they were made in.
-"""
+"""Interpreter values: arrays, tuples, ADT values, references, and closures with frames."""
 
 from __future__ import annotations
 
@@ -25,46 +23,46 @@ The class is that of the runtime, so that the results of one executor are argume
 
 @dataclass(slots=True, eq=False)
 class RefValue:
-    """A mutable cell."""
+    """Mutable reference value."""
 
     value: Value
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
-    """The values of one activation; `outer` is where its function was made.
+class ActivationFrame:
+    """Activation frame of the interpreter; `outer` is the defining frame (static link).
 
     What the function gives becomes the value of expression `result` in the frame `caller`.
     """
 
     values: dict[Expr, Value] = field(default_factory=dict)
-    outer: Frame | None = None
+    outer: ActivationFrame | None = None
     symbols: Symbols = field(default_factory=dict)
     bound: set[PrimVar] = field(default_factory=set)
     """The symbols that bindings of this activation named: another one names its own."""
-    caller: Frame | None = None
+    caller: ActivationFrame | None = None
     result: Expr | None = None
     depth: int = 0
 
-    def find(self, expr: Expr) -> Value | None:
-        """Return the value of an expression here or in a frame around, or None if there is none
-        yet.
-        """
-        at: Frame | None = self
+    def lookup(self, expr: Expr) -> Value | None:
+        """Look up an expression's value in this and enclosing frames, or return None."""
+        at: ActivationFrame | None = self
         while at is not None:
             value = at.values.get(expr)
             if value is not None:
                 return value
+            # Frames are linked, not copied: making a closure costs the same for any number of
+            # variables.
             at = at.outer
         return None
 
 
 @dataclass(slots=True, eq=False)
 class Closure:
-    """A function and the frame it was made in."""
+    """Function with its defining frame."""
 
     function: Function
-    frame: Frame | None = None
+    frame: ActivationFrame | None = None
 
 
 Value = Union[  # noqa: UP007 - it names itself
@@ -72,4 +70,4 @@ Value = Union[  # noqa: UP007 - it names itself
 ]
 
 
-__all__ = ["Closure", "ConstructorValue", "Frame", "RefValue", "Symbols", "Value"]
+__all__ = ["ActivationFrame", "Closure", "ConstructorValue", "RefValue", "Symbols", "Value"]

@@ -1,5 +1,5 @@
-"""Walks over Relay expressions. None of them recurses: a chain of 100,000 nodes is walked like one
-of ten.
+"""Traversals of Relay expressions and types. None of them recurses: a chain of 100,000 nodes is
+walked like one of ten.
 
 `CHILDREN` says what the children of each node are (binders included, in the order of evaluation)
 and `REBUILD` makes a node from new children; everything else here is made from these two tables.
@@ -47,14 +47,14 @@ from ekiden.relay.expr import (
     Var,
 )
 
-ATOMS = (Var, GlobalVar, Constant, Op, Constructor)
+ATOM_CLASSES = (Var, GlobalVar, Constant, Op, Constructor)
 """Expressions without children."""
 
-_NONE: tuple[Expr, ...] = ()
+_NO_CHILDREN: tuple[Expr, ...] = ()
 
 
 def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
-    """Return the variables that a pattern binds, from left to right."""
+    """Return the variables of a pattern, left to right."""
     variables: list[Var] = []
     stack = [pattern]
     while stack:
@@ -67,13 +67,14 @@ def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
 
 
 def map_pattern(pattern: Pattern, new: Mapping[Expr, Expr]) -> Pattern:
-    """Return the pattern with its variables replaced; itself when none is."""
+    """Replace the variables of a pattern; return itself if none is replaced."""
     if isinstance(pattern, PatternVar):
         replacement = new.get(pattern.var, pattern.var)
         return pattern.with_fields(var=replacement)
     if isinstance(pattern, (PatternConstructor, PatternTuple)):
         inner = tuple(map_pattern(p, new) for p in pattern.patterns)
         same = all(a is b for a, b in zip(inner, pattern.patterns, strict=True))
+        # The same object where nothing changes, as passes compare by identity.
         return pattern if same else pattern.with_fields(patterns=inner)
     return pattern
 
@@ -87,12 +88,12 @@ def _match_children(m: Match) -> tuple[Expr, ...]:
 
 
 # fmt: off
-CHILDREN: dict[type, Callable[..., tuple[Expr, ...]]] = {
-    Var:          lambda e: _NONE,
-    GlobalVar:    lambda e: _NONE,
-    Constant:     lambda e: _NONE,
-    Op:           lambda e: _NONE,
-    Constructor:  lambda e: _NONE,
+CHILD_GETTERS: dict[type, Callable[..., tuple[Expr, ...]]] = {
+    Var:          lambda e: _NO_CHILDREN,
+    GlobalVar:    lambda e: _NO_CHILDREN,
+    Constant:     lambda e: _NO_CHILDREN,
+    Op:           lambda e: _NO_CHILDREN,
+    Constructor:  lambda e: _NO_CHILDREN,
     Call:         lambda e: (e.op, *e.args),
     Tuple:        lambda e: e.fields,
     TupleGetItem: lambda e: (e.tuple_value,),
@@ -115,7 +116,7 @@ def _rebuild_match(m: Match, c: Sequence[Expr]) -> Match:
 
 
 # fmt: off
-REBUILD: dict[type, Callable[..., Expr]] = {
+REBUILDERS: dict[type, Callable[..., Expr]] = {
     Call:         lambda e, c: Call(c[0], tuple(c[1:]), e.attrs, e.type_args, span=e.span),
     Tuple:        lambda e, c: Tuple(tuple(c), span=e.span),
     TupleGetItem: lambda e, c: TupleGetItem(c[0], e.index, span=e.span),
@@ -138,19 +139,20 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     Raises:
         KeyError: The node is not Relay's (a PrimFunc).
     """
-    return CHILDREN[type(expr)](expr)
+    return CHILD_GETTERS[type(expr)](expr)
 
 
 def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
-    """Return `expr` with these children; `expr` itself when all are identical."""
-    old = CHILDREN[type(expr)](expr)
+    """Rebuild an expression with new children; return it unchanged if all are identical."""
+    old = CHILD_GETTERS[type(expr)](expr)
+    # The same object keeps its type, and passes that changed nothing are seen to have done so.
     if all(map(is_, old, new_children)):
         return expr
-    return REBUILD[type(expr)](expr, new_children)
+    return REBUILDERS[type(expr)](expr, new_children)
 
 
 def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
-    """Return every expression below `root`, children first, each shared one once.
+    """Return every expression below `root` in post-order, shared ones once.
 
     Binders (Var) come where they bind. A function below the root is an atom unless
     `into_functions`; a root that is a function is always entered.
@@ -164,9 +166,12 @@ def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
         # The first visit pushes the children; the second, when they are done, emits the node.
         if state is None:
             if type(expr) is not Function or into_functions or expr is root:
-                below = CHILDREN[type(expr)](expr)
+                # Marked as open before the children are pushed: met again on the way up, it is
+                # done.
+                below = CHILD_GETTERS[type(expr)](expr)
                 if below:
                     done[expr] = False
+                    # Reversed, so that the first child is visited first.
                     stack.extend([c for c in reversed(below) if c not in done])
                     continue
         elif state:
@@ -179,8 +184,7 @@ def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
 
 
 class ExprMutator:
-    """Rebuilds an expression bottom-up, each shared node once; what does not change is kept, types
-    and all.
+    """Bottom-up mutator that rebuilds each shared node once, preserving unchanged nodes and types.
 
     Override `rewrite(old, new)`, called for every node with the node rebuilt from rewritten
     children; or, per node class, `rewrite_call(old, new_children)`, `rewrite_let`,
@@ -193,21 +197,22 @@ class ExprMutator:
 
     def __init__(self) -> None:
         self.memo: dict[Expr, Expr] = {}
+        # Looked up once for each mutator, not for each node.
         self._own = {
             kind: getattr(self, f"rewrite_{name}")
-            for kind, name in _METHODS.items()
+            for kind, name in _REWRITE_METHODS.items()
             if hasattr(self, f"rewrite_{name}")
         }
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
-        """Return the replacement of `old`; `new` is `old` with rewritten children."""
+        """Return the replacement of `old`, given `new` with rewritten children."""
         return new
 
     def visit(self, root: Expr) -> Expr:
         """Return the rewritten expression."""
         memo = self.memo
         for expr in post_order_after(root, memo, self.into_functions):
-            new = [memo[c] for c in self._children(expr, root)]
+            new = [memo[c] for c in self._unvisited_children(expr, root)]
             own = self._own.get(type(expr))
             memo[expr] = (
                 own(expr, new)
@@ -216,13 +221,13 @@ class ExprMutator:
             )
         return memo[root]
 
-    def _children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
+    def _unvisited_children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
         if type(expr) is Function and not self.into_functions and expr is not root:
             return ()
-        return CHILDREN[type(expr)](expr)
+        return CHILD_GETTERS[type(expr)](expr)
 
 
-_METHODS: dict[type, str] = {
+_REWRITE_METHODS: dict[type, str] = {
     Var: "var",
     GlobalVar: "global_var",
     Constant: "constant",
@@ -244,7 +249,7 @@ _METHODS: dict[type, str] = {
 def post_order_after(
     root: Expr, known: Mapping[Expr, object], into_functions: bool = True
 ) -> list[Expr]:
-    """Return `post_order` without expressions that are in `known`, or that only those need."""
+    """Return `post_order` without the expressions in `known` and those only they need."""
     if not known:
         return post_order(root, into_functions)
     order: list[Expr] = []
@@ -258,24 +263,26 @@ def post_order_after(
             done.add(expr)
             stack.append((expr, True))
             if type(expr) is not Function or into_functions or expr is root:
-                stack.extend((c, False) for c in reversed(CHILDREN[type(expr)](expr)))
+                stack.extend((c, False) for c in reversed(CHILD_GETTERS[type(expr)](expr)))
     return order
 
 
-class _Substitution(ExprMutator):
+class _Substituter(ExprMutator):
     def __init__(self, mapping: Mapping[Var, Expr]) -> None:
         super().__init__()
+        # A variable that is replaced counts as rewritten already.
         self.memo.update(mapping.items())
 
 
 def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """Return `expr` with variables replaced (TVM's `relay.bind`).
+    """Substitute variables in an expression (TVM's `relay.bind`).
 
     In a function, parameters that are replaced are removed.
     """
     if not isinstance(expr, Function):
-        return _Substitution(mapping).visit(expr)
-    body = _Substitution(mapping).visit(expr.body)
+        return _Substituter(mapping).visit(expr)
+    body = _Substituter(mapping).visit(expr.body)
+    # A bound parameter is no parameter any more.
     params = tuple(p for p in expr.params if p not in mapping)
     return expr.with_fields(
         params=params if len(params) < len(expr.params) else expr.params, body=body
@@ -283,7 +290,7 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
 
 
 def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
-    """Return `expr` with a new variable wherever it binds one, for use beside the original.
+    """Copy an expression with fresh bound variables (alpha renaming).
 
     `mapping` replaces free variables on the way. Expressions without bound variables are shared.
     """
@@ -292,18 +299,19 @@ def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
         new[variable] = Var(variable.name_hint, variable.type_annotation, span=variable.span)
         checked = variable.checked_type_or_none()
         if checked is not None:
+            # Types of the copy need no second inference.
             new[variable].set_checked_type(checked)
-    return _Substitution({**new, **(mapping or {})}).visit(expr)
+    return _Substituter({**new, **(mapping or {})}).visit(expr)
 
 
 def bound_vars(expr: Expr) -> list[Var]:
-    """Return every variable that a Let, Function or Match in `expr` binds, in the order met."""
+    """Return all variables bound in `expr`, in order."""
     met = post_order(expr, into_functions=True)
-    bound = {v for e in met for v in binders(e)}
+    bound = {v for e in met for v in bound_by(e)}
     return [e for e in met if isinstance(e, Var) and e in bound]
 
 
-def binders(expr: Expr) -> Sequence[Var]:
+def bound_by(expr: Expr) -> Sequence[Var]:
     """Return the variables that an expression itself binds."""
     match expr:
         case Let(var=var):
@@ -317,24 +325,25 @@ def binders(expr: Expr) -> Sequence[Var]:
 
 
 def all_vars(expr: Expr) -> list[Var]:
-    """Return every variable bound or used in `expr`, in the order met."""
+    """Return all variables bound or used in `expr`, in order."""
     return [e for e in post_order(expr, into_functions=True) if isinstance(e, Var)]
 
 
 def free_vars(expr: Expr) -> list[Var]:
-    """Return the variables used but not bound in a well-formed expression, in the order met."""
+    """Return the free variables of a well-formed expression, in order."""
     used: list[Var] = []
     bound: set[Var] = set()
     for e in post_order(expr, into_functions=True):
         if isinstance(e, Var):
             used.append(e)
         else:
-            bound.update(binders(e))
+            bound.update(bound_by(e))
+    # At the end, as a shared variable may be met before its binder in this order.
     return [v for v in used if v not in bound]
 
 
-def closed(expr: object) -> Function:
-    """Return `fn (free variables) { expr }`.
+def close_over_free_vars(expr: object) -> Function:
+    """Close an expression over its free variables: `fn (free variables) { expr }`.
 
     Raises:
         TypeError: The value is no expression.
@@ -346,11 +355,11 @@ def closed(expr: object) -> Function:
     return Function(tuple(dict.fromkeys(free_vars(expr))), expr)
 
 
-IRModule.wrapper = staticmethod(closed)
+IRModule.wrapper = staticmethod(close_over_free_vars)
 
 
 def type_children(kind: Type) -> tuple[Type, ...]:
-    """Return the types that a type consists of."""
+    """Return the component types of a type."""
     match kind:
         case TupleType(fields=fields):
             return fields
@@ -367,7 +376,7 @@ def type_children(kind: Type) -> tuple[Type, ...]:
 
 
 def type_post_order(kind: Type) -> list[Type]:
-    """Return the types below a type and itself, children first, each once."""
+    """Return a type and its components in post-order, each once."""
     order: list[Type] = []
     done: set[Type] = set()
     stack: list[tuple[Type, bool]] = [(kind, False)]
@@ -383,10 +392,11 @@ def type_post_order(kind: Type) -> list[Type]:
 
 
 def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
-    """Rebuild a type bottom-up, with `replace` called on every rebuilt component.
+    """Rebuild a type bottom-up by `replace`.
 
     It is the type itself when nothing changes.
     """
+    # Most types are tensors: no walk for them.
     if type(kind) is TensorType:
         return replace(kind)
     new: dict[Type, Type] = {}
@@ -395,7 +405,7 @@ def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
     return new[kind]
 
 
-def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
+def _map_component_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
     mapped = tuple(new[k] for k in kinds)
     return kinds if all(map(is_, mapped, kinds)) else mapped
 
@@ -403,17 +413,17 @@ def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type,
 def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
     match kind:
         case TupleType(fields=fields):
-            return kind.with_fields(fields=_map_types(fields, new))
+            return kind.with_fields(fields=_map_component_types(fields, new))
         case FuncType(arg_types=args, ret_type=ret):
-            plain = kind.with_fields(arg_types=_map_types(args, new), ret_type=new[ret])
+            plain = kind.with_fields(arg_types=_map_component_types(args, new), ret_type=new[ret])
             held = tuple(r for c in kind.type_constraints if isinstance(r := new[c], TypeRelation))
             return (
                 plain if held == kind.type_constraints else plain.with_fields(type_constraints=held)
             )
         case TypeRelation(args=args):
-            return kind.with_fields(args=_map_types(args, new))
+            return kind.with_fields(args=_map_component_types(args, new))
         case TypeCall(func=func, args=args):
-            return kind.with_fields(func=new[func], args=_map_types(args, new))
+            return kind.with_fields(func=new[func], args=_map_component_types(args, new))
         case RelayRefType(value=value):
             return kind.with_fields(value=new[value])
         case _:
@@ -421,7 +431,7 @@ def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
 
 
 def substitute_type(kind: Type, mapping: Mapping[TypeVar, Type]) -> Type:
-    """Return a type with type variables replaced."""
+    """Substitute type variables in a type."""
     return map_type(kind, lambda t: mapping.get(t, t) if isinstance(t, TypeVar) else t)
 
 
@@ -430,8 +440,8 @@ def has_holes(kind: Type) -> bool:
     return any(isinstance(t, IncompleteType) for t in type_post_order(kind))
 
 
-def types_in(expr: Expr) -> tuple[Type, ...]:
-    """Return the types written at one node: annotations and type arguments, not inferred ones."""
+def annotated_types(expr: Expr) -> tuple[Type, ...]:
+    """Return the type annotations and type arguments written at a node."""
     match expr:
         case Var(type_annotation=kind):
             return () if kind is None else (kind,)
@@ -444,17 +454,18 @@ def types_in(expr: Expr) -> tuple[Type, ...]:
 
 
 __all__ = [
-    "ATOMS",
-    "CHILDREN",
-    "REBUILD",
+    "ATOM_CLASSES",
+    "CHILD_GETTERS",
+    "REBUILDERS",
     "ExprMutator",
     "RelayExpr",
     "all_vars",
+    "annotated_types",
     "bind",
-    "binders",
+    "bound_by",
     "bound_vars",
     "children",
-    "closed",
+    "close_over_free_vars",
     "free_vars",
     "has_holes",
     "map_pattern",
@@ -466,5 +477,4 @@ __all__ = [
     "substitute_type",
     "type_children",
     "type_post_order",
-    "types_in",
 ]

@@ -11,17 +11,17 @@ from contextlib import suppress
 from typing import Protocol
 
 from ekiden.rpc.errors import RPCError, RPCSessionTimeoutError
-from ekiden.rpc.messages import HEADER, HELLO_LIMIT, RETURN_PREFIX_BYTES, Kind
-from ekiden.rpc.wire import read_head
+from ekiden.rpc.messages import FRAME_HEADER_BYTES, MAX_HELLO_BYTES, RETURN_PREFIX_BYTES, Kind
+from ekiden.rpc.wire import parse_header
 
-__all__ = ["Channel", "Pipes", "Stream"]
+__all__ = ["FrameChannel", "PipeStream", "Stream"]
 
 READ_AHEAD_BYTES = 4 << 10
 """Bytes that are read with a head, before its frame's size is known: most frames are whole then."""
 
 
 class Stream(Protocol):
-    """The socket operations that a channel needs."""
+    """Interface of the socket operations that a channel needs."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Receive some bytes; 0 at the end."""
@@ -36,8 +36,8 @@ class Stream(Protocol):
         """Close the stream."""
 
 
-class Pipes:
-    """A stream over two file descriptors, with a cleanup action."""
+class PipeStream:
+    """Stream over two file descriptors, with a cleanup action."""
 
     def __init__(self, source: int, target: int, end: Callable[[], object]) -> None:
         self._source, self._target, self._end = source, target, end
@@ -69,16 +69,16 @@ class Pipes:
             self._end()
 
 
-class Channel:
-    """Frames on a stream. `limit` is the largest body this side accepts; `ends` is when the session
-    must be over, by time.monotonic(). With `ahead` 0, nothing beyond a frame is read, so that
-    the stream can be given to another reader.
+class FrameChannel:
+    """Channel of length-prefixed frames on a stream. `limit` is the largest body this side accepts;
+    `ends` is when the session must be over, by time.monotonic(). With `ahead` 0, nothing beyond
+    a frame is read, so that the stream can be given to another reader.
     """
 
     def __init__(self, stream: Stream, ahead: int = READ_AHEAD_BYTES) -> None:
         self.stream = stream
         self._ahead = ahead
-        self.limit = HELLO_LIMIT
+        self.limit = MAX_HELLO_BYTES
         self.ends: float | None = None
         self.is_open = True
         self.is_placed = False
@@ -89,13 +89,14 @@ class Channel:
         self._owner = os.getpid()
 
     def send(self, frame: bytearray, tail: memoryview | None = None) -> None:
-        """Send a whole frame, whose last bytes may lie in another buffer."""
+        """Send a whole frame, whose last bytes may be in another buffer."""
         try:
             self.stream.sendall(frame)
+            # Large payloads are sent from where they are, without a copy into the frame.
             if tail is not None:
                 self.stream.sendall(tail)
         except OSError as error:
-            raise self._gone(error) from error
+            raise self._close_with_error(error) from error
         except BaseException:  # an interrupt: nobody knows how much of the frame has gone
             self.close()
             raise
@@ -111,9 +112,9 @@ class Channel:
         """
         until = None if seconds is None else time.monotonic() + seconds
         try:
-            if self._end - self._begin < HEADER:
-                self._fill(HEADER, until)
-            kind, size = read_head(self._data, self.limit, self._begin)
+            if self._end - self._begin < FRAME_HEADER_BYTES:
+                self._buffer_bytes(FRAME_HEADER_BYTES, until)
+            kind, size = parse_header(self._data, self.limit, self._begin)
             is_return = buffer is not None and kind is Kind.RETURN
             # Only an exact match is received in place: the body then is just the tag and the
             # length.
@@ -122,17 +123,17 @@ class Channel:
             )
             if self.is_placed:
                 size = RETURN_PREFIX_BYTES
-            if self._end - self._begin < HEADER + size:
-                self._fill(HEADER + size, until)
-            begin = self._begin + HEADER
+            if self._end - self._begin < FRAME_HEADER_BYTES + size:
+                self._buffer_bytes(FRAME_HEADER_BYTES + size, until)
+            begin = self._begin + FRAME_HEADER_BYTES
             self._begin = begin + size
             body = self._data[begin : self._begin]
             if self.is_placed and buffer is not None:
-                self._take(buffer, until)
+                self._read_into(buffer, until)
             if until is not None:
                 self.stream.settimeout(None)
         except OSError as error:
-            raise self._gone(error) from error
+            raise self._close_with_error(error) from error
         except RPCError:  # who asked tells the other side, or it has gone
             raise
         except BaseException:  # an interrupt: the answer that comes is not that of the next request
@@ -143,6 +144,7 @@ class Channel:
     def close(self) -> None:
         """Close the stream."""
         if self.is_open:
+            # Set first: closing may be entered again from a finalizer or another thread.
             self.is_open = False
             # A process that was forked has a copy, which does not end the connection.
             if isinstance(self.stream, socket.socket) and self._owner == os.getpid():
@@ -150,37 +152,38 @@ class Channel:
                     self.stream.shutdown(socket.SHUT_RDWR)
             self.stream.close()
 
-    def _fill(self, size: int, until: float | None) -> None:
+    def _buffer_bytes(self, size: int, until: float | None) -> None:
         """Read until `size` bytes are buffered, at the start of the buffer."""
         have = self._end - self._begin
         data, unread = self._data, self._data[self._begin : self._end]
+        # Grown to the largest frame of the session, and reused for the others.
         if size > len(data):
             data = self._data = memoryview(bytearray(size + self._ahead))
         data[:have] = unread
         self._begin, self._end = 0, have
         while self._end < size:
             # Reads ahead into the buffer, which saves a system call per small frame.
-            self._end += self._read(data[self._end : max(size, self._ahead)], until)
+            self._end += self._read_some(data[self._end : max(size, self._ahead)], until)
 
-    def _take(self, buffer: memoryview, until: float | None) -> None:
+    def _read_into(self, buffer: memoryview, until: float | None) -> None:
         """Fill a buffer, first from the read-ahead and then from the stream."""
         have = min(len(buffer), self._end - self._begin)
         buffer[:have] = self._data[self._begin : self._begin + have]
         self._begin += have
         while have < len(buffer):
-            have += self._read(buffer[have:], until)
+            have += self._read_some(buffer[have:], until)
 
-    def _read(self, data: memoryview, until: float | None) -> int:
+    def _read_some(self, data: memoryview, until: float | None) -> int:
         """Read some bytes. Raises RPCError at the end of the stream, OSError."""
         if until is not None:
             # A timeout of 0 would make the socket non-blocking.
             self.stream.settimeout(max(until - time.monotonic(), 1e-3))
         count = self.stream.recv_into(data)
         if count == 0:
-            raise self._gone(None)
+            raise self._close_with_error(None)
         return count
 
-    def _gone(self, error: OSError | None) -> RPCError:
+    def _close_with_error(self, error: OSError | None) -> RPCError:
         """Close the channel, and return the error for a stream that ended or timed out."""
         self.close()
         if isinstance(error, TimeoutError):

@@ -21,26 +21,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast, overload
 
-from ekiden.rpc.channel import Channel, Pipes
+from ekiden.rpc.channel import FrameChannel, PipeStream
 from ekiden.rpc.endpoint import Endpoint, Request
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.keys import Key, client_socket
+from ekiden.rpc.keys import Key, wrap_client_socket
 from ekiden.rpc.messages import Kind
 from ekiden.rpc.remote import (
-    CHUNK_BYTES,
+    TRANSFER_CHUNK_BYTES,
     Progress,
     RemoteDevice,
     RemoteFunction,
     RemoteModule,
     SessionProxies,
 )
-from ekiden.rpc.services import hear, serve
+from ekiden.rpc.services import receive_hello, serve_client
 from ekiden.runtime import device
-from ekiden.runtime.files import PathName, named
+from ekiden.runtime.files import PathName, rewrite_os_errors
 
 __all__ = ["LocalSession", "PopenSession", "RPCSession", "connect"]
 
-_HELLO_SECONDS = 20.0
+_HELLO_TIMEOUT_S = 20.0
 """How long the other side may take to say HELLO: it may have to start first."""
 _MAX_TIMEOUT_S = (2**32 - 1) // 1000
 """Seconds of a session whose end can be said in milliseconds."""
@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 class RPCSession:
-    """A session: the functions, modules, tensors and files of another process or machine.
+    """Session: the functions, modules, tensors and files of another process or machine.
 
     Created by `connect`. It handles one request at a time; other threads wait. Leaving it as a
     context manager, or `close`, ends it, and everything it has on the other side.
@@ -80,29 +80,33 @@ class RPCSession:
             if not target:
                 raise ValueError("upload: bytes need a name: target=")
             blob = memoryview(data)
-            pieces = (blob[at : at + self._step] for at in range(0, len(blob), self._step))
-            self._upload(pieces, len(blob), target, progress)
+            pieces = (
+                blob[at : at + self._chunk_bytes] for at in range(0, len(blob), self._chunk_bytes)
+            )
+            self._upload_chunks(pieces, len(blob), target, progress)
             return
         name = target or os.path.basename(os.fspath(data))
-        with _opened(data) as file:
+        with _open_file(data) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:  # or a pipe, or one of those in /proc: known when it has been read
                 self.upload(file.readall(), name, progress)
             else:
-                self._upload(_chunks_of(file, size, self._step), size, name, progress)
+                self._upload_chunks(
+                    _iter_chunks(file, size, self._chunk_bytes), size, name, progress
+                )
 
     @property
-    def _step(self) -> int:
+    def _chunk_bytes(self) -> int:
         """Return the bytes of a chunk of a file."""
-        return min(self._endpoint.peer_limit - 1024, CHUNK_BYTES)
+        return min(self._endpoint.peer_limit - 1024, TRANSFER_CHUNK_BYTES)
 
-    def _upload(
+    def _upload_chunks(
         self, pieces: Iterable[memoryview], size: int, name: str, progress: Progress | None
     ) -> None:
         """Send a file's chunks."""
         ends: deque[int] = deque()
 
-        def requests() -> Iterator[Request]:
+        def chunk_requests() -> Iterator[Request]:
             """Yield a request for each chunk; an empty file is sent as one empty chunk, so that it
             is created.
             """
@@ -114,13 +118,13 @@ class RPCSession:
             if at != size:
                 raise RPCError(f"upload '{name}': it became smaller meanwhile")
 
-        def take(answer: object) -> None:
+        def report_progress(answer: object) -> None:
             """Report the bytes that have arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, size)
 
-        self._endpoint.exchange(requests(), take)
+        self._endpoint.pipeline_requests(chunk_requests(), report_progress)
 
     @overload
     def download(self, path: str, progress: Progress | None = None) -> bytearray: ...
@@ -153,12 +157,12 @@ class RPCSession:
             raise ValueError(
                 f"download '{path}': room for {size} bytes expected, got {len(buffer)}"
             )
-        step = min(self._endpoint.channel.limit - 1024, CHUNK_BYTES)
+        step = min(self._endpoint.channel.limit - 1024, TRANSFER_CHUNK_BYTES)
 
-        def ask(at: int, size: int) -> Request:
+        def chunk_request(at: int, size: int) -> Request:
             return Kind.DOWNLOAD, (path, at, size)
 
-        if not self._endpoint.fetch(ask, memoryview(buffer), step, progress):
+        if not self._endpoint.fetch_chunks(chunk_request, memoryview(buffer), step, progress):
             raise RPCError(f"download '{path}': it changed its size meanwhile")
         return buffer
 
@@ -191,17 +195,22 @@ class RPCSession:
         """Return the remote side's host device."""
         return self.device("cpu", dev_id)
 
-    def _kind(name: str) -> Callable[[RPCSession, int], RemoteDevice]:  # type: ignore[misc]  # noqa: N805  # makes the methods below
-        def make(self: RPCSession, dev_id: int = 0) -> RemoteDevice:
+    def _device_constructor(name: str) -> Callable[[RPCSession, int], RemoteDevice]:  # type: ignore[misc]  # noqa: N805  # makes the methods below
+        def make_device(self: RPCSession, dev_id: int = 0) -> RemoteDevice:
             return self.device(name, dev_id)
 
-        make.__doc__ = f"A device of the kind {name!r} of the other side."
-        return make
+        make_device.__doc__ = f"A device of the kind {name!r} of the other side."
+        return make_device
 
-    cuda, cl, vulkan, metal = _kind("cuda"), _kind("opencl"), _kind("vulkan"), _kind("metal")
-    rocm, ext_dev = _kind("rocm"), _kind("ext_dev")
-    hexagon, webgpu = _kind("hexagon"), _kind("webgpu")
-    del _kind
+    cuda, cl, vulkan, metal = (
+        _device_constructor("cuda"),
+        _device_constructor("opencl"),
+        _device_constructor("vulkan"),
+        _device_constructor("metal"),
+    )
+    rocm, ext_dev = _device_constructor("rocm"), _device_constructor("ext_dev")
+    hexagon, webgpu = _device_constructor("hexagon"), _device_constructor("webgpu")
+    del _device_constructor
 
     @property
     def is_open(self) -> bool:
@@ -225,22 +234,22 @@ class RPCSession:
 
 
 def open_session(
-    channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
+    channel: FrameChannel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
-    """Exchange HELLO messages."""
+    """Exchange HELLO messages and return the session's endpoint."""
     far = SessionProxies()
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
     begun = time.monotonic()  # before the other side begins to count: it may end the session first
     if timeout:
         channel.ends = begun + timeout
-    endpoint.say_hello(key, math.ceil(timeout * 1000), constructor)  # 0 would be no timeout
+    endpoint.send_hello(key, math.ceil(timeout * 1000), constructor)  # 0 would be no timeout
     try:
-        kind, body = channel.receive(_HELLO_SECONDS)
+        kind, body = channel.receive(_HELLO_TIMEOUT_S)
     except RPCError:
         channel.close()
         raise
-    endpoint.hear_hello(kind, body)
+    endpoint.receive_hello(kind, body)
     return endpoint
 
 
@@ -278,46 +287,46 @@ def connect(
             f"connect: session_timeout: 0 to {_MAX_TIMEOUT_S} seconds expected, got "
             f"{session_timeout!r}"
         )
-    channel = dial(url, port, credentials)
+    channel = open_channel(url, port, credentials)
     return RPCSession(open_session(channel, key, session_timeout, constructor))
 
 
-def dial(url: str, port: int, credentials: PathName | None = None) -> Channel:
+def open_channel(url: str, port: int, credentials: PathName | None = None) -> FrameChannel:
     """Open a channel to a server, tracker or proxy. Raises RPCError."""
     secret = None if credentials is None else Key.read(credentials)
     try:
-        plain = socket.create_connection((url, port), _HELLO_SECONDS)
+        plain = socket.create_connection((url, port), _HELLO_TIMEOUT_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = plain if secret is None else client_socket(plain, secret)
+        stream = plain if secret is None else wrap_client_socket(plain, secret)
     except (OSError, OverflowError, UnicodeError) as error:  # of a port or a name that cannot be
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise RPCError(f"connect to {url}:{port}: {reason}") from error
     stream.settimeout(None)
-    return Channel(stream)
+    return FrameChannel(stream)
 
 
 class LocalSession(RPCSession):
-    """A session with this process itself, for programs that run both locally and remotely."""
+    """Session with this process itself, for programs that run both locally and remotely."""
 
     def __init__(self) -> None:
         client_socket, server_socket = socket.socketpair()
-        threading.Thread(target=_serve_here, args=(server_socket,), daemon=True).start()
-        super().__init__(open_session(Channel(client_socket), "", 0))
+        threading.Thread(target=_serve_in_thread, args=(server_socket,), daemon=True).start()
+        super().__init__(open_session(FrameChannel(client_socket), "", 0))
 
 
-def _serve_here(stream: socket.socket) -> None:
+def _serve_in_thread(stream: socket.socket) -> None:
     folder = tempfile.TemporaryDirectory(prefix="ekiden-rpc-")
     with folder as path, stream, suppress(RPCError):  # who asks hears of it
-        endpoint, *_ = hear(stream)
-        serve(stream.fileno(), endpoint.peer_limit, Path(path), "")
+        endpoint, *_ = receive_hello(stream)
+        serve_client(stream.fileno(), endpoint.peer_limit, Path(path), "")
 
 
-def _opened(path: PathName) -> FileIO:
-    with named("upload", path):
+def _open_file(path: PathName) -> FileIO:
+    with rewrite_os_errors("upload", path):
         return open(path, "rb", buffering=0)
 
 
-def _chunks_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
+def _iter_chunks(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
     """Yield the first `size` bytes of a file, or all it has, in chunks valid until the next one.
     Raises OSError.
     """
@@ -328,17 +337,19 @@ def _chunks_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
 
 
 class PopenSession(RPCSession):
-    """A session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
+    """Session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
     possibly started in an emulator.
 
     `binary` is its path, its bytes, or a command line of several words. Raises RPCError.
     """
 
     def __init__(self, binary: PathName | bytes | bytearray | Sequence[str]) -> None:
-        super().__init__(open_session(Channel(start_program(_command(binary))), "", 0))
+        super().__init__(
+            open_session(FrameChannel(start_piped_program(_command_line(binary))), "", 0)
+        )
 
 
-def start_program(command: Sequence[str]) -> Pipes:
+def start_piped_program(command: Sequence[str]) -> PipeStream:
     """Start a program and return its standard input and output as a stream, which owns the process.
     Raises RPCError if it cannot be started.
     """
@@ -353,14 +364,14 @@ def start_program(command: Sequence[str]) -> Pipes:
     process.stdin.close()
     process.stdout.close()
 
-    def end() -> None:
+    def end_program() -> None:
         process.kill()
         process.wait()
 
-    return Pipes(source, target, end)
+    return PipeStream(source, target, end_program)
 
 
-def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
+def _command_line(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
     """Return the command line. Bytes are written to a temporary executable, removed when this
     process ends.
     """
@@ -369,7 +380,7 @@ def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
         path = Path(folder, "server")
         path.write_bytes(binary)
         path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-        weakref.finalize(_KEEP, shutil.rmtree, folder, True)
+        weakref.finalize(_PROCESS_LIFETIME, shutil.rmtree, folder, True)
         return [str(path), "--pipe"]
     if isinstance(binary, (str, os.PathLike)):
         return [os.path.abspath(binary), "--pipe"]
@@ -377,7 +388,7 @@ def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
 
 
 class _ProcessLifetime:
-    """A weak-referenceable object that lives as long as the process."""
+    """Weakly referenceable object that lives as long as the process."""
 
 
-_KEEP = _ProcessLifetime()
+_PROCESS_LIFETIME = _ProcessLifetime()

@@ -15,23 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
-from ekiden.rpc.channel import Channel
-from ekiden.rpc.errors import FrameError, RPCError, remote_error
+from ekiden.rpc.channel import FrameChannel
+from ekiden.rpc.errors import FrameError, RPCError, make_remote_error
 from ekiden.rpc.messages import (
-    ANSWERS,
-    CALL_DEPTH,
-    FRAME_LIMIT,
-    HANDLE_LIMIT,
-    HEADER,
-    HELLO_LIMIT,
-    LEAST_LIMIT,
-    MAGIC,
-    SERVED,
-    VERSION,
+    ANSWER_KINDS,
+    DEFAULT_MAX_FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    MAX_CALL_DEPTH,
+    MAX_HANDLES,
+    MAX_HELLO_BYTES,
+    MIN_FRAME_LIMIT_BYTES,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+    SERVED_KINDS,
     Kind,
-    Tag,
+    ValueTag,
 )
-from ekiden.rpc.wire import check_lent, read_body, write_parts
+from ekiden.rpc.wire import check_lent_size, parse_body, serialize_parts
 from ekiden.runtime import kind_of_error
 
 __all__ = ["Endpoint", "Progress", "RemoteProxies", "Request"]
@@ -40,17 +40,17 @@ Request = tuple[Kind, tuple[object, ...]]
 """A message and its fields."""
 Progress = Callable[[int, int], object]
 """Called with the bytes that have crossed, and all there are."""
-MAX_PIPELINED = 4
+MAX_PIPELINED_REQUESTS = 4
 """Requests that wait for answers where many are sent: one under way each way, one at each end."""
 
 
 class RemoteProxies(Protocol):
-    """Mapping between handles of the other side and their proxies here."""
+    """Interface that maps handles of the other side to proxies here."""
 
-    def appear(self, tag: Tag, handle: int, about: object) -> object:
+    def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Return a proxy of a remote object."""
 
-    def handle_of(self, value: object) -> int | None:
+    def remote_handle(self, value: object) -> int | None:
         """Return the remote handle behind a proxy; None for any other value."""
 
 
@@ -59,14 +59,14 @@ class RemoteProxies(Protocol):
 # waits. A handle is given away in a message that was sent, or not at all (`_send` takes it back).
 # What is dropped here is told later: a finalizer may run in the middle of a message.
 class Endpoint:
-    """One side of a channel. With `far`, which creates proxies of remote objects, it can make
-    calls.
+    """Endpoint of a channel: sends requests, serves callbacks, and owns the exported objects. With
+    `far`, which creates proxies of remote objects, it can make calls.
     """
 
-    def __init__(self, channel: Channel, far: RemoteProxies | None = None) -> None:
+    def __init__(self, channel: FrameChannel, far: RemoteProxies | None = None) -> None:
         self.channel = channel
         self.far = far
-        self.peer_limit = HELLO_LIMIT
+        self.peer_limit = MAX_HELLO_BYTES
         self.things: dict[int, object] = {}
         self._last = 0
         """The newest handle."""
@@ -75,87 +75,92 @@ class Endpoint:
         self._depth = 0
         self._waiting = 0
         """Requests of an exchange that are not answered yet."""
+        # A session ends with its last proxy, even if nobody calls close.
         weakref.finalize(self, channel.close)
 
-    def say_hello(
+    def send_hello(
         self,
         key: str = "",
         timeout: int = 0,
         constructor: Sequence[object] = (),
-        limit: int = FRAME_LIMIT,
+        limit: int = DEFAULT_MAX_FRAME_BYTES,
     ) -> None:
         """Send this side's first message."""
-        self._send(Kind.HELLO, (MAGIC, VERSION, limit, timeout, key, list(constructor)))
+        self._send_message(
+            Kind.HELLO, (PROTOCOL_MAGIC, PROTOCOL_VERSION, limit, timeout, key, list(constructor))
+        )
         self.channel.limit = limit
 
-    def hear_hello(self, kind: Kind, body: memoryview) -> tuple[int, str, list[object]]:
+    def receive_hello(self, kind: Kind, body: memoryview) -> tuple[int, str, list[object]]:
         """Process the other side's first message: timeout in milliseconds, key, constructor. Raises
         FrameError for another message or version, what the other side refuses this one with.
         """
         try:
-            fields = read_body(kind, body, self)
+            fields = parse_body(kind, body, self)
             if kind is Kind.ERROR:
-                raise remote_error(*map(str, fields))
-            magic, version, limit, timeout, key, constructor = _hello(kind, fields)
-            if magic != MAGIC:
+                raise make_remote_error(*map(str, fields))
+            magic, version, limit, timeout, key, constructor = _parse_hello(kind, fields)
+            if magic != PROTOCOL_MAGIC:
                 raise FrameError("rpc: this is another protocol")
-            if version != VERSION:
-                raise FrameError(f"rpc: version {VERSION} expected, got {version}")
-            if limit < LEAST_LIMIT:
-                raise FrameError(f"rpc: a limit of {LEAST_LIMIT} expected at least, got {limit}")
+            if version != PROTOCOL_VERSION:
+                raise FrameError(f"rpc: version {PROTOCOL_VERSION} expected, got {version}")
+            # Below this, not even an error message would fit in a frame.
+            if limit < MIN_FRAME_LIMIT_BYTES:
+                raise FrameError(
+                    f"rpc: a limit of {MIN_FRAME_LIMIT_BYTES} expected at least, got {limit}"
+                )
         except RPCError as error:
-            self._refuse(error)
+            self._abort_session(error)
             raise
         self.peer_limit = limit
         return timeout, key, constructor
 
-    def refuse(self, error: RPCError) -> None:
-        """Tell the other side why there is no session, and close it."""
-        self._send(Kind.ERROR, (*kind_of_error(error), ""))
+    def send_refusal(self, error: RPCError) -> None:
+        """Send the other side the reason why there is no session, and close the channel."""
+        self._send_message(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
     def request(self, kind: Kind, *fields: object, seconds: float | None = None) -> object:
         """Send a request and wait for its answer, serving callbacks meanwhile."""
         with self._lock:
             if self._dropped or self._waiting:
-                self._begin()
-            self._send(kind, fields)
-            return self._answer(False, seconds)
+                self._flush_releases()
+            self._send_message(kind, fields)
+            return self._await_answer(False, seconds)
 
     # A file is many requests, and waiting for each answer would leave the line idle for a round
     # trip. Answers are taken in the order of requests; whatever fails on the way, those that are
     # still to come are read and dropped, so that the next request finds its own.
-    def exchange(
+    def pipeline_requests(
         self,
         requests: Iterable[Request],
         take: Callable[[object], object],
         buffer: Callable[[], memoryview | None] = lambda: None,
     ) -> None:
-        """Send many requests, pipelined; none of them may cause callbacks.
-        Args:
+        """Send many requests, pipelined; none of them may cause callbacks. Args:
             requests: The requests.
             take: Called with each answer in turn; bytes are a view, valid until it returns.
             place: Returns a buffer to receive the next answer into, if it has exactly that size.
         Raises what `request`, `take` or `requests` raise; the session continues.
         """
         with self._lock:
-            self._begin()
+            self._flush_releases()
             try:
                 for kind, fields in requests:
                     # A bounded window, so that neither side's socket buffer fills up while both are
                     # writing.
-                    if self._waiting == MAX_PIPELINED:
-                        take(self._next(buffer()))
-                    self._send(kind, fields)
+                    if self._waiting == MAX_PIPELINED_REQUESTS:
+                        take(self._next_answer(buffer()))
+                    self._send_message(kind, fields)
                     self._waiting += 1
                 while self._waiting:
-                    take(self._next(buffer()))
+                    take(self._next_answer(buffer()))
             finally:
                 while self._waiting:
                     with suppress(RPCError):
-                        self._next()
+                        self._next_answer()
 
-    def fetch(
+    def fetch_chunks(
         self,
         ask: Callable[[int, int], Request],
         to: memoryview,
@@ -168,11 +173,11 @@ class Endpoint:
         """
         begin, is_whole, buffers = 0, True, [to]
 
-        def buffer() -> memoryview:
+        def next_buffer() -> memoryview:
             buffers[0] = to[begin : begin + step]
             return buffers[0]
 
-        def take(answer: object) -> None:
+        def advance(answer: object) -> None:
             """Advance to the next chunk."""
             nonlocal begin, is_whole
             is_whole = is_whole and answer is buffers[0]
@@ -181,42 +186,45 @@ class Endpoint:
                 progress(begin, len(to))
 
         ends = range(0, len(to), step)
-        self.exchange((ask(at, min(step, len(to) - at)) for at in ends), take, buffer)
+        self.pipeline_requests(
+            (ask(at, min(step, len(to) - at)) for at in ends), advance, next_buffer
+        )
         return is_whole
 
-    def _begin(self) -> None:
-        """Prepare for a request: release what was dropped. Raises RPCError within an exchange."""
+    def _flush_releases(self) -> None:
+        """Send the pending releases before a request. Raises RPCError within an exchange."""
         if self._waiting:
             raise RPCError("rpc: a request while a file or tensor crosses, as from its progress=")
-        self._drop_now()
+        self._send_releases()
 
-    def _next(self, buffer: memoryview | None = None) -> object:
+    def _next_answer(self, buffer: memoryview | None = None) -> object:
         """Return the next answer of an exchange."""
         self._waiting -= 1
-        return self._answer(True, buffer=buffer)
+        return self._await_answer(True, buffer=buffer)
 
-    def _answer(
+    def _await_answer(
         self, lends: bool, seconds: float | None = None, buffer: memoryview | None = None
     ) -> object:
         """Return the answer to the pending request. Raises what was raised remotely."""
         try:
             while True:
                 kind, body = self.channel.receive(seconds, buffer)
+                # The payload has been received straight into the caller's buffer.
                 if self.channel.is_placed:
-                    check_lent(body, buffer)
+                    check_lent_size(body, buffer)
                     return buffer
-                if kind in ANSWERS:
-                    fields = read_body(kind, body, self, lends)
+                if kind in ANSWER_KINDS:
+                    fields = parse_body(kind, body, self, lends)
                     break
-                self._serve(kind, body)
+                self._serve_request(kind, body)
         except FrameError as error:
-            self._refuse(error)
+            self._abort_session(error)
             raise
         if kind is Kind.ERROR:
-            raise remote_error(*map(str, fields))
+            raise make_remote_error(*map(str, fields))
         return fields[0]
 
-    def drop(self, handle: int) -> None:
+    def release_later(self, handle: int) -> None:
         """Release a remote object, with the next request."""
         self._dropped.append(handle)
 
@@ -227,38 +235,41 @@ class Endpoint:
 
     def export(self, value: object) -> int:
         """Return a new handle of a local object. Raises RPCError if the other side already holds
-        HANDLE_LIMIT.
+        MAX_HANDLES.
         """
         # Without a bound, a peer could make this side hold any amount of memory.
-        if len(self.things) >= HANDLE_LIMIT:
-            raise RPCError(f"rpc: the other side holds {HANDLE_LIMIT} things already")
+        if len(self.things) >= MAX_HANDLES:
+            raise RPCError(f"rpc: the other side holds {MAX_HANDLES} things already")
         self._last += 1
         self.things[self._last] = value
         return self._last
 
-    def held(self, handle: int) -> object:
+    def local_object(self, handle: int) -> object:
         """Return the object of a handle. Raises FrameError for an unknown or released handle."""
         if handle not in self.things:
             raise FrameError(f"rpc: no thing has the handle {handle}")
         return self.things[handle]
 
-    def handle_of(self, value: object) -> int | None:
+    def remote_handle(self, value: object) -> int | None:
         """Return the remote handle behind a proxy, or None."""
-        return None if self.far is None else self.far.handle_of(value)
+        return None if self.far is None else self.far.remote_handle(value)
 
-    def appear(self, tag: Tag, handle: int, about: object) -> object:
+    def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Return a proxy of a remote object. Raises FrameError outside a session."""
         if self.far is None:
             raise FrameError("rpc: handles are for sessions")
-        return self.far.appear(tag, handle, about)
+        return self.far.make_proxy(tag, handle, about)
 
-    def _send(self, kind: Kind, fields: tuple[object, ...]) -> None:
+    def _send_message(self, kind: Kind, fields: tuple[object, ...]) -> None:
         """Send a message; handles exported for a message that cannot be sent are released again."""
+        # Handles above this number belong to the message alone and are taken back if it cannot be
+        # sent.
         before = self._last
         try:
-            frame, tail = write_parts(kind, fields, self)
+            frame, tail = serialize_parts(kind, fields, self)
             size = len(frame) + (0 if tail is None else len(tail))
-            if size > self.peer_limit + HEADER:
+            # The peer would end the session; an error here costs only this message.
+            if size > self.peer_limit + FRAME_HEADER_BYTES:
                 size_limit = f"at most {self.peer_limit} bytes"
                 raise ValueError(f"rpc: {kind.name}: {size_limit} expected, got {size}")
         except BaseException:
@@ -267,66 +278,69 @@ class Endpoint:
             raise
         self.channel.send(frame, tail)
 
-    def _refuse(self, error: RPCError) -> None:
-        """Close the session; the other side is told why if it still listens."""
+    def _abort_session(self, error: RPCError) -> None:
+        """Close the session, after telling the other side why, if it still listens."""
         if self.channel.is_open and isinstance(error, FrameError):
             with suppress(RPCError):  # it does not listen
-                self._send(Kind.ERROR, (*kind_of_error(error), ""))
+                self._send_message(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
     # An error of a callback is its answer; what is to end this process (KeyboardInterrupt) is told
     # and then goes on. A FrameError is nobody's answer: the session is over.
-    def _serve(self, kind: Kind, body: memoryview) -> None:
-        """Serve a request of the other side: call what it holds a handle of, or let that go."""
+    def _serve_request(self, kind: Kind, body: memoryview) -> None:
+        """Serve a request of the other side: call an exported function, or release a handle."""
         is_idle = kind is Kind.RELEASE or not self._waiting
-        if kind not in SERVED or self.far is None or not is_idle:
+        if kind not in SERVED_KINDS or self.far is None or not is_idle:
             raise FrameError(f"rpc: {kind.name} was not expected")
-        fields = read_body(kind, body, self)
+        fields = parse_body(kind, body, self)
         if kind is Kind.RELEASE:
             for handle in cast(list[int], fields[0]):
                 # Raises FrameError for a handle that was released twice.
-                self.held(handle)
+                self.local_object(handle)
                 del self.things[handle]
             return
         self._depth += 1
         try:
-            if self._depth > CALL_DEPTH:
-                raise RecursionError(f"rpc: more than {CALL_DEPTH} calls wait for each other")
-            self._send(Kind.RETURN, (self._call(*fields),))
+            # Two sides that call each other back would otherwise exhaust both stacks.
+            if self._depth > MAX_CALL_DEPTH:
+                raise RecursionError(f"rpc: more than {MAX_CALL_DEPTH} calls wait for each other")
+            self._send_message(Kind.RETURN, (self._call_local(*fields),))
         except FrameError:
             raise
         except BaseException as error:
             if not self.channel.is_open:
                 raise
-            self._answer_error(error)
+            self._send_error(error)
             if not isinstance(error, Exception):  # somebody wants this process to stop
                 raise
         finally:
             self._depth -= 1
 
-    def _call(self, handle: object, arguments: object) -> object:
+    def _call_local(self, handle: object, arguments: object) -> object:
         """Call a local function."""
-        function = self.held(cast(int, handle))
+        function = self.local_object(cast(int, handle))
         if not callable(function):
             raise FrameError(f"rpc: handle {handle} of a function expected")
         return function(*cast(list[object], arguments))
 
-    def _answer_error(self, error: BaseException) -> None:
+    def _send_error(self, error: BaseException) -> None:
         """Send an error, truncated to what the other side accepts."""
         kind, message = kind_of_error(error)
         # Message and traceback together stay well below the peer's frame limit, headers included.
         room = self.peer_limit // 4
-        self._send(Kind.ERROR, (kind[:100], message[:room], _traceback(error)[:room]))
+        self._send_message(
+            Kind.ERROR, (kind[:100], message[:room], _format_traceback(error)[:room])
+        )
 
-    def _drop_now(self) -> None:
+    def _send_releases(self) -> None:
         """Tell the other side which handles are released."""
         while self._dropped:
             # Batched so that one RELEASE fits any frame limit.
             count = min(len(self._dropped), 1000)
-            self._send(Kind.RELEASE, ([self._dropped.popleft() for _ in range(count)],))
+            self._send_message(Kind.RELEASE, ([self._dropped.popleft() for _ in range(count)],))
 
 
-def _hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str, list[object]]:
+def _parse_hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str, list[object]]:
     """Return the fields of HELLO. Raises FrameError for another message."""
     if kind is not Kind.HELLO:
         raise FrameError(f"rpc: HELLO expected, got {kind.name}")
@@ -334,7 +348,7 @@ def _hello(kind: Kind, fields: list[Any]) -> tuple[int, int, int, int, str, list
     return magic, version, limit, timeout, key, constructor
 
 
-def _traceback(error: BaseException) -> str:
+def _format_traceback(error: BaseException) -> str:
     """Format an error's stack frames, most recent call first, and its notes."""
     lines = []
     at = error.__traceback__

@@ -17,33 +17,33 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["SessionFolder", "remove_stale_folders"]
 
-PREFIX = "ekiden-session-"
+SESSION_FOLDER_PREFIX = "ekiden-session-"
 _UNLOCKED_PREFIX = "ekiden-rpc-"
 """Of a folder that has no lock yet: no other server takes it for one that was left."""
 
 
 @dataclass(eq=False, slots=True)
 class SessionFolder:
-    """An empty temporary folder, locked so that only this process removes it."""
+    """Temporary folder of a session, locked so that only this process removes it."""
 
     path: str
     lock: int
     """A descriptor of the folder, which holds its lock."""
 
     @staticmethod
-    def make() -> SessionFolder:
+    def create() -> SessionFolder:
         """Create a folder."""
         unlocked = tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX)
         lock = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):  # a file system without locks: then nothing is found to be stale
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         parent, name = os.path.split(unlocked)
-        path = os.path.join(parent, PREFIX + name.removeprefix(_UNLOCKED_PREFIX))
+        path = os.path.join(parent, SESSION_FOLDER_PREFIX + name.removeprefix(_UNLOCKED_PREFIX))
         os.rename(unlocked, path)
         return SessionFolder(path, lock)
 
     def remove(self) -> None:
-        """Remove it with its contents."""
+        """Remove the folder with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
@@ -53,7 +53,7 @@ def remove_stale_folders() -> None:
     nobody holds.
     """
     with os.scandir(tempfile.gettempdir()) as entries:
-        names = [e.name for e in entries if e.name.startswith(PREFIX)]
+        names = [e.name for e in entries if e.name.startswith(SESSION_FOLDER_PREFIX)]
     for name in names:
         with suppress(OSError):  # removed meanwhile, a link, or another user's
             _remove_if_stale(Path(tempfile.gettempdir(), name))

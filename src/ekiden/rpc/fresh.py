@@ -19,45 +19,45 @@ from importlib import import_module
 from typing import NoReturn
 
 from ekiden.rpc.errors import RPCError
-from ekiden.runtime.fresh_python import fresh_python
+from ekiden.runtime.fresh_python import fresh_python_command
 
 __all__ = [
-    "FIRST_DESCRIPTOR",
+    "FIRST_PASSED_DESCRIPTOR",
     "Background",
     "has_parent",
     "run",
-    "start",
+    "start_task",
     "task_command",
-    "task_file",
+    "write_task_file",
 ]
 
-FIRST_DESCRIPTOR = 4
+FIRST_PASSED_DESCRIPTOR = 4
 """Of those that a program is given: 3 is the file of its task."""
 _MIN_PARKED_DESCRIPTOR = 64
 """Descriptors are moved here before they get the numbers of a program, which others may have."""
-_BOOTSTRAP = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
+_BOOTSTRAP_CODE = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
 
 
 class Background:
-    """A background program; it ends with `terminate`, with this object, or with this process."""
+    """Background program; it ends with `terminate`, with this object, or with this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._end = weakref.finalize(self, _end, pid, os.getpid())
+        self._end = weakref.finalize(self, _terminate_program, pid, os.getpid())
 
     def terminate(self) -> None:
-        """End it and everything it started."""
+        """Terminate the program and everything it started."""
         self._end()
 
     def wait(self) -> None:
-        """Wait until it ends."""
+        """Wait until the program ends."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
 
 # A copy of the object in a forked process must not end the process that it names: the finalizer
 # remembers whose it is.
-def _end(pid: int, owner: int) -> None:
+def _terminate_program(pid: int, owner: int) -> None:
     if os.getpid() != owner:
         return
     with suppress(ProcessLookupError):
@@ -71,7 +71,7 @@ def has_parent(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def task_file(entry: str, *arguments: object) -> int:
+def write_task_file(entry: str, *arguments: object) -> int:
     """Return a descriptor of a file that describes a call: `module:function`, and the arguments,
     which are plain data.
     """
@@ -86,19 +86,19 @@ def task_file(entry: str, *arguments: object) -> int:
 def task_command(task: int) -> list[str]:
     """Return the command line of a program that runs the task in that descriptor."""
     try:
-        return fresh_python(_BOOTSTRAP, str(task))
+        return fresh_python_command(_BOOTSTRAP_CODE, str(task))
     except OSError as error:
         text = f"rpc: {error}; servers and sessions are programs of their own"
         raise RPCError(text) from error
 
 
-def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
-    """Start a program that calls `module:function` with plain data and exits: its process.
-    `descriptors` become FIRST_DESCRIPTOR and so on there. Raises OSError, RPCError.
+def start_task(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
+    """Start a program that calls `module:function` with plain data and exits; return its process
+    id. `descriptors` become FIRST_PASSED_DESCRIPTOR and so on there. Raises OSError, RPCError.
     """
     with ExitStack() as opened:
         moved = []
-        task = task_file(entry, *arguments)
+        task = write_task_file(entry, *arguments)
         opened.callback(os.close, task)
         for number in (task, *descriptors):
             moved.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _MIN_PARKED_DESCRIPTOR))
@@ -107,10 +107,10 @@ def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = 
         opened.callback(os.close, nothing)
         actions = [(os.POSIX_SPAWN_DUP2, nothing, 0)]
         actions += [
-            (os.POSIX_SPAWN_DUP2, number, FIRST_DESCRIPTOR - 1 + at)
+            (os.POSIX_SPAWN_DUP2, number, FIRST_PASSED_DESCRIPTOR - 1 + at)
             for at, number in enumerate(moved)
         ]
-        command = task_command(FIRST_DESCRIPTOR - 1)
+        command = task_command(FIRST_PASSED_DESCRIPTOR - 1)
         return os.posix_spawn(
             command[0], command, os.environ, file_actions=actions, setsigmask=(),
             setsigdef=(signal.SIGTERM, signal.SIGINT),

@@ -20,20 +20,20 @@ import tempfile
 from pathlib import Path
 
 from ekiden.rpc.errors import RPCError
-from ekiden.runtime.files import PathName, check_folder, named
+from ekiden.runtime.files import PathName, check_folder, rewrite_os_errors
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Key", "client_socket", "is_loopback", "make_key", "server_socket"]
+__all__ = ["Key", "is_loopback", "make_key", "wrap_client_socket", "wrap_server_socket"]
 
 _BEGIN, _END = "-----BEGIN EKIDEN RPC SECRET-----", "-----END EKIDEN RPC SECRET-----"
 _TOKEN_BYTES = 32
-_HANDSHAKE_LIMIT_S = 10.0
+_TLS_HANDSHAKE_TIMEOUT_S = 10.0
 """How long a handshake may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key file: its path for `ssl`, the certificate, and the secret."""
+    """Key file: its path for `ssl`, the certificate, and the secret."""
 
     path: Path
     certificate: str
@@ -42,9 +42,10 @@ class Key:
     @staticmethod
     def read(path: PathName) -> Key:
         """Read a key file."""
-        with named("read key", path):
+        with rewrite_os_errors("read key", path):
             text = Path(path).read_text("ascii", "replace")
             mode = os.stat(path).st_mode
+        # Anyone who can read the file can run code on every server that uses it.
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise RPCError(f"read key '{path}': others may read it: chmod 600")
         secret = re.search(rf"{_BEGIN}\n([0-9a-f]{{64}})\n{_END}", text)
@@ -55,10 +56,11 @@ class Key:
             raise RPCError(f"read key '{path}': it is no key file: ekiden rpc keygen makes one")
         return Key(Path(path), certificate[0], bytes.fromhex(secret[1]))
 
-    def context(self, side: ssl._SSLMethod) -> ssl.SSLContext:
+    def tls_context(self, side: ssl._SSLMethod) -> ssl.SSLContext:
         """Return a TLS 1.3 context that presents this certificate and accepts no other."""
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Devices have no stable names; the pinned certificate and the token identify the peer.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if side is ssl.PROTOCOL_TLS_SERVER:
@@ -67,10 +69,11 @@ class Key:
         context.load_verify_locations(cadata=self.certificate)
         return context
 
-    def token(self, stream: ssl.SSLSocket | ssl.SSLObject, side: bytes) -> bytes:
+    def channel_token(self, stream: ssl.SSLSocket | ssl.SSLObject, side: bytes) -> bytes:
         """Return the token by which a side authenticates itself on this channel. Raises RPCError if
         the TLS library provides no channel binding.
         """
+        # The token is bound to this channel, so it cannot be replayed through another one.
         binding = stream.get_channel_binding("tls-unique")
         if not binding:
             raise RPCError("rpc: the TLS library gives no channel binding")
@@ -97,38 +100,39 @@ def make_key(path: PathName) -> None:
             raise RPCError(f"make a key: openssl failed: {done.stderr.strip()}")
         text = "".join(file.read_text() for file in files)
     text += f"{_BEGIN}\n{secrets.token_hex(32)}\n{_END}\n"
+    # Created with its final permissions: there is no moment at which others could open it.
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as out:
         out.write(text)
 
 
-def client_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
+def wrap_client_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
     """Secure a connection with TLS, as the client."""
-    return _authenticated(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
+    return _authenticate(plain, key, ssl.PROTOCOL_TLS_CLIENT, b"client", b"server")
 
 
-def server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
+def wrap_server_socket(plain: socket.socket, key: Key) -> ssl.SSLSocket:
     """Secure a connection with TLS, as the server."""
-    return _authenticated(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
+    return _authenticate(plain, key, ssl.PROTOCOL_TLS_SERVER, b"server", b"client")
 
 
-def _authenticated(
+def _authenticate(
     plain: socket.socket, key: Key, method: ssl._SSLMethod, mine: bytes, theirs: bytes
 ) -> ssl.SSLSocket:
     """Perform the TLS handshake and exchange tokens. A peer that fails learns nothing more."""
-    plain.settimeout(_HANDSHAKE_LIMIT_S)
+    plain.settimeout(_TLS_HANDSHAKE_TIMEOUT_S)
     try:
-        stream = key.context(method).wrap_socket(plain, server_side=mine == b"server")
+        stream = key.tls_context(method).wrap_socket(plain, server_side=mine == b"server")
     except OSError as error:
         plain.close()
         raise RPCError(f"rpc: no TLS with the other side: {error}") from error
     try:
-        stream.sendall(key.token(stream, mine))
+        stream.sendall(key.channel_token(stream, mine))
         peer_token = _receive_all(stream, _TOKEN_BYTES)
     except OSError as error:
         stream.close()
         raise RPCError(f"rpc: the other side does not take this key: {error}") from error
-    if not hmac.compare_digest(peer_token, key.token(stream, theirs)):
+    if not hmac.compare_digest(peer_token, key.channel_token(stream, theirs)):
         stream.close()
         raise RPCError("rpc: the other side has another key")
     return stream

@@ -10,29 +10,29 @@ from enum import IntEnum
 
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MAGIC = 0x0043_5052_4B45_8901
+PROTOCOL_MAGIC = 0x0043_5052_4B45_8901
 """What HELLO begins with: bytes 01 89 EKRPC 00."""
-VERSION = 1
-HEADER = 8
+PROTOCOL_VERSION = 1
+FRAME_HEADER_BYTES = 8
 """Bytes before the body of a frame: u32 size of the body, u8 message, three zeros."""
 RETURN_PREFIX_BYTES = 5
 """Bytes of a RETURN before the bytes that it returns: their tag, and how many they are."""
-HELLO_LIMIT = 64 << 10
+MAX_HELLO_BYTES = 64 << 10
 """Bytes of a body before the other side's limit is known."""
-FRAME_LIMIT = 4 << 20
+DEFAULT_MAX_FRAME_BYTES = 4 << 20
 """Bytes of a body that Python's side takes; each side says its own in HELLO."""
-LEAST_LIMIT = 4 << 10
+MIN_FRAME_LIMIT_BYTES = 4 << 10
 """The smallest limit that a side may have."""
-DEPTH_LIMIT = 16
+MAX_VALUE_DEPTH = 16
 """Containers inside each other in a value."""
-CALL_DEPTH = 32
+MAX_CALL_DEPTH = 32
 """Calls that wait for each other: callbacks of callbacks."""
-HANDLE_LIMIT = 1 << 20
+MAX_HANDLES = 1 << 20
 """Things of one side that the other may hold at once."""
-PART = ".upload"
+UPLOAD_SUFFIX = ".upload"
 """What a file is called in the session's folder until all of it has come: no file has this name."""
 
-FIELDS = {
+FIELD_TYPES = {
     "u": ("u32", 4, "a number"),
     "q": ("u64", 8, "a number"),
     "i": ("i64", 8, "a number with sign"),
@@ -52,7 +52,7 @@ FIELDS = {
 
 
 class Kind(IntEnum):
-    """A message number; `MESSAGES` describes the contents."""
+    """Message kind; `MESSAGES` describes the contents."""
 
     HELLO = 1
     CALL = 2
@@ -79,8 +79,8 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A row of the message table: the field letters, the field names, and the meaning."""
+class MessageRow:
+    """Row of the message table: the field letters, the field names, and the meaning."""
 
     kind: Kind
     fields: str
@@ -88,57 +88,58 @@ class Message:
     meaning: str
 
     @property
-    def least(self) -> int:
-        """Return the minimum size of its body in bytes."""
-        return sum(FIELDS[letter][1] for letter in self.fields)
+    def min_body_bytes(self) -> int:
+        """Return the minimum size of the body in bytes."""
+        return sum(FIELD_TYPES[letter][1] for letter in self.fields)
 
 
 # fmt: off
-_ROWS = (
-    Message(Kind.HELLO, "quuusV", "magic version limit timeout key constructor",
-            "the first message of each side: what it speaks, the largest body it takes,"
-            " milliseconds the session may last (0: any), the name of the device, what makes the"
-            " session"),
-    Message(Kind.CALL, "hV", "function arguments", "calls a function; RETURN has its result"),
-    Message(Kind.FUNCTION, "hs", "module name",
-            "the function of that name, of a module or (0) of all: RETURN it, or none; without a"
-            " name a module's only one, or main"),
-    Message(Kind.LOAD, "s", "file", "the module in an uploaded file"),
-    Message(Kind.ALLOC, "t", "type", "a new tensor"),
-    Message(Kind.WRITE, "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),
-    Message(Kind.READ, "hqu", "tensor offset size", "reads elements of a tensor: RETURN bytes"),
-    Message(Kind.COPY, "hh", "source target", "copies a tensor to another of its type"),
-    Message(Kind.TIME, "hsuuuuuuqsV", "module name number repeat min_repeat_ms limit_zero_time"
-            " cooldown_ms repeats_to_cooldown flush preproc arguments",
-            "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
-    Message(Kind.UPLOAD, "sqqb", "file offset size data",
-            "the next piece of a file of so many bytes, the first at 0: with the last one it is in"
-            " the session's folder, in place of what had its name"),
-    Message(Kind.DOWNLOAD, "squ", "file offset size", "reads from such a file: RETURN bytes"),
-    Message(Kind.SIZE, "s", "file", "how many bytes such a file has: RETURN int"),
-    Message(Kind.REMOVE, "s", "file", "removes such a file"),
-    Message(Kind.LIST, "", "", "the names of such files: RETURN array of str"),
-    Message(Kind.RELEASE, "H", "handles", "drops things of the receiver's; nothing is answered"),
-    Message(Kind.IMPORT, "hh", "module imported", "has a module look for functions in another too"),
-    Message(Kind.RETURN, "v", "value", "the answer to the last request that waits for one"),
-    Message(Kind.ERROR, "sss", "kind message traceback", "the answer where it failed"),
-    Message(Kind.PUT, "ssus", "key host port match", "to a tracker: a device is free"),
-    Message(Kind.REQUEST, "si", "key priority",
-            "to a tracker: RETURN array of host, port and match, once a device is free"),
-    Message(Kind.DROP, "s", "match", "to a tracker: what was put is free no more"),
-    Message(Kind.SUMMARY, "", "", "to a tracker: RETURN str, JSON"),
+_MESSAGE_ROWS = (
+    MessageRow(Kind.HELLO,    "quuusV", "magic version limit timeout key constructor",
+        "the first message of each side: what it speaks, the largest body it takes,"
+        " milliseconds the session may last (0: any), the name of the device, what makes the"
+        " session"),
+    MessageRow(Kind.CALL, "hV", "function arguments", "calls a function; RETURN has its result"),
+    MessageRow(Kind.FUNCTION, "hs",  "module name",
+        "the function of that name, of a module or (0) of all: RETURN it, or none; without a"
+        " name a module's only one, or main"),
+    MessageRow(Kind.LOAD,     "s",   "file",               "the module in an uploaded file"),
+    MessageRow(Kind.ALLOC,    "t",   "type",               "a new tensor"),
+    MessageRow(Kind.WRITE,    "hqb", "tensor offset data", "writes elements of a tensor, as bytes"),
+    MessageRow(Kind.READ, "hqu", "tensor offset size", "reads elements of a tensor: RETURN bytes"),
+    MessageRow(Kind.COPY,     "hh",  "source target", "copies a tensor to another of its type"),
+    MessageRow(Kind.TIME, "hsuuuuuuqsV", "module name number repeat min_repeat_ms limit_zero_time"
+        " cooldown_ms repeats_to_cooldown flush preproc arguments",
+        "measures a function as time_evaluator: RETURN bytes, an f64 of seconds per repeat"),
+    MessageRow(Kind.UPLOAD,   "sqqb", "file offset size data",
+        "the next piece of a file of so many bytes, the first at 0: with the last one it is in"
+        " the session's folder, in place of what had its name"),
+    MessageRow(Kind.DOWNLOAD, "squ", "file offset size",   "reads from such a file: RETURN bytes"),
+    MessageRow(Kind.SIZE,     "s",   "file", "how many bytes such a file has: RETURN int"),
+    MessageRow(Kind.REMOVE,   "s",   "file",               "removes such a file"),
+    MessageRow(Kind.LIST,     "",    "", "the names of such files: RETURN array of str"),
+    MessageRow(Kind.RELEASE, "H", "handles", "drops things of the receiver's; nothing is answered"),
+    MessageRow(Kind.IMPORT,   "hh",  "module imported",
+        "has a module look for functions in another too"),
+    MessageRow(Kind.RETURN,   "v",   "value", "the answer to the last request that waits for one"),
+    MessageRow(Kind.ERROR,    "sss", "kind message traceback", "the answer where it failed"),
+    MessageRow(Kind.PUT,      "ssus", "key host port match", "to a tracker: a device is free"),
+    MessageRow(Kind.REQUEST,  "si",  "key priority",
+        "to a tracker: RETURN array of host, port and match, once a device is free"),
+    MessageRow(Kind.DROP,     "s",   "match", "to a tracker: what was put is free no more"),
+    MessageRow(Kind.SUMMARY,  "",    "",                   "to a tracker: RETURN str, JSON"),
 )
 # fmt: on
-MESSAGES = {row.kind: row for row in _ROWS}
-ANSWERS = frozenset((Kind.RETURN, Kind.ERROR))
-SESSION = frozenset(k for k in Kind if Kind.CALL <= k <= Kind.IMPORT)
+MESSAGES = {row.kind: row for row in _MESSAGE_ROWS}
+ANSWER_KINDS = frozenset((Kind.RETURN, Kind.ERROR))
+SESSION_KINDS = frozenset(k for k in Kind if Kind.CALL <= k <= Kind.IMPORT)
 """What a session serves."""
-SERVED = frozenset((Kind.CALL, Kind.RELEASE))
+SERVED_KINDS = frozenset((Kind.CALL, Kind.RELEASE))
 """What its client serves: callbacks."""
 
 
-class Tag(IntEnum):
-    """A value tag, numbered like the runtime's types (ek_type) where there is one."""
+class ValueTag(IntEnum):
+    """Value tag, numbered like the runtime's types (ek_type) where there is one."""
 
     NONE = 0
     INT = 1
@@ -159,23 +160,29 @@ class Tag(IntEnum):
     ADT = 129
 
 
-VALUES = {
-    Tag.NONE: ("", "nothing"),
-    Tag.INT: ("i64", "an integer"),
-    Tag.BOOL: ("u8", "0 or 1"),
-    Tag.FLOAT: ("f64", "a number"),
-    Tag.DTYPE: ("u8, u8, u16", "code, bits and lanes, as DLPack has them"),
-    Tag.DEVICE: ("i32, i32", "kind of device, number"),
-    Tag.OBJECT: ("u64, text", "handle of the sender's, type: any other thing, to be passed back"),
-    Tag.STR: ("u32, bytes", "text"),
-    Tag.BYTES: ("u32, bytes", "bytes"),
-    Tag.FUNCTION: ("u64", "handle of the sender's"),
-    Tag.SHAPE: ("u32, i64 each", "sizes"),
-    Tag.TENSOR: ("u64, tensor's type", "handle of the sender's: elements cross by READ and WRITE"),
-    Tag.ARRAY: ("u32, values", "items"),
-    Tag.MAP: ("u32, values", "number of pairs; keys and values alternately"),
-    Tag.MODULE: ("u64", "handle of the sender's"),
-    Tag.YOURS: ("u64", "handle of the receiver's, whatever it is of"),
-    Tag.ADT: ("i32, u32, values", "a tag, fields: a tuple has tag 0"),
+VALUE_TYPES = {
+    ValueTag.NONE: ("", "nothing"),
+    ValueTag.INT: ("i64", "an integer"),
+    ValueTag.BOOL: ("u8", "0 or 1"),
+    ValueTag.FLOAT: ("f64", "a number"),
+    ValueTag.DTYPE: ("u8, u8, u16", "code, bits and lanes, as DLPack has them"),
+    ValueTag.DEVICE: ("i32, i32", "kind of device, number"),
+    ValueTag.OBJECT: (
+        "u64, text",
+        "handle of the sender's, type: any other thing, to be passed back",
+    ),
+    ValueTag.STR: ("u32, bytes", "text"),
+    ValueTag.BYTES: ("u32, bytes", "bytes"),
+    ValueTag.FUNCTION: ("u64", "handle of the sender's"),
+    ValueTag.SHAPE: ("u32, i64 each", "sizes"),
+    ValueTag.TENSOR: (
+        "u64, tensor's type",
+        "handle of the sender's: elements cross by READ and WRITE",
+    ),
+    ValueTag.ARRAY: ("u32, values", "items"),
+    ValueTag.MAP: ("u32, values", "number of pairs; keys and values alternately"),
+    ValueTag.MODULE: ("u64", "handle of the sender's"),
+    ValueTag.YOURS: ("u64", "handle of the receiver's, whatever it is of"),
+    ValueTag.ADT: ("i32, u32, values", "a tag, fields: a tuple has tag 0"),
 }
 """What follows the tag of a value, and what it is."""

@@ -13,21 +13,27 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 
 from ekiden.rpc.errors import FrameError, RPCError
-from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
+from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
 from ekiden.rpc.keys import Key
-from ekiden.rpc.messages import HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
+from ekiden.rpc.messages import (
+    FRAME_HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+    Kind,
+)
 from ekiden.rpc.server import listen
-from ekiden.rpc.wire import NoHandles, read_body, read_head, write_body
+from ekiden.rpc.wire import NoHandles, parse_body, parse_header, serialize_frame
 from ekiden.runtime.files import PathName
 
-__all__ = ["Hub", "Peer"]
+__all__ = ["Hub", "HubPeer"]
 
 _log = logging.getLogger("ekiden.rpc")
-_HELLO_SECONDS = 20.0
+_HELLO_TIMEOUT_S = 20.0
 
 
-class Peer:
-    """A connection to a hub, exchanging whole messages."""
+class HubPeer:
+    """Peer of a hub: one connection that exchanges whole messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -36,57 +42,61 @@ class Peer:
         self.constructor: list[object] = []
         self._coming: asyncio.Future[tuple[Kind, list[object]]] | None = None
 
-    def coming(self) -> asyncio.Future[tuple[Kind, list[object]]]:
+    def next_message(self) -> asyncio.Future[tuple[Kind, list[object]]]:
         """Return a future of the next message, so that callers can wait for other events too."""
         if self._coming is None:
-            self._coming = asyncio.ensure_future(self._read())
+            self._coming = asyncio.ensure_future(self._read_message())
         return self._coming
 
     async def receive(self) -> tuple[Kind, list[object]]:
         """Return the next message. Raises FrameError, and asyncio.IncompleteReadError at
         the end.
         """
-        message = self.coming()
+        message = self.next_message()
         try:
             return await message
         finally:
             self._coming = None
 
-    async def _read(self) -> tuple[Kind, list[object]]:
-        kind, size = read_head(await self.reader.readexactly(HEADER), HELLO_LIMIT)
-        return kind, read_body(kind, await self.reader.readexactly(size), NoHandles())
+    async def _read_message(self) -> tuple[Kind, list[object]]:
+        kind, size = parse_header(
+            await self.reader.readexactly(FRAME_HEADER_BYTES), MAX_HELLO_BYTES
+        )
+        return kind, parse_body(kind, await self.reader.readexactly(size), NoHandles())
 
     async def send(self, kind: Kind, *fields: object) -> None:
         """Send a message."""
-        self.writer.write(write_body(kind, fields, NoHandles()))
+        self.writer.write(serialize_frame(kind, fields, NoHandles()))
         await self.writer.drain()
 
-    async def hear_hello(self) -> None:
+    async def receive_hello(self) -> None:
         """Receive the first message. Raises FrameError for another one."""
-        kind, fields = await asyncio.wait_for(self.receive(), _HELLO_SECONDS)
-        if kind is not Kind.HELLO or tuple(fields[:2]) != (MAGIC, VERSION):
+        kind, fields = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)
+        if kind is not Kind.HELLO or tuple(fields[:2]) != (PROTOCOL_MAGIC, PROTOCOL_VERSION):
             raise FrameError("rpc: HELLO of this version expected")
         assert isinstance(fields[3], int) and isinstance(fields[5], list)
         self.timeout, self.key, self.constructor = fields[3], str(fields[4]), fields[5]
 
-    async def say_hello(self, key: str = "", timeout: int = 0, limit: int = HELLO_LIMIT) -> None:
+    async def send_hello(
+        self, key: str = "", timeout: int = 0, limit: int = MAX_HELLO_BYTES
+    ) -> None:
         """Send this side's first message."""
-        await self.send(Kind.HELLO, MAGIC, VERSION, limit, timeout, key, [])
+        await self.send(Kind.HELLO, PROTOCOL_MAGIC, PROTOCOL_VERSION, limit, timeout, key, [])
 
-    async def prove(self, key: Key) -> None:
-        """Exchange tokens, as `keys.server_socket` does."""
+    async def authenticate(self, key: Key) -> None:
+        """Exchange tokens, as `keys.wrap_server_socket` does."""
         stream: ssl.SSLObject = self.writer.get_extra_info("ssl_object")
-        self.writer.write(key.token(stream, b"server"))
+        self.writer.write(key.channel_token(stream, b"server"))
         await self.writer.drain()
-        peer_token = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_SECONDS)
-        if not hmac.compare_digest(peer_token, key.token(stream, b"client")):
+        peer_token = await asyncio.wait_for(self.reader.readexactly(32), _HELLO_TIMEOUT_S)
+        if not hmac.compare_digest(peer_token, key.channel_token(stream, b"client")):
             raise RPCError("rpc: the other side has another key")
 
 
 class Hub(Background):
-    """A listening program that talks to every connection. It runs `serve(peer)`, returned by `make`
-    (a function given as `module:name`), which is called with the listener, the plain
-    `arguments`, and the other `listeners` that are open.
+    """Hub: a listening program that exchanges messages with every connection. It runs
+    `serve(peer)`, returned by `make` (a function given as `module:name`), which is called with
+    the listener, the plain `arguments`, and the other `listeners` that are open.
     """
 
     def __init__(
@@ -104,7 +114,7 @@ class Hub(Background):
         numbers = [listening.fileno() for listening in (listener, *listeners)]
         try:
             task = (make, tuple(arguments), len(numbers), secret)
-            super().__init__(start("ekiden.rpc.pool:serve_program", task, numbers))
+            super().__init__(start_task("ekiden.rpc.pool:serve_program", task, numbers))
         finally:
             listener.close()
 
@@ -112,23 +122,23 @@ class Hub(Background):
 def serve_program(make: str, arguments: Sequence[object], count: int, secret: Key | None) -> None:
     """Run a hub's program from start to end."""
     module, _, name = make.partition(":")
-    numbers = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + count)
+    numbers = range(FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + count)
     listener, *other_listeners = (socket.socket(fileno=number) for number in numbers)
     serve = getattr(import_module(module), name)(listener, *arguments, *other_listeners)
-    asyncio.run(_serve(listener, serve, secret))
+    asyncio.run(_serve_listener(listener, serve, secret))
 
 
-async def _serve(
-    listener: socket.socket, serve: Callable[[Peer], Awaitable[None]], secret: Key | None
+async def _serve_listener(
+    listener: socket.socket, serve: Callable[[HubPeer], Awaitable[None]], secret: Key | None
 ) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one connection, which must prove that it knows the secret before anything it says
-        is read. Errors are logged and end only this connection.
+    async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle one connection; it must prove that it knows the secret before anything else is
+        read. Errors are logged and end only this connection.
         """
-        peer = Peer(reader, writer)
+        peer = HubPeer(reader, writer)
         try:
             if secret is not None:
-                await peer.prove(secret)
+                await peer.authenticate(secret)
             await serve(peer)
         except (RPCError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             _log.info("%s", error)
@@ -137,7 +147,7 @@ async def _serve(
 
     parent = os.getppid()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 0)
-    context = None if secret is None else secret.context(ssl.PROTOCOL_TLS_SERVER)
-    await asyncio.start_server(talk, sock=listener, ssl=context)
+    context = None if secret is None else secret.tls_context(ssl.PROTOCOL_TLS_SERVER)
+    await asyncio.start_server(handle_connection, sock=listener, ssl=context)
     while has_parent(parent):
         await asyncio.sleep(1)

@@ -21,17 +21,17 @@ from typing import Any
 
 from ekiden.rpc.errors import RPCError
 
-__all__ = ["pack_function", "unpack_function"]
+__all__ = ["deserialize_function", "serialize_function"]
 
 _globals_by_id: dict[int, dict[str, object]] = {}
 """Globals of functions by the number that they had where they come from."""
 
 
-def pack_function(what: str, function: Callable[..., object]) -> bytes:
+def serialize_function(what: str, function: Callable[..., object]) -> bytes:
     """Serialize a function."""
     file = io.BytesIO()
     try:
-        _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
+        _FunctionPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(function)
     except (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise RPCError(
             f"{what}: a session is a program of its own, to which this function cannot go:"
@@ -40,22 +40,23 @@ def pack_function(what: str, function: Callable[..., object]) -> bytes:
     return file.getvalue()
 
 
-def unpack_function(data: bytes) -> Callable[..., object]:
+def deserialize_function(data: bytes) -> Callable[..., object]:
     """Deserialize a function."""
     function: Callable[..., object] = pickle.loads(data)
     return function
 
 
-class _Pickler(pickle.Pickler):
-    """A pickler that stores functions of programs by value and modules by name."""
+class _FunctionPickler(pickle.Pickler):
+    """Pickler that stores a program's functions by value and modules by name."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401  # pickle's own protocol
         """Return how to rebuild a value that pickle itself cannot handle."""
         if isinstance(value, ModuleType):
             return import_module, (value.__name__,)
-        if isinstance(value, FunctionType) and not _is_of_library(value):
+        if isinstance(value, FunctionType) and not _is_importable(value):
             return _reduce_function(value)
-        if isinstance(value, type) and not _is_of_library(value):
+        # A class of __main__ would need its methods' globals as well; only functions are supported.
+        if isinstance(value, type) and not _is_importable(value):
             raise pickle.PicklingError(f"the class '{value.__qualname__}' of a program")
         return NotImplemented
 
@@ -67,7 +68,7 @@ def _library_folders() -> Iterator[str]:
     yield str(Path(__file__).parents[1]) + "/"
 
 
-def _is_of_library(value: Any) -> bool:  # noqa: ANN401  # a function or class
+def _is_importable(value: Any) -> bool:  # noqa: ANN401  # a function or class
     """Return whether another process can import a function or class by name."""
     module = sys.modules.get(value.__module__ or "")
     if module is None or module.__name__ == "__main__":
@@ -96,17 +97,18 @@ def _reduce_function(function: FunctionType) -> tuple[object, ...]:
     names = _used_globals(function.__code__) & function.__globals__.keys()
     state = {
         "globals": {name: function.__globals__[name] for name in sorted(names)},
-        "cells": [_content(cell) for cell in function.__closure__ or ()],
+        "cells": [_cell_contents(cell) for cell in function.__closure__ or ()],
         "defaults": function.__defaults__,
         "keyword_defaults": function.__kwdefaults__,
         "names": (function.__name__, function.__qualname__, function.__doc__),
         "attributes": function.__dict__,
     }
+    # The id groups functions of one module: they share one dictionary of globals on the other side.
     key = (marshal.dumps(function.__code__), id(function.__globals__))
     return _make_function, key, state, None, None, _fill_function
 
 
-def _content(cell: CellType) -> tuple[object, ...]:
+def _cell_contents(cell: CellType) -> tuple[object, ...]:
     """Return the contents of a closure cell as a tuple, empty if the cell is."""
     try:
         return (cell.cell_contents,)

@@ -1,4 +1,4 @@
-"""The RPC proxy: a place where servers wait that nobody can connect to, and their clients come."""
+"""RPC proxy: a meeting point for servers that nobody can connect to and their clients."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
-from ekiden.rpc.client import dial, open_session
+from ekiden.rpc.client import open_channel, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
-from ekiden.rpc.pool import Hub, Peer
+from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
+from ekiden.rpc.pool import Hub, HubPeer
 from ekiden.rpc.server import listen
-from ekiden.rpc.websocket import require_websockets, start_web
+from ekiden.rpc.websocket import require_websockets, start_websocket_server
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Proxy"]
 
-_WAIT_SECONDS = 20.0
+_CLIENT_WAIT_S = 20.0
 """How long a client waits for a server that is not there yet."""
 
 
 class Proxy(Hub):
-    """A proxy in a separate process. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
+    """Proxy in a process of its own. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
     clients with `rpc.connect`; with `tracker_addr`, the proxy registers its servers with a
     tracker. Without `credentials`, only this machine may connect. Web pages of this machine are
     servers over WebSocket at `web_port`, which needs the package websockets. Raises what
@@ -44,7 +44,7 @@ class Proxy(Hub):
         *,
         credentials: PathName | None = None,
     ) -> None:
-        web = [] if not web_port else [_listen_to_pages(host, web_port, credentials)]
+        web = [] if not web_port else [_listen_websockets(host, web_port, credentials)]
         path = None if credentials is None else os.path.abspath(os.fspath(credentials))
         try:
             super().__init__(
@@ -62,17 +62,17 @@ def meet(
     tracker: tuple[str, int] | None,
     credentials: str | None,
     web: socket.socket | None = None,
-) -> Callable[[Peer], Awaitable[None]]:
+) -> Callable[[HubPeer], Awaitable[None]]:
     """Return the handler of a proxy's clients and servers; pages too, where they have a
     listener.
     """
     port = listener.getsockname()[1]
     if web is not None:
-        start_web(web, (host, port))
+        start_websocket_server(web, (host, port))
     return _Matchmaker((host, port), tracker, credentials).serve
 
 
-def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> socket.socket:
+def _listen_websockets(host: str, port: int, credentials: PathName | None) -> socket.socket:
     """Listen for WebSockets. Raises InputError with credentials, since a page has no key to be
     authenticated by.
     """
@@ -83,16 +83,16 @@ def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> sock
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
-    """A waiting server; the future `taken` receives its client."""
+class _WaitingServer:
+    """Waiting server; the future `client` receives its client."""
 
-    peer: Peer
+    peer: HubPeer
     match: str
-    taken: asyncio.Future[Peer]
+    client: asyncio.Future[HubPeer]
 
 
 class _Matchmaker:
-    """Matches clients with waiting servers."""
+    """Matchmaker of clients and waiting servers."""
 
     def __init__(
         self,
@@ -102,61 +102,68 @@ class _Matchmaker:
     ) -> None:
         self._here, self._tracker_address, self._credentials = own_address, tracker, credentials
         self._tracker: Endpoint | None = None
-        self.servers: dict[str, list[_Waiting]] = defaultdict(list)
+        self.servers: dict[str, list[_WaitingServer]] = defaultdict(list)
         self._came = asyncio.Condition()
         self._telling = asyncio.Lock()
 
-    async def serve(self, peer: Peer) -> None:
+    async def serve(self, peer: HubPeer) -> None:
         """Handle one connection until it ends."""
-        await peer.hear_hello()
+        await peer.receive_hello()
         side, colon, key = peer.key.partition(":")
         if side == "server" and colon:
-            await self._server(peer, key)
+            await self._serve_server(peer, key)
         else:
-            await self._client(peer, peer.key)
+            await self._serve_client(peer, peer.key)
 
-    async def _server(self, peer: Peer, key: str) -> None:
+    async def _serve_server(self, peer: HubPeer, key: str) -> None:
         """Register a server until a client takes it, then forward between them."""
-        future: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(peer, secrets.token_hex(8), future)
+        future: asyncio.Future[HubPeer] = asyncio.get_running_loop().create_future()
+        waiting = _WaitingServer(peer, secrets.token_hex(8), future)
         async with self._came:
             self.servers[key].append(waiting)
             self._came.notify_all()
-        await self._tell(Kind.PUT, key, *self._here, waiting.match)
+        await self._notify_tracker(Kind.PUT, key, *self._here, waiting.match)
+        # A waiting server sends nothing, so any byte or EOF means that it has gone or begun.
         end = asyncio.ensure_future(peer.reader.read(1))
         await asyncio.wait((future, end), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             self.servers[key].remove(waiting)
-            await self._tell(Kind.DROP, waiting.match)
+            await self._notify_tracker(Kind.DROP, waiting.match)
             return
-        await self._tell(Kind.DROP, waiting.match)
+        await self._notify_tracker(Kind.DROP, waiting.match)
         client = future.result()
         await peer.send(
-            Kind.HELLO, MAGIC, VERSION, HELLO_LIMIT, client.timeout, key, client.constructor
+            Kind.HELLO,
+            PROTOCOL_MAGIC,
+            PROTOCOL_VERSION,
+            MAX_HELLO_BYTES,
+            client.timeout,
+            key,
+            client.constructor,
         )
         first = await end
         client.writer.write(first)
         await asyncio.wait(
             [
-                asyncio.ensure_future(_pass(*direction))
+                asyncio.ensure_future(_forward(*direction))
                 for direction in ((peer, client), (client, peer))
             ],
             return_when=asyncio.FIRST_COMPLETED,
         )
         client.writer.close()
 
-    async def _client(self, peer: Peer, key: str) -> None:
+    async def _serve_client(self, peer: HubPeer, key: str) -> None:
         """Connect a client to a server: any of that name, or the one of the tracker's match."""
         try:
-            await asyncio.wait_for(self._find(key, peer), _WAIT_SECONDS)
+            await asyncio.wait_for(self._match_server(key, peer), _CLIENT_WAIT_S)
         except TimeoutError:
             await peer.send(Kind.ERROR, "RPCError", f"rpc: no server of key {key!r}", "")
             return
         await peer.writer.wait_closed()
 
-    async def _find(self, key: str, client: Peer) -> None:
-        """Wait for a server and hand it the client in the same step in which it leaves the list, so
-        that neither can end in between and leave the other waiting.
+    async def _match_server(self, key: str, client: HubPeer) -> None:
+        """Wait for a server and hand it the client in the step in which it leaves the list, so that
+        neither can end in between and leave the other waiting.
         """
         async with self._came:
             while True:
@@ -165,31 +172,33 @@ class _Matchmaker:
                     for server in self.servers.get(chosen, ()):
                         if required_match in ("", server.match):
                             self.servers[chosen].remove(server)
-                            server.taken.set_result(client)
+                            server.client.set_result(client)
                             return
                 await self._came.wait()
 
-    async def _tell(self, kind: Kind, *fields: object) -> None:
-        """Send a message to the tracker, if there is one; a lost one is told with the next
+    async def _notify_tracker(self, kind: Kind, *fields: object) -> None:
+        """Send the tracker a message, if there is one; a lost message is sent again with the next
         server.
         """
         if self._tracker_address is not None:
+            # One tracker connection, whose requests must not mix.
             async with self._telling:
-                await asyncio.to_thread(self._tell_now, kind, *fields)
+                await asyncio.to_thread(self._send_to_tracker, kind, *fields)
 
-    def _tell_now(self, kind: Kind, *fields: object) -> None:
+    def _send_to_tracker(self, kind: Kind, *fields: object) -> None:
         assert self._tracker_address is not None
         try:
             if self._tracker is None or not self._tracker.channel.is_open:
-                channel = dial(*self._tracker_address, self._credentials)
+                channel = open_channel(*self._tracker_address, self._credentials)
                 self._tracker = open_session(channel, f"proxy:{os.getpid()}", 0)
-            self._tracker.request(kind, *fields, seconds=_WAIT_SECONDS)
+            self._tracker.request(kind, *fields, seconds=_CLIENT_WAIT_S)
         except RPCError:
             self._tracker = None
 
 
-async def _pass(one: Peer, destination: Peer) -> None:
+async def _forward(one: HubPeer, destination: HubPeer) -> None:
     """Forward one side's bytes to the other until it ends."""
     while data := await one.reader.read(1 << 18):
         destination.writer.write(data)
+        # Back pressure: a slow receiver slows the sender instead of filling memory.
         await destination.writer.drain()

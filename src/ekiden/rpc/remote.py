@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ekiden.rpc.endpoint import Endpoint, Progress, Request
 from ekiden.rpc.errors import FrameError, RPCError
-from ekiden.rpc.messages import Kind, Tag
-from ekiden.rpc.wire import MAX_RANK, TensorType
+from ekiden.rpc.messages import Kind, ValueTag
+from ekiden.rpc.wire import MAX_TENSOR_RANK, RemoteTensorType
 from ekiden.runtime import BenchmarkResult, DataType, Device, Tensor, cpu, empty, tensor
 from ekiden.runtime.devices.named import ForeignDevice
 
@@ -30,7 +30,7 @@ __all__ = [
     "SessionProxies",
 ]  # fmt: skip
 
-CHUNK_BYTES = 1 << 20
+TRANSFER_CHUNK_BYTES = 1 << 20
 """Bytes of a piece: what stays in a cache while it is copied from here to there."""
 CPU_DEVICE_TYPE = 1
 """DLPack's number of processors."""
@@ -38,18 +38,18 @@ _REMOTE_TYPE_STRIDE = 128
 """Kinds of devices from here on are of other machines: no device of this one has such a number."""
 
 
-class _Remote:
-    """A remote handle, released when its last proxy is gone."""
+class _RemoteHandle:
+    """Remote handle, released when its last proxy is gone."""
 
     def __init__(self, endpoint: Endpoint, handle: int) -> None:
         self.endpoint, self.handle = endpoint, handle
 
     def __del__(self) -> None:
-        self.endpoint.drop(self.handle)
+        self.endpoint.release_later(self.handle)
 
 
-class RemoteObject(_Remote):
-    """A proxy of any other object, which can be passed back."""
+class RemoteObject(_RemoteHandle):
+    """Proxy of a remote object of any other class, which can be passed back."""
 
     type_key = "runtime.RPCObjectRef"
 
@@ -58,8 +58,8 @@ class RemoteObject(_Remote):
         self.remote_type_key = type_key
 
 
-class RemoteFunction(_Remote):
-    """A proxy of a remote function. It takes and returns values and remote objects; local functions
+class RemoteFunction(_RemoteHandle):
+    """Proxy of a remote function. It takes and returns values and remote objects; local functions
     are passed as callbacks.
     """
 
@@ -68,8 +68,8 @@ class RemoteFunction(_Remote):
         return self.endpoint.request(Kind.CALL, self.handle, args)
 
 
-class RemoteModule(_Remote):
-    """A proxy of a remote module, with the interface of `runtime.Module`."""
+class RemoteModule(_RemoteHandle):
+    """Proxy of a remote module, with the interface of `runtime.Module`."""
 
     entry_name = ""
     """What functions go by that are the only one of their module, or `main`."""
@@ -109,7 +109,7 @@ class RemoteModule(_Remote):
 
     @property
     def entry_func(self) -> RemoteFunction:
-        """Return its only function, or `main`."""
+        """Return the module's only function, or `main`."""
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
@@ -138,7 +138,7 @@ class RemoteModule(_Remote):
                 f"time_evaluator: {requirement}, got {number}, {repeat}, {repeats_to_cooldown}"
             )
 
-        def evaluate(*args: object) -> BenchmarkResult:
+        def measure_call(*args: object) -> BenchmarkResult:
             """Measure a call with `args`, which is transferred once; the times come as
             little-endian float64 in seconds, one for each repeat.
             """
@@ -149,11 +149,11 @@ class RemoteModule(_Remote):
             )  # fmt: skip
             return BenchmarkResult(tuple(np.frombuffer(cast(bytes, times), "<f8").tolist()))
 
-        return evaluate
+        return measure_call
 
 
 class RemoteDevice(ForeignDevice):
-    """A device of the remote side of a session; it equals no local device."""
+    """Device of the remote side of a session; it equals no local device."""
 
     endpoint: Endpoint
     there: Device
@@ -167,20 +167,20 @@ class RemoteDevice(ForeignDevice):
 
     @property
     def exist(self) -> bool:
-        """Return whether the session can use it."""
+        """Return whether the session can use the device."""
         if self.there.type == CPU_DEVICE_TYPE:
             return True
         try:
-            return self.there.id < cast(int, self._query("ek.device.count"))
+            return self.there.id < cast(int, self._call_with_device("ek.device.count"))
         except RPCError:
             return False
 
     def sync(self, stream: object = None) -> None:
         """Wait for the device's pending work."""
         if self.there.type != CPU_DEVICE_TYPE:
-            self._query("ek.device.sync")
+            self._call_with_device("ek.device.sync")
 
-    def _query(self, name: str) -> object:
+    def _call_with_device(self, name: str) -> object:
         """Call a remote function with the device."""
         function = self.endpoint.request(Kind.FUNCTION, 0, name)
         assert isinstance(function, RemoteFunction)
@@ -188,9 +188,11 @@ class RemoteDevice(ForeignDevice):
 
     def empty(self, shape: Sequence[int], dtype: str) -> RemoteTensor:
         """Allocate a tensor on the device. Raises ValueError for an invalid shape."""
-        if len(shape) > MAX_RANK or any(size < 0 for size in shape):
-            raise ValueError(f"empty: sizes from 0 on, at most {MAX_RANK}, expected, got {shape}")
-        kind = TensorType((self.there, str(DataType(dtype)), tuple(shape)))
+        if len(shape) > MAX_TENSOR_RANK or any(size < 0 for size in shape):
+            raise ValueError(
+                f"empty: sizes from 0 on, at most {MAX_TENSOR_RANK}, expected, got {shape}"
+            )
+        kind = RemoteTensorType((self.there, str(DataType(dtype)), tuple(shape)))
         allocated = self.endpoint.request(Kind.ALLOC, kind)
         assert isinstance(allocated, RemoteTensor)
         allocated.device = self
@@ -207,12 +209,12 @@ class RemoteDevice(ForeignDevice):
         return f"remote[{self.type // _REMOTE_TYPE_STRIDE - 1}]:{self.there}"
 
 
-class RemoteTensor(_Remote):
-    """A proxy of a remote tensor, whose elements are transferred on demand."""
+class RemoteTensor(_RemoteHandle):
+    """Proxy of a remote tensor, whose elements are transferred on demand."""
 
     device: Device
 
-    def __init__(self, endpoint: Endpoint, handle: int, kind: TensorType) -> None:
+    def __init__(self, endpoint: Endpoint, handle: int, kind: RemoteTensorType) -> None:
         super().__init__(endpoint, handle)
         self.device, self.dtype, self.shape = kind
         self._kind = kind
@@ -237,14 +239,14 @@ class RemoteTensor(_Remote):
         """
         copy = empty(self.shape, self.dtype)
         to, step = (
-            _raw(copy).data[: self.nbytes],
-            min(self.endpoint.channel.limit - 64, CHUNK_BYTES),
+            _tensor_bytes(copy).data[: self.nbytes],
+            min(self.endpoint.channel.limit - 64, TRANSFER_CHUNK_BYTES),
         )
 
-        def ask(at: int, size: int) -> Request:
+        def chunk_request(at: int, size: int) -> Request:
             return Kind.READ, (self.handle, at, size)
 
-        if not self.endpoint.fetch(ask, to, step, progress):
+        if not self.endpoint.fetch_chunks(chunk_request, to, step, progress):
             raise FrameError(f"rpc: all {len(to)} bytes of a tensor expected")
         return copy
 
@@ -272,25 +274,25 @@ class RemoteTensor(_Remote):
                 f"copyfrom: {self.dtype}{list(self.shape)} expected,"
                 f" got {source.dtype}{list(source.shape)}"
             )
-        data, ends = _raw(source.contiguous()).data, deque[int]()
+        data, ends = _tensor_bytes(source.contiguous()).data, deque[int]()
 
-        def requests() -> Iterator[Request]:
+        def chunk_requests() -> Iterator[Request]:
             """Yield a request for each chunk, the largest that the other side accepts (64 bytes are
             reserved for the header).
             """
-            step = min(self.endpoint.peer_limit - 64, CHUNK_BYTES)
+            step = min(self.endpoint.peer_limit - 64, TRANSFER_CHUNK_BYTES)
             for at in range(0, self.nbytes, step):
                 piece = data[at : at + step]
                 ends.append(at + len(piece))
                 yield Kind.WRITE, (self.handle, at, piece)
 
-        def take(answer: object) -> None:
+        def report_progress(answer: object) -> None:
             """Report the bytes that have arrived: answers come in the order of the requests."""
             done = ends.popleft()
             if progress is not None:
                 progress(done, self.nbytes)
 
-        self.endpoint.exchange(requests(), take)
+        self.endpoint.pipeline_requests(chunk_requests(), report_progress)
         return self
 
     copy_from = copyfrom
@@ -313,34 +315,34 @@ class RemoteTensor(_Remote):
         return f"<RemoteTensor {self.dtype}{list(self.shape)} on {self.device}>"
 
 
-def _raw(host: Tensor) -> NDArray[np.uint8]:
+def _tensor_bytes(host: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a contiguous host tensor, sharing its memory."""
     return cast(NDArray[np.uint8], host.reinterpret("uint8", (host.nbytes,)).numpy())
 
 
 class SessionProxies:
-    """Creates the proxies of a session, which ends when the last of them is gone."""
+    """Factory of the proxies of a session, which ends when the last of them is gone."""
 
     endpoint: weakref.ref[Endpoint]
 
-    def appear(self, tag: Tag, handle: int, about: object) -> object:
+    def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Return a proxy of a remote object."""
         endpoint = self.endpoint()
         assert endpoint is not None
         match tag:
-            case Tag.FUNCTION:
+            case ValueTag.FUNCTION:
                 return RemoteFunction(endpoint, handle)
-            case Tag.MODULE:
+            case ValueTag.MODULE:
                 return RemoteModule(endpoint, handle)
-            case Tag.TENSOR:
-                return RemoteTensor(endpoint, handle, cast(TensorType, about))
+            case ValueTag.TENSOR:
+                return RemoteTensor(endpoint, handle, cast(RemoteTensorType, about))
         return RemoteObject(endpoint, handle, str(about))
 
-    def handle_of(self, value: object) -> int | None:
+    def remote_handle(self, value: object) -> int | None:
         """Return the handle behind a proxy of this session; None for any other value. Raises
         ValueError for a proxy of another session.
         """
-        if not isinstance(value, _Remote):
+        if not isinstance(value, _RemoteHandle):
             return None
         if value.endpoint is not self.endpoint():
             raise ValueError(f"rpc: a {type(value).__name__} of another session cannot cross")

@@ -14,21 +14,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ekiden
-from ekiden.rpc.calls import FOLDER_VARIABLES, KEPT_VARIABLES
+from ekiden.rpc.calls import FOLDER_VARIABLES, INHERITED_VARIABLES
 from ekiden.rpc.errors import RPCError
 from ekiden.runtime import close_sandbox, library_path, sandbox_lack, start_session
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Limits", "SandboxState", "close_walls", "die_with_parent", "missing", "start_sandboxed"]
+__all__ = [
+    "Limits",
+    "SandboxState",
+    "missing_facilities",
+    "restrict_process",
+    "set_parent_death_signal",
+    "start_sandboxed",
+]
 
 DAY_SECONDS = 86_400.0
 MAX_LANDLOCK_VARIABLE = "EKIDEN_RPC_MAX_LANDLOCK"
 """The newest ABI of landlock that servers use: tests have those of older kernels by it."""
 NAMESPACES_VARIABLE = "EKIDEN_RPC_NAMESPACES"
 """0: servers use no namespaces, as where a kernel or a container gives none."""
-_DEATH_SIGNAL = 1
+_DEATH_SIGNAL_BIT = 1
 """PR_SET_PDEATHSIG."""
-_NAMESPACES = 2
+_NAMESPACES_BIT = 2
 """The bit of `start_session`'s walls for namespaces; 1 is that of its user namespace."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,26 +59,26 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The isolation a session's process was started with, as the bits of `start_session`."""
+    """Isolation of a session's process, as the bits of `start_session`."""
 
     bits: int = 0
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it has its own file, process, IPC and network namespaces."""
-        return bool(self.bits & _NAMESPACES)
+        """Return whether the process has its own file, process, IPC and network namespaces."""
+        return bool(self.bits & _NAMESPACES_BIT)
 
 
-def die_with_parent() -> None:
-    """Have the kernel end this process together with the one that forked it."""
+def set_parent_death_signal() -> None:
+    """Make the kernel end this process together with its parent (PR_SET_PDEATHSIG)."""
     parent = os.getppid()
-    _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_DEATH_SIGNAL_BIT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def missing() -> str:
-    """Return which sandbox facilities this machine lacks; nothing where all is there."""
+def missing_facilities() -> str:
+    """Return which sandbox facilities this machine lacks, as text; "" if none."""
     return sandbox_lack()
 
 
@@ -83,8 +90,8 @@ def start_sandboxed(
     libraries: Sequence[str] = (),
     has_sandbox: bool = True,
 ) -> tuple[int, SandboxState]:
-    """Start a session's process, whose folder is the only one it can write: its process, and what
-    it is behind. Raises RPCError where a wall cannot be built.
+    """Start a session's process, which can write only in its folder; return its process id and its
+    isolation. Raises RPCError where a wall cannot be built.
 
     It ends with the thread that calls this. `descriptors` become 3 and so on; `output` takes what
     it prints, `libraries` are files that it may read.
@@ -92,9 +99,12 @@ def start_sandboxed(
     newest = os.environ.get(MAX_LANDLOCK_VARIABLE, "")
     pid, bits, wrong = start_session(
         [os.fsencode(word) for word in command],
-        [f"{name}={value}".encode() for name, value in _environment(folder, has_sandbox).items()],
+        [
+            f"{name}={value}".encode()
+            for name, value in _session_environment(folder, has_sandbox).items()
+        ],
         os.fsencode(folder),
-        [os.fsencode(path) for path in _readable(libraries)],
+        [os.fsencode(path) for path in _readable_paths(libraries)],
         tuple(descriptors),
         output,
         has_sandbox,
@@ -106,9 +116,12 @@ def start_sandboxed(
     return pid, SandboxState(bits)
 
 
-def close_walls(limits: Limits, walls: int) -> None:
-    """Apply the final restrictions to this process, a session's, in all of its threads."""
+def restrict_process(limits: Limits, walls: int) -> None:
+    """Apply the final restrictions (seccomp, landlock, limits) to this process, in all of its
+    threads.
+    """
     sys.dont_write_bytecode = True  # beside sources, which lie outside
+    # The limits are relative to what the process uses by now: libraries and drivers are loaded.
     wrong = close_sandbox(
         limits.memory, limits.file, limits.open_files, limits.threads, walls, _has_devices()
     )
@@ -122,11 +135,11 @@ def _has_devices() -> bool:
     return any(os.path.exists(node) for node in nodes)
 
 
-def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
+def _session_environment(folder: str, has_sandbox: bool) -> dict[str, str]:
     """Return the environment of a session, with folders of its own; EKIDEN_SESSION marks a
     sandboxed session, so that a failing driver is reported as such.
     """
-    variables = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES}
     folder_variables = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"), folder)
     return {
         **variables,
@@ -136,15 +149,15 @@ def _environment(folder: str, has_sandbox: bool) -> dict[str, str]:
     }
 
 
-def _readable(libraries: Iterable[str]) -> list[str]:
+def _readable_paths(libraries: Iterable[str]) -> list[str]:
     """Return the paths that Python programs read besides the system's libraries."""
     packages = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     python = (sys.base_prefix, sys.prefix, os.path.realpath(sys.executable), sys.executable)
     paths = [*python, *packages, *ekiden.__path__, str(Path(library_path()).parent), *libraries]
-    return [os.path.abspath(path) for path in (*paths, *_folders_of_variables())]
+    return [os.path.abspath(path) for path in (*paths, *_library_folders())]
 
 
-def _folders_of_variables() -> Iterator[str]:
+def _library_folders() -> Iterator[str]:
     """Yield the library folders named in the environment."""
     for name in FOLDER_VARIABLES:
         yield from filter(None, os.environ.get(name, "").split(":"))

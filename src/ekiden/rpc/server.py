@@ -22,19 +22,19 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from ekiden.rpc.client import dial, open_session
-from ekiden.rpc.door import ConnectionGreeter, GreetedClient, relay, run_in_thread
+from ekiden.rpc.client import open_channel, open_session
+from ekiden.rpc.door import HandshakenClient, HandshakeServer, relay, run_in_thread
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import RPCError
 from ekiden.rpc.folders import remove_stale_folders
-from ekiden.rpc.fresh import FIRST_DESCRIPTOR, Background, has_parent, start
+from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, Background, has_parent, start_task
 from ekiden.rpc.keys import Key, is_loopback
-from ekiden.rpc.messages import HELLO_LIMIT, MAGIC, VERSION, Kind
-from ekiden.rpc.portable import pack_function
-from ekiden.rpc.sandbox import Limits, missing
-from ekiden.rpc.session import Task
-from ekiden.rpc.spares import Program, start_program
-from ekiden.rpc.wire import NoHandles, write_body
+from ekiden.rpc.messages import MAX_HELLO_BYTES, PROTOCOL_MAGIC, PROTOCOL_VERSION, Kind
+from ekiden.rpc.portable import serialize_function
+from ekiden.rpc.sandbox import Limits, missing_facilities
+from ekiden.rpc.session import SessionTask
+from ekiden.rpc.spares import SessionProgram, start_session_program
+from ekiden.rpc.wire import NoHandles, serialize_frame
 from ekiden.runtime import registered_callables
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.files import PathName
@@ -43,7 +43,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 __all__ = ["Background", "Limits", "Server", "listen", "serve_program"]
 
 _log = logging.getLogger("ekiden.rpc")
-_TRACKER_LIMIT_S = 20.0
+_TRACKER_TIMEOUT_S = 20.0
 """How long a tracker may take to answer."""
 _TRACKER_REFRESH_S = 6.0
 """How often a free server tells its tracker so: a client may have been lost that was to come."""
@@ -53,7 +53,7 @@ _POLL_INTERVAL_S = 1.0
 """How often a server looks whether who started it is still there, and for its tracker."""
 _USAGE_INTERVAL_S = 0.25
 """How often it looks at what its sessions use, while there are any."""
-SPARE_PROGRAMS = 2
+NUM_SPARE_PROGRAMS = 2
 """Programs that are ready before a client comes, of a server that has had one: the next may come
 while another program starts. Before the first client there is one."""
 _RETRY_DELAY_S = 1.0
@@ -61,8 +61,8 @@ _RETRY_DELAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a server, as plain data."""
+class ServerOptions:
+    """Options of a server, as plain data."""
 
     tracker: tuple[str, int] | None
     address: str
@@ -70,7 +70,7 @@ class Options:
     credentials: str | None
     proxy: tuple[str, int] | None
     is_silent: bool
-    task: Task
+    task: SessionTask
     """What each session's program gets, with a folder of its own."""
 
     @property
@@ -80,7 +80,7 @@ class Options:
 
 
 class Server(Background):
-    """A session server on `host`, on the first free port from `port` to `port_end`.
+    """Session server on `host`, on the first free port from `port` to `port_end`.
 
     Without `credentials`, the key file that clients must share (`ekiden rpc keygen`), `host` must
     be an address of this machine alone. `key` is the device name for clients and trackers; with
@@ -118,13 +118,14 @@ class Server(Background):
     ) -> None:
         if no_fork or timeout is not None:
             raise InputError("rpc.Server: no_fork and timeout cannot be had: sessions are programs")
-        if sandbox and (lack := missing()):
+        if sandbox and (lack := missing_facilities()):
             raise InputError(f"rpc.Server: no sandbox here: {lack}; or: sandbox=False")
         libraries = load_library.split(":") if isinstance(load_library, str) else load_library or ()
         tracker = None if tracker_addr is None else (tracker_addr[0], int(tracker_addr[1]))
+        # The server runs in another working directory.
         paths = tuple(os.path.abspath(library) for library in libraries)
-        task = _task(key, limits or Limits(), sandbox, paths, server_init_callback)
-        options = Options(
+        task = _session_task(key, limits or Limits(), sandbox, paths, server_init_callback)
+        options = ServerOptions(
             tracker, custom_addr or host,
             None if credentials is None else os.path.abspath(os.fspath(credentials)),
             (host, port) if is_proxy else None, silent, task,
@@ -135,32 +136,34 @@ class Server(Background):
         self.host, self.port = host, port
         descriptors = [] if listener is None else [listener.fileno()]
         try:
-            pid = start("ekiden.rpc.server:serve_program", (options, not is_proxy), descriptors)
+            pid = start_task(
+                "ekiden.rpc.server:serve_program", (options, not is_proxy), descriptors
+            )
         finally:
             if listener is not None:
                 listener.close()
         super().__init__(pid)
 
 
-def _task(
+def _session_task(
     key: str,
     limits: Limits,
     has_sandbox: bool,
     libraries: tuple[str, ...],
     prepare: Callable[[], object] | None,
-) -> Task:
-    """Return the description of each session's program."""
+) -> SessionTask:
+    """Build the task of each session's program."""
     functions: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     for name, function in registered_callables().items():
         if str(getattr(function, "__module__", None)).partition(".")[0] == "ekiden":
             continue  # a session has these, or what it needs of them
         try:
-            functions[name] = pack_function("a function of the server's process", function)
+            functions[name] = serialize_function("a function of the server's process", function)
         except RPCError as error:
             refused[name] = str(error)
-    packed = None if prepare is None else pack_function("server_init_callback", prepare)
-    return Task(key, "", limits, has_sandbox, libraries, functions, refused, packed)
+    packed = None if prepare is None else serialize_function("server_init_callback", prepare)
+    return SessionTask(key, "", limits, has_sandbox, libraries, functions, refused, packed)
 
 
 def listen(
@@ -169,6 +172,7 @@ def listen(
     """Return a listening socket and its port. Raises InputError for an address reachable by others
     without a key, ValueError if no port is free.
     """
+    # Without a key anyone who can connect may run code.
     if credentials is None and not is_loopback(host):
         raise InputError(
             f"{what}: without a key only this machine may connect: host='127.0.0.1' expected, got"
@@ -179,6 +183,7 @@ def listen(
     else:
         _log.info("%s: no key, so it listens on %s alone", what, host)
     family = socket.getaddrinfo(host, port)[0][0]
+    # Port 0 lets the system choose.
     for chosen in range(port, max(end, port + 1)) if port else (0,):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
@@ -194,9 +199,9 @@ def listen(
     raise ValueError(f"{what}: no port of {port} to {end} is free")
 
 
-def serve_program(options: Options, has_listener: bool) -> None:
+def serve_program(options: ServerOptions, has_listener: bool) -> None:
     """Run a server's program from start to end."""
-    listener = socket.socket(fileno=FIRST_DESCRIPTOR) if has_listener else None
+    listener = socket.socket(fileno=FIRST_PASSED_DESCRIPTOR) if has_listener else None
     if options.is_silent:
         _log.setLevel(logging.ERROR)
     remove_stale_folders()
@@ -204,27 +209,27 @@ def serve_program(options: Options, has_listener: bool) -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Session:
-    """A running session: its program, and its client, whose connection ends with `guest`."""
+class _RunningSession:
+    """Running session: its program, and its client, with whose connection it ends."""
 
-    program: Program
-    guest: GreetedClient
+    program: SessionProgram
+    client: HandshakenClient
     ends: float
     gone: float | None = None
     """When the client was found to have gone."""
 
 
 class _ServerLoop:
-    """The event loop of a server: accepts connections, starts and monitors sessions, and keeps its
+    """Event loop of a server: accepts connections, starts and monitors sessions, and keeps its
     tracker informed.
     """
 
-    def __init__(self, listener: socket.socket | None, options: Options) -> None:
+    def __init__(self, listener: socket.socket | None, options: ServerOptions) -> None:
         self.listener, self.options, self.limits = listener, options, options.task.limits
-        self.door = ConnectionGreeter(options.secret)
-        self.waiting: list[GreetedClient] = []
-        self.spares: dict[int, Program] = {}
-        self.sessions: dict[int, _Session] = {}
+        self.door = HandshakeServer(options.secret)
+        self.waiting: list[HandshakenClient] = []
+        self.spares: dict[int, SessionProgram] = {}
+        self.sessions: dict[int, _RunningSession] = {}
         self.relays = 0
         self._parent = os.getppid()
         self._tracker: Endpoint | None = None
@@ -232,20 +237,20 @@ class _ServerLoop:
         self._match = ""
         self._rests_until = 0.0
         self._has_had_client = False
-        signal.signal(signal.SIGTERM, lambda number, frame: self._end())
+        signal.signal(signal.SIGTERM, lambda number, frame: self._shut_down())
 
     def run(self) -> None:
         """Run until the process that started the server ends."""
         try:
             while has_parent(self._parent):
                 self._start_spares()
-                self._tell_tracker()
+                self._register_at_tracker()
                 if self.options.proxy is not None and self._is_idle:
                     self._wait_at_proxy()
-                self._wait()
-                self._watch()
+                self._wait_for_events()
+                self._enforce_limits()
         finally:
-            self._end()
+            self._shut_down()
 
     @property
     def _session_limit(self) -> int:
@@ -257,7 +262,7 @@ class _ServerLoop:
         """Return whether there are no clients, connected or connecting."""
         return not (self.sessions or self.relays or self.waiting or self.door.is_busy)
 
-    def _end(self) -> NoReturn:
+    def _shut_down(self) -> NoReturn:
         programs = [*self.spares.values(), *(s.program for s in self.sessions.values())]
         for program in programs:
             program.kill()
@@ -270,93 +275,98 @@ class _ServerLoop:
         room = self._session_limit - len(self.sessions) - self.relays
         # Starting a sandboxed program takes long, so some are ready before clients come.
         target_count = min(
-            room, max(SPARE_PROGRAMS if self._has_had_client else 1, len(self.waiting))
+            room, max(NUM_SPARE_PROGRAMS if self._has_had_client else 1, len(self.waiting))
         )
         if not self.waiting and time.monotonic() < self._rests_until:
             return
         while len(self.spares) < target_count:
             try:
-                program = start_program(self.options.task)
+                program = start_session_program(self.options.task)
             except (OSError, RPCError) as error:  # no room for a folder, no more processes
-                self._fail(str(error))
+                self._fail_waiting(str(error))
                 return
             self.spares[program.process] = program
 
-    def _fail(self, reason: str) -> None:
-        """Report that a program could not be started or prepared to the waiting clients; the next
-        may have better luck.
+    def _fail_waiting(self, reason: str) -> None:
+        """Tell the waiting clients that a program could not be started or prepared; the next client
+        gets another try.
         """
         _log.warning("no session: %s", reason)
         for guest in self.waiting:
-            guest.refuse(f"rpc: no session: {reason}")
+            guest.send_refusal(f"rpc: no session: {reason}")
         self.waiting.clear()
         self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
-    def _wait(self) -> None:
+    def _wait_for_events(self) -> None:
         """Wait for the next event: a client, a program, the end of a session, of time."""
-        actions: dict[int, Callable[[], object]] = {self.door.wake: self._take_guests}
+        actions: dict[int, Callable[[], object]] = {self.door.wake: self._queue_clients}
         poll = select.poll()
         # With enough clients waiting, further connections stay in the kernel's backlog.
         if self.listener is not None and len(self.waiting) < self._session_limit:
-            actions[self.listener.fileno()] = self._accept
+            actions[self.listener.fileno()] = self._accept_connection
         for spare in self.spares.values():
-            self._add_program(actions, spare)
+            self._watch_program(actions, spare)
             if spare.control is not None and not spare.is_ready:
-                actions[spare.control.fileno()] = partial(self._hear, spare)
+                actions[spare.control.fileno()] = partial(self._read_ready_report, spare)
         for number in actions:
             poll.register(number, select.POLLIN)
         for session in self.sessions.values():
-            self._add_program(actions, session.program)
+            self._watch_program(actions, session.program)
             poll.register(session.program.process, select.POLLIN)
             if session.program.output >= 0:
                 poll.register(session.program.output, select.POLLIN)
             if session.gone is None:
-                actions[session.guest.stream.fileno()] = partial(_note_gone, session)
-                poll.register(session.guest.stream, select.POLLRDHUP)
+                actions[session.client.stream.fileno()] = partial(_mark_gone, session)
+                # The session's process reads the data; this process only needs to see the client
+                # leave.
+                poll.register(session.client.stream, select.POLLRDHUP)
         seconds = _USAGE_INTERVAL_S if self.sessions or self.door.is_busy else _POLL_INTERVAL_S
         for number, _ in poll.poll(seconds * 1000):
             actions[number]()
-        self._seat()
+        self._assign_clients()
 
-    def _add_program(self, actions: dict[int, Callable[[], object]], program: Program) -> None:
+    def _watch_program(
+        self, actions: dict[int, Callable[[], object]], program: SessionProgram
+    ) -> None:
         """Register what to do when a program ends or prints."""
-        actions[program.process] = lambda: self._reap(program)
+        actions[program.process] = lambda: self._reap_program(program)
         if program.output >= 0:
-            actions[program.output] = program.take_output
+            actions[program.output] = program.log_output
 
-    def _accept(self) -> None:
+    def _accept_connection(self) -> None:
         assert self.listener is not None
         with suppress(OSError):  # it has gone already
             connection, address = self.listener.accept()
             _log.info("a session of %s", address)
-            self.door.greet(connection)
+            self.door.start_handshake(connection)
 
-    def _take_guests(self) -> None:
+    def _queue_clients(self) -> None:
         """Queue greeted clients for a program, or relay them to another server."""
         expected_key = (
             f"{self.options.task.key}:{self._match}" if self._match else self.options.task.key
         )
-        for guest in self.door.take():
+        for guest in self.door.take_completed():
             if guest.key not in (expected_key, f"client:{expected_key}"):
-                guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
+                guest.send_refusal(f"rpc: the key {guest.key!r} is not that of this server")
             elif guest.constructor and self.relays + len(self.sessions) < self._session_limit:
                 self.relays += 1
-                run_in_thread(partial(self._relay, guest))
+                # A relayed session runs on another server, so it needs no program here.
+                run_in_thread(partial(self._relay_client, guest))
             elif guest.constructor:
-                guest.refuse("rpc: this server has as many sessions as it may")
+                guest.send_refusal("rpc: this server has as many sessions as it may")
             else:
                 self.waiting.append(guest)
 
-    def _hear(self, spare: Program) -> None:
+    def _read_ready_report(self, spare: SessionProgram) -> None:
         """Handle a program's report that it is ready, or why not."""
         if spare.process not in self.spares:
             return
-        if reason := spare.hear():
+        if reason := spare.read_report():
             spare.kill()
-            self._reap(spare)
-            self._fail(reason)
+            self._reap_program(spare)
+            self._fail_waiting(reason)
 
-    def _seat(self) -> None:
+    def _assign_clients(self) -> None:
         """Assign waiting clients to ready programs."""
         for guest in list(self.waiting):
             ready = next((p for p in self.spares.values() if p.is_ready), None)
@@ -364,29 +374,30 @@ class _ServerLoop:
                 return
             self.waiting.remove(guest)
             del self.spares[ready.process]
-            self._begin(guest, ready)
+            self._begin_session(guest, ready)
 
-    def _begin(self, guest: GreetedClient, program: Program) -> None:
-        """Begin a session: the program receives the connection, or one end of a socket pair whose
+    def _begin_session(self, guest: HandshakenClient, program: SessionProgram) -> None:
+        """Begin a session. The program receives the connection, or one end of a socket pair whose
         other end this process bridges to TLS, so that no session has the key in its memory.
         """
         ends = time.monotonic() + self.limits.seconds
         if guest.seconds:  # which its client counts from before it was heard
-            ends = min(ends, guest.heard_at + guest.seconds)
+            # The time spent waiting for a program counts as well.
+            ends = min(ends, guest.received_at + guest.seconds)
         self._has_had_client = True
-        session = _Session(program, guest, ends)
+        session = _RunningSession(program, guest, ends)
         self.sessions[program.process] = session
         with suppress(OSError):  # the program has ended, and is reaped
             if guest.is_plain:
-                program.give(guest.stream, guest.endpoint.peer_limit)
+                program.hand_over(guest.stream, guest.endpoint.peer_limit)
                 return
             # TLS is terminated here, outside of the sandbox, so that no session can read the key.
             own_end, other_end = socket.socketpair()
             with other_end:
-                program.give(other_end, guest.endpoint.peer_limit)
-            run_in_thread(lambda: _pass_on(guest.stream, own_end))
+                program.hand_over(other_end, guest.endpoint.peer_limit)
+            run_in_thread(lambda: _forward_tls(guest.stream, own_end))
 
-    def _reap(self, program: Program) -> None:
+    def _reap_program(self, program: SessionProgram) -> None:
         """Clean up after a program that has ended; another event in the same round may already have
         done so.
         """
@@ -396,20 +407,21 @@ class _ServerLoop:
         self.spares.pop(program.process, None)
         session = self.sessions.pop(program.process, None)
         is_lost = session is None and not program.is_ready and program.control is not None
+        # waitpid after SIGKILL, so that no zombie keeps the process id.
         program.clean_up()
         if session is not None:
-            session.guest.endpoint.close()
+            session.client.endpoint.close()
             self._is_put = False
         # It died before it was ready; without a delay a broken setup would fork endlessly.
         elif is_lost:
             self._rests_until = time.monotonic() + _RETRY_DELAY_S
 
-    def _watch(self) -> None:
+    def _enforce_limits(self) -> None:
         """End sessions whose client has gone, whose time is up, or that exceed a limit."""
         current_time = time.monotonic()
-        self.door.send_away_late()
+        self.door.close_expired()
         for session in self.sessions.values():
-            reason = session.program.excess()
+            reason = session.program.exceeded_limit()
             if current_time > session.ends:
                 reason = "its time is over"
             # A grace period lets the session finish by itself.
@@ -419,9 +431,9 @@ class _ServerLoop:
                 _log.info("session %d ends: %s", session.program.pid, reason)
                 session.program.kill()
 
-    def _tell_tracker(self) -> None:
-        """Register this server with its tracker while it is free; again where the tracker began
-        anew.
+    def _register_at_tracker(self) -> None:
+        """Register this server with its tracker while it is free, and again after the tracker has
+        restarted.
         """
         if self.options.tracker is None or self.options.proxy is not None:
             return
@@ -434,7 +446,7 @@ class _ServerLoop:
         assert self.listener is not None
         try:
             if self._tracker is None:
-                channel = dial(*self.options.tracker, self.options.credentials)
+                channel = open_channel(*self.options.tracker, self.options.credentials)
                 self._tracker = open_session(channel, f"server:{self.options.task.key}", 0)
             if not self._is_put:
                 # A fresh match for every offer: a client of an earlier one cannot take the new
@@ -442,7 +454,7 @@ class _ServerLoop:
                 self._match = secrets.token_hex(8)
             port = self.listener.getsockname()[1]
             where = (self.options.task.key, self.options.address, port, self._match)
-            self._tracker.request(Kind.PUT, *where, seconds=_TRACKER_LIMIT_S)
+            self._tracker.request(Kind.PUT, *where, seconds=_TRACKER_TIMEOUT_S)
             self._is_put, self._put_at = True, time.monotonic()
         except RPCError as error:
             _log.info("no tracker: %s", error)
@@ -452,35 +464,35 @@ class _ServerLoop:
         """Connect to the proxy, where a client will meet this server."""
         assert self.options.proxy is not None
         try:
-            channel = dial(*self.options.proxy, self.options.credentials)
+            channel = open_channel(*self.options.proxy, self.options.credentials)
             key = f"server:{self.options.task.key}"
-            hello_fields = (MAGIC, VERSION, HELLO_LIMIT, 0, key, ())
-            channel.send(write_body(Kind.HELLO, hello_fields, NoHandles()))
+            hello_fields = (PROTOCOL_MAGIC, PROTOCOL_VERSION, MAX_HELLO_BYTES, 0, key, ())
+            channel.send(serialize_frame(Kind.HELLO, hello_fields, NoHandles()))
         except RPCError as error:
             _log.info("no proxy: %s", error)
             return
         assert isinstance(channel.stream, socket.socket)
-        self.door.greet(channel.stream, is_known=True)
+        self.door.start_handshake(channel.stream, is_known=True)
 
-    def _relay(self, guest: GreetedClient) -> None:
+    def _relay_client(self, guest: HandshakenClient) -> None:
         """Connect to another server, which serves the session, and forward frames unchanged."""
         try:
-            upstream = _other_server(guest, self.options.credentials)
-            guest.endpoint.say_hello(self.options.task.key, limit=upstream.peer_limit)
+            upstream = _connect_other_server(guest, self.options.credentials)
+            guest.endpoint.send_hello(self.options.task.key, limit=upstream.peer_limit)
             assert isinstance(upstream.channel.stream, socket.socket)
             relay(guest.stream, upstream.channel.stream)
         except RPCError as error:
-            guest.refuse(str(error))
+            guest.send_refusal(str(error))
         except OSError as error:
             _log.info("%s", error)
         finally:
             guest.endpoint.close()
             self.relays -= 1
             self._is_put = False
-            self.door.tell()
+            self.door.wake_up()
 
 
-def _note_gone(session: _Session) -> None:
+def _mark_gone(session: _RunningSession) -> None:
     session.gone = time.monotonic()
 
 
@@ -491,7 +503,7 @@ def _has_disconnected(endpoint: Endpoint) -> bool:
     return not endpoint.channel.is_open or bool(select.select([stream], [], [], 0)[0])
 
 
-def _pass_on(stream: socket.socket, session: socket.socket) -> None:
+def _forward_tls(stream: socket.socket, session: socket.socket) -> None:
     """Forward a TLS client's bytes to its session and back, until a side ends."""
     with suppress(OSError), session:
         relay(stream, session)
@@ -499,7 +511,7 @@ def _pass_on(stream: socket.socket, session: socket.socket) -> None:
         stream.shutdown(socket.SHUT_RDWR)
 
 
-def _other_server(guest: GreetedClient, credentials: str | None) -> Endpoint:
+def _connect_other_server(guest: HandshakenClient, credentials: str | None) -> Endpoint:
     """Open a session with the server a client asks for."""
     name, *arguments = guest.constructor
     if name != "rpc.Connect" or len(arguments) not in (2, 3, 4):
@@ -507,4 +519,4 @@ def _other_server(guest: GreetedClient, credentials: str | None) -> Endpoint:
     url, port, key = (*arguments[:3], "")[:3]
     if not isinstance(url, str) or not isinstance(port, int) or not isinstance(key, str):
         raise RPCError("rpc: rpc.Connect takes url, port and key")
-    return open_session(dial(url, port, credentials), key, 0)
+    return open_session(open_channel(url, port, credentials), key, 0)

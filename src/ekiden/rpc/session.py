@@ -1,4 +1,4 @@
-"""The program of one session: started afresh, ahead of its client, behind its walls.
+"""Program of one session: started afresh and ahead of its client, inside its sandbox.
 
 It gets ready (imports, libraries, functions of the server's owner, drivers of devices), closes the
 last walls, says so, and waits for a connection; what its client sends reaches nothing else.
@@ -14,26 +14,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from ekiden.rpc.errors import RPCError
-from ekiden.rpc.portable import unpack_function
-from ekiden.rpc.sandbox import Limits, close_walls
-from ekiden.rpc.services import serve
+from ekiden.rpc.portable import deserialize_function
+from ekiden.rpc.sandbox import Limits, restrict_process
+from ekiden.rpc.services import serve_client
 from ekiden.runtime import device, load_module, memory_limit, register_func
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["FAILED", "NUMBER_FORMAT", "READY", "Task", "run_session"]
+__all__ = ["FAILED", "READY", "UINT32_STRUCT", "SessionTask", "run_session"]
 
 READY, FAILED = b"ready", b"failed:"
 """What the program says when it waits for a client, or why it does not."""
-NUMBER_FORMAT = struct.Struct("<I")
+UINT32_STRUCT = struct.Struct("<I")
 """What the program is told: first its walls, then with the connection the largest message that the
 client takes."""
-_CONTROL = 3
+_CONTROL_DESCRIPTOR = 3
 _DRIVER_NAMES = ("cuda", "opencl", "vulkan", "rocm", "metal")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """The description of a session's program, as plain data."""
+class SessionTask:
+    """Task of a session's program, as plain data."""
 
     key: str
     folder: str
@@ -41,41 +41,43 @@ class Task:
     has_sandbox: bool
     libraries: tuple[str, ...]
     functions: dict[str, bytes]
-    """Functions of the server's owner by name, as `portable.pack_function` has them."""
+    """Functions of the server's owner by name, as `portable.serialize_function` has them."""
     refused: dict[str, str]
     """Those that cannot be had here, and why."""
     prepare: bytes | None
     """The owner's `server_init_callback`."""
 
 
-def run_session(task: Task) -> None:
+def run_session(task: SessionTask) -> None:
     """Prepare, wait for a client, and serve it until the session ends."""
-    control = socket.socket(fileno=_CONTROL)
+    control = socket.socket(fileno=_CONTROL_DESCRIPTOR)
     try:
-        _get_ready(task, *NUMBER_FORMAT.unpack(control.recv(NUMBER_FORMAT.size)))
+        _prepare_session(task, *UINT32_STRUCT.unpack(control.recv(UINT32_STRUCT.size)))
     except BaseException as error:
         control.send(FAILED + f"{type(error).__name__}: {error}".encode()[:4000])
         raise
+    # Sent only behind the sandbox: no client's byte is read before.
     control.send(READY)
-    data, numbers, _, _ = socket.recv_fds(control, NUMBER_FORMAT.size, 1)
+    data, numbers, _, _ = socket.recv_fds(control, UINT32_STRUCT.size, 1)
     control.close()
     if data and numbers:
-        serve(numbers[0], NUMBER_FORMAT.unpack(data)[0], Path(task.folder), task.key)
+        serve_client(numbers[0], UINT32_STRUCT.unpack(data)[0], Path(task.folder), task.key)
 
 
-def _get_ready(task: Task, walls: int) -> None:
+def _prepare_session(task: SessionTask, walls: int) -> None:
     for library in task.libraries:
         load_module(library)
     for name, data in task.functions.items():
         try:
-            function = unpack_function(data)
+            function = deserialize_function(data)
         except Exception as error:  # of a module that a session cannot import
-            function = _refusing(name, f"{type(error).__name__}: {error}")
+            function = _unavailable_function(name, f"{type(error).__name__}: {error}")
         register_func(name, function, override=True)
     for name, reason in task.refused.items():
-        register_func(name, _refusing(name, reason), override=True)
+        register_func(name, _unavailable_function(name, reason), override=True)
     if task.prepare is not None:
-        unpack_function(task.prepare)()
+        deserialize_function(task.prepare)()
+    # The only folder that the session may write.
     os.environ["EKIDEN_CACHE_DIR"] = task.folder
     if task.has_sandbox:
         for name in _DRIVER_NAMES:  # what they open, they could not open later
@@ -84,13 +86,14 @@ def _get_ready(task: Task, walls: int) -> None:
         for leftover in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder
             leftover.unlink()
         memory_limit(task.limits.memory)
-        close_walls(task.limits, walls)
+        # Last, because loading libraries and drivers needs calls that the sandbox forbids.
+        restrict_process(task.limits, walls)
 
 
-def _refusing(name: str, reason: str) -> Callable[..., object]:
-    """Return a stand-in for a function that is not available here."""
+def _unavailable_function(name: str, reason: str) -> Callable[..., object]:
+    """Return a stand-in for a function that is unavailable here."""
 
-    def refuse(*_: object) -> object:
+    def raise_unavailable(*_: object) -> object:
         raise RPCError(f"'{name}': {reason}")
 
-    return refuse
+    return raise_unavailable

@@ -16,25 +16,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from ekiden.rpc.folders import SessionFolder
-from ekiden.rpc.fresh import FIRST_DESCRIPTOR, task_command, task_file
+from ekiden.rpc.fresh import FIRST_PASSED_DESCRIPTOR, task_command, write_task_file
 from ekiden.rpc.sandbox import Limits, start_sandboxed
-from ekiden.rpc.session import FAILED, NUMBER_FORMAT, READY, Task
+from ekiden.rpc.session import FAILED, READY, UINT32_STRUCT, SessionTask
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Program", "start_program"]
+__all__ = ["SessionProgram", "start_session_program"]
 
 _log = logging.getLogger("ekiden.rpc")
-MAX_LOGGED_BYTES = 64 << 10
+MAX_LOGGED_OUTPUT_BYTES = 64 << 10
 """Most that is logged of what a session prints; the rest is read and dropped."""
-_BLOCK_BYTES = 512
+_STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks`."""
 _THREADS_FIELD = 17
 """Where /proc/PID/stat has the number of threads, counted behind the name."""
 
 
 @dataclass(eq=False, slots=True)
-class Program:
-    """The program of a session, idle or with a client."""
+class SessionProgram:
+    """Program of a session, idle or with a client."""
 
     pid: int
     process: int
@@ -48,8 +48,10 @@ class Program:
     is_ready: bool = False
     logged: int = 0
 
-    def hear(self) -> str:
-        """Receive its report: return why it cannot take a client, or "" if it is ready."""
+    def read_report(self) -> str:
+        """Receive the program's report: return why it cannot take a client, or "" if it is
+        ready.
+        """
         assert self.control is not None
         report = self.control.recv(8192)
         self.is_ready = report == READY
@@ -57,45 +59,47 @@ class Program:
             return ""
         return report.removeprefix(FAILED).decode(errors="replace") or "its program ended"
 
-    def give(self, connection: socket.socket, peer_limit: int) -> None:
-        """Hand it a client to serve."""
+    def hand_over(self, connection: socket.socket, peer_limit: int) -> None:
+        """Hand the program a client to serve."""
         assert self.control is not None
         control, self.control = self.control, None
         with control:
-            socket.send_fds(control, [NUMBER_FORMAT.pack(peer_limit)], [connection.fileno()])
+            socket.send_fds(control, [UINT32_STRUCT.pack(peer_limit)], [connection.fileno()])
 
-    def take_output(self) -> bool:
-        """Log its output, escaped since a terminal would interpret it. Return False at its end."""
+    def log_output(self) -> bool:
+        """Log the program's output, escaped because a terminal would interpret it. Return False at
+        its end.
+        """
         if self.output < 0:
             return False
         data = os.read(self.output, 1 << 14)
         if not data:
             os.close(self.output)
             self.output = -1
-        log_budget = MAX_LOGGED_BYTES - self.logged
+        log_budget = MAX_LOGGED_OUTPUT_BYTES - self.logged
         self.logged += len(data)
         for line in data[: max(log_budget, 0)].decode(errors="replace").splitlines():
             _log.info("session %d: %s", self.pid, line.encode("unicode_escape").decode())
         return bool(data)
 
-    def excess(self) -> str:
-        """Return which of its limits it has exceeded."""
-        if _threads_of(self.pid) > self.limits.threads:
+    def exceeded_limit(self) -> str:
+        """Return which of its limits the program has exceeded."""
+        if _num_threads(self.pid) > self.limits.threads:
             return f"more than {self.limits.threads} threads"
-        if _disk_of(self.pid, self.folder.path) > self.limits.disk:
+        if _disk_usage(self.pid, self.folder.path) > self.limits.disk:
             return f"more than {self.limits.disk} bytes in its folder"
         return ""
 
     def kill(self) -> None:
-        """Kill it immediately."""
+        """Kill the program immediately."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for its end, and clean up after it; `process` is negative then."""
+        """Wait for the program's end, and clean up after it; `process` is negative then."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        while self.take_output():  # its last words
+        while self.log_output():  # its last words
             continue
         os.close(self.process)
         self.process = -1
@@ -104,19 +108,26 @@ class Program:
         self.folder.remove()
 
 
-def start_program(template: Task) -> Program:
+def start_session_program(template: SessionTask) -> SessionProgram:
     """Start a session program for the next client."""
-    folder = SessionFolder.make()
+    folder = SessionFolder.create()
+    # SEQPACKET keeps a report or a connection in one datagram.
     own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source, output = os.pipe()
     task = -1
     try:
-        task = task_file("ekiden.rpc.session:run_session", replace(template, folder=folder.path))
+        task = write_task_file(
+            "ekiden.rpc.session:run_session", replace(template, folder=folder.path)
+        )
         descriptors = (other_end.fileno(), task)
         pid, walls = start_sandboxed(
-            task_command(FIRST_DESCRIPTOR), folder.path, descriptors, output, template.libraries,
+            task_command(FIRST_PASSED_DESCRIPTOR),
+            folder.path,
+            descriptors,
+            output,
+            template.libraries,
             template.has_sandbox,
-        )  # fmt: skip
+        )
     except BaseException:
         own_end.close()
         os.close(source)
@@ -127,11 +138,11 @@ def start_program(template: Task) -> Program:
         os.close(output)
         if task >= 0:
             os.close(task)
-    own_end.send(NUMBER_FORMAT.pack(walls.bits))
-    return Program(pid, os.pidfd_open(pid), own_end, source, folder, template.limits)
+    own_end.send(UINT32_STRUCT.pack(walls.bits))
+    return SessionProgram(pid, os.pidfd_open(pid), own_end, source, folder, template.limits)
 
 
-def _threads_of(pid: int) -> int:
+def _num_threads(pid: int) -> int:
     """Return the number of threads of a process; 0 of one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -140,18 +151,19 @@ def _threads_of(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[_THREADS_FIELD])
 
 
-def _disk_of(pid: int, folder: str) -> int:
+def _disk_usage(pid: int, folder: str) -> int:
     """Return the disk usage of a session in bytes: those of files that it has removed, too."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):  # removed meanwhile
-                total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+                total += entry.stat(follow_symlinks=False).st_blocks * _STAT_BLOCK_BYTES
+    # A file that was unlinked keeps its blocks while a descriptor is open.
     removed = {}
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with suppress(OSError):  # closed meanwhile
                 about = entry.stat()
                 if about.st_nlink == 0 and stat.S_ISREG(about.st_mode):
-                    removed[about.st_dev, about.st_ino] = about.st_blocks * _BLOCK_BYTES
+                    removed[about.st_dev, about.st_ino] = about.st_blocks * _STAT_BLOCK_BYTES
     return total + sum(removed.values())

@@ -1,4 +1,4 @@
-"""The RPC tracker: which devices are free, and who waits for one.
+"""RPC tracker: registry of free devices, and queue of requests for them.
 
 It keeps what its connections have told it and nothing else: when it begins anew, servers put
 themselves again. A device whose server ends goes with the connection; a request whose client ends
@@ -19,30 +19,30 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, cast
 
-from ekiden.rpc.client import RPCSession, connect, dial, open_session
+from ekiden.rpc.client import RPCSession, connect, open_channel, open_session
 from ekiden.rpc.endpoint import Endpoint
 from ekiden.rpc.errors import FrameError, RPCError, RPCSessionTimeoutError
 from ekiden.rpc.messages import Kind
-from ekiden.rpc.pool import Hub, Peer
+from ekiden.rpc.pool import Hub, HubPeer
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = ["Tracker", "TrackerSession", "connect_tracker"]
 
 Result = TypeVar("Result")
-CONNECT_LIMIT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 """How long a client that was given a device may take to connect to it."""
 
 
-class Summary(TypedDict):
-    """The status of a tracker."""
+class TrackerSummary(TypedDict):
+    """Status of a tracker."""
 
     queue_info: dict[str, dict[str, int]]
     server_info: list[dict[str, object]]
 
 
 class Tracker(Hub):
-    """A tracker in a separate process, on the first free port from `port` to `port_end`. Without
+    """Tracker in a process of its own, on the first free port from `port` to `port_end`. Without
     `credentials` only this machine may connect. Raises InputError, ValueError as `Server` does.
     """
 
@@ -61,67 +61,72 @@ class Tracker(Hub):
         super().__init__("rpc.Tracker", where, credentials, "ekiden.rpc.tracker:serve_registry")
 
 
-def serve_registry(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]:
+def serve_registry(listener: socket.socket) -> Callable[[HubPeer], Awaitable[None]]:
     """Return the handler of a tracker's clients and devices."""
     return _DeviceRegistry().serve
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
-    """A free device, with the connection that announced it."""
+class _FreeDevice:
+    """Free device, with the connection that announced it."""
 
     key: str
     host: str
     port: int
     match: str
-    owner: Peer
+    owner: HubPeer
 
 
 class _DeviceRegistry:
-    """The free devices and the pending requests."""
+    """Registry of free devices and pending requests."""
 
     def __init__(self) -> None:
-        self.free: dict[str, list[_Device]] = defaultdict(list)
-        self.known: dict[Peer, dict[str, _Device]] = {}
+        self.free: dict[str, list[_FreeDevice]] = defaultdict(list)
+        self.known: dict[HubPeer, dict[str, _FreeDevice]] = {}
         """Devices of a connection by match: those in use, too."""
-        self.waiting: dict[str, list[tuple[int, int, asyncio.Future[_Device]]]] = defaultdict(list)
+        self.waiting: dict[str, list[tuple[int, int, asyncio.Future[_FreeDevice]]]] = defaultdict(
+            list
+        )
         self.taken: dict[str, float] = {}
         """When a device was given away, by match."""
         self._order = itertools.count()
 
-    async def serve(self, peer: Peer) -> None:
+    async def serve(self, peer: HubPeer) -> None:
         """Handle one connection until it ends."""
-        await peer.hear_hello()
-        await peer.say_hello()
+        await peer.receive_hello()
+        await peer.send_hello()
         self.known[peer] = {}
         try:
             while True:
                 kind, fields = await peer.receive()
-                await self._answer(peer, kind, fields)
+                await self._handle_message(peer, kind, fields)
         finally:
+            # Devices live as long as the connection that announced them.
             for device in self.known.pop(peer).values():
-                self._drop(device)
+                self._remove_device(device)
 
-    async def _answer(self, peer: Peer, kind: Kind, fields: list[object]) -> None:
+    async def _handle_message(self, peer: HubPeer, kind: Kind, fields: list[object]) -> None:
         """Answer one message."""
         match kind:
             case Kind.PUT:
-                self._put(_Device(*cast(tuple[str, str, int, str], tuple(fields)), peer))
+                self._register_device(
+                    _FreeDevice(*cast(tuple[str, str, int, str], tuple(fields)), peer)
+                )
                 await peer.send(Kind.RETURN, None)
             case Kind.DROP:
                 if device := self.known[peer].pop(str(fields[0]), None):
-                    self._drop(device)
+                    self._remove_device(device)
                 await peer.send(Kind.RETURN, None)
             case Kind.REQUEST:
                 key, priority = cast(tuple[str, int], tuple(fields))
-                assigned = await self._take(peer, key, priority)
+                assigned = await self._request_device(peer, key, priority)
                 await peer.send(Kind.RETURN, [assigned.host, assigned.port, assigned.match])
             case Kind.SUMMARY:
                 await peer.send(Kind.RETURN, json.dumps(self._summary()))
             case _:
                 raise FrameError(f"rpc: a tracker does not serve {kind.name}")
 
-    def _put(self, device: _Device) -> None:
+    def _register_device(self, device: _FreeDevice) -> None:
         """Register a free device. One that was assigned a while ago and still reports itself free
         was never connected to, and is assigned again.
         """
@@ -132,21 +137,21 @@ class _DeviceRegistry:
         if (
             begin is not None
             and device.match in mine
-            and time.monotonic() < begin + CONNECT_LIMIT_S
+            and time.monotonic() < begin + CONNECT_TIMEOUT_S
         ):
             return
         if device.match in mine:  # elsewhere before, or never connected to
-            self._drop(mine[device.match])
+            self._remove_device(mine[device.match])
         if device.owner.key.startswith("server:"):
             for (
                 known_device
             ) in mine.values():  # a server is one device, whatever its match was before
-                self._drop(known_device)
+                self._remove_device(known_device)
             mine.clear()
         mine[device.match] = device
-        self._give(device)
+        self._assign_device(device)
 
-    def _give(self, device: _Device) -> None:
+    def _assign_device(self, device: _FreeDevice) -> None:
         """Assign a device to the waiting client of highest priority, first come first served;
         otherwise keep it free.
         """
@@ -157,12 +162,12 @@ class _DeviceRegistry:
         else:
             self.free[device.key].append(device)
 
-    def _drop(self, device: _Device) -> None:
+    def _remove_device(self, device: _FreeDevice) -> None:
         self.taken.pop(device.match, None)
         if device in self.free[device.key]:
             self.free[device.key].remove(device)
 
-    async def _take(self, peer: Peer, key: str, priority: int) -> _Device:
+    async def _request_device(self, peer: HubPeer, key: str, priority: int) -> _FreeDevice:
         """Return a free device, waiting for one if necessary. Raises asyncio.IncompleteReadError if
         the client disconnects meanwhile; a device that was already assigned goes to the next.
         """
@@ -170,13 +175,16 @@ class _DeviceRegistry:
             device = self.free[key].pop(0)
             self.taken[device.match] = time.monotonic()
             return device
-        future: asyncio.Future[_Device] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_FreeDevice] = asyncio.get_running_loop().create_future()
+        # heapq with (-priority, order): highest priority first, then first come, first served.
         queue = self.waiting[key]
         heapq.heappush(queue, mine := (-priority, next(self._order), future))
-        await asyncio.wait((future, peer.coming()), return_when=asyncio.FIRST_COMPLETED)
-        if peer.coming().done():
+        await asyncio.wait((future, peer.next_message()), return_when=asyncio.FIRST_COMPLETED)
+        if peer.next_message().done():
+            # The client left in the same step in which it was given the device: it goes to the next
+            # one.
             if future.done() and future.result().owner in self.known:
-                self._give(future.result())
+                self._assign_device(future.result())
             elif not future.done():
                 queue.remove(mine)
                 heapq.heapify(queue)
@@ -184,7 +192,7 @@ class _DeviceRegistry:
             raise FrameError("rpc: a message while a request waits")
         return future.result()
 
-    def _summary(self) -> Summary:
+    def _summary(self) -> TrackerSummary:
         """Return the status in the format of TVM's trackers."""
         devices = [d for mine in self.known.values() for d in mine.values()]
         keys = sorted(self.free.keys() | {k for k, q in self.waiting.items() if q})
@@ -202,16 +210,16 @@ class _DeviceRegistry:
 
 
 class TrackerSession:
-    """A connection to a tracker, created by `connect_tracker`."""
+    """Connection to a tracker, created by `connect_tracker`."""
 
     def __init__(self, addr: tuple[str, int], credentials: PathName | None = None) -> None:
         self._address, self._credentials = addr, credentials
         self._endpoint: Endpoint | None = self._open()
 
     def _open(self) -> Endpoint:
-        return open_session(dial(*self._address, self._credentials), "client", 0)
+        return open_session(open_channel(*self._address, self._credentials), "client", 0)
 
-    def _ask(self, kind: Kind, *fields: object) -> object:
+    def _send_request(self, kind: Kind, *fields: object) -> object:
         """Send a request, reconnecting once if the connection has ended."""
         if self._endpoint is None or not self._endpoint.channel.is_open:
             self._endpoint = self._open()
@@ -234,11 +242,11 @@ class TrackerSession:
     ) -> None:
         self.close()
 
-    def summary(self) -> Summary:
+    def summary(self) -> TrackerSummary:
         """Return the devices (`server_info`: address and key of each) and queues (`queue_info`:
         free and pending by key).
         """
-        return cast(Summary, json.loads(str(self._ask(Kind.SUMMARY))))
+        return cast(TrackerSummary, json.loads(str(self._send_request(Kind.SUMMARY))))
 
     def text_summary(self) -> str:
         """Return the summary as text."""
@@ -275,7 +283,7 @@ class TrackerSession:
             begin = math.inf
             try:
                 host, port, match = cast(
-                    tuple[str, int, str], self._ask(Kind.REQUEST, key, priority)
+                    tuple[str, int, str], self._send_request(Kind.REQUEST, key, priority)
                 )
                 begin = time.monotonic()
                 return connect(

@@ -10,22 +10,29 @@ import threading
 from typing import TYPE_CHECKING
 
 from ekiden.rpc.errors import FrameError, RPCError
-from ekiden.rpc.messages import FRAME_LIMIT, HEADER, HELLO_LIMIT, MAGIC, VERSION, Kind
-from ekiden.rpc.pool import Peer
-from ekiden.rpc.wire import read_head
+from ekiden.rpc.messages import (
+    DEFAULT_MAX_FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    PROTOCOL_MAGIC,
+    PROTOCOL_VERSION,
+    Kind,
+)
+from ekiden.rpc.pool import HubPeer
+from ekiden.rpc.wire import parse_header
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
 
-__all__ = ["require_websockets", "start_web"]
+__all__ = ["require_websockets", "start_websocket_server"]
 
 _log = logging.getLogger("ekiden.rpc")
-_ORIGINS = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
+_LOCAL_ORIGIN_PATTERN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 """Pages that may be servers; one of another place would be a stranger's program."""
 
 
 def require_websockets() -> None:
-    """Raises ImportError naming the package to install."""
+    """Raise ImportError that names the package to install."""
     try:
         import websockets.asyncio.server  # noqa: F401, PLC0415
     except ImportError as error:
@@ -33,48 +40,50 @@ def require_websockets() -> None:
         raise ImportError(text) from error
 
 
-def start_web(listener: socket.socket, proxy: tuple[str, int]) -> None:
+def start_websocket_server(listener: socket.socket, proxy: tuple[str, int]) -> None:
     """Serve pages in a daemon thread."""
-    threading.Thread(target=lambda: asyncio.run(_serve(listener, proxy)), daemon=True).start()
+    threading.Thread(target=lambda: asyncio.run(_serve_pages(listener, proxy)), daemon=True).start()
 
 
-async def _serve(listener: socket.socket, proxy: tuple[str, int]) -> None:
+async def _serve_pages(listener: socket.socket, proxy: tuple[str, int]) -> None:
     from websockets.asyncio.server import serve  # noqa: PLC0415  # an extra
 
-    async def talk(page: ServerConnection) -> None:
+    async def handle_page(page: ServerConnection) -> None:
         """Handle one page. Errors are logged and end only this connection."""
         try:
-            await _meet(page, proxy)
+            await _bridge_page(page, proxy)
         except (RPCError, OSError, EOFError, TimeoutError) as error:
             _log.info("%s", error)
 
     async with serve(
-        talk,
+        handle_page,
         sock=listener,
-        origins=[None, _ORIGINS],
-        max_size=HEADER + FRAME_LIMIT,
+        origins=[None, _LOCAL_ORIGIN_PATTERN],
+        max_size=FRAME_HEADER_BYTES + DEFAULT_MAX_FRAME_BYTES,
         max_queue=1,  # a message waits until what came before has gone on
         compression=None,
     ):
         await asyncio.get_running_loop().create_future()
 
 
-async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
+async def _bridge_page(page: ServerConnection, proxy: tuple[str, int]) -> None:
     """Receive a page's HELLO as a server, then bridge it to a connection to the proxy."""
     near, far = socket.socketpair()  # what a page says waits there, and the page with it
-    heard, talked = await asyncio.open_connection(sock=near, limit=HELLO_LIMIT)
+    heard, talked = await asyncio.open_connection(sock=near, limit=MAX_HELLO_BYTES)
     _, into = await asyncio.open_connection(sock=far)
-    feeding = asyncio.ensure_future(_feed(page, into))
+    feeding = asyncio.ensure_future(_forward_page_messages(page, into))
     reader, writer = await asyncio.open_connection(*proxy)
     try:
-        peer = Peer(heard, writer)
-        await peer.hear_hello()
+        peer = HubPeer(heard, writer)
+        await peer.receive_hello()
         if not peer.key.startswith("server:"):
             raise FrameError(f"rpc: a page is a server, got the key {peer.key!r}")
-        await peer.send(Kind.HELLO, MAGIC, VERSION, HELLO_LIMIT, 0, peer.key, [])
+        await peer.send(
+            Kind.HELLO, PROTOCOL_MAGIC, PROTOCOL_VERSION, MAX_HELLO_BYTES, 0, peer.key, []
+        )
         pumps = [
             asyncio.ensure_future(forwarder)
-            for forwarder in (_to(heard, writer), _back(reader, page))
+            for forwarder in (_write_chunks(heard, writer), _forward_to_page(reader, page))
         ]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
@@ -85,7 +94,7 @@ async def _meet(page: ServerConnection, proxy: tuple[str, int]) -> None:
             writer_or_socket.close()
 
 
-async def _feed(page: ServerConnection, into: asyncio.StreamWriter) -> None:
+async def _forward_page_messages(page: ServerConnection, into: asyncio.StreamWriter) -> None:
     """Forward a page's messages to a stream, no faster than they are read."""
     try:
         async for data in page:
@@ -97,17 +106,17 @@ async def _feed(page: ServerConnection, into: asyncio.StreamWriter) -> None:
         into.close()
 
 
-async def _to(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _write_chunks(heard: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await heard.read(1 << 18):
         writer.write(data)
         await writer.drain()
 
 
-async def _back(reader: asyncio.StreamReader, page: ServerConnection) -> None:
+async def _forward_to_page(reader: asyncio.StreamReader, page: ServerConnection) -> None:
     """Forward a client's bytes to the page, one message each, checking each size before waiting for
     the body.
     """
     while True:
-        head = await reader.readexactly(HEADER)
-        _, size = read_head(head, FRAME_LIMIT)
+        head = await reader.readexactly(FRAME_HEADER_BYTES)
+        _, size = parse_header(head, DEFAULT_MAX_FRAME_BYTES)
         await page.send(head + await reader.readexactly(size))

@@ -11,25 +11,33 @@ from typing import Protocol
 import numpy as np
 
 from ekiden.rpc.errors import FrameError
-from ekiden.rpc.messages import DEPTH_LIMIT, MESSAGES, RETURN_PREFIX_BYTES, Kind, Tag
+from ekiden.rpc.messages import MAX_VALUE_DEPTH, MESSAGES, RETURN_PREFIX_BYTES, Kind, ValueTag
 from ekiden.runtime import ADT, DataType, Device, Module, PackedFunc, Shape
 from ekiden.runtime.binding._core import Object
 
 __all__ = [
-    "MAX_RANK", "Handles", "Reader", "TensorType", "Writer", "check_lent", "read_body", "read_head",
-    "write_body", "write_parts",
+    "MAX_TENSOR_RANK",
+    "HandleTable",
+    "MessageReader",
+    "MessageWriter",
+    "RemoteTensorType",
+    "check_lent_size",
+    "parse_body",
+    "parse_header",
+    "serialize_frame",
+    "serialize_parts",
 ]  # fmt: skip
 
 _HEAD, _READ_HEAD = struct.Struct("<IB3x"), struct.Struct("<IBBH")
-_MIN_SIZES = {int(row.kind): (row.kind, row.least) for row in MESSAGES.values()}
+_MIN_BODY_SIZES = {int(row.kind): (row.kind, row.min_body_bytes) for row in MESSAGES.values()}
 _MIN_TAIL_BYTES = 16 << 10
 """Bytes from which on a field is sent from where it lies."""
 _U32, _U64, _I64 = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<q")
 _F64, _TYPE, _DTYPE = struct.Struct("<d"), struct.Struct("<iiBBHI"), struct.Struct("<BBH")
 _DEVICE, _ADT = struct.Struct("<ii"), struct.Struct("<iI")
-_TAGGED = {form: struct.Struct(f"<B{form.format[1:]}") for form in (_U32, _U64, _I64, _F64)}
-MAX_RANK = 64
-_NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
+_TAGGED_STRUCTS = {form: struct.Struct(f"<B{form.format[1:]}") for form in (_U32, _U64, _I64, _F64)}
+MAX_TENSOR_RANK = 64
+_DTYPE_KIND_NAMES = ("int", "uint", "float", "handle", "bfloat", "complex", "bool")
 _SPECIAL_DTYPES = {
     (DataType(name).type_code, DataType(name).bits): name
     for name in (
@@ -42,54 +50,54 @@ _SPECIAL_DTYPES = {
 Bytes = bytes | bytearray | memoryview
 
 
-class TensorType(tuple[Device, str, tuple[int, ...]]):
-    """A device, dtype and shape."""
+class RemoteTensorType(tuple[Device, str, tuple[int, ...]]):
+    """Device, dtype and shape of a remote tensor."""
 
     __slots__ = ()
 
 
-class Handles(Protocol):
-    """Mapping between handles and objects of both sides."""
+class HandleTable(Protocol):
+    """Interface that maps between handles and objects of both sides."""
 
     def export(self, value: object) -> int:
         """Return a new handle of a local object."""
 
-    def held(self, handle: int) -> object:
+    def local_object(self, handle: int) -> object:
         """Return the object of a handle. Raises FrameError if there is none."""
 
-    def handle_of(self, value: object) -> int | None:
+    def remote_handle(self, value: object) -> int | None:
         """Return the remote handle behind a proxy; None for any other value."""
 
-    def appear(self, tag: Tag, handle: int, about: object) -> object:
+    def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
         """Return a proxy of a remote object."""
 
 
 class NoHandles:
-    """A side without objects, such as a tracker."""
+    """Handle table of a side without objects, such as a tracker."""
 
     def export(self, value: object) -> int:
-        """Raises TypeError: there are no local objects."""
+        """Raise TypeError: there are no local objects."""
         raise TypeError("rpc: there are no things here")
 
-    def held(self, handle: int) -> object:
-        """Raises FrameError: there are no local objects."""
+    def local_object(self, handle: int) -> object:
+        """Raise FrameError: there are no local objects."""
         raise FrameError("rpc: there are no things here")
 
-    def handle_of(self, value: object) -> int | None:
+    def remote_handle(self, value: object) -> int | None:
         """Return None: there are no remote objects."""
         return None
 
-    def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """Raises FrameError: there are no remote objects."""
+    def make_proxy(self, tag: ValueTag, handle: int, about: object) -> object:
+        """Raise FrameError: there are no remote objects."""
         raise FrameError("rpc: there are no things here")
 
 
-class Writer:
-    """Serializes one message: `data`, and `tail` if its last field is large and stays in place."""
+class MessageWriter:
+    """Writer of one message: `data`, and `tail` if its last field is large and stays in place."""
 
     __slots__ = ("_handles", "data", "tail")
 
-    def __init__(self, handles: Handles) -> None:
+    def __init__(self, handles: HandleTable) -> None:
         self.data = bytearray(_HEAD.size)
         self.tail: memoryview | None = None
         self._handles = handles
@@ -101,26 +109,26 @@ class Writer:
         except struct.error as error:
             raise OverflowError(f"rpc: {value!r} does not fit its field: {error}") from error
 
-    def blob(self, value: Bytes) -> None:
+    def write_blob(self, value: Bytes) -> None:
         """Write length-prefixed bytes."""
         self.number(_U32, len(value))
         self.data += value
 
-    def last(self, value: Bytes) -> None:
+    def write_last(self, value: Bytes) -> None:
         """Write the last field of a message, keeping large bytes in place."""
         if len(value) < _MIN_TAIL_BYTES:
-            self.blob(value)
+            self.write_blob(value)
         else:
             self.number(_U32, len(value))
             self.tail = memoryview(value)
 
-    def text(self, value: str) -> None:
+    def write_text(self, value: str) -> None:
         """Write text as bytes."""
         if not isinstance(value, str):
             raise TypeError(f"rpc: text expected, got {value!r}")
-        self.blob(value.encode("utf-8", "surrogatepass"))
+        self.write_blob(value.encode("utf-8", "surrogatepass"))
 
-    def kind_of_tensor(self, value: TensorType) -> None:
+    def write_tensor_type(self, value: RemoteTensorType) -> None:
         """Write a device, dtype and shape."""
         device, dtype, shape = value
         kind = DataType(dtype)
@@ -137,113 +145,114 @@ class Writer:
         """Write one value. Raises TypeError for what cannot be transferred, ValueError if it is
         nested too deeply.
         """
-        if depth > DEPTH_LIMIT:
-            raise ValueError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
+        if depth > MAX_VALUE_DEPTH:
+            raise ValueError(f"rpc: more than {MAX_VALUE_DEPTH} containers inside each other")
         write = _WRITER_BY_TYPE.get(type(item))
         if write is None:
-            write = self._rare(item)
+            write = self._uncommon_writer(item)
         write(self, item, depth)
 
-    def _rare(self, item: object) -> Callable[..., None]:
+    def _uncommon_writer(self, item: object) -> Callable[..., None]:
         """Return the writer of an item of an uncommon class. Raises TypeError."""
-        if self._handles.handle_of(item) is not None:
-            return Writer._yours
+        if self._handles.remote_handle(item) is not None:
+            return MessageWriter._write_remote_object
         for cls, write in _VALUE_WRITERS:
             if isinstance(item, cls):
                 return write
+        # Runtime objects may be callable, but are passed as objects.
         is_thing = isinstance(item, (Object, Module)) and not isinstance(item, PackedFunc)
         if callable(item) and not is_thing:
-            return Writer._function
+            return MessageWriter._function
         hint = ": copy it there first, as ekiden.nd.array(x, session.cpu())"
         is_array = hasattr(item, "__array__") or hasattr(item, "__dlpack__")
         raise TypeError(f"rpc: {type(item).__name__} cannot cross{hint if is_array else ''}")
 
-    def _tagged(self, tag: Tag, form: struct.Struct, value: object) -> None:
+    def _write_tagged(self, tag: ValueTag, form: struct.Struct, value: object) -> None:
         try:
-            self.data += _TAGGED[form].pack(tag, value)
+            self.data += _TAGGED_STRUCTS[form].pack(tag, value)
         except struct.error as error:
             raise OverflowError(f"rpc: {value!r} does not fit its field: {error}") from error
 
-    def _yours(self, item: object, depth: int) -> None:
-        self._tagged(Tag.YOURS, _U64, self._handles.handle_of(item))
+    def _write_remote_object(self, item: object, depth: int) -> None:
+        self._write_tagged(ValueTag.YOURS, _U64, self._handles.remote_handle(item))
 
-    def _scalar(self, item: np.generic, depth: int) -> None:
+    def _write_scalar(self, item: np.generic, depth: int) -> None:
         self.value(item.item(), depth)
 
-    def _none(self, item: object, depth: int) -> None:
-        self.data.append(Tag.NONE)
+    def _write_none(self, item: object, depth: int) -> None:
+        self.data.append(ValueTag.NONE)
 
-    def _bool(self, item: bool, depth: int) -> None:
-        self.data += bytes((Tag.BOOL, item))
+    def _write_bool(self, item: bool, depth: int) -> None:
+        self.data += bytes((ValueTag.BOOL, item))
 
-    def _int(self, item: int, depth: int) -> None:
-        self._tagged(Tag.INT, _I64, item)
+    def _write_int(self, item: int, depth: int) -> None:
+        self._write_tagged(ValueTag.INT, _I64, item)
 
-    def _float(self, item: float, depth: int) -> None:
-        self._tagged(Tag.FLOAT, _F64, item)
+    def _write_float(self, item: float, depth: int) -> None:
+        self._write_tagged(ValueTag.FLOAT, _F64, item)
 
     def _dtype(self, item: DataType, depth: int) -> None:
-        self.data.append(Tag.DTYPE)
+        self.data.append(ValueTag.DTYPE)
         self.data += _DTYPE.pack(item.type_code, item.bits, item.lanes)
 
-    def _device(self, item: Device, depth: int) -> None:
-        self.data.append(Tag.DEVICE)
+    def _write_device(self, item: Device, depth: int) -> None:
+        self.data.append(ValueTag.DEVICE)
         self.data += _DEVICE.pack(*(getattr(item, "there", None) or item))
 
-    def _str(self, item: str, depth: int) -> None:
-        self.data.append(Tag.STR)
-        self.text(item)
+    def _write_str(self, item: str, depth: int) -> None:
+        self.data.append(ValueTag.STR)
+        self.write_text(item)
 
-    def _bytes(self, item: Bytes, depth: int) -> None:
-        self.data.append(Tag.BYTES)
-        self.blob(item)
+    def _write_bytes(self, item: Bytes, depth: int) -> None:
+        self.data.append(ValueTag.BYTES)
+        self.write_blob(item)
 
-    def _shape(self, item: Shape, depth: int) -> None:
-        self._tagged(Tag.SHAPE, _U32, len(item))
+    def _write_shape(self, item: Shape, depth: int) -> None:
+        self._write_tagged(ValueTag.SHAPE, _U32, len(item))
         self.data += struct.pack(f"<{len(item)}q", *item)
 
-    def _adt(self, item: tuple[object, ...], depth: int) -> None:
+    def _write_adt(self, item: tuple[object, ...], depth: int) -> None:
         """Write a tuple or ADT."""
-        self.data.append(Tag.ADT)
+        self.data.append(ValueTag.ADT)
         self.data += _ADT.pack(getattr(item, "tag", 0), len(item))
         for element in item:
             self.value(element, depth + 1)
 
-    def _array(self, item: Sequence[object], depth: int) -> None:
-        self.data.append(Tag.ARRAY)
+    def _write_array(self, item: Sequence[object], depth: int) -> None:
+        self.data.append(ValueTag.ARRAY)
         self.values(item, depth + 1)
 
-    def _map(self, item: dict[object, object], depth: int) -> None:
+    def _write_map(self, item: dict[object, object], depth: int) -> None:
         """Write a dictionary."""
-        self._tagged(Tag.MAP, _U32, len(item))
+        self._write_tagged(ValueTag.MAP, _U32, len(item))
         for pair in item.items():
             for key_or_value in pair:
                 self.value(key_or_value, depth + 1)
 
     def _function(self, item: object, depth: int) -> None:
-        self._tagged(Tag.FUNCTION, _U64, self._handles.export(item))
+        self._write_tagged(ValueTag.FUNCTION, _U64, self._handles.export(item))
 
 
 _VALUE_WRITERS: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
-    (type(None), Writer._none),
-    (bool, Writer._bool),
-    (int, Writer._int),
-    (float, Writer._float),
-    (np.generic, Writer._scalar),
-    (DataType, Writer._dtype),
-    (str, Writer._str),
-    ((bytes, bytearray, memoryview), Writer._bytes),
-    (Device, Writer._device),
-    (Shape, Writer._shape),
-    (tuple, Writer._adt),
-    (list, Writer._array),
-    (dict, Writer._map),
+    (type(None), MessageWriter._write_none),
+    (bool, MessageWriter._write_bool),
+    (int, MessageWriter._write_int),
+    (float, MessageWriter._write_float),
+    (np.generic, MessageWriter._write_scalar),
+    (DataType, MessageWriter._dtype),
+    (str, MessageWriter._write_str),
+    ((bytes, bytearray, memoryview), MessageWriter._write_bytes),
+    (Device, MessageWriter._write_device),
+    (Shape, MessageWriter._write_shape),
+    (tuple, MessageWriter._write_adt),
+    (list, MessageWriter._write_array),
+    (dict, MessageWriter._write_map),
 )
 """Class -> how it is written; a class stands before those it is derived from."""
 _WRITER_BY_TYPE = {cls: write for cls, write in _VALUE_WRITERS if isinstance(cls, type)}
 
 
-def _several_handles(writer: Writer, value: Sequence[int]) -> None:
+def _write_handles(writer: MessageWriter, value: Sequence[int]) -> None:
     writer.number(_U32, len(value))
     for handle in value:
         writer.number(_U64, handle)
@@ -254,31 +263,31 @@ _FIELD_WRITERS: dict[str, Callable[..., None]] = {
     "q": lambda w, v: w.number(_U64, v),
     "i": lambda w, v: w.number(_I64, v),
     "h": lambda w, v: w.number(_U64, v),
-    "s": Writer.text,
-    "b": Writer.last,
-    "t": Writer.kind_of_tensor,
-    "v": Writer.value,
-    "V": Writer.values,
-    "H": _several_handles,
+    "s": MessageWriter.write_text,
+    "b": MessageWriter.write_last,
+    "t": MessageWriter.write_tensor_type,
+    "v": MessageWriter.value,
+    "V": MessageWriter.values,
+    "H": _write_handles,
 }
 
 
-class Reader:
-    """Parses the body of one message. Raises FrameError if it is invalid."""
+class MessageReader:
+    """Reader of the body of one message. Raises FrameError if it is invalid."""
 
     __slots__ = ("_at", "_data", "_end", "_handles", "_lends")
 
-    def __init__(self, data: Bytes, handles: Handles, lends: bool = False) -> None:
+    def __init__(self, data: Bytes, handles: HandleTable, lends: bool = False) -> None:
         self._data = memoryview(data)
         self._at, self._end = 0, len(data)
         self._handles, self._lends = handles, lends
 
     @property
-    def left(self) -> int:
+    def remaining_bytes(self) -> int:
         """Return the number of unread bytes."""
         return self._end - self._at
 
-    def _skip(self, size: int) -> int:
+    def _advance(self, size: int) -> int:
         """Advance over the next bytes, and return where they begin."""
         at = self._at
         if size > self._end - at:
@@ -286,14 +295,14 @@ class Reader:
         self._at = at + size
         return at
 
-    def take(self, size: int) -> memoryview:
+    def read_bytes(self, size: int) -> memoryview:
         """Return the next bytes."""
-        at = self._skip(size)
+        at = self._advance(size)
         return self._data[at : self._at]
 
     def number(self, form: struct.Struct) -> int:
         """Return the next number."""
-        value: int = form.unpack_from(self._data, self._skip(form.size))[0]
+        value: int = form.unpack_from(self._data, self._advance(form.size))[0]
         return value
 
     def count(self, min_bytes: int) -> int:
@@ -303,40 +312,41 @@ class Reader:
         # What is announced must be here already: memory is taken in proportion to the bytes that
         # came, whatever number stands in them.
         count = self.number(_U32)
-        if count * min_bytes > self.left:
-            raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
+        if count * min_bytes > self.remaining_bytes:
+            raise FrameError(f"rpc: {count} items announced in {self.remaining_bytes} bytes")
         return count
 
-    def blob(self) -> memoryview:
+    def read_blob(self) -> memoryview:
         """Return length-prefixed bytes."""
-        return self.take(self.count(1))
+        return self.read_bytes(self.count(1))
 
-    def bytes_or_view(self) -> Bytes:
-        """Return bytes; as they lie in the message where this reader lends them."""
-        return self.blob() if self._lends else bytes(self.blob())
+    def read_bytes_or_view(self) -> Bytes:
+        """Return bytes; a view into the message if the reader lends its memory."""
+        return self.read_blob() if self._lends else bytes(self.read_blob())
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Return text."""
         try:
-            return str(self.blob(), "utf-8", "surrogatepass")
+            return str(self.read_blob(), "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise FrameError(f"rpc: text expected: {error.reason}") from error
 
-    def sizes(self, count: int) -> tuple[int, ...]:
+    def read_sizes(self, count: int) -> tuple[int, ...]:
         """Return signed numbers."""
-        return struct.unpack(f"<{count}q", self.take(8 * count))
+        return struct.unpack(f"<{count}q", self.read_bytes(8 * count))
 
-    def kind_of_tensor(self) -> TensorType:
+    def read_tensor_type(self) -> RemoteTensorType:
         """Return a tensor's type. Raises FrameError for an invalid dtype, a rank above MAX_RANK, or
         negative sizes.
         """
-        kind, number, code, bits, lanes, rank = _TYPE.unpack(self.take(_TYPE.size))
-        if rank > MAX_RANK:
-            raise FrameError(f"rpc: a rank of {MAX_RANK} at most expected, got {rank}")
-        shape = self.sizes(rank)
+        kind, number, code, bits, lanes, rank = _TYPE.unpack(self.read_bytes(_TYPE.size))
+        if rank > MAX_TENSOR_RANK:
+            raise FrameError(f"rpc: a rank of {MAX_TENSOR_RANK} at most expected, got {rank}")
+        shape = self.read_sizes(rank)
+        # Sizes are signed on the wire and come from the peer.
         if any(size < 0 for size in shape):
             raise FrameError(f"rpc: sizes of a tensor expected, got {shape}")
-        return TensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
+        return RemoteTensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
 
     def values(self, depth: int = 0) -> list[object]:
         """Return count-prefixed values."""
@@ -346,41 +356,42 @@ class Reader:
         """Return one value. Raises FrameError for an unknown tag, or containers nested deeper than
         DEPTH_LIMIT.
         """
-        if depth > DEPTH_LIMIT:
-            raise FrameError(f"rpc: more than {DEPTH_LIMIT} containers inside each other")
-        tag = self._data[self._skip(1)]
+        if depth > MAX_VALUE_DEPTH:
+            raise FrameError(f"rpc: more than {MAX_VALUE_DEPTH} containers inside each other")
+        tag = self._data[self._advance(1)]
         read = _VALUE_READERS.get(tag)
         if read is None:
             raise FrameError(f"rpc: a kind of value expected, got {tag}")
         return read(self, depth)
 
-    def yours(self, depth: int) -> object:
+    def read_local_object(self, depth: int) -> object:
         """Return a local object by its handle."""
-        return self._handles.held(self.number(_U64))
+        return self._handles.local_object(self.number(_U64))
 
-    def appear(self, tag: Tag, about: Callable[[Reader], object]) -> object:
+    def read_proxy(self, tag: ValueTag, about: Callable[[MessageReader], object]) -> object:
         """Return a proxy of a remote object."""
         handle = self.number(_U64)
-        return self._handles.appear(tag, handle, about(self))
+        return self._handles.make_proxy(tag, handle, about(self))
 
-    def truth(self, depth: int) -> bool:
+    def read_bool(self, depth: int) -> bool:
         """Return a boolean. Raises FrameError unless it is 0 or 1."""
-        byte = self.take(1)[0]
+        byte = self.read_bytes(1)[0]
         if byte > 1:
             raise FrameError(f"rpc: 0 or 1 expected, got {byte}")
         return bool(byte)
 
-    def fields_of_adt(self, depth: int) -> object:
+    def read_adt(self, depth: int) -> object:
         """Return a tuple, or an ADT of another tag. Raises FrameError for more fields than
         remaining bytes.
         """
-        tag, count = _ADT.unpack(self.take(_ADT.size))
-        if count > self.left:
-            raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
+        tag, count = _ADT.unpack(self.read_bytes(_ADT.size))
+        # Each item takes at least one byte.
+        if count > self.remaining_bytes:
+            raise FrameError(f"rpc: {count} items announced in {self.remaining_bytes} bytes")
         items = tuple(self.value(depth + 1) for _ in range(count))
         return ADT(tag, items) if tag else items
 
-    def pairs(self, depth: int) -> dict[object, object]:
+    def read_map(self, depth: int) -> dict[object, object]:
         """Return a dictionary. Raises FrameError for an unhashable key."""
         entries = {}
         for _ in range(self.count(2)):
@@ -394,47 +405,47 @@ class Reader:
 
     def device(self, depth: int) -> Device:
         """Return a local device."""
-        return Device(*_DEVICE.unpack(self.take(_DEVICE.size)))
+        return Device(*_DEVICE.unpack(self.read_bytes(_DEVICE.size)))
 
     def dtype(self, depth: int) -> DataType:
         """Return a dtype."""
-        return DataType(_dtype_name(*_DTYPE.unpack(self.take(_DTYPE.size))))
+        return DataType(_dtype_name(*_DTYPE.unpack(self.read_bytes(_DTYPE.size))))
 
 
-def _nothing(reader: Reader) -> None:
+def _no_description(reader: MessageReader) -> None:
     """Return the description of a function or module: there is none."""
 
 
-_VALUE_READERS: dict[int, Callable[[Reader, int], object]] = {
-    Tag.NONE: lambda r, depth: None,
-    Tag.INT: lambda r, depth: r.number(_I64),
-    Tag.BOOL: Reader.truth,
-    Tag.FLOAT: lambda r, depth: _F64.unpack(r.take(8))[0],
-    Tag.DTYPE: Reader.dtype,
-    Tag.DEVICE: Reader.device,
-    Tag.OBJECT: lambda r, depth: r.appear(Tag.OBJECT, Reader.text),
-    Tag.STR: lambda r, depth: r.text(),
-    Tag.BYTES: lambda r, depth: r.bytes_or_view(),
-    Tag.FUNCTION: lambda r, depth: r.appear(Tag.FUNCTION, _nothing),
-    Tag.SHAPE: lambda r, depth: Shape(r.sizes(r.count(8))),
-    Tag.TENSOR: lambda r, depth: r.appear(Tag.TENSOR, Reader.kind_of_tensor),
-    Tag.ARRAY: lambda r, depth: r.values(depth + 1),
-    Tag.MAP: Reader.pairs,
-    Tag.MODULE: lambda r, depth: r.appear(Tag.MODULE, _nothing),
-    Tag.YOURS: Reader.yours,
-    Tag.ADT: Reader.fields_of_adt,
+_VALUE_READERS: dict[int, Callable[[MessageReader, int], object]] = {
+    ValueTag.NONE: lambda r, depth: None,
+    ValueTag.INT: lambda r, depth: r.number(_I64),
+    ValueTag.BOOL: MessageReader.read_bool,
+    ValueTag.FLOAT: lambda r, depth: _F64.unpack(r.read_bytes(8))[0],
+    ValueTag.DTYPE: MessageReader.dtype,
+    ValueTag.DEVICE: MessageReader.device,
+    ValueTag.OBJECT: lambda r, depth: r.read_proxy(ValueTag.OBJECT, MessageReader.read_text),
+    ValueTag.STR: lambda r, depth: r.read_text(),
+    ValueTag.BYTES: lambda r, depth: r.read_bytes_or_view(),
+    ValueTag.FUNCTION: lambda r, depth: r.read_proxy(ValueTag.FUNCTION, _no_description),
+    ValueTag.SHAPE: lambda r, depth: Shape(r.read_sizes(r.count(8))),
+    ValueTag.TENSOR: lambda r, depth: r.read_proxy(ValueTag.TENSOR, MessageReader.read_tensor_type),
+    ValueTag.ARRAY: lambda r, depth: r.values(depth + 1),
+    ValueTag.MAP: MessageReader.read_map,
+    ValueTag.MODULE: lambda r, depth: r.read_proxy(ValueTag.MODULE, _no_description),
+    ValueTag.YOURS: MessageReader.read_local_object,
+    ValueTag.ADT: MessageReader.read_adt,
 }
 
-_FIELD_READERS: dict[str, Callable[[Reader], object]] = {
+_FIELD_READERS: dict[str, Callable[[MessageReader], object]] = {
     "u": lambda r: r.number(_U32),
     "q": lambda r: r.number(_U64),
     "i": lambda r: r.number(_I64),
     "h": lambda r: r.number(_U64),
-    "s": Reader.text,
-    "b": Reader.blob,
-    "t": Reader.kind_of_tensor,
-    "v": Reader.value,
-    "V": Reader.values,
+    "s": MessageReader.read_text,
+    "b": MessageReader.read_blob,
+    "t": MessageReader.read_tensor_type,
+    "v": MessageReader.value,
+    "V": MessageReader.values,
     "H": lambda r: [r.number(_U64) for _ in range(r.count(8))],
 }
 
@@ -442,22 +453,22 @@ _FIELD_READERS: dict[str, Callable[[Reader], object]] = {
 def _dtype_name(code: int, bits: int, lanes: int) -> str:
     """Return the name of a dtype from its code, bits and lanes. Raises FrameError."""
     name = _SPECIAL_DTYPES.get((code, bits), "")
-    if not name and (code >= len(_NAMES) or _NAMES[code] == "handle"):
+    if not name and (code >= len(_DTYPE_KIND_NAMES) or _DTYPE_KIND_NAMES[code] == "handle"):
         raise FrameError(f"rpc: a dtype expected, got code {code}, {bits} bits")
-    name = name or f"{_NAMES[code]}{bits}"
+    name = name or f"{_DTYPE_KIND_NAMES[code]}{bits}"
     try:
         return str(DataType(name if lanes == 1 else f"{name}x{lanes}"))
     except TypeError as error:
         raise FrameError(f"rpc: a dtype expected, got {name}x{lanes}") from error
 
 
-def write_parts(
-    kind: Kind, fields: Sequence[object], handles: Handles
+def serialize_parts(
+    kind: Kind, fields: Sequence[object], handles: HandleTable
 ) -> tuple[bytearray, memoryview | None]:
     """Serialize a frame, returning its last bytes separately if they stay in place. Raises
     TypeError, OverflowError or ValueError for what cannot be transferred.
     """
-    writer = Writer(handles)
+    writer = MessageWriter(handles)
     for letter, value in zip(MESSAGES[kind].fields, fields, strict=True):
         _FIELD_WRITERS[letter](writer, value)
     size = len(writer.data) - _HEAD.size + (0 if writer.tail is None else len(writer.tail))
@@ -465,36 +476,37 @@ def write_parts(
     return writer.data, writer.tail
 
 
-def write_body(kind: Kind, fields: Sequence[object], handles: Handles) -> bytearray:
-    """Serialize a whole frame. Raises what `write_parts` raises."""
-    frame, tail = write_parts(kind, fields, handles)
+def serialize_frame(kind: Kind, fields: Sequence[object], handles: HandleTable) -> bytearray:
+    """Serialize a whole frame. Raises what `serialize_parts` raises."""
+    frame, tail = serialize_parts(kind, fields, handles)
     return frame if tail is None else frame + tail
 
 
-def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) -> list[object]:
+def parse_body(kind: Kind, data: Bytes, handles: HandleTable, lends: bool = False) -> list[object]:
     """Parse the fields of a message. With `lends`, bytes are views of it. Raises FrameError."""
-    reader = Reader(data, handles, lends)
+    reader = MessageReader(data, handles, lends)
     fields = [_FIELD_READERS[letter](reader) for letter in MESSAGES[kind].fields]
-    if reader.left:
-        raise FrameError(f"rpc: {kind.name} has {reader.left} bytes too many")
+    if reader.remaining_bytes:
+        raise FrameError(f"rpc: {kind.name} has {reader.remaining_bytes} bytes too many")
     return fields
 
 
-def check_lent(head: Bytes, buffer: Sized | None) -> None:
-    """Raises FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
+def check_lent_size(head: Bytes, buffer: Sized | None) -> None:
+    """Raise FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
     has.
     """
     size = -1 if buffer is None else len(buffer)
-    if head[0] != Tag.BYTES or int.from_bytes(head[1:RETURN_PREFIX_BYTES], "little") != size:
+    if head[0] != ValueTag.BYTES or int.from_bytes(head[1:RETURN_PREFIX_BYTES], "little") != size:
         raise FrameError(f"rpc: {size} bytes expected, got a frame as long that begins otherwise")
 
 
-def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
+def parse_header(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
     """Parse the header of a frame into its message kind and body size. Raises FrameError for an
     unknown message, or a body that is too short or exceeds the limit.
     """
     size, number, zero, zeros = _READ_HEAD.unpack_from(data, begin)
-    kind, min_size = _MIN_SIZES.get(number, (None, 0))
+    kind, min_size = _MIN_BODY_SIZES.get(number, (None, 0))
+    # Reserved bytes must be zero, so that later versions can use them.
     if kind is None or zero or zeros:
         head = bytes(data[begin : begin + _HEAD.size])
         raise FrameError(f"rpc: a message expected, got the bytes {head.hex()}")

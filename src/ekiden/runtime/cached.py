@@ -11,8 +11,8 @@ _V = TypeVar("_V")
 
 
 class cached_property(Generic[_V]):  # noqa: N801 - as functools calls it
-    """A property as functools has it from Python 3.12 on: before, a lock of all objects of a class
-    is held while a value is computed, and stays closed in the child of a fork. Of threads that
+    """Cached property as functools has it from Python 3.12 on. Before, one lock per class is held
+    while a value is computed, and it stays locked in the child of a fork. Of threads that
     compute it at the same time, the first sets the value.
     """
 

@@ -8,16 +8,16 @@ from ekiden.runtime.binding._core import ADT as runtime_adt  # noqa: N811
 from ekiden.runtime.binding._core import Shape as ShapeTuple
 
 
-class _TupleClass(type):
+class _ADTMeta(type):
     """Metaclass of `ADT`, to which tuples belong."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, tuple)
 
 
-class ADT(metaclass=_TupleClass):
-    """A value of an algebraic data type: a tuple of its fields that has a tag (runtime.ADT). Tuples
-    are such values, of tag 0; `ADT(tag, fields)` makes one.
+class ADT(metaclass=_ADTMeta):
+    """Value of an algebraic data type: a tuple of fields with a constructor tag (runtime.ADT).
+    Tuples are such values, of tag 0; `ADT(tag, fields)` makes one.
     """
 
     def __new__(cls, tag: object, fields: Iterable[object] = ()) -> runtime_adt:  # type: ignore[misc]

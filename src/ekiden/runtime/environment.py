@@ -45,8 +45,8 @@ DEFAULT_KERNEL_TIMEOUT_S = 600.0
 
 
 def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
-    """Return the folder that compiled models are written to (None: none) and the folders that are
-    read after it; None if the variable is unset.
+    """Return the folder that compiled models are written to (None: none) and the fallback folders,
+    which are only read; None if the variable is unset.
     """
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
@@ -59,21 +59,21 @@ def cache_limit() -> int:
     """Return the size limit of compiled models in bytes. Raises InputError for an invalid
     number.
     """
-    return _bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT)
+    return _read_bytes("EKIDEN_CACHE_LIMIT", DEFAULT_CACHE_LIMIT)
 
 
 def kernel_limit() -> int:
     """Return the size limit of compiled kernels in bytes. Raises InputError for an invalid
     number.
     """
-    return _bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_LIMIT)
+    return _read_bytes("EKIDEN_KERNEL_LIMIT", DEFAULT_KERNEL_LIMIT)
 
 
-def _bytes(name: str, default: int) -> int:
+def _read_bytes(name: str, default: int) -> int:
     chosen = os.environ.get(name, "")
     size = parse_bytes(chosen) if chosen else default
     if size is None:
-        raise _wrong(name, "bytes, such as 500M", chosen)
+        raise _invalid_variable(name, "bytes, such as 500M", chosen)
     return size
 
 
@@ -91,36 +91,37 @@ def compile_jobs() -> int:
     if not chosen:
         return len(os.sched_getaffinity(0))
     if not chosen.isdecimal() or int(chosen) == 0:
-        raise _wrong("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
+        raise _invalid_variable("EKIDEN_COMPILE_JOBS", "a whole number above 0", chosen)
     return int(chosen)
 
 
 def kernel_timeout() -> float:
     """Return how many seconds one kernel may take to compile. Raises InputError for what is no
     number above 0."""
-    return _seconds("EKIDEN_KERNEL_TIMEOUT") or DEFAULT_KERNEL_TIMEOUT_S
+    return _read_seconds("EKIDEN_KERNEL_TIMEOUT") or DEFAULT_KERNEL_TIMEOUT_S
 
 
 def compile_timeout() -> float | None:
-    """Return the most seconds of a compilation, None for any. Raises InputError for what is no
-    number above 0."""
-    return _seconds("EKIDEN_COMPILE_TIMEOUT")
+    """Return the time limit of a compilation in seconds, None for no limit. Raises InputError for
+    what is no number above 0.
+    """
+    return _read_seconds("EKIDEN_COMPILE_TIMEOUT")
 
 
-def _seconds(name: str) -> float | None:
+def _read_seconds(name: str) -> float | None:
     text = os.environ.get(name, "")
     if not text:
         return None
     if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) == 0:
-        raise _wrong(name, "seconds above 0", text)
+        raise _invalid_variable(name, "seconds above 0", text)
     return float(text)
 
 
-def _wrong(name: str, expected: str, value: str) -> InputError:
+def _invalid_variable(name: str, expected: str, value: str) -> InputError:
     return InputError(f"the variable {name}: expected {expected}, got '{value}'")
 
 
-def records() -> list[pathlib.Path]:
+def record_files() -> list[pathlib.Path]:
     """Return the files of tuning records."""
     chosen = os.environ.get("EKIDEN_RECORDS", "")
     return [pathlib.Path(path) for path in chosen.split(os.pathsep) if path]
@@ -132,7 +133,7 @@ def debug_dir() -> pathlib.Path | None:
     return pathlib.Path(chosen).absolute() if chosen else None
 
 
-class Dump(NamedTuple):
+class DumpRequest(NamedTuple):
     """Dump request of EKIDEN_DUMP: a folder, and patterns of function and pass names."""
 
     folder: str
@@ -144,9 +145,10 @@ class Dump(NamedTuple):
         return {"function": self.function, "pass": self.pass_name}
 
 
-def dump() -> Dump | None:
-    """Return what each compilation dumps, or None for nothing. Raises InputError for a value that
-    names no folder, or another filter than those there are."""
+def dump_request() -> DumpRequest | None:
+    """Return the dump request of EKIDEN_DUMP, or None. Raises InputError for a value that names no
+    folder, or another filter than those there are.
+    """
     text = os.environ.get("EKIDEN_DUMP", "")
     if not text:
         return None
@@ -154,5 +156,7 @@ def dump() -> Dump | None:
     patterns: dict[str, str] = dict(pattern.split("=", 1) for pattern in filters)
     is_known = patterns.keys() <= {"function", "pass"} and len(patterns) == len(filters)
     if not folder or not is_known or "" in patterns.values():
-        raise _wrong("EKIDEN_DUMP", "folder[,function=PATTERN][,pass=PATTERN]", text)
-    return Dump(os.path.abspath(folder), patterns.get("function", "*"), patterns.get("pass", "*"))
+        raise _invalid_variable("EKIDEN_DUMP", "folder[,function=PATTERN][,pass=PATTERN]", text)
+    return DumpRequest(
+        os.path.abspath(folder), patterns.get("function", "*"), patterns.get("pass", "*")
+    )

@@ -57,7 +57,9 @@ class RemoteModule(Protocol):
         """Return whether the module has a function of that name."""
 
     def time_evaluator(self, *args: Any) -> Any:  # noqa: ANN401
-        """Measure a function, as a local module does."""
+        """Return a function that measures another one, as a local module's
+        `time_evaluator` does.
+        """
 
 
 ExecutorModule = Module | RemoteModule
@@ -91,7 +93,9 @@ class AotModule:
         Raises InputError for a name that is no input's and for a wrong shape.
         """
         if key is not None:
-            self._set_input(index := self._index(key), self._sent(self._checked(index, value)))
+            self._set_input(
+                index := self._input_index(key), self._to_module(self._check_value(index, value))
+            )
             self._unset.discard(index)
         for name, param in params.items():
             self.set_input(name, param)
@@ -103,9 +107,9 @@ class AotModule:
         them now.
         """
         if key is not None:
-            index = self._index(key)
-            source = self._checked(index, value, may_convert=False)
-            self._share_input(index, self._sent(source))
+            index = self._input_index(key)
+            source = self._check_value(index, value, may_convert=False)
+            self._share_input(index, self._to_module(source))
             self._unset.discard(index)
         for name, param in params.items():
             self.set_input_zero_copy(name, param)
@@ -123,14 +127,14 @@ class AotModule:
         """Run, after setting inputs by name."""
         self.set_input(**input_dict)  # type: ignore[arg-type]  # 'key' is no input's name
         for index in tuple(self._unset):
-            self._fill_unset(index)
+            self._default_to_zeros(index)
         if not self._results:
             self._run()
             return
-        self._run_into(self._direct_places())
+        self._run_into(self._direct_buffers())
         for index, tensor in self._results.items():
             result = self._get_output(index)
-            if not (isinstance(result, Tensor) and output_buffers.is_same(result, tensor)):
+            if not (isinstance(result, Tensor) and output_buffers.is_same_memory(result, tensor)):
                 self._get_output(index, tensor)
 
     def get_num_outputs(self) -> int:
@@ -147,22 +151,22 @@ class AotModule:
 
     def get_input(self, index: str | int, out: Tensor | None = None) -> Tensor:
         """Return an input's value; copied to `out` if it is given."""
-        number = self._index(index)
-        self._fill_unset(number)
+        number = self._input_index(index)
+        self._default_to_zeros(number)
         current = self.module["get_input"](number)
-        return _copied(cast(Tensor, current), out)
+        return _copy_to(cast(Tensor, current), out)
 
     def get_input_index(self, name: str) -> int:
         """Return the index of an input. Raises InputError for an unknown name."""
-        return self._index(name)
+        return self._input_index(name)
 
     def get_input_name(self, index: int) -> str:
         """Return the name of an input. Raises InputError for an invalid index."""
-        return self._names[self._index(index)]
+        return self._names[self._input_index(index)]
 
     def get_input_info(self) -> tuple[dict[str, Shape], dict[str, str]]:
         """Shapes and dtypes by name; -1 stands for a dimension that is not fixed."""
-        shapes = {n: Shape(self._shape(i)) for i, n in enumerate(self._names)}
+        shapes = {n: Shape(self._input_shape(i)) for i, n in enumerate(self._names)}
         return shapes, {n: self._inputs[i].dtype for i, n in enumerate(self._names)}
 
     def get_output(self, index: int, out: Tensor | None = None) -> Tensor:
@@ -170,9 +174,9 @@ class AotModule:
         a run.
         """
         if index in self._results:
-            return _copied(self._results[index], out)
+            return _copy_to(self._results[index], out)
         result = self._get_output(index)
-        return _copied(cast(Tensor, result), out)
+        return _copy_to(cast(Tensor, result), out)
 
     def _run_into(self, direct: Sequence[object]) -> None:
         """Run with pairs of `direct_buffers`, for this run only."""
@@ -188,7 +192,7 @@ class AotModule:
 
     # Found anew for each run, as inputs may have moved: a result must not lie where a kernel still
     # reads (see `placing`).
-    def _direct_places(self) -> Sequence[object]:
+    def _direct_buffers(self) -> Sequence[object]:
         """Return the output buffers that kernels can write directly, with the current inputs."""
         if not any(site is not None for site in self._sites):
             return ()
@@ -242,9 +246,9 @@ class AotModule:
         assert isinstance(times, BenchmarkResult)
         return times
 
-    def _index(self, key: str | int) -> int:
+    def _input_index(self, key: str | int) -> int:
         if isinstance(key, str):
-            if (number := self._find(key)) is None:
+            if (number := self._find_input(key)) is None:
                 input_names = ", ".join(self._names)
                 raise InputError(
                     f"Invalid input name: no input is named {key!r}; there are {input_names}"
@@ -254,7 +258,7 @@ class AotModule:
             raise InputError(f"input: a number below {len(self._names)} expected, got {key}")
         return key
 
-    def _find(self, name: str) -> int | None:
+    def _find_input(self, name: str) -> int | None:
         """Return the index of the input of a name, or None."""
         if name in self._names:
             return self._names.index(name)
@@ -268,35 +272,35 @@ class AotModule:
             raise InputError(f"output: a number below {self.get_num_outputs()} expected, got {key}")
         return key
 
-    def _shape(self, index: int) -> list[int]:
+    def _input_shape(self, index: int) -> list[int]:
         return [d if isinstance(d, int) else -1 for d in self._inputs[index].shape]
 
     # Not at once when the module is made: a model of many inputs would take memory for zeros that
     # are replaced before the first run.
-    def _fill_unset(self, index: int) -> None:
+    def _default_to_zeros(self, index: int) -> None:
         """Set an input to zeros that neither this class nor the module's functions have set."""
         if index not in self._unset:
             return
         if self.module["get_input"](index) is None:
-            self._zero(index)
+            self._set_zeros(index)
         self._unset.discard(index)
 
-    def _zero(self, index: int) -> None:
-        shape = self._shape(index)
+    def _set_zeros(self, index: int) -> None:
+        shape = self._input_shape(index)
         if -1 in shape:
             raise InputError(f"run: input '{self._names[index]}' is not set")
         dtype = self._inputs[index].dtype
         zeros = empty(tuple(shape), dtype)
         zeros.numpy().fill(0)
-        self._share_input(index, self._sent(zeros))
+        self._share_input(index, self._to_module(zeros))
 
-    def _sent(self, tensor_here: Tensor) -> object:
-        """Return a tensor on the module's machine."""
+    def _to_module(self, tensor_here: Tensor) -> object:
+        """Copy a tensor to the machine of the module, if it is another one."""
         return tensor_here if isinstance(self.module, Module) else self.module.sent(tensor_here)
 
-    def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
+    def _check_value(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:
         """Return the value as a tensor of the declared dtype and shape."""
-        dtype, expected = self._inputs[index].dtype, self._shape(index)
+        dtype, expected = self._inputs[index].dtype, self._input_shape(index)
         is_foreign = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
         if may_convert and not is_foreign:
             array = np.asarray(value, dtype)
@@ -312,7 +316,7 @@ class AotModule:
         return tensor
 
 
-def _copied(source: Tensor, out: Tensor | None) -> Tensor:
+def _copy_to(source: Tensor, out: Tensor | None) -> Tensor:
     if out is None:
         return source
     source.copyto(out)

@@ -28,35 +28,35 @@ else:
 __all__ = [
     "File",
     "PathName",
+    "StreamedContent",
     "Writer",
-    "Written",
     "check_folder",
-    "expect_trusted",
+    "check_trusted",
+    "evict_least_recent",
     "files_below",
-    "log_once",
-    "make_own_folder",
-    "named",
-    "reason",
-    "shrink",
+    "log_skipped_once",
+    "make_private_folder",
+    "os_error_text",
+    "rewrite_os_errors",
     "states_below",
+    "write_atomic",
     "write_text",
     "write_to",
-    "write_whole",
 ]
 
 PathName: TypeAlias = str | os.PathLike[str]
 
 
 class Writer(Protocol):
-    """Stream that `write_whole` writes to."""
+    """Stream that `write_atomic` writes to."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> object:
         """Write all of these bytes."""
 
 
 @runtime_checkable
-class Written(Protocol):
-    """Content that need not be in memory as a whole: its size, and the method that writes it."""
+class StreamedContent(Protocol):
+    """Content that need not be in memory as a whole: its size, and a method that writes it."""
 
     def __len__(self) -> int: ...
 
@@ -68,7 +68,7 @@ File: TypeAlias = PathName | Writer
 """Where a user has something written to: a path, or a file that is open for bytes."""
 
 
-def reason(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return the system's error message, without the number and the file."""
     return (error.strerror or str(error)).lower()
 
@@ -93,17 +93,17 @@ def write_to(file: File, write: Callable[[Writer], object]) -> None:
     """Write to a path atomically, or to an open binary file. Raises TypeError for anything else."""
     kind: type = type(file)
     if isinstance(file, (str, os.PathLike)):
-        write_whole(file, write)
+        write_atomic(file, write)
     elif issubclass(kind, io.TextIOBase) or getattr(file, "write", None) is None:
         expected = "a path or a file open for bytes"
         raise TypeError(f"write: expected {expected}, got {kind.__name__}")
     elif isinstance(file, io.RawIOBase):
-        write(_Stream(file.write))
+        write(_WriteOnlyStream(file.write))
     else:
         write(file)
 
 
-def write_whole(
+def write_atomic(
     path: PathName,
     write: Callable[[Writer], object],
     is_program: bool = False,
@@ -124,19 +124,22 @@ def write_whole(
         OSError: naming the path.
     """
     target = check_folder(path)
-    with named("write", target):
-        status = _status(target)
+    with rewrite_os_errors("write", target):
+        status = _file_status(target)
+        # A device or pipe cannot be replaced by rename.
         if status is None or stat.S_ISREG(status.st_mode):
-            _replace(pathlib.Path(os.path.realpath(target)), status, write, is_program, is_owners)
+            _write_and_rename(
+                pathlib.Path(os.path.realpath(target)), status, write, is_program, is_owners
+            )
         else:
-            _write_through(target, write)
+            _write_in_place(target, write)
 
 
 GROUP_OTHER_WRITE = stat.S_IWGRP | stat.S_IWOTH
 """Permissions by which others than the owner may write."""
 
 
-def make_own_folder(folder: PathName) -> None:
+def make_private_folder(folder: PathName) -> None:
     """Create a folder and its parents, writable by their owner only. Existing folders stay as they
     are. Raises OSError.
     """
@@ -145,12 +148,13 @@ def make_own_folder(folder: PathName) -> None:
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
+    # makedirs applies its mode to the last folder only; each parent must be private as well.
     for parent in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(parent, 0o777 & ~GROUP_OTHER_WRITE)
 
 
-def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
+def check_trusted(path: PathName, layer: PathName | None = None) -> None:
     """Check the owner and permissions of a cache file before its code is run. Raises
     PermissionError where another user may have written it: where it or its folder belongs to
     neither this user nor root, or others than the owner may write it. `layer` is a folder that a
@@ -161,6 +165,7 @@ def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
     owners = {os.geteuid(), 0} | (set() if layer is None else {os.stat(layer).st_uid})
     for name in (path, os.path.dirname(os.path.abspath(path))):
         state = os.stat(name)
+        # A sticky folder such as /tmp lets only the owner rename or remove files.
         is_shared = bool(state.st_mode & GROUP_OTHER_WRITE) and not state.st_mode & stat.S_ISVTX
         if state.st_uid not in owners or is_shared:
             raise PermissionError(
@@ -173,7 +178,7 @@ _LOG = LazyLogger("ekiden")
 _LOGGED: set[str] = set()
 
 
-def log_once(error: OSError) -> None:
+def log_skipped_once(error: OSError) -> None:
     """Log a cache file that is skipped, once per folder."""
     folder = os.path.dirname(str(error).partition("'")[2].partition("'")[0])
     if folder not in _LOGGED:
@@ -183,10 +188,10 @@ def log_once(error: OSError) -> None:
 
 def write_text(path: PathName, text: str) -> None:
     """Write text atomically, as UTF-8."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def shrink(folder: PathName, limit: int) -> tuple[int, int]:
+def evict_least_recent(folder: PathName, limit: int) -> tuple[int, int]:
     """Remove the least recently used files below a folder until the others have at most `limit`
     bytes. Concurrent processes are tolerated; leftovers of interrupted writes are removed too.
     Raises OSError where the folder cannot be read.
@@ -194,7 +199,7 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
     Returns:
         The number of removed files and their bytes.
     """
-    _remove_unfinished(folder)
+    _remove_stale_partials(folder)
     files = []
     for path in files_below(folder):
         with suppress(OSError):
@@ -202,6 +207,7 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
             files.append((state.st_mtime_ns, state.st_size, path))
     excess = sum(size for _, size, _ in files) - limit
     count = freed = 0
+    # Oldest first: reading a file of the cache updates its time.
     for _, size, path in sorted(files):
         if excess <= freed:
             break
@@ -211,17 +217,17 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
     return count, freed
 
 
-PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}")
-"""Names of files that `write_whole` has not finished."""
+PARTIAL_FILE_PATTERN = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Names of files that `write_atomic` has not finished."""
 PARTIAL_EXPIRY_S = 3600.0
 """Seconds without a change after which nobody writes such a file any more."""
 
 
-def _remove_unfinished(folder: PathName) -> None:
+def _remove_stale_partials(folder: PathName) -> None:
     """Remove the partial files of interrupted processes (SIGKILL, power loss)."""
     before = time.time() - PARTIAL_EXPIRY_S
     for at, _, names in os.walk(folder):
-        for path in (os.path.join(at, n) for n in names if PARTIAL_NAME.fullmatch(n)):
+        for path in (os.path.join(at, n) for n in names if PARTIAL_FILE_PATTERN.fullmatch(n)):
             with suppress(OSError):
                 if os.stat(path).st_mtime < before:
                     os.unlink(path)
@@ -246,7 +252,7 @@ def states_below(folder: str, endings: tuple[str, ...]) -> tuple[bytes, int]:
     return _states_below(folder, endings)
 
 
-def _status(path: Path) -> os.stat_result | None:
+def _file_status(path: Path) -> os.stat_result | None:
     """Return a path's status, following links; None if nothing exists."""
     try:
         return path.stat()
@@ -254,7 +260,7 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _replace(
+def _write_and_rename(
     target: Path,
     previous: os.stat_result | None,
     write: Callable[[Writer], object],
@@ -264,20 +270,26 @@ def _replace(
     """Write a file that replaces `previous`, with its permissions."""
     allowed = ~GROUP_OTHER_WRITE if is_owners else ~stat.S_IWOTH
 
-    def create(name: str, flags: int) -> int:
+    def open_temporary(name: str, flags: int) -> int:
         return os.open(name, flags, 0o666 & allowed)
 
+    # File names have at most 255 bytes: 200, and a dot and suffix of at most 10.
     begun = os.fsdecode(os.fsencode(target.name)[:200])
     partial = target.with_name(f".{begun}.{os.urandom(4).hex()}")
     try:
-        with open(partial, "xb", opener=create) as file:  # nobody else may open it meanwhile
+        with open(
+            partial, "xb", opener=open_temporary
+        ) as file:  # nobody else may open it meanwhile
             write(file)
             mode = stat.S_IMODE((os.fstat(file.fileno()) if previous is None else previous).st_mode)
             if is_owners:
                 mode &= allowed
             if is_program:
                 mode |= (mode & 0o444) >> 2
+            # The permissions are set before the rename, so that the file never appears with wrong
+            # ones.
             os.fchmod(file.fileno(), mode)
+        # POSIX rename is atomic: a reader sees the old file or the new one.
         os.replace(partial, target)
     except BaseException:
         with suppress(OSError):
@@ -285,7 +297,7 @@ def _replace(
         raise
 
 
-class _Stream:
+class _WriteOnlyStream:
     """Write-only stream: callers that ask for the position would fail on a pipe."""
 
     def __init__(self, write: Callable[[memoryview], int | None]) -> None:
@@ -300,20 +312,20 @@ class _Stream:
         return size
 
 
-def _write_through(target: Path, write: Callable[[Writer], object]) -> None:
+def _write_in_place(target: Path, write: Callable[[Writer], object]) -> None:
     handle = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
     with open(handle, "wb", buffering=0) as file:
-        write(_Stream(file.write))
+        write(_WriteOnlyStream(file.write))
 
 
 @contextmanager
-def named(doing: str, path: PathName) -> Iterator[None]:
+def rewrite_os_errors(doing: str, path: PathName) -> Iterator[None]:
     """Rewrite system errors to say what was being done and name the user's path instead of the
     temporary file.
     """
     try:
         yield
     except OSError as error:
-        renamed = type(error)(f"{doing} '{os.fspath(path)}': {reason(error)}")
+        renamed = type(error)(f"{doing} '{os.fspath(path)}': {os_error_text(error)}")
         renamed.errno = error.errno
         raise renamed from error

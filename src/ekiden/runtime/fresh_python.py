@@ -10,12 +10,12 @@ import json
 import os
 import sys
 
-__all__ = ["fresh_python"]
+__all__ = ["fresh_python_command"]
 
-_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
+_BOOTSTRAP_CODE = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
 
 
-def fresh_python(code: str, *arguments: str) -> list[str]:
+def fresh_python_command(code: str, *arguments: str) -> list[str]:
     """Return the command line of a Python process that runs `code`, with `arguments` as
     `sys.argv[1:]`.
 
@@ -32,4 +32,4 @@ def fresh_python(code: str, *arguments: str) -> list[str]:
     options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
     if sys.pycache_prefix is not None:
         options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
-    return [sys.executable, *options, "-c", _BOOT + code, folders, *arguments]
+    return [sys.executable, *options, "-c", _BOOTSTRAP_CODE + code, folders, *arguments]

@@ -8,13 +8,14 @@ from ekiden._lazy import load_module
 
 __all__ = ["LazyLogger"]
 
-_WARNING = 30
+_WARNING_LEVEL = 30
 """The level from which on `logging` shows what nobody has asked for."""
 
 
 class LazyLogger:
-    """Logger of a name. A program that has not imported `logging` has no handlers for levels below
-    warnings; the import takes a tenth of a cache hit.
+    """Logger that imports `logging` when the first message is logged. A program that has not
+    imported `logging` has no handlers for levels below warnings; the import takes a tenth of a
+    cache hit.
     """
 
     __slots__ = ("_name",)
@@ -36,13 +37,13 @@ class LazyLogger:
 
     def warning(self, message: str, *values: object) -> None:
         """Log a message at level WARNING."""
-        self._emit(_WARNING, message, values)
+        self._emit(_WARNING_LEVEL, message, values)
 
     def error(self, message: str, *values: object) -> None:
         """Log a message at level ERROR."""
         self._emit(40, message, values)
 
     def _emit(self, level: int, message: str, values: tuple[object, ...]) -> None:
-        if "logging" in sys.modules or level >= _WARNING:
+        if "logging" in sys.modules or level >= _WARNING_LEVEL:
             logger = load_module("logging").getLogger(self._name)
             logger.log(level, message, *values, stacklevel=3)

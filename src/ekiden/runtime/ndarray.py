@@ -28,7 +28,7 @@ def array(
     machine (`rpc`) gives a remote tensor with the same interface. `ekiden.tensor` shares the
     array's memory instead. Raises ValueError for a memory scope other than "global".
     """
-    _check_scope("array", mem_scope)
+    _check_mem_scope("array", mem_scope)
     if isinstance(device, ForeignDevice):
         return cast(Tensor, device.array(arr))
     return _tensor(arr if isinstance(arr, Tensor) else np.asarray(arr)).copyto(device or cpu())
@@ -43,13 +43,13 @@ def empty(
     """Return a new tensor with undefined elements. Raises ValueError for a memory scope other than
     "global".
     """
-    _check_scope("empty", mem_scope)
+    _check_mem_scope("empty", mem_scope)
     if isinstance(device, ForeignDevice):
         return cast(Tensor, device.empty(shape, str(DataType(dtype))))
     return _empty(shape, dtype, device)
 
 
-def _check_scope(what: str, scope: str | None) -> None:
+def _check_mem_scope(what: str, scope: str | None) -> None:
     """Raise ValueError for a memory scope that no driver allocates, such as textures."""
     if scope not in (None, "", "global"):
         raise ValueError(f"{what}: memory of scope 'global' expected, got {scope!r}")

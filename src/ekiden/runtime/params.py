@@ -26,7 +26,7 @@ from ekiden.runtime.binding._core import DataType, Tensor, empty, tensor
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import File, Writer, write_to
 
-FORMAT_NAMES = {
+SAFETENSORS_DTYPES = {
     "bool": "BOOL",
     "int8": "I8",
     "int16": "I16",
@@ -51,10 +51,10 @@ FORMAT_NAMES = {
     "float4_e2m1fn": "F4",
 }
 """Our name of a dtype -> the format's; dtypes that are not here have none."""
-DTYPE_NAMES = {name: dtype for dtype, name in FORMAT_NAMES.items()}
-MAX_HEADER_BYTES = 100_000_000
+DTYPES_BY_SAFETENSORS_NAME = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
+MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 """Bytes of the longest header; the format's own limit."""
-MAX_RANK = 64
+MAX_TENSOR_RANK = 64
 """Dimensions of a tensor of ours."""
 DATA_ALIGNMENT_BYTES = 64
 """Where the elements begin in what we write; the format asks for 8."""
@@ -69,18 +69,19 @@ def save_params(path: File, params: Params, metadata: Mapping[str, str] | None =
     Raises TypeError for a dtype the format does not have (complex128, and integers of less than a
     byte).
     """
-    write_to(path, lambda opened: _write(opened, params, metadata))
+    write_to(path, lambda opened: _write_safetensors(opened, params, metadata))
 
 
-def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> None:
+def _write_safetensors(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> None:
     tensors = {name: tensor(value) for name, value in params.items()}
+    # Largest element type first, then by name: each tensor stays aligned without padding.
     order = sorted(tensors, key=lambda name: (-DataType(tensors[name].dtype).bits, name))
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name in order:
         begin, end = end, end + tensors[name].nbytes
         header[name] = {
-            "dtype": _format_name(name, tensors[name]),
+            "dtype": _safetensors_dtype(name, tensors[name]),
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }
@@ -88,11 +89,11 @@ def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> 
     text += b" " * (-(len(text) + 8) % DATA_ALIGNMENT_BYTES)
     file.write(len(text).to_bytes(8, "little") + text)
     for name in order:
-        file.write(_bytes_of(tensors[name]).data)
+        file.write(_tensor_bytes(tensors[name]).data)
 
 
-def _format_name(name: str, value: Tensor) -> str:
-    format_dtype = FORMAT_NAMES.get(value.dtype)
+def _safetensors_dtype(name: str, value: Tensor) -> str:
+    format_dtype = SAFETENSORS_DTYPES.get(value.dtype)
     if format_dtype is None:
         raise TypeError(
             f"save_params: {name!r} has the dtype {value.dtype}, which safetensors does not have"
@@ -100,7 +101,7 @@ def _format_name(name: str, value: Tensor) -> str:
     return format_dtype
 
 
-def _bytes_of(value: Tensor) -> _Bytes:
+def _tensor_bytes(value: Tensor) -> _Bytes:
     """Return the elements of a contiguous tensor as bytes that share its memory."""
     return cast(_Bytes, value.reinterpret("uint8", (value.nbytes,)).numpy())
 
@@ -114,7 +115,7 @@ def load_params(path: str | PathLike[str]) -> dict[str, Tensor]:
         if Path(path).stat().st_size == 0:
             raise LoadError(f"load parameters from {str(path)!r}: the file is empty")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return _read(np.frombuffer(data, np.uint8), str(path))
+    return _read_tensors(np.frombuffer(data, np.uint8), str(path))
 
 
 def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
@@ -124,17 +125,20 @@ def map_params(path: str | PathLike[str]) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = mapped_files.guarded_map(file.fileno(), size) if size else None
-    return load_params(path) if data is None else _read(_bytes_of(data), str(path))
+    return load_params(path) if data is None else _read_tensors(_tensor_bytes(data), str(path))
 
 
-def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
+def _read_tensors(data: _Bytes, where: str) -> dict[str, Tensor]:
     """Return the tensors in a file's bytes, whose memory they share."""
-    header, elements = _split(data, where)
+    header, elements = _split_header(data, where)
     header.pop("__metadata__", None)
     end = 0
     result = {}
-    for name, row in sorted(header.items(), key=lambda item: _begin(item[1])):
-        dtype, shape, begin, stop = _check_row(row, f"load parameters from {where!r}: {name!r}")
+    for name, row in sorted(header.items(), key=lambda item: _row_offset(item[1])):
+        dtype, shape, begin, stop = _check_header_row(
+            row, f"load parameters from {where!r}: {name!r}"
+        )
+        # The format demands that tensors cover the data without gaps or overlaps.
         if begin != end or stop > len(elements):
             raise LoadError(
                 f"load parameters from {where!r}: {name!r} must begin at byte {end} and end by "
@@ -152,9 +156,10 @@ def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
     return result
 
 
-def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
+def _split_header(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
+    # Checked before anything is allocated: the length comes from an untrusted file.
     size = int.from_bytes(data[:8].tobytes(), "little")
-    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_BYTES):
+    if len(data) < 8 or size > min(len(data) - 8, MAX_SAFETENSORS_HEADER_BYTES):
         raise LoadError(
             f"load parameters from {where!r}: expected a header of at most {len(data) - 8} bytes, "
             f"got {size}"
@@ -168,7 +173,7 @@ def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
     return header, data[8 + size :]
 
 
-def _begin(row: object) -> int:
+def _row_offset(row: object) -> int:
     """Return a tensor's offset; 0 for rows that are rejected later."""
     offsets = row.get("data_offsets") if isinstance(row, dict) else None
     return offsets[0] if isinstance(offsets, list) and _are_sizes(offsets[:1]) and offsets else 0
@@ -178,18 +183,18 @@ def _are_sizes(values: object) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**62 for v in values)
 
 
-def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
+def _check_header_row(row: object, what: str) -> tuple[str, list[int], int, int]:
     """Return dtype, shape, begin and end of a tensor in the header. Raises LoadError."""
     if not isinstance(row, dict) or not {"dtype", "shape", "data_offsets"} <= row.keys():
         raise LoadError(f"{what} must have dtype, shape and data_offsets")
     shape, offsets = row["shape"], row["data_offsets"]
-    dtype = DTYPE_NAMES.get(row["dtype"]) if isinstance(row["dtype"], str) else None
+    dtype = DTYPES_BY_SAFETENSORS_NAME.get(row["dtype"]) if isinstance(row["dtype"], str) else None
     if dtype is None:
         raise LoadError(f"{what} must have a dtype of safetensors, such as F32, got {row['dtype']}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise LoadError(f"{what} must have a shape and two offsets of sizes, got {shape} {offsets}")
-    if len(shape) > MAX_RANK:
-        raise LoadError(f"{what} must have at most {MAX_RANK} dimensions, got {len(shape)}")
+    if len(shape) > MAX_TENSOR_RANK:
+        raise LoadError(f"{what} must have at most {MAX_TENSOR_RANK} dimensions, got {len(shape)}")
     size = (math.prod(shape) * DataType(dtype).bits + 7) // 8
     if offsets[1] - offsets[0] != size:
         raise LoadError(f"{what} must take {size} bytes, got {offsets[0]} to {offsets[1]}")
@@ -199,7 +204,7 @@ def _check_row(row: object, what: str) -> tuple[str, list[int], int, int]:
 def save_param_dict(params: Params) -> bytearray:
     """Return tensors as the bytes of a safetensors file (TVM's name and type)."""
     buffer = io.BytesIO()
-    _write(buffer, params, None)
+    _write_safetensors(buffer, params, None)
     return bytearray(buffer.getbuffer())
 
 
@@ -217,4 +222,4 @@ def load_param_dict(data: bytes | bytearray | memoryview) -> dict[str, Tensor]:
     """Return the tensors in the bytes of a safetensors file, whose memory they share
     (TVM's name).
     """
-    return _read(np.frombuffer(data, np.uint8), "bytes")
+    return _read_tensors(np.frombuffer(data, np.uint8), "bytes")

@@ -14,49 +14,49 @@ if TYPE_CHECKING:
 else:
     pathlib = LazyModule("pathlib")
 
-_FOLDER = os.path.dirname(os.path.dirname(_core.__file__))
+_RUNTIME_FOLDER = os.path.dirname(os.path.dirname(_core.__file__))
 
 
 def include_dir() -> Path:
     """Return the folder for a C compiler's -I, so that it finds <ekiden/runtime.h>."""
-    return pathlib.Path(_FOLDER, "include")
+    return pathlib.Path(_RUNTIME_FOLDER, "include")
 
 
 def library_path() -> Path:
     """Return the shared library that C programs link with."""
-    return pathlib.Path(_FOLDER, "libekiden_runtime.so")
+    return pathlib.Path(_RUNTIME_FOLDER, "libekiden_runtime.so")
 
 
 def static_library_path() -> Path:
     """Return the static library for a shared library that embeds the runtime; its symbols are
     hidden outside.
     """
-    return pathlib.Path(_FOLDER, "libekiden_runtime.a")
+    return pathlib.Path(_RUNTIME_FOLDER, "libekiden_runtime.a")
 
 
 def general_kernels_path() -> str:
     """Return the library of general kernels, which compiling programs load."""
-    return os.path.join(_FOLDER, "libekiden_general.so")
+    return os.path.join(_RUNTIME_FOLDER, "libekiden_general.so")
 
 
 def source_dir() -> Path:
     """Return the folder of the runtime's sources, to build it for other machines."""
-    return pathlib.Path(_FOLDER, "src")
+    return pathlib.Path(_RUNTIME_FOLDER, "src")
 
 
 def server_source_dir() -> Path:
     """Return the sources of the program ekiden-rpc, which is built with the runtime's."""
-    return pathlib.Path(_FOLDER, "rpc")
+    return pathlib.Path(_RUNTIME_FOLDER, "rpc")
 
 
 def web_source_dir() -> Path:
     """Return the sources of the WebAssembly platform layer and the JavaScript package."""
-    return pathlib.Path(_FOLDER, "web")
+    return pathlib.Path(_RUNTIME_FOLDER, "web")
 
 
 def micro_source_dir() -> Path:
     """Return the sources of microcontroller programs around a model in C."""
-    return pathlib.Path(_FOLDER, "micro")
+    return pathlib.Path(_RUNTIME_FOLDER, "micro")
 
 
 def cmake_dir() -> Path:
@@ -64,4 +64,4 @@ def cmake_dir() -> Path:
     `find_package(ekiden-runtime)` provides the targets ekiden::runtime and
     ekiden::runtime_static.
     """
-    return pathlib.Path(_FOLDER, "cmake")
+    return pathlib.Path(_RUNTIME_FOLDER, "cmake")

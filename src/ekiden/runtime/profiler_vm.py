@@ -26,17 +26,18 @@ class VirtualMachineProfiler(VirtualMachine):
         collectors: object = None,
         **kwargs: object,
     ) -> Report:
-        """Run a function with these arguments, or with what `set_input` set; its report.
+        """Run a function with these arguments, or with what `set_input` set, and return its report.
 
         `collectors` must be None: there are none but time. Raises ValueError for others,
-        UnsupportedError for a program on another machine."""
+        UnsupportedError for a program on another machine.
+        """
         if collectors is not None:
             raise ValueError("profile: collectors are not known here; None expected")
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
         if isinstance(self.module, RemoteExecutable):
             raise UnsupportedError("profile: the program runs on another machine")
-        return profile(self.module, func_name, self._collected(func_name))
+        return profile(self.module, func_name, self._collect_inputs(func_name))
 
 
 __all__ = ["VirtualMachineProfiler", "enabled"]

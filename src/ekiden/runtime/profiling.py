@@ -45,7 +45,8 @@ def profile_function(
     func_name: str | None = None,
     warmup_iters: int = 10,
 ) -> Callable[..., dict[str, Duration]]:
-    """Return what runs a function of a module, by default its entry, and returns its duration.
+    """Return a function that measures a module's function, by default its entry, and returns the
+    duration.
 
     Raises ValueError for collectors: there are no hardware counters; `exe.profile` reports kernels.
     """
@@ -53,7 +54,7 @@ def profile_function(
         raise ValueError("profile_function: there are no collectors; expected none")
     function = mod[func_name or mod.entry_name]
 
-    def profiled(*args: object) -> dict[str, Duration]:
+    def measure(*args: object) -> dict[str, Duration]:
         """Run the function until it is warm, and then once with a clock."""
         for _ in range(warmup_iters):
             function(*args)
@@ -63,7 +64,7 @@ def profile_function(
         dev.sync()
         return {"Duration (us)": Duration((perf_counter_ns() - begin) / 1000)}
 
-    return profiled
+    return measure
 
 
 __all__ = ["Count", "Duration", "Percent", "Ratio", "Report", "profile_function"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-TEXT_END = 255
+TEXT_TERMINATOR = 255
 """The byte behind a text."""
 
 
@@ -24,15 +24,15 @@ def encode(texts: object, width: int | None = None) -> Array:
     long as the longest text or `width`. Raises TypeError for other elements.
     """
     strings = np.asarray(texts, object)
-    raw = [_bytes(t) for t in strings.ravel()]
+    raw = [_to_utf8(t) for t in strings.ravel()]
     wide = max([1, *map(len, raw)]) if width is None else width
-    padded = np.full((len(raw), wide), TEXT_END, np.uint8)
+    padded = np.full((len(raw), wide), TEXT_TERMINATOR, np.uint8)
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
     padded[np.arange(wide) < sizes[:, None]] = np.frombuffer(b"".join(raw), np.uint8)
     return padded.reshape(*strings.shape, wide)
 
 
-def _bytes(text: object) -> bytes:
+def _to_utf8(text: object) -> bytes:
     if isinstance(text, bytes):
         return text
     if isinstance(text, str):
@@ -43,7 +43,9 @@ def _bytes(text: object) -> bytes:
 def decode(data: Array) -> Array:
     """Decode bytes to an object array of str."""
     rows = np.ascontiguousarray(data).reshape(math.prod(data.shape[:-1]), data.shape[-1])
-    ends = np.concatenate([rows == TEXT_END, np.ones((len(rows), 1), np.bool_)], axis=1).argmax(1)
+    ends = np.concatenate(
+        [rows == TEXT_TERMINATOR, np.ones((len(rows), 1), np.bool_)], axis=1
+    ).argmax(1)
     decoded = np.empty(len(rows), object)
     for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
         decoded[i] = row[:end].tobytes().decode(errors="replace")
@@ -51,5 +53,5 @@ def decode(data: Array) -> Array:
 
 
 def sorted_texts(texts: Iterable[str]) -> list[str]:
-    """Texts in the order of their padded bytes: one that continues another comes before it."""
-    return sorted(texts, key=lambda t: t.encode() + bytes([TEXT_END]))
+    """Sort texts by their padded bytes: a text sorts after its extensions."""
+    return sorted(texts, key=lambda t: t.encode() + bytes([TEXT_TERMINATOR]))

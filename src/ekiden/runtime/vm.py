@@ -22,14 +22,14 @@ from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executable.output_buffers import (
     direct_buffers,
     invoke_into,
-    is_same,
+    is_same_memory,
     result_sites,
 )
 from ekiden.runtime.executable.remote_program import RemoteExecutable, remote_executable
-from ekiden.runtime.executable.vm_pool import executor_of
+from ekiden.runtime.executable.vm_pool import executor_kind
 from ekiden.runtime.profile.timing import BenchmarkResult, Evaluator
 
-_NUMBERS = {bool: "bool", int: "int32", float: "float32"}
+_NUMBER_DTYPES = {bool: "bool", int: "int32", float: "float32"}
 
 
 TVM_ALLOCATORS = (None, 1, 2, "naive", "pooled")
@@ -88,19 +88,19 @@ class VirtualMachine:
             raise TypeError(f"VirtualMachine: expected an executable, got {type(exe).__name__}")
         check_devices("VirtualMachine", device, raw.devices)
         self.module = raw
-        self._machine = Machine(raw, executor or executor_of(raw))
+        self._machine = Machine(raw, executor or executor_kind(raw))
 
     def invoke(self, func_name: str, *args: object, **kwargs: object) -> object:
         """Call a function with arrays, tensors, numbers or tuples of them, by position or name."""
         if kwargs or (not args and func_name in self._inputs):
             if kwargs:
                 self.set_input(func_name, *args, **kwargs)
-            return self._call(func_name, self._collected(func_name))
-        return self._call(func_name, [_argument(a) for a in args])
+            return self._invoke(func_name, self._collect_inputs(func_name))
+        return self._invoke(func_name, [_to_argument(a) for a in args])
 
     def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
-        """Stop calls from now on after so many instructions, or so long, with a RunLimitError; None
-        for no limit. Raises ValueError for what is not positive.
+        """Stop later calls after `steps` instructions or `seconds` with a RunLimitError; None for
+        no limit. Raises ValueError for what is not positive.
         """
         self._machine.limit(steps, seconds)
 
@@ -114,7 +114,7 @@ class VirtualMachine:
         """Call a function with what `set_input` set, or with these arguments."""
         if args or kwargs:
             self.set_input(func_name, *args, **kwargs)
-        return self._call(func_name, self._collected(func_name))
+        return self._invoke(func_name, self._collect_inputs(func_name))
 
     def invoke_with_outputs(
         self, func_name: str, input_args: dict[str, object], output_args: Sequence[Tensor]
@@ -127,8 +127,8 @@ class VirtualMachine:
         self.invoke_stateful(func_name)
 
     def set_outputs(self, func_name: str, *outputs: Tensor) -> None:
-        """Tensors that the next call of a function writes its outputs to; as many as it has, else
-        that call raises InputError.
+        """Set the tensors that the next call of a function writes its outputs to; their number must
+        match, else that call raises InputError.
 
         In a program without branches its kernels write there themselves, where a tensor is
         contiguous, on the host and apart from all that the call reads; elsewhere outputs are copied
@@ -136,11 +136,11 @@ class VirtualMachine:
         """
         self._wanted[func_name] = outputs
 
-    def _into(
+    def _invoke_into(
         self, func_name: str, destinations: Sequence[Tensor], args: Sequence[object]
     ) -> object:
         """Call a function whose outputs are written to preset tensors."""
-        direct = self._direct_places(func_name, destinations, args)
+        direct = self._direct_buffers(func_name, destinations, args)
         returned = (
             invoke_into(self._machine, direct, func_name, args)
             if isinstance(self._machine, Machine)
@@ -151,12 +151,12 @@ class VirtualMachine:
             counts = f"{len(outputs)} outputs expected, got {len(destinations)}"
             raise InputError(f"{func_name}: {counts}")
         for at, (result, to) in enumerate(zip(outputs, destinations, strict=True)):
-            if not (direct and is_same(cast(Tensor, result), to)):
+            if not (direct and is_same_memory(cast(Tensor, result), to)):
                 cast(Tensor, result).copyto(to)  # or one of another machine, to one there
             outputs[at] = to  # which owns the memory, where `made` lies in it
         return tuple(outputs) if isinstance(returned, tuple) else outputs[0]
 
-    def _direct_places(
+    def _direct_buffers(
         self, func_name: str, destinations: Sequence[Tensor], args: Sequence[object]
     ) -> Sequence[object]:
         """Return the output buffers that kernels can write directly."""
@@ -170,9 +170,9 @@ class VirtualMachine:
 
     def set_input(self, func_name: str, *args: object, **kwargs: object) -> None:
         """Set all inputs of a function, by position or name. Raises InputError."""
-        inputs = {i: _argument(a) for i, a in enumerate(args)}
+        inputs = {i: _to_argument(a) for i, a in enumerate(args)}
         for name, value in kwargs.items():
-            inputs[self._index(name, func_name)] = _argument(value)
+            inputs[self._input_index(name, func_name)] = _to_argument(value)
         self._inputs[func_name] = inputs
 
     def set_one_input(
@@ -187,8 +187,8 @@ class VirtualMachine:
             raise ValueError(f"set_one_input: expected one input, got {len(pairs)}")
         name_or_index, value = pairs[0]
         is_name = isinstance(name_or_index, str)
-        at = self._index(str(name_or_index), func_name) if is_name else int(name_or_index)
-        self._inputs.setdefault(func_name, {})[at] = _argument(value)
+        at = self._input_index(str(name_or_index), func_name) if is_name else int(name_or_index)
+        self._inputs.setdefault(func_name, {})[at] = _to_argument(value)
 
     def get_input_index(self, input_name: str, func_name: str = "main") -> int:
         """Return the position of an input, -1 for an unknown name."""
@@ -220,7 +220,7 @@ class VirtualMachine:
         """
         if kwargs:
             self.set_input(func_name, *args, **kwargs)
-        arguments = self._collected(func_name) if kwargs else [_argument(a) for a in args]
+        arguments = self._collect_inputs(func_name) if kwargs else [_to_argument(a) for a in args]
         if isinstance(self.module, RemoteExecutable):
             return self.module.benchmark(
                 func_name, tuple(arguments), number=number, repeat=repeat,
@@ -257,15 +257,15 @@ class VirtualMachine:
         return Stepper(self.module)
 
     def start(self, func_name: str = "main", *args: object) -> None:
-        """Stand before the first instruction of a function; see `Stepper`."""
-        self.stepper.start(func_name, *map(_argument, args))
+        """Pause before the first instruction of a function; see `Stepper`."""
+        self.stepper.start(func_name, *map(_to_argument, args))
 
     def step(self, count: int = 1) -> bool:
-        """Run so many instructions; whether the call has ended."""
+        """Run `count` instructions; return whether the call has ended."""
         return self.stepper.step(count)
 
     def resume(self) -> bool:
-        """Run to the next breakpoint; whether the call has ended."""
+        """Run to the next breakpoint; return whether the call has ended."""
         return self.stepper.resume()
 
     def registers(self, frame: int = 0) -> list[object]:
@@ -279,15 +279,15 @@ class VirtualMachine:
     def set_breakpoint(
         self, function: str = "main", instruction: int | None = None, *, source: str | None = None
     ) -> list[Place]:
-        """Stop before an instruction, or before those made from a node of the model."""
+        """Set a breakpoint at an instruction, or at the instructions made from a model node."""
         return self.stepper.set_breakpoint(function, instruction, source=source)
 
-    def _call(self, func_name: str, args: Sequence[object]) -> object:
+    def _invoke(self, func_name: str, args: Sequence[object]) -> object:
         destinations = self._wanted.pop(func_name, None)
         self._outputs = (
             self._machine.invoke(func_name, *args)
             if destinations is None
-            else self._into(func_name, destinations, args)
+            else self._invoke_into(func_name, destinations, args)
         )
         return self._outputs
 
@@ -297,13 +297,13 @@ class VirtualMachine:
             return [info.name for info in inputs]
         return self.module.params(func_name)
 
-    def _index(self, name: str, func_name: str) -> int:
+    def _input_index(self, name: str, func_name: str) -> int:
         names = self._names(func_name)
         if name not in names:
             raise InputError(f"{func_name}: no input is named '{name}'; there are {names}")
         return names.index(name)
 
-    def _collected(self, func_name: str) -> list[object]:
+    def _collect_inputs(self, func_name: str) -> list[object]:
         inputs = self._inputs.get(func_name, {})
         count = len(self._names(func_name)) or len(inputs)
         missing = [i for i in range(count) if i not in inputs]
@@ -312,12 +312,12 @@ class VirtualMachine:
         return [inputs[i] for i in range(count)]
 
 
-def _argument(value: object) -> object:
+def _to_argument(value: object) -> object:
     """Return an argument for the machine; Python numbers become int32 and float32, as in TVM."""
     if isinstance(value, (int, float)):
-        return tensor(np.asarray(value, _NUMBERS[type(value)]))
+        return tensor(np.asarray(value, _NUMBER_DTYPES[type(value)]))
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_argument, value)) if type(value) in (tuple, list) else value
+        return type(value)(map(_to_argument, value)) if type(value) in (tuple, list) else value
     return value if isinstance(value, Object) else tensor(value)  # type: ignore[arg-type]
 
 

@@ -28,16 +28,16 @@ import numpy as np
 from ekiden.runtime.errors import EkidenError, RequestError, RunLimitError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
-from ekiden.serve.reasons import refusal
+from ekiden.serve.reasons import to_request_error
 
-__all__ = ["Arrivals", "Batcher", "RunFunction", "Runners", "Work"]
+__all__ = ["Batcher", "PendingArrivals", "QueuedRequest", "RunFunction", "RunnerThreads"]
 
 _log = logging.getLogger(__name__)
 
 Key = tuple[tuple[int, ...], ...]
 RunFunction = Callable[[Sequence[Array], float], list[Array]]
 """A run of a program: arrays, and the seconds it may take."""
-DEFAULT_PRIORITY = 2**63
+DEFAULT_REQUEST_PRIORITY = 2**63
 """The priority of what says none."""
 INLINE_RUN_LIMIT_S = 0.0003
 """The seconds of a run that the event loop makes itself."""
@@ -46,8 +46,8 @@ INLINE_RUN_TIMEOUT_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
-class Work:
-    """A waiting request, with the future of its outputs."""
+class QueuedRequest:
+    """Queued request: its inputs, and the future of its outputs."""
 
     arrays: Sequence[Array]
     future: asyncio.Future[list[Array]]
@@ -57,7 +57,7 @@ class Work:
     key: Key | None = None
     """Work of one key can be run together; None: alone."""
     rows: int = 1
-    came: float = field(default_factory=time.monotonic)
+    arrival_time: float = field(default_factory=time.monotonic)
     is_dropped: bool = False
     """Nobody waits for it any more."""
     can_repeat: bool = False
@@ -77,7 +77,7 @@ class RunCosts:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
-    def note(self, size: int, seconds: float) -> None:
+    def record(self, size: int, seconds: float) -> None:
         """Record the time of a run."""
         at = size.bit_length()
         before = self._seconds.get(at, 0.0)
@@ -85,20 +85,20 @@ class RunCosts:
         # twice.
         self._seconds[at] = max(seconds, before + 0.25 * (seconds - before))
 
-    def is_brief(self, size: int) -> bool:
+    def is_inline_run(self, size: int) -> bool:
         """Return whether a run is expected to be brief; false if none was measured."""
         return self._seconds.get(size.bit_length(), INLINE_RUN_TIMEOUT_S) <= INLINE_RUN_LIMIT_S
 
 
-class Arrivals:
-    """A count of requests that arrived in one poll of the sockets and have not been processed yet.
+class PendingArrivals:
+    """Counter of requests that arrived in one poll of the sockets and have not been processed yet.
     It is only a hint: a wrong count makes batches smaller or later.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
-    def come(self) -> None:
+    def increment(self) -> None:
         """Count an arrived request that is waiting for its turn."""
         self._count += 1
 
@@ -107,13 +107,13 @@ class Arrivals:
         self._count -= 1
 
     @property
-    def are_over(self) -> bool:
+    def is_zero(self) -> bool:
         """Return whether all that arrived have begun."""
         return self._count <= 0
 
 
-class Runners:
-    """The threads that run programs, shared by all models, as many as the machine can use. A thread
+class RunnerThreads:
+    """Threads that run programs, shared by all models, as many as the machine can use. A thread
     that has finished a run takes the next one of any model, so that many small models do not
     each wake a thread.
     """
@@ -126,33 +126,33 @@ class Runners:
         """Guards this and the queues of all batchers."""
         self.clock = clock
         self._changed = threading.Condition(self.lock)
-        self.pending: set[Work] = set()
+        self.pending: set[QueuedRequest] = set()
         """What somebody waits for, of all batchers. Of the event loop's thread alone."""
-        self._ready: deque[tuple[Batcher, list[Work]]] = deque()
+        self._ready: deque[tuple[Batcher, list[QueuedRequest]]] = deque()
         """Whose turn it is, and a run where it is made up already."""
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=self._serve, name=f"serve {at}", daemon=True)
+            threading.Thread(target=self._run_batches, name=f"serve {at}", daemon=True)
             for at in range(count)
         ]
         for thread in self._threads:
             thread.start()
 
-    def offer(self, batcher: Batcher) -> None:
+    def enqueue_batcher(self, batcher: Batcher) -> None:
         """Queue a batcher that has runnable work."""
-        if not batcher.is_offered and batcher.may_run():
+        if not batcher.is_offered and batcher.is_runnable():
             batcher.is_offered = True
             self._ready.append((batcher, []))
             self._changed.notify()
 
-    def hand(self, batcher: Batcher, batch: list[Work]) -> None:
+    def enqueue_batch(self, batcher: Batcher, batch: list[QueuedRequest]) -> None:
         """Queue a prepared batch, which the batcher already counts as running."""
         with self.lock:
             self._ready.append((batcher, batch))
             self._changed.notify()
 
-    def give_up(self, error: Exception) -> None:
-        """Fail all unanswered requests; what runs goes on for nobody."""
+    def fail_all(self, error: Exception) -> None:
+        """Fail all unanswered requests; the results of running ones are discarded."""
         for work in list(self.pending):
             if not work.future.done():
                 work.future.set_exception(error)
@@ -163,24 +163,24 @@ class Runners:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _serve(self) -> None:
-        """Run batches until the runners are closed."""
-        while assignment := self._next():
+    def _run_batches(self) -> None:
+        """Run batches until the threads are stopped."""
+        while assignment := self._next_batch():
             batcher, batch = assignment
             started, busy = time.perf_counter(), self.clock()
             answers = run_batch(batch)
             busy, seconds = self.clock() - busy, time.perf_counter() - started
             with self.lock:
-                batcher.ended(batch, busy)
+                batcher.record_run(batch, busy)
                 # A batcher that has become brief is left to the event loop, which spares a thread
                 # switch.
-                if not batcher.is_brief():
-                    self.offer(batcher)
+                if not batcher.can_run_inline():
+                    self.enqueue_batcher(batcher)
             with suppress(RuntimeError):  # the loop is closed: nobody waits for an answer
-                batcher.loop.call_soon_threadsafe(batcher.answer, answers, seconds)
+                batcher.loop.call_soon_threadsafe(batcher.deliver, answers, seconds)
 
-    def _next(self) -> tuple[Batcher, list[Work]] | None:
-        """Return the next batch to run; None when all is closed and empty."""
+    def _next_batch(self) -> tuple[Batcher, list[QueuedRequest]] | None:
+        """Return the next batch to run; None once the pool is closed and empty."""
         with self.lock:
             while True:
                 while not self._ready:
@@ -193,17 +193,19 @@ class Runners:
                 # Cleared before take(), so that requests arriving from now on offer the batcher
                 # again.
                 batcher.is_offered = False
-                if batch := batcher.take():
-                    self.offer(batcher)
+                if batch := batcher.take_batch():
+                    self.enqueue_batcher(batcher)
                     return batcher, batch
 
 
 class Batcher:
-    """The queue of one loaded program. Created and used on the event loop's thread."""
+    """Request queue of one loaded program, with dynamic batching. Created and used on the event
+    loop's thread.
+    """
 
     def __init__(
         self,
-        runners: Runners,
+        runners: RunnerThreads,
         *,
         instances: int,
         queue: int,
@@ -223,7 +225,7 @@ class Batcher:
         self._on_run = on_run
         self.runners = runners
         self._bound, self._rows, self._wait = queue, rows, wait
-        self._heap: list[tuple[int, int, Work]] = []
+        self._heap: list[tuple[int, int, QueuedRequest]] = []
         self._size = 0
         """The bytes of all that waits."""
         self._count = 0
@@ -236,109 +238,115 @@ class Batcher:
         """Return the number of requests not yet taken by a thread."""
         return len(self._heap)
 
-    def put(self, work: Work, priority: int = 0, is_last: bool = False) -> None:
+    def put(self, work: QueuedRequest, priority: int = 0, is_last: bool = False) -> None:
         """Queue a request; smaller priorities go first, 0 last. With `is_last` nothing else comes
         before the loop looks again, and a run of a moment is made now. Raises RequestError where
         the queue is full.
         """
         with self.runners.lock:
             if len(self._heap) >= self._bound:
-                self._forget_dropped()
+                self._purge_dropped()
             if len(self._heap) >= self._bound:
-                raise RequestError(f"{self._bound} requests wait already", "busy", self.estimate())
+                raise RequestError(
+                    f"{self._bound} requests wait already", "busy", self.estimated_wait_s()
+                )
             self._count += 1
             # The count breaks ties: equal priorities keep the order of arrival, and Work is never
             # compared.
-            heapq.heappush(self._heap, (priority or DEFAULT_PRIORITY, self._count, work))
+            heapq.heappush(self._heap, (priority or DEFAULT_REQUEST_PRIORITY, self._count, work))
             self._size += work.size
             if not is_last:
-                self._place()
+                self._schedule()
+        # Only the loop's thread touches this set; no lock is needed.
         self.runners.pending.add(work)
         if is_last:
-            self._take_turn()
+            self._run_inline()
         if self._wait:
-            self.loop.call_later(self._wait, self._look)
+            self.loop.call_later(self._wait, self._wake)
 
-    def _look(self) -> None:
+    def _wake(self) -> None:
         with self.runners.lock:
-            self._place()
+            self._schedule()
 
-    def _place(self) -> None:
+    def _schedule(self) -> None:
         """Schedule the waiting requests, on the loop or on the threads."""
-        if not self.is_brief():
-            self.runners.offer(self)
+        if not self.can_run_inline():
+            self.runners.enqueue_batcher(self)
         elif not self._has_turn:
             self._has_turn = True
-            self.loop.call_soon(self._take_turn)
+            self.loop.call_soon(self._run_inline)
 
-    def is_brief(self) -> bool:
+    def can_run_inline(self) -> bool:
         """Return whether the next batch is brief enough to run on the loop. The lock must
         be held.
         """
         if not self._heap or not self._heap[0][2].can_repeat:
             return False
         batch_share = min(1.0, self._rows / len(self._heap))
-        return self._costs.is_brief(int(self._size * batch_share))
+        return self._costs.is_inline_run(int(self._size * batch_share))
 
-    def _take_turn(self) -> None:
+    def _run_inline(self) -> None:
         """Run the waiting requests on the loop."""
         with self.runners.lock:
             self._has_turn = False
-            if not self.may_run():
+            if not self.is_runnable():
                 return
-            if not self.is_brief():
-                self.runners.offer(self)
+            if not self.can_run_inline():
+                self.runners.enqueue_batcher(self)
                 return
-            batch = self.take()
+            batch = self.take_batch()
         if not batch:
             return
         started, busy = time.perf_counter(), self.runners.clock()
         try:
-            answers = run_at_once(batch)
+            # Outside of the lock: the threads must be able to take other work during the run.
+            answers = run_batch_inline(batch)
         except Exception:  # it takes longer than thought, or one of several is wrong
-            self.runners.hand(self, batch)
+            # The run left no state behind (`can_repeat`), so a thread may repeat it without harm.
+            self.runners.enqueue_batch(self, batch)
             return
         busy, seconds = self.runners.clock() - busy, time.perf_counter() - started
         with self.runners.lock:
-            self.ended(batch, busy)
-        self.answer(answers, seconds)
+            self.record_run(batch, busy)
+        self.deliver(answers, seconds)
 
-    def ended(self, batch: Sequence[Work], seconds: float) -> None:
+    def record_run(self, batch: Sequence[QueuedRequest], seconds: float) -> None:
         """Record the end of a run and its CPU time. The lock must be held."""
         self.running -= 1
-        self._costs.note(sum(work.size for work in batch), seconds)
+        self._costs.record(sum(work.size for work in batch), seconds)
 
-    def may_run(self) -> bool:
-        """Return whether there are requests, a free instance, and nothing more to wait for."""
+    def is_runnable(self) -> bool:
+        """Return whether requests wait, an instance is free, and the batching delay is over."""
         if not self._heap or self.running >= self._instances:
             return False
+        # Without a batching delay a batch is whatever waits when an instance becomes free.
         if self._wait == 0:
             return True
-        oldest = min(entry[2].came for entry in self._heap)
+        oldest = min(entry[2].arrival_time for entry in self._heap)
         rows = sum(entry[2].rows for entry in self._heap)
         # The tolerance of a millisecond covers timers that fire slightly early.
         return rows >= self._rows or oldest + self._wait <= time.monotonic() + 1e-3
 
-    def drop(self, work: Work) -> None:
+    def discard(self, work: QueuedRequest) -> None:
         """Discard a request nobody waits for any more."""
         work.is_dropped = True
         self.runners.pending.discard(work)
 
-    def estimate(self) -> float:
+    def estimated_wait_s(self) -> float:
         """Estimate the seconds until the waiting requests are done."""
         return max(0.001, (len(self._heap) + 1) * self._smoothed / self._instances)
 
-    def _forget_dropped(self) -> None:
+    def _purge_dropped(self) -> None:
         self._heap = [entry for entry in self._heap if not entry[2].is_dropped]
         self._size = sum(entry[2].size for entry in self._heap)
         heapq.heapify(self._heap)
 
-    def take(self) -> list[Work]:
+    def take_batch(self) -> list[QueuedRequest]:
         """Take a batch of requests with the same key, in priority order, up to the maximum size;
         empty if all were dropped. It is counted as running. The lock must be held.
         """
-        batch: list[Work] = []
-        other_entries: list[tuple[int, int, Work]] = []
+        batch: list[QueuedRequest] = []
+        other_entries: list[tuple[int, int, QueuedRequest]] = []
         rows = 0
         while self._heap and rows < self._rows:
             entry = heapq.heappop(self._heap)
@@ -353,6 +361,7 @@ class Batcher:
                 if work.key is None:
                     break
             else:
+                # Requests of other shapes go back: they keep their priority and arrival number.
                 other_entries.append(entry)
         for entry in other_entries:
             heapq.heappush(self._heap, entry)
@@ -360,7 +369,7 @@ class Batcher:
         self.running += bool(batch)
         return batch
 
-    def answer(self, answers: Sequence[tuple[Work, object]], seconds: float) -> None:
+    def deliver(self, answers: Sequence[tuple[QueuedRequest, object]], seconds: float) -> None:
         """Deliver outputs or errors to the requests, on the loop."""
         rows = sum(work.rows for work, _ in answers)
         self._smoothed += 0.1 * (seconds / len(answers) - self._smoothed)
@@ -374,32 +383,35 @@ class Batcher:
             else:
                 work.future.set_result(answer)  # type: ignore[arg-type]  # no error: outputs
         if self._heap:
-            self._look()
+            self._wake()
 
 
-def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
+def run_batch(batch: Sequence[QueuedRequest]) -> list[tuple[QueuedRequest, object]]:
     """Return each request's outputs or error. If a run of several fails, they are rerun one by one,
     so that only faulty requests get an error.
     """
     if len(batch) > 1:
         try:
-            return list(zip(batch, _together(batch), strict=True))
+            return list(zip(batch, _run_batched(batch), strict=True))
         except Exception as error:  # whose fault it is shows when they run alone
             _log.debug("a run of several failed: %s", type(error).__name__)
-    return [(work, _alone(work)) for work in batch]
+    # One bad request must not fail the others of its batch.
+    return [(work, _run_single(work)) for work in batch]
 
 
-def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
-    """Run a batch on the event loop. Raises what a run of several raises, and RunLimitError for a
-    run too long for the loop.
+def run_batch_inline(batch: Sequence[QueuedRequest]) -> list[tuple[QueuedRequest, object]]:
+    """Run a batch on the event loop, without a thread switch. Raises what a run of several raises,
+    and RunLimitError for a run too long for the loop.
     """
     if len(batch) > 1:
-        return list(zip(batch, _together(batch, INLINE_RUN_TIMEOUT_S), strict=True))
-    return [(batch[0], _alone(batch[0], INLINE_RUN_TIMEOUT_S))]
+        return list(zip(batch, _run_batched(batch, INLINE_RUN_TIMEOUT_S), strict=True))
+    return [(batch[0], _run_single(batch[0], INLINE_RUN_TIMEOUT_S))]
 
 
-def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[Array]]:
-    """Run requests as one batch: concatenate the inputs and split the outputs."""
+def _run_batched(batch: Sequence[QueuedRequest], time_limit: float = math.inf) -> list[list[Array]]:
+    """Run requests as one batch: concatenate the inputs along the batch dimension, and split the
+    outputs.
+    """
     columns = zip(*(work.arrays for work in batch), strict=True)
     # A batch may run as long as its most patient request; impatient ones are expired by their own
     # timers.
@@ -415,7 +427,7 @@ def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[
     ]
 
 
-def _alone(work: Work, time_limit: float = math.inf) -> object:
+def _run_single(work: QueuedRequest, time_limit: float = math.inf) -> object:
     """Return a request's outputs, or the error reported to its client. Raises RunLimitError if the
     run is not finished after `time_limit` seconds though the request allows more.
     """
@@ -427,7 +439,7 @@ def _alone(work: Work, time_limit: float = math.inf) -> object:
     except Exception as error:  # whatever it is: its request is answered, the thread goes on
         if isinstance(error, RunLimitError) and remaining > time_limit:
             raise
-        client_error = refusal(error)
+        client_error = to_request_error(error)
         if client_error is not error:
             client_error.__cause__ = error
         return client_error

@@ -1,5 +1,5 @@
-"""Protection against requests of web pages: which names a server answers to, and which origins may
-ask it.
+"""Protection against cross-site requests and DNS rebinding: host names that a server answers to,
+and origins that may call it.
 
 A page can make a browser of this machine send requests to a server on the loopback interface: by
 its address, which the browser marks with the page's origin, or by a name of the page's own that
@@ -15,13 +15,13 @@ from starlette.types import Scope
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["OriginChecker", "refuse_forms", "require_json"]
+__all__ = ["OriginChecker", "reject_form_types", "require_json"]
 
 Headers = dict[bytes, bytes]
-REMEMBERED_HOSTS = 256
+MAX_CACHED_HOSTS = 256
 """Values of `Host` that need no second look."""
-READING = frozenset({"GET", "HEAD"})
-FORM_TYPES = frozenset({
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+FORM_CONTENT_TYPES = frozenset({
     b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain",
 })  # fmt: skip
 """The types that any page may send anywhere without asking first (the Fetch standard's
@@ -29,7 +29,7 @@ CORS-safelisted values)."""
 
 
 class OriginChecker:
-    """Checks of a request's host and origin before anything else is processed."""
+    """Checker of a request's host and origin, before anything else is processed."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._pages = frozenset(name.lower() for name in config.allowed_hosts)
@@ -40,8 +40,8 @@ class OriginChecker:
         self._accepted: set[bytes] = set()
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises RequestError ("forbidden") for a request to a name that is not the server's, and
-        for one that a page of another origin makes.
+        """Raise RequestError ("forbidden") for a request to a foreign host name, or from a page of
+        another origin.
         """
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._accepted:
@@ -51,22 +51,22 @@ class OriginChecker:
         elif (
             b"sec-fetch-site" in headers
             and headers[b"sec-fetch-site"] in (b"cross-site", b"same-site")
-            and scope["method"] not in READING
+            and scope["method"] not in SAFE_METHODS
         ):
             raise RequestError("a page of another origin may not ask this server", "forbidden")
 
     def _check_host(self, host: bytes) -> None:
-        name = host_name(host)
-        if not self._is_own(name):
+        name = strip_port(host)
+        if not self._is_own_host(name):
             raise RequestError(
                 f"host '{name[:64]}': this server answers to localhost and to addresses; others"
                 f" stand in 'allowed_hosts' of serve.toml",
                 "forbidden",
             )
-        if len(self._accepted) < REMEMBERED_HOSTS:
+        if len(self._accepted) < MAX_CACHED_HOSTS:
             self._accepted.add(host)
 
-    def _is_own(self, name: str) -> bool:
+    def _is_own_host(self, name: str) -> bool:
         if name in self._names or name.endswith(".localhost"):
             return True
         try:
@@ -76,14 +76,14 @@ class OriginChecker:
         return True
 
     def _check_origin(self, origin: bytes, host: bytes) -> None:
-        """Raises RequestError for a page of another origin."""
+        """Raise RequestError for a page of another origin."""
         _, _, origin_host = origin.partition(b"://")
-        if origin_host and (origin_host == host or host_name(origin_host) in self._pages):
+        if origin_host and (origin_host == host or strip_port(origin_host) in self._pages):
             return
         raise RequestError("a page of another origin may not ask this server", "forbidden")
 
 
-def host_name(host: bytes) -> str:
+def strip_port(host: bytes) -> str:
     """Return the name in a `Host` header: without the port, and an IPv6 address without its
     brackets.
     """
@@ -102,10 +102,10 @@ def require_json(headers: Headers) -> None:
         )
 
 
-def refuse_forms(headers: Headers) -> None:
+def reject_form_types(headers: Headers) -> None:
     """Reject a content type that a page may send without a preflight request."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind in FORM_TYPES:
+    if kind in FORM_CONTENT_TYPES:
         raise RequestError(
             "content-type: application/json or application/octet-stream expected, as this changes"
             " state",

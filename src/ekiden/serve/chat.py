@@ -18,22 +18,22 @@ from starlette.types import Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.connections import EndingWithClient
-from ekiden.serve.engine import Engine
+from ekiden.serve.connections import CancelOnDisconnect
+from ekiden.serve.engine import ServingEngine
 from ekiden.serve.generation import Generation
-from ekiden.serve.http_messages import is_brief
-from ekiden.serve.json_scan import read_json
+from ekiden.serve.http_messages import is_short_body
+from ekiden.serve.json_scan import parse_bounded_object
 from ekiden.serve.routes import Route
 from ekiden.serve.text import Message, Sampling
 
-__all__ = ["ChatRequest", "ChatRoutes", "read_chat"]
+__all__ = ["ChatRequest", "ChatRoutes", "parse_chat_request"]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_STOP_LETTERS = 1024
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_STOP_CHARS = 1024
 """Of a text that stops an answer: what is held back is compared with each of its beginnings."""
 _IGNORED_KEYS = frozenset({"user", "metadata", "store", "stream_options", "service_tier"})
 """What says nothing about the answer."""
-_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+_ACCEPTED_DEFAULT_VALUES: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "frequency_penalty": (0,),
@@ -57,16 +57,20 @@ class ChatRequest:
     """Whether the stream ends with the count of tokens."""
 
 
-def read_chat(fields: dict[str, Any]) -> ChatRequest:
+def parse_chat_request(fields: dict[str, Any]) -> ChatRequest:
     """Parse a request body. Raises RequestError for what is invalid or unsupported."""
     known_keys = {
         "model", "messages", "stream", "max_tokens", "max_completion_tokens", "temperature",
-        "top_p", "seed", "stop", *_IGNORED_KEYS, *_NEUTRAL_VALUES,
+        "top_p", "seed", "stop", *_IGNORED_KEYS, *_ACCEPTED_DEFAULT_VALUES,
     }  # fmt: skip
     for key, value in fields.items():
         if key not in known_keys:
             raise RequestError(f"'{key[:64]}' is not supported")
-        if key in _NEUTRAL_VALUES and value is not None and value not in _NEUTRAL_VALUES[key]:
+        if (
+            key in _ACCEPTED_DEFAULT_VALUES
+            and value is not None
+            and value not in _ACCEPTED_DEFAULT_VALUES[key]
+        ):
             raise RequestError(f"'{key}': this value is not supported")
     model, messages = fields.get("model"), fields.get("messages")
     if not isinstance(model, str):
@@ -80,14 +84,14 @@ def read_chat(fields: dict[str, Any]) -> ChatRequest:
     if not isinstance(options, dict):
         raise RequestError("'stream_options': an object expected")
     usage = options.get("include_usage") is True
-    parsed_messages = tuple(_message(at, entry) for at, entry in enumerate(messages))
-    return ChatRequest(model, parsed_messages, _sampling(fields), stream, usage)
+    parsed_messages = tuple(_parse_message(at, entry) for at, entry in enumerate(messages))
+    return ChatRequest(model, parsed_messages, _parse_sampling(fields), stream, usage)
 
 
-def _message(at: int, entry: object) -> Message:
+def _parse_message(at: int, entry: object) -> Message:
     """Parse one message. Raises RequestError."""
-    if not isinstance(entry, dict) or entry.get("role") not in ROLES:
-        raise RequestError(f"'messages[{at}]': a role of {', '.join(ROLES)} expected")
+    if not isinstance(entry, dict) or entry.get("role") not in CHAT_ROLES:
+        raise RequestError(f"'messages[{at}]': a role of {', '.join(CHAT_ROLES)} expected")
     content = entry.get("content")
     if isinstance(content, list):  # parts, of which only texts are taken
         texts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
@@ -98,7 +102,7 @@ def _message(at: int, entry: object) -> Message:
     return Message(entry["role"], content)
 
 
-def _sampling(fields: dict[str, Any]) -> Sampling:
+def _parse_sampling(fields: dict[str, Any]) -> Sampling:
     """Parse the sampling parameters. Raises RequestError."""
     tokens = fields.get("max_completion_tokens")
     tokens = fields.get("max_tokens") if tokens is None else tokens
@@ -107,31 +111,33 @@ def _sampling(fields: dict[str, Any]) -> Sampling:
     if (
         not isinstance(stop, list)
         or len(stop) > 4
-        or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LETTERS for s in stop)
+        or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stop)
     ):
         raise RequestError(
-            f"'stop': a text of up to {MAX_STOP_LETTERS} letters, or up to 4 of them, expected"
+            f"'stop': a text of up to {MAX_STOP_CHARS} letters, or up to 4 of them, expected"
         )
     return Sampling(
-        None if tokens is None else int(_number("max_tokens", tokens, 1, 2**31, is_integer=True)),
-        _number_or_none(fields, "temperature", 0, 2),
-        _number_or_none(fields, "top_p", 0, 1),
-        None if fields.get("seed") is None else int(
-            _number("seed", fields["seed"], -(2**63), 2**63 - 1, is_integer=True)
-        ),
+        None
+        if tokens is None
+        else int(_check_number("max_tokens", tokens, 1, 2**31, is_integer=True)),
+        _parse_optional_number(fields, "temperature", 0, 2),
+        _parse_optional_number(fields, "top_p", 0, 1),
+        None
+        if fields.get("seed") is None
+        else int(_check_number("seed", fields["seed"], -(2**63), 2**63 - 1, is_integer=True)),
         tuple(stop),
-    )  # fmt: skip
+    )
 
 
-def _number_or_none(
+def _parse_optional_number(
     fields: dict[str, Any], key: str, minimum: float, maximum: float
 ) -> float | None:
     """Parse an optional number. Raises RequestError."""
     value = fields.get(key)
-    return None if value is None else float(_number(key, value, minimum, maximum))
+    return None if value is None else float(_check_number(key, value, minimum, maximum))
 
 
-def _number(
+def _check_number(
     key: str, value: object, minimum: float, maximum: float, is_integer: bool = False
 ) -> float:
     """Check that a value is a number in a range. Raises RequestError."""
@@ -142,10 +148,10 @@ def _number(
 
 
 class ChatRoutes:
-    """The paths of OpenAI's protocol."""
+    """Routes of OpenAI's chat protocol."""
 
     def __init__(
-        self, engine: Engine, read_body: Callable[[Request], Awaitable[bytes | bytearray]]
+        self, engine: ServingEngine, read_body: Callable[[Request], Awaitable[bytes | bytearray]]
     ) -> None:
         self._engine, self._read_body = engine, read_body
         self._started = int(time.time())
@@ -158,44 +164,44 @@ class ChatRoutes:
             Route("/v1/chat/completions", self.chat, methods=("POST",)),
         ]
 
-    def _row(self, name: str) -> dict[str, object]:
+    def _model_row(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "ekiden"}
 
     async def models(self, request: Request) -> Response:
         """List the text models."""
         names = [n for n, m in sorted(self._engine.repository.models.items()) if m.text is not None]
-        return _json({"object": "list", "data": [self._row(name) for name in names]})
+        return _json_response({"object": "list", "data": [self._model_row(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         """Describe a text model. Raises RequestError for an unknown name."""
         name = request.path_params["model"]
         if self._engine.repository.get(name).text is None:
             raise RequestError("no model of text has that name", "unknown")
-        return _json(self._row(name))
+        return _json_response(self._model_row(name))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation, at once or as a stream."""
         body = await self._read_body(request)
-        read = partial(_read, body)
-        chat_request = read() if is_brief(body) else await self._engine.off_loop(read)
-        with EndingWithClient(request.scope):
+        read = partial(_parse_body, body)
+        chat_request = read() if is_short_body(body) else await self._engine.run_on_reader(read)
+        with CancelOnDisconnect(request.scope):
             generation = await Generation.begin(
                 self._engine, chat_request.model, chat_request.messages, chat_request.sampling
             )
-            answer = Answer(chat_request, generation)
+            answer = ChatAnswer(chat_request, generation)
             if chat_request.stream:
-                return EventResponse(answer.events(), generation)
+                return EventStreamResponse(answer.iter_events(), generation)
             try:
-                return _json(await answer.whole())
+                return _json_response(await answer.complete())
             finally:
                 generation.close()
 
 
-def _read(body: bytes | bytearray) -> ChatRequest:
-    return read_chat(read_json(body))
+def _parse_body(body: bytes | bytearray) -> ChatRequest:
+    return parse_chat_request(parse_bounded_object(body))
 
 
-class EventResponse(StreamingResponse):
+class EventStreamResponse(StreamingResponse):
     """A stream of events that closes its generation however it ends."""
 
     def __init__(self, events: AsyncIterator[bytes], generation: Generation) -> None:
@@ -210,7 +216,7 @@ class EventResponse(StreamingResponse):
             self._generation.close()
 
 
-class Answer:
+class ChatAnswer:
     """The answer to one conversation, in OpenAI's format."""
 
     def __init__(self, request: ChatRequest, generation: Generation) -> None:
@@ -218,12 +224,12 @@ class Answer:
         self._id = f"chatcmpl-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
-    def _head(self, kind: str) -> dict[str, object]:
+    def _response_head(self, kind: str) -> dict[str, object]:
         return {
             "id": self._id, "object": kind, "created": self._created, "model": self._request.model,
         }  # fmt: skip
 
-    async def whole(self) -> dict[str, object]:
+    async def complete(self) -> dict[str, object]:
         """Return the complete answer."""
         texts = [piece.text async for piece in self._generation.pieces()]
         message = {"role": "assistant", "content": "".join(texts), "refusal": None}
@@ -231,32 +237,34 @@ class Answer:
             "index": 0, "message": message, "logprobs": None,
             "finish_reason": self._generation.finish,
         }  # fmt: skip
-        head = self._head("chat.completion")
+        head = self._response_head("chat.completion")
         return {**head, "choices": [choice], "usage": self._generation.usage()}
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer in pieces; an error after the beginning is an event of its own."""
+    async def iter_events(self) -> AsyncIterator[bytes]:
+        """Yield the answer as server-sent events; an error after the first piece is an event of its
+        own.
+        """
         try:
-            yield self._event({"role": "assistant", "content": ""}, None)
+            yield self._format_event({"role": "assistant", "content": ""}, None)
             async for piece in self._generation.pieces():
-                yield self._event({"content": piece.text}, None)
-            yield self._event({}, self._generation.finish)
+                yield self._format_event({"content": piece.text}, None)
+            yield self._format_event({}, self._generation.finish)
             if self._request.usage:
-                head = self._head("chat.completion.chunk")
-                yield _data({**head, "choices": [], "usage": self._generation.usage()})
+                head = self._response_head("chat.completion.chunk")
+                yield _sse_data({**head, "choices": [], "usage": self._generation.usage()})
             yield b"data: [DONE]\n\n"
         except RequestError as error:
-            yield _data({"error": {"message": str(error), "type": "server_error", "param": None,
-                                   "code": error.reason}})  # fmt: skip
+            yield _sse_data({"error": {"message": str(error), "type": "server_error", "param": None,
+                                       "code": error.reason}})  # fmt: skip
 
-    def _event(self, delta: dict[str, object], finish: str | None) -> bytes:
+    def _format_event(self, delta: dict[str, object], finish: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return _data({**self._head("chat.completion.chunk"), "choices": [choice]})
+        return _sse_data({**self._response_head("chat.completion.chunk"), "choices": [choice]})
 
 
-def _data(value: object) -> bytes:
+def _sse_data(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def _json(value: object) -> Response:
+def _json_response(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")

@@ -17,7 +17,7 @@ from ekiden.runtime.errors import ServeError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 __all__ = [
-    "Batching", "Limits", "ModelConfig", "Sequences", "ServerConfig", "TextConfig",
+    "BatchingConfig", "Limits", "ModelConfig", "SequenceConfig", "ServerConfig", "TextConfig",
     "read_model_config", "read_server_config",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """A server's configuration. Paths are as the process sees them."""
+    """Configuration of a server. Paths are as the process sees them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -87,7 +87,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchingConfig:
     """Dynamic batching of one model's requests, along their shared dimension."""
 
     enabled: bool = True
@@ -100,7 +100,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class SequenceConfig:
     """Sequences of requests that share state."""
 
     most: int = 1024
@@ -134,7 +134,7 @@ class TextConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's configuration."""
+    """Configuration of a model."""
 
     versions: object = "latest"
     """"latest", "all", or a list of numbers."""
@@ -148,14 +148,14 @@ class ModelConfig:
     """Threads of a run at most; 0: all that the runtime has."""
     priority: int = 0
     """Of requests that say none; 1 is served first, and 0 last."""
-    batching: Batching = field(default_factory=Batching)
-    sequences: Sequences = field(default_factory=Sequences)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    sequences: SequenceConfig = field(default_factory=SequenceConfig)
     text: TextConfig = field(default_factory=TextConfig)
 
 
-LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 Config = TypeVar("Config")
-_MINIMUMS = {
+_SETTING_MINIMUMS = {
     "body_bytes": 1, "text_bytes": 1, "grpc_bytes": 1, "answer_bytes": 1, "held_bytes": 1,
     "body_seconds": 0.01, "idle_seconds": 0.01, "connections": 1, "instances": 1,
     "queue": 1, "seconds": 0.001, "sequences": 1, "rows": 1, "most": 1,
@@ -167,10 +167,12 @@ def read_server_config(path: Path, overrides: Mapping[str, object] | None = None
     """Read a server's configuration: defaults, then the file if it exists, then `overrides`. Raises
     ServeError naming the file and key.
     """
-    config = _read(path, ServerConfig(), "server") if path.exists() else ServerConfig()
-    config = _filled(config, overrides or {}, "option")
-    if config.log not in LEVELS:
-        raise ServeError(f"'{path}': log: one of {', '.join(LEVELS)} expected, got '{config.log}'")
+    config = _read_toml(path, ServerConfig(), "server") if path.exists() else ServerConfig()
+    config = _apply_settings(config, overrides or {}, "option")
+    if config.log not in LOG_LEVELS:
+        raise ServeError(
+            f"'{path}': log: one of {', '.join(LOG_LEVELS)} expected, got '{config.log}'"
+        )
     return config
 
 
@@ -178,7 +180,7 @@ def read_model_config(path: Path) -> ModelConfig:
     """Read a model's configuration. Raises ServeError naming the file and key."""
     if not path.exists():
         return ModelConfig()
-    config = _read(path, ModelConfig(), "model")
+    config = _read_toml(path, ModelConfig(), "model")
     versions = config.versions
     numbers = isinstance(versions, list) and all(type(v) is int and v > 0 for v in versions)
     if versions not in ("latest", "all") and not (numbers and versions):
@@ -186,7 +188,7 @@ def read_model_config(path: Path) -> ModelConfig:
     return config
 
 
-def _read(path: Path, default: Config, top: str) -> Config:
+def _read_toml(path: Path, default: Config, top: str) -> Config:
     """Read a file: the table `top` holds the configuration's own fields, the other tables its
     parts.
     """
@@ -197,11 +199,11 @@ def _read(path: Path, default: Config, top: str) -> Config:
     own = tables.pop(top, {})
     if not isinstance(own, dict):
         raise ServeError(f"'{path}': {top}: a table expected")
-    return _filled(default, {**own, **tables}, f"'{path}'")
+    return _apply_settings(default, {**own, **tables}, f"'{path}'")
 
 
-def _filled(default: Config, settings: Mapping[str, object], where: str) -> Config:
-    """Return a configuration with validated settings in place of its defaults. Raises
+def _apply_settings(default: Config, settings: Mapping[str, object], where: str) -> Config:
+    """Return a configuration in which validated settings replace the defaults. Raises
     ServeError.
     """
     kinds = get_type_hints(type(default))
@@ -212,16 +214,16 @@ def _filled(default: Config, settings: Mapping[str, object], where: str) -> Conf
             near = difflib.get_close_matches(key, names, 1)
             hint = f"; '{near[0]}' is near" if near else f"; there are {', '.join(names)}"
             raise ServeError(f"{where}: no setting is named '{key}'{hint}")
-        checked[key] = _value(getattr(default, key), kinds[key], value, f"{where}: {key}")
+        checked[key] = _check_value(getattr(default, key), kinds[key], value, f"{where}: {key}")
     return replace(default, **checked)  # type: ignore[type-var]  # a dataclass
 
 
-def _value(default: object, kind: object, value: object, where: str) -> object:
+def _check_value(default: object, kind: object, value: object, where: str) -> object:
     """Validate a setting's value. Raises ServeError for a wrong type, or a value out of range."""
-    if isinstance(default, (Limits, Batching, Sequences, TextConfig)):
+    if isinstance(default, (Limits, BatchingConfig, SequenceConfig, TextConfig)):
         if not isinstance(value, Mapping):
             raise ServeError(f"{where}: a table expected")
-        return _filled(default, value, where)
+        return _apply_settings(default, value, where)
     if kind is object:
         return value
     if kind == Mapping[str, str]:
@@ -238,7 +240,7 @@ def _value(default: object, kind: object, value: object, where: str) -> object:
     if type(value) is not kind:
         raise ServeError(f"{where}: {kind.__name__} expected, got {value!r}")
     if isinstance(value, (int, float)) and kind is not bool:
-        minimum = _MINIMUMS.get(where.rpartition(" ")[2], 0)
+        minimum = _SETTING_MINIMUMS.get(where.rpartition(" ")[2], 0)
         if not minimum <= value < 2**63:
             raise ServeError(f"{where}: a number from {minimum} on expected, got {value!r}")
     return value

@@ -13,11 +13,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ekiden.serve.batcher import Arrivals
+from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import Limits
-from ekiden.serve.metrics import Metrics
+from ekiden.serve.metrics import ServerMetrics
 
-__all__ = ["ABORT_KEY", "EndingWithClient", "connection_class", "has_body"]
+__all__ = ["ABORT_KEY", "CancelOnDisconnect", "connection_class", "has_body"]
 
 ABORT_KEY = "ekiden.abort"
 """Where a request's scope has what ends its connection at once."""
@@ -26,15 +26,16 @@ CYCLE_KEY = "ekiden.cycle"
 that has the scope itself."""
 CONNECTION_KEY = "ekiden.connection"
 """Where it has its connection, by a weak reference, whose end ends the task that answers it."""
-MAX_HEAD_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
 """The most bytes of a request's line and headers; the parser itself would take any number."""
 
-CLOSED_A_TURN = 256
+CLOSED_PER_ITERATION = 256
 """Connections that are closed in one turn of the loop: about 2 ms of the processor."""
 
 
 class ClosingQueue:
-    """Connections whose clients have gone, which are closed some in each turn of the loop.
+    """Queue of transports whose clients have gone; a few are closed in each iteration of the event
+    loop.
 
     Ten thousand clients may go at once; closing all of their connections in one turn takes 80 ms,
     in which nobody is answered.
@@ -46,18 +47,18 @@ class ClosingQueue:
     def add(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         """Close a transport soon."""
         if not self._waiting:
-            loop.call_soon(self._close_some, loop)
+            loop.call_soon(self._close_batch, loop)
         self._waiting.append(transport)
 
-    def _close_some(self, loop: asyncio.AbstractEventLoop) -> None:
-        for _ in range(min(len(self._waiting), CLOSED_A_TURN)):
+    def _close_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(len(self._waiting), CLOSED_PER_ITERATION)):
             self._waiting.popleft().close()
         if self._waiting:
-            loop.call_soon(self._close_some, loop)
+            loop.call_soon(self._close_batch, loop)
 
 
 def connection_class(
-    limits: Limits, metrics: Metrics, arrivals: Arrivals
+    limits: Limits, metrics: ServerMetrics, arrivals: PendingArrivals
 ) -> type[HttpToolsProtocol]:
     """Return the connection class of a server."""
     attributes = {
@@ -66,7 +67,7 @@ def connection_class(
         "arrivals": arrivals,
         "closings": ClosingQueue(),
     }
-    return type("BoundedConnection", (Connection,), attributes)
+    return type("BoundedConnection", (HttpConnection,), attributes)
 
 
 def has_body(scope: Scope) -> bool:
@@ -75,8 +76,8 @@ def has_body(scope: Scope) -> bool:
     return cycle is not None and not cycle.more_body
 
 
-class EndingWithClient:
-    """A context in which a disconnecting client cancels the running task.
+class CancelOnDisconnect:
+    """Context in which a disconnect of the client cancels the running task.
 
     Raises ClientDisconnect instead of the cancellation, and at once if the client has already gone.
     It is a class, as each request enters one, and takes a third of a generator's time.
@@ -98,14 +99,14 @@ class EndingWithClient:
             raise ClientDisconnect from None
 
 
-class Connection(HttpToolsProtocol):
-    """One HTTP connection. It may be idle for `idle_seconds` before each request; a request's
-    headers may take just as long in total.
+class HttpConnection(HttpToolsProtocol):
+    """HTTP connection with limits on its silence and its headers. It may be idle for `idle_seconds`
+    before each request; a request's headers may take just as long in total.
     """
 
     limits: Limits
-    metrics: Metrics
-    arrivals: Arrivals
+    metrics: ServerMetrics
+    arrivals: PendingArrivals
     closings: ClosingQueue
     task: asyncio.Task[Any] | None = None
     """What is ended when the client goes: the task of a request whose result nobody else needs."""
@@ -121,7 +122,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._self = ref(self)
         self.metrics.connections = len(self.connections)
-        self._wait()
+        self._start_idle_timer()
+        # Accepted first and then closed: the kernel's backlog would otherwise keep it waiting.
         if len(self.connections) > self.limits.connections:
             transport.close()
 
@@ -134,7 +136,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the task of a closed connection."""
-        self._stop_waiting()
+        self._stop_idle_timer()
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -148,25 +150,28 @@ class Connection(HttpToolsProtocol):
         if self._marks != before or not self._is_in_head:
             self._head = 0
         else:
+            # A client that sends an endless header must not fill the memory.
             self._head += len(data)
-            if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._head > MAX_HEADER_BYTES and not self.transport.is_closing():
                 self.send_400_response("Headers too large.")
 
     def on_headers_complete(self) -> None:
         """Start processing a request whose headers are complete; its body has separate limits."""
         self._is_in_head = False
         self._marks += 1
-        self._stop_waiting()
+        self._stop_idle_timer()
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # a request that the application is asked for
-            self.arrivals.come()
+            self.arrivals.increment()
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]  # ours
+        # Weak references: the cycle holds the scope, and a strong one would leave both to the
+        # garbage collector.
         self.scope[CYCLE_KEY] = ref(self.cycle)  # type: ignore[literal-required]
         self.scope[CONNECTION_KEY] = self._self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
-        """Note that the body is complete."""
+        """Record that the body is complete."""
         super().on_message_complete()
         self._is_in_head = True
         self._marks += 1
@@ -176,18 +181,18 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         self.task = None
         if not self.transport.is_closing():
-            self._wait()
+            self._start_idle_timer()
 
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self._timer = self.loop.call_later(self.limits.idle_seconds, self._give_up)
+    def _start_idle_timer(self) -> None:
+        self._stop_idle_timer()
+        self._timer = self.loop.call_later(self.limits.idle_seconds, self._close_idle)
 
-    def _stop_waiting(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _close_idle(self) -> None:
         if self.transport.get_write_buffer_size():  # nobody takes the answer: it would stay
             self.transport.abort()
         elif not self.transport.is_closing():

@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """The names and encodings of a datatype."""
+    """Datatype of the protocol: its names and encodings."""
 
     name: str
     """As the protocol calls it."""
@@ -41,7 +41,7 @@ class Datatype:
 _NO_JSON_TYPES, _BOOL_TYPES, _INT_TYPES = frozenset[type](), frozenset({bool}), frozenset({int})
 _FLOAT_TYPES, _TEXT_TYPES = frozenset({int, float}), frozenset({str})
 # fmt: off
-DATATYPES = (
+TENSOR_DATATYPES = (
     #        name      dtype       numpy                 contents           JSON
     Datatype("BOOL",   "bool",     np.dtype(np.bool_),   "bool_contents",   _BOOL_TYPES),
     Datatype("UINT8",  "uint8",    np.dtype(np.uint8),   "uint_contents",   _INT_TYPES),
@@ -59,13 +59,13 @@ DATATYPES = (
     Datatype("BYTES",  STRING_DTYPE,       np.dtype(object),     "bytes_contents",  _TEXT_TYPES),
 )
 # fmt: on
-DATATYPE_BY_NAME = {row.name: row for row in DATATYPES}
-DATATYPE_BY_DTYPE = {row.dtype: row for row in DATATYPES}
-MAX_ELEMENTS = 2**31 - 1
+DATATYPE_BY_NAME = {row.name: row for row in TENSOR_DATATYPES}
+DATATYPE_BY_DTYPE = {row.dtype: row for row in TENSOR_DATATYPES}
+MAX_TENSOR_ELEMENTS = 2**31 - 1
 """The most elements that a tensor of a request may have."""
-MAX_TEXTS = 1 << 20
+MAX_STRING_ELEMENTS = 1 << 20
 """The most texts of a tensor: each is an object of 50 bytes and more."""
-TEXT_OVERHEAD_BYTES = 8
+STRING_OVERHEAD_BYTES = 8
 """Bytes of memory that an element of a tensor of texts takes beside its text."""
 
 
@@ -74,20 +74,23 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     invalid one.
     """
     for size in shape:
-        if type(size) is not int or not 0 <= size <= MAX_ELEMENTS:
-            raise RequestError(f"input '{name}': shape: sizes from 0 to {MAX_ELEMENTS} expected")
+        if type(size) is not int or not 0 <= size <= MAX_TENSOR_ELEMENTS:
+            raise RequestError(
+                f"input '{name}': shape: sizes from 0 to {MAX_TENSOR_ELEMENTS} expected"
+            )
     count = math.prod(shape)
-    if len(shape) > 32 or count > MAX_ELEMENTS:
+    if len(shape) > 32 or count > MAX_TENSOR_ELEMENTS:
         raise RequestError(
-            f"input '{name}': shape: at most 32 dimensions and {MAX_ELEMENTS} elements expected"
+            f"input '{name}': shape: at most 32 dimensions and {MAX_TENSOR_ELEMENTS} elements "
+            "expected"
         )
     return count
 
 
-def from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> Array:
+def tensor_from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> Array:
     """Convert a flat or nested list to a tensor. Raises RequestError."""
     if not isinstance(data, list):
-        raise RequestError(f"input '{name}': data: a list expected, got {_json_name(data)}")
+        raise RequestError(f"input '{name}': data: a list expected, got {_json_type_name(data)}")
     if not kind.values:
         raise RequestError(f"input '{name}': {kind.name} has no form in JSON: send binary data")
     count = element_count(name, shape)
@@ -100,10 +103,10 @@ def from_json(name: str, kind: Datatype, shape: Sequence[int], data: object) -> 
         raise RequestError(f"input '{name}': data: {expected} expected")
     if not kind.values.issuperset(map(type, flat)):
         raise RequestError(f"input '{name}': data: values of {kind.name} expected")
-    return to_array(name, kind, flat).reshape(tuple(shape))
+    return convert_values(name, kind, flat).reshape(tuple(shape))
 
 
-def to_array(name: str, kind: Datatype, flat: list[Any]) -> Array:
+def convert_values(name: str, kind: Datatype, flat: list[Any]) -> Array:
     """Convert values to the datatype. Raises RequestError for values out of range."""
     out_of_range = f"input '{name}': data: a value is out of the range of {kind.name}"
     try:
@@ -116,7 +119,7 @@ def to_array(name: str, kind: Datatype, flat: list[Any]) -> Array:
     return array
 
 
-def to_json(name: str, kind: Datatype, array: Array) -> object:
+def tensor_to_json(name: str, kind: Datatype, array: Array) -> object:
     """Convert a tensor to JSON: a flat array or a list of strings. Raises RequestError for values
     that JSON cannot represent, but binary data can.
     """
@@ -133,11 +136,13 @@ def to_json(name: str, kind: Datatype, array: Array) -> object:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-def from_raw(name: str, kind: Datatype, shape: Sequence[int], data: bytes | memoryview) -> Array:
+def tensor_from_bytes(
+    name: str, kind: Datatype, shape: Sequence[int], data: bytes | memoryview
+) -> Array:
     """Interpret little-endian bytes as a tensor, without copying. Raises RequestError."""
     count = element_count(name, shape)
     if kind.is_text:
-        return _texts(name, data, count).reshape(tuple(shape))
+        return _split_texts(name, data, count).reshape(tuple(shape))
     expected = count * kind.numpy.itemsize
     if len(data) != expected:
         raise RequestError(f"input '{name}': {expected} bytes expected, got {len(data)}")
@@ -150,13 +155,17 @@ def from_raw(name: str, kind: Datatype, shape: Sequence[int], data: bytes | memo
 def tensor_bytes(name: str, kind: Datatype, shape: Sequence[int]) -> int:
     """Return the memory a request's tensor takes, not counting its texts."""
     count = element_count(name, shape)
-    if kind.is_text and count > MAX_TEXTS:
-        raise RequestError(f"input '{name}': at most {MAX_TEXTS} texts expected", "too_large")
-    return count * (TEXT_OVERHEAD_BYTES if kind.is_text else kind.numpy.itemsize)
+    if kind.is_text and count > MAX_STRING_ELEMENTS:
+        raise RequestError(
+            f"input '{name}': at most {MAX_STRING_ELEMENTS} texts expected", "too_large"
+        )
+    return count * (STRING_OVERHEAD_BYTES if kind.is_text else kind.numpy.itemsize)
 
 
-def to_raw(kind: Datatype, array: Array) -> bytes | memoryview:
-    """Return a tensor's bytes in the format of `from_raw`, sharing its memory if possible."""
+def tensor_to_bytes(kind: Datatype, array: Array) -> bytes | memoryview:
+    """Return a tensor's bytes in the format of `tensor_from_bytes`, sharing its memory if
+    possible.
+    """
     if not kind.is_text:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     texts = [str(element).encode() for element in array.ravel().tolist()]
@@ -176,8 +185,10 @@ def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array
     return array.reshape(tuple(shape))
 
 
-def _texts(name: str, data: bytes | memoryview, count: int) -> Array:
-    """Parse texts that are each prefixed with a 4-byte length. Raises RequestError."""
+def _split_texts(name: str, data: bytes | memoryview, count: int) -> Array:
+    """Split texts that are each prefixed with a 4-byte little-endian length. Raises
+    RequestError.
+    """
     texts: list[bytes] = []
     at, view = 0, memoryview(data)
     while at + 4 <= len(view) and len(texts) < count:
@@ -194,5 +205,5 @@ def _texts(name: str, data: bytes | memoryview, count: int) -> Array:
 _JSON_NAMES = {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}
 
 
-def _json_name(value: object) -> str:
+def _json_type_name(value: object) -> str:
     return _JSON_NAMES.get(type(value), "a number")

@@ -7,28 +7,30 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from ekiden import llm
-from ekiden.llm.loop import EngineLoop, Update
+from ekiden.llm.loop import EngineLoop, TokenUpdate
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.text import Message, Piece, Sampling
 
-__all__ = ["DecoderAnswer", "DecoderText", "open_decoder"]
+__all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
 
 
 class DecoderAnswer:
-    """A decoder's `TextAnswer`."""
+    """Answer of a decoder, as `TextAnswer`."""
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
         self._texts = Detokenizer(tokenizer, stream.prompt, stream.sampling.stop)
         self.prompt = len(stream.prompt)
 
-    def start(self, deadline: float, deliver: Callable[[Update], None]) -> None:
-        """See `TextAnswer`."""
+    def start(self, deadline: float, deliver: Callable[[TokenUpdate], None]) -> None:
+        """Start the generation; see `TextAnswer`."""
         self._loop.add(self._stream, deliver, deadline)
 
-    def pieces(self, delivered: Update) -> list[Piece]:
-        """See `TextAnswer`. Raises RequestError at the deadline, RunError where a step failed."""
+    def pieces(self, delivered: TokenUpdate) -> list[Piece]:
+        """Return the delivered pieces; see `TextAnswer`. Raises RequestError at the deadline,
+        RunError where a step failed.
+        """
         pieces: list[Piece] = []
         for token in delivered.tokens:
             text = self._texts.add(token)
@@ -47,13 +49,13 @@ class DecoderAnswer:
         return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
 
     def cancel(self) -> None:
-        """See `TextAnswer`."""
+        """Cancel the generation; see `TextAnswer`."""
         self._loop.cancel(self._stream)
 
 
-class DecoderText:
-    """A decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's engine,
-    whose loop makes each step for all of them.
+class DecoderTextModel:
+    """Decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's generation
+    engine, whose loop makes each step for all of them.
     """
 
     def __init__(self, model: llm.Model) -> None:
@@ -67,9 +69,9 @@ class DecoderText:
         self._loop: EngineLoop | None = None
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
-        """See `TextEngine`."""
-        tokens = self._prompt(messages)
-        stream = self._model.engine.prepare(tokens, self._sampling(len(tokens), sampling))
+        """Create the answer to a conversation; see `TextEngine`."""
+        tokens = self._tokenize_messages(messages)
+        stream = self._model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling))
         with self._lock:
             if self._loop is None:
                 self._loop = EngineLoop(self._model.engine)
@@ -77,12 +79,12 @@ class DecoderText:
         return DecoderAnswer(self._loop, self._model.tokenizer, stream)
 
     def close(self) -> None:
-        """See `TextEngine`."""
+        """End all answers; see `TextEngine`."""
         with self._lock:
             if self._loop is not None:
                 self._loop.close()
 
-    def _prompt(self, messages: Sequence[Message]) -> list[int]:
+    def _tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation. Raises InputError if there are too many."""
         dictionaries = [{"role": entry.role, "content": entry.content} for entry in messages]
         assert self._model.tokenizer is not None
@@ -94,16 +96,16 @@ class DecoderText:
         """Return the number of tokens of a conversation. Raises InputError if there are
         too many.
         """
-        return len(self._prompt(messages))
+        return len(self._tokenize_messages(messages))
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
         """Yield the answer piece by piece."""
-        tokens = self._prompt(messages)
-        options = self._sampling(len(tokens), sampling)
+        tokens = self._tokenize_messages(messages)
+        options = self._to_llm_sampling(len(tokens), sampling)
         for piece in self._model.generate(tokens, options):
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
-    def _sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
+    def _to_llm_sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
         heat, share = sampling.temperature, sampling.top_p
         return llm.Sampling(
             max_tokens=sampling.max_tokens or self._model.context - prompt,
@@ -114,6 +116,6 @@ class DecoderText:
         )
 
 
-def open_decoder(path: str, context: int, sequences: int) -> DecoderText:
+def open_decoder(path: str, context: int, sequences: int) -> DecoderTextModel:
     """Load the checkpoint at a path for serving. Raises LoadError and what `llm.load` raises."""
-    return DecoderText(llm.load(path, context=context or None, sequences=sequences))
+    return DecoderTextModel(llm.load(path, context=context or None, sequences=sequences))

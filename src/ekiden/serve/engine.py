@@ -11,44 +11,44 @@ from typing import TypeVar
 
 from ekiden import __version__
 from ekiden.runtime.errors import EkidenError, RequestError
-from ekiden.serve.batcher import Arrivals
+from ekiden.serve.batcher import PendingArrivals
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import Array
-from ekiden.serve.logs import Log
+from ekiden.serve.logs import JsonLog
 from ekiden.serve.loop_turns import giving_turns
-from ekiden.serve.metrics import Metrics
-from ekiden.serve.reasons import refusal
-from ekiden.serve.repository import Model, Repository, State, Version
+from ekiden.serve.metrics import ServerMetrics
+from ekiden.serve.reasons import to_request_error
+from ekiden.serve.repository import ModelRepository, ModelVersion, ServedModel, VersionState
 from ekiden.serve.requests import (
     InferRequest,
     InferResponse,
-    SequenceStep,
-    check_answer,
-    too_large_answer,
+    SequencePosition,
+    answer_too_large_error,
+    check_answer_size,
 )
 from ekiden.serve.sequences import ActiveSequence
-from ekiden.serve.signature import Port
+from ekiden.serve.signature import TensorPort
 from ekiden.serve.traces import Tracer
 
-__all__ = ["EXTENSIONS", "Engine"]
+__all__ = ["PROTOCOL_EXTENSIONS", "ServingEngine"]
 
 READER_THREADS = 2
 """Threads that read and write long messages: more would take turns at Python's lock, and the event
 loop with them."""
-EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
+PROTOCOL_EXTENSIONS = ["binary_tensor_data", "model_repository", "sequence"]
 Result = TypeVar("Result")
 
 
-class Engine:
-    """A server's models, and everything its protocols share."""
+class ServingEngine:
+    """Protocol-independent serving engine: models, sequences, metrics, and draining at shutdown."""
 
     def __init__(self, folder: Path, config: ServerConfig) -> None:
         self.config = config
-        self.log = Log(config.log)
-        self.metrics = Metrics()
-        self.arrivals = Arrivals()
+        self.log = JsonLog(config.log)
+        self.metrics = ServerMetrics()
+        self.arrivals = PendingArrivals()
         self.tracer = Tracer(config.traces)
-        self.repository = Repository(folder, self._on_event, self.metrics.run)
+        self.repository = ModelRepository(folder, self._log_event, self.metrics.count_run)
         self.is_stopping = False
         self.has_started = False
         """Whether all that the folder has at first was tried."""
@@ -68,7 +68,7 @@ class Engine:
         """Stop counting them."""
         self._held -= count
 
-    async def off_loop(self, call: Callable[[], Result]) -> Result:
+    async def run_on_reader(self, call: Callable[[], Result]) -> Result:
         """Run a function that reads or writes a long message on a reader thread, which gives the
         loop a turn every few milliseconds.
         """
@@ -80,19 +80,21 @@ class Engine:
 
         return await loop.run_in_executor(self._readers, call_with_turns)
 
-    def _on_event(self, event: str, **fields: object) -> None:
+    def _log_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)
         if event == "loaded":
-            self._watch(str(fields["model"]))
+            self._register_model(str(fields["model"]))
 
-    def _watch(self, name: str) -> None:
-        self.metrics.watch(name, lambda: self._waiting(name), lambda: self._sequences(name))
+    def _register_model(self, name: str) -> None:
+        self.metrics.register_model(
+            name, lambda: self._num_waiting(name), lambda: self._num_sequences(name)
+        )
 
-    def _waiting(self, name: str) -> int:
+    def _num_waiting(self, name: str) -> int:
         model = self.repository.models.get(name)
         return 0 if model is None else sum(v.batcher.waiting for v in model.versions.values())
 
-    def _sequences(self, name: str) -> int:
+    def _num_sequences(self, name: str) -> int:
         model = self.repository.models.get(name)
         return 0 if model is None else len(model.sequences)
 
@@ -102,11 +104,11 @@ class Engine:
         models = self.repository.models.values()
         if self.is_stopping or not self.has_started:
             return False
-        return all(not is_loading(model) for model in models)
+        return all(not is_initial_loading(model) for model in models)
 
     def server_metadata(self) -> dict[str, object]:
         """Return the server's name, version and extensions."""
-        return {"name": "ekiden", "version": __version__, "extensions": EXTENSIONS}
+        return {"name": "ekiden", "version": __version__, "extensions": PROTOCOL_EXTENSIONS}
 
     def model_metadata(self, name: str, version: str) -> dict[str, object]:
         """Return a model's inputs and outputs. Raises RequestError if it is not ready."""
@@ -134,9 +136,9 @@ class Engine:
         """Return every version of every model with its state."""
         rows = []
         for name, model in sorted(self.repository.models.items()):
-            states = sorted(model.states.items()) or [(0, (State.UNAVAILABLE, "not loaded"))]
+            states = sorted(model.states.items()) or [(0, (VersionState.UNAVAILABLE, "not loaded"))]
             for number, (state, why) in states:
-                if state is State.READY or not only_ready:
+                if state is VersionState.READY or not only_ready:
                     rows.append({
                         "name": name, "version": str(number or ""), "state": state.value,
                         "reason": why,
@@ -148,33 +150,34 @@ class Engine:
         self.repository.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    def enter(self) -> None:
-        """Register the beginning of a request, whose `leave` shutdown waits for. Raises
-        RequestError if the server is stopping.
+    def begin_request(self) -> None:
+        """Register the start of a request; shutdown waits for its `leave`. Raises RequestError if
+        the server is stopping.
         """
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
         self.in_flight += 1
         self._idle.clear()
 
-    def leave(self) -> None:
+    def end_request(self) -> None:
         """Register the end of a request."""
         self.in_flight -= 1
         if self.in_flight == 0:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Refuse new requests and wait for those in flight, up to the configured limit; then answer
-        what is left by an error. Whether all have ended by themselves.
+        """Refuse new requests and wait for those in flight, up to the configured limit; then fail
+        the remaining ones. Whether all have ended by themselves.
         """
         self.is_stopping = True
-        if await self._is_idle_within(self.config.limits.stop_seconds):
+        if await self._wait_until_idle(self.config.limits.stop_seconds):
             return True
-        self.repository.runners.give_up(RequestError("the server stops", "stopping", 1.0))
-        await self._is_idle_within(1.0)
+        # Waiting clients get an error now instead of a closed connection later.
+        self.repository.runners.fail_all(RequestError("the server stops", "stopping", 1.0))
+        await self._wait_until_idle(1.0)
         return False
 
-    async def _is_idle_within(self, seconds: float) -> bool:
+    async def _wait_until_idle(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -182,112 +185,117 @@ class Engine:
             return False
         return True
 
-    async def counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a request with its metrics and span; every error becomes a RequestError."""
+    async def run_counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a request with metrics and a span; every error becomes a RequestError."""
+        # Unknown names must not become metric labels: clients could create any number of them.
         known_model = model if model in self.repository.models else ""
         started = time.perf_counter()
         reason = "ok"
         try:
-            self.enter()
+            self.begin_request()
             try:
                 with self.tracer.span("infer", known_model):
                     return await call()
             finally:
-                self.leave()
+                self.end_request()
         except asyncio.CancelledError:
             reason = "gone"
             raise
         except Exception as error:  # every request is answered
-            client_error = refusal(error)
+            client_error = to_request_error(error)
             reason = client_error.reason
-            self._report(known_model, reason, error)
+            self._log_failure(known_model, reason, error)
             raise client_error from error
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.request(known_model, reason, seconds)
-            self.log.request(known_model, reason, seconds)
+            self.metrics.count_request(known_model, reason, seconds)
+            self.log.log_request(known_model, reason, seconds)
 
-    def _report(self, model: str, reason: str, error: BaseException) -> None:
-        """Log a request that failed by the server's fault: of what class, where, and no data."""
+    def _log_failure(self, model: str, reason: str, error: BaseException) -> None:
+        """Log a request that failed on the server's side: the error's class and place, no data."""
         if reason == "failed":
-            self.log.failure(model, error)
+            self.log.log_failure(model, error)
 
     def read(self, model: str, read: Callable[[], Result]) -> Result:
         """Parse a request, counting it if it is invalid. Raises RequestError."""
         try:
             return read()
         except RequestError as error:
-            self._count_refused(model, error)
+            self._count_rejected(model, error)
             raise
 
-    async def read_off_loop(self, model: str, read: Callable[[], Result]) -> Result:
+    async def parse_on_reader(self, model: str, read: Callable[[], Result]) -> Result:
         """Parse a long request on a reader thread. Raises RequestError."""
         try:
-            return await self.off_loop(read)
+            return await self.run_on_reader(read)
         except RequestError as error:
-            self._count_refused(model, error)
+            self._count_rejected(model, error)
             raise
 
-    def _count_refused(self, model: str, error: RequestError) -> None:
+    def _count_rejected(self, model: str, error: RequestError) -> None:
         """Count a request that was refused."""
         known_model = model if model in self.repository.models else ""
-        self.metrics.request(known_model, error.reason, 0.0)
-        self.log.request(known_model, error.reason, 0.0)
+        self.metrics.count_request(known_model, error.reason, 0.0)
+        self.log.log_request(known_model, error.reason, 0.0)
 
     async def infer(self, request: InferRequest, is_last: bool = False) -> InferResponse:
         """Return the outputs of a request; `is_last` as in `Batcher.put`. Raises RequestError."""
-        return await self.counted(request.model, lambda: self._infer(request, is_last))
+        return await self.run_counted(request.model, lambda: self._infer_checked(request, is_last))
 
-    async def _infer(self, request: InferRequest, is_last: bool) -> InferResponse:
+    async def _infer_checked(self, request: InferRequest, is_last: bool) -> InferResponse:
         model = self.repository.get(request.model)
         if request.parameters.sequence is not None:
-            return await self._step(model, request, request.parameters.sequence)
+            return await self._run_sequence_step(model, request, request.parameters.sequence)
         version = model.get(request.version)
         if version.program.executable is None:
             raise RequestError(f"model '{model.name}' is one of text: ask for /v1/chat/completions")
         if version.program.make_session is not None:
             raise RequestError(f"model '{model.name}' keeps a state: name a 'sequence_id'")
-        arrays = self._arrange(request, version)
-        version.hold()
+        arrays = self._order_inputs(request, version)
+        version.add_user()
         try:
             outputs = await version.run(
-                arrays, deadline=_deadline(version, request),
+                arrays, deadline=_request_deadline(version, request),
                 priority=request.parameters.priority, is_last=is_last,
             )  # fmt: skip
         finally:
-            version.release()
-        return self._response(request, version, outputs)
+            version.remove_user()
+        return self._make_response(request, version, outputs)
 
-    def _arrange(self, request: InferRequest, version: Version) -> list[Array]:
+    def _order_inputs(self, request: InferRequest, version: ModelVersion) -> list[Array]:
         """Return a request's arrays in the program's order. Raises RequestError if they do not
         match the signature, or the outputs would exceed the answer limit.
         """
-        arrays = request.arrange(version.signature)
+        arrays = request.order_inputs(version.signature)
+        # Checked before the run: an answer that is too large would waste it.
         size = version.answer_bytes(arrays)
         if size > self.config.limits.answer_bytes and request.outputs:
             names = {output.name for output in request.outputs}
-            size = version.signature.least_output_bytes(arrays, names)
+            size = version.signature.min_output_bytes(arrays, names)
         if size > self.config.limits.answer_bytes:
-            raise too_large_answer(size, self.config.limits.answer_bytes)
+            raise answer_too_large_error(size, self.config.limits.answer_bytes)
         return arrays
 
-    def _response(
-        self, request: InferRequest, version: Version, outputs: list[Array]
+    def _make_response(
+        self, request: InferRequest, version: ModelVersion, outputs: list[Array]
     ) -> InferResponse:
         response = InferResponse(
             request.model, str(version.number), request.id, version.signature, outputs
         )
-        check_answer(request, response, self.config.limits.answer_bytes)
+        check_answer_size(request, response, self.config.limits.answer_bytes)
         return response
 
-    async def _step(self, model: Model, request: InferRequest, step: SequenceStep) -> InferResponse:
+    async def _run_sequence_step(
+        self, model: ServedModel, request: InferRequest, step: SequencePosition
+    ) -> InferResponse:
         """Run the next request of a sequence, after those before it and with their state."""
-        live = self._live(model, request.version, step)
+        live = self._get_or_begin_sequence(model, request.version, step)
         version = live.version
-        assert isinstance(version, Version)
-        deadline = _deadline(version, request)
+        assert isinstance(version, ModelVersion)
+        deadline = _request_deadline(version, request)
         try:
-            arrays = self._arrange(request, version)
+            arrays = self._order_inputs(request, version)
+            # Steps of one sequence run in order; their state is passed from one to the next.
             async with live.lock:
                 outputs = await version.run(
                     arrays, deadline=deadline, run=live.session.run,
@@ -299,54 +307,58 @@ class Engine:
             raise
         if step.end:
             model.sequences.end(step.id, live)
-        return self._response(request, version, outputs)
+        return self._make_response(request, version, outputs)
 
-    def _live(self, model: Model, version: str, step: SequenceStep) -> ActiveSequence:
+    def _get_or_begin_sequence(
+        self, model: ServedModel, version: str, step: SequencePosition
+    ) -> ActiveSequence:
         if not step.start:
             return model.sequences.get(step.id)
-        return self.begin(model, model.get(version), step.id)
+        return self.begin_sequence(model, model.get(version), step.id)
 
-    def begin(self, model: Model, version: Version, name: int | str) -> ActiveSequence:
+    def begin_sequence(
+        self, model: ServedModel, version: ModelVersion, name: int | str
+    ) -> ActiveSequence:
         """Begin a sequence. Raises RequestError for a stateless model."""
         make = version.program.make_session
         if make is None:
             raise RequestError(f"model '{model.name}' keeps no state: it has no sequences")
 
-        def live() -> ActiveSequence:
+        def open_sequence() -> ActiveSequence:
             """Open a session of the program and hold its version, which stays loaded while
             sequences use it.
             """
             session = make()
-            version.hold()
+            version.add_user()
             return ActiveSequence(session, version)
 
-        return model.sequences.begin(name, live)
+        return model.sequences.begin(name, open_sequence)
 
     async def save_sequence(self, model_name: str, name: str) -> bytes:
         """Return the state of a sequence between two requests. Raises RequestError."""
         model = self.repository.get(model_name)
         live = model.sequences.get(_sequence_name(model, name))
         async with live.lock:
-            return await self.off_loop(live.save)
+            return await self.run_on_reader(live.save)
 
     async def restore_sequence(self, model_name: str, name: str, data: bytes) -> None:
         """Begin a sequence from saved state, saved here or elsewhere."""
         model = self.repository.get(model_name)
         key = _sequence_name(model, name)
-        live = self.begin(model, model.get(), key)
+        live = self.begin_sequence(model, model.get(), key)
         try:
-            await self.off_loop(lambda: live.restore(data))
+            await self.run_on_reader(lambda: live.restore(data))
         except EkidenError:
             model.sequences.end(key, live)
             raise
 
 
-def is_loading(model: Model) -> bool:
+def is_initial_loading(model: ServedModel) -> bool:
     """Return whether a model is being loaded and no version of it can serve yet."""
-    return not model.versions and any(s is State.LOADING for s, _ in model.states.values())
+    return not model.versions and any(s is VersionState.LOADING for s, _ in model.states.values())
 
 
-def _sequence_name(model: Model, text: str) -> int | str:
+def _sequence_name(model: ServedModel, text: str) -> int | str:
     """Convert a sequence name from a URL: digits are a number, as in requests, unless a sequence
     has that text as its name.
     """
@@ -354,12 +366,12 @@ def _sequence_name(model: Model, text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and text not in active else text
 
 
-def _deadline(version: Version, request: InferRequest) -> float:
+def _request_deadline(version: ModelVersion, request: InferRequest) -> float:
     """Return the deadline of a request, by time.monotonic()."""
     seconds = version.config.seconds
     requested_seconds = request.parameters.seconds
     return time.monotonic() + (min(seconds, requested_seconds) if requested_seconds else seconds)
 
 
-def _tensor_metadata(port: Port) -> dict[str, object]:
+def _tensor_metadata(port: TensorPort) -> dict[str, object]:
     return {"name": port.name, "datatype": port.datatype.name, "shape": port.shape}

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 from ekiden.llm.stops import StopFilter
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.engine import Engine
-from ekiden.serve.reasons import refusal
-from ekiden.serve.repository import Version
+from ekiden.serve.engine import ServingEngine
+from ekiden.serve.reasons import to_request_error
+from ekiden.serve.repository import ModelVersion
 from ekiden.serve.text import Message, Piece, Sampling, TextAnswer, TextEngine, TextModel
 
 __all__ = ["Generation"]
@@ -31,14 +31,14 @@ class PieceSource(Protocol):
     prompt: int
 
     async def next(self) -> list[Piece]:
-        """Return the next pieces; none where the answer is over."""
+        """Return the next pieces; an empty list once the answer is over."""
 
     def close(self) -> None:
         """End the answer."""
 
 
 class EngineSource:
-    """An answer from a model with its own loop."""
+    """Source of the pieces of an answer from a model with its own loop."""
 
     def __init__(self, answer: TextAnswer, deadline: float) -> None:
         """Begin the answer."""
@@ -47,26 +47,26 @@ class EngineSource:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
         # Called on the engine's thread; only call_soon_threadsafe may touch the loop from there.
-        def deliver(item: Any) -> None:  # noqa: ANN401  # the engine's own
+        def enqueue_item(item: Any) -> None:  # noqa: ANN401  # the engine's own
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
-        answer.start(deadline, deliver)
+        answer.start(deadline, enqueue_item)
 
     async def next(self) -> list[Piece]:
-        """See `Source`."""
+        """Return the next pieces; see `PieceSource`."""
         while True:
             pieces = self._answer.pieces(await self._queue.get())
             if pieces:
                 return pieces
 
     def close(self) -> None:
-        """See `Source`."""
+        """End the answer; see `PieceSource`."""
         self._answer.cancel()
 
 
 class IteratorSource:
-    """An answer from a model that is an iterator, used by one thread at a time."""
+    """Source of the pieces of an answer from an iterator, which one thread uses at a time."""
 
     def __init__(self, pool: ThreadPoolExecutor, model: TextModel) -> None:
         self._pool, self._model = pool, model
@@ -76,23 +76,27 @@ class IteratorSource:
         self.prompt = 0
 
     async def begin(self, messages: Sequence[Message], sampling: Sampling) -> None:
-        """Begin the answer."""
-        self.prompt = await self._call(lambda: self._model.prompt_tokens(messages))
-        self._iterator = await self._call(lambda: iter(self._model.generate(messages, sampling)))
+        """Start the answer."""
+        self.prompt = await self._call_in_thread(lambda: self._model.prompt_tokens(messages))
+        self._iterator = await self._call_in_thread(
+            lambda: iter(self._model.generate(messages, sampling))
+        )
 
     async def next(self) -> list[Piece]:
-        """See `Source`."""
+        """Return the next pieces; see `PieceSource`."""
         iterator = self._iterator
         assert iterator is not None
-        piece = await self._call(lambda: next(iterator, None))
+        piece = await self._call_in_thread(lambda: next(iterator, None))
         return [] if piece is None else [piece]
 
-    async def _call(self, function: Callable[[], Result]) -> Result:
+    async def _call_in_thread(self, function: Callable[[], Result]) -> Result:
         self._pending = future = self._pool.submit(function)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """See `Source`. A call under way has the iterator: it is closed when that ends."""
+        """End the answer; see `PieceSource`. A call under way has the iterator: it is closed when
+        that ends.
+        """
         pending = self._pending
         if pending is not None and not pending.done():
             # A generator must not be closed while another thread is inside it.
@@ -112,9 +116,11 @@ class IteratorSource:
 
 
 class Generation:
-    """One answer in progress: its slot, deadline, token counts and pieces."""
+    """Answer in generation: its slot, deadline, token counts and pieces."""
 
-    def __init__(self, engine: Engine, name: str, version: Version, sampling: Sampling) -> None:
+    def __init__(
+        self, engine: ServingEngine, name: str, version: ModelVersion, sampling: Sampling
+    ) -> None:
         self._engine, self._name, self._version = engine, name, version
         self._sampling = sampling
         self._started = time.perf_counter()
@@ -127,9 +133,9 @@ class Generation:
 
     @classmethod
     async def begin(
-        cls, engine: Engine, name: str, messages: Sequence[Message], sampling: Sampling
+        cls, engine: ServingEngine, name: str, messages: Sequence[Message], sampling: Sampling
     ) -> Generation:
-        """Begin an answer. Raises RequestError for a model that is no text model, too many answers
+        """Start an answer. Raises RequestError for a model that is no text model, too many answers
         in progress, or a conversation that the model refuses.
         """
         model = engine.repository.get(name)
@@ -137,49 +143,53 @@ class Generation:
         text = version.program.text
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
+        # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
         generation = cls(engine, name, version, sampling)
-        generation._open()
+        generation._open_source()
         try:
-            await generation._within(generation._begin(text, messages))
+            await generation._await_with_deadline(generation._check_and_start(text, messages))
         # CancelledError included: the slot must be released when the client disconnects.
         except BaseException:
             generation.close()
             raise
         return generation
 
-    async def _begin(self, text: TextModel, messages: Sequence[Message]) -> None:
+    async def _check_and_start(self, text: TextModel, messages: Sequence[Message]) -> None:
         if isinstance(text, TextEngine):
             engine = text
-            answer = await self._engine.off_loop(lambda: engine.prepare(messages, self._sampling))
+            answer = await self._engine.run_on_reader(
+                lambda: engine.prepare(messages, self._sampling)
+            )
             self._source = EngineSource(answer, self._deadline)
         else:
-            source = IteratorSource(pool_of(self._version), text)
+            source = IteratorSource(text_thread_pool(self._version), text)
             self._source = source
             await source.begin(messages, self._sampling)
         self.prompt = self._source.prompt
 
-    def _open(self) -> None:
-        self._engine.enter()
-        self._version.hold()
+    def _open_source(self) -> None:
+        self._engine.begin_request()
+        self._version.add_user()
         self._is_open = True
 
     def close(self) -> None:
         """Release the slot, and end the answer."""
+        # Idempotent: the stream and an error handler may both close it.
         if not self._is_open:
             return
         self._is_open = False
         if self._source is not None:
             self._source.close()
-        self._version.release()
-        self._engine.leave()
+        self._version.remove_user()
+        self._engine.end_request()
         seconds = time.perf_counter() - self._started
-        self._engine.metrics.request(self._name, self._outcome, seconds)
-        self._engine.metrics.tokens(self._name, self.completion)
-        self._engine.log.request(self._name, self._outcome, seconds)
+        self._engine.metrics.count_request(self._name, self._outcome, seconds)
+        self._engine.metrics.count_tokens(self._name, self.completion)
+        self._engine.log.log_request(self._name, self._outcome, seconds)
 
-    async def _within(self, work: Awaitable[Result]) -> Result:
+    async def _await_with_deadline(self, work: Awaitable[Result]) -> Result:
         """Await the model's work until the deadline. Raises RequestError, also for a timeout."""
         remaining = self._deadline - time.monotonic()
         try:
@@ -192,35 +202,36 @@ class Generation:
             self._outcome = "gone"
             raise
         except Exception as error:  # of code that is not ours
-            client_error = refusal(error)
+            client_error = to_request_error(error)
             self._outcome = client_error.reason
             if client_error.reason == "failed":
-                self._engine.log.failure(self._name, error)
+                self._engine.log.log_failure(self._name, error)
             raise client_error from error
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the pieces of the answer, cut before a stop text."""
         assert self._source is not None
+        # A stop text may span pieces, so its possible beginnings are held back.
         held = StopFilter(self._sampling.stop)
         is_over = False
         while not (held.has_stopped or is_over):
-            pieces = await self._within(self._source.next())
+            pieces = await self._await_with_deadline(self._source.next())
             is_over = not pieces
             for piece in pieces:
                 self.completion += piece.tokens
-                if text := held.add(piece.text):
+                if text := held.feed(piece.text):
                     yield Piece(text)
-                self.finish = self._finish_of(piece) or self.finish
-                is_over = is_over or bool(self._finish_of(piece))
+                self.finish = self._finish_reason(piece) or self.finish
+                is_over = is_over or bool(self._finish_reason(piece))
                 if is_over or held.has_stopped:
                     break
         if held.has_stopped:
             self.finish = "stop"
-        elif text := held.rest():
+        elif text := held.flush():
             yield Piece(text, 0)
 
-    def _finish_of(self, piece: Piece) -> str:
-        """Return why a piece is the last; empty if it is not."""
+    def _finish_reason(self, piece: Piece) -> str:
+        """Return the finish reason of a piece ("stop", "length"); empty if it is not the last."""
         max_tokens = self._sampling.max_tokens
         if piece.finish:
             return piece.finish
@@ -235,7 +246,7 @@ class Generation:
         }
 
 
-def pool_of(version: Version) -> ThreadPoolExecutor:
+def text_thread_pool(version: ModelVersion) -> ThreadPoolExecutor:
     """Return the threads that run a text model."""
     if version.pool is None:
         version.pool = ThreadPoolExecutor(version.config.instances, f"text {version.number}")

@@ -25,46 +25,55 @@ from ekiden.serve.datatypes import (
     Array,
     Datatype,
     element_count,
-    from_raw,
     tensor_bytes,
+    tensor_from_bytes,
+    tensor_to_bytes,
     text_array,
-    to_raw,
 )
-from ekiden.serve.grpc_scan import Contents, field_head, is_brief_message, split_request
-from ekiden.serve.requests import InferRequest, InferResponse, RequestedOutput, read_parameters
+from ekiden.serve.grpc_scan import (
+    PackedContents,
+    encode_field_prefix,
+    is_brief_message,
+    split_request,
+)
+from ekiden.serve.requests import InferRequest, InferResponse, RequestedOutput, parse_parameters
 
 __all__ = [
     "FILE_DESCRIPTOR",
-    "METHODS",
-    "SERVICE",
+    "GRPC_METHODS",
+    "GRPC_SERVICE_NAME",
     "Proto",
-    "message",
-    "parse",
+    "create_message",
+    "parse_message",
     "parse_request",
-    "write_response",
+    "serialize_response",
 ]
 
 Proto: TypeAlias = Any
 """A message: classes are made at run time."""
-SERVICE = "inference.GRPCInferenceService"
-_TENSOR = "name:string=1 datatype:string=2 shape:int64*=3"
-_TENSOR_DATA = f"{_TENSOR} parameters:map<InferParameter>=4 contents:InferTensorContents=5"
-_VERSION = "name:string=1 version:string=2"
-_CONTROL = "repository_name:string=1 model_name:string=2 parameters:map<ModelRepositoryParameter>=3"
+GRPC_SERVICE_NAME = "inference.GRPCInferenceService"
+_TENSOR_FIELDS = "name:string=1 datatype:string=2 shape:int64*=3"
+_TENSOR_DATA_FIELDS = (
+    f"{_TENSOR_FIELDS} parameters:map<InferParameter>=4 contents:InferTensorContents=5"
+)
+_MODEL_VERSION_FIELDS = "name:string=1 version:string=2"
+_MODEL_CONTROL_FIELDS = (
+    "repository_name:string=1 model_name:string=2 parameters:map<ModelRepositoryParameter>=3"
+)
 
 MESSAGE_FIELDS = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "live:bool=1",
     "ServerReadyRequest": "",
     "ServerReadyResponse": "ready:bool=1",
-    "ModelReadyRequest": _VERSION,
+    "ModelReadyRequest": _MODEL_VERSION_FIELDS,
     "ModelReadyResponse": "ready:bool=1",
     "ServerMetadataRequest": "",
     "ServerMetadataResponse": "name:string=1 version:string=2 extensions:string*=3",
-    "ModelMetadataRequest": _VERSION,
+    "ModelMetadataRequest": _MODEL_VERSION_FIELDS,
     "ModelMetadataResponse": "name:string=1 versions:string*=2 platform:string=3 "
     "inputs:TensorMetadata*=4 outputs:TensorMetadata*=5",
-    "ModelMetadataResponse.TensorMetadata": _TENSOR,
+    "ModelMetadataResponse.TensorMetadata": _TENSOR_FIELDS,
     "InferParameter": "bool_param:bool?=1 int64_param:int64?=2 string_param:string?=3 "
     "double_param:double?=4 uint64_param:uint64?=5",
     "InferTensorContents": "bool_contents:bool*=1 int_contents:int32*=2 int64_contents:int64*=3 "
@@ -73,12 +82,12 @@ MESSAGE_FIELDS = {
     "ModelInferRequest": "model_name:string=1 model_version:string=2 id:string=3 "
     "parameters:map<InferParameter>=4 inputs:InferInputTensor*=5 "
     "outputs:InferRequestedOutputTensor*=6 raw_input_contents:bytes*=7",
-    "ModelInferRequest.InferInputTensor": _TENSOR_DATA,
+    "ModelInferRequest.InferInputTensor": _TENSOR_DATA_FIELDS,
     "ModelInferRequest.InferRequestedOutputTensor": "name:string=1 "
     "parameters:map<InferParameter>=2",
     "ModelInferResponse": "model_name:string=1 model_version:string=2 id:string=3 "
     "parameters:map<InferParameter>=4 outputs:InferOutputTensor*=5 raw_output_contents:bytes*=6",
-    "ModelInferResponse.InferOutputTensor": _TENSOR_DATA,
+    "ModelInferResponse.InferOutputTensor": _TENSOR_DATA_FIELDS,
     "ModelStreamInferResponse": "error_message:string=1 infer_response:ModelInferResponse=2",
     "ModelRepositoryParameter": "bool_param:bool?=1 int64_param:int64?=2 string_param:string?=3 "
     "bytes_param:bytes?=4",
@@ -86,29 +95,29 @@ MESSAGE_FIELDS = {
     "RepositoryIndexResponse": "models:ModelIndex*=1",
     "RepositoryIndexResponse.ModelIndex": "name:string=1 version:string=2 state:string=3 "
     "reason:string=4",
-    "RepositoryModelLoadRequest": _CONTROL,
+    "RepositoryModelLoadRequest": _MODEL_CONTROL_FIELDS,
     "RepositoryModelLoadResponse": "",
-    "RepositoryModelUnloadRequest": _CONTROL,
+    "RepositoryModelUnloadRequest": _MODEL_CONTROL_FIELDS,
     "RepositoryModelUnloadResponse": "",
 }
 """Message -> its fields: name, type and number. `*` is repeated, `?` one of a choice."""
 
-RAW_OUTPUT_CONTENTS = 6
+RAW_OUTPUT_CONTENTS_FIELD = 6
 """The number of that field of a ModelInferResponse."""
-METHODS = (
+GRPC_METHODS = (
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer",
     "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload",
 )  # fmt: skip
 """Methods of one request and one answer, whose messages are called after them."""
 
-_FIELD = re.compile(r"(\w+):(map<)?(\w+)>?([*?]?)=(\d+)")
+_FIELD_PATTERN = re.compile(r"(\w+):(map<)?(\w+)>?([*?]?)=(\d+)")
 _Field = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
+_SCALAR_TYPES = {
     name.removeprefix("TYPE_").lower(): number for name, number in _Field.Type.items()
 }  # string -> TYPE_STRING, ...
 
 
-def _file() -> descriptor_pb2.FileDescriptorProto:
+def _build_file_descriptor() -> descriptor_pb2.FileDescriptorProto:
     """Return the message table as a protobuf file descriptor."""
     file_proto = descriptor_pb2.FileDescriptorProto(
         name="ekiden/inference.proto", package="inference", syntax="proto3"
@@ -118,7 +127,7 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
         outer, _, name = path.rpartition(".")
         holder = descriptors[outer].nested_type if outer else file_proto.message_type
         descriptors[path] = descriptor = holder.add(name=name)
-        for field in _FIELD.finditer(text):
+        for field in _FIELD_PATTERN.finditer(text):
             _add_field(descriptor, path, *field.groups())
     return file_proto
 
@@ -146,15 +155,15 @@ def _add_field(
         _add_field(entry, path, "key", None, "string", "", "1")
         _add_field(entry, path, "value", None, kind, "", "2")
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{path}.ParametersEntry"
-    elif kind in _SCALARS:
-        field.type = _SCALARS[kind]
+    elif kind in _SCALAR_TYPES:
+        field.type = _SCALAR_TYPES[kind]
     else:
         nested = f"{path}.{kind}"
         type_name = nested if nested in MESSAGE_FIELDS else kind
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".inference.{type_name}"
 
 
-FILE_DESCRIPTOR = _file()
+FILE_DESCRIPTOR = _build_file_descriptor()
 _DESCRIPTOR_POOL = descriptor_pool.DescriptorPool()
 _DESCRIPTOR_POOL.Add(FILE_DESCRIPTOR)
 _MESSAGE_CLASSES = {
@@ -165,12 +174,12 @@ _MESSAGE_CLASSES = {
 }
 
 
-def message(name: str, /, **values: object) -> Proto:
+def create_message(name: str, /, **values: object) -> Proto:
     """Create a message of a type in the table."""
     return _MESSAGE_CLASSES[name](**values)
 
 
-def parse(name: str, data: bytes) -> Proto:
+def parse_message(name: str, data: bytes) -> Proto:
     """Parse bytes as a message. Raises RequestError if they are invalid."""
     try:
         return _MESSAGE_CLASSES[name].FromString(data)
@@ -181,24 +190,24 @@ def parse(name: str, data: bytes) -> Proto:
 def parse_request(data: bytes, max_bytes: int) -> InferRequest:
     """Parse a ModelInferRequest whose tensors take at most `max_bytes`. Raises RequestError."""
     if is_brief_message(data):
-        proto = parse("ModelInferRequest", data)
+        proto = parse_message("ModelInferRequest", data)
         contents = [row.contents if row.HasField("contents") else None for row in proto.inputs]
-        return read_request(proto, list(proto.raw_input_contents), contents, max_bytes)
+        return convert_request(proto, list(proto.raw_input_contents), contents, max_bytes)
     skeleton, raw, values = split_request(data)
-    return read_request(parse("ModelInferRequest", skeleton), raw, values, max_bytes)
+    return convert_request(parse_message("ModelInferRequest", skeleton), raw, values, max_bytes)
 
 
-def read_request(
+def convert_request(
     proto: Proto,
     raw: Sequence[bytes | memoryview],
-    contents: Sequence[Contents | Proto | None],
+    contents: Sequence[PackedContents | Proto | None],
     max_bytes: int,
 ) -> InferRequest:
     """Convert a message to a request, with its raw contents and the contents of each input. Raises
     RequestError.
     """
     request = InferRequest(proto.model_name, proto.model_version, proto.id)
-    request.parameters = read_parameters(_parameters(proto.parameters))
+    request.parameters = parse_parameters(_parameter_values(proto.parameters))
     if raw and len(raw) != len(proto.inputs):
         raise RequestError(
             f"raw_input_contents: {len(proto.inputs)} expected, as there are inputs, got {len(raw)}"
@@ -219,29 +228,33 @@ def read_request(
         request.datatypes[row.name] = kind.name
         values = contents[at]
         if not raw:
-            request.inputs[row.name] = _tensor(row, kind, shape, values)
+            request.inputs[row.name] = _typed_tensor(row, kind, shape, values)
         elif values is not None:
             raise RequestError(f"input '{row.name}': contents or raw contents expected, got both")
         else:
-            request.inputs[row.name] = from_raw(row.name, kind, shape, raw[at])
-    request.outputs = tuple(RequestedOutput(_output_name(row), True) for row in proto.outputs)
+            request.inputs[row.name] = tensor_from_bytes(row.name, kind, shape, raw[at])
+    request.outputs = tuple(
+        RequestedOutput(_requested_output_name(row), True) for row in proto.outputs
+    )
     return request
 
 
-def _tensor(row: Proto, kind: Datatype, shape: list[int], values: Contents | Proto | None) -> Array:
+def _typed_tensor(
+    row: Proto, kind: Datatype, shape: list[int], values: PackedContents | Proto | None
+) -> Array:
     """Return the tensor of an input's typed values."""
-    if isinstance(values, Contents):
+    if isinstance(values, PackedContents):
         return values.tensor(row.name, kind, shape)
-    return _from_contents(row.name, kind, shape, row.contents)
+    return _contents_tensor(row.name, kind, shape, row.contents)
 
 
-def _output_name(row: Proto) -> str:
+def _requested_output_name(row: Proto) -> str:
     if set(row.parameters) - {"binary_data"}:
         raise RequestError(f"output '{row.name}': no parameters expected")
     return str(row.name)
 
 
-def _parameters(entries: Mapping[str, Message]) -> dict[str, object]:
+def _parameter_values(entries: Mapping[str, Message]) -> dict[str, object]:
     """Return parameter values by name. Raises RequestError for one without a value."""
     values: dict[str, object] = {}
     for name, value in entries.items():
@@ -252,7 +265,7 @@ def _parameters(entries: Mapping[str, Message]) -> dict[str, object]:
     return values
 
 
-def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Proto) -> Array:
+def _contents_tensor(name: str, kind: Datatype, shape: Sequence[int], contents: Proto) -> Array:
     """Return the tensor of an input's contents. Raises RequestError."""
     count = element_count(name, shape)
     if not kind.field:
@@ -272,16 +285,16 @@ def _from_contents(name: str, kind: Datatype, shape: Sequence[int], contents: Pr
     return wide.astype(kind.numpy).reshape(tuple(shape))
 
 
-def write_response(request: InferRequest, response: InferResponse) -> bytes:
+def serialize_response(request: InferRequest, response: InferResponse) -> bytes:
     """Serialize a ModelInferResponse with raw tensors."""
-    head = message(
+    head = create_message(
         "ModelInferResponse", model_name=response.model, model_version=response.version,
         id=response.id,
     )  # fmt: skip
     tail: list[bytes | memoryview] = []
-    for at, _ in response.chosen(request):
+    for at, _ in response.requested_outputs(request):
         port, array = response.signature.outputs[at], response.outputs[at]
         head.outputs.add(name=port.name, datatype=port.datatype.name, shape=array.shape)
-        raw = to_raw(port.datatype, array)
-        tail += [field_head(RAW_OUTPUT_CONTENTS, len(raw)), raw]
+        raw = tensor_to_bytes(port.datatype, array)
+        tail += [encode_field_prefix(RAW_OUTPUT_CONTENTS_FIELD, len(raw)), raw]
     return b"".join([head.SerializeToString(), *tail])

@@ -12,26 +12,26 @@ import grpc
 
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
-from ekiden.serve.engine import Engine
+from ekiden.serve.engine import ServingEngine
 from ekiden.serve.grpc_messages import (
-    METHODS,
-    SERVICE,
+    GRPC_METHODS,
+    GRPC_SERVICE_NAME,
     Proto,
-    message,
-    parse,
+    create_message,
+    parse_message,
     parse_request,
-    write_response,
+    serialize_response,
 )
-from ekiden.serve.grpc_scan import field_bytes, is_brief_message
-from ekiden.serve.http_messages import is_brief_answer
-from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.grpc_scan import encode_bytes_field, is_brief_message
+from ekiden.serve.http_messages import is_short_answer
+from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
-from ekiden.serve.security import Tokens
+from ekiden.serve.security import TokenStore
 from ekiden.serve.traces import PARENT_CONTEXT
 
 __all__ = ["start_grpc"]
 
-OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
+UNAUTHENTICATED_METHODS = frozenset({"ServerLive", "ServerReady"})
 """What is answered without a token."""
 INFER_RESPONSE_FIELD = 2
 """The number of that field of a ModelStreamInferResponse."""
@@ -41,59 +41,59 @@ Handler: TypeAlias = Any
 Method = Callable[[Any, Context], Awaitable[Any]]
 
 
-class Service:
-    """The service's methods, each from a message and its context to a message."""
+class GrpcService:
+    """Methods of the gRPC service, each from a message and its context to a message."""
 
-    def __init__(self, engine: Engine, tokens: Tokens) -> None:
+    def __init__(self, engine: ServingEngine, tokens: TokenStore) -> None:
         self._engine, self._tokens = engine, tokens
 
     def handlers(self) -> dict[str, Handler]:
         """Return a handler for each method. Messages arrive as bytes, so that invalid ones are
         refused in the protocol's terms.
         """
-        by_method = {name: self._handler(name) for name in METHODS}
+        by_method = {name: self._handler(name) for name in GRPC_METHODS}
         by_method["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self.stream)
         return by_method
 
     def _handler(self, name: str) -> Handler:
-        method: Method = getattr(self, f"_{name}", _no_method)
+        method: Method = getattr(self, f"_{name}", _unused_method)
 
         async def call(data: bytes, context: Context) -> bytes:
-            """Answer one request: check the token, parse, answer. A refusal ends the call with a
-            status; the server's own failures are also logged.
+            """Handle one call: check the token, parse the message, run the method. A refusal ends
+            the call with a status; the server's own failures are also logged.
             """
             try:
-                if name not in OPEN_METHODS:
+                if name not in UNAUTHENTICATED_METHODS:
                     self._enter(context)
                 if name == "ModelInfer":
                     return await self._infer(data, context)
                 if not is_brief_message(data):
                     raise RequestError(f"the message is too large for {name}", "too_large")
-                answer = await method(parse(f"{name}Request", data), context)
+                answer = await method(parse_message(f"{name}Request", data), context)
                 return bytes(answer.SerializeToString())
             except RequestError as error:
                 await self._abort(context, error)
             except Exception as error:  # of our own making: the client is told that much
-                self._engine.log.failure("", error)
-                await self._abort(context, refusal(error))
+                self._engine.log.log_failure("", error)
+                await self._abort(context, to_request_error(error))
             raise AssertionError("abort raises")
 
         return grpc.unary_unary_rpc_method_handler(call)
 
     def _enter(self, context: Context) -> None:
-        """Check the token, and keep the parent of spans. Raises RequestError."""
+        """Check the token, and record the parent of spans. Raises RequestError."""
         metadata = dict(context.invocation_metadata() or ())
-        self._tokens.check(_authorization(context))
+        self._tokens.check(_authorization_header(context))
         PARENT_CONTEXT.set(str(metadata.get("traceparent", "")))
 
     async def _abort(self, context: Context, error: RequestError) -> None:
-        row = REASONS[error.reason]
+        row = FAILURE_REASONS[error.reason]
         seconds = str(math.ceil(error.retry_after))
         trailing = (("retry-after", seconds),) if error.retry_after else ()
         await context.abort(getattr(grpc.StatusCode, row.grpc), str(error), trailing)
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
-        """Answer a request, both as bytes. Raises RequestError."""
+        """Run an inference request from and to serialised messages. Raises RequestError."""
         engine, limits = self._engine, self._engine.config.limits
 
         def read() -> InferRequest:
@@ -102,7 +102,7 @@ class Service:
         if is_brief_message(data):
             request = engine.read("", read)
         else:
-            request = await engine.read_off_loop("", read)
+            request = await engine.parse_on_reader("", read)
         remaining = context.time_remaining()
         if remaining is not None:
             requested_seconds = request.parameters.seconds
@@ -112,9 +112,9 @@ class Service:
             request.parameters = dataclasses.replace(request.parameters, seconds=seconds)
         response = await engine.infer(request)
         request.inputs.clear()
-        if is_brief_answer(request, response):
-            return write_response(request, response)
-        return await engine.off_loop(lambda: write_response(request, response))
+        if is_short_answer(request, response):
+            return serialize_response(request, response)
+        return await engine.run_on_reader(lambda: serialize_response(request, response))
 
     async def stream(
         self, requests: AsyncIterator[bytes], context: Context
@@ -128,70 +128,70 @@ class Service:
             await self._abort(context, error)
         async for data in requests:
             try:
-                yield field_bytes(INFER_RESPONSE_FIELD, await self._infer(data, context))
+                yield encode_bytes_field(INFER_RESPONSE_FIELD, await self._infer(data, context))
             except RequestError as error:
-                error_answer = message("ModelStreamInferResponse", error_message=str(error))
+                error_answer = create_message("ModelStreamInferResponse", error_message=str(error))
                 yield error_answer.SerializeToString()
 
     async def _ServerLive(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Report that the server is live."""
-        return message("ServerLiveResponse", live=True)
+        return create_message("ServerLiveResponse", live=True)
 
     async def _ServerReady(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Report whether all models are ready."""
-        return message("ServerReadyResponse", ready=self._engine.is_ready)
+        return create_message("ServerReadyResponse", ready=self._engine.is_ready)
 
     async def _ModelReady(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Report whether a model is ready."""
         is_ready = self._engine.is_model_ready(request.name, request.version)
-        return message("ModelReadyResponse", ready=is_ready)
+        return create_message("ModelReadyResponse", ready=is_ready)
 
     async def _ServerMetadata(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Describe the server."""
-        return message("ServerMetadataResponse", **self._engine.server_metadata())
+        return create_message("ServerMetadataResponse", **self._engine.server_metadata())
 
     async def _ModelMetadata(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Describe a model."""
         values = self._engine.model_metadata(request.name, request.version)
-        return message("ModelMetadataResponse", **values)
+        return create_message("ModelMetadataResponse", **values)
 
     async def _RepositoryIndex(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """List the models and their states."""
-        return message("RepositoryIndexResponse", models=self._engine.index(request.ready))
+        return create_message("RepositoryIndexResponse", models=self._engine.index(request.ready))
 
     async def _RepositoryModelLoad(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Load a model."""
         self._check_control(request, context, {})
         await self._engine.repository.load(request.model_name)
-        return message("RepositoryModelLoadResponse")
+        return create_message("RepositoryModelLoadResponse")
 
     async def _RepositoryModelUnload(self, request: Proto, context: Context) -> Proto:  # noqa: N802
         """Unload a model."""
         self._check_control(request, context, {"unload_dependents": False})
         await self._engine.repository.unload(request.model_name)
-        return message("RepositoryModelUnloadResponse")
+        return create_message("RepositoryModelUnloadResponse")
 
     def _check_control(self, request: Proto, context: Context, allowed: dict[str, object]) -> None:
-        """Raises RequestError without a control token, or for unsupported parameters."""
-        self._tokens.check_control(_authorization(context))
+        """Raise RequestError without a control token, or for unsupported parameters."""
+        self._tokens.check_control(_authorization_header(context))
         for name, value in request.parameters.items():
             field = value.WhichOneof("parameter_choice")
             if name not in allowed or getattr(value, field or "", None) is not allowed[name]:
                 raise RequestError("parameters: none expected: the folder says what a model is")
 
 
-async def _no_method(request: Proto, context: Context) -> Proto:
+async def _unused_method(request: Proto, context: Context) -> Proto:
     """Stand in for a method that `Service` handles separately."""
     raise AssertionError("never called")
 
 
-def _authorization(context: Context) -> bytes:
+def _authorization_header(context: Context) -> bytes:
     """Return the authorization header."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get("authorization", "")).encode()
 
 
-async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler, int]:
+async def start_grpc(engine: ServingEngine, tokens: TokenStore, port: int) -> tuple[Handler, int]:
     """Start a gRPC server and return it with its port. Raises ServeError if the port is taken."""
     config = engine.config
     limits = config.limits
@@ -204,12 +204,14 @@ async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler
         ("grpc.so_reuseport", 0),
     ]
     grpc_server = grpc.aio.server(options=options, maximum_concurrent_rpcs=limits.connections)
-    handlers = Service(engine, tokens).handlers()
-    grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    handlers = GrpcService(engine, tokens).handlers()
+    grpc_server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(GRPC_SERVICE_NAME, handlers),)
+    )
     host = f"[{config.host}]" if ":" in config.host else config.host
     address = f"{host}:{port}"
     try:
-        credentials = _credentials(config)
+        credentials = _tls_credentials(config)
         bound_port = (
             grpc_server.add_insecure_port(address)
             if credentials is None
@@ -223,7 +225,7 @@ async def start_grpc(engine: Engine, tokens: Tokens, port: int) -> tuple[Handler
     return grpc_server, bound_port
 
 
-def _credentials(config: ServerConfig) -> Handler:
+def _tls_credentials(config: ServerConfig) -> Handler:
     """Return the TLS credentials of the server; None without TLS."""
     if not config.tls_certificate:
         return None

@@ -12,37 +12,37 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.browsers import OriginChecker, refuse_forms, require_json
+from ekiden.serve.browsers import OriginChecker, reject_form_types, require_json
 from ekiden.serve.chat import ChatRoutes
-from ekiden.serve.connections import ABORT_KEY, EndingWithClient, has_body
-from ekiden.serve.engine import Engine
+from ekiden.serve.connections import ABORT_KEY, CancelOnDisconnect, has_body
+from ekiden.serve.engine import ServingEngine
 from ekiden.serve.http_messages import (
     HEADER_LENGTH,
-    is_brief,
-    is_brief_answer,
-    read_request,
-    write_response,
+    is_short_answer,
+    is_short_body,
+    parse_infer_request,
+    serialize_infer_response,
 )
-from ekiden.serve.json_scan import read_json
-from ekiden.serve.metrics import CONTENT_TYPE
-from ekiden.serve.reasons import REASONS, refusal
+from ekiden.serve.json_scan import parse_bounded_object
+from ekiden.serve.metrics import PROMETHEUS_CONTENT_TYPE
+from ekiden.serve.reasons import FAILURE_REASONS, to_request_error
 from ekiden.serve.requests import InferRequest
-from ekiden.serve.routes import READ_METHODS, Route, Routes
-from ekiden.serve.security import Tokens
+from ekiden.serve.routes import DEFAULT_ROUTE_METHODS, Route, RoutingTable
+from ekiden.serve.security import TokenStore
 from ekiden.serve.traces import PARENT_CONTEXT
 
-__all__ = ["Application", "json_response", "read_body"]
+__all__ = ["HttpApplication", "json_response", "read_body"]
 
-OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
+UNAUTHENTICATED_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """What is answered without a token: a machine that asks whether the server lives has none."""
-BINARY_TYPE = "application/octet-stream"
+BINARY_CONTENT_TYPE = "application/octet-stream"
 MAX_CONTROL_BYTES = 64 << 10
 """The most bytes of a request to load, unload or list."""
 SEND_CHUNK_BYTES = 256 << 10
 """Bytes of an answer that are given to the connection at once."""
-HELD_KEY = "ekiden.held"
+HELD_BYTES_KEY = "ekiden.held"
 """Where a request's scope has the bytes that it counts in `Engine.hold_bytes`."""
-HEADERS_KEY = "ekiden.headers"
+REQUEST_HEADERS_KEY = "ekiden.headers"
 """Where a request's scope has its headers by their names, both as bytes."""
 _HEADER_LENGTH = HEADER_LENGTH.encode()
 _MODEL_PATH = "/v2/models/{model}"
@@ -61,7 +61,7 @@ async def read_body(
     RequestError if it is too large or too slow, what `hold` raises, and ClientDisconnect if the
     client has gone.
     """
-    headers = request.scope[HEADERS_KEY]
+    headers = request.scope[REQUEST_HEADERS_KEY]
     if headers.get(b"content-encoding", b"identity") != b"identity":
         raise RequestError("content-encoding: none expected", "media")
     length = headers.get(b"content-length", b"0")
@@ -74,7 +74,7 @@ async def read_body(
         full_body: bytes = message["body"]
         if len(full_body) > max_bytes:
             raise RequestError(f"the body: at most {max_bytes} bytes expected", "too_large")
-        if not is_brief(full_body):
+        if not is_short_body(full_body):
             hold(len(full_body))
         return full_body
     body = bytearray()  # grown, so that no second copy of the whole is made
@@ -90,8 +90,8 @@ async def read_body(
     return body
 
 
-class PiecesResponse(Response):
-    """A response of known size, sent in chunks as its client reads it."""
+class ChunkedResponse(Response):
+    """Response of known size, sent in chunks as its client reads it."""
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]
@@ -112,17 +112,17 @@ class PiecesResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Application:
-    """The ASGI application that uvicorn calls for each request."""
+class HttpApplication:
+    """ASGI application that uvicorn calls for each request."""
 
-    def __init__(self, engine: Engine, tokens: Tokens) -> None:
+    def __init__(self, engine: ServingEngine, tokens: TokenStore) -> None:
         self._engine, self._tokens = engine, tokens
         self._limits = engine.config.limits
         self._browsers = OriginChecker(engine.config)
-        chat = ChatRoutes(engine, self._text_body)
-        self._routes = Routes([*self._rows(), *chat.routes()])
+        chat = ChatRoutes(engine, self._read_text_body)
+        self._routes = RoutingTable([*self._route_rows(), *chat.routes()])
 
-    def _rows(self) -> list[Route]:
+    def _route_rows(self) -> list[Route]:
         control = "/v2/repository"
         return [
             *(
@@ -130,17 +130,17 @@ class Application:
                 for at in (_MODEL_PATH, _VERSION_PATH)
             ),
             *(Route(f"{at}/ready", self.model_ready) for at in (_MODEL_PATH, _VERSION_PATH)),
-            *(Route(at, self.model) for at in (_MODEL_PATH, _VERSION_PATH)),
-            Route("/v2", self.server),
+            *(Route(at, self.model_metadata) for at in (_MODEL_PATH, _VERSION_PATH)),
+            Route("/v2", self.server_metadata),
             Route("/v2/health/live", self.live),
             Route("/v2/health/ready", self.ready),
-            Route(f"{control}/index", self.index, methods=("POST",)),
-            Route(f"{control}/models/{{model}}/load", self.load, methods=("POST",)),
-            Route(f"{control}/models/{{model}}/unload", self.unload, methods=("POST",)),
+            Route(f"{control}/index", self.repository_index, methods=("POST",)),
+            Route(f"{control}/models/{{model}}/load", self.load_model, methods=("POST",)),
+            Route(f"{control}/models/{{model}}/unload", self.unload_model, methods=("POST",)),
             Route(
                 f"{_MODEL_PATH}/sequences/{{sequence}}",
-                self.sequence,
-                methods=(*READ_METHODS, "PUT"),
+                self.sequence_state,
+                methods=(*DEFAULT_ROUTE_METHODS, "PUT"),
             ),
             Route("/metrics", self.metrics),
         ]
@@ -153,18 +153,18 @@ class Application:
             return
         self._engine.arrivals.begin()
         guarded = GuardedSend(send, self._limits.body_seconds)
-        headers = scope[HEADERS_KEY] = dict(scope["headers"])
+        headers = scope[REQUEST_HEADERS_KEY] = dict(scope["headers"])
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in UNAUTHENTICATED_PATHS:
                 self._browsers.check(scope, headers)
                 self._tokens.check(headers.get(b"authorization", b""))
             if b"traceparent" in headers:
                 PARENT_CONTEXT.set(headers[b"traceparent"].decode("latin-1"))
-            endpoint, scope["path_params"] = self._routes.find(scope["method"], scope["path"])
+            endpoint, scope["path_params"] = self._routes.match(scope["method"], scope["path"])
             response = await endpoint(Request(scope, receive))
             await response(scope, receive, guarded)
         except RequestError as error:
-            await self._refuse(error, scope, guarded)
+            await self._send_error(error, scope, guarded)
         except asyncio.CancelledError:
             raise
         except ClientDisconnect:  # nobody is left to be answered
@@ -172,68 +172,72 @@ class Application:
         except SlowReaderError:
             scope[ABORT_KEY]()
         except Exception as error:  # of our own making: the client is told that much
-            self._engine.log.failure("", error)
-            await self._refuse(refusal(error), scope, guarded)
+            self._engine.log.log_failure("", error)
+            await self._send_error(to_request_error(error), scope, guarded)
         finally:
-            if HELD_KEY in scope:
-                self._engine.release_bytes(scope[HELD_KEY])
+            if HELD_BYTES_KEY in scope:
+                self._engine.release_bytes(scope[HELD_BYTES_KEY])
 
-    async def _refuse(self, error: RequestError, scope: Scope, send: GuardedSend) -> None:
+    async def _send_error(self, error: RequestError, scope: Scope, send: GuardedSend) -> None:
         if send.has_begun:
             raise error  # the answer has begun: the connection is closed
         response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
-        await response(scope, _nothing, send)
+        await response(scope, _no_message, send)
 
-    async def _body(self, request: Request, max_bytes: int = 0) -> bytes | bytearray:
+    async def _read_body(self, request: Request, max_bytes: int = 0) -> bytes | bytearray:
         """Read the body of a request within the limits."""
 
-        def hold(count: int) -> None:
+        def hold_bytes(count: int) -> None:
             self._engine.hold_bytes(count)
-            request.scope[HELD_KEY] = request.scope.get(HELD_KEY, 0) + count
+            request.scope[HELD_BYTES_KEY] = request.scope.get(HELD_BYTES_KEY, 0) + count
 
         limits = self._limits
-        return await read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold)
+        return await read_body(
+            request, max_bytes or limits.body_bytes, limits.body_seconds, hold_bytes
+        )
 
-    async def _text_body(self, request: Request) -> bytes | bytearray:
-        return await self._body(request, min(self._limits.text_bytes, self._limits.body_bytes))
+    async def _read_text_body(self, request: Request) -> bytes | bytearray:
+        return await self._read_body(request, min(self._limits.text_bytes, self._limits.body_bytes))
 
     async def infer(self, request: Request) -> Response:
         """Run a model on the inputs in the body."""
         engine = self._engine
-        infer_request = await self._read_infer(request)
+        infer_request = await self._parse_infer(request)
         if infer_request.parameters.sequence is not None:  # which goes on, whoever has gone
-            refuse_forms(request.scope[HEADERS_KEY])
+            reject_form_types(request.scope[REQUEST_HEADERS_KEY])
             response = await engine.infer(infer_request)
         else:
-            with EndingWithClient(request.scope):
-                response = await engine.infer(infer_request, engine.arrivals.are_over)
+            with CancelOnDisconnect(request.scope):
+                response = await engine.infer(infer_request, engine.arrivals.is_zero)
         infer_request.inputs.clear()
-        if is_brief_answer(infer_request, response):
-            pieces, length = write_response(infer_request, response)
+        if is_short_answer(infer_request, response):
+            pieces, length = serialize_infer_response(infer_request, response)
         else:
-            pieces, length = await engine.off_loop(lambda: write_response(infer_request, response))
+            pieces, length = await engine.run_on_reader(
+                lambda: serialize_infer_response(infer_request, response)
+            )
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
-        kind = "application/json" if length is None else BINARY_TYPE
+        kind = "application/json" if length is None else BINARY_CONTENT_TYPE
         if len(pieces) == 1 and len(pieces[0]) <= SEND_CHUNK_BYTES:
             return Response(pieces[0], media_type=kind, headers=headers or None)
         if sum(map(len, pieces)) > SEND_CHUNK_BYTES:
-            return PiecesResponse(pieces, kind, headers)
+            return ChunkedResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
-    async def _read_infer(self, request: Request) -> InferRequest:
-        """Parse the request of a body, dropping all other references to it."""
-        body = await self._body(request)
-        header = request.scope[HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
+    async def _parse_infer(self, request: Request) -> InferRequest:
+        """Parse the request in a body, and drop all other references to the body."""
+        body = await self._read_body(request)
+        header = request.scope[REQUEST_HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
         model, version = request.path_params["model"], request.path_params.get("version", "")
 
-        def read() -> InferRequest:
-            return read_request(model, version, body, header, self._limits.body_bytes)
+        def parse_body() -> InferRequest:
+            return parse_infer_request(model, version, body, header, self._limits.body_bytes)
 
-        if is_brief(body):
-            return self._engine.read(model, read)
-        return await self._engine.read_off_loop(model, read)
+        if is_short_body(body):
+            return self._engine.read(model, parse_body)
+        return await self._engine.parse_on_reader(model, parse_body)
 
-    async def server(self, request: Request) -> Response:
+    async def server_metadata(self, request: Request) -> Response:
         """Return the server's name, version and extensions."""
         return json_response(self._engine.server_metadata())
 
@@ -252,31 +256,31 @@ class Application:
         is_ready = self._engine.is_model_ready(names["model"], names.get("version", ""))
         return json_response({"name": names["model"], "ready": is_ready}, 200 if is_ready else 503)
 
-    async def model(self, request: Request) -> Response:
+    async def model_metadata(self, request: Request) -> Response:
         """Return a model's inputs and outputs."""
         names = request.path_params
         metadata = self._engine.model_metadata(names["model"], names.get("version", ""))
         return json_response(metadata)
 
-    async def index(self, request: Request) -> Response:
+    async def repository_index(self, request: Request) -> Response:
         """List every version of every model with its state."""
-        body = await self._body(request, MAX_CONTROL_BYTES)
-        fields = read_json(body) if body else {}
+        body = await self._read_body(request, MAX_CONTROL_BYTES)
+        fields = parse_bounded_object(body) if body else {}
         ready = fields.get("ready", False)
         if not isinstance(ready, bool) or set(fields) - {"ready"}:
             raise RequestError("the body: 'ready', true or false, expected")
         return json_response(self._engine.index(ready))
 
-    async def load(self, request: Request) -> Response:
+    async def load_model(self, request: Request) -> Response:
         """Load a model, or what is new of it."""
-        self._check_control(request, await self._body(request, MAX_CONTROL_BYTES), {})
+        self._check_control(request, await self._read_body(request, MAX_CONTROL_BYTES), {})
         await self._engine.repository.load(request.path_params["model"])
         return json_response({})
 
-    async def unload(self, request: Request) -> Response:
+    async def unload_model(self, request: Request) -> Response:
         """Unload a model."""
         self._check_control(
-            request, await self._body(request, MAX_CONTROL_BYTES), {"unload_dependents": False}
+            request, await self._read_body(request, MAX_CONTROL_BYTES), {"unload_dependents": False}
         )
         await self._engine.repository.unload(request.path_params["model"])
         return json_response({})
@@ -284,37 +288,39 @@ class Application:
     def _check_control(
         self, request: Request, body: bytes | bytearray, allowed: dict[str, object]
     ) -> None:
-        """Raises RequestError without a control token, for a content type that pages may send
+        """Raise RequestError without a control token, for a content type that pages may send
         without preflight, and for unsupported parameters.
         """
         self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
-        require_json(request.scope[HEADERS_KEY])
-        parameters = read_json(body).get("parameters", {}) if body else {}
+        require_json(request.scope[REQUEST_HEADERS_KEY])
+        parameters = parse_bounded_object(body).get("parameters", {}) if body else {}
         if not isinstance(parameters, dict) or not all(
             key in allowed and allowed[key] is value for key, value in parameters.items()
         ):
             raise RequestError("parameters: none expected: the folder says what a model is")
 
-    async def sequence(self, request: Request) -> Response:
+    async def sequence_state(self, request: Request) -> Response:
         """Return the state of a sequence as a safetensors file; PUT begins one from such a
         state.
         """
         names = request.path_params
         if request.method in ("GET", "HEAD"):
             data = await self._engine.save_sequence(names["model"], names["sequence"])
-            return Response(data, media_type=BINARY_TYPE)
-        body = await self._body(request)
+            return Response(data, media_type=BINARY_CONTENT_TYPE)
+        body = await self._read_body(request)
         await self._engine.restore_sequence(names["model"], names["sequence"], bytes(body))
         return json_response({})
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics for Prometheus."""
-        return Response(self._engine.metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return Response(
+            self._engine.metrics.exposition(), headers={"content-type": PROMETHEUS_CONTENT_TYPE}
+        )
 
 
 def error_response(error: RequestError, is_openai: bool) -> Response:
     """Return the response for an error."""
-    row = REASONS[error.reason]
+    row = FAILURE_REASONS[error.reason]
     body: dict[str, object] = {"error": str(error)}
     if is_openai:
         openai_error = {"message": str(error), "type": row.openai, "param": None, "code": row.name}
@@ -329,13 +335,11 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
 
 
 class SlowReaderError(Exception):
-    """Raised when a client does not read its answer."""
+    """Exception for a client that does not read its answer."""
 
 
 class GuardedSend:
-    """An ASGI `send` with a time limit for slow clients, which also records whether an answer has
-    begun.
-    """
+    """ASGI `send` with a time limit for slow clients, which records whether an answer has begun."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
@@ -355,5 +359,5 @@ class GuardedSend:
             raise SlowReaderError from None
 
 
-async def _nothing() -> Message:
+async def _no_message() -> Message:
     return {"type": "http.disconnect"}

@@ -11,38 +11,44 @@ from ekiden.serve.datatypes import (
     DATATYPE_BY_NAME,
     Array,
     Datatype,
-    from_json,
-    from_raw,
     tensor_bytes,
-    to_json,
-    to_raw,
+    tensor_from_bytes,
+    tensor_from_json,
+    tensor_to_bytes,
+    tensor_to_json,
 )
-from ekiden.serve.json_scan import PIECE_BYTES, LongArrays, load_bounded, parse_object
-from ekiden.serve.json_tensors import LONG_TENSOR, json_pieces, tensor_of
+from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, LongArrays, parse_bounded, parse_object
+from ekiden.serve.json_tensors import MIN_CHUNKED_ELEMENTS, format_tensor, parse_tensor
 from ekiden.serve.requests import (
     InferRequest,
     InferResponse,
     RequestedOutput,
-    read_parameters,
-    read_shape,
+    parse_parameters,
+    parse_shape,
 )
 
-__all__ = ["HEADER_LENGTH", "is_brief", "is_brief_answer", "read_request", "write_response"]
+__all__ = [
+    "HEADER_LENGTH",
+    "is_short_answer",
+    "is_short_body",
+    "parse_infer_request",
+    "serialize_infer_response",
+]
 
 HEADER_LENGTH = "inference-header-content-length"
 """The header that says how many bytes of a body are JSON; the rest are tensors."""
 
 
-BRIEF_BYTES = PIECE_BYTES // 2
+MAX_INLINE_BODY_BYTES = SCAN_CHUNK_BYTES // 2
 """Bytes of a body that is read on the event loop."""
 
 
-def is_brief(body: bytes | bytearray) -> bool:
+def is_short_body(body: bytes | bytearray) -> bool:
     """Return whether a body is short enough to be parsed on the event loop."""
-    return len(body) <= BRIEF_BYTES
+    return len(body) <= MAX_INLINE_BODY_BYTES
 
 
-def read_request(
+def parse_infer_request(
     model: str, version: str, body: bytes | bytearray, header: str, max_bytes: int = 1 << 62
 ) -> InferRequest:
     """Parse a request body whose tensors take at most `max_bytes`. Raises RequestError."""
@@ -55,24 +61,29 @@ def read_request(
             raise RequestError(f"header {HEADER_LENGTH}: the body has {len(body)} bytes")
     view = memoryview(body)
     arrays = None
-    if split <= PIECE_BYTES:
+    if split <= SCAN_CHUNK_BYTES:
         fields = parse_object(view[:split])
     else:
-        fields, arrays = load_bounded(view[:split])
-    request = InferRequest(model, version, _text(fields, "id"))
-    request.parameters = read_parameters(_object(fields, "parameters"))
-    _read_inputs(
-        request, _objects(fields, "inputs"), view[split:], arrays, max_bytes, is_brief(body)
+        fields, arrays = parse_bounded(view[:split])
+    request = InferRequest(model, version, _text_field(fields, "id"))
+    request.parameters = parse_parameters(_object_field(fields, "parameters"))
+    _parse_inputs(
+        request,
+        _object_list_field(fields, "inputs"),
+        view[split:],
+        arrays,
+        max_bytes,
+        is_short_body(body),
     )
     if "outputs" in fields:
-        outputs = _objects(fields, "outputs")
+        outputs = _object_list_field(fields, "outputs")
         request.outputs = tuple(
-            _requested_output(row, request.parameters.binary) for row in outputs
+            _parse_requested_output(row, request.parameters.binary) for row in outputs
         )
     return request
 
 
-def _read_inputs(
+def _parse_inputs(
     request: InferRequest,
     rows: list[dict[str, Any]],
     tail: memoryview,
@@ -83,14 +94,14 @@ def _read_inputs(
     """Parse the inputs into the request. Raises RequestError."""
     at = 0
     for row in rows:
-        name, datatype = _text(row, "name"), _text(row, "datatype")
+        name, datatype = _text_field(row, "name"), _text_field(row, "datatype")
         if name in request.inputs:
             raise RequestError(f"input '{name}': it is there twice")
         kind = DATATYPE_BY_NAME.get(datatype)
         if kind is None:
             known_types = ", ".join(DATATYPE_BY_NAME)
             raise RequestError(f"input '{name}': datatype: one of {known_types} expected")
-        shape = read_shape(name, row.get("shape"))
+        shape = parse_shape(name, row.get("shape"))
         if not is_short:  # a short body has no more values than a few thousand
             max_bytes -= tensor_bytes(name, kind, shape)
         if max_bytes < 0:
@@ -101,7 +112,7 @@ def _read_inputs(
         else:
             if size > len(tail) - at:
                 raise RequestError(f"input '{name}': {size} bytes expected, {len(tail) - at} left")
-            request.inputs[name] = from_raw(name, kind, shape, tail[at : at + size])
+            request.inputs[name] = tensor_from_bytes(name, kind, shape, tail[at : at + size])
             at += size
         request.datatypes[name] = datatype
     if at != len(tail):
@@ -114,17 +125,17 @@ def _json_tensor(
     name: str, kind: Datatype, shape: list[int], data: object, arrays: LongArrays | None
 ) -> Array:
     """Return the tensor of an input whose data are in the JSON."""
-    text = None if arrays is None else arrays.take(data)
+    text = None if arrays is None else arrays.pop_array(data)
     if text is None:
-        return from_json(name, kind, shape, data)
+        return tensor_from_json(name, kind, shape, data)
     if not kind.values:
         raise RequestError(f"input '{name}': {kind.name} has no form in JSON: send binary data")
-    return tensor_of(name, kind, shape, text)
+    return parse_tensor(name, kind, shape, text)
 
 
 def _binary_size(name: str, row: dict[str, Any]) -> int | None:
     """Return how many bytes an input has after the JSON; None if its data are in the JSON."""
-    parameters = _object(row, "parameters")
+    parameters = _object_field(row, "parameters")
     if unknown := [key for key in parameters if key != "binary_data_size"]:
         raise RequestError(f"input '{name}': no parameter is named '{unknown[0][:64]}'")
     if "binary_data_size" not in parameters:
@@ -137,10 +148,10 @@ def _binary_size(name: str, row: dict[str, Any]) -> int | None:
     return size
 
 
-def _requested_output(row: dict[str, Any], binary: bool) -> RequestedOutput:
+def _parse_requested_output(row: dict[str, Any], binary: bool) -> RequestedOutput:
     """Parse a requested output. Raises RequestError."""
-    name = _text(row, "name")
-    parameters = _object(row, "parameters")
+    name = _text_field(row, "name")
+    parameters = _object_field(row, "parameters")
     if unknown := [key for key in parameters if key != "binary_data"]:
         raise RequestError(f"output '{name}': no parameter is named '{unknown[0][:64]}'")
     chosen = parameters.get("binary_data", binary)
@@ -149,7 +160,7 @@ def _requested_output(row: dict[str, Any], binary: bool) -> RequestedOutput:
     return RequestedOutput(name, chosen)
 
 
-def _text(row: dict[str, Any], key: str) -> str:
+def _text_field(row: dict[str, Any], key: str) -> str:
     """Return a text field of an object; "" if `id` is missing. Raises RequestError."""
     value = row.get(key, "" if key == "id" else None)
     if not isinstance(value, str) or (not value and key != "id"):
@@ -157,7 +168,7 @@ def _text(row: dict[str, Any], key: str) -> str:
     return value
 
 
-def _object(row: dict[str, Any], key: str) -> dict[str, Any]:
+def _object_field(row: dict[str, Any], key: str) -> dict[str, Any]:
     """Return an object field, empty by default. Raises RequestError."""
     value = row.get(key, {})
     if not isinstance(value, dict):
@@ -165,7 +176,7 @@ def _object(row: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def _objects(row: dict[str, Any], key: str) -> list[dict[str, Any]]:
+def _object_list_field(row: dict[str, Any], key: str) -> list[dict[str, Any]]:
     """Return a field that is a list of objects. Raises RequestError."""
     value = row.get(key)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
@@ -176,15 +187,17 @@ def _objects(row: dict[str, Any], key: str) -> list[dict[str, Any]]:
 Pieces = list[bytes | memoryview]
 
 
-def is_brief_answer(request: InferRequest, response: InferResponse) -> bool:
+def is_short_answer(request: InferRequest, response: InferResponse) -> bool:
     """Return whether an answer is short enough to be written on the event loop."""
     count = 0
     for array in response.outputs:  # those that nobody asked for count too: they are few
         count += array.size
-    return count <= LONG_TENSOR
+    return count <= MIN_CHUNKED_ELEMENTS
 
 
-def write_response(request: InferRequest, response: InferResponse) -> tuple[Pieces, int | None]:
+def serialize_infer_response(
+    request: InferRequest, response: InferResponse
+) -> tuple[Pieces, int | None]:
     """Return the chunks of an answer's body, and how many of its bytes are JSON; None where all is.
 
     Raises RequestError for outputs that JSON cannot say.
@@ -192,7 +205,7 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[Piec
     rows: list[dict[str, object]] = []
     tail: Pieces = []
     long_texts: list[Pieces] = []
-    for at, is_binary in response.chosen(request):
+    for at, is_binary in response.requested_outputs(request):
         port, array = response.signature.outputs[at], response.outputs[at]
         row: dict[str, object] = {
             "name": port.name,
@@ -201,21 +214,21 @@ def write_response(request: InferRequest, response: InferResponse) -> tuple[Piec
         }
         long_texts.append([])
         if is_binary:
-            tail.append(to_raw(port.datatype, array))
+            tail.append(tensor_to_bytes(port.datatype, array))
             row["parameters"] = {"binary_data_size": len(tail[-1])}
-        elif array.size <= LONG_TENSOR:
-            row["data"] = to_json(port.name, port.datatype, array)
+        elif array.size <= MIN_CHUNKED_ELEMENTS:
+            row["data"] = tensor_to_json(port.name, port.datatype, array)
         else:
-            long_texts[-1].extend(json_pieces(port.name, port.datatype, array))
+            long_texts[-1].extend(format_tensor(port.name, port.datatype, array))
         rows.append(row)
     head: dict[str, object] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id
-    text = _text_pieces(head, rows, long_texts)
+    text = _json_chunks(head, rows, long_texts)
     return text + tail, sum(map(len, text)) if tail else None
 
 
-def _text_pieces(
+def _json_chunks(
     head: dict[str, object], rows: list[dict[str, object]], long_texts: list[Pieces]
 ) -> Pieces:
     """Return the JSON of an answer, with the data of long rows inserted."""

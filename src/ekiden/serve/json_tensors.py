@@ -15,50 +15,50 @@ import numpy.typing as npt
 import orjson
 
 from ekiden.runtime.errors import RequestError
-from ekiden.serve.datatypes import Array, Datatype, element_count, to_array, to_json
-from ekiden.serve.json_scan import PIECE_BYTES, Marks, TextState, marks_of
+from ekiden.serve.datatypes import Array, Datatype, convert_values, element_count, tensor_to_json
+from ekiden.serve.json_scan import SCAN_CHUNK_BYTES, StringState, StructuralMarks, structural_marks
 from ekiden.serve.loop_turns import give_turn
 
-__all__ = ["LONG_TENSOR", "json_pieces", "tensor_of"]
+__all__ = ["MIN_CHUNKED_ELEMENTS", "format_tensor", "parse_tensor"]
 
 MAX_VALUE_BYTES = 16 << 20
 """Bytes of one text of a tensor, quotes and escapes included, or of a number with blanks."""
-LONG_TENSOR = 4096
+MIN_CHUNKED_ELEMENTS = 4096
 """Elements from which on a tensor is written piece by piece."""
-_MISPLACED = re.compile(rb"[^\s,\[]\s*\[|\]\s*[^\s,\]]")
+_MISPLACED_BRACKET_PATTERN = re.compile(rb"[^\s,\[]\s*\[|\]\s*[^\s,\]]")
 """A bracket beside a value without a comma between them."""
 _COMMA, _BLANK, _LETTER = b", x"
 
 
-def tensor_of(name: str, kind: Datatype, shape: Sequence[int], data: memoryview) -> Array:
+def parse_tensor(name: str, kind: Datatype, shape: Sequence[int], data: memoryview) -> Array:
     """Convert a JSON array, flat or nested as its shape, to a tensor."""
     count = element_count(name, shape)
     error = f"input '{name}': data: {count} elements, flat or as the shape {list(shape)}, expected"
-    nesting = Nesting(shape, count)
+    nesting = BracketNesting(shape, count)
     result = np.empty(count, kind.numpy)
     filled = 0
-    for piece, marks in value_pieces(name, data):
-        if not nesting.takes(marks):
+    for piece, marks in split_values(name, data):
+        if not nesting.accepts(marks):
             raise RequestError(error)
-        values = parsed_values(piece, marks)
+        values = parse_values(piece, marks)
         if filled + len(values) > count:
             raise RequestError(error)
         if not kind.values.issuperset(map(type, values)):
             raise RequestError(f"input '{name}': data: values of {kind.name} expected")
-        result[filled : filled + len(values)] = to_array(name, kind, values)
+        result[filled : filled + len(values)] = convert_values(name, kind, values)
         filled += len(values)
-    if filled != count or not nesting.is_whole:
+    if filled != count or not nesting.is_complete:
         raise RequestError(error)
     return result.reshape(tuple(shape))
 
 
-def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
+def split_values(name: str, data: memoryview) -> Iterator[tuple[bytes, StructuralMarks]]:
     """Yield the bytes of an array in chunks that end with a comma."""
-    at, size = 0, PIECE_BYTES
+    at, size = 0, SCAN_CHUNK_BYTES
     while at < len(data):
         give_turn()
         piece = bytes(data[at : at + size])
-        marks = marks_of(piece, TextState())
+        marks = structural_marks(piece, StringState())
         if at + size < len(data):
             commas = np.flatnonzero(marks.commas)
             if not len(commas):
@@ -68,18 +68,18 @@ def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
                 continue
             end = int(commas[-1]) + 1
             piece = piece[:end]
-            marks = Marks(marks.opens[:end], marks.closes[:end], marks.commas[:end],
-                          marks.outside[:end], marks.codes[:end])  # fmt: skip
+            marks = StructuralMarks(marks.opens[:end], marks.closes[:end], marks.commas[:end],
+                                    marks.outside[:end], marks.codes[:end])  # fmt: skip
         yield piece, marks
-        at, size = at + len(piece), PIECE_BYTES
+        at, size = at + len(piece), SCAN_CHUNK_BYTES
 
 
-def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
+def parse_values(piece: bytes, marks: StructuralMarks) -> list[Any]:
     """Parse the values of a chunk whose brackets were checked."""
     codes = np.frombuffer(piece, np.uint8).copy()
     # The brackets of a nested array are those between values: `1[,2]` is no JSON.
     shown = np.where(marks.outside, marks.codes, _LETTER)
-    if _MISPLACED.search(shown.astype(np.uint8).tobytes()):
+    if _MISPLACED_BRACKET_PATTERN.search(shown.astype(np.uint8).tobytes()):
         raise RequestError("the body is no JSON: a bracket stands beside a value")
     codes[(marks.opens | marks.closes) & ((codes == 91) | (codes == 93))] = _BLANK
     if len(codes) and marks.commas[-1]:
@@ -91,8 +91,8 @@ def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
     return values
 
 
-class Nesting:
-    """The required nesting of an array's brackets: none, or as its shape says.
+class BracketNesting:
+    """Checker of the nesting of an array's brackets: flat, or as its shape requires.
 
     Before the comma behind value i, in an array of the sizes (..., c, b, a), there are as many
     closed brackets as i is multiples of a, of a b, and so on, and as many more open ones.
@@ -103,12 +103,12 @@ class Nesting:
         self._strides: list[int] | None = None
         self._opens = self._closes = self._commas = 0
 
-    def takes(self, marks: Marks) -> bool:
+    def accepts(self, marks: StructuralMarks) -> bool:
         """Check a chunk against the shape; return whether it fits."""
         comma_positions = np.flatnonzero(marks.commas)
         opens = np.cumsum(marks.opens) + self._opens
         closes = np.cumsum(marks.closes) + self._closes
-        if self._strides is None and not self._begin(
+        if self._strides is None and not self._check_opening(
             int(opens[comma_positions[0] if len(comma_positions) else -1])
         ):
             return False
@@ -117,14 +117,14 @@ class Nesting:
         closed = sum((numbers // n for n in self._strides), np.zeros_like(numbers))
         begun = sum(((numbers - 1) // n for n in self._strides), np.zeros_like(numbers))
         depth = len(self._strides) + 1
-        fits = _same(closes[comma_positions], closed) and _same(
+        fits = _arrays_equal(closes[comma_positions], closed) and _arrays_equal(
             opens[comma_positions], begun + depth
         )
         self._opens, self._closes = int(opens[-1]), int(closes[-1])
         self._commas += len(comma_positions)
         return fits
 
-    def _begin(self, depth: int) -> bool:
+    def _check_opening(self, depth: int) -> bool:
         """Check the brackets before the first value."""
         if self._count == 0 or depth not in (1, len(self._shape)):
             return False
@@ -133,23 +133,23 @@ class Nesting:
         return True
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all brackets are closed and the number of commas is right."""
         return self._opens == self._closes and self._commas == self._count - 1
 
 
-def _same(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
+def _arrays_equal(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
     """Return whether two arrays are equal."""
     return bool((actual == expected).all())
 
 
-def json_pieces(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
+def format_tensor(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
     """Yield a tensor as a JSON array."""
     flat = array.reshape(-1)
     yield b"["
-    for begin in range(0, len(flat), LONG_TENSOR):
+    for begin in range(0, len(flat), MIN_CHUNKED_ELEMENTS):
         give_turn()
-        values = to_json(name, kind, flat[begin : begin + LONG_TENSOR])
+        values = tensor_to_json(name, kind, flat[begin : begin + MIN_CHUNKED_ELEMENTS])
         text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         yield b"," + text if begin else text
     yield b"]"

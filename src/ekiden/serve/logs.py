@@ -14,23 +14,23 @@ import time
 import traceback
 from typing import TextIO
 
-__all__ = ["LEVELS", "Log"]
+__all__ = ["SEVERITY_BY_LEVEL", "JsonLog"]
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+SEVERITY_BY_LEVEL = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-class Log:
-    """The log. A line that cannot be written is dropped, so that requests do not fail because of
-    it.
+class JsonLog:
+    """Log of JSON lines on standard error. A line that cannot be written is dropped, so that
+    requests do not fail because of it.
     """
 
     def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
-        self.level = LEVELS[level]
+        self.level = SEVERITY_BY_LEVEL[level]
         self._stream = stream
 
     def write(self, level: str, event: str, **fields: object) -> None:
         """Write one line, unless its level is below the threshold."""
-        if LEVELS[level] < self.level:
+        if SEVERITY_BY_LEVEL[level] < self.level:
             return
         row = {"time": round(time.time(), 3), "level": level, "event": event, **fields}
         try:
@@ -41,13 +41,13 @@ class Log:
         except (OSError, ValueError):  # a full disk, a closed pipe
             pass
 
-    def request(self, model: str, outcome: str, seconds: float) -> None:
+    def log_request(self, model: str, outcome: str, seconds: float) -> None:
         """Log an answered request."""
-        if self.level <= LEVELS["debug"]:
+        if self.level <= SEVERITY_BY_LEVEL["debug"]:
             milliseconds = round(seconds * 1e3, 3)
             self.write("debug", "request", model=model, outcome=outcome, ms=milliseconds)
 
-    def failure(self, model: str, error: BaseException) -> None:
+    def log_failure(self, model: str, error: BaseException) -> None:
         """Log a request that failed by the server's fault."""
         cause = error.__cause__ or error
         frames = traceback.extract_tb(cause.__traceback__)[-6:]
@@ -60,9 +60,9 @@ class Log:
 
 
 class LogForwarder(logging.Handler):
-    """A handler that forwards library logs: only the logger and severity, not the message."""
+    """Log handler that forwards library logs: only the logger and severity, not the message."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: JsonLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 

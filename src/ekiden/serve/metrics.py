@@ -21,22 +21,22 @@ from prometheus_client.core import (
 
 from ekiden.runtime.devices.memory import memory_stats
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["PROMETHEUS_CONTENT_TYPE", "ServerMetrics"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """A histogram of values by model."""
+    """Histogram of values by model."""
 
     def __init__(self, name: str, meaning: str, bounds: tuple[float, ...]) -> None:
         self._name, self._meaning, self._bounds = name, meaning, bounds
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
-    def add(self, model: str, value: float) -> None:
+    def observe(self, model: str, value: float) -> None:
         """Count one value."""
         counts = self._counts.get(model)
         if counts is None:
@@ -45,7 +45,7 @@ class Histogram:
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[model] += value
 
-    def family(self) -> Metric:
+    def to_family(self) -> Metric:
         """Return it as a Prometheus metric."""
         metric = HistogramMetricFamily(self._name, self._meaning, labels=["model"])
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
@@ -55,8 +55,8 @@ class Histogram:
         return metric
 
 
-class Metrics:
-    """The metrics of one server, used on the event loop's thread only."""
+class ServerMetrics:
+    """Metrics of one server, used only on the thread of the event loop."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -72,25 +72,27 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def watch(self, model: str, waiting: Callable[[], int], sequences: Callable[[], int]) -> None:
+    def register_model(
+        self, model: str, waiting: Callable[[], int], sequences: Callable[[], int]
+    ) -> None:
         """Report how many requests of a model wait, and how many sequences it has."""
         self._waiting[model] = waiting, sequences
 
-    def request(self, model: str, outcome: str, seconds: float) -> None:
+    def count_request(self, model: str, outcome: str, seconds: float) -> None:
         """Count a finished request; `model` is a known name, or empty."""
         self._requests[model, outcome] += 1
-        self._seconds.add(model, seconds)
+        self._seconds.observe(model, seconds)
 
-    def run(self, model: str, rows: int, seconds: float) -> None:
+    def count_run(self, model: str, rows: int, seconds: float) -> None:
         """Count a finished run."""
-        self._rows.add(model, rows)
+        self._rows.observe(model, rows)
         self._run_seconds[model] = self._run_seconds.get(model, 0.0) + seconds
 
-    def tokens(self, model: str, count: int) -> None:
+    def count_tokens(self, model: str, count: int) -> None:
         """Count generated tokens."""
         self._tokens[model] += count
 
-    def text(self) -> bytes:
+    def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
@@ -102,8 +104,8 @@ class Metrics:
         for labels, count in self._requests.items():
             requests.add_metric(list(labels), count)
         yield requests
-        yield self._seconds.family()
-        yield self._rows.family()
+        yield self._seconds.to_family()
+        yield self._rows.to_family()
         run_seconds = CounterMetricFamily("ekiden_run_seconds", "Time in runs", labels=["model"])
         for model, seconds in self._run_seconds.items():
             run_seconds.add_metric([model], seconds)
@@ -114,10 +116,10 @@ class Metrics:
         for model, count in self._tokens.items():
             tokens.add_metric([model], count)
         yield tokens
-        yield from self._now()
+        yield from self._collect_gauges()
 
-    def _now(self) -> Iterator[Metric]:
-        """Yield the metrics read on demand: connections, queues, sequences, memory."""
+    def _collect_gauges(self) -> Iterator[Metric]:
+        """Yield the gauges read on demand: connections, queues, sequences, memory."""
         yield GaugeMetricFamily(
             "ekiden_connections", "Open connections of HTTP", value=self.connections
         )

@@ -19,8 +19,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """One way in which a request ends without a result."""
+class FailureReason:
+    """Reason why a request ends without a result, with its status in each protocol."""
 
     name: str
     http: int
@@ -31,24 +31,24 @@ class Reason:
 
 
 # fmt: off
-REASONS = {row.name: row for row in (
+FAILURE_REASONS = {row.name: row for row in (
     #      name              HTTP  gRPC                   OpenAI
-    Reason("malformed",       400, "INVALID_ARGUMENT",    "invalid_request_error"),
-    Reason("unauthenticated", 401, "UNAUTHENTICATED",     "authentication_error"),
-    Reason("forbidden",       403, "PERMISSION_DENIED",   "permission_error"),
-    Reason("unknown",         404, "NOT_FOUND",           "not_found_error"),
-    Reason("method",          405, "UNIMPLEMENTED",       "invalid_request_error"),
-    Reason("slow",            408, "DEADLINE_EXCEEDED",   "invalid_request_error"),
-    Reason("conflict",        409, "FAILED_PRECONDITION", "invalid_request_error"),
-    Reason("too_large",       413, "RESOURCE_EXHAUSTED",  "invalid_request_error"),
-    Reason("media",           415, "INVALID_ARGUMENT",    "invalid_request_error"),
-    Reason("unprocessable",   422, "INVALID_ARGUMENT",    "invalid_request_error"),
-    Reason("busy",            429, "RESOURCE_EXHAUSTED",  "rate_limit_error"),
-    Reason("failed",          500, "INTERNAL",            "server_error"),
-    Reason("memory",          503, "RESOURCE_EXHAUSTED",  "server_error"),
-    Reason("not_ready",       503, "UNAVAILABLE",         "server_error"),
-    Reason("stopping",        503, "UNAVAILABLE",         "server_error"),
-    Reason("deadline",        504, "DEADLINE_EXCEEDED",   "timeout_error"),
+    FailureReason("malformed",       400, "INVALID_ARGUMENT",    "invalid_request_error"),
+    FailureReason("unauthenticated", 401, "UNAUTHENTICATED",     "authentication_error"),
+    FailureReason("forbidden",       403, "PERMISSION_DENIED",   "permission_error"),
+    FailureReason("unknown",         404, "NOT_FOUND",           "not_found_error"),
+    FailureReason("method",          405, "UNIMPLEMENTED",       "invalid_request_error"),
+    FailureReason("slow",            408, "DEADLINE_EXCEEDED",   "invalid_request_error"),
+    FailureReason("conflict",        409, "FAILED_PRECONDITION", "invalid_request_error"),
+    FailureReason("too_large",       413, "RESOURCE_EXHAUSTED",  "invalid_request_error"),
+    FailureReason("media",           415, "INVALID_ARGUMENT",    "invalid_request_error"),
+    FailureReason("unprocessable",   422, "INVALID_ARGUMENT",    "invalid_request_error"),
+    FailureReason("busy",            429, "RESOURCE_EXHAUSTED",  "rate_limit_error"),
+    FailureReason("failed",          500, "INTERNAL",            "server_error"),
+    FailureReason("memory",          503, "RESOURCE_EXHAUSTED",  "server_error"),
+    FailureReason("not_ready",       503, "UNAVAILABLE",         "server_error"),
+    FailureReason("stopping",        503, "UNAVAILABLE",         "server_error"),
+    FailureReason("deadline",        504, "DEADLINE_EXCEEDED",   "timeout_error"),
 )}
 # fmt: on
 
@@ -64,7 +64,7 @@ _REASON_BY_CLASS: tuple[tuple[type[Exception], str], ...] = (
 """The first class that an error is of says its reason."""
 
 
-def refusal(error: BaseException) -> RequestError:
+def to_request_error(error: BaseException) -> RequestError:
     """Convert an error to the one reported to the client. Errors that are not Ekiden's reveal no
     details.
     """

@@ -7,25 +7,25 @@ from dataclasses import field
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.serve.datatypes import MAX_ELEMENTS, Array
-from ekiden.serve.signature import Signature
+from ekiden.serve.datatypes import MAX_TENSOR_ELEMENTS, Array
+from ekiden.serve.signature import ModelSignature
 
 __all__ = [
     "InferRequest",
     "InferResponse",
-    "Parameters",
+    "RequestParameters",
     "RequestedOutput",
-    "SequenceStep",
-    "check_answer",
-    "read_parameters",
-    "too_large_answer",
+    "SequencePosition",
+    "answer_too_large_error",
+    "check_answer_size",
+    "parse_parameters",
 ]
 
 Parameter = bool | int | float | str
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequencePosition:
     """The position of a request in its sequence."""
 
     id: int | str
@@ -34,14 +34,14 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class RequestParameters:
     """A request's parameters besides its tensors."""
 
     priority: int = 0
     """1 is served first; 0 says nothing."""
     seconds: float = 0.0
     """How long it may take; 0 says nothing."""
-    sequence: SequenceStep | None = None
+    sequence: SequencePosition | None = None
     binary: bool = False
     """Outputs as binary data where they say nothing themselves; of HTTP only."""
 
@@ -56,7 +56,7 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferRequest:
-    """A request with its tensors."""
+    """Inference request with its tensors."""
 
     model: str
     version: str = ""
@@ -66,13 +66,13 @@ class InferRequest:
     """Input -> what the request says its datatype is."""
     outputs: tuple[RequestedOutput, ...] = ()
     """Those asked for; none: all."""
-    parameters: Parameters = Parameters()
+    parameters: RequestParameters = RequestParameters()
 
-    def arrange(self, signature: Signature) -> list[Array]:
+    def order_inputs(self, signature: ModelSignature) -> list[Array]:
         """Return the arrays in the program's order. Raises RequestError if they do not match the
         signature.
         """
-        arrays = signature.arrange(self.inputs)
+        arrays = signature.order_inputs(self.inputs)
         for port in signature.inputs:
             if self.datatypes[port.name] != port.datatype.name:
                 datatype = self.datatypes[port.name]
@@ -89,22 +89,22 @@ class InferRequest:
             raise RequestError("outputs: an output is asked for twice")
         return arrays
 
-    def wants(self, name: str) -> bool:
+    def requests_output(self, name: str) -> bool:
         """Return whether an output is requested."""
         return not self.outputs or any(output.name == name for output in self.outputs)
 
 
 @dataclass(slots=True)
 class InferResponse:
-    """An answer with all outputs, in the program's order."""
+    """Inference response with all outputs, in the program's order."""
 
     model: str
     version: str
     id: str
-    signature: Signature
+    signature: ModelSignature
     outputs: list[Array]
 
-    def chosen(self, request: InferRequest) -> list[tuple[int, bool]]:
+    def requested_outputs(self, request: InferRequest) -> list[tuple[int, bool]]:
         """Return the indices of the requested outputs, and whether each is binary."""
         names = [port.name for port in self.signature.outputs]
         if not request.outputs:
@@ -112,8 +112,8 @@ class InferResponse:
         return [(names.index(output.name), output.binary) for output in request.outputs]
 
 
-def check_answer(request: InferRequest, response: InferResponse, max_bytes: int) -> None:
-    """Raises RequestError ("too_large") for an answer whose tensors exceed `max_bytes`."""
+def check_answer_size(request: InferRequest, response: InferResponse, max_bytes: int) -> None:
+    """Raise RequestError ("too_large") for an answer whose tensors exceed `max_bytes`."""
     size = 0
     for array in response.outputs:  # nearly always little, whichever are asked for
         size += max_bytes if array.dtype == object else array.nbytes
@@ -123,13 +123,13 @@ def check_answer(request: InferRequest, response: InferResponse, max_bytes: int)
         sum(map(len, array.ravel().tolist())) + array.nbytes
         if array.dtype == object
         else array.nbytes
-        for array in (response.outputs[at] for at, _ in response.chosen(request))
+        for array in (response.outputs[at] for at, _ in response.requested_outputs(request))
     )
     if size > max_bytes:
-        raise too_large_answer(size, max_bytes)
+        raise answer_too_large_error(size, max_bytes)
 
 
-def too_large_answer(size: int, max_bytes: int) -> RequestError:
+def answer_too_large_error(size: int, max_bytes: int) -> RequestError:
     """Return the error for an answer that would exceed its limit."""
     return RequestError(
         f"the answer would have {size} bytes of tensors, at most {max_bytes} expected "
@@ -139,32 +139,34 @@ def too_large_answer(size: int, max_bytes: int) -> RequestError:
 
 
 _SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-_KNOWN_PARAMETERS = frozenset({"priority", "timeout", "binary_data_output", *_SEQUENCE_PARAMETERS})
+_SUPPORTED_PARAMETERS = frozenset(
+    {"priority", "timeout", "binary_data_output", *_SEQUENCE_PARAMETERS}
+)
 
 
-def read_parameters(values: Mapping[str, object]) -> Parameters:
+def parse_parameters(values: Mapping[str, object]) -> RequestParameters:
     """Parse a request's parameters, by Triton's names: `priority`, `timeout` in microseconds,
     `sequence_id`, `sequence_start`, `sequence_end`, `binary_data_output`. Raises RequestError
     for unknown names or invalid values.
     """
     if not values:
         return _NO_PARAMETERS
-    if unknown := [name for name in values if name not in _KNOWN_PARAMETERS]:
-        known_names = ", ".join(sorted(_KNOWN_PARAMETERS))
+    if unknown := [name for name in values if name not in _SUPPORTED_PARAMETERS]:
+        known_names = ", ".join(sorted(_SUPPORTED_PARAMETERS))
         raise RequestError(f"no parameter is named '{unknown[0][:64]}'; there are {known_names}")
-    timeout = _integer(values, "timeout")
-    return Parameters(
-        _integer(values, "priority"),
+    timeout = _integer_parameter(values, "timeout")
+    return RequestParameters(
+        _integer_parameter(values, "priority"),
         timeout / 1e6,
-        _sequence(values),
-        _flag(values, "binary_data_output"),
+        _parse_sequence(values),
+        _boolean_parameter(values, "binary_data_output"),
     )
 
 
-_NO_PARAMETERS = Parameters()
+_NO_PARAMETERS = RequestParameters()
 
 
-def _integer(values: Mapping[str, object], name: str) -> int:
+def _integer_parameter(values: Mapping[str, object], name: str) -> int:
     """Return a nonnegative integer parameter, 0 by default. Raises RequestError."""
     value = values.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
@@ -174,7 +176,7 @@ def _integer(values: Mapping[str, object], name: str) -> int:
     return value
 
 
-def _flag(values: Mapping[str, object], name: str) -> bool:
+def _boolean_parameter(values: Mapping[str, object], name: str) -> bool:
     """Return a boolean parameter, false by default. Raises RequestError."""
     value = values.get(name, False)
     if not isinstance(value, bool):
@@ -182,26 +184,29 @@ def _flag(values: Mapping[str, object], name: str) -> bool:
     return value
 
 
-def _sequence(values: Mapping[str, object]) -> SequenceStep | None:
+def _parse_sequence(values: Mapping[str, object]) -> SequencePosition | None:
     """Parse the sequence parameters; 0 and the empty text mean none, as in Triton."""
     sequence_id = values.get("sequence_id", 0)
     if type(sequence_id) not in (int, str) or len(str(sequence_id)) > 128:
         raise RequestError("parameter 'sequence_id': an integer or a text of 128 letters expected")
-    start, end = _flag(values, "sequence_start"), _flag(values, "sequence_end")
+    start, end = (
+        _boolean_parameter(values, "sequence_start"),
+        _boolean_parameter(values, "sequence_end"),
+    )
     if not sequence_id:
         if start or end:
             raise RequestError("parameter 'sequence_id': it is missing")
         return None
     assert isinstance(sequence_id, (int, str))
-    return SequenceStep(sequence_id, start, end)
+    return SequencePosition(sequence_id, start, end)
 
 
-def read_shape(name: str, shape: object) -> list[int]:
+def parse_shape(name: str, shape: object) -> list[int]:
     """Validate the shape of an input. Raises RequestError."""
     if not isinstance(shape, list) or not all(
-        type(s) is int and 0 <= s <= MAX_ELEMENTS for s in shape
+        type(s) is int and 0 <= s <= MAX_TENSOR_ELEMENTS for s in shape
     ):
         raise RequestError(
-            f"input '{name}': shape: a list of sizes from 0 to {MAX_ELEMENTS} expected"
+            f"input '{name}': shape: a list of sizes from 0 to {MAX_TENSOR_ELEMENTS} expected"
         )
     return shape

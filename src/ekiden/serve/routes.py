@@ -10,26 +10,26 @@ from starlette.responses import Response
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["READ_METHODS", "Route", "Routes"]
+__all__ = ["DEFAULT_ROUTE_METHODS", "Route", "RoutingTable"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-READ_METHODS = ("GET", "HEAD")
+DEFAULT_ROUTE_METHODS = ("GET", "HEAD")
 """Who may read may ask for the head alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, its methods and endpoint. A segment in braces matches any text, stored under its name
-    in `Request.path_params`.
+    """Route: a path pattern, its methods and its endpoint. A segment in braces matches any text,
+    stored under its name in `Request.path_params`.
     """
 
     path: str
     endpoint: Endpoint
-    methods: tuple[str, ...] = READ_METHODS
+    methods: tuple[str, ...] = DEFAULT_ROUTE_METHODS
 
 
-class Routes:
-    """The routing table; a trailing slash makes no difference."""
+class RoutingTable:
+    """Routing table; a trailing slash makes no difference."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}
@@ -37,7 +37,7 @@ class Routes:
             segments = route.path.split("/")
             self._by_length.setdefault(len(segments), []).append((segments, route))
 
-    def find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
+    def match(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
         """Return the endpoint of a request, and the named segments of its path. Raises RequestError
         if the path or method is unknown.
         """

@@ -11,32 +11,32 @@ from pathlib import Path
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["Tokens", "check_exposure", "exposure_warnings", "tls_context"]
+__all__ = ["TokenStore", "check_exposure", "exposure_warnings", "tls_context"]
 
 MIN_TOKEN_LENGTH = 16
 """Letters of the shortest token."""
 
 
-class Tokens:
-    """The tokens of a server, of which only digests are kept."""
+class TokenStore:
+    """Bearer tokens of a server, of which only digests are kept."""
 
     def __init__(self, path: str, control_path: str, allow_control: bool = False) -> None:
         """Read files of tokens, one a line; an empty path is none. With `allow_control` those who
         may ask may also load and unload, where there are no tokens at all. Raises ServeError.
         """
-        self._control = _read(control_path)
-        self._all = _read(path) + self._control if path else []
+        self._control = _read_token_file(control_path)
+        self._all = _read_token_file(path) + self._control if path else []
         self._allow_control = allow_control
 
     def check(self, header: bytes) -> None:
-        """Raises RequestError for a request without a token, if one is required."""
-        if self._all and not _is_among(header, self._all):
+        """Raise RequestError for a request without a valid token, if one is required."""
+        if self._all and not _matches_digest(header, self._all):
             raise RequestError("a bearer token expected", "unauthenticated")
 
     def check_control(self, header: bytes) -> None:
-        """Raises RequestError ("forbidden") unless the request may load and unload models."""
+        """Raise RequestError ("forbidden") unless the request may load and unload models."""
         if self._control or self._all:
-            if not _is_among(header, self._control):
+            if not _matches_digest(header, self._control):
                 raise RequestError("this token may not load or unload", "forbidden")
         elif not self._allow_control:
             raise RequestError(
@@ -46,7 +46,7 @@ class Tokens:
             )
 
 
-def _is_among(header: bytes, digests: list[bytes]) -> bool:
+def _matches_digest(header: bytes, digests: list[bytes]) -> bool:
     """Return whether a bearer token matches one of the digests, in constant time."""
     scheme, _, token = header.partition(b" ")
     digest = hashlib.sha256(token.strip()).digest()
@@ -56,7 +56,7 @@ def _is_among(header: bytes, digests: list[bytes]) -> bool:
     return scheme.lower() == b"bearer" and any(matches)
 
 
-def _read(path: str) -> list[bytes]:
+def _read_token_file(path: str) -> list[bytes]:
     if not path:
         return []
     try:
@@ -65,6 +65,7 @@ def _read(path: str) -> list[bytes]:
         raise ServeError(f"tokens '{path}': {(error.strerror or '').lower()}") from None
     if not lines or min(map(len, lines)) < MIN_TOKEN_LENGTH:
         raise ServeError(f"tokens '{path}': tokens of at least {MIN_TOKEN_LENGTH} letters expected")
+    # Digests have one length, which the constant-time comparison requires.
     return [hashlib.sha256(line).digest() for line in lines]
 
 
@@ -77,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises ServeError for a server that others could reach without protection."""
+    """Raise ServeError for a server that other machines could reach without protection."""
     is_local = is_loopback(config.host)
     if not (is_local or config.token_file or config.tls_client_ca or config.open):
         raise ServeError(
@@ -94,8 +95,8 @@ def check_exposure(config: ServerConfig) -> None:
 
 
 def exposure_warnings(config: ServerConfig) -> str:
-    """Return what a server allows everyone who can reach it; empty where it asks for a token or a
-    certificate, or only this machine reaches it.
+    """Return a warning about what a server allows everyone who can reach it; empty if it requires a
+    token or certificate, or only this machine can reach it.
     """
     if is_loopback(config.host) or config.token_file or config.tls_client_ca:
         return ""
@@ -114,6 +115,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
             raise ServeError("tls_certificate: it is missing, and tls_key or tls_client_ca is not")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # Earlier versions are deprecated (RFC 8996).
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(config.tls_certificate, config.tls_key or None)

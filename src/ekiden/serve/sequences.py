@@ -20,13 +20,13 @@ from ekiden.runtime.errors import EkidenError, LoadError, RequestError, ServeErr
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import Array
-from ekiden.serve.signature import Port, Signature, output_arrays
+from ekiden.serve.signature import ModelSignature, TensorPort, output_arrays
 
-__all__ = ["ActiveSequence", "SequenceTable", "Session", "session_maker"]
+__all__ = ["ActiveSequence", "SequenceSession", "SequenceTable", "session_factory"]
 
 
-class Session(Protocol):
-    """The state of one sequence, and the runs that change it."""
+class SequenceSession(Protocol):
+    """State of one sequence, and the runs that change it."""
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Return the outputs of the next step. If it fails, the state is unchanged."""
@@ -39,39 +39,39 @@ class Session(Protocol):
 
 
 class StatefulSession:
-    """A session of a program that keeps its own state."""
+    """Session of a program that keeps its own state."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable.session()
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """See `Session`."""
+        """Return the outputs of the next step; see `Session`."""
         return output_arrays(self._executable(*arrays, timeout=seconds))
 
     def values(self) -> dict[str, Array]:
-        """See `Session`."""
+        """Return the state by name; see `Session`."""
         return {name: value.numpy() for name, value in self._executable.state.items()}
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """See `Session`."""
+        """Continue from a saved state; see `Session`."""
         self._executable.set_state(values)
 
 
-class PairedSession:
-    """A session whose state is outputs fed back as inputs."""
+class FeedbackSession:
+    """Session whose state is outputs that are fed back as inputs."""
 
     def __init__(
-        self, executable: Executable, signature: Signature, pairs: Mapping[str, str]
+        self, executable: Executable, signature: ModelSignature, pairs: Mapping[str, str]
     ) -> None:
         self._executable, self._whole, self._pairs = executable, signature, pairs
         self._values: dict[str, Array] = {}
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """See `Session`."""
+        """Return the outputs of the next step; see `Session`."""
         request_inputs = iter(arrays)
         rows = len(arrays[0]) if arrays and arrays[0].ndim else 1
         feeds = [
-            self._current(port, rows) if port.name in self._pairs else next(request_inputs)
+            self._state_value(port, rows) if port.name in self._pairs else next(request_inputs)
             for port in self._whole.inputs
         ]
         output_values = output_arrays(self._executable(*feeds, timeout=seconds))
@@ -79,7 +79,7 @@ class PairedSession:
         self._values = {name: outputs[of] for name, of in self._pairs.items()}
         return [a for name, a in outputs.items() if name not in self._pairs.values()]
 
-    def _current(self, port: Port, rows: int) -> Array:
+    def _state_value(self, port: TensorPort, rows: int) -> Array:
         """Return the value of a state input; initially zeros, with the request's first dimension
         for symbolic sizes.
         """
@@ -89,12 +89,13 @@ class PairedSession:
         return self._values[port.name]
 
     def values(self) -> dict[str, Array]:
-        """See `Session`."""
+        """Return the state by name; see `Session`."""
         return dict(self._values)
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """See `Session`. Raises RequestError for a name or a type that the model's state does not
-        have."""
+        """Continue from a saved state; see `Session`. Raises RequestError for a name or a type that
+        the model's state does not have.
+        """
         for port in self._whole.inputs:
             if port.name not in self._pairs:
                 continue
@@ -107,9 +108,9 @@ class PairedSession:
         self._values = {name: value.copy() for name, value in values.items()}
 
 
-def session_maker(
-    executable: Executable, signature: Signature, pairs: Mapping[str, str], source: str
-) -> tuple[Signature, Callable[[], Session] | None]:
+def session_factory(
+    executable: Executable, signature: ModelSignature, pairs: Mapping[str, str], source: str
+) -> tuple[ModelSignature, Callable[[], SequenceSession] | None]:
     """Return the signature clients see, and a factory of sessions; None for a stateless program.
     Raises ServeError if pairs name no input or output, or do not match.
     """
@@ -123,18 +124,18 @@ def session_maker(
             raise ServeError(f"'{source}': sequences: state: no input '{name}' or output '{of}'")
         if inputs[name].datatype != outputs[of].datatype or inputs[name].datatype.is_text:
             raise ServeError(f"'{source}': sequences: state: '{name}' and '{of}' differ in dtype")
-    client_signature = Signature(
+    client_signature = ModelSignature(
         tuple(port for port in signature.inputs if port.name not in pairs),
         tuple(port for port in signature.outputs if port.name not in pairs.values()),
     )
-    return client_signature, lambda: PairedSession(executable, signature, pairs)
+    return client_signature, lambda: FeedbackSession(executable, signature, pairs)
 
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence that has begun."""
+    """Active sequence: its session, and the version that it holds."""
 
-    session: Session
+    session: SequenceSession
     version: object
     """What it began with, and stays with when another version is loaded."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -155,7 +156,7 @@ class ActiveSequence:
 
 
 class SequenceTable:
-    """The sequences of one model by name."""
+    """Active sequences of one model by name."""
 
     def __init__(
         self, max_count: int, idle_seconds: float, on_end: Callable[[ActiveSequence], None]
@@ -167,7 +168,7 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._found)
 
-    def take(self, source: SequenceTable) -> None:
+    def adopt(self, source: SequenceTable) -> None:
         """Move all sequences here from another table."""
         self._found, source._found = source._found, {}
 
@@ -188,7 +189,7 @@ class SequenceTable:
         many.
         """
         self.end(name)
-        self.forget_idle()
+        self.end_idle()
         if len(self._found) >= self._most:
             raise RequestError(f"there are {self._most} sequences already", "busy", 1.0)
         self._found[name] = sequence = make()
@@ -201,7 +202,7 @@ class SequenceTable:
             del self._found[name]
             self._on_end(sequence)
 
-    def forget_idle(self) -> None:
+    def end_idle(self) -> None:
         """End the sequences that have been idle too long."""
         oldest = time.monotonic() - self._idle
         for name, sequence in self.items():

@@ -17,27 +17,27 @@ from typing import Protocol
 
 import uvicorn
 
-from ekiden.runtime.devices.memory import bounded_memory, within_free_memory
+from ekiden.runtime.devices.memory import memory_bound, within_free_memory
 from ekiden.runtime.errors import EkidenError, RequestError, ServeError
 from ekiden.serve.config import ServerConfig, read_server_config
 from ekiden.serve.connections import connection_class
-from ekiden.serve.engine import Engine
+from ekiden.serve.engine import ServingEngine
 from ekiden.serve.grpc_service import start_grpc
-from ekiden.serve.http import Application
+from ekiden.serve.http import HttpApplication
 from ekiden.serve.logs import LogForwarder
-from ekiden.serve.security import Tokens, check_exposure, exposure_warnings, tls_context
+from ekiden.serve.security import TokenStore, check_exposure, exposure_warnings, tls_context
 from ekiden.serve.text import TextModel
 
 __all__ = ["Server"]
 
-SWITCH_INTERVAL_S = 0.0005
+THREAD_SWITCH_INTERVAL_S = 0.0005
 """How long one thread may keep Python's lock: the default, 5 ms, is longer than most runs."""
-GC_THRESHOLDS = (50_000, 20, 50)
+SERVER_GC_THRESHOLDS = (50_000, 20, 50)
 """New objects until the first look for garbage, and looks until the next deeper one."""
 
 
 class Server:
-    """Serves the models of a folder from this process.
+    """Server of the models of a folder, in this process.
 
     server = Server("models", port=8000) server.run()                      # until SIGTERM or SIGINT
     """
@@ -54,7 +54,7 @@ class Server:
         self.config = config or read_server_config(self.folder / "serve.toml", given)
         check_exposure(self.config)
         self._tls = tls_context(self.config)
-        self._tokens = Tokens(
+        self._tokens = TokenStore(
             self.config.token_file, self.config.control_token_file, self.config.allow_control
         )
         self._texts: dict[str, TextModel] = {}
@@ -68,9 +68,9 @@ class Server:
         self._texts[name] = model
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, and then until requests in flight have ended."""
+        """Serve until SIGTERM or SIGINT, then until requests in flight have ended."""
         self._has_process = True
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
         raise_file_limit()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._run_until_signal())
@@ -88,19 +88,22 @@ class Server:
         served.
         """
         memory_limit = self.config.memory  # so that a request fails, and not the process
-        with bounded_memory(memory_limit) if memory_limit else within_free_memory():
-            await self._serve(stop, started)
+        with memory_bound(memory_limit) if memory_limit else within_free_memory():
+            await self._serve_until_stopped(stop, started)
 
-    async def _serve(self, stop: asyncio.Event, started: asyncio.Event | None) -> None:
-        engine = self.engine = Engine(self.folder, self.config)
+    async def _serve_until_stopped(
+        self, stop: asyncio.Event, started: asyncio.Event | None
+    ) -> None:
+        engine = self.engine = ServingEngine(self.folder, self.config)
         logging.getLogger("uvicorn").handlers[:] = [LogForwarder(engine.log)]
         logging.getLogger("uvicorn").propagate = False
-        listener = _listen(self.config.host, self.config.port)
+        # Bound before anything is loaded: a port in use fails at once.
+        listener = _open_listener(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
-        http = self._http(engine)
+        http = self._create_http_server(engine)
         over_grpc = await self._start_grpc(engine, listener)
         serving = asyncio.ensure_future(http.serve([listener]))
-        polling = asyncio.ensure_future(self._load(engine))
+        polling = asyncio.ensure_future(self._load_and_poll(engine))
         engine.log.write(
             "info", "listening", host=self.config.host, port=self.port,
             grpc_port=self.grpc_port,
@@ -116,11 +119,11 @@ class Server:
         finally:
             waiting.cancel()
             polling.cancel()
-            await self._stop(engine, http, serving, over_grpc)
+            await self._drain_and_stop(engine, http, serving, over_grpc)
         if _has_failed(polling):
             polling.result()  # raises it
 
-    async def _start_grpc(self, engine: Engine, listener: socket.socket) -> Stoppable | None:
+    async def _start_grpc(self, engine: ServingEngine, listener: socket.socket) -> Stoppable | None:
         """Start the gRPC server; None if it is disabled. Raises ServeError."""
         if not self.config.grpc:
             return None
@@ -133,9 +136,9 @@ class Server:
             raise
         return grpc_server
 
-    async def _stop(
+    async def _drain_and_stop(
         self,
-        engine: Engine,
+        engine: ServingEngine,
         http: uvicorn.Server,
         serving: asyncio.Future[None],
         over_grpc: Stoppable | None,
@@ -144,6 +147,7 @@ class Server:
         has_drained = await engine.drain()
         if over_grpc is not None:
             await over_grpc.stop(0.0 if not has_drained else 1.0)
+        # After draining: the HTTP server would close connections whose requests still run.
         http.should_exit = True
         if not has_drained:
             http.config.timeout_graceful_shutdown = 1
@@ -154,7 +158,7 @@ class Server:
         engine.close()
         engine.log.write("info", "stopped", drained=has_drained)
 
-    async def _load(self, engine: Engine) -> None:
+    async def _load_and_poll(self, engine: ServingEngine) -> None:
         """Load the models of the folder; then look again as often as the configuration says."""
         for name, model in self._texts.items():
             engine.repository.add_text(name, model)
@@ -162,30 +166,38 @@ class Server:
             with contextlib.suppress(RequestError):  # it is in the log and in the index
                 await engine.repository.load(name)
         engine.has_started = True
+        # Collection settings are global; a server embedded in a program must not change them.
         if self._has_process:
-            reduce_gc()
+            relax_gc()
         engine.log.write("info", "started", models=len(engine.repository.models))
         while self.config.poll_seconds:
             await asyncio.sleep(self.config.poll_seconds)
             try:
-                await engine.repository.poll()
+                await engine.repository.poll_folder()
             except RequestError:
                 pass  # it is in the log and in the index
             except EkidenError as error:
                 engine.log.write("error", "poll_failed", error=str(error))
 
-    def _http(self, engine: Engine) -> uvicorn.Server:
+    def _create_http_server(self, engine: ServingEngine) -> uvicorn.Server:
         limits = self.config.limits
+        # Forwarded headers and WebSockets are off: no client may set its address or upgrade.
         settings = uvicorn.Config(
-            Application(engine, self._tokens), lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, ws="none", backlog=4096,
+            HttpApplication(engine, self._tokens),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            backlog=4096,
             http=connection_class(limits, engine.metrics, engine.arrivals),
             timeout_keep_alive=int(max(1, limits.idle_seconds)),
             timeout_graceful_shutdown=int(max(1, limits.stop_seconds)),
-        )  # fmt: skip
+        )
         settings.load()
         settings.ssl = self._tls
-        return _HTTP(settings)
+        return _UvicornServer(settings)
 
 
 def _has_failed(task: asyncio.Future[None]) -> bool:
@@ -200,8 +212,8 @@ class Stoppable(Protocol):
         """Stop, letting calls in flight continue for a grace period."""
 
 
-class _HTTP(uvicorn.Server):
-    """uvicorn's server with signal handling left to ours."""
+class _UvicornServer(uvicorn.Server):
+    """Uvicorn server that leaves signal handling to ours."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -209,7 +221,7 @@ class _HTTP(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises ServeError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -222,13 +234,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def reduce_gc() -> None:
+def relax_gc() -> None:
     """Exclude everything loaded so far from garbage collection, and collect rarely: requests leave
-    next to no cycles, and a look at all objects is a pause of milliseconds for those under way.
+    next to no cycles, and a full collection pauses the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.set_threshold(*SERVER_GC_THRESHOLDS)
 
 
 def raise_file_limit() -> None:

@@ -11,22 +11,22 @@ from typing import Protocol
 import numpy as np
 
 from ekiden import runtime
-from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
+from ekiden.runtime.artifact.metadata import ANY_RANK_SHAPE, TensorInfo
 from ekiden.runtime.errors import EkidenError, LoadError, RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.serve.datatypes import DATATYPE_BY_DTYPE, Array, Datatype
 
 __all__ = [
-    "Port",
-    "Program",
-    "Signature",
+    "ModelSignature",
+    "SignatureProgram",
+    "TensorPort",
     "has_independent_rows",
     "output_arrays",
     "read_signature",
 ]
 
 
-class Program(Protocol):
+class SignatureProgram(Protocol):
     """A compiled model as used here; `ekiden.Executable` implements it."""
 
     inputs: tuple[TensorInfo, ...]
@@ -37,8 +37,8 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
-    """An input or output."""
+class TensorPort:
+    """Input or output of a model in the protocol's terms."""
 
     name: str
     datatype: Datatype
@@ -51,7 +51,7 @@ class Port:
         return [d if isinstance(d, int) else -1 for d in self.dims]
 
     def check(self, array: Array) -> None:
-        """Raises RequestError for another rank, or another size where it is fixed."""
+        """Raise RequestError for another rank, or another size where it is fixed."""
         fits = len(array.shape) == len(self.dims) and all(
             isinstance(want, str) or want == actual
             for want, actual in zip(self.dims, array.shape, strict=True)
@@ -63,15 +63,15 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """The inputs and outputs, and the symbol of the batch dimension they share."""
+class ModelSignature:
+    """Signature of a model: inputs, outputs, and the symbol of the batch dimension they share."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[TensorPort, ...]
+    outputs: tuple[TensorPort, ...]
     batch: str = ""
     """The first dimension of all inputs and outputs, and of nothing else; empty: no such."""
 
-    def arrange(self, inputs_by_name: Mapping[str, Array]) -> list[Array]:
+    def order_inputs(self, inputs_by_name: Mapping[str, Array]) -> list[Array]:
         """Return the arrays in the program's order. Raises RequestError if they do not match."""
         names = [port.name for port in self.inputs]
         if unknown := [name for name in inputs_by_name if name not in names]:
@@ -85,9 +85,9 @@ class Signature:
             _check_symbols(port, array, sizes)
         return arrays
 
-    def least_output_bytes(self, arrays: Sequence[Array], names: Collection[str] = ()) -> int:
-        """Return the size of the outputs for such arrays, as far as the shapes determine it: sizes
-        that are known only by a run count 0. `names` are the outputs that count; none: all.
+    def min_output_bytes(self, arrays: Sequence[Array], names: Collection[str] = ()) -> int:
+        """Return a lower bound of the outputs' size in bytes, as far as the shapes determine it:
+        dimensions known only after a run count 0. `names` are the outputs that count; none: all.
         """
         sizes = {
             dim: size
@@ -102,7 +102,7 @@ class Signature:
                 total += math.prod(dims) * port.datatype.numpy.itemsize
         return total
 
-    def key(self, arrays: Sequence[Array]) -> tuple[tuple[int, ...], ...] | None:
+    def batch_key(self, arrays: Sequence[Array]) -> tuple[tuple[int, ...], ...] | None:
         """Return a key that is equal for requests that can be batched together; None for one that
         cannot.
         """
@@ -111,7 +111,7 @@ class Signature:
         return tuple(array.shape[1:] for array in arrays)
 
 
-def _check_symbols(port: Port, array: Array, sizes: dict[str, int]) -> None:
+def _check_symbols(port: TensorPort, array: Array, sizes: dict[str, int]) -> None:
     """Check a shape against the symbol values known so far."""
     for dim, size in zip(port.dims, array.shape, strict=True):
         if isinstance(dim, str) and dim.isidentifier() and sizes.setdefault(dim, size) != size:
@@ -120,28 +120,28 @@ def _check_symbols(port: Port, array: Array, sizes: dict[str, int]) -> None:
             )
 
 
-def read_signature(program: Program, source: str) -> Signature:
+def read_signature(program: SignatureProgram, source: str) -> ModelSignature:
     """Return the signature of a program. Raises LoadError for inputs or outputs that are no
     tensors.
     """
-    inputs = tuple(_port(info, source) for info in program.inputs)
-    outputs = tuple(_port(info, source) for info in program.outputs)
-    return Signature(inputs, outputs, _batch_symbol(inputs, outputs))
+    inputs = tuple(_make_port(info, source) for info in program.inputs)
+    outputs = tuple(_make_port(info, source) for info in program.outputs)
+    return ModelSignature(inputs, outputs, _batch_symbol(inputs, outputs))
 
 
-def _port(info: TensorInfo, source: str) -> Port:
+def _make_port(info: TensorInfo, source: str) -> TensorPort:
     datatype = DATATYPE_BY_DTYPE.get(info.dtype)
     if datatype is None:
         raise LoadError(f"serve '{source}': '{info.name}' is of {info.dtype}: tensors expected")
-    if info.shape == ANY_SHAPE:
+    if info.shape == ANY_RANK_SHAPE:
         raise LoadError(
             f"serve '{source}': the rank of '{info.name}' is not known: serve what "
             f"compile(model, shape={{{info.name!r}: (...)}}).save(...) writes"
         )
-    return Port(info.name, datatype, info.shape)
+    return TensorPort(info.name, datatype, info.shape)
 
 
-def _batch_symbol(inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
+def _batch_symbol(inputs: Sequence[TensorPort], outputs: Sequence[TensorPort]) -> str:
     """Return the symbol that every shape begins with and that occurs nowhere else; else ""."""
     ports = [*inputs, *outputs]
     if not inputs or not outputs or not all(port.dims for port in ports):
@@ -155,29 +155,31 @@ def _batch_symbol(inputs: Sequence[Port], outputs: Sequence[Port]) -> str:
     return first if shared else ""
 
 
-TRIAL_ROWS = 3
+BATCH_TRIAL_ROWS = 3
 """Of the inputs that a program is tried on."""
 
 
-def has_independent_rows(program: Program, signature: Signature, feeds: Sequence[Array]) -> bool:
+def has_independent_rows(
+    program: SignatureProgram, signature: ModelSignature, feeds: Sequence[Array]
+) -> bool:
     """Return whether a batched run gives the same results as runs of single rows. The signature
     cannot tell: subtracting a batch mean, for example, keeps all shapes. So the program is run
-    on `feeds` of TRIAL_ROWS rows. Results must agree up to rounding, which differs between
+    on `feeds` of BATCH_TRIAL_ROWS rows. Results must agree up to rounding, which differs between
     kernels for one row and for many.
     """
     try:
         batched = output_arrays(program(*feeds))
-        for row in range(TRIAL_ROWS):
+        for row in range(BATCH_TRIAL_ROWS):
             alone = output_arrays(program(*(np.ascontiguousarray(f[row : row + 1]) for f in feeds)))
             pairs = zip(signature.outputs, batched, alone, strict=True)
-            if not all(_agree(port, a[row : row + 1], b) for port, a, b in pairs):
+            if not all(_results_agree(port, a[row : row + 1], b) for port, a, b in pairs):
                 return False
     except EkidenError:
         return False
     return True
 
 
-def _agree(port: Port, batched: Array, alone: Array) -> bool:
+def _results_agree(port: TensorPort, batched: Array, alone: Array) -> bool:
     """Return whether two results agree up to rounding."""
     if batched.shape != alone.shape:
         return False

@@ -16,7 +16,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation."""
+    """Message of a conversation."""
 
     role: str
     """"system", "developer", "user", "assistant" or "tool"."""
@@ -37,7 +37,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer."""
+    """Piece of an answer: its text, number of tokens, and finish reason."""
 
     text: str
     tokens: int = 1
@@ -48,7 +48,7 @@ class Piece:
 
 @runtime_checkable
 class TextModel(Protocol):
-    """The interface of a text model."""
+    """Interface of a text model."""
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
         """Return the number of tokens of a conversation. Raises InputError if there are
@@ -62,13 +62,13 @@ class TextModel(Protocol):
 
 
 class TextAnswer(Protocol):
-    """An answer that an engine generates alongside others."""
+    """Answer that an engine generates alongside others."""
 
     prompt: int
     """How many tokens the conversation takes."""
 
     def start(self, deadline: float, deliver: Callable[[Any], None]) -> None:
-        """Begin the answer, without waiting for it. `deliver` is called on any thread with the text
+        """Start the answer, without waiting for it. `deliver` is called on any thread with the text
         that is new; the answer ends at `deadline`, by `time.monotonic`.
         """
 
@@ -76,13 +76,13 @@ class TextAnswer(Protocol):
         """Return the pieces delivered so far."""
 
     def cancel(self) -> None:
-        """End the answer: nothing is delivered any more. It does not wait."""
+        """Cancel the answer: nothing is delivered any more. It does not wait."""
 
 
 @runtime_checkable
 class TextEngine(TextModel, Protocol):
-    """A text model that generates its answers on a loop of its own, so that no thread waits for
-    them.
+    """Text model that generates its answers on a loop of its own, so that no thread waits
+    for them.
     """
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> TextAnswer:

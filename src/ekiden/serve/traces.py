@@ -16,7 +16,7 @@ PARENT_CONTEXT: ContextVar[str] = ContextVar("PARENT_CONTEXT", default="")
 
 
 class Tracer:
-    """Creates spans of requests, with their model and nothing that a client sent."""
+    """Tracer of requests: spans carry the model and nothing that a client sent."""
 
     def __init__(self, enabled: bool) -> None:
         """Set up tracing. Raises ServeError if OpenTelemetry is requested but missing."""
@@ -32,7 +32,7 @@ class Tracer:
         self._tracer = self._trace.get_tracer("ekiden.serve")
 
     def span(self, name: str, model: str) -> AbstractContextManager[object]:
-        """Return a context manager that opens a span, within the client's span if it sent one."""
+        """Open a span, within the client's span if it sent one."""
         if self._tracer is None:
             return nullcontext()
         context = self._format.extract({"traceparent": PARENT_CONTEXT.get()})

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.target.tags import TAGS
+from ekiden.target.tags import TARGET_TAGS
 from ekiden.target.target import Target, TargetLike
 
 OptionText = str | Sequence[str] | None
 """Options, in one text or several."""
 
 _ARM64, _ARM32 = "-mtriple=aarch64-linux-gnu", "-mtriple=armv7a-linux-gnueabihf"
-_ANDROID = "-mtriple=aarch64-linux-android"
+_ANDROID_TRIPLE_OPTION = "-mtriple=aarch64-linux-android"
 # fmt: off
 ARM_BOARDS: dict[str, str] = {
-    "pixel2":    f"-model=snapdragon835 {_ANDROID}",
-    "mate10":    f"-model=kirin970 {_ANDROID}",
-    "mate10pro": f"-model=kirin970 {_ANDROID}",
-    "p20":       f"-model=kirin970 {_ANDROID}",
-    "p20pro":    f"-model=kirin970 {_ANDROID}",
+    "pixel2":    f"-model=snapdragon835 {_ANDROID_TRIPLE_OPTION}",
+    "mate10":    f"-model=kirin970 {_ANDROID_TRIPLE_OPTION}",
+    "mate10pro": f"-model=kirin970 {_ANDROID_TRIPLE_OPTION}",
+    "p20":       f"-model=kirin970 {_ANDROID_TRIPLE_OPTION}",
+    "p20pro":    f"-model=kirin970 {_ANDROID_TRIPLE_OPTION}",
     "rasp3b":    f"-model=bcm2837 {_ARM32}",
     "rasp4b":    f"-model=bcm2711 {_ARM32} -mcpu=cortex-a72",
     "rasp4b64":  f"-model=bcm2711 {_ARM64} -mcpu=cortex-a72",
@@ -39,7 +39,7 @@ RISCV_BOARDS: dict[str, str] = {
 # fmt: on
 
 
-def _target(first: str, options: OptionText) -> Target:
+def _make_target(first: str, options: OptionText) -> Target:
     """Build a target from its kind and options; the caller's options come before the defaults."""
     words = options.split() if isinstance(options, str) else list(options or ())
     return Target(" ".join((first, *words)))
@@ -47,28 +47,28 @@ def _target(first: str, options: OptionText) -> Target:
 
 def cuda(model: str = "unknown", arch: str | None = None, options: OptionText = None) -> Target:
     """Return a target for an NVIDIA GPU; `arch` is like "sm_80"."""
-    return _target(f"cuda -model={model}" + (f" -arch={arch}" if arch else ""), options)
+    return _make_target(f"cuda -model={model}" + (f" -arch={arch}" if arch else ""), options)
 
 
 def rocm(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an AMD GPU."""
-    return _target(f"rocm -model={model}", options)
+    return _make_target(f"rocm -model={model}", options)
 
 
 def mali(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Arm Mali GPU."""
-    return _target(f"opencl -device=mali -model={model}", options)
+    return _make_target(f"opencl -device=mali -model={model}", options)
 
 
 def bifrost(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Arm GPU of the Bifrost architecture."""
-    return _target(f"opencl -device=bifrost -model={model}", options)
+    return _make_target(f"opencl -device=bifrost -model={model}", options)
 
 
 def intel_graphics(model: str = "unknown", options: OptionText = None) -> Target:
     """Return a target for an Intel GPU."""
     first = f"opencl -device=intel_graphics -model={model} -thread_warp_size=16"
-    return _target(first, options)
+    return _make_target(first, options)
 
 
 def arm_cpu(model: str = "unknown", options: OptionText = None) -> Target:
@@ -76,13 +76,13 @@ def arm_cpu(model: str = "unknown", options: OptionText = None) -> Target:
     assumed to be 64-bit.
     """
     board_options = ARM_BOARDS.get(model, f"-model={model} {_ARM64}")
-    return _target(f"llvm -device=arm_cpu {board_options}", options)
+    return _make_target(f"llvm -device=arm_cpu {board_options}", options)
 
 
 def riscv_cpu(model: str = "sifive-u54", options: OptionText = None) -> Target:
     """Return a target for a RISC-V processor (RISCV_BOARDS lists the known models)."""
     board_options = RISCV_BOARDS.get(model, "-mtriple=riscv64-linux-gnu")
-    return _target(f"llvm -device=arm_cpu -model={model} {board_options}", options)
+    return _make_target(f"llvm -device=arm_cpu -model={model} {board_options}", options)
 
 
 def create(target: TargetLike) -> Target:
@@ -92,7 +92,7 @@ def create(target: TargetLike) -> Target:
 
 def list_tags() -> dict[str, Target]:
     """Return every tag with its target."""
-    return {tag: Target(tag) for tag in TAGS}
+    return {tag: Target(tag) for tag in TARGET_TAGS}
 
 
 __all__ = [

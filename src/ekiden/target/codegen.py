@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ekiden.runtime.fresh_python import fresh_python
-from ekiden.target.probe import architecture
+from ekiden.runtime.fresh_python import fresh_python_command
+from ekiden.target.probe import host_architecture
 from ekiden.target.target import Target
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ else:
     llvm = LazyModule("llvmlite.binding")
     subprocess = LazyModule("subprocess")
 
-_INTRINSIC_NAME = re.compile(r"llvm(\.\w+)+", re.ASCII)
-_PARSE_CALL = """
+_INTRINSIC_NAME_PATTERN = re.compile(r"llvm(\.\w+)+", re.ASCII)
+_PARSE_CALL_SCRIPT = """
 import llvmlite.binding as llvm
 call = "define void @f() { call void @%s() ret void }"
 try:
@@ -32,7 +32,7 @@ except RuntimeError as error:
 """
 _UNKNOWN_INTRINSIC_STATUS = 3
 """The exit status of a process that parsed a call, where LLVM has no intrinsic of that name."""
-_PARSE_LIMIT_S = 60.0
+_PARSE_TIMEOUT_S = 60.0
 _intrinsic_names: list[str] = []
 """The names of intrinsics that have a number: the first has 1."""
 
@@ -62,11 +62,14 @@ def llvm_lookup_intrinsic_id(name: str) -> int:
 
     Raises ModuleNotFoundError without LLVM.
     """
-    if not _INTRINSIC_NAME.fullmatch(name):
+    if not _INTRINSIC_NAME_PATTERN.fullmatch(name):
         return 0
     llvm_version_major()
-    command = fresh_python(_PARSE_CALL.replace("UNKNOWN", str(_UNKNOWN_INTRINSIC_STATUS)), name)
-    parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_LIMIT_S, check=False)
+    # LLVM aborts the process on malformed intrinsic calls, so it parses in another one.
+    command = fresh_python_command(
+        _PARSE_CALL_SCRIPT.replace("UNKNOWN", str(_UNKNOWN_INTRINSIC_STATUS)), name
+    )
+    parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_TIMEOUT_S, check=False)
     if parsing.returncode == _UNKNOWN_INTRINSIC_STATUS:
         return 0
     _intrinsic_names.append(name)
@@ -104,7 +107,7 @@ def llvm_cpu_has_features(cpu_features: str | Sequence[str], target: Target | No
 target_has_features = llvm_cpu_has_features
 
 __all__ = [
-    "architecture",
+    "host_architecture",
     "llvm_cpu_has_features",
     "llvm_get_cpu_features",
     "llvm_get_intrinsic_name",

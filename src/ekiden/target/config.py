@@ -7,57 +7,57 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import CompileError
-from ekiden.target.facts import OPTION_ALIASES, OPTIONS
+from ekiden.target.facts import FACT_OPTION_ALIASES, FACT_OPTIONS
 from ekiden.target.kinds import KINDS, TargetKind
-from ekiden.target.tags import TAGS
+from ekiden.target.tags import TARGET_TAGS
 
 Config = dict[str, object]
 """What a target's text says: "kind", perhaps "host", and options by name."""
 
 
-def read_config(target: str | Mapping[str, object]) -> Config:
+def parse_target_config(target: str | Mapping[str, object]) -> Config:
     """Return a typed configuration from a string, a tag, JSON or a dictionary. Raises CompileError
     for an unknown kind, tag or option, or for a value that is no target.
     """
     if isinstance(target, Mapping):
-        return _checked(dict(target))
+        return _validate_options(dict(target))
     source: object = target  # whatever the caller's types say
     if not isinstance(source, str):
-        raise CompileError(f"target: one text or dictionary expected, got {shown(source)}")
+        raise CompileError(f"target: one text or dictionary expected, got {short_repr(source)}")
     text = source.strip()
     if text.startswith("{"):
         try:
             parsed = json.loads(text)
         except json.JSONDecodeError as error:
             raise CompileError(f"target: wrong JSON: {error}") from error
-        return _checked(parsed)
+        return _validate_options(parsed)
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise CompileError(f"target: wrong text {target!r}: {error}") from error
     if not words:
         raise CompileError(f"target: expected a kind and options, got {target!r}")
-    options = _options(words[1:])
-    if words[0] in TAGS:
-        return _checked({**TAGS[words[0]], "tag": words[0], **options})
-    _kind(words[0], target)
-    return _checked({"kind": words[0], **options})
+    options = _parse_options(words[1:])
+    if words[0] in TARGET_TAGS:
+        return _validate_options({**TARGET_TAGS[words[0]], "tag": words[0], **options})
+    _target_kind(words[0], target)
+    return _validate_options({"kind": words[0], **options})
 
 
-def _kind(name: object, source: object) -> TargetKind:
+def _target_kind(name: object, source: object) -> TargetKind:
     """Look up a target kind by name. Raises CompileError if it is unknown."""
     if isinstance(name, TargetKind):
         return name
     if name not in KINDS:
         kind_names = ", ".join(KINDS)
-        hint = f"; tags are {', '.join(TAGS)}" if "/" in str(name) else ""
+        hint = f"; tags are {', '.join(TARGET_TAGS)}" if "/" in str(name) else ""
         raise CompileError(f"target: unknown kind in {source!r}; there are {kind_names}{hint}")
     return KINDS[str(name)]
 
 
-def _options(words: Sequence[str]) -> Config:
+def _parse_options(words: Sequence[str]) -> Config:
     """Parse options written as -name=value, -name value, or -name for a flag."""
     options: Config = {}
     name = ""
@@ -67,6 +67,7 @@ def _options(words: Sequence[str]) -> Config:
             if name in options:
                 raise CompileError(f"target: option -{name} is given twice, in {' '.join(words)!r}")
             options[name] = value if equals else True
+        # The value may also be the next word: `-name value`.
         elif name and options[name] is True:
             options[name] = word
         else:
@@ -74,32 +75,32 @@ def _options(words: Sequence[str]) -> Config:
     return options
 
 
-def _checked(config: Config) -> Config:
+def _validate_options(config: Config) -> Config:
     """Return the configuration under canonical names, each option validated against the kind and
     typed.
     """
     if "kind" not in config:
         tag = config.pop("tag", None)
-        if tag not in TAGS:
+        if tag not in TARGET_TAGS:
             raise CompileError(f"target: expected a 'kind', got {config!r}")
-        config = {**TAGS[str(tag)], "tag": tag, **config}
-    kind = _kind(config["kind"], config["kind"])
+        config = {**TARGET_TAGS[str(tag)], "tag": tag, **config}
+    kind = _target_kind(config["kind"], config["kind"])
     checked: Config = {"kind": kind}
     for written, value in config.items():
-        name = OPTION_ALIASES.get(written, written) if kind.is_cpu else written
+        name = FACT_OPTION_ALIASES.get(written, written) if kind.is_cpu else written
         if name == "kind" or value is None or (name == "tag" and not value):
             continue
-        allowed = (*OPTIONS, *kind.option_table) if kind.is_cpu else tuple(kind.option_table)
+        allowed = (*FACT_OPTIONS, *kind.option_table) if kind.is_cpu else tuple(kind.option_table)
         if name != "host" and name not in allowed:
             listed = ", ".join(f"-{option}=" for option in (*allowed, "host"))
             raise CompileError(f"target: {kind.name}: unknown option {name!r}; there are {listed}")
         if name in checked:
             raise CompileError(f"target: option -{name} is given twice, once as another name of it")
-        checked[name] = _typed(kind, name, value)
+        checked[name] = _convert_option(kind, name, value)
     return checked
 
 
-def _typed(kind: TargetKind, name: str, value: object) -> object:
+def _convert_option(kind: TargetKind, name: str, value: object) -> object:
     """Convert an option to its declared type; processor facts are returned unchanged."""
     option = kind.option_table.get(name)
     if option is None:
@@ -113,9 +114,9 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
     if option.type is bool and str(value).lower() in ("1", "true", "0", "false"):
         return str(value).lower() in ("1", "true")
     if option.type is int and re.fullmatch(r"-?[0-9]+", str(value)):
-        if int(str(value)) < option.least:
+        if int(str(value)) < option.minimum:
             raise CompileError(
-                f"target: option -{name} must be at least {option.least}, got {value}"
+                f"target: option -{name} must be at least {option.minimum}, got {value}"
             )
         return int(str(value))
     if option.type not in (int, bool):
@@ -126,11 +127,11 @@ def _typed(kind: TargetKind, name: str, value: object) -> object:
     raise CompileError(f"target: option -{name} must be {expected}, got {value!r}")
 
 
-def written(value: object) -> str:
+def format_option(value: object) -> str:
     """Format an option's value as text."""
     if isinstance(value, bool):
         return str(int(value))
     return shlex.quote(",".join(value) if isinstance(value, tuple) else str(value))
 
 
-__all__ = ["Config", "read_config", "written"]
+__all__ = ["Config", "format_option", "parse_target_config"]

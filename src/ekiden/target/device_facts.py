@@ -19,8 +19,8 @@ DEVICE_ATTRIBUTES: Mapping[str, int] = {
 }
 # fmt: on
 """Option -> number of ek_device_attribute in runtime.h."""
-ZERO_ALLOWED = frozenset(("local_memory",))
-VERSION_ATTRIBUTE = 3
+ATTRIBUTES_THAT_MAY_BE_ZERO = frozenset(("local_memory",))
+VERSION_ATTRIBUTE_NUMBER = 3
 """The number of the version of the language of a device's code: of NVIDIA's, the architecture."""
 
 
@@ -31,15 +31,19 @@ def device_facts(device_type: int, number: int) -> Mapping[str, object]:
     """
     query = get_global_func("ek.device.attribute")
     device = Device(device_type, number)
-    values = {name: _number(query, device, which) for name, which in DEVICE_ATTRIBUTES.items()}
+    values = {
+        name: _query_attribute(query, device, which) for name, which in DEVICE_ATTRIBUTES.items()
+    }
     if not any(values.values()):
         return {}
-    facts: dict[str, object] = {n: v for n, v in values.items() if v or n in ZERO_ALLOWED}
-    version = str(query(device, VERSION_ATTRIBUTE))
+    facts: dict[str, object] = {
+        n: v for n, v in values.items() if v or n in ATTRIBUTES_THAT_MAY_BE_ZERO
+    }
+    version = str(query(device, VERSION_ATTRIBUTE_NUMBER))
     return facts | ({"arch": version} if version.startswith("sm_") else {})
 
 
-def _number(query: Callable[..., object], device: Device, which: int) -> int:
+def _query_attribute(query: Callable[..., object], device: Device, which: int) -> int:
     """Query an attribute; 0 if the driver does not know it."""
     try:
         return int(str(query(device, which)))

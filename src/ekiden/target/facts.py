@@ -18,12 +18,12 @@ from ekiden.target.features import (
     ARMV7,
     BASELINE_FEATURES,
     CORTEX_M,
-    FEATURES,
+    FEATURE_TABLE,
     RISCV,
     WASM,
     X86,
-    closure,
-    names_of,
+    feature_closure,
+    feature_names,
     vector_registers,
 )
 from ekiden.target.processors import (
@@ -31,11 +31,11 @@ from ekiden.target.processors import (
     GENERIC_PROCESSORS,
     PROCESSORS,
     Cache,
-    Core,
-    Processor,
-    per_cycle,
+    CoreModel,
+    ProcessorRow,
+    operations_per_cycle,
 )
-from ekiden.target.triple import TRIPLES, architecture_of, normalize_triple
+from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, normalize_triple
 
 OptionValues = Mapping[str, object]
 """Options by their names in text. Values are texts, numbers and lists."""
@@ -43,24 +43,25 @@ OptionValues = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """The processor facts of a target before overrides."""
+    """Facts of a machine, before overrides by options."""
 
     processor: str
     architecture: str
     features: tuple[str, ...]
     """Beyond the processor's."""
-    core: Core
+    core: CoreModel
     caches: tuple[Cache, ...]
 
 
 @functools.cache
-def host() -> MachineFacts:
+def host_facts() -> MachineFacts:
     """Return the facts of this machine."""
-    info, arch = probe.read_cpuinfo(), probe.architecture()
-    present = probe.features_of(probe.own_flags(arch), arch)
-    processor, core = probe.processor_of(info, arch, present)
+    info, arch = probe.read_cpuinfo(), probe.host_architecture()
+    present = probe.flags_to_features(probe.host_flags(arch), arch)
+    processor, core = probe.best_processor(info, arch, present)
     extra = probe.extra_features(processor, present)
-    data_caches = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
+    # Hypervisors report cache sizes of the whole socket to guests.
+    data_caches = probe.host_caches(core, is_guest="hypervisor" in info.get("flags", ""))
     return MachineFacts(processor.name, arch, extra, core, data_caches)
 
 
@@ -71,7 +72,7 @@ def host_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _row(processor: Processor) -> MachineFacts:
+def _table_facts(processor: ProcessorRow) -> MachineFacts:
     """Return the machine facts of a processor in the table."""
     return MachineFacts(
         processor.name, processor.architecture, (), processor.core, processor.core.caches
@@ -87,7 +88,7 @@ PROCESSOR_ALIASES = {
 """What LLVM calls processors of the table too."""
 
 
-def processor_named(name: str, arch: str | None = None) -> Processor:
+def find_processor(name: str, arch: str | None = None) -> ProcessorRow:
     """Look up a processor by its name or an LLVM alias; for Armv7, a 64-bit processor is returned
     with its 32-bit features. Raises CompileError listing the known names.
     """
@@ -101,21 +102,23 @@ def processor_named(name: str, arch: str | None = None) -> Processor:
     return row
 
 
-def _machine(options: OptionValues, triple: str | None) -> MachineFacts:
+def _select_machine(options: OptionValues, triple: str | None) -> MachineFacts:
     """Return the machine that -mcpu, -mtriple and -mtune select."""
     arch = architecture_of(triple) if triple else None
-    name = str(options.get("mcpu", "native" if arch in (None, host().architecture) else "generic"))
+    name = str(
+        options.get("mcpu", "native" if arch in (None, host_facts().architecture) else "generic")
+    )
     if arch is not None and arch not in ARCHITECTURES:
         stranger = "generic" if name == "native" else name
         return replace(
-            _row(PROCESSORS[GENERIC_PROCESSORS[X86]]), processor=stranger, architecture=arch
+            _table_facts(PROCESSORS[GENERIC_PROCESSORS[X86]]), processor=stranger, architecture=arch
         )
     if name == "native":
-        machine = host()
+        machine = host_facts()
     else:
-        target_arch = arch or host().architecture
-        machine = _row(
-            processor_named(GENERIC_PROCESSORS[target_arch] if name == "generic" else name, arch)
+        target_arch = arch or host_facts().architecture
+        machine = _table_facts(
+            find_processor(GENERIC_PROCESSORS[target_arch] if name == "generic" else name, arch)
         )
     if arch not in (None, machine.architecture):
         what = f"processor {machine.processor!r} is {machine.architecture}"
@@ -123,40 +126,41 @@ def _machine(options: OptionValues, triple: str | None) -> MachineFacts:
     tune = options.get("mtune")
     if tune is None:
         return machine
-    tuned = host() if tune == "native" else _row(processor_named(str(tune)))
+    tuned = host_facts() if tune == "native" else _table_facts(find_processor(str(tune)))
+    # -mtune changes the cost model only, not the instructions.
     return replace(machine, core=tuned.core, caches=tuned.caches)
 
 
-def resolve(options: OptionValues, base_cores: int | None = None) -> dict[str, object]:
+def resolve_facts(options: OptionValues, base_cores: int | None = None) -> dict[str, object]:
     """Return the fields of a target by name. Raises CompileError for invalid values."""
     triple = normalize_triple(str(options["mtriple"])) if options.get("mtriple") else None
-    machine = _machine(options, triple)
+    machine = _select_machine(options, triple)
     arch = machine.architecture
-    requested = _features(options.get("mattr", ()), arch)
+    requested = _parse_features(options.get("mattr", ()), arch)
     features = tuple(dict.fromkeys((*machine.features, *requested)))
     present = all_features(arch, machine.processor, features)
     own, registers = vector_registers(arch, present)
-    bits = _number("vector-bits", options, own, minimum=8)
-    _check_width(bits, own, machine.processor, is_scalable=arch == RISCV and "v" in present)
+    bits = _parse_number("vector-bits", options, own, minimum=8)
+    _check_vector_width(bits, own, machine.processor, is_scalable=arch == RISCV and "v" in present)
     core = machine.core
-    loads = _number("loads", options, per_cycle(core.loads, bits))
+    loads = _parse_number("loads", options, operations_per_cycle(core.loads, bits))
     return {
-        "triple": triple or _triple_of(machine),
+        "triple": triple or _default_triple(machine),
         "cpu": machine.processor,
         "features": features,
         "vector_bits": bits,
-        "registers": _number("registers", options, registers),
-        "cores": _number("cores", options, _default_cores(arch, base_cores)),
-        "caches": _caches(options, machine.caches, loads * bits / 8),
-        "fma_units": _number("fma-units", options, per_cycle(core.fma, bits)),
-        "fma_latency": _number("fma-latency", options, core.fma_latency),
+        "registers": _parse_number("registers", options, registers),
+        "cores": _parse_number("cores", options, _default_cores(arch, base_cores)),
+        "caches": _override_caches(options, machine.caches, loads * bits / 8),
+        "fma_units": _parse_number("fma-units", options, operations_per_cycle(core.fma, bits)),
+        "fma_latency": _parse_number("fma-latency", options, core.fma_latency),
         "loads": loads,
     }
 
 
-def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
-    """Raises CompileError if a vector width exceeds every register: instructions of a width that
-    the processor lacks would be asked for.
+def _check_vector_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
+    """Raise CompileError if a vector width exceeds every register: code would ask for instructions
+    that the processor lacks.
     """
     if bits & (bits - 1):
         raise CompileError(f"target: option -vector-bits must be a power of two, got {bits}")
@@ -167,9 +171,9 @@ def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> N
         )
 
 
-def _triple_of(machine: MachineFacts) -> str:
+def _default_triple(machine: MachineFacts) -> str:
     row = PROCESSORS.get(machine.processor)
-    return row.triple if row is not None and row.triple else TRIPLES[machine.architecture]
+    return row.triple if row is not None and row.triple else DEFAULT_TRIPLES[machine.architecture]
 
 
 def _default_cores(arch: str, base: int | None) -> int:
@@ -185,10 +189,10 @@ def all_features(arch: str, cpu: str, extra: Sequence[str]) -> frozenset[str]:
     """Return the features of the processor and the extra ones, with everything they imply."""
     if arch not in ARCHITECTURES:
         return frozenset(extra)
-    return closure(arch, (*processor_named(cpu, arch).features, *extra))
+    return feature_closure(arch, (*find_processor(cpu, arch).features, *extra))
 
 
-def _features(value: object, arch: str) -> tuple[str, ...]:
+def _parse_features(value: object, arch: str) -> tuple[str, ...]:
     """Parse a feature list, from comma-separated text or a sequence: "-" removes a feature, "+" or
     no sign adds it.
     """
@@ -198,27 +202,27 @@ def _features(value: object, arch: str) -> tuple[str, ...]:
     names = [
         n for n in names if n and n.removeprefix("-") not in BASELINE_FEATURES.get(arch, ())
     ] + [
-        _taken_away(n, arch)
+        _removed_feature(n, arch)
         for n in names
         if n.startswith("-") and n[1:] in BASELINE_FEATURES.get(arch, ())
     ]
     both = [n for n in names if f"-{n}" in names]
     if both:
         raise CompileError(f"target: feature {both[0]!r} is both added and taken away by -mattr")
-    unknown = [n for n in names if (arch, n.removeprefix("-")) not in FEATURES]
+    unknown = [n for n in names if (arch, n.removeprefix("-")) not in FEATURE_TABLE]
     if unknown and arch in ARCHITECTURES:
-        names_there = ", ".join(names_of(arch))
+        names_there = ", ".join(feature_names(arch))
         raise CompileError(
             f"target: unknown feature {unknown[0]!r} of {arch}; there are {names_there}"
         )
     return tuple(dict.fromkeys(names))
 
 
-def _taken_away(name: str, arch: str) -> str:
+def _removed_feature(name: str, arch: str) -> str:
     raise CompileError(f"target: {name[1:]!r} is part of every {arch} and cannot be taken away")
 
 
-def _number(name: str, options: OptionValues, default: int, minimum: int = 1) -> int:
+def _parse_number(name: str, options: OptionValues, default: int, minimum: int = 1) -> int:
     """Parse a numeric option of at least `minimum`. Raises CompileError."""
     text = str(options.get(name, default))
     if not (text.isascii() and text.isdigit()):
@@ -230,17 +234,19 @@ def _number(name: str, options: OptionValues, default: int, minimum: int = 1) ->
 
 # fmt: off
 _CACHE_FIELD_PARSERS: tuple[Callable[[str], float], ...] = (
-    lambda text: _bytes(text), int, int, int, float, int,   # as the fields of Cache
+    lambda text: _parse_bytes(text), int, int, int, float, int,   # as the fields of Cache
 )
 # fmt: on
 _SIZE_SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     return int(text[:-1]) * _SIZE_SUFFIXES[text[-1]] if text[-1:] in _SIZE_SUFFIXES else int(text)
 
 
-def _caches(options: OptionValues, base_caches: Sequence[Cache], first: float) -> tuple[Cache, ...]:
+def _override_caches(
+    options: OptionValues, base_caches: Sequence[Cache], first: float
+) -> tuple[Cache, ...]:
     """Return the cache levels with -l1=, -l2= and -l3= applied. L1 bandwidth matches the load units
     unless specified; a level of zero bytes ends the list.
     """
@@ -248,27 +254,27 @@ def _caches(options: OptionValues, base_caches: Sequence[Cache], first: float) -
     for level, name in enumerate(("l1", "l2", "l3")):
         row = base_caches[level] if level < len(base_caches) else Cache(0, 16, 64, 1, 8.0, 60)
         row = replace(row, bandwidth=first) if level == 0 else row
-        cache = _cache(name, str(options[name]), row) if name in options else row
+        cache = _parse_cache(name, str(options[name]), row) if name in options else row
         if cache.size == 0:
             break
         levels.append(cache)
-    _check_levels(options, len(levels))
+    _check_cache_levels(options, len(levels))
     return tuple(levels)
 
 
-def _check_levels(options: OptionValues, count: int) -> None:
-    """Raises CompileError for a processor without an L1 cache, which no kernel model supports, and
-    for a level that is specified behind a missing one.
+def _check_cache_levels(options: OptionValues, count: int) -> None:
+    """Raise CompileError for a processor without an L1 cache, which no kernel model supports, and
+    for a cache level behind a missing one.
     """
     if count == 0:
         raise CompileError(f"target: option -l1 must be above 0, got {str(options['l1'])!r}")
     for level in range(count + 2, 4):
         setting = str(options.get(f"l{level}", "0"))
-        if _cache(f"l{level}", setting, Cache(0, 16, 64, 1, 8.0, 60)).size:
+        if _parse_cache(f"l{level}", setting, Cache(0, 16, 64, 1, 8.0, 60)).size:
             raise CompileError(f"target: option -l{level}={setting} lies behind no -l{level - 1}")
 
 
-def _cache(name: str, text: str, row: Cache) -> Cache:
+def _parse_cache(name: str, text: str, row: Cache) -> Cache:
     """Parse a cache: a size, or a prefix of size:ways:line:shared:bandwidth:latency."""
     cache_fields, values = text.split(":"), list(astuple(row))
     try:
@@ -289,18 +295,18 @@ def _cache(name: str, text: str, row: Cache) -> Cache:
     return Cache(*values)
 
 
-OPTIONS = ("mtriple", "mcpu", "mtune", "mattr", "vector-bits", "registers", "cores",
-           "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
+FACT_OPTIONS = ("mtriple", "mcpu", "mtune", "mattr", "vector-bits", "registers", "cores",
+                "l1", "l2", "l3", "fma-units", "fma-latency", "loads")  # fmt: skip
 """The names of facts in text. -mtune= is another processor's core and caches."""
-OPTION_ALIASES = {"num-cores": "cores"}
+FACT_OPTION_ALIASES = {"num-cores": "cores"}
 """TVM's names -> ours."""
 
 __all__ = [
-    "OPTIONS",
-    "OPTION_ALIASES",
+    "FACT_OPTIONS",
+    "FACT_OPTION_ALIASES",
     "MachineFacts",
     "OptionValues",
     "all_features",
-    "host",
-    "resolve",
+    "host_facts",
+    "resolve_facts",
 ]

@@ -19,7 +19,7 @@ POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, ARMV7: 4, WASM: 4, CORTEX_M: 4}
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An instruction-set extension that a processor may have."""
+    """Instruction-set extension that a processor may have."""
 
     name: str
     """LLVM's name."""
@@ -46,7 +46,7 @@ DETECTION_WORDS: dict[str, tuple[str, ...]] = {
 WebAssembly the host, which tries what its engine takes."""
 
 
-def _x86(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
+def _x86_features(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
     return [
         Feature(name, X86, flag, (word, bit), state, tuple(implies.split()))
         for name, flag, word, bit, state, implies in rows
@@ -54,7 +54,7 @@ def _x86(*rows: tuple[str, str, str, int, str, str]) -> list[Feature]:
 
 
 # fmt: off
-_X86 = _x86(
+_X86_FEATURES = _x86_features(
     # LLVM             flag                 word           bit registers implies
     ("sse3",            "pni",              "1.ecx",         0, "",     ""),
     ("pclmul",          "pclmulqdq",        "1.ecx",         1, "",     ""),
@@ -97,7 +97,7 @@ _X86 = _x86(
     ("amx-int8",        "amx_int8",         "7.edx",        25, "tile", "amx-tile"),
     ("amx-fp16",        "amx_fp16",         "7.1.eax",      21, "tile", "amx-tile"),
 )
-_ARM = [
+_ARM_FEATURES = [
     Feature("fullfp16", ARM, "asimdhp",  ("hwcap",  10)),
     Feature("rdm",      ARM, "asimdrdm", ("hwcap",  12)),
     Feature("sha3",     ARM, "sha3",     ("hwcap",  17)),
@@ -109,14 +109,14 @@ _ARM = [
     Feature("i8mm",     ARM, "i8mm",     ("hwcap2", 13)),
     Feature("bf16",     ARM, "bf16",     ("hwcap2", 14)),
 ]
-_RISCV = [Feature("v",  RISCV, "v",      ("hwcap",  21))]
-_ARMV7 = [
+_RISCV_FEATURES = [Feature("v",  RISCV, "v",      ("hwcap",  21))]
+_ARMV7_FEATURES = [
     Feature("vfp4",      ARMV7, "vfpv4", ("hwcap", 16)),
     Feature("hwdiv-arm", ARMV7, "idiva", ("hwcap", 17)),
     Feature("crc",       ARMV7, "crc32", ("hwcap2", 4), implies=("fp-armv8", "hwdiv-arm")),
     Feature("fp-armv8",  ARMV7, implies=("vfp4",)),
 ]
-_WASM = [
+_WASM_FEATURES = [
     Feature("simd128",      WASM, "simd128",      ("features", 0)),
     Feature("relaxed-simd", WASM, "relaxed_simd", ("features", 1), implies=("simd128",)),
 ]
@@ -143,14 +143,14 @@ BASELINE_FEATURES: dict[str, frozenset[str]] = {
 }
 """What every processor has that code is made for: the C runtime's own code uses it too."""
 
-FEATURES: dict[tuple[str, str], Feature] = {
+FEATURE_TABLE: dict[tuple[str, str], Feature] = {
     (each.architecture, each.name): each
     for each in (
-        *_X86,
-        *_ARM,
-        *_RISCV,
-        *_ARMV7,
-        *_WASM,
+        *_X86_FEATURES,
+        *_ARM_FEATURES,
+        *_RISCV_FEATURES,
+        *_ARMV7_FEATURES,
+        *_WASM_FEATURES,
         *(
             Feature(name, arch)
             for arch, names in _FLAGLESS_FEATURES.items()
@@ -159,17 +159,17 @@ FEATURES: dict[tuple[str, str], Feature] = {
     )
 }
 """By architecture and LLVM's name."""
-BY_FLAG: dict[tuple[str, str], Feature] = {
-    (each.architecture, each.flag): each for each in FEATURES.values() if each.flag
+FEATURES_BY_FLAG: dict[tuple[str, str], Feature] = {
+    (each.architecture, each.flag): each for each in FEATURE_TABLE.values() if each.flag
 }
 
 
-def names_of(architecture: str) -> list[str]:
+def feature_names(architecture: str) -> list[str]:
     """Return the feature names of an architecture."""
-    return [name for arch, name in FEATURES if arch == architecture]
+    return [name for arch, name in FEATURE_TABLE if arch == architecture]
 
 
-def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
+def feature_closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
     """Apply feature names in the order of "+x" and "-x", with everything they imply; removing a
     feature also removes those that depend on it. A name without a sign is added.
     """
@@ -178,6 +178,7 @@ def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
         if not name.startswith("-"):
             enabled |= _implied_features(architecture, name.removeprefix("+"))
         else:
+            # Removing a feature removes every feature that implies it.
             enabled = {f for f in enabled if name[1:] not in _implied_features(architecture, f)}
     return frozenset(enabled)
 
@@ -189,7 +190,7 @@ def _implied_features(architecture: str, name: str) -> set[str]:
         one = waiting.pop()
         if one not in implied:
             implied.add(one)
-            waiting.extend(FEATURES[architecture, one].implies)
+            waiting.extend(FEATURE_TABLE[architecture, one].implies)
     return implied
 
 
@@ -271,9 +272,10 @@ def unused_features(architecture: str) -> frozenset[str]:
     for ability, alternatives in ABILITIES.items():
         for name in " ".join(alternatives.get(architecture, ())).split():
             serving[ability in UNUSED_ABILITIES] |= _implied_features(architecture, name)
+    # A feature that a used ability needs as well counts as used.
     alone = serving[True] - serving[False]
     return frozenset(
-        f for f in names_of(architecture) if alone & _implied_features(architecture, f)
+        f for f in feature_names(architecture) if alone & _implied_features(architecture, f)
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import field
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import UNUSED_ABILITIES
 
-CPU = 1
+CPU_DEVICE_TYPE = 1
 """DLPack's number of processors."""
 MAX_KERNEL_ARGUMENTS = 63
 """Of a kernel of a device: what the runtime hands on, and what OpenCL grants at least."""
@@ -18,14 +18,14 @@ OptionType = type[int] | type[bool] | type[str] | type[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class TargetOption:
     """An option of a target string that is not a processor fact."""
 
     type: OptionType
-    harmless: tuple[object, ...] | None = ()
+    ignored_values: tuple[object, ...] | None = ()
     """Values that say what is so anyway, None for all: a label. Others are refused at use."""
     default: int | None = None
-    least: int = 0
+    minimum: int = 0
     """Of numbers."""
     form: str = ""
     """Of texts: a regular expression for all of it."""
@@ -49,7 +49,7 @@ class TargetKind:
     """Those of a processor that the generator has code for; None for all."""
     has_threads: bool = False
     """Whether its programs are bound to the threads of a device."""
-    own_options: Mapping[str, Option] = field(default_factory=dict, hash=False, repr=False)
+    own_options: Mapping[str, TargetOption] = field(default_factory=dict, hash=False, repr=False)
     least_arch: Mapping[str, int] = field(default_factory=dict, hash=False, repr=False)
     """Ability -> the number of the first architecture (`-arch=sm_80`) that has it."""
     oldest: int = 0
@@ -63,7 +63,7 @@ class TargetKind:
 
     @property
     def default_device_type(self) -> int:
-        """TVM's name of `device_type`."""
+        """Return TVM's name of `device_type`."""
         return self.device_type
 
     def can_use(self, ability: str) -> bool:
@@ -75,16 +75,16 @@ class TargetKind:
     @property
     def is_cpu(self) -> bool:
         """Return whether targets of this kind have processor facts."""
-        return self.device_type == CPU
+        return self.device_type == CPU_DEVICE_TYPE
 
     @property
-    def option_table(self) -> dict[str, Option]:
+    def option_table(self) -> dict[str, TargetOption]:
         """Return the options besides the processor facts."""
         return {**LABEL_OPTIONS, **self.own_options}
 
     @property
     def options(self) -> dict[str, str]:
-        """Name of an option -> name of its type (TVM's face)."""
+        """Return the type names of the options by name (TVM's face)."""
         names = {int: "int", bool: "bool", str: "str"}
         return {name: names.get(o.type, "list") for name, o in self.option_table.items()}
 
@@ -94,70 +94,71 @@ class TargetKind:
 
 
 # fmt: off
-LABEL_OPTIONS: dict[str, Option] = {
-    "keys":   Option(list[str], None),
-    "device": Option(str,       None),
-    "model":  Option(str,       None),
-    "tag":    Option(str,       None),
-    "libs":   Option(list[str]),
+LABEL_OPTIONS: dict[str, TargetOption] = {
+    "keys":   TargetOption(list[str], None),
+    "device": TargetOption(str,       None),
+    "model":  TargetOption(str,       None),
+    "tag":    TargetOption(str,       None),
+    "libs":   TargetOption(list[str]),
 }
 """Of all kinds. They say what a target is called, but for libraries, which nothing here calls."""
-_CODE_OPTIONS: dict[str, Option] = {
-    "bounds":       Option(str, ("", "check")),
-    "mabi":         Option(str, ("lp64d",)),
-    "mfloat-abi":   Option(str, ("hard",)),
-    "system-lib":   Option(bool, (False,)),
-    "link-params":  Option(bool, (False,)),
-    "fast-math":    Option(bool, (False,)),
-    "opt-level":    Option(int, (3,)),
-    "runtime":      Option(str, ("cpp", "c++")),
-    "executor":     Option(str, ("graph", "vm")),
-    "jit":          Option(str),
-    "cl-opt":       Option(list[str]),
-    "march":        Option(str),
-    "vector-width": Option(int),
-    "interface-api": Option(str),
-    "unpacked-api": Option(bool, (False,)),
-    "constants-byte-alignment": Option(int, (64,)),
-    "workspace-byte-alignment": Option(int, (64,)),
+_CODE_OPTIONS: dict[str, TargetOption] = {
+    "bounds":       TargetOption(str, ("", "check")),
+    "mabi":         TargetOption(str, ("lp64d",)),
+    "mfloat-abi":   TargetOption(str, ("hard",)),
+    "system-lib":   TargetOption(bool, (False,)),
+    "link-params":  TargetOption(bool, (False,)),
+    "fast-math":    TargetOption(bool, (False,)),
+    "opt-level":    TargetOption(int, (3,)),
+    "runtime":      TargetOption(str, ("cpp", "c++")),
+    "executor":     TargetOption(str, ("graph", "vm")),
+    "jit":          TargetOption(str),
+    "cl-opt":       TargetOption(list[str]),
+    "march":        TargetOption(str),
+    "vector-width": TargetOption(int),
+    "interface-api": TargetOption(str),
+    "unpacked-api": TargetOption(bool, (False,)),
+    "constants-byte-alignment": TargetOption(int, (64,)),
+    "workspace-byte-alignment": TargetOption(int, (64,)),
 }
-_GPU_OPTIONS: dict[str, Option] = {
-    "arch":    Option(str, None),
-    "mcpu":    Option(str),
-    "mtriple": Option(str),
-    "mattr":   Option(list[str]),
-    "max_num_threads":             Option(int, None, 1024, 1),
-    "max_threads_per_block":       Option(int, None, None, 1),
-    "thread_warp_size":            Option(int, None, 32, 1),
-    "max_shared_memory_per_block": Option(int, None),
-    "registers_per_block":         Option(int, None),
-    "l2_cache_size_bytes":         Option(int, None),
-    "max_function_args":           Option(int, None, None, -1),
-    "texture_spatial_limit":       Option(int, None),
-    "device_name":                 Option(str, None),
-    "device_type":                 Option(str, None),
-    "from_device":                 Option(int, None),
-    "system-lib":                  Option(bool, None),
+_GPU_OPTIONS: dict[str, TargetOption] = {
+    "arch":    TargetOption(str, None),
+    "mcpu":    TargetOption(str),
+    "mtriple": TargetOption(str),
+    "mattr":   TargetOption(list[str]),
+    "max_num_threads":             TargetOption(int, None, 1024, 1),
+    "max_threads_per_block":       TargetOption(int, None, None, 1),
+    "thread_warp_size":            TargetOption(int, None, 32, 1),
+    "max_shared_memory_per_block": TargetOption(int, None),
+    "registers_per_block":         TargetOption(int, None),
+    "l2_cache_size_bytes":         TargetOption(int, None),
+    "max_function_args":           TargetOption(int, None, None, -1),
+    "texture_spatial_limit":       TargetOption(int, None),
+    "device_name":                 TargetOption(str, None),
+    "device_type":                 TargetOption(str, None),
+    "from_device":                 TargetOption(int, None),
+    "system-lib":                  TargetOption(bool, None),
 }
-_UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": Option(int, None, 256, 1),
-               "thread_warp_size": Option(int, None, 1, 1), "vector-bits": Option(int, None, 32, 8)}
+_UNKNOWN_GPU_OPTIONS = {**_GPU_OPTIONS, "max_num_threads": TargetOption(int, None, 256, 1),
+                        "thread_warp_size": TargetOption(int, None, 1, 1),
+                        "vector-bits": TargetOption(int, None, 32, 8)}
 """A device of which nothing is known computes with one number at a time."""
-_CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": Option(int, None, 1),
-         "arch": Option(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
+_CUDA_OPTIONS = {**_GPU_OPTIONS, "cores": TargetOption(int, None, 1),
+                 "arch": TargetOption(str, None, form=r"sm_([5-9]\d|1\d\d)[af]?",
                         expected="an architecture from 'sm_50' on, as 'sm_80' or 'sm_90a'")}
 _SPIRV_TRIPLES = {f"spirv64{version}": "spirv" for version in ("", *(f"v1.{n}" for n in range(5)))}
 """LLVM's triples of SPIR-V for OpenCL -> the format of the code. One without a version is the
 oldest, which every driver of SPIR-V takes."""
-_OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": Option(int, None, 1, 1),
-                   "local_memory": Option(int, None, 1),
-           "mtriple": Option(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
+_OPENCL_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
+                   "local_memory": TargetOption(int, None, 1),
+                   "mtriple": TargetOption(str, tuple(_SPIRV_TRIPLES), usual="-unknown-unknown")}
 
-_VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": Option(int, None, 1, 1),
-                   "local_memory": Option(int, None, 1)}
+_VULKAN_OPTIONS = {**_UNKNOWN_GPU_OPTIONS, "cores": TargetOption(int, None, 1, 1),
+                   "local_memory": TargetOption(int, None, 1)}
 
 _C_ABILITIES = frozenset(("fma", "rounding", "float16",    # what compilers find by themselves
-                   "flush_subnormals",
-                   "smlad", "helium"))              # by name, in words that compilers know
+                          "flush_subnormals",
+                          "smlad", "helium"))              # by name, in words that compilers know
 
 _THREAD_ABILITIES = frozenset(("fma", "rounding"))     # functions of the languages of devices
 _DOT_ABILITIES = ("dot4_s8s8", "dot4_u8u8", "dot4_u8s8")

@@ -12,25 +12,25 @@ from functools import partial
 from ekiden.runtime import get_global_func
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.target.features import ARM, ARMV7, BY_FLAG, RISCV, X86, closure
+from ekiden.target.features import ARM, ARMV7, FEATURES_BY_FLAG, RISCV, X86, feature_closure
 from ekiden.target.processors import (
     ARM_PARTS,
     GENERIC_PROCESSORS,
     PROCESSORS,
     X86_MODELS,
     Cache,
-    Core,
-    Processor,
+    CoreModel,
+    ProcessorRow,
 )
 
 _UNAME_ARCHITECTURES = {"aarch64": ARM, "arm64": ARM, "riscv64": RISCV, "armv7l": ARMV7}
-CACHE_DIR = "/sys/devices/system/cpu/cpu0/cache"
+SYSFS_CACHE_DIR = "/sys/devices/system/cpu/cpu0/cache"
 MAX_CACHE_RATIO = 4
 """A cache of more than so many times what its processor has for each core is the hypervisor's,
 which shows a guest of two cores all 480 MB of a socket."""
 
 
-def architecture() -> str:
+def host_architecture() -> str:
     """Return the architecture of this machine."""
     return _UNAME_ARCHITECTURES.get(os.uname().machine.lower(), X86)
 
@@ -38,30 +38,37 @@ def architecture() -> str:
 def read_cpuinfo(text: str | None = None) -> dict[str, str]:
     """Return the first processor's entry in /proc/cpuinfo; empty if there is none."""
     if text is None:
-        text = _text("/proc/cpuinfo")
+        text = _read_system_file("/proc/cpuinfo")
     entry: dict[str, str] = {}
+    # The first processor's block stands for all.
     for line in text.split("\n\n", 1)[0].splitlines():
         key, _, value = line.partition(":")
         entry[key.strip()] = value.strip()
     return entry
 
 
-def own_flags(arch: str) -> list[str]:
+def host_flags(arch: str) -> list[str]:
     """Return the feature flags of this machine as the runtime detects them when it loads code; a
     feature whose registers the system does not save is absent, whatever /proc/cpuinfo shows.
     """
     has = get_global_func("ek.runtime.cpu_has")
-    return [flag for of, flag in BY_FLAG if of == arch and has(flag)]
+    return [flag for of, flag in FEATURES_BY_FLAG if of == arch and has(flag)]
 
 
-def features_of(flags: Iterable[str], arch: str) -> frozenset[str]:
+def flags_to_features(flags: Iterable[str], arch: str) -> frozenset[str]:
     """Return the features behind flags of /proc/cpuinfo, by LLVM's names, with the baseline."""
-    flagged = {BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in BY_FLAG}
-    complete = {n for n in flagged if flagged.issuperset(closure(arch, (n,)) - closure(arch, ()))}
-    return closure(arch, complete)
+    flagged = {
+        FEATURES_BY_FLAG[arch, flag].name for flag in flags if (arch, flag) in FEATURES_BY_FLAG
+    }
+    complete = {
+        n
+        for n in flagged
+        if flagged.issuperset(feature_closure(arch, (n,)) - feature_closure(arch, ()))
+    }
+    return feature_closure(arch, complete)
 
 
-def _named(info: dict[str, str], arch: str) -> Processor | None:
+def _identify_processor(info: dict[str, str], arch: str) -> ProcessorRow | None:
     """Identify the processor by its vendor, family and model."""
     if arch == X86:
         family, model = int(info.get("cpu family", 0)), int(info.get("model", 0))
@@ -75,7 +82,7 @@ def _named(info: dict[str, str], arch: str) -> Processor | None:
     return PROCESSORS.get(name or "")
 
 
-def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
+def _candidate_processors(info: dict[str, str], arch: str) -> list[ProcessorRow]:
     """Return the vendor's processors, and those that stand for a level of the architecture."""
     vendor = info.get("vendor_id", "")
     is_amd, is_intel = vendor == "AuthenticAMD", vendor == "GenuineIntel"
@@ -91,27 +98,30 @@ def _candidates(info: dict[str, str], arch: str) -> list[Processor]:
     ]
 
 
-def processor_of(
+def best_processor(
     info: dict[str, str], arch: str, present: frozenset[str]
-) -> tuple[Processor, Core]:
+) -> tuple[ProcessorRow, CoreModel]:
     """Return the processor that uses most of the present features, and the core for the cost model.
     Ties go to the processor the machine identifies as, then to the first in the table. A machine
     that hides features still uses the core it identifies as.
     """
-    named = _named(info, arch)
+    named = _identify_processor(info, arch)
 
-    def rank(processor: Processor) -> tuple[int, bool]:
+    def match_rank(processor: ProcessorRow) -> tuple[int, bool]:
         """Return the sort key: number of features, then whether the machine identifies as it."""
-        return len(closure(arch, processor.features)), processor == named
+        return len(feature_closure(arch, processor.features)), processor == named
 
-    rows = _candidates(info, arch) + ([named] if named else [])
-    fitting = [p for p in rows if closure(arch, p.features) <= present]
-    best = max(fitting, key=rank)
+    rows = _candidate_processors(info, arch) + ([named] if named else [])
+    # A guest may lack features of its nominal processor, when the hypervisor masks them.
+    fitting = [p for p in rows if feature_closure(arch, p.features) <= present]
+    best = max(fitting, key=match_rank)
     is_level = best.name.startswith((GENERIC_PROCESSORS[arch], "generic"))
     return best, named.core if named is not None and is_level else best.core
 
 
-def caches(core: Core, is_guest: bool, folder: PathName = CACHE_DIR) -> tuple[Cache, ...]:
+def host_caches(
+    core: CoreModel, is_guest: bool, folder: PathName = SYSFS_CACHE_DIR
+) -> tuple[Cache, ...]:
     """Return the data caches the system reports, as far as they are plausible for that core; in a
     guest each cache is shared by at least as many cores as on the host machine.
     """
@@ -130,7 +140,7 @@ def caches(core: Core, is_guest: bool, folder: PathName = CACHE_DIR) -> tuple[Ca
 
 @dataclass(frozen=True, slots=True)
 class _ReportedCache:
-    """A cache as reported in /sys; `sharers` counts hardware threads."""
+    """Cache as reported in /sys; `sharers` counts hardware threads."""
 
     size: int
     ways: int
@@ -164,27 +174,28 @@ def _reported_caches(folder: PathName) -> dict[int, _ReportedCache]:
     by_level: dict[int, _ReportedCache] = {}
     names = os.listdir(folder) if os.path.isdir(folder) else ()
     for index in sorted(name for name in names if name.startswith("index")):
-        about = partial(_read, folder, index)
+        about = partial(_read_cpuinfo, folder, index)
         kind, level = about("type"), about("level")
         if kind in ("Data", "Unified") and level.isdigit():
             associativity, line = (
-                _number(about(name)) for name in ("ways_of_associativity", "coherency_line_size")
+                _parse_size(about(name))
+                for name in ("ways_of_associativity", "coherency_line_size")
             )
-            sharers = _count(about("shared_cpu_list"))
+            sharers = _count_processors(about("shared_cpu_list"))
             by_level[int(level)] = _ReportedCache(
-                _number(about("size")), associativity, line, sharers
+                _parse_size(about("size")), associativity, line, sharers
             )
     return by_level
 
 
-def _number(text: str) -> int:
+def _parse_size(text: str) -> int:
     """Parse a size such as "48K"; 0 if it is malformed."""
     digits = text.rstrip("KMG")
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
     return int(digits) * scale if digits.isdigit() else 0
 
 
-def _count(text: str) -> int:
+def _count_processors(text: str) -> int:
     """Count the processors in a list such as "0-3,8"; at least 1."""
     count = 0
     for id_range in filter(None, text.split(",")):
@@ -194,11 +205,11 @@ def _count(text: str) -> int:
     return max(1, count)
 
 
-def _read(*path: PathName) -> str:
-    return _text(os.path.join(*path)).strip()
+def _read_cpuinfo(*path: PathName) -> str:
+    return _read_system_file(os.path.join(*path)).strip()
 
 
-def _text(path: str) -> str:
+def _read_system_file(path: str) -> str:
     """Return the contents of a system file; empty if it does not exist."""
     if not os.path.exists(path):
         return ""
@@ -206,22 +217,25 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def extra_features(processor: Processor, present: frozenset[str]) -> tuple[str, ...]:
+def extra_features(processor: ProcessorRow, present: frozenset[str]) -> tuple[str, ...]:
     """Return this machine's features beyond those of its processor's name, sorted, without any that
     another one implies.
     """
     arch = processor.architecture
-    beyond = sorted(present - closure(arch, processor.features))
-    brought: Sequence[str] = [f for name in beyond for f in closure(arch, (name,)) if f != name]
+    beyond = sorted(present - feature_closure(arch, processor.features))
+    # Implied features are left out, which keeps the target's text short.
+    brought: Sequence[str] = [
+        f for name in beyond for f in feature_closure(arch, (name,)) if f != name
+    ]
     return tuple(name for name in beyond if name not in brought)
 
 
 __all__ = [
-    "architecture",
-    "caches",
+    "best_processor",
     "extra_features",
-    "features_of",
-    "own_flags",
-    "processor_of",
+    "flags_to_features",
+    "host_architecture",
+    "host_caches",
+    "host_flags",
     "read_cpuinfo",
 ]

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.features import ARM, ARMV7, CORTEX_M, RISCV, WASM, X86
 
-KIB = 1 << 10
+KIB_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One level of data cache, as seen by one core."""
+    """Level of data cache, as seen by one core."""
 
     size: int
     """Bytes, of all cores that share it."""
@@ -51,8 +51,8 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
-    """The throughput of a core per cycle, for any vector width, and its caches."""
+class CoreModel:
+    """Throughput of a core per cycle, for any vector width, and its caches."""
 
     fma: tuple[int, int]
     """(multiply-adds of one cycle, at most so many bits of them together)."""
@@ -65,18 +65,18 @@ class Core:
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
-    """A processor: LLVM's name, architecture, features beyond the baseline, and core."""
+class ProcessorRow:
+    """Processor of the table: LLVM's name, architecture, features beyond the baseline, and core."""
 
     name: str
     architecture: str
     features: tuple[str, ...]
-    core: Core
+    core: CoreModel
     triple: str = ""
     """The triple of its code, where it is not that of its architecture."""
 
 
-def per_cycle(of: tuple[int, int], vector_bits: int) -> int:
+def operations_per_cycle(of: tuple[int, int], vector_bits: int) -> int:
     """Return the full-vector operations per cycle; at least 1, even for an operation that takes
     several cycles.
     """
@@ -84,7 +84,7 @@ def per_cycle(of: tuple[int, int], vector_bits: int) -> int:
     return max(1, min(max_operations, bits // vector_bits))
 
 
-_CORES = """
+_CORE_TABLE = """
 core         multiply  loads   L1       L2               L3
 x86-64       1x128/8   1x128   32:8:4   256:8:16:12:1    1024:16:8:50:4
 x86-64-v3    2x512/5   2x512   32:8:4   512:8:25:14:1    2048:16:10:50:4
@@ -137,103 +137,107 @@ core's. 16 bytes a cycle of an L2, 8 of an L3 stand where nothing is known.
 """
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall("[0-9]+", text)))
 
 
-def _cache(text: str) -> Cache:
+def _parse_cache(text: str) -> Cache:
     """Parse a cache column of the table."""
-    kb, associativity, speed, wait, cores = _numbers(text)
-    return Cache(kb * KIB * cores, associativity, 64, cores, speed, wait)
+    kb, associativity, speed, wait, cores = _parse_numbers(text)
+    return Cache(kb * KIB_BYTES * cores, associativity, 64, cores, speed, wait)
 
 
-def _core(row: str) -> tuple[str, Core]:
+def _parse_core(row: str) -> tuple[str, CoreModel]:
     """Parse a line of the core table."""
     name, multiply, loads, l1, l2, l3 = row.split()
-    max_multiply, bits, latency = _numbers(multiply)
-    kb, l1_ways, wait = _numbers(l1)
-    most_loads, load_bits = _numbers(loads)
-    caches = (_cache(f"{kb}:{l1_ways}:0:{wait}:1"), *(_cache(t) for t in (l2, l3) if t != "-"))
-    return name, Core((max_multiply, bits), latency, (most_loads, load_bits), caches)
+    max_multiply, bits, latency = _parse_numbers(multiply)
+    kb, l1_ways, wait = _parse_numbers(l1)
+    most_loads, load_bits = _parse_numbers(loads)
+    caches = (
+        _parse_cache(f"{kb}:{l1_ways}:0:{wait}:1"),
+        *(_parse_cache(t) for t in (l2, l3) if t != "-"),
+    )
+    return name, CoreModel((max_multiply, bits), latency, (most_loads, load_bits), caches)
 
 
-CORES: dict[str, Core] = dict(map(_core, _CORES.strip().splitlines()[1:]))
+CORE_MODELS: dict[str, CoreModel] = dict(map(_parse_core, _CORE_TABLE.strip().splitlines()[1:]))
 """By name of the microarchitecture."""
 
 # fmt: off
-_V2 = "sse4.2 popcnt"
-_V3 = f"{_V2} avx2 fma f16c bmi bmi2 movbe lzcnt"
-_V4 = f"{_V3} avx512f avx512bw avx512cd avx512dq avx512vl"
-_ICE = (f"{_V4} pclmul gfni avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg"
-        " avx512vpopcntdq")
-_SPR = f"{_ICE} avxvnni avx512bf16 avx512fp16 amx-tile amx-int8 amx-bf16"
-_ADL = f"{_V3} pclmul gfni avxvnni"
-_ARL = f"{_ADL} avxifma avxvnniint8 avxneconvert"
-_ZEN = f"{_V3} pclmul sse4a"
-_ZEN4 = f"{_ZEN} {_ICE} avx512bf16"
-_A76 = "fullfp16 dotprod rdm"
-_N2 = f"{_A76} bf16 i8mm fp16fml sve sve2 flagm"
-_A7 = "vfp4 hwdiv-arm"
-_M4 = "dsp vfp4d16sp"
-_M7 = f"{_M4} fp-armv8d16sp fp64"
-_M1 = f"{_A76} fp16fml flagm sha3"
-_ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+_X86_V2_FEATURES = "sse4.2 popcnt"
+_X86_V3_FEATURES = f"{_X86_V2_FEATURES} avx2 fma f16c bmi bmi2 movbe lzcnt"
+_X86_V4_FEATURES = f"{_X86_V3_FEATURES} avx512f avx512bw avx512cd avx512dq avx512vl"
+_ICE_LAKE_FEATURES = (f"{_X86_V4_FEATURES} pclmul gfni avx512ifma avx512vbmi avx512vbmi2 avx512vnni"
+        " avx512bitalg avx512vpopcntdq")
+_SAPPHIRE_RAPIDS_FEATURES = (f"{_ICE_LAKE_FEATURES} avxvnni avx512bf16 avx512fp16"
+        " amx-tile amx-int8 amx-bf16")
+_ALDER_LAKE_FEATURES = f"{_X86_V3_FEATURES} pclmul gfni avxvnni"
+_ARROW_LAKE_FEATURES = f"{_ALDER_LAKE_FEATURES} avxifma avxvnniint8 avxneconvert"
+_ZEN_FEATURES = f"{_X86_V3_FEATURES} pclmul sse4a"
+_ZEN4_FEATURES = f"{_ZEN_FEATURES} {_ICE_LAKE_FEATURES} avx512bf16"
+_CORTEX_A76_FEATURES = "fullfp16 dotprod rdm"
+_NEOVERSE_N2_FEATURES = f"{_CORTEX_A76_FEATURES} bf16 i8mm fp16fml sve sve2 flagm"
+_CORTEX_A7_FEATURES = "vfp4 hwdiv-arm"
+_CORTEX_M4_FEATURES = "dsp vfp4d16sp"
+_CORTEX_M7_FEATURES = f"{_CORTEX_M4_FEATURES} fp-armv8d16sp fp64"
+_APPLE_M1_FEATURES = f"{_CORTEX_A76_FEATURES} fp16fml flagm sha3"
+_PROCESSOR_ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     X86: (
         # LLVM's name      core           features
         ("x86-64",         "x86-64",      ""),
-        ("x86-64-v2",      "x86-64",      _V2),
-        ("x86-64-v3",      "x86-64-v3",   _V3),
-        ("x86-64-v4",      "x86-64-v4",   _V4),
-        ("nehalem",        "nehalem",     _V2),
-        ("westmere",       "nehalem",     f"{_V2} pclmul"),
-        ("sandybridge",    "sandybridge", f"{_V2} pclmul avx"),
-        ("ivybridge",      "sandybridge", f"{_V2} pclmul f16c"),
-        ("haswell",        "haswell",     f"{_V3} pclmul"),
-        ("broadwell",      "haswell",     f"{_V3} pclmul"),
-        ("skylake",        "skylake",     f"{_V3} pclmul"),
-        ("skylake-avx512", "skylake-sp",  f"{_V4} pclmul"),
-        ("cascadelake",    "skylake-sp",  f"{_V4} pclmul avx512vnni"),
-        ("cooperlake",     "skylake-sp",  f"{_V4} pclmul avx512vnni avx512bf16"),
-        ("icelake-client", "sunny-cove",  _ICE),
-        ("rocketlake",     "sunny-cove",  _ICE),
-        ("tigerlake",      "willow-cove", f"{_ICE} avx512vp2intersect"),
-        ("icelake-server", "icelake-sp",  _ICE),
-        ("sapphirerapids", "sapphire",    _SPR),
-        ("emeraldrapids",  "emerald",     _SPR),
-        ("graniterapids",  "granite",     f"{_SPR} amx-fp16"),
-        ("alderlake",      "golden-cove", _ADL),
-        ("raptorlake",     "raptor-cove", _ADL),
-        ("meteorlake",     "raptor-cove", _ADL),
-        ("arrowlake",      "lion-cove",   _ARL),
-        ("lunarlake",      "lion-cove",   f"{_ARL} avxvnniint16"),
-        ("gracemont",      "gracemont",   _ADL),
-        ("sierraforest",   "gracemont",   _ARL),
-        ("znver1",         "zen1",        _ZEN),
-        ("znver2",         "zen2",        _ZEN),
-        ("znver3",         "zen3",        _ZEN),
-        ("znver4",         "zen4",        _ZEN4),
-        ("znver5",         "zen5",        f"{_ZEN4} avxvnni avx512vp2intersect"),
+        ("x86-64-v2",      "x86-64",      _X86_V2_FEATURES),
+        ("x86-64-v3",      "x86-64-v3",   _X86_V3_FEATURES),
+        ("x86-64-v4",      "x86-64-v4",   _X86_V4_FEATURES),
+        ("nehalem",        "nehalem",     _X86_V2_FEATURES),
+        ("westmere",       "nehalem",     f"{_X86_V2_FEATURES} pclmul"),
+        ("sandybridge",    "sandybridge", f"{_X86_V2_FEATURES} pclmul avx"),
+        ("ivybridge",      "sandybridge", f"{_X86_V2_FEATURES} pclmul f16c"),
+        ("haswell",        "haswell",     f"{_X86_V3_FEATURES} pclmul"),
+        ("broadwell",      "haswell",     f"{_X86_V3_FEATURES} pclmul"),
+        ("skylake",        "skylake",     f"{_X86_V3_FEATURES} pclmul"),
+        ("skylake-avx512", "skylake-sp",  f"{_X86_V4_FEATURES} pclmul"),
+        ("cascadelake",    "skylake-sp",  f"{_X86_V4_FEATURES} pclmul avx512vnni"),
+        ("cooperlake",     "skylake-sp",  f"{_X86_V4_FEATURES} pclmul avx512vnni avx512bf16"),
+        ("icelake-client", "sunny-cove",  _ICE_LAKE_FEATURES),
+        ("rocketlake",     "sunny-cove",  _ICE_LAKE_FEATURES),
+        ("tigerlake",      "willow-cove", f"{_ICE_LAKE_FEATURES} avx512vp2intersect"),
+        ("icelake-server", "icelake-sp",  _ICE_LAKE_FEATURES),
+        ("sapphirerapids", "sapphire",    _SAPPHIRE_RAPIDS_FEATURES),
+        ("emeraldrapids",  "emerald",     _SAPPHIRE_RAPIDS_FEATURES),
+        ("graniterapids",  "granite",     f"{_SAPPHIRE_RAPIDS_FEATURES} amx-fp16"),
+        ("alderlake",      "golden-cove", _ALDER_LAKE_FEATURES),
+        ("raptorlake",     "raptor-cove", _ALDER_LAKE_FEATURES),
+        ("meteorlake",     "raptor-cove", _ALDER_LAKE_FEATURES),
+        ("arrowlake",      "lion-cove",   _ARROW_LAKE_FEATURES),
+        ("lunarlake",      "lion-cove",   f"{_ARROW_LAKE_FEATURES} avxvnniint16"),
+        ("gracemont",      "gracemont",   _ALDER_LAKE_FEATURES),
+        ("sierraforest",   "gracemont",   _ARROW_LAKE_FEATURES),
+        ("znver1",         "zen1",        _ZEN_FEATURES),
+        ("znver2",         "zen2",        _ZEN_FEATURES),
+        ("znver3",         "zen3",        _ZEN_FEATURES),
+        ("znver4",         "zen4",        _ZEN4_FEATURES),
+        ("znver5",         "zen5",        f"{_ZEN4_FEATURES} avxvnni avx512vp2intersect"),
     ),
     ARM: (
         ("generic",        "arm",         ""),
         ("cortex-a53",     "cortex-a53",  ""),
-        ("cortex-a55",     "cortex-a53",  _A76),
+        ("cortex-a55",     "cortex-a53",  _CORTEX_A76_FEATURES),
         ("cortex-a57",     "cortex-a72",  ""),
         ("cortex-a72",     "cortex-a72",  ""),
         ("cortex-a73",     "cortex-a72",  ""),
-        ("cortex-a75",     "cortex-a75",  _A76),
-        ("cortex-a76",     "cortex-a76",  _A76),
-        ("cortex-a77",     "cortex-a76",  _A76),
-        ("cortex-a78",     "cortex-a76",  _A76),
-        ("cortex-x1",      "cortex-x1",   _A76),
-        ("neoverse-n1",    "neoverse-n1", _A76),
-        ("neoverse-n2",    "neoverse-n2", _N2),
-        ("neoverse-v1",    "neoverse-v1", f"{_A76} bf16 i8mm fp16fml sve flagm sha3"),
-        ("neoverse-v2",    "neoverse-v2", _N2),
-        ("apple-m1",       "firestorm",   _M1),
-        ("apple-m2",       "avalanche",   f"{_M1} bf16 i8mm"),
-        ("apple-m3",       "avalanche",   f"{_M1} bf16 i8mm"),
-        ("apple-m4",       "avalanche",   f"{_M1} bf16 i8mm"),
+        ("cortex-a75",     "cortex-a75",  _CORTEX_A76_FEATURES),
+        ("cortex-a76",     "cortex-a76",  _CORTEX_A76_FEATURES),
+        ("cortex-a77",     "cortex-a76",  _CORTEX_A76_FEATURES),
+        ("cortex-a78",     "cortex-a76",  _CORTEX_A76_FEATURES),
+        ("cortex-x1",      "cortex-x1",   _CORTEX_A76_FEATURES),
+        ("neoverse-n1",    "neoverse-n1", _CORTEX_A76_FEATURES),
+        ("neoverse-n2",    "neoverse-n2", _NEOVERSE_N2_FEATURES),
+        ("neoverse-v1",  "neoverse-v1", f"{_CORTEX_A76_FEATURES} bf16 i8mm fp16fml sve flagm sha3"),
+        ("neoverse-v2",    "neoverse-v2", _NEOVERSE_N2_FEATURES),
+        ("apple-m1",       "firestorm",   _APPLE_M1_FEATURES),
+        ("apple-m2",       "avalanche",   f"{_APPLE_M1_FEATURES} bf16 i8mm"),
+        ("apple-m3",       "avalanche",   f"{_APPLE_M1_FEATURES} bf16 i8mm"),
+        ("apple-m4",       "avalanche",   f"{_APPLE_M1_FEATURES} bf16 i8mm"),
     ),
     RISCV: (
         ("generic-rv64",   "riscv",       ""),
@@ -244,20 +248,20 @@ _ROWS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     ARMV7: (
         ("cortex-a9",      "cortex-a9",   ""),
         ("cortex-a5",      "cortex-a7",   "vfp4"),
-        ("cortex-a7",      "cortex-a7",   _A7),
-        ("cortex-a12",     "cortex-a15",  _A7),
-        ("cortex-a15",     "cortex-a15",  _A7),
-        ("cortex-a17",     "cortex-a15",  _A7),
+        ("cortex-a7",      "cortex-a7",   _CORTEX_A7_FEATURES),
+        ("cortex-a12",     "cortex-a15",  _CORTEX_A7_FEATURES),
+        ("cortex-a15",     "cortex-a15",  _CORTEX_A7_FEATURES),
+        ("cortex-a17",     "cortex-a15",  _CORTEX_A7_FEATURES),
     ),
     WASM: (
         ("lime1",          "wasm",        ""),
     ),
     CORTEX_M: (
         ("cortex-m3",      "cortex-m4",   ""),
-        ("cortex-m4",      "cortex-m4",   _M4),
-        ("cortex-m7",      "cortex-m7",   _M7),
-        ("cortex-m33",     "cortex-m4",   f"{_M4} fp-armv8d16sp"),
-        ("cortex-m55",     "cortex-m55",  f"{_M7} mve mve.fp"),
+        ("cortex-m4",      "cortex-m4",   _CORTEX_M4_FEATURES),
+        ("cortex-m7",      "cortex-m7",   _CORTEX_M7_FEATURES),
+        ("cortex-m33",     "cortex-m4",   f"{_CORTEX_M4_FEATURES} fp-armv8d16sp"),
+        ("cortex-m55",     "cortex-m55",  f"{_CORTEX_M7_FEATURES} mve mve.fp"),
     ),
 }
 # fmt: on
@@ -271,11 +275,15 @@ _BARE_METAL_TRIPLES: Mapping[str, str] = {
 """Processors without a system -> their triples."""
 ARMV7_EXTRA_FEATURE = "crc"
 """What 64-bit processors of Arm (`cortex-a...`) have where they run code for Armv7."""
-PROCESSORS: dict[str, Processor] = {
-    name: Processor(
-        name, architecture, tuple(features.split()), CORES[core], _BARE_METAL_TRIPLES.get(name, "")
+PROCESSORS: dict[str, ProcessorRow] = {
+    name: ProcessorRow(
+        name,
+        architecture,
+        tuple(features.split()),
+        CORE_MODELS[core],
+        _BARE_METAL_TRIPLES.get(name, ""),
     )
-    for architecture, rows in _ROWS.items()
+    for architecture, rows in _PROCESSOR_ROWS.items()
     for name, core, features in rows
 }
 """By LLVM's name."""

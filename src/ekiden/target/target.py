@@ -25,21 +25,21 @@ from ekiden.runtime import Object
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import facts as target_facts
-from ekiden.target.config import Config, read_config, written
+from ekiden.target.config import Config, format_option, parse_target_config
 from ekiden.target.device_facts import DEVICE_ATTRIBUTES, device_facts
-from ekiden.target.features import ABILITIES, FEATURES, has_any, unused_features
+from ekiden.target.features import ABILITIES, FEATURE_TABLE, has_any, unused_features
 from ekiden.target.kinds import KINDS, MAX_KERNEL_ARGUMENTS, TargetKind, supported_kinds
 from ekiden.target.processors import PROCESSORS, Cache
-from ekiden.target.triple import TRIPLES, architecture_of, is_supported
+from ekiden.target.triple import DEFAULT_TRIPLES, architecture_of, is_supported
 
 MAX_VECTOR_BITS = 512
 TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
 """What names a target: text, JSON, a tag, a dictionary, or itself."""
 
 
-class _Host:
-    """Descriptor: `Target.host()` is this machine; `target.host` is TVM's: the target of the host's
-    code.
+class _HostDescriptor:
+    """Descriptor of `host`: `Target.host()` is this machine; `target.host` is TVM's property, the
+    target of the host's code.
     """
 
     @overload
@@ -55,7 +55,7 @@ class _Host:
 @Object.register
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Target:
-    """A description of the machine that code runs on. Equal targets produce equal code; `str` and
+    """Description of the machine that code runs on. Equal targets produce equal code; `str` and
     `Target` are inverses. Kinds without processor facts here, such as GPUs, take those of the
     oldest processor.
     """
@@ -92,7 +92,7 @@ class Target:
     """The target of the code around kernels of a device; None where it is not said."""
 
     if TYPE_CHECKING:
-        host = _Host()
+        host = _HostDescriptor()
 
     def __init__(
         self, target: TargetLike | None = None, host: TargetLike | None = None, **given: object
@@ -105,9 +105,9 @@ class Target:
         if isinstance(target, Target):
             values: dict[str, object] = {f.name: getattr(target, f.name) for f in fields(target)}
         elif target is None:
-            values = _from_fields(given)
+            values = _complete_fields(given)
         else:
-            values = _from_config(read_config(target))
+            values = _fields_from_config(parse_target_config(target))
         values |= given
         kind = values["kind"]
         values["kind"] = KINDS[kind] if isinstance(kind, str) else kind
@@ -125,24 +125,24 @@ class Target:
 
     def lanes(self, dtype: str) -> int:
         """Return the elements of `dtype` in one vector register."""
-        return max(1, self.vector_bits // (8 * dt.itemsize(dt.element(dtype))))
+        return max(1, self.vector_bits // (8 * dt.itemsize(dt.element_dtype(dtype))))
 
     @property
     def l1(self) -> int:
         """Return the L1 data cache size in bytes."""
-        return self._size(0)
+        return self._cache_bytes(0)
 
     @property
     def l2(self) -> int:
         """Return the L2 cache size in bytes; 0 if there is none."""
-        return self._size(1)
+        return self._cache_bytes(1)
 
     @property
     def l3(self) -> int:
         """Return the size in bytes of the L3 cache, shared by several cores; 0 if there is none."""
-        return self._size(2)
+        return self._cache_bytes(2)
 
-    def _size(self, level: int) -> int:
+    def _cache_bytes(self, level: int) -> int:
         return self.caches[level].size if level < len(self.caches) else 0
 
     @property
@@ -157,11 +157,14 @@ class Target:
         """
         alternatives = ABILITIES[ability].get(self.architecture, ())
         if self.kind.has_threads:  # what the languages of devices have, not their processors
-            return self.kind.can_use(ability) and self._arch >= self.kind.least_arch.get(ability, 0)
+            return self.kind.can_use(
+                ability
+            ) and self._compute_capability >= self.kind.least_arch.get(ability, 0)
+        # A processor's feature counts only if the code generator can use it.
         return self.kind.can_use(ability) and has_any(self._all_features(), alternatives)
 
     @property
-    def _arch(self) -> int:
+    def _compute_capability(self) -> int:
         """Return the compute capability that device code is for; the kind's oldest if it is not
         specified.
         """
@@ -174,24 +177,24 @@ class Target:
     @property
     def flags(self) -> tuple[str, ...]:
         """Return its features as /proc/cpuinfo flags."""
-        return self._flags(self._all_features())
+        return self._cpuinfo_flags(self._all_features())
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Return the flags its code relies on, as recorded in artifacts."""
-        return self._flags(self._all_features() - self.idle)
+        return self._cpuinfo_flags(self._all_features() - self.idle)
 
     @property
     def idle(self) -> frozenset[str]:
-        """Return the features, by LLVM's names, that it has but no code generator uses: they are
-        disabled when its code is compiled.
+        """Return the features, by LLVM's names, that the target has but no code generator uses;
+        they are disabled when its code is compiled.
         """
         return unused_features(self.architecture) & self._all_features()
 
-    def _flags(self, features: frozenset[str]) -> tuple[str, ...]:
+    def _cpuinfo_flags(self, features: frozenset[str]) -> tuple[str, ...]:
         """Return the sorted /proc/cpuinfo flags of features."""
         arch = self.architecture
-        known_features = (FEATURES[arch, f] for f in features if (arch, f) in FEATURES)
+        known_features = (FEATURE_TABLE[arch, f] for f in features if (arch, f) in FEATURE_TABLE)
         return tuple(sorted(f.flag for f in known_features if f.flag))
 
     def serves(self, other: Target) -> bool:
@@ -201,8 +204,8 @@ class Target:
         return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
 
     def check_usable(self, what: str) -> None:
-        """Raises CompileError, naming `what` and the alternatives, if no code can be generated for
-        it or an option requests something unsupported.
+        """Raise CompileError, naming `what` and the alternatives, if no code can be generated for
+        the target or an option requests something unsupported.
         """
         if not self.kind.has_generator:
             raise CompileError(
@@ -210,17 +213,19 @@ class Target:
                 f"there are {supported_kinds()}"
             )
         if self.kind.is_cpu and not is_supported(self.triple):
-            supported = ", ".join(TRIPLES.values())
+            supported = ", ".join(DEFAULT_TRIPLES.values())
             raise CompileError(
                 f"{what}: there is no runtime for the triple {self.triple!r}; there are {supported}"
             )
         table = self.kind.option_table
         for name, value in self.options:
-            harmless = table[name].harmless
+            harmless = table[name].ignored_values
             if harmless is not None and value not in harmless and value != ():
                 can = " or ".join(map(repr, harmless))
                 expected = f"only {can} can be had" if can else "there is no such thing"
-                raise CompileError(f"{what}: target option -{name}={written(value)}: {expected}")
+                raise CompileError(
+                    f"{what}: target option -{name}={format_option(value)}: {expected}"
+                )
         if self.host_target is not None and not self.kind.is_cpu:
             if not self.host_target.kind.is_cpu:
                 raise CompileError(
@@ -245,9 +250,9 @@ class Target:
 
     def __str__(self) -> str:
         """Return the text form, with every fact."""
-        words = [f"-{name}={written(value)}" for name, value in self._text_options().items()]
+        words = [f"-{name}={format_option(value)}" for name, value in self._text_options().items()]
         if self.host_target is not None:
-            words.append(f"-host={written(str(self.host_target))}")
+            words.append(f"-host={format_option(str(self.host_target))}")
         return " ".join((self.kind.name, *words))
 
     def __eq__(self, other: object) -> bool:
@@ -391,8 +396,9 @@ class Target:
 
     @property
     def most_inputs(self) -> int:
-        """How many tensors a kernel of a device may read, so that its results, what it keeps and
-        its sizes are within its arguments too; 0 for no limit."""
+        """Return how many tensors a device kernel may read, such that its results, workspaces and
+        sizes fit into its arguments too; 0 for no limit.
+        """
         if not self.kind.has_threads:
             return 0
         said = self.max_function_args
@@ -439,7 +445,7 @@ class Target:
 
 
 if not TYPE_CHECKING:
-    Target.host = _Host()
+    Target.host = _HostDescriptor()
 
 TARGET_STACK: ContextVar[tuple[Target, ...]] = ContextVar("entered targets", default=())
 """Those that this thread of control is inside of."""
@@ -467,12 +473,14 @@ def _all_features(arch: str, cpu: str, extra: tuple[str, ...]) -> frozenset[str]
     return target_facts.all_features(arch, cpu, extra)
 
 
-def _from_config(config: Config) -> dict[str, Any]:
+def _fields_from_config(config: Config) -> dict[str, Any]:
     """Return a target's fields by name, from its configuration."""
     kind = config["kind"]
     assert isinstance(kind, TargetKind)
-    facts = {n: v for n, v in config.items() if n in target_facts.OPTIONS} if kind.is_cpu else None
-    values = target_facts.resolve(facts) if facts is not None else _without_facts()
+    facts = (
+        {n: v for n, v in config.items() if n in target_facts.FACT_OPTIONS} if kind.is_cpu else None
+    )
+    values = target_facts.resolve_facts(facts) if facts is not None else _neutral_facts()
     host = config.get("host")
     defaults = {n: o.default for n, o in kind.option_table.items() if o.default is not None}
     specified = {n: config[n] for n in kind.option_table if n in config}
@@ -481,8 +489,9 @@ def _from_config(config: Config) -> dict[str, Any]:
         options.pop("from_device", None)
         values["cores"] = int(str(options["cores"]))
     if "vector-bits" in options and not kind.is_cpu:
-        values |= _vectors(int(str(options["vector-bits"])))
+        values |= _device_vector_facts(int(str(options["vector-bits"])))
     keys = _all_keys(kind, options)
+    # Default keys are left out, so that equal targets have equal texts.
     if keys == _all_keys(kind, {**options, "keys": ()}):
         options.pop("keys", None)
     else:
@@ -524,26 +533,26 @@ def _device_options(kind: TargetKind, specified: Mapping[str, object]) -> dict[s
     return device_options
 
 
-def _vectors(bits: int) -> dict[str, object]:
+def _device_vector_facts(bits: int) -> dict[str, object]:
     """Return a device's vector facts: the widest vectors have more registers."""
     return {"vector_bits": bits, "registers": 32 if bits >= MAX_VECTOR_BITS else 16}
 
 
-def _without_facts() -> dict[str, object]:
-    return target_facts.resolve({"mcpu": "x86-64", "cores": 1})
+def _neutral_facts() -> dict[str, object]:
+    return target_facts.resolve_facts({"mcpu": "x86-64", "cores": 1})
 
 
-def _from_fields(overrides: Mapping[str, object]) -> dict[str, Any]:
+def _complete_fields(overrides: Mapping[str, object]) -> dict[str, Any]:
     """Return the missing fields, from the table row of the given processor."""
     kind = overrides.get("kind", "llvm")
     kind = KINDS[kind] if isinstance(kind, str) else kind
     assert isinstance(kind, TargetKind)
     if not kind.is_cpu:
-        return _from_config({"kind": kind})
+        return _fields_from_config({"kind": kind})
     options: dict[str, object] = {"mcpu": overrides.get("cpu", "x86-64-v3"), "cores": 1}
     named = {"triple": "mtriple", "features": "mattr", "vector_bits": "vector-bits"}
     options |= {text: overrides[name] for name, text in named.items() if name in overrides}
-    return _from_config({"kind": kind, **options})
+    return _fields_from_config({"kind": kind, **options})
 
 
 __all__ = [

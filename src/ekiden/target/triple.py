@@ -26,7 +26,7 @@ _ARCH_ALIASES = {
     "armv7a": "armv7",
     "armv7l": "armv7",
 }
-TRIPLES: dict[str, str] = {
+DEFAULT_TRIPLES: dict[str, str] = {
     X86: "x86_64-unknown-linux-gnu",
     ARM: "aarch64-unknown-linux-gnu",
     RISCV: "riscv64-unknown-linux-gnu",
@@ -43,7 +43,7 @@ MICROCONTROLLER_ARCHES = (
     "thumbv8.1m.main",
 )
 """The first words of triples of microcontrollers, for which there is C without the runtime."""
-_ARCH_BY_TRIPLE_WORD = {triple.partition("-")[0]: arch for arch, triple in TRIPLES.items()}
+_ARCH_BY_TRIPLE_WORD = {triple.partition("-")[0]: arch for arch, triple in DEFAULT_TRIPLES.items()}
 
 
 def normalize_triple(text: str) -> str:
@@ -52,12 +52,12 @@ def normalize_triple(text: str) -> str:
     """
     machine, *components = text.split("-")
     if architecture_of(machine) == WASM and components in ([], ["unknown"]):
-        return TRIPLES[WASM]
+        return DEFAULT_TRIPLES[WASM]
     if not components or components[0].startswith(SYSTEM_PREFIXES):
         components.insert(0, "unknown")
     vendor, system, *environment = [*components, "linux"] if len(components) == 1 else components
     machine = _ARCH_ALIASES.get(machine, machine)
-    usual = TRIPLES.get(architecture_of(machine), "gnu").rpartition("-")[2]
+    usual = DEFAULT_TRIPLES.get(architecture_of(machine), "gnu").rpartition("-")[2]
     environment_text = "-".join(environment) or (usual if system == "linux" else "")
     return "-".join(filter(None, (machine, vendor, system, environment_text)))
 
@@ -79,17 +79,18 @@ def is_supported(triple: str) -> bool:
     (Armv7 only with the hard-float ABI), or WebAssembly without a system.
     """
     machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
+    # The runtime for Armv7 is built for the hard-float ABI only.
     if _ARCH_BY_TRIPLE_WORD.get(machine) == ARMV7 and not environment.endswith("eabihf"):
         return False
     return (
         machine in _ARCH_BY_TRIPLE_WORD
-        and system == TRIPLES[_ARCH_BY_TRIPLE_WORD[machine]].split("-")[2]
+        and system == DEFAULT_TRIPLES[_ARCH_BY_TRIPLE_WORD[machine]].split("-")[2]
     )
 
 
 __all__ = [
+    "DEFAULT_TRIPLES",
     "MICROCONTROLLER_ARCHES",
-    "TRIPLES",
     "architecture_of",
     "is_supported",
     "normalize_triple",

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ekiden.ir.node import Node, freeze, ignored, node
-from ekiden.ir.pass_context import CHECKS_BOUNDS, FALLBACK, PassContext
+from ekiden.ir.node import Node, ignored_field, node, set_frozen_fields
+from ekiden.ir.pass_context import BOUND_CHECKERS_OPTION, FALLBACK_DEVICE_OPTION, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.runtime import Device, device
-from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.kinds import KINDS
@@ -19,17 +19,17 @@ from ekiden.target.target import Target, TargetLike, target_or_current
 DeviceLike: TypeAlias = "VirtualDevice | Device | str"
 """What names a device: itself, or a name such as "cpu:1"."""
 
-CPU = 1
+CPU_DEVICE_TYPE = 1
 """DLPack's number for the kind of device that the host is."""
 
 
 class DeviceMemory(NamedTuple):
-    """A device and one of its memories; the scope is "" if unspecified."""
+    """Memory of a device; the scope is "" if unspecified."""
 
     device: Device
     scope: str = ""
 
-    def joined(self, other: DeviceMemory) -> DeviceMemory | None:
+    def unify(self, other: DeviceMemory) -> DeviceMemory | None:
         """Return the placement that satisfies both; None if devices or memories differ."""
         if self.device != other.device or (self.scope and other.scope not in ("", self.scope)):
             return None
@@ -42,15 +42,15 @@ class DeviceMemory(NamedTuple):
 
 @node("VirtualDevice")
 class VirtualDevice(Node):
-    """A device of a program, with DLPack's numbers (TVM's name and field order).
+    """Device of a program, with DLPack's numbers (TVM's name and field order).
 
     The first field may be a Device, the name of one, or a number that is an expression. Memories of
     a device other than "global", which is also "", are planned and told apart; code is made for
     that one alone. What `target` says does not tell devices apart.
     """
 
-    device_type: int | Device | str | IntImm = CPU
-    target: str | None = ignored(default=None)
+    device_type: int | Device | str | IntImm = CPU_DEVICE_TYPE
+    target: str | None = ignored_field(default=None)
     memory_scope: str = ""
     virtual_device_id: int = 0
 
@@ -58,11 +58,11 @@ class VirtualDevice(Node):
         """Split a Device or device name into type and number; a target is kept as text."""
         kind = self.device_type
         if isinstance(kind, IntImm):
-            freeze(self, device_type=kind.value)
+            set_frozen_fields(self, device_type=kind.value)
         elif not isinstance(kind, int):
             parsed = device(kind)
-            freeze(self, device_type=parsed.type, virtual_device_id=parsed.id)
-        freeze(self, target=str(self.target) if self.target else None)
+            set_frozen_fields(self, device_type=parsed.type, virtual_device_id=parsed.id)
+        set_frozen_fields(self, target=str(self.target) if self.target else None)
 
     @property
     def device(self) -> Device:
@@ -95,7 +95,7 @@ class VirtualDevice(Node):
 
 HOST = VirtualDevice()
 """cpu(0)."""
-ANYWHERE = VirtualDevice(-1)
+ANY_VIRTUAL_DEVICE = VirtualDevice(-1)
 """No device in particular (TVM's number for it)."""
 
 PARAM_PLACES, RESULT_PLACE = "param_virtual_devices", "virtual_device"
@@ -105,10 +105,10 @@ A function of a planned module without them has all on the host.
 """
 
 
-def all_on_host(placement: object) -> bool:
+def is_host_only(placement: object) -> bool:
     """Return whether the host is the only device in a placement."""
     if isinstance(placement, tuple):
-        return all(map(all_on_host, placement))
+        return all(map(is_host_only, placement))
     return not isinstance(placement, VirtualDevice) or placement.is_host
 
 
@@ -119,7 +119,7 @@ def virtual_device(value: DeviceLike) -> VirtualDevice:
 
 @dataclass(frozen=True, slots=True)
 class CompilationConfig:
-    """The devices of a compilation and the targets of their code (TVM's name).
+    """Devices of a compilation and the targets of their code (TVM's name).
 
     The first device is where a program is that does not say otherwise. Several targets are variants
     of the code, the best first: an executable runs the first that its machine can.
@@ -187,12 +187,12 @@ def with_bounds(targets: Targets, bounds: str) -> Targets:
         raise CompileError(f"compile: bounds must be {allowed}, got {bounds!r}")
     if not bounds:
         return targets
-    for _, device_targets in _pairs(targets):
+    for _, device_targets in _device_target_pairs(targets):
         for parsed_target in map(Target.parse, device_targets):
             _check_bounds(parsed_target)
     checked_targets: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {
         place: [Target.parse(t).with_bounds(bounds) for t in given or ("llvm",)]
-        for place, given in _pairs(targets)
+        for place, given in _device_target_pairs(targets)
     }
     return checked_targets
 
@@ -201,7 +201,7 @@ def with_context_bounds(target: Target) -> Target:
     """Return a target whose code checks accesses if the PassContext requests it. Raises
     CompileError for a kind that cannot.
     """
-    if not PassContext.current().option(CHECKS_BOUNDS):
+    if not PassContext.current().option(BOUND_CHECKERS_OPTION):
         return target
     _check_bounds(target)
     return target.with_bounds("check")
@@ -219,15 +219,20 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     that name none. Raises CompileError if there is no target, a device is not supported, devices
     of a kind have different targets, or no code can be generated for a target.
     """
-    pairs = [(place, tuple(_usable(t, host) for t in given)) for place, given in _pairs(targets)]
+    pairs = [
+        (place, tuple(_check_usable_target(t, host) for t in given))
+        for place, given in _device_target_pairs(targets)
+    ]
     if not pairs:
-        raise CompileError(f"compile: a target or a device expected, got {shown(targets)}")
+        raise CompileError(f"compile: a target or a device expected, got {short_repr(targets)}")
     plain = [place for place, given in pairs if not given]
     for virtual, device_targets in pairs:
         _check_kinds(virtual, device_targets)
         _check_once(virtual, plain)
     threads = _device_targets(pairs)
-    lists = list(dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU))
+    lists = list(
+        dict.fromkeys(given for p, given in pairs if given and p.device_type == CPU_DEVICE_TYPE)
+    )
     if not lists and threads:
         lists = [(threads[0].code_host,)]
     if len(lists) > 1:
@@ -237,7 +242,12 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     for pair_device, _ in pairs:
         check_supported(pair_device)
         by_device.setdefault(pair_device.device, pair_device)
-    variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
+    # Order is kept: earlier variants take precedence.
+    variants = (
+        tuple(dict.fromkeys(lists[0]))
+        if lists
+        else (_check_usable_target(target_or_current(), host),)
+    )
     _check_variants(variants)
     devices = _default_first(tuple(by_device.values()) or (HOST,), PassContext.current())
     return CompilationConfig(devices, variants, threads)
@@ -249,7 +259,9 @@ def make_compilation_config(
     """Return a configuration for a pass alone (TVM's name and argument order), for any kinds of
     devices: more can be planned for than code can be generated for.
     """
-    pairs = [(place, tuple(map(Target.parse, given))) for place, given in _pairs(target)]
+    pairs = [
+        (place, tuple(map(Target.parse, given))) for place, given in _device_target_pairs(target)
+    ]
     by_device = {place.device: place for place, _ in pairs}
     every = dict.fromkeys(device_target for _, given in pairs for device_target in given)
     hosted = [t.with_host(target_host) if target_host and not t.host_target else t for t in every]
@@ -266,21 +278,23 @@ def _default_first(
     """Sort the devices of the context's default kind before the others. Raises CompileError if
     there is none.
     """
-    kind = context.option(FALLBACK)
+    kind = context.option(FALLBACK_DEVICE_OPTION)
     if kind and not any(candidate.device_type == kind for candidate in devices):
         listed = ", ".join(f"{entry.device} ({entry.device_type})" for entry in devices)
-        raise CompileError(f"compile: option {FALLBACK!r}: no device of kind {kind} in {listed}")
+        raise CompileError(
+            f"compile: option {FALLBACK_DEVICE_OPTION!r}: no device of kind {kind} in {listed}"
+        )
     return tuple(sorted(devices, key=lambda ranked: kind not in (0, ranked.device_type)))
 
 
 def _check_once(virtual: VirtualDevice, virtual_devices: Sequence[VirtualDevice]) -> None:
-    """Raises CompileError if a device occurs twice, even under two names."""
+    """Raise CompileError if a device occurs twice, even under two names."""
     if sum(candidate.device == virtual.device for candidate in virtual_devices) > 1:
         raise CompileError(f"compile: different devices expected, got {virtual.device} twice")
 
 
 def _check_kinds(virtual: VirtualDevice, device_targets: Sequence[Target]) -> None:
-    """Raises CompileError for targets of another device type than the one they are given for."""
+    """Raise CompileError for targets of another device type than the one they are given for."""
     check_supported(virtual)
     for target in device_targets:
         if target.kind.device_type != virtual.device_type:
@@ -298,12 +312,14 @@ def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> 
         pairs, key=lambda pair: not pair[1]
     ):  # what is said holds for all
         kind = virtual.device_type_int
-        if kind == CPU:
+        if kind == CPU_DEVICE_TYPE:
             continue
         current = Target.current()
         usual = current if current is not None and current.kind.device_type == kind else None
         chosen = (
-            device_targets[0] if device_targets else by_type.get(kind) or usual or _kind_of(kind)
+            device_targets[0]
+            if device_targets
+            else by_type.get(kind) or usual or _default_target(kind)
         )
         if len(device_targets) > 1 or by_type.get(kind, chosen) != chosen:
             raise CompileError(f"compile: one target for all devices of {virtual.device} expected")
@@ -311,7 +327,7 @@ def _device_targets(pairs: Sequence[tuple[VirtualDevice, Sequence[Target]]]) -> 
     return tuple(by_type.values())
 
 
-def _kind_of(device_type: int) -> Target:
+def _default_target(device_type: int) -> Target:
     """Return the default target of a device type: the first kind that has a generator."""
     names = [k.name for k in KINDS.values() if k.device_type == device_type and k.has_generator]
     return Target(names[0])
@@ -330,7 +346,7 @@ def with_host(targets: Targets, host: TargetLike | None) -> Targets:
     return by_device
 
 
-def _usable(target_like: TargetLike, host: TargetLike | None) -> Target:
+def _check_usable_target(target_like: TargetLike, host: TargetLike | None) -> Target:
     """Parse a target that code can be generated for, with its host and bounds mode."""
     target = Target.parse(target_like)
     if host is not None and target.host_target is None:
@@ -348,7 +364,7 @@ def _check_variants(variants: Sequence[Target]) -> None:
 
 
 def check_supported(virtual: VirtualDevice) -> None:
-    """Raises CompileError for a device without a code generator, or a memory scope that code cannot
+    """Raise CompileError for a device without a code generator, or a memory scope that code cannot
     name.
     """
     kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}
@@ -365,7 +381,7 @@ def check_supported(virtual: VirtualDevice) -> None:
         raise CompileError(f"compile: the memory scope 'global' expected, {got_text}")
 
 
-def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
+def _device_target_pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLike]]]:
     """Yield each device with its targets, possibly none."""
     if targets is None:
         targets = target_or_current()
@@ -373,9 +389,9 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
         virtual_devices = [virtual_device(each) for each in targets]
         for virtual, device_targets in zip(virtual_devices, targets.values(), strict=True):
             _check_once(virtual, virtual_devices)
-            yield virtual, _targets(device_targets)
+            yield virtual, _code_variants(device_targets)
         return
-    given_all = _several(targets)
+    given_all = _as_sequence(targets)
     parsed = {id(t): Target.parse(t) for t in given_all if is_target(t)}
     variants = [t for t in parsed.values() if t.kind.is_cpu]
     for entry in given_all:
@@ -386,13 +402,13 @@ def _pairs(targets: Targets) -> Iterator[tuple[VirtualDevice, Sequence[TargetLik
         elif isinstance(entry, (Device, VirtualDevice)):
             yield virtual_device(entry), ()
         else:
-            raise CompileError(f"compile: a target or a device expected, got {shown(entry)}")
+            raise CompileError(f"compile: a target or a device expected, got {short_repr(entry)}")
 
 
-def _targets(value: object) -> Sequence[TargetLike]:
+def _code_variants(value: object) -> Sequence[TargetLike]:
     """Return the code variants of one device. Raises CompileError if an entry is no target."""
-    variants = [candidate for candidate in _several(value) if is_target(candidate)]
-    if not variants or len(variants) != len(_several(value)):
+    variants = [candidate for candidate in _as_sequence(value) if is_target(candidate)]
+    if not variants or len(variants) != len(_as_sequence(value)):
         raise CompileError(f"compile: a target expected, got {value!r}")
     return variants
 
@@ -404,7 +420,7 @@ def is_target(value: object) -> TypeGuard[TargetLike]:
     return isinstance(value, (str, Target))
 
 
-def _several(value: object) -> Sequence[object]:
+def _as_sequence(value: object) -> Sequence[object]:
     """Return a value that may be a single target as a sequence."""
     if isinstance(value, (str, Device)) or not isinstance(value, Sequence):
         return (value,)

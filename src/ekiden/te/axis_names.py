@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FunctionType
 
 
-def _parameters(function: Callable[..., object]) -> tuple[list[str], bool]:
+def _positional_parameters(function: Callable[..., object]) -> tuple[list[str], bool]:
     """Return the names of the parameters without a default, and whether there is a *args. Of a
     plain function the code object tells it, in a tenth of the time of a signature.
     """
@@ -26,13 +26,13 @@ def axis_names(fcompute: Callable[..., object], rank: int) -> tuple[list[str], i
     """Return names of all axes, and how many of the last ones the function does not take. Raises
     ValueError for a function of more indices.
     """
-    fixed, is_open = _parameters(fcompute)
+    fixed, is_open = _positional_parameters(fcompute)
     if len(fixed) > rank:
-        raise ValueError(wrong_rank(rank, len(fixed)))
+        raise ValueError(rank_mismatch_message(rank, len(fixed)))
     missing = rank - len(fixed)
     return fixed + [f"i{n}" for n in range(missing)], 0 if is_open else missing
 
 
-def wrong_rank(rank: int, actual: int) -> str:
+def rank_mismatch_message(rank: int, actual: int) -> str:
     """Return the message for a function of another number of indices than axes."""
     return f"compute: expected a function of {rank} indices, got one of {actual}"

@@ -51,78 +51,80 @@ AdjointRule = Callable[[Sequence[PrimExpr], PrimExpr, PrimExpr], Sequence[PrimEx
 """(arguments, value, adjoint of the value) -> adjoints of the arguments, None where it is 0."""
 
 
-def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> AdjointRule:
+def _unary_adjoint(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> AdjointRule:
     """Return the rule of a unary function from its derivative at x, where its value is y."""
     return lambda args, y, g: [g * slope(args[0], y)]
 
 
-def _flat(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+def _zero_adjoint(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+    """Return no adjoints: the function is piecewise constant."""
     return [None] * len(args)
 
 
-def _of(name: str, *args: PrimExpr) -> PrimExpr:
+def _intrinsic_call(name: str, *args: PrimExpr) -> PrimExpr:
     return call_intrin(name, *args)
 
 
-def _sign(x: PrimExpr) -> PrimExpr:
-    return Select(GE(x, _zero(x)), const(1.0, x.dtype), const(-1.0, x.dtype))
+def _sign_of(x: PrimExpr) -> PrimExpr:
+    return Select(GE(x, _zero_like(x)), const(1.0, x.dtype), const(-1.0, x.dtype))
 
 
-def _power(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+def _pow_adjoint(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
     x, n = args
-    return [g * n * _of("pow", x, n - 1.0), g * y * _of("log", x)]
+    return [g * n * _intrinsic_call("pow", x, n - 1.0), g * y * _intrinsic_call("log", x)]
 
 
 # fmt: off
-_INTRINSICS: dict[str, AdjointRule] = {
-    "exp":     _one(lambda x, y: y),
-    "log":     _one(lambda x, y: 1.0 / x),
-    "log1p":   _one(lambda x, y: 1.0 / (x + 1.0)),
-    "log2":    _one(lambda x, y: 1.0 / (x * math.log(2))),
-    "log10":   _one(lambda x, y: 1.0 / (x * math.log(10))),
-    "exp2":    _one(lambda x, y: y * math.log(2)),
-    "exp10":   _one(lambda x, y: y * math.log(10)),
-    "sqrt":    _one(lambda x, y: 0.5 / y),
-    "rsqrt":   _one(lambda x, y: y / x * -0.5),
-    "tanh":    _one(lambda x, y: 1.0 - y * y),
-    "sigmoid": _one(lambda x, y: y * (1.0 - y)),
-    "erf":     _one(lambda x, y: _of("exp", x * x * -1.0) * (2 / math.sqrt(math.pi))),
-    "sin":     _one(lambda x, y: _of("cos", x)),
-    "cos":     _one(lambda x, y: _of("sin", x) * -1.0),
-    "tan":     _one(lambda x, y: 1.0 + y * y),
-    "sinh":    _one(lambda x, y: _of("cosh", x)),
-    "cosh":    _one(lambda x, y: _of("sinh", x)),
-    "asin":    _one(lambda x, y: _of("rsqrt", 1.0 - x * x)),
-    "acos":    _one(lambda x, y: _of("rsqrt", 1.0 - x * x) * -1.0),
-    "atan":    _one(lambda x, y: 1.0 / (1.0 + x * x)),
-    "asinh":   _one(lambda x, y: _of("rsqrt", x * x + 1.0)),
-    "acosh":   _one(lambda x, y: _of("rsqrt", x * x - 1.0)),
-    "atanh":   _one(lambda x, y: 1.0 / (1.0 - x * x)),
-    "abs":     _one(lambda x, y: _sign(x)),
-    "pow":     _power,
+_INTRINSIC_ADJOINT_RULES: dict[str, AdjointRule] = {
+    "exp":     _unary_adjoint(lambda x, y: y),
+    "log":     _unary_adjoint(lambda x, y: 1.0 / x),
+    "log1p":   _unary_adjoint(lambda x, y: 1.0 / (x + 1.0)),
+    "log2":    _unary_adjoint(lambda x, y: 1.0 / (x * math.log(2))),
+    "log10":   _unary_adjoint(lambda x, y: 1.0 / (x * math.log(10))),
+    "exp2":    _unary_adjoint(lambda x, y: y * math.log(2)),
+    "exp10":   _unary_adjoint(lambda x, y: y * math.log(10)),
+    "sqrt":    _unary_adjoint(lambda x, y: 0.5 / y),
+    "rsqrt":   _unary_adjoint(lambda x, y: y / x * -0.5),
+    "tanh":    _unary_adjoint(lambda x, y: 1.0 - y * y),
+    "sigmoid": _unary_adjoint(lambda x, y: y * (1.0 - y)),
+    "erf":     _unary_adjoint(
+                   lambda x, y: _intrinsic_call("exp", x * x * -1.0) * (2 / math.sqrt(math.pi))),
+    "sin":     _unary_adjoint(lambda x, y: _intrinsic_call("cos", x)),
+    "cos":     _unary_adjoint(lambda x, y: _intrinsic_call("sin", x) * -1.0),
+    "tan":     _unary_adjoint(lambda x, y: 1.0 + y * y),
+    "sinh":    _unary_adjoint(lambda x, y: _intrinsic_call("cosh", x)),
+    "cosh":    _unary_adjoint(lambda x, y: _intrinsic_call("sinh", x)),
+    "asin":    _unary_adjoint(lambda x, y: _intrinsic_call("rsqrt", 1.0 - x * x)),
+    "acos":    _unary_adjoint(lambda x, y: _intrinsic_call("rsqrt", 1.0 - x * x) * -1.0),
+    "atan":    _unary_adjoint(lambda x, y: 1.0 / (1.0 + x * x)),
+    "asinh":   _unary_adjoint(lambda x, y: _intrinsic_call("rsqrt", x * x + 1.0)),
+    "acosh":   _unary_adjoint(lambda x, y: _intrinsic_call("rsqrt", x * x - 1.0)),
+    "atanh":   _unary_adjoint(lambda x, y: 1.0 / (1.0 - x * x)),
+    "abs":     _unary_adjoint(lambda x, y: _sign_of(x)),
+    "pow":     _pow_adjoint,
     "fma":     lambda a, y, g: [g * a[1], g * a[0], g],
-    "if_then_else": lambda a, y, g: [None, if_then_else(a[0], g, _zero(g)),
-                                     if_then_else(a[0], _zero(g), g)],
+    "if_then_else": lambda a, y, g: [None, if_then_else(a[0], g, _zero_like(g)),
+                                     if_then_else(a[0], _zero_like(g), g)],
     **dict.fromkeys(("floor", "ceil", "round", "trunc", "nearbyint", "isnan", "isinf",
-                     "isfinite"), _flat),
+                     "isfinite"), _zero_adjoint),
 }
-_NODES: dict[type[PrimExpr], AdjointRule] = {
+_NODE_ADJOINT_RULES: dict[type[PrimExpr], AdjointRule] = {
     Add:    lambda a, y, g: [g, g],
     Sub:    lambda a, y, g: [g, g * -1.0],
     Mul:    lambda a, y, g: [g * a[1], g * a[0]],
     Div:    lambda a, y, g: [g / a[1], g * a[0] / (a[1] * a[1]) * -1.0],
-    Max:    lambda a, y, g: [Select(GE(a[0], a[1]), g, _zero(g)),
-                             Select(GE(a[0], a[1]), _zero(g), g)],
-    Min:    lambda a, y, g: [Select(GT(a[0], a[1]), _zero(g), g),
-                             Select(GT(a[0], a[1]), g, _zero(g))],
-    Select: lambda a, y, g: [None, Select(a[0], g, _zero(g)), Select(a[0], _zero(g), g)],
+    Max:    lambda a, y, g: [Select(GE(a[0], a[1]), g, _zero_like(g)),
+                             Select(GE(a[0], a[1]), _zero_like(g), g)],
+    Min:    lambda a, y, g: [Select(GT(a[0], a[1]), _zero_like(g), g),
+                             Select(GT(a[0], a[1]), g, _zero_like(g))],
+    Select: lambda a, y, g: [None, Select(a[0], g, _zero_like(g)), Select(a[0], _zero_like(g), g)],
     Cast:   lambda a, y, g: [cast(g, a[0].dtype)],
 }
 # fmt: on
 """Equal operands of a maximum or minimum: the first one's. Of abs at 0 the slope is 1."""
 
 
-def _zero(like: PrimExpr) -> PrimExpr:
+def _zero_like(like: PrimExpr) -> PrimExpr:
     return const(0.0, like.dtype)
 
 
@@ -133,6 +135,8 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
     order = post_order(body)
     adjoint_of: dict[int, PrimExpr] = {id(body): seed}
     loads: dict[ProducerLoad, PrimExpr] = {}
+    # Reverse post-order: all users of a node come before it, so its adjoint is complete when it is
+    # propagated.
     for e in reversed(order):
         g = adjoint_of.get(id(e))
         if g is None:
@@ -143,7 +147,7 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
         inside = children(e)
         if not inside or not dt.is_float(e.dtype):
             continue
-        for operand, operand_adjoint in zip(inside, _rule(e)(inside, e, g), strict=True):
+        for operand, operand_adjoint in zip(inside, _adjoint_rule(e)(inside, e, g), strict=True):
             if operand_adjoint is not None and dt.is_float(operand.dtype):
                 accumulated = adjoint_of.get(id(operand))
                 adjoint_of[id(operand)] = (
@@ -152,8 +156,13 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
     return loads
 
 
-def _rule(e: PrimExpr) -> AdjointRule:
-    rule = _INTRINSICS.get(e.op) if isinstance(e, Intrinsic) else _NODES.get(type(e))
+def _adjoint_rule(e: PrimExpr) -> AdjointRule:
+    """Return the adjoint rule of a node; raise for a node without a derivative."""
+    rule = (
+        _INTRINSIC_ADJOINT_RULES.get(e.op)
+        if isinstance(e, Intrinsic)
+        else _NODE_ADJOINT_RULES.get(type(e))
+    )
     if rule is None:
         name = e.op if isinstance(e, Intrinsic) else type(e).__name__
         raise DifferentiationError(f"te.gradient: {name!r} has no rule")
@@ -185,31 +194,34 @@ def gradient(
             raise DifferentiationError(
                 f"te.gradient by {input_tensor.name!r}: it is of {input_tensor.dtype}"
             )
-    seed = _identity(output) if head is None else head
+    seed = _identity_tensor(output) if head is None else head
     lead = len(seed.shape) - len(output.shape)
-    if lead < 0 or not all(map(_same_size, seed.shape[lead:], output.shape)):
+    if lead < 0 or not all(map(_have_equal_extents, seed.shape[lead:], output.shape)):
         raise DifferentiationError(
             f"te.gradient of {output.name!r}: the shape of head must end in that of the output"
         )
-    return _Adjoints(output, input_list, seed, seed.shape[:lead]).run()
+    return _Adjoints(output, input_list, seed, seed.shape[:lead]).propagate()
 
 
-def _same_size(a: PrimExpr, b: PrimExpr) -> bool:
+def _have_equal_extents(a: PrimExpr, b: PrimExpr) -> bool:
     return Analyzer().can_prove_equal(a, b)
 
 
-def _identity(output: Tensor) -> Tensor:
+def _identity_tensor(output: Tensor) -> Tensor:
     # The adjoint of each element of the output by itself: dY[i]/dY[j] = 1 where i = j.
+    """Return the identity of the output's shape squared: the Jacobian of the output with respect to
+    itself.
+    """
     rank = len(output.shape)
 
-    def element(*at: Var) -> PrimExpr:
+    def kronecker_delta(*at: Var) -> PrimExpr:
         """Return 1 where the first half of the indices equals the second, else 0."""
         equal: PrimExpr = const(True)
         for a, b in zip(at[:rank], at[rank:], strict=True):
             equal = logical_and(equal, EQ(a, b))
         return Select(equal, const(1.0, output.dtype), const(0.0, output.dtype))
 
-    return compute((*output.shape, *output.shape), element, name="identity")
+    return compute((*output.shape, *output.shape), kronecker_delta, name="identity")
 
 
 class _Adjoints:
@@ -225,9 +237,9 @@ class _Adjoints:
         self.output, self.inputs, self.lead = output, inputs, lead
         self.parts: dict[Tensor, list[Tensor]] = {output: [seed]}
         self.order = post_order_tensors([output])
-        self.wanted = self._wanted()
+        self.wanted = self._tensors_on_path()
 
-    def _wanted(self) -> set[Tensor]:
+    def _tensors_on_path(self) -> set[Tensor]:
         """Return the inputs, and what is computed from them."""
         dependent = set(self.inputs)
         for tensor in self.order:
@@ -235,32 +247,34 @@ class _Adjoints:
                 dependent.add(tensor)
         return dependent
 
-    def run(self) -> list[Tensor]:
+    def propagate(self) -> list[Tensor]:
         """Return the adjoints of the inputs."""
         adjoint_of: dict[Tensor, Tensor] = {}
         for tensor in reversed(self.order):
             contributions = self.parts.get(tensor)
             if tensor not in self.wanted or not contributions:
                 continue
-            adjoint_of[tensor] = self._total(tensor, contributions)
+            adjoint_of[tensor] = self._sum_contributions(tensor, contributions)
             if tensor.op.input_tensors:
                 self._pull_back(tensor, adjoint_of[tensor])
-        return [adjoint_of.get(t) or self._nothing(t) for t in self.inputs]
+        return [adjoint_of.get(t) or self._zero_adjoint_tensor(t) for t in self.inputs]
 
-    def _total(self, tensor: Tensor, contributions: Sequence[Tensor]) -> Tensor:
+    def _sum_contributions(self, tensor: Tensor, contributions: Sequence[Tensor]) -> Tensor:
+        """Return a tensor's adjoint: the sum of the contributions of all its readers."""
         if len(contributions) == 1:
             return contributions[0]
 
-        def element(*at: Var) -> PrimExpr:
+        def sum_at(*at: Var) -> PrimExpr:
             """Return the sum of all readers' contributions to the element."""
             total: PrimExpr = contributions[0][at]
             for contribution in contributions[1:]:
                 total = total + contribution[at]
             return total
 
-        return compute((*self.lead, *tensor.shape), element, name=f"{tensor.name}.grad")
+        return compute((*self.lead, *tensor.shape), sum_at, name=f"{tensor.name}.grad")
 
-    def _nothing(self, tensor: Tensor) -> Tensor:
+    def _zero_adjoint_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the adjoint of a tensor that the output does not depend on: zeros."""
         return compute(
             (*self.lead, *tensor.shape),
             lambda *_: const(0.0, tensor.dtype),
@@ -281,17 +295,17 @@ class _Adjoints:
         sums: tuple[ReduceAxis, ...] = ()
         if isinstance(body, Reduce):
             sums = body.axis
-            seed, body = seed * _slope(tensor, body), body.source
+            seed, body = seed * _reduction_derivative(tensor, body), body.source
         for load, value in adjoints(body, seed).items():
             if load.producer in self.wanted:
-                contribution = self._part(op, sums, load, value, lead)
+                contribution = self._contribution(op, sums, load, value, lead)
                 self.parts.setdefault(load.producer, []).append(contribution)
 
     # dX[p] = sum over all steps s with f(s) = p of g(s). `_inverse` solves f(s) = p for s in whole
     # numbers: s = V n + c, with n free; its relations say for which p there is a solution at all
     # (strides leave gaps). Where the system is not linear, or a free range is no constant, the sum
     # runs over all steps with f(s) = p as its condition: right, and slow.
-    def _part(
+    def _contribution(
         self,
         op: ComputeOp,
         sums: Sequence[ReduceAxis],
@@ -306,18 +320,23 @@ class _Adjoints:
         points = tuple(Var(f"p{n}") for n in range(len(target.shape)))
         axes: list[IterVar | ReduceAxis] = [*op.axis, *sums]
         steps: dict[Var, PrimExpr] = {a.var: a.extent for a in axes}
-        conditions, values, free = _inverse(load.indices, points, target.shape, steps)
+        # Gather form: instead of scattering each read's adjoint, every element solves for the
+        # iterations that read it, and no two threads write one element.
+        conditions, values, free = _solve_reading_iterations(
+            load.indices, points, target.shape, steps
+        )
         where: PrimExpr = const(True)
         for condition in conditions:
             where = logical_and(where, condition)
 
-        def element(*at: Var) -> PrimExpr:
+        def sum_over_readers(*at: Var) -> PrimExpr:
             """Return the sum over all iterations (h, p fixed, free variables running) that read
             element p; zero where a condition says that none does.
             """
             substitution: dict[Var, PrimExpr] = dict(zip((*lead, *points), at, strict=True))
             sums_over = {
-                n: _axis(n.name, substitute(e, substitution)) for n, (_, e) in free.items()
+                n: _reduce_axis_from_zero(n.name, substitute(e, substitution))
+                for n, (_, e) in free.items()
             }
             for n, (low, _) in free.items():
                 substitution[n] = sums_over[n] + substitute(low, substitution)
@@ -327,12 +346,14 @@ class _Adjoints:
             if sums_over:
                 guard = None if is_const(condition, 1) else condition
                 return reducer.sum(term, tuple(sums_over.values()), guard)
-            return term if is_const(condition, 1) else if_then_else(condition, term, _zero(term))
+            return (
+                term if is_const(condition, 1) else if_then_else(condition, term, _zero_like(term))
+            )
 
-        return compute((*self.lead, *target.shape), element, name=f"{target.name}.grad")
+        return compute((*self.lead, *target.shape), sum_over_readers, name=f"{target.name}.grad")
 
 
-def _axis(name: str, extent: PrimExpr) -> ReduceAxis:
+def _reduce_axis_from_zero(name: str, extent: PrimExpr) -> ReduceAxis:
     """Return a reduction axis from 0."""
     return ReduceAxis(name, "int64", extent)
 
@@ -340,14 +361,14 @@ def _axis(name: str, extent: PrimExpr) -> ReduceAxis:
 FreeRanges = Mapping[Var, tuple[PrimExpr, PrimExpr]]
 
 
-def _inverse(
+def _solve_reading_iterations(
     indices: Sequence[PrimExpr],
     points: Sequence[Var],
     shape: Sequence[PrimExpr],
     steps: Mapping[Var, PrimExpr],
 ) -> tuple[list[PrimExpr], dict[Var, PrimExpr], FreeRanges]:
-    """Solve for the iterations that read a point: (conditions, iteration variables, the free
-    variables with first value and extent).
+    """Solve for the iterations that read a point; return conditions, iteration variables, and the
+    free variables with first value and extent.
     """
     equations = [EQ(i, cast(p, i.dtype)) for i, p in zip(indices, points, strict=True)]
     ranges = {v: Range(e) for v, e in steps.items()}
@@ -360,6 +381,7 @@ def _inverse(
             plain = {Var(v.name): v for v in steps}
             values: dict[Var, PrimExpr] = {v: n for n, v in plain.items()}
             everywhere = [substitute(e, values) for e in equations]
+            # No bounded solution: fall back to all iterations, with the equations as conditions.
             return everywhere, values, {n: (const(0), steps[v]) for n, v in plain.items()}
         free[n] = (free_range.min, free_range.extent)
     return list(solution.dst.relations), dict(solution.src_to_dst), free
@@ -367,13 +389,14 @@ def _inverse(
 
 # Of a maximum every source that is equal to it gets the whole adjoint: with ties the parts add up
 # to more than there is.
-def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
+def _reduction_derivative(tensor: Tensor, body: Reduce) -> PrimExpr:
     """Return the derivative of a reduction with respect to one of its sources."""
     at = tuple(a.var for a in tensor.op.axis)  # type: ignore[attr-defined]
-    kind = body.kind or _kind(body.reducer)
+    kind = body.kind or _builtin_reduction_kind(body.reducer)
     if kind == "sum":
         return const(1.0, body.dtype)
     if kind in ("max", "min"):
+        # Every element that equals the extreme receives the gradient; ties are not split.
         equal = EQ(body.source, ProducerLoad(tensor, at, tensor.dtype))
         return Select(equal, const(1.0, body.dtype), const(0.0, body.dtype))
     if kind == "prod":
@@ -383,7 +406,7 @@ def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
     )
 
 
-def _kind(custom_reducer: CommReducer) -> str:
+def _builtin_reduction_kind(custom_reducer: CommReducer) -> str:
     """Return the built-in reduction that a custom reducer is equivalent to, or ""."""
     if len(custom_reducer.lhs) != 1:
         return ""
@@ -398,10 +421,10 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
     """Return for each source the product of all others: a quotient would fail where one is 0."""
     spatial = [a.extent for a in tensor.op.axis]  # type: ignore[attr-defined]
 
-    def element(*where: Var) -> PrimExpr:
+    def product_without(*where: Var) -> PrimExpr:
         """Return the product over the reduction axes with 1 in place of the source at `where`."""
         fixed: dict[Var, PrimExpr] = dict(zip(at, where[: len(at)], strict=True))
-        again = {k: _axis(k.name, k.extent) for k in body.axis}
+        again = {k: _reduce_axis_from_zero(k.name, k.extent) for k in body.axis}
         is_own: PrimExpr = const(True)
         for k, own in zip(again.values(), where[len(at) :], strict=True):
             is_own = logical_and(is_own, EQ(k, own))
@@ -411,7 +434,9 @@ def _product_of_others(tensor: Tensor, body: Reduce, at: Sequence[Var]) -> PrimE
         one = const(1.0, source.dtype)
         return reducer.prod(Select(is_own, one, source), tuple(again.values()))
 
-    other_products = compute((*spatial, *(k.extent for k in body.axis)), element, name="others")
+    other_products = compute(
+        (*spatial, *(k.extent for k in body.axis)), product_without, name="others"
+    )
     return ProducerLoad(other_products, (*at, *body.axis), other_products.dtype)
 
 

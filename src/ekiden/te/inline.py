@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var
@@ -14,7 +14,7 @@ MAX_INLINE_DEPTH = 32
 """How deep substitutions nest: each level takes five frames of Python's stack."""
 
 
-def inputs_of(tensor: Tensor) -> list[Tensor]:
+def input_tensors(tensor: Tensor) -> list[Tensor]:
     """Return the tensors that an operation reads, each once, in order of appearance."""
     return tensor.op.input_tensors
 
@@ -33,7 +33,7 @@ def post_order_tensors(outputs: Iterable[Tensor]) -> list[Tensor]:
         elif tensor not in visited:
             visited.add(tensor)
             stack.append((tensor, True))
-            stack.extend((t, False) for t in reversed(inputs_of(tensor)))
+            stack.extend((t, False) for t in reversed(input_tensors(tensor)))
     return order
 
 
@@ -52,8 +52,8 @@ def is_stored(tensor: Tensor) -> bool:
     return isinstance(tensor.op, ComputeOp) and bool(tensor.op.attrs.get(STORED_ATTR))
 
 
-class Inliner:
-    """Rewriter that replaces loads of chosen computations by their expressions, once per distinct
+class ProducerInliner:
+    """A rewriter that replaces loads of chosen tensors by their expressions, once per distinct
     element. Equal indices share one expression, so that a diamond of computations stays a graph.
     """
 
@@ -68,14 +68,14 @@ class Inliner:
         if len(chosen) > MAX_INLINE_DEPTH:
             for tensor in post_order_tensors(chosen):
                 if tensor in chosen:
-                    self._prepare(tensor)
+                    self._record_chain_depth(tensor)
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with every load of a chosen tensor replaced, recursively."""
         self._alive.append(expr)
-        return rewrite(expr, self._change, self._memo)
+        return rewrite(expr, self._inline_load, self._memo)
 
-    def _prepare(self, tensor: Tensor) -> None:
+    def _record_chain_depth(self, tensor: Tensor) -> None:
         """Record the length of the chain of chosen tensors up to this one.
 
         Its producers have been prepared. Every MAX_DEPTH of them one is inlined at once, so that no
@@ -91,28 +91,28 @@ class Inliner:
             depth = 0
         self._depths[tensor] = depth
 
-    def _change(self, expr: PrimExpr) -> PrimExpr:
+    def _inline_load(self, expr: PrimExpr) -> PrimExpr:
         if not isinstance(expr, ProducerLoad) or expr.producer not in self._chosen:
             return expr
         key = (expr.producer, *(_index_key(i) for i in expr.indices))
         inlined = self._elements.get(key)
         if inlined is None:
             self._alive.extend(expr.indices)
-            inlined = self._elements[key] = self._element(expr)
+            inlined = self._elements[key] = self._inlined_element(expr)
         return inlined
 
-    def _element(self, load: ProducerLoad) -> PrimExpr:
+    def _inlined_element(self, load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
         assert isinstance(op, ComputeOp)
         values = {
             a.var: self._analyzer.simplify(i) for a, i in zip(op.axis, load.indices, strict=True)
         }
 
-        def replacement(e: PrimExpr) -> PrimExpr:
-            return self._change(values.get(e, e) if isinstance(e, Var) else e)
+        def substitute_axis(e: PrimExpr) -> PrimExpr:
+            return self._inline_load(values.get(e, e) if isinstance(e, Var) else e)
 
         body = self._flat.get(load.producer, op.body[load.producer.value_index])
-        return rewrite(body, replacement)
+        return rewrite(body, substitute_axis)
 
 
 def _index_key(index: PrimExpr) -> object:
@@ -126,11 +126,11 @@ def inline_injective(outputs: Sequence[Tensor], keep: Collection[Tensor] = ()) -
     stay = set(keep) | set(outputs)
     order = post_order_tensors(outputs)
     inlined = {t for t in order if is_injective(t) and t not in stay}
-    inliner = Inliner(inlined)
-    return rebuilt(outputs, inliner.expr, inlined)
+    inliner = ProducerInliner(inlined)
+    return rewrite_tensors(outputs, inliner.expr, inlined)
 
 
-def rebuilt(
+def rewrite_tensors(
     outputs: Sequence[Tensor],
     change: Callable[[PrimExpr], PrimExpr],
     left_out: Collection[Tensor] = (),
@@ -142,7 +142,12 @@ def rebuilt(
     new: dict[Tensor, Tensor] = {}
     ops: dict[ComputeOp, ComputeOp] = {}
 
-    repoint = redirect_reads(new)
+    def redirect_load(e: PrimExpr) -> PrimExpr:
+        """Redirect a read of a rebuilt tensor."""
+        if isinstance(e, ProducerLoad) and e.producer in new:
+            return e.with_fields(producer=new[e.producer])
+        return e
+
     for tensor in post_order_tensors(outputs):
         op = tensor.op
         if isinstance(op, ExternOp):
@@ -154,7 +159,7 @@ def rebuilt(
             )
         elif isinstance(op, ComputeOp) and tensor not in left_out:
             if op not in ops:
-                body = tuple(rewrite(change(b), repoint) for b in op.body)
+                body = tuple(rewrite(change(b), redirect_load) for b in op.body)
                 ops[op] = op.with_fields(
                     body=body
                     if any(a is not b for a, b in zip(body, op.body, strict=True))
@@ -162,17 +167,6 @@ def rebuilt(
                 )
             new[tensor] = tensor.with_fields(op=ops[op])
     return [new.get(t, t) for t in outputs]
-
-
-def redirect_reads(new: Mapping[Tensor, Tensor]) -> Callable[[PrimExpr], PrimExpr]:
-    """Return the rewrite of reads of replaced tensors to reads of those in their place."""
-
-    def repoint(e: PrimExpr) -> PrimExpr:
-        if isinstance(e, ProducerLoad) and e.producer in new:
-            return e.with_fields(producer=new[e.producer])
-        return e
-
-    return repoint
 
 
 def tensor_loads(op: ComputeOp) -> list[ProducerLoad]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
-from ekiden.te.inline import Inliner, post_order_tensors
-from ekiden.te.range_checks import RangeCheck, checks_of, search_violation
+from ekiden.te.inline import ProducerInliner, post_order_tensors
+from ekiden.te.range_checks import RangeCheck, emit_violation_search, range_checks_of
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import rename_blocks, replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.reduction import COMBINE
+from ekiden.tir.reduction import COMBINE_ANNOTATION
 from ekiden.tir.stmt import (
     Allocate,
     Block,
@@ -34,8 +34,8 @@ from ekiden.tir.stmt import (
 from ekiden.tir.visitor import substitute
 
 
-class BufferMap:
-    """Map from tensors to their buffers; outputs of one rebuilt operation may be set beforehand."""
+class TensorBufferMap:
+    """A map from tensors to their buffers; outputs of a rebuilt operation may be set beforehand."""
 
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
@@ -60,11 +60,11 @@ class BufferMap:
         self._blocks[name] = 1
         return name
 
-    def loads(self, expr: PrimExpr) -> PrimExpr:
+    def replace_loads(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with tensor loads replaced by buffer loads."""
-        return rewrite(expr, self._load)
+        return rewrite(expr, self._replace_load)
 
-    def _load(self, expr: PrimExpr) -> PrimExpr:
+    def _replace_load(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, ProducerLoad):
             return BufferLoad(self.buffers[expr.producer], expr.indices, expr.dtype)
         if isinstance(expr, Reduce):
@@ -75,7 +75,7 @@ class BufferMap:
         return expr
 
 
-def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
+def create_stage_nest(op: ComputeOp, outputs: Sequence[Tensor], buffers: TensorBufferMap) -> Stmt:
     """Return the loops and block of one computation (all its outputs)."""
     spatial = tuple(a.var for a in op.axis)
     targets = [buffers.buffers[t] for t in outputs]
@@ -83,19 +83,19 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     init: Stmt | None = None
     if isinstance(first, Reduce):
         old = [BufferLoad(t, spatial, t.dtype) for t in targets]
-        terms = [buffers.loads(s) for s in first.sources]
+        terms = [buffers.replace_loads(s) for s in first.sources]
         # A reducer of the user's own is known by its terms alone, which are variables.
         names = [] if first.kind else [Var(f"{op.name}_term", s.dtype) for s in terms]
         new = first.reducer.combine(old, names or terms)
         starts = first.reducer.identity_element
         init = seq(*(BufferStore(t, e, spatial) for t, e in zip(targets, starts, strict=True)))
-        update = stores(targets, new, spatial)
+        update = emit_stores(targets, new, spatial)
         for name, term in reversed(list(zip(names, terms, strict=False))):
             update = LetStmt(name, term, update)
     else:
         update = seq(
             *(
-                BufferStore(b, buffers.loads(op.body[t.value_index]), spatial)
+                BufferStore(b, buffers.replace_loads(op.body[t.value_index]), spatial)
                 for t, b in zip(outputs, targets, strict=True)
             )
         )
@@ -105,22 +105,25 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     plain: dict[Var, PrimExpr] = dict(zip(op.reduce_axis, reduced, strict=True))
     # Schedules know the operators of the built-in reducers; of others the reducer gives its word.
     own = isinstance(first, Reduce) and not first.kind
-    notes = {COMBINE: 1} if own else None
+    notes = {COMBINE_ANNOTATION: 1} if own else None
     block = Block(buffers.block_name(op.name), iters, substitute(update, plain), init, notes)
     loops = tuple(Var(i.var.name) for i in iters)
     nest: Stmt = BlockRealize(loops, const(True), block)
     # What a sum runs over may depend on the element it is for.
     around: dict[Var, PrimExpr] = {i.var: v for i, v in zip(iters, loops, strict=True)}
+    # Innermost first: each loop wraps the nest built so far.
     for var, iter_var in zip(reversed(loops), reversed(iters), strict=True):
         extent = substitute_expr(iter_var.extent, around)
         nest = For(var, const(0), extent, ForKind.SERIAL, nest)
     return nest
 
 
-def stores(
+def emit_stores(
     targets: Sequence[Buffer], values: Sequence[PrimExpr], indices: tuple[PrimExpr, ...]
 ) -> Stmt:
-    """Store each value in its buffer; several are all computed before the first store."""
+    """Emit a store of each value to its buffer; several values are all computed before the first
+    store.
+    """
     if len(targets) == 1:
         return BufferStore(targets[0], values[0], indices)
     names = [Var(f"{t.name}_next", t.dtype) for t in targets]
@@ -130,7 +133,7 @@ def stores(
     return body
 
 
-def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) -> Stmt:
+def create_extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: TensorBufferMap) -> Stmt:
     """Return the statements of an extern operation over the real buffers."""
     real: dict[Buffer, Buffer] = {
         declared: buffers.buffers[t]
@@ -141,24 +144,24 @@ def extern_stage(op: ExternOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     return rename_blocks(replace_buffers(op.body, real), buffers.block_name)
 
 
-def allocated(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
+def wrap_in_allocations(body: Stmt, buffers: Sequence[Buffer]) -> Stmt:
     """Wrap the body in allocations."""
     for buffer in reversed(buffers):
         body = Allocate(buffer, body)
     return body
 
 
-def whole_operations(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+def group_by_operation(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Group tensors by operation, each group at its first member, in the operation's
     output order.
     """
     groups: dict[object, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.op, []).append(tensor)
-    return [_completed(g) for g in groups.values()]
+    return [_add_unread_outputs(g) for g in groups.values()]
 
 
-def _completed(group: list[Tensor]) -> list[Tensor]:
+def _add_unread_outputs(group: list[Tensor]) -> list[Tensor]:
     """Add the outputs of externs and tuple reductions that nobody reads: they are written all the
     same.
     """
@@ -174,10 +177,10 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
     return group
 
 
-def with_numbers(
+def create_prim_func_with_scalars(
     args: Sequence[Tensor | Var], build: Callable[[Sequence[Tensor]], PrimFunc]
 ) -> PrimFunc:
-    """Return a program over arguments that include scalars, in order: `build` returns that of the
+    """Create the program over arguments that include scalars, in order; `build` creates that of the
     tensors. A scalar that is also a dimension is checked against it at a call.
     """
     numbers = [a for a in args if isinstance(a, Var)]
@@ -210,17 +213,20 @@ def create_prim_func(
         TypeError: for another argument.
     """
     args = [ops] if isinstance(ops, Tensor) else list(ops)
-    check_arguments(args, f"create_prim_func {name!r}")
-    return with_numbers(args, lambda tensors: _of_tensors(tensors, name, extern_blocks))
+    validate_arguments(args, f"create_prim_func {name!r}")
+    return create_prim_func_with_scalars(
+        args, lambda tensors: _prim_func_from_tensors(tensors, name, extern_blocks)
+    )
 
 
-def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimFunc:
+def _prim_func_from_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimFunc:
+    """Create the program over tensor arguments: one block per computation, producers first."""
     outputs = [t for t in args if not isinstance(t.op, PlaceholderOp)]
-    buffers = BufferMap()
+    buffers = TensorBufferMap()
     params = tuple(buffers.declare(t) for t in args)
     stages: list[Stmt] = []
     intermediates: list[Buffer] = []
-    for group in whole_operations(post_order_tensors(outputs)):
+    for group in group_by_operation(post_order_tensors(outputs)):
         op = group[0].op
         if isinstance(op, PlaceholderOp):
             if group[0] not in buffers.buffers:
@@ -231,37 +237,45 @@ def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimF
         for tensor in group:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
-        stages.extend(_search(check, buffers, group[0].shape) for check in checks_of(op))
+        # A check runs before the computation that reads by the checked index, so that an
+        # out-of-range load never happens.
+        stages.extend(
+            _emit_range_check(check, buffers, group[0].shape) for check in range_checks_of(op)
+        )
         if isinstance(op, ComputeOp):
-            stages.append(stage_block(op, group, buffers))
+            stages.append(create_stage_nest(op, group, buffers))
         elif isinstance(op, ExternOp):
-            statements = extern_stage(op, group, buffers)
+            statements = create_extern_stage(op, group, buffers)
             extern_block = BlockRealize(
                 (), const(True), Block(buffers.block_name(op.name), (), statements)
             )
             stages.append(extern_block if extern_blocks else statements)
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
-    return PrimFunc(params, allocated(seq(*stages), intermediates), attrs)
+    return PrimFunc(params, wrap_in_allocations(seq(*stages), intermediates), attrs)
 
 
-def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -> Stmt:
-    """Return the loops of a check, skipped if the result is empty and nothing is read. The checked
-    values are an input of the computation or an elementwise function of inputs.
+def _emit_range_check(
+    check: RangeCheck, buffers: TensorBufferMap, result: Sequence[PrimExpr]
+) -> Stmt:
+    """Emit the loops of a bounds check, skipped if the result is empty and nothing is read. The
+    checked values are an input of the computation or an elementwise function of inputs.
     """
     computed = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
-    inliner = Inliner(computed)
+    inliner = ProducerInliner(computed)
 
-    def real(value: PrimExpr) -> PrimExpr:
-        return buffers.loads(inliner.expr(value))
+    def lower_value(value: PrimExpr) -> PrimExpr:
+        return buffers.replace_loads(inliner.expr(value))
 
-    loops = search_violation(check.over(real), lambda at: real(check.values[at]))
+    loops = emit_violation_search(
+        check.map_bounds(lower_value), lambda at: lower_value(check.values[at])
+    )
     for extent in result:
         if not (isinstance(extent, IntImm) and extent.value > 0):
             loops = IfThenElse(extent > 0, loops)
     return loops
 
 
-def check_arguments(args: Sequence[object], what: str) -> None:
+def validate_arguments(args: Sequence[object], what: str) -> None:
     """Raise TypeError for an argument that is neither a tensor nor a variable, ValueError for a
     duplicate.
     """

@@ -26,18 +26,18 @@ from ekiden.ir.prim import (
     convert,
     logical_and,
 )
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.te import reducer
 from ekiden.te.tensor import Operation, Tensor, compute
 from ekiden.tir.stmt import AssertStmt, For, ForKind, Stmt
 
-CHECKS_ATTR = "checks"
+RANGE_CHECKS_ATTR_KEY = "checks"
 """The attribute of a computation: its checks."""
 RANGE_ERROR = "IndexRangeError"
 """The error of a check of indices."""
 NUMERIC_ERROR = "LinAlgError"
 """The error of a check of what a decomposition says of its matrices."""
-_SITE: ContextVar[int | None] = ContextVar("site", default=None)
+_CURRENT_CHECK_SITE: ContextVar[int | None] = ContextVar("site", default=None)
 
 
 @node("te.RangeCheck")
@@ -60,28 +60,31 @@ class RangeCheck(Node):
     kind: str = RANGE_ERROR
     problem: str = ""
 
-    def holds(self, value: PrimExpr) -> PrimExpr:
+    def is_in_range(self, value: PrimExpr) -> PrimExpr:
         """Return whether a value is in range."""
         wide = cast(value, "int64")
         return logical_and(wide >= self.low, wide < self.high)
 
-    def over(self, change: Callable[[PrimExpr], PrimExpr]) -> RangeCheck:
+    def map_bounds(self, change: Callable[[PrimExpr], PrimExpr]) -> RangeCheck:
         """Return the check with its bounds mapped, which may be data."""
         shown = tuple(map(change, self.shown))
         return self.with_fields(low=change(self.low), high=change(self.high), shown=shown)
 
-    def assertion(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
+    def create_assert(self, value: PrimExpr, position: Sequence[PrimExpr]) -> AssertStmt:
         """Return the assertion that fails for an out-of-range value at a position."""
-        text = message(self.subject, len(position), self.bound, self.problem)
+        text = check_message_format(self.subject, len(position), self.bound, self.problem)
         text = text if self.site is None else f"#{self.site} {text}"
         ends = () if self.problem else (*self.shown, self.low, self.high - 1)
         shown = (value, *position, *ends)
         return AssertStmt(
-            self.holds(value), text, self.kind, tuple(cast(convert(v), "int64") for v in shown)
+            self.is_in_range(value),
+            text,
+            self.kind,
+            tuple(cast(convert(v), "int64") for v in shown),
         )
 
 
-def message(subject: str, rank: int, bound: str, problem: str = "") -> str:
+def check_message_format(subject: str, rank: int, bound: str, problem: str = "") -> str:
     """Return the format string of a check's message: of the value, its position, the numbers of
     `bound`, and the valid range; of the first two alone where `problem` is given.
     """
@@ -96,11 +99,11 @@ def message(subject: str, rank: int, bound: str, problem: str = "") -> str:
 @contextmanager
 def check_site(number: int | None) -> Iterator[None]:
     """Assign checks created inside to the operator of this number."""
-    token = _SITE.set(number)
+    token = _CURRENT_CHECK_SITE.set(number)
     try:
         yield
     finally:
-        _SITE.reset(token)
+        _CURRENT_CHECK_SITE.reset(token)
 
 
 def range_check(
@@ -111,16 +114,22 @@ def range_check(
     bound: str = "",
     shown: Sequence[PrimExpr] = (),
 ) -> RangeCheck:
-    """Return a check of any numbers: a length, a coordinate."""
+    """Return a check of numbers that are no indices, such as lengths or coordinates."""
     lowest, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
-    return RangeCheck(subject, values, lowest, end, bound, tuple(shown), _SITE.get())
+    return RangeCheck(subject, values, lowest, end, bound, tuple(shown), _CURRENT_CHECK_SITE.get())
 
 
 def info_check(subject: str, info: Tensor, problem: str) -> RangeCheck:
     """Return a check of a decomposition's status for each of its matrices: 0 is success."""
     low, high = const(0, "int64"), const(1, "int64")
     return RangeCheck(
-        subject, info, low, high, site=_SITE.get(), kind=NUMERIC_ERROR, problem=problem
+        subject,
+        info,
+        low,
+        high,
+        site=_CURRENT_CHECK_SITE.get(),
+        kind=NUMERIC_ERROR,
+        problem=problem,
     )
 
 
@@ -130,7 +139,7 @@ def index_check(
     """Return the check of indices of an axis (None: of the flattened data); negative ones count
     from the end.
     """
-    bound = bound_text(axis)
+    bound = index_bound_text(axis)
     low = const(0) if dt.is_unsigned(indices.dtype) else const(0) - size
     return range_check(f"{name}: {what}", indices, low, size, bound, (size,))
 
@@ -152,36 +161,38 @@ def extent_checks(
         if prove(size > limit):
             raise ValueError(
                 f"{name}: {what[0]!r} must not be longer than {what[1]!r} along axis {axis}, got"
-                f" {prim_text(size)} and {prim_text(limit)}"
+                f" {format_prim_expr(size)} and {format_prim_expr(limit)}"
             )
-        extent = compute((), partial(_same, size), name="extent", tag="injective")
+        # An extent that only the run knows is checked as a tensor of rank 0, with the same code as
+        # indices.
+        extent = compute((), partial(_unchanged, size), name="extent", tag="injective")
         subject = f"{name}: extent of {what[0]!r} along axis {axis}"
         checks.append(range_check(subject, extent, 0, limit + 1))
     return tuple(checks)
 
 
-def _same(value: PrimExpr) -> PrimExpr:
+def _unchanged(value: PrimExpr) -> PrimExpr:
     return value
 
 
-def bound_text(axis: int | None) -> str:
+def index_bound_text(axis: int | None) -> str:
     """Return the text of what an index is out of range for."""
     return "{} elements" if axis is None else f"axis {axis} of size {{}}"
 
 
-def from_either_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+def normalize_negative_index(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Return the position of a checked index."""
     wide = cast(index, "int64")
-    if dt.is_unsigned(dt.element(index.dtype)):
+    if dt.is_unsigned(dt.element_dtype(index.dtype)):
         return wide
     if isinstance(index, IntImm):
         return wide if index.value >= 0 else wide + size
     return Select(wide < 0, wide + size, wide, "int64")
 
 
-def checks_of(op: Operation) -> tuple[RangeCheck, ...]:
+def range_checks_of(op: Operation) -> tuple[RangeCheck, ...]:
     """Return the checks of a computation."""
-    checks = op.attrs.get(CHECKS_ATTR, ())
+    checks = op.attrs.get(RANGE_CHECKS_ATTR_KEY, ())
     assert isinstance(checks, tuple)
     return checks
 
@@ -193,17 +204,19 @@ def out_of_range_flag(check: RangeCheck) -> Tensor:
     right, wrong = const(0, "int32"), const(1, "int32")
     return compute(
         (),
-        lambda: reducer.max(Select(check.holds(values[axes]), right, wrong, "int32"), axes),
+        lambda: reducer.max(Select(check.is_in_range(values[axes]), right, wrong, "int32"), axes),
         name="out_of_range",
     )
 
 
-def search_violation(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
-    """Return loops that fail at the first out-of-range value. `element` gives the value at a
-    position.
+def emit_violation_search(
+    check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]
+) -> Stmt:
+    """Emit loops over the checked values that fail at the first one out of range. `element` gives
+    the value at a position.
     """
     at = [Var(f"at{n}") for n in range(check.values.ndim)]
-    body: Stmt = check.assertion(element(at), at)
+    body: Stmt = check.create_assert(element(at), at)
     for var, extent in zip(reversed(at), reversed(check.values.shape), strict=True):
         body = For(var, const(0), extent, ForKind.SERIAL, body)
     return body

@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.te.inline import inputs_of, post_order_tensors
-from ekiden.te.prim_func import BufferMap, allocated, stage_block, whole_operations
-from ekiden.te.range_checks import checks_of
+from ekiden.te.inline import input_tensors, post_order_tensors
+from ekiden.te.prim_func import (
+    TensorBufferMap,
+    create_stage_nest,
+    group_by_operation,
+    wrap_in_allocations,
+)
+from ekiden.te.range_checks import range_checks_of
 from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (
@@ -27,7 +32,7 @@ from ekiden.tir.stmt import (
 Tensors = Tensor | Sequence[Tensor]
 
 
-def _many(tensors: Tensors) -> tuple[Tensor, ...]:
+def _as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:
     return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
 
 
@@ -40,8 +45,8 @@ def scan(
     tag: str = "",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor | list[Tensor]:
-    """A state over time, the first axis: its first rows are `init`, each later row t is row t of
-    `update`, which reads rows of `state_placeholder` before t.
+    """Return a recurrent state over time, the first axis: its first rows are `init`, each later row
+    t is row t of `update`.
 
         m, n = te.size_var("m"), te.size_var("n")
         X = te.placeholder((m, n))
@@ -53,37 +58,38 @@ def scan(
     Several states make a list. Computations between state and update (which have the time as their
     first axis too) run step by step, others once before. `inputs` are found without being named.
     Update and what runs step by step have stages in a schedule, whose axes are those behind the
-    time.
-    Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time that is
-    not before its own.
+    time. Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time
+    that is not before its own.
     """
-    inits, updates, states = _many(init), _many(update), _many(state_placeholder)
-    _check(name, inits, updates, states)
-    steps = _steps(name, updates, set(states))
+    inits, updates, states = _as_tuple(init), _as_tuple(update), _as_tuple(state_placeholder)
+    _validate_scan(name, inits, updates, states)
+    steps = _recurrent_computations(name, updates, set(states))
     inside = set(steps)
-    outer = [t for t in _reads(steps) if t not in inside and t not in states]
+    outer = [t for t in _tensors_read(steps) if t not in inside and t not in states]
     for tensor in steps:
-        _check_times(name, tensor, {*states, *inside}, set(states))
+        _require_earlier_reads(name, tensor, {*states, *inside}, set(states))
     read = list(dict.fromkeys((*inits, *outer)))
-    names = BufferMap()
+    names = TensorBufferMap()
     blocks = [(op, names.block_name(op.name)) for op in dict.fromkeys(t.op for t in steps)]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def build_statements(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Return the statements over buffers: each state shares the buffer of its result, so that
         reads of earlier rows read what was written there.
         """
-        buffers = BufferMap()
+        buffers = TensorBufferMap()
         buffers.buffers.update(zip(read, ins, strict=True))
         buffers.buffers.update(zip(states, outs, strict=True))
-        return _statements(inits, updates, steps, buffers, outs)
+        return _emit_scan(inits, updates, steps, buffers, outs)
 
     shapes, dtypes = [s.shape for s in states], [s.dtype for s in states]
     step_blocks = [(op, block) for op, block in blocks if isinstance(op, ComputeOp)]
-    outputs = extern_op(shapes, read, build, dtypes, name, tag or "scan", attrs, step_blocks)
+    outputs = extern_op(
+        shapes, read, build_statements, dtypes, name, tag or "scan", attrs, step_blocks
+    )
     return outputs[0] if isinstance(init, Tensor) else list(outputs)
 
 
-def _check(
+def _validate_scan(
     name: str, inits: Sequence[Tensor], updates: Sequence[Tensor], states: Sequence[Tensor]
 ) -> None:
     if not len(inits) == len(updates) == len(states):
@@ -101,8 +107,9 @@ def _check(
         )
         if not same:
             raise ValueError(
-                f"scan {name!r}: init {_text(first)} and update {_text(later)} must have the shape"
-                f" of the state {_text(state)}, but for the first axis of init"
+                f"scan {name!r}: init {_tensor_text(first)} and update {_tensor_text(later)} must"
+                f" have the shape of the state {_tensor_text(state)}, but for the first axis of"
+                " init"
             )
         if not first.dtype == later.dtype == state.dtype:
             raise ValueError(
@@ -113,16 +120,20 @@ def _check(
         raise ValueError(f"scan {name!r}: all init must have the same number of rows")
 
 
-def _text(tensor: Tensor) -> str:
+def _tensor_text(tensor: Tensor) -> str:
     dim_texts = [str(getattr(d, "value", getattr(d, "name", d))) for d in tensor.shape]
     return f"({', '.join(dim_texts)})"
 
 
-def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Tensor]:
+def _recurrent_computations(
+    name: str, updates: Sequence[Tensor], states: set[Tensor]
+) -> list[Tensor]:
     """Return the computations that depend on a state, and the updates, producers first."""
     steps: list[Tensor] = []
     for tensor in post_order_tensors(updates):
-        if tensor not in updates and not any(t in states or t in steps for t in inputs_of(tensor)):
+        if tensor not in updates and not any(
+            t in states or t in steps for t in input_tensors(tensor)
+        ):
             continue
         if tensor in states:
             continue
@@ -131,7 +142,7 @@ def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Te
                 f"scan {name!r}: {tensor.name!r} stands between state and update and must be a"
                 " computation whose first axis is the time"
             )
-        if checks_of(tensor.op):
+        if range_checks_of(tensor.op):
             raise ValueError(
                 f"scan {name!r}: {tensor.name!r} reads at indices that are data, which cannot be"
                 " checked before the state is known"
@@ -140,11 +151,13 @@ def _steps(name: str, updates: Sequence[Tensor], states: set[Tensor]) -> list[Te
     return steps
 
 
-def _reads(steps: Sequence[Tensor]) -> list[Tensor]:
-    return list(dict.fromkeys(t for s in steps for t in inputs_of(s)))
+def _tensors_read(steps: Sequence[Tensor]) -> list[Tensor]:
+    return list(dict.fromkeys(t for s in steps for t in input_tensors(s)))
 
 
-def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[Tensor]) -> None:
+def _require_earlier_reads(
+    name: str, tensor: Tensor, recurrent: set[Tensor], states: set[Tensor]
+) -> None:
     """Check that states are read at earlier times, and computations of this step at the current
     time.
     """
@@ -153,7 +166,7 @@ def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[
     analyzer = Analyzer()
     time = op.axis[0].var
 
-    def check(e: PrimExpr) -> PrimExpr:
+    def check_load(e: PrimExpr) -> PrimExpr:
         """Raise ValueError for a read at another time; the expression stays as it is."""
         if isinstance(e, ProducerLoad) and e.producer in recurrent:
             at = e.indices[0]
@@ -171,56 +184,59 @@ def _check_times(name: str, tensor: Tensor, recurrent: set[Tensor], states: set[
         return e
 
     for body in op.body:
-        rewrite(body, check)
+        rewrite(body, check_load)
 
 
-def _statements(
+def _emit_scan(
     inits: Sequence[Tensor],
     updates: Sequence[Tensor],
     steps: Sequence[Tensor],
-    buffers: BufferMap,
+    buffers: TensorBufferMap,
     outs: Sequence[Buffer],
 ) -> Stmt:
-    """Return the loops: copy the initial rows, then for each t every step. An update that no step
-    reads is computed into the state; others are copied there after the steps, also one that
-    reads the state itself, as schedules do not support blocks that read what they write.
+    """Emit the loops of a scan: copy the initial rows, then run every step for each t. An update
+    that no step reads is computed into the state; others are copied there after the steps, also
+    one that reads the state itself, as schedules do not support blocks that read what they
+    write.
     """
     intermediates: list[Buffer] = []
     time, nests = Var("t"), []
-    read = {*_reads(steps)}
+    read = {*_tensors_read(steps)}
     for tensor, out in zip(updates, outs, strict=True):
-        before = [buffers.buffers.get(t) for t in inputs_of(tensor)]
+        before = [buffers.buffers.get(t) for t in input_tensors(tensor)]
+        # An update that nothing else reads is computed in the result itself: no copy per time step.
         if tensor not in read and tensor not in buffers.buffers and out not in before:
             buffers.buffers[tensor] = out
-    for group in whole_operations(steps):
+    for group in group_by_operation(steps):
         for tensor in group:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
         op = group[0].op
         assert isinstance(op, ComputeOp)
-        nests.append(_at_time(stage_block(op, group, buffers), time))
+        nests.append(_bind_time_axis(create_stage_nest(op, group, buffers), time))
     begin = [
-        _copied(buffers, buffers.buffers[i], o, i.shape) for i, o in zip(inits, outs, strict=True)
+        _emit_row_copy(buffers, buffers.buffers[i], o, i.shape)
+        for i, o in zip(inits, outs, strict=True)
     ]
     done = [
-        _copied(buffers, source, out, out.shape, time)
+        _emit_row_copy(buffers, source, out, out.shape, time)
         for tensor, out in zip(updates, outs, strict=True)
         if (source := buffers.buffers[tensor]) is not out
     ]
     start = inits[0].shape[0]
     loop = For(time, start, outs[0].shape[0] - start, ForKind.SERIAL, seq(*nests, *done))
-    return allocated(seq(*begin, loop), intermediates)
+    return wrap_in_allocations(seq(*begin, loop), intermediates)
 
 
-def _copied(
-    buffers: BufferMap,
+def _emit_row_copy(
+    buffers: TensorBufferMap,
     source: Buffer,
     target: Buffer,
     shape: Sequence[PrimExpr],
     time: Var | None = None,
 ) -> Stmt:
-    """Copy the first elements of a buffer, as many as a shape has, to another; of one row where a
-    time is given.
+    """Emit the copy of a buffer's first elements, as many as a shape has, to another buffer; of one
+    row where a time is given.
     """
     iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(shape))
     at = tuple(i.var for i in iters)
@@ -234,8 +250,8 @@ def _copied(
     return stmt
 
 
-def _at_time(nest: Stmt, time: Var) -> Stmt:
-    """Return a computation's loops without the outermost one, its first iterator bound to
+def _bind_time_axis(nest: Stmt, time: Var) -> Stmt:
+    """Return a computation's nest without its outermost loop, the first iterator bound to
     the time.
     """
     assert isinstance(nest, For)

@@ -15,7 +15,7 @@ from typing import overload
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.node import Node, binding, ignored, node
+from ekiden.ir.node import Node, binding, ignored_field, node
 from ekiden.ir.prim import (
     Add,
     ExprLike,
@@ -23,20 +23,20 @@ from ekiden.ir.prim import (
     Mul,
     PrimExpr,
     Var,
-    binary,
     const,
     convert,
+    convert_operands,
+    fold_binary,
     is_const,
     maximum,
     minimum,
-    numbers_beside,
 )
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
 
 COMBINE: Mapping[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
-    "sum": lambda a, b: binary(Add, a, b),
-    "prod": lambda a, b: binary(Mul, a, b),
+    "sum": lambda a, b: fold_binary(Add, a, b),
+    "prod": lambda a, b: fold_binary(Mul, a, b),
     "max": maximum,
     "min": minimum,
 }
@@ -52,7 +52,7 @@ class ReduceAxis(Var):
 
     extent: PrimExpr = IntImm(1)
     begin: PrimExpr = IntImm(0)
-    origin: ReduceAxis | None = ignored(default=None)
+    origin: ReduceAxis | None = ignored_field(default=None)
 
     @property
     def dom(self) -> Range:
@@ -92,7 +92,9 @@ class CommReducer(Node):
 
 @node("te.Reduce")
 class Reduce(PrimExpr):
-    """Component `value_index` of the combination of `sources` over all values of `axis`."""
+    """One component of a reduction: `value_index` of the combination of `sources` over all values
+    of `axis`.
+    """
 
     reducer: CommReducer
     sources: tuple[PrimExpr, ...]
@@ -118,7 +120,7 @@ def identity(kind: str, dtype: str) -> PrimExpr:
     return max_value(dtype) if kind == "min" else min_value(dtype)
 
 
-def _bounds(dtype: str) -> tuple[float, float]:
+def _dtype_limits(dtype: str) -> tuple[float, float]:
     if dt.is_float(dtype):
         return -math.inf, math.inf
     if dtype == "bool":
@@ -129,16 +131,16 @@ def _bounds(dtype: str) -> tuple[float, float]:
 
 def min_value(dtype: str) -> PrimExpr:
     """Return the lowest value of a dtype: minus infinity for floats."""
-    return const(_bounds(dtype)[0], dtype)
+    return const(_dtype_limits(dtype)[0], dtype)
 
 
 def max_value(dtype: str) -> PrimExpr:
     """Return the highest value of a dtype: infinity for floats."""
-    return const(_bounds(dtype)[1], dtype)
+    return const(_dtype_limits(dtype)[1], dtype)
 
 
 @functools.cache
-def _built_in(kind: str, dtype: str) -> CommReducer:
+def _builtin_reducer(kind: str, dtype: str) -> CommReducer:
     x, y = Var("x", dtype), Var("y", dtype)
     return CommReducer(kind, (x,), (y,), (COMBINE[kind](x, y),), (identity(kind, dtype),))
 
@@ -188,9 +190,12 @@ def make_reduce(
         raise ValueError(f"{reducer.name}: a reduction must be a computation of its own")
     if where is not None:
         identities = reducer.identity_element
+        # A masked term becomes the identity, so that it does not change the result; if_then_else
+        # does not evaluate the source there.
         sources = [if_then_else(where, s, i) for s, i in zip(sources, identities, strict=True)]
     if not axes:
         return tuple(sources)
+    # Reductions count from 0, as block iterators do; a begin other than 0 moves into the source.
     from_zero = tuple(
         a if is_const(a.begin, 0) else ReduceAxis(a.name, a.dtype, a.extent, origin=a) for a in axes
     )
@@ -201,7 +206,7 @@ def make_reduce(
     return tuple(Reduce(reducer, shifted, from_zero, n, s.dtype) for n, s in enumerate(shifted))
 
 
-def _reducer(
+def _build_reducer(
     name: str,
     fcombine: Callable[..., PrimExpr | Sequence[PrimExpr]],
     fidentity: Callable[..., ExprLike | Sequence[ExprLike]],
@@ -255,7 +260,7 @@ def comm_reducer(
     if len(inspect.signature(fcombine).parameters) != 2:
         raise ValueError(f"comm_reducer {name!r}: fcombine must take two arguments")
 
-    def reduce(
+    def apply_reducer(
         expr: PrimExpr | Sequence[PrimExpr],
         axis: AxisLike | PrimExpr,
         where: PrimExpr | None = None,
@@ -265,18 +270,18 @@ def comm_reducer(
         """
         is_tuple = not isinstance(expr, PrimExpr)
         sources = (expr,) if isinstance(expr, PrimExpr) else tuple(expr)
-        reducer = _reducer(name, fcombine, fidentity, [s.dtype for s in sources], is_tuple)
+        reducer = _build_reducer(name, fcombine, fidentity, [s.dtype for s in sources], is_tuple)
         if isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis):
             return reducer.combine(sources, (axis,))[0]
         components = make_reduce(reducer, sources, axis, where)
         return components if is_tuple else components[0]
 
-    reduce.__name__ = reduce.__qualname__ = name
-    return reduce
+    apply_reducer.__name__ = apply_reducer.__qualname__ = name
+    return apply_reducer
 
 
-class _BuiltIn:
-    """Built-in reducer such as `te.sum`: over axes, or of two values."""
+class _BuiltinReduction:
+    """A built-in reduction such as `te.sum`: over axes, or of two values."""
 
     def __init__(self, kind: str, doc: str) -> None:
         self.kind = self.__name__ = kind
@@ -294,15 +299,21 @@ class _BuiltIn:
         if isinstance(axis, (int, float)) or (
             isinstance(axis, PrimExpr) and not isinstance(axis, ReduceAxis)
         ):
-            return COMBINE[self.kind](*numbers_beside(expr, axis))
+            return COMBINE[self.kind](*convert_operands(expr, axis))
         value = convert(expr)
-        return make_reduce(_built_in(self.kind, value.dtype), (value,), axis, where)[0]
+        return make_reduce(_builtin_reducer(self.kind, value.dtype), (value,), axis, where)[0]
 
 
-sum = _BuiltIn("sum", "The sum over `axis` (of two values, if that is one); 0 if it is empty.")
-prod = _BuiltIn("prod", "The product over `axis`; 1 if it is empty.")
-max = _BuiltIn("max", "The largest over `axis`; the lowest value of the type if it is empty.")
-min = _BuiltIn("min", "The smallest over `axis`; the highest value of the type if it is empty.")
+sum = _BuiltinReduction(
+    "sum", "The sum over `axis` (of two values, if that is one); 0 if it is empty."
+)
+prod = _BuiltinReduction("prod", "The product over `axis`; 1 if it is empty.")
+max = _BuiltinReduction(
+    "max", "The largest over `axis`; the lowest value of the type if it is empty."
+)
+min = _BuiltinReduction(
+    "min", "The smallest over `axis`; the highest value of the type if it is empty."
+)
 
 __all__ = [
     "COMBINE",

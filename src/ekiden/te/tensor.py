@@ -19,13 +19,13 @@ from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, const, conv
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.te.axis_names import axis_names, wrong_rank
+from ekiden.te.axis_names import axis_names, rank_mismatch_message
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, IterKind, IterVar, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
-from ekiden.tir.visitor import all_expressions, substitute, walk
+from ekiden.tir.visitor import all_exprs, pre_order_stmts, substitute
 
 
 class Operation(Node):
@@ -36,18 +36,18 @@ class Operation(Node):
     tag: str
     attrs: Mapping[str, object]
 
-    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+    def _output_types(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         """Return the shape and dtype of each output."""
         raise NotImplementedError
 
     @property
     def num_outputs(self) -> int:
         """Return the number of outputs."""
-        return len(self._outputs())
+        return len(self._output_types())
 
     def output(self, index: int) -> Tensor:
         """Return the n-th output tensor. Raises IndexError where there is none."""
-        outputs = self._outputs()
+        outputs = self._output_types()
         if not 0 <= index < len(outputs):
             raise IndexError(f"operation {self.name!r}: it has {len(outputs)} outputs, not {index}")
         return Tensor(self, index, *outputs[index])
@@ -60,7 +60,7 @@ class Operation(Node):
 
 @node("te.PlaceholderOp")
 class PlaceholderOp(Operation):
-    """Placeholder operation: an input tensor."""
+    """A placeholder operation: an input tensor."""
 
     name: str
     tag: str
@@ -68,14 +68,14 @@ class PlaceholderOp(Operation):
     shape: tuple[PrimExpr, ...]
     dtype: str
 
-    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+    def _output_types(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         return [(self.shape, self.dtype)]
 
 
 @node("te.ComputeOp")
 class ComputeOp(Operation):
-    """Compute operation: one expression per output over the same axes; all are plain, or all are a
-    Reduce over the same axes.
+    """A compute operation: one expression per output over the same axes; all are plain, or all are
+    a Reduce over the same axes.
     """
 
     name: str
@@ -90,28 +90,28 @@ class ComputeOp(Operation):
         first = self.body[0]
         return first.axis if isinstance(first, Reduce) else ()
 
-    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+    def _output_types(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         shape = tuple(a.extent for a in self.axis)
         return [(shape, b.dtype) for b in self.body]
 
     @property
     def input_tensors(self) -> list[Tensor]:
         """Return the tensors that it reads, each once, in order of appearance."""
-        producers = _INPUTS_CACHE.get(self)
+        producers = _INPUT_TENSORS_CACHE.get(self)
         if producers is None:
             loads = (e for e in post_order(*self.body) if isinstance(e, ProducerLoad))
-            producers = _INPUTS_CACHE[self] = tuple(dict.fromkeys(e.producer for e in loads))
+            producers = _INPUT_TENSORS_CACHE[self] = tuple(dict.fromkeys(e.producer for e in loads))
         return list(producers)
 
 
-_INPUTS_CACHE: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
+_INPUT_TENSORS_CACHE: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDictionary()
 """What computations read: asked for each time that a graph is walked."""
 
 
 @node("te.ExternOp")
 class ExternOp(Operation):
-    """Extern operation: statements over the buffers of its inputs and outputs; never inlined, and
-    scheduled only where computations are `steps` of it.
+    """An extern operation: statements over the buffers of its inputs and outputs; never inlined,
+    and scheduled only where computations are `steps`.
     """
 
     name: str
@@ -125,7 +125,7 @@ class ExternOp(Operation):
     """Computations that are blocks among the statements, and the names of these: a schedule has
     stages of them."""
 
-    def _outputs(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
+    def _output_types(self) -> Sequence[tuple[tuple[PrimExpr, ...], str]]:
         return [(b.shape, b.dtype) for b in self.output_buffers]
 
     @property
@@ -138,8 +138,8 @@ TENSOR_OPERATORS: dict[str, Callable[..., Tensor]] = {}
 """What Python's operators on whole tensors mean, by name of topi's function: topi fills it in."""
 
 
-def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:
-    def apply(self: Tensor, operand: object) -> Tensor:
+def _topi_operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], Tensor]:
+    def apply_operator(self: Tensor, operand: object) -> Tensor:
         """Apply the operator of ekiden.topi, which registers it on import. Raises TypeError before
         that.
         """
@@ -151,7 +151,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, object], 
             else TENSOR_OPERATORS[name](self, operand)
         )
 
-    return apply
+    return apply_operator
 
 
 @node("te.Tensor")
@@ -220,8 +220,8 @@ class Tensor(Node):
         if 0 < len(index_list) < len(self.shape):
             return cast(ProducerLoad, TensorSlice(self, index_list))  # which becomes one
         if len(index_list) != len(self.shape):
-            raise ValueError(_wrong_count(self, len(index_list)))
-        values = tuple(convert(i, None if _is_fraction(i) else "int64") for i in index_list)
+            raise ValueError(_index_count_message(self, len(index_list)))
+        values = tuple(convert(i, None if _is_float_index(i) else "int64") for i in index_list)
         for index_expr in values:
             if not dt.is_int(index_expr.dtype):
                 raise TypeError(
@@ -233,14 +233,17 @@ class Tensor(Node):
         """Return `t[i, j]` for `t(i, j)`."""
         return self[indices]
 
-    __add__, __radd__ = _operator("add"), _operator("add", True)
-    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
-    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
-    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", True)
-    __mod__, __rmod__ = _operator("floor_mod"), _operator("floor_mod", True)
-    __lt__, __le__ = _operator("less"), _operator("less_equal")
-    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __add__, __radd__ = _topi_operator("add"), _topi_operator("add", True)
+    __sub__, __rsub__ = _topi_operator("subtract"), _topi_operator("subtract", True)
+    __mul__, __rmul__ = _topi_operator("multiply"), _topi_operator("multiply", True)
+    __truediv__, __rtruediv__ = _topi_operator("divide"), _topi_operator("divide", True)
+    __floordiv__, __rfloordiv__ = (
+        _topi_operator("floor_divide"),
+        _topi_operator("floor_divide", True),
+    )
+    __mod__, __rmod__ = _topi_operator("floor_mod"), _topi_operator("floor_mod", True)
+    __lt__, __le__ = _topi_operator("less"), _topi_operator("less_equal")
+    __gt__, __ge__ = _topi_operator("greater"), _topi_operator("greater_equal")
 
     def __neg__(self) -> Tensor:
         return TENSOR_OPERATORS["negative"](self)
@@ -250,17 +253,17 @@ class Tensor(Node):
         return TENSOR_OPERATORS["cast"](self, dtype)
 
 
-def _is_fraction(index: object) -> bool:
+def _is_float_index(index: object) -> bool:
     return isinstance(index, Real) and not isinstance(index, Integral)
 
 
-def _wrong_count(tensor: Tensor, count: int) -> str:
+def _index_count_message(tensor: Tensor, count: int) -> str:
     return f"tensor {tensor.name!r}: expected {len(tensor.shape)} indices, got {count}"
 
 
-def _refused(self: TensorSlice, *_: object) -> NoReturn:
+def _raise_partial_index(self: TensorSlice, *_: object) -> NoReturn:
     """Raise ValueError: a partially indexed tensor is no value."""
-    raise ValueError(_wrong_count(self.tensor, len(self.indices)))
+    raise ValueError(_index_count_message(self.tensor, len(self.indices)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,9 +284,15 @@ class TensorSlice:
         """Return the dtype of the elements."""
         return self.tensor.dtype
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refused
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = _refused
-    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __bool__ = astype = _refused
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = (
+        _raise_partial_index
+    )
+    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = (
+        _raise_partial_index
+    )
+    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __bool__ = astype = (
+        _raise_partial_index
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -319,7 +328,7 @@ class ProducerLoad(PrimExpr):
 
 def var(name: str = "tindex", dtype: str = "int64") -> Var:
     """Return a named integer. (TVM's is int32 by default; every index here is int64.)"""
-    return Var(name, dt.spelled(dtype))
+    return Var(name, dt.canonical_dtype(dtype))
 
 
 def size_var(name: str = "size", dtype: str = "int64") -> SizeVar:
@@ -355,7 +364,7 @@ def placeholder(
     return PlaceholderOp(name, "", {}, dims, dtype).output(0)
 
 
-def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
+def _validate_reductions(name: str, bodies: Sequence[PrimExpr]) -> None:
     reduces = [b for b in bodies if isinstance(b, Reduce)]
     if (reduces and any(b.axis != reduces[0].axis for b in reduces)) or len(reduces) not in (
         0,
@@ -366,11 +375,11 @@ def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
         )
 
 
-def _bodies(name: str, result: object) -> tuple[PrimExpr, ...]:
+def _normalize_bodies(name: str, result: object) -> tuple[PrimExpr, ...]:
     results = result if isinstance(result, (tuple, list)) else (result,)
     for expr in results:
         if isinstance(expr, TensorSlice):
-            raise ValueError(_wrong_count(expr.tensor, len(expr.indices)))
+            raise ValueError(_index_count_message(expr.tensor, len(expr.indices)))
         if not isinstance(expr, (PrimExpr, int, float)):
             raise TypeError(
                 f"compute {name!r}: the function must give expressions, got {type(expr).__name__}"
@@ -392,15 +401,15 @@ def compute_op(
     names, own = axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
     computed = fcompute(*(a.var for a in axis[: len(axis) - own]))
-    label, notes = tag or _TAG.get() or "", dict(attrs or {})
+    label, notes = tag or _CURRENT_TAG.get() or "", dict(attrs or {})
     if isinstance(computed, InstructionCall):
         op = computed.operation(name, label, notes, axis, own)
         bodies = op.body
     elif own:
-        raise ValueError(wrong_rank(len(dims), len(dims) - own))
+        raise ValueError(rank_mismatch_message(len(dims), len(dims) - own))
     else:
-        bodies = _bodies(name, computed)
-        _check_reduce(name, bodies)
+        bodies = _normalize_bodies(name, computed)
+        _validate_reductions(name, bodies)
         op = ComputeOp(name, label, notes, axis, bodies)
     return tuple(Tensor(op, n, dims, body.dtype) for n, body in enumerate(bodies))
 
@@ -454,7 +463,7 @@ def compute(
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-_TAG: ContextVar[str | None] = ContextVar("tag", default=None)
+_CURRENT_TAG: ContextVar[str | None] = ContextVar("tag", default=None)
 
 
 class tag_scope(ContextDecorator):  # noqa: N801
@@ -468,13 +477,13 @@ class tag_scope(ContextDecorator):  # noqa: N801
         self.tag = tag
 
     def __enter__(self) -> tag_scope:
-        if _TAG.get() is not None:
+        if _CURRENT_TAG.get() is not None:
             raise ValueError("tag_scope: scopes must not nest")
-        _TAG.set(self.tag)
+        _CURRENT_TAG.set(self.tag)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _TAG.set(None)
+        _CURRENT_TAG.set(None)
 
 
 def extern_op(
@@ -496,25 +505,26 @@ def extern_op(
         raise ValueError(f"extern {name!r}: {len(dims)} shapes need as many dtypes, got {dtypes}")
     ins = tuple(Buffer(t.name, t.shape, t.dtype) for t in inputs)
     outs = tuple(Buffer(name, d, t) for d, t in zip(dims, dtypes, strict=True))
-    body = Evaluate(const(0)) if _IS_BARE.get() else fbuild(ins, outs)
-    return _extern(name, tag, attrs, inputs, ins, outs, body, steps)
+    body = Evaluate(const(0)) if _OMITS_STATEMENTS.get() else fbuild(ins, outs)
+    return _build_extern(name, tag, attrs, inputs, ins, outs, body, steps)
 
 
-_IS_BARE: ContextVar[bool] = ContextVar("is_bare", default=False)
+_OMITS_STATEMENTS: ContextVar[bool] = ContextVar("is_bare", default=False)
 
 
 @contextmanager
 def without_statements() -> Iterator[None]:
-    """Computations that are written as statements are made without these meanwhile, for who asks
-    for names, shapes and attributes: attention's take a tenth of a model's first compilation."""
-    before = _IS_BARE.set(True)
+    """Create extern operations without their statements inside this context, for callers that need
+    only names, shapes and attributes.
+    """
+    before = _OMITS_STATEMENTS.set(True)
     try:
         yield
     finally:
-        _IS_BARE.reset(before)
+        _OMITS_STATEMENTS.reset(before)
 
 
-def _extern(
+def _build_extern(
     name: str,
     tag: str,
     attrs: Mapping[str, object] | None,
@@ -529,7 +539,7 @@ def _extern(
         raise TypeError(
             f"extern {name!r}: the function must give a statement, got {type(body).__name__}"
         )
-    _check_ranks(name, statement)
+    _require_matching_ranks(name, statement)
     op = ExternOp(
         name, tag, dict(attrs or {}), tuple(inputs), tuple(ins), tuple(outs), statement,
         tuple(steps),
@@ -537,11 +547,11 @@ def _extern(
     return tuple(Tensor(op, n, b.shape, b.dtype) for n, b in enumerate(outs))
 
 
-def _check_ranks(name: str, body: Stmt) -> None:
+def _require_matching_ranks(name: str, body: Stmt) -> None:
     """Raise ValueError for an access with neither an index per axis nor one flat index."""
     accesses: list[BufferLoad | BufferStore] = [
-        *(s for s in walk(body) if isinstance(s, BufferStore)),
-        *(e for e in all_expressions(body) if isinstance(e, BufferLoad)),
+        *(s for s in pre_order_stmts(body) if isinstance(s, BufferStore)),
+        *(e for e in all_exprs(body) if isinstance(e, BufferLoad)),
     ]
     for access in accesses:
         if len(access.indices) not in (1, len(access.buffer.shape)):
@@ -562,8 +572,8 @@ def extern(
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor | list[Tensor]:
-    """Tensors filled by statements: `fcompute(input_buffers, output_buffers)` gives a statement, or
-    an expression to evaluate such as a call of a packed function.
+    """Return tensors filled by statements: `fcompute(input_buffers, output_buffers)` returns a
+    statement, or an expression to evaluate.
 
     `shape` is one shape (the result is a tensor) or a list of shapes (a list of tensors). The dtype
     is that of the inputs where they agree, else it must be given. Buffers given for inputs or
@@ -573,18 +583,20 @@ def extern(
         bool(shape) or isinstance(shape, tuple)
     )
     shapes = [shape] if single else list(shape)
-    ins = _given(name, "in_buffers", in_buffers, [Buffer(t.name, t.shape, t.dtype) for t in inputs])
+    ins = _check_buffers(
+        name, "in_buffers", in_buffers, [Buffer(t.name, t.shape, t.dtype) for t in inputs]
+    )
     dtypes = _output_dtypes(name, dtype, inputs, out_buffers, len(shapes))
     new_buffers = [
         Buffer(name, as_dims(d, f"extern {name!r}"), t)  # type: ignore[arg-type]
         for d, t in zip(shapes, dtypes, strict=True)
     ]
-    outs = _given(name, "out_buffers", out_buffers, new_buffers)
-    tensors = _extern(name, tag, attrs, inputs, ins, outs, fcompute(ins, outs))
+    outs = _check_buffers(name, "out_buffers", out_buffers, new_buffers)
+    tensors = _build_extern(name, tag, attrs, inputs, ins, outs, fcompute(ins, outs))
     return tensors[0] if single else list(tensors)
 
 
-def _given(
+def _check_buffers(
     name: str, what: str, buffers: Sequence[Buffer] | Buffer | None, otherwise: list[Buffer]
 ) -> list[Buffer]:
     if buffers is None:
@@ -622,8 +634,8 @@ def _output_dtypes(
 def extern_primfunc(
     input_tensors: Sequence[Tensor], primfunc: PrimFunc, name: str = ""
 ) -> Tensor | list[Tensor]:
-    """The outputs of a loop program called on tensors: its parameters are the inputs, then the
-    outputs; one that is a number gets a tensor of no dimension. Raises ValueError when the numbers,
+    """Return the outputs of a loop program called on tensors: its parameters are the inputs, then
+    the outputs; a scalar parameter takes a tensor of rank 0. Raises ValueError when the numbers,
     ranks or dtypes of the inputs differ.
     """
     primfunc = numbers_as_tensors(primfunc)
@@ -652,7 +664,7 @@ def extern_primfunc(
         for b in primfunc.buffers
     }
     body = substitute(replace_buffers(primfunc.body, fresh), sizes)
-    outputs = _extern(
+    outputs = _build_extern(
         called,
         "extern",
         None,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.arith import simplify
-from ekiden.ir.node import ignored, node
+from ekiden.ir.node import ignored_field, node
 from ekiden.ir.prim import PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -38,7 +38,7 @@ class TensorComputeOp(ComputeOp):
     attrs: Mapping[str, object]
     axis: tuple[IterVar, ...]
     body: tuple[PrimExpr, ...]
-    intrin: object = ignored(default=None)
+    intrin: object = ignored_field(default=None)
     own: int = 0
     own_sums: int = 0
 
@@ -70,10 +70,10 @@ class IntrinsicCall(InstructionCall):
             old.var: new.var for old, new in zip(self.op.axis, axis[-own:], strict=True)
         }
         for region, source in zip(self.regions, self.inputs, strict=True):
-            _check_region(name, region, source)
+            _require_region_shape(name, region, source)
         sums = tuple(ReduceAxis(a.name, a.dtype, a.extent) for a in self.op.reduce_axis)
         at.update(zip(self.op.reduce_axis, sums, strict=True))
-        sources = self._sources(at)
+        sources = self._source_exprs(at)
         first, bodies = self.op.body[0], tuple(sources)
         if isinstance(first, Reduce):
             bodies = tuple(make_reduce(first.reducer, sources, (*self.reduce_axis, *sums)))
@@ -81,25 +81,25 @@ class IntrinsicCall(InstructionCall):
             raise ValueError(f"compute {name!r}: the instruction {self.op.name!r} is no sum")
         return TensorComputeOp(name, tag, attrs, axis, bodies, self.intrin, own, len(sums))
 
-    def _sources(self, at: dict[Var, PrimExpr]) -> list[PrimExpr]:
+    def _source_exprs(self, at: dict[Var, PrimExpr]) -> list[PrimExpr]:
         """Return the expressions that are computed or summed, reading from the call's tensors."""
         region_of = dict(zip(self.inputs, self.regions, strict=True))
 
-        def read(e: PrimExpr) -> PrimExpr:
+        def redirect_to_region(e: PrimExpr) -> PrimExpr:
             """Replace an access to an instruction input by one to its region."""
             if not isinstance(e, ProducerLoad) or e.producer not in region_of:
                 return e
-            return _element(region_of[e.producer], e.indices)
+            return _region_element(region_of[e.producer], e.indices)
 
         first = self.op.body[0]
         sources: Sequence[PrimExpr] = self.op.body
         if isinstance(first, Reduce):
             sources = first.sources
-        return [rewrite(substitute(s, at), read) for s in sources]
+        return [rewrite(substitute(s, at), redirect_to_region) for s in sources]
 
 
-def _check_region(name: str, region: TensorRegion, source: Tensor) -> None:
-    """Raises ValueError if a region's shape differs from that of the input it is bound to."""
+def _require_region_shape(name: str, region: TensorRegion, source: Tensor) -> None:
+    """Raise ValueError if a region's shape differs from that of the input that it is bound to."""
     tensor, slices = region.tensor, []
     if len(region.indices) != tensor.ndim:
         raise ValueError(
@@ -108,7 +108,7 @@ def _check_region(name: str, region: TensorRegion, source: Tensor) -> None:
         )
     for index, size in zip(region.indices, tensor.shape, strict=True):
         if isinstance(index, slice):
-            slices.append(_end(index, size) - _begin(index))
+            slices.append(_slice_end(index, size) - _slice_begin(index))
     sizes = [simplify(extent) for extent in slices]
     if len(sizes) != source.ndim or not all(
         is_const(simplify(a - b), 0) for a, b in zip(sizes, source.shape, strict=True)
@@ -119,21 +119,21 @@ def _check_region(name: str, region: TensorRegion, source: Tensor) -> None:
         )
 
 
-def _element(region: TensorRegion, inside: Sequence[PrimExpr]) -> PrimExpr:
+def _region_element(region: TensorRegion, inside: Sequence[PrimExpr]) -> PrimExpr:
     """Return the element of a region at indices within its slices."""
     inner = iter(inside)
     return region.tensor[
-        tuple(_begin(i) + next(inner) if isinstance(i, slice) else i for i in region.indices)  # type: ignore[misc]
+        tuple(_slice_begin(i) + next(inner) if isinstance(i, slice) else i for i in region.indices)  # type: ignore[misc]
     ]
 
 
-def _begin(region_slice: slice) -> PrimExpr:
+def _slice_begin(region_slice: slice) -> PrimExpr:
     """Return the start of a slice. Raises ValueError for a step other than 1."""
     if region_slice.step not in (None, 1):
         raise ValueError(f"compute: a part of a tensor has step 1, got {region_slice.step}")
     return convert(0 if region_slice.start is None else region_slice.start, "int64")
 
 
-def _end(region_slice: slice, size: PrimExpr) -> PrimExpr:
+def _slice_end(region_slice: slice, size: PrimExpr) -> PrimExpr:
     """Return the end of a slice, which defaults to the axis's extent."""
     return convert(size if region_slice.stop is None else region_slice.stop, "int64")

@@ -22,7 +22,7 @@ from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import Block, Evaluate, PrimFunc, Stmt
 from ekiden.tir.tensor_intrin import TensorIntrin as LoopIntrin
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 IntrinBody = Stmt | PrimExpr | None
 
@@ -111,14 +111,16 @@ def decl_tensor_intrin(
 _intrin_ids = itertools.count()
 
 
-def _register(intrin: TensorIntrin, desc: PrimFunc, impl: Stmt, params: Sequence[Buffer]) -> str:
+def _register_tir_intrin(
+    intrin: TensorIntrin, desc: PrimFunc, impl: Stmt, params: Sequence[Buffer]
+) -> str:
     """Register the instruction in `tir.TensorIntrin` under a unique name."""
     name = f"{intrin.name}.{next(_intrin_ids)}"
     LoopIntrin.register(name, desc, PrimFunc(tuple(params), impl, {"global_symbol": name}))
     return name
 
 
-def _description(intrin: TensorIntrin) -> PrimFunc:
+def _build_description(intrin: TensorIntrin) -> PrimFunc:
     outputs = [intrin.op.output(n) for n in range(intrin.op.num_outputs)]
     return create_prim_func([*intrin.inputs, *outputs], intrin.name)
 
@@ -136,14 +138,14 @@ def tensorize_stage(
         raise ScheduleError(
             f"tensorize: expected what te.decl_tensor_intrin gives, got {type(intrin).__name__}"
         )
-    desc = _description(intrin)
+    desc = _build_description(intrin)
     if outermost_sum is None:
         if intrin.body is None:
             raise ScheduleError(f"tensorize with {intrin.name!r}: it has no body")
-        sch.tensorize(loop, _register(intrin, desc, intrin.body, intrin.buffers))
+        sch.tensorize(loop, _register_tir_intrin(intrin, desc, intrin.body, intrin.buffers))
         return
     loops = sch.get_loops(block)
-    is_around = _position(sch, loops, outermost_sum) < _position(sch, loops, loop)
+    is_around = _loop_index(sch, loops, outermost_sum) < _loop_index(sch, loops, loop)
     start = outermost_sum if is_around else loop
     update = intrin.reduce_update if intrin.reduce_update is not None else intrin.body
     if update is None or (is_around and intrin.reduce_update is None):
@@ -153,41 +155,44 @@ def tensorize_stage(
         )
     if not is_around and intrin.body is not None:
         update = intrin.body
-    depth = _position(sch, loops, start)
+    # Positions are taken before decompose_reduction, which changes the list of loops.
+    depth = _loop_index(sch, loops, start)
     init = sch.decompose_reduction(block, start)
-    sums = _without_init(desc)
-    sch.tensorize(loop, _register(intrin, sums, update, intrin.buffers))
+    sums = _update_description(desc)
+    sch.tensorize(loop, _register_tir_intrin(intrin, sums, update, intrin.buffers))
     if intrin.reduce_init is not None and isinstance(intrin.op, ComputeOp):
-        begin = _init_alone(desc)
+        begin = _init_description(desc)
         outputs = intrin.buffers[len(intrin.inputs) :]
         begin_loops = sch.get_loops(init)
-        sch.tensorize(begin_loops[depth], _register(intrin, begin, intrin.reduce_init, outputs))
+        sch.tensorize(
+            begin_loops[depth], _register_tir_intrin(intrin, begin, intrin.reduce_init, outputs)
+        )
 
 
-def _position(sch: Schedule, loops: Sequence[LoopRV], loop: LoopRV) -> int:
+def _loop_index(sch: Schedule, loops: Sequence[LoopRV], loop: LoopRV) -> int:
     """Return the index of a loop among `loops`."""
     target = sch.get(loop)
     return next(n for n, candidate in enumerate(loops) if sch.get(candidate) is target)
 
 
-def _block_of(desc: PrimFunc) -> Block:
-    return next(s for s in walk(desc.body) if isinstance(s, Block))
+def _single_block(desc: PrimFunc) -> Block:
+    return next(s for s in pre_order_stmts(desc.body) if isinstance(s, Block))
 
 
-def _without_init(desc: PrimFunc) -> PrimFunc:
+def _update_description(desc: PrimFunc) -> PrimFunc:
     """Return the description of a reduction's update steps only."""
     sch = Schedule(desc)
-    name = _block_of(desc).name
+    name = _single_block(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
     update_loop = sch.statement(sch.get_loops(name)[0])
     del init
     return desc.with_fields(body=update_loop)
 
 
-def _init_alone(desc: PrimFunc) -> PrimFunc:
+def _init_description(desc: PrimFunc) -> PrimFunc:
     """Return the description of a reduction's init only."""
     sch = Schedule(desc)
-    name = _block_of(desc).name
+    name = _single_block(desc).name
     init = sch.decompose_reduction(name, sch.get_loops(name)[0])
     init_loop = sch.statement(sch.get_loops(init)[0])
     outputs = desc.attr("num_outputs")

@@ -21,13 +21,13 @@ _T = TypeVar("_T")
 def assert_allclose(
     actual: object, desired: object, rtol: float = 1e-7, atol: float = 1e-7
 ) -> None:
-    """Raises AssertionError unless two arrays or tensors have equal shapes and close elements."""
-    a, b = _array(actual), _array(desired)
+    """Raise AssertionError unless two arrays or tensors have equal shapes and close elements."""
+    a, b = _to_numpy(actual), _to_numpy(desired)
     np.testing.assert_allclose(a.shape, b.shape)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, verbose=True)
 
 
-def _array(value: object) -> NDArray[Any]:
+def _to_numpy(value: object) -> NDArray[Any]:
     plain: object = value.numpy() if hasattr(value, "numpy") else value
     return np.asarray(plain)
 

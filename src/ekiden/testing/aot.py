@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import COMPILER_FLAGS_NOTE, emit_files, prefix_of
+from ekiden.backend.crt.emit import COMPILER_FLAGS_NOTE, emit_files, tvmgen_prefix
 from ekiden.codegen.c.compiler import find_compiler
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.frontend.tflite.relay import from_tflite
 from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import FUSE_DEPTH, PassContext
+from ekiden.ir.pass_context import MAX_FUSE_DEPTH_OPTION, PassContext
 from ekiden.relay.backend import Executor, Runtime
 from ekiden.relay.backend.build import build
 from ekiden.runtime.errors import CompileError, InputError, RunError
@@ -39,7 +39,7 @@ from ekiden.target import TargetLike
 Array = NDArray[Any]
 AOT_SUCCESS_TOKEN = "AOT_TEST_SUCCESS"
 AOT_FAILURE_TOKEN = "AOT_TEST_FAILURE"
-MAX_SHOWN_ELEMENTS = 20
+MAX_LISTED_MISMATCHES = 20
 """Elements that differ, of those that a message lists."""
 
 
@@ -102,9 +102,9 @@ def compile_models(
         "workspace-byte-alignment": workspace_byte_alignment,
         "constant-byte-alignment": constant_byte_alignment,
     }
-    config = dict(pass_config or {}) | ({} if enable_op_fusion else {FUSE_DEPTH: 1})
+    config = dict(pass_config or {}) | ({} if enable_op_fusion else {MAX_FUSE_DEPTH_OPTION: 1})
     compiled = []
-    for model in _listed(models):
+    for model in _model_list(models):
         with PassContext(opt_level=3, config=config):
             program = build(
                 model.module,
@@ -120,7 +120,7 @@ def compile_models(
     return compiled
 
 
-def _listed(models: Models) -> list[AOTTestModel]:
+def _model_list(models: Models) -> list[AOTTestModel]:
     return [models] if isinstance(models, AOTTestModel) else list(models)
 
 
@@ -143,15 +143,15 @@ def run_and_check(
         raise InputError(f"run models: they run in this process, without a {what} of the runner")
     with contextlib.ExitStack() as stack:
         folder = test_dir or stack.enter_context(tempfile.TemporaryDirectory())
-        library = _library([m.executor_factory for m in models], Path(folder))
+        library = _build_shared_library([m.executor_factory for m in models], Path(folder))
         for compiled_model in models:
-            outputs = _run(compiled_model, library, interface_api)
-            _check(compiled_model.model, outputs, print_output_on_mismatch)
+            outputs = _run_compiled_model(compiled_model, library, interface_api)
+            _compare_outputs(compiled_model.model, outputs, print_output_on_mismatch)
     return True
 
 
-def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
-    """Write the C code of programs to a folder, and return the library built from it."""
+def _build_shared_library(programs: Sequence[MicroProgram], folder: Path) -> Path:
+    """Write the C code of programs to a folder, and build one shared library from it."""
     sources: dict[Path, None] = {}
     for program in programs:
         for path, text in emit_files(program.module).items():
@@ -170,8 +170,8 @@ def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
     return library
 
 
-def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Array]:
-    """Return the outputs of a model called through `interface`."""
+def _run_compiled_model(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Array]:
+    """Run a compiled model through its `packed` or `c` interface, and return its outputs."""
     module = model.executor_factory.module
     inputs_left = dict(model.model.inputs or {})
     inputs = []
@@ -188,7 +188,7 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
     if inputs_left:
         raise InputError(f"run models: {model.model.name}: no input is named '{min(inputs_left)}'")
     outputs = [np.zeros(t.shape, t.dtype) for t in module.outputs]
-    name = f"{prefix_of(module.name)}_run"
+    name = f"{tvmgen_prefix(module.name)}_run"
     if interface == "packed":
         tensors = [runtime.tensor(v) for v in (*inputs, *outputs)]
         runtime.load_module(str(library))[name](*tensors)
@@ -196,7 +196,10 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
     rows = [[v.ctypes.data for v in values] for values in (inputs, outputs)]
     memories = [np.zeros(p.used + 16, np.uint8) for p in module.pools]
     if not module.has_own_memory:
+        # Pools are over-allocated by 16 bytes and aligned here, as generated code assumes 16-byte
+        # alignment.
         rows.append([-(-m.ctypes.data // 16) * 16 for m in memories])
+    # A C array needs at least one element, even for a model without inputs.
     structures = [(ctypes.c_void_p * max(len(row), 1))(*row) for row in rows]
     status = getattr(ctypes.CDLL(str(library)), name)(*structures)
     if status != 0:
@@ -204,15 +207,15 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
     return outputs
 
 
-def _check(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
-    """Raises RunError if an output differs from the expected one."""
+def _compare_outputs(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
+    """Raise RunError if an output differs from the expected one."""
     expected = list((model.outputs or {}).items())
     if len(expected) != len(outputs):
         raise RunError(
             f"run models: {model.name}: {len(expected)} outputs expected, got {len(outputs)}"
         )
     texts = [
-        _mismatch(name, output, np.asarray(value), model.output_tolerance, shows)
+        _describe_mismatch(name, output, np.asarray(value), model.output_tolerance, shows)
         for (name, value), output in zip(expected, outputs, strict=True)
     ]
     if any(texts):
@@ -220,15 +223,16 @@ def _check(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
         raise RunError(f"run models: {model.name}: {shown}\n{AOT_FAILURE_TOKEN}")
 
 
-def _mismatch(
+def _describe_mismatch(
     name: str, actual: Array, expected: Array, tolerance: float | None, shows: bool
 ) -> str:
-    """Describe how an output differs; empty if it matches."""
+    """Describe how an output differs from the expected array; empty if they match."""
     if actual.size != expected.size:
         return f"output '{name}': shape {expected.shape} expected, got {actual.shape}"
     default_tolerance = 0.001 if np.issubdtype(actual.dtype, np.inexact) else 0
     allowed = default_tolerance if tolerance is None else tolerance
     a, b = (v.reshape(actual.shape).astype(np.float64) for v in (actual, expected))
+    # `==` covers equal infinities, whose difference is NaN.
     off = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
     if not off.any():
         return ""
@@ -238,7 +242,7 @@ def _mismatch(
         return text
     rows = [
         f"Element [{', '.join(map(str, at))}]: {a[tuple(at)]:f}, {b[tuple(at)]:f}"
-        for at in np.argwhere(off)[:MAX_SHOWN_ELEMENTS].tolist()
+        for at in np.argwhere(off)[:MAX_LISTED_MISMATCHES].tolist()
     ]
     return "\n".join([text, "Actual, Reference", *rows])
 
@@ -286,7 +290,9 @@ def generate_ref_data(
     """
     lib = build(mod, target, params=params)
     assert not isinstance(lib, MicroProgram)
-    outputs = _leaves(lib(**{name: np.asarray(value) for name, value in input_data.items()}))
+    outputs = _flatten_tensors(
+        lib(**{name: np.asarray(value) for name, value in input_data.items()})
+    )
     main = mod["main"] if isinstance(mod, IRModule) else mod
     names = main.attr("output_tensor_names")
     if names is None:
@@ -295,8 +301,8 @@ def generate_ref_data(
     return dict(zip(map(str, names), outputs, strict=True))
 
 
-def _leaves(result: object) -> list[Array]:
-    """Return the tensors of a result, depth first."""
+def _flatten_tensors(result: object) -> list[Array]:
+    """Return the tensors of a nested result, depth first."""
     stack: list[Any] = [result]
     tensors: list[Array] = []
     while stack:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import BinaryExpr, IntImm, Intrinsic, PrimExpr, Select, Var
 from ekiden.ir.prim_visitor import children, post_order
@@ -14,10 +14,10 @@ from ekiden.runtime.errors import ScheduleError, VerifyError
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, For, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.verifier import verify
-from ekiden.tir.visitor import expressions, sub_statements
+from ekiden.tir.visitor import stmt_exprs, sub_statements
 
 
-def _functions(program: PrimFunc | IRModule) -> dict[str, PrimFunc]:
+def _prim_funcs_by_name(program: PrimFunc | IRModule) -> dict[str, PrimFunc]:
     """Return the loop programs by name; a single PrimFunc is called "main"."""
     if isinstance(program, PrimFunc):
         return {"main": program}
@@ -30,7 +30,7 @@ def verify_well_formed(obj: PrimFunc | IRModule, assert_mode: bool = True) -> bo
 
     With `assert_mode` raises VerifyError, which names the place.
     """
-    for func in _functions(obj).values():
+    for func in _prim_funcs_by_name(obj).values():
         try:
             verify(func, lowered=False)
         except VerifyError:
@@ -45,10 +45,11 @@ def calculate_allocated_bytes(func_or_mod: PrimFunc | IRModule) -> dict[str, dic
 
     Raises ScheduleError for a buffer whose size is no number.
     """
-    return {name: _allocated(f) for name, f in _functions(func_or_mod).items()}
+    return {name: _peak_bytes_by_scope(f) for name, f in _prim_funcs_by_name(func_or_mod).items()}
 
 
-def _allocated(func: PrimFunc) -> dict[str, int]:
+def _peak_bytes_by_scope(func: PrimFunc) -> dict[str, int]:
+    """Return the peak of live bytes per memory scope of one function."""
     live_bytes: dict[str, int] = {}
     peak_bytes: dict[str, int] = {}
     stack: list[Stmt | tuple[str, int]] = [func.body]
@@ -58,7 +59,9 @@ def _allocated(func: PrimFunc) -> dict[str, int]:
             live_bytes[s[0]] -= s[1]
             continue
         if isinstance(s, Allocate):
-            scope, size = s.buffer.scope, _bytes(s)
+            scope, size = s.buffer.scope, _allocation_bytes(s)
+            # Allocations nest as scopes, so a running sum per scope is exact: no interval graph is
+            # needed.
             live_bytes[scope] = live_bytes.get(scope, 0) + size
             peak_bytes[scope] = max(peak_bytes.get(scope, 0), live_bytes[scope])
             # Pushed below the body, so popped when the whole allocation scope has been walked: the
@@ -68,7 +71,8 @@ def _allocated(func: PrimFunc) -> dict[str, int]:
     return peak_bytes
 
 
-def _bytes(s: Allocate) -> int:
+def _allocation_bytes(s: Allocate) -> int:
+    """Return the size of an allocation in bytes."""
     size = dt.itemsize(s.buffer.dtype) * dt.lanes(s.buffer.dtype)
     for extent in s.buffer.shape:
         if not isinstance(extent, IntImm):
@@ -86,15 +90,17 @@ def estimate_tir_flops(stmt: PrimFunc | IRModule | Stmt) -> float:
     tir.analysis.estimate_tir_flops.
     """
     if isinstance(stmt, Stmt):
-        return _flops(stmt)
+        return _stmt_flops(stmt)
     total = 0.0
-    for func in _functions(stmt).values():
+    for func in _prim_funcs_by_name(stmt).values():
         declared_flops = (func.attrs or {}).get("estimated_flops")
-        total += float(str(declared_flops)) if declared_flops is not None else _flops(func.body)
+        total += (
+            float(str(declared_flops)) if declared_flops is not None else _stmt_flops(func.body)
+        )
     return total
 
 
-def _flops(root: Stmt) -> float:
+def _stmt_flops(root: Stmt) -> float:
     """Return the FLOPs of a statement: a post-order walk on an explicit stack."""
     analyzer = Analyzer()
     flops_by_stmt: dict[int, float] = {}
@@ -109,7 +115,7 @@ def _flops(root: Stmt) -> float:
             stack.append((s, True))
             stack.extend((child, False) for child in sub_statements(s))
             continue
-        own = sum(_operations(e) for e in _values(s))
+        own = sum(_count_arithmetic_ops(e) for e in _stored_values(s))
         inside = [flops_by_stmt[id(child)] for child in sub_statements(s)]
         if isinstance(s, For):
             flops_by_stmt[id(s)] = _max_trip_count(s, analyzer) * sum(inside)
@@ -125,15 +131,15 @@ def _max_trip_count(loop: For, analyzer: Analyzer) -> float:
     return max(0.0, float(high))
 
 
-def _values(s: Stmt) -> tuple[PrimExpr, ...]:
+def _stored_values(s: Stmt) -> tuple[PrimExpr, ...]:
     """Return the values that a statement computes, without its indices."""
     value = getattr(s, "value", None)
     if isinstance(value, PrimExpr):
         return (value,)
-    return expressions(s) if isinstance(s, IfThenElse) else ()
+    return stmt_exprs(s) if isinstance(s, IfThenElse) else ()
 
 
-def _operations(e: PrimExpr) -> float:
+def _count_arithmetic_ops(e: PrimExpr) -> float:
     """Return the number of two-operand operations of an expression, without those of indices."""
     counts: dict[int, float] = {}
     for sub_expr in post_order(e):
@@ -141,6 +147,8 @@ def _operations(e: PrimExpr) -> float:
             [] if isinstance(sub_expr, BufferLoad) else [counts[id(c)] for c in children(sub_expr)]
         )
         if isinstance(sub_expr, Select):
+            # A select evaluates one side: the dearer one is counted, so that the estimate stays an
+            # upper bound.
             counts[id(sub_expr)] = inside[0] + max(inside[1:])
         else:
             counts[id(sub_expr)] = sum(inside) + isinstance(sub_expr, BinaryExpr)
@@ -151,20 +159,20 @@ def is_pure_function(func: PrimFunc) -> bool:
     """Return whether a function only computes a value (`tir.ret`): it writes no memory but its own
     allocations and calls nothing with side effects.
     """
-    return _effect(func) == ""
+    return _find_side_effect(func) == ""
 
 
 def assert_pure_function(func: PrimFunc) -> bool:
     """Return True for a pure function; raise AssertionError, which names the effect, for
     another.
     """
-    effect = _effect(func)
+    effect = _find_side_effect(func)
     if effect:
         raise AssertionError(f"function {func.name!r} is not pure: it {effect}")
     return True
 
 
-def _effect(func: PrimFunc) -> str:
+def _find_side_effect(func: PrimFunc) -> str:
     """Return the first side effect of a function that is visible outside, as text, or ""
     for none.
     """
@@ -176,8 +184,12 @@ def _effect(func: PrimFunc) -> str:
             own.add(s.buffer)
         elif isinstance(s, BufferStore) and s.buffer not in own:
             return f"writes into {s.buffer.name!r}"
-        for e in post_order(*expressions(s)):
-            if isinstance(e, Intrinsic) and row_of(e.op).effects and e.op not in ("ret", "assume"):
+        for e in post_order(*stmt_exprs(s)):
+            if (
+                isinstance(e, Intrinsic)
+                and find_intrinsic(e.op).effects
+                and e.op not in ("ret", "assume")
+            ):
                 return f"calls {e.op}"
         stack.extend(sub_statements(s))
     return ""
@@ -198,7 +210,7 @@ def undefined_vars(node: Stmt | PrimExpr, defs: Mapping[Var, object] | None = No
             if isinstance(var := getattr(s, field, None), Var):
                 bound.add(var)
         bound.update(i.var for i in getattr(s, "iter_vars", ()))
-        roots += expressions(s)
+        roots += stmt_exprs(s)
         stack.extend(reversed(sub_statements(s)))
     for e in post_order(*roots):
         if isinstance(e, Var):

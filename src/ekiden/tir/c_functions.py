@@ -10,7 +10,7 @@ import numpy as np
 
 from ekiden.runtime.errors import RunError
 
-_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
+_CTYPES_BY_DTYPE: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "bool": ctypes.c_bool,
     "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
@@ -22,7 +22,7 @@ _TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
 
 
 def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> object:
-    """Call a C function that is loaded in this process, and return its number.
+    """Call a C function of this process by its symbol and return its result.
 
     Args:
         name: its symbol.
@@ -33,20 +33,20 @@ def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> objec
 
     Raises RunError where the process has no such function, or C no such type.
     """
-    unknown = [kind for kind in (result, *kinds) if kind not in _TYPES]
+    unknown = [kind for kind in (result, *kinds) if kind not in _CTYPES_BY_DTYPE]
     if unknown:
         raise RunError(f"call_extern {name!r}: C has no type for {unknown[0]}")
     try:
         function = ctypes.CDLL(None)[name]
     except AttributeError:
         raise RunError(f"call_extern: no C function {name!r} is loaded") from None
-    function.restype = _TYPES[result]
-    function.argtypes = [_TYPES[kind] for kind in kinds]
+    function.restype = _CTYPES_BY_DTYPE[result]
+    function.argtypes = [_CTYPES_BY_DTYPE[kind] for kind in kinds]
     return function(*map(_ctypes_argument, args))
 
 
 def _ctypes_argument(value: object) -> object:
-    """Return an argument as ctypes takes it."""
+    """Convert an argument to the form that ctypes accepts."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.ctypes.data
     if isinstance(value, str):

@@ -12,59 +12,60 @@ from ekiden.ir.prim import Intrinsic
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, DeclBuffer, Prefetch, Stmt
-from ekiden.tir.visitor import expressions, post_order, sub_statements, walk
+from ekiden.tir.visitor import post_order, pre_order_stmts, stmt_exprs, sub_statements
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StmtSummary:
     """Kinds of statements, names of intrinsics, the types of elements of the buffers that are
     allocated, read or written, whether any value is a vector, and whether a buffer or any value on
     the way is of a byte or less and no integer of a byte."""
 
-    statements: frozenset[type[Stmt]]
+    stmt_types: frozenset[type[Stmt]]
     intrinsics: frozenset[str]
-    elements: frozenset[str]
+    element_dtypes: frozenset[str]
     has_vectors: bool
     has_small_types: bool
 
 
-_CONTENTS_CACHE: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
+_SUMMARY_CACHE: WeakKeyDictionary[Stmt, StmtSummary] = WeakKeyDictionary()
 
 
-def contents(root: Stmt) -> Contents:
-    """Return what a statement contains, cached by object: a pass that changes nothing returns the
+def summarize_stmt(root: Stmt) -> StmtSummary:
+    """Return the summary of a statement, cached by object: a pass that changes nothing returns the
     object it was passed, whose entry stays valid.
     """
-    cached = _CONTENTS_CACHE.get(root)
+    cached = _SUMMARY_CACHE.get(root)
     if cached is None:
-        cached = _CONTENTS_CACHE[root] = _contents(root)
+        cached = _SUMMARY_CACHE[root] = _compute_summary(root)
     return cached
 
 
-def _contents(root: Stmt) -> Contents:
-    stmts = list(walk(root))
-    roots = [e for stmt in stmts for e in expressions(stmt)]
+def _compute_summary(root: Stmt) -> StmtSummary:
+    """Compute the summary of a statement in one walk."""
+    stmts = list(pre_order_stmts(root))
+    roots = [e for stmt in stmts for e in stmt_exprs(stmt)]
     intrinsics, elements = set(), set()
     for stmt in stmts:
         if isinstance(stmt, (BufferStore, Prefetch, Allocate)):
-            elements.add(dt.element(stmt.buffer.dtype))
+            elements.add(dt.element_dtype(stmt.buffer.dtype))
     order = post_order(*roots)  # what statements share comes once
     for e in order:
         if isinstance(e, Intrinsic):
             intrinsics.add(e.op)
         elif isinstance(e, (BufferLoad, BufferAddress)):
-            elements.add(dt.element(e.buffer.dtype))
+            elements.add(dt.element_dtype(e.buffer.dtype))
     values = {e.dtype for e in order}
     has_vectors = any(dt.lanes(kind) > 1 for kind in values)
-    has_small = any(map(dt.is_small, elements.union(map(dt.element, values))))
+    has_small = any(map(dt.is_byte_stored, elements.union(map(dt.element_dtype, values))))
     kinds = frozenset(map(type, stmts))
-    return Contents(kinds, frozenset(intrinsics), frozenset(elements), has_vectors, has_small)
+    return StmtSummary(kinds, frozenset(intrinsics), frozenset(elements), has_vectors, has_small)
 
 
-_BUFFERS_CACHE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
+_ACCESSED_BUFFERS_CACHE: WeakKeyDictionary[Stmt, frozenset[Buffer]] = WeakKeyDictionary()
 
 
-def buffers_inside(root: Stmt) -> frozenset[Buffer]:
+def accessed_buffers(root: Stmt) -> frozenset[Buffer]:
     """Return the buffers that a statement reads, writes or passes to a call, and the sources of
     views in it.
 
@@ -76,26 +77,30 @@ def buffers_inside(root: Stmt) -> frozenset[Buffer]:
         stmt = stack[-1]
         # Post-order on an explicit stack: a statement stays on it until its children are cached, so
         # deep nests do not recurse.
-        unknown = [s for s in sub_statements(stmt) if s not in _BUFFERS_CACHE]
+        unknown = [s for s in sub_statements(stmt) if s not in _ACCESSED_BUFFERS_CACHE]
         if unknown:
             stack += unknown
             continue
-        _BUFFERS_CACHE[stack.pop()] = _buffers_inside(stmt)
-    return _BUFFERS_CACHE[root]
+        # Keys are weak references to immutable statements, so an entry can neither be stale nor
+        # keep a program alive.
+        _ACCESSED_BUFFERS_CACHE[stack.pop()] = _compute_accessed_buffers(stmt)
+    return _ACCESSED_BUFFERS_CACHE[root]
 
 
-def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
+def _compute_accessed_buffers(stmt: Stmt) -> frozenset[Buffer]:
     """Return the buffers of a statement from its own expressions and its children's cached sets.
 
     Where it adds nothing to the largest child set, that set object is shared, so a deep nest stores
     few sets.
     """
-    order = post_order(*expressions(stmt))
+    order = post_order(*stmt_exprs(stmt))
     own = {e.buffer for e in order if isinstance(e, (BufferLoad, BufferAddress))}
     if isinstance(stmt, (BufferStore, Prefetch)):
         own.add(stmt.buffer)
     elif isinstance(stmt, DeclBuffer):
         own.add(stmt.source)
-    inside = [_BUFFERS_CACHE[s] for s in sub_statements(stmt)]
+    inside = [_ACCESSED_BUFFERS_CACHE[s] for s in sub_statements(stmt)]
+    # The largest child's set is shared where it is a superset: a nest of n loops then has one set,
+    # not n equal copies.
     largest = max(inside, key=len, default=frozenset[Buffer]())
     return largest if largest.issuperset(own.union(*inside)) else largest.union(own, *inside)

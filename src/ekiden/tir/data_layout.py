@@ -15,7 +15,7 @@ from ekiden.tir.op import floordiv, floormod
 from ekiden.tir.stmt import IterKind, IterVar
 
 
-def parse(layout: str) -> list[tuple[str, int]]:
+def parse_layout(layout: str) -> list[tuple[str, int]]:
     """Return the axes of a layout string in order: ("C", 0) is a whole axis, ("c", 16) the inner
     part of C in NCHW16c. Raises ValueError.
     """
@@ -42,7 +42,9 @@ class Layout(str):
         if not dtype or not dt.is_int(dtype):
             raise TypeError(f"layout: a dtype of integers expected, got {dtype!r}")
         layout = super().__new__(cls, name)
-        layout.axes = tuple(_axis(letter, size, dtype) for letter, size in parse(name))
+        layout.axes = tuple(
+            _layout_axis(letter, size, dtype) for letter, size in parse_layout(name)
+        )
         return layout
 
     @property
@@ -68,10 +70,10 @@ class Layout(str):
         """Return the extent of an axis's inner part, by either letter, or -1 if the axis is not
         split.
         """
-        return dict(parse(self)).get(axis.lower(), -1)
+        return dict(parse_layout(self)).get(axis.lower(), -1)
 
 
-def _axis(letter: str, size: int, dtype: str) -> IterVar:
+def _layout_axis(letter: str, size: int, dtype: str) -> IterVar:
     extent = convert(size, dtype) if size else Var(f"{letter}_shape", dtype)
     return IterVar(Var(letter, dtype), extent, IterKind.SPATIAL)
 
@@ -125,7 +127,7 @@ def _transform_layout(
         )
     values = dict(zip(source, map(convert, index_or_shape), strict=True))
     result = []
-    for letter, size in parse(target):
+    for letter, size in parse_layout(target):
         if is_shape and size:
             result.append(convert(size))
             continue

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cache, reduce
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.node import NODE_TYPES, Node, binding, freeze, node
+from ekiden.ir.node import NODE_TYPES, Node, binding, node, set_frozen_fields
 from ekiden.ir.op_name import OpName
 from ekiden.ir.prim import (
-    Comparison,
+    DeferredComparison,
     ExprLike,
     IntImm,
     Intrinsic,
@@ -19,8 +19,8 @@ from ekiden.ir.prim import (
     Var,
     const,
     convert,
+    convert_operands,
     is_const,
-    numbers_beside,
 )
 from ekiden.runtime.errors import ExpressionError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -103,19 +103,24 @@ class Buffer(Node):
         Raises TypeError for a dtype whose elements are not the buffer's.
         """
         kind = dtype or self.dtype
-        if dt.element(kind) != dt.element(self.dtype):
+        if dt.element_dtype(kind) != dt.element_dtype(self.dtype):
             raise TypeError(f"vload of {self.name!r}: it holds {self.dtype}, not {kind}")
-        return BufferLoad(self, self._from(begin, dt.lanes(kind)), kind)
+        return BufferLoad(self, self._vector_indices(begin, dt.lanes(kind)), kind)
 
     def vstore(self, begin: ExprLike | Sequence[ExprLike], value: ExprLike) -> Node:
         """Return the statement that stores a value at `begin`; lanes of a vector are stored
         contiguously.
         """
         stored = convert(value, self.dtype)
-        indices = self._from(begin, dt.lanes(stored.dtype))
+        indices = self._vector_indices(begin, dt.lanes(stored.dtype))
         return NODE_TYPES["tir.BufferStore"](self, stored, indices)  # type: ignore[call-arg]
 
-    def _from(self, begin: ExprLike | Sequence[ExprLike], lanes: int) -> tuple[PrimExpr, ...]:
+    def _vector_indices(
+        self, begin: ExprLike | Sequence[ExprLike], lanes: int
+    ) -> tuple[PrimExpr, ...]:
+        """Return the indices of the `lanes` elements from `begin` on: the last index becomes a
+        Ramp.
+        """
         begin_indices = begin if isinstance(begin, (tuple, list)) else (begin,)
         indices = tuple(convert(i, "int64") for i in begin_indices)
         return (*indices[:-1], ramp(indices[-1], 1, lanes))
@@ -179,9 +184,9 @@ class BufferLoad(PrimExpr):
         """Default the dtype to the buffer's, with as many lanes as the last index has."""
         if not self.dtype:
             at = tuple(convert(i, "int64") for i in self.indices)
-            lanes = dt.vector(at[-1].dtype) if at else ""
+            lanes = dt.lanes_suffix(at[-1].dtype) if at else ""
             kind = self.buffer.dtype
-            freeze(self, indices=at, dtype=dt.with_lanes(kind, lanes) if lanes else kind)
+            set_frozen_fields(self, indices=at, dtype=dt.with_lanes(kind, lanes) if lanes else kind)
 
 
 @node("tir.BufferAddress")
@@ -209,39 +214,39 @@ class BufferAddress(PrimExpr):
 
 
 @cache
-def _scalable(factor: int) -> PrimExpr:
+def _scalable_lanes(factor: int) -> PrimExpr:
     """Return `vscale() * factor`, one object per factor because lanes are compared by identity."""
     return Mul(Intrinsic("vscale", (), "int64"), const(factor, "int64"))
 
 
-def lanes_of(lanes: ExprLike | str) -> int | PrimExpr:
-    """Return lanes as vector nodes store them, from a number, `vscale() * factor` or text of
-    `dt.vector`. Raises TypeError for others.
+def parse_lanes(lanes: ExprLike | str) -> int | PrimExpr:
+    """Convert lanes to the form that vector nodes store, from a number, `vscale() * factor` or text
+    of `dt.vector`. Raises TypeError for others.
     """
     match lanes:
         case int():
             return lanes
         case str():
-            _, is_scalable, factor = lanes.rpartition(dt.VSCALE)
-            return _scalable(int(factor)) if is_scalable else int(factor)
+            _, is_scalable, factor = lanes.rpartition(dt.VSCALE_PREFIX)
+            return _scalable_lanes(int(factor)) if is_scalable else int(factor)
         case IntImm():
             return int(lanes.value)
         case (
             Mul(a=Intrinsic(op="vscale"), b=IntImm(value=factor))
             | Mul(a=IntImm(value=factor), b=Intrinsic(op="vscale"))
         ):
-            return _scalable(factor)
+            return _scalable_lanes(factor)
     raise ExpressionError(
         f"lanes of a vector: expected a number or vscale() times one, got {lanes}"
     )
 
 
-def lanes_text(lanes: int | PrimExpr) -> str:
-    """Return lanes in the notation of `dt.vector`."""
+def format_lanes(lanes: int | PrimExpr) -> str:
+    """Format lanes in the notation of `dt.vector`."""
     if isinstance(lanes, Mul):
         assert isinstance(lanes.b, IntImm)
-        return dt.scalable(lanes.b.value)
-    return dt.vector(f"x{lanes}")
+        return dt.scalable_lanes(lanes.b.value)
+    return dt.lanes_suffix(f"x{lanes}")
 
 
 @node("tir.Ramp")
@@ -261,14 +266,14 @@ class Ramp(PrimExpr):
         Raises TypeError where their dtypes differ and for lanes that are neither a number nor a
         multiple of vscale.
         """
-        freeze(self, lanes=lanes_of(self.lanes))
+        set_frozen_fields(self, lanes=parse_lanes(self.lanes))
         if not self.dtype:
-            base, stride = numbers_beside(self.base, self.stride)
+            base, stride = convert_operands(self.base, self.stride)
             if base.dtype != stride.dtype:
                 kinds = f"{base.dtype} and {stride.dtype}"
                 raise TypeError(f"Ramp: base and stride must have one dtype, got {kinds}")
-            dtype = dt.with_lanes(base.dtype, lanes_text(self.lanes))
-            freeze(self, base=base, stride=stride, dtype=dtype)
+            dtype = dt.with_lanes(base.dtype, format_lanes(self.lanes))
+            set_frozen_fields(self, base=base, stride=stride, dtype=dtype)
 
 
 @node("tir.Broadcast")
@@ -283,15 +288,19 @@ class Broadcast(PrimExpr):
         """Default the dtype to that of the value, which may be a number. Raises TypeError for lanes
         that are neither a number nor a multiple of vscale.
         """
-        freeze(self, lanes=lanes_of(self.lanes))
+        set_frozen_fields(self, lanes=parse_lanes(self.lanes))
         if not self.dtype:
             value = convert(self.value)
-            freeze(self, value=value, dtype=dt.with_lanes(value.dtype, lanes_text(self.lanes)))
+            set_frozen_fields(
+                self, value=value, dtype=dt.with_lanes(value.dtype, format_lanes(self.lanes))
+            )
 
 
 @node("tir.Reduce")
 class VectorReduce(PrimExpr):
-    """Combine the lanes of a vector into a scalar; kind is "sum", "max", "min" or "prod"."""
+    """A horizontal reduction of a vector's lanes to a scalar; kind is "sum", "max", "min" or
+    "prod".
+    """
 
     value: PrimExpr
     kind: str
@@ -341,7 +350,7 @@ def ramp(base: PrimExpr, stride: ExprLike, lanes: int | str) -> PrimExpr:
     if lanes in (1, ""):
         return base
     dtype = dt.with_lanes(base.dtype, lanes)
-    return Ramp(base, convert(stride, base.dtype), lanes_of(lanes), dtype)
+    return Ramp(base, convert(stride, base.dtype), parse_lanes(lanes), dtype)
 
 
 def broadcast(value: PrimExpr, lanes: int | str) -> PrimExpr:
@@ -350,15 +359,15 @@ def broadcast(value: PrimExpr, lanes: int | str) -> PrimExpr:
     Raises CompileError where a scalable vector would be a part of another vector, ExpressionError
     where a fixed one would be a part of a scalable one.
     """
-    value_lanes = dt.vector(value.dtype)
+    value_lanes = dt.lanes_suffix(value.dtype)
     if lanes in (1, "") or value_lanes == str(lanes):
         return value
     if value_lanes and dt.lanes(value.dtype) and not str(lanes).isdecimal():
         raise ExpressionError(f"a vector of {value.dtype} cannot be a part of a scalable one")
-    return Broadcast(value, lanes_of(lanes), dt.with_lanes(value.dtype, lanes))
+    return Broadcast(value, parse_lanes(lanes), dt.with_lanes(value.dtype, lanes))
 
 
-EqualOp = NotEqualOp = Comparison
+EqualOp = NotEqualOp = DeferredComparison
 """TVM's names of what `==` and `!=` give."""
 
 __all__ = [

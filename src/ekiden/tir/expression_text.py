@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import result_dtype, row_of
+from ekiden.ir.intrinsic import find_intrinsic, infer_intrinsic_dtype
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -47,15 +47,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.regions import BufferRegion
 
-_SHARED_TEXT_LIMIT = 100
+_MAX_SHARED_EXPR_CHARS = 100
 """A sub-expression used twice is named when its text is longer than this."""
-_TEXT_LIMIT = 1000
+_MAX_EXPR_CHARS = 1000
 """So is any whose text is longer than this."""
 _MAX_BRACKET_DEPTH = 40
 """And any with more brackets inside each other than this; Python's parser takes 200."""
 
 # fmt: off
-_INFIX: dict[type[BinaryExpr], tuple[str, int]] = {
+_INFIX_OPERATORS: dict[type[BinaryExpr], tuple[str, int]] = {
     Or: ("or", 1), And: ("and", 2),
     EQ: ("==", 4), NE: ("!=", 4), LT: ("<", 4), LE: ("<=", 4), GT: (">", 4), GE: (">=", 4),
     Add: ("+", 5), Sub: ("-", 5),
@@ -63,8 +63,8 @@ _INFIX: dict[type[BinaryExpr], tuple[str, int]] = {
 }
 # fmt: on
 _NOT_PRECEDENCE, _ATOM_PRECEDENCE = 3, 9
-_CALLS: dict[type[BinaryExpr], str] = {Min: "min", Max: "max"}
-RESERVED = frozenset(("T", "I", "pass", "range", *keyword.kwlist))
+_CALL_NAMES: dict[type[BinaryExpr], str] = {Min: "min", Max: "max"}
+RESERVED_NAMES = frozenset(("T", "I", "pass", "range", *keyword.kwlist))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ class _PrintedExpr:
     """The text of an expression with its operator precedence and its depth of nested brackets."""
 
     text: str
-    level: int = _ATOM_PRECEDENCE
+    precedence: int = _ATOM_PRECEDENCE
     depth: int = 0
 
-    def at(self, level: int) -> str:
+    def parenthesized(self, level: int) -> str:
         """Return the text, in parentheses where the surrounding precedence `level` is higher."""
-        return self.text if self.level >= level else f"({self.text})"
+        return self.text if self.precedence >= level else f"({self.text})"
 
 
-def _literal(e: IntImm | FloatImm) -> str:
+def _number_literal(e: IntImm | FloatImm) -> str:
     """Return the number as Python writes it."""
     if e.dtype == "bool":
         return str(bool(e.value))
@@ -89,7 +89,7 @@ def _literal(e: IntImm | FloatImm) -> str:
     return repr(float(e.value)) if math.isfinite(e.value) else f'T.{e.dtype}("{e.value}")'
 
 
-def quoted(text: str) -> str:
+def quote_string(text: str) -> str:
     """Return a string literal, in double quotes where that needs no escapes."""
     plain = repr(text)
     return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain
@@ -98,7 +98,7 @@ def quoted(text: str) -> str:
 def constant_text(e: IntImm | FloatImm) -> str:
     """Return the text of a constant on its own: plain where its dtype is the default one."""
     plain = e.dtype in ("int64", "bool") if isinstance(e, IntImm) else e.dtype == "float32"
-    text = _literal(e)
+    text = _number_literal(e)
     return text if plain or text.startswith("T.") else f"T.{e.dtype}({text})"
 
 
@@ -113,22 +113,22 @@ class NameScope:
         self._frames: list[list[tuple[object, str, int, str | None]]] = [[]]
         """What each scope named: (thing, hint, number, the name it had outside)."""
 
-    def of(self, binding: Var | Buffer) -> str:
+    def name_of(self, binding: Var | Buffer) -> str:
         """Return the name of a variable or buffer, assigning one in this scope where it
         has none.
         """
-        return self._names.get(binding) or self.make(binding, binding.name)
+        return self._names.get(binding) or self.define(binding, binding.name)
 
-    def known(self, binding: object) -> str | None:
+    def lookup(self, binding: object) -> str | None:
         """Return the name in scope, or None."""
         return self._names.get(binding)
 
-    def make(self, binding: object, hint: str) -> str:
+    def define(self, binding: object, hint: str) -> str:
         """Assign a name based on the hint, made a valid identifier and numbered where it
         is in use.
         """
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in hint)
-        if not clean or clean[0].isdigit() or clean in RESERVED or not clean.isidentifier():
+        if not clean or clean[0].isdigit() or clean in RESERVED_NAMES or not clean.isidentifier():
             clean = f"v_{clean}" if clean.isascii() else "v"
         name, number = clean, 0
         if name in self._used:
@@ -141,11 +141,11 @@ class NameScope:
         self._used.add(name)
         return name
 
-    def enter(self) -> None:
+    def push_scope(self) -> None:
         """Open a scope of names."""
         self._frames.append([])
 
-    def leave(self) -> None:
+    def pop_scope(self) -> None:
         """Close the innermost scope: its names become free again."""
         for binding, clean, number, outside in reversed(self._frames.pop()):
             self._used.discard(self._names.pop(binding))
@@ -165,124 +165,136 @@ class ExpressionPrinter:
         self.before: list[str] = []
         """Lines that must stand above the statement being written."""
 
-    def text(self, e: PrimExpr, level: int = 0) -> str:
+    def print_expr(self, e: PrimExpr, level: int = 0) -> str:
         """Return the text of a standalone expression."""
         if isinstance(e, Var):
-            return self.names.of(e)
+            return self.names.name_of(e)
         if isinstance(e, (IntImm, FloatImm)):
             return constant_text(e)
         order = post_order(e)
         # An expression of up to 30 nodes never exceeds the limit of shared text by much; the count
         # of uses is skipped.
-        shared = _used_twice(order) if len(order) > 30 else frozenset()
+        shared = _shared_nodes(order) if len(order) > 30 else frozenset()
         printed_by_id: dict[int, _PrintedExpr] = {}
         for sub_expr in order:
-            name_in_scope = self.names.known(sub_expr)
+            name_in_scope = self.names.lookup(sub_expr)
             if name_in_scope is not None:
                 printed_by_id[id(sub_expr)] = _PrintedExpr(name_in_scope)
                 continue
-            printed = self._node(sub_expr, printed_by_id)
+            printed = self._print_node(sub_expr, printed_by_id)
             size = len(printed.text)
             if sub_expr is not e and (
-                size > _TEXT_LIMIT
+                size > _MAX_EXPR_CHARS
                 or printed.depth > _MAX_BRACKET_DEPTH
-                or (size > _SHARED_TEXT_LIMIT and id(sub_expr) in shared)
+                or (size > _MAX_SHARED_EXPR_CHARS and id(sub_expr) in shared)
             ):
-                name = self.names.make(sub_expr, "t")
+                name = self.names.define(sub_expr, "t")
                 self.before.append(f"{name} = T.meta_var({printed.text})")
                 printed = _PrintedExpr(name)
             printed_by_id[id(sub_expr)] = printed
-        return printed_by_id[id(e)].at(level)
+        return printed_by_id[id(e)].parenthesized(level)
 
-    def many(self, values: Sequence[PrimExpr]) -> str:
+    def print_exprs(self, values: Sequence[PrimExpr]) -> str:
         """Return the expressions' texts, separated by commas."""
-        return ", ".join([self.text(v) for v in values])
+        return ", ".join([self.print_expr(v) for v in values])
 
-    def shape(self, values: Sequence[PrimExpr]) -> str:
+    def print_shape(self, values: Sequence[PrimExpr]) -> str:
         """Return a tuple literal of expressions."""
-        return f"({self.many(values)},)" if len(values) == 1 else f"({self.many(values)})"
+        return (
+            f"({self.print_exprs(values)},)"
+            if len(values) == 1
+            else f"({self.print_exprs(values)})"
+        )
 
-    def element(self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str) -> str:
+    def print_element(self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str) -> str:
         """Return `A[i, j]`, or `A.bytes[i]` for a byte access to a small type."""
-        return f"{self._owner(buffer, dtype)}[{self.many(indices) or '()'}]"
+        return f"{self._print_accessed_buffer(buffer, dtype)}[{self.print_exprs(indices) or '()'}]"
 
-    def _owner(self, buffer: Buffer, dtype: str) -> str:
-        as_bytes = dt.is_small(dt.element(buffer.dtype)) and dt.element(dtype) == "uint8"
-        return f"{self.names.of(buffer)}{'.bytes' if as_bytes else ''}"
+    def _print_accessed_buffer(self, buffer: Buffer, dtype: str) -> str:
+        as_bytes = (
+            dt.is_byte_stored(dt.element_dtype(buffer.dtype)) and dt.element_dtype(dtype) == "uint8"
+        )
+        return f"{self.names.name_of(buffer)}{'.bytes' if as_bytes else ''}"
 
-    def stored(self, e: PrimExpr, dtype: str) -> str:
+    def print_typed(self, e: PrimExpr, dtype: str) -> str:
         """Return the text of a value in a context that would type a number as `dtype`."""
         is_plain = isinstance(e, (IntImm, FloatImm)) and e.dtype == dtype
-        return _literal(e) if is_plain else self.text(e)  # type: ignore[arg-type]
+        return _number_literal(e) if is_plain else self.print_expr(e)  # type: ignore[arg-type]
 
-    def _node(self, e: PrimExpr, printed_by_id: Mapping[int, _PrintedExpr]) -> _PrintedExpr:
+    def _print_node(self, e: PrimExpr, printed_by_id: Mapping[int, _PrintedExpr]) -> _PrintedExpr:
         match e:
             case Var():
-                return _PrintedExpr(self.names.of(e))
+                return _PrintedExpr(self.names.name_of(e))
             case IntImm() | FloatImm():
                 return _PrintedExpr(constant_text(e))
             case BinaryExpr():
-                return self._binary(e, printed_by_id)
+                return self._print_binary(e, printed_by_id)
             case Not():
                 inner = printed_by_id[id(e.a)]
                 if is_const(e.a):
                     return _PrintedExpr(f"T.Not({inner.text})")
                 return _PrintedExpr(
-                    f"not {inner.at(_NOT_PRECEDENCE)}", _NOT_PRECEDENCE, inner.depth + 1
+                    f"not {inner.parenthesized(_NOT_PRECEDENCE)}", _NOT_PRECEDENCE, inner.depth + 1
                 )
             case BufferLoad():
                 indices_or_operands = [printed_by_id[id(i)] for i in e.indices]
                 inside = ", ".join([p.text for p in indices_or_operands]) or "()"
-                owner = self._owner(e.buffer, e.dtype)
+                owner = self._print_accessed_buffer(e.buffer, e.dtype)
                 return _PrintedExpr(
-                    f"{owner}[{inside}]", _ATOM_PRECEDENCE, _nesting_depth(indices_or_operands)
+                    f"{owner}[{inside}]", _ATOM_PRECEDENCE, _max_bracket_depth(indices_or_operands)
                 )
             case _:
                 indices_or_operands = [printed_by_id[id(c)] for c in children(e)]
                 return _PrintedExpr(
-                    self._call(e, [p.text for p in indices_or_operands]),
+                    self._print_call(e, [p.text for p in indices_or_operands]),
                     _ATOM_PRECEDENCE,
-                    _nesting_depth(indices_or_operands),
+                    _max_bracket_depth(indices_or_operands),
                 )
 
-    def _binary(self, e: BinaryExpr, printed_by_id: Mapping[int, _PrintedExpr]) -> _PrintedExpr:
+    def _print_binary(
+        self, e: BinaryExpr, printed_by_id: Mapping[int, _PrintedExpr]
+    ) -> _PrintedExpr:
         a, b = printed_by_id[id(e.a)], printed_by_id[id(e.b)]
         depth = max(a.depth, b.depth) + 1
         kind = type(e)
-        if kind in _CALLS:
-            return _PrintedExpr(f"T.{_CALLS[kind]}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth)
+        if kind in _CALL_NAMES:
+            return _PrintedExpr(
+                f"T.{_CALL_NAMES[kind]}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth
+            )
         if (is_const(e.a) and is_const(e.b)) or (kind is Div and not dt.is_float(e.dtype)):
             name = "truncdiv" if kind is Div else kind.__name__
             return _PrintedExpr(f"T.{name}({a.text}, {b.text})", _ATOM_PRECEDENCE, depth)
-        symbol, level = _INFIX[kind]
+        symbol, level = _INFIX_OPERATORS[kind]
         left_level = level + 1 if level == 4 else level
-        first = self._operand_text(e.a, a, e.b, left_level)
+        first = self._print_operand(e.a, a, e.b, left_level)
         return _PrintedExpr(
-            f"{first} {symbol} {self._operand_text(e.b, b, e.a, level + 1)}", level, depth
+            f"{first} {symbol} {self._print_operand(e.b, b, e.a, level + 1)}", level, depth
         )
 
-    def _operand_text(
+    def _print_operand(
         self, e: PrimExpr, printed: _PrintedExpr, sibling: PrimExpr, level: int
     ) -> str:
         """Return an operand's text; a number next to an operand of its dtype needs no dtype of its
         own.
         """
         if isinstance(e, (IntImm, FloatImm)) and e.dtype == sibling.dtype:
-            return _literal(e)
-        return printed.at(level)
+            return _number_literal(e)
+        return printed.parenthesized(level)
 
-    def _call(self, e: PrimExpr, x: list[str]) -> str:
+    def _print_call(self, e: PrimExpr, x: list[str]) -> str:
         match e:
             case Select():
                 return f"T.Select({x[0]}, {x[1]}, {x[2]})"
             case Cast():
                 return f'T.Cast("{e.dtype}", {x[0]})'
             case Intrinsic():
-                if row_of(e.op).is_typed:
+                if find_intrinsic(e.op).is_typed:
                     return f'T.{e.op}("{e.dtype}", {", ".join(x)})'
-                if e.dtype == result_dtype(e.op, e.args):
+                if e.dtype == infer_intrinsic_dtype(e.op, e.args):
                     return f"T.{e.op}({', '.join(x)})"
-                return f"T.call_intrin({', '.join([quoted(e.dtype), quoted(e.op), *x])})"
+                return (
+                    f"T.call_intrin({', '.join([quote_string(e.dtype), quote_string(e.op), *x])})"
+                )
             case Ramp():
                 return f"T.Ramp({x[0]}, {x[1]}, {e.lanes})"
             case Broadcast():
@@ -290,66 +302,70 @@ class ExpressionPrinter:
             case VectorReduce():
                 return f'T.VectorReduce("{e.kind}", {x[0]})'
             case BufferAddress():
-                return self._address(e)
+                return self._print_address(e)
             case StringImm():
-                return quoted(e.value)
+                return quote_string(e.value)
             case AnyDim():
                 return f'T.Any("{e.dtype}")'
             case _:
                 return f"T.{type(e).__name__}({', '.join(x)})"
 
-    def _address(self, e: BufferAddress) -> str:
-        name = self.names.of(e.buffer)
+    def _print_address(self, e: BufferAddress) -> str:
+        name = self.names.name_of(e.buffer)
         if not e.indices and e.access == "rw":
             return name
-        region = f", {self.shape(e.indices)}, {self.shape(e.extents)}" if e.indices else ""
+        region = (
+            f", {self.print_shape(e.indices)}, {self.print_shape(e.extents)}" if e.indices else ""
+        )
         return f'{name}.access_ptr("{e.access}"{region})'
 
-    def attribute(self, value: object) -> str:
+    def print_attribute(self, value: object) -> str:
         """Return the value of an attribute or annotation as a Python literal."""
         if isinstance(value, PrimExpr):
-            return self.text(value)
+            return self.print_expr(value)
         if isinstance(value, (tuple, list)):
-            inside = ", ".join(map(self.attribute, value))
+            inside = ", ".join(map(self.print_attribute, value))
             return (
                 f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
             )
         if isinstance(value, Mapping):
-            return self.mapping(value)
-        return quoted(value) if isinstance(value, str) else repr(value)
+            return self.print_dict(value)
+        return quote_string(value) if isinstance(value, str) else repr(value)
 
-    def mapping(self, values: Mapping[str, object]) -> str:
+    def print_dict(self, values: Mapping[str, object]) -> str:
         """Return a dictionary literal."""
-        return f"{{{', '.join(f'{quoted(k)}: {self.attribute(v)}' for k, v in values.items())}}}"
+        items = (f"{quote_string(k)}: {self.print_attribute(v)}" for k, v in values.items())
+        return f"{{{', '.join(items)}}}"
 
-    def buffer(self, b: Buffer) -> str:
+    def print_buffer_args(self, b: Buffer) -> str:
         """Return the argument list that constructs a buffer."""
-        arguments = [self.shape(b.shape), f'"{b.dtype}"']
+        arguments = [self.print_shape(b.shape), f'"{b.dtype}"']
         if b.scope != "global":
             arguments.append(f'scope="{b.scope}"')
         if b.strides:
-            arguments.append(f"strides={self.shape(b.strides)}")
+            arguments.append(f"strides={self.print_shape(b.strides)}")
         if b.elem_offset is not None:
-            arguments.append(f"elem_offset={self.text(b.elem_offset)}")
+            arguments.append(f"elem_offset={self.print_expr(b.elem_offset)}")
         return ", ".join(arguments)
 
-    def region(self, r: BufferRegion) -> str:
+    def print_region(self, r: BufferRegion) -> str:
         """Return a buffer region as text, as in `A[i, 0:16]`."""
         axis_texts = []
         for axis_range in r.region:
-            low = self.text(axis_range.min)
+            low = self.print_expr(axis_range.min)
             if is_const(axis_range.extent, 1):
                 axis_texts.append(low)
             else:
-                axis_texts.append(f"{low}:{self.text(axis_range.min + axis_range.extent)}")
-        return f"{self.names.of(r.buffer)}[{', '.join(axis_texts) or '()'}]"
+                axis_texts.append(f"{low}:{self.print_expr(axis_range.min + axis_range.extent)}")
+        return f"{self.names.name_of(r.buffer)}[{', '.join(axis_texts) or '()'}]"
 
 
-def _nesting_depth(printed: Sequence[_PrintedExpr]) -> int:
+def _max_bracket_depth(printed: Sequence[_PrintedExpr]) -> int:
     return max((p.depth for p in printed), default=0) + 1
 
 
-def _used_twice(order: Sequence[PrimExpr]) -> frozenset[int]:
+def _shared_nodes(order: Sequence[PrimExpr]) -> frozenset[int]:
+    """Return the nodes that occur more than once, which are printed as names."""
     used_once: set[int] = set()
     twice: set[int] = set()
     for parent in order:
@@ -363,5 +379,5 @@ def expression_text(expr: PrimExpr) -> str:
     above it.
     """
     exprs = ExpressionPrinter(NameScope())
-    text = exprs.text(expr)
+    text = exprs.print_expr(expr)
     return "\n".join([*exprs.before, text])

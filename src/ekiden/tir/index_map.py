@@ -83,7 +83,7 @@ class IndexMap(Node):
         return tuple(extents)
 
     def sums(self, shape: Sequence[PrimExpr], level: IterMapLevel) -> object:
-        """Return the map over a box as affine iterator sums: an IterMapResult."""
+        """Return the map over a box as an IterMapResult: a sum of iterators per index."""
         iters = {v: Range(d) for v, d in zip(self.initial_indices, shape, strict=True)}
         return detect_iter_map(self.final_indices, iters, check_level=level)
 
@@ -114,7 +114,7 @@ class IndexMap(Node):
         return IndexMap(variables, tuple(values.get(v, const(0)) for v in self.initial_indices))
 
     def __str__(self) -> str:
-        return index_map_text(self)
+        return format_index_map(self)
 
 
 def _symbolic_extent(
@@ -134,16 +134,16 @@ def _symbolic_extent(
     return analyzer.simplify(total)
 
 
-def index_map_text(index_map: IndexMap) -> str:
+def format_index_map(index_map: IndexMap) -> str:
     """Return the map as a Python lambda."""
     names = {v: v.name for v in index_map.initial_indices}
     params = ", ".join(names.values())
-    body = ", ".join(expr_text(e, names) for e in index_map.final_indices)
+    body = ", ".join(format_index_expr(e, names) for e in index_map.final_indices)
     comma = "," if len(index_map.final_indices) == 1 else ""
     return f"lambda {params}: ({body}{comma})"
 
 
-def expr_text(e: PrimExpr, names: dict[Var, str]) -> str:
+def format_index_expr(e: PrimExpr, names: dict[Var, str]) -> str:
     """Return an index expression as Python. Raises ScheduleError for a variable without a name."""
     if isinstance(e, Var):
         if e not in names:
@@ -154,5 +154,5 @@ def expr_text(e: PrimExpr, names: dict[Var, str]) -> str:
     symbol = getattr(e, "symbol", None)
     if symbol is None:
         raise ScheduleError(f"{type(e).__name__} cannot be written as Python here")
-    a, b = expr_text(e.a, names), expr_text(e.b, names)  # type: ignore[attr-defined]
+    a, b = format_index_expr(e.a, names), format_index_expr(e.b, names)  # type: ignore[attr-defined]
     return f"{symbol}({a}, {b})" if symbol in ("min", "max") else f"({a} {symbol} {b})"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS, row_of
+from ekiden.ir.intrinsic import INTRINSICS, find_intrinsic
 from ekiden.ir.prim import (
     BinaryExpr,
     Cast,
@@ -51,13 +51,13 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.visitor import guarded_nodes
+from ekiden.tir.visitor import conditional_nodes
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Index: TypeAlias = Array | int
 """Of one element or, with lanes, of many."""
 
-_REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+_NUMPY_REDUCTIONS = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 class _InterpreterRuntime:
@@ -65,7 +65,7 @@ class _InterpreterRuntime:
 
     @staticmethod
     def load(array: Array, index: Index, name: str) -> Any:  # noqa: ANN401  # one, or lanes
-        _check(array, index, name)
+        _check_bounds(array, index, name)
         return np.asarray(array[index])[()] if isinstance(index, np.ndarray) else array[index]
 
     @staticmethod
@@ -78,26 +78,27 @@ class _InterpreterRuntime:
         if mask is not None:
             enabled = np.asarray(mask, bool)
             index, value = np.asarray(index)[enabled], np.asarray(value)[enabled]
-        _check(array, index, name)
+        _check_bounds(array, index, name)
         array[index] = value
 
     @staticmethod
-    def div(a: Array, b: Array) -> Array:
+    def truncating_div(a: Array, b: Array) -> Array:
         """Divide towards zero for integers, as in C; floats divide exactly."""
         if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
+        # NumPy rounds down; C truncates: add 1 where the quotient is negative and inexact.
         below = np.floor_divide(a, b)
         differ = np.sign(a) != np.sign(b)
         is_less = (np.remainder(a, b) != 0) & differ
         return np.asarray(below + is_less.astype(below.dtype))[()]
 
     @staticmethod
-    def view(value: Array, dtype: str) -> Array:
-        lanes = np.atleast_1d(np.asarray(value)).view(dt.to_numpy(dt.element(dtype)))
+    def bit_cast(value: Array, dtype: str) -> Array:
+        lanes = np.atleast_1d(np.asarray(value)).view(dt.to_numpy(dt.element_dtype(dtype)))
         return lanes if dt.lanes(dtype) > 1 else np.asarray(lanes[0])[()]
 
     @staticmethod
-    def error(kind: str) -> type[Exception]:
+    def error_class(kind: str) -> type[Exception]:
         """Return the exception class for an error's kind, resolved as the FFI resolves it."""
         candidate = getattr(errors, kind, None) or getattr(builtins, kind, None)
         if isinstance(candidate, type) and issubclass(candidate, Exception):
@@ -106,10 +107,11 @@ class _InterpreterRuntime:
 
     @staticmethod
     def cast(value: Array, dtype: str) -> Array:
-        return np.asarray(value).astype(dt.to_numpy(dt.element(dtype)))[()]
+        return np.asarray(value).astype(dt.to_numpy(dt.element_dtype(dtype)))[()]
 
 
-def _check(array: Array, index: Index, name: str) -> None:
+def _check_bounds(array: Array, index: Index, name: str) -> None:
+    """Raise IndexError if an index, or any lane of a vector of indices, is outside the array."""
     if not isinstance(index, np.ndarray) and 0 <= index < len(array):  # what most accesses are
         return
     where = np.asarray(index)
@@ -130,14 +132,18 @@ class _PythonEmitter:
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[object, str] = {}
-        self.values: dict[str, object] = {"np": np, "rt": _InterpreterRuntime, "reduce": _REDUCE}
+        self.values: dict[str, object] = {
+            "np": np,
+            "rt": _InterpreterRuntime,
+            "reduce": _NUMPY_REDUCTIONS,
+        }
 
-    def called(self, name: str, *arrays: Array) -> int:
+    def call_function(self, name: str, *arrays: Array) -> int:
         """Run another function of the module."""
-        run(self.functions[name], *arrays, functions=self.functions, budget=self.budget)
+        run_prim_func(self.functions[name], *arrays, functions=self.functions, budget=self.budget)
         return 0
 
-    def name(self, binding: Var | Buffer) -> str:
+    def name_of(self, binding: Var | Buffer) -> str:
         """Return the name in the source: the node's own name and a number, since names need not be
         unique.
         """
@@ -146,59 +152,59 @@ class _PythonEmitter:
             self.names[binding] = f"{clean}_{len(self.names)}"
         return self.names[binding]
 
-    def put(self, depth: int, line: str) -> None:
+    def emit_line(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
 
-    def statement(self, s: Stmt, depth: int) -> None:
+    def emit_stmt(self, s: Stmt, depth: int) -> None:
         """Emit the lines of a statement, which must have been lowered (TypeError)."""
         self.depth = depth
         match s:
             case SeqStmt():
                 for child in s.seq:
-                    self.statement(child, depth)
+                    self.emit_stmt(child, depth)
             case For():
-                low, extent = self.text(s.min), self.text(s.extent)
-                header = f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):"
+                low, extent = self.emit_expr(s.min), self.emit_expr(s.extent)
+                header = f"for {self.name_of(s.loop_var)} in range({low}, {low} + {extent}):"
                 at, steps = len(self.lines), self.steps
-                self.put(depth, header)
-                self.statement(s.body, depth + 1)
+                self.emit_line(depth, header)
+                self.emit_stmt(s.body, depth + 1)
                 if isinstance(s.extent, IntImm):
                     self.steps = steps + s.extent.value * (self.steps - steps)
                 else:
                     self.charge(at, depth, steps, f"max({extent}, 0)")
             case While():
-                self.put(depth, "while True:")
+                self.emit_line(depth, "while True:")
                 at, steps = len(self.lines), self.steps
                 self.depth = depth + 1
-                self.put(depth + 1, f"if not {self.text(s.condition)}:")
-                self.put(depth + 2, "break")
-                self.statement(s.body, depth + 1)
+                self.emit_line(depth + 1, f"if not {self.emit_expr(s.condition)}:")
+                self.emit_line(depth + 2, "break")
+                self.emit_stmt(s.body, depth + 1)
                 self.charge(at, depth + 1, steps, "1")
             case IfThenElse():
-                self.put(depth, f"if {self.text(s.condition)}:")
-                self.statement(s.then_case, depth + 1)
+                self.emit_line(depth, f"if {self.emit_expr(s.condition)}:")
+                self.emit_stmt(s.then_case, depth + 1)
                 if s.else_case is not None:
-                    self.put(depth, "else:")
-                    self.statement(s.else_case, depth + 1)
+                    self.emit_line(depth, "else:")
+                    self.emit_stmt(s.else_case, depth + 1)
             case LetStmt():
-                self.put(depth, f"{self.name(s.var)} = {self.text(s.value)}")
-                self.statement(s.body, depth)
+                self.emit_line(depth, f"{self.name_of(s.var)} = {self.emit_expr(s.value)}")
+                self.emit_stmt(s.body, depth)
             case Allocate():
-                self.allocate(s.buffer, depth)
-                self.statement(s.body, depth)
+                self.emit_allocate(s.buffer, depth)
+                self.emit_stmt(s.body, depth)
             case AttrStmt():
-                self.statement(s.body, depth)
+                self.emit_stmt(s.body, depth)
             case BufferStore():
-                self.store(s, depth)
+                self.emit_store(s, depth)
             case Evaluate():
-                self.put(depth, self.text(s.value))
+                self.emit_line(depth, self.emit_expr(s.value))
             case Prefetch():
-                self.put(depth, "pass")
+                self.emit_line(depth, "pass")
             case AssertStmt():
-                values = ", ".join(map(self.text, s.values))
+                values = ", ".join(map(self.emit_expr, s.values))
                 message = f"{s.message!r}.format({values})" if values else repr(s.message)
-                self.put(depth, f"if not {self.text(s.condition)}:")
-                self.put(depth + 1, f"raise rt.error({s.kind!r})({message})")
+                self.emit_line(depth, f"if not {self.emit_expr(s.condition)}:")
+                self.emit_line(depth + 1, f"raise rt.error_class({s.kind!r})({message})")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
 
@@ -209,36 +215,37 @@ class _PythonEmitter:
         """
         if self.budget is not None:
             steps = self.steps - before + 1
-            charge = self.constant(self.budget.charge)
+            charge = self.intern_constant(self.budget.charge)
             self.lines.insert(at, "    " * depth + f"{charge}(int({times}) * {steps})")
         self.steps = before + 1
 
-    def allocate(self, buffer: Buffer, depth: int) -> None:
+    def emit_allocate(self, buffer: Buffer, depth: int) -> None:
         """Emit an allocation filled with NaN or 77, so that reading uninitialised memory shows."""
-        lanes, kind = dt.lanes(buffer.dtype), dt.element(buffer.dtype)
-        count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
+        lanes, kind = dt.lanes(buffer.dtype), dt.element_dtype(buffer.dtype)
+        count = " * ".join(f"({self.emit_expr(d)})" for d in buffer.shape) or "1"
         shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
+        # NaN and 77 are canaries: a program that reads an element it never wrote yields a visibly
+        # wrong result.
         fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
-        self.put(
-            depth,
-            f"{self.name(buffer)} = np.full({shape}, {fill}, {self.constant(dt.to_numpy(kind))})",
-        )
+        name, dtype = self.name_of(buffer), self.intern_constant(dt.to_numpy(kind))
+        self.emit_line(depth, f"{name} = np.full({shape}, {fill}, {dtype})")
 
-    def constant(self, value: object) -> str:
-        """Return a name under which the source reaches a value that has no text."""
+    def intern_constant(self, value: object) -> str:
+        """Return a global name of the generated source that holds a value without a literal."""
         name = f"c{len(self.values)}"
         self.values[name] = value
         return name
 
-    def store(self, s: BufferStore, depth: int) -> None:
+    def emit_store(self, s: BufferStore, depth: int) -> None:
         """Emit a store; the buffer's name is passed for the message of an out-of-range index."""
-        mask = "" if s.predicate is None else f", {self.text(s.predicate)}"
-        target, index = self.name(s.buffer), self.text(s.indices[0])
-        self.put(
-            depth, f"rt.store({target}, {index}, {self.text(s.value)}, {s.buffer.name!r}{mask})"
+        mask = "" if s.predicate is None else f", {self.emit_expr(s.predicate)}"
+        target, index = self.name_of(s.buffer), self.emit_expr(s.indices[0])
+        self.emit_line(
+            depth,
+            f"rt.store({target}, {index}, {self.emit_expr(s.value)}, {s.buffer.name!r}{mask})",
         )
 
-    def text(self, e: PrimExpr) -> str:
+    def emit_expr(self, e: PrimExpr) -> str:
         """Return the expression as Python; a sub-expression used twice gets a line of its own
         before, unless it is evaluated conditionally.
         """
@@ -247,35 +254,35 @@ class _PythonEmitter:
         for sub_expr in order:
             for child in children(sub_expr):
                 uses[id(child)] = uses.get(id(child), 0) + 1
-        guarded = guarded_nodes(e, order)
+        guarded = conditional_nodes(e, order)
         text_by_id: dict[int, str] = {}
         for sub_expr in order:
-            text = self.node(sub_expr, [text_by_id[id(c)] for c in children(sub_expr)])
+            text = self.emit_node(sub_expr, [text_by_id[id(c)] for c in children(sub_expr)])
             # A guarded node must not be hoisted: its load may be out of range where the condition
             # is false.
             if uses.get(id(sub_expr), 0) > 1 and children(sub_expr) and id(sub_expr) not in guarded:
                 name = f"t{len(self.lines)}"
-                self.put(self.depth, f"{name} = {text}")
+                self.emit_line(self.depth, f"{name} = {text}")
                 text = name
             text_by_id[id(sub_expr)] = text
         return text_by_id[id(e)]
 
-    def node(self, e: PrimExpr, x: list[str]) -> str:
+    def emit_node(self, e: PrimExpr, x: list[str]) -> str:
         """Return one node as Python; `x` holds the text of its children."""
         self.steps += 1
         match e:
             case Var():
-                return self.name(e)
+                return self.name_of(e)
             case IntImm() | FloatImm():
                 return (
                     str(e.value)
                     if e.dtype == "int64"
-                    else self.constant(dt.to_numpy(e.dtype).type(e.value))
+                    else self.intern_constant(dt.to_numpy(e.dtype).type(e.value))
                 )
             case Min() | Max():
                 return f"np.{'minimum' if isinstance(e, Min) else 'maximum'}({x[0]}, {x[1]})"
             case Div():
-                return f"rt.div({x[0]}, {x[1]})"
+                return f"rt.truncating_div({x[0]}, {x[1]})"
             case BinaryExpr():
                 symbol = {"and": "&", "or": "|"}.get(e.symbol, e.symbol)
                 return f"({x[0]} {symbol} {x[1]})"
@@ -292,65 +299,64 @@ class _PythonEmitter:
             case VectorReduce():
                 return f"reduce[{e.kind!r}]({x[0]})"
             case BufferLoad():
-                return f"rt.load({self.name(e.buffer)}, {x[0]}, {e.buffer.name!r})"
+                return f"rt.load({self.name_of(e.buffer)}, {x[0]}, {e.buffer.name!r})"
             case Intrinsic():
-                return self.intrinsic(e, x)
+                return self.emit_intrinsic(e, x)
             case StringImm():
                 return repr(e.value)
             case BufferAddress():
-                return self.address(e, x)
+                return self.emit_address(e, x)
             case _:
                 raise TypeError(f"interpreter: {type(e).__name__} has no meaning here")
 
-    def address(self, e: BufferAddress, x: list[str]) -> str:
+    def emit_address(self, e: BufferAddress, x: list[str]) -> str:
         """Return a view of a buffer, or of a region of it."""
-        shape = ", ".join(self.text(d) for d in e.buffer.shape)
-        reshaped = f"{self.name(e.buffer)}.reshape(({shape},))"
+        shape = ", ".join(self.emit_expr(d) for d in e.buffer.shape)
+        reshaped = f"{self.name_of(e.buffer)}.reshape(({shape},))"
         if not e.extents:
             return reshaped
-        view = self.constant(_region)
+        view = self.intern_constant(_region_view)
         return f"{view}({reshaped}, {x[0]}, ({', '.join(x[len(e.indices) :])},))"
 
-    def intrinsic(self, e: Intrinsic, x: list[str]) -> str:
+    def emit_intrinsic(self, e: Intrinsic, x: list[str]) -> str:
         """Return a call of an intrinsic's NumPy reference; with a scalar condition only the chosen
         side is evaluated.
         """
         if e.op == "call_function":
-            return f"{self.constant(self.called)}({', '.join(x)})"
+            return f"{self.intern_constant(self.call_function)}({', '.join(x)})"
         if e.op in ("call_extern", "call_pure_extern"):
             kinds = tuple(a.dtype for a in e.args[1:])
             arguments = f"{x[0]}, {e.dtype!r}, {kinds!r}, {', '.join(x[1:])}"
-            call = f"{self.constant(call_c)}({arguments})"
+            call = f"{self.intern_constant(call_c)}({arguments})"
             return call if e.dtype == "handle" else f"rt.cast({call}, {e.dtype!r})"
         if e.op == "reinterpret":
-            return f"rt.view({x[0]}, {e.dtype!r})"
+            return f"rt.bit_cast({x[0]}, {e.dtype!r})"
         if e.op in ("call_llvm_intrin", "call_llvm_pure_intrin"):
             raise errors.RunError(f"interpreter: {e.op} {x[0]}: NumPy has no intrinsics of LLVM")
-        if not row_of(e.op).has_meaning and e.op != "if_then_else":
+        if not find_intrinsic(e.op).has_meaning and e.op != "if_then_else":
             raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":
-            return (
-                f"rt.cast({self.constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
-            )
+            reference = self.intern_constant(INTRINSICS[e.op].reference)
+            return f"rt.cast({reference}({', '.join(x)}), {e.dtype!r})"
         if dt.lanes(e.args[0].dtype) == 1:
             return f"({x[1]} if {x[0]} else {x[2]})"
-        return self.lanewise(e, x[0])
+        return self.emit_masked_select(e, x[0])
 
-    def lanewise(self, e: Intrinsic, mask: str) -> str:
+    def emit_masked_select(self, e: Intrinsic, mask: str) -> str:
         """Return a per-lane conditional: each side is evaluated only in the lanes that chose it."""
-        masked = _MaskedPrinter(self)
-        yes = masked.under(e.args[1], mask)
-        no = masked.under(e.args[2], f"np.logical_not({mask})")
+        masked = _MaskedExprEmitter(self)
+        yes = masked.emit_masked(e.args[1], mask)
+        no = masked.emit_masked(e.args[2], f"np.logical_not({mask})")
         return f"np.where({mask}, {yes}, {no})"
 
 
-class _MaskedPrinter:
-    """Text of an expression whose vector loads happen under a mask."""
+class _MaskedExprEmitter:
+    """A printer of vector expressions whose loads are masked per lane."""
 
     def __init__(self, source: _PythonEmitter) -> None:
         self._source = source
 
-    def under(self, e: PrimExpr, mask: str) -> str:
+    def emit_masked(self, e: PrimExpr, mask: str) -> str:
         """Return the text with vector loads restricted to the lanes that a mask enables."""
         text_by_id: dict[int, str] = {}
         for sub_expr in post_order(e):
@@ -358,27 +364,27 @@ class _MaskedPrinter:
             vector = isinstance(sub_expr, BufferLoad) and dt.lanes(sub_expr.indices[0].dtype) > 1
             if vector:
                 assert isinstance(sub_expr, BufferLoad)
-                text_by_id[id(sub_expr)] = self._load(sub_expr, x[0], mask)
+                text_by_id[id(sub_expr)] = self._emit_masked_load(sub_expr, x[0], mask)
             elif (
                 isinstance(sub_expr, Intrinsic)
                 and sub_expr.op == "if_then_else"
                 and dt.lanes(sub_expr.args[0].dtype) > 1
             ):
                 both_masks = f"({mask} & {x[0]})"
-                yes = self.under(sub_expr.args[1], both_masks)
-                no = self.under(sub_expr.args[2], f"({mask} & ~{x[0]})")
+                yes = self.emit_masked(sub_expr.args[1], both_masks)
+                no = self.emit_masked(sub_expr.args[2], f"({mask} & ~{x[0]})")
                 text_by_id[id(sub_expr)] = f"np.where({x[0]}, {yes}, {no})"
             else:
-                text_by_id[id(sub_expr)] = self._source.node(sub_expr, x)
+                text_by_id[id(sub_expr)] = self._source.emit_node(sub_expr, x)
         return text_by_id[id(e)]
 
-    def _load(self, e: BufferLoad, index: str, mask: str) -> str:
-        name = self._source.name(e.buffer)
-        where = self._source.constant(_masked_load)
+    def _emit_masked_load(self, e: BufferLoad, index: str, mask: str) -> str:
+        name = self._source.name_of(e.buffer)
+        where = self._source.intern_constant(_masked_load)
         return f"{where}({name}, {index}, {mask}, {e.buffer.name!r})"
 
 
-def _region(array: Array, offset: int, extents: tuple[int, ...]) -> Array:
+def _region_view(array: Array, offset: int, extents: tuple[int, ...]) -> Array:
     """Return the region of given extents that begins at a flat offset."""
     begin = np.unravel_index(int(offset), array.shape)
     return array[tuple(slice(b, b + int(n)) for b, n in zip(begin, extents, strict=True))]
@@ -387,7 +393,7 @@ def _region(array: Array, offset: int, extents: tuple[int, ...]) -> Array:
 def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
     out = np.zeros(len(index), array.dtype)
     enabled = np.broadcast_to(np.asarray(mask, bool), out.shape)
-    _check(array, index[enabled], name)
+    _check_bounds(array, index[enabled], name)
     out[enabled] = array[index[enabled]]
     return out
 
@@ -395,7 +401,7 @@ def _masked_load(array: Array, index: Array, mask: Array, name: str) -> Array:
 Argument: TypeAlias = Array | int | float
 
 
-def _bind(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
+def _bind_params(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
     """Return the values of scalar parameters and of symbolic sizes."""
     pairs = list(zip(func.params, arrays, strict=True))
     numbers = {p: v for p, v in pairs if isinstance(p, Var)}
@@ -404,12 +410,13 @@ def _bind(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
         if isinstance(buffer, Var):
             continue
         for dim, size in zip(buffer.shape, np.shape(array), strict=True):
+            # A symbolic size is bound by the first array that has it; every other array must agree.
             if isinstance(dim, Var) and values.setdefault(dim, size) != size:
                 raise ValueError(f"interpreter: {dim.name!r} is {values[dim]} and {size}")
     return values
 
 
-def run(
+def run_prim_func(
     func: PrimFunc,
     *arrays: Argument,
     functions: Mapping[str, PrimFunc] | None = None,
@@ -429,9 +436,9 @@ def run(
         StepLimitError: The run takes more steps than the budget has.
     """
     source = _PythonEmitter(functions or {}, budget)
-    sizes = _bind(func, arrays)
+    sizes = _bind_params(func, arrays)
     for var, size in sizes.items():
-        source.values[source.name(var)] = size
+        source.values[source.name_of(var)] = size
     held: dict[Buffer, Array] = {}
     tensors = [
         (p, np.asarray(v))
@@ -440,23 +447,23 @@ def run(
     ]
     for buffer, array in tensors:
         assert array.flags.c_contiguous, buffer.name
-        held[buffer] = _as_bytes(array.reshape(-1), buffer.dtype)
-        source.values[source.name(buffer)] = held[buffer]
-    source.statement(func.body, 0)
+        held[buffer] = _to_kernel_storage(array.reshape(-1), buffer.dtype)
+        source.values[source.name_of(buffer)] = held[buffer]
+    source.emit_stmt(func.body, 0)
     if budget is not None:
         budget.charge(source.steps)
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)
     for buffer, array in tensors:
         if dt.is_packed(buffer.dtype):
-            array.reshape(-1)[:] = _unpacked(held[buffer], buffer.dtype, array.size)
+            array.reshape(-1)[:] = _unpack_elements(held[buffer], buffer.dtype, array.size)
 
 
-def _as_bytes(array: Array, dtype: str) -> Array:
+def _to_kernel_storage(array: Array, dtype: str) -> Array:
     """Return the array as a kernel sees it: small types are bytes, and sub-byte types are packed
     into bytes (a copy).
     """
-    if not dt.is_small(dtype):
+    if not dt.is_byte_stored(dtype):
         return array
     if not dt.is_packed(dtype):
         return array.view(np.uint8)
@@ -469,7 +476,7 @@ def _as_bytes(array: Array, dtype: str) -> Array:
     return np.asarray(np.bitwise_or.reduce(rows, axis=1), np.uint8)
 
 
-def _unpacked(packed: Array, dtype: str, count: int) -> Array:
+def _unpack_elements(packed: Array, dtype: str, count: int) -> Array:
     """Unpack `count` sub-byte elements from bytes."""
     bits = dt.SCALAR_BITS[dtype]
     held = packed.astype(np.uint8)
@@ -478,6 +485,7 @@ def _unpacked(packed: Array, dtype: str, count: int) -> Array:
     target = dt.to_numpy(dtype)
     if dtype in dt.SMALL_FLOATS:
         return np.asarray(codes.view(target))
-    if dt.carrier(dtype) == "int8":
+    if dt.storage_dtype(dtype) == "int8":
+        # Sign extension: move the sign bit to bit 7, then shift back arithmetically.
         return np.asarray((codes << (8 - bits)).astype(np.int8) >> (8 - bits)).astype(target)
     return np.asarray(codes.astype(target))

@@ -24,9 +24,9 @@ from ekiden.ir.prim import (
     StringImm,
     Sub,
     Var,
-    binary,
     cast,
     convert,
+    fold_binary,
     is_const,
 )
 from ekiden.tir.expr import Buffer, BufferLoad
@@ -43,10 +43,10 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 Indices = ExprLike | Sequence[ExprLike]
-_KINDS = {"vectorize": "vectorized", "unroll": "unrolled"}
+_TVM_LOOP_KINDS = {"vectorize": "vectorized", "unroll": "unrolled"}
 
 
 class BufferVar:
@@ -67,20 +67,20 @@ class BufferVar:
     __iter__ = None  # else Python would ask for elements 0, 1, ... without an end
 
     def __getitem__(self, indices: Indices) -> PrimExpr:
-        return BufferLoad(self.buffer, self._indices(indices), self.buffer.dtype)
+        return BufferLoad(self.buffer, self._normalize_indices(indices), self.buffer.dtype)
 
     def __setitem__(self, indices: Indices, value: ExprLike) -> None:
         stored = cast(
             convert(value, None if isinstance(value, PrimExpr) else self.dtype), self.dtype
         )
-        self._builder.emit(BufferStore(self.buffer, stored, self._indices(indices)))
+        self._builder.emit(BufferStore(self.buffer, stored, self._normalize_indices(indices)))
 
-    def _indices(self, indices: Indices) -> tuple[PrimExpr, ...]:
+    def _normalize_indices(self, indices: Indices) -> tuple[PrimExpr, ...]:
         index_tuple = tuple(indices) if isinstance(indices, Sequence) else (indices,)
         converted = tuple(convert(i, "int64") for i in index_tuple)
         shape = self.buffer.shape
         if len(converted) == 1 and len(shape) != 1:
-            return _unravel(converted[0], shape)
+            return _unravel_index(converted[0], shape)
         if len(converted) != len(shape):
             raise ValueError(
                 f"buffer {self.buffer.name!r}: expected {len(shape)} indices, or one flat one, got"
@@ -89,7 +89,7 @@ class BufferVar:
         return converted
 
 
-def _unravel(flat: PrimExpr, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+def _unravel_index(flat: PrimExpr, shape: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
     indices: list[PrimExpr] = []
     for axis, extent in reversed(list(enumerate(shape))):
         unit = is_const(extent, 1)
@@ -111,25 +111,25 @@ class IRBuilder:
         """Append a statement, or an expression to evaluate."""
         self._open[-1].append(Evaluate(stmt) if isinstance(stmt, PrimExpr) else stmt)
 
-    def _begin(self) -> None:
+    def _push_scope(self) -> None:
         self._open.append([])
         self._enclosing.append([])
 
-    def _end(self) -> Stmt:
+    def _pop_scope(self) -> Stmt:
         """Close the innermost scope; return its statements within its allocations and
         definitions.
         """
-        body = sequence(*self._open.pop())
+        body = flatten_seq(*self._open.pop())
         for wrap in reversed(self._enclosing.pop()):
             body = wrap(body)
         return body
 
-    def _rest_of_scope(self, wrap: Callable[[Stmt], Stmt]) -> None:
+    def _wrap_following(self, wrap: Callable[[Stmt], Stmt]) -> None:
         """Wrap the statements emitted later in this scope in `wrap`."""
         before = self._open[-1]
         if before:
-            done = sequence(*before)
-            self._enclosing[-1].append(lambda body: sequence(done, body))
+            done = flatten_seq(*before)
+            self._enclosing[-1].append(lambda body: flatten_seq(done, body))
         # The statements so far stay in front of the wrapped ones: a let or an allocation covers
         # only what follows it.
         self._open[-1] = []
@@ -150,33 +150,33 @@ class IRBuilder:
         """
         var = Var(name, dtype)
         low, high = convert(begin, dtype), convert(end, dtype)
-        self._begin()
+        self._push_scope()
         yield var
-        extent, kind_of_loop = binary(Sub, high, low), ForKind(_KINDS.get(kind, kind))
-        self.emit(For(var, low, extent, kind_of_loop, self._end(), annotations=annotations))
+        extent, kind_of_loop = fold_binary(Sub, high, low), ForKind(_TVM_LOOP_KINDS.get(kind, kind))
+        self.emit(For(var, low, extent, kind_of_loop, self._pop_scope(), annotations=annotations))
 
     @contextmanager
     def new_scope(self) -> Iterator[None]:
         """Open a scope that ends the allocations, lets and attributes made inside."""
-        self._begin()
+        self._push_scope()
         yield
-        self.emit(self._end())
+        self.emit(self._pop_scope())
 
     @contextmanager
     def while_loop(self, condition: PrimExpr) -> Iterator[None]:
         """Open a loop that runs while the condition holds; it is evaluated before each
         iteration.
         """
-        self._begin()
+        self._push_scope()
         yield
-        self.emit(While(condition, self._end()))
+        self.emit(While(condition, self._pop_scope()))
 
     @contextmanager
     def if_scope(self, condition: PrimExpr) -> Iterator[None]:
         """Open the branch that runs if the condition holds."""
-        self._begin()
+        self._push_scope()
         yield
-        self.emit(IfThenElse(condition, self._end()))
+        self.emit(IfThenElse(condition, self._pop_scope()))
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
@@ -187,14 +187,14 @@ class IRBuilder:
         previous = self._open[-1].pop() if self._open[-1] else None
         if not isinstance(previous, IfThenElse) or previous.else_case is not None:
             raise ValueError("else_scope: expected an if_scope just before")
-        self._begin()
+        self._push_scope()
         yield
-        self.emit(previous.with_fields(else_case=self._end()))
+        self.emit(previous.with_fields(else_case=self._pop_scope()))
 
     def let(self, name: str, value: PrimExpr) -> Var:
         """Bind a value to a name until the end of the scope."""
         var = Var(name, value.dtype)
-        self._rest_of_scope(lambda body: LetStmt(var, value, body))
+        self._wrap_following(lambda body: LetStmt(var, value, body))
         return var
 
     def allocate(
@@ -207,7 +207,7 @@ class IRBuilder:
         """Allocate a buffer that lives until the end of the scope."""
         dims = shape if isinstance(shape, Sequence) else (shape,)
         buffer = Buffer(name, tuple(convert(d, "int64") for d in dims), dtype, scope)
-        self._rest_of_scope(lambda body: Allocate(buffer, body))
+        self._wrap_following(lambda body: Allocate(buffer, body))
         return BufferVar(self, buffer)
 
     def likely(self, expr: ExprLike) -> PrimExpr:
@@ -230,7 +230,7 @@ class IRBuilder:
         if attr_key not in ("thread_extent", "virtual_thread") or not isinstance(node, IterVar):
             attr_node = node.buffer if isinstance(node, BufferVar) else node
             attr_value = StringImm(value) if isinstance(value, str) else convert(value)
-            self._rest_of_scope(lambda body: AttrStmt(attr_node, attr_key, attr_value, body))
+            self._wrap_following(lambda body: AttrStmt(attr_node, attr_key, attr_value, body))
             return
         assert not isinstance(value, str)
         extent, kind = convert(value, node.var.dtype), ForKind.THREAD_BINDING
@@ -241,7 +241,7 @@ class IRBuilder:
         var = node.var
         if extent.dtype != var.dtype:
             raise ValueError(f"scope_attr: {var.name} is {var.dtype}, its extent {extent.dtype}")
-        self._rest_of_scope(lambda body: For(var, low, extent, kind, body, notes))
+        self._wrap_following(lambda body: For(var, low, extent, kind, body, notes))
 
     def buffer_ptr(self, buffer: Buffer) -> BufferVar:
         """Return a buffer wrapped for loads and stores."""
@@ -249,13 +249,13 @@ class IRBuilder:
 
     def increase(self, target: BufferVar, indices: Indices, by: ExprLike = 1) -> None:
         """Emit `target[indices] = target[indices] + by`."""
-        target[indices] = binary(Add, target[indices], by)
+        target[indices] = fold_binary(Add, target[indices], by)
 
     def get(self) -> Stmt:
         """Return the whole statement. Raises ValueError while a scope is open."""
         if len(self._open) != 1:
             raise ValueError("ir_builder: a scope is still open")
-        body = self._end()
+        body = self._pop_scope()
         self._open, self._enclosing = [[]], [[]]
         return body
 

@@ -15,11 +15,11 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
-from ekiden.ir.intrinsic import INTRINSICS, LIKE_FIRST, NAMES, if_then_else
+from ekiden.ir.intrinsic import DTYPE_OF_FIRST_ARG, INTRINSICS, TVM_INTRINSIC_NAMES, if_then_else
 from ekiden.ir.intrinsic import call_intrin as _call
 from ekiden.ir.prim import (
     Add,
-    Comparison,
+    DeferredComparison,
     Div,
     ExprLike,
     FloatImm,
@@ -34,10 +34,10 @@ from ekiden.ir.prim import (
     PrimExpr,
     StringImm,
     Sub,
-    binary,
     cast,
     convert,
-    number_beside,
+    convert_number_operand,
+    fold_binary,
 )
 from ekiden.ir.prim import Not as _Not
 from ekiden.ir.prim import const as _const
@@ -53,7 +53,7 @@ else:
 Argument = ExprLike | str | Buffer
 
 
-def _argument(value: Argument) -> PrimExpr:
+def _convert_call_arg(value: Argument) -> PrimExpr:
     """Return a call's argument: a string as StringImm, a buffer as its address."""
     if isinstance(value, str):
         return StringImm(value)
@@ -64,25 +64,29 @@ def call_packed(*args: Argument) -> PrimExpr:
     """Return a call of a function registered with the runtime under the name in the first argument;
     buffers are passed as tensors. Its value is the function's, an int32.
     """
-    return Intrinsic("call_packed", tuple(map(_argument, args)), "int32")
+    return Intrinsic("call_packed", tuple(map(_convert_call_arg, args)), "int32")
 
 
 VOID_DTYPE = "handle"
 """The dtype of calls without a value, as in TVM, where programs write "" or "void"."""
 
 
-def _result(dtype: str) -> str:
+def _void_or_dtype(dtype: str) -> str:
     return VOID_DTYPE if dtype in ("", "void") else dtype
 
 
 def call_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """Return a call of a C function; buffers are passed as addresses."""
-    return Intrinsic("call_extern", (StringImm(func_name), *map(_argument, args)), _result(dtype))
+    return Intrinsic(
+        "call_extern", (StringImm(func_name), *map(_convert_call_arg, args)), _void_or_dtype(dtype)
+    )
 
 
 def call_pure_extern(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     """Return a call of a C function without side effects."""
-    return Intrinsic("call_pure_extern", (StringImm(func_name), *map(_argument, args)), dtype)
+    return Intrinsic(
+        "call_pure_extern", (StringImm(func_name), *map(_convert_call_arg, args)), dtype
+    )
 
 
 def call_llvm_intrin(dtype: str, name: str | int | IntImm, *args: Argument) -> PrimExpr:
@@ -117,13 +121,13 @@ def _call_llvm(op: str, dtype: str, name: str | int | IntImm, args: Sequence[Arg
             f'`tir.const(1, "uint32")`, got {signature!r}'
         )
     numbers = [
-        const(a, "int32" if position else "uint32") if type(a) is int else _argument(a)
+        const(a, "int32" if position else "uint32") if type(a) is int else _convert_call_arg(a)
         for position, a in enumerate(args)
     ]
     for kind in (dtype, *(a.dtype for a in numbers)):
-        if kind and dt.is_small(dt.element(kind)):
+        if kind and dt.is_byte_stored(dt.element_dtype(kind)):
             raise ExpressionError(f"{op}: {name}: LLVM has no type for {kind}")
-    return Intrinsic(op, (StringImm(name), *numbers), _result(dtype))
+    return Intrinsic(op, (StringImm(name), *numbers), _void_or_dtype(dtype))
 
 
 def ret(val: ExprLike) -> PrimExpr:
@@ -141,11 +145,13 @@ def call_intrin(dtype: str, func_name: str, *args: Argument) -> PrimExpr:
     unknown name.
     """
     name = func_name.removeprefix("tir.")
-    name = NAMES.get(name, name)
+    name = TVM_INTRINSIC_NAMES.get(name, name)
     if name not in INTRINSICS:
         raise KeyError(f"call_intrin: no intrinsic {func_name!r}")
-    is_integer_op = INTRINSICS[name].dtype in (None, LIKE_FIRST) and dt.is_int(dtype)
-    operands = [const(a, dtype) if is_integer_op and type(a) is int else _argument(a) for a in args]
+    is_integer_op = INTRINSICS[name].dtype in (None, DTYPE_OF_FIRST_ARG) and dt.is_int(dtype)
+    operands = [
+        const(a, dtype) if is_integer_op and type(a) is int else _convert_call_arg(a) for a in args
+    ]
     return Intrinsic(name, tuple(operands), dtype)
 
 
@@ -156,16 +162,16 @@ def address_of(load: BufferLoad | Buffer) -> BufferAddress:
     return load.buffer.access_ptr("rw", load.indices, [1] * len(load.indices))
 
 
-def _named(op: str) -> Callable[..., PrimExpr]:
+def _intrinsic_function(op: str) -> Callable[..., PrimExpr]:
     row = INTRINSICS[op]
 
-    def apply(*args: ExprLike) -> PrimExpr:
+    def call(*args: ExprLike) -> PrimExpr:
         return _call(op, *unify_operands(args))
 
-    apply.__name__ = apply.__qualname__ = op
+    call.__name__ = call.__qualname__ = op
     count = "scalar expressions" if row.arity != 1 else "a scalar expression"
-    apply.__doc__ = f"`{op}` of {count} (see ekiden.ir.intrinsic)."
-    return apply
+    call.__doc__ = f"`{op}` of {count} (see ekiden.ir.intrinsic)."
+    return call
 
 
 def unify_operands(values: Sequence[ExprLike]) -> list[PrimExpr]:
@@ -173,7 +179,7 @@ def unify_operands(values: Sequence[ExprLike]) -> list[PrimExpr]:
     float among integers is float32 and makes the other numbers so.
     """
     like = next((v.dtype for v in values if isinstance(v, PrimExpr)), None)
-    converted = [v if isinstance(v, PrimExpr) else number_beside(v, like) for v in values]
+    converted = [v if isinstance(v, PrimExpr) else convert_number_operand(v, like) for v in values]
     number_dtypes = [
         m.dtype for m, v in zip(converted, values, strict=True) if not isinstance(v, PrimExpr)
     ]
@@ -185,18 +191,26 @@ def unify_operands(values: Sequence[ExprLike]) -> list[PrimExpr]:
     )
 
 
-exp, exp2, exp10, log, log2, log10 = map(_named, "exp exp2 exp10 log log2 log10".split())
-log1p, sqrt, rsqrt, erf, sigmoid = map(_named, "log1p sqrt rsqrt erf sigmoid".split())
-sin, cos, tan, asin, acos, atan = map(_named, "sin cos tan asin acos atan".split())
-sinh, cosh, tanh, asinh, acosh, atanh = map(_named, "sinh cosh tanh asinh acosh atanh".split())
-abs, floor, ceil, round, trunc = map(_named, "abs floor ceil round trunc".split())
-isnan, isinf, isfinite, nearbyint = map(_named, "isnan isinf isfinite nearbyint".split())
-power, fma, fmod, atan2, hypot = map(_named, "pow fma fmod atan2 hypot".split())
-copysign, ldexp, popcount, clz = map(_named, "copysign ldexp popcount clz".split())
-q_multiply_shift = _named("q_multiply_shift")
-bitwise_not = _named("bitwise_not")
-bitwise_and, bitwise_or, bitwise_xor = map(_named, "bitwise_and bitwise_or bitwise_xor".split())
-shift_left, shift_right = map(_named, "left_shift right_shift".split())
+exp, exp2, exp10, log, log2, log10 = map(
+    _intrinsic_function, "exp exp2 exp10 log log2 log10".split()
+)
+log1p, sqrt, rsqrt, erf, sigmoid = map(_intrinsic_function, "log1p sqrt rsqrt erf sigmoid".split())
+sin, cos, tan, asin, acos, atan = map(_intrinsic_function, "sin cos tan asin acos atan".split())
+sinh, cosh, tanh, asinh, acosh, atanh = map(
+    _intrinsic_function, "sinh cosh tanh asinh acosh atanh".split()
+)
+abs, floor, ceil, round, trunc = map(_intrinsic_function, "abs floor ceil round trunc".split())
+isnan, isinf, isfinite, nearbyint = map(
+    _intrinsic_function, "isnan isinf isfinite nearbyint".split()
+)
+power, fma, fmod, atan2, hypot = map(_intrinsic_function, "pow fma fmod atan2 hypot".split())
+copysign, ldexp, popcount, clz = map(_intrinsic_function, "copysign ldexp popcount clz".split())
+q_multiply_shift = _intrinsic_function("q_multiply_shift")
+bitwise_not = _intrinsic_function("bitwise_not")
+bitwise_and, bitwise_or, bitwise_xor = map(
+    _intrinsic_function, "bitwise_and bitwise_or bitwise_xor".split()
+)
+shift_left, shift_right = map(_intrinsic_function, "left_shift right_shift".split())
 pow = power
 
 
@@ -240,28 +254,28 @@ def vectorlow(dtype: str, vec: PrimExpr) -> PrimExpr:
     """Return the low half of a vector's lanes, of type `dtype`. Raises TypeError for
     another dtype.
     """
-    return _half("vectorlow", dtype, vec)
+    return _vector_half("vectorlow", dtype, vec)
 
 
 def vectorhigh(dtype: str, vec: PrimExpr) -> PrimExpr:
     """Return the high half of a vector's lanes, of type `dtype`. Raises TypeError for another
     dtype.
     """
-    return _half("vectorhigh", dtype, vec)
+    return _vector_half("vectorhigh", dtype, vec)
 
 
 def vectorcombine(dtype: str, vec1: PrimExpr, vec2: PrimExpr) -> PrimExpr:
     """Concatenate two vectors of one type into one of type `dtype`. Raises TypeError for others."""
-    combined_dtype = dt.with_lanes(dt.element(vec1.dtype), 2 * dt.lanes(vec1.dtype))
+    combined_dtype = dt.with_lanes(dt.element_dtype(vec1.dtype), 2 * dt.lanes(vec1.dtype))
     if vec1.dtype != vec2.dtype or dtype != combined_dtype:
         operand_dtypes = f"{vec1.dtype} and {vec2.dtype}"
         raise TypeError(f"vectorcombine: two halves of {dtype} expected, got {operand_dtypes}")
     return Intrinsic("vectorcombine", (vec1, vec2), dtype)
 
 
-def _half(op: str, dtype: str, vec: PrimExpr) -> PrimExpr:
+def _vector_half(op: str, dtype: str, vec: PrimExpr) -> PrimExpr:
     lanes = dt.lanes(vec.dtype)
-    if lanes < 4 or lanes % 2 or dtype != dt.with_lanes(dt.element(vec.dtype), lanes // 2):
+    if lanes < 4 or lanes % 2 or dtype != dt.with_lanes(dt.element_dtype(vec.dtype), lanes // 2):
         raise TypeError(f"{op}: {dtype} is not half of a vector of {vec.dtype}")
     return Intrinsic(op, (vec,), dtype)
 
@@ -271,23 +285,23 @@ def _gpu_builtin(op: str) -> Callable[..., PrimExpr]:
     it.
     """
 
-    def apply(*args: Argument) -> PrimExpr:
-        return Intrinsic(op, tuple(map(_argument, args)), INTRINSICS[op].dtype or "int32")
+    def call(*args: Argument) -> PrimExpr:
+        return Intrinsic(op, tuple(map(_convert_call_arg, args)), INTRINSICS[op].dtype or "int32")
 
-    apply.__name__ = apply.__qualname__ = op
-    apply.__doc__ = f"The call `{op}` of NVIDIA's threads; it stands in programs alone."
-    return apply
+    call.__name__ = call.__qualname__ = op
+    call.__doc__ = f"The call `{op}` of NVIDIA's threads; it stands in programs alone."
+    return call
 
 
 def _typed_gpu_builtin(op: str) -> Callable[..., PrimExpr]:
     """Return the constructor of a GPU builtin call whose first argument is the result dtype."""
 
-    def apply(dtype: str, *args: Argument) -> PrimExpr:
-        return Intrinsic(op, tuple(map(_argument, args)), dtype)
+    def call(dtype: str, *args: Argument) -> PrimExpr:
+        return Intrinsic(op, tuple(map(_convert_call_arg, args)), dtype)
 
-    apply.__name__ = apply.__qualname__ = op
-    apply.__doc__ = f"The call `{op}` of NVIDIA's threads, of a dtype; it stands in programs alone."
-    return apply
+    call.__name__ = call.__qualname__ = op
+    call.__doc__ = f"The call `{op}` of NVIDIA's threads, of a dtype; it stands in programs alone."
+    return call
 
 
 tvm_fill_fragment, tvm_load_matrix_sync, tvm_store_matrix_sync = map(
@@ -308,29 +322,31 @@ ptx_mma, ptx_mma_sp, ptx_ldmatrix, mma_store, mma_fill, ptx_cp_async, ptx_cp_asy
 )
 
 
-def _shuffle(op: str, lane: str) -> Callable[..., PrimExpr]:
+def _warp_shuffle(op: str, lane: str) -> Callable[..., PrimExpr]:
     """Return the constructor of a warp shuffle, by which a thread reads the value that another
     thread of its warp passes.
     """
 
-    def apply(
+    def call(
         mask: ExprLike, value: ExprLike, lane: ExprLike, width: int, warp_size: int
     ) -> PrimExpr:
         """Return the shuffle call; its documentation is set below."""
         return _call(op, mask, value, lane, width, warp_size)
 
-    apply.__name__ = apply.__qualname__ = op
-    apply.__doc__ = (
+    call.__name__ = call.__qualname__ = op
+    call.__doc__ = (
         f"The value of the thread {lane}, of `width` neighbours in a warp of `warp_size` threads; "
         "all whose bits are set in `mask` make the call. Of a thread that does not, the value is "
         "none in particular."
     )
-    return apply
+    return call
 
 
-tvm_warp_shuffle = _shuffle("tvm_warp_shuffle", "whose number among them is `lane`")
-tvm_warp_shuffle_up = _shuffle("tvm_warp_shuffle_up", "`lane` before, one's own where none is")
-tvm_warp_shuffle_down = _shuffle("tvm_warp_shuffle_down", "`lane` behind, one's own where none is")
+tvm_warp_shuffle = _warp_shuffle("tvm_warp_shuffle", "whose number among them is `lane`")
+tvm_warp_shuffle_up = _warp_shuffle("tvm_warp_shuffle_up", "`lane` before, one's own where none is")
+tvm_warp_shuffle_down = _warp_shuffle(
+    "tvm_warp_shuffle_down", "`lane` behind, one's own where none is"
+)
 
 
 def tvm_warp_activemask() -> PrimExpr:
@@ -353,7 +369,7 @@ def all(*args: PrimExpr) -> PrimExpr:
 
 def any(*args: PrimExpr) -> PrimExpr:
     """Return the disjunction of conditions. Raises ValueError when there is none."""
-    return _fold_conditions("any", lambda a, b: binary(Or, a, b), args)
+    return _fold_conditions("any", lambda a, b: fold_binary(Or, a, b), args)
 
 
 def _fold_conditions(
@@ -369,33 +385,35 @@ def _fold_conditions(
 
 def add(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return `a + b`."""
-    return binary(Add, a, b)
+    return fold_binary(Add, a, b)
 
 
 def subtract(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return `a - b`."""
-    return binary(Sub, a, b)
+    return fold_binary(Sub, a, b)
 
 
 def multiply(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return `a * b`."""
-    return binary(Mul, a, b)
+    return fold_binary(Mul, a, b)
 
 
 def div(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return `a / b` with C's semantics: integer quotients truncate towards zero."""
-    return binary(Div, a, b)
+    return fold_binary(Div, a, b)
 
 
 def truncdiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the integer quotient, truncated towards zero."""
-    return binary(Div, a, b)
+    return fold_binary(Div, a, b)
 
 
 def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the remainder of `truncdiv`, which has the sign of a."""
     dividend, divisor = unify_operands((a, b))
-    return binary(Sub, dividend, binary(Mul, binary(Div, dividend, divisor), divisor))
+    return fold_binary(
+        Sub, dividend, fold_binary(Mul, fold_binary(Div, dividend, divisor), divisor)
+    )
 
 
 def Mod(a: ExprLike, b: ExprLike) -> PrimExpr:  # noqa: N802 - a class in TVM
@@ -405,18 +423,18 @@ def Mod(a: ExprLike, b: ExprLike) -> PrimExpr:  # noqa: N802 - a class in TVM
 
 def floordiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the integer quotient, rounded down."""
-    return binary(FloorDiv, a, b)
+    return fold_binary(FloorDiv, a, b)
 
 
 def floormod(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the remainder of `floordiv`, which has the sign of b."""
-    return binary(FloorMod, a, b)
+    return fold_binary(FloorMod, a, b)
 
 
 def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the integer quotient, rounded up."""
     dividend, divisor = unify_operands((a, b))
-    return binary(FloorDiv, dividend + divisor - 1, divisor)
+    return fold_binary(FloorDiv, dividend + divisor - 1, divisor)
 
 
 indexdiv, indexmod = floordiv, floormod
@@ -424,15 +442,15 @@ indexdiv, indexmod = floordiv, floormod
 
 def min(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
     """Return the smallest of the values; over axes see te.min."""
-    return reduce(partial(binary, Min), more, binary(Min, a, b))
+    return reduce(partial(fold_binary, Min), more, fold_binary(Min, a, b))
 
 
 def max(a: ExprLike, b: ExprLike, *more: ExprLike) -> PrimExpr:
     """Return the largest of the values; over axes see te.max."""
-    return reduce(partial(binary, Max), more, binary(Max, a, b))
+    return reduce(partial(fold_binary, Max), more, fold_binary(Max, a, b))
 
 
-def const(value: float | Comparison, dtype: str | None = None) -> PrimExpr:
+def const(value: float | DeferredComparison, dtype: str | None = None) -> PrimExpr:
     """Return a constant; see `ir.prim.const`. Raises ExpressionError if its dtype cannot represent
     the number.
     """

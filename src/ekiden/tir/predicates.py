@@ -15,13 +15,13 @@ from collections.abc import Iterable
 
 from ekiden.arith import simplify
 from ekiden.ir.prim import LT, And, IntImm, PrimExpr, const, is_const, logical_and
-from ekiden.ir.prim_visitor import same, substitute
+from ekiden.ir.prim_visitor import is_same_expr, substitute
 from ekiden.tir.stmt import BlockRealize, IterKind
 
-__all__ = ["conditions", "conjunction", "init_conditions"]
+__all__ = ["init_conditions", "join_conjuncts", "split_conjuncts"]
 
 
-def conditions(predicate: PrimExpr) -> list[PrimExpr]:
+def split_conjuncts(predicate: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts of a predicate."""
     if is_const(predicate):
         return [] if predicate.value else [predicate]  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def conditions(predicate: PrimExpr) -> list[PrimExpr]:
     return conjuncts
 
 
-def conjunction(conjuncts: Iterable[PrimExpr]) -> PrimExpr:
+def join_conjuncts(conjuncts: Iterable[PrimExpr]) -> PrimExpr:
     """Return the conjunction of conditions."""
     total: PrimExpr = const(True)
     for conjunct in conjuncts:
@@ -50,23 +50,23 @@ def init_conditions(realize: BlockRealize) -> list[PrimExpr]:
     Those are the block's, except that a reduced iterator is below its extent: that one masks
     reduction steps, not points. An empty reduction is initialised, too.
     """
-    return [c for c in conditions(realize.predicate) if not _bounds_reduction(c, realize)]
+    return [c for c in split_conjuncts(realize.predicate) if not _is_reduction_bound(c, realize)]
 
 
-def _bounds_reduction(condition: PrimExpr, realize: BlockRealize) -> bool:
+def _is_reduction_bound(condition: PrimExpr, realize: BlockRealize) -> bool:
     if not isinstance(condition, LT):
         return False
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     return any(
-        _are_equal(condition.b, substitute(iter_var.extent, values))
-        and _are_equal(condition.a, values[iter_var.var])
+        _prove_equal_exprs(condition.b, substitute(iter_var.extent, values))
+        and _prove_equal_exprs(condition.a, values[iter_var.var])
         for iter_var in realize.block.iter_vars
         if iter_var.kind is IterKind.REDUCE
     )
 
 
-def _are_equal(a: PrimExpr, b: PrimExpr) -> bool:
+def _prove_equal_exprs(a: PrimExpr, b: PrimExpr) -> bool:
     """Return whether two expressions are equal; identical ones and constants need no proof."""
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
-    return same(a, b) or is_const(simplify(a - b), 0)
+    return is_same_expr(a, b) or is_const(simplify(a - b), 0)

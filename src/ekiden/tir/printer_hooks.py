@@ -19,19 +19,19 @@ else:
     printer = LazyModule("ekiden.tir.printer")
 
 
-def _of_expression(expr: PrimExpr) -> str:
+def _print_expression(expr: PrimExpr) -> str:
     return expression_text.expression_text(expr)
 
 
-def _of_module(module: IRModule, name: str) -> str:
-    return printer.module_text(module, name)
+def _print_module(module: IRModule, name: str) -> str:
+    return printer.print_module(module, name)
 
 
-def _html_of_module(module: IRModule) -> str:
-    return html.styled(html.coloured(module.script(), html.PYTHON_TOKENS))
+def _module_html(module: IRModule) -> str:
+    return html.program_html(html.colour_tokens(module.script(), html.PYTHON_TOKENS))
 
 
 if IRModule.html_printer is None:  # where no Relay is loaded, which shows other functions too
-    IRModule.html_printer = staticmethod(_html_of_module)
-PrimExpr.printer = staticmethod(_of_expression)
-IRModule.script_printer = staticmethod(_of_module)
+    IRModule.html_printer = staticmethod(_module_html)
+PrimExpr.printer = staticmethod(_print_expression)
+IRModule.script_printer = staticmethod(_print_module)

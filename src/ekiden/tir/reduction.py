@@ -19,11 +19,11 @@ from ekiden.ir.structural import structural_key
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Block, BufferStore, LetStmt, SeqStmt, Stmt, seq
-from ekiden.tir.visitor import ExprRewriter, walk
+from ekiden.tir.visitor import ExprRewriter, pre_order_stmts
 
-COMBINE = "commutative"
+COMBINE_ANNOTATION = "commutative"
 """The annotation of a block whose reducer's word is taken for it."""
-REDUCERS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
+REDUCTION_OPERATORS: tuple[type[BinaryExpr], ...] = (Add, Mul, Min, Max, And, Or)
 """Operators whose order and grouping do not matter (up to rounding)."""
 _IDENTITY_ELEMENTS: Mapping[type[BinaryExpr], int] = {Add: 0, Mul: 1}
 """What changes nothing, of operators that are not idempotent."""
@@ -36,10 +36,10 @@ def same_expr(a: PrimExpr, b: PrimExpr) -> bool:
     return a is b or structural_key(a) == structural_key(b)
 
 
-def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
+def match_update(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
     """Return (op, x) if a store is `c[i] = op(c[i], x)`."""
     value = store.value
-    if not isinstance(value, REDUCERS):
+    if not isinstance(value, REDUCTION_OPERATORS):
         return None
     for own, term in ((value.a, value.b), (value.b, value.a)):
         if (
@@ -52,24 +52,25 @@ def update_of(store: BufferStore) -> tuple[type[BinaryExpr], PrimExpr] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class DecomposedReduction:
     """A reduction block of one or several results."""
 
     targets: tuple[tuple[Buffer, tuple[PrimExpr, ...]], ...]
     """The element of each result, in terms of the block's iterators."""
-    starts: tuple[PrimExpr, ...]
+    identity_elements: tuple[PrimExpr, ...]
     """What every partial result begins with."""
-    initial: tuple[PrimExpr, ...]
+    initial_values: tuple[PrimExpr, ...]
     """What the whole begins with, where that is something else; () where it is not."""
     terms: tuple[tuple[Var, PrimExpr], ...]
     """Variables of the combination, and what a step combines by them."""
-    combination: Stmt
+    combiner: Stmt
     """Stores of the targets, from their own elements and the variables of the terms."""
 
-    def joined(
+    def combine(
         self, places: Elements, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]
     ) -> Stmt:
-        """Return the statement that combines two partial results into elements of other buffers.
+        """Return the combiner applied to two partial results, stored into elements of other
+        buffers.
 
         Args:
             places: a buffer and indices per result.
@@ -79,15 +80,15 @@ class Reduction:
         target_elements = {t: p for (t, _), p in zip(self.targets, places, strict=True)}
         values = {t: v for (t, _), v in zip(self.targets, left_values, strict=True)}
         names: dict[Var, PrimExpr] = {v: Var(v.name, v.dtype) for v, _ in self.terms}
-        for stmt in walk(self.combination):
+        for stmt in pre_order_stmts(self.combiner):
             if isinstance(stmt, LetStmt):
                 names[stmt.var] = Var(stmt.var.name, stmt.var.dtype)
         if len(self.targets) == 1:  # one store reads what it combines itself
             (term, _), (value,) = self.terms[0], right
-            return _CombinationRewriter(target_elements, values, {**names, term: value}).visit(
-                self.combination
+            return _CombinerSubstituter(target_elements, values, {**names, term: value}).visit(
+                self.combiner
             )
-        result = _CombinationRewriter(target_elements, values, names).visit(self.combination)
+        result = _CombinerSubstituter(target_elements, values, names).visit(self.combiner)
         for (old, _), value in reversed(list(zip(self.terms, right, strict=True))):
             new = names[old]
             assert isinstance(new, Var)
@@ -95,8 +96,8 @@ class Reduction:
         return result
 
 
-class _CombinationRewriter(ExprRewriter):
-    """A rewriter that substitutes elements and variables in a combination."""
+class _CombinerSubstituter(ExprRewriter):
+    """A rewriter that substitutes elements and variables in a combiner."""
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class _CombinationRewriter(ExprRewriter):
         values: Mapping[Buffer, PrimExpr],
         names: Mapping[Var, PrimExpr],
     ) -> None:
-        super().__init__(self._changed)
+        super().__init__(self._substitute_node)
         self._where, self._values, self._names = where, values, names
 
-    def _changed(self, e: PrimExpr) -> PrimExpr:
+    def _substitute_node(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad):
             return self._values.get(e.buffer, e)
         return self._names.get(e, e) if isinstance(e, Var) else e
@@ -116,27 +117,27 @@ class _CombinationRewriter(ExprRewriter):
         """Rebind the let to a fresh variable per use of the combination."""
         new = self._names[stmt.var]
         assert isinstance(new, Var)
-        return LetStmt(new, self.expr(stmt.value), self.visit(stmt.body))
+        return LetStmt(new, self.rewrite_expr(stmt.value), self.visit(stmt.body))
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Store a result to its substituted element."""
         buffer, indices = self._where[stmt.buffer]
-        return BufferStore(buffer, self.expr(stmt.value), indices)
+        return BufferStore(buffer, self.rewrite_expr(stmt.value), indices)
 
 
-def reduction_of(block: Block) -> Reduction | None:
-    """Return the decomposed reduction of a block; None for a block without init or with an update
-    of unknown form.
+def match_reduction(block: Block) -> DecomposedReduction | None:
+    """Return a block's reduction; None for a block without init or with an update of
+    unknown form.
     """
-    starts = None if block.init is None else _stored(block.init)
+    starts = None if block.init is None else _stores_by_buffer(block.init)
     if starts is None:
         return None
-    if (block.annotations or {}).get(COMBINE):
-        return _reduction_of_terms(block, starts)
-    return _reduction_of_operators(block, starts)
+    if (block.annotations or {}).get(COMBINE_ANNOTATION):
+        return _match_tuple_reduction(block, starts)
+    return _match_operator_reduction(block, starts)
 
 
-def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
+def _stores_by_buffer(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
     """Return the stores of a sequence by their buffers; None if there is anything else in it."""
     stmts = stmt.seq if isinstance(stmt, SeqStmt) else (stmt,)
     stores = [s for s in stmts if isinstance(s, BufferStore) and s.predicate is None]
@@ -144,15 +145,20 @@ def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
     return by_buffer if len(by_buffer) == len(stmts) else None
 
 
-def _reduction_of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
-    updates = _stored(block.body)
+def _match_operator_reduction(
+    block: Block, starts: Mapping[Buffer, BufferStore]
+) -> DecomposedReduction | None:
+    """Match stores `c[i] = op(c[i], x)` with one of the known reduction operators, one per
+    result.
+    """
+    updates = _stores_by_buffer(block.body)
     if updates is None or updates.keys() != starts.keys():
         return None
     terms: list[tuple[Var, PrimExpr]] = []
     combination: list[Stmt] = []
     neutral: list[PrimExpr] = []
     for buffer, store in updates.items():
-        update = update_of(store)
+        update = match_update(store)
         if update is None:
             return None
         op, term = update
@@ -170,41 +176,57 @@ def _reduction_of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) 
     )
     targets = tuple((b, s.indices) for b, s in updates.items())
     initial_values = () if is_neutral else initial
-    return Reduction(targets, tuple(neutral), initial_values, tuple(terms), seq(*combination))
+    return DecomposedReduction(
+        targets, tuple(neutral), initial_values, tuple(terms), seq(*combination)
+    )
 
 
-def _reduction_of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+def _match_tuple_reduction(
+    block: Block, starts: Mapping[Buffer, BufferStore]
+) -> DecomposedReduction | None:
+    """Match lets of the terms followed by stores of all results, as a comm_reducer of several
+    values lowers.
+    """
     terms: list[tuple[Var, PrimExpr]] = []
     body = block.body
     while isinstance(body, LetStmt) and len(terms) < len(starts):
         terms.append((body.var, body.value))
         body = body.body
-    stores = [s for s in walk(body) if isinstance(s, BufferStore)]
+    stores = [s for s in pre_order_stmts(body) if isinstance(s, BufferStore)]
     targets = tuple((s.buffer, s.indices) for s in stores)
     if len(terms) != len(starts) or {b for b, _ in targets} != starts.keys():
         return None
     begins = tuple(starts[b].value for b, _ in targets)
-    return Reduction(targets, begins, (), tuple(terms), body)
+    return DecomposedReduction(targets, begins, (), tuple(terms), body)
 
 
-def at_iterators(
-    reduction: Reduction, values: Mapping[Var, PrimExpr]
+def substitute_iterators(
+    reduction: DecomposedReduction, values: Mapping[Var, PrimExpr]
 ) -> tuple[Elements, list[PrimExpr], list[PrimExpr], list[PrimExpr]]:
     """Return the elements, starts, initial values and terms of a reduction with the iterators of
     its block replaced by expressions of loops."""
     bound = dict(values)
 
-    def moved(exprs: Sequence[PrimExpr]) -> list[PrimExpr]:
+    def substitute_each(exprs: Sequence[PrimExpr]) -> list[PrimExpr]:
         """Substitute loop expressions for block iterators."""
         return [substitute(e, bound) for e in exprs]
 
-    elements = [(b, tuple(moved(indices))) for b, indices in reduction.targets]
-    terms = moved([t for _, t in reduction.terms])
-    return elements, moved(reduction.starts), moved(reduction.initial), terms
+    elements = [(b, tuple(substitute_each(indices))) for b, indices in reduction.targets]
+    terms = substitute_each([t for _, t in reduction.terms])
+    return (
+        elements,
+        substitute_each(reduction.identity_elements),
+        substitute_each(reduction.initial_values),
+        terms,
+    )
 
 
 __all__ = [
-    "COMBINE", "REDUCERS", "Reduction", "at_iterators", "reduction_of",
+    "COMBINE_ANNOTATION",
+    "REDUCTION_OPERATORS",
+    "DecomposedReduction",
+    "match_reduction",
+    "match_update",
     "same_expr",
-    "update_of",
+    "substitute_iterators",
 ]  # fmt: skip

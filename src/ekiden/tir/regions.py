@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from ekiden.arith import Analyzer, prove_equal
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, And, IntImm, Intrinsic, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import post_order, same, substitute
+from ekiden.ir.prim_visitor import is_same_expr, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tir.contents import buffers_inside
+from ekiden.tir.contents import accessed_buffers
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import (
     Allocate,
@@ -29,10 +29,10 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.views import resolved
-from ekiden.tir.visitor import expressions, sub_statements
+from ekiden.tir.views import resolve_view
+from ekiden.tir.visitor import stmt_exprs, sub_statements
 
-UNKNOWN_EXTENT = (1 << 31) - 1
+UNKNOWN_EXTENT_THRESHOLD = (1 << 31) - 1
 """Steps of a loop of which there is nothing known but that an int32 says how many they are."""
 
 
@@ -61,17 +61,17 @@ class BufferRegion:
     region: tuple[Range, ...]
 
 
-def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
+def buffer_accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     """Return every access of a buffer inside a statement in program order (a store's loads before
     the store).
     """
-    return [access for _, access in all_accesses(root, buffer)]
+    return [access for _, access in iter_accesses(root, buffer)]
 
 
 # Indices leave here over loop variables alone: block iterators are replaced by what they are bound
 # to and names by their values, outermost first. A condition that only says that an index is inside
 # of its buffer does not make an access conditional: where it fails there is no element to speak of.
-def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
+def iter_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffer, Access]]:
     """Yield every access of every buffer, or of one, in program order; inner block iterators and
     let variables are replaced by their bindings.
     """
@@ -80,11 +80,11 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
     ]
     while stack:
         s, loops, values, conditions = stack.pop()
-        if only is not None and only not in buffers_inside(s):
+        if only is not None and only not in accessed_buffers(s):
             continue
         while isinstance(s, DeclBuffer):
-            s = resolved(s)
-        for e in post_order(*expressions(s)):
+            s = resolve_view(s)
+        for e in post_order(*stmt_exprs(s)):
             match e:
                 case BufferLoad() | BufferAddress() if only is not None and e.buffer is not only:
                     continue
@@ -101,7 +101,7 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
                         if "rw"[is_store] in e.access:
                             yield (
                                 e.buffer,
-                                _address_access(e, loops, values, is_store, bool(conditions)),
+                                _access_of_address(e, loops, values, is_store, bool(conditions)),
                             )
         if isinstance(s, BufferStore) and (only is None or s.buffer is only):
             indices = tuple(substitute(i, values) for i in s.indices)
@@ -121,12 +121,12 @@ def all_accesses(root: Stmt, only: Buffer | None = None) -> Iterator[tuple[Buffe
             if isinstance(s, While):
                 inner = (*conditions, s.condition)
             if isinstance(s, IfThenElse):
-                conjuncts = _conjuncts(substitute(s.condition, values))
+                conjuncts = _split_conjuncts(substitute(s.condition, values))
                 inner = (*conditions, *(conjuncts if n == 0 else (s.condition,)))
             stack.append((child, loops, values, inner))
 
 
-def _conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
+def _split_conjuncts(condition: PrimExpr) -> tuple[PrimExpr, ...]:
     """Return the conjuncts of a condition, through `likely`."""
     if isinstance(condition, Intrinsic) and condition.op == "likely":
         condition = condition.args[0]
@@ -158,7 +158,7 @@ def _is_bounds_check(condition: PrimExpr, buffer: Buffer, indices: Sequence[Prim
     )
 
 
-def _address_access(
+def _access_of_address(
     e: BufferAddress,
     loops: tuple[For, ...],
     values: dict[Var, PrimExpr],
@@ -170,7 +170,7 @@ def _address_access(
     return Access(at, loops, is_store, conditional, extents)
 
 
-def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> list[Range]:
+def bounding_region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> list[Range]:
     """Return the smallest box known to contain all accesses, as a function of the outer loops; a
     whole axis where no bounds are known.
     """
@@ -180,13 +180,13 @@ def region(buffer: Buffer, touched: Sequence[Access], outer: Iterable[For]) -> l
     for access in touched:
         for loop in access.loops:
             analyzer.bind(loop.loop_var, loop.min, loop.extent)
-    return [_range(n, dim, touched, analyzer) for n, dim in enumerate(buffer.shape)]
+    return [_axis_range(n, dim, touched, analyzer) for n, dim in enumerate(buffer.shape)]
 
 
 # Of all indices the first access's first step is the base, an expression of what is outside; the
 # others are looked at as differences from it. Those need constant bounds: a box whose size depends
 # on what is outside is not looked for, and the whole axis taken.
-def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
+def _axis_range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyzer) -> Range:
     full_axis = Range.from_min_extent(const(0), dim)
     base: PrimExpr | None = None
     low, high = math.inf, -math.inf
@@ -209,25 +209,27 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     if base is None or math.isinf(low) or math.isinf(high):
         return full_axis
     extent = int(high - low) + 1
-    if extent >= UNKNOWN_EXTENT:
+    # Intervals without known bounds come out this large; a box of that size would only be a wrong
+    # guess.
+    if extent >= UNKNOWN_EXTENT_THRESHOLD:
         return full_axis
     if isinstance(dim, IntImm) and extent >= dim.value:
         return full_axis
     return Range.from_min_extent(analyzer.simplify(base + int(low)), const(extent))
 
 
-def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
-    """Return the box that accesses touch; the point itself where they all access one point."""
+def _accessed_box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
+    """Return the box that accesses touch; the exact point where all of them access one point."""
     first = touched[0]
     is_point = len(first.indices) == len(buffer.shape) and all(
         a.extents is None
         and not a.loops
-        and all(same(i, j) for i, j in zip(a.indices, first.indices, strict=True))
+        and all(is_same_expr(i, j) for i, j in zip(a.indices, first.indices, strict=True))
         for a in touched
     )
     if is_point:
         return tuple(Range.from_min_extent(i, 1) for i in first.indices)
-    box = region(buffer, touched, ())
+    box = bounding_region(buffer, touched, ())
     return tuple(box)
 
 
@@ -241,17 +243,17 @@ def block_regions(block: Block) -> tuple[list[BufferRegion], list[BufferRegion]]
     writes: dict[Buffer, list[Access]] = {}
     own: set[Buffer] = set()
     for root in (block.body,) if block.init is None else (block.init, block.body):
-        own.update(_allocated(root))
-        for buffer, access in all_accesses(root):
+        own.update(_allocated_buffers(root))
+        for buffer, access in iter_accesses(root):
             (writes if access.is_store else reads).setdefault(buffer, []).append(access)
     hidden = own | (set(writes) if block.init is not None else set())
     return (
-        [BufferRegion(b, _box(b, a)) for b, a in reads.items() if b not in hidden],
-        [BufferRegion(b, _box(b, a)) for b, a in writes.items() if b not in own],
+        [BufferRegion(b, _accessed_box(b, a)) for b, a in reads.items() if b not in hidden],
+        [BufferRegion(b, _accessed_box(b, a)) for b, a in writes.items() if b not in own],
     )
 
 
-def _allocated(root: Stmt) -> Iterator[Buffer]:
+def _allocated_buffers(root: Stmt) -> Iterator[Buffer]:
     stack = [root]
     while stack:
         s = stack.pop()

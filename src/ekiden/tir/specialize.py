@@ -28,18 +28,20 @@ def specialized(func: PrimFunc, param_map: Mapping[Buffer | Var, Buffer | ExprLi
     substitutable = {*func.scalars, *(v for b in func.buffers for v in free_vars(*b.sizes()))}
     for key, value in param_map.items():
         if isinstance(key, Buffer) and isinstance(value, Buffer):
-            _match(func, key, value, values)
+            _match_buffer_shape(func, key, value, values)
         elif isinstance(key, Var) and key in substitutable and not isinstance(value, Buffer):
             values[key] = cast(convert(value, key.dtype), key.dtype)
         else:
             raise ValueError(f"specialize {func.name!r}: it has no {key!r} that {value!r} fits")
-    buffers = {b: _sized(b, values) for b in func.buffers}
+    buffers = {b: _specialize_buffer(b, values) for b in func.buffers}
     params = (buffers[p] if isinstance(p, Buffer) else p for p in func.params)
     body = rename(func.body, values, buffers)
     return func.with_fields(params=tuple(p for p in params if p not in values), body=body)
 
 
-def _match(func: PrimFunc, own: Buffer, target: Buffer, values: dict[Var, PrimExpr]) -> None:
+def _match_buffer_shape(
+    func: PrimFunc, own: Buffer, target: Buffer, values: dict[Var, PrimExpr]
+) -> None:
     """Record the values of a parameter's size variables in a target buffer."""
     subject = f"specialize {func.name!r}: buffer {own.name!r}"
     if own not in func.buffers:
@@ -57,17 +59,17 @@ def _match(func: PrimFunc, own: Buffer, target: Buffer, values: dict[Var, PrimEx
             raise ValueError(f"{subject} has the size {a}, not {b}")
 
 
-def _sized(buffer: Buffer, values: dict[Var, PrimExpr]) -> Buffer:
+def _specialize_buffer(buffer: Buffer, values: dict[Var, PrimExpr]) -> Buffer:
     if values.keys().isdisjoint(free_vars(*buffer.sizes())):
         return buffer
 
-    def new(e: PrimExpr) -> PrimExpr:
+    def substitute_size(e: PrimExpr) -> PrimExpr:
         return simplify(substitute(e, values))
 
     return buffer.with_fields(
-        shape=tuple(map(new, buffer.shape)),
-        strides=tuple(map(new, buffer.strides)),
-        elem_offset=None if buffer.elem_offset is None else new(buffer.elem_offset),
+        shape=tuple(map(substitute_size, buffer.shape)),
+        strides=tuple(map(substitute_size, buffer.strides)),
+        elem_offset=None if buffer.elem_offset is None else substitute_size(buffer.elem_offset),
     )
 
 

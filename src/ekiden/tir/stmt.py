@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ekiden._lazy import LazyModule
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, RelayExpr
-from ekiden.ir.node import Node, binding, freeze, ignored, node
+from ekiden.ir.node import Node, binding, ignored_field, node, set_frozen_fields
 from ekiden.ir.prim import AnyDim, ExprLike, PrimExpr, StringImm, Var, const, convert
 from ekiden.ir.range import Range
 from ekiden.ir.span import Span
@@ -39,7 +39,7 @@ class Stmt(Node):
 
     def astext(self) -> str:
         """Return the statement as Python text, for messages."""
-        return printer.statement_text(self)
+        return printer.format_stmt(self)
 
     def __repr__(self) -> str:
         return self.astext()
@@ -73,12 +73,15 @@ class BufferStore(Stmt):
         """
         raw_value: object = self.value
         if not isinstance(raw_value, PrimExpr):
-            number = convert(raw_value, dt.element(self.buffer.dtype))  # type: ignore[arg-type]
-            freeze(self, value=number)
+            number = convert(raw_value, dt.element_dtype(self.buffer.dtype))  # type: ignore[arg-type]
+            set_frozen_fields(self, value=number)
         if not all(isinstance(i, PrimExpr) for i in self.indices):
-            freeze(self, indices=tuple(convert(i, "int64") for i in self.indices))
-        stored, buffer_dtype = dt.element(self.value.dtype), dt.element(self.buffer.dtype)
-        if stored != buffer_dtype and not (stored == "uint8" and dt.is_small(buffer_dtype)):
+            set_frozen_fields(self, indices=tuple(convert(i, "int64") for i in self.indices))
+        stored, buffer_dtype = (
+            dt.element_dtype(self.value.dtype),
+            dt.element_dtype(self.buffer.dtype),
+        )
+        if stored != buffer_dtype and not (stored == "uint8" and dt.is_byte_stored(buffer_dtype)):
             raise TypeError(
                 f"a store to {self.buffer.name!r}: it holds {buffer_dtype}, not {stored}"
             )
@@ -111,7 +114,7 @@ class While(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        freeze(self, condition=convert(self.condition))
+        set_frozen_fields(self, condition=convert(self.condition))
 
 
 @node("tir.SeqStmt")
@@ -137,7 +140,7 @@ class IfThenElse(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a comparison (`i == 0`) to an expression."""
-        freeze(self, condition=convert(self.condition))
+        set_frozen_fields(self, condition=convert(self.condition))
 
 
 @node("tir.LetStmt")
@@ -150,7 +153,7 @@ class LetStmt(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to the variable's dtype."""
-        freeze(self, value=convert(self.value, self.var.dtype))
+        set_frozen_fields(self, value=convert(self.value, self.var.dtype))
 
 
 @node("tir.Allocate")
@@ -215,7 +218,7 @@ class AttrStmt(Stmt):
         """Convert a number or a text to an expression."""
         value: object = self.value
         converted = StringImm(value) if isinstance(value, str) else convert(value)  # type: ignore[arg-type]
-        freeze(self, value=converted)
+        set_frozen_fields(self, value=converted)
 
 
 @node("tir.Evaluate")
@@ -226,7 +229,7 @@ class Evaluate(Stmt):
 
     def __post_init__(self) -> None:
         """Convert a number to an expression."""
-        freeze(self, value=convert(self.value))
+        set_frozen_fields(self, value=convert(self.value))
 
 
 @node("tir.AssertStmt")
@@ -378,7 +381,7 @@ class PrimFunc(BaseFunc):
     params: tuple[Buffer | Var, ...] = binding()
     body: Stmt
     attrs: Mapping[str, object] | None = None
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def astext(
         self,
@@ -394,7 +397,7 @@ class PrimFunc(BaseFunc):
         return printer.astext(self)
 
     def _repr_html_(self) -> str:
-        return html.styled(html.coloured(self.astext(), html.PYTHON_TOKENS))
+        return html.program_html(html.colour_tokens(self.astext(), html.PYTHON_TOKENS))
 
     @property
     def buffer_map(self) -> dict[Buffer, Buffer]:

@@ -9,7 +9,7 @@ from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.distinct import renew_defs
 from ekiden.tir.stmt import PrimFunc, Stmt
-from ekiden.tir.visitor import ExprRewriter, expressions, sub_statements
+from ekiden.tir.visitor import ExprRewriter, stmt_exprs, sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 StmtOrExpr = Stmt | PrimExpr
@@ -22,13 +22,13 @@ def post_order_visit(stmt: StmtOrExpr | PrimFunc, fvisit: Callable[[StmtOrExpr],
             fvisit(e)
         return
     visited: set[int] = set()
-    stack: list[tuple[Stmt, bool]] = [(_body(stmt), False)]
+    stack: list[tuple[Stmt, bool]] = [(_stmt_body(stmt), False)]
     while stack:
         s, is_open = stack.pop()
         if is_open:
             fvisit(s)
         else:
-            for e in post_order(*expressions(s)):
+            for e in post_order(*stmt_exprs(s)):
                 if id(e) not in visited:
                     visited.add(id(e))
                     fvisit(e)
@@ -40,17 +40,17 @@ def pre_order_visit(stmt: Stmt | PrimFunc, fvisit: Callable[[StmtOrExpr], bool])
     """Call a function for every statement and its expressions in pre-order; where it returns False,
     the inside of a statement is skipped.
     """
-    stack = [_body(stmt)]
+    stack = [_stmt_body(stmt)]
     while stack:
         s = stack.pop()
         if fvisit(s) is False:
             continue
-        for e in post_order(*expressions(s)):
+        for e in post_order(*stmt_exprs(s)):
             fvisit(e)
         stack.extend(reversed(sub_statements(s)))
 
 
-def _body(stmt: Stmt | PrimFunc) -> Stmt:
+def _stmt_body(stmt: Stmt | PrimFunc) -> Stmt:
     return stmt.body if isinstance(stmt, PrimFunc) else stmt
 
 
@@ -78,14 +78,14 @@ def ir_transform(
     def is_enabled(node: StmtOrExpr) -> bool:
         return enabled is None or type(node).type_key in enabled
 
-    def after(node: StmtOrExpr) -> StmtOrExpr:
+    def apply_postorder(node: StmtOrExpr) -> StmtOrExpr:
         replacement = postorder(node) if postorder is not None and is_enabled(node) else None
         return node if replacement is None else replacement
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def rewrite_node(e: PrimExpr) -> PrimExpr:
         """Rewrite an expression node whose children are rewritten: `rewrite` works bottom-up."""
         replacement = preorder(e) if preorder is not None and is_enabled(e) else None
-        result = after(e) if replacement is None else replacement
+        result = apply_postorder(e) if replacement is None else replacement
         assert isinstance(result, PrimExpr)
         return result
 
@@ -95,11 +95,11 @@ def ir_transform(
             replacement = preorder(stmt) if preorder is not None and is_enabled(stmt) else None
             if isinstance(replacement, Stmt):
                 return replacement
-            result = after(super().visit(stmt))
+            result = apply_postorder(super().visit(stmt))
             assert isinstance(result, Stmt)
             return result
 
-    return _Rewriter(change).visit(stmt)
+    return _Rewriter(rewrite_node).visit(stmt)
 
 
 __all__ = ["ir_transform", "post_order_visit", "pre_order_visit", "renew_defs", "substitute"]

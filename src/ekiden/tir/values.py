@@ -13,14 +13,14 @@ _TRACE_FUNCTION = "ekiden.tir.trace"
 
 
 @register_func(_TRACE_FUNCTION)
-def _traced(action: str, *values: float) -> float:
+def _run_trace_action(action: str, *values: float) -> float:
     """Return the action's result, or the last value where it returns None."""
     result = get_global_func(action)(*values)
     return values[-1] if result is None else result  # type: ignore[return-value]
 
 
 @register_func("tvm.default_trace_action")
-def _shown(*values: float) -> None:
+def _print_trace_values(*values: float) -> None:
     print(list(values))
 
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 from ekiden.arith import Analyzer
 from ekiden.arith.linear import LinearForm, linear_form
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import INTRINSICS, row_of
+from ekiden.ir.intrinsic import INTRINSICS, find_intrinsic
 from ekiden.ir.prim import (
-    COMPARISONS,
+    COMPARISON_OPS,
     And,
     BinaryExpr,
     Cast,
@@ -28,7 +28,7 @@ from ekiden.ir.prim import (
     const,
     is_const,
 )
-from ekiden.ir.prim_visitor import children, free_vars, post_order, same, substitute
+from ekiden.ir.prim_visitor import children, free_vars, is_same_expr, post_order, substitute
 from ekiden.runtime.errors import VerifyError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import (
@@ -38,9 +38,9 @@ from ekiden.tir.expr import (
     BufferAddress,
     BufferLoad,
     Ramp,
-    lanes_text,
+    format_lanes,
 )
-from ekiden.tir.printer import text_and_lines
+from ekiden.tir.printer import print_with_lines
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -58,7 +58,7 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.visitor import expressions, guarded_nodes, sub_statements
+from ekiden.tir.visitor import conditional_nodes, stmt_exprs, sub_statements
 
 _CONCURRENT_KINDS = (ForKind.PARALLEL, ForKind.VECTORIZED)
 
@@ -83,25 +83,25 @@ class _Verifier:
         count = outputs if isinstance(outputs, int) else 0
         self.unwritten: set[Var | Buffer] = set(func.params[len(func.params) - count :])
         """Buffers whose elements have no value yet."""
-        self.around: list[For | Block] = []
-        self.closed: list[tuple[Block, set[Var]]] = []
+        self.enclosing_scopes: list[For | Block] = []
+        self.enclosing_blocks: list[tuple[Block, set[Var]]] = []
         """Blocks with iterators around here, each with the variables of loops outside of it."""
-        self.conditions = 0
+        self.condition_depth = 0
         self.checked: set[int] = set()
         self.domains: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
         """(start, extent) of loops."""
         self.values: dict[Var, PrimExpr] = {}
         """What lets and block iterators stand for, over loops."""
-        self.at: Stmt = func.body
+        self.current_stmt: Stmt = func.body
 
     def fail(self, what: str, stmt: Stmt | None = None) -> NoReturn:
         """Raise VerifyError naming the function, the line of its text, and the loop or block."""
-        where = self.at if stmt is None else stmt
-        line = text_and_lines(self.func)[1].get(where)
+        where = self.current_stmt if stmt is None else stmt
+        line = print_with_lines(self.func)[1].get(where)
         line_text = "" if line is None else f" line {line}"
         inside = ""
-        if self.around:
-            last = self.around[-1]
+        if self.enclosing_scopes:
+            last = self.enclosing_scopes[-1]
             named = (
                 f"loop '{last.loop_var.name}'" if isinstance(last, For) else f"block '{last.name}'"
             )
@@ -119,55 +119,55 @@ class _Verifier:
         while stack:
             task = stack.pop()
             if isinstance(task, _ScopeExit):
-                self.leave(task)
+                self.exit_scope(task)
                 continue
-            self.at = task
-            self.statement(task)
+            self.current_stmt = task
+            self.check_stmt(task)
             defined = self.definitions(task)
             if defined or isinstance(task, (For, While, Block, BlockRealize, IfThenElse)):
-                stack.append(self.enter(task, defined))
+                stack.append(self.enter_scope(task, defined))
             stack.extend(reversed(sub_statements(task)))
 
-    def enter(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _ScopeExit:
+    def enter_scope(self, s: Stmt, defined: tuple[Var | Buffer, ...]) -> _ScopeExit:
         """Record what a statement defines."""
         for definition in defined:
             if definition in self.defined:
-                self.fail(f"{_noun(definition)} '{definition.name}' is defined twice")
+                self.fail(f"{_definition_kind(definition)} '{definition.name}' is defined twice")
         self.defined.update(defined)
         if isinstance(s, Block) and s.iter_vars:
-            loops = {f.loop_var for f in self.around if isinstance(f, For)}
-            self.closed.append((s, loops))
+            loops = {f.loop_var for f in self.enclosing_scopes if isinstance(f, For)}
+            self.enclosing_blocks.append((s, loops))
         if isinstance(s, (For, Block)):
-            self.around.append(s)
+            self.enclosing_scopes.append(s)
         match s:
             case For():
                 self.domains[s.loop_var] = (s.min, s.extent)
                 if s.kind in _CONCURRENT_KINDS:
-                    self.races(s)
+                    self.check_races(s)
             case LetStmt():
-                self.values.update(_let(s, self.values))
+                self.values.update(_let_value(s, self.values))
             case BlockRealize():
-                self.values.update(_bindings(s, self.values))
-                self.conditions += _is_conditional(s)
+                self.values.update(_iterator_bindings(s, self.values))
+                self.condition_depth += _is_conditional(s)
             case Allocate():
                 self.unwritten.add(s.buffer)
             case DeclBuffer():
                 self.unwritten.discard(s.source)  # what is written through a view is not followed
             case IfThenElse() | While():
-                self.conditions += 1
+                self.condition_depth += 1
         return _ScopeExit(s, defined)
 
-    def leave(self, end: _ScopeExit) -> None:
+    def exit_scope(self, end: _ScopeExit) -> None:
         """Drop a statement's definitions at its end."""
         self.defined.difference_update(end.defined)
         if end.defined:
             # What was well-formed under a definition need not be outside of it.
             self.checked.clear()
         if isinstance(end.stmt, (For, Block)):
-            self.around.pop()
+            self.enclosing_scopes.pop()
         if isinstance(end.stmt, Block) and end.stmt.iter_vars:
-            self.closed.pop()
-        self.conditions -= _is_conditional(end.stmt)
+            self.enclosing_blocks.pop()
+        self.condition_depth -= _is_conditional(end.stmt)
 
     def definitions(self, s: Stmt) -> tuple[Var | Buffer, ...]:
         """Return what a statement defines for its inside."""
@@ -188,22 +188,22 @@ class _Verifier:
 
     # Statements.
 
-    def statement(self, s: Stmt) -> None:
+    def check_stmt(self, s: Stmt) -> None:
         """Check a statement without its children."""
-        for expr in expressions(s):
-            self.expression(expr)
+        for expr in stmt_exprs(s):
+            self.check_expr(expr)
         if self.lowered:
             self.require_lowered(s)
         match s:
             case For():
-                self.loop(s)
+                self.check_loop(s)
             case LetStmt() if s.var.dtype != s.value.dtype:
                 self.fail(f"'{s.var.name}' is {s.var.dtype}, its value {s.value.dtype}")
             case Allocate() if s.buffer.scope not in SCOPES:
                 scopes = ", ".join(SCOPES)
                 self.fail(f"buffer '{s.buffer.name}' is in '{s.buffer.scope}'; scopes are {scopes}")
             case BufferStore():
-                self.store(s)
+                self.check_store(s)
             case Prefetch() if s.buffer not in self.defined:
                 self.fail(f"buffer '{s.buffer.name}' is not allocated")
             case IfThenElse() | While() | AssertStmt() if s.condition.dtype != "bool":
@@ -211,16 +211,16 @@ class _Verifier:
             case SeqStmt() if len(s.seq) < 2 or any(isinstance(i, SeqStmt) for i in s.seq):
                 self.fail("a sequence must have two statements or more, none a sequence")
             case BlockRealize():
-                self.realize(s)
+                self.check_block_realize(s)
 
-    def loop(self, s: For) -> None:
+    def check_loop(self, s: For) -> None:
         """Check that bounds are integers of the variable's dtype."""
         kinds = {s.loop_var.dtype, s.min.dtype, s.extent.dtype}
         if len(kinds) > 1 or not dt.is_int(s.loop_var.dtype):
             actual = f"{s.loop_var.dtype} from {s.min.dtype}, {s.extent.dtype} long"
             self.fail(f"loop '{s.loop_var.name}' must run over integers of one dtype, got {actual}")
 
-    def realize(self, s: BlockRealize) -> None:
+    def check_block_realize(self, s: BlockRealize) -> None:
         """Check that iterators are bound once each, by values of their dtype."""
         block = s.block
         if len(s.iter_values) != len(block.iter_vars):
@@ -246,18 +246,18 @@ class _Verifier:
         if isinstance(s, For) and s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
             self.fail(f"loop '{s.loop_var.name}' is still {s.kind.value} in a lowered program")
 
-    def store(self, s: BufferStore) -> None:
+    def check_store(self, s: BufferStore) -> None:
         """Check that the value has the buffer's element type and the index's lanes."""
-        self.access(s.buffer, s.indices, s.value.dtype, "store to")
+        self.check_access(s.buffer, s.indices, s.value.dtype, "store to")
         if s.predicate is None:
-            self.bounds(s.buffer, s.indices)
-        elif dt.element(s.predicate.dtype) != "bool":
+            self.check_bounds(s.buffer, s.indices)
+        elif dt.element_dtype(s.predicate.dtype) != "bool":
             self.fail(f"the predicate of a store must be bool, got {s.predicate.dtype}")
         self.unwritten.discard(s.buffer)
 
     # Accesses.
 
-    def access(
+    def check_access(
         self, buffer: Buffer, indices: Sequence[PrimExpr], dtype: str, verb: str = "load of"
     ) -> None:
         """Check that a buffer is allocated before its use and, once lowered, has one flat index."""
@@ -271,38 +271,42 @@ class _Verifier:
         for index in indices:
             if not dt.is_int(index.dtype):
                 self.fail(f"buffer '{buffer.name}': an index must be an integer, got {index.dtype}")
-        expected = dt.gathered(buffer.dtype, (i.dtype for i in indices))
-        as_bytes = dt.is_small(dt.element(expected)) and dt.element(dtype) == "uint8"
+        expected = dt.gather_dtype(buffer.dtype, (i.dtype for i in indices))
+        as_bytes = (
+            dt.is_byte_stored(dt.element_dtype(expected)) and dt.element_dtype(dtype) == "uint8"
+        )
         if dtype != expected and not as_bytes:
             self.fail(f"buffer '{buffer.name}' has elements of {expected}, the {verb} it {dtype}")
 
-    def load(self, e: BufferLoad | BufferAddress, is_guarded: bool) -> None:
+    def check_load(self, e: BufferLoad | BufferAddress, is_guarded: bool) -> None:
         """Check that a load follows a write and is in bounds."""
         writes_first = isinstance(e, BufferAddress) and "w" in e.access
         is_asked = isinstance(e, BufferAddress) and not e.access  # how it lies, not what it holds
         if is_asked:
             return
-        if e.buffer in self.unwritten and not (writes_first or is_guarded or self.conditions):
+        if e.buffer in self.unwritten and not (writes_first or is_guarded or self.condition_depth):
             self.fail(f"buffer '{e.buffer.name}' is read before anything is written to it")
         if isinstance(e, BufferAddress):
             if "w" in e.access:
                 self.unwritten.discard(e.buffer)
         elif not is_guarded:
-            self.bounds(e.buffer, e.indices)
+            self.check_bounds(e.buffer, e.indices)
 
-    def bounds(self, buffer: Buffer, indices: Sequence[PrimExpr]) -> None:
+    def check_bounds(self, buffer: Buffer, indices: Sequence[PrimExpr]) -> None:
         """Fail for an index that provably leaves its axis; accesses under a condition are not
         checked.
         """
-        if self.conditions or buffer.strides or buffer.elem_offset is not None:
+        # Only provable faults are errors: an access under any condition may be guarded by it, and
+        # strides may move an element anywhere.
+        if self.condition_depth or buffer.strides or buffer.elem_offset is not None:
             return
         shape = buffer.shape
         if len(indices) == 1:
-            shape = (_product(shape),)  # a flat index
+            shape = (_num_elements(shape),)  # a flat index
         if len(indices) != len(shape):
             return
         for axis, (index, size) in enumerate(zip(indices, shape, strict=True)):
-            ends = self.ends(substitute(index, self.values))
+            ends = self.index_bounds(substitute(index, self.values))
             if ends is None or (isinstance(index, Ramp) and len(shape) > 1):
                 continue  # a vector may go on in the next row
             low, high = ends
@@ -314,35 +318,35 @@ class _Verifier:
                     f"the axis has {size} elements"
                 )
 
-    def ends(self, index: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
+    def index_bounds(self, index: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
         """Return the attained minimum and maximum of an index, or None where unknown."""
         low = high = index
         if isinstance(index, Ramp):
             low, high = index.base, index.base + index.stride * (index.lanes - 1)
             if not (isinstance(index.stride, IntImm) and index.stride.value >= 0):
                 return None
-        if dt.vector(low.dtype):
+        if dt.lanes_suffix(low.dtype):
             return None
         looped = [v for v in free_vars(low) if v in self.domains]
-        if not all(self.is_full(v) for v in looped) or self.is_cut(looped):
+        if not all(self.has_full_range(v) for v in looped) or self.may_be_empty(looped):
             return None
-        extremes = self.end(low, looped, False), self.end(high, looped, True)
+        extremes = self.index_bound(low, looped, False), self.index_bound(high, looped, True)
         return None if extremes[0] is None or extremes[1] is None else (extremes[0], extremes[1])
 
-    def is_full(self, var: Var) -> bool:
+    def has_full_range(self, var: Var) -> bool:
         """Return whether a loop covers its whole range independently of other loops."""
         low, extent = self.domains[var]
         outer = free_vars(low, extent)
         return not is_const(extent, 0) and not any(v in self.domains for v in outer)
 
-    def is_cut(self, looped: Sequence[Var]) -> bool:
+    def may_be_empty(self, looped: Sequence[Var]) -> bool:
         """Return whether an enclosing loop may have no iterations for some values of these
         variables.
         """
-        extents = [s.extent for s in self.around if isinstance(s, For)]
+        extents = [s.extent for s in self.enclosing_scopes if isinstance(s, For)]
         return bool(set(looped) & set(free_vars(*extents)))
 
-    def end(self, index: PrimExpr, looped: Sequence[Var], upper: bool) -> PrimExpr | None:
+    def index_bound(self, index: PrimExpr, looped: Sequence[Var], upper: bool) -> PrimExpr | None:
         """Return the minimum or maximum of an index over loops; None where it is not linear in
         them.
         """
@@ -358,73 +362,75 @@ class _Verifier:
 
     # Expressions.
 
-    def expression(self, root: PrimExpr) -> None:
+    def check_expr(self, root: PrimExpr) -> None:
         """Check each node once per scope."""
         order = post_order(root)
-        guarded = guarded_nodes(root, order)
+        guarded = conditional_nodes(root, order)
         for e in order:
-            if self.closed and e in self.closed[-1][1]:
-                self.unbound(e)
+            if self.enclosing_blocks and e in self.enclosing_blocks[-1][1]:
+                self.fail_unbound(e)
             if isinstance(e, (BufferLoad, BufferAddress)):
                 if e.buffer not in self.defined:
                     self.fail(f"buffer '{e.buffer.name}' is not allocated")
-                self.load(e, id(e) in guarded)
+                self.check_load(e, id(e) in guarded)
+            # Nodes are shared (hash-consed) in large programs; checking each once per scope keeps
+            # the verifier linear.
             if id(e) not in self.checked:
                 self.checked.add(id(e))
-                self.node(e)
+                self.check_node(e)
 
-    def unbound(self, loop_var: PrimExpr) -> NoReturn:
+    def fail_unbound(self, loop_var: PrimExpr) -> NoReturn:
         """Fail for a loop variable used inside a block: a block must be a function of its
         iterators, because primitives that move it look at nothing else. (One without iterators
         is a part of the loops around it.)
         """
-        block = self.closed[-1][0]
+        block = self.enclosing_blocks[-1][0]
         self.fail(
             f"block '{block.name}' uses the variable '{loop_var}' of a loop outside of it, to which"
             " an iterator of the block must be bound"
         )
 
-    def node(self, e: PrimExpr) -> None:
+    def check_node(self, e: PrimExpr) -> None:
         """Check the definitions and dtypes of one node."""
         match e:
             case Var() if e not in self.defined:
                 self.fail(f"variable '{e.name}' is used before it is defined")
             case BufferLoad():
-                self.access(e.buffer, e.indices, e.dtype)
+                self.check_access(e.buffer, e.indices, e.dtype)
             case BinaryExpr():
-                self.operands(e)
-            case Not() if dt.element(e.a.dtype) != "bool":
+                self.check_operands(e)
+            case Not() if dt.element_dtype(e.a.dtype) != "bool":
                 self.fail(f"'not' takes a bool, got {e.a.dtype}")
             case Select():
-                self.sides("a select", e.condition, e.true_value, e.false_value, e.dtype)
+                self.check_select("a select", e.condition, e.true_value, e.false_value, e.dtype)
             case Intrinsic(op="if_then_else"):
-                self.sides("if_then_else", e.args[0], e.args[1], e.args[2], e.dtype)
+                self.check_select("if_then_else", e.args[0], e.args[1], e.args[2], e.dtype)
             case Intrinsic(op=op) if op not in INTRINSICS:
                 self.fail(f"there is no intrinsic '{op}'")
-            case Intrinsic(op=op) if 0 <= row_of(op).arity != len(e.args):
-                self.fail(f"'{op}' takes {row_of(op).arity} arguments, got {len(e.args)}")
-            case Cast() if dt.vector(e.value.dtype) != dt.vector(e.dtype):
+            case Intrinsic(op=op) if 0 <= find_intrinsic(op).arity != len(e.args):
+                self.fail(f"'{op}' takes {find_intrinsic(op).arity} arguments, got {len(e.args)}")
+            case Cast() if dt.lanes_suffix(e.value.dtype) != dt.lanes_suffix(e.dtype):
                 self.fail(f"a cast must keep the lanes, got {e.value.dtype} to {e.dtype}")
-            case Ramp() | Broadcast() if dt.vector(e.dtype) != lanes_text(e.lanes) or any(
-                dt.vector(c.dtype) for c in children(e)
+            case Ramp() | Broadcast() if dt.lanes_suffix(e.dtype) != format_lanes(e.lanes) or any(
+                dt.lanes_suffix(c.dtype) for c in children(e)
             ):
                 self.fail(f"lanes disagree in {e}")
 
-    def operands(self, e: BinaryExpr) -> None:
+    def check_operands(self, e: BinaryExpr) -> None:
         """Check that both operands have one dtype, which is the result's except for comparisons."""
         if e.a.dtype != e.b.dtype:
             self.fail(f"operands of '{e.symbol}' differ: {e.a.dtype} and {e.b.dtype}")
-        if isinstance(e, (And, Or)) and dt.element(e.a.dtype) != "bool":
+        if isinstance(e, (And, Or)) and dt.element_dtype(e.a.dtype) != "bool":
             self.fail(f"'{e.symbol}' takes bools, got {e.a.dtype}")
-        expected = dt.with_lanes("bool", dt.vector(e.a.dtype))
-        if e.dtype != (expected if isinstance(e, (*COMPARISONS, And, Or)) else e.a.dtype):
+        expected = dt.with_lanes("bool", dt.lanes_suffix(e.a.dtype))
+        if e.dtype != (expected if isinstance(e, (*COMPARISON_OPS, And, Or)) else e.a.dtype):
             self.fail(f"'{e.symbol}' of {e.a.dtype} is no {e.dtype}")
 
-    def sides(
+    def check_select(
         self, subject: str, condition: PrimExpr, yes: PrimExpr, no: PrimExpr, dtype: str
     ) -> None:
         """Check that a bool chooses between values of the result's dtype."""
-        if dt.element(condition.dtype) != "bool":
+        if dt.element_dtype(condition.dtype) != "bool":
             self.fail(f"the condition of {subject} must be bool, got {condition.dtype}")
         for side in (yes, no):
             if side.dtype != dtype:
@@ -432,21 +438,23 @@ class _Verifier:
 
     # Races.
 
-    def races(self, loop: For) -> None:
+    def check_races(self, loop: For) -> None:
         """Check that concurrent iterations of a loop do not store to one element."""
         if is_const(loop.extent, 1) or is_const(loop.extent, 0):
             return
         stores: dict[Buffer, list[_UnconditionalAccess]] = {}
         touched: dict[Buffer, list[_UnconditionalAccess]] = {}
-        for touch in _touches(loop.body, self.values):
+        for touch in _unconditional_accesses(loop.body, self.values):
             touched.setdefault(touch.buffer, []).append(touch)
             if touch.is_store:
                 stores.setdefault(touch.buffer, []).append(touch)
         for buffer, buffer_stores in stores.items():
+            # CompactBufferAllocation will give each iteration its own copy, so two iterations
+            # cannot meet in it.
             if not self.lowered and self.is_private(loop, buffer):
                 continue
             for store in buffer_stores:
-                self.race(loop, store, touched[buffer])
+                self.check_race(loop, store, touched[buffer])
 
     def is_private(self, loop: For, buffer: Buffer) -> bool:
         """Return whether a buffer is used only in a loop, so that lowering makes it private to each
@@ -459,13 +467,13 @@ class _Verifier:
             s = stack.pop()
             if s is loop:
                 continue
-            used = [e for e in post_order(*expressions(s)) if getattr(e, "buffer", None) is buffer]
+            used = [e for e in post_order(*stmt_exprs(s)) if getattr(e, "buffer", None) is buffer]
             if used or (isinstance(s, BufferStore) and s.buffer is buffer):
                 return False
             stack.extend(sub_statements(s))
         return True
 
-    def race(
+    def check_race(
         self, loop: For, store: _UnconditionalAccess, touched: Sequence[_UnconditionalAccess]
     ) -> None:
         """Fail where two iterations provably access one element that one of them stores."""
@@ -475,8 +483,10 @@ class _Verifier:
             return  # what is inside runs over other places in other steps
         moving = [i for i in store.indices if var in free_vars(i)]
         if not moving:
-            element = store.place()
+            element = store.element_text()
             self.fail(f"every step of the {kind} loop '{var.name}' stores to the same {element}")
+        # The check is deliberately incomplete: it reports races that are certain, and leaves
+        # undecidable ones to the primitives.
         if len(moving) > 1 or not isinstance(loop.extent, IntImm):
             return
         form = linear_form(moving[0], [var, *ranges])
@@ -494,12 +504,12 @@ class _Verifier:
             if isinstance(size, IntImm) and size.value > apart and alone:
                 self.fail(
                     f"steps of the {kind} loop '{var.name}' store to the same "
-                    f"{store.place()}: '{inner.name}' reaches into the next"
+                    f"{store.element_text()}: '{inner.name}' reaches into the next"
                 )
         for touch in touched:
-            self.meet(loop, store, touch, form)
+            self.check_overlap(loop, store, touch, form)
 
-    def meet(
+    def check_overlap(
         self,
         loop: For,
         store: _UnconditionalAccess,
@@ -514,7 +524,7 @@ class _Verifier:
             return
         for a, b in zip(store.indices, second_touch.indices, strict=True):
             if var not in free_vars(a):
-                if not same(a, b):
+                if not is_same_expr(a, b):
                     return
                 continue
             second = linear_form(b, [var, *(f.loop_var for f in store.loops)])
@@ -528,18 +538,18 @@ class _Verifier:
                 verb = "stores to" if second_touch.is_store else "reads"
                 self.fail(
                     f"a step of the {loop.kind.value} loop '{var.name}' {verb} "
-                    f"{second_touch.place()}, to which another step stores"
+                    f"{second_touch.element_text()}, to which another step stores"
                 )
 
 
-def _product(shape: Sequence[PrimExpr]) -> PrimExpr:
+def _num_elements(shape: Sequence[PrimExpr]) -> PrimExpr:
     total: PrimExpr = const(1)
     for extent in shape:
         total = total * extent
     return total
 
 
-def _noun(definition: Var | Buffer) -> str:
+def _definition_kind(definition: Var | Buffer) -> str:
     return "buffer" if isinstance(definition, Buffer) else "variable"
 
 
@@ -552,12 +562,14 @@ class _UnconditionalAccess:
     is_store: bool
     loops: tuple[For, ...]
 
-    def place(self) -> str:
+    def element_text(self) -> str:
         """Return the accessed element as text, as in `A[i, j]`."""
         return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
 
 
-def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_UnconditionalAccess]:
+def _unconditional_accesses(
+    body: Stmt, values: Mapping[Var, PrimExpr]
+) -> list[_UnconditionalAccess]:
     """Return the unconditional accesses to buffers that are allocated outside."""
     touches: list[_UnconditionalAccess] = []
     own: set[Buffer] = set()
@@ -566,9 +578,9 @@ def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_UnconditionalA
         s, loops, bindings = stack.pop()
         if _is_conditional(s):
             continue
-        for root in expressions(s):
+        for root in stmt_exprs(s):
             order = post_order(root)
-            guarded = guarded_nodes(root, order)
+            guarded = conditional_nodes(root, order)
             touches += [
                 _UnconditionalAccess(e.buffer, _substituted(e.indices, bindings), False, loops)
                 for e in order
@@ -584,9 +596,9 @@ def _touches(body: Stmt, values: Mapping[Var, PrimExpr]) -> list[_UnconditionalA
             case For():
                 loops = (*loops, s)
             case LetStmt():
-                bindings = {**bindings, **_let(s, bindings)}
+                bindings = {**bindings, **_let_value(s, bindings)}
             case BlockRealize():
-                bindings = {**bindings, **_bindings(s, bindings)}
+                bindings = {**bindings, **_iterator_bindings(s, bindings)}
         stack.extend((child, loops, bindings) for child in reversed(sub_statements(s)))
     return [t for t in touches if t.buffer not in own]
 
@@ -597,11 +609,13 @@ def _substituted(
     return tuple(substitute(i, dict(bindings)) for i in indices)
 
 
-def _let(s: LetStmt, bindings: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+def _let_value(s: LetStmt, bindings: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
     return {s.var: substitute(s.value, dict(bindings))} if s.var.dtype in ("int64", "int32") else {}
 
 
-def _bindings(s: BlockRealize, outer_bindings: Mapping[Var, PrimExpr]) -> dict[Var, PrimExpr]:
+def _iterator_bindings(
+    s: BlockRealize, outer_bindings: Mapping[Var, PrimExpr]
+) -> dict[Var, PrimExpr]:
     pairs = zip(s.block.iter_vars, s.iter_values, strict=True)
     return {i.var: substitute(value, dict(outer_bindings)) for i, value in pairs}
 

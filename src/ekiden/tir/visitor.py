@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeGuard
 
-from ekiden.ir.deep import LEVELS, on_fresh_stack
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.deep import MAX_RECURSION_LEVELS, call_on_fresh_stack
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import children, post_order, rebuild, rewrite
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad
@@ -34,19 +34,19 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-EMPTY_STMT = Evaluate(const(0))
+NO_OP = Evaluate(const(0))
 """The empty statement."""
 
 
-def is_nothing(stmt: Stmt) -> bool:
+def is_no_op(stmt: Stmt) -> bool:
     """Return whether a statement has no effect."""
     return isinstance(stmt, Evaluate) and isinstance(stmt.value, IntImm)
 
 
-def sequence(*statements: Stmt) -> Stmt:
-    """Return statements in order as `seq` does, without empty ones."""
-    nonempty = [s for s in statements if not is_nothing(s)]
-    return seq(*nonempty) if nonempty else EMPTY_STMT
+def flatten_seq(*statements: Stmt) -> Stmt:
+    """Return statements in order as `seq` does, without no-ops."""
+    nonempty = [s for s in statements if not is_no_op(s)]
+    return seq(*nonempty) if nonempty else NO_OP
 
 
 def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
@@ -66,7 +66,7 @@ def sub_statements(stmt: Stmt) -> tuple[Stmt, ...]:
             return ()
 
 
-def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
+def stmt_exprs(stmt: Stmt) -> tuple[PrimExpr, ...]:
     """Return the expressions directly inside."""
     match stmt:
         case BufferStore():
@@ -94,7 +94,7 @@ def expressions(stmt: Stmt) -> tuple[PrimExpr, ...]:
             return ()
 
 
-def walk(root: Stmt) -> Iterator[Stmt]:
+def pre_order_stmts(root: Stmt) -> Iterator[Stmt]:
     """Yield every statement in pre-order, which is program order."""
     stack = [root]
     while stack:
@@ -103,12 +103,12 @@ def walk(root: Stmt) -> Iterator[Stmt]:
         stack.extend(reversed(sub_statements(stmt)))
 
 
-def all_expressions(root: Stmt) -> Iterator[PrimExpr]:
+def all_exprs(root: Stmt) -> Iterator[PrimExpr]:
     """Yield every expression node of every statement (a node shared between statements once per
     statement).
     """
-    for stmt in walk(root):
-        yield from post_order(*expressions(stmt))
+    for stmt in pre_order_stmts(root):
+        yield from post_order(*stmt_exprs(stmt))
 
 
 def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
@@ -116,22 +116,22 @@ def has_only_region_accesses(root: Stmt, buffer: Buffer) -> bool:
     so that the layout may change.
     """
     rank = len(buffer.shape)
-    for e in all_expressions(root):
+    for e in all_exprs(root):
         for operand in children(e):
             if not isinstance(operand, BufferAddress) or operand.buffer is not buffer:
                 continue
             is_box = len(operand.indices) == len(operand.extents) == rank
-            if not (is_box and isinstance(e, Intrinsic) and row_of(e.op).says_regions):
+            if not (is_box and isinstance(e, Intrinsic) and find_intrinsic(e.op).says_regions):
                 return False
     return buffer.scope in LATE_SCOPES
 
 
 def buffers_read(root: Stmt) -> list[Buffer]:
     """Return the buffers that are loaded from, by loads and by calls, in order of first use."""
-    return list(dict.fromkeys(e.buffer for e in all_expressions(root) if _accesses(e, "r")))
+    return list(dict.fromkeys(e.buffer for e in all_exprs(root) if _has_access_mode(e, "r")))
 
 
-def _accesses(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
+def _has_access_mode(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
     return (isinstance(e, BufferLoad) and how == "r") or (
         isinstance(e, BufferAddress) and how in e.access
     )
@@ -140,17 +140,17 @@ def _accesses(e: PrimExpr, how: str) -> TypeGuard[BufferLoad | BufferAddress]:
 def buffers_written(root: Stmt) -> list[Buffer]:
     """Return the buffers that are stored to, by stores and by calls, in order of first use."""
     written: dict[Buffer, None] = {}
-    for s in walk(root):
-        for e in post_order(*expressions(s)):
-            if _accesses(e, "w"):
+    for s in pre_order_stmts(root):
+        for e in post_order(*stmt_exprs(s)):
+            if _has_access_mode(e, "w"):
                 written[e.buffer] = None
         if isinstance(s, BufferStore):
             written[s.buffer] = None
     return list(written)
 
 
-def used_inside(
-    region: Stmt, roots: Callable[[Stmt], tuple[PrimExpr, ...]] = expressions
+def free_vars_and_buffers(
+    region: Stmt, roots: Callable[[Stmt], tuple[PrimExpr, ...]] = stmt_exprs
 ) -> list[Var | Buffer]:
     """Return the variables and buffers that a statement uses and does not define, in order of first
     use.
@@ -159,7 +159,7 @@ def used_inside(
     """
     inside: set[Var | Buffer] = set()
     used: dict[Var | Buffer, None] = {}
-    for s in walk(region):
+    for s in pre_order_stmts(region):
         match s:
             case For():
                 inside.add(s.loop_var)
@@ -180,7 +180,7 @@ def used_inside(
     return [item for item in used if item not in inside]
 
 
-def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
+def conditional_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
     """Return the ids of the nodes in `order` that are evaluated only conditionally under `root`."""
     if not any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order):
         return set()
@@ -198,14 +198,14 @@ def guarded_nodes(root: PrimExpr, order: list[PrimExpr]) -> set[int]:
     return {id(e) for e in order} - always
 
 
-def uses(root: Stmt, var: Var) -> bool:
+def uses_var(root: Stmt, var: Var) -> bool:
     """Return whether a variable is read anywhere inside."""
-    return any(e is var for e in all_expressions(root))
+    return any(e is var for e in all_exprs(root))
 
 
 class StmtMutator:
-    """A bottom-up rebuilder of statements. Override `expr` for expressions, `buffer` for buffers,
-    or one `visit_*`.
+    """A bottom-up rebuilder of statements. Override `rewrite_expr` for expressions,
+    `rewrite_buffer` for buffers, or one `visit_*`.
 
     An unchanged statement stays the same object.
     """
@@ -219,15 +219,19 @@ class StmtMutator:
         try:
             # Python's recursion limit and the C stack are per thread: deep programs continue on
             # another one.
-            return method(stmt) if self._depth % LEVELS else on_fresh_stack(method, stmt)
+            return (
+                method(stmt)
+                if self._depth % MAX_RECURSION_LEVELS
+                else call_on_fresh_stack(method, stmt)
+            )
         finally:
             self._depth -= 1
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the replacement of a whole expression of a statement."""
         return expr
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the replacement of a buffer that is stored to, allocated or prefetched (loads:
         `expr`).
         """
@@ -235,29 +239,29 @@ class StmtMutator:
 
     def exprs(self, originals: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         """Return `expr` of each, the same tuple if nothing changed."""
-        new = tuple(self.expr(e) for e in originals)
+        new = tuple(self.rewrite_expr(e) for e in originals)
         return originals if all(a is b for a, b in zip(new, originals, strict=True)) else new
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rebuild a BufferStore."""
         return stmt.with_fields(
-            buffer=self.buffer(stmt.buffer),
-            value=self.expr(stmt.value),
+            buffer=self.rewrite_buffer(stmt.buffer),
+            value=self.rewrite_expr(stmt.value),
             indices=self.exprs(stmt.indices),
-            predicate=None if stmt.predicate is None else self.expr(stmt.predicate),
+            predicate=None if stmt.predicate is None else self.rewrite_expr(stmt.predicate),
         )
 
     def visit_for(self, stmt: For) -> Stmt:
         """Rebuild a For; an empty one is removed."""
-        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         body = self.visit(stmt.body)
-        return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
+        return body if is_no_op(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
     def visit_while(self, stmt: While) -> Stmt:
         """Rebuild a While; one with a false condition is removed."""
-        condition = self.expr(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         if isinstance(condition, IntImm) and not condition.value:
-            return EMPTY_STMT
+            return NO_OP
         return stmt.with_fields(condition=condition, body=self.visit(stmt.body))
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
@@ -265,14 +269,14 @@ class StmtMutator:
         new = tuple(self.visit(s) for s in stmt.seq)
         if all(a is b for a, b in zip(new, stmt.seq, strict=True)):
             return stmt
-        return sequence(*new)
+        return flatten_seq(*new)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Rebuild an IfThenElse; a constant condition leaves one side."""
-        condition = self.expr(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         if isinstance(condition, IntImm):
             side = stmt.then_case if condition.value else stmt.else_case
-            return EMPTY_STMT if side is None else self.visit(side)
+            return NO_OP if side is None else self.visit(side)
         else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         return stmt.with_fields(
             condition=condition, then_case=self.visit(stmt.then_case), else_case=else_case
@@ -280,17 +284,17 @@ class StmtMutator:
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rebuild a LetStmt."""
-        return stmt.with_fields(value=self.expr(stmt.value), body=self.visit(stmt.body))
+        return stmt.with_fields(value=self.rewrite_expr(stmt.value), body=self.visit(stmt.body))
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Rebuild an Allocate."""
-        return stmt.with_fields(buffer=self.buffer(stmt.buffer), body=self.visit(stmt.body))
+        return stmt.with_fields(buffer=self.rewrite_buffer(stmt.buffer), body=self.visit(stmt.body))
 
     def visit_decl(self, stmt: DeclBuffer) -> Stmt:
         """Rebuild a DeclBuffer."""
         return stmt.with_fields(
-            buffer=self.buffer(stmt.buffer),
-            source=self.buffer(stmt.source),
+            buffer=self.rewrite_buffer(stmt.buffer),
+            source=self.rewrite_buffer(stmt.source),
             mins=self.exprs(stmt.mins),
             extents=self.exprs(stmt.extents),
             body=self.visit(stmt.body),
@@ -298,35 +302,39 @@ class StmtMutator:
 
     def visit_attr(self, stmt: AttrStmt) -> Stmt:
         """Rebuild an AttrStmt; an attribute of a buffer moves to its replacement."""
-        attr_node = self.buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
+        attr_node = self.rewrite_buffer(stmt.node) if isinstance(stmt.node, Buffer) else stmt.node
         return stmt.with_fields(
-            node=attr_node, value=self.expr(stmt.value), body=self.visit(stmt.body)
+            node=attr_node, value=self.rewrite_expr(stmt.value), body=self.visit(stmt.body)
         )
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rebuild an Evaluate."""
-        return stmt.with_fields(value=self.expr(stmt.value))
+        return stmt.with_fields(value=self.rewrite_expr(stmt.value))
 
     def visit_assert(self, stmt: AssertStmt) -> Stmt:
         """Rebuild an AssertStmt."""
-        return stmt.with_fields(condition=self.expr(stmt.condition), values=self.exprs(stmt.values))
+        return stmt.with_fields(
+            condition=self.rewrite_expr(stmt.condition), values=self.exprs(stmt.values)
+        )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Rebuild a Prefetch."""
-        return stmt.with_fields(buffer=self.buffer(stmt.buffer), indices=self.exprs(stmt.indices))
+        return stmt.with_fields(
+            buffer=self.rewrite_buffer(stmt.buffer), indices=self.exprs(stmt.indices)
+        )
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """Rebuild a BlockRealize and its block."""
         block = self.visit(stmt.block)
         return stmt.with_fields(
             iter_values=self.exprs(stmt.iter_values),
-            predicate=self.expr(stmt.predicate),
+            predicate=self.rewrite_expr(stmt.predicate),
             block=block,
         )
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Rebuild a Block."""
-        domains = tuple(i.with_fields(extent=self.expr(i.extent)) for i in stmt.iter_vars)
+        domains = tuple(i.with_fields(extent=self.rewrite_expr(i.extent)) for i in stmt.iter_vars)
         same = all(a is b for a, b in zip(domains, stmt.iter_vars, strict=True))
         init = None if stmt.init is None else self.visit(stmt.init)
         return stmt.with_fields(
@@ -358,15 +366,15 @@ class ExprRewriter(StmtMutator):
     """
 
     def __init__(self, change: Callable[[PrimExpr], PrimExpr]) -> None:
-        self._change = change
+        self._rewrite_node = change
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Rewrite the expression bottom-up."""
         # The memo is keyed by id: expressions stay referenced so that their ids are not reused.
         self._alive.append(expr)
-        return rewrite(expr, self._change, self._memo)
+        return rewrite(expr, self._rewrite_node, self._memo)
 
 
 def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
@@ -376,11 +384,11 @@ def substitute(stmt: Stmt, values: dict[Var, PrimExpr]) -> Stmt:
     return ExprRewriter(lambda e: values.get(e, e) if isinstance(e, Var) else e).visit(stmt)
 
 
-class _Renamer(ExprRewriter):
+class _DefinitionRenamer(ExprRewriter):
     """A rewriter that replaces variables and buffers, also where buffers are allocated."""
 
     def __init__(self, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer]) -> None:
-        def change(e: PrimExpr) -> PrimExpr:
+        def rename_node(e: PrimExpr) -> PrimExpr:
             """Replace a variable, or the buffer of a load or address."""
             if isinstance(e, Var):
                 return values.get(e, e)
@@ -388,10 +396,10 @@ class _Renamer(ExprRewriter):
                 return e.with_fields(buffer=buffers[e.buffer])
             return e
 
-        super().__init__(change)
+        super().__init__(rename_node)
         self._buffers = buffers
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._buffers.get(buffer, buffer)
 
 
@@ -399,7 +407,7 @@ def rename(
     stmt: Stmt, values: Mapping[Var, PrimExpr], buffers: Mapping[Buffer, Buffer] | None = None
 ) -> Stmt:
     """Return the statement with variables and buffers replaced wherever they are used."""
-    return _Renamer(values, buffers or {}).visit(stmt)
+    return _DefinitionRenamer(values, buffers or {}).visit(stmt)
 
 
 def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
@@ -408,26 +416,26 @@ def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
 
 
 __all__ = [
-    "EMPTY_STMT",
+    "NO_OP",
     "ExprRewriter",
     "StmtMutator",
-    "all_expressions",
+    "all_exprs",
     "buffers_read",
     "buffers_written",
     "children",
-    "expressions",
-    "guarded_nodes",
+    "conditional_nodes",
+    "flatten_seq",
+    "free_vars_and_buffers",
     "has_only_region_accesses",
-    "is_nothing",
+    "is_no_op",
     "post_order",
+    "pre_order_stmts",
     "rebuild",
     "rename",
     "rewrite",
-    "sequence",
+    "stmt_exprs",
     "sub_statements",
     "substitute",
-    "used_inside",
-    "uses",
-    "walk",
+    "uses_var",
     "with_body",
 ]

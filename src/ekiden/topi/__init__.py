@@ -36,7 +36,17 @@ if TYPE_CHECKING:
     from ekiden.topi.transcendental import *  # noqa: F403
     from ekiden.topi.transform import *  # noqa: F403
 
-_NAMESPACES = ("image", "linalg", "ml", "nn", "random", "sampling", "sparse", "text", "vision")
+_OPERATOR_NAMESPACES = (
+    "image",
+    "linalg",
+    "ml",
+    "nn",
+    "random",
+    "sampling",
+    "sparse",
+    "text",
+    "vision",
+)
 """Modules that users name: topi.nn.conv2d."""
 
 __all__ = [
@@ -52,18 +62,18 @@ if not TYPE_CHECKING:
 def operators() -> dict[str, Callable[..., Any]]:
     """Return every operator by its name within topi: "add", "nn.conv2d"."""
     own = (name for home, names in EXPORTS.items() if home for name in names.split())
-    by_name = {name: _own(name) for name in own}
-    for prefix in _NAMESPACES:
-        module = _own(prefix)
+    by_name = {name: _import_operator(name) for name in own}
+    for prefix in _OPERATOR_NAMESPACES:
+        module = _import_operator(prefix)
         by_name.update({f"{prefix}.{name}": getattr(module, name) for name in module.__all__})
     return by_name
 
 
-def _own(name: str) -> Any:  # noqa: ANN401
+def _import_operator(name: str) -> Any:  # noqa: ANN401
     return getattr(sys.modules[__name__], name)
 
 
-_tensor.TENSOR_OPERATORS.update({n: _own(n) for n in (
+_tensor.TENSOR_OPERATORS.update({n: _import_operator(n) for n in (
     "add", "subtract", "multiply", "divide", "floor_divide", "floor_mod", "negative", "cast",
     "less", "less_equal", "greater", "greater_equal",
 )})  # fmt: skip

@@ -30,7 +30,7 @@ CellValue: TypeAlias = Any
 
 
 class CellMath(Protocol):
-    """Interface of cell arithmetic besides + - *."""
+    """The arithmetic that a cell needs besides + - *: an interface for vectors and arrays."""
 
     def constant(self, value: float) -> CellValue:
         """Return a constant."""
@@ -41,19 +41,22 @@ class CellMath(Protocol):
     def divide(self, a: CellValue, b: CellValue) -> CellValue:
         """Return a / b."""
 
-    def larger(self, a: CellValue, b: CellValue) -> CellValue:
+    def maximum(self, a: CellValue, b: CellValue) -> CellValue:
         """Return max(a, b)."""
 
     def smaller(self, a: CellValue, b: CellValue) -> CellValue:
         """Return min(a, b)."""
 
 
-class ScalarMath:
-    """Cell arithmetic on float32 expressions."""
+@dataclass(frozen=True, slots=True)
+class VectorMath:
+    """Cell arithmetic on vectors of float32 expressions."""
+
+    lanes: int
 
     def constant(self, value: float) -> PrimExpr:
-        """Return the number."""
-        return const(value, "float32")
+        """Return a vector with the number in every lane."""
+        return broadcast(const(value, "float32"), self.lanes)
 
     def call(self, name: str, value: PrimExpr) -> PrimExpr:
         """Return an intrinsic of one argument."""
@@ -63,24 +66,13 @@ class ScalarMath:
         """Return a / b."""
         return Div(a, b, a.dtype)
 
-    def larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    def maximum(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         """Return max(a, b)."""
         return Max(a, b, a.dtype)
 
     def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         """Return min(a, b)."""
         return Min(a, b, a.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class VectorMath(ScalarMath):
-    """Cell arithmetic on float32 vector expressions."""
-
-    lanes: int
-
-    def constant(self, value: float) -> PrimExpr:
-        """Return a vector with the number in every lane."""
-        return broadcast(const(value, "float32"), self.lanes)
 
 
 class ArrayMath:
@@ -98,7 +90,7 @@ class ArrayMath:
         """Return a / b."""
         return a / b
 
-    def larger(self, a: CellValue, b: CellValue) -> CellValue:
+    def maximum(self, a: CellValue, b: CellValue) -> CellValue:
         """Return max(a, b)."""
         return np.maximum(a, b)
 
@@ -111,20 +103,20 @@ Activation: TypeAlias = Callable[[CellMath, CellValue, float, float], CellValue]
 
 
 def _relu(m: CellMath, x: CellValue) -> CellValue:
-    return m.larger(x, m.constant(0.0))
+    return m.maximum(x, m.constant(0.0))
 
 
-def _negative(m: CellMath, x: CellValue) -> CellValue:
+def _min_with_zero(m: CellMath, x: CellValue) -> CellValue:
     return m.smaller(x, m.constant(0.0))
 
 
-def _unit(m: CellMath, x: CellValue) -> CellValue:
-    return m.larger(m.smaller(x, m.constant(1.0)), m.constant(0.0))
+def _clamp_to_unit(m: CellMath, x: CellValue) -> CellValue:
+    return m.maximum(m.smaller(x, m.constant(1.0)), m.constant(0.0))
 
 
 def _softplus(m: CellMath, x: CellValue) -> CellValue:
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), where log1p(d) is log(u) + (d - (u - 1)) / u
-    with u = 1 + d as it is rounded: the quotient is what rounding took away.
+    """Return log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), log1p corrected for the rounding of 1
+    + x.
     """
     decay = m.call("exp", m.constant(0.0) - m.call("abs", x))
     one = m.constant(1.0)
@@ -134,22 +126,22 @@ def _softplus(m: CellMath, x: CellValue) -> CellValue:
 
 
 def _elu(m: CellMath, x: CellValue, alpha: float) -> CellValue:
-    """x, or alpha (exp(x) - 1) where x < 0: exp(x) - 1 is 2 t / (1 - t) with t = tanh(x / 2), which
-    keeps the digits near 0.
+    """Return x, or alpha * (exp(x) - 1) where x < 0, computed by tanh(x / 2) to keep the digits
+    near 0.
     """
-    t = m.call("tanh", m.constant(0.5) * _negative(m, x))
+    t = m.call("tanh", m.constant(0.5) * _min_with_zero(m, x))
     return _relu(m, x) + m.constant(2.0 * alpha) * m.divide(t, m.constant(1.0) - t)
 
 
 # fmt: off
-ACTIVATIONS: dict[str, Activation] = {
+CELL_ACTIVATIONS: dict[str, Activation] = {
     "sigmoid":      lambda m, x, a, b: m.call("sigmoid", x),
     "tanh":         lambda m, x, a, b: m.call("tanh", x),
     "relu":         lambda m, x, a, b: _relu(m, x),
     "affine":       lambda m, x, a, b: m.constant(a) * x + m.constant(b),
-    "leaky_relu":   lambda m, x, a, b: _relu(m, x) + m.constant(a) * _negative(m, x),
+    "leaky_relu":   lambda m, x, a, b: _relu(m, x) + m.constant(a) * _min_with_zero(m, x),
     "scaled_tanh":  lambda m, x, a, b: m.constant(a) * m.call("tanh", m.constant(b) * x),
-    "hard_sigmoid": lambda m, x, a, b: _unit(m, m.constant(a) * x + m.constant(b)),
+    "hard_sigmoid": lambda m, x, a, b: _clamp_to_unit(m, m.constant(a) * x + m.constant(b)),
     "elu":          lambda m, x, a, b: _elu(m, x, a),
     "softsign":     lambda m, x, a, b: m.divide(x, m.constant(1.0) + m.call("abs", x)),
     "softplus":     lambda m, x, a, b: _softplus(m, x),
@@ -165,7 +157,7 @@ DEFAULT_ACTIVATIONS = {
     "gru": ("sigmoid", "tanh"),
 }
 """Their activations, in the order f, g, h."""
-OPTIONAL_INPUTS = (
+OPTIONAL_CELL_INPUTS = (
     "bias",
     "initial_h",
     "initial_c",
@@ -185,14 +177,14 @@ the batch together, as DynamicQuantizeLinear of ONNX does. places [panels, r] (i
 weight that is packed: the last r rows of its panels are multiplied with those words of the states,
 and sums of the products of two neighbours fit int16.
 """
-INT32_INPUTS = ("lengths", "sums", "places")
+INT32_CELL_INPUTS = ("lengths", "sums", "places")
 """Those of int32; the others are float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """Configuration of a recurrent layer: activations by name with alpha and beta, and the optional
-    inputs that it has.
+class RecurrentCell:
+    """The configuration of a recurrent layer: activations by name with alpha and beta, and its
+    optional inputs.
     """
 
     kind: str
@@ -209,18 +201,20 @@ class Cell:
         return GATE_COUNTS[self.kind]
 
     @property
-    def phases(self) -> tuple[tuple[int, ...], ...]:
-        """Gates of each product of a step; a second one multiplies what the first made."""
+    def gate_phases(self) -> tuple[tuple[int, ...], ...]:
+        """Return the gates of each matrix product of a step; a second product multiplies a result
+        of the first.
+        """
         return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
 
-    def act(self, m: CellMath, n: int, x: CellValue) -> CellValue:
+    def apply_activation(self, m: CellMath, n: int, x: CellValue) -> CellValue:
         """Apply the n-th activation to a clipped value."""
         name, alpha, beta = self.activations[n]
         if self.clip:
-            x = m.larger(m.smaller(x, m.constant(self.clip)), m.constant(-self.clip))
-        return ACTIVATIONS[name](m, x, alpha, beta)
+            x = m.maximum(m.smaller(x, m.constant(self.clip)), m.constant(-self.clip))
+        return CELL_ACTIVATIONS[name](m, x, alpha, beta)
 
-    def step(
+    def compute_phase(
         self,
         m: CellMath,
         phase: int,
@@ -242,27 +236,30 @@ class Cell:
             phase's product.
         """
         if self.kind == "rnn":
-            return {"h": self.act(m, 0, x[0] + r[0])}
+            return {"h": self.apply_activation(m, 0, x[0] + r[0])}
         if self.kind == "lstm":
-            return self._lstm(m, [a + b for a, b in zip(x, r, strict=True)], state)
-        return self._gru(m, phase, x, r, state)
+            return self._lstm_step(m, [a + b for a, b in zip(x, r, strict=True)], state)
+        return self._gru_step(m, phase, x, r, state)
 
-    def _lstm(
+    def _lstm_step(
         self, m: CellMath, gates: list[CellValue], state: Mapping[str, CellValue]
     ) -> dict[str, CellValue]:
         i, f, g, o = gates
         old = state["c"]
         if "peephole" in self.given:
             i, f = i + state["p_i"] * old, f + state["p_f"] * old
-        take = self.act(m, 0, i)
-        keep = m.constant(1.0) - take if self.input_forget else self.act(m, 0, f)
-        new = keep * old + take * self.act(m, 1, g)
+        take = self.apply_activation(m, 0, i)
+        keep = m.constant(1.0) - take if self.input_forget else self.apply_activation(m, 0, f)
+        new = keep * old + take * self.apply_activation(m, 1, g)
         if "peephole" in self.given:
             o = o + state["p_o"] * new
         name, alpha, beta = self.activations[2]
-        return {"c": new, "h": self.act(m, 0, o) * ACTIVATIONS[name](m, new, alpha, beta)}
+        return {
+            "c": new,
+            "h": self.apply_activation(m, 0, o) * CELL_ACTIVATIONS[name](m, new, alpha, beta),
+        }
 
-    def _gru(
+    def _gru_step(
         self,
         m: CellMath,
         phase: int,
@@ -271,24 +268,23 @@ class Cell:
         state: Mapping[str, CellValue],
     ) -> dict[str, CellValue]:
         if phase == 1:
-            update, new = state["update"], self.act(m, 1, x[0] + r[0])
+            update, new = state["update"], self.apply_activation(m, 1, x[0] + r[0])
         else:
-            reset, update = (self.act(m, 0, x[n] + r[n]) for n in range(2))
+            reset, update = (self.apply_activation(m, 0, x[n] + r[n]) for n in range(2))
             if self.reset_first:
                 return {"reset": reset * state["h"], "update": update}
-            new = self.act(m, 1, x[2] + reset * r[2])
+            new = self.apply_activation(m, 1, x[2] + reset * r[2])
         return {"h": (m.constant(1.0) - update) * new + update * state["h"]}
 
 
 __all__ = [
-    "ACTIVATIONS",
+    "CELL_ACTIVATIONS",
     "DEFAULT_ACTIVATIONS",
     "GATE_COUNTS",
-    "INT32_INPUTS",
-    "OPTIONAL_INPUTS",
+    "INT32_CELL_INPUTS",
+    "OPTIONAL_CELL_INPUTS",
     "ArrayMath",
-    "Cell",
     "CellMath",
-    "ScalarMath",
+    "RecurrentCell",
     "VectorMath",
 ]

@@ -15,15 +15,15 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     const,
     convert,
+    fold_binary,
     is_const,
     maximum,
 )
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Dim, as_dim, as_shape, product, tidy
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, product_of_dims, simplify_dim
 from ekiden.topi.elementwise import convert_scalar
 
 
@@ -52,7 +52,7 @@ def ones(shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
     return constant(1, shape, dtype, "ones")
 
 
-def sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
+def arithmetic_sequence(start: ExprLike, step: ExprLike, extent: PrimExpr, dtype: str) -> Tensor:
     """Return start + n * step for n < extent, computed in float64 or int64."""
     exact = "float64" if dt.is_float(dtype) else "int64"
     first, by = cast(convert(start), exact), cast(convert(step), exact)
@@ -73,7 +73,7 @@ def arange(
     step 0.
     """
     first, last = (0, start) if stop is None else (start, stop)
-    return sequence(first, step, arange_extent(first, last, step), dtype)
+    return arithmetic_sequence(first, step, arange_extent(first, last, step), dtype)
 
 
 def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
@@ -90,13 +90,13 @@ def arange_extent(start: ExprLike, stop: ExprLike, step: ExprLike) -> PrimExpr:
         raise ValueError("arange: symbolic bounds must be integers, with a number as step")
     span = end - begin if by.value > 0 else begin - end
     size = abs(by.value)
-    return tidy(maximum((span + (size - 1)) // size, 0))
+    return simplify_dim(maximum((span + (size - 1)) // size, 0))
 
 
-def _pick(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
+def _select_by_index(values: Sequence[PrimExpr], index: Var) -> PrimExpr:
     chosen = values[-1]
     for n in range(len(values) - 2, -1, -1):
-        chosen = Select(binary(EQ, index, n), values[n], chosen, chosen.dtype)
+        chosen = Select(fold_binary(EQ, index, n), values[n], chosen, chosen.dtype)
     return chosen
 
 
@@ -106,7 +106,7 @@ def shape(array: Tensor, dtype: str = "int32") -> Tensor:
         return constant(0, (0,), dtype, "shape_of")
     return te.compute(
         (array.ndim,),
-        lambda i: cast(_pick(array.shape, i), dtype),
+        lambda i: cast(_select_by_index(array.shape, i), dtype),
         name="shape_of",
         tag="injective",
     )
@@ -115,7 +115,7 @@ def shape(array: Tensor, dtype: str = "int32") -> Tensor:
 def ndarray_size(array: Tensor, dtype: str = "int32") -> Tensor:
     """Return the number of elements of `array`."""
     return te.compute(
-        (), lambda: cast(product(array.shape), dtype), name="ndarray_size", tag="injective"
+        (), lambda: cast(product_of_dims(array.shape), dtype), name="ndarray_size", tag="injective"
     )
 
 
@@ -131,7 +131,7 @@ def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
         order[:2] = [1, 0]
     dims = [extents[n] for n in order]
 
-    def one(n: int) -> Tensor:
+    def coordinates_along(n: int) -> Tensor:
         """Return the coordinates along axis n of the grid; a scalar is an axis of one."""
         source, at = a_tuple[n], order.index(n)
         return te.compute(
@@ -139,7 +139,7 @@ def meshgrid(a_tuple: Sequence[Tensor], indexing: str = "ij") -> list[Tensor]:
             tag="injective",
         )  # fmt: skip
 
-    return [one(n) for n in range(len(a_tuple))]
+    return [coordinates_along(n) for n in range(len(a_tuple))]
 
 
 __all__ = ["arange", "constant", "full", "meshgrid", "ndarray_size", "ones", "shape", "zeros"]

@@ -1,5 +1,5 @@
 """GPU schedules and operators under TVM's module name (schedules.py)."""
 
-from ekiden.topi.schedules import schedules_of
+from ekiden.topi.schedules import schedule_getattr
 
-__getattr__ = schedules_of(True)
+__getattr__ = schedule_getattr(True)

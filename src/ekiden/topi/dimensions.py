@@ -23,20 +23,20 @@ from ekiden.ir.prim import (
     Or,
     PrimExpr,
     Select,
-    binary,
     convert,
+    fold_binary,
     is_const,
     maximum,
     minimum,
 )
-from ekiden.ir.prim_visitor import same
-from ekiden.ir.text import prim_text, shape_text
+from ekiden.ir.prim_visitor import is_same_expr
+from ekiden.ir.text import format_prim_expr, format_shape
 
 Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
 Shape = tuple[PrimExpr, ...]
 
-OPEN_END = 2**30
+OPEN_SLICE_END = 2**30
 """A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled
 so in models)."""
 
@@ -45,7 +45,7 @@ MAX_RANK = 64
 """Dimensions of a tensor, at most: what the virtual machine's instructions take."""
 
 
-def expect_result_rank(rank: int, what: str) -> int:
+def require_result_rank(rank: int, what: str) -> int:
     """Return the rank of a result. Raises ValueError where no tensor has it: before as many
     dimensions are made as an attribute says."""
     if not 0 <= rank <= MAX_RANK:
@@ -59,7 +59,7 @@ def as_dim(value: ExprLike) -> PrimExpr:
 
 
 def as_shape(dims: Iterable[Dim]) -> Shape:
-    """Attribute dimensions as a shape."""
+    """Return dimensions of attributes as a shape."""
     return tuple(as_dim(d) for d in dims)
 
 
@@ -72,13 +72,13 @@ def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
 
 
 def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return axes as attributes hold them; None stands for all."""
+    """Return axes in the form that attributes store; None stands for all axes."""
     if axis is None:
         return None
     return (axis,) if isinstance(axis, int) else tuple(axis)
 
 
-def known(dim: Dim) -> int | None:
+def known_int(dim: Dim) -> int | None:
     """Return the number that a dimension is known to be, or None."""
     if isinstance(dim, IntImm):
         return dim.value
@@ -89,53 +89,53 @@ def as_ints(dims: Iterable[Dim]) -> tuple[int, ...]:
     """Return dimensions as numbers. Raises ValueError naming the first symbolic one."""
     numbers = []
     for dim in dims:
-        number = known(dim)
+        number = known_int(dim)
         if number is None:
             raise ValueError(f"expected a number, got the symbolic dimension {dim!r}")
         numbers.append(number)
     return tuple(numbers)
 
 
-def is_any(dim: PrimExpr) -> bool:
+def is_unknown_dim(dim: PrimExpr) -> bool:
     """Return whether nothing is known of a dimension."""
     return isinstance(dim, AnyDim)
 
 
-def _has_any(dims: Iterable[PrimExpr]) -> bool:
-    return any(is_any(d) for d in dims)
+def _has_unknown_dim(dims: Iterable[PrimExpr]) -> bool:
+    return any(is_unknown_dim(d) for d in dims)
 
 
-def equal(a: PrimExpr, b: PrimExpr) -> bool:
+def are_equal_dims(a: PrimExpr, b: PrimExpr) -> bool:
     """Return whether two dimensions are known to be equal."""
     if a is b:
-        return not is_any(a)
+        return not is_unknown_dim(a)
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
-    return not _has_any((a, b)) and prove_equal(a, b)
+    return not _has_unknown_dim((a, b)) and prove_equal(a, b)
 
 
-def differ(a: PrimExpr, b: PrimExpr) -> bool:
+def are_unequal_dims(a: PrimExpr, b: PrimExpr) -> bool:
     """Return whether two dimensions are numbers and not equal."""
-    return known(a) is not None and known(b) is not None and not equal(a, b)
+    return known_int(a) is not None and known_int(b) is not None and not are_equal_dims(a, b)
 
 
-def tidy(dim: PrimExpr) -> PrimExpr:
+def simplify_dim(dim: PrimExpr) -> PrimExpr:
     """Return the dimension simplified."""
     return dim if isinstance(dim, (IntImm, AnyDim)) else simplify(dim)
 
 
-def product(dims: Iterable[PrimExpr]) -> PrimExpr:
+def product_of_dims(dims: Iterable[PrimExpr]) -> PrimExpr:
     """Return the product of dimensions; unknown if one is."""
     factors = tuple(dims)
-    if _has_any(factors):
+    if _has_unknown_dim(factors):
         return AnyDim()
     total: PrimExpr = as_dim(1)
     for factor in factors:
         total = total * factor
-    return tidy(total)
+    return simplify_dim(total)
 
 
-def replaced(shape: Sequence[PrimExpr], axis: int, dim: PrimExpr) -> Shape:
+def replace_dim(shape: Sequence[PrimExpr], axis: int, dim: PrimExpr) -> Shape:
     """Return the shape (or indices) with one entry replaced."""
     return (*shape[:axis], dim, *shape[axis + 1 :])
 
@@ -157,12 +157,12 @@ def normalize_axes(axes: Sequence[int] | int | None, rank: int, what: str) -> tu
     return tuple(sorted({normalize_axis(a, rank, what) for a in axis_list}))
 
 
-def check_rank(what: str, shape: Sequence[PrimExpr], *ranks: int) -> None:
+def require_rank(what: str, shape: Sequence[PrimExpr], *ranks: int) -> None:
     """Raise ValueError unless a shape has one of some ranks; `what` names operator and argument."""
     if len(shape) not in ranks:
         allowed = " or ".join(map(str, ranks))
         raise ValueError(
-            f"{what} must have {allowed} dimensions, got {len(shape)}: {shape_text(tuple(shape))}"
+            f"{what} must have {allowed} dimensions, got {len(shape)}: {format_shape(tuple(shape))}"
         )
 
 
@@ -170,8 +170,8 @@ _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None
 
 
 @contextmanager
-def assumptions() -> Iterator[list[PrimExpr]]:
-    """Collect the conditions on symbolic dimensions that type relations assume inside of the block:
+def collect_assumptions() -> Iterator[list[PrimExpr]]:
+    """Collect the conditions on symbolic dimensions that type relations assume inside the context:
     a run must meet them, or its kernels read out of bounds.
     """
     conditions: list[PrimExpr] = []
@@ -182,10 +182,10 @@ def assumptions() -> Iterator[list[PrimExpr]]:
         _assumed.reset(token)
 
 
-def assume(condition: Callable[[], PrimExpr], dims: Iterable[PrimExpr]) -> None:
+def assume_condition(condition: Callable[[], PrimExpr], dims: Iterable[PrimExpr]) -> None:
     """Record a condition on dimensions, none of them unknown, if conditions are being collected."""
     collected = _assumed.get()
-    if collected is not None and not _has_any(dims):
+    if collected is not None and not _has_unknown_dim(dims):
         collected.append(condition())
 
 
@@ -193,17 +193,17 @@ def unify_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """Return two dimensions that must be equal as one, the better known; None if they cannot be
     equal.
     """
-    if equal(a, b):
-        return a if known(a) is not None else b
-    if known(a) is not None and known(b) is not None:
+    if are_equal_dims(a, b):
+        return a if known_int(a) is not None else b
+    if known_int(a) is not None and known_int(b) is not None:
         return None
-    assume(lambda: a.equal(b), (a, b))
-    if known(a) is not None or is_any(b):
+    assume_condition(lambda: a.equal(b), (a, b))
+    if known_int(a) is not None or is_unknown_dim(b):
         return a
-    return b if known(b) is not None or is_any(a) else a
+    return b if known_int(b) is not None or is_unknown_dim(a) else a
 
 
-def expect_shape(
+def require_shape(
     name: str, what: str, shape: Sequence[PrimExpr], expected: Sequence[Dim | None]
 ) -> None:
     """Check a shape; None is any extent. Unknown extents are assumed to match and checked at run
@@ -214,26 +214,26 @@ def expect_shape(
         for d, w in zip(shape, expected, strict=True)
     )
     if not fits:
-        shown = ", ".join("?" if w is None else shape_text((as_dim(w),))[1:-2] for w in expected)
+        shown = ", ".join("?" if w is None else format_shape((as_dim(w),))[1:-2] for w in expected)
         raise ValueError(
-            f"{name}: {what!r} must have shape ({shown}), got {shape_text(tuple(shape))}"
+            f"{name}: {what!r} must have shape ({shown}), got {format_shape(tuple(shape))}"
         )
 
 
-def expect_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
+def require_multiple(what: str, extent: PrimExpr, factor: int, of: str) -> None:
     """Check that an extent is a multiple of a factor, which is named `of`. What is not known is
     assumed, so that a run is refused.
 
     Raises ValueError where it is known not to be.
     """
-    number = known(extent)
+    number = known_int(extent)
     if number is not None and number % factor:
         raise ValueError(f"{what} must be a multiple of {of}, got {number} and {factor}")
     if number is None and factor > 1:
-        assume(lambda: (extent % factor).equal(0), (extent,))
+        assume_condition(lambda: (extent % factor).equal(0), (extent,))
 
 
-def expect_least(
+def require_min_extent(
     name: str, what: str, shape: Sequence[PrimExpr], minimum: Sequence[Dim | None]
 ) -> None:
     """Check that extents are not below a minimum; None is any extent. Unknown extents are assumed
@@ -245,17 +245,17 @@ def expect_least(
         limit_dim = as_dim(limit)
         if Analyzer().can_prove(size < limit_dim):
             raise ValueError(
-                f"{name}: {what!r} must have at least {prim_text(limit_dim)} elements along axis"
-                f" {axis}, got {prim_text(size)}"
+                f"{name}: {what!r} must have at least {format_prim_expr(limit_dim)} elements along"
+                f" axis {axis}, got {format_prim_expr(size)}"
             )
-        assume(partial(_is_least, size, limit_dim), (size, limit_dim))
+        assume_condition(partial(_at_least_condition, size, limit_dim), (size, limit_dim))
 
 
-def _is_least(size: PrimExpr, minimum: PrimExpr) -> PrimExpr:
+def _at_least_condition(size: PrimExpr, minimum: PrimExpr) -> PrimExpr:
     return size >= minimum
 
 
-def expect_positive(name: str, **numbers: int) -> None:
+def require_positive(name: str, **numbers: int) -> None:
     """Check attributes that count something. Raises ValueError."""
     for what, number in numbers.items():
         if number < 1:
@@ -267,7 +267,7 @@ def expect_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
     a run is refused. Raises ValueError where one is known to be.
     """
     for number in numbers:
-        value = known(number)
+        value = known_int(number)
         if value is None:
             _assume_natural(number)
         elif value < 0:
@@ -275,19 +275,21 @@ def expect_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
 
 
 def _assume_natural(number: PrimExpr) -> None:
-    assume(lambda: number >= 0, (number,))
+    assume_condition(lambda: number >= 0, (number,))
 
 
-MAX_STEP = 2**31 - 1
+MAX_POSITION_FACTOR = 2**31 - 1
 """Of a window's steps, where a tensor beside the data says how many windows there are: so that no
 place leaves int64."""
 
 
-def expect_small(name: str, **numbers: Sequence[int]) -> None:
-    """Check attributes that multiply positions. Raises ValueError beyond MAX_STEP."""
+def require_small_factor(name: str, **numbers: Sequence[int]) -> None:
+    """Check attributes that multiply positions. Raises ValueError beyond MAX_POSITION_FACTOR."""
     for what, values in numbers.items():
-        if any(abs(number) > MAX_STEP for number in values):
-            raise ValueError(f"{name}: {what!r} must be at most {MAX_STEP}, got {tuple(values)}")
+        if any(abs(number) > MAX_POSITION_FACTOR for number in values):
+            raise ValueError(
+                f"{name}: {what!r} must be at most {MAX_POSITION_FACTOR}, got {tuple(values)}"
+            )
 
 
 def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
@@ -296,25 +298,29 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     1, m, n). A choice that already contains the other extent stays as it is, so that repeated
     additions (residuals under a mask) have one extent.
     """
-    if is_const(b, 1) or equal(a, b):
+    if is_const(b, 1) or are_equal_dims(a, b):
         return a
     if is_const(a, 1):
         return b
-    if known(a) is not None and known(b) is not None:
+    if known_int(a) is not None and known_int(b) is not None:
         return None
-    assume(lambda: _broadcasts(a, b), (a, b))
-    if known(a) is not None or known(b) is not None:
-        return a if known(a) is not None else b
-    if _has_any((a, b)):
+    # Symbolic dimensions may still be equal or 1: the result is formed, and a run checks the
+    # assumption.
+    assume_condition(lambda: _broadcast_condition(a, b), (a, b))
+    if known_int(a) is not None or known_int(b) is not None:
+        return a if known_int(a) is not None else b
+    if _has_unknown_dim((a, b)):
         return AnyDim()
     mine, other_factors = broadcast_factors(a), broadcast_factors(b)
-    if _are_among(other_factors, mine):
+    if _are_all_among(other_factors, mine):
         return a
-    if _are_among(mine, other_factors):
+    if _are_all_among(mine, other_factors):
         return b
-    *first, extent = mine + [factor for factor in other_factors if not _are_among([factor], mine)]
+    *first, extent = mine + [
+        factor for factor in other_factors if not _are_all_among([factor], mine)
+    ]
     for extent_factor in reversed(first):
-        extent = Select(binary(EQ, extent_factor, 1), extent, extent_factor, "int64")
+        extent = Select(fold_binary(EQ, extent_factor, 1), extent, extent_factor, "int64")
     return extent
 
 
@@ -327,23 +333,23 @@ def broadcast_factors(dim: PrimExpr) -> list[PrimExpr]:
         match dim:
             case Select(condition=EQ(a=a, b=b), true_value=remaining, false_value=one) if is_const(
                 b, 1
-            ) and same(a, one):
+            ) and is_same_expr(a, one):
                 factors.append(one)
                 dim = remaining
             case _:
                 return [*factors, dim]
 
 
-def _are_among(some: Sequence[PrimExpr], candidates: Sequence[PrimExpr]) -> bool:
+def _are_all_among(some: Sequence[PrimExpr], candidates: Sequence[PrimExpr]) -> bool:
     """Return whether each expression is structurally equal to a candidate."""
-    return all(any(same(expr, candidate) for candidate in candidates) for expr in some)
+    return all(any(is_same_expr(expr, candidate) for candidate in candidates) for expr in some)
 
 
-def _broadcasts(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def _broadcast_condition(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return the condition that two dimensions are equal, or one of them 1."""
     condition = a.equal(b)
     for dim in (a, b):
-        if known(dim) is None:
+        if known_int(dim) is None:
             condition = Or(condition, dim.equal(1), "bool")
     return condition
 
@@ -360,7 +366,7 @@ def broadcast_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Shape | Non
     return None if None in dims else tuple(d for d in dims if d is not None)
 
 
-def broadcasts_to(shape: Sequence[PrimExpr], target: Sequence[PrimExpr]) -> bool:
+def is_broadcastable_to(shape: Sequence[PrimExpr], target: Sequence[PrimExpr]) -> bool:
     """Return whether a shape broadcasts to a target that stays as it is: an extent for a target of
     1 must be 1. Unknown extents are assumed to match and checked at run time.
     """
@@ -383,30 +389,34 @@ def window_extent(
     """Return how many windows of a convolution or pooling fit: (size + before + after - reach) //
     stride + 1.
     """
-    expect_positive("a window", stride=stride, dilation=dilation)
-    if is_any(size):
+    require_positive("a window", stride=stride, dilation=dilation)
+    if is_unknown_dim(size):
         return size
-    expect_least("a window", "kernel", (as_dim(kernel),), (1,))
+    require_min_extent("a window", "kernel", (as_dim(kernel),), (1,))
     reach = (as_dim(kernel) - 1) * dilation + 1
-    assume(lambda: windows_fit(size, reach, stride, before, after), (size, reach))
-    return _count_of_windows(tidy((size + (before + after) - reach) // stride + 1), size, reach)
+    assume_condition(
+        lambda: windows_fit_condition(size, reach, stride, before, after), (size, reach)
+    )
+    return _num_windows(simplify_dim((size + (before + after) - reach) // stride + 1), size, reach)
 
 
-def _count_of_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
+def _num_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
     """Return the count. Raises ValueError where it is known to be negative."""
-    if (known(count) or 0) < 0:
+    if (known_int(count) or 0) < 0:
         raise ValueError(
-            f"a window that reaches over {prim_text(tidy(reach))} elements does not fit an axis of"
-            f" {prim_text(size)} with its padding"
+            f"a window that reaches over {format_prim_expr(simplify_dim(reach))} elements does not"
+            f" fit an axis of {format_prim_expr(size)} with its padding"
         )
     return count
 
 
-def windows_fit(size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int) -> PrimExpr:
+def windows_fit_condition(
+    size: PrimExpr, reach: PrimExpr, slack: int, before: int, after: int
+) -> PrimExpr:
     """Return the condition that the number of windows is not negative: none begins beyond `slack`
     elements outside, a stride where counts are rounded down.
     """
-    return size >= tidy(reach - (before + after + slack))
+    return size >= simplify_dim(reach - (before + after + slack))
 
 
 def window_extent_ceil(
@@ -415,16 +425,18 @@ def window_extent_ceil(
     """Return `window_extent` rounded up; a last window that would start in the padding after is
     dropped.
     """
-    expect_positive("a window", stride=stride, dilation=dilation)
-    if is_any(size):
+    require_positive("a window", stride=stride, dilation=dilation)
+    if is_unknown_dim(size):
         return size
     reach = (kernel - 1) * dilation + 1
-    assume(lambda: windows_fit(size, as_dim(reach), 2 * stride - 1, before, after), (size,))
+    assume_condition(
+        lambda: windows_fit_condition(size, as_dim(reach), 2 * stride - 1, before, after), (size,)
+    )
     count = ceil_div(size + (before + after) - reach, stride) + 1
-    return tidy(minimum(count, ceil_div(size + before, stride)))
+    return simplify_dim(minimum(count, ceil_div(size + before, stride)))
 
 
-def transposed_extent(
+def transposed_window_extent(
     size: PrimExpr,
     kernel: Dim,
     stride: int,
@@ -436,16 +448,16 @@ def transposed_extent(
     """Return the extent of a transposed convolution: (size - 1) * stride - before - after + reach +
     extra.
     """
-    if is_any(size):
+    if is_unknown_dim(size):
         return size
     reach = (as_dim(kernel) - 1) * dilation + 1
-    extent = tidy((size - 1) * stride + reach + (extra - before - after))
-    assume(lambda: extent >= 0, (size, reach))
+    extent = simplify_dim((size - 1) * stride + reach + (extra - before - after))
+    assume_condition(lambda: extent >= 0, (size, reach))
     return extent
 
 
-def _is_negative(value: PrimExpr) -> bool | None:
-    number = known(value)
+def _is_known_negative(value: PrimExpr) -> bool | None:
+    number = known_int(value)
     if number is not None:
         return number < 0
     analyzer = Analyzer()
@@ -454,10 +466,10 @@ def _is_negative(value: PrimExpr) -> bool | None:
     return True if analyzer.can_prove(value < 0) else None
 
 
-def _from_front(position: Dim, size: PrimExpr) -> PrimExpr:
+def _normalize_bound(position: Dim, size: PrimExpr) -> PrimExpr:
     """Return a slice bound counted from the front: negative ones count from the end."""
     value = as_dim(position)
-    negative = _is_negative(value)
+    negative = _is_known_negative(value)
     if negative is None:
         return Select(value < 0, value + size, value, "int64")
     return value + size if negative else value
@@ -467,25 +479,32 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
     """Return (first index, number of elements) of `begin:end:stride` over an axis, as
     NumPy slices.
     """
-    if is_any(size):
+    if is_unknown_dim(size):
         return as_dim(0), AnyDim()
-    first, last = known(begin), known(end)
+    first, last = known_int(begin), known_int(end)
     if stride > 0:
-        open_end = last is not None and last >= OPEN_END
-        start = maximum(_from_front(begin, size), 0)
-        stop = size if open_end else minimum(_from_front(end, size), size)
-        return tidy(start), tidy(maximum(ceil_div(tidy(stop - start), stride), 0))
-    open_begin = first is not None and first >= OPEN_END
-    open_end = last is not None and last <= -OPEN_END
-    start = size - 1 if open_begin else minimum(_from_front(begin, size), size - 1)
-    stop = as_dim(-1) if open_end else maximum(_from_front(end, size), -1)
-    return tidy(start), tidy(maximum(ceil_div(tidy(start - stop), -stride), 0))
+        # Larger than any axis: no clamping to the size is needed, which keeps the extent a constant
+        # expression.
+        open_end = last is not None and last >= OPEN_SLICE_END
+        start = maximum(_normalize_bound(begin, size), 0)
+        stop = size if open_end else minimum(_normalize_bound(end, size), size)
+        return simplify_dim(start), simplify_dim(
+            maximum(ceil_div(simplify_dim(stop - start), stride), 0)
+        )
+    open_begin = first is not None and first >= OPEN_SLICE_END
+    open_end = last is not None and last <= -OPEN_SLICE_END
+    start = size - 1 if open_begin else minimum(_normalize_bound(begin, size), size - 1)
+    stop = as_dim(-1) if open_end else maximum(_normalize_bound(end, size), -1)
+    return simplify_dim(start), simplify_dim(
+        maximum(ceil_div(simplify_dim(start - stop), -stride), 0)
+    )
 
 
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """The shape `newshape` asks for, whose numbers read the data's dimensions from the left:
+    """Return the shape that `newshape` describes; its special numbers consume the data's dimensions
+    from the left:
 
     n > 0  that extent                   -2  all dimensions that are left
     0      copies one (unless allowed)   -3  the product of two
@@ -496,22 +515,26 @@ def infer_reshape(
 
     Raises ValueError for what has no meaning, and when the numbers of elements are known to differ.
     """
-    factors = _decoded(shape, newshape, allow_zero)
-    dims = [None if dim_factors is None else product(dim_factors) for dim_factors in factors]
+    factors = _parse_newshape(shape, newshape, allow_zero)
+    dims = [
+        None if dim_factors is None else product_of_dims(dim_factors) for dim_factors in factors
+    ]
     known_dims = [d for d in dims if d is not None]
     holes = len(dims) - len(known_dims)
     if holes > 1:
         raise ValueError(f"at most one dimension may be -1, got {holes}")
     if holes == 0:
-        before, after = _count(shape), _count(known_dims)
+        before, after = _known_num_elements(shape), _known_num_elements(known_dims)
         if before is not None and after is not None and before != after:
             raise ValueError(f"{before} elements cannot become {after}")
         return tuple(known_dims)
-    inferred = _quotient(shape, [d for hole_factors in factors for d in hole_factors or ()])
+    # Cancelling symbolic factors keeps the dimension exact: n * 4 / n is 4, without a division at
+    # run time.
+    inferred = _exact_quotient(shape, [d for hole_factors in factors for d in hole_factors or ()])
     return tuple(inferred if d is None else d for d in dims)
 
 
-def _decoded(
+def _parse_newshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool
 ) -> list[Sequence[PrimExpr] | None]:
     """Return the factors of each dimension of a new shape, None for a -1; see `infer_reshape`."""
@@ -519,10 +542,10 @@ def _decoded(
     codes = iter(enumerate(newshape))
     source = 0
     for position, code in codes:
-        match known(code):
+        match known_int(code):
             case 0 if isinstance(code, int) and not allow_zero:
                 what = f"0 at axis {position} copies a dimension"
-                decoded.append(_read(shape, source, 1, what))
+                decoded.append(_read_dims(shape, source, 1, what))
                 source += 1
             case -1:
                 decoded.append(None)
@@ -532,13 +555,13 @@ def _decoded(
                 source = max(source, len(shape))
             case -3:
                 what = f"-3 at axis {position} joins two dimensions"
-                decoded.append(_read(shape, source, 2, what))
+                decoded.append(_read_dims(shape, source, 2, what))
                 source += 2
             case -4:
                 what = f"-4 at axis {position} splits a dimension"
-                (source_dim,) = _read(shape, source, 1, what)
+                (source_dim,) = _read_dims(shape, source, 1, what)
                 split_dims = [split_dim for _, split_dim in islice(codes, 2)]
-                decoded += [(d,) for d in _split(source_dim, split_dims, what)]
+                decoded += [(d,) for d in _split_dim(source_dim, split_dims, what)]
                 source += 1
             case int() as number if number < 0:
                 raise ValueError(f"a dimension must be at least -4, got {number}")
@@ -548,21 +571,21 @@ def _decoded(
     return decoded
 
 
-def _read(shape: Sequence[PrimExpr], at: int, count: int, what: str) -> Sequence[PrimExpr]:
+def _read_dims(shape: Sequence[PrimExpr], at: int, count: int, what: str) -> Sequence[PrimExpr]:
     if at + count > len(shape):
         raise ValueError(f"{what} that an input of rank {len(shape)} lacks")
     return shape[at : at + count]
 
 
-def _split(source_dim: PrimExpr, split_dims: Sequence[Dim], what: str) -> list[PrimExpr]:
+def _split_dim(source_dim: PrimExpr, split_dims: Sequence[Dim], what: str) -> list[PrimExpr]:
     """Return the two dimensions that one is split into."""
-    numbers = [known(split_dim) for split_dim in split_dims]
+    numbers = [known_int(split_dim) for split_dim in split_dims]
     if len(split_dims) != 2 or any(n is not None and n < 1 and n != -1 for n in numbers):
         raise ValueError(f"{what}: two parts must follow, of which one may be -1, got {split_dims}")
     if numbers == [-1, -1]:
         raise ValueError(f"{what}: one of its parts must be a number, got {split_dims}")
     if -1 not in numbers:
-        if (size := known(source_dim)) is not None and None not in numbers:
+        if (size := known_int(source_dim)) is not None and None not in numbers:
             count = math.prod(n for n in numbers if n is not None)
             if count != size:
                 raise ValueError(
@@ -570,44 +593,52 @@ def _split(source_dim: PrimExpr, split_dims: Sequence[Dim], what: str) -> list[P
                 )
         two_dims = [as_dim(target_dim) for target_dim in split_dims]
         if None in (size, *numbers):
-            assume(lambda: source_dim.equal(product(two_dims)), (source_dim, *two_dims))
+            assume_condition(
+                lambda: source_dim.equal(product_of_dims(two_dims)), (source_dim, *two_dims)
+            )
         return two_dims
     known_dim = as_dim(split_dims[1 - numbers.index(-1)])
-    inferred = AnyDim() if is_any(source_dim) else _divide([source_dim], [known_dim])
+    inferred = AnyDim() if is_unknown_dim(source_dim) else _divide_dims([source_dim], [known_dim])
     return [inferred if number == -1 else known_dim for number in numbers]
 
 
-def _count(shape: Sequence[PrimExpr]) -> int | None:
-    numbers = [known(d) for d in shape]
+def _known_num_elements(shape: Sequence[PrimExpr]) -> int | None:
+    numbers = [known_int(d) for d in shape]
     return None if None in numbers else math.prod(n for n in numbers if n is not None)
 
 
-def _quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> PrimExpr:
+def _exact_quotient(shape: Sequence[PrimExpr], divisors: Sequence[PrimExpr]) -> PrimExpr:
     """Return product(shape) / product(given) after cancelling equal factors."""
     above, below = list(shape), []
     for divisor in divisors:
-        at = next((i for i, d in enumerate(above) if equal(d, divisor) or d is divisor), None)
+        at = next(
+            (i for i, d in enumerate(above) if are_equal_dims(d, divisor) or d is divisor), None
+        )
         if at is None:
             below.append(divisor)
         else:
             del above[at]
-    return AnyDim() if _has_any(above) or _has_any(below) else _divide(above, below)
+    return (
+        AnyDim()
+        if _has_unknown_dim(above) or _has_unknown_dim(below)
+        else _divide_dims(above, below)
+    )
 
 
-def _divide(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
-    top, numerator = _split_constant(above)
-    bottom, denominator = _split_constant(below)
+def _divide_dims(above: Sequence[PrimExpr], below: Sequence[PrimExpr]) -> PrimExpr:
+    top, numerator = _split_known_product(above)
+    bottom, denominator = _split_known_product(below)
     common = math.gcd(top, bottom) or 1
     top, bottom = top // common, bottom // common
     if bottom == 0 or (not numerator and not denominator and top % bottom):
         raise ValueError(f"{top * common} elements do not divide by {bottom * common}")
-    total = product([as_dim(top), *numerator])
+    total = product_of_dims([as_dim(top), *numerator])
     if numerator and not denominator and bottom > 1:  # of no elements any count is right
-        assume(lambda: (total % bottom).equal(0), numerator)
-    return tidy(total // product([as_dim(bottom), *denominator]))
+        assume_condition(lambda: (total % bottom).equal(0), numerator)
+    return simplify_dim(total // product_of_dims([as_dim(bottom), *denominator]))
 
 
-def _split_constant(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:
+def _split_known_product(dims: Sequence[PrimExpr]) -> tuple[int, list[PrimExpr]]:
     """Return the product of the known dimensions, and the others."""
-    numbers = [n for n in map(known, dims) if n is not None]
-    return math.prod(numbers), [d for d in dims if known(d) is None]
+    numbers = [n for n in map(known_int, dims) if n is not None]
+    return math.prod(numbers), [d for d in dims if known_int(d) is None]

@@ -18,14 +18,14 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     const,
+    fold_binary,
     maximum,
     minimum,
 )
 from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import expect_shape, normalize_axis
+from ekiden.topi.dimensions import normalize_axis, require_shape
 
 UnaryScalar = Callable[[PrimExpr], PrimExpr]
 
@@ -37,31 +37,33 @@ def elementwise(x: Tensor, function: UnaryScalar, name: str) -> Tensor:
 
 def as_bool(x: PrimExpr) -> PrimExpr:
     """Return whether a value is not 0."""
-    return x if dt.element(x.dtype) == "bool" else binary(NE, x, const(0, x.dtype))
+    return x if dt.element_dtype(x.dtype) == "bool" else fold_binary(NE, x, const(0, x.dtype))
 
 
-def wide(x: PrimExpr) -> PrimExpr:
-    """Return half-precision values as float32, in which their arithmetic is done."""
+def widen_half(x: PrimExpr) -> PrimExpr:
+    """Return half-precision values as float32, in which their arithmetic is done; others
+    unchanged.
+    """
     return cast_scalar(x, "float32") if x.dtype in ("float16", "bfloat16") else x
 
 
-def _intrinsic(op: str) -> UnaryScalar:
-    return lambda x: cast_scalar(call_intrin(op, wide(x)), x.dtype)
+def _float_intrinsic(op: str) -> UnaryScalar:
+    return lambda x: cast_scalar(call_intrin(op, widen_half(x)), x.dtype)
 
 
-def _rounding(op: str) -> UnaryScalar:
+def _rounding_op(op: str) -> UnaryScalar:
     """Return a rounding function; integers stay unchanged."""
-    return lambda x: _intrinsic(op)(x) if dt.is_float(x.dtype) else x
+    return lambda x: _float_intrinsic(op)(x) if dt.is_float(x.dtype) else x
 
 
-def _predicate(op: str) -> UnaryScalar:
+def _float_predicate(op: str) -> UnaryScalar:
     """Return a floating-point predicate; it is false for integers."""
-    return lambda x: call_intrin(op, wide(x)) if dt.is_float(x.dtype) else const(False)
+    return lambda x: call_intrin(op, widen_half(x)) if dt.is_float(x.dtype) else const(False)
 
 
 def _abs(x: PrimExpr) -> PrimExpr:
     if dt.is_float(x.dtype):
-        return _intrinsic("abs")(x)
+        return _float_intrinsic("abs")(x)
     return x if dt.is_unsigned(x.dtype) or x.dtype == "bool" else Select(x < 0, -x, x, x.dtype)
 
 
@@ -75,9 +77,9 @@ def _sign(x: PrimExpr) -> PrimExpr:
     below = (
         x
         if dt.is_unsigned(x.dtype)
-        else Select(binary(LT, x, zero), const(-1, x.dtype), x, x.dtype)
+        else Select(fold_binary(LT, x, zero), const(-1, x.dtype), x, x.dtype)
     )
-    return Select(binary(GT, x, zero), const(1, x.dtype), below, x.dtype)
+    return Select(fold_binary(GT, x, zero), const(1, x.dtype), below, x.dtype)
 
 
 def _bitwise_not(x: PrimExpr) -> PrimExpr:
@@ -94,11 +96,11 @@ def _bitwise_not(x: PrimExpr) -> PrimExpr:
 
 def _isfinite(x: PrimExpr) -> PrimExpr:
     """Return whether x is finite: x - x is 0 for finite values only."""
-    return binary(EQ, x - x, 0.0) if dt.is_float(x.dtype) else const(True)
+    return fold_binary(EQ, x - x, 0.0) if dt.is_float(x.dtype) else const(True)
 
 
 def _logical_not(x: PrimExpr) -> PrimExpr:
-    return Not(x) if x.dtype == "bool" else binary(EQ, x, const(0, x.dtype))
+    return Not(x) if x.dtype == "bool" else fold_binary(EQ, x, const(0, x.dtype))
 
 
 def relu_scalar(x: PrimExpr) -> PrimExpr:
@@ -106,40 +108,40 @@ def relu_scalar(x: PrimExpr) -> PrimExpr:
     return maximum(x, const(0, x.dtype))
 
 
-def _named(name: str, function: UnaryScalar) -> Callable[[Tensor], Tensor]:
-    def compute(x: Tensor) -> Tensor:
+def _unary_operator(name: str, function: UnaryScalar) -> Callable[[Tensor], Tensor]:
+    def compute_elementwise(x: Tensor) -> Tensor:
         return elementwise(x, function, name)
 
-    compute.__name__ = compute.__qualname__ = name
-    compute.__doc__ = f"`{name}` of each element."
-    return compute
+    compute_elementwise.__name__ = compute_elementwise.__qualname__ = name
+    compute_elementwise.__doc__ = f"`{name}` of each element."
+    return compute_elementwise
 
 
 # fmt: off
-exp         = _named("exp",         _intrinsic("exp"))
-log         = _named("log",         _intrinsic("log"))
-sqrt        = _named("sqrt",        _intrinsic("sqrt"))
-rsqrt       = _named("rsqrt",       _intrinsic("rsqrt"))
-tanh        = _named("tanh",        _intrinsic("tanh"))
-erf         = _named("erf",         _intrinsic("erf"))
-sigmoid     = _named("sigmoid",     _intrinsic("sigmoid"))
-sin         = _named("sin",         _intrinsic("sin"))
-cos         = _named("cos",         _intrinsic("cos"))
-floor       = _named("floor",       _rounding("floor"))
-ceil        = _named("ceil",        _rounding("ceil"))
-round       = _named("round",       _rounding("round"))
-trunc       = _named("trunc",       _rounding("trunc"))
-isfinite    = _named("isfinite",    lambda x: _isfinite(wide(x)))
-bitwise_not = _named("bitwise_not", _bitwise_not)
-identity    = _named("identity",    lambda x: x)
-isnan       = _named("isnan",       _predicate("isnan"))
-isinf       = _named("isinf",       _predicate("isinf"))
-abs         = _named("abs",         _abs)
-negative    = _named("negative",    _negative)
-sign        = _named("sign",        _sign)
-logical_not = _named("logical_not", _logical_not)
-copy        = _named("copy",        lambda x: x)
-relu        = _named("relu",        relu_scalar)
+exp         = _unary_operator("exp",         _float_intrinsic("exp"))
+log         = _unary_operator("log",         _float_intrinsic("log"))
+sqrt        = _unary_operator("sqrt",        _float_intrinsic("sqrt"))
+rsqrt       = _unary_operator("rsqrt",       _float_intrinsic("rsqrt"))
+tanh        = _unary_operator("tanh",        _float_intrinsic("tanh"))
+erf         = _unary_operator("erf",         _float_intrinsic("erf"))
+sigmoid     = _unary_operator("sigmoid",     _float_intrinsic("sigmoid"))
+sin         = _unary_operator("sin",         _float_intrinsic("sin"))
+cos         = _unary_operator("cos",         _float_intrinsic("cos"))
+floor       = _unary_operator("floor",       _rounding_op("floor"))
+ceil        = _unary_operator("ceil",        _rounding_op("ceil"))
+round       = _unary_operator("round",       _rounding_op("round"))
+trunc       = _unary_operator("trunc",       _rounding_op("trunc"))
+isfinite    = _unary_operator("isfinite",    lambda x: _isfinite(widen_half(x)))
+bitwise_not = _unary_operator("bitwise_not", _bitwise_not)
+identity    = _unary_operator("identity",    lambda x: x)
+isnan       = _unary_operator("isnan",       _float_predicate("isnan"))
+isinf       = _unary_operator("isinf",       _float_predicate("isinf"))
+abs         = _unary_operator("abs",         _abs)
+negative    = _unary_operator("negative",    _negative)
+sign        = _unary_operator("sign",        _sign)
+logical_not = _unary_operator("logical_not", _logical_not)
+copy        = _unary_operator("copy",        lambda x: x)
+relu        = _unary_operator("relu",        relu_scalar)
 # fmt: on
 fast_exp, fast_tanh, fast_erf = exp, tanh, erf
 """TVM's approximations: ours are polynomials anyway."""
@@ -163,17 +165,21 @@ def reinterpret(x: Tensor, dtype: str) -> Tensor:
 def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
     """Clamp each element to [a_min, a_max]; infinite bounds have no effect."""
 
-    def clamp(value: PrimExpr) -> PrimExpr:
+    def clamp_scalar(value: PrimExpr) -> PrimExpr:
         """Clamp a value to the bounds that its dtype can represent; the others have no effect."""
-        low, high = _bounds(value.dtype, a_min, a_max)
+        low, high = _representable_bounds(value.dtype, a_min, a_max)
         raised = value if low is None else maximum(value, const(low, value.dtype))
         return raised if high is None else minimum(raised, const(high, value.dtype))
 
-    return elementwise(x, clamp, "clip")
+    return elementwise(x, clamp_scalar, "clip")
 
 
-def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float | None]:
-    """Return the bounds that can exclude values of `dtype`; beyond its ends they are those."""
+def _representable_bounds(
+    dtype: str, a_min: float, a_max: float
+) -> tuple[float | None, float | None]:
+    """Return the bounds that can exclude values of `dtype`; bounds beyond its range are replaced by
+    its limits.
+    """
     if dt.is_float(dtype):
         return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
     if dtype == "bool":
@@ -188,7 +194,9 @@ def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float
 def leaky_relu(x: Tensor, alpha: float) -> Tensor:
     """Multiply elements below 0 by `alpha`."""
     return elementwise(
-        x, lambda v: Select(binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype), "leaky_relu"
+        x,
+        lambda v: Select(fold_binary(GT, v, 0), v, v * const(alpha, v.dtype), v.dtype),
+        "leaky_relu",
     )
 
 
@@ -197,7 +205,7 @@ def prelu(x: Tensor, slope: Tensor, axis: int = 1) -> Tensor:
     at = normalize_axis(axis, x.ndim, "prelu")
     return te.compute(
         x.shape,
-        lambda *i: Select(binary(GT, x[i], 0), x[i], x[i] * slope[i[at]], x.dtype),
+        lambda *i: Select(fold_binary(GT, x[i], 0), x[i], x[i] * slope[i[at]], x.dtype),
         name="prelu",
         tag="broadcast",
     )
@@ -216,7 +224,7 @@ def fixed_point_multiply(x: Tensor, multiplier: int, shift: int) -> Tensor:
 
     `multiplier` is a fraction in Q31, `shift` may be negative.
     """
-    _check_fixed_point("fixed_point_multiply", x)
+    _require_int32("fixed_point_multiply", x)
     return elementwise(
         x,
         lambda v: q_multiply_shift(v, const(multiplier, "int64"), const(shift, "int64")),
@@ -248,7 +256,7 @@ def fixed_point_multiply_per_axis(
         The rounded int32 product.
     """
     name = "fixed_point_multiply_per_axis"
-    _check_fixed_point(name, x)
+    _require_int32(name, x)
     chosen = [normalize_axis(axis, x.ndim, name) for axis in axes]
     extents = [x.shape[axis] for axis in chosen]
     for operand, what, is_read in (
@@ -256,9 +264,9 @@ def fixed_point_multiply_per_axis(
         (rshift, "rshift", is_rshift_required),
     ):  # fmt: skip
         if is_read:
-            expect_shape(name, what, operand.shape, extents)
+            require_shape(name, what, operand.shape, extents)
 
-    def body(*i: Var) -> PrimExpr:
+    def multiply_element(*i: Var) -> PrimExpr:
         """Return x * y * 2**(left - right) with y a fraction of 2**31, rounded as
         `q_multiply_shift` does.
         """
@@ -270,10 +278,10 @@ def fixed_point_multiply_per_axis(
             total = total - cast_scalar(rshift[at], "int64")
         return q_multiply_shift(x[i], cast_scalar(y[at], "int64"), total)
 
-    return te.compute(x.shape, body, name=name, tag="broadcast")
+    return te.compute(x.shape, multiply_element, name=name, tag="broadcast")
 
 
-def _check_fixed_point(name: str, x: Tensor) -> None:
+def _require_int32(name: str, x: Tensor) -> None:
     if x.dtype != "int32":
         raise ValueError(f"{name}: expected int32, got {x.dtype}")
 

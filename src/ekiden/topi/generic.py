@@ -1,5 +1,5 @@
 """Schedules for the current target and operators under TVM's module name (schedules.py)."""
 
-from ekiden.topi.schedules import schedules_of
+from ekiden.topi.schedules import schedule_getattr
 
-__getattr__ = schedules_of(None)
+__getattr__ = schedule_getattr(None)

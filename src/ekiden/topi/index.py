@@ -16,31 +16,38 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     convert,
+    fold_binary,
     maximum,
     minimum,
 )
 from ekiden.te import Tensor
 from ekiden.te.range_checks import (
-    CHECKS_ATTR,
+    RANGE_CHECKS_ATTR_KEY,
     RangeCheck,
     extent_checks,
-    from_either_end,
     index_check,
+    normalize_negative_index,
     range_check,
 )
-from ekiden.topi.broadcast import broadcast_indices, joint_shape
-from ekiden.topi.dimensions import Dim, as_dim, expect_shape, known, normalize_axis, product
+from ekiden.topi.broadcast import broadcast_indices, broadcast_shapes
+from ekiden.topi.dimensions import (
+    Dim,
+    as_dim,
+    known_int,
+    normalize_axis,
+    product_of_dims,
+    require_shape,
+)
 from ekiden.topi.transform import unravel
 
 
-def _clipped(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+def _clip_index(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     return maximum(minimum(cast(index, "int64"), size - 1), 0)
 
 
-def _wrapped(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+def _wrap_index(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Return an index modulo the extent (1 for an empty axis, of which nothing can be read)."""
     return cast(index, "int64") % maximum(size, 1)
 
@@ -54,15 +61,15 @@ def take(
     those out of range are refused. Otherwise these count modulo the extent ("wrap") or are clipped
     (any other).
     """
-    bring = {"wrap": _wrapped, "raise": from_either_end}.get(mode, _clipped)
+    bring = {"wrap": _wrap_index, "raise": normalize_negative_index}.get(mode, _clip_index)
     if axis is None:
-        count = product(a.shape)
+        count = product_of_dims(a.shape)
         return te.compute(
             indices.shape,
             lambda *i: a[unravel(bring(indices[i], count), a.shape)],
             name="take",
             tag="injective",
-            attrs=_refusing(mode, indices, count, None, product(indices.shape)),
+            attrs=_take_checks(mode, indices, count, None, product_of_dims(indices.shape)),
         )
     at, batch = normalize_axis(axis, a.ndim, "take"), batch_dims % max(indices.ndim, 1)
     if batch > at:
@@ -70,32 +77,36 @@ def take(
     rank = indices.ndim - batch
     shape = (*a.shape[:at], *indices.shape[batch:], *a.shape[at + 1 :])
 
-    def body(*i: Var) -> PrimExpr:
+    def take_element(*i: Var) -> PrimExpr:
         index = bring(indices[(*i[:batch], *i[at : at + rank])], a.shape[at])
         return a[(*i[:at], index, *i[at + rank :])]
 
-    attrs = _refusing(mode, indices, a.shape[at], at, product(shape))
-    return te.compute(shape, body, name="take", tag="injective", attrs=attrs)
+    attrs = _take_checks(mode, indices, a.shape[at], at, product_of_dims(shape))
+    return te.compute(shape, take_element, name="take", tag="injective", attrs=attrs)
 
 
-EXTENT_LIMIT = 2**31
+MAX_INT32_EXTENT = 2**31
 """Above what an extent is."""
 
 
-def _refusing(
+def _take_checks(
     mode: str, indices: Tensor, size: PrimExpr, axis: int | None, count: PrimExpr
 ) -> dict[str, object] | None:
     """Return the checks of `take`: indices in range, or, where they are clipped or wrapped, an axis
     that is not empty.
     """
     if mode == "raise":
-        return {CHECKS_ATTR: (index_check("take", indices, size, axis),)}
+        return {RANGE_CHECKS_ATTR_KEY: (index_check("take", indices, size, axis),)}
     if Analyzer().can_prove(size >= 1):
         return None
     some = Select(count.equal(0), as_dim(1), size, "int64")
     extent = te.compute((), lambda: some, name="extent", tag="injective")
     along = "" if axis is None else f" along axis {axis}"
-    return {CHECKS_ATTR: (range_check(f"take: extent of 'data'{along}", extent, 1, EXTENT_LIMIT),)}
+    return {
+        RANGE_CHECKS_ATTR_KEY: (
+            range_check(f"take: extent of 'data'{along}", extent, 1, MAX_INT32_EXTENT),
+        )
+    }
 
 
 def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
@@ -104,12 +115,12 @@ def gather(data: Tensor, axis: int, indices: Tensor) -> Tensor:
     """
     at = normalize_axis(axis, data.ndim, "gather")
 
-    def body(*i: Var) -> PrimExpr:
-        return data[(*i[:at], from_either_end(indices[i], data.shape[at]), *i[at + 1 :])]
+    def gather_element(*i: Var) -> PrimExpr:
+        return data[(*i[:at], normalize_negative_index(indices[i], data.shape[at]), *i[at + 1 :])]
 
     extents = extent_checks("gather", indices.shape, data.shape, at)
-    attrs = {CHECKS_ATTR: (*extents, index_check("gather", indices, data.shape[at], at))}
-    return te.compute(indices.shape, body, name="gather", tag="injective", attrs=attrs)
+    attrs = {RANGE_CHECKS_ATTR_KEY: (*extents, index_check("gather", indices, data.shape[at], at))}
+    return te.compute(indices.shape, gather_element, name="gather", tag="injective", attrs=attrs)
 
 
 def gather_nd(
@@ -118,25 +129,34 @@ def gather_nd(
     """Gather slices of `a` at coordinates along the first axis of `indices`. `index_rank` is the
     number of coordinates where that axis is unknown. Raises ValueError if neither is known.
     """
-    count = known(indices.shape[0]) if index_rank is None else index_rank
+    count = known_int(indices.shape[0]) if index_rank is None else index_rank
     if count is None:
         raise ValueError("gather_nd: the number of coordinates must be known")
     index_axes = indices.ndim - 1
     shape = (*indices.shape[1:], *a.shape[batch_dims + count :])
 
-    def body(*i: Var) -> PrimExpr:
+    def gather_slice_element(*i: Var) -> PrimExpr:
         """Return the element at the first `count` coordinates; batch axes are shared."""
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
+            # Negative indices count from the end; the checks of the operator have excluded all
+            # others.
             at.append(
-                from_either_end(indices[(as_dim(n), *i[:index_axes])], a.shape[batch_dims + n])
+                normalize_negative_index(
+                    indices[(as_dim(n), *i[:index_axes])], a.shape[batch_dims + n]
+                )
             )
         return a[(*at, *i[index_axes:])]
 
     sizes = a.shape[batch_dims : batch_dims + count]
     shared = extent_checks("gather_nd", indices.shape[1 : 1 + batch_dims], a.shape[:batch_dims])
-    attrs = {CHECKS_ATTR: (*shared, *coordinate_checks("gather_nd", indices, sizes, batch_dims))}
-    return te.compute(shape, body, name="gather_nd", tag="injective", attrs=attrs)
+    attrs = {
+        RANGE_CHECKS_ATTR_KEY: (
+            *shared,
+            *coordinate_checks("gather_nd", indices, sizes, batch_dims),
+        )
+    }
+    return te.compute(shape, gather_slice_element, name="gather_nd", tag="injective", attrs=attrs)
 
 
 def coordinate_checks(
@@ -147,12 +167,12 @@ def coordinate_checks(
     """
     index_shape = indices.shape[1:]
     return tuple(
-        index_check(name, _coordinate(indices, n, index_shape), size, first + n)
+        index_check(name, _nth_coordinate(indices, n, index_shape), size, first + n)
         for n, size in enumerate(sizes)
     )
 
 
-def _coordinate(indices: Tensor, n: int, index_shape: Sequence[PrimExpr]) -> Tensor:
+def _nth_coordinate(indices: Tensor, n: int, index_shape: Sequence[PrimExpr]) -> Tensor:
     return te.compute(index_shape, lambda *i: indices[(as_dim(n), *i)], name="at", tag="injective")
 
 
@@ -160,13 +180,15 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
     """Return `data[i0, i1, ...]` for broadcast index tensors on the leading axes, as NumPy's
     advanced indexing.
     """
-    joint = joint_shape(*indices)
+    # NumPy's advanced indexing: index tensors broadcast against each other, and replace the leading
+    # axes.
+    joint = broadcast_shapes(*indices)
     rank, used = len(joint), len(indices)
 
-    def body(*i: Var) -> PrimExpr:
+    def load_indexed(*i: Var) -> PrimExpr:
         """Return the element at the index tensors' values; later axes are kept."""
         at = [
-            from_either_end(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
+            normalize_negative_index(t[broadcast_indices(i[:rank], t.shape, joint)], data.shape[n])
             for n, t in enumerate(indices)
         ]
         return data[(*at, *i[rank:])]
@@ -175,7 +197,13 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
         index_check("adv_index", t, data.shape[n], n, f"index {n}") for n, t in enumerate(indices)
     )
     shape = (*joint, *data.shape[used:])
-    return te.compute(shape, body, name="adv_index", tag="injective", attrs={CHECKS_ATTR: checks})
+    return te.compute(
+        shape,
+        load_indexed,
+        name="adv_index",
+        tag="injective",
+        attrs={RANGE_CHECKS_ATTR_KEY: checks},
+    )
 
 
 def one_hot(
@@ -196,13 +224,13 @@ def one_hot(
     at = normalize_axis(axis, indices.ndim + 1, "one_hot")
     shape = (*indices.shape[:at], as_dim(depth), *indices.shape[at:])
 
-    def body(*i: Var) -> PrimExpr:
+    def select_on_value(*i: Var) -> PrimExpr:
         index = cast(indices[(*i[:at], *i[at + 1 :])], "int64")
         return Select(
-            binary(EQ, index, i[at]), cast(on, out_dtype), cast(off, out_dtype), out_dtype
+            fold_binary(EQ, index, i[at]), cast(on, out_dtype), cast(off, out_dtype), out_dtype
         )
 
-    return te.compute(shape, body, name="one_hot", tag="injective")
+    return te.compute(shape, select_on_value, name="one_hot", tag="injective")
 
 
 def sequence_mask(
@@ -215,14 +243,14 @@ def sequence_mask(
         raise ValueError(
             f"sequence_mask: axis must be 0 or 1 of at least 2 axes, got {axis} of {data.ndim}"
         )
-    expect_shape("sequence_mask", "valid_length", valid_length.shape, (data.shape[1 - axis],))
+    require_shape("sequence_mask", "valid_length", valid_length.shape, (data.shape[1 - axis],))
     fill = convert(mask_value, data.dtype)
 
-    def body(*i: Var) -> PrimExpr:
+    def mask_element(*i: Var) -> PrimExpr:
         length = cast(valid_length[i[1 - axis]], "int64")
         return Select(i[axis] < length, data[i], fill, data.dtype)
 
-    return te.compute(data.shape, body, name="sequence_mask", tag="injective")
+    return te.compute(data.shape, mask_element, name="sequence_mask", tag="injective")
 
 
 __all__ = ["adv_index", "gather", "gather_nd", "one_hot", "sequence_mask", "take"]

@@ -9,19 +9,19 @@ from functools import partial, reduce
 
 from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import NE, Or, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.ir.prim import NE, Or, PrimExpr, Select, cast, const, fold_binary, logical_and
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import as_dim, ceil_div, expect_least, expect_shape, known
+from ekiden.topi.dimensions import as_dim, ceil_div, known_int, require_min_extent, require_shape
 
-TREES_PER_GROUP = 8
+TREES_PER_WALK = 8
 """Walked at once: a step is some four loads after each other, which as many steps fill."""
-UNKNOWN_DEPTH = 2**31 - 1
+UNKNOWN_TREE_DEPTH = 2**31 - 1
 """Of a tree whose number of nodes is not known."""
-ROWS_PER_BLOCK = 16
+TREE_ROWS_PER_BLOCK = 16
 """That go down the same trees in a piece of work, where there are as many."""
 MIN_STEPS_PER_THREAD = 512
 """Of so many trees for one row, that a thread takes at least: each takes some 20 ns, and what
@@ -50,33 +50,33 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     count = nodes[0].shape[0]
     for what, node_array in zip(("limits", "children", "missing"), nodes[1:], strict=True):
         expected_shape = (count, as_dim(2)) if what == "children" else (count,)
-        expect_shape("tree_leaves", what, node_array.shape, expected_shape)
-    expect_least("tree_leaves", "data", data.shape, (None, 1))
-    expect_least("tree_leaves", "features", nodes[0].shape, (1,))
-    if not 0 <= depth <= (known(count) or UNKNOWN_DEPTH):
+        require_shape("tree_leaves", what, node_array.shape, expected_shape)
+    require_min_extent("tree_leaves", "data", data.shape, (None, 1))
+    require_min_extent("tree_leaves", "features", nodes[0].shape, (1,))
+    if not 0 <= depth <= (known_int(count) or UNKNOWN_TREE_DEPTH):
         raise ValueError(f"tree_leaves: expected a depth of at most as many nodes, got {depth}")
     rows, trees = data.shape[0], roots.shape[0]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process few rows one by one, so that a thread's minimum share is known; else blocks of
-        rows.
+    def emit_tree_walks(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the walk of few rows one by one, so that a thread's minimum share is known; else of
+        blocks of rows.
         """
         ib = IRBuilder()
-        walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
+        walk = _TreeWalk(ib, depth, *map(ib.buffer_ptr, ins))
         leaves = ib.buffer_ptr(outs[0])
-        with ib.if_scope(rows < ROWS_PER_BLOCK):
-            walk.forest(leaves, 1)
+        with ib.if_scope(rows < TREE_ROWS_PER_BLOCK):
+            walk.emit_forest(leaves, 1)
         with ib.else_scope():
-            walk.forest(leaves, ROWS_PER_BLOCK)
+            walk.emit_forest(leaves, TREE_ROWS_PER_BLOCK)
         return ib.get()
 
     inputs = [data, roots, *nodes]
-    return te.extern_op([(rows, trees)], inputs, build, ["int32"], name="tree_leaves")[0]
+    return te.extern_op([(rows, trees)], inputs, emit_tree_walks, ["int32"], name="tree_leaves")[0]
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    """Walk through trees whose nodes are those of `tree_leaves`."""
+class _TreeWalk:
+    """A walk through trees whose nodes are those of `tree_leaves`."""
 
     ib: IRBuilder
     depth: int
@@ -87,12 +87,12 @@ class _Walk:
     children: BufferVar
     missing: BufferVar
 
-    def forest(self, leaves_out: BufferVar, size: int) -> None:
+    def emit_forest(self, leaves_out: BufferVar, size: int) -> None:
         """Emit the walk of all rows through all trees, in parallel over blocks of `size` rows and
         groups of trees; blocks of the same trees are adjacent.
         """
         ib, trees, rows = self.ib, self.roots.asobject().shape[0], self.data.asobject().shape[0]
-        blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES_PER_GROUP)
+        blocks, groups = ceil_div(rows, size), ceil_div(trees, TREES_PER_WALK)
         notes = {"grain": max(1, MIN_STEPS_PER_THREAD // max(1, self.depth * size))}
         with ib.for_range(0, groups * blocks, "at", kind="parallel", annotations=notes) as at:
             some = te.max(blocks, 1)
@@ -100,15 +100,15 @@ class _Walk:
             with ib.for_range(first, te.min(rows, first + size), "i") as i:
                 # behind the last tree it is walked again
                 names = [
-                    ib.let("t", te.min(group * TREES_PER_GROUP + n, trees - 1))
-                    for n in range(TREES_PER_GROUP)
+                    ib.let("t", te.min(group * TREES_PER_WALK + n, trees - 1))
+                    for n in range(TREES_PER_WALK)
                 ]
-                for t, leaf in zip(names, self.leaves(i, names), strict=True):
+                for t, leaf in zip(names, self.emit_leaves(i, names), strict=True):
                     leaves_out[i, t] = cast(leaf, "int32")
 
-    def leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """Return the leaves that a row reaches in some trees; all advance together until none
-        moves.
+    def emit_leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
+        """Emit the walk of one row through some trees, all of which advance together until none
+        moves; return the leaves.
         """
         ib = self.ib
         states = ib.allocate("int64", len(trees), "states", "register")
@@ -117,30 +117,32 @@ class _Walk:
             states[n] = cast(self.roots[t], "int64")
         steps_left[0] = const(self.depth)
         with ib.while_loop(steps_left[0] > 0):
-            after = [self._successor(row, states[n]) for n in range(len(trees))]
-            moves = [binary(NE, to, states[n]) for n, to in enumerate(after)]
+            after = [self._next_node(row, states[n]) for n in range(len(trees))]
+            moves = [fold_binary(NE, to, states[n]) for n, to in enumerate(after)]
             steps_left[0] = Select(
-                reduce(partial(binary, Or), moves), steps_left[0] - 1, const(0), "int64"
+                reduce(partial(fold_binary, Or), moves), steps_left[0] - 1, const(0), "int64"
             )
             for n, to in enumerate(after):
                 states[n] = to
         return [states[n] for n in range(len(trees))]
 
-    def _successor(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
+    def _next_node(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
         """Return the successor of a node. Node and column numbers are clamped, whatever the model
         contains: negative ones are large as unsigned numbers.
         """
         ib = self.ib
-        node = ib.let("node", _inside(at, self.features.asobject().shape[0]))
-        column = _inside(self.features[node], self.data.asobject().shape[1])
+        node = ib.let("node", _clamp_index(at, self.features.asobject().shape[0]))
+        column = _clamp_index(self.features[node], self.data.asobject().shape[1])
         value = ib.let("value", self.data[row, column])
-        lacks = binary(NE, self.missing[node], const(0, "int32"))
+        lacks = fold_binary(NE, self.missing[node], const(0, "int32"))
         absent = logical_and(call_intrin("isnan", value), lacks)
-        side = Select(binary(Or, value <= self.limits[node], absent), const(0), const(1), "int64")
+        side = Select(
+            fold_binary(Or, value <= self.limits[node], absent), const(0), const(1), "int64"
+        )
         return ib.let("next", cast(self.children[node, side], "int64"))
 
 
-def _inside(index: PrimExpr, extent: PrimExpr) -> PrimExpr:
+def _clamp_index(index: PrimExpr, extent: PrimExpr) -> PrimExpr:
     """Clamp an index to the extent."""
     return cast(te.min(cast(index, "uint64"), cast(extent - 1, "uint64")), "int64")
 
@@ -153,11 +155,11 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
     if pairs.ndim != 3:
         raise ValueError(f"couple: expected pairs [n, k, k], got {pairs.shape}")
     rows, classes = pairs.shape[0], pairs.shape[2]
-    expect_shape("couple", "pairs", pairs.shape, (None, classes, None))
+    require_shape("couple", "pairs", pairs.shape, (None, classes, None))
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Wu, Lin and Weng (2004), algorithm 2: each probability in turn is set to what minimizes
-        p'Qp and all are scaled to sum 1, until p'Qp - (Qp)_t is small for each class.
+    def emit_coupling(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit algorithm 2 of Wu, Lin and Weng (2004): each probability in turn is set to what
+        minimises p'Qp and all are scaled to sum 1, until p'Qp - (Qp)_t is small for each class.
         """
         ib = IRBuilder()
         r, p = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
@@ -170,7 +172,7 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
             with ib.for_range(0, classes, "t") as t:
                 p[i, t] = const(1.0, dtype) / count
                 q[t, t] = 0
-                with ib.for_range(0, classes, "j") as j, ib.if_scope(binary(NE, t, j)):
+                with ib.for_range(0, classes, "j") as j, ib.if_scope(fold_binary(NE, t, j)):
                     q[t, t] = q[t, t] + r[i, j, t] * r[i, j, t]
                     q[t, j] = const(0.0, dtype) - r[i, j, t] * r[i, t, j]
             state[2] = 0
@@ -199,7 +201,7 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
                         qp[j] = (qp[j] + move * q[t, j]) / scale
         return ib.get()
 
-    return te.extern_op([(rows, classes)], [pairs], build, [pairs.dtype], name="couple")[0]
+    return te.extern_op([(rows, classes)], [pairs], emit_coupling, [pairs.dtype], name="couple")[0]
 
 
 __all__ = ["couple", "tree_leaves"]

@@ -12,11 +12,11 @@ from ekiden.topi.dimensions import (
     Shape,
     broadcast_dim,
     broadcast_shape,
-    known,
+    known_int,
     normalize_axis,
     unify_dim,
 )
-from ekiden.topi.reduce import accumulator, narrowed
+from ekiden.topi.reduce import accumulator_dtype, round_accumulated
 
 
 def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False) -> Tensor:
@@ -30,11 +30,13 @@ def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False)
     inner, columns = b.shape[-2:][::-1] if transp_b else b.shape[-2:]
     joint = unify_dim(depth, inner)
     if joint is None:
-        raise ValueError(f"matmul: {known(depth)} columns and {known(inner)} rows do not match")
+        raise ValueError(
+            f"matmul: {known_int(depth)} columns and {known_int(inner)} rows do not match"
+        )
     k, count = te.reduce_axis((0, joint), "k"), len(batch)
-    wide = accumulator(a.dtype)
+    wide = accumulator_dtype(a.dtype)
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum over k in the wide dtype; a batch of 1 is shared."""
         left_batch = broadcast_indices(i[:count], a.shape[:-2], batch)
         right_batch = broadcast_indices(i[:count], b.shape[:-2], batch)
@@ -42,8 +44,8 @@ def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False)
         y = b[(*right_batch, *((i[-1], k) if transp_b else (k, i[-1])))]
         return te.sum(cast(x, wide) * cast(y, wide), k)
 
-    total = te.compute((*batch, rows, columns), body, name="matmul", tag="matmul_nd")
-    return narrowed(total, a.dtype)
+    total = te.compute((*batch, rows, columns), sum_over_k, name="matmul", tag="matmul_nd")
+    return round_accumulated(total, a.dtype)
 
 
 def tensordot(a: Tensor, b: Tensor, axes: int | Sequence[Sequence[int]] = 2) -> Tensor:
@@ -96,14 +98,18 @@ def einsum_labels(subscripts: str, ranks: Sequence[int]) -> tuple[list[list[str]
     return labels, [*ellipsis, *sorted(n for n in set(every) if every.count(n) == 1)]
 
 
-def _extents(labels: Sequence[Sequence[str]], operands: Sequence[Tensor]) -> dict[str, PrimExpr]:
+def _label_extents(
+    labels: Sequence[Sequence[str]], operands: Sequence[Tensor]
+) -> dict[str, PrimExpr]:
     extents: dict[str, PrimExpr] = {}
     for names, tensor in zip(labels, operands, strict=True):
         for name, dim in zip(names, tensor.shape, strict=True):
             joint = broadcast_dim(extents.get(name, dim), dim)
             if joint is None:
                 old = extents[name]
-                raise ValueError(f"einsum: axis {name!r} has extents {known(old)} and {known(dim)}")
+                raise ValueError(
+                    f"einsum: axis {name!r} has extents {known_int(old)} and {known_int(dim)}"
+                )
             extents[name] = joint
     return extents
 
@@ -117,16 +123,16 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
     for entry in operand:
         operands.extend([entry] if isinstance(entry, Tensor) else entry)
     labels, output = einsum_labels(subscripts, [t.ndim for t in operands])
-    extents = _extents(labels, operands)
+    extents = _label_extents(labels, operands)
     missing = [n for n in output if n not in extents]
     if missing:
         raise ValueError(f"einsum: no operand has the axis {missing[0]!r} of the result")
     summed = [n for n in extents if n not in output]
     axes = {n: te.reduce_axis((0, extents[n]), f"k_{n.strip('-')}") for n in summed}
     dtype = operands[0].dtype
-    wide = accumulator(dtype)
+    wide = accumulator_dtype(dtype)
 
-    def body(*i: Var) -> PrimExpr:
+    def multiply_operands(*i: Var) -> PrimExpr:
         """Return the product of all operands for one assignment of indices to labels."""
         values: dict[str, PrimExpr] = {**dict(zip(output, i, strict=True)), **axes}
         total: PrimExpr | None = None
@@ -138,7 +144,9 @@ def einsum(subscripts: str, *operand: Tensor | Sequence[Tensor]) -> Tensor:
         return te.sum(total, list(axes.values()))
 
     shape: Shape = tuple(extents[n] for n in output)
-    return narrowed(te.compute(shape, body, name="einsum", tag="einsum"), dtype)
+    return round_accumulated(
+        te.compute(shape, multiply_operands, name="einsum", tag="einsum"), dtype
+    )
 
 
 __all__ = ["einsum", "matmul", "tensordot"]

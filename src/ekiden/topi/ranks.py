@@ -15,11 +15,11 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, cast, const, logical_and, maximum
 from ekiden.tir.expr import VectorReduce, ramp
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
-MOVE_LANES = 16
+INSERTION_LANES = 16
 """Elements that are moved, or looked at one by one, together."""
-COMPARE_BLOCK = 64
+COMPARE_BLOCK_ELEMENTS = 64
 """Elements that are compared with the last one kept at once."""
 
 
@@ -29,9 +29,9 @@ def rank_dtype(dtype: str) -> str:
     return "int64" if wide else "int32"
 
 
-def rank(value: PrimExpr, ascending: bool) -> PrimExpr:
+def order_preserving_rank(value: PrimExpr, ascending: bool) -> PrimExpr:
     """Return the order-preserving integer of an element."""
-    integer_rank = _float_rank(value) if dt.is_float(value.dtype) else _integer_rank(value)
+    integer_rank = _rank_of_float(value) if dt.is_float(value.dtype) else _rank_of_integer(value)
     return (
         integer_rank
         if ascending
@@ -39,7 +39,7 @@ def rank(value: PrimExpr, ascending: bool) -> PrimExpr:
     )
 
 
-def _float_rank(value: PrimExpr) -> PrimExpr:
+def _rank_of_float(value: PrimExpr) -> PrimExpr:
     """Return a float's bits, with the magnitude bits of negative numbers flipped so that they order
     correctly; NaN ranks after infinity.
     """
@@ -54,7 +54,7 @@ def _float_rank(value: PrimExpr) -> PrimExpr:
     return Select(call_intrin("isnan", wide), const(infinity + 1, dtype), number, dtype)
 
 
-def _integer_rank(value: PrimExpr) -> PrimExpr:
+def _rank_of_integer(value: PrimExpr) -> PrimExpr:
     dtype = rank_dtype(value.dtype)
     if value.dtype != "uint64":
         return cast(value, dtype)
@@ -62,18 +62,18 @@ def _integer_rank(value: PrimExpr) -> PrimExpr:
     return call_intrin("bitwise_xor", bits, const(-(1 << 63), dtype))
 
 
-def index_dtype(size: PrimExpr) -> str:
+def position_dtype(size: PrimExpr) -> str:
     """Return the integer dtype of positions in a row: int32 moves twice as fast."""
-    longest = known(size)
+    longest = known_int(size)
     return "int64" if longest is None or longest >= 1 << 31 else "int32"
 
 
-def selects(count: PrimExpr, size: PrimExpr) -> PrimExpr:
+def prefers_selection(count: PrimExpr, size: PrimExpr) -> PrimExpr:
     """Return whether selecting the `count` first of `size` elements beats sorting all. A random row
     inserts count * (1 + ln(size / count)) elements, each in about 12 + count / 12 ns; sorting
     takes 3 ns per element and pass. Unknown sizes are tested at run time.
     """
-    few, row_size = known(count), known(size)
+    few, row_size = known_int(count), known_int(size)
     if few is None or row_size is None:
         return simplify(logical_and(logical_and(count > 0, count <= 256), count * 8 <= size))
     if few < 1 or row_size < 2 * few:
@@ -82,16 +82,16 @@ def selects(count: PrimExpr, size: PrimExpr) -> PrimExpr:
     return const(insert_ns + row_size / 4 < 3 * row_size * math.log2(row_size))
 
 
-class Selection:
+class RowSelection:
     """Selection of a row's first `count` elements, in order, while the row is read once. `kept`
-    holds their ranks and `order` their positions, after MOVE_LANES sentinels that precede
+    holds their ranks and `order` their positions, after INSERTION_LANES sentinels that precede
     everything.
     """
 
     def __init__(self, ib: IRBuilder, count: PrimExpr, dtype: str, index: str) -> None:
-        self.ib, self.last = ib, simplify(count + (MOVE_LANES - 1))
-        self.blocks = simplify((count + (MOVE_LANES - 1)) // MOVE_LANES)
-        capacity = (self.blocks + 1) * MOVE_LANES
+        self.ib, self.last = ib, simplify(count + (INSERTION_LANES - 1))
+        self.blocks = simplify((count + (INSERTION_LANES - 1)) // INSERTION_LANES)
+        capacity = (self.blocks + 1) * INSERTION_LANES
         self.kept = ib.allocate(dtype, capacity, "kept")
         self.order = ib.allocate(index, capacity, "kept_order")
         low = const(-(1 << (dt.SCALAR_BITS[dtype] - 1)), dtype)
@@ -99,42 +99,50 @@ class Selection:
             self.kept[p] = low
             self.order[p] = 0
 
-    def begin(self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr) -> None:
-        """Keep the sorted ranks[start : start + size] with their positions."""
+    def emit_begin(
+        self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr
+    ) -> None:
+        """Emit the initial list: the sorted ranks[start : start + size] with their positions."""
         with self.ib.for_range(0, size, "p") as p:
-            self.kept[p + MOVE_LANES] = ranks[start + p]
-            self.order[p + MOVE_LANES] = order[start + p]
+            self.kept[p + INSERTION_LANES] = ranks[start + p]
+            self.order[p + INSERTION_LANES] = order[start + p]
 
     def position(self, n: PrimExpr) -> PrimExpr:
         """Return the row position of the n-th selected element."""
-        return self.order[n + MOVE_LANES]
+        return self.order[n + INSERTION_LANES]
 
-    def scan(self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Process the elements from `low` to `size`, with ranks from `ranked`."""
+    def emit_scan(
+        self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]
+    ) -> None:
+        """Emit the comparison of the elements from `low` to `size`, with ranks from `ranked`."""
         ib = self.ib
-        full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK)
+        full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK_ELEMENTS)
         with ib.for_range(0, full_blocks, "block") as number:
-            self._block(ib.let("base", low + number * COMPARE_BLOCK), ranked)
-        with ib.for_range(low + full_blocks * COMPARE_BLOCK, size, "left") as at:
-            self._offer(ib.let("rank", ranked(at)), at)
+            self._emit_block(ib.let("base", low + number * COMPARE_BLOCK_ELEMENTS), ranked)
+        with ib.for_range(low + full_blocks * COMPARE_BLOCK_ELEMENTS, size, "left") as at:
+            self._emit_insertion(ib.let("rank", ranked(at)), at)
 
-    def _block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
+    def _emit_block(self, base: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
         ib = self.ib
-        ranks = ib.allocate(self.kept.dtype, COMPARE_BLOCK, "ranks", "local")
-        with ib.for_range(0, COMPARE_BLOCK, "lane", kind="vectorized") as lane:
+        ranks = ib.allocate(self.kept.dtype, COMPARE_BLOCK_ELEMENTS, "ranks", "local")
+        with ib.for_range(0, COMPARE_BLOCK_ELEMENTS, "lane", kind="vectorized") as lane:
             ranks[lane] = ranked(base + lane)
         with (
-            ib.if_scope(_least(ranks, const(0), COMPARE_BLOCK) < self.kept[self.last]),
-            ib.for_range(0, COMPARE_BLOCK // MOVE_LANES, "group") as group,
+            ib.if_scope(
+                _emit_minimum(ranks, const(0), COMPARE_BLOCK_ELEMENTS) < self.kept[self.last]
+            ),
+            ib.for_range(0, COMPARE_BLOCK_ELEMENTS // INSERTION_LANES, "group") as group,
         ):
-            first = ib.let("first", group * MOVE_LANES)
+            first = ib.let("first", group * INSERTION_LANES)
             with (
-                ib.if_scope(_least(ranks, first, MOVE_LANES) < self.kept[self.last]),
-                ib.for_range(0, MOVE_LANES, "each") as lane_index,
+                ib.if_scope(_emit_minimum(ranks, first, INSERTION_LANES) < self.kept[self.last]),
+                ib.for_range(0, INSERTION_LANES, "each") as lane_index,
             ):
-                self._offer(ib.let("rank", ranks[first + lane_index]), base + first + lane_index)
+                self._emit_insertion(
+                    ib.let("rank", ranks[first + lane_index]), base + first + lane_index
+                )
 
-    def _offer(self, new_rank: PrimExpr, at: PrimExpr) -> None:
+    def _emit_insertion(self, new_rank: PrimExpr, at: PrimExpr) -> None:
         """Insert an element after those that do not follow it; the last one is dropped:
 
         kept[p] = kept[p] if it stays, the new rank if its predecessor stays, else that predecessor.
@@ -144,8 +152,8 @@ class Selection:
             ib.if_scope(new_rank < self.kept[self.last]),
             ib.for_range(0, self.blocks, "down") as down,
         ):
-            start = ib.let("start", (self.blocks - down) * MOVE_LANES)
-            with ib.for_range(0, MOVE_LANES, "lane", kind="vectorized") as lane:
+            start = ib.let("start", (self.blocks - down) * INSERTION_LANES)
+            with ib.for_range(0, INSERTION_LANES, "lane", kind="vectorized") as lane:
                 slot = start + lane
                 current, before = (
                     ib.let("here", self.kept[slot]),
@@ -162,10 +170,16 @@ class Selection:
                 self.order[slot] = Select(stays, was, position, was.dtype)
 
 
-def _least(ranks: BufferVar, first: PrimExpr, count: int) -> PrimExpr:
+def _emit_minimum(ranks: BufferVar, first: PrimExpr, count: int) -> PrimExpr:
     wide = dt.with_lanes(ranks.dtype, count)
     loaded = ranks.buffer[ramp(first, 1, count)].with_fields(dtype=wide)
     return VectorReduce(loaded, "min", ranks.dtype)
 
 
-__all__ = ["Selection", "index_dtype", "rank", "rank_dtype", "selects"]
+__all__ = [
+    "RowSelection",
+    "order_preserving_rank",
+    "position_dtype",
+    "prefers_selection",
+    "rank_dtype",
+]

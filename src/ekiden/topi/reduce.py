@@ -15,17 +15,28 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import EQ, Or, PrimExpr, Select, binary, cast, const, is_const, maximum, minimum
+from ekiden.ir.prim import (
+    EQ,
+    Or,
+    PrimExpr,
+    Select,
+    cast,
+    const,
+    fold_binary,
+    is_const,
+    maximum,
+    minimum,
+)
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     Dim,
     Shape,
+    are_equal_dims,
     as_dim,
     as_shape,
-    equal,
-    known,
+    known_int,
     normalize_axes,
-    product,
+    product_of_dims,
 )
 from ekiden.topi.elementwise import as_bool, convert_scalar, elementwise
 
@@ -34,7 +45,7 @@ Axes = int | Sequence[int] | None
 Reducer = Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]
 
 
-def accumulator(dtype: str) -> str:
+def accumulator_dtype(dtype: str) -> str:
     """Return the dtype in which sums of `dtype` are accumulated."""
     if dtype in ("float16", "bfloat16"):
         return "float32"
@@ -48,7 +59,7 @@ def reduce_axes(shape: Shape, axes: Sequence[int]) -> list[te.ReduceAxis]:
     return [te.reduce_axis((0, shape[a]), name=f"k{a}") for a in axes]
 
 
-def kept_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
+def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
     """Return the shape without `axes`, or with 1 there."""
     return tuple(
         as_dim(1) if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes
@@ -73,7 +84,7 @@ def source_indices(
     return data_indices
 
 
-def reduce(
+def reduce_elements(
     x: Tensor,
     axes: Sequence[int],
     keepdims: bool,
@@ -84,7 +95,7 @@ def reduce(
     """Return `reducer` over `load` of the elements along `axes`."""
     variables = reduce_axes(x.shape, axes)
     return te.compute(
-        kept_shape(x.shape, axes, keepdims),
+        reduced_shape(x.shape, axes, keepdims),
         lambda *i: reducer(
             load(x[source_indices(i, variables, axes, x.ndim, keepdims)]), variables
         ),
@@ -95,46 +106,48 @@ def reduce(
 
 def sum(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the sum over axes."""
-    return _accumulated(data, axis, keepdims, te.sum, "sum")
+    return _reduce_in_accumulator(data, axis, keepdims, te.sum, "sum")
 
 
-def _accumulated(data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
+def _reduce_in_accumulator(
+    data: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str
+) -> Tensor:
     """Reduce in an `accumulator`, rounded once."""
-    wide = accumulator(data.dtype)
+    wide = accumulator_dtype(data.dtype)
     axes = normalize_axes(axis, data.ndim, name)
-    total = reduce(data, axes, keepdims, reducer, name, lambda v: cast(v, wide))
-    return narrowed(total, data.dtype)
+    total = reduce_elements(data, axes, keepdims, reducer, name, lambda v: cast(v, wide))
+    return round_accumulated(total, data.dtype)
 
 
-def narrowed(total: Tensor, dtype: str) -> Tensor:
+def round_accumulated(total: Tensor, dtype: str) -> Tensor:
     """Round an accumulated total once to its dtype."""
     return total if total.dtype == dtype else elementwise(total, lambda v: cast(v, dtype), "cast")
 
 
 def prod(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the product over axes."""
-    return _accumulated(data, axis, keepdims, te.prod, "prod")
+    return _reduce_in_accumulator(data, axis, keepdims, te.prod, "prod")
 
 
 def max(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the maximum over axes."""
-    return reduce(data, normalize_axes(axis, data.ndim, "max"), keepdims, te.max, "max")
+    return reduce_elements(data, normalize_axes(axis, data.ndim, "max"), keepdims, te.max, "max")
 
 
 def min(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the minimum over axes."""
-    return reduce(data, normalize_axes(axis, data.ndim, "min"), keepdims, te.min, "min")
+    return reduce_elements(data, normalize_axes(axis, data.ndim, "min"), keepdims, te.min, "min")
 
 
-def _mean_accumulator(dtype: str, count: PrimExpr) -> str:
+def _mean_accumulator_dtype(dtype: str, count: PrimExpr) -> str:
     """Return the accumulator of a mean: `accumulator`, or for integers one that holds the sum of
     `count` elements, which must not wrap as `sum` may.
     """
-    wide = accumulator(dtype)
+    wide = accumulator_dtype(dtype)
     ends, room = int_range(dtype), int_range(wide)
     if dtype == "bool" or ends is None or room is None:
         return wide
-    number = known(count)
+    number = known_int(count)
     fits = number is not None and number * builtins.max(map(builtins.abs, ends)) <= room[1]
     return wide if fits or wide == "uint64" else "int64"
 
@@ -142,31 +155,33 @@ def _mean_accumulator(dtype: str, count: PrimExpr) -> str:
 def mean(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the sum divided by the number of elements; integers divide as in C."""
     axes = normalize_axes(axis, data.ndim, "mean")
-    count = product([data.shape[a] for a in axes])
-    wide = _mean_accumulator(data.dtype, count)
-    total = reduce(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
+    count = product_of_dims([data.shape[a] for a in axes])
+    wide = _mean_accumulator_dtype(data.dtype, count)
+    total = reduce_elements(data, axes, keepdims, te.sum, "sum", lambda v: cast(v, wide))
     if not dt.is_float(data.dtype):
         count = maximum(count, 1)
     return elementwise(total, lambda v: cast(v / cast(count, wide), data.dtype), "mean")
 
 
-def _truth(x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
+def _reduce_truth(x: Tensor, axis: Axes, keepdims: bool, reducer: Reducer, name: str) -> Tensor:
     axes = normalize_axes(axis, x.ndim, name)
-    bits = reduce(x, axes, keepdims, reducer, name, lambda v: convert_scalar(as_bool(v), "uint8"))
+    bits = reduce_elements(
+        x, axes, keepdims, reducer, name, lambda v: convert_scalar(as_bool(v), "uint8")
+    )
     return elementwise(bits, as_bool, name)
 
 
 def all(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether no element is 0."""
-    return _truth(data, axis, keepdims, te.min, "all")
+    return _reduce_truth(data, axis, keepdims, te.min, "all")
 
 
 def any(data: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether some element is not 0."""
-    return _truth(data, axis, keepdims, te.max, "any")
+    return _reduce_truth(data, axis, keepdims, te.max, "any")
 
 
-def _position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
+def _flat_position(variables: Sequence[te.ReduceAxis]) -> PrimExpr:
     """Return the flat position along several axes."""
     flat: PrimExpr = as_dim(0)
     for variable in variables:
@@ -181,26 +196,28 @@ def _arg_reduce(
     position that has it.
     """
     axes = normalize_axes(axis, x.ndim, name)
-    extreme = reduce(x, axes, keepdims, reducer, f"{name}_value")
+    extreme = reduce_elements(x, axes, keepdims, reducer, f"{name}_value")
     variables = reduce_axes(x.shape, axes)
-    count = product([x.shape[a] for a in axes])
+    count = product_of_dims([x.shape[a] for a in axes])
     missing = as_dim(-1) if last else count
 
-    def body(*i: PrimExpr) -> PrimExpr:
+    def first_extreme_position(*i: PrimExpr) -> PrimExpr:
         """Return the smallest (or largest) position whose value is the extreme or NaN."""
         value = x[source_indices(i, variables, axes, x.ndim, keepdims)]
-        is_match = binary(EQ, value, extreme[i])
+        is_match = fold_binary(EQ, value, extreme[i])
         if dt.is_float(x.dtype):
-            is_match = binary(Or, is_match, call_intrin("isnan", value))
-        position = Select(is_match, _position(variables), missing, "int64")
+            is_match = fold_binary(Or, is_match, call_intrin("isnan", value))
+        position = Select(is_match, _flat_position(variables), missing, "int64")
         return te.max(position, variables) if last else te.min(position, variables)
 
-    positions = te.compute(extreme.shape, body, name=f"{name}_position", tag="reduce")
+    positions = te.compute(
+        extreme.shape, first_extreme_position, name=f"{name}_position", tag="reduce"
+    )
 
-    def bounded(position: PrimExpr) -> PrimExpr:
+    def clamp_position(position: PrimExpr) -> PrimExpr:
         return cast(maximum(position, 0) if last else minimum(position, count - 1), "int32")
 
-    return elementwise(positions, bounded, name)
+    return elementwise(positions, clamp_position, name)
 
 
 def argmax(
@@ -222,12 +239,12 @@ def variance(
 ) -> Tensor:
     """Return the mean of squared deviations; `unbiased` divides by one less."""
     axes = normalize_axes(axis, data.ndim, "variance")
-    wide = accumulator(data.dtype)
-    count = cast(product([data.shape[a] for a in axes]), wide)
-    total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
+    wide = accumulator_dtype(data.dtype)
+    count = cast(product_of_dims([data.shape[a] for a in axes]), wide)
+    total = reduce_elements(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
     variables = reduce_axes(data.shape, axes)
 
-    def body(*i: PrimExpr) -> PrimExpr:
+    def squared_deviation(*i: PrimExpr) -> PrimExpr:
         """Return the squared deviations from the mean, in a second pass; a difference of squares
         would cancel.
         """
@@ -236,8 +253,8 @@ def variance(
         distance = cast(data[at], wide) - total[row] / count
         return te.sum(distance * distance, variables)
 
-    shape = kept_shape(data.shape, axes, keepdims)
-    squares = te.compute(shape, body, name="row_squares", tag="reduce")
+    shape = reduced_shape(data.shape, axes, keepdims)
+    squares = te.compute(shape, squared_deviation, name="row_squares", tag="reduce")
     divisor = te.max(count - const(1, wide), const(0, wide)) if unbiased else count
     return elementwise(squares, lambda v: cast(v / divisor, data.dtype), "variance")
 
@@ -252,18 +269,18 @@ def collapse_sum(data: Tensor, target_shape: Sequence[Dim]) -> Tensor:
         raise ValueError(f"collapse_sum: {result_shape} has more axes than the data, {data.shape}")
     axes = list(range(extra))
     for at, (dim, result_dim) in enumerate(zip(data.shape[extra:], result_shape, strict=True)):
-        if not equal(dim, result_dim):
+        if not are_equal_dims(dim, result_dim):
             if not is_const(result_dim, 1):
                 raise ValueError(f"collapse_sum: {result_shape} does not broadcast to {data.shape}")
             axes.append(extra + at)
-    variables, wide = reduce_axes(data.shape, axes), accumulator(data.dtype)
+    variables, wide = reduce_axes(data.shape, axes), accumulator_dtype(data.dtype)
 
-    def body(*i: PrimExpr) -> PrimExpr:
+    def sum_broadcast_axes(*i: PrimExpr) -> PrimExpr:
         at = source_indices((*[as_dim(0)] * extra, *i), variables, axes, data.ndim, True)
         return te.sum(cast(data[at], wide), variables)
 
-    total = te.compute(result_shape, body, name="collapse_sum", tag="reduce")
-    return narrowed(total, data.dtype)
+    total = te.compute(result_shape, sum_broadcast_axes, name="collapse_sum", tag="reduce")
+    return round_accumulated(total, data.dtype)
 
 
 __all__ = [

@@ -19,35 +19,35 @@ from ekiden.ir.prim import (
     NE,
     Not,
     PrimExpr,
-    binary,
     cast,
     const,
+    fold_binary,
     logical_and,
     maximum,
     minimum,
 )
-from ekiden.kernels.cpu.scatter import copied
-from ekiden.kernels.in_place import UPDATES
+from ekiden.kernels.cpu.scatter import emit_copy
+from ekiden.kernels.in_place import UPDATES_ATTR_KEY
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR, range_check
+from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt, seq
-from ekiden.topi.dimensions import check_rank, expect_shape
-from ekiden.topi.random import WORD_DTYPE, threefry
+from ekiden.topi.dimensions import require_rank, require_shape
+from ekiden.topi.random import THREEFRY_WORD_DTYPE, emit_threefry
 
-BUCKET_SHIFT = 19
+WEIGHT_BUCKET_SHIFT = 19
 """Lower bits of a weight that a bucket ignores."""
-BUCKETS = (0x3F800000 >> BUCKET_SHIFT) + 1
+BUCKETS = (0x3F800000 >> WEIGHT_BUCKET_SHIFT) + 1
 """Of weights from 0 to 1, by their bits."""
 SETTINGS = 4
 """Numbers that say how a token is drawn: temperature, top k, top p, min p."""
 _MASS_DTYPE = "float64"
 
 
-def _expect(name: str, expectations: Sequence[tuple[Tensor, str, int, str]]) -> None:
+def _require_inputs(name: str, expectations: Sequence[tuple[Tensor, str, int, str]]) -> None:
     for tensor, what, rank, dtype in expectations:
-        check_rank(f"{name}: {what!r}", tensor.shape, rank)
+        require_rank(f"{name}: {what!r}", tensor.shape, rank)
         if tensor.dtype != dtype:
             raise ValueError(f"{name}: {what!r} must be {dtype}, got {tensor.dtype}")
 
@@ -56,8 +56,8 @@ def constrain_logits(
     logits: Tensor, history: Tensor, rows: Tensor, lengths: Tensor, penalties: Tensor,
     moves: Tensor, states: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Logits [n, tokens] where tokens of a text are less likely, and those that an automaton does
-    not take are -inf.
+    """Return logits [n, tokens] with a penalty on tokens of a text, and -inf for tokens that an
+    automaton does not accept.
 
     Row i continues the first `lengths[i]` tokens of row `rows[i]` of `history` [texts, width]; the
     logits of those become smaller by `penalties[i]` (those above 0 divided, others multiplied; 1
@@ -65,25 +65,26 @@ def constrain_logits(
     no such token; a state below 0 takes all.
     """
     name = "constrain"
-    _expect(name, (
+    _require_inputs(name, (
         (logits, "logits", 2, "float32"), (history, "history", 2, "int32"),
         (rows, "rows", 1, "int32"), (lengths, "lengths", 1, "int32"),
         (penalties, "penalties", 1, "float32"), (moves, "moves", 2, "int32"),
         (states, "states", 1, "int32"),
     ))  # fmt: skip
     for vector, what in ((rows, "rows"), (lengths, "lengths"), (penalties, "penalties"),
-                       (states, "states")):  # fmt: skip
-        expect_shape(name, what, vector.shape, logits.shape[:1])
-    expect_shape(name, "moves", moves.shape, (None, logits.shape[1]))
+                         (states, "states")):  # fmt: skip
+        require_shape(name, what, vector.shape, logits.shape[:1])
+    require_shape(name, "moves", moves.shape, (None, logits.shape[1]))
     checks = (
         range_check(f"{name}: row", rows, 0, history.shape[0]),
         range_check(f"{name}: length", lengths, 0, history.shape[1] + 1),
         range_check(f"{name}: state", states, -(2**31), moves.shape[0]),
     )
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel. The logits of a row's past tokens are read all before any is written: a
-        token that comes again is changed once.
+    def emit_constraints(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the repetition penalty and the automaton's mask, rows in parallel. The logits of a
+        row's past tokens are read all before any is written: a token that comes again is changed
+        once.
         """
         ib = IRBuilder()
         _, past, row_of, length_of, penalty_of, table, state_of = map(ib.buffer_ptr, ins)
@@ -91,9 +92,11 @@ def constrain_logits(
         tokens, width = logits.shape[1], history.shape[1]
         with ib.for_range(0, logits.shape[0], "n", kind="parallel") as n:
             penalty = ib.let("penalty", penalty_of[n])
-            with ib.if_scope(binary(NE, penalty, const(1.0))):
+            with ib.if_scope(fold_binary(NE, penalty, const(1.0))):
                 old = ib.allocate("float32", (width,), "old")
                 row, length = ib.let("row", cast(row_of[n], "int64")), cast(length_of[n], "int64")
+                # Two passes, the first over unmodified logits: a repeated token is penalised once,
+                # not once per occurrence.
                 for is_last in (False, True):  # a token that comes again is changed once
                     with ib.for_range(0, length, "i") as i:
                         token = ib.let("token", cast(past[row, i], "int64"))
@@ -112,16 +115,18 @@ def constrain_logits(
                 ib.if_scope(table[state, token] < const(0, "int32")),
             ):
                 out[n, token] = const(float("-inf"))
-        return seq(copied(ins[0], outs[0]), ib.get())
+        return seq(emit_copy(ins[0], outs[0]), ib.get())
 
     inputs = [logits, history, rows, lengths, penalties, moves, states]
-    attrs: dict[str, object] = {CHECKS_ATTR: checks, UPDATES: 0}
-    (result,) = te.extern_op([logits.shape], inputs, build, ["float32"], name, attrs=attrs)
+    attrs: dict[str, object] = {RANGE_CHECKS_ATTR_KEY: checks, UPDATES_ATTR_KEY: 0}
+    (result,) = te.extern_op(
+        [logits.shape], inputs, emit_constraints, ["float32"], name, attrs=attrs
+    )
     return result
 
 
-class _Draw:
-    """Draw of one row of weights, as statements."""
+class _TokenSampler:
+    """The statements that draw a token from one row of weights."""
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
@@ -132,45 +137,47 @@ class _Draw:
         self.found = ib.allocate("int64", (2,), "found")
         self.total = ib.allocate(_MASS_DTYPE, (2,), "total")
 
-    def each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
+    def emit_for_each(self, step: Callable[[PrimExpr, PrimExpr], None]) -> None:
         """Emit a loop over the weights that are not cut off, with their token numbers."""
         with self.ib.for_range(0, self.tokens, "token") as token:
             value = self.ib.let("value", self.weights[self.row, token])
-            with self.ib.if_scope(binary(GE, value, self.limit[0])):
+            with self.ib.if_scope(fold_binary(GE, value, self.limit[0])):
                 step(token, value)
 
-    def mass(self) -> PrimExpr:
-        """Return the sum of those weights."""
+    def emit_mass(self) -> PrimExpr:
+        """Emit the sum of the weights that are not cut off."""
         self.total[0] = const(0.0, _MASS_DTYPE)
 
-        def grow(token: PrimExpr, value: PrimExpr) -> None:
+        def add_weight(token: PrimExpr, value: PrimExpr) -> None:
             self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
 
-        self.each(grow)
+        self.emit_for_each(add_weight)
         return self.total[0]
 
-    def bucket(self, value: PrimExpr) -> PrimExpr:
+    def bucket_of(self, value: PrimExpr) -> PrimExpr:
         """Return the bucket of a weight."""
         bits = cast(call_intrin("reinterpret", value, dtype="int32"), "int64")
-        return maximum(minimum(bits // (1 << BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
+        return maximum(minimum(bits // (1 << WEIGHT_BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
-    def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Raise the limit to the largest weight such that those from it on, weighed, reach the
-        target.
+    def emit_cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
+        """Emit the raise of the limit to the largest weight such that the weights from it on,
+        weighed, reach the target.
         """
         ib = self.ib
         with ib.for_range(0, BUCKETS, "bucket") as n:
             self.sums[n] = const(0.0, _MASS_DTYPE)
 
-        def count(token: PrimExpr, value: PrimExpr) -> None:
-            at = ib.let("at", self.bucket(value))
+        def add_to_bucket(token: PrimExpr, value: PrimExpr) -> None:
+            at = ib.let("at", self.bucket_of(value))
             self.sums[at] = self.sums[at] + weigh(value)
 
-        self.each(count)
+        self.emit_for_each(add_to_bucket)
         # found[0]: the bucket in which the target is reached; total[0]: what lies above it
         self.found[0] = const(BUCKETS - 1)
         self.total[0] = const(0.0, _MASS_DTYPE)
         bucket_number = self.found[0]
+        # A histogram over the highest bits first: one pass counts, a second one collects the single
+        # bucket in which the limit is.
         with ib.while_loop(
             logical_and(bucket_number > 0, self.total[0] + self.sums[bucket_number] < target)
         ):
@@ -178,23 +185,26 @@ class _Draw:
             self.found[0] = bucket_number - 1
         self.count[0] = const(0)
 
-        def keep(token: PrimExpr, value: PrimExpr) -> None:
+        def collect_in_bucket(token: PrimExpr, value: PrimExpr) -> None:
             """Collect the weights of the bucket that contains the limit."""
-            with ib.if_scope(binary(EQ, self.bucket(value), self.found[0])):
+            with ib.if_scope(fold_binary(EQ, self.bucket_of(value), self.found[0])):
                 self.listed[self.count[0]] = value
                 self.count[0] = self.count[0] + 1
 
-        self.each(keep)
-        self.bisect(target, weigh)
+        self.emit_for_each(collect_in_bucket)
+        self.emit_bisection(target, weigh)
 
-    def bisect(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Search the limit among one bucket's weights by their bits: found[0] reaches the target,
-        found[1] does not.
+    def emit_bisection(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
+        """Emit the search for the limit among one bucket's weights, a bisection of their bits:
+        found[0] reaches the target, found[1] does not.
         """
         ib = self.ib
-        first = ib.let("first", self.found[0] * (1 << BUCKET_SHIFT))
+        first = ib.let("first", self.found[0] * (1 << WEIGHT_BUCKET_SHIFT))
         self.found[0] = first
-        self.found[1] = first + (1 << BUCKET_SHIFT)
+        self.found[1] = first + (1 << WEIGHT_BUCKET_SHIFT)
+        # The bits of floats >= 0 order like the floats, so the search ends after
+        # WEIGHT_BUCKET_SHIFT
+        # steps, without a sort.
         with ib.while_loop(self.found[1] - self.found[0] > 1):
             middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
             self.total[1] = self.total[0]
@@ -209,23 +219,23 @@ class _Draw:
         limit = call_intrin("reinterpret", cast(self.found[0], "int32"), dtype="float32")
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
-    def token(self, share: PrimExpr) -> PrimExpr:
-        """Return the token at which a share of the mass is passed; -1 where no weight is
+    def emit_token(self, share: PrimExpr) -> PrimExpr:
+        """Emit the draw: the token at which a share of the mass is passed; -1 where no weight is
         above 0.
         """
         ib = self.ib
-        target_mass = ib.let("wanted", share * self.mass())
+        target_mass = ib.let("wanted", share * self.emit_mass())
         self.found[0] = const(-1)
         self.total[0] = const(0.0, _MASS_DTYPE)
 
-        def pass_by(token: PrimExpr, value: PrimExpr) -> None:
+        def accumulate(token: PrimExpr, value: PrimExpr) -> None:
             """Accumulate weights until they exceed the target mass; of weights 0 none is found."""
             is_before = logical_and(self.total[0] > target_mass, self.found[0] >= 0)
             with ib.if_scope(logical_and(value > const(0.0), Not(is_before))):
                 self.total[0] = self.total[0] + cast(value, _MASS_DTYPE)
                 self.found[0] = token
 
-        self.each(pass_by)
+        self.emit_for_each(accumulate)
         return self.found[0]
 
 
@@ -244,15 +254,15 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
         The tokens.
     """
     name = "draw"
-    _expect(name, (
+    _require_inputs(name, (
         (weights, "weights", 2, "float32"), (settings, "settings", 2, "float32"),
         (seeds, "seeds", 1, "int64"), (places, "places", 1, "int32"),
     ))  # fmt: skip
-    expect_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
+    require_shape(name, "settings", settings.shape, (weights.shape[0], SETTINGS))
     for vector, what in ((seeds, "seeds"), (places, "places")):
-        expect_shape(name, what, vector.shape, weights.shape[:1])
+        require_shape(name, what, vector.shape, weights.shape[:1])
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_draw(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit a row at a time: limits by top k, top p and min p, then one Threefry word for the
         seed and position, as 53 bits of [0, 1), which selects the mass to pass.
         """
@@ -261,7 +271,7 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
         out = ib.buffer_ptr(outs[0])
         tokens = weights.shape[1]
         with ib.for_range(0, weights.shape[0], "n", kind="parallel") as n:
-            draw = _Draw(ib, weights_buffer, n, tokens)
+            draw = _TokenSampler(ib, weights_buffer, n, tokens)
             heat, top_k, top_p, min_p = (
                 ib.let("setting", settings_buffer[n, i]) for i in range(SETTINGS)
             )
@@ -270,26 +280,29 @@ def draw_token(weights: Tensor, settings: Tensor, seeds: Tensor, places: Tensor)
                 logical_and(heat > const(0.0), logical_and(top_k >= const(1.0),
                                                            top_k < cast(tokens, "float32")))
             ):  # fmt: skip
-                draw.cut(cast(top_k, _MASS_DTYPE), lambda value: const(1.0, _MASS_DTYPE))
+                draw.emit_cut(cast(top_k, _MASS_DTYPE), lambda value: const(1.0, _MASS_DTYPE))
             with ib.if_scope(logical_and(heat > const(0.0), top_p < const(1.0))):
-                target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.mass())
-                draw.cut(target, lambda value: cast(value, _MASS_DTYPE))
+                target = ib.let("target", cast(top_p, _MASS_DTYPE) * draw.emit_mass())
+                draw.emit_cut(target, lambda value: cast(value, _MASS_DTYPE))
             draw.limit[0] = maximum(draw.limit[0], minimum(min_p, const(1.0)))
-            zero = const(0, WORD_DTYPE)
-            key = [cast(keys[n], WORD_DTYPE), zero, zero, zero]
-            word = threefry(ib, key, [cast(counters[n], WORD_DTYPE), zero, zero, zero])[0]
+            zero = const(0, THREEFRY_WORD_DTYPE)
+            key = [cast(keys[n], THREEFRY_WORD_DTYPE), zero, zero, zero]
+            word = emit_threefry(
+                ib, key, [cast(counters[n], THREEFRY_WORD_DTYPE), zero, zero, zero]
+            )[0]
             high = cast(
-                cast(call_intrin("right_shift", word, const(11, WORD_DTYPE)), "int64"), _MASS_DTYPE
+                cast(call_intrin("right_shift", word, const(11, THREEFRY_WORD_DTYPE)), "int64"),
+                _MASS_DTYPE,
             )
             share = if_then_else(
                 heat > const(0.0), high * const(2.0**-53, _MASS_DTYPE), const(0.0, _MASS_DTYPE)
             )
-            out[n] = cast(draw.token(share), "int32")
+            out[n] = cast(draw.emit_token(share), "int32")
         return ib.get()
 
     shape = (weights.shape[0],)
     (tokens_out,) = te.extern_op(
-        [shape], [weights, settings, seeds, places], build, ["int32"], name
+        [shape], [weights, settings, seeds, places], emit_draw, ["int32"], name
     )
     return tokens_out
 

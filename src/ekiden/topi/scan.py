@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, minimum
-from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer
-from ekiden.kernels.gpu.scan import ATTRIBUTE, Scan
+from ekiden.kernels.cpu.loops import LoopAxis, estimated_product, parallel_outer_loops
+from ekiden.kernels.gpu.scan import SCAN_ATTR_KEY, ScanSpec
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
-from ekiden.topi.dimensions import normalize_axis, product
+from ekiden.topi.dimensions import normalize_axis, product_of_dims
 from ekiden.topi.elementwise import elementwise
-from ekiden.topi.reduce import accumulator
+from ekiden.topi.reduce import accumulator_dtype
 from ekiden.topi.transform import reshape
 
 ScanOperation = Callable[[PrimExpr, PrimExpr], PrimExpr]
@@ -39,18 +39,18 @@ def scanop(
     must be associative.
     """
     if axis is None:
-        data, axis = data if data.ndim == 1 else reshape(data, (product(data.shape),)), 0
+        data, axis = data if data.ndim == 1 else reshape(data, (product_of_dims(data.shape),)), 0
     at, kind = normalize_axis(axis, data.ndim, op_name), dtype or data.dtype
     start = cast(convert(identity_value), kind)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return _scan(ins[0], outs[0], binop, start, at, bool(exclusive))
+    def emit_scanop(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        return _emit_scan(ins[0], outs[0], binop, start, at, bool(exclusive))
 
-    fixed = {ATTRIBUTE: Scan(binop, start, at, bool(exclusive))}
-    return te.extern_op([data.shape], [data], build, [kind], name=op_name, attrs=fixed)[0]
+    fixed = {SCAN_ATTR_KEY: ScanSpec(binop, start, at, bool(exclusive))}
+    return te.extern_op([data.shape], [data], emit_scanop, [kind], name=op_name, attrs=fixed)[0]
 
 
-def _scan(
+def _emit_scan(
     source: Buffer,
     target: Buffer,
     binop: ScanOperation,
@@ -61,28 +61,28 @@ def _scan(
     """Emit target[0] = first; target[k] = target[k - 1] + source[k], or source[k - 1] if
     exclusive.
     """
-    axes = [Axis(Var(f"i{n}"), d) for n, d in enumerate(source.shape)]
+    axes = [LoopAxis(Var(f"i{n}"), d) for n, d in enumerate(source.shape)]
     indices = [a.var for a in axes]
     inner = axes[axis + 1 :]
 
-    def at_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
+    def full_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
         return (*indices[:axis], index, *indices[axis + 1 :])
 
     k = indices[axis]
-    first = start if exclusive else cast(source[at_index(const(0))], target.dtype)
-    added = cast(source[at_index(k - 1 if exclusive else k)], target.dtype)
-    last = target[at_index(k - 1)]
+    first = start if exclusive else cast(source[full_index(const(0))], target.dtype)
+    added = cast(source[full_index(k - 1 if exclusive else k)], target.dtype)
+    last = target[full_index(k - 1)]
     carried: list[Buffer] = []
     if not inner:  # what was just stored would come back from memory after 8 cycles and more
         carried = [Buffer("running", (const(1),), target.dtype, "register")]
         last = carried[0][(const(0),)]
 
-    def store(value: PrimExpr, index: PrimExpr) -> Stmt:
+    def store_result(value: PrimExpr, index: PrimExpr) -> Stmt:
         """Store an element of the result, from which the next one is computed."""
         register_stores = [BufferStore(register, value, (const(0),)) for register in carried]
         return seq(
             *register_stores,
-            BufferStore(target, last if register_stores else value, at_index(index)),
+            BufferStore(target, last if register_stores else value, full_index(index)),
         )
 
     extent = source.shape[axis]
@@ -90,16 +90,16 @@ def _scan(
     body = seq(
         *(BufferStore(register, start, (const(0),)) for register in carried),
         For(Var("first"), const(0), empty_or_one, ForKind.SERIAL,
-            _inside(inner, store(first, const(0)))),
+            _nest_inner_axes(inner, store_result(first, const(0)))),
         For(k, const(1), extent - empty_or_one, ForKind.SERIAL,
-            _inside(inner, store(binop(last, added), k))),
+            _nest_inner_axes(inner, store_result(binop(last, added), k))),
     )  # fmt: skip
     for init_buffer in carried:
         body = Allocate(init_buffer, body)
-    return parallel_outer(axes[:axis], estimate(source.shape[axis:]), body)
+    return parallel_outer_loops(axes[:axis], estimated_product(source.shape[axis:]), body)
 
 
-def _inside(axes: Sequence[Axis], body: Stmt) -> Stmt:
+def _nest_inner_axes(axes: Sequence[LoopAxis], body: Stmt) -> Stmt:
     """Nest the body in loops over the inner axes, the last vectorised, over fresh variables."""
     for n, axis in enumerate(reversed(axes)):
         kind = ForKind.SERIAL if n else ForKind.VECTORIZED
@@ -114,7 +114,7 @@ def cumsum(
     exclusive: bool | None = None,
 ) -> Tensor:
     """Return running sums along an axis (None: of the flattened data)."""
-    return _scanned(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
+    return _scan_by_operator(data, lambda a, b: a + b, 0, "cumsum", axis, dtype, exclusive)
 
 
 def cumprod(
@@ -124,7 +124,7 @@ def cumprod(
     exclusive: bool | None = None,
 ) -> Tensor:
     """Return running products along an axis (None: of the flattened data)."""
-    return _scanned(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
+    return _scan_by_operator(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
 
 
 def cummax(
@@ -149,7 +149,7 @@ def cummin(
     return scanop(data, te.min, te.max_value(kind), "cummin", axis, kind, exclusive)
 
 
-def _scanned(
+def _scan_by_operator(
     data: Tensor,
     binop: ScanOperation,
     start: int,
@@ -159,7 +159,7 @@ def _scanned(
     exclusive: bool | None,
 ) -> Tensor:
     kind = dtype or data.dtype
-    wide = accumulator(kind) if dt.is_float(kind) else kind
+    wide = accumulator_dtype(kind) if dt.is_float(kind) else kind
     scanned = scanop(data, binop, start, name, axis, wide, exclusive)
     return scanned if wide == kind else elementwise(scanned, lambda v: cast(v, kind), "cast")
 

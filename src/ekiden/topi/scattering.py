@@ -17,23 +17,30 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     const,
     convert,
+    fold_binary,
     logical_and,
     minimum,
 )  # fmt: skip
-from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial
-from ekiden.kernels.cpu.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
-from ekiden.kernels.in_place import UPDATES
+from ekiden.kernels.cpu.loops import LoopAxis, estimated_product, parallel_outer_loops, serial_loops
+from ekiden.kernels.cpu.scatter import (
+    SCATTER_REDUCTIONS,
+    Combine,
+    SliceScatter,
+    axis_vars,
+    emit_copy,
+    loops_of_shape,
+)
+from ekiden.kernels.in_place import UPDATES_ATTR_KEY
 from ekiden.te import Tensor
 from ekiden.te.range_checks import (
-    CHECKS_ATTR,
+    RANGE_CHECKS_ATTR_KEY,
     RangeCheck,
     extent_checks,
-    from_either_end,
     index_check,
+    normalize_negative_index,
 )
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
@@ -41,22 +48,22 @@ from ekiden.topi.dimensions import (
     Dim,
     as_dim,
     as_shape,
-    check_rank,
-    expect_shape,
-    known,
+    known_int,
     normalize_axis,
+    require_rank,
+    require_shape,
 )  # fmt: skip
 from ekiden.topi.index import coordinate_checks
 
-CHECKED_NAMES = ("indices", "updates")
-COLUMNS_PER_CHUNK = 32
+SCATTER_INPUT_NAMES = ("indices", "updates")
+SCATTER_COLUMNS_PER_CHUNK = 32
 """Neighbours that go along another axis together: some cache lines of them."""
 
 
-def _reduction(name: str, kind: str) -> Combine:
-    if kind not in REDUCTIONS:
-        raise ValueError(f"{name}: expected one of {', '.join(REDUCTIONS)}, got {kind!r}")
-    return REDUCTIONS[kind]
+def _scatter_reduction(name: str, kind: str) -> Combine:
+    if kind not in SCATTER_REDUCTIONS:
+        raise ValueError(f"{name}: expected one of {', '.join(SCATTER_REDUCTIONS)}, got {kind!r}")
+    return SCATTER_REDUCTIONS[kind]
 
 
 def scatter_elements(
@@ -64,51 +71,57 @@ def scatter_elements(
 ) -> Tensor:
     """Return `data` with data[i, ..., indices[i, ..., k], ..., k] combined with updates[i, ..., k]
     by one of REDUCTIONS (ONNX ScatterElements). Negative positions count from the end. Rows
-    along the axis run in parallel; for an axis other than the last, COLUMNS_PER_CHUNK together,
+    along the axis run in parallel; for an axis other than the last, SCATTER_COLUMNS_PER_CHUNK
+    together,
     so that memory is read contiguously.
     """
     at = normalize_axis(axis, data.ndim, "scatter_elements")
-    check_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
-    check_rank("scatter_elements: 'updates'", updates.shape, data.ndim)
-    combine = _reduction("scatter_elements", reduction)
+    require_rank("scatter_elements: 'indices'", indices.shape, data.ndim)
+    require_rank("scatter_elements: 'updates'", updates.shape, data.ndim)
+    combine = _scatter_reduction("scatter_elements", reduction)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel, the updates of one row in order: the last of two at one
-        position wins.
+    def emit_scatter(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit rows in parallel, the updates of one row in order: the last of two at one position
+        wins.
         """
-        axes = axes_of(indices.shape)
-        indices_of_update = variables(axes)
-        target_index = from_either_end(ins[1][indices_of_update], data.shape[at])
+        axes = loops_of_shape(indices.shape)
+        indices_of_update = axis_vars(axes)
+        target_index = normalize_negative_index(ins[1][indices_of_update], data.shape[at])
         position = (*indices_of_update[:at], target_index, *indices_of_update[at + 1 :])
         value = combine(outs[0][position], ins[2][indices_of_update])
         step: Stmt = BufferStore(outs[0], value, position)
         rows, work = [a for n, a in enumerate(axes) if n != at], [axes[at].extent]
         if at < len(axes) - 1:
             last, chunk = rows.pop(), Var("chunk")
-            begin = chunk * COLUMNS_PER_CHUNK
-            count = minimum(const(COLUMNS_PER_CHUNK), last.extent - begin)
+            begin = chunk * SCATTER_COLUMNS_PER_CHUNK
+            count = minimum(const(SCATTER_COLUMNS_PER_CHUNK), last.extent - begin)
             step = For(last.var, begin, simplify(count), ForKind.SERIAL, step)
             rows.append(
-                Axis(chunk, simplify((last.extent + (COLUMNS_PER_CHUNK - 1)) // COLUMNS_PER_CHUNK))
+                LoopAxis(
+                    chunk,
+                    simplify(
+                        (last.extent + (SCATTER_COLUMNS_PER_CHUNK - 1)) // SCATTER_COLUMNS_PER_CHUNK
+                    ),
+                )
             )
-            work.append(const(COLUMNS_PER_CHUNK))
-        body = parallel_outer(rows, estimate(work), serial([axes[at]], step))
-        return seq(copied(ins[0], outs[0]), body)
+            work.append(const(SCATTER_COLUMNS_PER_CHUNK))
+        body = parallel_outer_loops(rows, estimated_product(work), serial_loops([axes[at]], step))
+        return seq(emit_copy(ins[0], outs[0]), body)
 
     extents = extent_checks("scatter_elements", indices.shape, data.shape, at)
     update_checks = extent_checks(
-        "scatter_elements", indices.shape, updates.shape, what=CHECKED_NAMES
+        "scatter_elements", indices.shape, updates.shape, what=SCATTER_INPUT_NAMES
     )
     checks = (
         *extents,
         *update_checks,
         index_check("scatter_elements", indices, data.shape[at], at),
     )
-    attrs = {CHECKS_ATTR: checks, UPDATES: 0}
+    attrs = {RANGE_CHECKS_ATTR_KEY: checks, UPDATES_ATTR_KEY: 0}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
-        build,
+        emit_scatter,
         [data.dtype],
         name="scatter_elements",
         attrs=attrs,
@@ -121,23 +134,23 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, mode: str = "upda
     end. ONNX ScatterND has the coordinates last: transpose them. Raises ValueError for an
     unknown number of coordinates, or more than `data` has axes.
     """
-    _reduction("scatter_nd", mode)
-    count = known(indices.shape[0]) if indices.ndim else 0
+    _scatter_reduction("scatter_nd", mode)
+    count = known_int(indices.shape[0]) if indices.ndim else 0
     if count is None:
         raise ValueError("scatter_nd: the number of coordinates must be known")
     if not 1 <= count <= data.ndim:
         raise ValueError(f"scatter_nd: 1 to {data.ndim} coordinates expected, got {count}")
     rank = indices.ndim - 1
-    check_rank("scatter_nd: 'updates'", updates.shape, rank + data.ndim - count)
+    require_rank("scatter_nd: 'updates'", updates.shape, rank + data.ndim - count)
 
-    slices, update_shape = Slices(count, mode), (*indices.shape[1:], *data.shape[count:])
+    slices, update_shape = SliceScatter(count, mode), (*indices.shape[1:], *data.shape[count:])
     extents = extent_checks("scatter_nd", updates.shape, update_shape, what=("updates", "slices"))
     checks = (*extents, *coordinate_checks("scatter_nd", indices, data.shape[:count]))
-    attrs = {CHECKS_ATTR: checks, UPDATES: 0, "slices": slices}
+    attrs = {RANGE_CHECKS_ATTR_KEY: checks, UPDATES_ATTR_KEY: 0, "slices": slices}
     return te.extern_op(
         [data.shape],
         [data, indices, updates],
-        lambda ins, outs: slices.body(ins, outs[0]),
+        lambda ins, outs: slices.emit_scatter(ins, outs[0]),
         [data.dtype],
         name="scatter_nd",
         tag="scatter",
@@ -167,76 +180,83 @@ def strided_set(
     the result aliases `a`: only the slice is written. Raises ValueError for more bounds than
     axes.
     """
-    counts = {what: _count_of(what, bound_list) for what, bound_list in
+    counts = {what: _num_bounds(what, bound_list) for what, bound_list in
               (("begin", begin), ("end", end), ("strides", strides))}  # fmt: skip
     count = max(counts.values())
     if count > len(a.shape):
         raise ValueError(f"strided_set: 'data' has {len(a.shape)} axes, got {count} bounds")
-    expect_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
+    require_shape("strided_set", "v", v.shape, (*[None] * count, *a.shape[count:]))
     bound_tensors = [x for x in (begin, end, strides) if isinstance(x, Tensor)]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_strided_set(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the copy, then the slice's elements that are inside the tensor; with a stride of 0
         only the first.
         """
         bounds = dict(zip(map(id, bound_tensors), ins[2:], strict=True))
-        axes = axes_of(v.shape)
-        target_index: list[PrimExpr] = list(variables(axes))
+        axes = loops_of_shape(v.shape)
+        target_index: list[PrimExpr] = list(axis_vars(axes))
         inside: PrimExpr = const(True)
         lets: list[tuple[Var, PrimExpr]] = []
 
-        def bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
+        def load_bound(values: Tensor | Sequence[Dim], n: int) -> PrimExpr:
             source = bounds[id(values)] if isinstance(values, Tensor) else values
             return cast(as_dim(source[n]), "int64")
 
-        def let(name: str, n: int, value: PrimExpr) -> Var:
+        def bind_bound(name: str, n: int, value: PrimExpr) -> Var:
             lets.append((Var(f"{name}{n}", "int64"), value))
             return lets[-1][0]
 
         for n in range(count):
             size, k = a.shape[n], axes[n].var
             stepped = strides if strides is not None and n < counts["strides"] else None
-            step = const(1) if stepped is None else let("step", n, bound(stepped, n))
+            step = const(1) if stepped is None else bind_bound("step", n, load_bound(stepped, n))
             back = step < 0
             first: PrimExpr = Select(back, size - 1, const(0), "int64")
             last: PrimExpr = Select(back, const(-1), size, "int64")
             if n < counts["begin"]:
-                start = _from_end(bound(begin, n), size)
+                start = _normalize_negative(load_bound(begin, n), size)
                 first = te.max(te.min(start, Select(back, size - 1, size, "int64")), 0)
             if n < counts["end"]:
-                stop = _from_end(bound(end, n), size)
+                stop = _normalize_negative(load_bound(end, n), size)
                 last = Select(back, te.max(stop, -1), te.min(stop, size), "int64")
-            first, last = let("first", n, first), let("last", n, last)
+            first, last = bind_bound("first", n, first), bind_bound("last", n, last)
             target_index[n] = first + k * step
             within = Select(back, target_index[n] > last, target_index[n] < last, "bool")
-            once = Or(binary(NE, step, const(0)), binary(EQ, k, const(0)))
+            once = Or(fold_binary(NE, step, const(0)), fold_binary(EQ, k, const(0)))
             for condition in (within, once, target_index[n] >= 0, target_index[n] < size):
                 inside = logical_and(inside, condition)
-        store = BufferStore(outs[0], cast(ins[1][variables(axes)], a.dtype), tuple(target_index))
-        work = estimate(v.shape[-1:])
-        body = parallel_outer(axes[:-1], work, serial(axes[-1:], IfThenElse(inside, store)))
+        store = BufferStore(outs[0], cast(ins[1][axis_vars(axes)], a.dtype), tuple(target_index))
+        work = estimated_product(v.shape[-1:])
+        body = parallel_outer_loops(
+            axes[:-1], work, serial_loops(axes[-1:], IfThenElse(inside, store))
+        )
         for var, value in reversed(lets):
             body = LetStmt(var, value, body)
-        return seq(copied(ins[0], outs[0]), body)
+        return seq(emit_copy(ins[0], outs[0]), body)
 
     return te.extern_op(
-        [a.shape], [a, v, *bound_tensors], build, [a.dtype], name="strided_set", attrs={UPDATES: 0}
+        [a.shape],
+        [a, v, *bound_tensors],
+        emit_strided_set,
+        [a.dtype],
+        name="strided_set",
+        attrs={UPDATES_ATTR_KEY: 0},
     )[0]
 
 
-def _count_of(what: str, bounds: Tensor | Sequence[Dim] | None) -> int:
+def _num_bounds(what: str, bounds: Tensor | Sequence[Dim] | None) -> int:
     """Return the number of bounds. Raises ValueError where it is unknown."""
     if bounds is None:
         return 0
     if not isinstance(bounds, Tensor):
         return len(bounds)
-    count = known(bounds.shape[0]) if len(bounds.shape) == 1 else None
+    count = known_int(bounds.shape[0]) if len(bounds.shape) == 1 else None
     if count is None:
         raise ValueError(f"strided_set: {what!r} must be a vector of known length")
     return count
 
 
-def _from_end(index: PrimExpr, size: PrimExpr) -> PrimExpr:
+def _normalize_negative(index: PrimExpr, size: PrimExpr) -> PrimExpr:
     return Select(index < 0, index + size, index, "int64")
 
 
@@ -264,11 +284,11 @@ def sparse_to_dense(
     """
     shape = as_shape(output_shape)
     dtype = sparse_values.dtype
-    check_rank("sparse_to_dense: 'sparse_indices'", sparse_indices.shape, 0, 1, 2)
-    check_rank("sparse_to_dense: 'sparse_values'", sparse_values.shape, 0, 1)
+    require_rank("sparse_to_dense: 'sparse_indices'", sparse_indices.shape, 0, 1, 2)
+    require_rank("sparse_to_dense: 'sparse_values'", sparse_values.shape, 0, 1)
     if isinstance(default_value, Tensor):
-        check_rank("sparse_to_dense: 'default_value'", default_value.shape, 0)
-    width = known(sparse_indices.shape[1]) if sparse_indices.ndim == 2 else 1
+        require_rank("sparse_to_dense: 'default_value'", default_value.shape, 0)
+    width = known_int(sparse_indices.shape[1]) if sparse_indices.ndim == 2 else 1
     if width != len(shape):
         raise ValueError(
             f"sparse_to_dense: 'sparse_indices' has positions of {width} numbers, the result has"
@@ -277,20 +297,22 @@ def sparse_to_dense(
     if sparse_values.ndim > sparse_indices.ndim:
         raise ValueError("sparse_to_dense: one position cannot take several values")
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Fill in parallel, then store the values in order: the last of equal positions wins."""
-        axes = axes_of(shape)
+    def emit_sparse_to_dense(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the fill in parallel, then the stores in order: the last of equal positions wins."""
+        axes = loops_of_shape(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
-        filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), variables(axes)))
+        filled = parallel_outer_loops(
+            axes, 1, BufferStore(outs[0], cast(fill, dtype), axis_vars(axes))
+        )
         count = sparse_indices.shape[0] if sparse_indices.ndim else const(1)
-        row = Axis(Var("row"), count)
+        row = LoopAxis(Var("row"), count)
         if sparse_indices.ndim == 2:
             at = [ins[0][row.var, n] for n in range(len(shape))]
         else:
             at = [ins[0][(row.var,) if sparse_indices.ndim else ()]]
-        target_index = tuple(from_either_end(p, d) for p, d in zip(at, shape, strict=True))
+        target_index = tuple(normalize_negative_index(p, d) for p, d in zip(at, shape, strict=True))
         value = ins[1][(row.var,) if sparse_values.ndim else ()]
-        return seq(filled, serial([row], BufferStore(outs[0], value, target_index)))
+        return seq(filled, serial_loops([row], BufferStore(outs[0], value, target_index)))
 
     inputs = [sparse_indices, sparse_values]
     if isinstance(default_value, Tensor):
@@ -299,11 +321,13 @@ def sparse_to_dense(
     extents = extent_checks(
         "sparse_to_dense", count, value_shape, what=("sparse_indices", "values")
     )
-    attrs = {CHECKS_ATTR: (*extents, *_coordinates_last(sparse_indices, shape))}
-    return te.extern_op([shape], inputs, build, [dtype], name="sparse_to_dense", attrs=attrs)[0]
+    attrs = {RANGE_CHECKS_ATTR_KEY: (*extents, *_coordinate_checks(sparse_indices, shape))}
+    return te.extern_op(
+        [shape], inputs, emit_sparse_to_dense, [dtype], name="sparse_to_dense", attrs=attrs
+    )[0]
 
 
-def _coordinates_last(indices: Tensor, shape: Sequence[PrimExpr]) -> tuple[RangeCheck, ...]:
+def _coordinate_checks(indices: Tensor, shape: Sequence[PrimExpr]) -> tuple[RangeCheck, ...]:
     """Return the checks of coordinates in rows, or of positions in a vector."""
     if indices.ndim < 2:
         return (index_check("sparse_to_dense", indices, shape[0], 0),)

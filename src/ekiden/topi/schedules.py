@@ -18,7 +18,7 @@ from ekiden.target import Target
 from ekiden.te.schedule import Schedule, Stage
 from ekiden.te.tensor import ComputeOp, Tensor
 
-BLOCK_THREADS = 256
+SCHEDULE_THREADS_PER_BLOCK = 256
 """Threads of a block."""
 
 Outs = Tensor | Sequence[Tensor]
@@ -31,7 +31,7 @@ SCHEDULE_NAMES = (
 """What computations of these kinds are scheduled by: all by `spread`."""
 
 
-def spread(outs: Outs, on_gpu: bool) -> Schedule:
+def schedule_spread(outs: Outs, on_gpu: bool) -> Schedule:
     """Return a schedule in which each stage that is computed has its elements spread over threads,
     and elementwise stages between are inlined.
     """
@@ -56,20 +56,22 @@ def _spread_stage(stage: Stage, on_gpu: bool) -> None:
         stage.parallel(axes[0])
         return
     fused = stage.fuse(*axes) if len(axes) > 1 else axes[0]
-    block, thread = stage.split(fused, factor=BLOCK_THREADS)
+    block, thread = stage.split(fused, factor=SCHEDULE_THREADS_PER_BLOCK)
     stage.bind(block, te.thread_axis("blockIdx.x"))
     stage.bind(thread, te.thread_axis("threadIdx.x"))
 
 
-def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
+def schedule_getattr(on_gpu: bool | None) -> Callable[[str], object]:
     """Return the `__getattr__` of a module of schedules; None: for the current target. Operators
     that TVM has there are those of `topi` and `topi.nn`.
     """
 
-    def find(name: str) -> object:
+    def find_attribute(name: str) -> object:
         """Return a schedule, or an operator. Raises AttributeError for other names."""
         if name in SCHEDULE_NAMES:
-            return lambda outs: spread(outs, _is_gpu() if on_gpu is None else on_gpu)
+            return lambda outs: schedule_spread(
+                outs, _is_gpu_target() if on_gpu is None else on_gpu
+            )
         namespaces: tuple[ModuleType, ...] = (topi, topi.nn, topi.image, topi.vision)
         for namespace in () if name.startswith("_") else namespaces:
             if name in namespace.__all__:
@@ -80,9 +82,9 @@ def schedules_of(on_gpu: bool | None) -> Callable[[str], object]:
             "ekiden.compile builds them; here are the schedules " + ", ".join(SCHEDULE_NAMES)
         )
 
-    return find
+    return find_attribute
 
 
-def _is_gpu() -> bool:
+def _is_gpu_target() -> bool:
     target = Target.current()
     return target is not None and str(target.kind) not in ("llvm", "c")

@@ -12,19 +12,19 @@ from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
-    OPEN_END,
+    OPEN_SLICE_END,
     Dim,
     Shape,
     as_dim,
     as_shape,
-    assume,
-    expect_least,
-    is_any,
-    known,
+    assume_condition,
+    is_unknown_dim,
+    known_int,
     normalize_axis,
-    replaced,
+    replace_dim,
+    require_min_extent,
+    simplify_dim,
     slice_range,
-    tidy,
 )
 
 SliceRange = tuple[PrimExpr, int, PrimExpr]
@@ -54,12 +54,14 @@ def slice_ranges(
             raise ValueError("a stride must not be 0")
         if slice_mode == "size":
             stride = 1
-            start, extent = slice_range(begin[i] if i < len(begin) else 0, OPEN_END, 1, shape[at])
-            if i < len(end) and known(end[i]) != -1 and not is_any(extent):
-                extent = tidy(minimum(extent, maximum(as_dim(end[i]), 0)))
+            start, extent = slice_range(
+                begin[i] if i < len(begin) else 0, OPEN_SLICE_END, 1, shape[at]
+            )
+            if i < len(end) and known_int(end[i]) != -1 and not is_unknown_dim(extent):
+                extent = simplify_dim(minimum(extent, maximum(as_dim(end[i]), 0)))
         else:
-            first = begin[i] if i < len(begin) else 0 if stride > 0 else OPEN_END
-            last = end[i] if i < len(end) else OPEN_END if stride > 0 else -OPEN_END
+            first = begin[i] if i < len(begin) else 0 if stride > 0 else OPEN_SLICE_END
+            last = end[i] if i < len(end) else OPEN_SLICE_END if stride > 0 else -OPEN_SLICE_END
             start, extent = slice_range(first, last, stride, shape[at])
         ranges[at] = (start, stride, extent)
     return ranges
@@ -94,10 +96,12 @@ def _sliced_axes(
 def take_ranges(x: Tensor, ranges: Sequence[SliceRange], name: str = "strided_slice") -> Tensor:
     """Return the elements first + n * stride along each axis."""
 
-    def body(*i: Var) -> PrimExpr:
+    def load_slice_element(*i: Var) -> PrimExpr:
         return x[[n * stride + first for n, (first, stride, _) in zip(i, ranges, strict=True)]]
 
-    return te.compute([extent for _, _, extent in ranges], body, name=name, tag="injective")
+    return te.compute(
+        [extent for _, _, extent in ranges], load_slice_element, name=name, tag="injective"
+    )
 
 
 def strided_slice(
@@ -131,9 +135,9 @@ def dynamic_strided_slice(
     clamped to the data, so that wrong bounds read nothing outside. Missing strides are 1, also
     without `has_strides` (slice_mode "size").
     """
-    begins, steps = _length(begin), _length(strides) if has_strides else 0
+    begins, steps = _num_bounds(begin), _num_bounds(strides) if has_strides else 0
 
-    def index(n: Var, at: int) -> PrimExpr:
+    def source_index(n: Var, at: int) -> PrimExpr:
         """Return the position of element n: bounds as in NumPy's slices, clamped to the data."""
         size = a.shape[at]
         number = chosen.index(at)
@@ -143,26 +147,27 @@ def dynamic_strided_slice(
         else:
             first = Select(step < 0, size - 1, const(0), "int64")
         first = Select(first < 0, first + size, first, "int64")
+        # Bounds are data: clamped as NumPy does, so that no element out of range is read.
         first = te.max(te.min(first, Select(step < 0, size - 1, size, "int64")), 0)
         return te.max(te.min(first + n * step, size - 1), 0)
 
-    chosen = list(range(max(begins, _length(end), steps)) if axes is None else axes)
+    chosen = list(range(max(begins, _num_bounds(end), steps)) if axes is None else axes)
     return te.compute(
         as_shape(output_shape),
-        lambda *i: a[[index(n, at) if at in chosen else n for at, n in enumerate(i)]],
+        lambda *i: a[[source_index(n, at) if at in chosen else n for at, n in enumerate(i)]],
         name="dynamic_strided_slice",
         tag="injective",
     )
 
 
-def _length(bounds: Tensor) -> int:
-    count = known(bounds.shape[0])
+def _num_bounds(bounds: Tensor) -> int:
+    count = known_int(bounds.shape[0])
     if count is None:
         raise ValueError("dynamic_strided_slice: the number of bounds must be known")
     return count
 
 
-MAX_PARTS = 1 << 16
+MAX_SPLIT_PARTS = 1 << 16
 """Parts of an axis, at most: each is a result with a type of its own. An axis of unknown extent,
 or of none, divides into any number of them."""
 
@@ -172,23 +177,24 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
     axis that does not divide; extents known only at run time are checked then.
     """
     if isinstance(cuts, int):
-        if not 1 <= cuts <= MAX_PARTS:
-            raise ValueError(f"an axis is cut into 1 to {MAX_PARTS} parts, got {cuts}")
-        number = known(size)
+        if not 1 <= cuts <= MAX_SPLIT_PARTS:
+            raise ValueError(f"an axis is cut into 1 to {MAX_SPLIT_PARTS} parts, got {cuts}")
+        number = known_int(size)
         if number is None and not prove_equal(size % cuts, as_dim(0)):
-            assume(lambda: (size % cuts).equal(0), (size,))
+            # Equal parts of a symbolic axis: divisibility is left to a check of the run.
+            assume_condition(lambda: (size % cuts).equal(0), (size,))
         if number is not None and number % cuts:
             raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")
-        part_extent = tidy(size // cuts)
-        return [(tidy(part_extent * i), part_extent) for i in range(cuts)]
+        part_extent = simplify_dim(size // cuts)
+        return [(simplify_dim(part_extent * i), part_extent) for i in range(cuts)]
     edges = [as_dim(0), *as_shape(cuts), size]
     for a, b in pairwise(edges):
-        extent = known(tidy(b - a))
+        extent = known_int(simplify_dim(b - a))
         if extent is not None and extent < 0:
             raise ValueError(f"positions ascend and lie within the axis: {a} is behind {b}")
         if extent is None:
-            assume(partial(le, a, b), (a, b))
-    return [(a, tidy(b - a)) for a, b in pairwise(edges)]
+            assume_condition(partial(le, a, b), (a, b))
+    return [(a, simplify_dim(b - a)) for a, b in pairwise(edges)]
 
 
 def split(ary: Tensor, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> list[Tensor]:
@@ -221,19 +227,19 @@ def sliding_window(
             f" {tuple(strides)}"
         )
     minimum_sizes = [*[None] * at, *window_shape]
-    expect_least("sliding_window", "data", data.shape, minimum_sizes)
+    require_min_extent("sliding_window", "data", data.shape, minimum_sizes)
     positions = [
-        tidy((d - w) // s + 1)
+        simplify_dim((d - w) // s + 1)
         for d, w, s in zip(data.shape[at:], window_shape, strides, strict=True)
     ]
 
-    def body(*i: Var) -> PrimExpr:
+    def load_window_element(*i: Var) -> PrimExpr:
         inside = [i[at + n] * strides[n] + i[at + rank + n] for n in range(rank)]
         return data[(*i[:at], *inside)]
 
     return te.compute(
         (*data.shape[:at], *positions, *map(as_dim, window_shape)),
-        body,
+        load_window_element,
         name="sliding_window",
         tag="injective",
     )
@@ -247,8 +253,8 @@ def slice_like(a: Tensor, shape_like: Tensor, axes: Sequence[int] | None = None)
     shape = a.shape
     for axis in chosen:
         at = normalize_axis(axis, a.ndim, "slice_like")
-        shape = replaced(shape, at, shape_like.shape[normalize_axis(axis, shape_like.ndim, "")])
-    expect_least("slice_like", "data", a.shape, shape)
+        shape = replace_dim(shape, at, shape_like.shape[normalize_axis(axis, shape_like.ndim, "")])
+    require_min_extent("slice_like", "data", a.shape, shape)
     return te.compute(shape, lambda *i: a[i], name="slice_like", tag="injective")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import IntImm, Not, Or, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.ir.prim import IntImm, Not, Or, PrimExpr, Select, cast, const, fold_binary, logical_and
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
@@ -24,40 +24,49 @@ from ekiden.tir.stmt import Stmt
 from ekiden.topi.dimensions import (
     Dim,
     as_dim,
-    assume,
-    expect_shape,
-    known,
+    assume_condition,
+    known_int,
     normalize_axis,
-    product,
-    replaced,
+    product_of_dims,
+    replace_dim,
+    require_shape,
 )
 from ekiden.topi.elementwise import as_bool
-from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
+from ekiden.topi.ranks import (
+    RowSelection,
+    order_preserving_rank,
+    position_dtype,
+    prefers_selection,
+    rank_dtype,
+)
 from ekiden.topi.transform import unravel
 
 MAX_MERGE_PASSES = 48
 """Merging passes: enough for any row."""
 
 
-def before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def precedes(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return whether a precedes b strictly in increasing order, numbers before NaN."""
     if a.dtype == "bool":
         a, b = cast(a, "int32"), cast(b, "int32")
     if not dt.is_float(a.dtype):
         return a < b
     nan_a, nan_b = call_intrin("isnan", a), call_intrin("isnan", b)
-    return binary(Or, a < b, logical_and(nan_b, Not(nan_a)))
+    return fold_binary(Or, a < b, logical_and(nan_b, Not(nan_a)))
 
 
-def merge_sort(
+def emit_merge_sort(
     ib: IRBuilder, ranks: BufferVar, order: BufferVar, size: PrimExpr, half: PrimExpr
 ) -> PrimExpr:
-    """Sort ranks[:size] with their positions order[:size]; both buffers have two halves of `half`.
+    """Emit the merge sort of ranks[:size] with their positions order[:size]; both buffers have two
+    halves of `half`.
 
     Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
     """
     begins = ib.allocate("int64", 1, "begins", "register")  # where the sorted half begins
     begins[0] = 0
+    # A constant number of passes, guarded: the extent may be symbolic, and 2**48 elements exceed
+    # any memory.
     with ib.for_range(0, MAX_MERGE_PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
         with ib.if_scope(width < size):
@@ -67,28 +76,32 @@ def merge_sort(
                 low = ib.let("low", run * width * 2)
                 middle = ib.let("middle", te.min(low + width, size))
                 high = ib.let("high", te.min(middle + width, size))
-                _merge(ib, (ranks, order), source, target, (low, middle, high))
+                _emit_merge(ib, (ranks, order), source, target, (low, middle, high))
             begins[0] = target
     return ib.let("sorted", begins[0])
 
 
-def _merge(
+def _emit_merge(
     ib: IRBuilder,
     buffers: tuple[BufferVar, BufferVar],
     source: PrimExpr,
     target: PrimExpr,
     bounds: tuple[PrimExpr, PrimExpr, PrimExpr],
 ) -> None:
-    """Merge two sorted runs into one without branches: the comparison is unpredictable."""
+    """Emit the merge of two sorted runs into one, without branches: the comparison is
+    unpredictable.
+    """
     ranks, order = buffers
     low, middle, high = bounds
     state = ib.allocate("int64", 2, "state", "register")  # the next of the left, of the right run
     state[0], state[1] = low, middle
     with ib.for_range(low, high, "at") as at:
         left_next, right_next = ib.let("left", state[0]), ib.let("right", state[1])
+        # Both loads happen in every step; the clamp keeps the load of an exhausted run in range.
         a = ib.let("a", ranks[source + te.min(left_next, middle - 1)])
         b = ib.let("b", ranks[source + te.min(right_next, high - 1)])
-        behind = binary(Or, left_next >= middle, b < a)
+        # Strictly less: of equal ranks the left one is taken, which makes the sort stable.
+        behind = fold_binary(Or, left_next >= middle, b < a)
         second = ib.let("second", logical_and(right_next < high, behind))
         ranks[target + at] = Select(second, b, a, ranks.dtype)
         order[target + at] = order[source + Select(second, right_next, left_next, "int64")]
@@ -97,7 +110,7 @@ def _merge(
         state[1] = right_next + from_right
 
 
-def sort_extern(
+def sorted_rows(
     data: Tensor,
     axis: int,
     ascending: bool,
@@ -111,32 +124,34 @@ def sort_extern(
     their positions.
     """
     size = data.shape[axis]
-    row_shape = replaced(data.shape, axis, as_dim(1))
-    are_few = selects(extent, size) if valid_count is None else const(False)
+    row_shape = replace_dim(data.shape, axis, as_dim(1))
+    are_few = prefers_selection(extent, size) if valid_count is None else const(False)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel, each by selection where few elements are wanted, else by
+    def emit_sort(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit rows in parallel, each by selection where few elements are wanted, else by
         sorting.
         """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
-        with ib.for_range(0, product(row_shape), "row", kind="parallel") as row:
+        with ib.for_range(0, product_of_dims(row_shape), "row", kind="parallel") as row:
             row_index = unravel(row, row_shape)
 
-            def ranked(at: PrimExpr) -> PrimExpr:
-                return rank(source[replaced(row_index, axis, at)], ascending)
+            def rank_at(at: PrimExpr) -> PrimExpr:
+                return order_preserving_rank(source[replace_dim(row_index, axis, at)], ascending)
 
-            def store(position: PositionMap) -> None:
+            def store_sorted(position: PositionMap) -> None:
                 """Store the first `extent` elements, the k-th at `position(k)`, to the outputs."""
                 with ib.for_range(0, extent, "k") as k:
                     at = ib.let("at", cast(position(k), "int64"))
-                    inside = replaced(row_index, axis, k)
+                    inside = replace_dim(row_index, axis, k)
                     for (what, _), out in zip(outputs, outs, strict=True):
-                        value = source[replaced(row_index, axis, at)] if what == "values" else at
+                        value = source[replace_dim(row_index, axis, at)] if what == "values" else at
                         ib.buffer_ptr(out)[inside] = value
 
-            def select() -> None:
-                store(_selected(ib, ranked, extent, size, rank_dtype(data.dtype)))
+            def select_first() -> None:
+                store_sorted(
+                    _emit_selected_positions(ib, rank_at, extent, size, rank_dtype(data.dtype))
+                )
 
             def sort_all() -> None:
                 """Merge-sort the elements that count."""
@@ -144,17 +159,19 @@ def sort_extern(
                 if valid_count is not None:
                     valid = cast(ib.buffer_ptr(ins[1])[row_index[: valid_count.ndim]], "int64")
                     count = ib.let("count", te.max(te.min(valid, size), 0))
-                store(_sorted(ib, ranked, count, size))
+                store_sorted(_emit_sorted_positions(ib, rank_at, count, size))
 
-            _either(ib, are_few, select, sort_all)
+            _emit_branch(ib, are_few, select_first, sort_all)
         return ib.get()
 
     inputs = [data] if valid_count is None else [data, valid_count]
-    shape = replaced(data.shape, axis, extent)
-    return te.extern_op([shape] * len(outputs), inputs, build, [d for _, d in outputs], name=name)
+    shape = replace_dim(data.shape, axis, extent)
+    return te.extern_op(
+        [shape] * len(outputs), inputs, emit_sort, [d for _, d in outputs], name=name
+    )
 
 
-def _either(
+def _emit_branch(
     ib: IRBuilder, condition: PrimExpr, then_body: Callable[[], None], else_body: Callable[[], None]
 ) -> None:
     if isinstance(condition, IntImm):
@@ -169,38 +186,44 @@ def _either(
 PositionMap = Callable[[PrimExpr], PrimExpr]
 
 
-def _sorted(ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr) -> PositionMap:
-    """Sort `count` of the `size` elements of a row; gives where the k-th was."""
+def _emit_sorted_positions(
+    ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr
+) -> PositionMap:
+    """Emit the sort of `count` of the `size` elements of a row; return the map from k to the
+    position of the k-th.
+    """
     first = ranked(const(0))
     ranks = ib.allocate(first.dtype, size * 2, "ranks")
-    order = ib.allocate(index_dtype(size), size * 2, "order")
+    order = ib.allocate(position_dtype(size), size * 2, "order")
     with ib.for_range(0, size, "i") as i:
         ranks[i] = ranked(i)
         order[i] = i
-    begin = merge_sort(ib, ranks, order, count, size)
+    begin = emit_merge_sort(ib, ranks, order, count, size)
     return lambda k: order[k + Select(k < count, begin, const(0), "int64")]
 
 
-def _selected(
+def _emit_selected_positions(
     ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr, dtype: str
 ) -> PositionMap:
-    """Find the `count` first elements of a row, not more than it has; gives where the k-th was."""
-    index = index_dtype(size)
-    selection = Selection(ib, count, dtype, index)
+    """Emit the selection of the `count` first elements of a row; return the map from k to the
+    position of the k-th.
+    """
+    index = position_dtype(size)
+    selection = RowSelection(ib, count, dtype, index)
     ranks = ib.allocate(dtype, count * 2, "ranks")
     order = ib.allocate(index, count * 2, "order")
     with ib.for_range(0, count, "i") as i:
         ranks[i] = ranked(i)
         order[i] = i
-    selection.begin(ranks, order, merge_sort(ib, ranks, order, count, count), count)
-    selection.scan(count, size, ranked)
+    selection.emit_begin(ranks, order, emit_merge_sort(ib, ranks, order, count, count), count)
+    selection.emit_scan(count, size, ranked)
     return selection.position
 
 
 def sort(data: Tensor, axis: int = -1, is_ascend: bool | int = 1) -> Tensor:
-    """Elements in order along an axis."""
+    """Return the elements in order along an axis."""
     at = normalize_axis(axis, data.ndim, "sort")
-    return sort_extern(data, at, bool(is_ascend), data.shape[at], [("values", data.dtype)])[0]
+    return sorted_rows(data, at, bool(is_ascend), data.shape[at], [("values", data.dtype)])[0]
 
 
 def argsort(
@@ -216,7 +239,7 @@ def argsort(
     """
     at = normalize_axis(axis, data.ndim, "argsort")
     outputs = [("indices", dtype)]
-    return sort_extern(data, at, bool(is_ascend), data.shape[at], outputs, valid_count, "argsort")[
+    return sorted_rows(data, at, bool(is_ascend), data.shape[at], outputs, valid_count, "argsort")[
         0
     ]
 
@@ -237,15 +260,17 @@ def topk(
     if ret_type not in what:
         raise ValueError(f"topk: ret_type must be one of {', '.join(what)}, got {ret_type!r}")
     at = normalize_axis(axis, data.ndim, "topk")
-    number, size = known(k), data.shape[at]
+    number, size = known_int(k), data.shape[at]
     extent = size if number is not None and number < 1 else as_dim(k)
-    longest = known(size)
+    longest = known_int(size)
     if number is not None and longest is not None and number > longest:
         raise ValueError(f"topk: k must be at most the extent of the axis, {longest}, got {number}")
     if number is None or longest is None:
-        assume(lambda: extent <= size, (extent, size))
+        # With unknown sizes the condition is recorded instead: a larger k would read behind the
+        # row.
+        assume_condition(lambda: extent <= size, (extent, size))
     outputs = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
-    results = sort_extern(data, at, is_ascend, extent, outputs, name="topk")
+    results = sorted_rows(data, at, is_ascend, extent, outputs, name="topk")
     return list(results) if ret_type == "both" else results[0]
 
 
@@ -263,10 +288,10 @@ def searchsorted(
         )
     if not shared:
         rows_of = (*values.shape[:-1], None)
-        expect_shape("searchsorted", "sorted_sequence", sorted_sequence.shape, rows_of)
+        require_shape("searchsorted", "sorted_sequence", sorted_sequence.shape, rows_of)
     size = sorted_sequence.shape[-1]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_binary_search(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit a binary search for each value; MAX_MERGE_PASSES steps are enough for any extent."""
         ib = IRBuilder()
         rows, value_buffer, out = (
@@ -274,7 +299,7 @@ def searchsorted(
             ib.buffer_ptr(ins[1]),
             ib.buffer_ptr(outs[0]),
         )
-        with ib.for_range(0, product(values.shape), "n", kind="parallel") as n:
+        with ib.for_range(0, product_of_dims(values.shape), "n", kind="parallel") as n:
             value_index = unravel(n, values.shape)
             prefix = () if shared else tuple(value_index[:-1])
             bounds = ib.allocate("int64", 2, "bounds", "local")
@@ -283,7 +308,7 @@ def searchsorted(
             with ib.for_range(0, MAX_MERGE_PASSES, "step"), ib.if_scope(bounds[0] < bounds[1]):
                 middle = ib.let("middle", (bounds[0] + bounds[1]) // 2)
                 element = rows[(*prefix, middle)]
-                after = Not(before(value, element)) if right else before(element, value)
+                after = Not(precedes(value, element)) if right else precedes(element, value)
                 with ib.if_scope(after):
                     bounds[0] = middle + 1
                 with ib.else_scope():
@@ -292,7 +317,11 @@ def searchsorted(
         return ib.get()
 
     return te.extern_op(
-        [values.shape], [sorted_sequence, values], build, [out_dtype], name="searchsorted"
+        [values.shape],
+        [sorted_sequence, values],
+        emit_binary_search,
+        [out_dtype],
+        name="searchsorted",
     )[0]
 
 
@@ -303,10 +332,12 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
     sorted, or in order of occurrence. counts are optional. All integers are int32.
     """
     (size,) = data.shape
-    (order,) = sort_extern(data, 0, True, size, [("indices", "int32")], name="unique_order")
+    (order,) = sorted_rows(data, 0, True, size, [("indices", "int32")], name="unique_order")
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Group equal elements by their sorted positions, numbered in the requested order."""
+    def emit_unique(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the grouping of equal elements by their sorted positions, numbered in the requested
+        order.
+        """
         ib = IRBuilder()
         values, sorted_at = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1])
         unique_out, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
@@ -319,7 +350,7 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
                 counts[i] = 0
         number[0] = 0
         group = ib.allocate("int32", size, "group")  # the first position with an element's value
-        _group(ib, values, sorted_at, group, size)
+        _emit_group_leaders(ib, values, sorted_at, group, size)
         with ib.for_range(0, size, "i") as i:
             position = sorted_at[i] if is_sorted else cast(i, "int32")
             leader = ib.let("leader", cast(group[position], "int64"))
@@ -337,18 +368,18 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
     length = [size]
     shapes = [length, length, length, [as_dim(1)], *([length] if return_counts else [])]
     dtypes = [data.dtype, *["int32"] * (len(shapes) - 1)]
-    return list(te.extern_op(shapes, [data, order], build, dtypes, name="unique"))
+    return list(te.extern_op(shapes, [data, order], emit_unique, dtypes, name="unique"))
 
 
-def _group(
+def _emit_group_leaders(
     ib: IRBuilder, values: BufferVar, sorted_at: BufferVar, group: BufferVar, size: PrimExpr
 ) -> None:
-    """Set group[p] to the first position whose value equals that of p; the sort is stable."""
+    """Emit group[p] = the first position whose value equals that of p; the sort is stable."""
     with ib.for_range(0, size, "i") as i:
         position = ib.let("here", sorted_at[i])
         with ib.if_scope(i > 0):
             previous = ib.let("previous", sorted_at[i - 1])
-            differs = before(values[previous], values[position])
+            differs = precedes(values[previous], values[position])
             group[position] = Select(differs, position, group[previous], "int32")
         with ib.else_scope():
             group[position] = position
@@ -359,9 +390,9 @@ def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
     their number (one int32). (TVM reads the output's shape from a tensor; here it is the upper
     bound.)
     """
-    size = product(condition.shape)
+    size = product_of_dims(condition.shape)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_argwhere(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit a serial loop: each coordinate row's index is the number of rows before it."""
         ib = IRBuilder()
         flags, coordinates, number = ib.buffer_ptr(ins[0]), *map(ib.buffer_ptr, outs)
@@ -380,7 +411,7 @@ def argwhere(condition: Tensor) -> tuple[Tensor, Tensor]:
         return ib.get()
 
     shapes = [[size, as_dim(condition.ndim)], [as_dim(1)]]
-    outputs = te.extern_op(shapes, [condition], build, ["int32", "int32"], name="argwhere")
+    outputs = te.extern_op(shapes, [condition], emit_argwhere, ["int32", "int32"], name="argwhere")
     return outputs[0], outputs[1]
 
 
@@ -392,8 +423,8 @@ def row_ranks(data: Tensor) -> Tensor:
         raise ValueError(f"row_ranks: expected a matrix, got {data.shape}")
     rows, width = data.shape
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Compare each pair of rows up to their first difference."""
+    def emit_row_ranks(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the comparison of each pair of rows up to their first difference."""
         ib = IRBuilder()
         source, ranks = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
@@ -403,13 +434,13 @@ def row_ranks(data: Tensor) -> Tensor:
                 side[0] = 0
                 with ib.for_range(0, width, "k") as k, ib.if_scope(side[0].equal(0)):
                     mine, compared = ib.let("mine", source[i, k]), ib.let("other", source[j, k])
-                    later = Select(before(mine, compared), const(1), const(0), "int64")
-                    side[0] = Select(before(compared, mine), const(-1), later, "int64")
+                    later = Select(precedes(mine, compared), const(1), const(0), "int64")
+                    side[0] = Select(precedes(compared, mine), const(-1), later, "int64")
                 with ib.if_scope(side[0] < 0):
                     ranks[i] = ranks[i] + 1
         return ib.get()
 
-    return te.extern_op([(rows,)], [data], build, ["int64"], name="row_ranks")[0]
+    return te.extern_op([(rows,)], [data], emit_row_ranks, ["int64"], name="row_ranks")[0]
 
 
 __all__ = ["argsort", "argwhere", "row_ranks", "searchsorted", "sort", "topk", "unique"]

@@ -15,18 +15,18 @@ Ints: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = int | str | Sequence[int]
 
 
-def _op() -> Any:  # noqa: ANN401 - the operators stand on a higher floor
+def _relay_op_module() -> Any:  # noqa: ANN401 - the operators stand on a higher floor
     return load_module("ekiden.relay.op")
 
 
-def _value(build: Callable[..., Any], *arrays: npt.ArrayLike) -> Any:  # noqa: ANN401
+def _evaluate(build: Callable[..., Any], *arrays: npt.ArrayLike) -> Any:  # noqa: ANN401
     """Evaluate an expression on constants with the interpreter."""
     interpreter = load_module("ekiden.relay.interpreter").Interpreter()
-    expr = build(*(_op().const(np.asarray(a)) for a in arrays))
+    expr = build(*(_relay_op_module().const(np.asarray(a)) for a in arrays))
     return interpreter.evaluate(expr)
 
 
-def _pads(padding: Padding, kernel: Sequence[int]) -> list[int]:
+def _padding_widths(padding: Padding, kernel: Sequence[int]) -> list[int]:
     """Return the padding before each axis, then after each."""
     rank = len(kernel)
     if padding == "VALID":
@@ -40,7 +40,7 @@ def _pads(padding: Padding, kernel: Sequence[int]) -> list[int]:
     return amounts * 2 if len(amounts) == rank else amounts
 
 
-def _conv(
+def _grouped_conv(
     name: str,
     a: Array,
     w: Array,
@@ -49,8 +49,10 @@ def _conv(
     axes: slice,
     **more: Any,  # noqa: ANN401
 ) -> Array:
-    options = {"strides": stride, "padding": _pads(padding, w.shape[axes]), **more}
-    result: Array = _value(lambda x, y: getattr(_op().nn, name)(x, y, **options), a, w)
+    options = {"strides": stride, "padding": _padding_widths(padding, w.shape[axes]), **more}
+    result: Array = _evaluate(
+        lambda x, y: getattr(_relay_op_module().nn, name)(x, y, **options), a, w
+    )
     return result
 
 
@@ -60,8 +62,8 @@ def conv1d_ncw_python(
     """Return the convolution of [n, c, w] with [o, i, w]."""
     wide = np.array(w_np.shape[2:])
     reach = (wide - 1) * dilation + 1
-    pads = _pads(padding, reach.tolist())
-    return _conv(
+    pads = _padding_widths(padding, reach.tolist())
+    return _grouped_conv(
         "conv1d", a_np, w_np, stride, pads, slice(2, None), dilation=dilation, groups=groups
     )
 
@@ -77,7 +79,7 @@ def conv2d_nchw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
     """Return the convolution of [n, c, h, w] with [o, i, h, w]."""
-    return _conv("conv2d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
+    return _grouped_conv("conv2d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
 
 
 def conv2d_nhwc_python(
@@ -85,7 +87,9 @@ def conv2d_nhwc_python(
 ) -> Array:
     """Return the convolution of [n, h, w, c] with [h, w, i, o]."""
     layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
-    return _conv("conv2d", a_np, w_np, stride, padding, slice(0, 2), groups=groups, **layouts)
+    return _grouped_conv(
+        "conv2d", a_np, w_np, stride, padding, slice(0, 2), groups=groups, **layouts
+    )
 
 
 def conv2d_hwcn_python(a_np: Array, w_np: Array, stride: Ints, padding: Padding) -> Array:
@@ -98,7 +102,7 @@ def conv3d_ncdhw_python(
     a_np: Array, w_np: Array, stride: Ints, padding: Padding, groups: int = 1
 ) -> Array:
     """Return the convolution of [n, c, d, h, w] with [o, i, d, h, w]."""
-    return _conv("conv3d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
+    return _grouped_conv("conv3d", a_np, w_np, stride, padding, slice(2, None), groups=groups)
 
 
 def conv3d_ndhwc_python(
@@ -106,7 +110,9 @@ def conv3d_ndhwc_python(
 ) -> Array:
     """Return the convolution of [n, d, h, w, c] with [d, h, w, i, o]."""
     layouts = {"data_layout": "NDHWC", "kernel_layout": "DHWIO"}
-    return _conv("conv3d", a_np, w_np, stride, padding, slice(0, 3), groups=groups, **layouts)
+    return _grouped_conv(
+        "conv3d", a_np, w_np, stride, padding, slice(0, 3), groups=groups, **layouts
+    )
 
 
 def conv2d_transpose_nchw_python(
@@ -115,7 +121,7 @@ def conv2d_transpose_nchw_python(
     """Return the transposed convolution of [n, c, h, w] with [i, o, h, w]."""
     more = {"output_padding": output_padding, "groups": groups}
     more["channels"] = w_np.shape[1] * groups
-    return _conv("conv2d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
+    return _grouped_conv("conv2d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
 
 
 def conv3d_transpose_ncdhw_python(
@@ -123,7 +129,7 @@ def conv3d_transpose_ncdhw_python(
 ) -> Array:
     """Return the transposed convolution of [n, c, d, h, w] with [i, o, d, h, w]."""
     more = {"output_padding": output_padding, "channels": w_np.shape[1]}
-    return _conv("conv3d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
+    return _grouped_conv("conv3d_transpose", a_np, w_np, stride, padding, slice(2, None), **more)
 
 
 def depthwise_conv2d_python_nchw(
@@ -172,20 +178,20 @@ def batch_matmul(
 
 def softmax_python(a_np: Array, axis: int = 1) -> Array:
     """Return the softmax along an axis."""
-    result: Array = _value(lambda x: _op().nn.softmax(x, axis=axis), a_np)
+    result: Array = _evaluate(lambda x: _relay_op_module().nn.softmax(x, axis=axis), a_np)
     return result
 
 
 def log_softmax_python(a_np: Array, axis: int = 1) -> Array:
     """Return the log-softmax along an axis."""
-    result: Array = _value(lambda x: _op().nn.log_softmax(x, axis=axis), a_np)
+    result: Array = _evaluate(lambda x: _relay_op_module().nn.log_softmax(x, axis=axis), a_np)
     return result
 
 
 def lrn_python(a_np: Array, size: int, axis: int, bias: float, alpha: float, beta: float) -> Array:
     """Return the local response normalisation over `size` neighbours on an axis."""
     options = {"size": size, "axis": axis, "bias": bias, "alpha": alpha, "beta": beta}
-    result: Array = _value(lambda x: _op().nn.lrn(x, **options), a_np)
+    result: Array = _evaluate(lambda x: _relay_op_module().nn.lrn(x, **options), a_np)
     return result
 
 
@@ -199,7 +205,7 @@ def layer_norm_python(
     data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: float = 1e-5
 ) -> Array:
     """Normalise over axes, then scale and shift along them."""
-    return _normalized(data, gamma, beta, axis, epsilon)
+    return _normalize_rows(data, gamma, beta, axis, epsilon)
 
 
 def instance_norm_python(
@@ -207,10 +213,10 @@ def instance_norm_python(
 ) -> Array:
     """Normalise over axes, then scale and shift along axis 1."""
     along = (1, -1, *[1] * (data.ndim - 2))
-    return _normalized(data, gamma.reshape(along), beta.reshape(along), axis, epsilon)
+    return _normalize_rows(data, gamma.reshape(along), beta.reshape(along), axis, epsilon)
 
 
-def _normalized(data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: float) -> Array:
+def _normalize_rows(data: Array, gamma: Array, beta: Array, axis: Ints, epsilon: float) -> Array:
     axes = axis if isinstance(axis, int) else tuple(axis)
     mean = data.astype("float32").mean(axes, keepdims=True)
     variance = data.astype("float32").var(axes, keepdims=True)
@@ -256,14 +262,18 @@ def strided_slice_python(
 ) -> Array:
     """Return a slice of several axes."""
     options = {"begin": begin, "end": end, "strides": strides, "slice_mode": slice_mode}
-    result: Array = _value(lambda x: _op().strided_slice(x, axes=axes, **options), data)
+    result: Array = _evaluate(
+        lambda x: _relay_op_module().strided_slice(x, axes=axes, **options), data
+    )
     return result
 
 
 def sequence_mask(data: Array, valid_length: Array, mask_value: float, axis: int) -> Array:
     """Return the data with `mask_value` after the valid length of each sequence."""
     options = {"mask_value": mask_value, "axis": axis}
-    result: Array = _value(lambda x, n: _op().sequence_mask(x, n, **options), data, valid_length)
+    result: Array = _evaluate(
+        lambda x, n: _relay_op_module().sequence_mask(x, n, **options), data, valid_length
+    )
     return result
 
 
@@ -289,44 +299,48 @@ def poolnd_python(
     }  # fmt: skip
     if pool_type == "avg":
         options["count_include_pad"] = count_include_pad
-    pool = getattr(_op().nn, f"{pool_type}_pool{rank}d")
-    return np.asarray(_value(lambda x: pool(x, **options), np_data)).astype(dtype)
+    pool = getattr(_relay_op_module().nn, f"{pool_type}_pool{rank}d")
+    return np.asarray(_evaluate(lambda x: pool(x, **options), np_data)).astype(dtype)
 
 
 def depth_to_space_python(data: Array, block_size: int, mode: str = "DCR") -> Array:
     """Rearrange channels to blocks of pixels."""
-    result: Array = _value(
-        lambda x: _op().nn.depth_to_space(x, block_size, "NCHW", mode=mode), data
+    result: Array = _evaluate(
+        lambda x: _relay_op_module().nn.depth_to_space(x, block_size, "NCHW", mode=mode), data
     )
     return result
 
 
 def space_to_depth_python(data: Array, block_size: int) -> Array:
     """Rearrange blocks of pixels to channels."""
-    result: Array = _value(lambda x: _op().nn.space_to_depth(x, block_size, "NCHW"), data)
+    result: Array = _evaluate(
+        lambda x: _relay_op_module().nn.space_to_depth(x, block_size, "NCHW"), data
+    )
     return result
 
 
 def searchsorted_ref(sorted_sequence: Array, values: Array, right: bool, out_dtype: str) -> Array:
     """Return where values would be inserted into each sequence."""
-    result: Array = _value(
-        lambda s, v: _op().searchsorted(s, v, right, out_dtype), sorted_sequence, values
+    result: Array = _evaluate(
+        lambda s, v: _relay_op_module().searchsorted(s, v, right, out_dtype),
+        sorted_sequence,
+        values,
     )
     return result
 
 
 def reorg_python(a_np: Array, stride: int) -> Array:
     """Return YOLO's reorganisation of pixel blocks to channels."""
-    result: Array = _value(lambda x: _op().vision.yolo_reorg(x, stride), a_np)
+    result: Array = _evaluate(lambda x: _relay_op_module().vision.yolo_reorg(x, stride), a_np)
     return result
 
 
-def _resized(
+def _resize_by_scale(
     data: Array, scale: Sequence[float], layout: str, axes: str, method: str, mode: str
 ) -> Array:
     size = [round(data.shape[layout.index(a)] * s) for a, s in zip(axes, scale, strict=True)]
-    resize = getattr(_op().image, f"resize{len(axes)}d")
-    result: Array = _value(lambda x: resize(x, size, None, layout, method, mode), data)
+    resize = getattr(_relay_op_module().image, f"resize{len(axes)}d")
+    result: Array = _evaluate(lambda x: resize(x, size, None, layout, method, mode), data)
     return result
 
 
@@ -338,7 +352,7 @@ def resize1d_python(
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
     """Resize rows by a scale."""
-    return _resized(data, scale, layout, "W", method, coordinate_transformation_mode)
+    return _resize_by_scale(data, scale, layout, "W", method, coordinate_transformation_mode)
 
 
 def resize2d_python(
@@ -349,7 +363,7 @@ def resize2d_python(
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
     """Resize images by scales of height and width."""
-    return _resized(data, scale, layout, "HW", method, coordinate_transformation_mode)
+    return _resize_by_scale(data, scale, layout, "HW", method, coordinate_transformation_mode)
 
 
 def resize3d_python(
@@ -360,12 +374,14 @@ def resize3d_python(
     coordinate_transformation_mode: str = "align_corners",
 ) -> Array:
     """Resize volumes by scales of depth, height and width."""
-    return _resized(data, scale, layout, "DHW", method, coordinate_transformation_mode)
+    return _resize_by_scale(data, scale, layout, "DHW", method, coordinate_transformation_mode)
 
 
 def dilate_python(input_np: Array, strides: Sequence[int], dilation_value: float = 0.0) -> Array:
     """Insert a value between elements, which are then `strides` apart."""
-    result: Array = _value(lambda x: _op().nn.dilate(x, tuple(strides), dilation_value), input_np)
+    result: Array = _evaluate(
+        lambda x: _relay_op_module().nn.dilate(x, tuple(strides), dilation_value), input_np
+    )
     return result
 
 
@@ -373,7 +389,9 @@ def matrix_set_diag(
     input_np: Array, diagonal: Array, k: Ints = 0, align: str = "RIGHT_LEFT"
 ) -> Array:
     """Replace diagonals of matrices."""
-    result: Array = _value(lambda x, d: _op().matrix_set_diag(x, d, k, align), input_np, diagonal)
+    result: Array = _evaluate(
+        lambda x, d: _relay_op_module().matrix_set_diag(x, d, k, align), input_np, diagonal
+    )
     return result
 
 
@@ -382,9 +400,9 @@ def adaptive_pool(
 ) -> Array:
     """Return the maximum or the mean of as many windows as there are results."""
     rank = np_data.ndim - 2
-    pool = getattr(_op().nn, f"adaptive_{pool_type}_pool{rank}d")
+    pool = getattr(_relay_op_module().nn, f"adaptive_{pool_type}_pool{rank}d")
     names = layout or ("NCW", "NCHW", "NCDHW")[rank - 1]
-    result: Array = _value(lambda x: pool(x, out_size, names), np_data)
+    result: Array = _evaluate(lambda x: pool(x, out_size, names), np_data)
     return result
 
 
@@ -393,8 +411,8 @@ def roi_pool_nchw_python(
 ) -> Array:
     """Return the maxima of the bins of regions."""
     size = (pooled_size,) * 2 if isinstance(pooled_size, int) else tuple(pooled_size)
-    result: Array = _value(
-        lambda x, r: _op().vision.roi_pool(x, r, size, spatial_scale), a_np, rois_np
+    result: Array = _evaluate(
+        lambda x, r: _relay_op_module().vision.roi_pool(x, r, size, spatial_scale), a_np, rois_np
     )
     return result
 

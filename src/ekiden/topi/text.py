@@ -11,13 +11,25 @@ from functools import partial, reduce
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import GE, NE, Not, Or, PrimExpr, Select, Var, binary, cast, const, logical_and
-from ekiden.runtime.text import TEXT_END
+from ekiden.ir.prim import (
+    GE,
+    NE,
+    Not,
+    Or,
+    PrimExpr,
+    Select,
+    Var,
+    cast,
+    const,
+    fold_binary,
+    logical_and,
+)
+from ekiden.runtime.text import TEXT_TERMINATOR
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import expect_shape, known
+from ekiden.topi.dimensions import known_int, require_shape
 
 MAX_CASE_GROWTH = 3
 """How many bytes, at most, each byte of a text becomes when its case changes."""
@@ -25,7 +37,7 @@ WHITESPACE_BYTES = (9, 10, 11, 12, 13, 32)
 """What separates words."""
 
 
-def _rows(name: str, *texts: Tensor) -> None:
+def _require_byte_rows(name: str, *texts: Tensor) -> None:
     """Raise ValueError for tensors other than uint8 [n, width]."""
     for text in texts:
         if text.ndim != 2 or text.dtype != "uint8":
@@ -34,9 +46,9 @@ def _rows(name: str, *texts: Tensor) -> None:
             )
 
 
-def _byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
+def _load_byte(text: BufferVar, row: PrimExpr, at: PrimExpr, width: PrimExpr) -> PrimExpr:
     """Return a byte of a text as int32; END beyond its width."""
-    return if_then_else(at < width, cast(text[row, at], "int32"), const(TEXT_END, "int32"))
+    return if_then_else(at < width, cast(text[row, at], "int32"), const(TEXT_TERMINATOR, "int32"))
 
 
 def length(text: Tensor) -> Tensor:
@@ -44,7 +56,9 @@ def length(text: Tensor) -> Tensor:
     k = te.reduce_axis((0, text.shape[-1]), "k")
     return te.compute(
         text.shape[:-1],
-        lambda *i: te.sum(cast(binary(NE, text[(*i, k)], const(TEXT_END, "uint8")), "int64"), k),
+        lambda *i: te.sum(
+            cast(fold_binary(NE, text[(*i, k)], const(TEXT_TERMINATOR, "uint8")), "int64"), k
+        ),
         name="text_length",
         tag="reduce",
     )
@@ -54,19 +68,19 @@ def concat(first: Tensor, second: Tensor) -> Tensor:
     """Concatenate each text of `first` with that of `second`: [n, sum of widths]. Raises ValueError
     for other than rows of texts.
     """
-    _rows("text.concat", first, second)
-    expect_shape("text.concat", "second", second.shape, (first.shape[0], None))
+    _require_byte_rows("text.concat", first, second)
+    require_shape("text.concat", "second", second.shape, (first.shape[0], None))
     sizes, wide = length(first), first.shape[1]
 
-    def body(i: Var, j: Var) -> PrimExpr:
+    def concat_byte(i: Var, j: Var) -> PrimExpr:
         """Return the first text up to its size, then the second, then END."""
         at = j - sizes[i]
-        inside = logical_and(binary(GE, at, const(0)), at < second.shape[1])
-        later = if_then_else(inside, second[i, at], const(TEXT_END, "uint8"))
+        inside = logical_and(fold_binary(GE, at, const(0)), at < second.shape[1])
+        later = if_then_else(inside, second[i, at], const(TEXT_TERMINATOR, "uint8"))
         return if_then_else(j < sizes[i], first[i, j], later)
 
     return te.compute(
-        (first.shape[0], wide + second.shape[1]), body, name="text_concat", tag="text"
+        (first.shape[0], wide + second.shape[1]), concat_byte, name="text_concat", tag="text"
     )
 
 
@@ -74,11 +88,12 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
     """Return the index of each text among the keys: int64 [n], -1 for none. `keys` are distinct and
     sorted by their padded bytes. Raises ValueError for other than rows of texts.
     """
-    _rows("text.find", text, keys)
+    _require_byte_rows("text.find", text, keys)
     count, wide, key_wide = keys.shape[0], text.shape[1], keys.shape[1]
-    bits = (known(count) or 1 << 62).bit_length()
+    # A binary search over n keys ends within bit_length(n) steps; 63 are enough for any symbolic n.
+    bits = (known_int(count) or 1 << 62).bit_length()
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_find(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit a binary search among the keys for each text."""
         ib = IRBuilder()
         source, sorted_keys, positions = (
@@ -95,8 +110,8 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
                 state[2] = 0
                 compared_width = te.max(wide, key_wide)
                 with ib.for_range(0, compared_width, "j") as j, ib.if_scope(state[2].equal(0)):
-                    a = ib.let("a", _byte(source, i, j, wide))
-                    b = ib.let("b", _byte(sorted_keys, middle, j, key_wide))
+                    a = ib.let("a", _load_byte(source, i, j, wide))
+                    b = ib.let("b", _load_byte(sorted_keys, middle, j, key_wide))
                     state[2] = cast(a - b, "int64")
                 with ib.if_scope(state[2].equal(0)):
                     positions[i] = middle
@@ -108,7 +123,7 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
         return ib.get()
 
     shape = (text.shape[0],)
-    return te.extern_op([shape], [text, keys], build, ["int64"], name="text_find")[0]
+    return te.extern_op([shape], [text, keys], emit_find, ["int64"], name="text_find")[0]
 
 
 def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor:
@@ -126,10 +141,10 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
     Raises:
         ValueError: for other than rows of texts.
     """
-    _rows("text.match", text)
+    _require_byte_rows("text.match", text)
     limit = moves.shape[0]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_automaton(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the automaton, byte by byte; table entries are clamped to valid indices."""
         ib = IRBuilder()
         source, table, kind, final = map(ib.buffer_ptr, ins)
@@ -138,17 +153,19 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
             state[0] = 0
             with ib.for_range(0, text.shape[1], "j") as j:
                 byte = ib.let("byte", source[i, j])
-                with ib.if_scope(binary(NE, byte, const(TEXT_END, "uint8"))):
+                with ib.if_scope(fold_binary(NE, byte, const(TEXT_TERMINATOR, "uint8"))):
                     byte_class = cast(
                         kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64"
                     )
                     column = ib.let("column", te.max(te.min(byte_class, moves.shape[1] - 1), 0))
+                    # Table entries are data: clamped so that a malformed table cannot index out of
+                    # range.
                     state[0] = te.max(te.min(cast(table[state[0], column], "int64"), limit - 1), 0)
             ib.buffer_ptr(outs[0])[i] = final[state[0]]
         return ib.get()
 
     inputs = [text, moves, kinds, accepts]
-    return te.extern_op([(text.shape[0],)], inputs, build, ["bool"], name="text_match")[0]
+    return te.extern_op([(text.shape[0],)], inputs, emit_automaton, ["bool"], name="text_match")[0]
 
 
 def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) -> Tensor:
@@ -156,12 +173,13 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
     are sorted code points, the replacements uint8 [m, most] of `sizes` int32 [m] bytes. Raises
     ValueError for other than rows of texts.
     """
-    _rows("text.change_case", text, others)
+    _require_byte_rows("text.change_case", text, others)
     count, wide = letters.shape[0], text.shape[1]
-    bits = (known(count) or 1 << 62).bit_length()
+    # The number of steps of the binary search among the letters, as in `find`.
+    bits = (known_int(count) or 1 << 62).bit_length()
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process code points in order: a binary search among the letters; other code points are
+    def emit_change_case(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit code points in order: a binary search among the letters; other code points are
         copied.
         """
         ib = IRBuilder()
@@ -171,13 +189,15 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
             state = ib.allocate("int64", 4, "state", "local")  # end of input, of output; low, high
             state[0], state[1] = 0, 0
             with ib.for_range(0, wide * MAX_CASE_GROWTH, "j") as j:
-                out[i, j] = TEXT_END
+                out[i, j] = TEXT_TERMINATOR
             with ib.for_range(0, wide, "at") as at:
                 lead = ib.let("lead", cast(source[i, at], "int32"))
-                begins = logical_and(state[0].equal(at), binary(NE, lead, const(TEXT_END, "int32")))
+                begins = logical_and(
+                    state[0].equal(at), fold_binary(NE, lead, const(TEXT_TERMINATOR, "int32"))
+                )
                 with ib.if_scope(begins):
-                    size = ib.let("size", te.min(_size(lead), wide - at))
-                    point = ib.let("point", _point(source, i, at, lead, size))
+                    size = ib.let("size", te.min(_utf8_length(lead), wide - at))
+                    point = ib.let("point", _decode_utf8(source, i, at, lead, size))
                     state[0], state[2], state[3] = at + size, 0, count
                     with ib.for_range(0, bits, "step"), ib.if_scope(state[2] < state[3]):
                         middle = ib.let("middle", (state[2] + state[3]) // 2)
@@ -200,33 +220,38 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
 
     inputs = [text, letters, sizes, others]
     shape = (text.shape[0], wide * MAX_CASE_GROWTH)
-    return te.extern_op([shape], inputs, build, ["uint8"], name="text_case")[0]
+    return te.extern_op([shape], inputs, emit_change_case, ["uint8"], name="text_case")[0]
 
 
-def _size(lead: PrimExpr) -> PrimExpr:
+def _utf8_length(lead: PrimExpr) -> PrimExpr:
     """Return the byte length of the UTF-8 character that begins with a byte."""
     more = [cast(lead >= const(first, "int32"), "int64") for first in (0xC0, 0xE0, 0xF0)]
     return more[0] + more[1] + more[2] + 1
 
 
-def _point(
+def _decode_utf8(
     text: BufferVar, row: PrimExpr, at: PrimExpr, lead: PrimExpr, size: PrimExpr
 ) -> PrimExpr:
     """Return the code point of a UTF-8 character: the lead byte's own bits, then six of each
     further byte.
     """
 
-    def wide(value: PrimExpr, factor: int) -> PrimExpr:
+    def scale_bits(value: PrimExpr, factor: int) -> PrimExpr:
         return value * const(factor, "int32")
 
-    def tail(k: int) -> PrimExpr:
+    def continuation_bits(k: int) -> PrimExpr:
         byte = cast(text[row, at + k], "int32") % const(64, "int32")
         return if_then_else(size > k, byte, const(0, "int32"))
 
-    first, second, third = tail(1), tail(2), tail(3)
-    two = wide(lead % const(32, "int32"), 64) + first
-    three = wide(lead % const(16, "int32"), 4096) + wide(first, 64) + second
-    four = wide(lead % const(8, "int32"), 1 << 18) + wide(first, 4096) + wide(second, 64) + third
+    first, second, third = continuation_bits(1), continuation_bits(2), continuation_bits(3)
+    two = scale_bits(lead % const(32, "int32"), 64) + first
+    three = scale_bits(lead % const(16, "int32"), 4096) + scale_bits(first, 64) + second
+    four = (
+        scale_bits(lead % const(8, "int32"), 1 << 18)
+        + scale_bits(first, 4096)
+        + scale_bits(second, 64)
+        + third
+    )
     longer = Select(size > 3, four, Select(size > 2, three, two, "int32"), "int32")
     return Select(size > 1, longer, lead, "int32")
 
@@ -235,7 +260,7 @@ PartAction = Callable[[PrimExpr, PrimExpr, PrimExpr], None]
 """What is done with a part: its number, where it begins and ends."""
 
 
-def _walk(
+def _emit_split_walk(
     ib: IRBuilder,
     text: Tensor,
     source: BufferVar,
@@ -251,14 +276,14 @@ def _walk(
     state = ib.allocate("int64", 3, "state", "local")  # parts, where one begins (-1: none), next
     state[0], state[1], state[2] = 0, 0 if delimiter else -1, 0
     with ib.for_range(0, wide + 1, "at") as at:
-        byte = ib.let("byte", _byte(source, row, at, wide))
+        byte = ib.let("byte", _load_byte(source, row, at, wide))
         with ib.if_scope(state[2] <= at):
-            ends = ib.let("ends", byte.equal(const(TEXT_END, "int32")))
-            cuts = ib.let("cuts", _cuts(source, row, at, wide, delimiter))
+            ends = ib.let("ends", byte.equal(const(TEXT_TERMINATOR, "int32")))
+            cuts = ib.let("cuts", _is_delimiter_at(source, row, at, wide, delimiter))
             allowed = cuts if max_cuts < 0 else logical_and(cuts, state[0] < max_cuts)
-            is_cut = ib.let("is_cut", binary(Or, allowed, ends))
+            is_cut = ib.let("is_cut", fold_binary(Or, allowed, ends))
             if not delimiter:
-                with ib.if_scope(logical_and(Not(binary(Or, cuts, ends)), state[1].equal(-1))):
+                with ib.if_scope(logical_and(Not(fold_binary(Or, cuts, ends)), state[1].equal(-1))):
                     state[1] = at
             with ib.if_scope(logical_and(is_cut, state[1] >= 0)):
                 on_part(state[0], state[1], at)
@@ -271,16 +296,16 @@ def _walk(
     return state[0]
 
 
-def _cuts(
+def _is_delimiter_at(
     source: BufferVar, row: PrimExpr, at: PrimExpr, wide: PrimExpr, delimiter: bytes
 ) -> PrimExpr:
     """Return whether there is a delimiter at a position."""
-    first = _byte(source, row, at, wide)
+    first = _load_byte(source, row, at, wide)
     if not delimiter:
         return reduce(
-            partial(binary, Or), (first.equal(const(s, "int32")) for s in WHITESPACE_BYTES)
+            partial(fold_binary, Or), (first.equal(const(s, "int32")) for s in WHITESPACE_BYTES)
         )
-    bytes_ = [_byte(source, row, at + k, wide) for k in range(len(delimiter))]
+    bytes_ = [_load_byte(source, row, at + k, wide) for k in range(len(delimiter))]
     return reduce(
         logical_and,
         (b.equal(const(d, "int32")) for b, d in zip(bytes_, delimiter, strict=True)),
@@ -292,18 +317,18 @@ def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor
 
     Raises ValueError for other than rows of texts.
     """
-    _rows("text.count_parts", text)
+    _require_byte_rows("text.count_parts", text)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Count the parts without storing them."""
+    def emit_count(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the count of the parts, without storing them."""
         ib = IRBuilder()
         source, counts = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
             how = (delimiter.encode(), maxsplit)
-            counts[i] = _walk(ib, text, source, i, how, lambda number, begin, end: None)
+            counts[i] = _emit_split_walk(ib, text, source, i, how, lambda number, begin, end: None)
         return ib.get()
 
-    return te.extern_op([(text.shape[0],)], [text], build, ["int64"], name="text_count")[0]
+    return te.extern_op([(text.shape[0],)], [text], emit_count, ["int64"], name="text_count")[0]
 
 
 def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor:
@@ -311,16 +336,16 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
     texts. `slots` is a vector as long as the largest number of parts. Raises ValueError for
     other than rows of texts.
     """
-    _rows("text.split", text)
+    _require_byte_rows("text.split", text)
     (rows, wide), room = text.shape, slots.shape[0]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process texts in parallel; parts beyond the slots are dropped."""
+    def emit_split(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit texts in parallel; parts beyond the slots are dropped."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
             with ib.for_range(0, room, "p") as p, ib.for_range(0, wide, "j") as j:
-                out[i, p, j] = TEXT_END
+                out[i, p, j] = TEXT_TERMINATOR
 
             def store_part(number: PrimExpr, begin: PrimExpr, end: PrimExpr) -> None:
                 """Store a part in its slot."""
@@ -328,21 +353,23 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
                 with ib.if_scope(slot < room), ib.for_range(0, end - first, "k") as k:
                     out[i, slot, k] = source[i, first + k]
 
-            _walk(ib, text, source, i, (delimiter.encode(), maxsplit), store_part)
+            _emit_split_walk(ib, text, source, i, (delimiter.encode(), maxsplit), store_part)
         return ib.get()
 
-    return te.extern_op([(rows, room, wide)], [text, slots], build, ["uint8"], name="text_split")[0]
+    return te.extern_op(
+        [(rows, room, wide)], [text, slots], emit_split, ["uint8"], name="text_split"
+    )[0]
 
 
 # Numbers.
 
-MAX_DIGITS = 18
+MAX_SIGNIFICANT_DIGITS = 18
 """Decimal digits of a float that are read: as many as an int64 holds whatever they are."""
-NUMBER_BYTES = 32
+MAX_NUMBER_TEXT_BYTES = 32
 """Bytes of a number that is written: a sign, 20 digits, a point, four zeros, an exponent."""
 MAX_PRECISION = 20
 """Digits that fit into it."""
-MAX_EXPONENT = 100_000
+MAX_DECIMAL_EXPONENT = 100_000
 INFINITE_SIGN, NAN_SIGN = 2, 3
 """Signs that stand for inf and NaN, the former also negative."""
 
@@ -352,21 +379,21 @@ def whole_number(text: Tensor) -> Tensor:
     2**64. Parsing stops at a point; letters are skipped. Raises ValueError for other than rows
     of texts.
     """
-    _rows("text.whole_number", text)
+    _require_byte_rows("text.whole_number", text)
     wide = text.shape[1]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process one digit after the other."""
+    def emit_parse_integer(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the loop that parses the integer at the beginning of each row, digit by digit."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
             state = ib.allocate("int64", 3, "state", "local")  # the number, its sign, 1 at the end
             state[0], state[1], state[2] = 0, 1, 0
             with ib.for_range(0, wide, "j") as j:
-                byte = ib.let("byte", _byte(source, i, j, wide))
-                with ib.if_scope(_is(byte, "-")):
+                byte = ib.let("byte", _load_byte(source, i, j, wide))
+                with ib.if_scope(_is_letter(byte, "-")):
                     state[1] = -1
-                with ib.if_scope(_is(byte, ".")):
+                with ib.if_scope(_is_letter(byte, ".")):
                     state[2] = 1
                 with ib.if_scope(logical_and(_is_digit(byte), state[2].equal(0))):
                     state[0] = state[0] * 10 + cast(byte - ord("0"), "int64")
@@ -374,10 +401,10 @@ def whole_number(text: Tensor) -> Tensor:
         return ib.get()
 
     shape = (text.shape[0],)
-    return te.extern_op([shape], [text], build, ["int64"], name="text_whole_number")[0]
+    return te.extern_op([shape], [text], emit_parse_integer, ["int64"], name="text_whole_number")[0]
 
 
-def _is(byte: PrimExpr, letter: str) -> PrimExpr:
+def _is_letter(byte: PrimExpr, letter: str) -> PrimExpr:
     return byte.equal(const(ord(letter), "int32"))
 
 
@@ -385,25 +412,28 @@ def _is_digit(byte: PrimExpr) -> PrimExpr:
     return logical_and(byte >= const(ord("0"), "int32"), byte <= const(ord("9"), "int32"))
 
 
-def _lower(byte: PrimExpr) -> PrimExpr:
+def _to_lower(byte: PrimExpr) -> PrimExpr:
     is_upper = logical_and(byte >= const(ord("A"), "int32"), byte <= const(ord("Z"), "int32"))
     return if_then_else(is_upper, byte + 32, byte)
 
 
 def number_parts(text: Tensor) -> Tensor:
     """Parse each text, which is a number, into sign, digits and decimal exponent: int64 [n, 3];
-    -1.25e3 is -1, 125 and 1. Digits after the first MAX_DIGITS count in the exponent. The sign
+    -1.25e3 is -1, 125 and 1. Digits after the first MAX_SIGNIFICANT_DIGITS count in the
+    exponent. The sign
     of an infinity is INFINITE_SIGN or its negative, that of NaN NAN_SIGN. Raises ValueError for
     other than rows of texts.
     """
-    _rows("text.number_parts", text)
+    _require_byte_rows("text.number_parts", text)
     wide = text.shape[1]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process the digits before and after the point, then those of the exponent."""
+    def emit_parse_number(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the loop that parses each number: digits before and after the point, then those of
+        the exponent.
+        """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        room = const(10 ** (MAX_DIGITS - 1), "int64")
+        room = const(10 ** (MAX_SIGNIFICANT_DIGITS - 1), "int64")
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
             # digits, their exponent, sign, 1 behind the point, the sign of the exponent (0 before
             # it), the exponent, 1 for a plain number
@@ -411,23 +441,27 @@ def number_parts(text: Tensor) -> Tensor:
             for field, value in enumerate((0, 0, 1, 0, 0, 0, 1)):
                 s[field] = value
             with ib.for_range(0, wide, "j") as j:
-                byte = ib.let("byte", _byte(source, i, j, wide))
-                lower = ib.let("lower", _lower(byte))
-                with ib.if_scope(logical_and(_is(byte, "-"), s[4].equal(0))):
+                byte = ib.let("byte", _load_byte(source, i, j, wide))
+                lower = ib.let("lower", _to_lower(byte))
+                with ib.if_scope(logical_and(_is_letter(byte, "-"), s[4].equal(0))):
                     s[2] = -1
-                with ib.if_scope(logical_and(_is(byte, "-"), s[4] > 0)):
+                with ib.if_scope(logical_and(_is_letter(byte, "-"), s[4] > 0)):
                     s[4] = -1
-                with ib.if_scope(_is(byte, ".")):
+                with ib.if_scope(_is_letter(byte, ".")):
                     s[3] = 1
-                with ib.if_scope(logical_and(_is(lower, "e"), s[6].equal(1))):
+                with ib.if_scope(logical_and(_is_letter(lower, "e"), s[6].equal(1))):
                     s[4] = 1
-                with ib.if_scope(logical_and(_is(lower, "n"), s[6].equal(1))):
+                with ib.if_scope(logical_and(_is_letter(lower, "n"), s[6].equal(1))):
                     s[6] = NAN_SIGN
-                with ib.if_scope(logical_and(_is(lower, "i"), s[6].equal(1))):
+                with ib.if_scope(logical_and(_is_letter(lower, "i"), s[6].equal(1))):
                     s[6] = INFINITE_SIGN
-                with ib.if_scope(logical_and(_is_digit(byte), binary(NE, s[4], const(0, "int64")))):
+                with ib.if_scope(
+                    logical_and(_is_digit(byte), fold_binary(NE, s[4], const(0, "int64")))
+                ):
                     exponent = s[5] * 10 + cast(byte - ord("0"), "int64")
-                    s[5] = te.min(exponent, const(MAX_EXPONENT, "int64"))
+                    # Clamped so that a long exponent cannot overflow int64; the value is then 0 or
+                    # infinity anyway.
+                    s[5] = te.min(exponent, const(MAX_DECIMAL_EXPONENT, "int64"))
                 with ib.if_scope(logical_and(_is_digit(byte), s[4].equal(0))):
                     with ib.if_scope(s[0] < room):
                         s[0] = s[0] * 10 + cast(byte - ord("0"), "int64")
@@ -439,11 +473,12 @@ def number_parts(text: Tensor) -> Tensor:
         return ib.get()
 
     shape = (text.shape[0], 3)
-    return te.extern_op([shape], [text], build, ["int64"], name="text_number_parts")[0]
+    return te.extern_op([shape], [text], emit_parse_number, ["int64"], name="text_number_parts")[0]
 
 
 def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) -> Tensor:
-    """Format numbers as texts [n, NUMBER_BYTES]. `digits` uint64 [n] times ten to the int64
+    """Format numbers as texts [n, MAX_NUMBER_TEXT_BYTES]. `digits` uint64 [n] times ten to the
+    int64
     `exponents`, with `signs` int64 as of `number_parts`. As C's %g with that precision writes
     them; with precision 0 the digits alone. Raises ValueError for a precision that needs more
     than WRITTEN bytes.
@@ -452,8 +487,8 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
         raise ValueError(f"precision: from 0 to {MAX_PRECISION} expected, got {precision}")
     rows = digits.shape[0]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Extract digits from the last, write them from the first."""
+    def emit_format_number(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the extraction of digits from the last, then their output from the first."""
         ib = IRBuilder()
         sign_of, digits_of, exponent_of = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -461,13 +496,13 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
             decimal = ib.allocate("int32", 20, "digits", "local")
             quotient = ib.allocate("uint64", 1, "rest", "local")
             s = ib.allocate("int64", 3, "state", "local")  # digits, bytes written, exponent
-            with ib.for_range(0, NUMBER_BYTES, "j") as j:
-                out[i, j] = TEXT_END
+            with ib.for_range(0, MAX_NUMBER_TEXT_BYTES, "j") as j:
+                out[i, j] = TEXT_TERMINATOR
             quotient[0], s[0], s[1], s[2] = digits_of[i], 0, 0, exponent_of[i]
             with ib.for_range(0, 20, "d") as d:
                 digit = ib.let("digit", cast(quotient[0] % const(10, "uint64"), "int32"))
-                has_digits = binary(NE, quotient[0], const(0, "uint64"))
-                with ib.if_scope(binary(Or, has_digits, d.equal(0))):
+                has_digits = fold_binary(NE, quotient[0], const(0, "uint64"))
+                with ib.if_scope(fold_binary(Or, has_digits, d.equal(0))):
                     is_end = logical_and(digit.equal(0), s[0].equal(0))
                     drops = logical_and(is_end, has_digits) if precision else const(False)
                     with ib.if_scope(drops):
@@ -476,25 +511,29 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
                         decimal[s[0]] = digit
                         s[0] = s[0] + 1
                 quotient[0] = quotient[0] // const(10, "uint64")
-            pen = _Pen(ib, out, i, s, decimal)
+            pen = _RowWriter(ib, out, i, s, decimal)
             sign = ib.let("sign", sign_of[i])
             with ib.if_scope(sign < 0):
-                pen.put("-")
-            with ib.if_scope(binary(Or, sign.equal(INFINITE_SIGN), sign.equal(-INFINITE_SIGN))):
-                pen.put("INF")
+                pen.emit_bytes("-")
+            with ib.if_scope(
+                fold_binary(Or, sign.equal(INFINITE_SIGN), sign.equal(-INFINITE_SIGN))
+            ):
+                pen.emit_bytes("INF")
             with ib.if_scope(sign.equal(NAN_SIGN)):
-                pen.put("NaN")
-            with ib.if_scope(binary(Or, sign.equal(1), sign.equal(-1))):
-                pen.number(precision)
+                pen.emit_bytes("NaN")
+            with ib.if_scope(fold_binary(Or, sign.equal(1), sign.equal(-1))):
+                pen.emit_number(precision)
         return ib.get()
 
     inputs = [signs, digits, exponents]
-    return te.extern_op([(rows, NUMBER_BYTES)], inputs, build, ["uint8"], name="text_written")[0]
+    return te.extern_op(
+        [(rows, MAX_NUMBER_TEXT_BYTES)], inputs, emit_format_number, ["uint8"], name="text_written"
+    )[0]
 
 
-class _Pen:
-    """Writer of one row: `state` holds the number of digits, of bytes written, and the exponent of
-    the last digit, which is digit 0.
+class _RowWriter:
+    """A writer of one row of text: `state` holds the number of digits, of bytes written, and the
+    exponent of the last digit, which is digit 0.
     """
 
     def __init__(
@@ -502,7 +541,7 @@ class _Pen:
     ) -> None:
         self._ib, self._out, self._row, self._state, self._digits = ib, out, row, state, digits
 
-    def put(self, letters: str | PrimExpr) -> None:
+    def emit_bytes(self, letters: str | PrimExpr) -> None:
         """Emit letters, or one byte that is computed."""
         state = self._state
         for letter in letters if isinstance(letters, str) else (letters,):
@@ -510,51 +549,51 @@ class _Pen:
             self._out[self._row, state[1]] = cast(byte, "uint8")
             state[1] = state[1] + 1
 
-    def _digit(self, digit_index: PrimExpr) -> None:
-        self.put(self._digits[digit_index] + ord("0"))
+    def _emit_digit(self, digit_index: PrimExpr) -> None:
+        self.emit_bytes(self._digits[digit_index] + ord("0"))
 
-    def number(self, precision: int) -> None:
+    def emit_number(self, precision: int) -> None:
         """Emit the digits, with a point or an exponent where there is a precision."""
         ib, state = self._ib, self._state
         count = ib.let("count", state[0])
         if not precision:
             with ib.for_range(0, count, "d") as d:
-                self._digit(count - 1 - d)
+                self._emit_digit(count - 1 - d)
             return
         # the exponent of the first digit; 0 has none
         is_zero = logical_and(count.equal(1), self._digits[0].equal(0))
         first = ib.let("first", if_then_else(is_zero, const(0, "int64"), state[2] + count - 1))
-        with ib.if_scope(binary(Or, first < -4, first >= precision)):
-            self._digit(count - 1)
+        with ib.if_scope(fold_binary(Or, first < -4, first >= precision)):
+            self._emit_digit(count - 1)
             with ib.if_scope(count > 1):
-                self.put(".")
+                self.emit_bytes(".")
             with ib.for_range(0, count - 1, "d") as d:
-                self._digit(count - 2 - d)
-            self._exponent(first)
+                self._emit_digit(count - 2 - d)
+            self._emit_exponent(first)
         with ib.else_scope():
             with ib.if_scope(first < 0):
-                self.put("0.")
+                self.emit_bytes("0.")
                 with ib.for_range(0, -1 - first, "z"):
-                    self.put("0")
+                    self.emit_bytes("0")
             with ib.for_range(0, count, "d") as d:
-                self._digit(count - 1 - d)
+                self._emit_digit(count - 1 - d)
                 with ib.if_scope(logical_and(d.equal(first), d < count - 1)):
-                    self.put(".")
+                    self.emit_bytes(".")
             with ib.for_range(0, te.max(first + 1 - count, const(0, "int64")), "z"):
-                self.put("0")
+                self.emit_bytes("0")
 
-    def _exponent(self, exponent: PrimExpr) -> None:
+    def _emit_exponent(self, exponent: PrimExpr) -> None:
         """Emit e, a sign, and two digits or three."""
         ib = self._ib
         with ib.if_scope(exponent < 0):
-            self.put("e-")
+            self.emit_bytes("e-")
         with ib.else_scope():
-            self.put("e+")
+            self.emit_bytes("e+")
         size = ib.let("size", cast(te.max(exponent, 0 - exponent), "int32"))
         with ib.if_scope(size >= 100):
-            self.put(size // 100 + ord("0"))
-        self.put(size // 10 % 10 + ord("0"))
-        self.put(size % 10 + ord("0"))
+            self.emit_bytes(size // 100 + ord("0"))
+        self.emit_bytes(size // 10 % 10 + ord("0"))
+        self.emit_bytes(size % 10 + ord("0"))
 
 
 __all__ = [

@@ -20,25 +20,31 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR, bound_text, extent_checks, range_check
+from ekiden.te.range_checks import (
+    RANGE_CHECKS_ATTR_KEY,
+    extent_checks,
+    index_bound_text,
+    range_check,
+)
+from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
     as_shape,
-    expect_least,
-    expect_shape,
     infer_reshape,
-    known,
+    known_int,
     normalize_axes,
     normalize_axis,
-    replaced,
-    tidy,
+    replace_dim,
+    require_min_extent,
+    require_shape,
+    simplify_dim,
 )
-from ekiden.topi.layout import parse, transform_shape
+from ekiden.topi.layout import transform_shape
 
 
-def _injective(
+def _compute_injective(
     shape: Shape, x: Tensor, name: str, index: Callable[..., Sequence[PrimExpr]]
 ) -> Tensor:
     return te.compute(shape, lambda *i: x[index(*i)], name=name, tag="injective")
@@ -49,7 +55,7 @@ def reshape(a: Tensor, newshape: Sequence[Dim]) -> Tensor:
     Raises ValueError if the numbers of elements are known to differ.
     """
     shape = infer_reshape(a.shape, newshape)
-    return _injective(shape, a, "reshape", lambda *i: unravel(ravel(i, shape), a.shape))
+    return _compute_injective(shape, a, "reshape", lambda *i: unravel(ravel(i, shape), a.shape))
 
 
 def ravel(indices: Sequence[PrimExpr], shape: Shape) -> PrimExpr:
@@ -84,7 +90,9 @@ def transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         raise ValueError(f"transpose: expected a permutation of {rank} axes, got {axes}")
     position = {axis: n for n, axis in enumerate(order)}
     shape = tuple(a.shape[n] for n in order)
-    return _injective(shape, a, "transpose", lambda *i: [i[position[n]] for n in range(rank)])
+    return _compute_injective(
+        shape, a, "transpose", lambda *i: [i[position[n]] for n in range(rank)]
+    )
 
 
 MAX_GUARD_CHAIN = 16
@@ -92,15 +100,17 @@ MAX_GUARD_CHAIN = 16
 thousand tensors is not as deep as they are many."""
 
 
-def _chosen(position: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> PrimExpr:
+def _select_by_range(
+    position: PrimExpr, edges: Sequence[PrimExpr], values: Sequence[PrimExpr]
+) -> PrimExpr:
     """Return the value whose range of an axis contains a position: value k covers edges[k - 1] to
     edges[k], the last one the remainder.
     """
     if len(values) > MAX_GUARD_CHAIN:
         half = len(values) // 2
-        low = _chosen(position, edges[:half], values[:half])
+        low = _select_by_range(position, edges[:half], values[:half])
         return if_then_else(
-            position < edges[half - 1], low, _chosen(position, edges[half:], values[half:])
+            position < edges[half - 1], low, _select_by_range(position, edges[half:], values[half:])
         )
     chosen = values[-1]
     for end, value in zip(edges[-2::-1], values[-2::-1], strict=True):
@@ -113,18 +123,18 @@ def concatenate(a_tuple: Sequence[Tensor], axis: int = 0) -> Tensor:
     at = normalize_axis(axis, a_tuple[0].ndim, "concatenate")
     edges: list[PrimExpr] = [as_dim(0)]
     for tensor in a_tuple:
-        edges.append(tidy(edges[-1] + tensor.shape[at]))
-    shape = replaced(a_tuple[0].shape, at, edges[-1])
+        edges.append(simplify_dim(edges[-1] + tensor.shape[at]))
+    shape = replace_dim(a_tuple[0].shape, at, edges[-1])
 
-    def body(*i: Var) -> PrimExpr:
+    def load_part(*i: Var) -> PrimExpr:
         """Return the element of the tensor whose range contains the position, guarded first to
         last.
         """
         begins = zip(a_tuple, edges, strict=False)
-        loads = [source[replaced(i, at, i[at] - begin)] for source, begin in begins]
-        return _chosen(i[at], edges[1:], loads)
+        loads = [source[replace_dim(i, at, i[at] - begin)] for source, begin in begins]
+        return _select_by_range(i[at], edges[1:], loads)
 
-    return te.compute(shape, body, name="concatenate", tag="concatenate", attrs={"axis": at})
+    return te.compute(shape, load_part, name="concatenate", tag="concatenate", attrs={"axis": at})
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -132,13 +142,13 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     at = normalize_axis(axis, tensors[0].ndim + 1, "stack")
     shape = (*tensors[0].shape[:at], as_dim(len(tensors)), *tensors[0].shape[at:])
 
-    def body(*i: Var) -> PrimExpr:
+    def load_tensor(*i: Var) -> PrimExpr:
         """Return the element of the tensor of the position's number."""
         inner_indices = (*i[:at], *i[at + 1 :])
         ends = [as_dim(n + 1) for n in range(len(tensors))]
-        return _chosen(i[at], ends, [tensor[inner_indices] for tensor in tensors])
+        return _select_by_range(i[at], ends, [tensor[inner_indices] for tensor in tensors])
 
-    return te.compute(shape, body, name="stack", tag="injective")
+    return te.compute(shape, load_tensor, name="stack", tag="injective")
 
 
 def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
@@ -148,30 +158,33 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
     one = as_dim(1)
     dims = (one,) * (rank - a.ndim) + a.shape
     counts = (one,) * (rank - len(times)) + times
-    shape = tuple(tidy(d * c) for d, c in zip(dims, counts, strict=True))
+    shape = tuple(simplify_dim(d * c) for d, c in zip(dims, counts, strict=True))
     start = rank - a.ndim
 
-    def index(*i: Var) -> list[PrimExpr]:
+    def source_index(*i: Var) -> list[PrimExpr]:
         """Return the index within `a`; an axis that is not repeated needs no remainder."""
         return [
+            # A remainder per element would keep the loops of an axis from being vectorised.
             n if is_const(c, 1) else n % d
             for n, d, c in zip(i[start:], a.shape, counts[start:], strict=True)
         ]
 
-    return _injective(shape, a, "tile", index)
+    return _compute_injective(shape, a, "tile", source_index)
 
 
 def repeat(a: Tensor, repeats: int, axis: int) -> Tensor:
     """Repeat each element along an axis."""
     at = normalize_axis(axis, a.ndim, "repeat")
-    shape = replaced(a.shape, at, tidy(a.shape[at] * repeats))
-    return _injective(shape, a, "repeat", lambda *i: replaced(i, at, i[at] // max(repeats, 1)))
+    shape = replace_dim(a.shape, at, simplify_dim(a.shape[at] * repeats))
+    return _compute_injective(
+        shape, a, "repeat", lambda *i: replace_dim(i, at, i[at] // max(repeats, 1))
+    )
 
 
 def flip(a: Tensor, axis: int | Sequence[int] | None = 0) -> Tensor:
     """Reverse `a` along axes (None: all)."""
     axes = normalize_axes(axis, a.ndim, "flip")
-    return _injective(
+    return _compute_injective(
         a.shape,
         a,
         "reverse",
@@ -190,29 +203,33 @@ def reverse_sequence(
     if along == batch:
         raise ValueError(f"reverse_sequence: axis {along} is both of the sequence and the batch")
 
-    def index(*i: Var) -> tuple[PrimExpr, ...]:
+    def mirrored_index(*i: Var) -> tuple[PrimExpr, ...]:
         """Return the mirrored position within the sequence, the position itself after it."""
         length = cast(seq_lengths[i[batch]], "int64")
         at = Select(i[along] < length, length - 1 - i[along], i[along], "int64")
-        return replaced(i, along, at)
+        return replace_dim(i, along, at)
 
     size, batches = a.shape[along], (a.shape[batch],)
-    if known(batches[0]) is not None and all(known(d) is not None for d in seq_lengths.shape):
-        expect_shape("reverse_sequence", "seq_lengths", seq_lengths.shape, batches)
+    if known_int(batches[0]) is not None and all(
+        known_int(d) is not None for d in seq_lengths.shape
+    ):
+        require_shape("reverse_sequence", "seq_lengths", seq_lengths.shape, batches)
     extents = extent_checks(
         "reverse_sequence", batches, seq_lengths.shape, what=("batch", "seq_lengths")
     )
-    bound = bound_text(along)
+    bound = index_bound_text(along)
     length = range_check("reverse_sequence: length", seq_lengths, 0, size + 1, bound, (size,))
-    attrs = {CHECKS_ATTR: (*extents, length)}
-    return te.compute(a.shape, lambda *i: a[index(*i)], "reverse_sequence", "injective", attrs)
+    attrs = {RANGE_CHECKS_ATTR_KEY: (*extents, length)}
+    return te.compute(
+        a.shape, lambda *i: a[mirrored_index(*i)], "reverse_sequence", "injective", attrs
+    )
 
 
 def expand_dims(a: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
     """Insert axes of extent 1 at `axis`."""
     at = normalize_axis(axis, a.ndim + 1, "expand_dims")
     shape = (*a.shape[:at], *[as_dim(1)] * num_newaxis, *a.shape[at:])
-    return _injective(shape, a, "expand_dims", lambda *i: (*i[:at], *i[at + num_newaxis :]))
+    return _compute_injective(shape, a, "expand_dims", lambda *i: (*i[:at], *i[at + num_newaxis :]))
 
 
 def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -223,16 +240,18 @@ def squeeze(a: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
         axes = tuple(n for n, d in enumerate(a.shape) if is_const(d, 1))
     else:
         axes = normalize_axes(axis, a.ndim, "squeeze")
-    wrong = [n for n in axes if known(a.shape[n]) not in (None, 1)]
+    wrong = [n for n in axes if known_int(a.shape[n]) not in (None, 1)]
     if wrong:
-        raise ValueError(f"squeeze: axis {wrong[0]} has extent {known(a.shape[wrong[0]])}, not 1")
+        raise ValueError(
+            f"squeeze: axis {wrong[0]} has extent {known_int(a.shape[wrong[0]])}, not 1"
+        )
     shape = tuple(d for n, d in enumerate(a.shape) if n not in axes)
 
-    def index(*i: Var) -> list[PrimExpr]:
+    def source_index(*i: Var) -> list[PrimExpr]:
         remaining = iter(i)
         return [as_dim(0) if n in axes else next(remaining) for n in range(a.ndim)]
 
-    return _injective(shape, a, "squeeze", index)
+    return _compute_injective(shape, a, "squeeze", source_index)
 
 
 def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Tensor:
@@ -244,7 +263,7 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
         raise ValueError(
             f"expand_like: {a.ndim} axes and {len(axes)} new ones do not make {shape_like.ndim}"
         )
-    return _injective(
+    return _compute_injective(
         shape_like.shape,
         a,
         "expand_like",
@@ -252,7 +271,7 @@ def expand_like(a: Tensor, shape_like: Tensor, axis: int | Sequence[int]) -> Ten
     )
 
 
-MAX_ELEMENTS = 2**62
+MAX_UNRAVEL_ELEMENTS = 2**62
 """More elements than there can be."""
 
 
@@ -261,7 +280,7 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     ValueError for a shape of unknown rank.
     """
     if isinstance(shape, Tensor):
-        count = known(shape.shape[0])
+        count = known_int(shape.shape[0])
         if count is None:
             raise ValueError("unravel_index: the rank of the shape must be known")
         dims: Shape = tuple(cast(shape[n], "int64") for n in range(count))
@@ -270,9 +289,9 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
 
     element_count: PrimExpr = as_dim(1)
     for extent in dims:  # no number of elements is larger than this, nor does a product overflow
-        fits = element_count <= MAX_ELEMENTS // maximum(extent, 1)
-        element_count = Select(fits, element_count * extent, as_dim(MAX_ELEMENTS), "int64")
-    element_count = tidy(element_count)
+        fits = element_count <= MAX_UNRAVEL_ELEMENTS // maximum(extent, 1)
+        element_count = Select(fits, element_count * extent, as_dim(MAX_UNRAVEL_ELEMENTS), "int64")
+    element_count = simplify_dim(element_count)
     checks = [
         range_check(
             "unravel_index: position", indices, 0, element_count, "{} elements", (element_count,)
@@ -280,9 +299,9 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
     ]
     if isinstance(shape, Tensor):
         checks.insert(0, range_check("unravel_index: extent", shape, 0, 2**31))
-    attrs = {CHECKS_ATTR: tuple(checks)}
+    attrs = {RANGE_CHECKS_ATTR_KEY: tuple(checks)}
 
-    def body(*i: Var) -> PrimExpr:
+    def select_coordinate(*i: Var) -> PrimExpr:
         """Return the coordinate that the first index selects: a choice among all."""
         coordinates = unravel(cast(indices[i[1:]], "int64"), dims)
         value = coordinates[-1]
@@ -291,7 +310,7 @@ def unravel_index(indices: Tensor, shape: Tensor | Sequence[Dim]) -> Tensor:
         return cast(value, indices.dtype)
 
     result = (as_dim(len(dims)), *indices.shape)
-    return te.compute(result, body, name="unravel_index", tag="injective", attrs=attrs)
+    return te.compute(result, select_coordinate, name="unravel_index", tag="injective", attrs=attrs)
 
 
 def invert_permutation(data: Tensor) -> Tensor:
@@ -311,7 +330,9 @@ def invert_permutation(data: Tensor) -> Tensor:
         ),
         name="invert_permutation",
         tag="reduce",
-        attrs={CHECKS_ATTR: (range_check("invert_permutation: position", data, 0, extent),)},
+        attrs={
+            RANGE_CHECKS_ATTR_KEY: (range_check("invert_permutation: position", data, 0, extent),)
+        },
     )
 
 
@@ -319,13 +340,13 @@ def trilu(data: Tensor, k: Tensor | ExprLike, upper: bool) -> Tensor:
     """Return the part above (or below) the k-th diagonal of matrices, inclusive; 0 elsewhere."""
     offset = cast(k[()] if isinstance(k, Tensor) else convert(k), "int64")
 
-    def body(*i: Var) -> PrimExpr:
+    def keep_triangle(*i: Var) -> PrimExpr:
         """Return the element on the kept side of the diagonal, else 0."""
         distance = i[-1] - i[-2]
         is_kept = distance >= offset if upper else distance <= offset
         return Select(is_kept, data[i], const(0, data.dtype), data.dtype)
 
-    return te.compute(data.shape, body, name="trilu", tag="injective")
+    return te.compute(data.shape, keep_triangle, name="trilu", tag="injective")
 
 
 def matrix_set_diag(
@@ -349,12 +370,12 @@ def matrix_set_diag(
         )
     outer = data.shape[:-2]
     expected_shape = (*outer, count, None) if several else (*outer, None)
-    expect_shape("matrix_set_diag", "diagonal", diagonal.shape, expected_shape)
+    require_shape("matrix_set_diag", "diagonal", diagonal.shape, expected_shape)
     lengths = [minimum(rows + min(d, 0), columns - max(d, 0)) for d in range(low, high + 1)]
     for length in lengths:
-        expect_least("matrix_set_diag", "diagonal", (longest,), (length,))
+        require_min_extent("matrix_set_diag", "diagonal", (longest,), (length,))
 
-    def body(*i: Var) -> PrimExpr:
+    def replace_diagonal(*i: Var) -> PrimExpr:
         """Return the diagonal's element where the position is on a replaced diagonal, aligned per
         side.
         """
@@ -367,7 +388,7 @@ def matrix_set_diag(
         row = (*i[:-2], as_dim(high) - offset, at) if several else (*i[:-2], at)
         return if_then_else(inside, diagonal[row], data[i])
 
-    return te.compute(data.shape, body, name="matrix_set_diag", tag="injective")
+    return te.compute(data.shape, replace_diagonal, name="matrix_set_diag", tag="injective")
 
 
 def layout_transform(
@@ -377,14 +398,14 @@ def layout_transform(
     by its tag.)
     """
     source, target = src_layout, dst_layout
-    sizes = {letter: size for letter, size in parse(target) if size}
-    inner = {letter: size for letter, size in parse(source) if size}
+    sizes = {letter: size for letter, size in parse_layout(target) if size}
+    inner = {letter: size for letter, size in parse_layout(source) if size}
 
-    def index(*i: Var) -> list[PrimExpr]:
+    def source_index(*i: Var) -> list[PrimExpr]:
         """Return the source index: whole axes from blocks and inner positions, blocks from whole
         axes.
         """
-        at = dict(zip([letter for letter, _ in parse(target)], i, strict=True))
+        at = dict(zip([letter for letter, _ in parse_layout(target)], i, strict=True))
         full_index: dict[str, PrimExpr] = {
             letter: at[letter] * sizes[letter.lower()] + at[letter.lower()]
             if letter.lower() in sizes
@@ -396,11 +417,11 @@ def layout_transform(
             full_index[letter.upper()] % size
             if size
             else full_index[letter] // inner.get(letter.lower(), 1)
-            for letter, size in parse(source)
+            for letter, size in parse_layout(source)
         ]
 
-    return _injective(
-        transform_shape(array.shape, source, target), array, "layout_transform", index
+    return _compute_injective(
+        transform_shape(array.shape, source, target), array, "layout_transform", source_index
     )
 
 

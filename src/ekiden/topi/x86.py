@@ -1,5 +1,5 @@
 """CPU schedules and operators under TVM's module name (schedules.py)."""
 
-from ekiden.topi.schedules import schedules_of
+from ekiden.topi.schedules import schedule_getattr
 
-__getattr__ = schedules_of(False)
+__getattr__ = schedule_getattr(False)

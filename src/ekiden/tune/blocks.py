@@ -35,50 +35,51 @@ def has_block(schedule: tir.Schedule, name: str) -> bool:
     return True
 
 
-def kinds_of(schedule: tir.Schedule, name: str) -> list[IterKind]:
+def iter_kinds(schedule: tir.Schedule, name: str) -> list[IterKind]:
     """Return the iterator kinds of a block."""
     return [v.kind for v in block_of(schedule, schedule.get_block(name)).iter_vars]
 
 
 def is_reduction(schedule: tir.Schedule, name: str) -> bool:
     """Return whether a block is a reduction."""
-    return IterKind.REDUCE in kinds_of(schedule, name)
+    return IterKind.REDUCE in iter_kinds(schedule, name)
 
 
-MIN_LANES = 4
+MIN_VECTOR_LANES = 4
 """Floats of the narrowest vectors."""
 
 
-def lanes_within(trip_count: int, target: Target) -> int:
+def vector_lanes(trip_count: int, target: Target) -> int:
     """Return the lanes of a vector over a loop: those of the target, or a half or quarter of them
-    for a shorter loop, but at least MIN_LANES.
+    for a shorter loop, but at least MIN_VECTOR_LANES.
     """
     lanes = target.lanes("float32")
-    while lanes > MIN_LANES and trip_count < lanes:
+    while lanes > MIN_VECTOR_LANES and trip_count < lanes:
         lanes //= 2
     return lanes
 
 
-def uniform_probs(candidates: Sequence[int]) -> list[float]:
+def uniform_probabilities(candidates: Sequence[int]) -> list[float]:
     """Return equal probabilities."""
     return [1.0 / len(candidates)] * len(candidates)
 
 
-MAX_ATTEMPTS = 3
+MAX_STEP_ATTEMPTS = 3
 """How often steps are tried that refuse some of the numbers they sample."""
 
 
-def try_step(
+def try_schedule_step(
     schedule: tir.Schedule, step: Callable[..., None], *args: object
 ) -> list[tir.Schedule]:
     """Return a copy with `step` applied; empty if the step is refused for every sampled decision
     tried.
     """
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_STEP_ATTEMPTS):
         copy = schedule.copy()  # which draws for itself
         try:
             step(copy, *args)
         except ScheduleError:
+            # Nothing was sampled, so another try would fail in the same way.
             if not copy.trace.decisions:
                 break
             continue
@@ -91,7 +92,7 @@ def sample_number(schedule: tir.Schedule, numbers: Sequence[int], chosen: int | 
     initial one.
     """
     decision = None if chosen is None else list(numbers).index(chosen)
-    return schedule.sample_categorical(numbers, uniform_probs(numbers), decision)
+    return schedule.sample_categorical(numbers, uniform_probabilities(numbers), decision)
 
 
 def parallelize_first(schedule: tir.Schedule, loops: Sequence[LoopRV]) -> None:

@@ -9,7 +9,7 @@ from ekiden import te
 from ekiden.runtime.errors import EkidenError
 from ekiden.target import Target
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import DEFAULT_RULE, Source, build
+from ekiden.tune.program import DEFAULT_RULE_NAME, TaskSource, build_candidate
 from ekiden.tune.wire import Head, Message
 
 
@@ -21,8 +21,8 @@ def job(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
     target = Target(str(head["target"]))
     candidate = Candidate(str(head["rule"]), str(head["choice"]))
     try:
-        built = build(
-            Source.read(blobs), candidate, target, cast("list[dict[str, int]]", head["sizes"])
+        built = build_candidate(
+            TaskSource.read(blobs), candidate, target, cast("list[dict[str, int]]", head["sizes"])
         )
     except EkidenError as error:
         return {"refused": f"{type(error).__name__}: {error}"}, []
@@ -35,5 +35,5 @@ def prepare() -> None:
     """
     a = te.placeholder((8,), name="a")
     b = te.compute((8,), lambda i: a[i] + 1.0, name="b")
-    source = Source(te.create_prim_func([a, b]))
-    build(source, Candidate(DEFAULT_RULE), Target("llvm"), [{}])
+    source = TaskSource(te.create_prim_func([a, b]))
+    build_candidate(source, Candidate(DEFAULT_RULE_NAME), Target("llvm"), [{}])

@@ -7,9 +7,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to compute a task. `rule` names a kernel family or a sketch; `choice` holds its
-    decisions: for a family, text such as "rows=6 own=8"; for a sketch, a trace as JSON; empty
-    for the default.
+    """Candidate of a search: a rule, and the decisions made in it. `rule` names a kernel family or
+    a sketch; `choice` holds its decisions: for a family, text such as "rows=6 own=8"; for a
+    sketch, a trace as JSON; empty for the default.
     """
 
     rule: str

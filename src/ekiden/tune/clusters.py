@@ -11,9 +11,9 @@ from ekiden.runtime.errors import CompileError
 
 
 class RayExecutor(Executor):
-    """An executor for the Ray cluster of `ray.init`; calls of a lost worker are rerun elsewhere.
-    Dask has its own executor: `distributed.Client.get_executor()`. Raises CompileError if Ray is
-    not installed.
+    """Executor for the Ray cluster of `ray.init`; calls of a lost worker are rerun elsewhere. Dask
+    has its own executor: `distributed.Client.get_executor()`. Raises CompileError if Ray is not
+    installed.
     """
 
     def __init__(self, retries: int = 3) -> None:

@@ -6,19 +6,19 @@ import struct
 
 from ekiden.runtime import Module, load_device_code, load_image
 
-_LENGTH_HEADER = struct.Struct("<Q")
+_IMAGE_LENGTH_STRUCT = struct.Struct("<Q")
 
 
 def pack_code(image: bytes, kernels: bytes) -> bytes:
     """Pack an image and its device kernels, which may be empty, into one byte string."""
-    return _LENGTH_HEADER.pack(len(image)) + image + kernels
+    return _IMAGE_LENGTH_STRUCT.pack(len(image)) + image + kernels
 
 
-def load(code: bytes) -> Module:
+def load_candidate_code(code: bytes) -> Module:
     """Load a module from the output of `pack_code`. Raises LoadError, DeviceError."""
-    (length,) = _LENGTH_HEADER.unpack_from(code)
-    end = _LENGTH_HEADER.size + length
-    module = load_image(code[_LENGTH_HEADER.size : end])
+    (length,) = _IMAGE_LENGTH_STRUCT.unpack_from(code)
+    end = _IMAGE_LENGTH_STRUCT.size + length
+    module = load_image(code[_IMAGE_LENGTH_STRUCT.size : end])
     if kernels := code[end:]:
         module.import_module(load_device_code(kernels))
     return module

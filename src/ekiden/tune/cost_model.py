@@ -22,30 +22,30 @@ Matrix: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 
 
 class CostModel(Protocol):
-    """A model that predicts time ratios."""
+    """Cost model that predicts time ratios."""
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
-        """Fit to measurements: forgets what it knew."""
+        """Fit to measurements, replacing earlier ones."""
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
         """Predict log ratios; only their order counts."""
 
 
-class _Table:
-    """A feature matrix whose columns are the names present at construction."""
+class _FeatureTable:
+    """Feature matrix whose columns are the feature names present at construction."""
 
     def __init__(self, rows: Sequence[Features]) -> None:
         self.names = list(dict.fromkeys(name for row in rows for name in row))
 
-    def matrix(self, rows: Sequence[Features]) -> Matrix:
+    def to_matrix(self, rows: Sequence[Features]) -> Matrix:
         """Return one row per candidate; unknown features are ignored."""
         values = [[row.get(name, 0.0) for name in self.names] for row in rows]
         return np.array(values, np.float64).reshape(len(rows), len(self.names))
 
 
 class NearestNeighbours:
-    """A distance-weighted mean of all measurements, over log-scaled features. It needs only NumPy,
-    and a dozen measurements are enough.
+    """Kernel regression: a distance-weighted mean of all measurements, over log-scaled features. It
+    needs only NumPy, and a dozen measurements are enough.
     """
 
     def __init__(self, width: float = 0.5) -> None:
@@ -53,8 +53,8 @@ class NearestNeighbours:
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
         """Store the measurements, scaled by each feature's spread."""
-        self._table = _Table(rows)
-        log_features = np.log2(1 + self._table.matrix(rows))
+        self._table = _FeatureTable(rows)
+        log_features = np.log2(1 + self._table.to_matrix(rows))
         self._scale = np.where((spread := log_features.std(axis=0)) > 0, spread, 1.0)
         self._known = log_features / self._scale
         self._values = np.log(np.array(ratios))
@@ -63,7 +63,7 @@ class NearestNeighbours:
         """Predict log ratios by a Gaussian kernel over squared distance, with each feature scaled
         by its spread.
         """
-        log_features = np.log2(1 + self._table.matrix(rows)) / self._scale
+        log_features = np.log2(1 + self._table.to_matrix(rows)) / self._scale
         count = max(1, len(self._table.names))
         away = ((log_features[:, None] - self._known[None]) ** 2).sum(axis=2) / count
         # The constant keeps the sum nonzero where all measurements are far away.
@@ -72,7 +72,7 @@ class NearestNeighbours:
 
 
 class BoostedTrees:
-    """LightGBM's gradient-boosted trees. Raises CompileError if it is not installed."""
+    """Gradient-boosted trees of LightGBM. Raises CompileError if it is not installed."""
 
     def __init__(self) -> None:
         try:
@@ -84,19 +84,19 @@ class BoostedTrees:
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
         """Fit shallow trees: there are hundreds of measurements, not millions."""
-        self._table = _Table(rows)
+        self._table = _FeatureTable(rows)
         options = {
             "objective": "regression", "num_leaves": 15, "min_data_in_leaf": 3,
             "learning_rate": 0.1, "verbosity": -1, "num_threads": 1, "seed": 0,
             "min_data_in_bin": 1,
         }  # fmt: skip
         values = [math.log(r) for r in ratios]
-        data = self._library.Dataset(self._table.matrix(rows), values)
+        data = self._library.Dataset(self._table.to_matrix(rows), values)
         self._model = self._library.train(options, data, 100)
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
         """Predict log ratios with the trees."""
-        return [float(v) for v in self._model.predict(self._table.matrix(rows))]
+        return [float(v) for v in self._model.predict(self._table.to_matrix(rows))]
 
 
 __all__ = ["BoostedTrees", "CostModel", "Features", "NearestNeighbours"]

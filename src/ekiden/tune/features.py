@@ -32,8 +32,8 @@ ASSUMED_TRIP_COUNT = 16
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Feature totals accumulated while walking the program."""
+class _FeatureSums:
+    """Feature totals, accumulated while a program is walked."""
 
     stores: float = 0.0
     operations: float = 0.0
@@ -49,8 +49,8 @@ class _Sums:
 
 def program_features(func: PrimFunc) -> Mapping[str, float]:
     """Return the features of a scheduled program, on a log scale."""
-    sums = _Sums()
-    _add(sums, func.body, _LoopNest())
+    sums = _FeatureSums()
+    _add_statement(sums, func.body, _LoopNest())
     work = max(1.0, sums.operations)
     inner = max(sums.innermost, key=sums.innermost.__getitem__, default=1)
     values = {
@@ -71,62 +71,64 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _LoopNest:
-    """The loops around a statement: iterations, vector lanes, unrolled copies, iterations of the
+    """Loop nest around a statement: iterations, vector lanes, unrolled copies, iterations of the
     innermost serial loop.
     """
 
-    turns: float = 1.0
+    iterations: float = 1.0
     lanes: int = 1
     copies: int = 1
-    inner: int = 1
+    innermost_iterations: int = 1
 
-    def within(self, loop: For) -> _LoopNest:
+    def enter_loop(self, loop: For) -> _LoopNest:
         """Return the nest inside a loop."""
         own = loop.extent.value if isinstance(loop.extent, IntImm) else ASSUMED_TRIP_COUNT
         match loop.kind:
             case ForKind.VECTORIZED:
-                return replace(self, turns=self.turns * own, lanes=self.lanes * own)
+                return replace(self, iterations=self.iterations * own, lanes=self.lanes * own)
             case ForKind.UNROLLED:
-                return replace(self, turns=self.turns * own, copies=self.copies * own)
+                return replace(self, iterations=self.iterations * own, copies=self.copies * own)
             case ForKind.SERIAL:
-                return replace(self, turns=self.turns * own, inner=own)
-        return replace(self, turns=self.turns * own)
+                return replace(self, iterations=self.iterations * own, innermost_iterations=own)
+        return replace(self, iterations=self.iterations * own)
 
 
-def _add(sums: _Sums, stmt: Stmt, nest: _LoopNest) -> None:
+def _add_statement(sums: _FeatureSums, stmt: Stmt, nest: _LoopNest) -> None:
     """Accumulate a statement's features, recursing as deep as loops nest."""
     if isinstance(stmt, For):
-        nest = nest.within(stmt)
+        nest = nest.enter_loop(stmt)
         if stmt.kind is ForKind.PARALLEL:
             own = stmt.extent.value if isinstance(stmt.extent, IntImm) else ASSUMED_TRIP_COUNT
             sums.parallel = max(sums.parallel, own)
     if isinstance(stmt, BufferStore):
         _add_store(sums, stmt, nest)
     for inner in sub_statements(stmt):
-        _add(sums, inner, nest)
+        _add_statement(sums, inner, nest)
 
 
-def _add_store(sums: _Sums, stmt: BufferStore, nest: _LoopNest) -> None:
+def _add_store(sums: _FeatureSums, stmt: BufferStore, nest: _LoopNest) -> None:
     """Accumulate the features of one store."""
     nodes = list(post_order(stmt.value))
     loads = [e for e in nodes if isinstance(e, BufferLoad)]
     floats = sum(dt.is_float(e.dtype) for e in nodes if isinstance(e, BinaryExpr))
     lanes = nest.lanes * dt.lanes(stmt.value.dtype)
-    operations = nest.turns * floats
-    sums.stores += nest.turns
+    operations = nest.iterations * floats
+    sums.stores += nest.iterations
     sums.statements += nest.copies
     sums.operations += operations
-    sums.loads += nest.turns * len(loads)
-    sums.scalar += nest.turns * (lanes == 1)
-    sums.innermost[nest.inner] = sums.innermost.get(nest.inner, 0.0) + operations
+    sums.loads += nest.iterations * len(loads)
+    sums.scalar += nest.iterations * (lanes == 1)
+    sums.innermost[nest.innermost_iterations] = (
+        sums.innermost.get(nest.innermost_iterations, 0.0) + operations
+    )
     for buffer, dtype in [(e.buffer, e.dtype) for e in loads] + [(stmt.buffer, stmt.value.dtype)]:
         size = dt.itemsize(dtype)
         if buffer.scope == "register":
-            sums.kept += nest.turns * size
+            sums.kept += nest.iterations * size
             # The largest live tile approximates register pressure: unrolled copies times lanes.
             sums.registers = max(sums.registers, nest.copies * nest.lanes * size)
         else:
-            sums.moved += nest.turns * size
+            sums.moved += nest.iterations * size
 
 
 __all__ = ["program_features"]

@@ -23,7 +23,7 @@ from ekiden import tir
 from ekiden.ir.prim import IntImm
 from ekiden.kernels.decision import Decision
 from ekiden.runtime.errors import EkidenError, LoadError, ScheduleError
-from ekiden.runtime.files import PathName, named
+from ekiden.runtime.files import PathName, rewrite_os_errors
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of
@@ -32,15 +32,17 @@ from ekiden.tune.schedule_templates import TemplateSpace
 from ekiden.tune.sketch import TraceSpace, trace_text
 from ekiden.tune.task import Task
 
-METASCHEDULE = "metaschedule"
+METASCHEDULE_SOURCE = "metaschedule"
 """The rule of candidates that are traces of TVM's."""
-RECORDS_FILE = "database_tuning_record.json"
+METASCHEDULE_RECORDS_FILE = "database_tuning_record.json"
 """Of MetaSchedule's folder: a record a line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A record that could not be imported. line: its line number in the file, from 1."""
+class SkippedRecord:
+    """Tuning record that could not be imported: its line, and why. line: its line number in the
+    file, from 1.
+    """
 
     line: int
     why: str
@@ -48,10 +50,10 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRecords:
-    """The candidates imported from another tuner's records."""
+    """Candidates imported from another tuner's records."""
 
     candidates: tuple[Candidate, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedRecord, ...]
 
     def __str__(self) -> str:
         """Return the counts, and the reason for every skipped record."""
@@ -62,10 +64,10 @@ class ImportedRecords:
 RecordReader: TypeAlias = Callable[[Any, Sequence[Task]], Candidate]
 
 
-def _read(path: Path, tasks: Sequence[Task], read: RecordReader) -> ImportedRecords:
+def _import_lines(path: Path, tasks: Sequence[Task], read: RecordReader) -> ImportedRecords:
     candidates: dict[Candidate, None] = {}
-    skipped: list[Skipped] = []
-    with named("read", path):
+    skipped: list[SkippedRecord] = []
+    with rewrite_os_errors("read", path):
         lines = path.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -73,9 +75,11 @@ def _read(path: Path, tasks: Sequence[Task], read: RecordReader) -> ImportedReco
         try:
             candidates[read(json.loads(line), tasks)] = None
         except EkidenError as error:
-            skipped.append(Skipped(number, str(error)))
+            skipped.append(SkippedRecord(number, str(error)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            skipped.append(Skipped(number, f"no such record: {type(error).__name__}: {error}"))
+            skipped.append(
+                SkippedRecord(number, f"no such record: {type(error).__name__}: {error}")
+            )
     return ImportedRecords(tuple(candidates), tuple(skipped))
 
 
@@ -83,10 +87,10 @@ def read_autotvm(path: PathName, tasks: Sequence[Task]) -> ImportedRecords:
     """Import the decisions of an AutoTVM log, for template tasks named as in the log. Raises
     OSError.
     """
-    return _read(Path(path), tasks, _of_autotvm)
+    return _import_lines(Path(path), tasks, _convert_autotvm)
 
 
-def _of_autotvm(record: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+def _convert_autotvm(record: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
     """Convert one AutoTVM record. Raises LoadError if no task matches, ScheduleError if it failed
     there.
     """
@@ -97,25 +101,25 @@ def _of_autotvm(record: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN40
     mine = [space for space in mine if space.family == name]
     if not mine:
         raise LoadError(f"no task is of a template '{name}'")
-    args_json = [_plain(a) for a in args]
-    space = next((s for s in mine if [_plain(a) for a in s.args] == args_json), None)
+    args_json = [_to_json(a) for a in args]
+    space = next((s for s in mine if [_to_json(a) for a in s.args] == args_json), None)
     if space is None:
         raise LoadError(f"{name}: no task has the arguments {args_json}")
     first = {c.name: c.domain[0] for c in space.choices}
     entities = record["config"]["entity"]
-    chosen = {n: _value(kind, value, first.get(n)) for n, kind, value in entities}
-    candidate = Candidate(name, str(Decision.of(chosen)))
+    chosen = {n: _knob_value(kind, value, first.get(n)) for n, kind, value in entities}
+    candidate = Candidate(name, str(Decision.from_mapping(chosen)))
     if refusal := space.refusal(candidate):
         raise LoadError(f"{name}: {refusal}")
     return candidate
 
 
-def _plain(arg: object) -> object:
+def _to_json(arg: object) -> object:
     """Convert an argument to its JSON form."""
-    return list(map(_plain, arg)) if isinstance(arg, (list, tuple)) else arg
+    return list(map(_to_json, arg)) if isinstance(arg, (list, tuple)) else arg
 
 
-def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  JSON
+def _knob_value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  JSON
     """Convert an AutoTVM entity to a knob value."""
     if kind == "sp":
         axis_length = math.prod(int(n) for n in str(first).split(","))
@@ -132,15 +136,19 @@ def _value(kind: str, value: Any, first: object) -> int | str:  # noqa: ANN401  
 
 def read_metaschedule(folder: PathName, tasks: Sequence[Task]) -> ImportedRecords:
     """Import the traces of a MetaSchedule database, for loop-program tasks. Raises OSError."""
-    return _read(Path(folder) / RECORDS_FILE, tasks, _of_metaschedule)
+    return _import_lines(Path(folder) / METASCHEDULE_RECORDS_FILE, tasks, _convert_metaschedule)
 
 
-def _of_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
+def _convert_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # noqa: ANN401  JSON
     """Convert one MetaSchedule record. Raises LoadError if no task matches or accepts its trace."""
     _, record = record_json
     (insts, decisions), _, _, arg_info = record[:4]
     signature = [(dtype, [int(d) for d in shape]) for _, dtype, shape in arg_info]
-    mine = [t for t in tasks if isinstance(t.space, TraceSpace) and _of(t.space.func) == signature]
+    mine = [
+        t
+        for t in tasks
+        if isinstance(t.space, TraceSpace) and _block_signatures(t.space.func) == signature
+    ]
     if not mine:
         raise LoadError(f"no task is a program of the arguments {signature}")
     errors: list[str] = []
@@ -148,15 +156,15 @@ def _of_metaschedule(record_json: Any, tasks: Sequence[Task]) -> Candidate:  # n
         assert isinstance(task.space, TraceSpace)
         schedule = tir.Schedule(task.space.func, seed=1, error_render_level="none")
         try:
-            _Replay(schedule, {int(n): d for n, d in decisions}).run(insts)
+            _TraceReplay(schedule, {int(n): d for n, d in decisions}).run(insts)
         except ScheduleError as error:
             errors.append(str(error))
             continue
-        return Candidate(METASCHEDULE, trace_text(schedule.trace))
+        return Candidate(METASCHEDULE_SOURCE, trace_text(schedule.trace))
     raise LoadError(errors[0])
 
 
-def _of(func: PrimFunc) -> list[tuple[str, list[int]]]:
+def _block_signatures(func: PrimFunc) -> list[tuple[str, list[int]]]:
     return [
         (b.dtype, [d.value if isinstance(d, IntImm) else -1 for d in b.shape]) for b in func.buffers
     ]
@@ -198,8 +206,8 @@ ANNOTATION_PREFIX = "meta_schedule."
 """What begins the notes that MetaSchedule's own passes read."""
 
 
-class _Replay:
-    """Replays a TVM trace on a schedule here."""
+class _TraceReplay:
+    """Replay of a TVM trace on a schedule here."""
 
     def __init__(self, schedule: tir.Schedule, decisions: Mapping[int, object]) -> None:
         self._schedule = schedule
@@ -214,14 +222,16 @@ class _Replay:
         for number, (kind, inputs, attrs, outputs) in enumerate(insts):
             if kind == "EnterPostproc":
                 break
-            result = self._step(number, kind.replace("SBlock", "Block"), inputs, attrs)
+            result = self._apply_instruction(number, kind.replace("SBlock", "Block"), inputs, attrs)
             several = result if isinstance(result, (list, tuple)) else [result]
             self._known.update(zip(outputs, several, strict=False))
         self._apply_annotations()
 
-    def _step(self, number: int, kind: str, inputs: Sequence[Any], attrs: Sequence[Any]) -> Any:  # noqa: ANN401  handles
+    def _apply_instruction(
+        self, number: int, kind: str, inputs: Sequence[Any], attrs: Sequence[Any]
+    ) -> Any:  # noqa: ANN401  handles
         """Apply one instruction and return its outputs."""
-        operands = [self._input(i) for i in inputs]
+        operands = [self._resolve_input(i) for i in inputs]
         schedule: Any = self._schedule
         match kind:
             case "Split":
@@ -229,11 +239,11 @@ class _Replay:
             case "Fuse" | "Reorder":
                 return getattr(schedule, kind.lower())(*operands)
             case "Annotate" | "Unannotate":
-                return self._note(kind, operands, _text(attrs[0]))
+                return self._annotate(kind, operands, _unquote(attrs[0]))
         if kind not in STEP_METHODS:
             raise ScheduleError(f"the step {kind} has no meaning here")
         method, names = STEP_METHODS[kind]
-        options = {n: _text(a) for n, a in zip(names, attrs, strict=False)}
+        options = {n: _unquote(a) for n, a in zip(names, attrs, strict=False)}
         if kind == "GetBlock" and options["name"] == "root":
             return None
         if kind in ("CacheRead", "CacheWrite"):
@@ -242,12 +252,12 @@ class _Replay:
             options["decision"] = self._decisions[number]
         return getattr(schedule, method)(*operands, **options)
 
-    def _input(self, value: Any) -> object:  # noqa: ANN401  JSON
+    def _resolve_input(self, value: Any) -> object:  # noqa: ANN401  JSON
         if isinstance(value, str):
-            return self._known[value] if value in self._known else _text(value)
-        return [self._input(v) for v in value] if isinstance(value, list) else value
+            return self._known[value] if value in self._known else _unquote(value)
+        return [self._resolve_input(v) for v in value] if isinstance(value, list) else value
 
-    def _note(self, kind: str, operands: Sequence[Any], key: str) -> None:
+    def _annotate(self, kind: str, operands: Sequence[Any], key: str) -> None:
         """Apply an annotation; those of MetaSchedule's own passes are collected for the end."""
         if key.startswith(ANNOTATION_PREFIX):
             if kind == "Annotate":
@@ -262,14 +272,14 @@ class _Replay:
         """Parallelize the first loops and vectorize the last loop of every block."""
         if not self._notes:
             return
-        for block in self._blocks():
+        for block in self._iter_blocks():
             loops = self._schedule.get_loops(block)
             if "parallel" in self._notes and loops:
-                self._try(self._schedule.parallel, loops[0])
+                self._try_step(self._schedule.parallel, loops[0])
             if "vectorize" in self._notes and loops:
-                self._try(self._schedule.vectorize, loops[-1])
+                self._try_step(self._schedule.vectorize, loops[-1])
 
-    def _blocks(self) -> Iterator[Any]:
+    def _iter_blocks(self) -> Iterator[Any]:
         """Yield every block once, consumers before producers."""
         waiting, visited = list(self._schedule.get_output_blocks()), set()
         while waiting:
@@ -280,16 +290,16 @@ class _Replay:
                 waiting.extend(self._schedule.get_producers(block))
                 yield block
 
-    def _try(self, step: Callable[..., object], *args: object) -> None:
+    def _try_step(self, step: Callable[..., object], *args: object) -> None:
         """Apply a step, ignoring a ScheduleError."""
         with suppress(ScheduleError):
             step(*args)
 
 
-def _text(value: Any) -> Any:  # noqa: ANN401  JSON
+def _unquote(value: Any) -> Any:  # noqa: ANN401  JSON
     """Strip the quotes that TVM's traces put around strings."""
     is_quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"'
     return value[1:-1] if is_quoted else value
 
 
-__all__ = ["ImportedRecords", "Skipped", "read_autotvm", "read_metaschedule"]
+__all__ = ["ImportedRecords", "SkippedRecord", "read_autotvm", "read_metaschedule"]

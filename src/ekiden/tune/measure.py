@@ -13,14 +13,14 @@ from ekiden.runtime import environment
 from ekiden.runtime.errors import EkidenError, InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import KERNEL_NAME
+from ekiden.tune.program import CANDIDATE_KERNEL_NAME
 from ekiden.tune.records import processor
 from ekiden.tune.remote import Remote
 from ekiden.tune.task import Task
 from ekiden.tune.wire import Head, Message
-from ekiden.tune.workers import Job, ask, close_workers
+from ekiden.tune.workers import WorkerJob, close_workers, run_in_worker
 
-STATUSES: Mapping[str, str] = {
+OUTCOME_STATUSES: Mapping[str, str] = {
     "ok": "it ran, and its results are the default's",
     "refused": "there cannot be such a candidate",
     "build crash": "compiling it ended the process",
@@ -39,7 +39,7 @@ STATUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one candidate. ratio: its time over the default's, in the same process."""
+    """Outcome of one candidate. ratio: its time over the default's, in the same process."""
 
     candidate: Candidate
     status: str
@@ -58,7 +58,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
+class _BuiltCandidate:
     """A compiled candidate, ready to run."""
 
     candidate: Candidate
@@ -69,7 +69,8 @@ class _Built:
 
 @dataclass(frozen=True)
 class Measurer:
-    """Builds candidates in parallel processes, and runs them in others, one after the other.
+    """Measurer that builds candidates in parallel processes, and runs them in others, one after the
+    other.
 
     executor: where that is done, any concurrent.futures.Executor; None for threads of this process
     that each ask a process. With an executor several batches run at the same time, on as many
@@ -96,7 +97,7 @@ class Measurer:
     """The server in whose sessions candidates run; None for this machine's processes."""
     build_function: str = "ekiden.tune.build_job:job"
     run_function: str = "ekiden.tune.run_job:job"
-    _kept: dict[tuple[str, Candidate], _Built] = field(
+    _kept: dict[tuple[str, Candidate], _BuiltCandidate] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -129,39 +130,43 @@ class Measurer:
         """
         default = task.space.default
         requested = [default, *dict.fromkeys(c for c in (incumbent, *candidates) if c is not None)]
-        builds = dict(zip(requested, self._build(task, requested), strict=True))
+        builds = dict(zip(requested, self._build_cached(task, requested), strict=True))
         base = builds[default]
         if isinstance(base, Outcome):
             raise NoDefaultError(f"tune: {task}: the default: {base.status}: {base.said}")
         outcomes_by_candidate: dict[Candidate, Outcome] = {
             c: o for c, o in builds.items() if isinstance(o, Outcome)
         }
-        images = [b for c in candidates if isinstance(b := builds[c], _Built) and c != default]
+        images = [
+            b for c in candidates if isinstance(b := builds[c], _BuiltCandidate) and c != default
+        ]
+        # Every process times the default too: ratios within a process are robust to the machine's
+        # load.
         shared = [base]
-        if incumbent is not None and isinstance(also := builds[incumbent], _Built):
+        if incumbent is not None and isinstance(also := builds[incumbent], _BuiltCandidate):
             shared.append(also)
         batches = [images[i : i + self.batch] for i in range(0, len(images), self.batch)]
-        for outcomes in self._run(task, shared, batches, seed):
+        for outcomes in self._run_batches(task, shared, batches, seed):
             outcomes_by_candidate.update(outcomes)
         return [outcomes_by_candidate[c] for c in candidates]
 
     @contextmanager
-    def _pool(self, width: int) -> Iterator[Executor]:
+    def _executor_pool(self, width: int) -> Iterator[Executor]:
         if self.executor is not None:
             yield self.executor
             return
         with ThreadPoolExecutor(max(1, width), "ekiden-tune") as pool:
             yield pool
 
-    def _ask(self, jobs: Sequence[Job], width: int) -> list[Message]:
+    def _run_jobs(self, jobs: Sequence[WorkerJob], width: int) -> list[Message]:
         """Return the replies to jobs; a job whose machine is lost is retried, then reported as
         lost.
         """
         replies: dict[int, Message] = {}
-        with self._pool(min(width, len(jobs))) as pool:
+        with self._executor_pool(min(width, len(jobs))) as pool:
             for attempt in range(self.retries + 1):
                 pending = [i for i in range(len(jobs)) if i not in replies]
-                waiting = {i: _submitted(pool, jobs[i]) for i in pending}
+                waiting = {i: _submit(pool, jobs[i]) for i in pending}
                 for i, future in waiting.items():
                     try:
                         replies[i] = future.result()
@@ -172,32 +177,36 @@ class Measurer:
         return [replies[i] for i in range(len(jobs))]
 
     def release(self) -> None:
-        """Ask the executor to end the idle workers that its processes keep for the next job."""
+        """Ask the executor to end the idle workers, which its processes keep for the next job."""
         if self.executor is None:
             return
         tasks = []
         with suppress(Exception):  # an executor that takes no more
-            tasks = [self.executor.submit(close_workers) for _ in range(2 * self._width)]
+            tasks = [
+                self.executor.submit(close_workers) for _ in range(2 * self._max_concurrent_jobs)
+            ]
         for task in tasks:
             with suppress(Exception):  # the machine is gone, and its workers with it
                 task.result()
 
     @property
-    def _width(self) -> int:
+    def _max_concurrent_jobs(self) -> int:
         """Return the maximum number of concurrent jobs."""
         return max(self.runners, self.jobs)
 
-    def _build(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
+    def _build_cached(
+        self, task: Task, candidates: Sequence[Candidate]
+    ) -> list[_BuiltCandidate | Outcome]:
         """Build candidates, caching the most recent ones: winners are measured again, and the
         default is part of every batch.
         """
         cache = self._kept
         key = f"{task.key} {task.sizes}"
         new = [c for c in candidates if (key, c) not in cache]
-        built_now = dict(zip(new, self._built(task, new), strict=True)) if new else {}
+        built_now = dict(zip(new, self._build_missing(task, new), strict=True)) if new else {}
         results = [cache.get((key, c)) or built_now[c] for c in candidates]
         for result in results:
-            if isinstance(result, _Built):
+            if isinstance(result, _BuiltCandidate):
                 # Reinsertion moves it to the end of the dictionary: eviction is least recently
                 # used.
                 cache.pop((key, result.candidate), None)
@@ -206,10 +215,12 @@ class Measurer:
             del cache[old]
         return results
 
-    def _built(self, task: Task, candidates: Sequence[Candidate]) -> list[_Built | Outcome]:
+    def _build_missing(
+        self, task: Task, candidates: Sequence[Candidate]
+    ) -> list[_BuiltCandidate | Outcome]:
         """Build candidates that are not cached."""
-        jobs: dict[Candidate, Job] = {}
-        results: dict[Candidate, _Built | Outcome] = {}
+        jobs: dict[Candidate, WorkerJob] = {}
+        results: dict[Candidate, _BuiltCandidate | Outcome] = {}
         for candidate in candidates:
             try:
                 jobs[candidate] = self._build_job(task, candidate)
@@ -217,11 +228,11 @@ class Measurer:
                 results[candidate] = Outcome(
                     candidate, "refused", said=f"{type(error).__name__}: {error}"
                 )
-        replies = self._ask(list(jobs.values()), self.jobs) if jobs else []
-        results |= {c: _built(c, reply) for c, reply in zip(jobs, replies, strict=True)}
+        replies = self._run_jobs(list(jobs.values()), self.jobs) if jobs else []
+        results |= {c: _parse_build_reply(c, reply) for c, reply in zip(jobs, replies, strict=True)}
         return [results[c] for c in candidates]
 
-    def _build_job(self, task: Task, candidate: Candidate) -> Job:
+    def _build_job(self, task: Task, candidate: Candidate) -> WorkerJob:
         source, sent = task.sent(candidate)
         head: dict[str, object] = {
             "target": str(task.target),
@@ -231,10 +242,14 @@ class Measurer:
             "key": task.key,
         }
         function = self.build_function if self.remote is None else REMOTE_BUILD
-        return Job(function, head, source.texts(), self.build_seconds, self.memory)
+        return WorkerJob(function, head, source.texts(), self.build_seconds, self.memory)
 
-    def _run(
-        self, task: Task, shared: list[_Built], batches: list[list[_Built]], seed: int
+    def _run_batches(
+        self,
+        task: Task,
+        shared: list[_BuiltCandidate],
+        batches: list[list[_BuiltCandidate]],
+        seed: int,
     ) -> Iterator[dict[Candidate, Outcome]]:
         """Yield the outcomes of each batch. Candidates batched with one that crashed are run again,
         alone if necessary.
@@ -246,15 +261,16 @@ class Measurer:
             # On this machine runs are sequential, since concurrent runs would disturb each other's
             # times.
             width = self.runners if self.executor is not None else 1
-            for batch, reply in zip(running, self._ask(jobs, width), strict=True):
-                outcomes, again = _outcomes(shared, batch, reply)
+            for batch, reply in zip(running, self._run_jobs(jobs, width), strict=True):
+                outcomes, again = _parse_run_reply(shared, batch, reply)
                 yield outcomes
+                # Candidates without a verdict run again, each in a smaller batch, so this ends.
                 waiting.extend(again)
 
-    def _run_job(self, task: Task, built: Sequence[_Built], seed: int) -> Job:
+    def _run_job(self, task: Task, built: Sequence[_BuiltCandidate], seed: int) -> WorkerJob:
         count = len(task.sizes)
         head: dict[str, object] = {
-            "name": KERNEL_NAME,
+            "name": CANDIDATE_KERNEL_NAME,
             "args": built[0].args,
             "outputs": built[0].outputs,
             "shares": list(task.shares) or [1 / count] * count,
@@ -269,7 +285,7 @@ class Measurer:
         function = self.run_function
         if self.remote is not None:
             head["remote"], function = self.remote.head(), REMOTE_RUN
-        return Job(function, head, images, self.run_seconds, self.memory)
+        return WorkerJob(function, head, images, self.run_seconds, self.memory)
 
     def confirm(self, task: Task, candidate: Candidate, seed: int, times: int = 2) -> list[Outcome]:
         """Measure a candidate against the default in `times` fresh processes. The list ends with
@@ -282,7 +298,11 @@ class Measurer:
             outcomes.append(outcome)
             if not outcome.is_ok:
                 break
-            if not all(_alike(outcome.sample, earlier.untuned_sample) for earlier in outcomes):
+            # Fingerprints are compared across processes: one process could have corrupted its own
+            # default.
+            if not all(
+                _samples_agree(outcome.sample, earlier.untuned_sample) for earlier in outcomes
+            ):
                 reason = "its results are not those of the default in another process"
                 outcomes.append(Outcome(candidate, "lies", said=reason))
                 break
@@ -292,34 +312,34 @@ class Measurer:
 REMOTE_BUILD, REMOTE_RUN = "ekiden.tune.remote:build", "ekiden.tune.remote:run"
 BUILD_CACHE_SIZE = 32
 """Candidates whose code is kept."""
-SAMPLE_TOLERANCE = 1e-3
+SAMPLE_RELATIVE_TOLERANCE = 1e-3
 """How far sums of results may be apart that orders of summation made."""
 
 
 class NoDefaultError(InputError):
-    """Raised when a task's default cannot be built or run, so that there is no baseline."""
+    """Exception for a task whose default cannot be built or run, so that there is no baseline."""
 
 
-def _submitted(pool: Executor, job: Job) -> Future[Message]:
+def _submit(pool: Executor, job: WorkerJob) -> Future[Message]:
     try:
-        return pool.submit(ask, job)
+        return pool.submit(run_in_worker, job)
     except Exception as error:  # an executor that takes no more
         failed: Future[Message] = Future()
         failed.set_exception(error)
         return failed
 
 
-def _built(candidate: Candidate, reply: Message) -> _Built | Outcome:
+def _parse_build_reply(candidate: Candidate, reply: Message) -> _BuiltCandidate | Outcome:
     """Convert the reply to a build job."""
     head, blobs = reply
     if "answer" not in head:
-        return _failed(candidate, head, "build ")
+        return _failed_outcome(candidate, head, "build ")
     answer = cast(Head, head["answer"])
     if "refused" in answer:
         return Outcome(candidate, "refused", said=str(answer["refused"]))
     if len(blobs) != 1 or not isinstance(answer.get("args"), list):
         return Outcome(candidate, "build crash", said="the process gave no code")
-    return _Built(
+    return _BuiltCandidate(
         candidate, blobs[0], cast("list[object]", answer["args"]), int(str(answer["outputs"]))
     )
 
@@ -332,7 +352,7 @@ _FAILURE_STATUSES = {
 }
 
 
-def _failed(candidate: Candidate, head: Head, what: str = "") -> Outcome:
+def _failed_outcome(candidate: Candidate, head: Head, what: str = "") -> Outcome:
     """Return the outcome of a job that ended without an answer."""
     error = str(head.get("error"))
     status = _FAILURE_STATUSES.get(error, "crash")
@@ -342,24 +362,25 @@ def _failed(candidate: Candidate, head: Head, what: str = "") -> Outcome:
     return Outcome(candidate, status if status == "lost" else what + status, said=message.strip())
 
 
-def _outcomes(
-    shared: list[_Built], batch: list[_Built], reply: Message
-) -> tuple[dict[Candidate, Outcome], list[list[_Built]]]:
+def _parse_run_reply(
+    shared: list[_BuiltCandidate], batch: list[_BuiltCandidate], reply: Message
+) -> tuple[dict[Candidate, Outcome], list[list[_BuiltCandidate]]]:
     """Return (outcomes, batches to rerun) from the reply to a run job."""
     head, _ = reply
     if "answer" not in head:
-        return _after_crash(shared, batch, head)
+        return _attribute_crash(shared, batch, head)
     results = cast(Head, head["answer"]).get("results")
     if not isinstance(results, list) or len(results) != len(shared) + len(batch):
-        return _after_crash(shared, batch, {"error": "crash", "said": "it gave no results"})
-    sound = [_sound(r) for r in results]
+        return _attribute_crash(shared, batch, {"error": "crash", "said": "it gave no results"})
+    sound = [_validate_result(r) for r in results]
     first = sound[0]
+    # Without a valid baseline no ratio of the batch means anything.
     if first is None or "wrong" in first:
-        return _after_crash(shared, batch, {"error": "crash", "said": f"the default: {first}"})
+        return _attribute_crash(shared, batch, {"error": "crash", "said": f"the default: {first}"})
     # A candidate that corrupts memory may make a later one of the process look wrong.
     spoiled = any(r is not None and "wrong" in r for r in sound)
     by_candidate: dict[Candidate, Outcome] = {}
-    again: list[list[_Built]] = []
+    again: list[list[_BuiltCandidate]] = []
     for built, result in zip(batch, sound[len(shared) :], strict=True):
         if result is None:
             by_candidate[built.candidate] = Outcome(
@@ -368,7 +389,7 @@ def _outcomes(
         elif "wrong" not in result:
             by_candidate[built.candidate] = Outcome(
                 built.candidate, "ok", float(str(result["ratio"])), float(str(result["seconds"])),
-                float(str(first["seconds"])), "", _numbers(result), _numbers(first),
+                float(str(first["seconds"])), "", _sample_numbers(result), _sample_numbers(first),
             )  # fmt: skip
         elif len(batch) > 1 and spoiled:
             again.append([built])  # what one spoils, another may be blamed for
@@ -379,47 +400,49 @@ def _outcomes(
     return by_candidate, again
 
 
-def _numbers(result: Head) -> tuple[float, ...]:
+def _sample_numbers(result: Head) -> tuple[float, ...]:
     """Return the sampled sums of a result; empty if malformed."""
     values = result.get("sample")
     is_sound = isinstance(values, list) and all(type(n) is float for n in values)
     return tuple(values) if is_sound and isinstance(values, list) else ()
 
 
-def _alike(a: Sequence[float], b: Sequence[float]) -> bool:
+def _samples_agree(a: Sequence[float], b: Sequence[float]) -> bool:
     """Return whether two samples agree up to summation order."""
     if len(a) != len(b):
         return False
     scale = max((abs(n) for n in b), default=0.0)
     pairs = zip(a, b, strict=True)
-    return all(abs(x - y) <= SAMPLE_TOLERANCE * (abs(y) + scale + 1) for x, y in pairs)
+    return all(abs(x - y) <= SAMPLE_RELATIVE_TOLERANCE * (abs(y) + scale + 1) for x, y in pairs)
 
 
-def _sound(result: object) -> Head | None:
+def _validate_result(result: object) -> Head | None:
     """Validate a result: None unless its numbers are plausible."""
     if not isinstance(result, dict):
         return None
     if "wrong" in result:
         return result
     numbers = (result.get("seconds"), result.get("ratio"))
+    # A candidate that wrote over its own process's memory may report any number.
     is_sound = all(type(n) is float and 0 < n < math.inf for n in numbers)
     return result if is_sound else None
 
 
-def _after_crash(
-    shared: list[_Built], batch: list[_Built], head: Head
-) -> tuple[dict[Candidate, Outcome], list[list[_Built]]]:
-    """Attribute a crash: to the only candidate, or else to the one being checked, whose batch mates
-    are rerun; without a suspect each is rerun alone.
+def _attribute_crash(
+    shared: list[_BuiltCandidate], batch: list[_BuiltCandidate], head: Head
+) -> tuple[dict[Candidate, Outcome], list[list[_BuiltCandidate]]]:
+    """Attribute a crash to the only candidate of a batch, or to the one being checked, whose batch
+    mates are rerun; without a suspect each candidate is rerun alone.
     """
     if len(batch) == 1:
         only = batch[0].candidate
-        return {only: _failed(only, head)}, []
+        return {only: _failed_outcome(only, head)}, []
     news = head.get("news")
     at = news[-1].get("at") if isinstance(news, list) and news and isinstance(news[-1], dict) else 0
+    # The last progress message names the candidate that was running.
     guilty = at - len(shared) if type(at) is int else -1
     if 0 <= guilty < len(batch):
         only = batch[guilty].candidate
         others = [b for b in batch if b.candidate != only]
-        return {only: _failed(only, head)}, [others]
+        return {only: _failed_outcome(only, head)}, [others]
     return {}, [[b] for b in batch]

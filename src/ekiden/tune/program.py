@@ -9,7 +9,7 @@ from ekiden import tir
 from ekiden.arith import simplify
 from ekiden.backend.kernels.lower import lower_primitive
 from ekiden.codegen.build import compile_function
-from ekiden.codegen.llvm import link
+from ekiden.codegen.llvm import link_image
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, PrimExpr
@@ -27,15 +27,17 @@ from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.code import pack_code
 
-KERNEL_NAME = "candidate"
+CANDIDATE_KERNEL_NAME = "candidate"
 """Of the function of every candidate's code."""
-DEFAULT_RULE = "default"
+DEFAULT_RULE_NAME = "default"
 """The rule of a loop program that stays as it is written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """A candidate's code, whose function is KERNEL_NAME, with the arguments it takes."""
+class BuiltProgram:
+    """Built candidate: its code, whose function is CANDIDATE_KERNEL_NAME, with the arguments it
+    takes.
+    """
 
     code: bytes
     """As `code.load` takes it."""
@@ -45,9 +47,9 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A fused function in canonical form, or a loop program; `untuned` is the baseline program that
-    candidates of a loop program are compared with, by default itself.
+class TaskSource:
+    """Source program of a task: a fused function in canonical form, or a loop program; `untuned` is
+    the baseline program that candidates of a loop program are compared with, by default itself.
     """
 
     function: Function | PrimFunc
@@ -59,7 +61,7 @@ class Source:
         return tuple(save_json(p).encode() for p in programs)
 
     @staticmethod
-    def read(texts: list[bytes]) -> Source:
+    def read(texts: list[bytes]) -> TaskSource:
         """Parse the output of `texts`."""
         programs = [load_json(t.decode()) for t in texts]
         first, untuned = programs[0], programs[1] if len(programs) > 1 else None
@@ -69,7 +71,7 @@ class Source:
             first = typed
         assert isinstance(first, (Function, PrimFunc))
         assert untuned is None or isinstance(untuned, PrimFunc)
-        return Source(first, untuned)
+        return TaskSource(first, untuned)
 
     def lower(self, candidate: Candidate, target: Target) -> PrimFunc:
         """Return the loops of a candidate. Raises CompileError or ScheduleError for an
@@ -80,55 +82,60 @@ class Source:
             overrides = {candidate.rule: fixed} if fixed else {}
             if candidate.rule not in FAMILIES:
                 raise CompileError(f"tune: no family of kernels is called '{candidate.rule}'")
-            lowered = lower_primitive(self.function, KERNEL_NAME, target, overrides)
+            lowered = lower_primitive(self.function, CANDIDATE_KERNEL_NAME, target, overrides)
         else:
-            lowered = self._scheduled(candidate)
-        attrs = {**(lowered.attrs or {}), "global_symbol": KERNEL_NAME, "tir.noalias": True}
+            lowered = self._schedule(candidate)
+        attrs = {
+            **(lowered.attrs or {}),
+            "global_symbol": CANDIDATE_KERNEL_NAME,
+            "tir.noalias": True,
+        }
         return lowered.with_fields(attrs=attrs)
 
-    def _scheduled(self, candidate: Candidate) -> PrimFunc:
+    def _schedule(self, candidate: Candidate) -> PrimFunc:
         assert isinstance(self.function, PrimFunc)
-        if candidate.rule == DEFAULT_RULE:
+        if candidate.rule == DEFAULT_RULE_NAME:
             return self.untuned or self.function
         schedule = tir.Schedule(self.function)
         Trace.from_json(candidate.choice).apply_to_schedule(schedule)
         return schedule.func
 
 
-def build(
-    source: Source, candidate: Candidate, target: Target, sizes: Sequence[Mapping[str, int]]
-) -> Built:
+def build_candidate(
+    source: TaskSource, candidate: Candidate, target: Target, sizes: Sequence[Mapping[str, int]]
+) -> BuiltProgram:
     """Compile a candidate. Raises CompileError or ScheduleError for an invalid one."""
     program = source.lower(candidate, target)
     code = compile_function(program, target)
-    args = [shapes_of(program, run_sizes) for run_sizes in sizes]
-    return Built(
+    args = [argument_shapes(program, run_sizes) for run_sizes in sizes]
+    return BuiltProgram(
         pack_code(
-            link([code.object], [KERNEL_NAME], target.code_host),
+            link_image([code.object], [CANDIDATE_KERNEL_NAME], target.code_host),
             pack_kernels(list(code.kernels)) if code.kernels else b"",
         ),
         [a for run_sizes in args for a in run_sizes],
-        outputs_of(program),
+        num_outputs(program),
     )
 
 
-def outputs_of(program: PrimFunc) -> int:
+def num_outputs(program: PrimFunc) -> int:
     """Return how many of its last buffers a program writes."""
     return int(str((program.attrs or {}).get("num_outputs", 1)))
 
 
-def shapes_of(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
+def argument_shapes(program: PrimFunc, sizes: Mapping[str, int]) -> list[tuple[list[int], str]]:
     """Return the argument shapes and dtypes of a program for the given symbol sizes. Raises
     ScheduleError.
     """
     for number in program.scalars:
         raise ScheduleError(f"tune: {program.name!r} takes {number.name!r}, a number no size gives")
     return [
-        ([_extent(dim, sizes) for dim in buffer.shape], buffer.dtype) for buffer in program.buffers
+        ([_evaluate_dim(dim, sizes) for dim in buffer.shape], buffer.dtype)
+        for buffer in program.buffers
     ]
 
 
-def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
+def _evaluate_dim(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
     """Evaluate a dimension. Raises ScheduleError for an unknown symbol."""
     values: dict[object, PrimExpr] = {}
     for var in free_vars(dim):
@@ -141,4 +148,12 @@ def _extent(dim: PrimExpr, sizes: Mapping[str, int]) -> int:
     return value.value
 
 
-__all__ = ["DEFAULT_RULE", "KERNEL_NAME", "Built", "Source", "build", "outputs_of", "shapes_of"]
+__all__ = [
+    "CANDIDATE_KERNEL_NAME",
+    "DEFAULT_RULE_NAME",
+    "BuiltProgram",
+    "TaskSource",
+    "argument_shapes",
+    "build_candidate",
+    "num_outputs",
+]

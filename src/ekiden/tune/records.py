@@ -23,16 +23,16 @@ from filelock import FileLock
 
 from ekiden import __version__
 from ekiden.runtime.errors import InputError, LoadError
-from ekiden.runtime.files import PathName, check_folder, named, write_text
+from ekiden.runtime.files import PathName, check_folder, rewrite_os_errors, write_text
 from ekiden.runtime.lazy_dataclass import dataclass
 
-FORMAT_VERSION = 1
+RECORD_FORMAT_VERSION = 1
 """Of a record; a higher one is of a later version, and left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A measured candidate. status: a row of `measure.STATUSES`. ratio: its time over the
+    """Record of a measured candidate. status: a row of `measure.STATUSES`. ratio: its time over the
     default's, measured in turns with it. seconds: the fastest call; `untuned`: that of the
     default. said: why it failed.
     """
@@ -63,8 +63,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best(Trial):
-    """A candidate that beat the default in each of several processes, with matching results.
-    `confirmed` has the ratio of each process; `ratio` is their worst.
+    """Record of a candidate that beat the default in each of several processes, with matching
+    results. `confirmed` has the ratio of each process; `ratio` is their worst.
     """
 
     confirmed: list[float] = field(default_factory=list)
@@ -81,14 +81,14 @@ def is_faster(record: Record) -> bool:
 RECORD_TYPES: Mapping[str, type[Record]] = {"trial": Trial, "best": Best}
 
 
-def as_line(record: Record) -> str:
+def serialize_record(record: Record) -> str:
     """Serialize a record as one line, omitting empty fields."""
     kind = next(name for name, of in RECORD_TYPES.items() if type(record) is of)
     values = {k: v for k, v in asdict(record).items() if v not in ("", [], 0)}
-    return json.dumps({"kind": kind, "format": FORMAT_VERSION, **values}) + "\n"
+    return json.dumps({"kind": kind, "format": RECORD_FORMAT_VERSION, **values}) + "\n"
 
 
-def _stamped(record: Record) -> Record:
+def _with_stamp(record: Record) -> Record:
     """Return a record with the time, processor and version, unless it has them."""
     if record.at:
         return record
@@ -110,32 +110,33 @@ def processor() -> str:
     return next(model_names, platform.machine())
 
 
-def read_line(line: str) -> Record | None:
+def parse_record(line: str) -> Record | None:
     """Parse a line; None for an invalid record or a later format."""
     try:
         values = json.loads(line)
         kind = RECORD_TYPES[values.pop("kind")]
-        if values.pop("format") > FORMAT_VERSION:
+        if values.pop("format") > RECORD_FORMAT_VERSION:
             return None
         names = {f.name: f for f in fields(kind)}
+        # Fields that a later minor version has added are ignored.
         known_values = {name: value for name, value in values.items() if name in names}
         record = kind(**known_values)
-        return record if _is_sound(record) else None
+        return record if _is_valid(record) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _is_sound(record: Record) -> bool:
+def _is_valid(record: Record) -> bool:
     """Return whether all fields have the right types and plausible numbers."""
     if not all(_TYPE_CHECKS[str(f.type)](getattr(record, f.name)) for f in fields(record)):
         return False
     return not isinstance(record, Best) or 0 < record.ratio <= 1
 
 
-def _is_number(value: object) -> bool:
+def _is_plausible_number(value: object) -> bool:
     """Return whether a value is a plausible number of seconds, share or timestamp."""
     # `type`, not isinstance: bool is an int.
-    return type(value) in (int, float) and 0 <= value < MAX_NUMBER  # type: ignore[operator]
+    return type(value) in (int, float) and 0 <= value < MAX_PLAUSIBLE_NUMBER  # type: ignore[operator]
 
 
 def _are_sizes(value: object) -> bool:
@@ -146,13 +147,13 @@ def _are_sizes(value: object) -> bool:
     )
 
 
-MAX_NUMBER = 1e11
+MAX_PLAUSIBLE_NUMBER = 1e11
 """What numbers of a record are below: seconds until the year 5138."""
 _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "str": lambda value: isinstance(value, str),
     "int": lambda value: type(value) is int,
-    "float": _is_number,
-    "list[float]": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "float": _is_plausible_number,
+    "list[float]": lambda value: isinstance(value, list) and all(map(_is_plausible_number, value)),
     "list[dict[str, int]]": _are_sizes,
 }
 """Type of a field, as it is written -> whether a value is one."""
@@ -160,7 +161,7 @@ _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
 
 @dataclass(slots=True)
 class Records:
-    """Records in chronological order, and the file they are appended to, if any."""
+    """Tuning records in chronological order, and the file they are appended to, if any."""
 
     records: list[Record] = field(default_factory=list)
     path: Path | None = None
@@ -176,11 +177,11 @@ class Records:
         assert records.path is not None
         if not records.path.exists():
             return records
-        with named("read", path):
+        with rewrite_os_errors("read", path):
             text = records.path.read_bytes().decode(errors="replace")
         lines = text.splitlines()
         for line in filter(str.strip, lines):
-            record = read_line(line)
+            record = parse_record(line)
             if record is None:
                 records.damaged += 1
             else:
@@ -193,16 +194,19 @@ class Records:
         return records
 
     def append(self, *records: Record) -> None:
-        """Append records, to the file first: all of them, on the disk, or OSError."""
-        records = tuple(map(_stamped, records))
+        """Append records, to the file first: either all of them are on the disk, or OSError is
+        raised.
+        """
+        records = tuple(map(_with_stamp, records))
         if self.path is not None:
-            text = "".join(map(as_line, records)).encode()
+            text = "".join(map(serialize_record, records)).encode()
             # Several sessions may append to one file.
             with FileLock(f"{self.path}.lock"), open(self.path, "ab+") as file:
                 if file.tell() and _last_byte(file) != b"\n":
                     text = b"\n" + text  # behind a line that was never finished
                 file.write(text)
                 file.flush()
+                # Each trial costs seconds of measurement: it must survive a power loss.
                 os.fsync(file.fileno())
         self.records.extend(records)
 
@@ -263,18 +267,18 @@ class Records:
             of_task.setdefault(json.dumps(record.sizes, sort_keys=True), []).append(record)
         best = self.best()
         return {
-            key: [_best_of(records) for records in of_task.values()]
+            key: [_best_entry(records) for records in of_task.values()]
             for key, of_task in groups.items()
             if key in best
         }
 
     def merge(self, others: Iterable[Records]) -> int:
         """Append the records of `sources` that are missing here, and return their number."""
-        identities = set(map(_identity, self.records))
+        identities = set(map(_record_identity, self.records))
         new = []
         for record in (r for source in others for r in source):
-            if _identity(record) not in identities:
-                identities.add(_identity(record))
+            if _record_identity(record) not in identities:
+                identities.add(_record_identity(record))
                 new.append(record)
         self.append(*new)
         return len(new)
@@ -285,7 +289,7 @@ class Records:
 
     def write(self, path: PathName) -> None:
         """Write all records to a file atomically. Raises OSError."""
-        write_text(path, "".join(map(as_line, self.records)))
+        write_text(path, "".join(map(serialize_record, self.records)))
 
     def explain(self) -> str:
         """Return one line per task: trials by status, the best, and when and where it was found."""
@@ -293,20 +297,20 @@ class Records:
         for record in self.records:
             by_key.setdefault(record.key, []).append(record)
         best = self.best()
-        lines = [_explained(task_records, best.get(key)) for key, task_records in by_key.items()]
+        lines = [_explain_task(task_records, best.get(key)) for key, task_records in by_key.items()]
         if self.damaged:
             lines.append(f"{self.damaged} lines are no records")
         return "\n".join(lines)
 
 
-def _best_of(records: Sequence[Record]) -> list[object]:
+def _best_entry(records: Sequence[Record]) -> list[object]:
     """Return the [sizes, rule, choice] entry of records with the same sizes."""
     best = Records(list(records)).best()
     sizes = list(records[0].sizes)
     return next(([sizes, b.rule, b.choice] for b in best.values()), [sizes, "", ""])
 
 
-def _identity(record: Record) -> str:
+def _record_identity(record: Record) -> str:
     return json.dumps(asdict(record), sort_keys=True)
 
 
@@ -315,7 +319,7 @@ def _last_byte(file: BinaryIO) -> bytes:
     return file.read(1)
 
 
-def _explained(task_records: Sequence[Record], best: Best | None) -> str:
+def _explain_task(task_records: Sequence[Record], best: Best | None) -> str:
     """Return the summary line of a task."""
     counts: dict[str, int] = {}
     for record in task_records:
@@ -333,7 +337,7 @@ def _explained(task_records: Sequence[Record], best: Best | None) -> str:
 RecordsLike: TypeAlias = "Records | PathName | Sequence[Records | PathName] | None"
 
 
-def records_of(source: RecordsLike) -> Records:
+def to_records(source: RecordsLike) -> Records:
     """Convert a path, records, or a list of those, as `compile` accepts them. Raises OSError if a
     file is missing, LoadError, and InputError for anything else.
     """
@@ -346,6 +350,6 @@ def records_of(source: RecordsLike) -> Records:
             raise FileNotFoundError(f"read '{os.fspath(source)}': there are no such records")
         return Records.open(source)
     if isinstance(source, Sequence):
-        loaded = [records_of(item) for item in source]
+        loaded = [to_records(item) for item in source]
         return Records([r for p in loaded for r in p], damaged=sum(p.damaged for p in loaded))
     raise InputError(f"records: a path or Records expected, got {type(source).__name__}")

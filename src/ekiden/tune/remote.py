@@ -15,7 +15,7 @@ from ekiden import rpc
 from ekiden.backend.vm.compile import compile_variants
 from ekiden.backend.vm.pipeline import lower
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import RECORDS, with_options
+from ekiden.ir.pass_context import TUNING_RECORDS_OPTION, with_options
 from ekiden.relay.expr import Call, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.runtime.errors import EkidenError, ScheduleError
@@ -23,19 +23,26 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import Source, outputs_of, shapes_of
-from ekiden.tune.run_job import Array, add_times, difference, make_arrays, sample, still_racing
+from ekiden.tune.program import TaskSource, argument_shapes, num_outputs
+from ekiden.tune.run_job import (
+    Array,
+    describe_difference,
+    make_arrays,
+    output_fingerprint,
+    surviving_candidates,
+    time_ratio,
+)
 from ekiden.tune.wire import Head, Message
 
 __all__ = ["Remote", "build", "run"]
 
-MIN_REPEAT_MS = 2
+MIN_REMOTE_REPEAT_MS = 2
 """Milliseconds that one timing takes there, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An RPC session server; the fields are the arguments of `rpc.connect`."""
+    """Address of an RPC session server; the fields are the arguments of `rpc.connect`."""
 
     host: str
     port: int
@@ -63,20 +70,20 @@ def build(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Messa
     target = Target(str(head["target"]))
     candidate = Candidate(str(head["rule"]), str(head["choice"]))
     try:
-        source = Source.read(blobs)
+        source = TaskSource.read(blobs)
         program = source.lower(candidate, target)
         args = [
             arg
             for sizes in cast("list[Mapping[str, int]]", head["sizes"])
-            for arg in shapes_of(program, sizes)
+            for arg in argument_shapes(program, sizes)
         ]
-        artifact = _artifact(source, candidate, target, str(head["key"]))
+        artifact = _build_artifact(source, candidate, target, str(head["key"]))
     except EkidenError as error:
         return {"refused": f"{type(error).__name__}: {error}"}, []
-    return {"args": args, "outputs": outputs_of(program)}, [artifact]
+    return {"args": args, "outputs": num_outputs(program)}, [artifact]
 
 
-def _artifact(source: Source, candidate: Candidate, target: Target, key: str) -> bytes:
+def _build_artifact(source: TaskSource, candidate: Candidate, target: Target, key: str) -> bytes:
     """Return a program that calls the kernel on its arguments."""
     kernel = source.function
     if not isinstance(kernel, Function):
@@ -87,10 +94,10 @@ def _artifact(source: Source, candidate: Candidate, target: Target, key: str) ->
     module = InferType()(IRModule.from_expr(Function(params, Call(kernel, params))))
     config = compilation_config(target)
     (only,) = config.primitive_targets
-    with with_options({RECORDS: {key: [[[], candidate.rule, candidate.choice]]}}):
+    with with_options({TUNING_RECORDS_OPTION: {key: [[[], candidate.rule, candidate.choice]]}}):
         lowered = lower(module, only, config)
         metadata: dict[str, object] = {"executor": "vm", "target": str(only)}
-        return bytes(compile_variants([(lowered, metadata)]).file.joined())
+        return bytes(compile_variants([(lowered, metadata)]).file.to_bytes())
 
 
 def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message:
@@ -112,25 +119,28 @@ def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
             arrays = make_arrays(args[at * args_per_size : (at + 1) * args_per_size], outputs, seed)
             device = session.cpu()
             remote_args = [device.array(array) for array in arrays.inputs]
-            _check(modules, remote_args, results, seed, tell)
+            _check_modules(modules, remote_args, results, seed, tell)
             alive = [i for i, r in enumerate(results) if "wrong" not in r]
             if 0 not in alive:
                 break
             tell({"at": "times"})
-            times = _race(modules, remote_args, alive, head)
-            add_times(results, times, alive, share)
+            times = _race_modules(modules, remote_args, alive, head)
+            for i in alive:
+                ratio = time_ratio(times[i], times[0])
+                results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
+                results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
     return {"results": results}, []
 
 
-def _results(module: rpc.RemoteModule, remote_args: Sequence[object]) -> list[Array]:
+def _call_and_fetch(module: rpc.RemoteModule, remote_args: Sequence[object]) -> list[Array]:
     """Call a module and fetch its results."""
     result = module["main"](*remote_args)
     tensors = result if isinstance(result, tuple) else (result,)
     return [cast("Array", cast(rpc.RemoteTensor, tensor).numpy()) for tensor in tensors]
 
 
-def _check(
+def _check_modules(
     modules: Sequence[rpc.RemoteModule],
     remote_args: Sequence[object],
     results: list[Head],
@@ -144,19 +154,19 @@ def _check(
             continue
         tell({"at": number})
         try:
-            outputs = _results(module, remote_args)
+            outputs = _call_and_fetch(module, remote_args)
         except EkidenError as error:
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
             continue
         expected = expected or outputs
-        if mismatch := difference(outputs, expected):
+        if mismatch := describe_difference(outputs, expected):
             results[number] = {"wrong": mismatch}
             continue
         sample_so_far = cast("list[float]", results[number]["sample"])
-        results[number]["sample"] = [*sample_so_far, *sample(outputs, seed)]
+        results[number]["sample"] = [*sample_so_far, *output_fingerprint(outputs, seed)]
 
 
-def _race(
+def _race_modules(
     modules: Sequence[rpc.RemoteModule], remote_args: Sequence[object], alive: list[int], head: Head
 ) -> list[list[float]]:
     """Return the seconds per call, by candidate and round; the first candidate is never
@@ -167,14 +177,14 @@ def _race(
     times: list[list[float]] = [[] for _ in modules]
     timers = {
         i: modules[i].time_evaluator(
-            "main", device, number=1, repeat=1, min_repeat_ms=MIN_REPEAT_MS
+            "main", device, number=1, repeat=1, min_repeat_ms=MIN_REMOTE_REPEAT_MS
         )
         for i in alive
     }
     for round_index in range(int(str(head["turns"]))):
         for i in alive if round_index % 2 else reversed(alive):
             times[i].append(timers[i](*remote_args).mean)
-        alive = still_racing(times, alive, round_index + 1)
+        alive = surviving_candidates(times, alive, round_index + 1)
         if time.monotonic() > until and round_index >= 2:
             break
     return times

@@ -1,4 +1,4 @@
-"""A sketch for computations that share rows: all of them for a few rows before the next ones.
+"""Row-wise sketch: fuse a reduction chain and its producers per block of rows.
 
     for rows in parallel(m // 4):         most, powers, total of four rows, which stay near
         for i in 4: most[i] = max of x[i, :]           vectors along the row, whose lanes are
@@ -20,26 +20,26 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.prim import IntImm
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.reduction import update_of
+from ekiden.tir.reduction import match_update
 from ekiden.tir.regions import block_regions
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import BufferStore, IterKind
-from ekiden.tir.tensor_intrin.lanes import F32_LANE_COUNTS, LANE_REDUCTIONS, lanes_intrin
+from ekiden.tir.tensor_intrin.lanes import F32_LANE_COUNTS, LANE_REDUCTIONS, lane_reduction_name
 from ekiden.tune.blocks import (
     block_of,
     extent,
     is_reduction,
-    kinds_of,
+    iter_kinds,
     parallelize_first,
     sample_number,
-    try_step,
+    try_schedule_step,
 )
 
 ROWS_PER_STEP = (1, 2, 4, 8)
 """Rows that each computation takes before the next one begins."""
-PARTIAL_VECTORS = (1, 2, 4)
+ROW_PARTIAL_VECTORS = (1, 2, 4)
 """Vectors of a reduction along a row, so that one need not wait for the one before."""
-MAX_STACK_BYTES = 16384
+MAX_ROW_STACK_BYTES = 16384
 """Intermediates of some rows up to this size live on the stack."""
 
 
@@ -58,11 +58,11 @@ def apply_row_sketch(schedule: tir.Schedule, name: str, target: Target) -> list[
         or not all(_reduces_rows(schedule, s, lanes) for s in sums)
     ):
         return []
-    return try_step(schedule, _in_rows, name, stages, lanes)
+    return try_schedule_step(schedule, _schedule_rows, name, stages, lanes)
 
 
 def keep_placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Keep a block that another rule has already placed in a loop."""
+    """Keep a block that another rule has already computed at a loop."""
     del target
     block = schedule.get_block(name)
     around = len(schedule.get_loops(block)) > len(block_of(schedule, block).iter_vars)
@@ -97,21 +97,21 @@ def _reduces_rows(schedule: tir.Schedule, name: str, lanes: int) -> bool:
         and max(rows, default=1) > 1
         and len(along) == len([r for r in reads if r.region])
         and all(r.buffer.dtype == "float32" for r in (*reads, *writes))
-        and _kind(schedule, handle) != ""
+        and _reduction_kind(schedule, handle) != ""
     )
 
 
-def _kind(schedule: tir.Schedule, block: BlockRV) -> str:
+def _reduction_kind(schedule: tir.Schedule, block: BlockRV) -> str:
     """Return how a reduction combines lanes; empty if no instruction does."""
     body = block_of(schedule, block).body
-    update = update_of(body) if isinstance(body, BufferStore) else None
+    update = match_update(body) if isinstance(body, BufferStore) else None
     return "" if update is None else LANE_REDUCTIONS.get(update[0], "")
 
 
 @dataclass(slots=True)
-class _Steps:
-    """Schedule steps deferred to the end, after parallelization: vectorized loops can no longer be
-    moved.
+class _DeferredSteps:
+    """Schedule steps deferred until after parallelisation, because vectorised loops can no longer
+    be moved.
     """
 
     unrolled: list[LoopRV] = field(default_factory=list)
@@ -129,10 +129,10 @@ class _Steps:
             schedule.tensorize(loop, intrinsic)
 
 
-def _in_rows(schedule: tir.Schedule, name: str, stages: Sequence[str], lanes: int) -> None:
+def _schedule_rows(schedule: tir.Schedule, name: str, stages: Sequence[str], lanes: int) -> None:
     """Apply the row sketch to the named block and its stages."""
     sums = [candidate for candidate in (name, *stages) if is_reduction(schedule, candidate)]
-    shared = min(len(kinds_of(schedule, reduction)) - 1 for reduction in sums)
+    shared = min(len(iter_kinds(schedule, reduction)) - 1 for reduction in sums)
     partial_blocks = {summed: _split_partials(schedule, summed, lanes) for summed in sums}
     loops = schedule.get_loops(schedule.get_block(name))[:shared]
     rows = [n for n in ROWS_PER_STEP if n <= extent(schedule, loops[-1])]
@@ -141,14 +141,14 @@ def _in_rows(schedule: tir.Schedule, name: str, stages: Sequence[str], lanes: in
         block = schedule.get_block(stage)
         if stage != name:
             schedule.compute_at(block, outer, preserve_unit_loops=True)
-            if _row_bytes(schedule, block, shared) * ROWS_PER_STEP[-1] <= MAX_STACK_BYTES:
+            if _row_bytes(schedule, block, shared) * ROWS_PER_STEP[-1] <= MAX_ROW_STACK_BYTES:
                 schedule.set_scope(block, 0, "local")
         if stage in partial_blocks:
-            _place(schedule, stage, partial_blocks[stage], stage != name)
-    steps = _Steps()
+            _place_partials(schedule, stage, partial_blocks[stage], stage != name)
+    steps = _DeferredSteps()
     for stage in (name, *stages):
         if stage in partial_blocks:
-            _sums(schedule, stage, partial_blocks[stage], lanes, steps)
+            _vectorize_sums(schedule, stage, partial_blocks[stage], lanes, steps)
         else:
             inner = schedule.get_loops(schedule.get_block(stage))[-1]
             steps.vectors.append(schedule.split(inner, factors=[None, lanes])[1])
@@ -160,8 +160,8 @@ def _split_partials(schedule: tir.Schedule, name: str, lanes: int) -> BlockRV:
     """Split a reduction into vectors of partial results, and return their block."""
     block = schedule.get_block(name)
     last = schedule.get_loops(block)[-1]
-    axis = len(kinds_of(schedule, name)) - 1
-    several = sample_number(schedule, PARTIAL_VECTORS, None)
+    axis = len(iter_kinds(schedule, name)) - 1
+    several = sample_number(schedule, ROW_PARTIAL_VECTORS, None)
     _, several_loop, lane = schedule.split(last, factors=[None, several, lanes])
     return schedule.rfactor(schedule.fuse(several_loop, lane), axis)
 
@@ -173,11 +173,11 @@ def _row_bytes(schedule: tir.Schedule, block: BlockRV, shared: int) -> int:
     return math.prod(sizes[shared:]) * itemsize(writes[0].buffer.dtype)
 
 
-def _place(schedule: tir.Schedule, name: str, partial: BlockRV, moved: bool) -> None:
+def _place_partials(schedule: tir.Schedule, name: str, partial: BlockRV, moved: bool) -> None:
     """Keep a row's partial results in registers. moved: whether their block was moved into another
     block's loop, which puts the combining loop first.
     """
-    own = len(kinds_of(schedule, name))
+    own = len(iter_kinds(schedule, name))
     loops = schedule.get_loops(schedule.get_block(name))[-own:]
     if moved:
         schedule.reorder(*loops[1:], loops[0])
@@ -185,9 +185,11 @@ def _place(schedule: tir.Schedule, name: str, partial: BlockRV, moved: bool) -> 
     schedule.set_scope(partial, 0, "register")
 
 
-def _sums(schedule: tir.Schedule, name: str, partial: BlockRV, lanes: int, steps: _Steps) -> None:
+def _vectorize_sums(
+    schedule: tir.Schedule, name: str, partial: BlockRV, lanes: int, steps: _DeferredSteps
+) -> None:
     """Vectorize along a row, combining the partial results at its end."""
-    block, own = schedule.get_block(name), len(kinds_of(schedule, name))
+    block, own = schedule.get_block(name), len(iter_kinds(schedule, name))
     partials_loop, *rows, last = schedule.get_loops(partial)[-own - 1 :]
     several, lane = schedule.split(partials_loop, factors=[None, lanes])
     schedule.reorder(*rows, last, several, lane)
@@ -197,4 +199,4 @@ def _sums(schedule: tir.Schedule, name: str, partial: BlockRV, lanes: int, steps
     several, lane = schedule.split(schedule.get_loops(block)[-1], factors=[None, lanes])
     schedule.decompose_reduction(block, several)
     steps.unrolled.append(several)
-    steps.combined.append((lane, lanes_intrin(_kind(schedule, block), lanes)))
+    steps.combined.append((lane, lane_reduction_name(_reduction_kind(schedule, block), lanes)))

@@ -38,31 +38,31 @@ from ekiden.tune.blocks import (
     block_of,
     extent,
     is_reduction,
-    kinds_of,
-    lanes_within,
+    iter_kinds,
     parallelize_first,
     sample_number,
-    try_step,
-    uniform_probs,
+    try_schedule_step,
+    uniform_probabilities,
+    vector_lanes,
 )
 from ekiden.tune.row_sketch import apply_row_sketch, keep_placed
 
 SketchRule: TypeAlias = Callable[[tir.Schedule, str, Target], "list[tir.Schedule] | None"]
 """(schedule, name of a block, target) -> the schedules it may have; None for a block that is not
 this rule's. The schedule that is given stays as it is."""
-TILE_ROWS = tuple(range(1, 15))
+TILE_ROW_COUNTS = tuple(range(1, 15))
 """Of a tile of registers."""
-TILE_VECTORS = (1, 2, 3, 4)
+TILE_VECTOR_COUNTS = (1, 2, 3, 4)
 UNROLL_FACTORS = (1, 2, 4)
-MAX_WINDOW = 5
+MAX_WINDOW_TERMS = 5
 """Terms of a window along rows that stand one after the other: rows next to each other read the
 same data, which are loaded once (Zen 3, depthwise, in turns: 3 terms 4 to 21 percent faster than
 one by one, 5 terms 10, 7 terms 2 slower)."""
-CHECK_COST = 4
+ZERO_CHECK_COST = 4
 """Multiply-adds that take as long as to look at a number: whether it is finite."""
 MAX_BLOCK_STEPS = 64
 """Of a block of a sum."""
-PARTIAL_VECTORS = (2, 4, 8)
+RFACTOR_VECTORS = (2, 4, 8)
 """Vectors of sums that a reduction to few elements has."""
 
 
@@ -70,10 +70,13 @@ def inline(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedu
     """Inline an injective block into its readers; or keep it, vectorized."""
     if is_reduction(schedule, name) or not schedule.get_consumers(schedule.get_block(name)):
         return None
-    return [*try_step(schedule, _inlined, name), vectorize_rows(schedule.copy(), name, target)]
+    return [
+        *try_schedule_step(schedule, _inline_block, name),
+        vectorize_rows(schedule.copy(), name, target),
+    ]
 
 
-def _inlined(schedule: tir.Schedule, name: str) -> None:
+def _inline_block(schedule: tir.Schedule, name: str) -> None:
     schedule.compute_inline(schedule.get_block(name))
 
 
@@ -105,11 +108,11 @@ def vectorize_rows(schedule: tir.Schedule, name: str, target: Target) -> tir.Sch
         with suppress(ScheduleError):
             regions.append(schedule.decompose_padding(block, loops[0]))
     for region_block in regions:
-        _row_vectors(schedule, schedule.get_loops(region_block), lanes)
+        _vectorize_row_axis(schedule, schedule.get_loops(region_block), lanes)
     return schedule
 
 
-def _row_vectors(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
+def _vectorize_row_axis(schedule: tir.Schedule, loops: list[LoopRV], lanes: int) -> None:
     while len(loops) > 1 and 0 < extent(schedule, loops[-1]) < lanes:
         loops = [*loops[:-2], schedule.fuse(*loops[-2:])]
     if loops and extent(schedule, loops[-1]) >= lanes:
@@ -123,32 +126,35 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
     """Tile a reduction so that its sums stay in registers as rows of vectors; one variant for each
     loop that can provide the rows, with columns, rows or terms outermost.
     """
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
         return None
     spatial = [i for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     along = extent(schedule, loops[spatial[-1]]) if spatial else 0
-    lanes = lanes_within(along, target)
+    lanes = vector_lanes(along, target)
     if along < lanes:
         return None
     blocks = lanes == target.lanes("float32")
     rows = [i for i in spatial[:-1] if extent(schedule, loops[i]) > 1]
     variants: list[tir.Schedule] = []
+    # The two innermost row axes, or none: each adds sketches to search.
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
-                variants += try_step(
+                variants += try_schedule_step(
                     schedule, apply_tile, name, row, outside == "columns", packs, lanes
                 )
         variants += (
-            try_step(schedule, apply_blocked_tile, name, row, target) if row >= 0 and blocks else []
+            try_schedule_step(schedule, apply_blocked_tile, name, row, target)
+            if row >= 0 and blocks
+            else []
         )
     return [*variants, *apply_row_sketch(schedule, name, target)] or None
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Skip terms of a reduction that are known to be zero; tiled if possible."""
+    """Skip terms of a reduction that are provably zero, and tile it if possible."""
     copy = schedule.copy()
     if not is_reduction(schedule, name) or not skip_zero_terms(copy, name, target):
         return None
@@ -156,7 +162,7 @@ def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
 
 
 def skip_zero_terms(schedule: tir.Schedule, name: str, target: Target) -> bool:
-    """Skip terms of a reduction known to be zero; whether there was something."""
+    """Skip terms of a reduction that are provably zero; return whether there were any."""
     try:
         schedule.skip_zeros(name, target.lanes("float32"))
     except ScheduleError:
@@ -172,7 +178,7 @@ def _fusible_consumer(schedule: tir.Schedule, name: str) -> BlockRV | None:
     if len(readers) != 1:
         return None
     reader = block_of(schedule, readers[0])
-    kinds, mine = kinds_of(schedule, reader.name), kinds_of(schedule, name)
+    kinds, mine = iter_kinds(schedule, reader.name), iter_kinds(schedule, name)
     is_plain = len(schedule.get_loops(readers[0])) == len(kinds)
     spatial = [k for k in mine if k is not IterKind.REDUCE]
     return readers[0] if is_plain and kinds == spatial else None
@@ -187,7 +193,7 @@ def apply_tile(
     the unroll factor, instead of sampled ones.
     """
     block = schedule.get_block(name)
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     out = _fusible_consumer(schedule, name)
     if out is None:
         out = schedule.cache_write(block, 0, "register")
@@ -197,12 +203,12 @@ def apply_tile(
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     pick = chosen or (None, None, None)
-    above = loops_of_panel(block_of(schedule, block))
-    width = sample_number(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    above = num_panel_loops(block_of(schedule, block))
+    width = sample_number(schedule, tile_widths(extent(schedule, spatial[-1]), lanes), pick[0])
     column_tile, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
     outer, inner = [*spatial[:-1], column_tile], [vector, lane]
     if row >= 0:
-        heights = [r for r in TILE_ROWS if r <= extent(schedule, loops[row])]
+        heights = [r for r in TILE_ROW_COUNTS if r <= extent(schedule, loops[row])]
         rows = sample_number(schedule, heights, pick[1])
         at = spatial.index(loops[row])
         outer[at], row_loop = schedule.split(loops[row], factors=[None, rows])
@@ -211,9 +217,9 @@ def apply_tile(
         if columns_first:
             outer.insert(above, outer.pop())
     terms = extent(schedule, reduced[-1])
-    is_window = row >= 0 and 0 < terms <= MAX_WINDOW
+    is_window = row >= 0 and 0 < terms <= MAX_WINDOW_TERMS
     last, step = schedule.split(
-        reduced[-1], factors=[None, sample_number(schedule, unrolls(terms), pick[2])]
+        reduced[-1], factors=[None, sample_number(schedule, unroll_factors(terms), pick[2])]
     )
     schedule.reorder(*outer, *reduced[:-1], last, step, *inner)
     schedule.unroll(step)
@@ -222,7 +228,7 @@ def apply_tile(
     schedule.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
     copied = schedule.get_loops(out)
     inside = copied[len(schedule.get_loops(block)) - len(reduced) - 1 - len(inner) :]
-    _copy_out(schedule, inside, lanes)
+    _vectorize_writeback(schedule, inside, lanes)
     if packs:
         panel = schedule.cache_read(block, 1, "global", consumer_blocks=[block])
         schedule.compute_at(panel, outer[above], preserve_unit_loops=True)
@@ -231,20 +237,22 @@ def apply_tile(
     if is_window:  # tiles and terms that read no border are loops without its conditions
         for loop in (outer[at], *reduced[:-1]):
             schedule.annotate(loop, PARTITION_HINT_ANNOTATION, 1)
+    # The initialisation becomes a nest of its own, so that the sums stay in registers in the main
+    # loop.
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
-    _without_padding(schedule, block, reduced[:-1], lanes)
+    _skip_padding_terms(schedule, block, reduced[:-1], lanes)
     parallelize_first(schedule, outer)
 
 
-def _without_padding(
+def _skip_padding_terms(
     schedule: tir.Schedule, block: BlockRV, loops: Sequence[LoopRV], lanes: int
 ) -> None:
     """Skip iterations of a reduction that only add zeros, if that saves more than checking the
-    other factor once, which other elements of the result share.
+    shared factor once.
     """
     spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))
-    if loops and schedule.share_skipped(block, *loops) * shared > CHECK_COST:
+    if loops and schedule.share_skipped(block, *loops) * shared > ZERO_CHECK_COST:
         schedule.skip_turns(block, *loops, lanes=lanes)
 
 
@@ -260,7 +268,7 @@ def apply_blocked_tile(
     """
     block, reader = schedule.get_block(name), _fusible_consumer(schedule, name)
     lanes = target.lanes("float32")
-    kinds, above = kinds_of(schedule, name), loops_of_panel(block_of(schedule, block))
+    kinds, above = iter_kinds(schedule, name), num_panel_loops(block_of(schedule, block))
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
@@ -276,9 +284,9 @@ def apply_blocked_tile(
     partial = schedule.rfactor(outer, 0)
     schedule.set_scope(partial, 0, "register")
     *spatial, outer = schedule.get_loops(block)
-    width = sample_number(schedule, widths(extent(schedule, spatial[-1]), lanes), pick[0])
+    width = sample_number(schedule, tile_widths(extent(schedule, spatial[-1]), lanes), pick[0])
     columns, vector, lane = schedule.split(spatial[-1], factors=[None, width, lanes])
-    heights = [r for r in TILE_ROWS if r <= extent(schedule, spatial[at])]
+    heights = [r for r in TILE_ROW_COUNTS if r <= extent(schedule, spatial[at])]
     rows = sample_number(schedule, heights, pick[1])
     tiles, row_in_tile = schedule.split(spatial[at], factors=[None, rows])
     between = [*spatial[above:at], tiles, *spatial[at + 1 : -1]]
@@ -303,7 +311,7 @@ def apply_blocked_tile(
         vectorize_rows(schedule, block_of(schedule, reader).name, target)
 
 
-def loops_of_panel(block: Block) -> int:
+def num_panel_loops(block: Block) -> int:
     """Return the number of outer spatial loops, columns excluded, up to the last one that the
     second factor depends on: for a batched product, the batch.
     """
@@ -314,21 +322,21 @@ def loops_of_panel(block: Block) -> int:
     return max(moving, default=0)
 
 
-def unrolls(terms: int) -> list[int]:
+def unroll_factors(terms: int) -> list[int]:
     """Return the possible unroll factors of a reduction: a few, or all of a window."""
-    return sorted({*UNROLL_FACTORS, terms} if 0 < terms <= MAX_WINDOW else UNROLL_FACTORS)
+    return sorted({*UNROLL_FACTORS, terms} if 0 < terms <= MAX_WINDOW_TERMS else UNROLL_FACTORS)
 
 
-def widths(extent: int, lanes: int) -> list[int]:
+def tile_widths(extent: int, lanes: int) -> list[int]:
     """Return the possible tile widths in vectors: those that leave no columns over, else those that
     fit. A tile wider than its row is all masks, which takes LLVM minutes.
     """
-    fitting = [v for v in TILE_VECTORS if v * lanes <= extent]
+    fitting = [v for v in TILE_VECTOR_COUNTS if v * lanes <= extent]
     return [v for v in fitting if extent % (v * lanes) == 0] or fitting
 
 
-def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> None:
-    """Vectorize and unroll the copy from registers to memory."""
+def _vectorize_writeback(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> None:
+    """Vectorise and unroll the write-back from registers to memory."""
     vector, lane = schedule.split(loops[-1], factors=[None, lanes])
     schedule.unroll(vector)
     schedule.vectorize(lane)
@@ -340,26 +348,26 @@ def rfactor(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sched
     """Factor a reduction to few elements: all terms in one loop, accumulated in two or more
     vectors.
     """
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     block = schedule.get_block(name)
     loops = schedule.get_loops(block)
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds:
         return None
     reduced = [x for x, k in zip(loops, kinds, strict=True) if k is IterKind.REDUCE]
     total, lanes = math.prod(extent(schedule, x) for x in reduced), target.lanes("float32")
-    sums = [n for n in PARTIAL_VECTORS if n * lanes <= total]
-    variants = try_step(schedule, _rfactor, name, lanes, sums) if sums else []
+    sums = [n for n in RFACTOR_VECTORS if n * lanes <= total]
+    variants = try_schedule_step(schedule, _apply_rfactor, name, lanes, sums) if sums else []
     return [*variants, *apply_row_sketch(schedule, name, target)] or None
 
 
-def _rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
+def _apply_rfactor(schedule: tir.Schedule, name: str, lanes: int, numbers: Sequence[int]) -> None:
     """Apply `rfactor` with one of the given numbers of partial vectors."""
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     block = schedule.get_block(name)
     pairs = zip(schedule.get_loops(block), kinds, strict=True)
     reduced = [x for x, k in pairs if k is IterKind.REDUCE]
     fused = schedule.fuse(*reduced) if len(reduced) > 1 else reduced[0]
-    sums = schedule.sample_categorical(numbers, uniform_probs(numbers))
+    sums = schedule.sample_categorical(numbers, uniform_probabilities(numbers))
     outer, several, lane = schedule.split(fused, factors=[None, sums, lanes])
     inner = schedule.fuse(several, lane)
     partial = schedule.rfactor(inner, 0)
@@ -382,7 +390,7 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     """Tensorize a reduction with an instruction of the target, on a second factor that is stored in
     its order or on a packed copy.
     """
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     loops = schedule.get_loops(schedule.get_block(name))
     if len(kinds) != len(loops) or IterKind.REDUCE not in kinds or target.kind.has_threads:
         return None
@@ -393,7 +401,9 @@ def tensorize(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Sch
     for ability, a, b, c, intrinsic, lanes, depth in DOT_INSTRUCTIONS:
         if target.has(ability) and dtypes == [a, b, c]:
             for packs in (False, True):
-                variants += try_step(schedule, _apply_dot, name, intrinsic, lanes, depth, packs)
+                variants += try_schedule_step(
+                    schedule, _apply_dot, name, intrinsic, lanes, depth, packs
+                )
     return variants or None
 
 
@@ -404,8 +414,8 @@ def _apply_dot(
     block = schedule.get_block(name)
     out = schedule.cache_write(block, 0, "local")  # vectors of one cannot be registers
     if packs:
-        _pack(schedule, block, lanes, depth)
-    kinds, loops = kinds_of(schedule, name), schedule.get_loops(block)
+        _pack_operand(schedule, block, lanes, depth)
+    kinds, loops = iter_kinds(schedule, name), schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
     reduced = [loops[i] for i, k in enumerate(kinds) if k is IterKind.REDUCE]
     if not packs and [extent(schedule, x) for x in (spatial[-1], reduced[-1])] != [lanes, depth]:
@@ -413,20 +423,20 @@ def _apply_dot(
     (*outer, lane), (*steps, product_loop) = spatial, reduced
     inner = [lane, product_loop]
     if len(outer) > 1:
-        height = _fitting(schedule, DOT_TILE_ROWS, extent(schedule, outer[-2]))
+        height = _sample_divisor(schedule, DOT_TILE_ROWS, extent(schedule, outer[-2]))
         outer[-2], row = schedule.split(outer[-2], factors=[None, height])
         schedule.unroll(row)
         inner.insert(0, row)
     schedule.reorder(*outer, *steps, *inner)
     schedule.reverse_compute_at(out, outer[-1], preserve_unit_loops=True)
-    _copy_out(schedule, schedule.get_loops(out)[len(outer) :][1 - len(inner) :], lanes)
+    _vectorize_writeback(schedule, schedule.get_loops(out)[len(outer) :][1 - len(inner) :], lanes)
     init = schedule.decompose_reduction(block, steps[0])
     schedule.vectorize(schedule.get_loops(init)[-1])
     parallelize_first(schedule, outer)
     schedule.tensorize(lane, intrinsic)
 
 
-def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> None:
+def _pack_operand(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> None:
     """Pack the second factor, a matrix, so that the products of a sum are contiguous, and split the
     block's iterators accordingly.
     """
@@ -440,71 +450,80 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
     extents = [extent(schedule, x) for x in schedule.get_loops(block)]
     if extents[columns] % lanes or extents[last] % depth:
         raise ScheduleError(f"{block_node.name}: no whole groups of {lanes} and {depth}")
+    # The packed copy is made once per call and read by all row tiles.
     copy = schedule.cache_read(block, 1, "global")
     is_transposed = at[0] is block_node.iter_vars[columns].var
 
-    def packed(*index: PrimExpr) -> tuple[PrimExpr, ...]:
+    def packed_index(*index: PrimExpr) -> tuple[PrimExpr, ...]:
         """Return the packed index of a matrix element."""
         j, k = index if is_transposed else reversed(index)
         return j // lanes, k // depth, j % lanes, k % depth
 
-    def groups(*index: PrimExpr) -> tuple[PrimExpr, ...]:
+    def panel_index(*index: PrimExpr) -> tuple[PrimExpr, ...]:
         """Return the index in panels of `lanes` sums, with `depth` products contiguous."""
         own = [[x] for x in index]
         own[columns] = [index[columns] // lanes, index[columns] % lanes]
         own[last] = [index[last] // depth, index[last] % depth]
         return tuple(x for axis_parts in own for x in axis_parts)
 
-    schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed, 2))
-    schedule.transform_block_layout(block, IndexMap.from_func(groups, len(kinds)))
+    schedule.transform_layout(block, ("read", 1), IndexMap.from_func(packed_index, 2))
+    schedule.transform_block_layout(block, IndexMap.from_func(panel_index, len(kinds)))
     parallelize_first(schedule, schedule.get_loops(copy))
 
 
 THREADS_PER_BLOCK = (32, 64, 128, 256)
 """Threads of a block that has no tile."""
-TILE_THREADS = (2, 4, 8, 16)
+TILE_THREAD_COUNTS = (2, 4, 8, 16)
 """Threads of a block along an axis of a tile, if it divides."""
 ELEMENTS_PER_THREAD = (1, 2, 4, 8)
 """Elements of a thread along it."""
-SHARED_DEPTHS = (2, 4, 8, 16, 32)
+SHARED_TILE_DEPTHS = (2, 4, 8, 16, 32)
 """Terms of which a block keeps both factors in memory that it shares."""
 
 
 def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Bind every block to device threads: an injective block is inlined or gets a thread per
-    element; a reduction gets a thread per element or tiles, with or without shared memory.
+    """Bind every block to device threads: injective blocks are inlined or get a thread per element;
+    reductions get a thread per element or tiles, with or without shared memory.
     """
     if not target.kind.has_threads:
         return None
     if not is_reduction(schedule, name):
         read = bool(schedule.get_consumers(schedule.get_block(name)))
-        return (try_step(schedule, _inlined, name) if read else []) + _each(schedule, name)
-    tiles = [t for shares in (True, False) for t in try_step(schedule, _thread_tile, name, shares)]
-    return [*tiles, *_each(schedule, name)]
+        return (
+            try_schedule_step(schedule, _inline_block, name) if read else []
+        ) + _thread_per_element(schedule, name)
+    tiles = [
+        t
+        for shares in (True, False)
+        for t in try_schedule_step(schedule, _bind_thread_tile, name, shares)
+    ]
+    return [*tiles, *_thread_per_element(schedule, name)]
 
 
-def _each(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
-    return try_step(schedule, _thread_each, name)
+def _thread_per_element(schedule: tir.Schedule, name: str) -> list[tir.Schedule]:
+    return try_schedule_step(schedule, _bind_thread_per_element, name)
 
 
-def _thread_each(schedule: tir.Schedule, name: str) -> None:
+def _bind_thread_per_element(schedule: tir.Schedule, name: str) -> None:
     """Bind one thread to each element."""
     block = schedule.get_block(name)
-    pairs = zip(schedule.get_loops(block), kinds_of(schedule, name), strict=True)
+    pairs = zip(schedule.get_loops(block), iter_kinds(schedule, name), strict=True)
     spatial = [x for x, k in pairs if k is not IterKind.REDUCE]
     fused = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(block)
-    number = schedule.sample_categorical(THREADS_PER_BLOCK, uniform_probs(THREADS_PER_BLOCK))
+    number = schedule.sample_categorical(
+        THREADS_PER_BLOCK, uniform_probabilities(THREADS_PER_BLOCK)
+    )
     outer, inner = schedule.split(fused, factors=[None, number])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
 
 
-def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
+def _bind_thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     """Bind blocks, threads and elements per thread along the last two axes. Each thread keeps its
     own sums; a block may stage a few terms of both factors in shared memory.
     """
     block = schedule.get_block(name)
-    kinds = kinds_of(schedule, name)
+    kinds = iter_kinds(schedule, name)
     sums = schedule.cache_write(block, 0, "local")
     loops = schedule.get_loops(block)
     spatial = [loops[i] for i, k in enumerate(kinds) if k is not IterKind.REDUCE]
@@ -513,15 +532,15 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
     numbers: list[ExprRV] = []
     for loop in spatial[-2:]:
         side, elements = (
-            _fitting(schedule, of, extent(schedule, loop))
-            for of in (TILE_THREADS, ELEMENTS_PER_THREAD)
+            _sample_divisor(schedule, of, extent(schedule, loop))
+            for of in (TILE_THREAD_COUNTS, ELEMENTS_PER_THREAD)
         )
         outer, thread, element = schedule.split(loop, factors=[None, side, elements])
         grid.append(outer)
         sides.append(thread)
         own.append(element)
         numbers.append(side)
-    depth = _fitting(schedule, SHARED_DEPTHS, extent(schedule, reduced[-1]))
+    depth = _sample_divisor(schedule, SHARED_TILE_DEPTHS, extent(schedule, reduced[-1]))
     last, step = schedule.split(reduced[-1], factors=[None, depth])
     schedule.reorder(*grid, *sides, *reduced[:-1], last, step, *own)
     where = schedule.fuse(*grid) if len(grid) > 1 else grid[0]
@@ -535,15 +554,16 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
             copy = schedule.cache_read(block, factor, "shared")
             schedule.compute_at(copy, last, preserve_unit_loops=True)
             inner = schedule.get_loops(copy)[len(schedule.get_loops(block)) - 1 - len(own) :]
+            # All threads of the block copy the shared tile together.
             _, thread = schedule.split(schedule.fuse(*inner), factors=[None, count])
             schedule.bind(thread, "threadIdx.x")
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
 
 
-def _fitting(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
+def _sample_divisor(schedule: tir.Schedule, numbers: Sequence[int], extent: int) -> ExprRV:
     """Sample one of `numbers`, preferring those that divide the axis."""
     divisors = [n for n in numbers if extent % n == 0] or [1]
-    return schedule.sample_categorical(divisors, uniform_probs(divisors))
+    return schedule.sample_categorical(divisors, uniform_probabilities(divisors))
 
 
 DEFAULT_RULES: list[SketchRule] = [

@@ -21,23 +21,23 @@ from ekiden import runtime
 from ekiden.ir.dtype import to_numpy
 from ekiden.runtime.errors import EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tune.code import load
+from ekiden.tune.code import load_candidate_code
 from ekiden.tune.wire import Head, Message
 
 Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
-GUARD_BYTES = 4096
+GUARD_ZONE_BYTES = 4096
 """Bytes before and behind each array that nobody may write."""
 PAGE_OFFSET_STEP = 17 * 64
 """Bytes that an array begins further into its page than the one before: where all begin alike, the
 same elements of all lie in the same few sets of the first cache, which tensors of a model do not
 (Zen 3, a transposed convolution: 248 GFLOP/s instead of 304)."""
-GUARD_BYTE = 0xA5
+GUARD_FILL_BYTE = 0xA5
 MIN_TIMING_S = 2e-3
 """Seconds that one timing of the default takes, at least."""
-MAX_CALLS = 1000
-EVICTION_BYTES = 64 << 20
+MAX_CALLS_PER_TIMING = 1000
+CACHE_EVICTION_BYTES = 64 << 20
 """Bytes that are written to put everything else out of the caches."""
-HOPELESS_RATIO = 3.0
+ELIMINATION_RATIO = 3.0
 """A candidate whose first call takes so many times as long as the default's, and more than a TURN,
 is not timed again: of kernels that take a tenth of a second most of a search was such."""
 ELIMINATION_STAGES = ((3, 1.5), (5, 1.2), (9, 1.08))
@@ -45,80 +45,86 @@ ELIMINATION_STAGES = ((3, 1.5), (5, 1.2), (9, 1.08))
 MAX_ROUNDS_PER_CALL = 3
 """Turns that a call counts as at most which takes as long as so many timings: a tenth of a second
 is fifty of them, and few candidates of such a kernel are worth the three calls of three turns."""
-COMPARE_BLOCK = 1 << 15
+COMPARE_BLOCK_ELEMENTS = 1 << 15
 """Elements that are compared or summed at a time, which stay in a cache with what is made of them:
 millions at once took five times as long as the convolution that made them."""
 
 
 @dataclass(slots=True)
-class Arrays:
-    """The arguments of a kernel for one set of sizes, with the guard memory around them."""
+class KernelArrays:
+    """Arguments of a kernel for one set of sizes, in guarded memory."""
 
     inputs: list[Array]
     outputs: list[Array]
     blocks: list[Array]
-    kept: list[Array] = field(default_factory=list)
+    initial_inputs: list[Array] = field(default_factory=list)
 
     device: runtime.Device | None = None
     """Where kernels take them; None for the memory they are in."""
-    there: list[runtime.Tensor] = field(default_factory=list)
+    device_tensors: list[runtime.Tensor] = field(default_factory=list)
 
     def tensors(self) -> list[runtime.Tensor]:
         """Return the tensors a kernel takes."""
         if self.device is None:
             return [runtime.from_dlpack(a) for a in (*self.inputs, *self.outputs)]
-        self.there = [runtime.nd.array(a, self.device) for a in (*self.inputs, *self.outputs)]
-        return self.there
+        self.device_tensors = [
+            runtime.nd.array(a, self.device) for a in (*self.inputs, *self.outputs)
+        ]
+        return self.device_tensors
 
-    def send(self) -> None:
+    def copy_to_device(self) -> None:
         """Copy the arrays to the device for the next kernel."""
-        for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
+        for tensor, array in zip(self.device_tensors, (*self.inputs, *self.outputs), strict=False):
             tensor.copyfrom(array)
 
-    def fetch(self) -> None:
+    def copy_from_device(self) -> None:
         """Copy a kernel's results back from the device."""
-        for tensor, array in zip(self.there, (*self.inputs, *self.outputs), strict=False):
+        for tensor, array in zip(self.device_tensors, (*self.inputs, *self.outputs), strict=False):
             array[...] = tensor.numpy()
 
-    def fault(self) -> str:
+    def memory_violation(self) -> str:
         """Describe a memory violation; empty if there is none."""
         for block in self.blocks:
-            if (block[:GUARD_BYTES] != GUARD_BYTE).any() or (
-                block[-GUARD_BYTES:] != GUARD_BYTE
+            if (block[:GUARD_ZONE_BYTES] != GUARD_FILL_BYTE).any() or (
+                block[-GUARD_ZONE_BYTES:] != GUARD_FILL_BYTE
             ).any():
                 return "it wrote outside its arrays"
-        for before, array in zip(self.kept, self.inputs, strict=True):
+        for before, array in zip(self.initial_inputs, self.inputs, strict=True):
             if before.tobytes() != array.tobytes():
                 return "it changed its inputs"
         return ""
 
 
-def make_arrays(args: list[tuple[list[int], str]], outputs: int, seed: int) -> Arrays:
+def make_arrays(args: list[tuple[list[int], str]], outputs: int, seed: int) -> KernelArrays:
     """Return random inputs and outputs in guarded memory."""
     rng = np.random.default_rng(seed)
     arrays, blocks = [], []
     for number, (shape, dtype) in enumerate(args):
-        array, block = _guarded(tuple(shape), dtype, number * PAGE_OFFSET_STEP % GUARD_BYTES)
+        array, block = _allocate_guarded(
+            tuple(shape), dtype, number * PAGE_OFFSET_STEP % GUARD_ZONE_BYTES
+        )
         if number < len(args) - outputs:
-            _fill(array, dtype, rng)
+            _fill_random(array, dtype, rng)
         arrays.append(array)
         blocks.append(block)
     inputs = arrays[: len(args) - outputs]
-    return Arrays(inputs, arrays[len(inputs) :], blocks, [a.copy() for a in inputs])
+    return KernelArrays(inputs, arrays[len(inputs) :], blocks, [a.copy() for a in inputs])
 
 
-def _guarded(shape: tuple[int, ...], dtype: str, page_offset: int) -> tuple[Array, Array]:
+def _allocate_guarded(shape: tuple[int, ...], dtype: str, page_offset: int) -> tuple[Array, Array]:
     """Allocate an array at an offset in a page, and return it with its guarded block."""
     kind = to_numpy(dtype)
     size = math.prod(shape) * kind.itemsize
-    block = np.full(size + 3 * GUARD_BYTES, GUARD_BYTE, np.uint8)
+    block = np.full(size + 3 * GUARD_ZONE_BYTES, GUARD_FILL_BYTE, np.uint8)
     # The array begins at the given offset in a page, and both guards lie within the block.
-    start = GUARD_BYTES + (page_offset - block.ctypes.data - GUARD_BYTES) % GUARD_BYTES
-    block = block[start - GUARD_BYTES : start + size + GUARD_BYTES]
-    return block[GUARD_BYTES : GUARD_BYTES + size].view(kind).reshape(shape), block
+    start = (
+        GUARD_ZONE_BYTES + (page_offset - block.ctypes.data - GUARD_ZONE_BYTES) % GUARD_ZONE_BYTES
+    )
+    block = block[start - GUARD_ZONE_BYTES : start + size + GUARD_ZONE_BYTES]
+    return block[GUARD_ZONE_BYTES : GUARD_ZONE_BYTES + size].view(kind).reshape(shape), block
 
 
-def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
+def _fill_random(array: Array, dtype: str, rng: np.random.Generator) -> None:
     if dtype == "bool":
         array[...] = rng.integers(0, 2, array.shape, np.uint8).astype(bool)
     elif dtype in ("int8", "uint8"):
@@ -131,14 +137,19 @@ def _fill(array: Array, dtype: str, rng: np.random.Generator) -> None:
         array[...] = rng.standard_normal(array.shape, np.float32).astype(array.dtype)
 
 
-def agrees(result: Array, expected: Array, tolerance: float) -> bool:
+def results_agree(result: Array, expected: Array, tolerance: float) -> bool:
     """Return whether results match: floats up to summation order, integers exactly."""
     if result.dtype.kind in "biu":
         return bool((result == expected).all())
     a, b = result.reshape(-1), expected.reshape(-1)
-    blocks = [slice(start, start + COMPARE_BLOCK) for start in range(0, b.size, COMPARE_BLOCK)]
+    blocks = [
+        slice(start, start + COMPARE_BLOCK_ELEMENTS)
+        for start in range(0, b.size, COMPARE_BLOCK_ELEMENTS)
+    ]
+    # Elements near zero have an error relative to the terms of their sum, which the scale
+    # estimates.
     scale = _root_mean_square([b[chunk] for chunk in blocks])
-    return all(_near(a[piece], b[piece], tolerance, scale) for piece in blocks)
+    return all(_floats_agree(a[piece], b[piece], tolerance, scale) for piece in blocks)
 
 
 def _root_mean_square(blocks: list[Array]) -> float:
@@ -151,10 +162,11 @@ def _root_mean_square(blocks: list[Array]) -> float:
     return math.sqrt(total / count) if count else 0.0
 
 
-def _near(result: Array, expected: Array, tolerance: float, scale: float) -> bool:
+def _floats_agree(result: Array, expected: Array, tolerance: float, scale: float) -> bool:
     """Return whether two blocks of floats match within the tolerance."""
     a, b = result.astype(np.float64), expected.astype(np.float64)
     plain = np.isfinite(b)
+    # Infinities and NaNs must be in the same positions.
     if not np.array_equal(plain, np.isfinite(a)):
         return False
     if not plain.all():
@@ -162,21 +174,21 @@ def _near(result: Array, expected: Array, tolerance: float, scale: float) -> boo
     return bool((np.abs(a - b) <= tolerance * (np.abs(b) + scale)).all())
 
 
-TOLERANCE = {"float64": 1e-12, "float32": 5e-4, "float16": 4e-3, "bfloat16": 3.2e-2}
+TOLERANCE_BY_DTYPE = {"float64": 1e-12, "float32": 5e-4, "float16": 4e-3, "bfloat16": 3.2e-2}
 """Of |element| + the root of the mean square, by dtype: 4096 roundings, the sums of a long row, one
 after the other; four of the types that sums are only rounded to."""
 
 
-def sample(outputs: list[Array], seed: int) -> list[float]:
+def output_fingerprint(outputs: list[Array], seed: int) -> list[float]:
     """Return a fingerprint of the outputs: a randomly signed sum of each output's elements."""
     rng = np.random.default_rng(seed + 1)
     # Random signs keep elements from cancelling systematically, and detect permuted results.
-    signs, sums = rng.choice([-1.0, 1.0], COMPARE_BLOCK), []
+    signs, sums = rng.choice([-1.0, 1.0], COMPARE_BLOCK_ELEMENTS), []
     for output in outputs:
         flat, total = output.reshape(-1), 0.0
-        for start in range(0, flat.size, COMPARE_BLOCK):
+        for start in range(0, flat.size, COMPARE_BLOCK_ELEMENTS):
             block = np.nan_to_num(
-                flat[start : start + COMPARE_BLOCK].astype(np.float64), posinf=0, neginf=0
+                flat[start : start + COMPARE_BLOCK_ELEMENTS].astype(np.float64), posinf=0, neginf=0
             )
             total += float(block @ signs[: block.size]) * rng.choice([-1.0, 1.0])
         sums.append(total / max(1.0, flat.size**0.5))
@@ -186,28 +198,27 @@ def sample(outputs: list[Array], seed: int) -> list[float]:
 BoundCall: TypeAlias = Callable[[], object]
 
 
-def _clock(threads: int) -> Callable[[], float]:
+def _timing_clock(threads: int) -> Callable[[], float]:
     """Return the clock for a thread count: one thread uses its own CPU time, which other processes
     do not affect; a device (0) uses wall time.
     """
     return time.thread_time if threads == 1 else time.perf_counter
 
 
-def _timed(call: BoundCall, count: int, clock: Callable[[], float]) -> float:
+def _time_calls(call: BoundCall, count: int, clock: Callable[[], float]) -> float:
     started = clock()
     for _ in range(count):
         call()
     return (clock() - started) / count
 
 
-def race(
+def race_candidates(
     calls: list[BoundCall], alive: list[int], rounds: int, seconds: float, threads: int, is_cold:
     bool,
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
-    """Return the seconds per call, by candidate and round, eliminating slow candidates but never
-    the first.
-    Args:
+    """Time candidates in interleaved rounds and return the seconds per call, by candidate and
+    round; slow candidates are eliminated, the first never. Args:
         calls: The calls, the default's first.
         alive: The indices of the calls to time.
         turns: The maximum number of rounds.
@@ -216,14 +227,17 @@ def race(
         is_cold: Whether to evict the caches before each call.
         first: The seconds of each call's checked run; by default each is called once.
     """
-    clock = _clock(threads)
-    begun = first or [_timed(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
-    once = _timed(calls[0], 1, clock)
-    slow = [i for i in alive if begun[i] > max(HOPELESS_RATIO * max(begun[0], once), MIN_TIMING_S)]
-    count = 1 if is_cold else max(1, min(MAX_CALLS, int(MIN_TIMING_S / max(once, 1e-7))))
+    clock = _timing_clock(threads)
+    begun = first or [_time_calls(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
+    once = _time_calls(calls[0], 1, clock)
+    # One timing of a hopeless candidate would cost as much as several of the others.
+    slow = [
+        i for i in alive if begun[i] > max(ELIMINATION_RATIO * max(begun[0], once), MIN_TIMING_S)
+    ]
+    count = 1 if is_cold else max(1, min(MAX_CALLS_PER_TIMING, int(MIN_TIMING_S / max(once, 1e-7))))
     # A call that takes long averages over more noise, so it counts as several rounds.
     rounds_per_call = max(1, min(MAX_ROUNDS_PER_CALL, int(once / MIN_TIMING_S)))
-    evicted = np.zeros(EVICTION_BYTES if is_cold else 0, np.uint8)
+    evicted = np.zeros(CACHE_EVICTION_BYTES if is_cold else 0, np.uint8)
     until = time.perf_counter() + seconds
     times: list[list[float]] = [[begun[i]] if i in slow else [] for i in range(len(calls))]
     alive = [i for i in alive if i not in slow]
@@ -232,8 +246,8 @@ def race(
         for index in alive if round_index % 2 else reversed(alive):
             # Touches every line of the eviction buffer; it is empty unless caches are to be cold.
             evicted += 1
-            times[index].append(_timed(calls[index], count, clock))
-        alive = still_racing(times, alive, (round_index + 1) * rounds_per_call)
+            times[index].append(_time_calls(calls[index], count, clock))
+        alive = surviving_candidates(times, alive, (round_index + 1) * rounds_per_call)
         if time.perf_counter() > until and round_index >= 2:
             break
     return times
@@ -248,7 +262,7 @@ def time_ratio(times: list[float], base: list[float]) -> float:
     return max(middle, min(times) / max(min(base), 1e-12))
 
 
-def still_racing(times: list[list[float]], alive: list[int], rounds: int) -> list[int]:
+def surviving_candidates(times: list[list[float]], alive: list[int], rounds: int) -> list[int]:
     """Return the candidates that may still win after `rounds` rounds; the first is always kept."""
     limit = next((factor for at, factor in reversed(ELIMINATION_STAGES) if rounds >= at), math.inf)
     best = min(min(times[i]) for i in alive)
@@ -262,15 +276,16 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
     sizes in sequence; `shares` weight the sizes. Ratios are relative to the default.
     """
     runtime.num_threads(int(str(head["threads"])))
-    device = _device(str(head["device"]))
+    device = _first_device(str(head["device"]))
     args = cast("list[tuple[list[int], str]]", head["args"])
     shares = cast("list[float]", head["shares"])
     args_per_size = len(args) // len(shares)
     results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in images]
     functions = []
     for number, image in enumerate(images):
+        # Sent before the candidate runs: if the process dies, the parent knows which one it was.
         tell({"at": number})
-        functions.append(load(image)[str(head["name"])])
+        functions.append(load_candidate_code(image)[str(head["name"])])
     for at, share in enumerate(shares):
         arrays = make_arrays(
             args[at * args_per_size : (at + 1) * args_per_size],
@@ -279,51 +294,47 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
         )
         arrays.device = device
         tensors = arrays.tensors()
-        calls = [_call(f, tensors, device) for f in functions]
+        calls = [_synchronous_call(f, tensors, device) for f in functions]
         threads = int(str(head["threads"])) if device is None else 0
-        first = _check(calls, arrays, results, int(str(head["seed"])), tell, _clock(threads))
+        first = _check_candidates(
+            calls, arrays, results, int(str(head["seed"])), tell, _timing_clock(threads)
+        )
         alive = [i for i, r in enumerate(results) if "wrong" not in r]
+        # The default failed on these sizes, so there is nothing to compare with.
         if 0 not in alive:
             break
         tell({"at": "times"})
-        times = race(
+        times = race_candidates(
             calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
             threads, bool(head["cold"]), first,
         )  # fmt: skip
-        add_times(results, times, alive, share)
+        for i in alive:
+            ratio = time_ratio(times[i], times[0])
+            results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
+            results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
     tell({"at": "end"})
     return {"results": results}, []
 
 
-def add_times(
-    results: Sequence[Head], times: Sequence[list[float]], alive: Sequence[int], share: float
-) -> None:
-    """Add the times at sizes of a share, and their ratios to the default's, to the results."""
-    for i in alive:
-        ratio = time_ratio(times[i], times[0])
-        results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
-        results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
-
-
-def _device(kind: str) -> runtime.Device | None:
+def _first_device(kind: str) -> runtime.Device | None:
     """Return the first device of a kind; None for the CPU."""
     return runtime.device(kind, 0) if kind else None
 
 
-def _call(
+def _synchronous_call(
     function: Callable[..., object], tensors: list[runtime.Tensor], device: runtime.Device | None
 ) -> BoundCall:
     """Return a call that, on a device, waits for completion."""
 
-    def call() -> None:
+    def call_and_sync() -> None:
         function(*tensors)
         device.sync()  # type: ignore[union-attr]
 
-    return (lambda: function(*tensors)) if device is None else call
+    return (lambda: function(*tensors)) if device is None else call_and_sync
 
 
-def _check(
-    calls: list[BoundCall], arrays: Arrays, results: list[Head], seed: int,
+def _check_candidates(
+    calls: list[BoundCall], arrays: KernelArrays, results: list[Head], seed: int,
     tell: Callable[[Head], None], clock: Callable[[], float],
 ) -> list[float]:  # fmt: skip
     """Run each candidate once and compare its results with the first one's; return the seconds of
@@ -339,32 +350,33 @@ def _check(
             # A result that was never written must not look right because an earlier candidate wrote
             # it.
             out.view(np.uint8).fill(
-                GUARD_BYTE
+                GUARD_FILL_BYTE
             ) if out.flags.c_contiguous and out.ndim else out.fill(0)
         try:
-            arrays.send()
-            first[number] = _timed(call, 1, clock)
-            arrays.fetch()
+            arrays.copy_to_device()
+            first[number] = _time_calls(call, 1, clock)
+            arrays.copy_from_device()
         except EkidenError as error:
             results[number] = {"wrong": f"{type(error).__name__}: {error}"}
             continue
         if number == 0:
             expected = [out.copy() for out in arrays.outputs]
-        if fault := arrays.fault() or difference(arrays.outputs, expected):
+        if fault := arrays.memory_violation() or describe_difference(arrays.outputs, expected):
             results[number] = {"wrong": fault}
-            for before, array in zip(arrays.kept, arrays.inputs, strict=True):
+            # The next candidate must see the original inputs and intact guards.
+            for before, array in zip(arrays.initial_inputs, arrays.inputs, strict=True):
                 array[...] = before
             for block in arrays.blocks:
-                block[:GUARD_BYTES] = block[-GUARD_BYTES:] = GUARD_BYTE
+                block[:GUARD_ZONE_BYTES] = block[-GUARD_ZONE_BYTES:] = GUARD_FILL_BYTE
             continue
         sample_so_far = cast("list[float]", results[number]["sample"])
-        results[number]["sample"] = [*sample_so_far, *sample(arrays.outputs, seed)]
+        results[number]["sample"] = [*sample_so_far, *output_fingerprint(arrays.outputs, seed)]
     return first
 
 
-def difference(results: list[Array], expected: list[Array]) -> str:
+def describe_difference(results: list[Array], expected: list[Array]) -> str:
     """Describe how results differ from the expected ones; empty if they agree."""
     for number, (a, b) in enumerate(zip(results, expected, strict=True)):
-        if not agrees(a, b, TOLERANCE.get(str(a.dtype), 5e-4)):
+        if not results_agree(a, b, TOLERANCE_BY_DTYPE.get(str(a.dtype), 5e-4)):
             return f"its result {number} is not that of the default"
     return ""

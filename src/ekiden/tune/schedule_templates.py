@@ -28,7 +28,7 @@ from typing import Any, TypeAlias, cast
 from ekiden.ir.range import Range
 from ekiden.ir.structural import structural_digest
 from ekiden.kernels.decision import Decision, Fixed, Knob, Value
-from ekiden.kernels.family import size_of
+from ekiden.kernels.family import known_extent
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import TargetLike, target_or_current
@@ -39,7 +39,7 @@ from ekiden.te.schedule.relations import Axis
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import Source
+from ekiden.tune.program import TaskSource
 from ekiden.tune.space import FamilySpace
 from ekiden.tune.task import Task, program_flops
 
@@ -47,7 +47,7 @@ Function: TypeAlias = Callable[..., tuple[Schedule, Sequence[Tensor]]]
 Axes: TypeAlias = Sequence[Axis]
 MAX_KNOB_VALUES = 20_000
 """Values of a knob: more are a mistake."""
-ANNOTATIONS: Mapping[str, tuple[str, ...]] = {
+ANNOTATION_POLICIES: Mapping[str, tuple[str, ...]] = {
     "parallel": ("none", "parallel"),
     "unroll": ("none", "unroll"),
     "vectorize": ("none", "vec"),
@@ -59,23 +59,23 @@ ANNOTATIONS: Mapping[str, tuple[str, ...]] = {
 for the outermost."""
 
 
-def _numbers(text: Value) -> list[int]:
+def _parse_numbers(text: Value) -> list[int]:
     return [int(n) for n in str(text).split(",")]
 
 
-def _stage(schedule: Schedule, op: object) -> Any:  # noqa: ANN401  a stage, whatever asked for it
+def _find_stage(schedule: Schedule, op: object) -> Any:  # noqa: ANN401  a stage, whatever asked for it
     return op if hasattr(op, "reorder") else schedule[cast("Tensor", op)]
 
 
 @dataclass(frozen=True, slots=True)
 class SplitEntity:
-    """A split of an axis. size: the extents of its parts, outermost first."""
+    """Split of an axis. size: the extents of its parts, outermost first."""
 
     size: list[int]
 
     def apply(self, sch: Schedule, op: object, axis: Axis) -> list[Axis]:
         """Split the axis and return its parts, outermost first."""
-        stage, inner_axes = _stage(sch, op), list[Axis]()
+        stage, inner_axes = _find_stage(sch, op), list[Axis]()
         for factor in reversed(self.size[1:]):
             axis, inner = stage.split(axis, factor=factor)
             inner_axes.insert(0, inner)
@@ -84,14 +84,14 @@ class SplitEntity:
 
 @dataclass(frozen=True, slots=True)
 class ReorderEntity:
-    """An order of axes. perm: the index of each axis in the new order."""
+    """Order of axes. perm: the index of each axis in the new order."""
 
     perm: list[int]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
         """Reorder the axes and return them in their new order."""
         reordered = [axes[n] for n in self.perm]
-        _stage(sch, op).reorder(*reordered)
+        _find_stage(sch, op).reorder(*reordered)
         return reordered
 
 
@@ -102,8 +102,8 @@ class AnnotateEntity:
     anns: list[str]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
-        """Annotate the axes; gives them."""
-        stage = _stage(sch, op)
+        """Annotate the axes and return them."""
+        stage = _find_stage(sch, op)
         steps = {"parallel": stage.parallel, "unroll": stage.unroll, "vec": stage.vectorize}
         for axis, ann in zip(axes, self.anns, strict=True):
             if ann != "none":
@@ -113,7 +113,7 @@ class AnnotateEntity:
 
 @dataclass(frozen=True, slots=True)
 class OtherOptionEntity:
-    """A knob's value. val: the original object."""
+    """Value of a knob. val: the original object."""
 
     val: object
 
@@ -123,7 +123,7 @@ Entity: TypeAlias = SplitEntity | ReorderEntity | AnnotateEntity | OtherOptionEn
 
 @dataclass(slots=True)
 class Config:
-    """The knobs of a template and their values: `cfg["tile"]`."""
+    """Configuration of a template: knobs and their values, read as `cfg["tile"]`."""
 
     fixed: Fixed = field(default_factory=dict)
     choices: dict[str, Knob] = field(default_factory=dict)
@@ -144,16 +144,16 @@ class Config:
         ("power2"), any inner sizes ("verbose"), or `candidate`s, where -1 is inferred. Raises
         InputError.
         """
-        length = self._length(name, axis)
+        length = self._axis_length(name, axis)
         if policy == "candidate" or candidate is not None:
-            factorizations = [_whole(name, list(c), length) for c in candidate or ()]
+            factorizations = [_infer_factor(name, list(c), length) for c in candidate or ()]
         elif policy in ("factors", "power2", "verbose"):
-            factorizations = list(_factors(length, num_outputs, max_factor, policy))
+            factorizations = list(_factorizations(length, num_outputs, max_factor, policy))
         else:
             raise InputError(f"define_split '{name}': there is no policy '{policy}'")
         accepted = [f for f in factorizations if filter is None or filter(SplitEntity(f))]
         texts = (",".join(map(str, f)) for f in accepted)
-        self._define(name, texts, lambda v: SplitEntity(_numbers(v)))
+        self._define_knob(name, texts, lambda v: SplitEntity(_parse_numbers(v)))
 
     def define_reorder(
         self,
@@ -175,7 +175,7 @@ class Config:
         else:
             raise InputError(f"define_reorder '{name}': there is no policy '{policy}'")
         texts = (",".join(map(str, order)) for order in orders)
-        self._define(name, texts, lambda v: ReorderEntity(_numbers(v)))
+        self._define_knob(name, texts, lambda v: ReorderEntity(_parse_numbers(v)))
 
     def define_annotate(
         self,
@@ -189,14 +189,14 @@ class Config:
         """
         if candidate is not None:
             annotations = [list(c) for c in candidate]
-        elif policy in ANNOTATIONS:
+        elif policy in ANNOTATION_POLICIES:
             plain = ["none"] * (len(axes) - 1)
-            kinds = ANNOTATIONS[policy]
+            kinds = ANNOTATION_POLICIES[policy]
             first = policy == "parallel"
             annotations = [[k, *plain] if first else [*plain, k] for k in kinds]
         else:
             raise InputError(f"define_annotate '{name}': there is no policy '{policy}'")
-        self._define(
+        self._define_knob(
             name, (",".join(f) for f in annotations), lambda v: AnnotateEntity(str(v).split(","))
         )
 
@@ -205,7 +205,7 @@ class Config:
         values = {str(v).replace(" ", ""): v for v in candidate}
         if len(values) != len(candidate):
             raise InputError(f"define_knob '{name}': values that print apart expected")
-        self._define(name, values, lambda v: OtherOptionEntity(values[str(v)]))
+        self._define_knob(name, values, lambda v: OtherOptionEntity(values[str(v)]))
 
     def add_flop(self, flop: float) -> None:
         """Set the number of operations of a call, instead of counting them."""
@@ -225,13 +225,13 @@ class Config:
     def __contains__(self, name: str) -> bool:
         return name in self.choices
 
-    def _length(self, name: str, axis: Axis | int) -> int:
-        length = size_of(axis if isinstance(axis, int) else cast(Range, axis.dom).extent)
+    def _axis_length(self, name: str, axis: Axis | int) -> int:
+        length = known_extent(axis if isinstance(axis, int) else cast(Range, axis.dom).extent)
         if length is None or length < 1:
             raise InputError(f"define_split '{name}': an axis of a known length expected")
         return length
 
-    def _define(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
+    def _define_knob(self, name: str, texts: object, make: Callable[[Value], Entity]) -> None:
         """Define a knob. Raises InputError if it is empty, too large, or defined differently
         before.
         """
@@ -247,7 +247,7 @@ class Config:
         self._make[name] = make
 
 
-def _whole(name: str, factors: list[int], length: int) -> list[int]:
+def _infer_factor(name: str, factors: list[int], length: int) -> list[int]:
     """Infer the -1 factor of a split. Raises InputError if the factors do not cover the length."""
     known_product = math.prod(f for f in factors if f > 0)
     completed = [-(-length // known_product) if f < 0 else f for f in factors]
@@ -256,7 +256,7 @@ def _whole(name: str, factors: list[int], length: int) -> list[int]:
     return completed
 
 
-def _factors(length: int, count: int, max_factor: int, policy: str) -> Iterator[list[int]]:
+def _factorizations(length: int, count: int, max_factor: int, policy: str) -> Iterator[list[int]]:
     """Yield all factorizations of a length, outermost first, beginning with the unsplit axis."""
     if count == 1:
         yield [length]
@@ -265,28 +265,28 @@ def _factors(length: int, count: int, max_factor: int, policy: str) -> Iterator[
         divides = length % inner == 0
         if (policy == "factors" and not divides) or (policy == "power2" and inner & (inner - 1)):
             continue
-        for outer in _factors(-(-length // inner), count - 1, max_factor, policy):
+        for outer in _factorizations(-(-length // inner), count - 1, max_factor, policy):
             yield [*outer, inner]
 
 
-_CURRENT: ContextVar[Config | None] = ContextVar("config", default=None)
-_TEMPLATES: dict[str, Function] = {}
+_CURRENT_CONFIG: ContextVar[Config | None] = ContextVar("config", default=None)
+_REGISTERED_TEMPLATES: dict[str, Function] = {}
 
 
 def get_config() -> Config:
     """Return the knobs of the running template; outside of one, unsearched knobs at their first
     values.
     """
-    return _CURRENT.get() or Config()
+    return _CURRENT_CONFIG.get() or Config()
 
 
 @contextmanager
-def _under(config: Config) -> Iterator[Config]:
-    token = _CURRENT.set(config)
+def _with_config(config: Config) -> Iterator[Config]:
+    token = _CURRENT_CONFIG.set(config)
     try:
         yield config
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_CONFIG.reset(token)
 
 
 def template(name: str) -> Callable[[Function], Function]:
@@ -294,16 +294,16 @@ def template(name: str) -> Callable[[Function], Function]:
     that is taken is taken over.
     """
 
-    def register(function: Function) -> Function:
-        _TEMPLATES[name] = function
+    def register_template(function: Function) -> Function:
+        _REGISTERED_TEMPLATES[name] = function
         return function
 
-    return register
+    return register_template
 
 
 @dataclass(frozen=True)
-class Template:
-    """A template function with its arguments."""
+class ScheduleTemplate:
+    """Schedule template: a function with its arguments."""
 
     name: str
     function: Function
@@ -311,7 +311,7 @@ class Template:
 
     def run(self, fixed: Fixed) -> tuple[PrimFunc, Config]:
         """Return the loops under some overrides, and the knobs. Raises what the function raises."""
-        with _under(Config(fixed)) as config:
+        with _with_config(Config(fixed)) as config:
             schedule, tensors = self.function(*self.args)
         return lower(schedule, list(tensors)), config
 
@@ -320,7 +320,9 @@ class Template:
         CompileError for incompatible knobs.
         """
         _, config = self.run(fixed)
-        return Decision.of({n: fixed.get(n, c.domain[0]) for n, c in config.choices.items()})
+        return Decision.from_mapping(
+            {n: fixed.get(n, c.domain[0]) for n, c in config.choices.items()}
+        )
 
     def lower(self, candidate: Candidate) -> PrimFunc:
         """Return the loops of a candidate."""
@@ -329,7 +331,7 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateSpace(FamilySpace):
-    """The decisions of a template for given arguments."""
+    """Search space of a template for given arguments."""
 
     args: tuple[object, ...] = ()
 
@@ -342,14 +344,14 @@ def template_task(
     what the function raises.
     """
     if isinstance(which, str):
-        if which not in _TEMPLATES:
-            names = ", ".join(_TEMPLATES) or "none"
+        if which not in _REGISTERED_TEMPLATES:
+            names = ", ".join(_REGISTERED_TEMPLATES) or "none"
             raise InputError(f"tune: no template is called '{which}'; there are: {names}")
-        name, function = name or which, _TEMPLATES[which]
+        name, function = name or which, _REGISTERED_TEMPLATES[which]
     else:
         name, function = name or which.__name__, which
-    bound_template = Template(name, function, tuple(args))
-    with _under(Config()) as config:
+    bound_template = ScheduleTemplate(name, function, tuple(args))
+    with _with_config(Config()) as config:
         schedule, tensors = function(*args)
     if not any(len(c.domain) > 1 for c in config.choices.values()):
         raise InputError(f"tune: the template '{name}' has no knobs")
@@ -358,10 +360,10 @@ def template_task(
         name, tuple(config.choices.values()), bound_template.decide, bound_template.args
     )
     return Task(
-        name, structural_digest(plain), Source(lower(schedule, list(tensors))),
+        name, structural_digest(plain), TaskSource(lower(schedule, list(tensors))),
         target_or_current(target), space, flops=config.flop or program_flops(plain),
         lowering=bound_template.lower,
     )  # fmt: skip
 
 
-__all__ = ["Config", "Template", "TemplateSpace", "get_config", "template", "template_task"]
+__all__ = ["Config", "ScheduleTemplate", "TemplateSpace", "get_config", "template", "template_task"]

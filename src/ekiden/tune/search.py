@@ -27,11 +27,11 @@ DRAWS_PER_CANDIDATE = 20
 
 
 class Search(Protocol):
-    """A search strategy."""
+    """Search strategy, which proposes the next candidates."""
 
     @property
     def name(self) -> str:
-        """Return its name in records."""
+        """Return the strategy's name in records."""
 
     def propose(
         self, space: Space, history: RatioByCandidate, count: int, source: random.Random
@@ -39,7 +39,7 @@ class Search(Protocol):
         """Return up to `count` candidates, none of which was tried."""
 
 
-def draw_new(
+def draw_untried(
     draw: object, history: RatioByCandidate, count: int, initial: Sequence[Candidate] = ()
 ) -> list[Candidate]:
     """Draw candidates that are not in `history`, in addition to `initial`; invalid draws are
@@ -70,12 +70,12 @@ class Random:
     ) -> list[Candidate]:
         """Return random candidates."""
         tried_ratios = {space.default: 1.0, **history}
-        return draw_new(lambda: space.sample(source), tried_ratios, count)
+        return draw_untried(lambda: space.sample(source), tried_ratios, count)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay of recorded candidates, on another machine or after the compiler changed."""
+    """Replay of recorded candidates, on another machine or after the compiler changed."""
 
     candidates: tuple[Candidate, ...]
     name: str = "replay"
@@ -90,9 +90,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class Evolution:
-    """An evolutionary search: mutations of the best, crossovers of two of them, and a share of
-    random ones. With a model, `pool` times as many candidates are drawn and the most promising
-    are kept.
+    """Evolutionary search: mutations of the best candidates, crossovers of two of them, and a share
+    of random ones. With a model, `pool` times as many candidates are drawn and the most
+    promising are kept.
     """
 
     population: int = 12
@@ -125,39 +125,43 @@ class Evolution:
         parents = parents[: self.population]
         random_ones = round(self.exploration * count)
         draw_count = (count - random_ones) * (self.pool if self.model is not None else 1)
-        children = draw_new(lambda: self._child(space, parents, source), tried_ratios, draw_count)
-        selected = self._kept(space, history, children, count - random_ones)
-        return draw_new(lambda: space.sample(source), tried_ratios, count, selected)
+        children = draw_untried(
+            lambda: self._make_child(space, parents, source), tried_ratios, draw_count
+        )
+        selected = self._rank_children(space, history, children, count - random_ones)
+        return draw_untried(lambda: space.sample(source), tried_ratios, count, selected)
 
-    def _child(
+    def _make_child(
         self, space: Space, parents: Sequence[Candidate], source: random.Random
     ) -> Candidate:
         """Return a child of good parents: the better of two draws."""
 
-        def parent() -> Candidate:
+        def pick_parent() -> Candidate:
             # The minimum of two uniform draws favours better parents linearly.
             return parents[min(source.randrange(len(parents)), source.randrange(len(parents)))]
 
         if len(parents) > 1 and source.random() < self.crossing:
-            return space.mutate(space.cross(parent(), parent(), source), source)
-        return space.mutate(parent(), source)
+            return space.mutate(space.cross(pick_parent(), pick_parent(), source), source)
+        return space.mutate(pick_parent(), source)
 
-    def _kept(
+    def _rank_children(
         self, space: Space, history: RatioByCandidate, children: list[Candidate], count: int
     ) -> list[Candidate]:
         measured = {c: ratio for c, ratio in history.items() if ratio < math.inf}
         too_few = len(measured) + len(self.known) < MIN_MODEL_SAMPLES
+        # With few measurements a model ranks no better than chance.
         if self.model is None or len(children) <= count or too_few:
             return children[:count]
         model = self.model()
-        rows = [*self.known, *_relative(space, measured)]
+        # Ratios to a task's median are comparable between tasks.
+        rows = [*self.known, *_ratios_to_median(space, measured)]
         model.fit([features for features, _ in rows], [ratio for _, ratio in rows])
         guessed = model.predict([space.features(c) for c in children])
         order = sorted(range(len(children)), key=guessed.__getitem__)
         return [children[i] for i in order[:count]]
 
 
-def _relative(space: Space, measured: RatioByCandidate) -> list[tuple[Features, float]]:
+def _ratios_to_median(space: Space, measured: RatioByCandidate) -> list[tuple[Features, float]]:
     """Return the features of candidates, with their ratios to the median: what defaults are worth
     differs from task to task.
     """
@@ -173,7 +177,7 @@ def learned(records: Records, tasks: Sequence[Task]) -> tuple[tuple[Features, fl
         trials = records.query(task.workload, str(task.target), kind="trial")
         tried = {Candidate(t.rule, t.choice): t.ratio for t in trials if t.status == "ok"}
         usable = {c: ratio for c, ratio in tried.items() if not task.space.refusal(c)}
-        rows += _relative(task.space, usable)
+        rows += _ratios_to_median(task.space, usable)
     return tuple(rows)
 
 

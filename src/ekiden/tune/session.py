@@ -19,42 +19,42 @@ from ekiden.tune.records import Best, Record, Records, Trial, is_faster
 from ekiden.tune.search import Evolution, Search
 from ekiden.tune.task import Task
 
-WIN_RATIO = 0.98
+MAX_WIN_RATIO = 0.98
 """A candidate is better than the default when it takes at most so much of its time: less is no more
 than two measurements of one kernel differ by."""
-UNSTEADY_RATIO = 1.5
+UNSTEADY_TIME_RATIO = 1.5
 """A candidate that takes so many times as long as one process said is none to rely on."""
-DISTURBED_RATIO = 1.1
+DISTURBED_TIME_RATIO = 1.1
 """Where the default takes so many times as long as it once did, the machine does something else
 too, and a ratio is no measure of an idle one: on a Zen 3 whose caches others used, a product of
 0.89 of the default's time was 1.02 to 1.04 of it later, while the default took 1.37 of its own."""
 MAX_CONFIRMATIONS = 3
 """How often a machine that is disturbed is asked."""
-EXPECTED_GAIN = 0.1
+EXPECTED_RELATIVE_GAIN = 0.1
 """Of the time that a task takes still, what as many trials again as it has had may win."""
 MIN_RELATIVE_GAIN = 2e-4
 """Of the time of all tasks: a batch that is expected to win less is not worth its time."""
-MAX_FAILURES = 24
+MAX_TASK_FAILURES = 24
 """Trials without one that worked after which a task is given up."""
 
 
 @dataclass(slots=True)
 class TaskState:
-    """A task with everything known about it."""
+    """State of a task: everything measured about it."""
 
     task: Task
     history: dict[Candidate, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
     """The best confirmed ratio after each trial."""
-    found: dict[Candidate, Best] = field(default_factory=dict)
+    confirmed: dict[Candidate, Best] = field(default_factory=dict)
     """Those that were confirmed to be faster than the default, and not taken back."""
-    is_asked: bool = True
+    is_best_reconfirmed: bool = True
     """Whether the best was measured beside the default of this run."""
     untuned: float = math.inf
     """Seconds of the default, the fastest seen."""
-    least: float = math.inf
+    run_default_seconds: float = math.inf
     """The same of this run: processors are not as fast on all days."""
-    ended: str = ""
+    end_reason: str = ""
     """Why it gets no more trials."""
     failed: dict[str, int] = field(default_factory=dict)
     """Trials by status, but those that are ok."""
@@ -68,7 +68,7 @@ class TaskState:
     @property
     def best(self) -> Best | None:
         """Return the fastest confirmed candidate."""
-        return min(self.found.values(), key=lambda r: r.ratio, default=None)
+        return min(self.confirmed.values(), key=lambda r: r.ratio, default=None)
 
     @property
     def ratio(self) -> float:
@@ -80,7 +80,7 @@ class TaskState:
         """Return the seconds of a model run spent in the default kernel; 0 where it never ran."""
         return self.task.calls * self.untuned if self.untuned < math.inf else 0.0
 
-    def gain(self, window: int) -> float:
+    def expected_gain(self, window: int) -> float:
         """Return the seconds per model run that the next trial is expected to save: what the last
         ones did, and what is hoped of any.
         """
@@ -88,18 +88,19 @@ class TaskState:
             return math.inf
         before = self.curve[-window] if len(self.curve) > window else 1.0
         # The recent slope, mixed with the optimistic assumption that as many trials again win
-        # EXPECTED_GAIN.
+        # EXPECTED_RELATIVE_GAIN.
         won = (before - self.curve[-1]) / min(window, len(self.curve))
-        return self.weight * 0.5 * (won + EXPECTED_GAIN * self.ratio / len(self.curve))
+        return self.weight * 0.5 * (won + EXPECTED_RELATIVE_GAIN * self.ratio / len(self.curve))
 
     def add(self, record: Record) -> None:
         """Add a record of this task."""
         candidate = Candidate(record.rule, record.choice)
         if isinstance(record, Best):
-            self.found[candidate] = record
+            self.confirmed[candidate] = record
         else:
             if not is_faster(record):
-                self.found.pop(candidate, None)
+                # A later trial that is not faster revokes an earlier win.
+                self.confirmed.pop(candidate, None)
             is_new = candidate not in self.history
             self.history[candidate] = record.ratio if record.status == "ok" else math.inf
             if record.status != "ok":
@@ -119,7 +120,8 @@ Progress: TypeAlias = Callable[["Session"], None]
 
 @dataclass(slots=True)
 class Session:
-    """A tuning run: `run` continues until its trials, its time or the expected gain are exhausted.
+    """Tuning session: `run` continues until its trials, its time or the expected gain are
+    exhausted.
 
     Every trial is in `records` before the next batch begins, so that an interrupted run loses at
     most one batch and another resumes there. Only records that were measured with the same sizes,
@@ -139,18 +141,19 @@ class Session:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise InputError("tune: there is no kernel with anything to choose")
-        self.states = [self._known(task) for task in self.tasks]
+        self.states = [self._restore_state(task) for task in self.tasks]
 
-    def _known(self, task: Task) -> TaskState:
+    def _restore_state(self, task: Task) -> TaskState:
         """Return a task's state, restored from matching records."""
         state = TaskState(task)
         for record in self.records.query(task.workload, str(task.target)):
             same = (record.sizes or [{}], record.shares, record.threads, record.processor)
             sizes = ([dict(s) for s in task.sizes], list(task.shares))
             current = (*sizes, self.measurer.threads, self.measurer.processor)
+            # Records of other threads, sizes or processors say nothing about this run.
             if same == current and not task.space.refusal(Candidate(record.rule, record.choice)):
                 state.add(record)
-        state.is_asked = state.best is None
+        state.is_best_reconfirmed = state.best is None
         return state
 
     @property
@@ -175,92 +178,96 @@ class Session:
             raise InputError(f"tune: trials above 0 expected, got {trials}")
         self.started, self.budget, self._before = time.monotonic(), trials, self.trials
         try:
-            self._try_all(trials, seconds)
+            self._run_trials(trials, seconds)
         finally:
             self.measurer.release()
-        if all(s.ended and not s.trials for s in self.states):
-            raise NoDefaultError(self.states[0].ended)
+        if all(s.end_reason and not s.trials for s in self.states):
+            raise NoDefaultError(self.states[0].end_reason)
 
-    def _try_all(self, trials: int, seconds: float) -> None:
+    def _run_trials(self, trials: int, seconds: float) -> None:
         while self.trials < trials and time.monotonic() - self.started < seconds:
-            state = self._next()
+            state = self._next_task()
             if state is None:
                 break
-            self._batch(state, min(self.measurer.batch * self.measurer.runners,
-                                   trials - self.trials))  # fmt: skip
+            self._run_batch(state, min(self.measurer.batch * self.measurer.runners,
+                                       trials - self.trials))  # fmt: skip
             if self.progress is not None:
                 self.progress(self)
 
-    def _next(self) -> TaskState | None:
+    def _next_task(self) -> TaskState | None:
         """Return the task expected to gain most from a batch; every task is tried once first, the
         largest first.
         """
         batch = self.measurer.batch
-        open_states = [s for s in self.states if not s.ended]
+        open_states = [s for s in self.states if not s.end_reason]
         new = [s for s in open_states if not s.trials]
         if new:
             # Nothing is measured yet, so operation counts stand in for time.
             return max(new, key=lambda s: s.task.calls * s.task.flops)
-        best = max(open_states, key=lambda s: s.gain(2 * batch), default=None)
+        best = max(open_states, key=lambda s: s.expected_gain(2 * batch), default=None)
         total = sum(s.weight * s.ratio for s in self.states)
-        if best is None or batch * best.gain(2 * batch) < MIN_RELATIVE_GAIN * total:
+        # No remaining task is expected to gain enough to pay for a batch.
+        if best is None or batch * best.expected_gain(2 * batch) < MIN_RELATIVE_GAIN * total:
             return None
         return best
 
-    def _batch(self, state: TaskState, count: int) -> None:
+    def _run_batch(self, state: TaskState, count: int) -> None:
         """Propose, measure and record a batch; a winner is confirmed before it is recorded
         as best.
         """
+        # Seeded by task and trial count: a resumed session continues with the same candidates.
         task, source = state.task, random.Random(f"{self.seed} {state.task.key} {state.trials}")
         try:
-            self._ask_again(state, source.randrange(1 << 30))
+            self._revoke_if_slower(state, source.randrange(1 << 30))
         except NoDefaultError as error:
-            state.ended = str(error)
+            state.end_reason = str(error)
             return
         chosen = self.search.propose(task.space, state.history, count, source)
         if not chosen:
-            state.ended = "everything was tried"
+            state.end_reason = "everything was tried"
             return
         incumbent = Candidate(state.best.rule, state.best.choice) if state.best else None
         seed = source.randrange(1 << 30)
         try:
             for outcome in self.measurer.measure(task, chosen, incumbent, seed):
-                self._settle(state, outcome, seed)
+                self._record_outcome(state, outcome, seed)
         except NoDefaultError as error:
-            state.ended = str(error)
+            state.end_reason = str(error)
             return
-        if state.trials >= MAX_FAILURES and not any(r < math.inf for r in state.history.values()):
-            state.ended = f"nothing worked: {state.first_failure}"
+        if state.trials >= MAX_TASK_FAILURES and not any(
+            r < math.inf for r in state.history.values()
+        ):
+            state.end_reason = f"nothing worked: {state.first_failure}"
 
-    def _ask_again(self, state: TaskState, seed: int) -> None:
-        """Revoke an earlier run's best if it is not faster than this run's default: a record says
-        nothing of a default that has become faster since. (C3D on Zen 4: 0.98 of the time of a
-        default was 1.1 of the next one's.)
+    def _revoke_if_slower(self, state: TaskState, seed: int) -> None:
+        """Revoke an earlier run's best if it is not faster than this run's default: the default may
+        have become faster since. (C3D on Zen 4: 0.98 of the time of a default was 1.1 of the
+        next one's.)
         """
-        while not state.is_asked and (best := state.best) is not None:
+        while not state.is_best_reconfirmed and (best := state.best) is not None:
             again = self.measurer.confirm(state.task, Candidate(best.rule, best.choice), seed)
             last, fastest = again[-1], min(again, key=lambda o: o.ratio)
-            trial = _trial(self, state.task, fastest if last.is_ok else last)
+            trial = _make_trial(self, state.task, fastest if last.is_ok else last)
             if is_faster(trial) or trial.status == "lost":
                 break
-            self._record(state, trial)
-        state.is_asked = True
+            self._append_records(state, trial)
+        state.is_best_reconfirmed = True
 
-    def _settle(self, state: TaskState, outcome: Outcome, seed: int) -> None:
+    def _record_outcome(self, state: TaskState, outcome: Outcome, seed: int) -> None:
         """Record an outcome; one that appears to beat the best is confirmed first."""
-        if not outcome.is_ok or outcome.ratio > WIN_RATIO * state.ratio:
-            self._record(state, _trial(self, state.task, outcome))
+        if not outcome.is_ok or outcome.ratio > MAX_WIN_RATIO * state.ratio:
+            self._append_records(state, _make_trial(self, state.task, outcome))
             return
-        again, slower = self._confirmed(state, outcome, seed)
+        again, slower = self._confirm(state, outcome, seed)
         last = again[-1]
         if not last.is_ok:
             outcome = last
-        elif slower > DISTURBED_RATIO:
+        elif slower > DISTURBED_TIME_RATIO:
             reason = (
                 f"{outcome.ratio:.2f} of the default's time, which was {slower:.2f} of its least"
             )
             outcome = Outcome(outcome.candidate, "unsteady", said=reason)
-        elif max(o.ratio for o in again) > UNSTEADY_RATIO * outcome.ratio:
+        elif max(o.ratio for o in again) > UNSTEADY_TIME_RATIO * outcome.ratio:
             reason = (
                 f"{outcome.ratio:.2f} of the default's time was {max(o.ratio for o in again):.2f}"
             )
@@ -270,46 +277,47 @@ class Session:
             # several is reported.
             worst = max([outcome, *again], key=lambda o: o.ratio)
             outcome = worst
-        trial = _trial(self, state.task, outcome)
-        if outcome.is_ok and outcome.ratio <= WIN_RATIO * state.ratio:
+        trial = _make_trial(self, state.task, outcome)
+        if outcome.is_ok and outcome.ratio <= MAX_WIN_RATIO * state.ratio:
             best = Best(
-                **{f: getattr(trial, f) for f in _FIELDS}, confirmed=[o.ratio for o in again]
+                **{f: getattr(trial, f) for f in _TRIAL_FIELDS}, confirmed=[o.ratio for o in again]
             )
-            self._record(state, best, trial)
+            self._append_records(state, best, trial)
         else:
-            self._record(state, trial)
+            self._append_records(state, trial)
 
-    def _confirmed(
+    def _confirm(
         self, state: TaskState, outcome: Outcome, seed: int
     ) -> tuple[list[Outcome], float]:
         """Measure a candidate in other processes, and return how much slower than its fastest time
         the default was there; repeat while the machine is disturbed.
         """
-        fastest_default = min(state.least, outcome.untuned)
+        fastest_default = min(state.run_default_seconds, outcome.untuned)
         for attempt in range(MAX_CONFIRMATIONS):
             # Another seed, so that results are compared on other data too.
             again = self.measurer.confirm(state.task, outcome.candidate, seed ^ (attempt + 1))
             times = [o.untuned for o in again if o.is_ok]
-            fastest_default = state.least = min([fastest_default, *times])
+            fastest_default = state.run_default_seconds = min([fastest_default, *times])
             slower = max(times, default=0.0) / fastest_default if fastest_default > 0 else 1.0
-            if slower <= DISTURBED_RATIO or not again[-1].is_ok:
+            # An undisturbed machine's answer is final, whichever it is.
+            if slower <= DISTURBED_TIME_RATIO or not again[-1].is_ok:
                 break
         return again, slower
 
-    def _record(self, state: TaskState, *records: Record) -> None:
+    def _append_records(self, state: TaskState, *records: Record) -> None:
         """Append records and update the task's state."""
         self.records.append(*records)
         for record in records:
             state.add(record)
             if record.untuned > 0:
-                state.least = min(state.least, record.untuned)
+                state.run_default_seconds = min(state.run_default_seconds, record.untuned)
 
 
-_FIELDS = tuple(Trial.__dataclass_fields__)
+_TRIAL_FIELDS = tuple(Trial.__dataclass_fields__)
 
 
-def _trial(session: Session, task: Task, outcome: Outcome) -> Trial:
-    def finite(value: float) -> float:
+def _make_trial(session: Session, task: Task, outcome: Outcome) -> Trial:
+    def finite_or_zero(value: float) -> float:
         return float(f"{value:.4g}") if value < math.inf else 0.0
 
     return Trial(
@@ -319,9 +327,9 @@ def _trial(session: Session, task: Task, outcome: Outcome) -> Trial:
         choice=outcome.candidate.choice,
         name=task.name,
         status=outcome.status,
-        ratio=finite(outcome.ratio),
-        seconds=finite(outcome.seconds),
-        untuned=finite(outcome.untuned),
+        ratio=finite_or_zero(outcome.ratio),
+        seconds=finite_or_zero(outcome.seconds),
+        untuned=finite_or_zero(outcome.untuned),
         threads=session.measurer.threads,
         processor=session.measurer.processor,
         sizes=[dict(s) for s in task.sizes if s],

@@ -20,13 +20,13 @@ from ekiden.ir.hashes import sha256
 from ekiden.runtime.errors import CompileError, ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.schedule.sampling import categorical
+from ekiden.tir.schedule.sampling import sample_categorical
 from ekiden.tir.schedule.trace import SAMPLING_KINDS, BlockRV, Instruction, Trace
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of, has_block
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.features import program_features
-from ekiden.tune.program import DEFAULT_RULE
+from ekiden.tune.program import DEFAULT_RULE_NAME
 from ekiden.tune.rules import DEFAULT_RULES, SketchRule
 
 MAX_SKETCHES = 48
@@ -35,30 +35,35 @@ MAX_SKETCHES = 48
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A schedule template of a program: the rules applied to each block, and the trace."""
+    """Sketch of a program: a schedule template with the rules applied to each block, and
+    the trace.
+    """
 
     name: str
     trace: Trace
 
 
-def sketches(func: PrimFunc, target: Target, rules: Sequence[SketchRule] = ()) -> list[Sketch]:
+def generate_sketches(
+    func: PrimFunc, target: Target, rules: Sequence[SketchRule] = ()
+) -> list[Sketch]:
     """Return every combination of the rules' variants, last block first, as traces with random
     sampled numbers. A block whose rules all refuse is left unscheduled.
     """
     first = tir.Schedule(func, seed=1, error_render_level="none")
     partial = [("", first)]
+    # Consumers first: whether a producer is inlined or computed at a loop depends on its reader.
     for block in reversed(block_names(func)):
         following = [
             (f"{name} {step}".strip(), derived)
             for name, schedule in partial
-            for step, derived in _applied(schedule, block, target, rules or DEFAULT_RULES)
+            for step, derived in _apply_first_rule(schedule, block, target, rules or DEFAULT_RULES)
         ]
         # An even stride keeps some variant of every kind when combinations explode.
         partial = following[:: -(-len(following) // MAX_SKETCHES)]
     return [Sketch(name, s.trace) for name, s in partial if len(s.trace.simplified())]
 
 
-def _applied(
+def _apply_first_rule(
     schedule: tir.Schedule, block: str, target: Target, rules: Sequence[SketchRule]
 ) -> list[tuple[str, tir.Schedule]]:
     """Return the variants that the first matching rule gives for a block."""
@@ -86,7 +91,7 @@ def block_names(func: PrimFunc) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSpace:
-    """The schedules of a loop program: a few traces, each with varying decisions."""
+    """Search space of a loop program's schedules: a few traces, each with varying decisions."""
 
     func: PrimFunc
     traces: tuple[Trace, ...]
@@ -104,29 +109,29 @@ class TraceSpace:
     @property
     def default(self) -> Candidate:
         """Return the unsearched program."""
-        return Candidate(DEFAULT_RULE)
+        return Candidate(DEFAULT_RULE_NAME)
 
     def sample(self, source: random.Random) -> Candidate:
         """Return a random trace with every number redrawn."""
         at = source.randrange(len(self.traces))
         trace = self.traces[at]
-        return self._redrawn(self.names[at], trace, _sampled(trace), source)
+        return self._resample(self.names[at], trace, _sampling_instructions(trace), source)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """Redraw one number; for the default, return a random candidate."""
-        if candidate.rule == DEFAULT_RULE:
+        if candidate.rule == DEFAULT_RULE_NAME:
             return self.sample(source)
         trace = Trace.from_json(candidate.choice)
-        sampled = _sampled(trace)
+        sampled = _sampling_instructions(trace)
         if not sampled:
             return self.sample(source)
-        return self._redrawn(candidate.rule, trace, [source.choice(sampled)], source)
+        return self._resample(candidate.rule, trace, [source.choice(sampled)], source)
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
         """Combine two candidates of the same trace, taking each number from either; else return one
         of the two.
         """
-        if a.rule != b.rule or a.rule == DEFAULT_RULE:
+        if a.rule != b.rule or a.rule == DEFAULT_RULE_NAME:
             return source.choice((a, b))
         one, second = Trace.from_json(a.choice), Trace.from_json(b.choice)
         pairs = zip(one.insts, second.insts, strict=False)
@@ -135,20 +140,26 @@ class TraceSpace:
             for mine, theirs in pairs
             if mine.kind in SAMPLING_KINDS and theirs in second.decisions and source.random() < 0.5
         }
-        return self._made(a.rule, Trace(list(one.insts), {**one.decisions, **inherited}))
+        return self._cached_candidate(
+            a.rule, Trace(list(one.insts), {**one.decisions, **inherited})
+        )
 
-    def _redrawn(
+    def _resample(
         self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
     ) -> Candidate:
         """Redraw some numbers of a trace. Categorical choices are drawn without replaying the
         schedule, so that repeated candidates are cheap to recognize.
         """
-        if all(i.kind == CATEGORICAL for i in which):
-            drawn = {i: _category(i, source) for i in which}
-            return self._made(name, Trace(list(trace.insts), {**trace.decisions, **drawn}))
-        return self._applied(name, trace, which, source)
+        # A categorical value is drawn without a schedule, so that an equal trace is found in the
+        # cache; factors depend on loop extents.
+        if all(i.kind == SAMPLE_CATEGORICAL for i in which):
+            drawn = {i: _draw_category(i, source) for i in which}
+            return self._cached_candidate(
+                name, Trace(list(trace.insts), {**trace.decisions, **drawn})
+            )
+        return self._apply_trace(name, trace, which, source)
 
-    def _made(self, name: str, trace: Trace) -> Candidate:
+    def _cached_candidate(self, name: str, trace: Trace) -> Candidate:
         """Return the candidate of a fully decided trace, cached. Raises CompileError if it does not
         apply.
         """
@@ -156,7 +167,7 @@ class TraceSpace:
         key = sha256(f"{name} {trace_text(trace)}".encode()).digest()
         if key not in self._settled:
             try:
-                self._settled[key] = self._applied(name, trace, (), random.Random(0))
+                self._settled[key] = self._apply_trace(name, trace, (), random.Random(0))
             except CompileError as error:
                 self._settled[key] = str(error)
         settled = self._settled[key]
@@ -164,32 +175,34 @@ class TraceSpace:
             raise CompileError(settled)
         return settled
 
-    def _applied(
+    def _apply_trace(
         self, name: str, trace: Trace, which: Sequence[Instruction], source: random.Random
     ) -> Candidate:
         """Apply a trace to the program and return its candidate. Raises CompileError if it does not
         apply.
         """
 
-        def provide(inst: Instruction, inputs: object, attrs: object, decision: object) -> object:
+        def provide_decision(
+            inst: Instruction, inputs: object, attrs: object, decision: object
+        ) -> object:
             del inputs, attrs
             return None if inst in which else decision
 
         schedule = tir.Schedule(self.func, seed=source.randrange(1, 1 << 30),
                                 error_render_level="none")  # fmt: skip
         try:
-            trace.apply_to_schedule(schedule, decision_provider=provide)
+            trace.apply_to_schedule(schedule, decision_provider=provide_decision)
         except ScheduleError as error:
             raise CompileError(f"tune: {name}: {error}") from error
         return Candidate(name, trace_text(schedule.trace))
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
         """Return the features of its program, which transfer to other tasks."""
-        return _features(self.func, candidate.choice)
+        return _program_features(self.func, candidate.choice)
 
     def refusal(self, candidate: Candidate) -> str:
         """Return why a trace does not apply to the program; empty if it does."""
-        if candidate.rule == DEFAULT_RULE:
+        if candidate.rule == DEFAULT_RULE_NAME:
             return ""
         try:
             schedule = tir.Schedule(self.func, error_render_level="none")
@@ -199,18 +212,18 @@ class TraceSpace:
         return ""
 
 
-CATEGORICAL = "sample_categorical"
+SAMPLE_CATEGORICAL = "sample_categorical"
 
 
-def _sampled(trace: Trace) -> list[Instruction]:
+def _sampling_instructions(trace: Trace) -> list[Instruction]:
     return [i for i in trace.insts if i.kind in SAMPLING_KINDS]
 
 
-def _category(inst: Instruction, source: random.Random) -> int:
+def _draw_category(inst: Instruction, source: random.Random) -> int:
     """Draw the index of a categorical step's value."""
     values = cast("Sequence[int]", inst.attrs["candidates"])
     weights = cast("Sequence[float]", inst.attrs["probs"])
-    return categorical(values, weights, None, source)[0]
+    return sample_categorical(values, weights, None, source)[0]
 
 
 def trace_text(trace: Trace) -> str:
@@ -219,7 +232,7 @@ def trace_text(trace: Trace) -> str:
 
 
 @lru_cache(1 << 14)
-def _features(func: PrimFunc, choice: str) -> Mapping[str, float]:
+def _program_features(func: PrimFunc, choice: str) -> Mapping[str, float]:
     """Return the features of the scheduled program; of the unscheduled one for an empty choice, or
     steps that do not apply.
     """

@@ -12,7 +12,7 @@ from ekiden.tune.candidate import Candidate
 
 
 class Space(Protocol):
-    """A search space."""
+    """Search space of a task."""
 
     @property
     def default(self) -> Candidate:
@@ -34,8 +34,8 @@ class Space(Protocol):
         """Return why a candidate is not in this space; empty if it is one."""
 
 
-class Decide(Protocol):
-    """A kernel family's decision under some overrides."""
+class DecisionFunction(Protocol):
+    """Decision function of a kernel family under some overrides."""
 
     def __call__(self, fixed: Fixed) -> Decision:
         """Return the decision. Raises CompileError for impossible overrides."""
@@ -43,14 +43,14 @@ class Decide(Protocol):
 
 @dataclass(frozen=True)
 class FamilySpace:
-    """The decisions of a kernel family for one kernel. A random candidate fixes some knobs and lets
-    the family's model decide the rest, so that dependent knobs stay consistent and candidates
-    stay near the default.
+    """Search space of a kernel family's decisions for one kernel. A random candidate fixes some
+    knobs and lets the family's model decide the rest, so that dependent knobs stay consistent
+    and candidates stay near the default.
     """
 
     family: str
     choices: tuple[Knob, ...]
-    decide: Decide
+    decide: DecisionFunction
 
     @property
     def default(self) -> Candidate:
@@ -72,14 +72,14 @@ class FamilySpace:
             total *= len(choice.domain)
         return total
 
-    def _whole(self, fixed: Fixed) -> Candidate:
-        """Return the candidate that fixes some knobs, with all knobs spelled out: models change,
-        records do not. A candidate equal to the model's choice is the default.
+    def _complete_candidate(self, fixed: Fixed) -> Candidate:
+        """Complete a candidate that fixes some knobs: all knobs are spelled out, because models
+        change and records do not. A candidate equal to the model's choice is the default.
         """
-        chosen = self._said(fixed)
-        return self.default if fixed and chosen == self._said({}) else chosen
+        chosen = self._fixed_candidate(fixed)
+        return self.default if fixed and chosen == self._fixed_candidate({}) else chosen
 
-    def _said(self, fixed: Fixed) -> Candidate:
+    def _fixed_candidate(self, fixed: Fixed) -> Candidate:
         decision = self.decide(fixed)
         names = [c.name for c in self.free]
         return Candidate(self.family, str(Decision(tuple((n, decision[n]) for n in names))))
@@ -87,38 +87,40 @@ class FamilySpace:
     def sample(self, source: random.Random) -> Candidate:
         """Fix some knobs at random; the model decides the rest."""
         count = source.randint(1, len(self.free))
-        return self._whole(
+        return self._complete_candidate(
             {c.name: source.choice(c.domain) for c in source.sample(self.free, count)}
         )
 
-    def _decision(self, candidate: Candidate) -> Decision:
+    def _full_decision(self, candidate: Candidate) -> Decision:
         """Return all knob values; those missing from a record are filled in by the model."""
         recorded = Decision.parse(candidate.choice)
         if all(c.name in recorded for c in self.free):
             return recorded
-        return Decision.parse(self._said(dict(recorded)).choice)
+        return Decision.parse(self._fixed_candidate(dict(recorded)).choice)
 
     def mutate(self, candidate: Candidate, source: random.Random) -> Candidate:
         """Change one knob, usually a number to a neighbouring value; sometimes let the model revise
         the others.
         """
-        values: dict[str, Value] = dict(self._decision(candidate))
+        values: dict[str, Value] = dict(self._full_decision(candidate))
         choice = source.choice(self.free)
-        values[choice.name] = _near(choice, values[choice.name], source)
+        values[choice.name] = _neighbouring_value(choice, values[choice.name], source)
         if source.random() < 0.3:
             fixed_knobs = source.sample(self.free, source.randint(1, len(self.free)))
-            return self._whole({c.name: values[c.name] for c in {choice, *fixed_knobs}})
-        return self._whole(values)
+            return self._complete_candidate(
+                {c.name: values[c.name] for c in {choice, *fixed_knobs}}
+            )
+        return self._complete_candidate(values)
 
     def cross(self, a: Candidate, b: Candidate, source: random.Random) -> Candidate:
         """Take each knob from one of the two candidates."""
-        one, second = self._decision(a), self._decision(b)
-        return self._whole({n: source.choice((one, second))[n] for n in one})
+        one, second = self._full_decision(a), self._full_decision(b)
+        return self._complete_candidate({n: source.choice((one, second))[n] for n in one})
 
     def features(self, candidate: Candidate) -> Mapping[str, float]:
         """Return numeric knobs as numbers, and word knobs one-hot."""
         values: dict[str, float] = {}
-        for name, value in self._decision(candidate).items():
+        for name, value in self._full_decision(candidate).items():
             if isinstance(value, int):
                 values[name] = float(value)
             else:
@@ -138,7 +140,7 @@ class FamilySpace:
         return ""
 
 
-def _near(choice: Knob, value: Value, source: random.Random) -> Value:
+def _neighbouring_value(choice: Knob, value: Value, source: random.Random) -> Value:
     """Return another value of a knob, usually a neighbouring number."""
     at, last = choice.domain.index(value), len(choice.domain) - 1
     if source.random() < 0.7 and isinstance(value, int):

@@ -9,12 +9,12 @@ from functools import partial
 
 from ekiden import kernels
 from ekiden.arith import simplify
-from ekiden.backend.external import is_external
+from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import count_flops
-from ekiden.backend.kernels.lower import choose_primitive, display_name, names_of
+from ekiden.backend.kernels.lower import choose_primitive, decision_names, display_name
 from ekiden.backend.vm.module_kernels import primitive_functions
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import optimize_module
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import IntImm, Var
@@ -25,7 +25,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target, TargetLike, target_or_current
@@ -36,9 +36,9 @@ from ekiden.tir.schedule.schedule import Schedule
 from ekiden.tir.stmt import IterKind, PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
-from ekiden.tune.program import DEFAULT_RULE, KERNEL_NAME, Source
+from ekiden.tune.program import CANDIDATE_KERNEL_NAME, DEFAULT_RULE_NAME, TaskSource
 from ekiden.tune.records import Records
-from ekiden.tune.sketch import TraceSpace, block_names, sketches
+from ekiden.tune.sketch import TraceSpace, block_names, generate_sketches
 from ekiden.tune.space import FamilySpace, Space
 from ekiden.tune.untuned import model_schedule
 
@@ -50,7 +50,7 @@ each counts; or sizes of all symbols, with how much each such run counts."""
 
 @dataclass(frozen=True)
 class Task:
-    """A kernel that can be tuned.
+    """Tuning task: a kernel, its target, and its share of a model's time.
 
     workload: the digest of what it computes, the same in every process. name: its operators. node:
     where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
@@ -59,7 +59,7 @@ class Task:
 
     name: str
     workload: str
-    source: Source
+    source: TaskSource
     target: Target
     space: Space
     calls: int = 1
@@ -82,21 +82,21 @@ class Task:
         """
         best = records.best().get(self.key)
         if best is None:
-            return self._lowered(self.space.default)
+            return self._lower_candidate(self.space.default)
         candidate = Candidate(best.rule, best.choice)
         if reason := self.space.refusal(candidate):
             raise CompileError(f"records: '{best.rule}' for {self} does not apply: {reason}")
-        return self._lowered(candidate)
+        return self._lower_candidate(candidate)
 
-    def sent(self, candidate: Candidate) -> tuple[Source, Candidate]:
+    def sent(self, candidate: Candidate) -> tuple[TaskSource, Candidate]:
         """Return what a worker needs to compile a candidate. Raises CompileError, ScheduleError for
         an invalid one.
         """
         if self.lowering is None:
             return self.source, candidate
-        return Source(self.lowering(candidate)), Candidate(DEFAULT_RULE)
+        return TaskSource(self.lowering(candidate)), Candidate(DEFAULT_RULE_NAME)
 
-    def _lowered(self, candidate: Candidate) -> PrimFunc:
+    def _lower_candidate(self, candidate: Candidate) -> PrimFunc:
         source, sent = self.sent(candidate)
         return source.lower(sent, self.target)
 
@@ -111,7 +111,7 @@ def record_key(workload: str, target: Target) -> str:
 
 @dataclass(frozen=True)
 class Extracted:
-    """The tasks of a model, and the kernels that are not tasks, with the reasons."""
+    """Tasks of a model, and the kernels that are not tasks, with the reasons."""
 
     tasks: tuple[Task, ...]
     skipped: tuple[tuple[str, str], ...]
@@ -126,17 +126,17 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
     has other symbols is skipped, with a note. Raises CompileError for what cannot be compiled.
     """
     config = compilation_config(target)
-    optimized = optimize(module, target, config)
+    optimized = optimize_module(module, target, config)
     targets = {
         n: config.by_kind.get(d.device_type_int) for n, d in enumerate(device_table(optimized))
     }
-    counts = _calls(optimized)
+    counts = _count_calls(optimized)
     tasks: dict[str, Task] = {}
     skipped: list[tuple[str, str]] = []
-    runs, shares = _runs(dims or {})
+    runs, shares = _parse_runs(dims or {})
     host = target.code_host
     for function, device in primitive_functions(optimized):
-        if is_external(function):
+        if is_external_function(function):
             name, engine = function.attr("global_symbol"), function.attr("Compiler")
             skipped.append((str(name), f"it is a region of the engine '{engine}'"))
             continue
@@ -145,7 +145,7 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
         workload = structural_digest(form)
         calls = counts.get((function, device), 1)
         if existing := tasks.get(record_key(workload, on)):
-            tasks[existing.key] = _again(existing, calls)
+            tasks[existing.key] = _with_more_calls(existing, calls)
             continue
         chosen = choose_primitive(form, on)
         if chosen.anchor is None or not any(
@@ -153,7 +153,7 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
         ):
             skipped.append((display_name(form), f"'{chosen.family.name}' has no choices"))
             continue
-        sizes = _sizes(function, form, runs)
+        sizes = _symbol_sizes(function, form, runs)
         if isinstance(sizes, str):
             skipped.append((display_name(form), f"the size of '{sizes}' is not given"))
             continue
@@ -163,8 +163,8 @@ def module_tasks(module: IRModule, target: Target, dims: SizesLike | None = None
             partial(chosen.family.decide, chosen.anchor, on),
         )
         task = Task(
-            display_name(form), workload, Source(form), on, space, calls,
-            "".join(names_of(form)[1:]), sizes, _flops(form, sizes), shares,
+            display_name(form), workload, TaskSource(form), on, space, calls,
+            "".join(decision_names(form)[1:]), sizes, _average_flops(form, sizes), shares,
         )  # fmt: skip
         tasks[task.key] = task
     return Extracted(tuple(tasks.values()), tuple(dict.fromkeys(skipped)))
@@ -185,12 +185,12 @@ def te_task(tensors: Sequence[Tensor], target: TargetLike | None = None, name: s
         func = create_prim_func([*inputs, *tensors_with_row_bounds(outputs, chosen)])
     untuned = model_schedule(func, block_names(func), chosen)
     if untuned is None:
-        untuned = kernels.schedule(inputs, outputs, chosen, KERNEL_NAME)
-    found_sketches = sketches(func, chosen)
+        untuned = kernels.schedule(inputs, outputs, chosen, CANDIDATE_KERNEL_NAME)
+    found_sketches = generate_sketches(func, chosen)
     space = TraceSpace(
         func, tuple(s.trace for s in found_sketches), tuple(s.name for s in found_sketches)
     )
-    return _program_task(func, untuned, space, called, chosen, structural_digest(written))
+    return _make_program_task(func, untuned, space, called, chosen, structural_digest(written))
 
 
 def schedule_task(
@@ -211,16 +211,16 @@ def schedule_task(
     names = tuple(getattr(way, "__name__", f"way{n}") for n, way in enumerate(ways))
     chosen = target_or_current(target)
     space = TraceSpace(func, tuple(traces), names)
-    return _program_task(func, None, space, name, chosen, structural_digest(func))
+    return _make_program_task(func, None, space, name, chosen, structural_digest(func))
 
 
-def _program_task(
+def _make_program_task(
     func: PrimFunc, untuned: PrimFunc | None, space: TraceSpace, name: str, target: Target,
     workload: str,
 ) -> Task:  # fmt: skip
     if not space.traces:
         raise CompileError(f"tune: no rule has a sketch for '{name or func.name}'")
-    source = Source(func, untuned)
+    source = TaskSource(func, untuned)
     return Task(name or func.name, workload, source, target, space, flops=program_flops(func))
 
 
@@ -245,11 +245,11 @@ def program_flops(func: PrimFunc) -> int:
     return total
 
 
-def _again(task: Task, calls: int) -> Task:
+def _with_more_calls(task: Task, calls: int) -> Task:
     return replace(task, calls=task.calls + calls)
 
 
-def _calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
+def _count_calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
     """Return the number of calls of each kernel on each device."""
     counts: dict[tuple[RelayExpr, int], int] = {}
     for function in module.functions.values():
@@ -262,12 +262,12 @@ def _calls(module: IRModule) -> dict[tuple[RelayExpr, int], int]:
     return counts
 
 
-def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
+def _parse_runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
     """Return the sizes of each run, and their weights (empty if all are equal). Symbols with
     several values are zipped.
     """
     if not isinstance(dims, Mapping):
-        return [sizes for sizes, _ in dims], _shares([share for _, share in dims])
+        return [sizes for sizes, _ in dims], _normalize_weights([share for _, share in dims])
     lists = {n: [v] if isinstance(v, int) else list(v) for n, v in dims.items()}
     lengths = {len(values) for values in lists.values()} - {1}
     counted = [list(v.values()) for v in dims.values() if isinstance(v, Mapping)]
@@ -277,10 +277,10 @@ def _runs(dims: SizesLike) -> tuple[list[Sizes], tuple[float, ...]]:
         )
     count = max(lengths, default=1)
     runs: list[Sizes] = [{n: v[i % len(v)] for n, v in lists.items()} for i in range(count)]
-    return runs, _shares(counted[0]) if counted else ()
+    return runs, _normalize_weights(counted[0]) if counted else ()
 
 
-def _shares(counts: Sequence[float]) -> tuple[float, ...]:
+def _normalize_weights(counts: Sequence[float]) -> tuple[float, ...]:
     """Normalize weights to a sum of 1; empty if all are equal. Raises CompileError unless they are
     positive.
     """
@@ -290,14 +290,14 @@ def _shares(counts: Sequence[float]) -> tuple[float, ...]:
     return () if len(set(counts)) == 1 else tuple(count / total for count in counts)
 
 
-def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes, ...] | str:
+def _symbol_sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes, ...] | str:
     """Return the sizes of a canonical form's symbols in each run, or the name of an
     unknown symbol.
     """
     by_run: list[Sizes] = []
     pairs = [
         (new.name, old)
-        for a, b in zip(_dims(form), _dims(function), strict=True)
+        for a, b in zip(_function_dims(form), _function_dims(function), strict=True)
         for new, old in [(a, b)]
         if isinstance(new, Var)
     ]
@@ -308,29 +308,31 @@ def _sizes(function: Function, form: Function, runs: list[Sizes]) -> tuple[Sizes
             missing = [v.name for v in free if v.name not in run]
             if missing:
                 return missing[0]
-            value = _value(expr, run)
+            value = _evaluate_size(expr, run)
             values[name] = value
         by_run.append(values)
     return tuple(by_run)
 
 
-def _value(expr: object, run: Sizes) -> int:
+def _evaluate_size(expr: object, run: Sizes) -> int:
     free = free_vars(expr)  # type: ignore[arg-type]
     value = simplify(substitute(expr, {v: IntImm(run[v.name]) for v in free}))  # type: ignore[arg-type]
     assert isinstance(value, IntImm), value
     return value.value
 
 
-def _dims(function: Function) -> list[object]:
+def _function_dims(function: Function) -> list[object]:
     """Return the dimensions of a function's parameters and result."""
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
-    return [d for kind in kinds for tensor_type in tensor_types(kind) for d in tensor_type.shape]
+    return [
+        d for kind in kinds for tensor_type in flatten_tensor_types(kind) for d in tensor_type.shape
+    ]
 
 
-def _flops(form: Function, sizes: tuple[Sizes, ...]) -> int:
+def _average_flops(form: Function, sizes: tuple[Sizes, ...]) -> int:
     """Return the average operation count over runs; 0 if a symbol is unknown."""
     counted = count_flops(form)
     names = {v.name for v in free_vars(counted)}
     if any(not names.issubset(run_sizes) for run_sizes in sizes):
         return 0
-    return sum(_value(counted, run_sizes) for run_sizes in sizes) // len(sizes)
+    return sum(_evaluate_size(counted, run_sizes) for run_sizes in sizes) // len(sizes)

@@ -14,8 +14,8 @@ from ekiden.kernels.cost_model import (
     MEMORY_OP_CYCLES,
     USABLE_CACHE_FRACTION,
     cache_levels,
-    most_rows,
-    shared_evenly,
+    is_evenly_shared,
+    max_register_rows,
     step_cycles,
 )
 from ekiden.kernels.decision import divisors
@@ -25,15 +25,15 @@ from ekiden.target import Target
 from ekiden.tir.regions import BufferRegion, block_regions
 from ekiden.tir.stmt import Block, IterKind, PrimFunc
 from ekiden.tune import rules
-from ekiden.tune.blocks import block_of, extent, is_reduction, lanes_within
+from ekiden.tune.blocks import block_of, extent, is_reduction, vector_lanes
 
-MAX_COPY_SHARE = 0.05
+MAX_PACKING_SHARE = 0.05
 """Share of the time of sums that a copy of their columns may take. Columns that lie apart fall into
 few sets of the first-level cache, and are at a new line, and soon at a new page, in every step; a
 copy is read in order (Zen 3, depth and columns: 147x64 from 81 to 91 GFLOP/s, 1029x64 from 78 to
 95, 144x128 from 71 to 79, 128x128 from 75 to 77, 192x128 alike)."""
 
-ACCUMULATE_CYCLES = 1
+ACCUMULATE_STORE_CYCLES = 1
 """Cycles that it takes to add a vector of sums up in memory: of stores, processors make one in
 each, beside loads."""
 
@@ -46,19 +46,21 @@ def model_schedule(func: PrimFunc, names: list[str], target: Target) -> PrimFunc
         return None
     schedule = tir.Schedule(func, seed=1, error_render_level="none")
     sums = {name for name in names if is_reduction(schedule, name)}
-    bare = {name for name in names if _is_read_bare(schedule, name, target)}
+    # Decided before any step, because scheduling changes the readers.
+    bare = {name for name in names if _reads_padding_in_place(schedule, name, target)}
     try:
+        # Consumers first, so that producers can be computed at their readers' loops.
         for name in reversed(names):
             if name in sums:
-                _tiled(schedule, name, target)
+                _tile_reduction(schedule, name, target)
             else:
-                _elementwise(schedule, name, target, name in bare)
+                _schedule_elementwise(schedule, name, target, name in bare)
     except ScheduleError:
         return None
     return schedule.func if sums else None
 
 
-def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
+def _reads_padding_in_place(schedule: tir.Schedule, name: str, target: Target) -> bool:
     """Return whether a window should read padded data in place, without a padded copy: interior
     tiles and rows, which read no padding, get loops of their own (one core of Zen 4 with AVX2,
     relative to a copy: 3x3 at stride 1 0.44 to 0.62 of the time, at stride 2 0.35, 5x5 0.59 to
@@ -69,53 +71,53 @@ def _is_read_bare(schedule: tir.Schedule, name: str, target: Target) -> bool:
     if len(readers) != 1 or IterKind.REDUCE in [v.kind for v in block.iter_vars]:
         return False
     try:
-        window = _Sum.of(schedule, block_of(schedule, readers[0]).name, target)
+        window = _TiledReduction.from_block(schedule, block_of(schedule, readers[0]).name, target)
     except ScheduleError:
         return False
-    return window.taps() is not None
+    return window.window_taps() is not None
 
 
-def _elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: bool) -> None:
+def _schedule_elementwise(schedule: tir.Schedule, name: str, target: Target, is_bare: bool) -> None:
     """Schedule an elementwise block: compute it once if a reduction rereads it (unless padding is
     better read in place), leave it to the tile of the reduction it reads, or inline it.
     """
     block = schedule.get_block(name)
 
-    def are_sums(blocks: list[tir.BlockRV]) -> bool:
+    def are_reductions(blocks: list[tir.BlockRV]) -> bool:
         return any(is_reduction(schedule, block_of(schedule, b).name) for b in blocks)
 
     readers = schedule.get_consumers(block)
     if is_bare:
         schedule.compute_inline(block)
-    elif are_sums(readers):
+    elif are_reductions(readers):
         rules.vectorize_rows(schedule, name, target)
     elif readers:
         schedule.compute_inline(block)
-    elif not are_sums(schedule.get_producers(block)):
+    elif not are_reductions(schedule.get_producers(block)):
         rules.vectorize_rows(schedule, name, target)
 
 
-def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
+def _tile_reduction(schedule: tir.Schedule, name: str, target: Target) -> None:
     """Tile a reduction along its last row axis with the shape that takes the fewest cycles, packing
     columns or blocking terms where that pays off, without terms known to be zero.
     """
     rules.skip_zero_terms(schedule, name, target)
-    reduction = _Sum.of(schedule, name, target)
-    vectors, rows = reduction.tile()
-    copies, block = reduction.copies(vectors, rows), reduction.steps_of_block(vectors, rows)
+    reduction = _TiledReduction.from_block(schedule, name, target)
+    vectors, rows = reduction.choose_tile()
+    copies, block = reduction.packs_columns(vectors, rows), reduction.block_steps(vectors, rows)
     if block and not copies:
-        steps = min(reduction.steps(), 1 + (block % 2 == 0))
+        steps = min(reduction.unroll_factor(), 1 + (block % 2 == 0))
         rules.apply_blocked_tile(
             schedule, name, reduction.row, target, (vectors, rows, steps, block)
         )
         return
-    shape = (vectors, rows, reduction.steps())
+    shape = (vectors, rows, reduction.unroll_factor())
     rules.apply_tile(schedule, name, reduction.row, copies, copies, reduction.lanes, shape)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
-    """A tiled reduction: its trip counts, and its column and row loops (row -1 for none)."""
+class _TiledReduction:
+    """Tiled reduction: its trip counts, and its column and row loops (row -1 for none)."""
 
     block: Block
     extents: tuple[int, ...]
@@ -124,7 +126,7 @@ class _Sum:
     target: Target
 
     @staticmethod
-    def of(schedule: tir.Schedule, name: str, target: Target) -> _Sum:
+    def from_block(schedule: tir.Schedule, name: str, target: Target) -> _TiledReduction:
         """Describe a reduction block. Raises ScheduleError if it cannot be tiled."""
         handle = schedule.get_block(name)
         block = block_of(schedule, handle)
@@ -132,20 +134,20 @@ class _Sum:
         spatial = [n for n, v in enumerate(block.iter_vars) if v.kind is not IterKind.REDUCE]
         is_plain = len(block.iter_vars) == len(extents)
         along = extents[spatial[-1]] if is_plain and spatial else 0
-        if along < lanes_within(along, target):
+        if along < vector_lanes(along, target):
             raise ScheduleError(f"{name}: it has no tile")
         row = next((n for n in reversed(spatial[:-1]) if extents[n] > 1), -1)
-        reduction = _Sum(block, extents, spatial[-1], row, target)
-        if not any(reduction.has_columns(r) for r in reduction.reads()):
+        reduction = _TiledReduction(block, extents, spatial[-1], row, target)
+        if not any(reduction.has_columns(r) for r in reduction.read_regions()):
             raise ScheduleError(f"{name}: nothing that it reads lies along its columns")
         return reduction
 
     @property
     def lanes(self) -> int:
         """Return the lanes of a vector; fewer for short rows."""
-        return lanes_within(self.extents[self.columns], self.target)
+        return vector_lanes(self.extents[self.columns], self.target)
 
-    def reads(self) -> list[BufferRegion]:
+    def read_regions(self) -> list[BufferRegion]:
         """Return the regions a term reads."""
         return block_regions(self.block)[0]
 
@@ -156,25 +158,25 @@ class _Sum:
         )
 
     @property
-    def spatial(self) -> list[int]:
+    def row_loops(self) -> list[int]:
         """Return the spatial loops except that of columns."""
         kinds = [v.kind for v in self.block.iter_vars]
         return [n for n, k in enumerate(kinds) if k is not IterKind.REDUCE and n != self.columns]
 
     @property
-    def terms(self) -> list[int]:
+    def reduction_extents(self) -> list[int]:
         """Return the trip counts of the reduction loops."""
         pairs = zip(self.extents, self.block.iter_vars, strict=True)
         return [trip_count for trip_count, v in pairs if v.kind is IterKind.REDUCE]
 
-    def tile(self) -> tuple[int, int]:
+    def choose_tile(self) -> tuple[int, int]:
         """Return the vectors and rows of the tile with the fewest cycles."""
         height = self.extents[self.row] if self.row >= 0 else 1
         width = self.extents[self.columns]
 
-        taps = self.taps()
+        taps = self.window_taps()
 
-        def cost(tile: tuple[int, int]) -> tuple[float, int, int]:
+        def tile_cost(tile: tuple[int, int]) -> tuple[float, int, int]:
             """Return the cycles of one step over all sums along rows and columns; then what is
             preferred. Sums of windows are few, so that registers are left for data.
             """
@@ -184,19 +186,19 @@ class _Sum:
                 return tiles * self.window_cycles(taps, *tile), rows * vectors, -vectors
             return tiles * step_cycles(rows, vectors, self.target), -rows, vectors
 
+        # The accumulators of a tile must fit in the register file.
         tiles = (
             (vectors, rows)
-            for vectors in rules.widths(width, self.lanes)
-            for rows in rules.TILE_ROWS
-            if rows <= min(height, most_rows(vectors, self.target))
-            and not (taps and rows * vectors > max(vectors, self.window_sums()))
+            for vectors in rules.tile_widths(width, self.lanes)
+            for rows in rules.TILE_ROW_COUNTS
+            if rows <= min(height, max_register_rows(vectors, self.target))
+            and not (taps and rows * vectors > max(vectors, self.max_window_sums()))
         )
-        return min(tiles, key=cost)
+        return min(tiles, key=tile_cost)
 
-    def window_sums(self) -> int:
-        """Return the sums of a window's tile: the other half of the registers, but one, has data
-        that its terms share (AVX2, 3 terms: of 10 sums some are in memory, 1.4 to 1.8 times the
-        time).
+    def max_window_sums(self) -> int:
+        """Return the number of sums in a window's tile. The other half of the registers, but one,
+        holds data that its terms share.
         """
         return self.target.registers // 2 + 1
 
@@ -207,26 +209,30 @@ class _Sum:
         tile finds the shared part there.
         """
         stride, dilation = taps
-        terms = range(self.terms[-1])
+        terms = range(self.reduction_extents[-1])
         data = len({r * stride + t * dilation for r in range(rows) for t in terms})
         loads_per_term = (data + len(terms)) / len(terms)
         multiply = rows * vectors / self.target.fma_units
+        # Roofline of one step: multiply-add throughput, load throughput, or latency of the
+        # dependent chain.
         busy = max(multiply, vectors * loads_per_term / self.target.loads, self.target.fma_latency)
         first, second, _ = cache_levels(self.target)
         size = itemsize("float32")
-        held = size * self.extents[self.columns] * loads_per_term * math.prod(self.terms)
+        held = (
+            size * self.extents[self.columns] * loads_per_term * math.prod(self.reduction_extents)
+        )
         wide = size * vectors * self.lanes
         if held > USABLE_CACHE_FRACTION * first.size:
             return busy + loads_per_term * wide / second.bandwidth
         return busy + MEMORY_OP_CYCLES * loads_per_term * -(-wide // CACHE_LINE_BYTES)
 
-    def taps(self) -> tuple[int, int] | None:
+    def window_taps(self) -> tuple[int, int] | None:
         """Return the stride and dilation of a window along rows, if data and weights are contiguous
         along columns, so that adjacent rows read the same data; None if there is no such window
         or it is long.
         """
-        reads = self.reads()
-        if len(reads) != 2 or self.row < 0 or self.terms[-1] > rules.MAX_WINDOW:
+        reads = self.read_regions()
+        if len(reads) != 2 or self.row < 0 or self.reduction_extents[-1] > rules.MAX_WINDOW_TERMS:
             return None
         if not all(self.has_columns(region) for region in reads):
             return None
@@ -238,92 +244,97 @@ class _Sum:
                 return steps[0], steps[1]
         return None
 
-    def steps(self) -> int:
-        """Return the unroll factor: of a window all, else two where none is left over, so that what
-        counts the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent).
+    def unroll_factor(self) -> int:
+        """Return the unroll factor of the reduction: all terms of a window, else two if the trip
+        count is even, which halves the loop overhead (Zen 3, six rows of two vectors: 0 to 11
+        percent).
         """
-        if self.taps():
-            return self.terms[-1]
-        return 2 if self.terms[-1] % 2 == 0 else 1
+        if self.window_taps():
+            return self.reduction_extents[-1]
+        return 2 if self.reduction_extents[-1] % 2 == 0 else 1
 
-    def copies(self, vectors: int, rows: int) -> bool:
+    def packs_columns(self, vectors: int, rows: int) -> bool:
         """Return whether to iterate over columns outermost and pack what is read along them: if L2
         holds the packed copy, threads can divide the columns, and enough rows reuse it to
         amortize the copy.
         """
         size = itemsize("float32") * vectors * self.lanes
         _, second, third = cache_levels(self.target)
-        above = rules.loops_of_panel(self.block)
+        above = rules.num_panel_loops(self.block)
         if (
-            not self.is_panel()
-            or size * math.prod(self.terms) > USABLE_CACHE_FRACTION * second.size
+            not self.is_column_panel()
+            or size * math.prod(self.reduction_extents) > USABLE_CACHE_FRACTION * second.size
         ):
             return False
-        trip_counts = [self.extents[n] for n in self.spatial]
+        trip_counts = [self.extents[n] for n in self.row_loops]
         panels = -(-self.extents[self.columns] // (vectors * self.lanes))
-        if math.prod(trip_counts[:above]) == 1 and not shared_evenly(panels, self.target.cores):
+        if math.prod(trip_counts[:above]) == 1 and not is_evenly_shared(panels, self.target.cores):
             return False
         tiles = math.prod(trip_counts[above:]) / rows
         copy_cost = vectors + size / third.bandwidth
-        return copy_cost <= MAX_COPY_SHARE * tiles * step_cycles(rows, vectors, self.target)
+        return copy_cost <= MAX_PACKING_SHARE * tiles * step_cycles(rows, vectors, self.target)
 
-    def steps_of_block(self, vectors: int, rows: int) -> int:
+    def block_steps(self, vectors: int, rows: int) -> int:
         """Return the reduction steps of a block; 0 where blocking does not pay off. 0 where blocks
         do not pay. Of a second factor that no second-level cache holds every tile brings its
         columns from the third one again, whose lines lie apart. Whole rows of it come once, in
         order, with the next ones on their way; what that costs is to add sums up in memory (Zen
         3, 16 rows, depth 2048, 256 columns: 130 to 250 GFLOP/s). More steps add up less often,
         but what a quarter of the first-level cache does not hold comes from the second for every
-        tile (`late_by_second`).
+        tile (`l2_stall_cycles`).
         """
         first, second, third = cache_levels(self.target)
-        width, above = self.extents[self.columns], rules.loops_of_panel(self.block)
-        line, trip_counts = itemsize("float32") * width, [self.extents[n] for n in self.spatial]
+        width, above = self.extents[self.columns], rules.num_panel_loops(self.block)
+        line, trip_counts = itemsize("float32") * width, [self.extents[n] for n in self.row_loops]
         if (
-            not self.is_panel()
-            or line * math.prod(self.terms) <= USABLE_CACHE_FRACTION * second.size
+            not self.is_column_panel()
+            or line * math.prod(self.reduction_extents) <= USABLE_CACHE_FRACTION * second.size
         ):
             return 0
         is_narrow = self.lanes < self.target.lanes("float32")
         if (
             is_narrow
             or width % (vectors * self.lanes)
-            or not shared_evenly(math.prod(trip_counts[:above]), self.target.cores)
+            or not is_evenly_shared(math.prod(trip_counts[:above]), self.target.cores)
         ):
             return 0
         tiles = math.prod(trip_counts[above:]) / rows
         panel = itemsize("float32") * vectors * self.lanes
         again = (1 - 1 / tiles) * panel / third.bandwidth
 
-        def cost(steps: int) -> float:
+        def block_cost(steps: int) -> float:
             """Return the cycles of a step besides its multiply-adds."""
             is_near = steps * line <= first.size // 4
-            late = 0.0 if is_near else self.late_by_second(vectors, rows)
-            return ACCUMULATE_CYCLES * rows * vectors / steps + late
+            late = 0.0 if is_near else self.l2_stall_cycles(vectors, rows)
+            return ACCUMULATE_STORE_CYCLES * rows * vectors / steps + late
 
-        few = [d for d in divisors(self.terms[-1]) if d <= rules.MAX_BLOCK_STEPS]
+        # Only divisors: a remainder block would need a second copy of the loop nest.
+        few = [d for d in divisors(self.reduction_extents[-1]) if d <= rules.MAX_BLOCK_STEPS]
         fitting = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
-        best = min(fitting, key=cost, default=0)
-        return best if best and cost(best) < again else 0
+        best = min(fitting, key=block_cost, default=0)
+        return best if best and block_cost(best) < again else 0
 
-    def late_by_second(self, vectors: int, rows: int) -> float:
-        """Return the extra cycles of a step whose columns come from L2: what brings lines takes
-        turns of loads, of which a step may have some to spare. T2D on Zen 4, in blocks of 64
-        steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8
-        of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
+    def l2_stall_cycles(self, vectors: int, rows: int) -> float:
+        """Return the stall cycles of a step whose columns come from L2: cache fills take load
+        slots, of which a step may have some to spare. T2D on Zen 4, in blocks of 64 steps over
+        8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8 of loads;
+        1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
         """
         _, second, _ = cache_levels(self.target)
         brought = itemsize("float32") * vectors * self.lanes / second.bandwidth
         loads = (rows + vectors) / self.target.loads
         return max(0.0, loads + brought - rows * vectors / self.target.fma_units)
 
-    def is_panel(self) -> bool:
+    def is_column_panel(self) -> bool:
         """Return whether only the second factor is contiguous along columns, and it is invariant
         over rows.
         """
-        if [self.has_columns(region) for region in self.reads()] != [False, True] or self.row < 0:
+        if [self.has_columns(region) for region in self.read_regions()] != [
+            False,
+            True,
+        ] or self.row < 0:
             return False
-        return rules.loops_of_panel(self.block) <= self.spatial.index(self.row)
+        return rules.num_panel_loops(self.block) <= self.row_loops.index(self.row)
 
 
 __all__ = ["model_schedule"]

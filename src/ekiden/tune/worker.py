@@ -22,36 +22,39 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
-from ekiden.rpc.sandbox import die_with_parent
-from ekiden.tune.wire import Head, Message, MessageReader, send
+from ekiden.rpc.sandbox import set_parent_death_signal
+from ekiden.tune.wire import Head, Message, MessageReader, send_message
 
 Tell: TypeAlias = Callable[[Head], None]
 Job: TypeAlias = Callable[[Head, list[bytes], Tell], Message]
 """(request, its byte strings, what takes news on the way) -> (answer, its byte strings)."""
-IDLE_LIMIT_S = 60.0
+JOB_IDLE_TIMEOUT_S = 60.0
 """Seconds without a job after which a worker ends."""
-MAX_OUTPUT_CHARS = 2000
+MAX_JOB_OUTPUT_CHARS = 2000
 """Most characters that are repeated of what a job wrote."""
 
 
-def _child(job: Job, message: Message, to: int, memory: int) -> None:
+def _run_in_child(job: Job, message: Message, to: int, memory: int) -> None:
     """Run a job in the forked child, and exit."""
     try:
         if memory:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + memory
+            # Relative to what the worker already maps: the limit is the job's own memory.
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        head, blobs = job(*message, lambda news: send(to, {"news": news}))
-        send(to, {"answer": head}, blobs)
+        head, blobs = job(*message, lambda news: send_message(to, {"news": news}))
+        send_message(to, {"answer": head}, blobs)
     except MemoryError:
-        send(to, {"error": "MemoryError", "message": "out of memory"})
+        send_message(to, {"error": "MemoryError", "message": "out of memory"})
     except BaseException as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         message_text = f"{error} ({notes})" if notes else str(error)
-        send(to, {"error": type(error).__name__, "message": message_text[:MAX_OUTPUT_CHARS]})
+        send_message(
+            to, {"error": type(error).__name__, "message": message_text[:MAX_JOB_OUTPUT_CHARS]}
+        )
 
 
-def _forked(job: Job, message: Message, requests: int, replies: int) -> Message | None:
+def _run_in_fork(job: Job, message: Message, requests: int, replies: int) -> Message | None:
     """Run a job in a fork and return its reply; None if the requester is gone."""
     seconds, memory = float(str(message[0].pop("seconds"))), int(str(message[0].pop("memory")))
     source, to = os.pipe()
@@ -59,32 +62,35 @@ def _forked(job: Job, message: Message, requests: int, replies: int) -> Message 
         pid = os.fork()
         if pid == 0:
             try:
+                # A process group of its own, so that everything the job starts is killed with it.
                 os.setpgid(0, 0)
-                die_with_parent()
+                set_parent_death_signal()
                 os.close(source)
                 os.close(replies)  # who asked sees its end when this process's parent is gone
+                # A job's prints must not mix with the messages on the worker's standard output.
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
-                _child(job, message, to, memory)
+                _run_in_child(job, message, to, memory)
             finally:
                 os._exit(0)
         os.close(to)
-        head, blobs = _await(source, requests, time.monotonic() + seconds)
+        head, blobs = _collect_reply(source, requests, time.monotonic() + seconds)
         os.close(source)
-        _end(pid)
+        _kill_job(pid)
         if head is None:
             return None
         output.seek(0)
-        head["said"] = output.read(MAX_OUTPUT_CHARS).decode(errors="replace")
+        head["said"] = output.read(MAX_JOB_OUTPUT_CHARS).decode(errors="replace")
         return head, blobs
 
 
-def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[bytes]]:
+def _collect_reply(source: int, requests: int, until: float) -> tuple[Head | None, list[bytes]]:
     """Collect a job's messages until it ends or its time is up."""
     reader = MessageReader(source)
     news: list[object] = []
     while True:
         ready, _, _ = select.select([source, requests], [], [], max(0.0, until - time.monotonic()))
+        # Requests come one at a time, so readable here means that the requester has closed its end.
         if requests in ready:
             return None, []
         try:
@@ -99,7 +105,7 @@ def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[
         news.append(head["news"])
 
 
-def _end(pid: int) -> None:
+def _kill_job(pid: int) -> None:
     """Kill a job, whatever it is doing."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -108,10 +114,10 @@ def _end(pid: int) -> None:
 
 def _next_job(reader: MessageReader) -> Message | None:
     """Return the next job; None if there are no more, or none arrived for a long time: an executor
-    of another machine may keep the process that asks, for other programs.
+    on another machine may keep the requesting process alive for other programs.
     """
     try:
-        return reader.receive(time.monotonic() + IDLE_LIMIT_S)
+        return reader.receive(time.monotonic() + JOB_IDLE_TIMEOUT_S)
     except TimeoutError:
         return None
 
@@ -120,19 +126,20 @@ def serve(name: str) -> None:
     """Run jobs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
     warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: there are none
+    # Moved away from 0 and 1, which jobs may read from and print to.
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     home = import_module(name)
     getattr(home, "prepare", lambda: None)()
-    send(replies, {"ready": os.getpid()})
+    send_message(replies, {"ready": os.getpid()})
     reader = MessageReader(requests)
     while (message := _next_job(reader)) is not None:
         job: Job = getattr(home, str(message[0].pop("function")))
-        reply = _forked(job, message, requests, replies)
+        reply = _run_in_fork(job, message, requests, replies)
         if reply is None:
             return
-        send(replies, *reply)
+        send_message(replies, *reply)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,17 @@ from contextlib import suppress
 
 from ekiden._locks import ForkSafeLock
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.tune.wire import Head, Message, MessageReader, send
+from ekiden.tune.wire import Head, Message, MessageReader, send_message
 
-START_LIMIT_S = 120.0
+WORKER_START_TIMEOUT_S = 120.0
 """Seconds that a worker may take to start, on a machine that has other things to do."""
-REPLY_GRACE_S = 10.0
+JOB_REPLY_GRACE_S = 10.0
 """Seconds that a worker may take beyond its job's to say so."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A request to a worker: `MODULE:FUNCTION`, the message, and the process limits."""
+class WorkerJob:
+    """Job of a worker: `MODULE:FUNCTION`, the message, and the process limits."""
 
     function: str
     head: Mapping[str, object]
@@ -32,8 +32,8 @@ class Job:
     """Bytes beyond what a worker has before its jobs."""
 
 
-class Worker:
-    """A process of ekiden.tune.worker, for the functions of one module."""
+class TuneWorker:
+    """Worker process (ekiden.tune.worker) for the functions of one module."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -49,18 +49,18 @@ class Worker:
         self._reader = MessageReader(self._process.stdout.fileno())
         self._ready = False
 
-    def ask(self, job: Job) -> Message:
+    def run_job(self, job: WorkerJob) -> Message:
         """Run a job and return its reply. Raises OSError if the worker itself is gone or hangs."""
         try:
             if not self._ready:
-                if self._reader.receive(time.monotonic() + START_LIMIT_S) is None:
+                if self._reader.receive(time.monotonic() + WORKER_START_TIMEOUT_S) is None:
                     raise BrokenPipeError(f"no worker for {self.module}")
                 self._ready = True
             _, _, function = job.function.partition(":")
             limits = {"seconds": job.seconds, "memory": job.memory}
             request = {**job.head, **limits, "function": function}
-            send(self._to, request, job.parts)
-            reply = self._reader.receive(time.monotonic() + job.seconds + REPLY_GRACE_S)
+            send_message(self._to, request, job.parts)
+            reply = self._reader.receive(time.monotonic() + job.seconds + JOB_REPLY_GRACE_S)
         except BaseException:
             self.close()
             raise
@@ -75,7 +75,7 @@ class Worker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process; it ends its job."""
+        """End the process, and with it its job."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -87,14 +87,14 @@ class Worker:
         self._process.stdout.close()
 
 
-_IDLE_WORKERS: dict[str, list[Worker]] = {}
-_LOCK = ForkSafeLock()
+_IDLE_WORKERS: dict[str, list[TuneWorker]] = {}
+_IDLE_WORKERS_LOCK = ForkSafeLock()
 
 
-def _idle_worker(module: str) -> Worker | None:
+def _idle_worker(module: str) -> TuneWorker | None:
     """Return a worker that waits for a job; those that have ended meanwhile are dropped."""
     while True:
-        with _LOCK:
+        with _IDLE_WORKERS_LOCK:
             idle = _IDLE_WORKERS.setdefault(module, [])
             worker = idle.pop() if idle else None
         if worker is None or worker.is_alive:
@@ -102,25 +102,26 @@ def _idle_worker(module: str) -> Worker | None:
         worker.close()
 
 
-def ask(job: Job) -> Message:
-    """Run a job in a local worker: what executors are given. A worker that is gone or hangs is an
-    answer too: {"error": "crash"}; one that waited and ends as it is asked is none: the job is
-    asked of a fresh one.
+def run_in_worker(job: WorkerJob) -> Message:
+    """Run a job in a local worker; executors get this function. A worker that is gone or hangs is
+    an answer too: {"error": "crash"}; one that waited and ends as it is asked is none: the job
+    is asked of a fresh one.
     """
     module = job.function.partition(":")[0]
     try:
         worker = _idle_worker(module)
         try:
-            reply = worker.ask(job) if worker is not None else None
+            reply = worker.run_job(job) if worker is not None else None
         except BrokenPipeError:
             reply = None
+        # An idle worker may have ended between two jobs; a fresh one gets the job once.
         if worker is None or reply is None:
-            worker = Worker(module)
-            reply = worker.ask(job)
+            worker = TuneWorker(module)
+            reply = worker.run_job(job)
     except OSError as error:
         gone: Head = {"error": "crash", "news": [], "said": str(error)}
         return gone, []
-    with _LOCK:
+    with _IDLE_WORKERS_LOCK:
         _IDLE_WORKERS.setdefault(module, []).append(worker)
     return reply
 
@@ -128,7 +129,7 @@ def ask(job: Job) -> Message:
 @atexit.register
 def close_workers() -> None:
     """End all idle workers."""
-    with _LOCK:
+    with _IDLE_WORKERS_LOCK:
         waiting = [w for workers in _IDLE_WORKERS.values() for w in workers]
         _IDLE_WORKERS.clear()
     for worker in waiting:

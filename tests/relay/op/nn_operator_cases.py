@@ -12,7 +12,7 @@ from operator_cases import Case, all_of, case, integers, normal, positive
 import ekiden.relay.op as op
 from ekiden.ir.op import Array
 from ekiden.topi.layout import transform_array
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
 from ekiden.topi.nn.blocks import pack_blocks
 from ekiden.topi.nn.nibbles import pack_nibbles
 from ekiden.topi.nn.winograd import transform_weight
@@ -311,7 +311,7 @@ def products_of_nibbles(x: Array, n: int, block: int) -> Iterator[Case]:
 
 def products_of_blocks(name: str, panel: int) -> Iterator[Case]:
     """Of weights in blocks, as they come and packed; data that are whole bytes, and rows."""
-    row = BLOCK_FORMATS[name]
+    row = BLOCK_FORMATS_BY_NAME[name]
     plain = normal(5, 2 * row.values)
     weight = row.encode(plain)
     x = integers(-126, 127, 3, 2 * row.values, dtype="float32")

@@ -26,7 +26,7 @@ from ekiden.ir.prim import (
     Var,
     const,
 )
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.transform import lower
 from ekiden.tir.visitor import substitute
@@ -125,7 +125,9 @@ class Evaluator:
         arrays = [np.ascontiguousarray(self.tensor(t)) for t in op.inputs]
         results = [np.zeros(self.shape(b.shape), to_numpy(b.dtype)) for b in op.output_buffers]
         body = substitute(op.body, {s: const(n) for s, n in self.symbols.items()})
-        run(lower(PrimFunc((*op.input_buffers, *op.output_buffers), body)), *arrays, *results)
+        run_prim_func(
+            lower(PrimFunc((*op.input_buffers, *op.output_buffers), body)), *arrays, *results
+        )
         self.values.update({(op, n): each for n, each in enumerate(results)})
 
 

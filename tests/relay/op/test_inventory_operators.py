@@ -11,7 +11,7 @@ from operator_cases import Case
 from operator_checks import check, lowered, result_type, run_reference, symbols_of, tensor_types
 
 from ekiden.arith import evaluate
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm
@@ -72,7 +72,7 @@ def test_kernels_are_the_reference(one_of: int) -> None:
     for n, (each, symbols) in enumerate(runs):
         inputs, outputs = lowered(each, symbols)
         funcs.append(lower(schedule(inputs, outputs, TARGET, f"k{n}"), TARGET))
-    kernels = load_image(link([compile_object(funcs, TARGET)], [f.name for f in funcs]))
+    kernels = load_image(link_image([compile_object(funcs, TARGET)], [f.name for f in funcs]))
     for n, (each, _) in enumerate(runs):
         expected = run_reference(each)
         results = [np.empty(a.shape, a.dtype) for a in expected]

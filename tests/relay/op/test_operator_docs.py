@@ -6,7 +6,7 @@ import pytest
 
 from ekiden import relay
 from ekiden.ir.op import OPS
-from ekiden.relay.op._document import signature, usage
+from ekiden.relay.op._document import format_signature, format_usage
 
 pytestmark = pytest.mark.quick
 
@@ -17,8 +17,8 @@ def test_declaration_says_what_the_operator_is(name: str) -> None:
     assert len(definition.description) > 8, "a docstring of the function, or a description"
     assert definition.result, "the result in words"
     assert definition.attrs is None or definition.attrs.__doc__
-    assert signature(definition).startswith(f"{name}(")
-    assert definition.result in usage(definition)
+    assert format_signature(definition).startswith(f"{name}(")
+    assert definition.result in format_usage(definition)
 
 
 def test_docstring_of_a_function_has_the_declaration() -> None:
@@ -33,4 +33,4 @@ Fusion: ELEMWISE"""
 
 
 def test_the_argument_of_a_variadic_operator_is_a_tuple() -> None:
-    assert signature(OPS["concatenate"]) == "concatenate((data, ...))"
+    assert format_signature(OPS["concatenate"]) == "concatenate((data, ...))"

@@ -7,7 +7,7 @@ import pytest
 from operator_cases import Case
 from operator_checks import CASES, SYMBOLIC, check, lowered, run_reference, symbols_of
 
-from ekiden.codegen.llvm import compile_object, link
+from ekiden.codegen.llvm import compile_object, link_image
 from ekiden.ir.op import Array
 from ekiden.ir.prim import SizeVar
 from ekiden.kernels import schedule
@@ -25,7 +25,7 @@ def run_kernel(case: Case, symbols: dict[int, SizeVar]) -> list[Array]:
     """Compile a case's computation as the compiler would, and run it."""
     inputs, outputs = lowered(case, symbols)
     func = lower(schedule(inputs, outputs, TARGET, "kernel"), TARGET)
-    kernel = load_image(link([compile_object([func], TARGET)], [func.name]))[func.name]
+    kernel = load_image(link_image([compile_object([func], TARGET)], [func.name]))[func.name]
     arrays = [np.array(a, order="C") for a in case.inputs]
     results = [np.empty(a.shape, a.dtype) for a in run_reference(case)]
     kernel(*arrays, *results)

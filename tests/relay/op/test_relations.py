@@ -12,14 +12,20 @@ from hypothesis import strategies as st
 import ekiden.relay.op as op
 from ekiden.arith import evaluate
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Precision
+from ekiden.ir.op import OPS, PrecisionPolicy
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, SizeVar
 from ekiden.ir.type import TensorType, TupleType, Type, tensor_type
 from ekiden.relay import create_executor
 from ekiden.relay.expr import Call, Function, Tuple, var
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.topi.dimensions import equal, known, slice_range, window_extent, window_extent_ceil
+from ekiden.topi.dimensions import (
+    are_equal_dims,
+    known_int,
+    slice_range,
+    window_extent,
+    window_extent_ceil,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -131,7 +137,7 @@ def test_reshape_to_an_unknown_dimension(shape: list[int], data: st.DataObject) 
     newshape: list[ExprLike] = [-1 if i == at else d for i, d in enumerate(symbols)]
     found = infer(op.reshape(X, newshape), tensor_type(symbols))  # type: ignore[arg-type]
     assert isinstance(found, TensorType)
-    assert equal(found.shape[at], symbols[at])
+    assert are_equal_dims(found.shape[at], symbols[at])
 
 
 def test_symbols_stay_symbols() -> None:
@@ -143,7 +149,7 @@ def test_symbols_stay_symbols() -> None:
     assert numbers(heads, {N: 2, M: 3}) == (2, 3, 12, 64)
     flat = infer(op.reshape(X, (-1, 768)), data)
     assert isinstance(flat, TensorType)
-    assert equal(flat.shape[0], N * M)
+    assert are_equal_dims(flat.shape[0], N * M)
 
 
 def test_unknown_dimensions_take_what_is_known() -> None:
@@ -151,7 +157,7 @@ def test_unknown_dimensions_take_what_is_known() -> None:
     unknown = TensorType((AnyDim(), AnyDim(), AnyDim()))
     found = infer(op.add(X, X), unknown, tensor_type((5, 1, N)))
     assert isinstance(found, TensorType)
-    assert known(found.shape[0]) == 5
+    assert known_int(found.shape[0]) == 5
     assert isinstance(found.shape[1], AnyDim)
 
 
@@ -266,7 +272,7 @@ def test_siblings_are_alike_in_the_operator_table() -> None:
     """What passes read of an operator holds for those of another rank or kind too."""
     pools = {n: row.precision for n, row in OPS.items() if re.fullmatch(r"nn\.\w+_pool\dd", n)}
     windows = {p for n, p in pools.items() if re.fullmatch(r"nn\.(max|avg)_pool\dd", n)}
-    assert windows == {Precision.FOLLOW}
-    always = {n for n, row in OPS.items() if row.precision is Precision.ALWAYS}
+    assert windows == {PrecisionPolicy.FOLLOW}
+    always = {n for n, row in OPS.items() if row.precision is PrecisionPolicy.ALWAYS}
     assert {f"nn.conv{n}d{t}" for n in (1, 2, 3) for t in ("", "_transpose")} <= always
     assert all(OPS[n].macs for n in always)

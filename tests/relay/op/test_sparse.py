@@ -11,7 +11,7 @@ import pytest
 import ekiden
 from ekiden import relay
 from ekiden.relay.data_dep_optimization import bsr_conv2d, bsr_dense, simplify_fc_transpose
-from ekiden.relay.transform.graph.sparse_weights import blocks_of
+from ekiden.relay.transform.graph.sparse_weights import dense_to_bsr
 from ekiden.runtime import tensor
 from ekiden.runtime.errors import IndexRangeError
 
@@ -32,7 +32,7 @@ def _weight(rows: int, columns: int, block: tuple[int, int]) -> Any:  # noqa: AN
 
 
 def _constants(matrix: Any, block: tuple[int, int]) -> tuple[relay.Expr, ...]:  # noqa: ANN401
-    data, indices, indptr = blocks_of(matrix.astype("float32"), block)
+    data, indices, indptr = dense_to_bsr(matrix.astype("float32"), block)
     data = data.reshape(-1) if block == (1, 1) else data
     return relay.const(data), relay.const(indices), relay.const(indptr)
 

@@ -16,7 +16,7 @@ from ekiden.relay.expr import Expr
 from ekiden.relay.op import OpStrategy, SpecializedCondition
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.te.inline import inputs_of
+from ekiden.te.inline import input_tensors
 
 DATA = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 
@@ -95,7 +95,7 @@ def test_a_schedule_of_ones_own() -> None:
 
     def schedule(attrs: Any, outs: Sequence[te.Tensor], target: Target) -> tir.Schedule:  # noqa: ANN401
         (out,) = outs
-        (data,) = inputs_of(out)
+        (data,) = input_tensors(out)
         made = tir.Schedule(te.create_prim_func([data, out]))
         _, j = made.get_loops(made.get_block(out.op.name))
         made.vectorize(j)

@@ -326,9 +326,9 @@ def test_rounding_away_from_zero(dtype: str) -> None:
     data = np.concatenate([near, np.nextafter(near, kind(0)), np.nextafter(near, kind(np.inf))])
     data = np.concatenate([data, -data])
     x = relay.var("x", shape=data.shape, dtype=dtype)
-    module = relay.IRModule.from_expr(relay.Function([x], rescale.away(x, dtype)))
+    module = relay.IRModule.from_expr(relay.Function([x], rescale.round_half_away(x, dtype)))
     found = ekiden.compile(module)(data).numpy()
-    np.testing.assert_array_equal(found, rescale.away_array(data))
+    np.testing.assert_array_equal(found, rescale.round_half_away_array(data))
 
 
 def test_batch_matmul() -> None:
@@ -458,7 +458,9 @@ def test_products_in_fixed_point_at_the_ends_of_int32(
     if max(scales) > 1:
         data[:5] >>= 2  # what is above int32 has no meaning
     x = relay.var("x", shape=data.shape, dtype="int32")
-    made = rescale.times(x, np.array(scales), rounding)
+    made = rescale.multiply_fixed_point(x, np.array(scales), rounding)
     module = relay.IRModule.from_expr(relay.Function([x], made))
     found = ekiden.compile(module)(data).numpy()
-    np.testing.assert_array_equal(found, rescale.times_array(data, np.array(scales), rounding))
+    np.testing.assert_array_equal(
+        found, rescale.multiply_fixed_point_array(data, np.array(scales), rounding)
+    )

@@ -9,7 +9,7 @@ from pass_checks import assert_same_meaning, calls, program
 from ekiden import te
 from ekiden.ir.module import IRModule
 from ekiden.kernels import FAMILIES, choose
-from ekiden.kernels.family import Product
+from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform import AlterOpLayout, ConvertLayout, FoldConstant, InferType
 from ekiden.relay.transform.language.scopes import evaluation_order
@@ -23,7 +23,7 @@ LANES = TARGET.lanes("float32")
 
 
 def tile_width(channels: int, depth: int | None = None) -> int:
-    return FAMILIES["dense_pack"].panel_of(Product(None, channels, depth), TARGET, {})
+    return FAMILIES["dense_pack"].panel_of(MatmulSizes(None, channels, depth), TARGET, {})
 
 
 def array(*shape: int) -> np.ndarray:
@@ -177,7 +177,7 @@ def test_a_convolution_of_bytes_gets_words_of_channels(channels: int, pads: int)
     )
     after = packed(before)
     words = -(-channels // 4)
-    product = Product(2 * 4 * 5, 20, words * 9, "uint8")
+    product = MatmulSizes(2 * 4 * 5, 20, words * 9, "uint8")
     tile = FAMILIES["conv_nhwc_pack"].panel_of(product, TARGET, {})
     assert layouts(after) == [f"OHWI{tile}o4i"]
     assert calls(after).count("nn.pad") == pads

@@ -8,7 +8,7 @@ from pass_checks import program
 from ekiden import relay
 from ekiden.ir.module import IRModule
 from ekiden.relay.transform import AnnotateUsedMemory, InferType, ToANormalForm
-from ekiden.relay.transform.language.chains import all_bindings
+from ekiden.relay.transform.language.chains import iter_bindings
 from ekiden.runtime.errors import PassError
 
 pytestmark = pytest.mark.quick
@@ -24,7 +24,7 @@ def annotated(body: relay.Expr) -> tuple[list[tuple[int, ...]], object]:
     module = InferType()(ToANormalForm()(InferType()(IRModule.from_expr(body))))
     main = AnnotateUsedMemory()(module)["main"]
     found: dict[relay.Function, tuple[int, ...]] = {}
-    for _, value in all_bindings(main.body):
+    for _, value in iter_bindings(main.body):
         if isinstance(value, relay.Call) and isinstance(value.op, relay.Function):
             found[value.op] = value.op.attrs["used_memory"]
     return list(found.values()), main.attrs["io_used_memory"]

@@ -23,14 +23,14 @@ from ekiden.target import Target
 from ekiden.te import placeholder
 from ekiden.tir.stmt import Prefetch
 from ekiden.tir.transform import lower
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 from ekiden.topi.nn import dense_blocks_pack
-from ekiden.topi.nn.block_formats import BLOCK_FORMAT_ROWS, BLOCK_FORMATS, BlockFormat
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME, GGUF_BLOCK_FORMATS, BlockFormat
 from ekiden.topi.nn.blocks import PackedBlock, pack_blocks, unpack_blocks
 from long_runs import alike, share
 from processor import processors
 
-NAMES = [row.name for row in BLOCK_FORMAT_ROWS]
+NAMES = [row.name for row in GGUF_BLOCK_FORMATS]
 BYTES = Target.parse("llvm -mcpu=znver4 -mattr=avx512vnni")
 NARROW = Target.parse("llvm -mcpu=x86-64-v2")
 PLAIN = Target.parse("llvm -mcpu=x86-64")
@@ -58,22 +58,22 @@ def layer(
     return IRModule.from_expr(relay.Function([x], relay.nn.relu(body) if relu else body))
 
 
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize(("rows", "panel"), [(1, 4), (64, 16), (65, 64)])
 def test_packing_keeps_every_number(row: BlockFormat, rows: int, panel: int) -> None:
     given = weight(row, rows, 2)
     packed, of = pack_blocks(given, row.name, panel), PackedBlock(row, panel)
-    assert packed.shape == (-(-rows // panel), 2, of.size) and packed.dtype == np.uint8
-    assert sorted(of.order) == list(range(of.words))
+    assert packed.shape == (-(-rows // panel), 2, of.block_bytes) and packed.dtype == np.uint8
+    assert sorted(of.word_order) == list(range(of.num_words))
     found = unpack_blocks(packed, row.name, panel)
     assert found[:rows].tobytes() == row.decode(given).tobytes()
     assert not found[rows:].any()
 
 
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
     """Factors of six bits become bytes, and no more."""
-    more = PackedBlock(row, 1).size - row.size
+    more = PackedBlock(row, 1).block_bytes - row.size
     assert more == {"q3_k": 4, "q4_k": 4, "q5_k": 4, "q2_k": 16}.get(row.name, 0)
 
 
@@ -86,14 +86,14 @@ def test_packed_weights_are_hardly_larger(row: BlockFormat) -> None:
     ],
 )
 def test_a_layer_becomes_what_the_target_multiplies(target: Target, last: str) -> None:
-    row = BLOCK_FORMATS["q4_0"]
+    row = BLOCK_FORMATS_BY_NAME["q4_0"]
     module = AlterOpLayout(target)(InferType()(layer(weight(row, 20, 2), row)))
     made = calls(InferType()(module))
     assert made[-1] == last and "nn.dense_blocks" not in made
 
 
 @share(100, by=lambda how, **_: how)
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize("rows", [0, 1, 4, 7, 33])
 @pytest.mark.parametrize("units", [1, 64, 77])
 @pytest.mark.parametrize("how", ["int8", "float32"])
@@ -115,7 +115,7 @@ def test_layers(row: BlockFormat, rows: int, units: int, how: str) -> None:
 
 
 @share(6)
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 @pytest.mark.parametrize("cpu", ["znver4", "x86-64-v3", "x86-64-v2", "neoverse-v1"])
 def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> None:
     """Sums of products are those of whole numbers: every level against every byte, also where two
@@ -140,7 +140,7 @@ def test_bytes_that_need_no_rounding_are_exact(row: BlockFormat, cpu: str) -> No
 def kernel_object(row: BlockFormat, target: Target) -> None:
     panel = 4 * target.lanes("float32")
     data = placeholder((2, row.values), name="data")
-    packed = placeholder((1, 1, PackedBlock(row, panel).size), "uint8", "weight")
+    packed = placeholder((1, 1, PackedBlock(row, panel).block_bytes), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, panel, panel, "int8")
     compile_object([lower(schedule([data, packed], [result], target, "k"), target)], target)
 
@@ -148,17 +148,17 @@ def kernel_object(row: BlockFormat, target: Target) -> None:
 def brought_near(rows: int, at: int) -> tuple[set[int], list[int], int]:
     """Which caches a product of so many rows brings weights near to; those places, from the place
     that it reads; and how many there are."""
-    row, target = BLOCK_FORMATS["q4_0"], Target.parse("llvm -mcpu=x86-64-v3")
+    row, target = BLOCK_FORMATS_BY_NAME["q4_0"], Target.parse("llvm -mcpu=x86-64-v3")
     panel = 4 * target.lanes("float32")
     data = placeholder((rows, 4 * row.values), name="data")
-    packed = placeholder((6, 4, PackedBlock(row, panel).size), "uint8", "weight")
+    packed = placeholder((6, 4, PackedBlock(row, panel).block_bytes), "uint8", "weight")
     result = dense_blocks_pack(data, packed, row.name, 6 * panel, panel, "int8")
     func = lower(schedule([data, packed], [result], target, "k"), target)
-    found = [each for each in walk(func.body) if isinstance(each, Prefetch)]
+    found = [each for each in pre_order_stmts(func.body) if isinstance(each, Prefetch)]
     named = {v: const(at if v.name == "at" else 0) for each in found
              for v in free_vars(each.indices[0])}  # fmt: skip
     places = [simplify(substitute(each.indices[0], named)) for each in found]
-    size = 6 * 4 * PackedBlock(row, panel).size
+    size = 6 * 4 * PackedBlock(row, panel).block_bytes
     return {each.locality for each in found}, [int(str(p)) for p in places], size
 
 
@@ -178,12 +178,12 @@ def test_weights_that_one_row_reads_are_brought_as_a_stream() -> None:
 
 
 def test_a_block_of_zeros_gives_zero() -> None:
-    row = BLOCK_FORMATS["q5_k"]
+    row = BLOCK_FORMATS_BY_NAME["q5_k"]
     found = ekiden.compile(layer(weight(row, 3, 2), row))(np.zeros((2, 512), "float32")).numpy()
     np.testing.assert_array_equal(found, np.zeros((2, 3), "float32"))
 
 
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
     given = weight(row, 9, 2)
     at = relay.var("at", relay.TensorType((relay.SizeVar("n"), 2), "int64"))
@@ -196,7 +196,7 @@ def test_rows_are_decoded_bit_for_bit(row: BlockFormat) -> None:
 
 
 @alike(5)
-@pytest.mark.parametrize("row", BLOCK_FORMAT_ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", GGUF_BLOCK_FORMATS, ids=NAMES)
 def test_a_table_that_is_the_last_layer_lies_in_memory_once(row: BlockFormat) -> None:
     """Rows come out of the packed weight, bit for bit; of another weight, or one that is not
     packed, out of the weight itself."""
@@ -219,7 +219,7 @@ def test_a_table_that_is_the_last_layer_lies_in_memory_once(row: BlockFormat) ->
 
 
 def test_decisions_are_checked() -> None:
-    row = BLOCK_FORMATS["q4_0"]
+    row = BLOCK_FORMATS_BY_NAME["q4_0"]
     with (
         ekiden.transform.PassContext(
             config={"kernels.decisions": {"dense_blocks_pack": "panel=9"}}
@@ -240,7 +240,7 @@ def test_decisions_are_checked() -> None:
 )
 def test_what_is_refused(shape: tuple[int, ...], dtype: str, format: str, message: str) -> None:
     x = relay.var("x", shape=shape, dtype=dtype)
-    given = relay.const(weight(BLOCK_FORMATS["q4_0"], 4, 2))
+    given = relay.const(weight(BLOCK_FORMATS_BY_NAME["q4_0"], 4, 2))
     body = relay.nn.dense_blocks(x, given, format)
     with pytest.raises(TypeInferenceError, match=message):
         InferType()(IRModule.from_expr(relay.Function([x], body)))

@@ -10,7 +10,7 @@ import ekiden
 from ekiden.ir.module import IRModule
 from ekiden.relay.analysis import verify
 from ekiden.relay.transform import CombineFewRows, InferType
-from ekiden.relay.transform.graph.combine_parallel import MAX_FEW_ROWS
+from ekiden.relay.transform.graph.combine_parallel import MAX_COMBINED_DENSE_ROWS
 
 
 def random(*shape: int, dtype: str = "float32") -> Array:
@@ -28,7 +28,7 @@ def layers(rows: object, dtype: str = "float32", constant: bool = True) -> IRMod
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rows", [0, 1, MAX_FEW_ROWS])
+@pytest.mark.parametrize("rows", [0, 1, MAX_COMBINED_DENSE_ROWS])
 def test_layers_of_few_rows_become_one(rows: int, dtype: str) -> None:
     before = layers(rows, dtype)
     after = CombineFewRows()(before)
@@ -38,7 +38,7 @@ def test_layers_of_few_rows_become_one(rows: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "constant"), [(MAX_FEW_ROWS + 1, True), ("n", True), (2, False)]
+    ("rows", "constant"), [(MAX_COMBINED_DENSE_ROWS + 1, True), ("n", True), (2, False)]
 )  # fmt: skip
 def test_others_stay(rows: object, constant: bool) -> None:
     assert calls(CombineFewRows()(layers(rows, constant=constant))).count("nn.dense") == 3

@@ -11,7 +11,7 @@ from pass_checks import evaluate, main_of, program
 import ekiden
 from ekiden import relay
 from ekiden.backend.graph.read_bytecode import read_graph
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import optimize_module
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import SizeVar
@@ -269,7 +269,7 @@ def test_branches_and_dense_blocks_run_as_interpreted(executor: str) -> None:
 
 
 def test_a_network_has_no_copies_left() -> None:
-    made = optimize(branches()[0], Target.host())
+    made = optimize_module(branches()[0], Target.host())
     found = kernels(made)
     assert not any("concatenate" in each for each in found)
     assert sum("vm.part" in each for each in found) == 5
@@ -295,7 +295,7 @@ def test_symbolic_lengths_and_rows() -> None:
         (rows, relay.concatenate(dense, 1)),
     ):
         module = InferType()(IRModule.from_expr(Function([x], relay.nn.softmax(joined))))
-        assert not any("concatenate" in k for k in kernels(optimize(module, Target.host())))
+        assert not any("concatenate" in k for k in kernels(optimize_module(module, Target.host())))
         for size in (1, 5):
             shape = (1, size, 32) if x is long else (size, 32)
             assert_runs_as_interpreted(module, [np.random.default_rng(0).random(shape, np.float32)])

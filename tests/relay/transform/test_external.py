@@ -35,7 +35,7 @@ from ekiden.relay.transform import (
     SimplifyExpr,
     ToANormalForm,
 )
-from ekiden.relay.transform.external.compiler_regions import is_mark
+from ekiden.relay.transform.external.compiler_regions import is_compiler_annotation
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.errors import CompileError, EkidenError
 
@@ -62,7 +62,11 @@ def test_target() -> Iterator[None]:
 def compilers(module: IRModule) -> list[str]:
     """Those of all begins and ends, in order of evaluation."""
     order = evaluation_order(main_of(module).body)
-    return [each.attrs.compiler for each in order if isinstance(each, Call) and is_mark(each)]
+    return [
+        each.attrs.compiler
+        for each in order
+        if isinstance(each, Call) and is_compiler_annotation(each)
+    ]
 
 
 PARTITION = Sequential([AnnotateTarget("test"), MergeCompilerRegions(), PartitionGraph()])

@@ -9,7 +9,7 @@ import pytest
 import ekiden
 from ekiden import IRModule, relay
 from ekiden.relay.transform import InferType, PlanDevices
-from ekiden.relay.transform.devices.device_domains import HOST_WORK
+from ekiden.relay.transform.devices.device_domains import HOST_OPERATORS_ATTR
 from ekiden.relay.transform.shapes.host_values import HostReason
 from ekiden.runtime import Device, cpu
 from ekiden.target import CompilationConfig, VirtualDevice
@@ -30,7 +30,7 @@ def planned(text: str, config: CompilationConfig = CONFIG) -> IRModule:
 
 def host_work(text: str) -> dict[str, set[str]]:
     """Reason -> the operators that run on the host for it."""
-    return {reason: set(names) for reason, *names in planned(text).attrs[HOST_WORK]}
+    return {reason: set(names) for reason, *names in planned(text).attrs[HOST_OPERATORS_ATTR]}
 
 
 PROGRAMS = {
@@ -133,5 +133,5 @@ def test_a_mark_goes_before_what_control_would_have() -> None:
     branch = relay.If(relay.less(counted, relay.const(3)), relay.exp(x), relay.tanh(x))
     module = InferType()(IRModule.from_expr(relay.Function([x, i], branch)))
     config = CompilationConfig((VirtualDevice(cpu(0)), OPENCL))
-    work = PlanDevices(config, marks=False)(module).attrs[HOST_WORK]
+    work = PlanDevices(config, marks=False)(module).attrs[HOST_OPERATORS_ATTR]
     assert work == [[HostReason.DEFAULT.value, "exp", "tanh"]]

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 import ekiden
 from ekiden.backend.vm.module_kernels import primitive_functions
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.compiler.build import import_model
 from ekiden.target import Target
 from integer_grid import Case, families_of, grid, multiplies
@@ -49,7 +49,7 @@ def test_a_kernel_of_bytes_multiplies(case: Case, cpu: str) -> None:
 @pytest.mark.parametrize("window", [0, 3])
 def test_a_weight_whose_zero_point_is_a_vector_of_one_zero_is_multiplied_once(window: int) -> None:
     case = Case("linear", channels=32, out=32, size=8, window=window)
-    module = pipeline(Target.parse("llvm -mcpu=x86-64-v3"))(import_model(case.model()))
+    module = vm_pipeline(Target.parse("llvm -mcpu=x86-64-v3"))(import_model(case.model()))
     kernels = [function for function, _ in primitive_functions(module) if multiplies(function)]
     assert len(kernels) == 1
     assert "sum(" not in str(kernels[0])

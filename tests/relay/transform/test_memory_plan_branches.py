@@ -21,7 +21,7 @@ from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory import storage_places
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
-from ekiden.relay.transform.memory_plan import Kernels
+from ekiden.relay.transform.memory_plan import KernelInfoMap
 
 SHAPES = [(1,), (40,), (300,), (N,), (N, M), (2 * N, M)]
 
@@ -79,7 +79,7 @@ class _Machine:
     """
 
     def __init__(
-        self, symbols: dict[SizeVar, int], choices: list[bool], kernels: Kernels | None = None
+        self, symbols: dict[SizeVar, int], choices: list[bool], kernels: KernelInfoMap | None = None
     ) -> None:
         self.symbols = symbols
         self.kernels = kernels or {}

@@ -19,10 +19,10 @@ from ekiden.relay.transform import (
     SimplifyExpr,
 )
 from ekiden.relay.transform.graph.merged_constants import (
-    merged_product,
-    merged_quotient,
-    merged_sum,
-    scaled_terms,
+    fold_product,
+    fold_quotient,
+    fold_sum,
+    scale_weights,
 )
 
 pytestmark = pytest.mark.quick
@@ -127,18 +127,16 @@ def test_ends_of_a_dtype(dtype: str) -> None:
     ends = ml_dtypes.finfo(dtype)
     top, tiny, one = (np.asarray(v, dtype) for v in (ends.max, ends.tiny, 1))
     half, zero = np.asarray(0.5, dtype), np.asarray(0, dtype)
-    assert merged_sum(top, top) is None and merged_sum(top, -top) is None
-    assert merged_sum(top, -top / 2) is None and merged_sum(one, one) == 2
-    assert merged_sum(one, -one, terms=one) == 0 and merged_sum(top, -top, terms=one) is None
-    assert merged_product(top, top) is None and merged_product(tiny, tiny) is None
-    assert merged_product(tiny, half) is None and merged_product(tiny, one) == tiny
-    assert (
-        merged_product(tiny, zero) == 0 and merged_product(np.asarray(np.inf, dtype), one) == np.inf
-    )
-    assert merged_quotient(tiny, top) is None and merged_quotient(top, tiny) is None
-    assert scaled_terms(np.asarray([1, ends.tiny], dtype), half) is not None
+    assert fold_sum(top, top) is None and fold_sum(top, -top) is None
+    assert fold_sum(top, -top / 2) is None and fold_sum(one, one) == 2
+    assert fold_sum(one, -one, terms=one) == 0 and fold_sum(top, -top, terms=one) is None
+    assert fold_product(top, top) is None and fold_product(tiny, tiny) is None
+    assert fold_product(tiny, half) is None and fold_product(tiny, one) == tiny
+    assert fold_product(tiny, zero) == 0 and fold_product(np.asarray(np.inf, dtype), one) == np.inf
+    assert fold_quotient(tiny, top) is None and fold_quotient(top, tiny) is None
+    assert scale_weights(np.asarray([1, ends.tiny], dtype), half) is not None
 
 
 def test_integers_wrap() -> None:
     top = np.asarray(127, np.int8)
-    assert merged_sum(top, top) == -2 and merged_product(top, top) == 1
+    assert fold_sum(top, top) == -2 and fold_product(top, top) == 1

@@ -12,7 +12,7 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.transform import AlterOpLayout, InferType
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target import Target
-from ekiden.topi.nn.nibbles import PANEL_ROWS, pack_nibbles, unpack_nibbles, unpack_words
+from ekiden.topi.nn.nibbles import ROWS_PER_PANEL, pack_nibbles, unpack_nibbles, unpack_panels
 from long_runs import share
 from processor import processors
 
@@ -43,10 +43,10 @@ def layer(given: tuple[Array, Array, Array], depth: int, relu: bool = False) -> 
 def test_packing_keeps_every_number(rows: int, blocks: int, block: int) -> None:
     levels, scale, point = weights(rows, blocks, block)
     words, scales, points = pack_nibbles(levels, scale, point)
-    panels = -(-rows // PANEL_ROWS)
-    assert words.shape == (panels, blocks, block // 8, PANEL_ROWS) and words.dtype == np.int32
-    assert scales.shape == points.shape == (panels, blocks, PANEL_ROWS)
-    np.testing.assert_array_equal(unpack_words(words)[:rows], unpack_nibbles(levels))
+    panels = -(-rows // ROWS_PER_PANEL)
+    assert words.shape == (panels, blocks, block // 8, ROWS_PER_PANEL) and words.dtype == np.int32
+    assert scales.shape == points.shape == (panels, blocks, ROWS_PER_PANEL)
+    np.testing.assert_array_equal(unpack_panels(words)[:rows], unpack_nibbles(levels))
     assert not scales.transpose(0, 2, 1).reshape(-1, blocks)[rows:].any()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import ekiden
 from ekiden import relay
-from ekiden.relay.transform.memory.own_results import OWNS_RESULTS
+from ekiden.relay.transform.memory.own_results import OWNS_RESULTS_ATTR
 
 PROGRAMS = {
     "an input": "def @main(%x: Tensor[(3), float32]) { %x }",
@@ -25,7 +25,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_can_be_written(name: str, executor: str) -> None:
     module = relay.parse('#[version = "0.0.5"]\n' + PROGRAMS[name])
-    exe = ekiden.compile(module.with_attr(OWNS_RESULTS, True), executor=executor)
+    exe = ekiden.compile(module.with_attr(OWNS_RESULTS_ATTR, True), executor=executor)
     x = np.array([0.0, 1.0, 2.0], np.float32)
     first: list[np.ndarray] = []
     for _ in range(2):

@@ -14,7 +14,7 @@ import ekiden
 from ekiden import relay
 from ekiden.arith import simplify
 from ekiden.backend.kernels.build import build_kernels
-from ekiden.backend.vm.pipeline import optimize
+from ekiden.backend.vm.pipeline import optimize_module
 from ekiden.codegen.cache import KernelCache
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import get
@@ -106,7 +106,7 @@ def extents(expr: Expr, sizes: Mapping[PrimExpr, PrimExpr]) -> tuple[int, ...]:
 def assert_writes_its_part(module: IRModule, shape: tuple[int, ...]) -> None:
     """Each kernel of a part gives in rows what it gives without, and leaves all else. None may
     replace what it reads, whose rows are others."""
-    made = optimize(module, TARGET)
+    made = optimize_module(module, TARGET)
     functions = writers(made)
     assert len(functions) >= 2
     kernels = build_kernels([*functions, *map(alone, functions)], TARGET, cache=KernelCache(None))

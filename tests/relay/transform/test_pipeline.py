@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pass_checks import evaluate, program
 
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import AnyDim, SizeVar
 from ekiden.ir.transform import PassContext, PassInfo, PassInstrument
@@ -25,7 +25,7 @@ from long_runs import share, sizes
 pytestmark = pytest.mark.early
 
 TARGET = Target.parse("llvm -mcpu=x86-64-v4")
-PASSES = pipeline(TARGET).passes
+PASSES = vm_pipeline(TARGET).passes
 BEFORE_MEMORY = PASSES[: [p.name for p in PASSES].index(ManifestAlloc().name)]
 N = SizeVar("n")
 UNARY: list[Callable[[Expr], Expr]] = [op.tanh, op.nn.relu, op.negative, op.sigmoid]
@@ -132,7 +132,7 @@ def test_programs_with_explicit_memory_are_well_formed(count: int) -> None:
     def check(module: IRModule) -> None:
         instrument = _VerifyAll()
         with PassContext(instruments=(instrument,)):
-            pipeline(TARGET)(module)
+            vm_pipeline(TARGET)(module)
         assert instrument.names[-3:] == ["UpdateInPlace", "OwnResults", "vm"]
 
     check()
@@ -261,5 +261,5 @@ def test_a_disabled_pass_does_not_run() -> None:
     module = program("def @main(%x: float32) { tanh(exp(%x)) }")
     context = PassContext(instruments=(instrument,), disabled_pass=frozenset(["FoldConstant"]))
     with context:
-        pipeline(TARGET)(module)
+        vm_pipeline(TARGET)(module)
     assert "FoldConstant" not in instrument.names and "FuseOps" in instrument.names

@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.pass_context import PRODUCT_PRECISION_OPTION
 from ekiden.ir.transform import PassContext
 from ekiden.relay.expr import Call
 from ekiden.relay.transform import InferType, ProductPrecision, ToMixedPrecision
@@ -25,7 +25,7 @@ from long_runs import share
 
 BRIEF = Target.parse("llvm -mcpu=znver4 -mattr=avx512bf16")
 PLAIN = Target.parse("llvm -mcpu=x86-64-v3")
-ASKED = {PRECISION: "bfloat16"}
+ASKED = {PRODUCT_PRECISION_OPTION: "bfloat16"}
 SMALL = ("float16", "bfloat16")
 EPSILON = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Twice the distance of neighbours at 1, and a little for sums."""
@@ -86,7 +86,7 @@ def test_where_bfloat16_is_asked_for(dtype: str, target: Target, after: list[str
 
 def test_only_bfloat16_can_be_asked_for() -> None:
     with (
-        PassContext(config={PRECISION: "int8"}),
+        PassContext(config={PRODUCT_PRECISION_OPTION: "int8"}),
         pytest.raises(PassError, match="expected 'bfloat16' or '', got 'int8'"),
     ):
         ProductPrecision(BRIEF)(layer("float32"))

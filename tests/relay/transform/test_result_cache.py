@@ -14,7 +14,7 @@ from ekiden import relay
 from ekiden.relay import op
 from ekiden.relay.op.nn import conv2d
 from ekiden.relay.transform.graph import constant_evaluation_cache, fold_constant
-from ekiden.relay.transform.graph.constant_evaluation_cache import cache_results, computed
+from ekiden.relay.transform.graph.constant_evaluation_cache import cache_results, cached_evaluation
 
 pytestmark = pytest.mark.quick
 ROWS = 256
@@ -22,7 +22,9 @@ ROWS = 256
 
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
-    with mock.patch.object(constant_evaluation_cache, "_TABLE", constant_evaluation_cache._Table()):
+    with mock.patch.object(
+        constant_evaluation_cache, "_CACHE", constant_evaluation_cache._EvaluationCache()
+    ):
         yield
 
 
@@ -37,7 +39,7 @@ class Doubled:
             self.times += 1
             return np.asarray(sum(arrays) * 2.0)
 
-        found = computed("double", arrays, make)
+        found = cached_evaluation("double", arrays, make)
         assert isinstance(found, np.ndarray)
         return found
 
@@ -57,10 +59,10 @@ def test_what_is_asked_for_twice_is_kept_while_its_array_lives() -> None:
         double.of(array, np.array([3.0]))
         double.of(array, np.array([3.0]))
     assert double.times == 4
-    assert len(constant_evaluation_cache._TABLE.entries) == 2
+    assert len(constant_evaluation_cache._CACHE.entries) == 2
     del array
     gc.collect()
-    assert not constant_evaluation_cache._TABLE.entries
+    assert not constant_evaluation_cache._CACHE.entries
 
 
 def test_arrays_that_are_changed_in_place_are_computed_anew() -> None:
@@ -92,8 +94,8 @@ def test_a_view_of_an_array_does_not_keep_it() -> None:
     array = large()
     for _ in range(3):
         with cache_results():
-            computed("turned", [array], lambda: array.T)
-    assert all(each.value is None for each in constant_evaluation_cache._TABLE.entries.values())
+            cached_evaluation("turned", [array], lambda: array.T)
+    assert all(each.value is None for each in constant_evaluation_cache._CACHE.entries.values())
 
 
 def edited(weight: relay.Constant, activation: str) -> relay.Function:

@@ -11,7 +11,7 @@ from ekiden import relay
 from ekiden.relay import op
 from ekiden.relay.transform import InferType, SimplifyExpr
 from ekiden.runtime.errors import IndexRangeError
-from ekiden.topi.scattering import REDUCTIONS
+from ekiden.topi.scattering import SCATTER_REDUCTIONS
 from long_runs import share
 
 PLACES = np.array([[4, 4, 4], [0, 0, 0], [-1, -1, -1], [4, 4, 4]])
@@ -23,7 +23,7 @@ PLACES = np.array([[4, 4, 4], [0, 0, 0], [-1, -1, -1], [4, 4, 4]])
     [
         (dtype, mode)
         for dtype in ("float32", "float64", "int8", "int64", "bool")
-        for mode in (REDUCTIONS if dtype != "bool" else ("update", "min", "max"))
+        for mode in (SCATTER_REDUCTIONS if dtype != "bool" else ("update", "min", "max"))
     ],
 )
 @pytest.mark.parametrize("index", ["int32", "int64"])

@@ -21,9 +21,9 @@ from ekiden.relay.transform.graph.simplify_rules import (
     EXACT_EQUATIONS,
     FREE_EQUATIONS,
     ROUNDED_EQUATIONS,
-    RULES,
     SHAPE_RULES,
-    Rule,
+    SIMPLIFY_RULES,
+    RewriteRule,
 )
 
 pytestmark = pytest.mark.quick
@@ -183,7 +183,7 @@ def _allowing(tier: FloatTier) -> PassContext:
     return PassContext(config={"relay.float_rewrites": tier.name.lower()})
 
 
-TIERS = {rule.equation: rule.tier for rule in RULES}
+TIERS = {rule.equation: rule.tier for rule in SIMPLIFY_RULES}
 
 
 @pytest.mark.parametrize("equation, before, after", CASES)
@@ -202,9 +202,9 @@ def test_a_rule_does_nothing_below_its_tier(equation: str, before: str, after: s
 
 
 def test_every_rule_is_tested() -> None:
-    assert {rule.equation for rule in RULES} == {equation for equation, _, _ in CASES}
+    assert {rule.equation for rule in SIMPLIFY_RULES} == {equation for equation, _, _ in CASES}
     assert (
-        len(RULES)
+        len(SIMPLIFY_RULES)
         == len(EXACT_EQUATIONS)
         + len(ROUNDED_EQUATIONS)
         + len(FREE_EQUATIONS)
@@ -223,7 +223,7 @@ def test_a_rule_is_written_once_when_a_call_of_its_operator_comes() -> None:
         inner = wildcard()
         return is_op("negative")(inner), lambda found: found[inner][0]
 
-    rule = Rule("negative(x) = x", "negative", write)
+    rule = RewriteRule("negative(x) = x", "negative", write)
     other = InferType()(ekiden.IRModule.from_expr(relay.exp(x)))["main"].body
     assert simplify_expr(other, [rule]) is other
     assert written == []

@@ -7,12 +7,12 @@ import pytest
 
 from ekiden import relay
 from ekiden.arith import Analyzer
-from ekiden.backend.vm.pipeline import MAX_CONCAT_INPUTS, optimize
+from ekiden.backend.vm.pipeline import MAX_CONCAT_INPUTS, optimize_module
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr, SizeVar, Var, const
-from ekiden.kernels.cpu.loops import Axis, split_points
+from ekiden.kernels.cpu.loops import LoopAxis, split_points
 from ekiden.relay.expr import Call, Tuple
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
@@ -36,7 +36,7 @@ def test_no_join_has_more_inputs(most: int, joins: int) -> None:
 def test_the_machine_joins_any_number_by_kernels_of_few() -> None:
     parts = [relay.var(f"x{i}", shape=(2, 4)) for i in range(2000)]
     module = IRModule.from_expr(relay.Function(parts, relay.concatenate(parts, axis=1)))
-    made = optimize(module, Target.host())
+    made = optimize_module(module, Target.host())
     calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)}
@@ -50,7 +50,7 @@ def test_what_the_machine_joins_is_computed_by_kernels_of_few_inputs() -> None:
     rows = [relay.var("i", shape=(n,), dtype="int64") for n in sizes]
     parts = [relay.take(x, i, axis=0) for x, i in zip(data, rows, strict=True)]
     body = relay.concatenate(parts, axis=0)
-    made = optimize(IRModule.from_expr(relay.Function([*data, *rows], body)), Target.host())
+    made = optimize_module(IRModule.from_expr(relay.Function([*data, *rows], body)), Target.host())
     calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     read = [len(c.args[1].fields) for c in kernels if isinstance(c.args[1], Tuple)]
@@ -79,7 +79,7 @@ def test_the_machine_parts_into_any_number_by_kernels_of_few() -> None:
     x = relay.var("x", shape=(n, 2000))
     parts = relay.split(x, 1000, axis=1)
     body = relay.Tuple([relay.TupleGetItem(parts, k) for k in range(1000)])
-    made = optimize(IRModule.from_expr(relay.Function([x], body)), Target.host())
+    made = optimize_module(IRModule.from_expr(relay.Function([x], body)), Target.host())
     calls = [e for e in post_order(made["main"]) if isinstance(e, Call)]
     kernels = [c for c in calls if isinstance(c.op, Op) and c.op.name == "vm.invoke_tvm_op"]
     sizes = {len(c.args[2].fields) for c in kernels if isinstance(c.args[2], Tuple)}
@@ -97,7 +97,7 @@ def test_numbers_to_cut_at_are_ordered_without_proofs() -> None:
             return super().can_prove(condition)
 
     i = Var("i")
-    axis = Axis(i, const(1000))
+    axis = LoopAxis(i, const(1000))
     whole = const(0.0, "float32")
     for n in range(1, 70):
         whole = if_then_else(i < n * 7, whole, const(float(n), "float32"))

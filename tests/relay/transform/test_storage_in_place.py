@@ -18,15 +18,19 @@ from ekiden.relay.build_module import bind_params_by_name
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform import ManifestAlloc, MemoryPlan
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory_plan import MIN_PLANNED_WORKSPACE, KernelFacts, Kernels
+from ekiden.relay.transform.memory_plan import (
+    MIN_PLANNED_WORKSPACE_BYTES,
+    KernelInfoMap,
+    KernelMemoryInfo,
+)
 from long_runs import alike
 
 WORKSPACES = (
     const(0),
-    const(MIN_PLANNED_WORKSPACE),
-    const(MIN_PLANNED_WORKSPACE + 192),
-    MIN_PLANNED_WORKSPACE + N * 256,
-    (M + N) * MIN_PLANNED_WORKSPACE,
+    const(MIN_PLANNED_WORKSPACE_BYTES),
+    const(MIN_PLANNED_WORKSPACE_BYTES + 192),
+    MIN_PLANNED_WORKSPACE_BYTES + N * 256,
+    (M + N) * MIN_PLANNED_WORKSPACE_BYTES,
 )
 
 
@@ -44,14 +48,14 @@ def replaceable(function: Function) -> tuple[int, ...]:
     return tuple(n for n, p in enumerate(function.params) if p.type_annotation == function.ret_type)
 
 
-def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -> Kernels:
+def facts_for(module: IRModule, workspaces: list[PrimExpr], which: list[bool]) -> KernelInfoMap:
     """Something for each kernel: of some, inputs of the result's type may be replaced."""
     found = {}
     for n, call in enumerate(calls_of(module)):
         function = call.args[0]
         assert isinstance(function, Function)
         inputs = replaceable(function) if which[n % len(which)] else ()
-        found[function] = KernelFacts(workspaces[n % len(workspaces)], inputs)
+        found[function] = KernelMemoryInfo(workspaces[n % len(workspaces)], inputs)
     return found
 
 
@@ -75,7 +79,7 @@ def test_nothing_is_overwritten_that_is_needed(
     machine.check(machine.run(body))
 
 
-def arenas(module: IRModule, kernels: Kernels | None = None) -> list[int]:
+def arenas(module: IRModule, kernels: KernelInfoMap | None = None) -> list[int]:
     """The sizes of the arenas of `main`."""
     planned = main_of(MemoryPlan(kernels)(module))
     return [evaluate(a.size, {}) for a in _allocations(planned.body) if a.arena]
@@ -92,7 +96,7 @@ def chain(bindings: str) -> IRModule:
     return ManifestAlloc()(program(f"def @main(%x: Tensor[(1600,), float32]) {{ {bindings} %r }}"))
 
 
-def known(module: IRModule, workspace: int = 0) -> Kernels:
+def known(module: IRModule, workspace: int = 0) -> KernelInfoMap:
     return facts_for(module, [const(workspace)], [True])
 
 
@@ -124,17 +128,17 @@ def test_a_view_of_an_operand_counts_as_it() -> None:
     )
     kernels = dict(known(module))
     (flipping,) = [f for f in kernels if len(f.params) == 2]
-    kernels[flipping] = KernelFacts(const(0), (0,))
+    kernels[flipping] = KernelMemoryInfo(const(0), (0,))
     assert arenas(module, kernels) == [2 * 6400]
 
 
 def test_working_memory_lies_where_nothing_lives() -> None:
     module = chain(f"let %a = {K}(%x); let %b = {K}(%a); let %c = {K}(%b); let %r = {K}(%c);")
     calls = calls_of(module)
-    facts = {c.args[0]: KernelFacts(const(0)) for c in calls}
-    facts[calls[3].args[0]] = KernelFacts(const(MIN_PLANNED_WORKSPACE))
+    facts = {c.args[0]: KernelMemoryInfo(const(0)) for c in calls}
+    facts[calls[3].args[0]] = KernelMemoryInfo(const(MIN_PLANNED_WORKSPACE_BYTES))
     assert arenas(module, facts) == [
-        6400 + MIN_PLANNED_WORKSPACE
+        6400 + MIN_PLANNED_WORKSPACE_BYTES
     ]  # beside %c, over the place of %b
     planned = MemoryPlan(facts)(module)
     assert [len(c.args) for c in calls_of(planned)] == [3, 3, 3, 4]
@@ -142,7 +146,7 @@ def test_working_memory_lies_where_nothing_lives() -> None:
 
 def test_little_working_memory_is_left_to_threads() -> None:
     module = chain(f"let %a = {K}(%x); let %r = {K}(%a);")
-    planned = MemoryPlan(known(module, MIN_PLANNED_WORKSPACE - 64))(module)
+    planned = MemoryPlan(known(module, MIN_PLANNED_WORKSPACE_BYTES - 64))(module)
     assert [len(c.args) for c in calls_of(planned)] == [3, 3]
 
 

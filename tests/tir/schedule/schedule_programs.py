@@ -271,7 +271,7 @@ class Steps:
         self.sch, self.source = sch, source
 
     def block(self) -> str:
-        return self.source.choice(list(self.sch._program.blocks))
+        return self.source.choice(list(self.sch._current_program.blocks))
 
     def loop(self, block: str | None = None) -> tir.LoopRV:
         loops = self.sch.get_loops(block or self.block())
@@ -368,7 +368,7 @@ class Steps:
         self.sch.decompose_reduction(block, self.loop(block))
 
     def merge_reduction(self) -> None:
-        inits = [b for b in self.sch._program.blocks if b.endswith("_init")]
+        inits = [b for b in self.sch._current_program.blocks if b.endswith("_init")]
         if inits:
             name = self.source.choice(inits)
             self.sch.merge_reduction(name, name.removesuffix("_init"))
@@ -384,8 +384,8 @@ class Steps:
             lambda i: (i // 2, i % 2),
         ]
         block = self.block()
-        realize = self.sch._program.blocks[block]
-        if self.sch._program.is_param(tir.schedule.program.written(realize.block)[0]):
+        realize = self.sch._current_program.blocks[block]
+        if self.sch._current_program.is_param(tir.schedule.program.block_writes(realize.block)[0]):
             return  # the function would take another layout
         self.sch.transform_layout(block, ("write", 0), self.source.choice(maps))  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from ekiden import te, tir
 from ekiden.ir.prim import PrimExpr
 from ekiden.script import tir as T
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick
@@ -146,8 +146,8 @@ def check(sch: Schedule, program: PrimFunc) -> None:
     shapes = [tuple(int(d) for d in b.shape) for b in program.params]
     arrays = [random.standard_normal(s).astype("float32") for s in shapes]
     found, wanted = ([a.copy() for a in arrays] for _ in range(2))
-    run(lower(program), *wanted)
-    run(lower(sch.func), *found)
+    run_prim_func(lower(program), *wanted)
+    run_prim_func(lower(sch.func), *found)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -223,8 +223,8 @@ def test_zeros_are_not_left_out_where_they_are_times_no_number(
     w[where] = strange
     found, wanted = np.zeros((2, 8, 2), "float32")
     with np.errstate(invalid="ignore"):
-        run(lower(program), x, w, wanted)
-        run(lower(sch.func), x, w, found)
+        run_prim_func(lower(program), x, w, wanted)
+        run_prim_func(lower(sch.func), x, w, found)
     assert np.isnan(wanted[:, where[1]]).sum() >= 4 and np.isfinite(wanted[:, 1 - where[1]]).all()
     np.testing.assert_array_equal(found, wanted)
 
@@ -276,8 +276,8 @@ REFUSED: dict[str, tuple[Callable[[], PrimFunc], Callable[[Schedule], object], s
     "zeros without a remainder": (bordered, lambda s: s.skip_zeros("c"),
                                   "skip_zeros 'c': no remainder says which of its terms are 0"),
     "zeros of fused loops": (spread, lambda s: (s.fuse(*s.get_loops("c")[:2]),
-                                              s.skip_zeros("c")),
-                           "skip_zeros 'c': something was done to its loops before"),
+                                                s.skip_zeros("c")),
+                             "skip_zeros 'c': something was done to its loops before"),
     "zeros of lanes": (spread, lambda s: s.skip_zeros("c", 0), "lanes above 0 expected, got 0"),
     "zeros times what is left out": (
         lambda: spread(out=1), lambda s: s.skip_zeros("c"),

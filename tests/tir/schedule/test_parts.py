@@ -10,13 +10,13 @@ import pytest
 
 from ekiden import te
 from ekiden.ir.prim import SizeVar, maximum
-from ekiden.kernels.micro_kernels.registered import REGISTER_TILE
+from ekiden.kernels.micro_kernels.registered import REGISTER_TILE_KERNEL
 from ekiden.tir import PrimFunc, Schedule, ScheduleError
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick
-assert REGISTER_TILE.name == "register_tile"  # importing it puts it into the table
+assert REGISTER_TILE_KERNEL.name == "register_tile"  # importing it puts it into the table
 
 
 def product(rows: int | SizeVar = 7) -> PrimFunc:
@@ -36,7 +36,7 @@ def check(sch: Schedule, rows: int = 7) -> None:
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(s).astype("float32") for s in ((rows, 6), (6, 10)))
     out = np.full((rows, 10), np.nan, "float32")
-    run(lower(sch.func), a, b, out)
+    run_prim_func(lower(sch.func), a, b, out)
     np.testing.assert_allclose(out, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_parts_of_any_number_of_rows(tail: str, rows: int) -> None:
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(s).astype("float32") for s in ((rows, 6), (6, 10)))
     out = np.full((rows, 10), np.nan, "float32")
-    run(lower(sch.func), a, b, out)
+    run_prim_func(lower(sch.func), a, b, out)
     np.testing.assert_allclose(out, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-6)
 
 
@@ -248,5 +248,5 @@ def test_a_split_inside_an_axis(shape: tuple[int, ...], factor: int) -> None:
     sch.reorder(inner, outer)
     sch.parallel(inner)
     data, out = np.arange(total, dtype="float32").reshape(shape), np.zeros(shape, "float32")
-    run(lower(sch.func), data, out)
+    run_prim_func(lower(sch.func), data, out)
     np.testing.assert_array_equal(out, data * 2 + 1)

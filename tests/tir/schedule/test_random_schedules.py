@@ -10,7 +10,7 @@ from schedule_programs import KINDS, TensorProgram, random_program, random_steps
 
 import ekiden
 from ekiden import tir
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 from long_runs import LONG, alike
 
@@ -41,7 +41,7 @@ def test_random_schedules_mean_the_same(group: int) -> None:
         for kind, count in done.items():
             accepted[kind] = accepted.get(kind, 0) + count
         arguments, expected = program.arguments(seed)
-        run(tir.verify(lower(sch.func)), *arguments)
+        run_prim_func(tir.verify(lower(sch.func)), *arguments)
         check(arguments, expected, f"seed {seed}")
         if seed % NATIVE_EVERY == 0:
             arguments, expected = program.arguments(seed + 1)

@@ -11,7 +11,7 @@ from ekiden import te, tir
 from ekiden.ir.prim import Select, SizeVar, const, maximum
 from ekiden.script import tir as T
 from ekiden.tir import LoopRV, PrimFunc, Schedule, ScheduleError, TensorIntrin
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick
@@ -33,7 +33,7 @@ def check(func: PrimFunc, n: int = 5, k: int = 7, m: int = 19) -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(n, k)).astype("float32"), rng.normal(size=(k, m)).astype("float32")
     out = np.full((n, m), 7, "float32")
-    run(tir.verify(lower(func)), a, b, out)
+    run_prim_func(tir.verify(lower(func)), a, b, out)
     np.testing.assert_allclose(out, np.maximum(a @ b, 0) + 1, rtol=1e-4, atol=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_unsafe_set_dtype_rounds_what_is_stored() -> None:
     sch = Schedule(te.create_prim_func([x, z], "rounded"))
     sch.unsafe_set_dtype("y", 0, "float16")
     array, out = np.array([0.1, 1.7, -3.3, 999.9], "float32"), np.zeros(4, "float32")
-    run(tir.verify(lower(sch.func)), array, out)
+    run_prim_func(tir.verify(lower(sch.func)), array, out)
     np.testing.assert_array_equal(out, np.float16(array * np.float32(3)).astype("float32") + 1)
 
 
@@ -142,7 +142,7 @@ def test_compute_at_of_a_window_reads_only_what_exists() -> None:
     outer, _ = sch.split(sch.get_loops("z")[0], [None, 6])
     sch.compute_at("y", outer)
     array, out = np.arange(20, dtype="float32"), np.zeros(18, "float32")
-    run(tir.verify(lower(sch.func)), array, out)
+    run_prim_func(tir.verify(lower(sch.func)), array, out)
     np.testing.assert_allclose(out, np.convolve(array * 2, np.ones(3), "valid"))
 
 
@@ -159,7 +159,7 @@ def check_conv(func: PrimFunc, rows: int = 12) -> None:
     """Compare with NumPy."""
     x = np.arange(rows * 8, dtype="float32").reshape(rows, 8)
     out = np.full((rows - 2, 8), 7, "float32")
-    run(tir.verify(lower(func)), x, out)
+    run_prim_func(tir.verify(lower(func)), x, out)
     np.testing.assert_array_equal(out, sum(2 * x[n : n + rows - 2] for n in range(3)))
 
 
@@ -213,7 +213,7 @@ def test_a_reducer_of_two_outputs() -> None:
     data = np.random.default_rng(0).permutation(24).astype("float32").reshape(4, 6)
     numbers = np.broadcast_to(np.arange(6), (4, 6)).copy()
     where, values = np.zeros(4, "int64"), np.zeros(4, "float32")
-    run(tir.verify(lower(sch.func)), data, numbers, where, values)
+    run_prim_func(tir.verify(lower(sch.func)), data, numbers, where, values)
     np.testing.assert_array_equal(where, data.argmax(1))
     np.testing.assert_array_equal(values, data.max(1))
 
@@ -247,7 +247,7 @@ def test_tensorize() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 8)).astype("float32"), rng.normal(size=(3, 8)).astype("float32")
     out = np.zeros((5, 3), "float32")
-    run(tir.verify(lower(sch.func)), x, y, out)
+    run_prim_func(tir.verify(lower(sch.func)), x, y, out)
     np.testing.assert_allclose(out, x @ y.T, rtol=1e-5, atol=1e-6)
     assert "for k_1 in" not in str(sch.func)
 
@@ -259,7 +259,7 @@ def test_layouts_of_arguments_change_the_function() -> None:
     a, b = rng.normal(size=(5, 7)).astype("float32"), rng.normal(size=(7, 16)).astype("float32")
     packed = b.reshape(7, 2, 8).transpose(1, 0, 2).copy()
     out = np.zeros((5, 16), "float32")
-    run(tir.verify(lower(sch.func)), a, packed, out)
+    run_prim_func(tir.verify(lower(sch.func)), a, packed, out)
     np.testing.assert_allclose(out, np.maximum(a @ b, 0) + 1, rtol=1e-4, atol=1e-5)
 
 
@@ -364,7 +364,7 @@ def test_layouts_change_in_each_step(packs: bool, tile: int, depth: int) -> None
     sch.reverse_compute_at("out", [n, *sch.split(c, [None, tile]), *rest][depth])
     x = np.arange(640, dtype="float32").reshape((2, 64, 5) if packs else (2, 4, 5, 16))
     out = np.zeros((2, 4, 5, 16) if packs else (2, 64, 5), "float32")
-    run(tir.verify(lower(sch.func)), x, out)
+    run_prim_func(tir.verify(lower(sch.func)), x, out)
     if packs:
         expected = 2 * x.reshape(2, 4, 16, 5).transpose(0, 1, 3, 2)
     else:

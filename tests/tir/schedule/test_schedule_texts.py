@@ -11,7 +11,7 @@ import pytest
 from ekiden import te, tir
 from ekiden.ir.prim import maximum
 from ekiden.tir import PrimFunc, Schedule
-from ekiden.tir.interpreter import run
+from ekiden.tir.interpreter import run_prim_func
 from ekiden.tir.transform import lower
 
 pytestmark = pytest.mark.quick
@@ -787,7 +787,7 @@ def test_text_after_a_step(name: str) -> None:
     assert body(sch.func) == expected
     data = np.arange(-12, 12, dtype="float32").reshape(4, 6)
     out = np.full(4, 7, "float32")
-    run(tir.verify(lower(sch.func)), data, out)
+    run_prim_func(tir.verify(lower(sch.func)), data, out)
     np.testing.assert_array_equal(out, meaning(data))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.emit import NATIVE_PREFIX, emit_functions
+from ekiden.backend.aot.emit import NATIVE_SYMBOL_PREFIX, emit_functions
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK
-from ekiden.ir.pass_context import show_product
+from ekiden.ir.pass_context import notify_product
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -23,7 +23,7 @@ class NativeObjects:
     exports: tuple[str, ...] = ()
 
 
-def native_code(
+def compile_native(
     functions: Sequence[VMFunction],
     primitives: Sequence[str],
     kernels: Collection[str],
@@ -51,12 +51,14 @@ def native_code(
         raise CompileError(f"compile: there is no native code of functions (aot) for {WASM}")
     with LOCAL_COMPILE_LOCK:
         text = emit_functions(functions, primitives, kernels, target, is_checked=is_checked)
-        show_product("native.ll", "the native code of bytecode, as LLVM IR", lambda: text)
-        show_product(
-            "native.asm", "the same as assembly", lambda: llvm.assembly_of_text(text, target)
+        notify_product("native.ll", "the native code of bytecode, as LLVM IR", lambda: text)
+        notify_product(
+            "native.asm", "the same as assembly", lambda: llvm.ir_to_assembly(text, target)
         )
-        code = llvm.compile_text(text, target)
-    return NativeObjects((code,), tuple(NATIVE_PREFIX + function.name for function in functions))
+        code = llvm.compile_ir(text, target)
+    return NativeObjects(
+        (code,), tuple(NATIVE_SYMBOL_PREFIX + function.name for function in functions)
+    )
 
 
-__all__ = ["NativeObjects", "native_code"]
+__all__ = ["NativeObjects", "compile_native"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ekiden.backend.aot.facts import RegisterFact, RegisterFacts, after, at_entry
-from ekiden.backend.vm.operands import jumps
+from ekiden.backend.aot.facts import RegisterFact, RegisterFacts, entry_facts, transfer_facts
+from ekiden.backend.vm.operands import jump_offsets
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule
 from ekiden.codegen.llvm.quoting import quoted
@@ -24,9 +24,9 @@ from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-NATIVE_PREFIX = "vm2:"
+NATIVE_SYMBOL_PREFIX = "vm2:"
 """Of the names of native functions: the version of what they know of the runtime."""
-NATIVE_WORDS = 2
+NATIVE_CONTEXT_WORDS = 2
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class AotProgram:
     module: LlvmModule
 
     @property
-    def native(self) -> type[Native] | type[Native32]:
+    def native_layout(self) -> type[Native] | type[Native32]:
         """Return the layout of ek_native for the target's pointer width."""
         return Native if self.module.pointer_bytes == 8 else Native32
 
@@ -53,7 +53,8 @@ def emit_functions(
     *,
     is_checked: bool = False,
 ) -> str:
-    """Emit an LLVM module with all functions, exported under NATIVE_PREFIX and their names. With
+    """Emit an LLVM module with all functions, exported under NATIVE_SYMBOL_PREFIX and their names.
+    With
     `is_checked` the machine verifies the devices of kernel arguments.
     """
     program = AotProgram(primitives, kernels, LlvmModule(target))
@@ -71,27 +72,28 @@ class _FunctionEmitter:
         self.function = function
         self.is_checked = is_checked
         self.b = FunctionBuilder(program.module)
-        self.native, self.pointer = program.native, program.module.pointer_bytes
+        self.native, self.pointer = program.native_layout, program.module.pointer_bytes
         self.b.block = "start"
-        self.facts: RegisterFacts = at_entry(len(function.params), function.n_registers)
+        self.facts: RegisterFacts = entry_facts(len(function.params), function.n_registers)
         self.words: list[int] = []
         at = 0
         for instruction in function.code:
             self.words.append(at)
             at += len(encode(instruction))
-        self.targets = {t for i in range(len(function.code)) for t in self._jumps(i)}
+        self.targets = {t for i in range(len(function.code)) for t in self._jump_targets(i)}
         self.failures: list[tuple[str, int]] = []
         """Blocks that end in a failure, and the word of the instruction that failed."""
         self.points = 0
         self.resumed: list[int] = []
-        self.place = NATIVE_WORDS
+        self.place = NATIVE_CONTEXT_WORDS
         self.most = max(
-            (len(_tuple(i["args"])) for i in function.code if i.name == "InvokePacked"), default=0
+            (len(_tuple_operand(i["args"])) for i in function.code if i.name == "InvokePacked"),
+            default=0,
         )
 
-    def _jumps(self, index: int) -> list[int]:
+    def _jump_targets(self, index: int) -> list[int]:
         """Return the indices that an instruction may jump to."""
-        return [index + offset for offset in jumps(self.function.code[index])]
+        return [index + offset for offset in jump_offsets(self.function.code[index])]
 
     def write(self) -> None:
         """Add the function to the module."""
@@ -99,19 +101,20 @@ class _FunctionEmitter:
         for index, instruction in enumerate(self.function.code):
             if index in self.targets:
                 if is_open:
-                    self.b.branch(_label(index))
-                self.b.start(_label(index))
+                    self.b.branch(_block_label(index))
+                self.b.start(_block_label(index))
+                # Facts are not joined over several predecessors: a jump target starts without any.
                 self.facts = {}
                 is_open = True
             if is_open:  # else nothing leads here
-                is_open = self._instruction(index, instruction)
+                is_open = self._emit_instruction(index, instruction)
             elif instruction.has("frames"):
-                self._skip(instruction)
-        self._finish()
+                self._count_resume_points(instruction)
+        self._emit_function_text()
 
-    def _finish(self) -> None:
+    def _emit_function_text(self) -> None:
         resume = " ".join(f"i32 {k}, label %point{k}" for k in self.resumed)
-        name = quoted(NATIVE_PREFIX + self.function.name)
+        name = quoted(NATIVE_SYMBOL_PREFIX + self.function.name)
         size = max(1, self.most) * 2
         text = [
             f"define ptr @{name}(ptr %vm, ptr %R, ptr %native, i32 %point) #0 {{",
@@ -125,13 +128,13 @@ class _FunctionEmitter:
             f"  switch i32 %point, label %start [ {resume} ]",
             "start:",
             *self.b.lines,
-            *self._failed(),
+            *self._failure_block(),
             "}",
         ]
         self.program.module.defined.add(name)
         self.program.module.functions.append("\n".join(text))
 
-    def _failed(self) -> list[str]:
+    def _failure_block(self) -> list[str]:
         """Return the block that every failure branches to."""
         if not self.failures:
             return []
@@ -145,251 +148,276 @@ class _FunctionEmitter:
 
     # registers
 
-    def _address(self, register: int, offset: int = 0) -> str:
-        return self._at("%R", Value.BYTES * register + offset)
+    def _register_address(self, register: int, offset: int = 0) -> str:
+        return self._offset_address("%R", Value.BYTES * register + offset)
 
-    def _at(self, base: str, offset: int) -> str:
+    def _offset_address(self, base: str, offset: int) -> str:
         return self.b.value(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
 
-    def _type(self, register: int) -> str:
-        return self.b.value(f"load i32, ptr {self._address(register)}, align 8")
+    def _load_type_word(self, register: int) -> str:
+        return self.b.value(f"load i32, ptr {self._register_address(register)}, align 8")
 
-    def _payload(self, register: int, kind: str = "i64") -> str:
-        return self.b.value(f"load {kind}, ptr {self._address(register, Value.V)}, align 8")
+    def _load_payload(self, register: int, kind: str = "i64") -> str:
+        return self.b.value(
+            f"load {kind}, ptr {self._register_address(register, Value.V)}, align 8"
+        )
 
-    def _fact(self, register: int) -> RegisterFact:
-        """Return what is known of a register; by default that it may hold an object."""
+    def _register_fact(self, register: int) -> RegisterFact:
+        """Return the dataflow fact about a register; by default it may hold an object."""
         return self.facts.get(register, RegisterFact(is_object=True))
 
     def _may_be_object(self, register: int) -> bool:
-        return self._fact(register).is_object
+        return self._register_fact(register).is_object
 
-    def _set(self, register: int, head: str, payload: str) -> None:
+    def _set_register(self, register: int, head: str, payload: str) -> None:
         """Store an owned value in a register, then release the previous one."""
         b = self.b
         if not self._may_be_object(register):
-            self._store(register, head, payload)
+            self._store_register(register, head, payload)
             return
         # Store before release: a destructor may run code that reads the register.
-        old, previous_object = self._type(register), self._payload(register, "ptr")
-        self._store(register, head, payload)
+        old, previous_object = self._load_type_word(register), self._load_payload(register, "ptr")
+        self._store_register(register, head, payload)
         release, done = b.fresh("release"), b.fresh("done")
         b.branch_if(b.value(f"icmp sge i32 {old}, {TypeIndex.OBJECT}"), release, done)
         b.start(release)
-        self._service("ek_object_release", "void", "ptr")
-        b.effect(f"call void @ek_object_release(ptr {previous_object})")
+        self._declare_service("ek_object_release", "void", "ptr")
+        b.append_void(f"call void @ek_object_release(ptr {previous_object})")
         b.branch(done)
         b.start(done)
 
-    def _store(self, register: int, head: str, payload: str) -> None:
-        self.b.effect(f"store i64 {head}, ptr {self._address(register)}, align 8")
-        self.b.effect(f"store i64 {payload}, ptr {self._address(register, Value.V)}, align 8")
+    def _store_register(self, register: int, head: str, payload: str) -> None:
+        self.b.append_void(f"store i64 {head}, ptr {self._register_address(register)}, align 8")
+        self.b.append_void(
+            f"store i64 {payload}, ptr {self._register_address(register, Value.V)}, align 8"
+        )
 
-    def _retain(self, object_pointer: str) -> None:
+    def _emit_retain(self, object_pointer: str) -> None:
         # A relaxed increment suffices: the caller holds a reference, so the object cannot be freed
         # meanwhile.
-        self.b.effect(f"atomicrmw add ptr {object_pointer}, i64 1 monotonic")
+        self.b.append_void(f"atomicrmw add ptr {object_pointer}, i64 1 monotonic")
 
-    def _service(self, name: str, result: str, *arguments: str) -> None:
+    def _declare_service(self, name: str, result: str, *arguments: str) -> None:
         self.program.module.declare(name, result, arguments)
 
     # instructions
 
-    def _instruction(self, index: int, instruction: Instruction) -> bool:
-        """Emit one instruction; whether control goes on behind it."""
-        facts = after(instruction, self.facts)
-        is_open = self._dispatch(index, instruction)
+    def _emit_instruction(self, index: int, instruction: Instruction) -> bool:
+        """Emit one instruction; return whether control falls through to the next one."""
+        facts = transfer_facts(instruction, self.facts)
+        is_open = self._emit_by_opcode(index, instruction)
         self.facts = facts
         return is_open
 
-    def _dispatch(self, index: int, instruction: Instruction) -> bool:
-        if self._polls(index, instruction):
-            self._service("ek_native_poll", "i32", "ptr")
-            self._check(index, self.b.value("call i32 @ek_native_poll(ptr %vm)"))
+    def _emit_by_opcode(self, index: int, instruction: Instruction) -> bool:
+        if self._needs_interrupt_check(index, instruction):
+            self._declare_service("ek_native_poll", "i32", "ptr")
+            self._check_status(index, self.b.value("call i32 @ek_native_poll(ptr %vm)"))
         match instruction.name:
             case _ if instruction.has("frames"):
-                return self._leave(instruction)
+                return self._exit_to_interpreter(instruction)
             case "Goto" | "If" | "Switch":
-                self._jump(index, instruction)
+                self._emit_jump(index, instruction)
                 return False
             case "Fatal":
-                self._body(index, instruction)
-                self.b.effect("unreachable")  # it always fails
+                self._emit_helper_call(index, instruction)
+                self.b.append_void("unreachable")  # it always fails
                 return False
             case "Move":
-                self._move(_int(instruction["dst"]), _int(instruction["src"]))
+                self._emit_move(_int_operand(instruction["dst"]), _int_operand(instruction["src"]))
             case "KillRegister":
-                self._set(_int(instruction["dst"]), "0", "0")
+                self._set_register(_int_operand(instruction["dst"]), "0", "0")
             case "LoadConsti":
-                self._set(_int(instruction["dst"]), str(TypeIndex.INT), str(instruction["value"]))
+                self._set_register(
+                    _int_operand(instruction["dst"]), str(TypeIndex.INT), str(instruction["value"])
+                )
             case "LoadConst":
-                self._load_constant(instruction)
+                self._emit_load_constant(instruction)
             case "InvokePacked":
-                self._invoke(index, instruction)
+                self._emit_invoke_packed(index, instruction)
             case _:
-                self._body(index, instruction)
+                self._emit_helper_call(index, instruction)
         return True
 
-    def _polls(self, index: int, instruction: Instruction) -> bool:
-        """Return whether the run may be interrupted before an instruction: one that may be long, or
-        that jumps back. Calls are the loop's, which does so itself.
+    def _needs_interrupt_check(self, index: int, instruction: Instruction) -> bool:
+        """Return whether an interrupt check precedes an instruction: one that may run long, or
+        jumps backwards. Calls are the loop's, which does so itself.
         """
         if instruction.has("frames"):
             return False
         if instruction.has("kernel") or instruction.has("long"):
             return True
-        return any(target <= index for target in self._jumps(index))
+        return any(target <= index for target in self._jump_targets(index))
 
-    def _leave(self, instruction: Instruction) -> bool:
-        """Let the loop run a call or return; what follows is entered anew."""
+    def _exit_to_interpreter(self, instruction: Instruction) -> bool:
+        """Return to the interpreter loop, which executes a call or return; the instruction after it
+        is a new entry point.
+        """
         b = self.b
-        b.effect(f"ret ptr {self._at('%points', 4 * self.place)}")
-        self._skip(instruction)
+        b.append_void(f"ret ptr {self._offset_address('%points', 4 * self.place)}")
+        self._count_resume_points(instruction)
         if instruction.has("ends"):
             return False  # nothing comes back from there
         b.start(f"point{self.points}")
         self.resumed.append(self.points)
         return True
 
-    def _skip(self, instruction: Instruction) -> None:
+    def _count_resume_points(self, instruction: Instruction) -> None:
         self.points += 1
-        self.place += len(encode(instruction)) + NATIVE_WORDS
+        self.place += len(encode(instruction)) + NATIVE_CONTEXT_WORDS
 
-    def _pc(self, index: int) -> str:
-        return self._at("%code", 4 * self.words[index])
+    def _pc_address(self, index: int) -> str:
+        return self._offset_address("%code", 4 * self.words[index])
 
-    def _body(self, index: int, instruction: Instruction) -> None:
-        """Emit a call of the virtual machine's own implementation of an instruction."""
+    def _emit_helper_call(self, index: int, instruction: Instruction) -> None:
+        """Emit a call of the virtual machine's own implementation of an instruction (`ek_op_*`)."""
         name = f"ek_op_{instruction.name}"
-        self._service(name, "i32", "ptr", "ptr", "ptr")
-        status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})")
-        self._check(index, status)
+        self._declare_service(name, "i32", "ptr", "ptr", "ptr")
+        status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc_address(index)})")
+        self._check_status(index, status)
 
-    def _check(self, index: int, status: str) -> None:
-        """Continue where a status is 0, else fail."""
+    def _check_status(self, index: int, status: str) -> None:
+        """Branch to the failure block unless a status is 0."""
         going = self.b.fresh("ok")
         self.failures.append((self.b.block, self.words[index]))
         self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
         self.b.start(going)
 
-    def _move(self, dst: int, src: int) -> None:
+    def _emit_move(self, dst: int, src: int) -> None:
         b = self.b
         register = src if src >= 0 else -1 - src
-        head = b.value(f"load i64, ptr {self._address(register)}, align 8")
-        payload = self._payload(register)
+        head = b.value(f"load i64, ptr {self._register_address(register)}, align 8")
+        payload = self._load_payload(register)
+        # A negative operand moves the value: the source register is cleared instead of a reference
+        # counted.
         if src < 0:
-            self._store(register, "0", "0")
+            self._store_register(register, "0", "0")
             if dst == register:
-                self._store(dst, head, payload)
+                self._store_register(dst, head, payload)
                 return
         elif self._may_be_object(register):
             self._retain_value(register, head, payload)
-        self._set(dst, head, payload)
+        self._set_register(dst, head, payload)
 
     def _retain_value(self, register: int, head: str, payload: str) -> None:
         b = self.b
         object_pointer = b.value(f"inttoptr i64 {payload} to ptr")
-        if self._fact(register).is_tensor:
-            self._retain(object_pointer)
+        if self._register_fact(register).is_tensor:
+            self._emit_retain(object_pointer)
             return
         kind = b.value(f"trunc i64 {head} to i32")
         retain, done = b.fresh("retain"), b.fresh("done")
         b.branch_if(b.value(f"icmp sge i32 {kind}, {TypeIndex.OBJECT}"), retain, done)
         b.start(retain)
-        self._retain(object_pointer)
+        self._emit_retain(object_pointer)
         b.branch(done)
         b.start(done)
 
-    def _load_constant(self, instruction: Instruction) -> None:
+    def _emit_load_constant(self, instruction: Instruction) -> None:
         b = self.b
-        tensor = self._member(self.native.CONSTANTS, _int(instruction["const_index"]))
-        self._retain(tensor)
+        tensor = self._load_table_entry(
+            self.native.CONSTANTS, _int_operand(instruction["const_index"])
+        )
+        self._emit_retain(tensor)
         bits = b.value(f"ptrtoint ptr {tensor} to i64")
-        self._set(_int(instruction["dst"]), str(TypeIndex.TENSOR), bits)
+        self._set_register(_int_operand(instruction["dst"]), str(TypeIndex.TENSOR), bits)
 
-    def _member(self, table: int, index: int) -> str:
+    def _load_table_entry(self, table: int, index: int) -> str:
         """Load an entry of a table that `native` points to."""
-        table_pointer = self._pointer("%native", table)
-        return self._pointer(table_pointer, self.pointer * index)
+        table_pointer = self._load_pointer("%native", table)
+        return self._load_pointer(table_pointer, self.pointer * index)
 
-    def _pointer(self, base: str, offset: int) -> str:
+    def _load_pointer(self, base: str, offset: int) -> str:
         """Load a pointer from memory."""
-        return self.b.value(f"load ptr, ptr {self._at(base, offset)}, align {self.pointer}")
+        return self.b.value(
+            f"load ptr, ptr {self._offset_address(base, offset)}, align {self.pointer}"
+        )
 
     # jumps
 
-    def _jump(self, index: int, instruction: Instruction) -> None:
-        labels = [_label(target) for target in self._jumps(index)]
+    def _emit_jump(self, index: int, instruction: Instruction) -> None:
+        labels = [_block_label(target) for target in self._jump_targets(index)]
         match instruction.name:
             case "Goto":
                 self.b.branch(labels[0])
             case "If":
-                self._if(index, instruction, labels)
+                self._emit_if(index, instruction, labels)
             case _:
-                self._switch(index, instruction, labels)
+                self._emit_switch(index, instruction, labels)
 
-    def _if(self, index: int, instruction: Instruction, labels: list[str]) -> None:
+    def _emit_if(self, index: int, instruction: Instruction, labels: list[str]) -> None:
         b = self.b
-        test, target = _int(instruction["test"]), _int(instruction["target"])
+        test, target = _int_operand(instruction["test"]), _int_operand(instruction["target"])
         fast, slow = b.fresh("fast"), b.fresh("slow")
-        plain = self._is_plain(test)
-        if self._fact(target).number is None:
-            plain = b.value(f"and i1 {plain}, {self._is_plain(target)}")
+        # Integers and booleans are compared here; tensors take the virtual machine's
+        # implementation.
+        plain = self._emit_is_plain(test)
+        if self._register_fact(target).number is None:
+            plain = b.value(f"and i1 {plain}, {self._emit_is_plain(target)}")
         b.branch_if(plain, fast, slow)
         b.start(fast)
-        known_number = self._fact(target).number
-        expected = self._payload(target) if known_number is None else str(known_number)
-        b.branch_if(b.value(f"icmp eq i64 {self._payload(test)}, {expected}"), *labels)
+        known_number = self._register_fact(target).number
+        expected = self._load_payload(target) if known_number is None else str(known_number)
+        b.branch_if(b.value(f"icmp eq i64 {self._load_payload(test)}, {expected}"), *labels)
         b.start(slow)
-        self._choose(index, labels)
+        self._emit_interpreted_jump(index, labels)
 
-    def _is_plain(self, register: int) -> str:
+    def _emit_is_plain(self, register: int) -> str:
         b = self.b
-        kind = self._type(register)
+        kind = self._load_type_word(register)
         above = b.value(f"sub i32 {kind}, {TypeIndex.INT}")
         return b.value(f"icmp ult i32 {above}, {TypeIndex.BOOL - TypeIndex.INT + 1}")
 
-    def _choose(self, index: int, labels: list[str]) -> None:
-        """Let the machine execute a jump, and follow it."""
+    def _emit_interpreted_jump(self, index: int, labels: list[str]) -> None:
+        """Emit a call of the virtual machine for a jump, and a branch on the program counter that
+        it returns.
+        """
         b = self.b
-        self._service("ek_native_choose", "i32", "ptr", "ptr", "ptr")
-        pc = self._pc(index)
+        self._declare_service("ek_native_choose", "i32", "ptr", "ptr", "ptr")
+        pc = self._pc_address(index)
         chosen = b.value(f"call i32 @ek_native_choose(ptr %vm, ptr %R, ptr {pc})")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels))
         self.failures.append((b.block, self.words[index]))
-        b.effect(f"switch i32 {chosen}, label %failed [ {cases} ]")
+        b.append_void(f"switch i32 {chosen}, label %failed [ {cases} ]")
 
-    def _switch(self, index: int, instruction: Instruction, labels: list[str]) -> None:
+    def _emit_switch(self, index: int, instruction: Instruction, labels: list[str]) -> None:
         b = self.b
-        value = _int(instruction["value"])
+        value = _int_operand(instruction["value"])
         fast, slow = b.fresh("fast"), b.fresh("slow")
-        b.branch_if(b.value(f"icmp eq i32 {self._type(value)}, {TypeIndex.ADT}"), fast, slow)
-        b.start(fast)
-        tag = b.value(
-            f"load i32, ptr {self._at(self._payload(value, 'ptr'), layout.ADT.TAG)}, align 8"
+        b.branch_if(
+            b.value(f"icmp eq i32 {self._load_type_word(value)}, {TypeIndex.ADT}"), fast, slow
         )
+        b.start(fast)
+        tag_address = self._offset_address(self._load_payload(value, "ptr"), layout.ADT.TAG)
+        tag = b.value(f"load i32, ptr {tag_address}, align 8")
         cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels[:-1]))
-        b.effect(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
+        b.append_void(f"switch i32 {tag}, label %{labels[-1]} [ {cases} ]")
         b.start(slow)
-        self._choose(index, labels)
+        self._emit_interpreted_jump(index, labels)
 
     # kernels
 
-    def _invoke(self, index: int, instruction: Instruction) -> None:
-        """Call a kernel with values laid out on the stack; tuples and outputs that may be shared
-        are left to the virtual machine.
+    def _emit_invoke_packed(self, index: int, instruction: Instruction) -> None:
+        """Emit a kernel call with its arguments on the stack; calls with tuples or outputs that may
+        be shared go to the virtual machine.
         """
         b = self.b
-        args, count = _tuple(instruction["args"]), _int(instruction["output_size"])
+        args, count = _tuple_operand(instruction["args"]), _int_operand(instruction["output_size"])
         outputs = args[len(args) - count :]
-        if self.is_checked or not all(self._fact(r).is_writable for r in outputs):
-            self._body(index, instruction)
+        # Checked builds validate arguments, and shared outputs must be copied before a kernel
+        # writes.
+        if self.is_checked or not all(self._register_fact(r).is_writable for r in outputs):
+            self._emit_helper_call(index, instruction)
             return
         done = b.fresh("done")
-        if count == 1 and not self._has_elements(outputs[0], done):
+        if count == 1 and not self._branch_if_empty(outputs[0], done):
             return
         slow = b.fresh("slow")
-        tuples = [self._is_tuple(r) for r in dict.fromkeys(args) if not self._fact(r).is_tensor]
+        tuples = [
+            self._emit_is_tuple(r)
+            for r in dict.fromkeys(args)
+            if not self._register_fact(r).is_tensor
+        ]
         if tuples:
             fast = b.fresh("fast")
             either = tuples[0]
@@ -398,75 +426,78 @@ class _FunctionEmitter:
             b.branch_if(either, slow, fast)
             b.start(fast)
         for i, register in enumerate(args):
-            head = b.value(f"load i64, ptr {self._address(register)}, align 8")
-            payload = self._payload(register)
-            b.effect(f"store i64 {head}, ptr {self._at('%args', Value.BYTES * i)}, align 8")
-            b.effect(
-                f"store i64 {payload}, ptr {self._at('%args', Value.BYTES * i + Value.V)}, align 8"
+            head = b.value(f"load i64, ptr {self._register_address(register)}, align 8")
+            payload = self._load_payload(register)
+            b.append_void(
+                f"store i64 {head}, ptr {self._offset_address('%args', Value.BYTES * i)}, align 8"
             )
-        self._call(index, _int(instruction["packed_index"]), len(args))
+            payload_address = self._offset_address("%args", Value.BYTES * i + Value.V)
+            b.append_void(f"store i64 {payload}, ptr {payload_address}, align 8")
+        self._emit_kernel_call(index, _int_operand(instruction["packed_index"]), len(args))
         b.branch(done)
         if tuples:
             b.start(slow)
-            self._body(index, instruction)
+            self._emit_helper_call(index, instruction)
             b.branch(done)
         b.start(done)
 
-    def _is_tuple(self, register: int) -> str:
-        return self.b.value(f"icmp eq i32 {self._type(register)}, {TypeIndex.ADT}")
+    def _emit_is_tuple(self, register: int) -> str:
+        return self.b.value(f"icmp eq i32 {self._load_type_word(register)}, {TypeIndex.ADT}")
 
-    def _has_elements(self, register: int, empty: str) -> bool:
+    def _branch_if_empty(self, register: int, empty: str) -> bool:
         """Branch to `empty` where a tensor has no elements; return False where that is known
         statically.
         """
         b = self.b
-        shape = self._fact(register).shape or ()
+        shape = self._register_fact(register).shape or ()
         if 0 in shape:
             return False
         if -1 in shape:
-            tensor = self._payload(register, "ptr")
-            dims = self._pointer(tensor, Tensor.DL + self.program.module.tensor.SHAPE)
+            tensor = self._load_payload(register, "ptr")
+            dims = self._load_pointer(tensor, Tensor.DL + self.program.module.tensor.SHAPE)
             is_empty = "false"
             for axis in range(len(shape)):
-                dim = b.value(f"load i64, ptr {self._at(dims, 8 * axis)}, align 8")
+                dim = b.value(f"load i64, ptr {self._offset_address(dims, 8 * axis)}, align 8")
                 is_empty = b.value(f"or i1 {is_empty}, {b.value(f'icmp eq i64 {dim}, 0')}")
             going = b.fresh("going")
             b.branch_if(is_empty, empty, going)
             b.start(going)
         return True
 
-    def _call(self, index: int, primitive: int, count: int) -> None:
+    def _emit_kernel_call(self, index: int, primitive: int, count: int) -> None:
         b = self.b
         name = self.program.primitives[primitive]
+        # Kernels of the same image are called directly, others through the function object linked
+        # at load.
         if name in self.program.kernels:
-            self._service(quoted(name), "i32", "ptr", "ptr", "i32", "ptr")
+            self._declare_service(quoted(name), "i32", "ptr", "ptr", "i32", "ptr")
             call = f"call i32 @{quoted(name)}(ptr null, ptr %args, i32 {count}, ptr %ret)"
-            self._check(index, b.value(call))
+            self._check_status(index, b.value(call))
             return
-        function = self._member(self.native.LINKED, primitive)
-        code = self._pointer(function, layout.Function.CALL)
-        b.effect("store i64 0, ptr %ret, align 8")
+        function = self._load_table_entry(self.native.LINKED, primitive)
+        code = self._load_pointer(function, layout.Function.CALL)
+        b.append_void("store i64 0, ptr %ret, align 8")
         call = f"call i32 {code}(ptr {function}, ptr %args, i32 {count}, ptr %ret)"
         status = b.value(call)
-        self._service("ek_value_drop", "void", "ptr")
-        b.effect("call void @ek_value_drop(ptr %ret)")
-        self._check(index, status)
+        self._declare_service("ek_value_drop", "void", "ptr")
+        b.append_void("call void @ek_value_drop(ptr %ret)")
+        self._check_status(index, status)
 
 
-def _label(index: int) -> str:
+def _block_label(index: int) -> str:
     return f"at{index}"
 
 
-def _int(operand: Operand) -> int:
+def _int_operand(operand: Operand) -> int:
     if isinstance(operand, tuple):
         raise InternalError(f"native code: a number expected, got {operand}")
     return operand
 
 
-def _tuple(operand: Operand) -> tuple[int, ...]:
+def _tuple_operand(operand: Operand) -> tuple[int, ...]:
     if isinstance(operand, int):
         raise InternalError(f"native code: a list expected, got {operand}")
     return operand
 
 
-__all__ = ["NATIVE_PREFIX", "emit_functions"]
+__all__ = ["NATIVE_SYMBOL_PREFIX", "emit_functions"]

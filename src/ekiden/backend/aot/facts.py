@@ -30,29 +30,29 @@ class RegisterFact:
     """Whether a kernel may write to it: it was allocated here."""
 
 
-PLAIN = RegisterFact()
-OBJECT = RegisterFact(is_object=True)
-TENSOR = RegisterFact(is_object=True, is_tensor=True)
+PLAIN_FACT = RegisterFact()
+OBJECT_FACT = RegisterFact(is_object=True)
+TENSOR_FACT = RegisterFact(is_object=True, is_tensor=True)
 
 RegisterFacts = dict[int, RegisterFact]
 """Nothing is known of registers that have no fact."""
 
 
-def at_entry(n_params: int, n_registers: int) -> RegisterFacts:
+def entry_facts(n_params: int, n_registers: int) -> RegisterFacts:
     """Return the facts at a function's entry: all registers but parameters are empty."""
-    return dict.fromkeys(range(n_params, n_registers), PLAIN)
+    return dict.fromkeys(range(n_params, n_registers), PLAIN_FACT)
 
 
-def after(instruction: Instruction, facts: RegisterFacts) -> RegisterFacts:
-    """Return the facts after an instruction that continues with the next one."""
+def transfer_facts(instruction: Instruction, facts: RegisterFacts) -> RegisterFacts:
+    """Return the facts after an instruction that falls through (the transfer function)."""
     result_fact = _result_fact(instruction, facts)
     updated = dict(facts)
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
     for letter, operand in zip(letters, instruction.operands, strict=True):
-        for register in _values(letter, operand):
+        for register in _movable_operands(letter, operand):
             if register < 0:
-                updated[-1 - register] = PLAIN
+                updated[-1 - register] = PLAIN_FACT
     for letter, operand in zip(letters, instruction.operands, strict=True):
         if letter == "w" and isinstance(operand, int):
             updated.pop(operand, None)
@@ -61,7 +61,7 @@ def after(instruction: Instruction, facts: RegisterFacts) -> RegisterFacts:
     return updated
 
 
-def _values(letter: str, operand: Operand) -> Sequence[int]:
+def _movable_operands(letter: str, operand: Operand) -> Sequence[int]:
     """Yield the operands that may move a register's value."""
     if letter in "uv" and isinstance(operand, int):
         return (operand,)
@@ -76,7 +76,7 @@ def _result_fact(instruction: Instruction, facts: RegisterFacts) -> RegisterFact
         case "LoadConsti", (_, int(value)):
             return RegisterFact(number=value)
         case (("GetTag" | "ReadElement" | "KillRegister"), _):
-            return PLAIN
+            return PLAIN_FACT
         case "AllocTensor", (*_, tuple(shape)):
             return RegisterFact(True, None, True, shape, True)
         case "AllocTensorReg", (_, _, _, _, _, _, int(ndim), _):
@@ -84,14 +84,14 @@ def _result_fact(instruction: Instruction, facts: RegisterFacts) -> RegisterFact
         case "Own", _:
             return RegisterFact(True, None, True, None, True)
         case "ReshapeTensor", (_, int(src), _, _, int(ndim)):
-            writable = facts.get(src, OBJECT).is_writable
+            writable = facts.get(src, OBJECT_FACT).is_writable
             return RegisterFact(True, None, True, (-1,) * ndim, writable)
         case (("LoadConst" | "ShapeOf" | "DeviceCopy"), _):
-            return TENSOR
+            return TENSOR_FACT
         case (("AllocStorage" | "AllocArena" | "AllocADT" | "AllocClosure" | "AllocRef"), _):
-            return OBJECT
+            return OBJECT_FACT
         case _:
             return None
 
 
-__all__ = ["RegisterFact", "RegisterFacts", "after", "at_entry"]
+__all__ = ["RegisterFact", "RegisterFacts", "entry_facts", "transfer_facts"]

@@ -7,7 +7,7 @@ from functools import partial
 from weakref import ref
 
 from ekiden import runtime
-from ekiden.backend.aot.build import native_code
+from ekiden.backend.aot.build import compile_native
 from ekiden.backend.vm.write import VMFunction
 from ekiden.codegen import llvm
 from ekiden.runtime import Executable
@@ -15,7 +15,7 @@ from ekiden.runtime.debug.instructions import decode
 from ekiden.target import Target
 
 
-def compile_now(executable: Executable, names: Sequence[str]) -> None:
+def compile_functions(executable: Executable, names: Sequence[str]) -> None:
     """Compile functions. Machines that run meanwhile continue in bytecode; later calls are
     native.
     """
@@ -25,21 +25,21 @@ def compile_now(executable: Executable, names: Sequence[str]) -> None:
         params = tuple(executable.params(name))
         functions.append(VMFunction(name, params, n_registers, tuple(decode(words))))
     several, target = len(executable.devices) > 1, Target.host()
-    native = native_code(functions, executable.primitives, (), target, is_checked=several)
-    image = runtime.load_image(llvm.link(native.objects, native.exports, target))
+    native = compile_native(functions, executable.primitives, (), target, is_checked=several)
+    image = runtime.load_image(llvm.link_image(native.objects, native.exports, target))
     runtime.get_global_func("ek.executable.attach")(executable, image)
 
 
 def compile_when_hot(executable: Executable, calls: int) -> None:
     """Compile each function on its n-th call, within that call."""
-    hot = runtime.convert(partial(_compile_one, ref(executable)))
+    hot = runtime.convert(partial(_compile_function, ref(executable)))
     runtime.get_global_func("ek.executable.watch")(executable, calls, hot)
 
 
-def _compile_one(executable: ref[Executable], name: str) -> None:
+def _compile_function(executable: ref[Executable], name: str) -> None:
     alive = executable()
     if alive is not None:
-        compile_now(alive, [name])
+        compile_functions(alive, [name])
 
 
-__all__ = ["compile_now", "compile_when_hot"]
+__all__ = ["compile_functions", "compile_when_hot"]

@@ -26,61 +26,77 @@ from typing import TypeAlias
 from ekiden.backend.crt import module as crt
 from ekiden.backend.crt.module import Location, MemoryHome, Routine, Statement
 from ekiden.backend.crt.read_routine import RoutineReader
-from ekiden.backend.crt.values import ABSENT, NOWHERE, Draft, Leaf, Leave, Move, Offset
+from ekiden.backend.crt.values import (
+    NO_LEAF,
+    NO_LOCATION,
+    DraftStatement,
+    LeafMove,
+    ParallelMoves,
+    StorageOffset,
+    ValueLeaf,
+)
 from ekiden.ir.prim import IntImm, const
 from ekiden.relay.expr import Var
-from ekiden.relay.transform.memory.storage_in_place import merge
-from ekiden.relay.transform.memory.storage_lifetimes import LiveRange, Request, exclude_each_other
+from ekiden.relay.transform.memory.storage_in_place import merge_requests
+from ekiden.relay.transform.memory.storage_lifetimes import (
+    LiveRange,
+    StorageRequest,
+    are_mutually_exclusive,
+)
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-PlaceAll: TypeAlias = Callable[[Sequence[Request]], tuple[dict[Request, Location], int]]
+PlaceAll: TypeAlias = Callable[
+    [Sequence[StorageRequest]], tuple[dict[StorageRequest, Location], int]
+]
 """Gives requests their places, and says how many bytes that takes."""
-_Token: TypeAlias = "Request | int"
+_Token: TypeAlias = "StorageRequest | int"
 """Memory that a move reads or writes: that of a request, or that of a result."""
 
 
 @dataclass(slots=True)
-class _Copy:
-    """Move in its order: from a leaf, or from the temporary that saved it, to a result or
-    parameter; `saved` is the temporary if it is needed.
+class _OrderedMove:
+    """Move in its sequential order: from a leaf, or from the temporary that saved it, to a result
+    or loop parameter; `saved` is the temporary, if one is needed.
     """
 
-    move: Move
-    source: Leaf
-    saved: Request | None = None
+    move: LeafMove
+    source: ValueLeaf
+    saved: StorageRequest | None = None
 
 
 @dataclass(slots=True)
 class _LocationAssigner:
-    """Location assignment for the leaves of one routine."""
+    """Assigner of memory locations to the leaves of one routine."""
 
     reader: RoutineReader
-    owners: dict[Var, Request] = field(default_factory=dict)
+    owners: dict[Var, StorageRequest] = field(default_factory=dict)
     """Storage -> the request whose bytes it has."""
-    outputs: dict[int, list[Request]] = field(default_factory=dict)
+    outputs: dict[int, list[StorageRequest]] = field(default_factory=dict)
     """Result -> the requests that are its memory."""
-    output_of: dict[Request, int] = field(default_factory=dict)
-    places: dict[Request, Location] = field(default_factory=dict)
-    saved: list[Request] = field(default_factory=list)
+    output_of: dict[StorageRequest, int] = field(default_factory=dict)
+    places: dict[StorageRequest, Location] = field(default_factory=dict)
+    saved: list[StorageRequest] = field(default_factory=list)
     """Memory of moves that wait for each other."""
 
-    def routine(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
-        """Return the routine with its storages located."""
+    def assign(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
+        """Assign a location to each storage and return the routine."""
         reader = self.reader
-        self._size(frames)
-        self._drop_unchanged()
+        self._set_dynamic_sizes(frames)
+        self._drop_loop_invariants()
         requests = list(reader.requests.values())
         self.owners = {r.storage: r for r in requests}
-        loop_ends = [e for e in self._leaves() if e.entry is not None]
+        loop_ends = [e for e in self._iteration_ends() if e.entry is not None]
+        # Values carried into the next iteration must not be stored in a result before the loop
+        # ends.
         carried = {s for loop_end in loop_ends for m in loop_end.moves for s in m.source.storages}
-        self._bind_results(carried.union(p.storage for p in reader.params if p is not None))
+        self._alias_results(carried.union(p.storage for p in reader.params if p is not None))
         unbound = [r for r in requests if r not in self.output_of]
-        for request in merge(unbound, reader.requests, reader.replacements):
-            self._own(request, request.shares)
-        self._bind_params(loop_ends)
-        self._bind_results(frozenset())
-        moves = [self._moves(leave) for leave in self._leaves()]
+        for request in merge_requests(unbound, reader.requests, reader.replacements):
+            self._set_owner(request, request.shares)
+        self._alias_loop_params(loop_ends)
+        self._alias_results(frozenset())
+        moves = [self._sequentialize_moves(leave) for leave in self._iteration_ends()]
         roots = dict.fromkeys(self.owners[r.storage] for r in requests)
         placed = [r for r in roots if r not in self.output_of]
         self.places, size = place_all([*placed, *self.saved])
@@ -91,225 +107,255 @@ class _LocationAssigner:
             outputs=len(signature.result),
             entries=len(reader.names),
             locals=tuple(kind.is_cell for kind in reader.locals),
-            starts=tuple(map(self._start, range(len(reader.locals)))),
+            starts=tuple(map(self._initial_location, range(len(reader.locals)))),
             matches=reader.matches,
-            code=tuple(self._code(moves)),
+            code=tuple(self._emit_statements(moves)),
             frame=size,
         )
 
-    def _leaves(self) -> list[Leave]:
-        """Return the ends of turns and of the routine."""
-        return [item for item in self.reader.code if isinstance(item, Leave)]
+    def _iteration_ends(self) -> list[ParallelMoves]:
+        """Return the ends of loop iterations and of the routine."""
+        return [item for item in self.reader.code if isinstance(item, ParallelMoves)]
 
-    def _size(self, frames: Mapping[str, int]) -> None:
-        """Give lists, and what routines need that are called, their sizes."""
+    def _set_dynamic_sizes(self, frames: Mapping[str, int]) -> None:
+        """Set the sizes that are known only now: of lists, by their capacity, and of frames of
+        called routines.
+        """
         for row in self.reader.elements:
             capacity = row.lists.root().capacity
             if capacity is None:
                 raise CompileError(
-                    f"{row.where}: nothing bounds how many elements of {row.nbytes} bytes a list "
-                    "has, and there is no allocator; let the loop have a constant number of turns, "
-                    "so that what stacks the list says its length, or write into a tensor of a "
-                    "constant shape"
+                    f"{row.source_node}: nothing bounds how many elements of {row.nbytes} bytes a "
+                    "list has, and there is no allocator; let the loop have a constant number of "
+                    "turns, so that what stacks the list says its length, or write into a tensor "
+                    "of a constant shape"
                 )
             row.request.size = const(capacity * row.nbytes)
         for frame in self.reader.frames:
             frame.request.size = const(frames[frame.routine])
 
-    def _drop_unchanged(self) -> None:
-        """Forget the memory of parameters that all turns have in common."""
-        changed = {m.number for e in self._leaves() if e.entry is not None for m in e.moves}
+    def _drop_loop_invariants(self) -> None:
+        """Drop the storage of loop parameters that no iteration changes."""
+        changed = {m.number for e in self._iteration_ends() if e.entry is not None for m in e.moves}
         for number, request in enumerate(self.reader.params):
             if request is not None and number not in changed:
                 del self.reader.requests[request.storage]
                 self.reader.params[number] = None
 
-    def _own(self, owner: Request, shares: Iterable[Request]) -> None:
+    def _set_owner(self, owner: StorageRequest, shares: Iterable[StorageRequest]) -> None:
         self.owners.update((r.storage, owner) for r in (owner, *shares))
 
-    def _bind_results(self, excluded: Collection[Var]) -> None:
-        """Let storages that are whole results be the memory of these, but for some."""
-        for leave in self._leaves():
+    def _alias_results(self, excluded: Collection[Var]) -> None:
+        """Alias storages that are whole results with the result's memory, except those
+        `excluded`.
+        """
+        for leave in self._iteration_ends():
             if leave.entry is not None:
                 continue
             for move in leave.moves:
                 members = self.outputs.setdefault(move.number, [])
-                for owner in self._whole(move, excluded):
-                    if owner not in self.output_of and not any(_meet(owner, m) for m in members):
+                for owner in self._whole_source_requests(move, excluded):
+                    # Storages of one result may share its memory only if they are never live
+                    # together.
+                    if owner not in self.output_of and not any(
+                        _interfere(owner, m) for m in members
+                    ):
                         members.append(owner)
                         self.output_of[owner] = move.number
 
-    def _whole(self, move: Move, excluded: Collection[Var]) -> list[Request]:
-        """Return the requests that are all of what a move copies."""
+    def _whole_source_requests(
+        self, move: LeafMove, excluded: Collection[Var]
+    ) -> list[StorageRequest]:
+        """Return the requests that make up the whole source of a move."""
         storages = [s for s in move.source.storages if s in self.owners and s not in excluded]
-        size = _bytes(move.size)
+        size = _constant_size(move.size)
         owners = dict.fromkeys(self.owners[s] for s in storages) if move.source.is_whole else ()
         ordered = sorted(owners, key=lambda r: r.first)
-        return [r for r in ordered if _bytes(r) == size]
+        return [r for r in ordered if _constant_size(r) == size]
 
-    def _bind_params(self, loop_ends: Sequence[Leave]) -> None:
-        """Store an iteration's results in the memory of the loop's parameters from the start."""
+    def _alias_loop_params(self, loop_ends: Sequence[ParallelMoves]) -> None:
+        """Alias an iteration's results with the memory of the loop's parameters."""
         for leave in loop_ends:
             for move in leave.moves:
-                param = self._param(move.number)
-                for owner in self._whole(move, ()):
+                param = self._loop_param_request(move.number)
+                for owner in self._whole_source_requests(move, ()):
                     # Sharing needs disjoint live ranges: a parameter that is still read must not be
                     # overwritten.
                     apart = owner is not param and owner not in self.output_of
-                    if apart and not _meet(owner, param):
+                    if apart and not _interfere(owner, param):
                         param.shares += [owner, *owner.shares]
-                        self._own(param, param.shares)
+                        self._set_owner(param, param.shares)
 
-    def _param(self, number: int) -> Request:
+    def _loop_param_request(self, number: int) -> StorageRequest:
         request = self.reader.params[number]
         assert request is not None
         return self.owners[request.storage]
 
     # moves
 
-    def _moves(self, leave: Leave) -> list[_Copy]:
-        """Return the copies of moves that happen at once, in an order that does the same."""
-        pending = [_Copy(m, m.source) for m in leave.moves if not self._is_there(m, leave)]
+    def _sequentialize_moves(self, leave: ParallelMoves) -> list[_OrderedMove]:
+        """Sequentialise parallel moves: return copies, in an order in which none overwrites a
+        source that is read later.
+        """
+        pending = [
+            _OrderedMove(m, m.source) for m in leave.moves if not self._is_redundant_move(m, leave)
+        ]
         for copy in pending:
             if leave.entry is not None:
-                param = self._param(copy.move.number)
-                param.shares.append(self._at(leave, copy.move.size))
-        reads = [self._reads(copy.source) for copy in pending]
-        writes = [self._writes(copy.move, leave) for copy in pending]
-        ordered: list[_Copy] = []
+                param = self._loop_param_request(copy.move.number)
+                param.shares.append(self._temporary_request(leave, copy.move.size))
+        reads = [self._read_tokens(copy.source) for copy in pending]
+        writes = [self._written_token(copy.move, leave) for copy in pending]
+        ordered: list[_OrderedMove] = []
         waiting = list(range(len(pending)))
         while waiting:
             readers = Counter(token for n in waiting for token in reads[n])
+            # A move may go when no waiting move reads its destination; one that reads its own does
+            # not count.
             free = [n for n in waiting if readers[writes[n]] - (writes[n] in reads[n]) == 0]
             if not free:
+                # Only cycles remain: saving the readers of one destination breaks a cycle.
                 free = waiting[:1]
                 for n in waiting[1:]:
                     if writes[free[0]] in reads[n]:
-                        ordered.append(self._save(pending[n], leave))
+                        ordered.append(self._save_to_temporary(pending[n], leave))
                         reads[n] = frozenset()
             ordered.append(pending[free[0]])
             waiting.remove(free[0])
         return ordered
 
-    def _save(self, copy: _Copy, leave: Leave) -> _Copy:
-        """Copy what another move overwrites, to be moved from there."""
-        saved = self._at(leave, copy.move.size)
+    def _save_to_temporary(self, copy: _OrderedMove, leave: ParallelMoves) -> _OrderedMove:
+        """Save a source that another move overwrites to a temporary, and move it from there."""
+        saved = self._temporary_request(leave, copy.move.size)
         self.saved.append(saved)
         self.owners[saved.storage] = saved
-        first = _Copy(copy.move, copy.source, saved)
-        copy.source = Leaf(Offset(saved.storage), frozenset((saved.storage,)), True)
+        first = _OrderedMove(copy.move, copy.source, saved)
+        copy.source = ValueLeaf(StorageOffset(saved.storage), frozenset((saved.storage,)), True)
         return first
 
     @staticmethod
-    def _at(leave: Leave, size: Request) -> Request:
-        """Return a request of a size that is alive while the moves happen."""
+    def _temporary_request(leave: ParallelMoves, size: StorageRequest) -> StorageRequest:
+        """Return a request for `size` bytes that is live during the moves."""
         at = leave.position
         uses = {leave.block: at}
-        return Request(Var("moved"), size.size, leave.block, leave.index, at, uses=uses)
+        return StorageRequest(Var("moved"), size.size, leave.block, leave.index, at, uses=uses)
 
-    def _is_there(self, move: Move, leave: Leave) -> bool:
-        """Return whether what is moved needs no copy: it lies there, or is nowhere."""
+    def _is_redundant_move(self, move: LeafMove, leave: ParallelMoves) -> bool:
+        """Return whether a move needs no copy: source and destination coincide, or the leaf has no
+        memory.
+        """
         home = move.source.home
-        if home is ABSENT.home:
+        if home is NO_LEAF.home:
             return True
-        is_start = isinstance(home, Offset) and home.bytes == 0
-        return is_start and self._reads(move.source) == {self._writes(move, leave)}
+        is_start = isinstance(home, StorageOffset) and home.bytes == 0
+        return is_start and self._read_tokens(move.source) == {self._written_token(move, leave)}
 
-    def _token(self, storage: Var) -> _Token:
+    def _storage_token(self, storage: Var) -> _Token:
         owner = self.owners[storage]
         return self.output_of.get(owner, owner)
 
-    def _reads(self, source: Leaf) -> frozenset[_Token]:
-        return frozenset(self._token(s) for s in source.storages if s in self.owners)
+    def _read_tokens(self, source: ValueLeaf) -> frozenset[_Token]:
+        return frozenset(self._storage_token(s) for s in source.storages if s in self.owners)
 
-    def _writes(self, move: Move, leave: Leave) -> _Token:
+    def _written_token(self, move: LeafMove, leave: ParallelMoves) -> _Token:
         if leave.entry is None:
             return move.number
-        param = self._param(move.number)
+        param = self._loop_param_request(move.number)
         return self.output_of.get(param, param)
 
     # statements
 
-    def _place(self, leaf: Leaf) -> Location:
-        """Return where a leaf lies."""
+    def _location_of_leaf(self, leaf: ValueLeaf) -> Location:
+        """Return the location of a leaf."""
         home = leaf.home
-        if isinstance(home, Offset):
-            return self._home(self.owners[home.storage], home.bytes)
-        is_steady = home.home is MemoryHome.LOCAL and self._start(home.number) is None
+        if isinstance(home, StorageOffset):
+            return self._location_in_owner(self.owners[home.storage], home.bytes)
+        is_steady = home.home is MemoryHome.LOCAL and self._initial_location(home.number) is None
         return replace(home, home=MemoryHome.INPUT) if is_steady else home
 
-    def _home(self, owner: Request, offset: int = 0) -> Location:
+    def _location_in_owner(self, owner: StorageRequest, offset: int = 0) -> Location:
         output = self.output_of.get(owner)
         start = self.places[owner] if output is None else Location(MemoryHome.OUTPUT, output)
         return replace(start, offset=start.offset + offset)
 
-    def _start(self, number: int) -> Location | None:
-        """Return what a variable stands for at first; None for one that no turn changes."""
+    def _initial_location(self, number: int) -> Location | None:
+        """Return the initial location of a pointer variable; None for one that no iteration
+        changes.
+        """
         params = self.reader.params if self.reader.is_loop else ()
         if number >= len(params):
-            return NOWHERE
+            return NO_LOCATION
         return None if params[number] is None else Location(MemoryHome.INPUT, number)
 
-    def _code(self, moves: Sequence[Sequence[_Copy]]) -> Iterator[Statement]:
+    def _emit_statements(self, moves: Sequence[Sequence[_OrderedMove]]) -> Iterator[Statement]:
         ends = iter(moves)
         for item in self.reader.code:
-            if isinstance(item, Draft):
-                yield from self._statement(item)
+            if isinstance(item, DraftStatement):
+                yield from self._locate_operands(item)
             else:
-                yield from self._end(item, next(ends))
+                yield from self._emit_iteration_end(item, next(ends))
 
-    def _statement(self, draft: Draft) -> Iterator[Statement]:
-        statement = replace(draft.statement, places=tuple(map(self._place, draft.leaves)))
+    def _locate_operands(self, draft: DraftStatement) -> Iterator[Statement]:
+        statement = replace(
+            draft.statement, places=tuple(map(self._location_of_leaf, draft.leaves))
+        )
         lists = [leaf.lists for leaf in draft.leaves if leaf.lists is not None]
         capacity = (lists[0].root().capacity or 0) if lists else 0
-        if isinstance(statement, crt.Append):
+        if isinstance(statement, crt.ListAppend):
             yield replace(statement, capacity=capacity)
-        elif isinstance(statement, crt.KernelStep) and statement.kernel is None:
+        elif isinstance(statement, crt.KernelCallStatement) and statement.kernel is None:
             source, target = statement.places
+            # A copy whose ends were placed in the same location is elided.
             if source != target:
                 size = statement.nbytes * capacity if lists else statement.nbytes
                 yield replace(statement, nbytes=size)
         else:
             yield statement
 
-    def _end(self, leave: Leave, copies: Sequence[_Copy]) -> Iterator[Statement]:
+    def _emit_iteration_end(
+        self, leave: ParallelMoves, copies: Sequence[_OrderedMove]
+    ) -> Iterator[Statement]:
         for copy in copies:
-            source, move = self._place(copy.source), copy.move
+            source, move = self._location_of_leaf(copy.source), copy.move
             if copy.saved is not None:
-                target = self._home(copy.saved)
+                target = self._location_in_owner(copy.saved)
             elif leave.entry is None:
                 target = Location(MemoryHome.OUTPUT, move.number)
             else:
-                target = self._home(self._param(move.number))
+                target = self._location_in_owner(self._loop_param_request(move.number))
             if source != target:
-                yield crt.KernelStep(None, (source, target), _bytes(move.size))
+                yield crt.KernelCallStatement(None, (source, target), _constant_size(move.size))
         if leave.entry is None:
-            yield crt.Return()
+            yield crt.ReturnStatement()
             return
         for move in leave.moves:
-            yield crt.SetAddress(move.number, (self._home(self._param(move.number)),))
-        yield crt.Again(leave.entry)
+            yield crt.SetAddressStatement(
+                move.number, (self._location_in_owner(self._loop_param_request(move.number)),)
+            )
+        yield crt.ContinueLoop(leave.entry)
 
 
-def _bytes(request: Request) -> int:
+def _constant_size(request: StorageRequest) -> int:
     assert isinstance(request.size, IntImm)
     return request.size.value
 
 
-def _meet(a: Request, b: Request) -> bool:
-    """Return whether two requests are alive at once."""
-    spans: list[LiveRange] = sorted([*a.spans(), *b.spans()])
+def _interfere(a: StorageRequest, b: StorageRequest) -> bool:
+    """Return whether two requests are live at once."""
+    spans: list[LiveRange] = sorted([*a.live_ranges(), *b.live_ranges()])
     overlap = any(first <= last for (_, last), (first, _) in pairwise(spans))
-    return overlap and not exclude_each_other(a, b)
+    return overlap and not are_mutually_exclusive(a, b)
 
 
-def place_routine(reader: RoutineReader, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
+def assign_locations(
+    reader: RoutineReader, frames: Mapping[str, int], place_all: PlaceAll
+) -> Routine:
     """Return the routine of what a reader has read. `frames` are the bytes of those that it calls,
     `assign_offsets` finds a place for each request of it that is no result.
 
     Raises CompileError for lists that have no bound.
     """
-    return _LocationAssigner(reader).routine(frames, place_all)
+    return _LocationAssigner(reader).assign(frames, place_all)
 
 
-__all__ = ["PlaceAll", "place_routine"]
+__all__ = ["PlaceAll", "assign_locations"]

@@ -22,7 +22,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.node import Node
 from ekiden.ir.prim import IntImm, SizeVar
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -37,9 +37,9 @@ from ekiden.relay.visitor import substitute_type
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MAX_LEAVES = 4096
+MAX_TYPE_LEAVES = 4096
 """Addresses of one value: types that hold each other may be exponentially many."""
-INT32_BYTES = 4
+TAG_BYTES = 4
 """Of an int32: the number of a constructor, or of a list's elements."""
 
 
@@ -54,8 +54,8 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeafType:
-    """Leaf of a value: the bytes at its address (of ELEMENTS: of each element), and whether it
-    belongs to a reference, which is written through.
+    """Leaf of a flattened value: the bytes at its address (for ELEMENTS: of each element), and
+    whether it belongs to a reference cell, which is written through.
     """
 
     kind: LeafKind
@@ -72,7 +72,7 @@ _Part = tuple[Type, bool, frozenset[Type]]
 """A type, whether it is inside of a reference, and the data types that it is inside of."""
 
 
-class Layouts:
+class TypeLayouts:
     """Leaves of types, given the definitions of data types."""
 
     def __init__(self, definitions: Mapping[GlobalTypeVar, Node]) -> None:
@@ -84,16 +84,16 @@ class Layouts:
         whose values have no bound."""
         leaves = self._known.get(kind)
         if leaves is None:
-            leaves = self._known[kind] = tuple(self._leaves(kind, where))
+            leaves = self._known[kind] = tuple(self._flatten_type(kind, where))
         return leaves
 
-    def _leaves(self, kind: Type, where: str) -> list[LeafType]:
+    def _flatten_type(self, kind: Type, where: str) -> list[LeafType]:
         leaves: list[LeafType] = []
         stack: list[_Part] = [(kind, False, frozenset())]
         while stack:
-            if len(leaves) + len(stack) > MAX_LEAVES:
-                limit = f"more than {MAX_LEAVES} tensors"
-                raise CompileError(f"{where}: a value of {type_text(kind)} has {limit}")
+            if len(leaves) + len(stack) > MAX_TYPE_LEAVES:
+                limit = f"more than {MAX_TYPE_LEAVES} tensors"
+                raise CompileError(f"{where}: a value of {format_type(kind)} has {limit}")
             at, is_cell, inside = stack.pop()
             match at:
                 case TensorType():
@@ -104,29 +104,30 @@ class Layouts:
                     stack.extend((f, is_cell, inside) for f in reversed(fields))
                 case RelayRefType(value=held):
                     stack.append((held, True, inside))
-                case TypeCall(args=(TensorType() as held,)) if _is_list(at):
-                    leaves.append(LeafType(LeafKind.NUMBER, INT32_BYTES, is_cell))
+                case TypeCall(args=(TensorType() as held,)) if _is_tensor_list(at):
+                    leaves.append(LeafType(LeafKind.NUMBER, TAG_BYTES, is_cell))
                     size = tensor_bytes(held, where)
                     leaves.append(LeafType(LeafKind.ELEMENTS, size, is_cell))
                 case _:
-                    header = self._header(at, where)
+                    header = self._data_type_header(at, where)
                     if header in inside:
                         raise CompileError(
-                            f"{where}: a value of {type_text(at)} holds values of its own type: "
-                            f"its size has no bound, and there is no allocator; {PARTIAL}"
+                            f"{where}: a value of {format_type(at)} holds values of its own type: "
+                            "its size has no bound, and there is no allocator; "
+                            f"{PARTIAL_EVALUATE_HINT}"
                         )
-                    leaves.append(LeafType(LeafKind.NUMBER, INT32_BYTES, is_cell))
+                    leaves.append(LeafType(LeafKind.NUMBER, TAG_BYTES, is_cell))
                     held_types = [f for _, row in self.constructors(at) for f in row]
                     stack.extend((f, is_cell, inside | {header}) for f in reversed(held_types))
         return leaves
 
-    def _header(self, kind: Type, where: str) -> GlobalTypeVar:
+    def _data_type_header(self, kind: Type, where: str) -> GlobalTypeVar:
         header = kind.func if isinstance(kind, TypeCall) else kind
         if isinstance(header, GlobalTypeVar) and isinstance(
             self._definitions.get(header), TypeData
         ):
             return header
-        raise CompileError(f"{where}: a value of {type_text(kind)} is known when it runs only")
+        raise CompileError(f"{where}: a value of {format_type(kind)} is known when it runs only")
 
     def constructors(self, kind: Type) -> list[tuple[Constructor, tuple[Type, ...]]]:
         """Return the constructors of a data type, each with the types of its fields."""
@@ -140,24 +141,28 @@ class Layouts:
         ]
 
     def fields(self, kind: Type, constructor: Constructor | None, where: str) -> list[LayoutField]:
-        """Return the fields of a tuple, or of what a constructor makes: the type of each, and which
-        leaves of the whole it has."""
+        """Return the fields of a tuple or of a constructor's value: the type of each, and its range
+        of leaves.
+        """
         if isinstance(kind, TupleType):
-            return self._slices(kind.fields, 0, where)
-        if _is_list(kind):
+            return self._consecutive_fields(kind.fields, 0, where)
+        if _is_tensor_list(kind):
             raise CompileError(
                 f"{where}: a match takes a list apart, whose length has no bound; a list can be "
-                f"grown by Cons, and read by sequence.stack with a constant length; {PARTIAL}"
+                "grown by Cons, and read by sequence.stack with a constant length; "
+                f"{PARTIAL_EVALUATE_HINT}"
             )
         start = 1
         for declared, types in self.constructors(kind):
-            row = self._slices(types, start, where)
+            row = self._consecutive_fields(types, start, where)
             if constructor is not None and declared.tag == constructor.tag:
                 return row
             start = row[-1].end if row else start
         raise AssertionError(kind)
 
-    def _slices(self, types: Sequence[Type], start: int, where: str) -> list[LayoutField]:
+    def _consecutive_fields(
+        self, types: Sequence[Type], start: int, where: str
+    ) -> list[LayoutField]:
         row: list[LayoutField] = []
         for kind in types:
             end = start + len(self.leaves(kind, where))
@@ -166,7 +171,7 @@ class Layouts:
         return row
 
 
-def _is_list(kind: Type) -> bool:
+def _is_tensor_list(kind: Type) -> bool:
     """Return whether a type is a sequence of tensors."""
     match kind:
         case TypeCall(func=GlobalTypeVar(name_hint="List"), args=(TensorType(),)):
@@ -187,28 +192,36 @@ def tensor_bytes(kind: TensorType, where: str) -> int:
     """Return the bytes of a tensor. Raises CompileError for a shape that is not constant."""
     sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
     if len(sizes) < len(kind.shape):
-        raise CompileError(f"{where}: {unbounded(kind)}")
+        raise CompileError(f"{where}: {unbounded_message(kind)}")
     return math.prod(sizes) * dt.itemsize(kind.dtype)
 
 
-def unbounded(kind: TensorType) -> str:
-    """Return why there is no memory for a tensor, and what would help."""
+def unbounded_message(kind: TensorType) -> str:
+    """Return the message why a tensor has no static size, and what would help."""
     names = dict.fromkeys(v for d in kind.shape for v in free_vars(d))
     limits = [f"{v.name} <= {v.upper}" for v in names if isinstance(v, SizeVar) and v.upper]
     sizes = " and ".join(v.name for v in names) or "a size"
     verb = "follow" if len(names) > 1 else "follows"
     bounds = f" ({', '.join(limits)})" if limits else ""
     return (
-        f"a tensor {kind.dtype}{shape_text(kind.shape)} has no constant size: {sizes} {verb} from "
-        f"data when it runs{bounds}, and there is no allocator; put it into a tensor of the "
+        f"a tensor {kind.dtype}{format_shape(kind.shape)} has no constant size: {sizes} {verb} "
+        f"from data when it runs{bounds}, and there is no allocator; put it into a tensor of the "
         "largest shape, beside a number that says how much of it counts"
     )
 
 
-PARTIAL = (
+PARTIAL_EVALUATE_HINT = (
     "relay.transform.PartialEvaluate unrolls what is recursive over data whose structure is known"
 )
 """What helps against types without a bound."""
 
 
-__all__ = ["PARTIAL", "LayoutField", "Layouts", "LeafKind", "LeafType", "tensor_bytes", "unbounded"]
+__all__ = [
+    "PARTIAL_EVALUATE_HINT",
+    "LayoutField",
+    "LeafKind",
+    "LeafType",
+    "TypeLayouts",
+    "tensor_bytes",
+    "unbounded_message",
+]

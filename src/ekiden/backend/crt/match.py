@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 BranchReader = Callable[[RelayExpr], ScopeIterator]
 _Heads = Mapping[Path, Constructor]
 """What parts of a value are made by."""
-NO_CLAUSE = -1
+NO_CLAUSE_NUMBER = -1
 
 
 def read_match(
@@ -45,63 +45,69 @@ def read_match(
         f"no clause of the match at {match.span} is for the value" if match.span else "no clause"
     )
     if not nodes:
-        reader.put(crt.Fail(where))
+        reader.append_draft(crt.FailStatement(where))
         return
     if isinstance(nodes[0], MatchLeaf):  # the first clause is for all values
-        _bind(reader, match.clauses[nodes[0].clause], match, value)
+        _bind_pattern_variables(reader, match.clauses[nodes[0].clause], match, value)
         yield from branch(match.clauses[nodes[0].clause].rhs)
         return
     number, reader.matches = reader.matches, reader.matches + 1
-    _choose(reader, match, value, nodes, number)
-    reader.put(crt.Clauses(number))
+    _emit_decision_tree(reader, match, value, nodes, number)
+    reader.append_draft(crt.ClauseSwitchHeader(number))
     for clause in sorted({node.clause for node in nodes if isinstance(node, MatchLeaf)}):
-        reader.put(crt.Case(clause))
-        _bind(reader, match.clauses[clause], match, value)
+        reader.append_draft(crt.CaseHeader(clause))
+        _bind_pattern_variables(reader, match.clauses[clause], match, value)
         yield from branch(match.clauses[clause].rhs)
-        reader.put(crt.End())
-    reader.put(crt.Case(None))
-    reader.put(crt.Fail(where))
-    reader.put(crt.End())
-    reader.put(crt.End())
+        reader.append_draft(crt.BlockEnd())
+    reader.append_draft(crt.CaseHeader(None))
+    reader.append_draft(crt.FailStatement(where))
+    reader.append_draft(crt.BlockEnd())
+    reader.append_draft(crt.BlockEnd())
 
 
-def _choose(
+def _emit_decision_tree(
     reader: RoutineReader, match: Match, value: Value, nodes: list[MatchLeaf | TagTest], number: int
 ) -> None:
-    """Emit the tests that lead to the number of a clause."""
+    """Emit the decision tree that selects the number of a clause."""
     stack: list[crt.Statement | tuple[MatchLeaf | TagTest | None, _Heads]] = [(nodes[0], {})]
     while stack:
         at = stack.pop()
         if not isinstance(at, tuple):
-            reader.put(at)
+            reader.append_draft(at)
             continue
         node, heads = at
         if not isinstance(node, TagTest):
-            reader.put(crt.Choose(number, node.clause if node is not None else NO_CLAUSE))
+            reader.append_draft(
+                crt.SelectClause(number, node.clause if node is not None else NO_CLAUSE_NUMBER)
+            )
             continue
-        kind, scrutinee = _part(reader, match, value, node.path, heads)
-        reader.put(crt.Switch(), scrutinee[0])
-        stack.append(crt.End())
+        kind, scrutinee = _subvalue(reader, match, value, node.path, heads)
+        reader.append_draft(crt.SwitchHeader(), scrutinee[0])
+        stack.append(crt.BlockEnd())
         default = nodes[node.other] if node.other is not None else None
-        stack += [crt.End(), (default, heads), crt.Case(None)]
+        stack += [crt.BlockEnd(), (default, heads), crt.CaseHeader(None)]
         made_by = {c.tag: c for c, _ in reader.program.layouts.constructors(kind)}
         for tag, case in node.cases.items():
             inner = {**heads, node.path: made_by[tag]}
-            stack += [crt.End(), (nodes[case], inner), crt.Case(tag)]
+            stack += [crt.BlockEnd(), (nodes[case], inner), crt.CaseHeader(tag)]
 
 
-def _part(
+def _subvalue(
     reader: RoutineReader, match: Match, value: Value, path: Path, heads: _Heads
 ) -> tuple[Type, Value]:
-    """Return the part of a value at a path, and its type."""
+    """Return the component of a value at a path, and its type."""
     kind = match.data.checked_type
     for length, index in enumerate(path):
-        row = reader.program.layouts.fields(kind, heads.get(path[:length]), reader.where(match))
+        row = reader.program.layouts.fields(
+            kind, heads.get(path[:length]), reader.error_prefix(match)
+        )
         kind, value = row[index].type, value[row[index].start : row[index].end]
     return kind, value
 
 
-def _bind(reader: RoutineReader, clause: Clause, match: Match, value: Value) -> None:
+def _bind_pattern_variables(
+    reader: RoutineReader, clause: Clause, match: Match, value: Value
+) -> None:
     """Bind the variables of a clause's pattern to the components of a value."""
     stack: list[tuple[Pattern, Type, Value]] = [(clause.lhs, match.data.checked_type, value)]
     while stack:
@@ -116,7 +122,7 @@ def _bind(reader: RoutineReader, clause: Clause, match: Match, value: Value) -> 
                 made_by = None
             case _:
                 continue
-        row = reader.program.layouts.fields(kind, made_by, reader.where(match))
+        row = reader.program.layouts.fields(kind, made_by, reader.error_prefix(match))
         for inner, field in zip(inside, row, strict=True):
             stack.append((inner, field.type, component[field.start : field.end]))
 

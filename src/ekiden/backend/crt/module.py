@@ -27,7 +27,7 @@ POOL_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class MicroTensor:
     """Input or output, under the name that the model gives it."""
 
     name: str
@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Return the size of the elements in bytes."""
         return math.prod(self.shape) * dt.itemsize(self.dtype)
 
 
@@ -85,7 +85,7 @@ class MicroKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelStep:
+class KernelCallStatement:
     """Kernel call, or, without a kernel, a copy of `nbytes` bytes from the first location to the
     second.
     """
@@ -99,7 +99,7 @@ class KernelStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAddress:
+class SetAddressStatement:
     """Assignment of a location to a pointer variable."""
 
     local: int
@@ -107,28 +107,28 @@ class SetAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class If:
+class IfHeader:
     """Head of a block for a true boolean at a location."""
 
     places: tuple[Location, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Else:
+class ElseHeader:
     """Head of the block for a false boolean."""
 
     places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class BlockEnd:
     """End of a block."""
 
     places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchHeader:
     """Head of a switch on the number at a location, or, without one, on the running function of a
     group.
     """
@@ -137,7 +137,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CaseHeader:
     """Head of the block of a number; None is the default."""
 
     number: int | None
@@ -145,7 +145,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Choose:
+class SelectClause:
     """Assignment of the clause that a match has selected; -1: no clause."""
 
     match: int
@@ -154,7 +154,7 @@ class Choose:
 
 
 @dataclass(frozen=True, slots=True)
-class Clauses:
+class ClauseSwitchHeader:
     """Head of a switch on the clause that a match has selected."""
 
     match: int
@@ -162,14 +162,14 @@ class Clauses:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopHeader:
     """Head of the loop that Again continues."""
 
     places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class ContinueLoop:
     """Jump to the loop's head with another function of the group."""
 
     entry: int
@@ -177,14 +177,14 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class ReturnStatement:
     """Return from the routine."""
 
     places: tuple[Location, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailStatement:
     """Abort of the program: the model rejects its input."""
 
     reason: str
@@ -192,7 +192,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Invoke:
+class RoutineCallStatement:
     """Call of a routine."""
 
     routine: str
@@ -204,7 +204,7 @@ class Invoke:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class ListAppend:
     """Append of an element of `nbytes` bytes to a list with room for `capacity`: the count, the
     elements, the new one, the count after it.
     """
@@ -215,7 +215,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Expect:
+class CheckListLength:
     """Check that a list has `length` elements."""
 
     length: int
@@ -223,7 +223,7 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True)
-class Reverse:
+class ReverseList:
     """Reversed copy of `length` elements of `nbytes` bytes from the first location to the
     second.
     """
@@ -234,10 +234,24 @@ class Reverse:
 
 
 Statement: TypeAlias = (
-    KernelStep | SetAddress | If | Else | End | Switch | Case | Choose | Clauses | Loop | Again |
-    Return
-    | Fail | Invoke | Append | Expect | Reverse
-)  # fmt: skip
+    KernelCallStatement
+    | SetAddressStatement
+    | IfHeader
+    | ElseHeader
+    | BlockEnd
+    | SwitchHeader
+    | CaseHeader
+    | SelectClause
+    | ClauseSwitchHeader
+    | LoopHeader
+    | ContinueLoop
+    | ReturnStatement
+    | FailStatement
+    | RoutineCallStatement
+    | ListAppend
+    | CheckListLength
+    | ReverseList
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +284,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class MicroModule:
-    """Program of a model; see the module docstring."""
+    """Program for a machine without an allocator: inputs, outputs, constants, kernels, routines and
+    memory pools.
+    """
 
     name: str
     target: Target
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[MicroTensor, ...]
+    outputs: tuple[MicroTensor, ...]
     constants: tuple[Array, ...] = field(repr=False)
     kernels: tuple[MicroKernel, ...]
     routines: tuple[Routine, ...]
@@ -291,12 +307,12 @@ class MicroModule:
 
     @property
     def workspace(self) -> int:
-        """Bytes used of all pools."""
+        """Return the bytes used of all pools."""
         return sum(pool.used for pool in self.pools)
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the constants, each where a processor can read its words."""
+        """Return the bytes of the constants, each aligned as the processor requires."""
         end = 0
         for array in self.constants:
             to = self.alignment_of(array)
@@ -310,30 +326,30 @@ class MicroModule:
 
 __all__ = [
     "POOL_ALIGNMENT_BYTES",
-    "Again",
-    "Append",
-    "Case",
-    "Choose",
-    "Clauses",
-    "Else",
-    "End",
-    "Expect",
-    "Fail",
-    "If",
-    "Invoke",
+    "BlockEnd",
+    "CaseHeader",
+    "CheckListLength",
+    "ClauseSwitchHeader",
+    "ContinueLoop",
+    "ElseHeader",
+    "FailStatement",
+    "IfHeader",
+    "KernelCallStatement",
     "KernelParameter",
-    "KernelStep",
+    "ListAppend",
     "Location",
-    "Loop",
+    "LoopHeader",
     "MemoryHome",
     "MicroKernel",
     "MicroModule",
+    "MicroTensor",
     "Pool",
-    "Return",
-    "Reverse",
+    "ReturnStatement",
+    "ReverseList",
     "Routine",
-    "SetAddress",
+    "RoutineCallStatement",
+    "SelectClause",
+    "SetAddressStatement",
     "Statement",
-    "Switch",
-    "Tensor",
+    "SwitchHeader",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.backend.crt.module import MicroModule, Tensor
+from ekiden.backend.crt.module import MicroModule, MicroTensor
 from ekiden.runtime.binding.dtypes import dtype_code
 from ekiden.runtime.binding.layout import TypeIndex
 
@@ -83,7 +83,7 @@ def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
     tensors = (*module.inputs, *module.outputs)
     return (
         _ABI_TEMPLATE.format(name=name)
-        + _table(tensors)
+        + _emit_tensor_table(tensors)
         + _CALL_TEMPLATE.format(
             name=name,
             prefix=prefix,
@@ -96,7 +96,7 @@ def emit_packed(module: MicroModule, name: str, prefix: str) -> str:
     )
 
 
-def _table(tensors: Sequence[Tensor]) -> str:
+def _emit_tensor_table(tensors: Sequence[MicroTensor]) -> str:
     shapes, rows = [], []
     for n, tensor in enumerate(tensors):
         code, bits, _ = dtype_code(tensor.dtype)

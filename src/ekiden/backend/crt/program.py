@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import Layouts, LeafType
+from ekiden.backend.crt.layout import LeafType, TypeLayouts
 from ekiden.backend.crt.module import Location, MemoryHome
-from ekiden.backend.crt.values import Leaf, ListClass
+from ekiden.backend.crt.values import ListClass, ValueLeaf
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.memory.storage_lifetimes import Request
+from ekiden.relay.transform.memory.storage_lifetimes import StorageRequest
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ERROR_PREFIX = "compile: runtime 'crt'"
+CRT_ERROR_PREFIX = "compile: runtime 'crt'"
 DYNAMIC_CALL_MESSAGE = (
     "which function is called is known when it runs only; call the functions in the branches of an "
     "if in place of choosing one by it"
@@ -29,7 +29,7 @@ class RoutineSignature:
 
     routine: str
     entry: int
-    first: int
+    first_input: int
     params: tuple[tuple[LeafType, ...], ...]
     result: tuple[LeafType, ...]
     lists: dict[int, ListClass]
@@ -42,7 +42,7 @@ class MicroProgram:
     """Program state that the readers of routines share."""
 
     kernels: MicroKernels
-    layouts: Layouts
+    layouts: TypeLayouts
     functions: Mapping[str, Function]
     """By name, each with what it captures as its first parameters."""
     closures: frozenset[str]
@@ -53,10 +53,10 @@ class MicroProgram:
     frames: dict[str, int] = field(default_factory=dict)
     """Routine -> bytes of its frame, of those that are planned."""
 
-    def constant(self, data: Array) -> Leaf:
-        """Return where a constant lies."""
+    def constant_leaf(self, data: Array) -> ValueLeaf:
+        """Return the leaf of a constant; equal arrays (by identity) share a number."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
-        return Leaf(Location(MemoryHome.CONSTANT, number))
+        return ValueLeaf(Location(MemoryHome.CONSTANT, number))
 
 
 @dataclass(slots=True)
@@ -65,23 +65,23 @@ class ListStorage:
     that creates it.
     """
 
-    request: Request
+    request: StorageRequest
     nbytes: int
     lists: ListClass
-    where: str
+    source_node: str
 
 
 @dataclass(slots=True)
 class CallFrame:
     """Stack frame of a routine's call."""
 
-    request: Request
+    request: StorageRequest
     routine: str
 
 
 __all__ = [
+    "CRT_ERROR_PREFIX",
     "DYNAMIC_CALL_MESSAGE",
-    "ERROR_PREFIX",
     "CallFrame",
     "ListStorage",
     "MicroProgram",

@@ -19,19 +19,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import PARTIAL, LeafKind, LeafType
+from ekiden.backend.crt.layout import PARTIAL_EVALUATE_HINT, LeafKind, LeafType
 from ekiden.backend.crt.match import read_match
 from ekiden.backend.crt.module import Location, MemoryHome
 from ekiden.backend.crt.program import DYNAMIC_CALL_MESSAGE, ListStorage, RoutineSignature
 from ekiden.backend.crt.read_value import ValueReader
-from ekiden.backend.crt.values import ABSENT, Draft, Leaf, Leave, ListClass, Move, Value
+from ekiden.backend.crt.values import (
+    NO_LEAF,
+    DraftStatement,
+    LeafMove,
+    ListClass,
+    ParallelMoves,
+    Value,
+    ValueLeaf,
+)
 from ekiden.backend.vm.emit import ScopeIterator, emit_scope
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import const
 from ekiden.relay.expr import Call, Constructor, Function, If, Match, Var
-from ekiden.relay.transform.language.chains import unchain
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
+from ekiden.relay.transform.language.chains import parse_let_chain
+from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest
 from ekiden.runtime.errors import CompileError
 
 
@@ -40,34 +48,34 @@ class RoutineReader(ValueReader):
 
     def read(self) -> None:
         """Read all functions of the group. Raises CompileError for what has no bound."""
-        self._declare()
+        self._declare_signatures()
         if self.is_loop:
-            self.put(crt.Loop())
+            self.append_draft(crt.LoopHeader())
         if len(self.names) > 1:
-            self.put(crt.Switch())
+            self.append_draft(crt.SwitchHeader())
         for entry, name in enumerate(self.names):
             self.name = name
             if len(self.names) > 1:
-                self.put(crt.Case(entry))
-            body = self._function(name).body
-            block = Block(unchain(body), body, self.root, 0, 0)
-            emit_scope(self._scope(block, is_last=True))
-            block.joined = self.now
+                self.append_draft(crt.CaseHeader(entry))
+            body = self._lookup_function(name).body
+            block = LifetimeBlock(parse_let_chain(body), body, self.root, 0, 0)
+            emit_scope(self._read_let_chain(block, is_last=True))
+            block.joined_at = self.now
             if len(self.names) > 1:
-                self.put(crt.End())
+                self.append_draft(crt.BlockEnd())
         if len(self.names) > 1:
-            self.put(crt.End())
+            self.append_draft(crt.BlockEnd())
         if self.is_loop:
-            self.put(crt.End())
-        self.root.end = self.tick()
+            self.append_draft(crt.BlockEnd())
+        self.root.end = self.next_position()
 
     # what is known before
 
-    def _declare(self) -> None:
-        """Give each function its signature, and each parameter its leaves."""
+    def _declare_signatures(self) -> None:
+        """Declare the signature of each function and the leaves of each parameter."""
         for entry, name in enumerate(self.names):
             self.name = name
-            function, first = self._function(name), len(self.params)
+            function, first = self._lookup_function(name), len(self.params)
             params = tuple(self.leaf_types(p) for p in function.params)
             result = self.leaf_types(function.body)
             self._check_result(function, result)
@@ -75,138 +83,148 @@ class RoutineReader(ValueReader):
             signature.result_lists = {n: ListClass() for n, k in enumerate(result) if k.is_list}
             self.program.signatures[name] = signature
             for param, kinds in zip(function.params, params, strict=True):
-                self.values[param] = tuple(self._param(param, k, signature) for k in kinds)
+                self.values[param] = tuple(self._declare_param(param, k, signature) for k in kinds)
 
     def _check_result(self, function: Function, result: Sequence[LeafType]) -> None:
         for kind in result:
             if kind.is_cell or kind.kind is LeafKind.FUNCTION:
                 what = "reference" if kind.is_cell else "function"
                 raise CompileError(
-                    f"{self.where(function.body)}: its result holds a {what}, which needs memory "
-                    "that outlives the call, and there is no allocator"
+                    f"{self.error_prefix(function.body)}: its result holds a {what}, which needs "
+                    "memory that outlives the call, and there is no allocator"
                 )
 
-    def _param(self, param: Var, kind: LeafType, signature: RoutineSignature) -> Leaf:
+    def _declare_param(self, param: Var, kind: LeafType, signature: RoutineSignature) -> ValueLeaf:
         if kind.kind is LeafKind.FUNCTION:
             raise CompileError(
-                f"{self.where(param)}: the parameter '{param.name_hint}' is a function that is "
-                f"known when it runs only; call it by its name, or {PARTIAL}"
+                f"{self.error_prefix(param)}: the parameter '{param.name_hint}' is a function that "
+                f"is known when it runs only; call it by its name, or {PARTIAL_EVALUATE_HINT}"
             )
         number = len(self.params)
         self.inputs.append(kind.is_cell)
         lists = signature.lists.setdefault(number, ListClass()) if kind.is_list else None
         if not self.is_loop:
             self.params.append(None)
-            return Leaf(Location(MemoryHome.INPUT, number), lists=lists)
-        request = self._request(kind, self.root, 0, 0, lists)
+            return ValueLeaf(Location(MemoryHome.INPUT, number), lists=lists)
+        request = self._request_storage(kind, self.root, 0, 0, lists)
         self.params.append(request)
         self.locals.append(kind)  # its number is that of the parameter
         storages = frozenset((request.storage,))
-        return Leaf(Location(MemoryHome.LOCAL, number), storages, True, lists)
+        return ValueLeaf(Location(MemoryHome.LOCAL, number), storages, True, lists)
 
     # scopes
 
-    def _scope(self, block: Block, *, is_last: bool) -> ScopeIterator:
-        """Read a chain; what it gives is in `ends`, or leaves the routine where it is the last."""
+    def _read_let_chain(self, block: LifetimeBlock, *, is_last: bool) -> ScopeIterator:
+        """Read a let-chain; its result goes to `ends`, or leaves the routine where the chain is the
+        last.
+        """
         chain = block.chain
         assert chain.result is not None
-        tail = chain.tail() if is_last else len(chain.bindings)
+        tail = chain.tail_binding_index() if is_last else len(chain.bindings)
         for index, (variable, value) in enumerate(chain.bindings):
             is_tail = index == tail
-            at = self._begin(block, index)
+            at = self._advance_position(block, index)
             if isinstance(value, (If, Match)):
-                yield from self._choice(variable, value, is_last=is_tail)
+                yield from self._read_branches(variable, value, is_last=is_tail)
                 if is_tail:
-                    block.end = self.tick()
+                    block.end = self.next_position()
                     return
-            elif is_tail and (callee := self._jump(value)) is not None:
-                self._again(value, callee)
+            elif is_tail and (callee := self._tail_call_target(value)) is not None:
+                self._read_tail_call(value, callee)
                 block.end = at
                 return
             else:
                 self.values[variable] = self.value(value)
-        block.end = self._begin(block, len(chain.bindings), is_binding=False)
+        block.end = self._advance_position(block, len(chain.bindings), is_binding=False)
         result = self.value(chain.result)
-        self.use(result)
+        self.extend_live_ranges(result)
         if is_last:
-            self._return(result, chain.result)
+            self._read_return(result, chain.result)
         else:
             self.ends[block] = result
 
-    def _begin(self, block: Block, index: int, *, is_binding: bool = True) -> int:
-        """Go to the next position, at a binding of a block."""
-        at = self.tick()
+    def _advance_position(
+        self, block: LifetimeBlock, index: int, *, is_binding: bool = True
+    ) -> int:
+        """Advance to the next program point, which is a binding of a block."""
+        at = self.next_position()
         self.block, self.index = block, index
         if is_binding:
             block.positions.append(at)
         return at
 
-    def _choice(self, variable: Var, value: If | Match, *, is_last: bool) -> ScopeIterator:
-        """Read the branches of a value; variables stand for what they give."""
+    def _read_branches(self, variable: Var, value: If | Match, *, is_last: bool) -> ScopeIterator:
+        """Read the branches of a value; local variables hold the leaves of the result."""
         block, index, at = self.block, self.index, self.now - 1
         kinds = () if is_last else self.leaf_types(value)
-        joins = tuple(self._local(kind) for kind in kinds)
-        branches: list[Block] = []
+        joins = tuple(self._new_local(kind) for kind in kinds)
+        branches: list[LifetimeBlock] = []
 
-        def branch(body: RelayExpr) -> ScopeIterator:
-            """Read a branch, and let the variables stand for its leaves."""
-            inner = Block(unchain(body), body, block, index, at)
+        def read_branch(body: RelayExpr) -> ScopeIterator:
+            """Read one branch, and assign its leaves to the local variables."""
+            inner = LifetimeBlock(parse_let_chain(body), body, block, index, at)
             branches.append(inner)
-            yield self._scope(inner, is_last=is_last)
+            yield self._read_let_chain(inner, is_last=is_last)
             if not is_last:
                 for number, leaf in zip(joins, self.ends[inner], strict=True):
                     if number is not None:
-                        self.code.append(Draft(crt.SetAddress(number, ()), (leaf,)))
+                        self.code.append(
+                            DraftStatement(crt.SetAddressStatement(number, ()), (leaf,))
+                        )
 
         if isinstance(value, If):
             cond = self.value(value.cond)
-            self.put(crt.If(()), *cond)
-            yield from branch(value.true_branch)
-            self.put(crt.Else())
-            yield from branch(value.false_branch)
-            self.put(crt.End())
+            self.append_draft(crt.IfHeader(()), *cond)
+            yield from read_branch(value.true_branch)
+            self.append_draft(crt.ElseHeader())
+            yield from read_branch(value.false_branch)
+            self.append_draft(crt.BlockEnd())
         else:
-            yield from read_match(self, value, self.value(value.data), branch)
-        joined = self.tick()
+            yield from read_match(self, value, self.value(value.data), read_branch)
+        joined = self.next_position()
         for inner in branches:
-            inner.joined = joined
+            inner.joined_at = joined
         self.block, self.index = block, index
         if not is_last:
             ends = [self.ends[inner] for inner in branches]
             self.values[variable] = tuple(
-                self._joined(number, [end[n] for end in ends], value)
+                self._join_leaves(number, [end[n] for end in ends], value)
                 for n, number in enumerate(joins)
             )
 
-    def _local(self, kind: LeafType) -> int | None:
+    def _new_local(self, kind: LeafType) -> int | None:
         """Return the number of a new variable for a leaf; None for one that has no address."""
         if kind.kind is LeafKind.FUNCTION:
             return None
         self.locals.append(kind)
         return len(self.locals) - 1
 
-    def _joined(self, number: int | None, leaves: Sequence[Leaf], value: RelayExpr) -> Leaf:
-        """Return what is known of a leaf after branches that gave these."""
+    def _join_leaves(
+        self, number: int | None, leaves: Sequence[ValueLeaf], value: RelayExpr
+    ) -> ValueLeaf:
+        """Join the leaves that the branches computed for one local variable: what all of them have
+        in common is known.
+        """
         if not leaves:
-            return ABSENT
+            return NO_LEAF
         if number is None:
             first = leaves[0].function
             if first is None or not all(first.is_same(leaf.function) for leaf in leaves[1:]):
-                raise CompileError(f"{self.where(value)}: {DYNAMIC_CALL_MESSAGE}")
+                raise CompileError(f"{self.error_prefix(value)}: {DYNAMIC_CALL_MESSAGE}")
             return leaves[0]
         lists = [leaf.lists for leaf in leaves if leaf.lists is not None]
         for more in lists[1:]:
-            lists[0].join(more)
+            lists[0].unify(more)
         storages = frozenset(s for leaf in leaves for s in leaf.storages)
         is_whole = all(leaf.is_whole for leaf in leaves if leaf.storages)
-        return Leaf(
+        return ValueLeaf(
             Location(MemoryHome.LOCAL, number), storages, is_whole, lists[0] if lists else None
         )
 
     # the ends of a routine
 
-    def _jump(self, value: RelayExpr) -> str | None:
-        """Return the function of the group that a value calls; None for any other value."""
+    def _tail_call_target(self, value: RelayExpr) -> str | None:
+        """Return the function of the group that a value tail-calls; None for any other value."""
         if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
             return None
         (callee,) = self.value(value.op)
@@ -214,36 +232,38 @@ class RoutineReader(ValueReader):
             callee.function.name if callee.function and callee.function.name in self.names else None
         )
 
-    def _again(self, value: RelayExpr, callee: str) -> None:
+    def _read_tail_call(self, value: RelayExpr, callee: str) -> None:
         assert isinstance(value, Call)
         signature = self.program.signatures[callee]
-        args = self._arguments(value, signature)
-        self.use([leaf for _, leaf, _ in args])
-        leave = Leave(self.block, self.index, self.now - 1, entry=signature.entry)
+        args = self._call_arguments(value, signature)
+        self.extend_live_ranges([leaf for _, leaf, _ in args])
+        leave = ParallelMoves(self.block, self.index, self.now - 1, entry=signature.entry)
         for number, leaf, kind in args:
             is_same = leaf.home == Location(MemoryHome.LOCAL, number)
             if kind.is_cell and not is_same:
                 raise CompileError(
-                    f"{self.where(value)}: each turn has another reference, whose memory has no "
-                    "bound; a reference that stays the same can be changed by ref_write"
+                    f"{self.error_prefix(value)}: each turn has another reference, whose memory "
+                    "has no bound; a reference that stays the same can be changed by ref_write"
                 )
             request = self.params[number]
             assert request is not None
             if not is_same:
-                leave.moves.append(Move(number, leaf, request))
+                leave.moves.append(LeafMove(number, leaf, request))
         self.code.append(leave)
 
-    def _return(self, value: Value, result: RelayExpr) -> None:
+    def _read_return(self, value: Value, result: RelayExpr) -> None:
         signature = self.program.signatures[self.name]
-        leave = Leave(self.block, self.index, self.now - 1)
+        leave = ParallelMoves(self.block, self.index, self.now - 1)
         for number, (leaf, kind) in enumerate(zip(value, signature.result, strict=True)):
             if leaf.lists is not None:
-                signature.result_lists[number].join(leaf.lists)
-            if leaf.home is not ABSENT.home:
-                size = Request(Var("size"), const(kind.nbytes), self.block, self.index, 0)
+                signature.result_lists[number].unify(leaf.lists)
+            if leaf.home is not NO_LEAF.home:
+                size = StorageRequest(Var("size"), const(kind.nbytes), self.block, self.index, 0)
                 if leaf.lists is not None:
-                    self.elements.append(ListStorage(size, kind.nbytes, leaf.lists, self._here()))
-                leave.moves.append(Move(number, leaf, size))
+                    self.elements.append(
+                        ListStorage(size, kind.nbytes, leaf.lists, self._current_error_prefix())
+                    )
+                leave.moves.append(LeafMove(number, leaf, size))
         self.code.append(leave)
 
 

@@ -12,25 +12,25 @@ import math
 from collections.abc import Sequence
 
 from ekiden.backend.crt import module as crt
-from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded
+from ekiden.backend.crt.layout import LeafKind, LeafType, tensor_bytes, unbounded_message
 from ekiden.backend.crt.module import Location, MemoryHome
 from ekiden.backend.crt.program import (
+    CRT_ERROR_PREFIX,
     DYNAMIC_CALL_MESSAGE,
-    ERROR_PREFIX,
     CallFrame,
     ListStorage,
     MicroProgram,
     RoutineSignature,
 )
 from ekiden.backend.crt.values import (
-    ABSENT,
-    Draft,
+    NO_LEAF,
+    DraftStatement,
     KnownClosure,
-    Leaf,
-    Leave,
     ListClass,
-    Offset,
+    ParallelMoves,
+    StorageOffset,
     Value,
+    ValueLeaf,
 )
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import GlobalVar, RelayExpr
@@ -52,98 +52,102 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.sequence import SequenceStackAttrs
 from ekiden.relay.op.vm import MatchShapeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import Chain, op_name
-from ekiden.relay.transform.memory.storage_in_place import KernelOperand, Replacement
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Request, is_alias
+from ekiden.relay.transform.language.chains import LetChain, called_op_name
+from ekiden.relay.transform.memory.storage_in_place import InPlaceCandidate, KernelOperand
+from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest, is_alias
 from ekiden.runtime.errors import CompileError
 
-LIFTED_PREFIX = "lifted_"
+LIFTED_NAME_PREFIX = "lifted_"
 """What LambdaLift puts before the names of functions inside of others."""
 
 
 class ValueReader:
-    """Reader of the values of one routine, without its scopes."""
+    """Reader of the values of one routine: operators, data, references and calls, without control
+    flow.
+    """
 
     def __init__(self, program: MicroProgram, names: Sequence[str], *, is_loop: bool) -> None:
         self.program = program
         self.names = names
         self.is_loop = is_loop
-        self.code: list[Draft | Leave] = []
-        self.requests: dict[Var, Request] = {}
+        self.code: list[DraftStatement | ParallelMoves] = []
+        self.requests: dict[Var, StorageRequest] = {}
         self.elements: list[ListStorage] = []
-        self.replacements: list[Replacement] = []
+        self.replacements: list[InPlaceCandidate] = []
         self.frames: list[CallFrame] = []
         self.values: dict[RelayExpr, Value] = {}
         self.locals: list[LeafType] = []
         self.inputs: list[bool] = []
         """Of each address that the routine is given: whether it is written through."""
-        self.params: list[Request | None] = []
+        self.params: list[StorageRequest | None] = []
         """Of each address that the routine is given: what a turn of its loop leaves there."""
         self.matches = 0
         self.name = ""
         """The function that is read."""
-        self.root = Block(Chain(), self._function(names[0]).body, positions=[0])
+        self.root = LifetimeBlock(LetChain(), self._lookup_function(names[0]).body, positions=[0])
         self.block, self.index, self.now = self.root, 0, 1
-        self.ends: dict[Block, Value] = {}
+        self.ends: dict[LifetimeBlock, Value] = {}
 
-    def _function(self, name: str) -> Function:
+    def _lookup_function(self, name: str) -> Function:
         return self.program.functions[name]
 
-    def where(self, value: RelayExpr | None) -> str:
-        """Return how an error about a value begins."""
+    def error_prefix(self, value: RelayExpr | None) -> str:
+        """Return the prefix of an error about a value: the model node."""
         node = f", {value.span}" if value is not None and value.span else ""
-        return f"{ERROR_PREFIX}: function '{self.name.removeprefix(LIFTED_PREFIX)}'{node}"
+        return f"{CRT_ERROR_PREFIX}: function '{self.name.removeprefix(LIFTED_NAME_PREFIX)}'{node}"
 
-    def _here(self) -> str:
-        """Return how an error about the binding that is read begins."""
+    def _current_error_prefix(self) -> str:
+        """Return the prefix of an error about the current binding."""
         bindings = self.block.chain.bindings
-        return self.where(bindings[self.index][1] if self.index < len(bindings) else None)
+        return self.error_prefix(bindings[self.index][1] if self.index < len(bindings) else None)
 
     def leaf_types(self, value: RelayExpr) -> tuple[LeafType, ...]:
         """Return the leaves of a value's type."""
-        return self.program.layouts.leaves(value.checked_type, self.where(value))
+        return self.program.layouts.leaves(value.checked_type, self.error_prefix(value))
 
     # storages
 
-    def tick(self) -> int:
+    def next_position(self) -> int:
         """Return the next position."""
         self.now += 1
         return self.now - 1
 
-    def _request(
-        self, kind: LeafType, block: Block, index: int, at: int, lists: ListClass | None
-    ) -> Request:
-        request = Request(Var("storage"), const(kind.nbytes), block, index, at)
+    def _request_storage(
+        self, kind: LeafType, block: LifetimeBlock, index: int, at: int, lists: ListClass | None
+    ) -> StorageRequest:
+        request = StorageRequest(Var("storage"), const(kind.nbytes), block, index, at)
         self.requests[request.storage] = request
         if lists is not None:
-            self.elements.append(ListStorage(request, kind.nbytes, lists, self._here()))
+            self.elements.append(
+                ListStorage(request, kind.nbytes, lists, self._current_error_prefix())
+            )
         return request
 
-    def storage(self, kind: LeafType, lists: ListClass | None = None) -> Leaf:
-        """Return a leaf in a storage of its own, from the position that is read on."""
+    def new_storage(self, kind: LeafType, lists: ListClass | None = None) -> ValueLeaf:
+        """Return a leaf in a new storage, live from the current position on."""
         if kind.kind is LeafKind.FUNCTION:
-            return ABSENT
+            return NO_LEAF
         lists = ListClass() if kind.is_list and lists is None else lists
-        request = self._request(kind, self.block, self.index, self.now - 1, lists)
-        return Leaf(Offset(request.storage), frozenset((request.storage,)), True, lists)
+        request = self._request_storage(kind, self.block, self.index, self.now - 1, lists)
+        return ValueLeaf(StorageOffset(request.storage), frozenset((request.storage,)), True, lists)
 
-    def use(self, leaves: Sequence[Leaf]) -> None:
+    def extend_live_ranges(self, leaves: Sequence[ValueLeaf]) -> None:
         """Record that leaves are read or written at the current position."""
         for leaf in leaves:
             for storage in leaf.storages:
                 if storage in self.requests:
                     self.requests[storage].uses[self.block] = self.now - 1
 
-    def put(self, statement: crt.Statement, *leaves: Leaf) -> None:
+    def append_draft(self, statement: crt.Statement, *leaves: ValueLeaf) -> None:
         """Add a statement over leaves."""
-        self.use(leaves)
-        self.code.append(Draft(statement, leaves))
+        self.extend_live_ranges(leaves)
+        self.code.append(DraftStatement(statement, leaves))
 
-    def copy(self, source: Leaf, target: Leaf, kind: LeafType, node: str = "") -> None:
+    def copy(self, source: ValueLeaf, target: ValueLeaf, kind: LeafType, node: str = "") -> None:
         """Add a copy of a leaf."""
-        if source.home is ABSENT.home:
+        if source.home is NO_LEAF.home:
             return
-        self.put(crt.KernelStep(None, (), kind.nbytes, node), source, target)
+        self.append_draft(crt.KernelCallStatement(None, (), kind.nbytes, node), source, target)
 
     # values
 
@@ -153,101 +157,112 @@ class ValueReader:
             case _ if expr in self.values:
                 return self.values[expr]
             case Constant(data=data):
-                return (self.program.constant(data),)
+                return (self.program.constant_leaf(data),)
             case Tuple(fields=fields):
                 return tuple(leaf for component in fields for leaf in self.value(component))
             case TupleGetItem(tuple_value=of, index=index):
-                row = self.program.layouts.fields(of.checked_type, None, self.where(expr))
+                row = self.program.layouts.fields(of.checked_type, None, self.error_prefix(expr))
                 return self.value(of)[row[index].start : row[index].end]
             case GlobalVar(name_hint=name):
-                return (Leaf(ABSENT.home, function=KnownClosure(name)),)
+                return (ValueLeaf(NO_LEAF.home, function=KnownClosure(name)),)
             case Call(op=Op()):
-                return self._operator(expr)
+                return self._read_operator(expr)
             case Call(op=Constructor() as constructor, args=args):
-                return self._construct(constructor, args, expr)
-            case Call(op=GlobalVar(name_hint=name), args=args) if self._is_closure(name):
+                return self._read_constructor(constructor, args, expr)
+            case Call(op=GlobalVar(name_hint=name), args=args) if self._returns_closure(name):
                 closure = KnownClosure(name, tuple(self.value(a) for a in args))
-                return (Leaf(ABSENT.home, function=closure),)
+                return (ValueLeaf(NO_LEAF.home, function=closure),)
             case Call():
-                return self._call(expr)
+                return self._read_call(expr)
             case RefCreate(value=held):
                 kinds, value = self.leaf_types(held), self.value(held)
-                return self._snapshot(value, kinds, expr)
+                return self._copy_value(value, kinds, expr)
             case RefRead(ref=ref):
-                return self._snapshot(self.value(ref), self.leaf_types(expr), expr)
+                return self._copy_value(self.value(ref), self.leaf_types(expr), expr)
             case RefWrite(ref=ref, value=held):
-                self._write(self.value(ref), self.value(held), self.leaf_types(held), expr)
+                self._write_cells(self.value(ref), self.value(held), self.leaf_types(held), expr)
                 return ()
             case _:
                 raise CompileError(
-                    f"{self.where(expr)}: {type(expr).__name__} is no kernel on tensors of known "
-                    "shapes, and needs the runtime"
+                    f"{self.error_prefix(expr)}: {type(expr).__name__} is no kernel on tensors of "
+                    "known shapes, and needs the runtime"
                 )
 
-    def _is_closure(self, name: str) -> bool:
-        """Return whether calling a function gives a function over what it captures."""
+    def _returns_closure(self, name: str) -> bool:
+        """Return whether a call of the function returns a closure."""
         return name in self.program.closures
 
-    def _snapshot(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> Value:
+    def _copy_value(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> Value:
         """Copy a value: into a reference, or out of one."""
-        self._check_held(value, kinds, expr)
-        copies = tuple(map(self.storage, kinds))
+        self._check_cell_contents(value, kinds, expr)
+        copies = tuple(map(self.new_storage, kinds))
         for source, target, kind in zip(value, copies, kinds, strict=True):
             self.copy(source, target, kind)
         return copies
 
-    def _write(
+    def _write_cells(
         self, cells: Value, value: Value, kinds: Sequence[LeafType], expr: RelayExpr
     ) -> None:
-        self._check_held(value, kinds, expr)
+        self._check_cell_contents(value, kinds, expr)
         for source, target, kind in zip(value, cells, kinds, strict=True):
             self.copy(source, target, kind)
 
-    def _check_held(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> None:
+    def _check_cell_contents(
+        self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr
+    ) -> None:
         for kind in kinds:
             if kind.kind is not LeafKind.TENSOR or kind.is_cell:
                 raise CompileError(
-                    f"{self.where(expr)}: a reference that holds something else than tensors of "
-                    "constant shapes has memory without a bound, and there is no allocator"
+                    f"{self.error_prefix(expr)}: a reference that holds something else than "
+                    "tensors of constant shapes has memory without a bound, and there is no "
+                    "allocator"
                 )
 
     # operators
 
-    def _operator(self, call: Call) -> Value:
-        name = op_name(call)
+    def _read_operator(self, call: Call) -> Value:
+        name = called_op_name(call)
         match name, call.attrs:
             case "memory.alloc_storage", AllocStorageAttrs(size=size):
-                request = Request(Var("storage"), const(0), self.block, self.index, self.now - 1)
-                request.size = self._constant(size, call)
+                request = StorageRequest(
+                    Var("storage"), const(0), self.block, self.index, self.now - 1
+                )
+                request.size = self._constant_size(size, call)
                 self.requests[request.storage] = request
-                return (Leaf(Offset(request.storage), frozenset((request.storage,)), True),)
+                return (
+                    ValueLeaf(StorageOffset(request.storage), frozenset((request.storage,)), True),
+                )
             case "memory.alloc_tensor", AllocTensorAttrs() as attrs:
-                return (self._tensor(call, attrs),)
+                return (self._read_alloc_tensor(call, attrs),)
             case "vm.invoke_tvm_op", _:
-                self._kernel(call)
+                self._read_kernel_call(call)
                 return ()
             case "sequence.stack", SequenceStackAttrs() as stack:
-                return self._stack(call, stack)
+                return self._read_stack(call, stack)
             case "memory.kill", _:
                 return ()
             case _ if is_alias(call):
-                return self._view(call)
+                return self._read_reshape(call)
             case _:
                 raise CompileError(
-                    f"{self.where(call)}: {name} is no kernel on tensors of known shapes, and "
-                    "needs the runtime"
+                    f"{self.error_prefix(call)}: {name} is no kernel on tensors of known shapes, "
+                    "and needs the runtime"
                 )
 
-    def _constant(self, size: PrimExpr, call: Call) -> PrimExpr:
+    def _constant_size(self, size: PrimExpr, call: Call) -> PrimExpr:
         if isinstance(size, IntImm):
             return size
-        kind = self._allocated()
-        what = unbounded(kind) if kind is not None else f"{size} bytes are known when it runs only"
+        kind = self._first_tensor_type()
+        what = (
+            unbounded_message(kind)
+            if kind is not None
+            else f"{size} bytes are known when it runs only"
+        )
         bindings = self.block.chain.bindings[self.index :]
         node = next((value for _, value in bindings if value.span), call)
-        raise CompileError(f"{self.where(node)}: {what}")
+        raise CompileError(f"{self.error_prefix(node)}: {what}")
 
-    def _allocated(self) -> TensorType | None:
+    def _first_tensor_type(self) -> TensorType | None:
         """Return the type of the first tensor in the storage that is read."""
         chain = self.block.chain.bindings
         variable = chain[self.index][0]
@@ -258,76 +273,81 @@ class ValueReader:
                 return TensorType(value.attrs.shape, value.attrs.dtype)
         return None
 
-    def _tensor(self, call: Call, attrs: AllocTensorAttrs) -> Leaf:
+    def _read_alloc_tensor(self, call: Call, attrs: AllocTensorAttrs) -> ValueLeaf:
         (leaf,) = self.value(call.args[0])
-        assert isinstance(leaf.home, Offset)
-        nbytes = tensor_bytes(TensorType(attrs.shape, attrs.dtype), self.where(call))
+        assert isinstance(leaf.home, StorageOffset)
+        nbytes = tensor_bytes(TensorType(attrs.shape, attrs.dtype), self.error_prefix(call))
         offset = attrs.offset
         assert isinstance(offset, IntImm), "of tensors of constant shapes"
         size = self.requests[leaf.home.storage].size
         assert isinstance(size, IntImm)
         is_whole = offset.value == 0 and size.value == nbytes
-        return Leaf(Offset(leaf.home.storage, offset.value), leaf.storages, is_whole)
+        return ValueLeaf(StorageOffset(leaf.home.storage, offset.value), leaf.storages, is_whole)
 
-    def _view(self, call: Call) -> Value:
-        """Read a tensor under another shape; which says what is unbounded before kernels do."""
+    def _read_reshape(self, call: Call) -> Value:
+        """Read a reshape: the same leaf with another shape; unbounded shapes are reported here,
+        before kernels do.
+        """
         if isinstance(call.attrs, (ReshapeTensorAttrs, MatchShapeAttrs)):
-            tensor_bytes(TensorType(call.attrs.shape, "uint8"), self.where(call))
+            tensor_bytes(TensorType(call.attrs.shape, "uint8"), self.error_prefix(call))
         return self.value(call.args[0])
 
-    def _kernel(self, call: Call) -> None:
-        """Read a call of a kernel; its working memory is one more storage, which lives for the
-        call."""
+    def _read_kernel_call(self, call: Call) -> None:
+        """Read a kernel call; its workspace is one more storage, live during the call."""
         function, *groups = call.args
         assert isinstance(function, Function)
         kernel = self.program.kernels.kernel(function)
         inputs, outputs = (self.value(group) for group in groups[:2])
-        self.replace(inputs, outputs, self.program.kernels.in_place(function))
+        self.allow_in_place(inputs, outputs, self.program.kernels.in_place_inputs(function))
         memory = (
-            (self.storage(LeafType(LeafKind.TENSOR, kernel.workspace)),) if kernel.workspace else ()
+            (self.new_storage(LeafType(LeafKind.TENSOR, kernel.workspace)),)
+            if kernel.workspace
+            else ()
         )
-        step = crt.KernelStep(kernel, (), source=str(call.span or ""))
-        self.put(step, *inputs, *outputs, *memory)
+        step = crt.KernelCallStatement(kernel, (), source=str(call.span or ""))
+        self.append_draft(step, *inputs, *outputs, *memory)
 
-    def replace(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
+    def allow_in_place(self, inputs: Value, outputs: Value, allowed: Sequence[int]) -> None:
         """Record that the output may share the bytes of one of the inputs `allowed`."""
         if not allowed:
             return
         (output,) = outputs
         operands = [KernelOperand(leaf.storages, leaf.is_whole) for leaf in inputs]
         destination = KernelOperand(output.storages, output.is_whole)
-        self.replacements.append(Replacement(self.now - 1, operands, destination, allowed))
+        self.replacements.append(InPlaceCandidate(self.now - 1, operands, destination, allowed))
 
     # data
 
-    def _construct(self, constructor: Constructor, args: Sequence[RelayExpr], call: Call) -> Value:
+    def _read_constructor(
+        self, constructor: Constructor, args: Sequence[RelayExpr], call: Call
+    ) -> Value:
         kinds = self.leaf_types(call)
         if len(kinds) > 1 and kinds[1].is_list:
             return (
-                self._cons(args, kinds)
+                self._read_cons(args, kinds)
                 if args
-                else (_number(0), Leaf(ABSENT.home, lists=ListClass()))
+                else (_leaf_number(0), ValueLeaf(NO_LEAF.home, lists=ListClass()))
             )
-        leaves: list[Leaf] = [_number(constructor.tag), *(ABSENT for _ in kinds[1:])]
-        row = self.program.layouts.fields(call.checked_type, constructor, self.where(call))
+        leaves: list[ValueLeaf] = [_leaf_number(constructor.tag), *(NO_LEAF for _ in kinds[1:])]
+        row = self.program.layouts.fields(call.checked_type, constructor, self.error_prefix(call))
         for field, arg in zip(row, args, strict=True):
             leaves[field.start : field.end] = self.value(arg)
         return tuple(leaves)
 
-    def _cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:
+    def _read_cons(self, args: Sequence[RelayExpr], kinds: Sequence[LeafType]) -> Value:
         """Append an element: in the bytes of the list, where nothing reads it later."""
         (element,), (count, elements) = self.value(args[0]), self.value(args[1])
         assert elements.lists is not None
-        after, grown = self.storage(kinds[0]), self.storage(kinds[1], elements.lists)
-        self.replace((count,), (after,), (0,))
-        self.replace((elements,), (grown,), (0,))
+        after, grown = self.new_storage(kinds[0]), self.new_storage(kinds[1], elements.lists)
+        self.allow_in_place((count,), (after,), (0,))
+        self.allow_in_place((elements,), (grown,), (0,))
         self.copy(elements, grown, kinds[1])
         size = kinds[1].nbytes
-        self.put(crt.Append(0, size, ()), count, grown, element, after)
+        self.append_draft(crt.ListAppend(0, size, ()), count, grown, element, after)
         return after, grown
 
-    def _stack(self, call: Call, attrs: SequenceStackAttrs) -> Value:
-        """Read the elements of a list as one tensor, which they are."""
+    def _read_stack(self, call: Call, attrs: SequenceStackAttrs) -> Value:
+        """Read a list as one tensor: its elements are contiguous already."""
         length, kind = attrs.length, call.checked_type
         assert isinstance(kind, TensorType)
         if not isinstance(length, IntImm):
@@ -337,69 +357,74 @@ class ValueReader:
         assert elements.lists is not None
         root = elements.lists.root()
         root.capacity = max(root.capacity or 0, length.value)
-        self.put(crt.Expect(length.value, ()), count)
+        self.append_draft(crt.CheckListLength(length.value, ()), count)
         sizes = [d.value for d in kind.shape[1:] if isinstance(d, IntImm)]
         nbytes = math.prod(sizes) * dt.itemsize(kind.dtype)
         if not attrs.reverse:
-            return (Leaf(elements.home, elements.storages, elements.is_whole),)
-        reversed_elements = self.storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
-        self.put(crt.Reverse(length.value, nbytes, ()), elements, reversed_elements)
+            return (ValueLeaf(elements.home, elements.storages, elements.is_whole),)
+        reversed_elements = self.new_storage(LeafType(LeafKind.TENSOR, nbytes * length.value))
+        self.append_draft(crt.ReverseList(length.value, nbytes, ()), elements, reversed_elements)
         return (reversed_elements,)
 
     # calls
 
-    def _call(self, call: Call) -> Value:
+    def _read_call(self, call: Call) -> Value:
         """Read a call of another routine: its results and its frame are storages of this one."""
         (leaf,) = self.value(call.op)
         callee = leaf.function
         if callee is None:
-            raise CompileError(f"{self.where(call)}: {DYNAMIC_CALL_MESSAGE}")
+            raise CompileError(f"{self.error_prefix(call)}: {DYNAMIC_CALL_MESSAGE}")
         if callee.name in self.names:
             again = "itself" if callee.name == self.name else f"'{callee.name}', which calls it"
             raise CompileError(
-                f"{self.where(call)}: it calls {again} and goes on after that call: nothing bounds "
-                "how many calls wait for each other, each with memory of its own, and there is no "
-                "allocator; a call whose result is the function's own result becomes a loop"
+                f"{self.error_prefix(call)}: it calls {again} and goes on after that call: nothing "
+                "bounds how many calls wait for each other, each with memory of its own, and there "
+                "is no allocator; a call whose result is the function's own result becomes a loop"
             )
         signature = self.program.signatures[callee.name]
-        args = self._arguments(call, signature)
-        inputs: list[Leaf] = [ABSENT] * self._inputs(signature)
+        args = self._call_arguments(call, signature)
+        inputs: list[ValueLeaf] = [NO_LEAF] * self._num_routine_inputs(signature)
         for number, arg, _ in args:
             inputs[number] = arg
         results = tuple(
-            self.storage(k, signature.result_lists.get(n)) for n, k in enumerate(signature.result)
+            self.new_storage(k, signature.result_lists.get(n))
+            for n, k in enumerate(signature.result)
         )
-        frame = self.storage(LeafType(LeafKind.TENSOR))
-        assert isinstance(frame.home, Offset)
+        frame = self.new_storage(LeafType(LeafKind.TENSOR))
+        assert isinstance(frame.home, StorageOffset)
         self.frames.append(CallFrame(self.requests[frame.home.storage], signature.routine))
-        statement = crt.Invoke(signature.routine, signature.entry, (), str(call.span or ""))
-        self.put(statement, *inputs, *results, frame)
+        statement = crt.RoutineCallStatement(
+            signature.routine, signature.entry, (), str(call.span or "")
+        )
+        self.append_draft(statement, *inputs, *results, frame)
         return results
 
-    def _inputs(self, signature: RoutineSignature) -> int:
-        """Return how many addresses the routine of a function is inputs."""
+    def _num_routine_inputs(self, signature: RoutineSignature) -> int:
+        """Return the number of addresses that a function's routine takes as inputs."""
         group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
         return sum(len(kinds) for s in group for kinds in s.params)
 
-    def _arguments(
+    def _call_arguments(
         self, call: Call, signature: RoutineSignature
-    ) -> list[tuple[int, Leaf, LeafType]]:
-        """Return for each address of a call its number in the routine, the leaf, and its type."""
+    ) -> list[tuple[int, ValueLeaf, LeafType]]:
+        """Return (input number, leaf, type) of each address that a call passes."""
         (callee,) = self.value(call.op)
         assert callee.function is not None
         values = (*callee.function.captured, *(self.value(a) for a in call.args))
         leaves = [leaf for value in values for leaf in value]
         kinds = [kind for row in signature.params for kind in row]
         arguments = []
-        for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True), signature.first):
+        for number, (leaf, kind) in enumerate(
+            zip(leaves, kinds, strict=True), signature.first_input
+        ):
             if leaf.lists is not None:
-                signature.lists[number].join(leaf.lists)
+                signature.lists[number].unify(leaf.lists)
             arguments.append((number, leaf, kind))
         return arguments
 
 
-def _number(value: int) -> Leaf:
-    return Leaf(Location(MemoryHome.NUMBER, value))
+def _leaf_number(value: int) -> ValueLeaf:
+    return ValueLeaf(Location(MemoryHome.NUMBER, value))
 
 
 __all__ = ["ValueReader"]

@@ -8,12 +8,12 @@ from typing import TypeAlias
 from ekiden.backend.crt.module import Location, MemoryHome, Statement
 from ekiden.relay.expr import Var
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Request
+from ekiden.relay.transform.memory.storage_lifetimes import LifetimeBlock, StorageRequest
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class StorageOffset:
     """Byte offset into a storage."""
 
     storage: Var
@@ -22,14 +22,14 @@ class Offset:
 
 @dataclass(eq=False, slots=True)
 class ListClass(UnionFindNode):
-    """Equivalence class of lists that share a capacity, as one may be the other; the root holds the
-    capacity in elements, None where it is unknown.
+    """Equivalence class of lists that share a capacity, because they may be the same list
+    (union-find); the root holds the capacity in elements, None where it is unknown.
     """
 
     capacity: int | None = None
 
-    def join(self, second: ListClass) -> None:
-        """Merge two classes; the larger capacity holds for both."""
+    def unify(self, second: ListClass) -> None:
+        """Unify two classes; the larger capacity holds for both."""
         mine, its = self.root(), second.root()
         if mine is not its:
             capacities = [c for c in (mine.capacity, its.capacity) if c is not None]
@@ -38,22 +38,22 @@ class ListClass(UnionFindNode):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
+class ValueLeaf:
     """Leaf of a value: its location, the storages that it may be in (`is_whole`: all of one), the
     class of a list, the closure of a function.
     """
 
-    home: Offset | Location
+    home: StorageOffset | Location
     storages: frozenset[Var] = frozenset()
     is_whole: bool = False
     lists: ListClass | None = None
     function: KnownClosure | None = None
 
 
-Value: TypeAlias = tuple[Leaf, ...]
+Value: TypeAlias = tuple[ValueLeaf, ...]
 """The leaves of a value of a type, in the order of its layout."""
-NOWHERE = Location(MemoryHome.NOWHERE, 0)
-ABSENT = Leaf(NOWHERE)
+NO_LOCATION = Location(MemoryHome.NOWHERE, 0)
+NO_LEAF = ValueLeaf(NO_LOCATION)
 """A field of another constructor, or a function."""
 
 
@@ -73,7 +73,7 @@ class KnownClosure:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftStatement:
     """Statement whose operands are still leaves."""
 
     statement: Statement
@@ -81,29 +81,37 @@ class Draft:
 
 
 @dataclass(slots=True)
-class Move:
+class LeafMove:
     """Copy of a leaf's bytes into a numbered loop parameter or result."""
 
     number: int
-    source: Leaf
-    size: Request
+    source: ValueLeaf
+    size: StorageRequest
     """What has as many bytes."""
 
 
 @dataclass(slots=True)
-class Leave:
+class ParallelMoves:
     """End of an iteration or of the routine: parallel moves. `entry` is the function that
     continues; None where the routine ends.
     """
 
-    block: Block
+    block: LifetimeBlock
     index: int
     position: int
-    moves: list[Move] = field(default_factory=list)
+    moves: list[LeafMove] = field(default_factory=list)
     entry: int | None = None
 
 
 __all__ = [
-    "ABSENT", "NOWHERE", "Draft", "KnownClosure", "Leaf", "Leave", "ListClass", "Move", "Offset",
+    "NO_LEAF",
+    "NO_LOCATION",
+    "DraftStatement",
+    "KnownClosure",
+    "LeafMove",
+    "ListClass",
+    "ParallelMoves",
+    "StorageOffset",
     "Value",
+    "ValueLeaf",
 ]  # fmt: skip

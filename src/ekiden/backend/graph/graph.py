@@ -33,7 +33,7 @@ class GraphOutput:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Return the size of the elements in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -57,8 +57,8 @@ class ExecutorGraph:
     heads: list[GraphEntry] = field(default_factory=list)
 
     @property
-    def arguments(self) -> list[int]:
-        """Return the nodes that are set from outside."""
+    def argument_nodes(self) -> list[int]:
+        """Return the nodes that are set from outside: inputs and constants."""
         return [i for i, node in enumerate(self.nodes) if not node.function]
 
     def first_entries(self) -> list[int]:
@@ -81,7 +81,7 @@ class ExecutorGraph:
         }
         document = {
             "nodes": [_node_json(node) for node in self.nodes],
-            "arg_nodes": self.arguments,
+            "arg_nodes": self.argument_nodes,
             "heads": [[node, output, 0] for node, output in self.heads],
             "attrs": attrs,
             "node_row_ptr": self.first_entries(),
@@ -92,12 +92,12 @@ class ExecutorGraph:
     def from_json(text: str | bytes) -> ExecutorGraph:
         """Parse a graph in TVM's JSON format. Raises LoadError that names what is wrong with it."""
         try:
-            return _read(json.loads(text))
-        except _UNREADABLE as error:
+            return _parse_document(json.loads(text))
+        except _PARSE_ERRORS as error:
             raise LoadError(f"read graph: {type(error).__name__}: {error}") from error
 
 
-_UNREADABLE = (
+_PARSE_ERRORS = (
     ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
     InternalError,
 )  # fmt: skip
@@ -118,23 +118,23 @@ def _node_json(node: GraphNode) -> dict[str, object]:
     return {"op": "tvm_op", "name": node.name, "attrs": attrs, "inputs": inputs}
 
 
-def _read(document: Mapping[str, Any]) -> ExecutorGraph:
+def _parse_document(document: Mapping[str, Any]) -> ExecutorGraph:
     attrs = document["attrs"]
     lists = [attrs[key][1] for key in ("shape", "dltype", "storage_id")]
-    rows = [_output(row) for row in zip(*lists, strict=True)]
+    rows = [_parse_output(row) for row in zip(*lists, strict=True)]
     graph = ExecutorGraph()
     at = 0
     for entry in document["nodes"]:
         count = int(entry["attrs"]["num_outputs"]) if entry["op"] == "tvm_op" else 1
-        graph.nodes.append(_read_node(entry, graph, rows[at : at + count]))
+        graph.nodes.append(_parse_node(entry, graph, rows[at : at + count]))
         at += count
     if at != len(rows):
         raise LoadError(f"read graph: {len(rows)} outputs are described, nodes have {at}")
-    graph.heads = [_entry(graph, head) for head in document["heads"]]
+    graph.heads = [_parse_entry(graph, head) for head in document["heads"]]
     return graph
 
 
-def _output(row: Sequence[Any]) -> GraphOutput:
+def _parse_output(row: Sequence[Any]) -> GraphOutput:
     shape, dtype, storage = row
     if any(type(d) is not int or not 0 <= d < 2**63 for d in (*shape, storage)):
         raise LoadError(
@@ -145,20 +145,20 @@ def _output(row: Sequence[Any]) -> GraphOutput:
     return GraphOutput(tuple(shape), dtype_name(code, bits, 1), storage)
 
 
-def _read_node(
+def _parse_node(
     entry: Mapping[str, Any], graph: ExecutorGraph, outputs: Sequence[GraphOutput]
 ) -> GraphNode:
     name, kind = str(entry["name"]), entry["op"]
     if kind not in ("null", "tvm_op"):
         raise LoadError(f"read graph: node '{name}': 'null' or 'tvm_op' expected, got {kind!r}")
-    inputs = tuple(_entry(graph, input_entry) for input_entry in entry["inputs"])
+    inputs = tuple(_parse_entry(graph, input_entry) for input_entry in entry["inputs"])
     attrs = entry.get("attrs", {})
     function = str(attrs["func_name"]) if kind == "tvm_op" else ""
     constant = int(attrs["constant"]) if "constant" in attrs else None
     return GraphNode(name, function, inputs, tuple(outputs), constant)
 
 
-def _entry(graph: ExecutorGraph, written: Sequence[int]) -> GraphEntry:
+def _parse_entry(graph: ExecutorGraph, written: Sequence[int]) -> GraphEntry:
     """Return a reference to an output of an earlier node. Raises LoadError where there is none."""
     number, output = written[0], written[1]
     if not 0 <= number < len(graph.nodes) or not 0 <= output < len(graph.nodes[number].outputs):

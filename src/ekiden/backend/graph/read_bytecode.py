@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
-class _Tensor:
+class _GraphTensor:
     """Tensor; its graph entry is known once a node has computed it."""
 
     shape: tuple[int, ...]
@@ -40,23 +40,23 @@ class _Tensor:
 
 
 @dataclass(slots=True)
-class _Constant:
+class _GraphConstant:
     """Constant, which becomes a node where a kernel reads it."""
 
     number: int
 
 
 @dataclass(slots=True)
-class _Tuple:
+class _GraphTuple:
     fields: tuple[_Value, ...]
 
 
-_Value = _Tensor | _Constant | _Tuple | int | None
+_Value = _GraphTensor | _GraphConstant | _GraphTuple | int | None
 """An int is a number, or the number of a storage."""
 
 
 @dataclass(slots=True)
-class _Reader:
+class _BytecodeReader:
     """Reader state between two instructions."""
 
     executable: Executable
@@ -66,7 +66,7 @@ class _Reader:
     params: dict[str, Tensor] = field(default_factory=dict)
     registers: dict[int, _Value] = field(default_factory=dict)
     _storages: dict[tuple[object, int], int] = field(default_factory=dict)
-    _made: dict[int, _Tensor] = field(default_factory=dict)
+    _made: dict[int, _GraphTensor] = field(default_factory=dict)
     _names: dict[str, int] = field(default_factory=dict)
     _allocated: int = 0
 
@@ -74,7 +74,7 @@ class _Reader:
         """Return the storage number of a memory location."""
         return self._storages.setdefault((owner, offset), len(self._storages))
 
-    def name(self, hint: str) -> str:
+    def unique_name(self, hint: str) -> str:
         """Return a node name that is not taken."""
         name = hint
         while name in self._names:
@@ -83,17 +83,19 @@ class _Reader:
         self._names[name] = 0
         return name
 
-    def argument(
+    def add_argument(
         self, name: str, shape: tuple[int, ...], dtype: str, constant: int | None = None
-    ) -> _Tensor:
+    ) -> _GraphTensor:
         """Add a node that is set from outside."""
         number = len(self.graph.nodes)
         storage = self.storage(("argument", number), 0)
         outputs = (GraphOutput(shape, dtype, storage),)
-        self.graph.nodes.append(GraphNode(self.name(name), outputs=outputs, constant=constant))
-        return _Tensor(shape, dtype, storage, (number, 0))
+        self.graph.nodes.append(
+            GraphNode(self.unique_name(name), outputs=outputs, constant=constant)
+        )
+        return _GraphTensor(shape, dtype, storage, (number, 0))
 
-    def constant(self, number: int) -> Tensor:
+    def load_constant(self, number: int) -> Tensor:
         """Return a constant of the executable. Raises CompileError if it is bound late and has no
         value yet.
         """
@@ -102,31 +104,33 @@ class _Reader:
             raise CompileError(f"graph: constant {number} is late-bound and has no value yet")
         return value
 
-    def tensor(self, value: _Value) -> _Tensor:
+    def to_tensor(self, value: _Value) -> _GraphTensor:
         """Return a value as a tensor of the graph; a constant becomes a node."""
-        if isinstance(value, _Constant):
+        if isinstance(value, _GraphConstant):
             if value.number not in self._made:
-                data = self.constant(value.number)
+                data = self.load_constant(value.number)
                 name = f"p{len(self.params)}"
-                node_tensor = self.argument(name, data.shape, data.dtype, value.number)
+                node_tensor = self.add_argument(name, data.shape, data.dtype, value.number)
                 self.params[self.graph.nodes[-1].name] = data
                 self._made[value.number] = node_tensor
             return self._made[value.number]
-        if not isinstance(value, _Tensor):
+        if not isinstance(value, _GraphTensor):
             raise CompileError("graph: a result or argument of a kernel is not a tensor")
         return value
 
-    def leaves(self, value: _Value) -> Iterator[_Tensor]:
+    def flatten_tensors(self, value: _Value) -> Iterator[_GraphTensor]:
         """Yield the tensors in a value, with tuples flattened."""
         stack = [value]
         while stack:
             at = stack.pop()
-            if isinstance(at, _Tuple):
+            if isinstance(at, _GraphTuple):
                 stack.extend(reversed(at.fields))
             else:
-                yield self.tensor(at)
+                yield self.to_tensor(at)
 
-    def node(self, name: str, inputs: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> None:
+    def add_node(
+        self, name: str, inputs: Sequence[_GraphTensor], outputs: Sequence[_GraphTensor]
+    ) -> None:
         """Add a function call that computes its outputs."""
         number = len(self.graph.nodes)
         for index, output in enumerate(outputs):
@@ -138,21 +142,21 @@ class _Reader:
                 " relay.build makes executables without such tensors"
             )
         output_rows = tuple(GraphOutput(o.shape, o.dtype, o.storage) for o in outputs)
-        self.graph.nodes.append(GraphNode(self.name(name), name, entries, output_rows))
+        self.graph.nodes.append(GraphNode(self.unique_name(name), name, entries, output_rows))
 
-    def value(self, operand: int) -> _Value:
+    def register_value(self, operand: int) -> _Value:
         """Return a register's value; the operand -1 - r is register r at its last use."""
         return self.registers.get(operand if operand >= 0 else -1 - operand)
 
-    def step(self, instruction: Instruction) -> None:
+    def interpret(self, instruction: Instruction) -> None:
         """Interpret one instruction."""
         name, at = instruction.name, instruction.operands
         registers = self.registers
         match name, at:
             case "Move", (int(dst), int(src)):
-                registers[dst] = self.value(src)
+                registers[dst] = self.register_value(src)
             case "LoadConst", (int(dst), int(number)):
-                registers[dst] = _Constant(number)
+                registers[dst] = _GraphConstant(number)
             case "LoadConsti", (int(dst), int(number)):
                 registers[dst] = number
             case "AllocStorage" | "AllocArena", (int(dst), *_):
@@ -160,57 +164,67 @@ class _Reader:
                 registers[dst] = self._allocated
             case "AllocTensor", (int(dst), int(of), int(offset), tuple(dtype), tuple(shape)):
                 storage = self.storage(registers.get(of), offset)
-                registers[dst] = _Tensor(shape, dtype_name(*dtype), storage)
+                registers[dst] = _GraphTensor(shape, dtype_name(*dtype), storage)
             case "Own", (int(dst), int(of), _):
-                registers[dst] = self.copy(self.tensor(self.value(of)))
+                registers[dst] = self.interpret_copy(self.to_tensor(self.register_value(of)))
             case "AllocADT", (int(dst), 0, tuple(fields)):
-                registers[dst] = _Tuple(tuple(map(self.value, fields)))
+                registers[dst] = _GraphTuple(tuple(map(self.register_value, fields)))
             case "GetField", (int(dst), int(of), int(index)):
                 aggregate = registers.get(of)
-                if not isinstance(aggregate, _Tuple):
+                if not isinstance(aggregate, _GraphTuple):
                     raise CompileError("graph: a field of what is not a tuple made here")
                 registers[dst] = aggregate.fields[index]
             case _, (int(number), int(count), tuple(args), *_) if instruction.has("kernel"):
-                self.invoke(self.primitives[number], count, args)
+                self.interpret_invoke(self.primitives[number], count, args)
             case "ReshapeTensor", (int(dst), int(of), int(shape_register), int(index), int(ndim)):
                 registers[dst] = self.reshape(registers.get(of), shape_register, index, ndim)
             case "DeviceCopy", (int(dst), int(of), *_):
-                source = self.tensor(registers.get(of))
-                registers[dst] = self.copy(source)
+                source = self.to_tensor(registers.get(of))
+                registers[dst] = self.interpret_copy(source)
             case "KillRegister", (int(dst),):
                 registers[dst] = None
             case "Ret", (int(src),):
-                self.graph.heads = [e.entry for e in self.leaves(self.value(src)) if e.entry]
+                self.graph.heads = [
+                    e.entry for e in self.flatten_tensors(self.register_value(src)) if e.entry
+                ]
             case _:
-                raise CompileError(_reason(name))
+                raise CompileError(_no_graph_reason(name))
 
-    def invoke(self, name: str, count: int, args: Sequence[int]) -> None:
+    def interpret_invoke(self, name: str, count: int, args: Sequence[int]) -> None:
         """Interpret InvokePacked."""
-        inputs = [t for r in args[: len(args) - count] for t in self.leaves(self.registers.get(r))]
-        outputs = [t for r in args[len(args) - count :] for t in self.leaves(self.registers.get(r))]
-        self.node(name, inputs, outputs)
+        inputs = [
+            t
+            for r in args[: len(args) - count]
+            for t in self.flatten_tensors(self.registers.get(r))
+        ]
+        outputs = [
+            t
+            for r in args[len(args) - count :]
+            for t in self.flatten_tensors(self.registers.get(r))
+        ]
+        self.add_node(name, inputs, outputs)
 
-    def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _Tensor:
+    def reshape(self, value: _Value, register: int, index: int, ndim: int) -> _GraphTensor:
         """Interpret ReshapeTensor: a node that shares the storage of its input."""
         shape = self.registers.get(register)
-        if not isinstance(shape, _Constant):
-            raise CompileError(_reason("ReshapeTensor"))
-        dims = np.asarray(self.constant(shape.number).numpy())[index : index + ndim]
-        source = self.tensor(value)
-        reshaped = _Tensor(tuple(int(d) for d in dims), source.dtype, source.storage)
-        self.node(RESHAPE_FUNCTION, [source], [reshaped])
+        if not isinstance(shape, _GraphConstant):
+            raise CompileError(_no_graph_reason("ReshapeTensor"))
+        dims = np.asarray(self.load_constant(shape.number).numpy())[index : index + ndim]
+        source = self.to_tensor(value)
+        reshaped = _GraphTensor(tuple(int(d) for d in dims), source.dtype, source.storage)
+        self.add_node(RESHAPE_FUNCTION, [source], [reshaped])
         return reshaped
 
-    def copy(self, source: _Tensor) -> _Tensor:
+    def interpret_copy(self, source: _GraphTensor) -> _GraphTensor:
         """Interpret DeviceCopy."""
-        copied = _Tensor(
+        copied = _GraphTensor(
             source.shape, source.dtype, self.storage(("copy", len(self.graph.nodes)), 0)
         )
-        self.node(COPY_FUNCTION, [source], [copied])
+        self.add_node(COPY_FUNCTION, [source], [copied])
         return copied
 
 
-def _leads_away(name: str) -> bool:
+def _is_control_flow(name: str) -> bool:
     """Return whether an instruction other than the last one jumps or names a function."""
     opcode = BY_NAME[name]
     has_function = not {*"fF"}.isdisjoint(opcode.format)
@@ -218,9 +232,9 @@ def _leads_away(name: str) -> bool:
     return name != "Ret" and (has_function or goes)
 
 
-def _reason(name: str) -> str:
+def _no_graph_reason(name: str) -> str:
     """Return why a program with an instruction has no graph."""
-    if _leads_away(name):
+    if _is_control_flow(name):
         why = "it is not a straight line"
     elif name in ("AllocTensorReg", "ShapeOf", "ReshapeTensor"):
         why = "shapes in it are only known when it runs"
@@ -236,17 +250,17 @@ def read_graph(executable: Executable) -> tuple[ExecutorGraph, dict[str, Tensor]
     """
     _, words = executable.code("main")
     code = decode(words)
-    if jump := next((i.name for i in code if _leads_away(i.name)), None):
-        raise CompileError(_reason(jump))
-    reader = _Reader(executable, executable.constants, executable.primitives)
-    for register, (name, shape, dtype) in enumerate(_inputs(executable)):
-        reader.registers[register] = reader.argument(name, shape, dtype)
+    if jump := next((i.name for i in code if _is_control_flow(i.name)), None):
+        raise CompileError(_no_graph_reason(jump))
+    reader = _BytecodeReader(executable, executable.constants, executable.primitives)
+    for register, (name, shape, dtype) in enumerate(_main_inputs(executable)):
+        reader.registers[register] = reader.add_argument(name, shape, dtype)
     for instruction in code:
-        reader.step(instruction)
+        reader.interpret(instruction)
     return reader.graph, reader.params
 
 
-def _inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _main_inputs(executable: Executable) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield name, shape and dtype of the inputs of `main`."""
     inputs, _ = tensor_infos(executable.metadata, executable.source)
     for tensor_info in inputs:

@@ -24,15 +24,15 @@ from ekiden.backend.graph.graph import (
 from ekiden.backend.vm.write import VMFunction, write_executable
 from ekiden.ir.type import tensor_type
 from ekiden.runtime import Module
-from ekiden.runtime.debug.instructions import Instruction, Operand, make
+from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
 from ekiden.runtime.executor import ExecutorModule
 
-HOST_DEVICE = 0
+HOST_DEVICE_INDEX = 0
 KernelLibrary = TypeVar("KernelLibrary", bound=ExecutorModule)
 """A module, of this machine or of another, which makes modules of its own kind."""
 
 
-class _Writer:
+class _MainWriter:
     """Writer of `main`: registers of arguments first, then one for each entry and each storage."""
 
     def __init__(
@@ -44,79 +44,84 @@ class _Writer:
         self.code: list[Instruction] = []
         self.constants: list[np.ndarray] = []
         self.primitives: dict[str, int] = {}
-        arguments = graph.arguments
+        arguments = graph.argument_nodes
         self.registers: dict[GraphEntry, int] = {(n, 0): i for i, n in enumerate(arguments)}
         self.count = len(arguments)
         self.storages: dict[object, int] = {}
-        self.sizes = self._sizes()
+        self.sizes = self._storage_sizes()
 
-    def _sizes(self) -> dict[object, int]:
+    def _storage_sizes(self) -> dict[object, int]:
         """Return the size in bytes of each storage that nodes write."""
         sizes: dict[object, int] = {}
         for number, node in enumerate(self.graph.nodes):
             for index, output in enumerate(node.outputs):
-                key = self._key((number, index), output)
+                key = self._storage_key((number, index), output)
                 sizes[key] = max(sizes.get(key, 0), output.nbytes)
         return sizes
 
-    def _key(self, entry: GraphEntry, output: GraphOutput) -> object:
+    def _storage_key(self, entry: GraphEntry, output: GraphOutput) -> object:
         return output.storage if self.is_shared else entry
 
-    def function(self) -> VMFunction:
+    def build_function(self) -> VMFunction:
         """Return the whole function."""
         for number, node in enumerate(self.graph.nodes):
             if node.function:
-                self._node(number, node)
+                self._emit_node(number, node)
         registers = tuple(self.registers[e] for e in self.results)
         result = registers[0] if registers else 0
         if len(registers) != 1:
-            result = self._into("AllocADT", tag=0, fields=registers)
-        self.code.append(make("Ret", src=result))
-        arguments = [self.graph.nodes[n] for n in self.graph.arguments]
+            result = self._emit_into("AllocADT", tag=0, fields=registers)
+        self.code.append(make_instruction("Ret", src=result))
+        arguments = [self.graph.nodes[n] for n in self.graph.argument_nodes]
         names = tuple(node.name for node in arguments)
         types = tuple(tensor_type(n.outputs[0].shape, n.outputs[0].dtype) for n in arguments)
         return VMFunction("main", names, self.count, tuple(self.code), types)
 
-    def _into(self, name: str, **operands: Operand | str) -> int:
+    def _emit_into(self, name: str, **operands: Operand | str) -> int:
         self.count += 1
-        self.code.append(make(name, dst=self.count - 1, **operands))
+        self.code.append(make_instruction(name, dst=self.count - 1, **operands))
         return self.count - 1
 
-    def _node(self, number: int, node: GraphNode) -> None:
+    def _emit_node(self, number: int, node: GraphNode) -> None:
         inputs = tuple(self.registers[e] for e in node.inputs)
         if node.function == RESHAPE_FUNCTION:
             shape = node.outputs[0].shape
-            self.registers[number, 0] = self._into(
-                "ReshapeTensor", tensor=inputs[0], shape=self._shape(shape), shape_index=0,
+            self.registers[number, 0] = self._emit_into(
+                "ReshapeTensor", tensor=inputs[0], shape=self._emit_shape(shape), shape_index=0,
                 ndim=len(shape)
             )  # fmt: skip
         elif node.function == COPY_FUNCTION:
-            self.registers[number, 0] = self._into(
-                "DeviceCopy", src=inputs[0], dst_device=HOST_DEVICE, src_device=HOST_DEVICE
+            self.registers[number, 0] = self._emit_into(
+                "DeviceCopy",
+                src=inputs[0],
+                dst_device=HOST_DEVICE_INDEX,
+                src_device=HOST_DEVICE_INDEX,
             )
         else:
-            outputs = tuple(self._tensor((number, i), o) for i, o in enumerate(node.outputs))
-            index = self._primitive(node.function)
+            outputs = tuple(
+                self._emit_alloc_tensor((number, i), o) for i, o in enumerate(node.outputs)
+            )
+            index = self._primitive_index(node.function)
             self.code.append(
-                make("InvokePacked", packed_index=index, output_size=len(outputs),
-                     args=(*inputs, *outputs))
+                make_instruction("InvokePacked", packed_index=index, output_size=len(outputs),
+                                 args=(*inputs, *outputs))
             )  # fmt: skip
 
-    def _shape(self, shape: tuple[int, ...]) -> int:
+    def _emit_shape(self, shape: tuple[int, ...]) -> int:
         self.constants.append(np.array(shape, np.int64))
-        return self._into("LoadConst", const_index=len(self.constants) - 1)
+        return self._emit_into("LoadConst", const_index=len(self.constants) - 1)
 
-    def _primitive(self, name: str) -> int:
+    def _primitive_index(self, name: str) -> int:
         return self.primitives.setdefault(name, len(self.primitives))
 
-    def _tensor(self, entry: GraphEntry, output: GraphOutput) -> int:
-        key = self._key(entry, output)
+    def _emit_alloc_tensor(self, entry: GraphEntry, output: GraphOutput) -> int:
+        key = self._storage_key(entry, output)
         if key not in self.storages:
-            size = self._into("LoadConsti", value=self.sizes[key])
-            self.storages[key] = self._into(
-                "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE
+            size = self._emit_into("LoadConsti", value=self.sizes[key])
+            self.storages[key] = self._emit_into(
+                "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE_INDEX
             )
-        self.registers[entry] = self._into(
+        self.registers[entry] = self._emit_into(
             "AllocTensor",
             storage=self.storages[key],
             offset=0,
@@ -134,25 +139,25 @@ def write_graph(graph: ExecutorGraph, *, every_entry: bool = False) -> bytes:
     results = [*graph.heads]
     if every_entry:
         results += [(n, i) for n, node in enumerate(graph.nodes) for i in range(len(node.outputs))]
-    writer = _Writer(graph, results, is_shared=not every_entry)
-    main = writer.function()
+    writer = _MainWriter(graph, results, is_shared=not every_entry)
+    main = writer.build_function()
     metadata: dict[str, object] = {
         "main": {
-            "inputs": [_describe(graph, (n, 0)) for n in graph.arguments],
-            "outputs": [_describe(graph, entry) for entry in results],
+            "inputs": [_describe_entry(graph, (n, 0)) for n in graph.argument_nodes],
+            "outputs": [_describe_entry(graph, entry) for entry in results],
             "limits": {},
         }
     }
     return write_executable([main], writer.constants, list(writer.primitives), b"", metadata)
 
 
-def _describe(graph: ExecutorGraph, entry: GraphEntry) -> dict[str, object]:
+def _describe_entry(graph: ExecutorGraph, entry: GraphEntry) -> dict[str, object]:
     node = graph.nodes[entry[0]]
     output = node.outputs[entry[1]]
     return {"name": node.name, "shape": list(output.shape), "dtype": output.dtype}
 
 
-def new_module(
+def create_graph_module(
     graph: ExecutorGraph, library: KernelLibrary, *, every_entry: bool = False
 ) -> KernelLibrary:
     """Create a graph executor with its constants set, on the machine of the kernel library. With
@@ -161,11 +166,11 @@ def new_module(
     find = runtime.get_global_func if isinstance(library, Module) else library.get_global_func
     program = write_graph(graph, every_entry=every_entry)
     executor = cast("KernelLibrary", find("ek.graph_executor.create")(program, library))
-    for number in graph.arguments:
+    for number in graph.argument_nodes:
         node = graph.nodes[number]
         if node.constant is not None and library.implements_function("get_constant"):
             executor["set_input_zero_copy"](node.name, library["get_constant"](node.constant))
     return executor
 
 
-__all__ = ["new_module", "write_graph"]
+__all__ = ["create_graph_module", "write_graph"]

@@ -14,44 +14,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from ekiden.backend.kernels.canonical import canonicalize
-from ekiden.backend.kernels.facts import facts_of, packed, renamed, unpacked
+from ekiden.backend.kernels.facts import (
+    deserialize_entry,
+    kernel_facts,
+    rename_facts,
+    serialize_entry,
+)
 from ekiden.backend.kernels.lower import (
     Overrides,
-    described,
+    decision_names,
+    describe_kernel_name,
     lower_primitive,
-    names_of,
     operator_calls,
 )
-from ekiden.backend.kernels.ranges import SizeRange, joined, ranges_of
+from ekiden.backend.kernels.ranges import SizeRange, dispatch_on_size, tuned_size_ranges
 from ekiden.backend.kernels.recorded import TuningRecords
 from ekiden.backend.kernels.tiers import (
-    Finishing,
-    TieredCode,
-    compile_rest,
-    compile_without_form,
+    FullTierRequest,
+    QuickTierCode,
+    compile_full_tier,
+    compile_quick_tier,
     general_shape_forms,
 )
 from ekiden.codegen import llvm
 from ekiden.codegen.build import (
-    GENERATORS,
-    Code,
+    CODE_GENERATORS,
+    CompiledKernel,
     compile_function,
     compile_lowered,
-    pack_code,
-    unpack_code,
+    deserialize_kernel,
+    serialize_kernel,
 )
 from ekiden.codegen.cache import KernelCache, kernel_key, text_key
-from ekiden.codegen.common import FLUSH_SUBNORMALS
-from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK, ProgressCallback, Task, compile_tasks
+from ekiden.codegen.common import FLUSH_SUBNORMALS_ATTR
+from ekiden.codegen.parallel import LOCAL_COMPILE_LOCK, CompileTask, ProgressCallback, compile_tasks
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import DEBUG, DENORMALS, DENORMALS_KINDS, PassContext, phase
+from ekiden.ir.pass_context import (
+    DEBUG_LEVEL,
+    DENORMALS_KINDS,
+    DENORMALS_OPTION,
+    PassContext,
+    time_phase,
+)
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.prim import Var as PrimVar
 from ekiden.kernels.families import FAMILIES, override_options
 from ekiden.relay.expr import Function
 from ekiden.relay.op.strategy import version_of
-from ekiden.relay.transform.memory.manifest_alloc import tensor_types
-from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
+from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.runtime.artifact.device_code import DeviceKernel
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -68,7 +79,7 @@ class CompiledKernels:
 
     names: list[str]
     forms: list[Function] = field(compare=False)
-    facts: list[KernelFacts]
+    facts: list[KernelMemoryInfo]
     objects: list[bytes]
     exports: list[str]
     device: list[DeviceKernel] = field(default_factory=list)
@@ -78,20 +89,20 @@ class CompiledKernels:
     general: Mapping[str, bytes] = field(default_factory=dict)
     """Of a compilation of tier "quick" the general forms, by name; these are in no object."""
 
-    def beside(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
-        """Return these, and kernels of sizes in one object, exported under their own names; where
-        these have general ones, only those kernels of sizes that have no general form.
+    def with_shape_kernels(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
+        """Return these kernels together with the shape kernels `programs`, compiled to one object;
+        a shape kernel that has a general form is left out where these have general ones.
         """
         forms = general_shape_forms(programs, target) if self.general else {}
         general = {**self.general, **forms}
         programs = [f for f in programs if f.name not in forms]
         if not programs:
             return replace(self, general=general)
-        code = _compile_together(programs, target.code_host)
+        code = _compile_host_programs(programs, target.code_host)
         exports = [*self.exports, *(f.name for f in programs)]
         return replace(self, objects=[*self.objects, code], exports=exports, general=general)
 
-    @phase("link")
+    @time_phase("link")
     def link(
         self, target: Target, objects: Sequence[bytes] = (), exports: Sequence[str] = ()
     ) -> bytes:
@@ -99,18 +110,22 @@ class CompiledKernels:
         without any.
         """
         all_objects = [*self.objects, *objects]
-        return llvm.link(all_objects, [*self.exports, *exports], target) if all_objects else b""
+        return (
+            llvm.link_image(all_objects, [*self.exports, *exports], target) if all_objects else b""
+        )
 
 
-def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
+def _compile_host_programs(programs: Sequence[PrimFunc], target: Target) -> bytes:
     """Return the object code of small host programs, through the cache; a process that finds all of
     its kernels there never loads LLVM (69 MB). The cache key is the emitted text, which contains
     all names that messages show.
     """
-    generator, cache = GENERATORS[target.kind.name], KernelCache.default()
+    generator, cache = CODE_GENERATORS[target.kind.name], KernelCache.default()
     emitted = next(iter(generator.sources(target).values()))
+    # Lowering runs in this process; a background compilation may be in here at the same time.
     with LOCAL_COMPILE_LOCK:
         lowered = [tir_transform.lower(f, target) for f in programs]
+        # Keyed by the emitted text, because shape kernels have no canonical Relay function.
         key = text_key(emitted(lowered, target), target, generator.version())
         code = None if PassContext.current().compiles_cached else cache.get(key)
         if code is None:
@@ -123,7 +138,7 @@ def flushes_denormals(target: Target) -> bool:
     """Return whether all kernels must flush subnormal numbers to zero. Raises CompileError for an
     unknown option, and for a target that cannot.
     """
-    option = PassContext.current().option(DENORMALS)
+    option = PassContext.current().option(DENORMALS_OPTION)
     if option not in DENORMALS_KINDS:
         kinds = " or ".join(map(repr, DENORMALS_KINDS))
         raise CompileError(f"compile: denormals {kinds} expected, got {option!r}")
@@ -133,31 +148,32 @@ def flushes_denormals(target: Target) -> bool:
     return option == "flush"
 
 
-def _compile(
+def _compile_kernel(
     function: Function, name: str, target: Target, ranges: Sequence[SizeRange],
     attrs: Mapping[str, object],
 ) -> bytes:  # fmt: skip
     """Return the facts and object code of a canonical function with additional attributes."""
 
-    def scheduled(overrides: Overrides) -> PrimFunc:
+    def schedule_kernel(overrides: Overrides) -> PrimFunc:
         """Return the loop program; its arguments alias only as tir.in_place says."""
-        with phase("schedule", DEBUG):
+        with time_phase("schedule", DEBUG_LEVEL):
             func = lower_primitive(function, name, target, overrides)
         # the VM gives results memory that no argument has but those of tir.in_place
         return func.with_fields(attrs={**(func.attrs or {}), "tir.noalias": True, **attrs})
 
     try:
         if len(ranges) == 1:
-            code = compile_function(scheduled(ranges[0].given), target)
+            code = compile_function(schedule_kernel(ranges[0].overrides), target)
         else:
-            lowered = joined(
-                ranges, lambda overrides: tir_transform.lower(scheduled(overrides), target)
+            lowered = dispatch_on_size(
+                ranges, lambda overrides: tir_transform.lower(schedule_kernel(overrides), target)
             )
-            code = Code(lowered, compile_lowered([lowered], target))
-        return packed(facts_of(code.lowered, target), pack_code(code))
+            code = CompiledKernel(lowered, compile_lowered([lowered], target))
+        return serialize_entry(kernel_facts(code.lowered, target), serialize_kernel(code))
     except Exception as error:
+        # The innermost context names the kernel best; outer ones add nothing.
         if not getattr(error, "__notes__", None):
-            error.add_note(f"while compiling {described(function, name)}")
+            error.add_note(f"while compiling {describe_kernel_name(function, name)}")
         raise
 
 
@@ -167,52 +183,57 @@ def _schedule_ranges(
     """Return the schedule overrides of a kernel for ranges of its sizes: tuning records, and beyond
     their ranges the user's. A device has one kernel for all sizes, that of the first range.
     """
-    names = names_of(form)
+    names = decision_names(form)
     overrides = {n: fixed for n, fixed in decisions.items() if n in names or n in FAMILIES}
     recorded_ranges = [
         (
             points,
             {**overrides, family: {**fixed, **overrides.get(family, {})}} if family else overrides,
         )
-        for points, family, fixed in recorded.fixed_for(form)
+        for points, family, fixed in recorded.applicable_decisions(form)
     ]
     if not recorded_ranges:
         return [SizeRange(None, overrides)]
+    # Dispatch on sizes is host code; a device kernel keeps one schedule.
     if recorded.target.kind.has_threads:
         return [SizeRange(None, recorded_ranges[0][1])]
-    return ranges_of(recorded_ranges)
+    return tuned_size_ranges(recorded_ranges)
 
 
-def _task(
+def _compile_task(
     function: Function, target: Target, ranges: Sequence[SizeRange], attrs: Mapping[str, object]
-) -> Task:
-    names = names_of(function)
+) -> CompileTask:
+    names = decision_names(function)
     extra = [
-        json.dumps([r.most, {n: dict(f) for n, f in r.given.items()}], sort_keys=True)
+        json.dumps([r.upper, {n: dict(f) for n, f in r.overrides.items()}], sort_keys=True)
         for r in ranges
-        if r.given or len(ranges) > 1
+        if r.overrides or len(ranges) > 1
     ]
     extra += sorted(attrs)
-    extra += _own_versions(function)
-    key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
+    # User implementations are not part of the function's digest: two processes may register
+    # different ones.
+    extra += _user_implementation_key(function)
+    key = kernel_key(function, target, CODE_GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
     arguments = (function, name, target, tuple(ranges), dict(attrs))
-    return Task(key, name, _compile, arguments, is_local=bool(_own_versions(function)))
+    return CompileTask(
+        key, name, _compile_kernel, arguments, is_local=bool(_user_implementation_key(function))
+    )
 
 
-def _own_versions(function: Function) -> tuple[str, ...]:
-    """Return the cache-key part of kernels with user implementations: they belong to this process
-    and its current registrations.
+def _user_implementation_key(function: Function) -> tuple[str, ...]:
+    """Return the cache-key part of kernels with user implementations: a salt of this process, as
+    registrations do not outlive it.
     """
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
     versions = {name: version_of(name) for name in sorted(names)}
     own = {name: version for name, version in versions.items() if version is not None}
-    return (f"{PROCESS_ID}:{own}",) if own else ()
+    return (f"{PROCESS_CACHE_SALT}:{own}",) if own else ()
 
 
-GENERAL_FACTS = KernelFacts(const(0))
+GENERAL_KERNEL_FACTS = KernelMemoryInfo(const(0))
 """Of a kernel that is general for now: its own code takes what memory it needs elsewhere."""
-PROCESS_ID = os.urandom(16).hex()
+PROCESS_CACHE_SALT = os.urandom(16).hex()
 """What no other process has."""
 
 
@@ -220,21 +241,21 @@ def check_decisions(functions: Sequence[Function], decisions: Overrides) -> None
     """Raise CompileError for a decision about an unknown family or kernel."""
     if set(decisions) <= set(FAMILIES):
         return
-    kernel_names = {name: None for function in functions for name in names_of(function)}
+    kernel_names = {name: None for function in functions for name in decision_names(function)}
     for name in decisions:
         if name not in FAMILIES and name not in kernel_names:
             kernels = f"{', '.join(kernel_names)}; families: {', '.join(FAMILIES)}"
             raise CompileError(f"decisions: no kernel is called '{name}'; there are: {kernels}")
 
 
-@phase("kernels")
+@time_phase("kernels")
 def build_kernels(
     functions: Sequence[Function],
     target: Target | Sequence[Target],
     progress: ProgressCallback | None = None,
     cache: KernelCache | None = None,
     tier: str = "full",
-    finishing: Finishing | None = None,
+    finishing: FullTierRequest | None = None,
 ) -> CompiledKernels:
     """Compile primitive functions for a target, or each for its own. Equal functions share a
     kernel. Of tier "quick" some may be general for now: they are in no object; `finishing` then
@@ -245,16 +266,16 @@ def build_kernels(
     """
     decisions = override_options()
     check_decisions(functions, decisions)
-    with phase("kernel keys", DEBUG):
+    with time_phase("kernel keys", DEBUG_LEVEL):
         forms = [canonicalize(function) for function in functions]
     targets = [target] * len(forms) if isinstance(target, Target) else list(target)
     attrs = {
-        unique_target: {FLUSH_SUBNORMALS: 1} if flushes_denormals(unique_target) else {}
+        unique_target: {FLUSH_SUBNORMALS_ATTR: 1} if flushes_denormals(unique_target) else {}
         for unique_target in dict.fromkeys(targets)
     }
     recorded = {request_target: TuningRecords.current(request_target) for request_target in attrs}
     tasks = [
-        _task(
+        _compile_task(
             f, key_target, _schedule_ranges(f, decisions, recorded[key_target]), attrs[key_target]
         )
         for f, key_target in zip(forms, targets, strict=True)
@@ -265,20 +286,20 @@ def build_kernels(
         )
     cache = cache or KernelCache.default()
     if finishing is not None:
-        tiered = TieredCode(compile_rest(finishing, tasks, forms, cache), {})
+        tiered = QuickTierCode(compile_full_tier(finishing, tasks, forms, cache), {})
     elif tier == "quick":
-        tiered = compile_without_form(tasks, forms, targets, cache, progress)
+        tiered = compile_quick_tier(tasks, forms, targets, cache, progress)
     else:
-        tiered = TieredCode(compile_tasks(tasks, cache, progress), {})
-    compiled = {key: unpacked(code) for key, code in tiered.code.items()}
+        tiered = QuickTierCode(compile_tasks(tasks, cache, progress), {})
+    compiled = {key: deserialize_entry(code) for key, code in tiered.code.items()}
     facts = [
-        renamed(compiled[task.key][0], _symbols(form, function))
+        rename_facts(compiled[task.key][0], _bind_symbols(form, function))
         if task.key in compiled
-        else GENERAL_FACTS
+        else GENERAL_KERNEL_FACTS
         for task, form, function in zip(tasks, forms, functions, strict=True)
     ]
     exports = list({t.key: t.name for t in tasks if t.key in compiled}.values())
-    codes = [unpack_code(code) for _, code in compiled.values()]
+    codes = [deserialize_kernel(code) for _, code in compiled.values()]
     objects = [code for code, _ in codes]
     kernels = [kernel for _, device_kernels in codes for kernel in device_kernels]
     return CompiledKernels(
@@ -287,13 +308,15 @@ def build_kernels(
     )  # fmt: skip
 
 
-def _symbols(form: Function, function: Function) -> dict[str, PrimExpr]:
+def _bind_symbols(form: Function, function: Function) -> dict[str, PrimExpr]:
     """Return the map from symbols of the canonical form to dimensions of the function."""
-    pairs = zip(_dims(form), _dims(function), strict=True)
+    pairs = zip(_all_dims(form), _all_dims(function), strict=True)
     return {dim.name: own for dim, own in pairs if isinstance(dim, PrimVar)}
 
 
-def _dims(function: Function) -> list[PrimExpr]:
+def _all_dims(function: Function) -> list[PrimExpr]:
     """Return the dimensions of all parameters, then of the results."""
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
-    return [d for kind in kinds for tensor_type in tensor_types(kind) for d in tensor_type.shape]
+    return [
+        d for kind in kinds for tensor_type in flatten_tensor_types(kind) for d in tensor_type.shape
+    ]

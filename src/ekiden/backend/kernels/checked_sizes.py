@@ -40,8 +40,8 @@ from ekiden.ir.prim import (
     const,
     logical_and,
 )
-from ekiden.ir.prim_visitor import Interned, children, pending, post_order
-from ekiden.ir.text import prim_text
+from ekiden.ir.prim_visitor import ExprInterner, children, post_order, unvisited_post_order
+from ekiden.ir.text import format_prim_expr
 from ekiden.tir.expr import Buffer, BufferLoad
 
 MAX_EXTENT = 2**40
@@ -74,11 +74,11 @@ class _Intervals:
     def add(self, nodes: Iterable[PrimExpr]) -> None:
         """Compute the intervals of expressions, operands before users."""
         for node in nodes:
-            low, high = self.before_check(node)
+            low, high = self.unbounded_interval(node)
             operands = [id(child) for child in children(node)]
             leaves = _is_arithmetic(node) and (low < INT64_RANGE[0] or high > INT64_RANGE[1])
             inside = any(map(self.risky.__getitem__, operands))
-            self.risky[id(node)] = inside or leaves or _compares_too_large(node)
+            self.risky[id(node)] = inside or leaves or _has_unrepresentable_constant(node)
             self.reads_data[id(node)] = isinstance(node, BufferLoad) or any(
                 map(self.reads_data.__getitem__, operands)
             )
@@ -87,14 +87,14 @@ class _Intervals:
                 low, high = max(low, ends[0]), min(high, ends[1])
             self.of[id(node)] = low, high
 
-    def leaves(self, node: PrimExpr) -> bool:
+    def may_overflow(self, node: PrimExpr) -> bool:
         """Return whether a node by itself may overflow int64."""
-        low, high = self.before_check(node)
+        low, high = self.unbounded_interval(node)
         return _is_arithmetic(node) and (low < INT64_RANGE[0] or high > INT64_RANGE[1])
 
-    def symbols(self, root: PrimExpr) -> tuple[Var, ...]:
+    def first_symbols(self, root: PrimExpr) -> tuple[Var, ...]:
         """Return the first symbols inside an expression, at most MAX_SHOWN_SYMBOLS."""
-        for inner in pending((root,), self._symbols):
+        for inner in unvisited_post_order((root,), self._symbols):
             within: tuple[Var, ...] = (inner,) if isinstance(inner, Var) else ()
             for child in children(inner):
                 within = tuple(dict.fromkeys(within + self._symbols[id(child)]))[:MAX_SHOWN_SYMBOLS]
@@ -107,7 +107,7 @@ class _Intervals:
             isinstance(node, BufferLoad) and id(node.buffer) in self.extents
         )
 
-    def before_check(self, node: PrimExpr) -> SizeInterval:
+    def unbounded_interval(self, node: PrimExpr) -> SizeInterval:
         """Return the interval of a node in unbounded integers, given checked operands."""
         if isinstance(node, IntImm):
             return node.value, node.value
@@ -116,11 +116,13 @@ class _Intervals:
         inside = [self.of.get(id(child), INT64_RANGE) for child in children(node)]
         match node:
             case Add() | Sub() | Mul():
-                return _arithmetic(node, inside[0], inside[1])
+                return _interval_arithmetic(node, inside[0], inside[1])
             case Min() | Max():
                 choose = min if isinstance(node, Min) else max
                 return choose(inside[0][0], inside[1][0]), choose(inside[0][1], inside[1][1])
             case FloorDiv():
+                # The quotient's magnitude is at most the dividend's: divisors are integers of
+                # magnitude 1 or more.
                 reach = max(abs(end) for end in inside[0])
                 return (0 if min(inside[0][0], inside[1][0]) >= 0 else -reach), reach
             case FloorMod():
@@ -138,7 +140,7 @@ def _is_arithmetic(node: PrimExpr) -> bool:
     return isinstance(node, (Add, Sub, Mul)) and node.dtype == "int64"
 
 
-def _compares_too_large(node: PrimExpr) -> bool:
+def _has_unrepresentable_constant(node: PrimExpr) -> bool:
     """Return whether a node that is no arithmetic has a constant that no int64 can represent; for
     arithmetic the result decides.
     """
@@ -150,7 +152,7 @@ def _compares_too_large(node: PrimExpr) -> bool:
     )
 
 
-def _arithmetic(node: BinaryExpr, a: SizeInterval, b: SizeInterval) -> SizeInterval:
+def _interval_arithmetic(node: BinaryExpr, a: SizeInterval, b: SizeInterval) -> SizeInterval:
     """Return the interval of a sum, difference or product in unbounded integers."""
     if isinstance(node, Add):
         return a[0] + b[0], a[1] + b[1]
@@ -163,14 +165,14 @@ def _arithmetic(node: BinaryExpr, a: SizeInterval, b: SizeInterval) -> SizeInter
 def size_conditions(
     exprs: Iterable[PrimExpr], extents: Sequence[Buffer] = ()
 ) -> Iterator[SizeCondition]:
-    """Yield the conditions under which no arithmetic inside of int64 expressions wraps: what must
-    hold, what an error says otherwise, and the numbers that it shows by name.
+    """Yield the conditions under which no int64 size arithmetic wraps: the condition, the error
+    message otherwise, and the values that it shows by name.
 
     Args:
         extents: int64 buffers whose elements are dimensions. Those of others are data, of which
             nothing is known.
     """
-    one, intervals = Interned(), _Intervals(extents)
+    one, intervals = ExprInterner(), _Intervals(extents)
     roots = [one(expr) for expr in exprs]
     nodes = post_order(*roots)
     intervals.add(nodes)
@@ -182,22 +184,24 @@ def size_conditions(
     while stack:
         node, guard = stack.pop()
         always, under_guard = (id(node), id(true)), (id(node), id(guard))
+        # A node that is checked unconditionally needs no check under a guard.
         if not intervals.risky[id(node)] or always in visited or under_guard in visited:
             continue
         visited.add(under_guard)
+        # A side is checked only where it is chosen: the other side may overflow harmlessly.
         if isinstance(node, Select) or getattr(node, "op", "") == "if_then_else":
             chosen, if_true, if_false = children(node)
             stack.append((if_false, one(logical_and(guard, Not(chosen)))))
             stack += [(if_true, one(logical_and(guard, chosen))), (chosen, guard)]
             continue
         stack.extend((child, guard) for child in children(node))
-        conditions: list[PrimExpr] = [Not(guard)] if _compares_too_large(node) else []
-        if intervals.leaves(node):
-            fits = _fits(node, intervals.before_check(node))
+        conditions: list[PrimExpr] = [Not(guard)] if _has_unrepresentable_constant(node) else []
+        if intervals.may_overflow(node):
+            fits = _fits_int64(node, intervals.unbounded_interval(node))
             conditions.append(fits if guard is true else Not(logical_and(guard, Not(fits))))
         if conditions:
-            text = f"a size leaves int64: {_text(node, intervals)}"
-            shown = _shown(node, intervals)
+            text = f"a size leaves int64: {_describe_expr(node, intervals)}"
+            shown = _error_values(node, intervals)
             rows.extend((condition, text, shown) for condition in conditions)
     yield from reversed(rows)  # what is inside of a part first: the part is made of it
 
@@ -212,7 +216,7 @@ def _extent_conditions(nodes: Sequence[PrimExpr], intervals: _Intervals) -> Iter
             yield operand <= const(MAX_EXTENT), text, {name: operand}
 
 
-def _fits(node: PrimExpr, between: SizeInterval) -> PrimExpr:
+def _fits_int64(node: PrimExpr, between: SizeInterval) -> PrimExpr:
     """Return the condition that a sum, difference or product fits int64, computed in float64."""
     assert isinstance(node, BinaryExpr)
     # float64 represents every integer up to 2**53, so the comparison is exact where products are
@@ -225,19 +229,19 @@ def _fits(node: PrimExpr, between: SizeInterval) -> PrimExpr:
     return conditions[0] if len(conditions) == 1 else logical_and(*conditions)
 
 
-def _shown(node: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
+def _error_values(node: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
     """Return the numbers that an error shows: the symbols of a part, else its operands."""
     if intervals.reads_data[id(node)] and isinstance(node, BinaryExpr):
         return {"one side": node.a, "the other": node.b}
-    return {symbol.name: symbol for symbol in intervals.symbols(node)}
+    return {symbol.name: symbol for symbol in intervals.first_symbols(node)}
 
 
-def _text(node: PrimExpr, intervals: _Intervals) -> str:
-    """Return an expression of symbols as text; data have no names."""
+def _describe_expr(node: PrimExpr, intervals: _Intervals) -> str:
+    """Return an expression of symbols as text; tensor elements have no names."""
     if intervals.reads_data[id(node)]:
         kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
         return kinds.get(type(node), "a number")
-    return prim_text(node, max_chars=MAX_SHOWN_CHARS)
+    return format_prim_expr(node, max_chars=MAX_SHOWN_CHARS)
 
 
 __all__ = ["MAX_EXTENT", "MAX_PRODUCT", "size_conditions"]

@@ -13,37 +13,37 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ekiden.arith import simplify
-from ekiden.codegen.common import DEVICE_TYPE, in_place
+from ekiden.codegen.common import DEVICE_TYPE_ATTR, in_place_params
 from ekiden.ir import dtype as dt
 from ekiden.ir.json import load_json, save_json
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.ir.prim_visitor import free_vars, substitute
-from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.target import Target
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
 
 WORKSPACE_HEADER_BYTES = 64
 """Bytes that ek_workspace_alloc puts before each block, whose size it rounds up to as many."""
 
 
-def facts_of(lowered: PrimFunc, target: Target) -> KernelFacts:
+def kernel_facts(lowered: PrimFunc, target: Target) -> KernelMemoryInfo:
     """Return the facts of a lowered kernel, assuming one thread per core of the target."""
-    if DEVICE_TYPE in (lowered.attrs or {}):  # it takes what it needs from its device
-        return KernelFacts(const(0), (), True)
-    alone, per_thread = _needs(lowered.body, frozenset())
+    if DEVICE_TYPE_ATTR in (lowered.attrs or {}):  # it takes what it needs from its device
+        return KernelMemoryInfo(const(0), (), True)
+    alone, per_thread = _workspace_need(lowered.body, frozenset())
     space = simplify(alone + per_thread * target.cores)
     updates = bool((lowered.attrs or {}).get("tir.updates"))
-    return KernelFacts(space, in_place(lowered), _has_vectors(lowered), updates)
+    return KernelMemoryInfo(space, in_place_params(lowered), _has_vectors(lowered), updates)
 
 
 def _has_vectors(lowered: PrimFunc) -> bool:
     """Return whether any value of a kernel is a vector; code without loops needs none."""
-    summary = contents(lowered.body)
-    return For not in summary.statements or summary.has_vectors
+    summary = summarize_stmt(lowered.body)
+    return For not in summary.stmt_types or summary.has_vectors
 
 
-def renamed(facts: KernelFacts, symbols: Mapping[str, PrimExpr]) -> KernelFacts:
+def rename_facts(facts: KernelMemoryInfo, symbols: Mapping[str, PrimExpr]) -> KernelMemoryInfo:
     """Return the facts in the caller's symbols. A symbol that the caller cannot name makes the
     workspace unknown: 0.
     """
@@ -58,7 +58,7 @@ _Need = tuple[PrimExpr, PrimExpr]
 """Bytes at once of the thread that calls, and of each thread in a parallel loop."""
 
 
-def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
+def _workspace_need(stmt: Stmt, bound: frozenset[Var]) -> _Need:
     """Return the workspace need of a statement. Sizes that depend on loop variables count as 0: the
     caller cannot compute them, so the kernel allocates them itself. Of sequential statements and
     branches the largest counts, as each frees what it took. The recursion is as deep as loops
@@ -66,7 +66,7 @@ def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
     """
     match stmt:
         case Allocate(buffer=buffer, body=body):
-            alone, per_thread = _needs(body, bound)
+            alone, per_thread = _workspace_need(body, bound)
             size: PrimExpr = const(dt.itemsize(buffer.dtype))
             for extent in buffer.shape:
                 size = size * extent
@@ -81,7 +81,7 @@ def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
                 per_thread,
             )
         case For(kind=kind, body=body, loop_var=var):
-            alone, per_thread = _needs(body, bound | {var})
+            alone, per_thread = _workspace_need(body, bound | {var})
             if kind is ForKind.PARALLEL:
                 return const(0), alone + per_thread
             return alone, per_thread
@@ -90,13 +90,13 @@ def _needs(stmt: Stmt, bound: frozenset[Var]) -> _Need:
             while isinstance(stmt, LetStmt):
                 names.add(stmt.var)
                 stmt = stmt.body
-            return _needs(stmt, bound | names)
+            return _workspace_need(stmt, bound | names)
         case IfThenElse(then_case=then_case, else_case=else_case):
             return _largest_need(
-                [_needs(s, bound) for s in (then_case, else_case) if s is not None]
+                [_workspace_need(s, bound) for s in (then_case, else_case) if s is not None]
             )
         case SeqStmt(seq=statements):
-            return _largest_need([_needs(s, bound) for s in statements])
+            return _largest_need([_workspace_need(s, bound) for s in statements])
         case _:
             return const(0), const(0)
 
@@ -108,25 +108,25 @@ def _largest_need(needs: list[_Need]) -> _Need:
     return simplify(alone), simplify(per_thread)
 
 
-def packed(facts: KernelFacts, code: bytes) -> bytes:
+def serialize_entry(facts: KernelMemoryInfo, code: bytes) -> bytes:
     """Serialise facts and object code for the cache; a line of JSON, then the code."""
     head = {
         "workspace": save_json(facts.workspace),
         "in_place": facts.in_place,
-        "vectors": facts.vectors,
-        "updates": facts.updates,
+        "vectors": facts.is_vectorized,
+        "updates": facts.updates_input,
     }
     return json.dumps(head).encode() + b"\n" + code
 
 
-def unpacked(entry: bytes) -> tuple[KernelFacts, bytes]:
-    """Deserialise what `packed` returns."""
+def deserialize_entry(entry: bytes) -> tuple[KernelMemoryInfo, bytes]:
+    """Deserialise facts and object code from a cache entry."""
     head, _, code = entry.partition(b"\n")
     fields = json.loads(head)
     workspace = load_json(fields["workspace"])
     assert isinstance(workspace, PrimExpr)
     flags = bool(fields["vectors"]), bool(fields["updates"])
-    return KernelFacts(workspace, tuple(fields["in_place"]), *flags), code
+    return KernelMemoryInfo(workspace, tuple(fields["in_place"]), *flags), code
 
 
-__all__ = ["facts_of", "packed", "renamed", "unpacked"]
+__all__ = ["deserialize_entry", "kernel_facts", "rename_facts", "serialize_entry"]

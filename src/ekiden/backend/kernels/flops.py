@@ -13,11 +13,11 @@ from typing import cast
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
-from ekiden.relay.analysis.count import macs_of
+from ekiden.relay.analysis.count import call_macs
 from ekiden.relay.expr import Call, Expr, Function
-from ekiden.relay.op.nn._work import product
+from ekiden.relay.op.nn._work import multiply_dims
 from ekiden.relay.transform.language.scopes import evaluation_order
 
 __all__ = ["count_flops", "describe_kernel"]
@@ -28,19 +28,19 @@ def describe_kernel(function: Function) -> dict[str, object]:
     dimensions and its operation count, as text.
     """
     shapes = [
-        [prim_text(dim) for dim in param.checked_type.shape]
+        [format_prim_expr(dim) for dim in param.checked_type.shape]
         for param in function.params
         if isinstance(param.checked_type, TensorType)
     ]
     operators = [e.op.name for e in evaluation_order(function.body) if _is_operator(e)]  # type: ignore[attr-defined]
     description: dict[str, object] = {"operators": operators, "params": shapes}
-    reads = _reads(function)
+    reads = _elements_read(function)
     if any(reads):
         description["reads"] = reads
-    return {**description, "flops": prim_text(count_flops(function))}
+    return {**description, "flops": format_prim_expr(count_flops(function))}
 
 
-def _reads(function: Function) -> list[str]:
+def _elements_read(function: Function) -> list[str]:
     """Return for each tensor parameter the number of its elements that are read, "" for all. It is
     smaller where only injective operators use it, such as a gather of table rows.
     """
@@ -49,10 +49,10 @@ def _reads(function: Function) -> list[str]:
         for argument in expr.args if isinstance(expr, Call) else ():
             users.setdefault(argument, []).append(cast(Call, expr))
     params = [p for p in function.params if isinstance(p.checked_type, TensorType)]
-    return [_read(param, users.get(param, [])) for param in params]
+    return [_param_elements_read(param, users.get(param, [])) for param in params]
 
 
-def _read(param: Expr, calls: Sequence[Call]) -> str:
+def _param_elements_read(param: Expr, calls: Sequence[Call]) -> str:
     user_types = [c.checked_type for c in calls if _is_injective(c)]
     if len(user_types) != len(calls) or not user_types:
         return ""
@@ -60,9 +60,9 @@ def _read(param: Expr, calls: Sequence[Call]) -> str:
     for kind in user_types:
         if not isinstance(kind, TensorType):
             return ""
-        total = total + product(kind.shape)
-    element_count = product(_shape(param))
-    return "" if prove_equal(total, element_count) else prim_text(simplify(total))
+        total = total + multiply_dims(kind.shape)
+    element_count = multiply_dims(_tensor_shape(param))
+    return "" if prove_equal(total, element_count) else format_prim_expr(simplify(total))
 
 
 def _is_injective(call: Call) -> bool:
@@ -75,7 +75,7 @@ def count_flops(function: Function) -> PrimExpr:
     total: PrimExpr = IntImm(0, "int64")
     for expr in evaluation_order(function.body):
         if isinstance(expr, Call) and _is_operator(expr):
-            total = total + _count(expr)
+            total = total + _count_call_flops(expr)
     return simplify(total)
 
 
@@ -83,18 +83,18 @@ def _is_operator(expr: object) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op)
 
 
-def _count(call: Call) -> PrimExpr:
-    if (macs := macs_of(call)) is not None:
+def _count_call_flops(call: Call) -> PrimExpr:
+    if (macs := call_macs(call)) is not None:
         return 2 * macs
     match call.op.definition.pattern:  # type: ignore[attr-defined]  # _is_operator
         case OpPattern.ELEMWISE | OpPattern.BROADCAST:
-            return product(_shape(call))
+            return multiply_dims(_tensor_shape(call))
         case OpPattern.COMM_REDUCE:
-            return product(_shape(call.args[0]))
+            return multiply_dims(_tensor_shape(call.args[0]))
         case _:
             return IntImm(0, "int64")
 
 
-def _shape(expr: Expr) -> Sequence[PrimExpr]:
+def _tensor_shape(expr: Expr) -> Sequence[PrimExpr]:
     kind = expr.checked_type
     return kind.shape if isinstance(kind, TensorType) else (IntImm(0, "int64"),)

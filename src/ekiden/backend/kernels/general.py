@@ -18,12 +18,17 @@ import numpy as np
 
 from ekiden import te
 from ekiden._lazy import LazyModule
-from ekiden.backend.kernels.general_boxes import boxes_of
-from ekiden.backend.kernels.general_code import CodeBuilder, NoGeneralFormError, Sizes, element_of
-from ekiden.backend.kernels.general_stages import staged
+from ekiden.backend.kernels.general_boxes import split_into_boxes
+from ekiden.backend.kernels.general_code import (
+    CodeBuilder,
+    NoGeneralFormError,
+    Sizes,
+    element_type_number,
+)
+from ekiden.backend.kernels.general_stages import split_stages
 from ekiden.backend.kernels.lower import operator_calls, te_graph
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import DENORMALS, PassContext
+from ekiden.ir.pass_context import DENORMALS_OPTION, PassContext
 from ekiden.ir.prim import Cast, FloorDiv, FloorMod, IntImm, Mul, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars, rewrite
 from ekiden.relay.expr import Function
@@ -31,11 +36,11 @@ from ekiden.relay.op.strategy import version_of
 from ekiden.runtime import PackedFunc, load_module
 from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
-from ekiden.te.prim_func import whole_operations
-from ekiden.te.range_checks import RangeCheck, checks_of
+from ekiden.te.prim_func import group_by_operation
+from ekiden.te.range_checks import RangeCheck, range_checks_of
 from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 if TYPE_CHECKING:
     from ekiden.backend.kernels import general_regions
@@ -49,23 +54,23 @@ BATCH, ROWS, COLUMNS = range(3)
 PANEL_LANES = 4
 """Columns of the library's shortest vectors: panels of weights that hold a multiple are read where
 they lie, by classes of processors of which it is one."""
-FACTOR_DTYPES = ("float32", "int32")
+PRODUCT_DTYPES = ("float32", "int32")
 """What products of matrices are of."""
 BYTE_DTYPES = ("int8", "uint8")
-PANEL_DTYPES = {1: FACTOR_DTYPES, WORD: ("int8",)}
+PANEL_DTYPES = {1: PRODUCT_DTYPES, DOT_WORD_CHANNELS: ("int8",)}
 """Elements of a word in panels of weights -> of which dtypes they are."""
 MIN_DOT_TERMS = 8
 """Terms of a sum from which a product of matrices pays."""
 
 
 @functools.cache
-def _library() -> PackedFunc:
+def _general_library() -> PackedFunc:
     return load_module(general_kernels_path())["kernel"]
 
 
 def general_function(form: bytes) -> PackedFunc:
     """Return the function over tensors that a general form describes."""
-    kernel = _library()(form)
+    kernel = _general_library()(form)
     assert isinstance(kernel, PackedFunc)
     return kernel
 
@@ -76,17 +81,21 @@ def general_form(function: Function, target: Target) -> bytes | str:
         _refuse_options(function, target)
         with te.without_statements():
             inputs, outputs = te_graph(function, target)
-        checks = list(dict.fromkeys(
-            check for tensor in te.post_order_tensors(outputs) for check in checks_of(tensor.op)
-        ))  # fmt: skip
-        outputs, staged_ops = staged(outputs)
-        checked = [_checked(check) for check in checks]
+        checks = list(
+            dict.fromkeys(
+                check
+                for tensor in te.post_order_tensors(outputs)
+                for check in range_checks_of(tensor.op)
+            )
+        )
+        outputs, staged_ops = split_stages(outputs)
+        checked = [_check_tensors(check) for check in checks]
         inlined = te.inline_injective(
             [*(t for group in checked for t in group), *outputs], staged_ops
         )
-        return GeneralForm(
+        return GeneralFormBuilder(
             inputs, inlined[-len(outputs) :], inlined[: -len(outputs)], checks
-        ).words()
+        ).encode()
     except NoGeneralFormError as error:
         return str(error)
 
@@ -97,26 +106,26 @@ def _refuse_options(function: Function, target: Target) -> None:
         raise NoGeneralFormError(f"a kernel of {target.kind.name}")
     if target.bounds:
         raise NoGeneralFormError("bounds are checked")
-    if PassContext.current().option(DENORMALS) == "flush":
+    if PassContext.current().option(DENORMALS_OPTION) == "flush":
         raise NoGeneralFormError("subnormal numbers are flushed")
     for call in operator_calls(function):
         if isinstance(call.op, Op) and version_of(call.op.name) is not None:
             raise NoGeneralFormError(f"{call.op.name} has an implementation of the user's")
 
 
-def _checked(check: RangeCheck) -> tuple[te.Tensor, ...]:
+def _check_tensors(check: RangeCheck) -> tuple[te.Tensor, ...]:
     """Return the tensors that a check computes for each element: whether it holds, and the values
     of its message.
     """
 
-    def body(*at: Var) -> tuple[PrimExpr, ...]:
-        assertion = check.assertion(check.values[at], at)
+    def check_values(*at: Var) -> tuple[PrimExpr, ...]:
+        assertion = check.create_assert(check.values[at], at)
         return (assertion.condition, *assertion.values)
 
-    return te.compute_op(check.values.whole_shape, body, name="checked")
+    return te.compute_op(check.values.whole_shape, check_values, name="checked")
 
 
-class GeneralForm:
+class GeneralFormBuilder:
     """Program under construction. `checked` are the results of `_checked` of all checks, which come
     first.
     """
@@ -142,17 +151,17 @@ class GeneralForm:
                 if isinstance(dim, Var) and self.sizes.bind(dim):
                     self.symbols += [at, axis]
         self.stages: list[list[int]] = []
-        waiting = {t.op: check for t, check in zip(_first_of_each(checked), checks, strict=True)}
-        groups = whole_operations(te.post_order_tensors([*checked, *outputs]))
+        waiting = {t.op: check for t, check in zip(_primary_results(checked), checks, strict=True)}
+        groups = group_by_operation(te.post_order_tensors([*checked, *outputs]))
         for group in groups:
             op = group[0].op
             if op in waiting:
-                self.stages.append(self._check(group, waiting[op]))
+                self.stages.append(self._check_stage(group, waiting[op]))
             else:
-                self._add(group)
-        self.owners = owners(groups, self.temporaries)
+                self._add_stages(group)
+        self.owners = assign_memory_owners(groups, self.temporaries)
 
-    def _add(self, group: Sequence[te.Tensor]) -> None:
+    def _add_stages(self, group: Sequence[te.Tensor]) -> None:
         """Add the stages of an operation."""
         op = group[0].op
         if isinstance(op, te.PlaceholderOp):
@@ -160,81 +169,91 @@ class GeneralForm:
                 raise NoGeneralFormError("an input that is no parameter")
             return
         for tensor in group:
-            self._hold(tensor)
+            self._allocate_tensor(tensor)
         if isinstance(op, te.ComputeOp):
-            self.stages += self._stages(group, [self._whole(tensor) for tensor in group])
+            self.stages += self._box_stages(
+                group, [self._whole_destination(tensor) for tensor in group]
+            )
             return
         if not isinstance(op, te.ExternOp):
             raise NoGeneralFormError(f"{op.name} is made of statements")
-        for region in general_regions.regions_of(op, group):
-            self._repeat(region)
+        for region in general_regions.extern_op_regions(op, group):
+            self._add_repeated_region(region)
 
-    def _check(self, group: Sequence[te.Tensor], check: RangeCheck) -> list[int]:
+    def _check_stage(self, group: Sequence[te.Tensor], check: RangeCheck) -> list[int]:
         """Return a stage that fails where a check does not hold."""
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         spatial = [a.var for a in op.axis]
-        extents = [self.sizes.of(a.extent) for a in op.axis]
+        extents = [self.sizes.size_number(a.extent) for a in op.axis]
         code = CodeBuilder(spatial, self.sizes, self.buffers)
-        body = code.words(op.body)
-        text = check.assertion(check.values[tuple(spatial)], spatial)
-        return [CHECK, len(spatial), 0, *extents, 0, len(op.body), *body, *text_words(text.kind),
-                *text_words(text.format)]  # fmt: skip
+        body = code.encode(op.body)
+        text = check.create_assert(check.values[tuple(spatial)], spatial)
+        return [CHECK, len(spatial), 0, *extents, 0, len(op.body), *body, *encode_text(text.kind),
+                *encode_text(text.format)]  # fmt: skip
 
-    def _hold(self, tensor: te.Tensor) -> None:
+    def _allocate_tensor(self, tensor: te.Tensor) -> None:
         """Allocate memory for a tensor."""
         if tensor not in self.buffers:
             self.buffers[tensor] = len(self.params) + len(self.temporaries)
             self.temporaries.append(tensor)
 
-    def _repeat(self, region: Region) -> None:
+    def _add_repeated_region(self, region: Region) -> None:
         """Add the stages of a region after their repeat stage."""
-        iterations = self.sizes.of(region.turns)
-        self.sizes.bind(region.turn)
+        iterations = self.sizes.size_number(region.iterations)
+        self.sizes.bind(region.iteration)
         symbol = len(self.symbols) // 2
         self.symbols += [-1, 0]
-        steps = [s for step in region.steps for s in self._stages(step.made, self._places(step))]
+        steps = [
+            s
+            for step in region.steps
+            for s in self._box_stages(step.computation, self._destinations(step))
+        ]
         self.stages += [[REPEAT, iterations, symbol, len(steps)], *steps]
 
-    def _places(self, step: RegionStep) -> list[list[int]]:
-        for tensor in step.made:
+    def _destinations(self, step: RegionStep) -> list[list[int]]:
+        for tensor in step.computation:
             for read in tensor.op.input_tensors:
-                self._hold(read)
-        return [self._place(destination) for destination in step.places]
+                self._allocate_tensor(read)
+        return [self._encode_destination(destination) for destination in step.destinations]
 
-    def _place(self, destination: ResultLayout) -> list[int]:
+    def _encode_destination(self, destination: ResultLayout) -> list[int]:
         """Return the words of a result's destination."""
-        self._hold(destination.tensor)
-        strides = [self.sizes.of(stride) for stride in destination.strides]
-        return [self.buffers[destination.tensor], *strides, self.sizes.of(destination.offset)]
+        self._allocate_tensor(destination.tensor)
+        strides = [self.sizes.size_number(stride) for stride in destination.strides]
+        return [
+            self.buffers[destination.tensor],
+            *strides,
+            self.sizes.size_number(destination.offset),
+        ]
 
-    def _whole(self, tensor: te.Tensor) -> list[int]:
+    def _whole_destination(self, tensor: te.Tensor) -> list[int]:
         strides = self.sizes.strides(tensor.whole_shape)
-        return [self.buffers[tensor], *strides, self.sizes.number(0)]
+        return [self.buffers[tensor], *strides, self.sizes.constant(0)]
 
-    def words(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode the whole program."""
         params = [len(self.params)]
         for tensor in self.params:
-            dims = [self.sizes.of(d) for d in tensor.whole_shape]
-            params += [element_of(tensor.dtype), len(dims), *dims]
+            dims = [self.sizes.size_number(d) for d in tensor.whole_shape]
+            params += [element_type_number(tensor.dtype), len(dims), *dims]
         buffers = [len(self.buffers)]
         for tensor in (*self.params, *self.temporaries):
             owner = self.owners.get(tensor)
             owner_word = 0 if owner is None else -1 - self.buffers[owner]
             buffers += [
-                element_of(tensor.dtype),
-                self.sizes.product(tensor.whole_shape),
+                element_type_number(tensor.dtype),
+                self.sizes.num_elements(tensor.whole_shape),
                 owner_word,
             ]
         stages = [word for stage in self.stages for word in stage]
         words = [
-            MAGIC, VERSION, *params, len(self.symbols) // 2, *self.symbols, *self.sizes.words(),
+            MAGIC, VERSION, *params, len(self.symbols) // 2, *self.symbols, *self.sizes.encode(),
             *buffers, len(self.stages), *stages,
         ]  # fmt: skip
         return np.array(words, np.int64).tobytes()
 
-    def _stages(
+    def _box_stages(
         self, group: Sequence[te.Tensor], destinations: Sequence[Sequence[int]]
     ) -> list[list[int]]:
         """Return the stages of an operation: one, or one for each box of a value that depends on
@@ -243,22 +262,22 @@ class GeneralForm:
         op = group[0].op
         assert isinstance(op, te.ComputeOp)
         if len(group) > 1 or op.reduce_axis:
-            return [self._stage(group, destinations)]
+            return [self._encode_stage(group, destinations)]
         ((buffer, *strides, offset),) = destinations
         axes = [a.var for a in op.axis]
-        boxes = boxes_of(op.body[group[0].value_index], axes, [a.extent for a in op.axis])
+        boxes = split_into_boxes(op.body[group[0].value_index], axes, [a.extent for a in op.axis])
         stages = []
         for box in boxes:
             code = CodeBuilder(axes, self.sizes, self.buffers)
             at = offset
             for begin, stride in zip(box.begins, strides, strict=True):
-                at = self.sizes.add(at, self.sizes.mul(self.sizes.of(begin), stride))
-            extents = [self.sizes.of(e) for e in box.extents]
-            body = code.words([box.value])
+                at = self.sizes.add(at, self.sizes.mul(self.sizes.size_number(begin), stride))
+            extents = [self.sizes.size_number(e) for e in box.extents]
+            body = code.encode([box.value])
             stages.append([MAP, len(axes), 0, *extents, 0, 1, buffer, *strides, at, *body])
         return stages
 
-    def _stage(
+    def _encode_stage(
         self, group: Sequence[te.Tensor], destinations: Sequence[Sequence[int]]
     ) -> list[int]:
         op = group[0].op
@@ -266,50 +285,53 @@ class GeneralForm:
         first = op.body[0]
         spatial = [a.var for a in op.axis]
         axes = [*spatial, *op.reduce_axis]
-        extents = [self.sizes.of(e) for e in (*(a.extent for a in op.axis),
+        extents = [self.sizes.size_number(e) for e in (*(a.extent for a in op.axis),
                                               *(r.extent for r in op.reduce_axis))]  # fmt: skip
         results = [len(group), *(word for destination in destinations for word in destination)]
         head = [len(spatial), len(op.reduce_axis), *extents]
         if not isinstance(first, Reduce):
             code = CodeBuilder(axes, self.sizes, self.buffers)
-            body = code.words([op.body[t.value_index] for t in group])
+            body = code.encode([op.body[t.value_index] for t in group])
             return [MAP, *head, 0, *results, *body]
         if len(group) != 1 or first.kind not in REDUCERS:
             raise NoGeneralFormError("a reduction of one's own")
         reducer = REDUCERS.index(first.kind)
-        factors = self._factors(op, first)
-        product = None if factors is None else self._product(axes, op.axis, factors)
+        factors = self._match_product(op, first)
+        product = None if factors is None else self._encode_product(axes, op.axis, factors)
         if product is not None:
             return [PRODUCT, *head, reducer, *results, *product]
         code = CodeBuilder(axes, self.sizes, self.buffers)
-        return [REDUCE, *head, reducer, *results, *code.words([first.source])]
+        return [REDUCE, *head, reducer, *results, *code.encode([first.source])]
 
     # Products ------------------------------------------------------------------------------------
 
-    def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> _Factors | None:
-        """Return the factors of a matrix product, or None for what is no sum of products of float32
-        or int32, or has too few terms or a single column to pay off without packed weights.
+    def _match_product(self, op: te.ComputeOp, sum_of: Reduce) -> _ProductFactors | None:
+        """Match a sum of products and return its factors. None where it is no sum of products of
+        float32 or int32, or has too few terms or only one column to pay off without packed
+        weights.
         """
-        if sum_of.kind != "sum" or sum_of.dtype not in FACTOR_DTYPES or not op.axis:
+        if sum_of.kind != "sum" or sum_of.dtype not in PRODUCT_DTYPES or not op.axis:
             return None
         depth = 1
         for axis in sum_of.axis:
             depth *= axis.extent.value if isinstance(axis.extent, IntImm) else MIN_DOT_TERMS
-        factors = [(factor, set(free_vars(factor))) for factor in _product_of(sum_of.source)]
-        split = (_split(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis))))
+        factors = [(factor, set(free_vars(factor))) for factor in _flatten_product(sum_of.source)]
+        split = (
+            _split_factors(factors, n, op.axis, sum_of.axis) for n in reversed(range(len(op.axis)))
+        )
         candidates = [option for option in split if option is not None]
         for candidate in candidates:
             if candidate.panels is not None:
                 return candidate
         if depth < MIN_DOT_TERMS:
             return None
-        wide = [n for n, a in enumerate(op.axis) if not _is_one(a.extent)]
+        wide = [n for n, a in enumerate(op.axis) if not _is_unit_extent(a.extent)]
         return next((matching for matching in candidates if [matching.column] == wide[-1:]), None)
 
-    def _product(
-        self, axes: Sequence[Var], domain: Sequence[IterVar], factors: _Factors
+    def _encode_product(
+        self, axes: Sequence[Var], domain: Sequence[IterVar], factors: _ProductFactors
     ) -> list[int] | None:
-        """Return the words of a product, or None where each right factor would be computed for a
+        """Return the encoded product, or None where each right factor would be computed for a
         single row.
         """
         column, left_factor, right_factor, panels = factors
@@ -318,19 +340,20 @@ class GeneralForm:
             COLUMNS if n == column else BATCH if a.var in used else ROWS
             for n, a in enumerate(domain)
         ]
-        first = CodeBuilder(axes, self.sizes, self.buffers).words([left_factor])
-        second = CodeBuilder(axes, self.sizes, self.buffers).words([right_factor])
-        weights = self._panel_words(axes, len(domain), column, panels)
+        first = CodeBuilder(axes, self.sizes, self.buffers).encode([left_factor])
+        second = CodeBuilder(axes, self.sizes, self.buffers).encode([right_factor])
+        weights = self._encode_panels(axes, len(domain), column, panels)
         # of the first axis, the batch, most calls have one
         shared = (
-            r == ROWS and n > 0 and not _is_one(domain[n].extent) for n, r in enumerate(roles)
+            r == ROWS and n > 0 and not _is_unit_extent(domain[n].extent)
+            for n, r in enumerate(roles)
         )
         if weights[0] == 0 and BATCH in roles and not any(shared):
             return None
         return [*first, *second, *roles, column, *weights]
 
-    def _panel_words(
-        self, axes: Sequence[Var], n_spatial: int, column: int, lies: _Panels | None
+    def _encode_panels(
+        self, axes: Sequence[Var], n_spatial: int, column: int, lies: _PackedPanels | None
     ) -> list[int]:
         """Return how weights packed in column panels are stored; all 0 where they are not
         packed.
@@ -343,7 +366,7 @@ class GeneralForm:
             lies.indices, lies.weight.producer.whole_shape
         )
         *along, of_panel, of_step = steps
-        zero = self.sizes.number(0)
+        zero = self.sizes.constant(0)
         if remaining_terms or along[column] != zero or (lies.word > 1 and along[-1] != zero):
             return none
         if lies.word > 1:
@@ -352,12 +375,12 @@ class GeneralForm:
                 *along[n_spatial:], offset, *along[:n_spatial]]  # fmt: skip
 
 
-def owners(
+def assign_memory_owners(
     groups: Sequence[Sequence[te.Tensor]], temporaries: Sequence[te.Tensor]
 ) -> dict[te.Tensor, te.Tensor]:
-    """Return the memory owner of each tensor: an earlier tensor that nobody reads any more; a
-    staged convolution would hold all of its stages otherwise. Programs with statement regions
-    are excluded: their reads are not known here.
+    """Assign each tensor a memory owner: an earlier tensor whose last read is over. Without it a
+    staged convolution would hold all of its stages. Programs with statement regions are
+    excluded: their reads are not known here.
     """
     if any(isinstance(group[0].op, te.ExternOp) for group in groups):
         return {}
@@ -378,7 +401,7 @@ def owners(
     return owner_of
 
 
-class _Panels(NamedTuple):
+class _PackedPanels(NamedTuple):
     """Weights packed in column panels: the load of one, and the indices of a panel's first column
     at the first element of a word.
     """
@@ -394,30 +417,30 @@ class _Panels(NamedTuple):
     """The number of a word, in the indices."""
 
     @staticmethod
-    def of(
+    def match(
         last: ReduceAxis, column: IterVar, left_factor: PrimExpr, right_factor: PrimExpr
-    ) -> _Panels | None:
+    ) -> _PackedPanels | None:
         """Return the packed weight that a right factor reads, or None. `last` is the last reduction
         axis.
         """
         word = 1
         if (
-            _is_byte(left_factor)
+            _is_widened_byte(left_factor)
             and isinstance(right_factor, Cast)
             and right_factor.value.dtype == "int8"
         ):
-            right_factor, word = right_factor.value, WORD
+            right_factor, word = right_factor.value, DOT_WORD_CHANNELS
             if not isinstance(last.extent, IntImm) or last.extent.value % word:
                 return None  # words of which a part is beyond the sum
         if (
             not isinstance(right_factor, te.ProducerLoad)
-            or len(right_factor.indices) < word // WORD + 1
+            or len(right_factor.indices) < word // DOT_WORD_CHANNELS + 1
         ):
             return None
         indices, shape = list(right_factor.indices), list(right_factor.producer.whole_shape)
         if word > 1:
             word_element, shape = indices.pop(), shape[:-1]
-            if not _is_rest(word_element, last, word):
+            if not _is_remainder_of(word_element, last, word):
                 return None
         tile, column_index = shape[-1], indices.pop()
         if (
@@ -427,22 +450,22 @@ class _Panels(NamedTuple):
         ):
             return None
         is_one = column_index is column.var and is_const(column.extent, tile.value)
-        if not is_one and not _is_rest(column_index, column.var, tile.value):
+        if not is_one and not _is_remainder_of(column_index, column.var, tile.value):
             return None
         panel, step = Var("panel"), Var("step")
 
-        def change(e: PrimExpr) -> PrimExpr:
+        def substitute_quotient(e: PrimExpr) -> PrimExpr:
             """Replace the panel's and the word's quotient by variables of their own."""
-            if _is_quotient(e, column.var, tile.value):
+            if _is_quotient_of(e, column.var, tile.value):
                 return panel
-            return step if word > 1 and _is_quotient(e, last, word) else e
+            return step if word > 1 and _is_quotient_of(e, last, word) else e
 
-        indices = [rewrite(i, change) for i in indices]
-        zeros = [IntImm(0)] * (1 + word // WORD)
-        return _Panels(right_factor, [*indices, *zeros], tile.value, word, panel, step)
+        indices = [rewrite(i, substitute_quotient) for i in indices]
+        zeros = [IntImm(0)] * (1 + word // DOT_WORD_CHANNELS)
+        return _PackedPanels(right_factor, [*indices, *zeros], tile.value, word, panel, step)
 
 
-class _Factors(NamedTuple):
+class _ProductFactors(NamedTuple):
     """Factors of a product: the axis of columns, the factor without and with it, and the packing of
     the latter.
     """
@@ -450,17 +473,17 @@ class _Factors(NamedTuple):
     column: int
     left: PrimExpr
     right: PrimExpr
-    panels: _Panels | None
+    panels: _PackedPanels | None
 
 
-def _split(
+def _split_factors(
     factors: Sequence[tuple[PrimExpr, set[Var]]],
     column: int,
     domain: Sequence[IterVar],
     reduced: Sequence[ReduceAxis],
-) -> _Factors | None:
-    """Split factors by whether they depend on the column axis; None where a side is empty, or is
-    not summed.
+) -> _ProductFactors | None:
+    """Split factors by whether they depend on the column axis; return None where a side is empty or
+    not reduced.
     """
     axis = domain[column]
     by_side: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])
@@ -474,41 +497,44 @@ def _split(
     left_factor, right_factor = (
         functools.reduce(lambda a, b: a * b, side_factors) for side_factors in by_side
     )
-    return _Factors(
-        column, left_factor, right_factor, _Panels.of(reduced[-1], axis, left_factor, right_factor)
+    return _ProductFactors(
+        column,
+        left_factor,
+        right_factor,
+        _PackedPanels.match(reduced[-1], axis, left_factor, right_factor),
     )
 
 
-def _is_rest(e: PrimExpr, of: Var, by: int) -> bool:
+def _is_remainder_of(e: PrimExpr, of: Var, by: int) -> bool:
     return isinstance(e, FloorMod) and e.a is of and is_const(e.b, by)
 
 
-def _is_quotient(e: PrimExpr, of: Var, by: int) -> bool:
+def _is_quotient_of(e: PrimExpr, of: Var, by: int) -> bool:
     return isinstance(e, FloorDiv) and e.a is of and is_const(e.b, by)
 
 
-def _is_byte(e: PrimExpr) -> bool:
+def _is_widened_byte(e: PrimExpr) -> bool:
     """Return whether a factor is a byte cast to int32."""
     return isinstance(e, Cast) and e.dtype == "int32" and e.value.dtype in BYTE_DTYPES
 
 
-def _first_of_each(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
+def _primary_results(tensors: Sequence[te.Tensor]) -> list[te.Tensor]:
     """Return the first result of each operation."""
     return list({tensor.op: tensor for tensor in reversed(tensors)}.values())[::-1]
 
 
-def text_words(text: str) -> list[int]:
+def encode_text(text: str) -> list[int]:
     """Encode a zero-terminated text as words, after their count."""
     data = text.encode()
     data += bytes(8 - len(data) % 8)
     return [len(data) // 8, *np.frombuffer(data, np.int64).tolist()]
 
 
-def _is_one(extent: PrimExpr) -> bool:
+def _is_unit_extent(extent: PrimExpr) -> bool:
     return isinstance(extent, IntImm) and extent.value == 1
 
 
-def _product_of(expr: PrimExpr) -> list[PrimExpr]:
+def _flatten_product(expr: PrimExpr) -> list[PrimExpr]:
     """Return the factors of a product."""
     factors: list[PrimExpr] = []
     pending_exprs = [expr]
@@ -521,4 +547,4 @@ def _product_of(expr: PrimExpr) -> list[PrimExpr]:
     return factors
 
 
-__all__ = ["CHECK", "MAP", "GeneralForm", "general_form", "general_function", "text_words"]
+__all__ = ["CHECK", "MAP", "GeneralFormBuilder", "encode_text", "general_form", "general_function"]

@@ -1,6 +1,5 @@
-"""Split a computation into boxes in which the conditions on its axes are known; elements of a
-padded tensor, or of one of many that are joined, are computed without those that they are chosen
-from.
+"""Split a computation into boxes in which the conditions on its axes are constant, so that padded
+or concatenated tensors are computed without tests per element.
 
     if 2 <= y and y < n + 2 then x[y - 2] else 0, for y < n + 4
 
@@ -31,15 +30,15 @@ from ekiden.ir.prim import (
     const,
     is_const,
 )
-from ekiden.ir.prim_visitor import free_vars, pending, substitute
+from ekiden.ir.prim_visitor import free_vars, substitute, unvisited_post_order
 
-MAX_BOXES = 512
+MAX_BOXES_PER_VALUE = 512
 """From so many on nothing is taken apart."""
 AxisRange = tuple[PrimExpr, PrimExpr]
 """From, and up to but not with."""
 
 
-class Box(NamedTuple):
+class IterationBox(NamedTuple):
     """Part of a computation over axes that begin at 0, with the box's origin and extents."""
 
     value: PrimExpr
@@ -47,26 +46,30 @@ class Box(NamedTuple):
     extents: Sequence[PrimExpr]
 
 
-def boxes_of(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]) -> list[Box]:
+def split_into_boxes(
+    value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]
+) -> list[IterationBox]:
     """Return the boxes that together compute a value for all axes, in write order. Loads of general
     kernels tolerate any index, so a value may be computed where another one overwrites it.
     """
-    boxes: list[Box] = []
-    choices = _Choices()
+    boxes: list[IterationBox] = []
+    choices = _ChoiceFinder()
     waiting: list[tuple[PrimExpr, Mapping[Var, AxisRange]]] = [
         (value, {a: (const(0), e) for a, e in zip(axes, extents, strict=True)})
     ]
     while waiting:
         value, ranges = waiting.pop()
-        choice = choices.of(value) if len(boxes) + len(waiting) < MAX_BOXES else None
-        inner = None if choice is None else _restricted(choice[0], ranges)
+        choice = (
+            choices.find_choice(value) if len(boxes) + len(waiting) < MAX_BOXES_PER_VALUE else None
+        )
+        inner = None if choice is None else _restrict_ranges(choice[0], ranges)
         if choice is None or inner is None:
-            boxes.append(_box(value, ranges))
+            boxes.append(_make_box(value, ranges))
             continue
         _, then_value, otherwise = choice
         changed = [a for a in axes if inner[a] is not ranges[a]]
         remaining_range = (
-            _behind(ranges[changed[0]], inner[changed[0]]) if len(changed) == 1 else None
+            _range_after(ranges[changed[0]], inner[changed[0]]) if len(changed) == 1 else None
         )
         waiting.append((then_value, inner))
         waiting.append(
@@ -78,7 +81,7 @@ def boxes_of(value: PrimExpr, axes: Sequence[Var], extents: Sequence[PrimExpr]) 
     return boxes
 
 
-class _Choices:
+class _ChoiceFinder:
     """Finder of values that are one of two by a condition, alone in an expression or in one operand
     of it.
     """
@@ -88,31 +91,31 @@ class _Choices:
         """id of an expression -> whether there is a choice in it, loads aside."""
         self.alive: list[PrimExpr] = []
 
-    def of(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
+    def find_choice(self, value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
         """Return (condition, then, else), with the whole value in both cases, or None."""
         path: list[tuple[PrimExpr, int]] = []
-        while (choice := _choice(value)) is None:
-            inside = _operands(value)
-            having = [n for n, operand in enumerate(inside) if self._has(operand)]
+        while (choice := _match_choice(value)) is None:
+            inside = _elementwise_operands(value)
+            having = [n for n, operand in enumerate(inside) if self._contains_choice(operand)]
             if len(having) != 1:
                 return None
             path.append((value, having[0]))
             value = inside[having[0]]
         condition, *cases = choice
         for outer, n in reversed(path):
-            cases = [_with_operand(outer, n, case) for case in cases]
+            cases = [_replace_operand(outer, n, case) for case in cases]
         then_value, otherwise = cases
         return condition, then_value, otherwise
 
-    def _has(self, value: PrimExpr) -> bool:
-        for node in pending((value,), self.within):
-            inside = any(self.within[id(c)] for c in _operands(node))
-            self.within[id(node)] = inside or _choice(node) is not None
+    def _contains_choice(self, value: PrimExpr) -> bool:
+        for node in unvisited_post_order((value,), self.within):
+            inside = any(self.within[id(c)] for c in _elementwise_operands(node))
+            self.within[id(node)] = inside or _match_choice(node) is not None
             self.alive.append(node)
         return self.within[id(value)]
 
 
-def _choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
+def _match_choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
     """Return (condition, then, else) of a Select or if_then_else, else None."""
     if isinstance(value, Select):
         return value.condition, value.true_value, value.false_value
@@ -122,11 +125,11 @@ def _choice(value: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr] | None:
     return None
 
 
-def _operands(value: PrimExpr) -> Sequence[PrimExpr]:
+def _elementwise_operands(value: PrimExpr) -> Sequence[PrimExpr]:
     """Return the elementwise operands of an operation; of a choice the values, not the
     condition.
     """
-    choice = _choice(value)
+    choice = _match_choice(value)
     if choice is not None:
         return choice[1:]
     if isinstance(value, BinaryExpr):
@@ -136,7 +139,7 @@ def _operands(value: PrimExpr) -> Sequence[PrimExpr]:
     return value.args if isinstance(value, Intrinsic) else ()
 
 
-def _with_operand(value: PrimExpr, n: int, operand: PrimExpr) -> PrimExpr:
+def _replace_operand(value: PrimExpr, n: int, operand: PrimExpr) -> PrimExpr:
     """Return the same operation with its n-th operand replaced."""
     if isinstance(value, BinaryExpr):
         return value.with_fields(**{"ab"[n]: operand})
@@ -146,17 +149,17 @@ def _with_operand(value: PrimExpr, n: int, operand: PrimExpr) -> PrimExpr:
     return value.with_fields(args=(*value.args[:n], operand, *value.args[n + 1 :]))
 
 
-def _box(value: PrimExpr, ranges: Mapping[Var, AxisRange]) -> Box:
+def _make_box(value: PrimExpr, ranges: Mapping[Var, AxisRange]) -> IterationBox:
     begins = [begin for begin, _ in ranges.values()]
     moved = {a: a + begin for a, (begin, _) in ranges.items() if not is_const(begin, 0)}
-    extents = [e if is_const(b, 0) else _not_below(e, b) - b for b, e in ranges.values()]
-    return Box(substitute(value, moved) if moved else value, begins, extents)
+    extents = [e if is_const(b, 0) else _clamp_below(e, b) - b for b, e in ranges.values()]
+    return IterationBox(substitute(value, moved) if moved else value, begins, extents)
 
 
-def _restricted(
+def _restrict_ranges(
     condition: PrimExpr, ranges: Mapping[Var, AxisRange]
 ) -> dict[Var, AxisRange] | None:
-    """Return the ranges in which a condition holds, or None if they are no box."""
+    """Restrict axis ranges to where a condition holds; return None if that is no box."""
     inner = dict(ranges)
     waiting = [condition]
     while waiting:
@@ -164,39 +167,41 @@ def _restricted(
         if isinstance(conjunct, And):
             waiting += [conjunct.a, conjunct.b]
             continue
-        bound = _bound(conjunct, ranges)
+        bound = _match_bound(conjunct, ranges)
         if bound is None:
             return None
         axis, is_begin, at = bound
         begin, end = inner[axis]
         low, high = ranges[axis]
         if is_begin:
-            inner[axis] = _not_below(_not_above(at, high), begin), end
+            inner[axis] = _clamp_below(_clamp_above(at, high), begin), end
         else:
-            inner[axis] = begin, _not_above(_not_below(at, low), end)
+            inner[axis] = begin, _clamp_above(_clamp_below(at, low), end)
     return inner
 
 
-def _not_below(value: PrimExpr, lower_bound: PrimExpr) -> PrimExpr:
+def _clamp_below(value: PrimExpr, lower_bound: PrimExpr) -> PrimExpr:
     if is_const(value) and is_const(lower_bound):
         return value if value.value >= lower_bound.value else lower_bound  # type: ignore[attr-defined]
     return value if value is lower_bound else Max(value, lower_bound, value.dtype)
 
 
-def _not_above(value: PrimExpr, upper_bound: PrimExpr) -> PrimExpr:
+def _clamp_above(value: PrimExpr, upper_bound: PrimExpr) -> PrimExpr:
     if is_const(value) and is_const(upper_bound):
         return value if value.value <= upper_bound.value else upper_bound  # type: ignore[attr-defined]
     return value if value is upper_bound else Min(value, upper_bound, value.dtype)
 
 
-def _bound(condition: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, bool, PrimExpr] | None:
+def _match_bound(
+    condition: PrimExpr, axes: Mapping[Var, AxisRange]
+) -> tuple[Var, bool, PrimExpr] | None:
     """Return (axis, whether it is a lower bound, the bound) of a comparison of an axis with a size,
     or None.
     """
     if not isinstance(condition, (LT, LE, GT, GE)):
         return None
-    axis_term = _axis_and_more(condition.a, axes)
-    if axis_term is None or _names(condition.b, axes):
+    axis_term = _split_axis_term(condition.a, axes)
+    if axis_term is None or _uses_axes(condition.b, axes):
         return None
     axis, more = axis_term
     at: PrimExpr = condition.b if is_const(more, 0) else condition.b - more
@@ -205,29 +210,29 @@ def _bound(condition: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, boo
     return axis, isinstance(condition, (GE, GT)), at
 
 
-def _names(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> bool:
+def _uses_axes(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> bool:
     return any(variable in axes for variable in free_vars(value))
 
 
-def _axis_and_more(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, PrimExpr] | None:
+def _split_axis_term(value: PrimExpr, axes: Mapping[Var, AxisRange]) -> tuple[Var, PrimExpr] | None:
     """Return (axis, the added term) of a sum that has one axis, or None."""
     more: PrimExpr = const(0)
     while not isinstance(value, Var):
         if not isinstance(value, (Add, Sub)) or not isinstance(value, BinaryExpr):
             return None
-        if not _names(value.b, axes):
+        if not _uses_axes(value.b, axes):
             more = more + value.b if isinstance(value, Add) else more - value.b
             value = value.a
-        elif isinstance(value, Add) and not _names(value.a, axes):
+        elif isinstance(value, Add) and not _uses_axes(value.a, axes):
             more, value = more + value.a, value.b
         else:
             return None
     return (value, more) if value in axes else None
 
 
-def _behind(outer: AxisRange, inner: AxisRange) -> AxisRange | None:
+def _range_after(outer: AxisRange, inner: AxisRange) -> AxisRange | None:
     """Return the range after an inner range that begins where the outer one does, or None."""
     return (inner[1], outer[1]) if inner[0] is outer[0] else None
 
 
-__all__ = ["Box", "boxes_of"]
+__all__ = ["IterationBox", "split_into_boxes"]

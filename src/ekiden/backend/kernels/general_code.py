@@ -46,7 +46,7 @@ from ekiden.ir.prim import (
     Sub,
     Var,
 )
-from ekiden.ir.prim_visitor import children, pending, post_order
+from ekiden.ir.prim_visitor import children, post_order, unvisited_post_order
 
 
 class NoGeneralFormError(Exception):
@@ -54,35 +54,54 @@ class NoGeneralFormError(Exception):
 
 
 # In the order of the enumerations of general.h.
-ELEMENT_DTYPES = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8",
-                  "uint16",
+GENERAL_ELEMENT_DTYPES = ("float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8",
+                          "uint16",
             "uint32", "float16", "bfloat16")  # fmt: skip
-HALF_DTYPES = ("float16", "bfloat16")
+HALF_PRECISION_DTYPES = ("float16", "bfloat16")
 F32, F64, INT = range(3)
 S_CONST, S_SYMBOL = 0, 1
-SIZE_OPS: dict[type[PrimExpr], int] = {
+SIZE_OP_NUMBERS: dict[type[PrimExpr], int] = {
     kind: number
     for number, kind in enumerate(
         (Add, Sub, Mul, Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE, And, Or), 2
     )
 }
 S_NOT, S_SELECT = 18, 19
-OPCODES = (
+GENERAL_OPCODES = (
     "const", "size", "axis", "load", "add", "sub", "mul", "div", "floordiv", "floormod", "min",
     "max", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select", "to_f32", "to_f64",
     "to_int", "wrap", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
     "abs", "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma", "bitwise_and", "bitwise_or",
     "bitwise_xor",
 )  # fmt: skip
-OPCODE_NUMBER = {name: number for number, name in enumerate(OPCODES)}
+GENERAL_OPCODE_NUMBERS = {name: number for number, name in enumerate(GENERAL_OPCODES)}
 BINARY_OPCODES: dict[type[PrimExpr], str] = {
     Add: "add", Sub: "sub", Mul: "mul", Div: "div", FloorDiv: "floordiv", FloorMod: "floormod",
     Min: "min", Max: "max", EQ: "eq", NE: "ne", LT: "lt", LE: "le", GT: "gt", GE: "ge",
     And: "and", Or: "or",
 }  # fmt: skip
-FLOAT_OPS = frozenset(("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "sin", "cos", "pow",
-                       "floor", "ceil", "round", "trunc", "isnan", "isinf", "fma"))  # fmt: skip
-INTEGER_OPS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
+FLOAT_ONLY_OPS = frozenset(
+    (
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "sin",
+        "cos",
+        "pow",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "isnan",
+        "isinf",
+        "fma",
+    )
+)
+INTEGER_ONLY_OPS = frozenset(("bitwise_and", "bitwise_or", "bitwise_xor"))
 HALF_EXACT_OPS = frozenset(("min", "max", "abs", "floor", "ceil", "round", "trunc"))
 """What gives a half float of half floats."""
 CONSTANT_OPS = ("const", "size")
@@ -95,19 +114,19 @@ MAX_SHIFT = 63
 """Shifts to the right of less are divisions by a power of two that int64 holds, rounded down."""
 
 
-def element_of(dtype: str) -> int:
+def element_type_number(dtype: str) -> int:
     """Return the number of an element type. Raises NoGeneralFormError if the interpreter
     lacks it.
     """
-    if dtype not in ELEMENT_DTYPES:
+    if dtype not in GENERAL_ELEMENT_DTYPES:
         raise NoGeneralFormError(f"elements of {dtype}")
-    return ELEMENT_DTYPES.index(dtype)
+    return GENERAL_ELEMENT_DTYPES.index(dtype)
 
 
-def kind_of(dtype: str) -> int:
+def register_kind(dtype: str) -> int:
     """Return the register kind of a dtype."""
-    number = element_of(dtype)
-    return F32 if dtype in HALF_DTYPES else min(number, INT)
+    number = element_type_number(dtype)
+    return F32 if dtype in HALF_PRECISION_DTYPES else min(number, INT)
 
 
 class Sizes:
@@ -125,7 +144,9 @@ class Sizes:
         self._alive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
-        """Name a symbol; whether it is new. Raises NoGeneralFormError beyond MOST_SYMBOLS."""
+        """Bind a symbol to the next argument dimension; return whether it is new. Raises
+        NoGeneralFormError beyond MOST_SYMBOLS.
+        """
         if symbol in self._symbols:
             return False
         if len(self._symbols) == MAX_SYMBOLS:
@@ -134,87 +155,87 @@ class Sizes:
         self._are_sizes.clear()
         return True
 
-    def number(self, value: int) -> int:
+    def constant(self, value: int) -> int:
         """Return a constant."""
-        return self._row(S_CONST, value)
+        return self._intern_row(S_CONST, value)
 
     def add(self, a: int, b: int) -> int:
         """Return a sum of sizes."""
-        return self._folded(SIZE_OPS[Add], a, b, lambda x, y: x + y)
+        return self._fold_constants(SIZE_OP_NUMBERS[Add], a, b, lambda x, y: x + y)
 
     def mul(self, a: int, b: int) -> int:
         """Return a product of sizes."""
-        return self._folded(SIZE_OPS[Mul], a, b, lambda x, y: x * y)
+        return self._fold_constants(SIZE_OP_NUMBERS[Mul], a, b, lambda x, y: x * y)
 
-    def product(self, shape: Sequence[PrimExpr]) -> int:
+    def num_elements(self, shape: Sequence[PrimExpr]) -> int:
         """Return the number of elements of a shape."""
-        total = self.number(1)
+        total = self.constant(1)
         for dim in shape:
-            total = self.mul(total, self.of(dim))
+            total = self.mul(total, self.size_number(dim))
         return total
 
     def strides(self, shape: Sequence[PrimExpr]) -> list[int]:
         """Return the row-major strides of a shape."""
-        strides = [self.number(1)]
+        strides = [self.constant(1)]
         for dim in reversed(shape[1:]):
-            strides.append(self.mul(strides[-1], self.of(dim)))
+            strides.append(self.mul(strides[-1], self.size_number(dim)))
         return strides[: len(shape)][::-1]
 
     def has(self, expr: PrimExpr) -> bool:
         """Return whether an expression consists of symbols and numbers alone."""
         is_size_of = self._are_sizes
-        for node in pending((expr,), is_size_of):
+        for node in unvisited_post_order((expr,), is_size_of):
             if isinstance(node, Var):
                 is_size = node in self._symbols
             else:
-                is_size = isinstance(node, (IntImm, Not, Select)) or type(node) in SIZE_OPS
+                is_size = isinstance(node, (IntImm, Not, Select)) or type(node) in SIZE_OP_NUMBERS
             is_size_of[id(node)] = is_size and all(is_size_of[id(c)] for c in children(node))
             self._alive.append(node)
         return is_size_of[id(expr)]
 
-    def of(self, expr: PrimExpr) -> int:
+    def size_number(self, expr: PrimExpr) -> int:
         """Return the number of a size. Raises NoGeneralFormError for another expression."""
         if isinstance(expr, (IntImm, Var)):
-            return self._one(expr, ())
+            return self._encode_size(expr, ())
         numbers: dict[int, int] = {}
         for node in post_order(expr):
-            numbers[id(node)] = self._one(node, [numbers[id(c)] for c in children(node)])
+            numbers[id(node)] = self._encode_size(node, [numbers[id(c)] for c in children(node)])
         return numbers[id(expr)]
 
-    def _one(self, expr: PrimExpr, inside: Sequence[int]) -> int:
+    def _encode_size(self, expr: PrimExpr, inside: Sequence[int]) -> int:
         match expr:
             case IntImm(value=value):
-                return self.number(int(value))
+                return self.constant(int(value))
             case Var():
                 if expr not in self._symbols:
                     raise NoGeneralFormError(f"a size that depends on {expr.name}")
-                return self._row(S_SYMBOL, self._symbols[expr])
+                return self._intern_row(S_SYMBOL, self._symbols[expr])
             case Add():
                 return self.add(*inside)
             case Mul():
                 return self.mul(*inside)
             case Not():
-                return self._row(S_NOT, *inside)
+                return self._intern_row(S_NOT, *inside)
             case Select():
-                return self._row(S_SELECT, *inside)
-        if type(expr) not in SIZE_OPS:
+                return self._intern_row(S_SELECT, *inside)
+        if type(expr) not in SIZE_OP_NUMBERS:
             raise NoGeneralFormError(f"a size by {type(expr).__name__}")
-        return self._row(SIZE_OPS[type(expr)], *inside)
+        return self._intern_row(SIZE_OP_NUMBERS[type(expr)], *inside)
 
-    def _folded(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
+    def _fold_constants(self, op: int, a: int, b: int, by: Callable[[int, int], int]) -> int:
         lhs, rhs = self.rows[a], self.rows[b]
         if lhs[0] == rhs[0] == S_CONST:
-            return self.number(by(lhs[1], rhs[1]))
-        return self._row(op, a, b)
+            return self.constant(by(lhs[1], rhs[1]))
+        return self._intern_row(op, a, b)
 
-    def _row(self, op: int, a: int, b: int = 0, c: int = 0) -> int:
+    def _intern_row(self, op: int, a: int, b: int = 0, c: int = 0) -> int:
         row = (op, a, b, c)
         if row not in self._known:
             self._known[row] = len(self.rows)
             self.rows.append(row)
         return self._known[row]
 
-    def words(self) -> list[int]:
+    def encode(self) -> list[int]:
         """Return the rows after their count."""
         return [len(self.rows), *(word for row in self.rows for word in row)]
 
@@ -242,14 +263,14 @@ class CodeBuilder:
         """Instructions, and loads behind a -1: equal ones are one."""
         self._alive: list[PrimExpr] = []
 
-    def words(self, results: Sequence[PrimExpr]) -> list[int]:
+    def encode(self, results: Sequence[PrimExpr]) -> list[int]:
         """Encode the code that computes some values. Raises NoGeneralFormError beyond
         STAGE_LIMITS.
         """
-        instructions = [self.value(result) for result in results]
-        registers, count = self._registers(instructions)
+        instructions = [self.emit_value(result) for result in results]
+        registers, count = self._allocate_registers(instructions)
         counts = {"axes": len(self.axes), "loads": len(self.loads), "results": len(results),
-                 "instructions": len(self.rows), "registers": count}  # fmt: skip
+                  "instructions": len(self.rows), "registers": count}  # fmt: skip
         for what, number in counts.items():
             if number > STAGE_LIMITS[what]:
                 raise NoGeneralFormError(f"{number} {what}")
@@ -257,7 +278,7 @@ class CodeBuilder:
         rows = [word for row in self.rows for word in row]
         return [len(self.loads), *loads, count, len(self.rows), *rows, *registers]
 
-    def value(self, expr: PrimExpr) -> int:
+    def emit_value(self, expr: PrimExpr) -> int:
         """Emit an expression, operands first, and return its instruction."""
         stack = [(expr, False)]
         while stack:
@@ -265,28 +286,28 @@ class CodeBuilder:
             if id(node) in self._made:
                 continue
             if is_ready:
-                self._made[id(node)] = self._emit(node)
+                self._made[id(node)] = self._emit_node(node)
                 continue
             self._alive.append(node)
             stack.append((node, True))
             # what needs most registers comes first, while few others are held
             # Deepest operand first: registers needed stay at the Sethi-Ullman bound rather than
             # growing with the expression.
-            needs = sorted(self._needs(node), key=self._depth)
+            needs = sorted(self._dependencies(node), key=self._expr_depth)
             stack += [(inner, False) for inner in needs]
         return self._made[id(expr)]
 
-    def _depth(self, expr: PrimExpr) -> int:
+    def _expr_depth(self, expr: PrimExpr) -> int:
         """Return the depth of an expression."""
         if id(expr) not in self._depths:
-            for node in pending((expr,), self._depths):
+            for node in unvisited_post_order((expr,), self._depths):
                 inside = [self._depths[id(c)] for c in children(node)]
                 self._depths[id(node)] = 1 + max(inside, default=0)
             self._alive.append(expr)
         return self._depths[id(expr)]
 
-    def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
-        """Return what must be computed before an expression."""
+    def _dependencies(self, expr: PrimExpr) -> list[PrimExpr]:
+        """Return the operands that must be emitted before an expression."""
         if isinstance(expr, te.ProducerLoad):
             address = self.address(expr.indices, expr.producer.whole_shape)
             self._addresses[id(expr)] = address
@@ -301,10 +322,12 @@ class CodeBuilder:
 
     def address(self, indices: Sequence[PrimExpr], shape: Sequence[PrimExpr]) -> LoadAddress:
         """Return the address of an element in a buffer of a shape."""
-        steps = [self.sizes.number(0)] * len(self.axes)
-        offset = self.sizes.number(0)
+        steps = [self.sizes.constant(0)] * len(self.axes)
+        offset = self.sizes.constant(0)
         more: list[tuple[PrimExpr, int]] = []
-        stack = self._joined(list(zip(indices, self.sizes.strides(shape), strict=True)))
+        stack = self._merge_address_terms(
+            list(zip(indices, self.sizes.strides(shape), strict=True))
+        )
         while stack:
             expr, scale = stack.pop()
             match expr:
@@ -314,31 +337,41 @@ class CodeBuilder:
                 case Add(a=a, b=b):
                     stack += [(a, scale), (b, scale)]
                 case Sub(a=a, b=b):
-                    stack += [(a, scale), (b, self.sizes.mul(scale, self.sizes.number(-1)))]
+                    stack += [(a, scale), (b, self.sizes.mul(scale, self.sizes.constant(-1)))]
                 case Mul(a=a, b=b) if self.sizes.has(b):
-                    stack.append((a, self.sizes.mul(scale, self.sizes.of(b))))
+                    stack.append((a, self.sizes.mul(scale, self.sizes.size_number(b))))
                 case Mul(a=a, b=b) if self.sizes.has(a):
-                    stack.append((b, self.sizes.mul(scale, self.sizes.of(a))))
+                    stack.append((b, self.sizes.mul(scale, self.sizes.size_number(a))))
                 case _ if self.sizes.has(expr):
-                    offset = self.sizes.add(offset, self.sizes.mul(scale, self.sizes.of(expr)))
+                    offset = self.sizes.add(
+                        offset, self.sizes.mul(scale, self.sizes.size_number(expr))
+                    )
                 case _:
                     more.append((expr, scale))
         return steps, offset, more
 
-    def _joined(self, terms: list[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
+    def _merge_address_terms(self, terms: list[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
         """Merge the address terms of a quotient and its remainder where they are contiguous: x // 8
         * 8 + x % 8 is x.
         """
         merged: list[tuple[PrimExpr, int]] = []
         for expr, scale in terms:
-            if isinstance(expr, FloorMod) and merged and self._are_one(*merged[-1], expr, scale):
+            if (
+                isinstance(expr, FloorMod)
+                and merged
+                and self._is_whole_quotient(*merged[-1], expr, scale)
+            ):
                 merged[-1] = (expr.a, scale)
             else:
                 merged.append((expr, scale))
         return merged
 
-    def _are_one(self, outer: PrimExpr, wide: int, remainder: FloorMod, scale: int) -> bool:
-        """Return whether a scaled quotient and a scaled remainder add up to one scaled number."""
+    def _is_whole_quotient(
+        self, outer: PrimExpr, wide: int, remainder: FloorMod, scale: int
+    ) -> bool:
+        """Return whether a scaled quotient and a scaled remainder recombine to one scaled
+        number.
+        """
         if not isinstance(outer, FloorDiv) or outer.a is not remainder.a:
             return False
         if outer.b is not remainder.b and not (
@@ -346,44 +379,46 @@ class CodeBuilder:
         ):
             return False
         is_size = self.sizes.has(remainder.b)
-        return is_size and self.sizes.mul(scale, self.sizes.of(remainder.b)) == wide
+        return is_size and self.sizes.mul(scale, self.sizes.size_number(remainder.b)) == wide
 
     # Instructions --------------------------------------------------------------------------------
 
-    def _put(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-        row_index = self._known.setdefault((OPCODE_NUMBER[op], kind, a, b, c), len(self.rows))
+    def _append(self, op: str, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
+        row_index = self._known.setdefault(
+            (GENERAL_OPCODE_NUMBERS[op], kind, a, b, c), len(self.rows)
+        )
         if row_index == len(self.rows):
-            self.rows.append([OPCODE_NUMBER[op], kind, row_index, a, b, c])
+            self.rows.append([GENERAL_OPCODE_NUMBERS[op], kind, row_index, a, b, c])
         return row_index
 
-    def _emit(self, expr: PrimExpr) -> int:
+    def _emit_node(self, expr: PrimExpr) -> int:
         match expr:
             case te.ProducerLoad():
-                return self._load(expr)
+                return self._emit_load(expr)
             case IntImm(value=value):
-                element_of(expr.dtype)
-                return self._put("const", INT, int(value))
+                element_type_number(expr.dtype)
+                return self._append("const", INT, int(value))
             case FloatImm(value=value):
-                row_index = self._put("const", kind_of(expr.dtype), _bits(value))
-                return self._narrow("const", row_index, expr.dtype)
+                row_index = self._append("const", register_kind(expr.dtype), _float64_bits(value))
+                return self._wrap_to_dtype("const", row_index, expr.dtype)
             case Var() if expr in self.axes:
-                return self._put("axis", INT, self.axes[expr])
+                return self._append("axis", INT, self.axes[expr])
             case _ if self._is_size(expr):
-                return self._put("size", INT, self.sizes.of(expr))
+                return self._append("size", INT, self.sizes.size_number(expr))
             case Cast():
-                return self._cast(self._made[id(expr.value)], expr.value.dtype, expr.dtype)
+                return self._emit_cast(self._made[id(expr.value)], expr.value.dtype, expr.dtype)
             case Not(a=a):
-                return self._put("not", INT, self._made[id(a)])
+                return self._append("not", INT, self._made[id(a)])
             case Select(condition=c, true_value=a, false_value=b):
-                kind = kind_of(expr.dtype)
-                return self._put("select", kind, *(self._made[id(x)] for x in (c, a, b)))
+                kind = register_kind(expr.dtype)
+                return self._append("select", kind, *(self._made[id(x)] for x in (c, a, b)))
             case Intrinsic():
-                return self._intrinsic(expr)
+                return self._emit_intrinsic(expr)
             case BinaryExpr():
-                return self._binary(expr)
+                return self._emit_binary(expr)
         raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
 
-    def _load(self, expr: te.ProducerLoad) -> int:
+    def _emit_load(self, expr: te.ProducerLoad) -> int:
         if expr.producer not in self.buffers:
             raise NoGeneralFormError(f"{expr.producer.name} is read before it is there")
         steps, offset, more = self._addresses[id(expr)]
@@ -393,80 +428,88 @@ class CodeBuilder:
         if number == len(self.loads):
             self.loads.append(load)
         for term_expr, scale in more:
-            term = self._put("mul", INT, self._made[id(term_expr)], self._put("size", INT, scale))
-            by = term if by < 0 else self._put("add", INT, by, term)
-        return self._put("load", kind_of(expr.dtype), number, by)
+            term = self._append(
+                "mul", INT, self._made[id(term_expr)], self._append("size", INT, scale)
+            )
+            by = term if by < 0 else self._append("add", INT, by, term)
+        return self._append("load", register_kind(expr.dtype), number, by)
 
-    def _binary(self, expr: BinaryExpr) -> int:
+    def _emit_binary(self, expr: BinaryExpr) -> int:
         if type(expr) not in BINARY_OPCODES:
             raise NoGeneralFormError(f"an expression of {type(expr).__name__}")
-        op, kind = BINARY_OPCODES[type(expr)], kind_of(expr.a.dtype)
+        op, kind = BINARY_OPCODES[type(expr)], register_kind(expr.a.dtype)
         if op in ("floordiv", "floormod") and kind != INT:
             raise NoGeneralFormError("a floor division of floats")
-        row_index = self._put(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
-        return self._narrow(op, row_index, expr.dtype)
+        row_index = self._append(op, kind, self._made[id(expr.a)], self._made[id(expr.b)])
+        return self._wrap_to_dtype(op, row_index, expr.dtype)
 
-    def _narrow(self, op: str, row_index: int, dtype: str) -> int:
+    def _wrap_to_dtype(self, op: str, row_index: int, dtype: str) -> int:
         """Wrap a number to its dtype: an integer to its range, a half float rounded."""
-        if dtype in HALF_DTYPES and op not in HALF_EXACT_OPS:
-            return self._put("wrap", F32, row_index, element_of(dtype))
-        if op in OVERFLOWING_OPS and kind_of(dtype) == INT and dtype != "int64":
-            return self._put("wrap", INT, row_index, element_of(dtype))
+        if dtype in HALF_PRECISION_DTYPES and op not in HALF_EXACT_OPS:
+            return self._append("wrap", F32, row_index, element_type_number(dtype))
+        if op in OVERFLOWING_OPS and register_kind(dtype) == INT and dtype != "int64":
+            return self._append("wrap", INT, row_index, element_type_number(dtype))
         return row_index
 
-    def _cast(self, row_index: int, source: str, target: str) -> int:
-        before, after = kind_of(source), kind_of(target)
+    def _emit_cast(self, row_index: int, source: str, target: str) -> int:
+        before, after = register_kind(source), register_kind(target)
         if before == after:
-            if source == target or (after != INT and target not in HALF_DTYPES):
+            if source == target or (after != INT and target not in HALF_PRECISION_DTYPES):
                 return row_index
-            return self._put("wrap", after, row_index, element_of(target))
+            return self._append("wrap", after, row_index, element_type_number(target))
         if after == INT:
-            return self._put("to_int", before, row_index, element_of(target))
-        row_index = self._put("to_f32" if after == F32 else "to_f64", before, row_index)
-        return self._narrow("cast", row_index, target) if target in HALF_DTYPES else row_index
+            return self._append("to_int", before, row_index, element_type_number(target))
+        row_index = self._append("to_f32" if after == F32 else "to_f64", before, row_index)
+        return (
+            self._wrap_to_dtype("cast", row_index, target)
+            if target in HALF_PRECISION_DTYPES
+            else row_index
+        )
 
-    def _intrinsic(self, expr: Intrinsic) -> int:
+    def _emit_intrinsic(self, expr: Intrinsic) -> int:
         name = OP_ALIASES.get(expr.op, expr.op)
         args = [self._made[id(a)] for a in expr.args]
         if name == "likely":
             return args[0]
         if name == "if_then_else":
-            return self._put("select", kind_of(expr.dtype), *args)
-        kind = kind_of(expr.args[0].dtype)
+            return self._append("select", register_kind(expr.dtype), *args)
+        kind = register_kind(expr.args[0].dtype)
         by = expr.args[1] if name == "right_shift" else None
         if isinstance(by, IntImm) and 0 <= by.value < MAX_SHIFT and kind == INT:
-            return self._put("floordiv", INT, args[0], self._put("const", INT, 1 << by.value))
+            return self._append("floordiv", INT, args[0], self._append("const", INT, 1 << by.value))
         fits = (
             name == "abs"
-            or (name in FLOAT_OPS and kind != INT)
-            or (name in INTEGER_OPS and kind == INT)
+            or (name in FLOAT_ONLY_OPS and kind != INT)
+            or (name in INTEGER_ONLY_OPS and kind == INT)
         )
         if not fits:
             raise NoGeneralFormError(f"{expr.op} of {expr.args[0].dtype}")
-        return self._narrow(name, self._put(name, kind, *args), expr.dtype)
+        return self._wrap_to_dtype(name, self._append(name, kind, *args), expr.dtype)
 
     # Registers -----------------------------------------------------------------------------------
 
-    def _registers(self, results: Sequence[int]) -> tuple[list[int], int]:
+    def _allocate_registers(self, results: Sequence[int]) -> tuple[list[int], int]:
         """Assign registers by linear scan; return those of the results and the count. No
         instruction writes a register that it reads, and constants keep theirs: they are written
         once for all strips.
         """
         last = {row_index: len(self.rows) for row_index in results}
         for at, row in enumerate(self.rows):
-            for operand_column in _operands(row):
+            for operand_column in _operand_columns(row):
                 last[row[operand_column]] = max(last.get(row[operand_column], 0), at)
         free: list[int] = []
         home: dict[int, int] = {}
-        constant = {at for at, row in enumerate(self.rows) if OPCODES[row[0]] in CONSTANT_OPS}
+        constant = {
+            at for at, row in enumerate(self.rows) if GENERAL_OPCODES[row[0]] in CONSTANT_OPS
+        }
         count = 0
         for at, row in enumerate(self.rows):
             if free and at not in constant:
                 home[at] = free.pop()
             else:
                 home[at], count = count, count + 1
-            operands = {row[column] for column in _operands(row)}
-            for operand_column in _operands(row):
+            operands = {row[column] for column in _operand_columns(row)}
+            for operand_column in _operand_columns(row):
                 row[operand_column] = home[row[operand_column]]
             row[2] = home[at]
             free += [home[o] for o in operands if last[o] == at and o not in constant]
@@ -475,23 +518,23 @@ class CodeBuilder:
         return [home[result_row] for result_row in results], count
 
 
-def _operands(row: Sequence[int]) -> tuple[int, ...]:
+def _operand_columns(row: Sequence[int]) -> tuple[int, ...]:
     """Return the columns of an instruction that name its operands."""
-    name = OPCODES[row[0]]
+    name = GENERAL_OPCODES[row[0]]
     if name in CONSTANT_OPS or name == "axis":
         return ()
     if name == "load":
         return (4,) if row[4] >= 0 else ()
     if name in ("select", "fma"):
         return (3, 4, 5)
-    if name in BINARY_OPCODES.values() or name == "pow" or name in INTEGER_OPS:
+    if name in BINARY_OPCODES.values() or name == "pow" or name in INTEGER_ONLY_OPS:
         return (3, 4)
     return (3,)
 
 
-def _bits(value: float) -> int:
+def _float64_bits(value: float) -> int:
     """Return the bits of a double."""
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 
-__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_of"]
+__all__ = ["CodeBuilder", "NoGeneralFormError", "Sizes", "element_type_number"]

@@ -14,6 +14,7 @@ from ekiden.arith import simplify
 from ekiden.backend.kernels.general_code import NoGeneralFormError
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
+    Div,
     IntImm,
     Max,
     Min,
@@ -26,10 +27,10 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
-from ekiden.kernels.recurrent.layers import PEEPHOLES
+from ekiden.kernels.recurrent.layers import PEEPHOLE_NAMES
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.cells import Cell, ScalarMath
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.cells import RecurrentCell
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 PANEL_COLUMNS = 16
 """Columns of the panels of a weight that comes without."""
@@ -52,73 +53,92 @@ class ResultLayout:
 class RegionStep:
     """Computation and the destination of each of its results."""
 
-    made: Sequence[te.Tensor]
-    places: Sequence[ResultLayout]
+    computation: Sequence[te.Tensor]
+    destinations: Sequence[ResultLayout]
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Steps in order, repeated `iterations` times; `iteration` is the current number."""
 
-    turn: Var
-    turns: PrimExpr
+    iteration: Var
+    iterations: PrimExpr
     steps: Sequence[RegionStep]
 
 
 @dataclass(eq=False, slots=True)
-class _Regions:
+class _RegionBuilder:
     """Regions under construction, and the memory that they use."""
 
-    found: list[Region] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
 
-    def once(self, *steps: RegionStep) -> None:
-        """Add steps that are not repeated."""
-        self.found.append(Region(Var("once"), const(1), steps))
+    def add_unrepeated(self, *steps: RegionStep) -> None:
+        """Add steps that run once."""
+        self.regions.append(Region(Var("once"), const(1), steps))
 
 
-def regions_of(op: te.ExternOp, outputs: Sequence[te.Tensor]) -> list[Region]:
+def extern_op_regions(op: te.ExternOp, outputs: Sequence[te.Tensor]) -> list[Region]:
     """Return the regions that write all outputs of an operation. Raises NoGeneralFormError."""
     row = REGION_BUILDERS.get(op.tag)
     if row is None:
         raise NoGeneralFormError(f"{op.name} is made of statements")
-    builder = _Regions()
+    builder = _RegionBuilder()
     row(builder, op, outputs)
-    return builder.found
+    return builder.regions
 
 
-def _strides(shape: Indices) -> list[PrimExpr]:
+def _row_major_strides(shape: Indices) -> list[PrimExpr]:
     strides: list[PrimExpr] = [const(1)]
     for dim in reversed(shape[1:]):
         strides.append(simplify(strides[-1] * dim))
     return strides[: len(shape)][::-1]
 
 
-def _into(tensor: te.Tensor, leading: Indices = ()) -> ResultLayout:
-    """Return the destination of a whole tensor at some leading indices."""
-    strides = _strides(tensor.whole_shape)
+def _result_destination(tensor: te.Tensor, leading: Indices = ()) -> ResultLayout:
+    """Return the destination of a whole tensor at leading indices of another."""
+    strides = _row_major_strides(tensor.whole_shape)
     offset: PrimExpr = const(0)
     for index, stride in zip(leading, strides, strict=False):
         offset = offset + index * stride
     return ResultLayout(tensor, strides[len(leading) :], offset)
 
 
-def _step(shape: Indices, body: Body, *layouts: ResultLayout, name: str) -> RegionStep:
+def _region_step(shape: Indices, body: Body, *layouts: ResultLayout, name: str) -> RegionStep:
     return RegionStep([te.compute(tuple(shape), body, name=name)], layouts)
 
 
-def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
+def _state_tensor(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
     return te.placeholder(tuple(shape), dtype, name)
 
 
 # Recurrent layers ---------------------------------------------------------------------------------
 
 
-class _Layer:
+class _ScalarMath:
+    """Vocabulary in which a recurrent cell is written, for one element."""
+
+    def constant(self, value: float) -> PrimExpr:
+        return const(value, "float32")
+
+    def call(self, name: str, value: PrimExpr) -> PrimExpr:
+        return call_intrin(name, value)
+
+    def divide(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Div(a, b, a.dtype)
+
+    def maximum(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Max(a, b, a.dtype)
+
+    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return Min(a, b, a.dtype)
+
+
+class _RecurrentLayer:
     """Recurrent layer; inputs and outputs are those of ekiden.topi.nn.recurrent."""
 
     def __init__(self, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
         cell = op.attrs["cell"]
-        assert isinstance(cell, Cell)
+        assert isinstance(cell, RecurrentCell)
         self.cell, self.outputs = cell, list(outputs)
         self.data, self.given = op.inputs[:2]
         self.is_bytes = self.given.dtype == "int8"
@@ -126,10 +146,10 @@ class _Layer:
         self.steps, self.batch, rows = self.data.whole_shape
         assert isinstance(rows, IntImm)
         self.hidden = rows.value // cell.gates
-        self.h = _memory((self.batch, const(self.hidden)), "h_state")
-        self.c = _memory((self.batch, const(self.hidden)), "c_state")
-        self.reset = _memory((self.batch, const(self.hidden)), "reset_state")
-        self.update = _memory((self.batch, const(self.hidden)), "update")
+        self.h = _state_tensor((self.batch, const(self.hidden)), "h_state")
+        self.c = _state_tensor((self.batch, const(self.hidden)), "c_state")
+        self.reset = _state_tensor((self.batch, const(self.hidden)), "reset_state")
+        self.update = _state_tensor((self.batch, const(self.hidden)), "update")
         self.dtype = "int32" if self.is_bytes else "float32"
         self.is_packed = len(self.given.whole_shape) > 2
         self.columns, self.lanes, self.width = rows.value, self.hidden, PANEL_COLUMNS
@@ -142,47 +162,57 @@ class _Layer:
         if not self.is_packed:
             panels = const(-(-self.columns // self.width))
             shape = (panels, const(self.hidden), const(self.width))
-            self.weight = _memory(shape, "panels", self.dtype)
-        self.products = _memory((self.batch, const(self.columns)), "products", self.dtype)
-        self.bytes = _memory((self.batch, const(self.hidden)), "bytes", "uint8")
+            self.weight = _state_tensor(shape, "panels", self.dtype)
+        self.products = _state_tensor((self.batch, const(self.columns)), "products", self.dtype)
+        self.bytes = _state_tensor((self.batch, const(self.hidden)), "bytes", "uint8")
         self.places = self.extras.get("places")
         if self.places is None or is_const(self.places.whole_shape[1], 0):
             self.places = None
         else:
             panels, listed = self.places.whole_shape
-            steps = simplify(listed * WORD)
-            self.listed = _memory((self.batch, panels, steps), "listed", "uint8")
-            self.more = _memory((self.batch, panels, const(self.width)), "more", "int32")
-        self.low, self.high = _memory((), "low"), _memory((), "high")
+            steps = simplify(listed * DOT_WORD_CHANNELS)
+            self.listed = _state_tensor((self.batch, panels, steps), "listed", "uint8")
+            self.more = _state_tensor((self.batch, panels, const(self.width)), "more", "int32")
+        self.low, self.high = _state_tensor((), "low"), _state_tensor((), "high")
         self.states = {"h": self.h} | ({"c": self.c} if cell.kind == "lstm" else {})
 
     @property
-    def shape(self) -> Indices:
+    def state_shape(self) -> Indices:
         """Return the shape of a state."""
         return self.h.whole_shape
 
-    def first(self, name: str) -> RegionStep:
+    def init_state(self, name: str) -> RegionStep:
         """Return the step that initialises a state."""
         initial_state = self.extras.get(f"initial_{name}")
 
-        def body(b: Var, u: Var) -> PrimExpr:
+        def initial_element(b: Var, u: Var) -> PrimExpr:
             return const(0.0, "float32") if initial_state is None else initial_state[b, u]
 
-        return _step(self.shape, body, _into(self.states[name]), name=f"first_{name}")
+        return _region_step(
+            self.state_shape,
+            initial_element,
+            _result_destination(self.states[name]),
+            name=f"first_{name}",
+        )
 
-    def last(self, name: str) -> RegionStep:
+    def copy_final_state(self, name: str) -> RegionStep:
         """Return the step that copies a final state to its output."""
         output = self.outputs[1 + list(self.states).index(name)]
         state = self.states[name]
-        return _step(self.shape, lambda b, u: state[b, u], _into(output), name=f"last_{name}")
+        return _region_step(
+            self.state_shape,
+            lambda b, u: state[b, u],
+            _result_destination(output),
+            name=f"last_{name}",
+        )
 
-    def panels(self) -> list[RegionStep]:
+    def pack_weight(self) -> list[RegionStep]:
         """Return the step that packs the weight into column panels, if it is not packed."""
         if self.weight is self.given:
             return []
         zero = const(0, self.given.dtype)
 
-        def body(p: Var, k: Var, i: Var) -> PrimExpr:
+        def packed_element(p: Var, k: Var, i: Var) -> PrimExpr:
             """Return element i of panel p at step k; rows behind the last column are zeros, so that
             a product may take whole panels.
             """
@@ -190,83 +220,112 @@ class _Layer:
             value = if_then_else(row < self.columns, self.given[row, k], zero)
             return cast(value, self.dtype)
 
-        return [_step(self.weight.whole_shape, body, _into(self.weight), name="panels")]
+        return [
+            _region_step(
+                self.weight.whole_shape,
+                packed_element,
+                _result_destination(self.weight),
+                name="panels",
+            )
+        ]
 
-    def multiply(self, state: te.Tensor) -> list[RegionStep]:
+    def multiply_state(self, state: te.Tensor) -> list[RegionStep]:
         """Return the steps that multiply a state by the weight, in the weight's row order."""
         k, width = te.reduce_axis((0, self.hidden), "k"), self.width
-        steps = self.quantize(state) if self.is_bytes else []
+        steps = self.quantize_state(state) if self.is_bytes else []
         operand = self.bytes if self.is_bytes else state
 
-        def body(b: Var, column: Var) -> PrimExpr:
-            factor = self.factor(column // width, k, column % width)
+        def product_element(b: Var, column: Var) -> PrimExpr:
+            factor = self.panel_element(column // width, k, column % width)
             return te.sum(cast(operand[b, k], self.dtype) * factor, k)
 
         shape = self.products.whole_shape
-        steps.append(_step(shape, body, _into(self.products), name="products"))
-        return steps if self.places is None else [*steps, *self.multiply_listed(self.places)]
+        steps.append(
+            _region_step(
+                shape, product_element, _result_destination(self.products), name="products"
+            )
+        )
+        return steps if self.places is None else [*steps, *self.multiply_listed_words(self.places)]
 
-    def factor(self, panel: PrimExpr, k: PrimExpr, column: PrimExpr) -> PrimExpr:
+    def panel_element(self, panel: PrimExpr, k: PrimExpr, column: PrimExpr) -> PrimExpr:
         """Return an element of a panel of the weight."""
         if self.is_bytes and self.is_packed:
-            return cast(self.weight[panel, k // WORD, column, k % WORD], self.dtype)
+            return cast(
+                self.weight[panel, k // DOT_WORD_CHANNELS, column, k % DOT_WORD_CHANNELS],
+                self.dtype,
+            )
         return self.weight[panel, k, column]
 
-    def multiply_listed(self, word_indices: te.Tensor) -> list[RegionStep]:
+    def multiply_listed_words(self, word_indices: te.Tensor) -> list[RegionStep]:
         """Return the products of the words that panels list, after the dense ones
         (quantized.words).
         """
         shape = self.listed.whole_shape
         j = te.reduce_axis((0, shape[2]), "j")
 
-        def word(b: Var, p: Var, at: Var) -> PrimExpr:
-            return self.bytes[b, cast(word_indices[p, at // WORD], "int64") * WORD + at % WORD]
+        def listed_word(b: Var, p: Var, at: Var) -> PrimExpr:
+            return self.bytes[
+                b,
+                cast(word_indices[p, at // DOT_WORD_CHANNELS], "int64") * DOT_WORD_CHANNELS
+                + at % DOT_WORD_CHANNELS,
+            ]
 
-        def body(b: Var, p: Var, column: Var) -> PrimExpr:
-            factor = self.given[p, j // WORD + self.hidden // WORD, column, j % WORD]
+        def listed_product(b: Var, p: Var, column: Var) -> PrimExpr:
+            factor = self.given[
+                p,
+                j // DOT_WORD_CHANNELS + self.hidden // DOT_WORD_CHANNELS,
+                column,
+                j % DOT_WORD_CHANNELS,
+            ]
             return te.sum(cast(self.listed[b, p, j], "int32") * cast(factor, "int32"), j)
 
         return [
-            _step(shape, word, _into(self.listed), name="listed"),
-            _step(self.more.whole_shape, body, _into(self.more), name="more"),
+            _region_step(shape, listed_word, _result_destination(self.listed), name="listed"),
+            _region_step(
+                self.more.whole_shape, listed_product, _result_destination(self.more), name="more"
+            ),
         ]
 
-    def quantize(self, state: te.Tensor) -> list[RegionStep]:
+    def quantize_state(self, state: te.Tensor) -> list[RegionStep]:
         """Return the steps that quantise a state to uint8 with the smallest range that contains it
         and 0.
         """
         zero = const(0.0, "float32")
 
-        def extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> RegionStep:
+        def reduce_extreme(reduce: Callable[..., PrimExpr], to: te.Tensor) -> RegionStep:
             """Return a step that reduces a state to its minimum or maximum."""
             b = te.reduce_axis((0, self.batch), "b")
             u = te.reduce_axis((0, self.hidden), "u")
             body = state[b, u]
-            return _step((), lambda: reduce(body, (b, u)), _into(to), name=to.op.name)
+            return _region_step(
+                (), lambda: reduce(body, (b, u)), _result_destination(to), name=to.op.name
+            )
 
-        def byte(b: Var, u: Var) -> PrimExpr:
+        def quantized_byte(b: Var, u: Var) -> PrimExpr:
             """Return round(x / scale) + zero point, clamped to 0..255. ONNX
             DynamicQuantizeLinear.
             """
-            step, point = self.spread()
+            step, point = self.quantization_params()
             level = call_intrin("round", state[b, u] / step) + cast(point, "float32")
             top = const(255.0, "float32")
             return cast(Max(Min(level, top, "float32"), zero, "float32"), "uint8")
 
         return [
-            extreme(te.min, self.low),
-            extreme(te.max, self.high),
-            _step(self.shape, byte, _into(self.bytes), name="bytes"),
+            reduce_extreme(te.min, self.low),
+            reduce_extreme(te.max, self.high),
+            _region_step(
+                self.state_shape, quantized_byte, _result_destination(self.bytes), name="bytes"
+            ),
         ]
 
-    def spread(self) -> tuple[PrimExpr, PrimExpr]:
-        """Return (scale, zero point) of the bytes."""
+    def quantization_params(self) -> tuple[PrimExpr, PrimExpr]:
+        """Return the quantisation parameters (scale, zero point) of the bytes."""
         zero, one = const(0.0, "float32"), const(1.0, "float32")
         low, high = Min(self.low[()], zero, "float32"), Max(self.high[()], zero, "float32")
         step = if_then_else(high > low, (high - low) / const(255.0, "float32"), one)
         return step, cast(call_intrin("round", (zero - low) / step), "int32")
 
-    def product(self, b: Var, u: Var, gate: int) -> PrimExpr:
+    def gate_product(self, b: Var, u: Var, gate: int) -> PrimExpr:
         """Return the float32 product of a unit's gate."""
         at: PrimExpr = u + gate * self.hidden
         row = at
@@ -277,12 +336,12 @@ class _Layer:
             value = value + self.more[b, at // self.width, at % self.width]
         if not self.is_bytes:
             return value
-        step, point = self.spread()
+        step, point = self.quantization_params()
         total = cast(value - point * self.extras["sums"][row], "float32")
         return total * (step * self.extras["scale"][row])
 
-    def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
-        """Return the row of the data at a step, and whether it exists, as
+    def input_row(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
+        """Return the input row of a time step, and whether it exists, as
         kernels.recurrent.layers.Layer does.
         """
         lengths = self.extras.get("lengths")
@@ -292,35 +351,37 @@ class _Layer:
         is_valid = t < length
         return (if_then_else(is_valid, length - 1 - t, t) if self.cell.reverse else t), is_valid
 
-    def cells(self, t: Var, phase: int) -> RegionStep:
-        """Return the step that computes one phase of all units."""
+    def cell_step(self, t: Var, phase: int) -> RegionStep:
+        """Return the step that computes one phase of all hidden units."""
         names: list[str] = []
 
-        def body(b: Var, u: Var) -> tuple[PrimExpr, ...]:
-            """Return all values that a unit changes, in the order of `names`."""
-            changes = self.unit(t, phase, b, u)
+        def cell_values(b: Var, u: Var) -> tuple[PrimExpr, ...]:
+            """Return all states that a unit updates, in the order of `names`."""
+            changes = self.unit_update(t, phase, b, u)
             names.extend(changes)
             return tuple(changes.values())
 
-        shape = self.shape
-        results = te.compute_op(tuple(shape), body, name=f"cells_{phase}")
+        shape = self.state_shape
+        results = te.compute_op(tuple(shape), cell_values, name=f"cells_{phase}")
         memory = {"h": self.h, "c": self.c, "reset": self.reset, "update": self.update}
         layouts = [
-            _into(self.outputs[0], (self.shown_at(t),)) if name == "shown" else _into(memory[name])
+            _result_destination(self.outputs[0], (self.output_row(t),))
+            if name == "shown"
+            else _result_destination(memory[name])
             for name in names
         ]
         return RegionStep(results, layouts)
 
-    def shown_at(self, t: Var) -> PrimExpr:
-        """Return the row of the output that a step writes."""
+    def output_row(self, t: Var) -> PrimExpr:
+        """Return the row of the output that a time step writes."""
         return self.steps - 1 - t if self.cell.reverse else t
 
-    def unit(self, t: Var, phase: int, b: Var, u: Var) -> dict[str, PrimExpr]:
+    def unit_update(self, t: Var, phase: int, b: Var, u: Var) -> dict[str, PrimExpr]:
         """Return the new values of a unit, by the state that stores them."""
-        chosen = self.cell.phases[phase]
-        when, is_valid = self.time(t, b)
+        chosen = self.cell.gate_phases[phase]
+        when, is_valid = self.input_row(t, b)
         x = [self.data[when, b, u + g * self.hidden] for g in chosen]
-        r = [self.product(b, u, g) for g in chosen]
+        r = [self.gate_product(b, u, g) for g in chosen]
         if "bias" in self.extras:
             bias = self.extras["bias"]
             r = [value + bias[u + g * self.hidden] for g, value in zip(chosen, r, strict=True)]
@@ -328,10 +389,12 @@ class _Layer:
         cell_inputs = dict(old)
         if "peephole" in self.extras:
             weight = self.extras["peephole"]
-            cell_inputs |= {name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLES)}
+            cell_inputs |= {
+                name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLE_NAMES)
+            }
         if phase:
             cell_inputs["update"] = self.update[b, u]
-        changes = dict(self.cell.step(ScalarMath(), phase, x, r, cell_inputs))
+        changes = dict(self.cell.compute_phase(_ScalarMath(), phase, x, r, cell_inputs))
         if "h" in changes:
             shown = changes["h"]
             changes["shown"] = (
@@ -344,18 +407,20 @@ class _Layer:
         return changes
 
 
-def _recurrent(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
+def _build_recurrent(
+    regions: _RegionBuilder, op: te.ExternOp, outputs: Sequence[te.Tensor]
+) -> None:
     """Add the loop over time."""
-    layer, t = _Layer(op, outputs), Var("t")
+    layer, t = _RecurrentLayer(op, outputs), Var("t")
     if layer.cell.reverse and "lengths" in layer.extras:
         raise NoGeneralFormError("sequences of their own lengths are read backwards")
-    regions.once(*layer.panels(), *(layer.first(name) for name in layer.states))
+    regions.add_unrepeated(*layer.pack_weight(), *(layer.init_state(name) for name in layer.states))
     steps: list[RegionStep] = []
-    for phase in range(len(layer.cell.phases)):
-        steps += layer.multiply(layer.reset if phase else layer.h)
-        steps.append(layer.cells(t, phase))
-    regions.found.append(Region(t, layer.steps, steps))
-    regions.once(*(layer.last(name) for name in layer.states))
+    for phase in range(len(layer.cell.gate_phases)):
+        steps += layer.multiply_state(layer.reset if phase else layer.h)
+        steps.append(layer.cell_step(t, phase))
+    regions.regions.append(Region(t, layer.steps, steps))
+    regions.add_unrepeated(*(layer.copy_final_state(name) for name in layer.states))
 
 
 # Attention ----------------------------------------------------------------------------------------
@@ -365,7 +430,7 @@ MAX_QUERY_ROWS = 256
 """Queries whose scores are held at once: keys are brought into order anew for each block."""
 
 
-class _HeadBlock:
+class _QueryBlock:
     """Block of queries of one head of one batch element, numbered by `iteration`."""
 
     def __init__(self, op: te.ExternOp, output: te.Tensor, iteration: Var) -> None:
@@ -390,19 +455,19 @@ class _HeadBlock:
         groups = k["h"]
         self.shared = self.head // simplify(self.q["h"] // groups)
         self.queries, self.keys, self.depth = self.q["s"], self.v["s"], self.q["d"]
-        self.scores = _memory((self.rows, self.keys), "scores")
-        self.top = _memory((self.rows,), "top")
-        self.total = _memory((self.rows,), "total")
-        self.mixed = _memory((self.rows, self.v["d"]), "mixed")
+        self.scores = _state_tensor((self.rows, self.keys), "scores")
+        self.top = _state_tensor((self.rows,), "top")
+        self.total = _state_tensor((self.rows,), "total")
+        self.mixed = _state_tensor((self.rows, self.v["d"]), "mixed")
 
-    def at(self, tensor: te.Tensor, n: int, s: PrimExpr, d: PrimExpr) -> PrimExpr:
+    def operand_element(self, tensor: te.Tensor, n: int, s: PrimExpr, d: PrimExpr) -> PrimExpr:
         """Return an element of the n-th operand."""
         head = self.shared if n in (1, 2) else self.head
         index = {"b": self.b, "h": head, "s": s, "d": d}
         return tensor[tuple(index[axis] for axis in self.heads.layouts[n])]
 
-    def seen(self, row: PrimExpr) -> PrimExpr:
-        """Return the number of keys, from the first, that a query attends to."""
+    def num_visible_keys(self, row: PrimExpr) -> PrimExpr:
+        """Return the number of keys, from the first, that a query row attends to."""
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return row + shift + 1
 
@@ -424,55 +489,85 @@ class _HeadBlock:
             )]  # fmt: skip
         if not self.heads.causal:
             return value
-        return if_then_else(key < self.seen(self.start + s), value, const(-math.inf, "float32"))
+        return if_then_else(
+            key < self.num_visible_keys(self.start + s), value, const(-math.inf, "float32")
+        )
 
-    def share(self, s: Var, d: Var) -> PrimExpr:
+    def output_element(self, s: Var, d: Var) -> PrimExpr:
         """Return an element of the result: the weighted sum over the softmax denominator."""
         value = self.mixed[s, d] / self.total[s]
         if not self.heads.nan_as_zero:
             return value
         return if_then_else(call_intrin("isnan", self.total[s]), const(0.0, "float32"), value)
 
-    def steps(self) -> list[RegionStep]:
+    def build_steps(self) -> list[RegionStep]:
         """Return the steps of the block."""
         d, j, n, m = (te.reduce_axis((0, extent), name) for extent, name in (
             (self.depth, "d"), (self.keys, "j"), (self.keys, "n"), (self.keys, "m")))  # fmt: skip
-        scores, rows = _into(self.scores), self.scores.whole_shape
+        scores, rows = _result_destination(self.scores), self.scores.whole_shape
         width = self.mixed.whole_shape
         layout = self.heads.layouts[3]
-        strides = dict(zip(layout, _strides(self.output.whole_shape), strict=True))
+        strides = dict(zip(layout, _row_major_strides(self.output.whole_shape), strict=True))
         destination = ResultLayout(
             self.output,
             (strides["s"], strides["d"]),
             self.b * strides["b"] + self.head * strides["h"] + self.start * strides["s"],
         )
         return [
-            _step(rows, lambda s, key: te.sum(
-                self.at(self.query, 0, self.start + s, d) * self.at(self.key, 1, key, d), d),
-                scores, name="scores"),
-            _step(rows, self.score, scores, name="bent"),
-            _step(rows[:1], lambda s: te.max(self.scores[s, j], j), _into(self.top), name="top"),
-            _step(rows, lambda s, key: call_intrin("exp", self.scores[s, key] - self.top[s]),
-                  scores, name="powers"),
-            _step(rows[:1], lambda s: te.sum(self.scores[s, n], n), _into(self.total),
-                  name="total"),
-            _step(width, lambda s, d: te.sum(self.scores[s, m] * self.at(self.value, 2, m, d), m),
-                  _into(self.mixed), name="mixed"),
-            _step(width, self.share, destination, name="share"),
-        ]  # fmt: skip
+            _region_step(
+                rows,
+                lambda s, key: te.sum(
+                    self.operand_element(self.query, 0, self.start + s, d)
+                    * self.operand_element(self.key, 1, key, d),
+                    d,
+                ),
+                scores,
+                name="scores",
+            ),
+            _region_step(rows, self.score, scores, name="bent"),
+            _region_step(
+                rows[:1],
+                lambda s: te.max(self.scores[s, j], j),
+                _result_destination(self.top),
+                name="top",
+            ),
+            _region_step(
+                rows,
+                lambda s, key: call_intrin("exp", self.scores[s, key] - self.top[s]),
+                scores,
+                name="powers",
+            ),
+            _region_step(
+                rows[:1],
+                lambda s: te.sum(self.scores[s, n], n),
+                _result_destination(self.total),
+                name="total",
+            ),
+            _region_step(
+                width,
+                lambda s, d: te.sum(
+                    self.scores[s, m] * self.operand_element(self.value, 2, m, d), m
+                ),
+                _result_destination(self.mixed),
+                name="mixed",
+            ),
+            _region_step(width, self.output_element, destination, name="share"),
+        ]
 
 
-def _attention(regions: _Regions, op: te.ExternOp, outputs: Sequence[te.Tensor]) -> None:
+def _build_attention(
+    regions: _RegionBuilder, op: te.ExternOp, outputs: Sequence[te.Tensor]
+) -> None:
     """Add the loop over query blocks of heads."""
     iteration = Var("head")
-    head = _HeadBlock(op, outputs[0], iteration)
-    regions.found.append(Region(iteration, head.turns, head.steps()))
+    head = _QueryBlock(op, outputs[0], iteration)
+    regions.regions.append(Region(iteration, head.turns, head.build_steps()))
 
 
-REGION_BUILDERS: dict[str, Callable[[_Regions, te.ExternOp, Sequence[te.Tensor]], None]] = {
-    "recurrent": _recurrent,
-    "attention": _attention,
+REGION_BUILDERS: dict[str, Callable[[_RegionBuilder, te.ExternOp, Sequence[te.Tensor]], None]] = {
+    "recurrent": _build_recurrent,
+    "attention": _build_attention,
 }
 """Tag of an operation -> what adds its regions."""
 
-__all__ = ["Region", "RegionStep", "regions_of"]
+__all__ = ["Region", "RegionStep", "extern_op_regions"]

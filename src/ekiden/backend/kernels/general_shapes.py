@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.backend.kernels.general import CHECK, MAP, GeneralForm, text_words
+from ekiden.backend.kernels.general import CHECK, MAP, GeneralFormBuilder, encode_text
 from ekiden.backend.kernels.general_code import STAGE_LIMITS, CodeBuilder, NoGeneralFormError
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import post_order, rewrite
@@ -16,7 +16,7 @@ from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, SeqStmt, Stmt
 
 
-def general_shapes(func: PrimFunc, target: Target) -> bytes | str:
+def general_shape_form(func: PrimFunc, target: Target) -> bytes | str:
     """Return the general form of a size kernel, or the reason why it has none. Its arguments have
     the shapes that the kernel reads, whatever constants or repeated names they contain.
     """
@@ -24,31 +24,31 @@ def general_shapes(func: PrimFunc, target: Target) -> bytes | str:
         return "bounds are checked"
     body = func.body.seq if isinstance(func.body, SeqStmt) else (func.body,)
     try:
-        builder = _Shapes([p for p in func.params if isinstance(p, Buffer)])
+        builder = _ShapeFormBuilder([p for p in func.params if isinstance(p, Buffer)])
         for statement in body:
-            builder.add(statement)
-        builder.flush()
-        return builder.form.words()
+            builder.add_statement(statement)
+        builder.flush_stores()
+        return builder.form.encode()
     except NoGeneralFormError as error:
         return str(error)
 
 
-class _Shapes:
+class _ShapeFormBuilder:
     """General form under construction: consecutive stores that read nothing another one of them
     writes become one stage.
     """
 
     def __init__(self, params: Sequence[Buffer]) -> None:
         named_dims: set[Var] = set()
-        self.tensors = {param: _tensor(param, named_dims) for param in params}
+        self.tensors = {param: _buffer_tensor(param, named_dims) for param in params}
         *inputs, output = self.tensors.values()
-        self.form = GeneralForm(inputs, [output])
+        self.form = GeneralFormBuilder(inputs, [output])
         self.waiting: list[tuple[te.Tensor, int, PrimExpr]] = []
         """Tensor, place and value of stores."""
         self.changed: dict[int, PrimExpr] = {}
         """What values share, over tensors; by identity, as the program keeps the values."""
 
-    def add(self, statement: Stmt) -> None:
+    def add_statement(self, statement: Stmt) -> None:
         """Add a statement. Raises NoGeneralFormError for what is neither a store nor a check."""
         match statement:
             case BufferStore(buffer=buffer, value=value, indices=(IntImm(value=index),)):
@@ -58,46 +58,50 @@ class _Shapes:
                 if is_full or not written.isdisjoint(
                     self.tensors[buffer_read] for buffer_read in read
                 ):
-                    self.flush()
-                self.waiting.append((self.tensors[buffer], int(index), self._over_tensors(value)))
+                    self.flush_stores()
+                self.waiting.append(
+                    (self.tensors[buffer], int(index), self._loads_to_tensors(value))
+                )
             case AssertStmt():
-                self.flush()
+                self.flush_stores()
                 values = [statement.condition, *statement.values]
-                code = self._code([self._over_tensors(shown_value) for shown_value in values])
-                texts = text_words(statement.kind), text_words(statement.format)
+                code = self._encode_values(
+                    [self._loads_to_tensors(shown_value) for shown_value in values]
+                )
+                texts = encode_text(statement.kind), encode_text(statement.format)
                 stage = [CHECK, 0, 0, 0, len(values), *code, *texts[0], *texts[1]]
                 self.form.stages.append(stage)
             case _:
                 raise NoGeneralFormError(f"a kernel with {type(statement).__name__}")
 
-    def flush(self) -> None:
+    def flush_stores(self) -> None:
         """Emit a stage of the pending stores."""
         if not self.waiting:
             return
         sizes, buffers = self.form.sizes, self.form.buffers
         destination_words = [
-            word for t, at, _ in self.waiting for word in (buffers[t], sizes.number(at))
+            word for t, at, _ in self.waiting for word in (buffers[t], sizes.constant(at))
         ]
-        code = self._code([value for _, _, value in self.waiting])
+        code = self._encode_values([value for _, _, value in self.waiting])
         self.form.stages.append([MAP, 0, 0, 0, len(self.waiting), *destination_words, *code])
         self.waiting = []
 
-    def _code(self, values: Sequence[PrimExpr]) -> list[int]:
-        return CodeBuilder([], self.form.sizes, self.form.buffers).words(values)
+    def _encode_values(self, values: Sequence[PrimExpr]) -> list[int]:
+        return CodeBuilder([], self.form.sizes, self.form.buffers).encode(values)
 
-    def _over_tensors(self, value: PrimExpr) -> PrimExpr:
+    def _loads_to_tensors(self, value: PrimExpr) -> PrimExpr:
         """Return an expression with buffer loads replaced by tensor loads."""
 
-        def change(node: PrimExpr) -> PrimExpr:
+        def replace_load(node: PrimExpr) -> PrimExpr:
             """Replace a buffer load."""
             if not isinstance(node, BufferLoad):
                 return node
             return self.tensors[node.buffer][node.indices]
 
-        return rewrite(value, change, self.changed)
+        return rewrite(value, replace_load, self.changed)
 
 
-def _tensor(buffer: Buffer, named_dims: set[Var]) -> te.Tensor:
+def _buffer_tensor(buffer: Buffer, named_dims: set[Var]) -> te.Tensor:
     """Return the tensor of a buffer; a dimension that is not a new symbol gets a fresh one."""
     dims: list[Var] = []
     for dim in buffer.shape:
@@ -107,4 +111,4 @@ def _tensor(buffer: Buffer, named_dims: set[Var]) -> te.Tensor:
     return te.placeholder(dims, buffer.dtype, buffer.name)
 
 
-__all__ = ["general_shapes"]
+__all__ = ["general_shape_form"]

@@ -1,8 +1,5 @@
-"""Split convolutions and products into stages that general kernels execute well; padded first, so
-that what is summed is elements at even steps; transposed ones for each remainder by the stride,
-whose sums are such; those in groups a group at a time; weights that list rows as two products;
-and Winograd's a transform at a time, as one sum over everything, which is what they mean, would
-take as many times longer.
+"""Split convolutions and products into stages that general kernels execute well: padding first,
+transposed convolutions by residue, groups as separate products, Winograd by its transforms.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.kernels.steps import replace_computation
 from ekiden.topi.dimensions import as_dim
-from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.convolution import conv, guarded, inside, weight_element
-from ekiden.topi.nn.weights import window_axes
+from ekiden.topi.layout import packed_tile_size, permute_values
+from ekiden.topi.nn.convolution import conv, guarded_load, in_range_conditions, weight_element
+from ekiden.topi.nn.weights import spatial_letters
 
 if TYPE_CHECKING:
     from ekiden.topi.nn import pool, winograd
@@ -33,7 +30,7 @@ StagedResult = tuple[te.Tensor, list[te.Tensor]]
 """The result in the place of another, and the computations that must be stored."""
 
 
-def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
+def split_stages(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
     """Return the outputs with the first convolution split into stages, and the computations that
     must be stored. Further convolutions of a kernel stay as they are.
     """
@@ -45,7 +42,7 @@ def staged(outputs: list[te.Tensor]) -> tuple[list[te.Tensor], list[te.Tensor]]:
     return outputs, []
 
 
-def _is_padded(tensor: te.Tensor) -> bool:
+def _is_padded_conv(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a convolution (of topi.nn.conv) with padding."""
     attrs = tensor.op.attrs
     layout = str(attrs.get("data_layout", ""))
@@ -54,23 +51,25 @@ def _is_padded(tensor: te.Tensor) -> bool:
     return is_conv and layout.isalpha() and any(cast("Sequence[int]", attrs["padding"]))
 
 
-def _padded(tensor: te.Tensor) -> StagedResult:
+def _pad_conv(tensor: te.Tensor) -> StagedResult:
     """Return out = conv(pad(data)), which reads nothing out of bounds."""
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     layout, padding = str(attrs["data_layout"]), cast("Sequence[int]", attrs["padding"])
-    axes = window_axes(layout)
+    axes = spatial_letters(layout)
     before = {layout.index(axis): padding[n] for n, axis in enumerate(axes)}
     after = {layout.index(axis): padding[len(axes) + n] for n, axis in enumerate(axes)}
     shape = [d + (before.get(n, 0) + after.get(n, 0)) for n, d in enumerate(data.shape)]
 
-    def pad(*at: Var) -> PrimExpr:
+    def padded_element(*at: Var) -> PrimExpr:
         """Return an element of the padded data; 0 in the border."""
         indices = [i - before.get(n, 0) for n, i in enumerate(at)]
-        held = [c for n in before for c in inside(indices[n], data.shape[n], True, True)]
-        return guarded(data, indices, held, const(0, data.dtype))
+        held = [
+            c for n in before for c in in_range_conditions(indices[n], data.shape[n], True, True)
+        ]
+        return guarded_load(data, indices, held, const(0, data.dtype))
 
-    padded = te.compute(shape, pad, name="padded")
+    padded = te.compute(shape, padded_element, name="padded")
     kernel_layout = str(attrs["kernel_layout"])
     convolution = conv(
         padded,
@@ -88,46 +87,50 @@ def _padded(tensor: te.Tensor) -> StagedResult:
     return convolution, [padded]
 
 
-def _is_pooled(tensor: te.Tensor) -> bool:
+def _is_pooling(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a pooling (of topi.nn.pool) over windows of one size."""
     window = tensor.op.attrs.get("window")
     return window is not None and isinstance(window, pool.PoolWindow)
 
 
-def _pooled(tensor: te.Tensor) -> StagedResult:
+def _pad_pooling(tensor: te.Tensor) -> StagedResult:
     """Return the pooling as a reduction of data padded with the reduction's identity."""
     window, reducer = (tensor.op.attrs[name] for name in ("window", "reducer"))
     assert isinstance(window, pool.PoolWindow)
     reduced = cast("Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr]", reducer)
     unpadded, dtype = window.data, tensor.dtype
     neutral = te.identity(reduced.__name__, unpadded.dtype)
-    ranges, data = window.around(), window.data
+    ranges, data = window.covered_ranges(), window.data
 
-    def pad(*at: Var) -> PrimExpr:
+    def padded_element(*at: Var) -> PrimExpr:
         """Return an element of the data padded with the identity."""
         indices = [i - begin for i, (begin, _) in zip(at, ranges, strict=True)]
-        held = [h for n in window.axes for h in inside(indices[n], unpadded.shape[n], True, True)]
-        return guarded(unpadded, indices, held, neutral)
+        held = [
+            h
+            for n in window.axes
+            for h in in_range_conditions(indices[n], unpadded.shape[n], True, True)
+        ]
+        return guarded_load(unpadded, indices, held, neutral)
 
     stored = []
     if any(window.before) or any(
-        window.reaches(n, data.shape[a]) for n, a in enumerate(window.axes)
+        window.may_reach(n, data.shape[a]) for n, a in enumerate(window.axes)
     ):
-        data = te.compute([extent for _, extent in ranges], pad, name="around")
+        data = te.compute([extent for _, extent in ranges], padded_element, name="around")
         stored = [data]
-    taps = window.taps()
+    taps = window.tap_axes()
 
-    def body(*at: Var) -> PrimExpr:
+    def window_reduction(*at: Var) -> PrimExpr:
         """Return the reduction over a window's taps, all of which exist."""
         indices: list[PrimExpr] = list(at)
         for n, axis in enumerate(window.axes):
             indices[axis] = at[axis] * window.strides[n] + taps[n] * window.dilation[n]
         return reduced(cast_to(data[tuple(indices)], dtype), taps)
 
-    return te.compute(tensor.shape, body, name="pooled"), stored
+    return te.compute(tensor.shape, window_reduction, name="pooled"), stored
 
 
-def _is_transposed(tensor: te.Tensor) -> bool:
+def _is_conv_transpose(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a transposed convolution (of topi.nn.conv_transpose) with one
     group and no dilation, so that every tap contributes to one residue.
     """
@@ -140,7 +143,7 @@ def _is_transposed(tensor: te.Tensor) -> bool:
     return is_dense and is_known and all(layout.isalpha() for layout in layouts)
 
 
-def _transposed(tensor: te.Tensor) -> StagedResult:
+def _conv_transpose_stages(tensor: te.Tensor) -> StagedResult:
     """Return out[p * s + r] = sum over j of data[p - j] * weight[r + j * s], one convolution for
     each residue r modulo the stride s; as the sum over i of padded[p + i] * weight[r + (taps - 1
     - i) * s].
@@ -148,29 +151,33 @@ def _transposed(tensor: te.Tensor) -> StagedResult:
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     layout, result = str(attrs["data_layout"]), str(attrs["out_layout"])
-    kernel_layout, axes = str(attrs["kernel_layout"]), window_axes(layout)
+    kernel_layout, axes = str(attrs["kernel_layout"]), spatial_letters(layout)
     rank, plain = len(axes), f"NC{axes}"
     strides = cast("Sequence[int]", attrs["strides"])
     kernel = cast("Sequence[int]", attrs["kernel_size"])
     before = cast("Sequence[PrimExpr | int]", attrs["padding"])[:rank]
-    n, c, *sizes = permute(data.shape, layout, plain)
-    _, channels, *extents = permute(tensor.shape, result, plain)
+    n, c, *sizes = permute_values(data.shape, layout, plain)
+    _, channels, *extents = permute_values(tensor.shape, result, plain)
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
     steps = [(e + b + (s - 1)) // s for e, b, s in zip(extents, before, strides, strict=True)]
 
-    def pad(image: Var, *at: Var) -> PrimExpr:
+    def padded_element(image: Var, *at: Var) -> PrimExpr:
         """Return the data in NHWC order with t - 1 zeros before it (t taps), so that no tap reads
         out of bounds.
         """
         positions = [i - (t - 1) for i, t in zip(at[:-1], taps, strict=True)]
-        held = [h for i, s in zip(positions, sizes, strict=True) for h in inside(i, s, True, True)]
-        indices = permute((image, at[-1], *positions), plain, layout)
-        return guarded(data, list(indices), held, const(0, data.dtype))
+        held = [
+            h
+            for i, s in zip(positions, sizes, strict=True)
+            for h in in_range_conditions(i, s, True, True)
+        ]
+        indices = permute_values((image, at[-1], *positions), plain, layout)
+        return guarded_load(data, list(indices), held, const(0, data.dtype))
 
     around = [step + (t - 1) for step, t in zip(steps, taps, strict=True)]
-    padded = te.compute((n, *around, c), pad, name="padded")
+    padded = te.compute((n, *around, c), padded_element, name="padded")
 
-    def phase(image: Var, *at: Var) -> PrimExpr:
+    def residue_conv(image: Var, *at: Var) -> PrimExpr:
         """Return the results of one residue as a convolution without strides. A residue with one
         tap fewer has a factor 0 there, so that all sums have the same length.
         """
@@ -179,7 +186,7 @@ def _transposed(tensor: te.Tensor) -> StagedResult:
         ci = te.reduce_axis((0, c), "ci")
         tap = [r + (t - 1 - j) * s for r, t, j, s in zip(rests, taps, window, strides, strict=True)]
         factor = cast_to(
-            _transposed_weight(weight, kernel_layout, (o, ci), tap, channels), tensor.dtype
+            _conv_transpose_weight(weight, kernel_layout, (o, ci), tap, channels), tensor.dtype
         )
         held = [k < size for k, size, s in zip(tap, kernel, strides, strict=True) if size % s != 0]
         for is_tap in held:
@@ -188,20 +195,20 @@ def _transposed(tensor: te.Tensor) -> StagedResult:
         return te.sum(cast_to(value, tensor.dtype) * factor, (*window, ci))
 
     phases = te.compute(
-        (n, *map(as_dim, strides), *steps, channels), phase, name="transposed_phases"
+        (n, *map(as_dim, strides), *steps, channels), residue_conv, name="transposed_phases"
     )
 
-    def out(*at: Var) -> PrimExpr:
+    def interleaved_output(*at: Var) -> PrimExpr:
         """Return a result: its residue selects the phase, its quotient the position."""
-        image, o, *positions = permute(at, result, plain)
+        image, o, *positions = permute_values(at, result, plain)
         shifted = [p + b for p, b in zip(positions, before, strict=True)]
         rests = [w % s for w, s in zip(shifted, strides, strict=True)]
         return phases[(image, *rests, *(w // s for w, s in zip(shifted, strides, strict=True)), o)]
 
-    return te.compute(tensor.shape, out, name="transposed"), [padded]
+    return te.compute(tensor.shape, interleaved_output, name="transposed"), [padded]
 
 
-def _lists_rows(tensor: te.Tensor) -> bool:
+def _has_listed_words(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a product (of topi.nn.dense) whose weight lists words of
     the data.
     """
@@ -209,9 +216,9 @@ def _lists_rows(tensor: te.Tensor) -> bool:
     return isinstance(word_indices, te.Tensor) and not is_const(word_indices.shape[1], 0)
 
 
-def _listed(tensor: te.Tensor) -> StagedResult:
-    """Return out = data * weight + listed * rest: the listed words of the data are gathered for
-    each panel.
+def _split_listed_product(tensor: te.Tensor) -> StagedResult:
+    """Return out = data * weight + listed * rest, where the listed words of the data are gathered
+    for each panel.
     """
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
@@ -221,14 +228,14 @@ def _listed(tensor: te.Tensor) -> StagedResult:
     word, words = weight.shape[3], data.shape[-1] // weight.shape[3]
     k, j = te.reduce_axis((0, data.shape[-1]), "k"), te.reduce_axis((0, listed * word), "j")
 
-    def product(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    def multiply_elements(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         return cast_to(a, tensor.dtype) * cast_to(b, tensor.dtype)
 
-    def plain(*at: Var) -> PrimExpr:
+    def unlisted_product(*at: Var) -> PrimExpr:
         factor = weight[at[-1] // tile, k // word, at[-1] % tile, k % word]
-        return te.sum(product(data[(*at[:-1], k)], factor), k)
+        return te.sum(multiply_elements(data[(*at[:-1], k)], factor), k)
 
-    def gather(*at: Var) -> PrimExpr:
+    def gather_words(*at: Var) -> PrimExpr:
         word_index = cast_to(word_indices[at[-2], at[-1] // word], "int64")
         return data[(*at[:-2], word_index * word + at[-1] % word)]
 
@@ -236,19 +243,19 @@ def _listed(tensor: te.Tensor) -> StagedResult:
         """Return the product of the words that a panel lists."""
         *_, panel, column = at
         factor = weight[panel, j // word + words, column, j % word]
-        return te.sum(product(gathered[(*at[:-1], j)], factor), j)
+        return te.sum(multiply_elements(gathered[(*at[:-1], j)], factor), j)
 
-    dense_product = te.compute((*rows, units), plain, name="most")
-    gathered = te.compute((*rows, panels, j.extent), gather, name="gathered")
+    dense_product = te.compute((*rows, units), unlisted_product, name="most")
+    gathered = te.compute((*rows, panels, j.extent), gather_words, name="gathered")
     more = te.compute((*rows, panels, as_dim(tile)), listed_product, name="rest")
 
-    def out(*at: Var) -> PrimExpr:
+    def sum_products(*at: Var) -> PrimExpr:
         return dense_product[at] + more[(*at[:-1], at[-1] // tile, at[-1] % tile)]
 
-    return te.compute(tensor.shape, out, name="listed"), [gathered]
+    return te.compute(tensor.shape, sum_products, name="listed"), [gathered]
 
 
-def _is_grouped(tensor: te.Tensor) -> bool:
+def _is_grouped_conv(tensor: te.Tensor) -> bool:
     """Return whether a tensor is a convolution (of topi.nn.conv) in groups of more than one output
     channel.
     """
@@ -259,45 +266,45 @@ def _is_grouped(tensor: te.Tensor) -> bool:
     return not is_const(simplify(tensor.shape[layout.index("C")] // cast(int, groups)), 1)
 
 
-def _grouped(tensor: te.Tensor) -> StagedResult:
+def _split_groups(tensor: te.Tensor) -> StagedResult:
     """Return out[o] = part[o / n, o % n] with n channels in a group, so that each group is a
     product.
     """
     attrs = tensor.op.attrs
     layout, groups = str(attrs["out_layout"]), cast(int, attrs["groups"])
-    padded, stored = _padded(tensor) if _is_padded(tensor) else (tensor, [])
+    padded, stored = _pad_conv(tensor) if _is_padded_conv(tensor) else (tensor, [])
     op = padded.op
     assert isinstance(op, te.ComputeOp)
     channel = layout.index("C")
     per_group = simplify(tensor.shape[channel] // groups)
 
-    def group_body(*at: Var) -> tuple[PrimExpr, ...]:
+    def group_product(*at: Var) -> tuple[PrimExpr, ...]:
         """Return the same sum with (group, channel within it) in place of the channel."""
         *other_axes, group, within = at
         axes = [a.var for a in op.axis]
         before: list[PrimExpr] = list(other_axes)
         before.insert(channel, group * per_group + within)
 
-        def change(e: PrimExpr) -> PrimExpr:
+        def substitute_channel(e: PrimExpr) -> PrimExpr:
             """Replace a channel's quotient and remainder by the axes."""
             if isinstance(e, (FloorDiv, FloorMod)) and e.a is axes[channel]:
                 return group if isinstance(e, FloorDiv) else within
             return e
 
-        bodies = (rewrite(b, change) for b in op.body)
+        bodies = (rewrite(b, substitute_channel) for b in op.body)
         return tuple(substitute(b, dict(zip(axes, before, strict=True))) for b in bodies)
 
     outer = [d for n, d in enumerate(tensor.shape) if n != channel]
-    (by_group,) = te.compute_op((*outer, as_dim(groups), per_group), group_body, name="groups")
+    (by_group,) = te.compute_op((*outer, as_dim(groups), per_group), group_product, name="groups")
 
-    def out(*at: Var) -> PrimExpr:
+    def merged_channels(*at: Var) -> PrimExpr:
         before = [i for n, i in enumerate(at) if n != channel]
         return by_group[(*before, at[channel] // per_group, at[channel] % per_group)]
 
-    return te.compute(tensor.shape, out, name="grouped"), stored
+    return te.compute(tensor.shape, merged_channels, name="grouped"), stored
 
 
-def _transposed_weight(
+def _conv_transpose_weight(
     weight: te.Tensor,
     layout: str,
     channel: tuple[PrimExpr, PrimExpr],
@@ -306,12 +313,12 @@ def _transposed_weight(
 ) -> PrimExpr:
     """Return the weight of a tap, an output and an input channel, of one group."""
     o, ci = channel
-    if packed_tile(layout):
+    if packed_tile_size(layout):
         return weight_element(weight, layout, o, ci, tap, channels)
-    return weight[permute((ci, o, *tap), f"IO{window_axes(layout)}", layout)]
+    return weight[permute_values((ci, o, *tap), f"IO{spatial_letters(layout)}", layout)]
 
 
-def _matrix(values: object, name: str, dtype: str) -> te.Tensor:
+def _constant_matrix(values: object, name: str, dtype: str) -> te.Tensor:
     rows, columns = values.shape  # type: ignore[attr-defined]
     return te.compute(
         (as_dim(rows), as_dim(columns)),
@@ -320,7 +327,7 @@ def _matrix(values: object, name: str, dtype: str) -> te.Tensor:
     )
 
 
-def _winograd(tensor: te.Tensor) -> StagedResult:
+def _winograd_stages(tensor: te.Tensor) -> StagedResult:
     """Return out = A (U * (B d B')) A', with one factor of each transform per stage (Lavin and Gray
     2016).
     """
@@ -328,17 +335,19 @@ def _winograd(tensor: te.Tensor) -> StagedResult:
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
     m = cast(int, attrs["m"])
     top, pad_left = cast("Sequence[int]", attrs["padding"])[:2]
-    a_values, b_values, _ = winograd.matrices(m, is_integer=weight.dtype == "int16")
-    a = _matrix(a_values, "winograd_a", tensor.dtype)
-    b = _matrix(b_values, "winograd_b", tensor.dtype)
+    a_values, b_values, _ = winograd.transform_matrices(m, is_integer=weight.dtype == "int16")
+    a = _constant_matrix(a_values, "winograd_a", tensor.dtype)
+    b = _constant_matrix(b_values, "winograd_b", tensor.dtype)
     size = m + winograd.WINOGRAD_TAPS - 1
     n, height, width, depth = data.shape
     _, rows, columns, channels = tensor.shape
     down, across = (rows + (m - 1)) // m, (columns + (m - 1)) // m
 
-    def pad(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
-        held = inside(y - top, height, True, True) + inside(x - pad_left, width, True, True)
-        value = guarded(data, (image, y - top, x - pad_left, c), held, const(0, data.dtype))
+    def padded_element(image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+        held = in_range_conditions(y - top, height, True, True) + in_range_conditions(
+            x - pad_left, width, True, True
+        )
+        value = guarded_load(data, (image, y - top, x - pad_left, c), held, const(0, data.dtype))
         return cast_to(value, tensor.dtype)
 
     around = (
@@ -347,61 +356,61 @@ def _winograd(tensor: te.Tensor) -> StagedResult:
         across * m + (winograd.WINOGRAD_TAPS - 1),
         depth,
     )
-    padded = te.compute(around, pad, name="winograd_padded")
+    padded = te.compute(around, padded_element, name="winograd_padded")
 
-    def half(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+    def transform_rows(u: Var, j: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
         i = te.reduce_axis((0, size), "i")
         return te.sum(b[u, i] * padded[image, y * m + i, x * m + j, c], i)
 
     shape = (as_dim(size), as_dim(size), n, down, across, depth)
-    rows_done = te.compute(shape, half, name="winograd_rows")
+    rows_done = te.compute(shape, transform_rows, name="winograd_rows")
 
-    def body(u: Var, v: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
+    def transform_columns(u: Var, v: Var, image: Var, y: Var, x: Var, c: Var) -> PrimExpr:
         j = te.reduce_axis((0, size), "j")
         return te.sum(b[v, j] * rows_done[u, j, image, y, x, c], j)
 
-    inner = te.compute(shape, body, name="winograd_inner")
+    inner = te.compute(shape, transform_columns, name="winograd_inner")
 
-    def multiply(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
-        """Products of the transformed data with the transformed weight, for each of the places (u,
-        v) of a tile a matrix product over the channels.
+    def tile_product(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+        """Multiply the transformed data and weight: for each position (u, v) of a tile a matrix
+        product over the channels.
         """
         c = te.reduce_axis((0, depth), "c")
         factor = winograd.transformed_element(weight, u * size + v, c, o)
         return te.sum(inner[u, v, image, y, x, c] * cast_to(factor, tensor.dtype), c)
 
-    products = te.compute((*shape[:-1], channels), multiply, name="winograd_products")
+    products = te.compute((*shape[:-1], channels), tile_product, name="winograd_products")
 
-    def back(i: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+    def inverse_rows(i: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
         u = te.reduce_axis((0, size), "u")
         return te.sum(a[i, u] * products[u, v, image, y, x, o], u)
 
-    some = te.compute((as_dim(m), *shape[1:-1], channels), back, name="winograd_back")
+    some = te.compute((as_dim(m), *shape[1:-1], channels), inverse_rows, name="winograd_back")
 
-    def both(image: Var, y: Var, i: Var, x: Var, j: Var, o: Var) -> PrimExpr:
+    def inverse_columns(image: Var, y: Var, i: Var, x: Var, j: Var, o: Var) -> PrimExpr:
         v = te.reduce_axis((0, size), "v")
         return te.sum(a[j, v] * some[i, v, image, y, x, o], v)
 
     tiles = te.compute(
-        (n, down, as_dim(m), across, as_dim(m), channels), both, name="winograd_tiles"
+        (n, down, as_dim(m), across, as_dim(m), channels), inverse_columns, name="winograd_tiles"
     )
 
-    def result(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+    def output_element(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
         return tiles[image, y // m, y % m, x // m, x % m, o]
 
-    return te.compute(tensor.shape, result, name="winograd"), [a, b, padded]
+    return te.compute(tensor.shape, output_element, name="winograd"), [a, b, padded]
 
 
 STAGE_REWRITES: Sequence[
     tuple[Callable[[te.Tensor], bool], Callable[[te.Tensor], StagedResult]]
 ] = (
-    (lambda tensor: tensor.op.tag == "winograd_conv2d", _winograd),
-    (_is_transposed, _transposed),
-    (_is_grouped, _grouped),
-    (_is_pooled, _pooled),
-    (_is_padded, _padded),
-    (_lists_rows, _listed),
+    (lambda tensor: tensor.op.tag == "winograd_conv2d", _winograd_stages),
+    (_is_conv_transpose, _conv_transpose_stages),
+    (_is_grouped_conv, _split_groups),
+    (_is_pooling, _pad_pooling),
+    (_is_padded_conv, _pad_conv),
+    (_has_listed_words, _split_listed_product),
 )
 """What is taken apart, and into what; the first that fits."""
 
-__all__ = ["staged"]
+__all__ = ["split_stages"]

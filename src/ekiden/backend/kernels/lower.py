@@ -24,17 +24,17 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import show_product
+from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import BinaryExpr, PrimExpr, Select, const
-from ekiden.ir.prim_visitor import divides_by_unknown, free_vars, rewrite
-from ekiden.ir.text import prim_text
+from ekiden.ir.prim_visitor import free_vars, has_nonconstant_divisor, rewrite
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType
 from ekiden.kernels.decision import Fixed
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.op.lowered import CallLoweredAttrs
 from ekiden.relay.op.strategy import implementation_of
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -50,7 +50,7 @@ else:
 Tensors = list[te.Tensor]
 
 
-def _scalar(constant: Constant) -> te.Tensor:
+def _scalar_constant(constant: Constant) -> te.Tensor:
     """Return a one-element constant as a computation, which inlines to an immediate."""
     dtype = str(constant.data.dtype)
     if constant.data.size != 1:
@@ -68,7 +68,7 @@ def _scalar(constant: Constant) -> te.Tensor:
 
 
 @contextmanager
-def _naming(operator: str) -> Iterator[None]:
+def _naming_operator(operator: str) -> Iterator[None]:
     """Prefix errors with the operator whose user computation is invalid."""
     try:
         yield
@@ -83,7 +83,7 @@ def _lower_call(
     inputs = [t for a in call.args for t in tensors_of[a]]
     own = implementation_of(call.op.name, call.attrs, inputs, call.checked_type, target)
     if own is not None:
-        with check_site(site), _naming(call.op.name):
+        with check_site(site), _naming_operator(call.op.name):
             return own.compute(call.attrs, inputs, call.checked_type)
     lowering = call.op.definition.lower
     if lowering is None:
@@ -93,14 +93,17 @@ def _lower_call(
     return [t for t in results if isinstance(t, te.Tensor)]
 
 
-def check_names(function: Function) -> tuple[str, ...]:
-    """Return what messages call each operator that may reject an index, in the order of their
-    sites; "" for one without a source.
+def index_check_names(function: Function) -> tuple[str, ...]:
+    """Return the display name of each operator that may reject an index, in the order of their call
+    sites; "" for one without a source node.
     """
-    return tuple(c.span.naming(c.op.name) if c.span else "" for c in _refusing(function))  # type: ignore[attr-defined]
+    return tuple(
+        call.span.naming(call.op.name) if call.span else ""  # type: ignore[attr-defined]
+        for call in _index_checking_calls(function)
+    )
 
 
-def _refusing(function: Function) -> list[Call]:
+def _index_checking_calls(function: Function) -> list[Call]:
     exprs = evaluation_order(function.body)
     calls = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Op)]
     return [c for c in calls if isinstance(c.op, Op) and c.op.definition.refuses]
@@ -111,19 +114,19 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
     tensors_of: dict[RelayExpr, Tensors] = {}
     inputs: Tensors = []
     for param in function.params:
-        kinds = tensor_types(param.checked_type)
+        kinds = flatten_tensor_types(param.checked_type)
         placeholders = [
             te.placeholder(k.shape, k.dtype, f"p{len(inputs) + i}") for i, k in enumerate(kinds)
         ]
         tensors_of[param] = placeholders
         inputs.extend(placeholders)
-    sites = {call: n for n, call in enumerate(_refusing(function))}
+    sites = {call: n for n, call in enumerate(_index_checking_calls(function))}
     for expr in evaluation_order(function.body):
         match expr:
             case Call():
                 tensors_of[expr] = _lower_call(expr, tensors_of, sites.get(expr), target)
             case Constant():
-                tensors_of[expr] = [_scalar(expr)]
+                tensors_of[expr] = [_scalar_constant(expr)]
             case Tuple(fields=fields):
                 tensors_of[expr] = [t for f in fields for t in tensors_of[f]]
             case TupleGetItem(tuple_value=value, index=index):
@@ -131,10 +134,10 @@ def te_graph(function: Function, target: Target | None = None) -> tuple[Tensors,
     results = tensors_of[function.body]
     if function.ret_type is None:
         return inputs, results
-    return inputs, list(map(_shaped, results, tensor_types(function.ret_type)))
+    return inputs, list(map(_reshape_to_type, results, flatten_tensor_types(function.ret_type)))
 
 
-def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
+def _reshape_to_type(result: te.Tensor, kind: TensorType) -> te.Tensor:
     """Return a result in the shape that its function declares. A part of a larger tensor stays as
     it is: a computation of the whole would overwrite what other kernels have written beside the
     part.
@@ -147,15 +150,15 @@ def _shaped(result: te.Tensor, kind: TensorType) -> te.Tensor:
     return te.compute(kind.shape, lambda *at: result[at], name="result", tag="injective")
 
 
-def described(function: Function, name: str) -> str:
+def describe_kernel_name(function: Function, name: str) -> str:
     """Return the name of a kernel and the model node that it comes from."""
     return f"the kernel {name} of {function.span}" if function.span else f"the kernel {name}"
 
 
 Overrides = Mapping[str, Fixed]
 """What is fixed about kernels, by family, kernel or node."""
-NO_OVERRIDES: Overrides = {}
-MAX_NAME_CHARS = 80
+NO_KERNEL_OVERRIDES: Overrides = {}
+MAX_DISPLAY_NAME_CHARS = 80
 
 
 def display_name(function: Function) -> str:
@@ -165,43 +168,43 @@ def display_name(function: Function) -> str:
         for e in evaluation_order(function.body)
         if isinstance(e, Call) and isinstance(e.op, Op)
     ]
-    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_NAME_CHARS]
+    return "fused_" + "_".join(n.replace(".", "_") for n in ops)[:MAX_DISPLAY_NAME_CHARS]
 
 
-def names_of(function: Function) -> tuple[str, ...]:
+def decision_names(function: Function) -> tuple[str, ...]:
     """Return the names by which decisions refer to a kernel: its operators and its model node."""
     return (display_name(function), *((str(function.span),) if function.span else ()))
 
 
 def choose_primitive(
-    function: Function, target: Target, overrides: Overrides = NO_OVERRIDES
+    function: Function, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
 ) -> kernels.Chosen:
     """Return the family of a primitive function's kernel, and its decision. Raises CompileError for
     an invalid override.
     """
     _, outputs = te_graph(function, target)
-    return kernels.choose(outputs, target, overrides, names_of(function))
+    return kernels.choose(outputs, target, overrides, decision_names(function))
 
 
-def _own_schedule(
+def _user_schedule(
     function: Function, inputs: Tensors, outputs: Tensors, name: str, target: Target
 ) -> kernels.Scheduled | None:
     """Return the program of a user's schedule of one of the operators, or None."""
     for call in reversed(operator_calls(function)):
-        kinds = [t for a in call.args for t in tensor_types(a.checked_type)]
+        kinds = [t for a in call.args for t in flatten_tensor_types(a.checked_type)]
         tensors = [te.placeholder(k.shape, k.dtype, f"x{i}") for i, k in enumerate(kinds)]
         assert isinstance(call.op, Op)
         own = implementation_of(call.op.name, call.attrs, tensors, call.checked_type, target)
         user_program = own.schedule(call.attrs, outputs, target) if own is not None else None
         if user_program is not None:
-            func = _checked_program(user_program, call.op.name, len(inputs), len(outputs), name)
+            func = _check_user_program(user_program, call.op.name, len(inputs), len(outputs), name)
             trace = user_program.trace if isinstance(user_program, schedule.Schedule) else None
             why = f"{call.op.name} has a schedule of its own"
             return kernels.Scheduled(func, trace=trace, why=why)
     return None
 
 
-def _checked_program(
+def _check_user_program(
     user_program: object, op_name: str, inputs: int, outputs: int, name: str
 ) -> PrimFunc:
     """Return the program of a user's schedule as a kernel. Raises CompileError for
@@ -230,14 +233,14 @@ def operator_calls(function: Function) -> list[Call]:
 
 
 def lower_primitive(
-    function: Function, name: str, target: Target, overrides: Overrides = NO_OVERRIDES
+    function: Function, name: str, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
 ) -> PrimFunc:
     """Return the loop program of a primitive function; see `schedule_primitive`."""
     return schedule_primitive(function, name, target, overrides).func
 
 
 def schedule_primitive(
-    function: Function, name: str, target: Target, overrides: Overrides = NO_OVERRIDES
+    function: Function, name: str, target: Target, overrides: Overrides = NO_KERNEL_OVERRIDES
 ) -> kernels.Scheduled:
     """Return the scheduled loop program of a canonical primitive function, outputs after inputs,
     and its trace.
@@ -256,15 +259,17 @@ def schedule_primitive(
     """
     try:
         inputs, outputs = te_graph(function, target)
-        what = f"{described(function, name)}, before any schedule"
-        show_product("te.tir", what, lambda: str(kernels.program_of(inputs, outputs, name)))
-        own = _own_schedule(function, inputs, outputs, name, target)
+        what = f"{describe_kernel_name(function, name)}, before any schedule"
+        notify_product(
+            "te.tir", what, lambda: str(kernels.create_inlined_program(inputs, outputs, name))
+        )
+        own = _user_schedule(function, inputs, outputs, name, target)
         if own is not None:
-            show_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
+            notify_product("schedule.txt", own.why, lambda: kernels.schedule_text(own))
             return own
-        return kernels.scheduled(inputs, outputs, target, name, overrides, names_of(function))
+        return kernels.scheduled(inputs, outputs, target, name, overrides, decision_names(function))
     except Exception as error:
-        error.add_note(f"while lowering {described(function, name)}")
+        error.add_note(f"while lowering {describe_kernel_name(function, name)}")
         raise
 
 
@@ -285,28 +290,28 @@ class RunCheck:
     shown: Mapping[str, PrimExpr] = field(default_factory=dict)
 
     @staticmethod
-    def of(constraint: Constraint) -> RunCheck:
+    def from_constraint(constraint: Constraint) -> RunCheck:
         """Return the check of a constraint; its message shows the values of its symbols."""
         condition, where = constraint
         shown = {v.name: v for v in free_vars(condition)[:MAX_SHOWN_SYMBOLS]}
-        return RunCheck(condition, f"run: {where} needs {prim_text(condition)}", shown)
+        return RunCheck(condition, f"run: {where} needs {format_prim_expr(condition)}", shown)
 
-    def map(self, change: Callable[[PrimExpr], PrimExpr]) -> RunCheck:
+    def with_mapped_exprs(self, change: Callable[[PrimExpr], PrimExpr]) -> RunCheck:
         """Return the check with its expressions mapped."""
         shown = {name: change(value) for name, value in self.shown.items()}
         return RunCheck(change(self.condition), self.message, shown)
 
-    def stmt(self) -> AssertStmt:
+    def to_assert_stmt(self) -> AssertStmt:
         """Return the statement that fails a kernel."""
         if not self.shown:
             return AssertStmt(self.condition, self.message, "InputError")
-        shown = ", ".join(f"{_literal(name)} is {{}}" for name in self.shown)
-        values = (*map(_total, self.shown.values()),)
-        message = f"{_literal(self.message)}; {shown}"
+        shown = ", ".join(f"{_escape_format(name)} is {{}}" for name in self.shown)
+        values = (*map(_guard_divisors, self.shown.values()),)
+        message = f"{_escape_format(self.message)}; {shown}"
         return AssertStmt(self.condition, message, "InputError", values)
 
 
-def _literal(text: str) -> str:
+def _escape_format(text: str) -> str:
     """Escape text for a format string."""
     return text.replace("{", "{{").replace("}", "}}")
 
@@ -334,37 +339,38 @@ def shape_function(
         The kernel.
     """
     dims = result or Buffer("dims", (const(len(exprs)),), "int64")
-    asserts = [check.stmt() for check in checks]
+    asserts = [check.to_assert_stmt() for check in checks]
     rewritten: dict[int, PrimExpr] = {}
-    stores = [BufferStore(dims, _total(e, rewritten), (const(i),)) for i, e in enumerate(exprs)]
+    stores = [
+        BufferStore(dims, _guard_divisors(e, rewritten), (const(i),)) for i, e in enumerate(exprs)
+    ]
     body = seq(*stores[:first], *asserts, *stores[first:])
     return PrimFunc((*params, dims), body, {"global_symbol": name, "num_outputs": 1})
 
 
-def _total(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> PrimExpr:
-    """Make an expression total: divisors that may be 0 are replaced by 1, since a later check
-    rejects such sizes, while a division by zero would kill the process. `rewritten` memoises
-    shared expressions, as in `rewrite`.
+def _guard_divisors(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> PrimExpr:
+    """Replace divisors that may be 0 by 1. A later check rejects such sizes, but the division
+    itself would raise SIGFPE first. `rewritten` memoises shared expressions, as in `rewrite`.
     """
 
-    def guard(node: PrimExpr) -> PrimExpr:
+    def guard_divisor(node: PrimExpr) -> PrimExpr:
         """Replace a divisor that may be 0."""
-        if isinstance(node, BinaryExpr) and divides_by_unknown(node):
+        if isinstance(node, BinaryExpr) and has_nonconstant_divisor(node):
             return type(node)(
                 node.a, Select(node.b.equal(0), const(1), node.b, node.dtype), node.dtype
             )
         return node
 
-    return rewrite(expr, guard, rewritten)
+    return rewrite(expr, guard_divisor, rewritten)
 
 
 __all__ = [
     "RunCheck",
     "choose_primitive",
-    "described",
+    "decision_names",
+    "describe_kernel_name",
     "display_name",
     "lower_primitive",
-    "names_of",
     "schedule_primitive",
     "shape_function",
     "te_graph",

@@ -24,13 +24,15 @@ TunedSizes = Sequence[Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Overrides of a kernel whose symbols' product is at most `upper`; None is no bound."""
+    """Range of sizes that one schedule override covers: all whose product is at most `upper` (None:
+    unbounded).
+    """
 
-    most: int | None
-    given: Overrides
+    upper: int | None
+    overrides: Overrides
 
 
-def ranges_of(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[SizeRange]:
+def tuned_size_ranges(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[SizeRange]:
     """Return the ranges of overrides that were tuned for some sizes each, smallest first; the first
     record of a size wins. Boundaries are geometric means of neighbouring sizes.
     """
@@ -44,39 +46,41 @@ def ranges_of(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[SizeRange]:
     sizes = sorted(at)
     for size, following in zip(sizes, [*sizes[1:], None], strict=True):
         upper = None if following is None else math.isqrt(size * following)
-        if ranges and ranges[-1].given == at[size]:
+        if ranges and ranges[-1].overrides == at[size]:
             ranges.pop()
         ranges.append(SizeRange(upper, at[size]))
     return ranges
 
 
-def joined(ranges: Sequence[SizeRange], lower: Callable[[Overrides], PrimFunc]) -> PrimFunc:
-    """Return a lowered function that dispatches to the loops of the range that its sizes are in;
-    its attributes are those common to all ranges.
+def dispatch_on_size(
+    ranges: Sequence[SizeRange], lower: Callable[[Overrides], PrimFunc]
+) -> PrimFunc:
+    """Build a function that dispatches to the loops of the range in which its sizes are; it has the
+    attributes common to all ranges.
     """
-    lowered = [lower(row.given) for row in ranges]
+    lowered = [lower(row.overrides) for row in ranges]
     last = lowered[-1]
-    size = _product(last)
+    size = _size_product(last)
     body = last.body
     for size_range, func in zip(ranges[-2::-1], lowered[-2::-1], strict=True):
-        assert size_range.most is not None
+        assert size_range.upper is not None
         buffers = dict(zip(func.buffers, last.buffers, strict=True))
-        values = dict(zip(_symbols(func), _symbols(last), strict=True))
-        body = IfThenElse(size <= size_range.most, rename(func.body, values, buffers), body)
+        values = dict(zip(_size_symbols(func), _size_symbols(last), strict=True))
+        body = IfThenElse(size <= size_range.upper, rename(func.body, values, buffers), body)
     attrs = [f.attrs or {} for f in lowered]
     common = {k: v for k, v in attrs[0].items() if all(k in a and a[k] == v for a in attrs)}
     return last.with_fields(body=body, attrs=common)
 
 
-def _symbols(func: PrimFunc) -> list[Var]:
+def _size_symbols(func: PrimFunc) -> list[Var]:
     return free_vars(*(d for b in func.buffers for d in b.shape))
 
 
-def _product(func: PrimFunc) -> PrimExpr:
+def _size_product(func: PrimFunc) -> PrimExpr:
     total: PrimExpr = const(1)
-    for symbol in _symbols(func):
+    for symbol in _size_symbols(func):
         total = total * symbol
     return total
 
 
-__all__ = ["SizeRange", "TunedSizes", "joined", "ranges_of"]
+__all__ = ["SizeRange", "TunedSizes", "dispatch_on_size", "tuned_size_ranges"]

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TypeAlias
 
-from ekiden.backend.kernels.lower import choose_primitive, described, display_name
+from ekiden.backend.kernels.lower import choose_primitive, describe_kernel_name, display_name
 from ekiden.backend.kernels.ranges import TunedSizes
-from ekiden.ir.pass_context import RECORDS, PassContext
+from ekiden.ir.pass_context import TUNING_RECORDS_OPTION, PassContext
 from ekiden.ir.structural import structural_digest
-from ekiden.kernels.decision import Decision, Fixed, check_overrides
+from ekiden.kernels.decision import Decision, Fixed, require_valid_overrides
 from ekiden.relay.expr import Function
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 
-LOG = LazyLogger(__name__)
+_LOG = LazyLogger(__name__)
 TuningRecord: TypeAlias = tuple[TunedSizes, str, str]
 """(sizes of each run it was tuned for, rule, choice)."""
 
@@ -41,13 +41,13 @@ class TuningRecords:
     @staticmethod
     def current(target: Target) -> TuningRecords:
         """Return the records of the context. Raises CompileError for an invalid one."""
-        option = PassContext.current().option(RECORDS)
+        option = PassContext.current().option(TUNING_RECORDS_OPTION)
         assert isinstance(option, dict)
         return TuningRecords(
             target, {str(key): _parse_records(key, value) for key, value in option.items()}
         )
 
-    def fixed_for(self, form: Function) -> list[tuple[TunedSizes, str, Fixed]]:
+    def applicable_decisions(self, form: Function) -> list[tuple[TunedSizes, str, Fixed]]:
         """Return the applicable (sizes, family, decision) of a canonical function; an empty family
         is the default, no sizes are all sizes.
         """
@@ -61,24 +61,26 @@ class TuningRecords:
         applicable = [
             (points, rule if fixed is not None else "", fixed or {})
             for points, rule, choice in records
-            for fixed in [self._checked(form, rule, choice) if rule else {}]
+            for fixed in [self._validate_decision(form, rule, choice) if rule else {}]
         ]
         self.used += any(rule for _, rule, _ in applicable)
         return applicable if any(rule for _, rule, _ in applicable) else []
 
-    def _checked(self, form: Function, rule: str, choice: str) -> Fixed | None:
+    def _validate_decision(self, form: Function, rule: str, choice: str) -> Fixed | None:
         """Return the decision of a record; None, with a warning, if it does not apply."""
         try:
             fixed = Decision.parse(choice)
             chosen = choose_primitive(form, self.target)
             if chosen.family.name != rule or chosen.anchor is None:
                 raise CompileError(f"the kernel is of the family '{chosen.family.name}' now")
-            check_overrides(chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'")
+            require_valid_overrides(
+                chosen.family.space(chosen.anchor, self.target), fixed, f"'{rule}'"
+            )
             chosen.family.decide(chosen.anchor, self.target, fixed)
         except CompileError as error:
-            where = described(form, display_name(form))
+            where = describe_kernel_name(form, display_name(form))
             self.refused.append(f"{rule}: {choice}")
-            LOG.warning(
+            _LOG.warning(
                 "records: '%s: %s' for %s does not apply, the default is used: %s",
                 rule, choice, where, error,
             )  # fmt: skip
@@ -90,12 +92,12 @@ class TuningRecords:
         if not self.records:
             return
         if not self.used and not self.refused:
-            LOG.warning(
+            _LOG.warning(
                 "records: none of %d is of one of the %d kernels for %s%s",
                 len(self.records), kernels, self.target,
                 f"; {self.foreign} are of other targets" if self.foreign else "",
             )  # fmt: skip
-        LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
+        _LOG.info("records: %d of %d kernels are tuned", self.used, kernels)
 
 
 def _parse_records(key: object, value: object) -> list[TuningRecord]:

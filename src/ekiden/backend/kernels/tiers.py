@@ -15,25 +15,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.arith import simplify
-from ekiden.backend.kernels.facts import unpacked
+from ekiden.backend.kernels.facts import deserialize_entry
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.general import general_form
-from ekiden.backend.kernels.general_shapes import general_shapes
-from ekiden.codegen.build import unpack_code
+from ekiden.backend.kernels.general_shapes import general_shape_form
+from ekiden.codegen.build import deserialize_kernel
 from ekiden.codegen.cache import KernelCache
-from ekiden.codegen.parallel import Cancellation, ProgressCallback, Task, compile_tasks
-from ekiden.ir.pass_context import show_product
+from ekiden.codegen.parallel import CancellationToken, CompileTask, ProgressCallback, compile_tasks
+from ekiden.ir.pass_context import notify_product
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.memory.manifest_alloc import tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import flatten_tensor_types
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
 
-LOG = LazyLogger(__name__)
-ASSUMED_DIM = 64
+_LOG = LazyLogger(__name__)
+ASSUMED_DYNAMIC_DIM = 64
 """What a dimension that is not known counts as, where kernels are put into an order."""
 
 
@@ -42,62 +42,74 @@ OnKernel = Callable[[str, bytes], None]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Finishing:
-    """A request for every kernel's own code, after a compilation with general kernels."""
+class FullTierRequest:
+    """Request for the full tier: every kernel's own code, after a compilation with general
+    kernels.
+    """
 
     on_kernel: OnKernel
-    cancellation: Cancellation
+    cancellation: CancellationToken
     code: Mapping[str, bytes]
     """The code of those kernels that have it already, by key."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class TieredCode:
-    """The code of some kernels, by key, and the general forms of the others, by name."""
+class QuickTierCode:
+    """Code of the quick tier: object code of some kernels by key, general forms of the others by
+    name.
+    """
 
     code: Mapping[str, bytes]
     general: Mapping[str, bytes]
 
 
-def compile_without_form(
-    tasks: Sequence[Task],
+def compile_quick_tier(
+    tasks: Sequence[CompileTask],
     forms: Sequence[Function],
     targets: Sequence[Target],
     cache: KernelCache,
     progress: ProgressCallback | None,
-) -> TieredCode:
-    """Compile the kernels that have no general form; of the others return that form, unless the
-    cache has their code."""
+) -> QuickTierCode:
+    """Compile the quick tier: kernels without a general form are compiled, the others get their
+    form, unless the cache has their code.
+    """
     general: dict[str, bytes] = {}
     rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
     for task, form, target in rows.values():
+        # A cached kernel is at hand at once and faster than its general form.
         if cache.get(task.key) is None:
             made_of = general_form(form, target)
             if isinstance(made_of, bytes):
                 general[task.name] = made_of
             else:
-                LOG.debug("kernel %s is compiled at once: %s", task.name, made_of)
+                _LOG.debug("kernel %s is compiled at once: %s", task.name, made_of)
     if general:
         what = "kernels that are general until their own code is compiled"
-        show_product("general.txt", what, lambda: "\n".join(general) + "\n")
+        notify_product("general.txt", what, lambda: "\n".join(general) + "\n")
     at_once = [t for t in tasks if t.name not in general]
-    return TieredCode(compile_tasks(at_once, cache, progress), general)
+    return QuickTierCode(compile_tasks(at_once, cache, progress), general)
 
 
-def compile_rest(
-    finishing: Finishing, tasks: Sequence[Task], forms: Sequence[Function], cache: KernelCache
+def compile_full_tier(
+    finishing: FullTierRequest,
+    tasks: Sequence[CompileTask],
+    forms: Sequence[Function],
+    cache: KernelCache,
 ) -> dict[str, bytes]:
-    """Return the code of all kernels, by key: general ones are compiled in the order of what is won
-    by it, and handed over one by one. Raises what compiling raises, and CancelledError."""
+    """Compile the full tier and return the code of all kernels by key. Kernels with the largest
+    expected gain come first, and each is handed over once it is ready. Raises what compiling
+    raises, and CancelledError.
+    """
     rows = {t.key: (t, form) for t, form in zip(tasks, forms, strict=True)}
     counts = Counter(t.key for t in tasks)
     pending = [key for key in rows if key not in finishing.code]
-    pending.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
+    # A kernel that is called often or works much gains most from its own code.
+    pending.sort(key=lambda key: -counts[key] * estimate_work(rows[key][1]))
 
-    def hand_over(task: Task, code: bytes) -> None:
+    def hand_over(task: CompileTask, code: bytes) -> None:
         """Give a kernel to the program that runs; a general form runs on the host alone."""
-        _, packed = unpacked(code)
-        objects, kernels = unpack_code(packed)
+        _, packed = deserialize_entry(code)
+        objects, kernels = deserialize_kernel(packed)
         assert not kernels, "kernels of devices have no general form"
         finishing.on_kernel(task.name, objects)
 
@@ -117,29 +129,35 @@ def general_shape_forms(programs: Sequence[PrimFunc], target: Target) -> dict[st
     """
     general: dict[str, bytes] = {}
     for program in programs:
-        made_of = general_shapes(program, target)
+        made_of = general_shape_form(program, target)
         if isinstance(made_of, bytes):
             general[program.name] = made_of
         else:
-            LOG.debug("kernel %s is compiled at once: %s", program.name, made_of)
+            _LOG.debug("kernel %s is compiled at once: %s", program.name, made_of)
     return general
 
 
-def work_of(function: Function) -> int:
-    """Return an estimate of a kernel's work, by which the loss of its general form grows."""
-    elements = [d for t in tensor_types(function.body.checked_type) for d in t.shape]
+def estimate_work(function: Function) -> int:
+    """Estimate a kernel's work in elements, which orders the full tier's compilation."""
+    elements = [d for t in flatten_tensor_types(function.body.checked_type) for d in t.shape]
     total: PrimExpr = count_flops(function)
     size: PrimExpr = IntImm(1, "int64")
     for dim in elements:
         size = size * dim
     total_work = total + size
     estimate = simplify(
-        substitute(total_work, {v: IntImm(ASSUMED_DIM, v.dtype) for v in free_vars(total_work)})
+        substitute(
+            total_work, {v: IntImm(ASSUMED_DYNAMIC_DIM, v.dtype) for v in free_vars(total_work)}
+        )
     )
     return estimate.value if isinstance(estimate, IntImm) else 0
 
 
 __all__ = [
-    "Finishing", "TieredCode", "compile_rest", "compile_without_form", "general_shape_forms",
-    "work_of",
+    "FullTierRequest",
+    "QuickTierCode",
+    "compile_full_tier",
+    "compile_quick_tier",
+    "estimate_work",
+    "general_shape_forms",
 ]  # fmt: skip

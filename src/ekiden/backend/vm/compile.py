@@ -31,38 +31,38 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
-from ekiden.backend.external import is_external
+from ekiden.backend.external import is_external_function
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
-from ekiden.backend.kernels.quantized_slowdown import slower_than_floats, warn_of_slower
+from ekiden.backend.kernels.quantized_slowdown import predicted_slowdown, warn_of_slower
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import DimPlan
 from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_devices
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels, primitive_functions
 from ekiden.backend.vm.pipeline import LoweredModule
-from ekiden.backend.vm.primitives import Primitives
+from ekiden.backend.vm.primitives import PrimitiveTable
 from ekiden.backend.vm.stages import stage_kernel
 from ekiden.backend.vm.write import DeviceTable, ExecutableProgram, VMFunction, write_programs
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OPS, Array, Op
-from ekiden.ir.pass_context import phase, show_product
+from ekiden.ir.pass_context import notify_product, time_phase
 from ekiden.ir.type import FuncType
-from ekiden.relay.adjoint_type import STANDARD_TYPES
+from ekiden.relay.adjoint_type import STANDARD_TYPE_DATA
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.devices.device_domains import HOST_WORK
+from ekiden.relay.transform.devices.device_domains import HOST_OPERATORS_ATTR
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.lambda_lift import flatten_closure
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.relay.transform.memory.peak_memory import predict_peak
-from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.artifact.chunks import MIN_THREADED_BYTES
 from ekiden.runtime.artifact.device_code import pack_kernels
 from ekiden.runtime.artifact.frame import ArtifactFile
-from ekiden.runtime.artifact.metadata import CALL_CLOSURE
-from ekiden.runtime.debug.instructions import make
+from ekiden.runtime.artifact.metadata import CALL_CLOSURE_FUNCTION
+from ekiden.runtime.debug.instructions import make_instruction
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
@@ -81,7 +81,7 @@ def _with_input_names(main: VMFunction, metadata: Mapping[str, object]) -> VMFun
     return replace(main, params=names) if len(names) == len(main.params) else main
 
 
-def _closure_calls(main: Function) -> list[VMFunction]:
+def _closure_trampolines(main: Function) -> list[VMFunction]:
     """Return a trampoline for each arity of the functions in the result of `main`: it calls its
     first argument with the others.
     """
@@ -89,10 +89,10 @@ def _closure_calls(main: Function) -> list[VMFunction]:
     counts = sorted({len(kind.arg_types) for kind in kinds if isinstance(kind, FuncType)})
     return [
         VMFunction(
-            f"{CALL_CLOSURE} {n}",
+            f"{CALL_CLOSURE_FUNCTION} {n}",
             ("closure", *(f"x{i}" for i in range(n))),
             n + 1,
-            (make("InvokeClosureTail", closure=0, args=tuple(range(1, n + 1))),),
+            (make_instruction("InvokeClosureTail", closure=0, args=tuple(range(1, n + 1))),),
         )
         for n in counts
     ]
@@ -108,14 +108,16 @@ def host_functions(module: IRModule) -> list[str]:
     return sorted(names - {""})
 
 
-def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
-    """Return the conditions that every run of `main` must meet, as the frontend declares them."""
+def _run_constraints(module: IRModule, name: str) -> Sequence[Constraint]:
+    """Return the conditions on inputs that every run of `main` must meet, as the frontend declares
+    them.
+    """
     conditions = module.attrs.get("constraints", ()) if name == "main" else ()
     assert isinstance(conditions, Sequence)
     return conditions
 
 
-def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
+def _instruction_sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     """Return, by function, the index of each instruction that may fail and its model node."""
     return {
         f.name: [
@@ -127,7 +129,7 @@ def _sources(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     }
 
 
-def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
+def _instruction_checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     """Return, by function, the index of each instruction that may reject an index, and the names of
     its operators that do so.
     """
@@ -142,12 +144,12 @@ def _checks(functions: Sequence[VMFunction]) -> dict[str, list[list[object]]]:
     return {name: rows for name, rows in rows_by_function.items() if rows}
 
 
-def _marks(facts: KernelFacts) -> dict[str, object]:
+def _profile_annotations(facts: KernelMemoryInfo) -> dict[str, object]:
     """Return the profile annotations of a kernel."""
-    return {} if facts.vectors else {"vectors": False}
+    return {} if facts.is_vectorized else {"vectors": False}
 
 
-def _nodes(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
+def _kernel_sources(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
     """Return the names of kernels, each with a model node of it."""
     functions = zip(
         module_kernels.kernels.names, (f for f, _ in module_kernels.functions), strict=False
@@ -155,9 +157,11 @@ def _nodes(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
     return [(name, str(f.span)) for name, f in functions if f.span]
 
 
-def _origins(functions: Sequence[VMFunction], metadata: Mapping[str, object]) -> dict[str, object]:
+def _debug_origins(
+    functions: Sequence[VMFunction], metadata: Mapping[str, object]
+) -> dict[str, object]:
     """Return the model nodes of instructions, and the model tensors that some of them compute."""
-    sources = _sources(functions)
+    sources = _instruction_sources(functions)
     nodes = {text for rows in sources.values() for _, text in rows}
     tensors = metadata.get("tensors", {})
     assert isinstance(tensors, dict)
@@ -177,7 +181,7 @@ def compile_module(
     `compile_variants` has it."""
     kernels = compile_kernels(module, target, progress=progress)
     variants = [(LoweredModule(module, kernels, None), metadata)]
-    return compile_variants(variants, is_native=is_native).file.joined()
+    return compile_variants(variants, is_native=is_native).file.to_bytes()
 
 
 def check_module(module: IRModule) -> None:
@@ -185,7 +189,7 @@ def check_module(module: IRModule) -> None:
     as they are known without compiling kernels, such as unbound dimensions.
     """
     for function, _ in primitive_functions(module):
-        if not is_external(function):
+        if not is_external_function(function):
             canonicalize(function)
     for variable, definition in module.functions.items():
         if isinstance(definition, Function):
@@ -202,7 +206,7 @@ class LinkedExecutable:
     """
 
     file: ArtifactFile
-    apart: Mapping[int, Array]
+    external_sections: Mapping[int, Array]
     """Large constants by number that the bytes are without."""
     general: Mapping[str, bytes]
     """The general forms of kernels that have no code yet, by name."""
@@ -219,33 +223,33 @@ def compile_variants(
     """
     pool = ConstantPool()
     programs = [
-        _compile_variant(lowered, metadata, pool, is_native=is_native)
+        _compile_target_variant(lowered, metadata, pool, is_native=is_native)
         for lowered, metadata in variants
     ]
     for program in programs:
         assert program.places.devices == programs[0].places.devices, (
             "devices do not depend on targets"
         )
-    placed = [replace(p, places=replace(p.places, constants=tuple(pool.places))) for p in programs]
+    placed = [replace(p, places=replace(p.places, constants=tuple(pool.devices))) for p in programs]
     general = programs[0].general
     apart: dict[int, Array] = {}
-    if general and len(programs[0].places.devices) == 1 and not pool.made:
+    if general and len(programs[0].places.devices) == 1 and not pool.load_time_numbers:
         large = {n: a for n, a in enumerate(pool.arrays) if a.nbytes >= MIN_THREADED_BYTES}
         apart = {n: a for n, a in large.items() if a.dtype.isbuiltin == 1}  # whole bytes
     return LinkedExecutable(
-        write_programs(placed, pool.arrays, pool.made, apart or ()), apart, general
+        write_programs(placed, pool.arrays, pool.load_time_numbers, apart or ()), apart, general
     )
 
 
-@phase("bytecode")
-def _compile_variant(
+@time_phase("bytecode")
+def _compile_target_variant(
     lowered: LoweredModule,
     metadata: dict[str, object],
     constants: ConstantPool,
     *,
     is_native: bool = False,
 ) -> ExecutableProgram:
-    """Return the program of a module; its constants are put beside those that are there.
+    """Compile a module for one target; its constants are added to those of the other variants.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """
@@ -263,50 +267,60 @@ def _compile_variant(
         for g, f in module.functions.items()
         if isinstance(f, Function) and f.attr("Closure")
     }
-    plans = [DimPlan(n, f, _constraints(module, n)) for n, f in functions.items()]
+    plans = [DimPlan(n, f, _run_constraints(module, n)) for n, f in functions.items()]
     shapes = {s: stage_kernel(p, s) for p in plans for s in p.stages if s.dims.exprs}
-    kernels = kernels.beside(list(shapes.values()), target)
+    kernels = kernels.with_shape_kernels(list(shapes.values()), target)
     hosts = host_functions(module)
     if hosts:
         metadata = {**metadata, "host_functions": hosts}
     if module_kernels.symbols:
-        metadata = {**metadata, "external": module_kernels.kept}
+        metadata = {**metadata, "external": module_kernels.external_artifacts}
     table = device_table(module)
     devices = {entry.device: at for at, entry in enumerate(table)}
-    primitives = Primitives(module, module_kernels, [*(s.name for s in shapes.values()), *hosts])
+    primitives = PrimitiveTable(
+        module, module_kernels, [*(s.name for s in shapes.values()), *hosts]
+    )
     own_numbers = {n: i for i, n in enumerate(functions)}
-    types = {**STANDARD_TYPES, **module.type_definitions}
+    types = {**STANDARD_TYPE_DATA, **module.type_definitions}
     program = ProgramTables(own_numbers, closures, types, devices, constants)
-    program.primitives = {(f, at): primitives.kernel(f, at) for f, at in module_kernels.calls}
-    program.loads = {array: primitives.load(f) for array, f in module_kernels.loads.items()}
-    program.host_functions = {n: primitives.anywhere(n) for n in hosts}
-    program.shape_functions = {stage: primitives.anywhere(s.name) for stage, s in shapes.items()}
+    program.primitives = {
+        (f, at): primitives.kernel_number(f, at) for f, at in module_kernels.calls
+    }
+    program.loads = {
+        array: primitives.load_time_number(f)
+        for array, f in module_kernels.load_time_functions.items()
+    }
+    program.host_functions = {n: primitives.device_free_number(n) for n in hosts}
+    program.shape_functions = {
+        stage: primitives.device_free_number(s.name) for stage, s in shapes.items()
+    }
     compiled = [FunctionCompiler(program, plan).compile() for plan in plans]
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
     about = {
-        n: describe_kernel(f) | _marks(form) | slower_than_floats(f, target) for n, f, form in rows
+        n: describe_kernel(f) | _profile_annotations(form) | predicted_slowdown(f, target)
+        for n, f, form in rows
     }
-    warn_of_slower(about, _nodes(module_kernels), target)
-    metadata = {**metadata, "kernels": about, **_origins(compiled, metadata)}
-    if checks := _checks(compiled):
+    warn_of_slower(about, _kernel_sources(module_kernels), target)
+    metadata = {**metadata, "kernels": about, **_debug_origins(compiled, metadata)}
+    if checks := _instruction_checks(compiled):
         metadata = {**metadata, "checks": checks}
     several = len(table) > 1
     if several:
         counts = Counter(at for _, at in module_kernels.calls)
         by_device = {str(table_entry.device): counts[at] for at, table_entry in enumerate(table)}
-        work = module.attrs.get(HOST_WORK, [])
+        work = module.attrs.get(HOST_OPERATORS_ATTR, [])
         metadata = {**metadata, "placement": {"kernels": by_device, "host": work}}
     native: tuple[Sequence[bytes], Sequence[str]] = ((), ())
     if is_native:
-        general_forms = aot.native_code(
+        general_forms = aot.compile_native(
             compiled, primitives.names, kernels.exports, target, is_checked=several
         )
         native = general_forms.objects, general_forms.exports
     image = kernels.link(target, *native)
-    compiled += _closure_calls(functions["main"])
+    compiled += _closure_trampolines(functions["main"])
     what = f"the bytecode of the virtual machine for {target}"
-    show_product(
+    notify_product(
         "bytecode.txt", what, lambda: disassembler.disassemble_functions(compiled, primitives.names)
     )
     placement = DeviceTable(

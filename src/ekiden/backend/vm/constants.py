@@ -22,38 +22,43 @@ class ConstantPool:
     """
 
     arrays: list[Array] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)
     """The number of the device of each."""
-    _known: dict[tuple[int, int, bool], tuple[int, Array]] = field(default_factory=dict)
+    _number_by_identity: dict[tuple[int, int, bool], tuple[int, Array]] = field(
+        default_factory=dict
+    )
     """Identity of an array and device -> its number; and the array, which must stay alive."""
-    _alike: dict[object, list[int]] = field(default_factory=dict)
+    _numbers_by_sample: dict[object, list[int]] = field(default_factory=dict)
     """Device, dtype, shape and sample -> numbers."""
 
-    made: set[int] = field(default_factory=set)
+    load_time_numbers: set[int] = field(default_factory=set)
     """Those that are made of others when an executable is loaded."""
 
-    def number(self, data: Array, device: int = 0, is_made: bool = False) -> int:
-        """Return the number of an array on a device; the array must not change from now on.
-        `is_made`: it is computed from others when the executable is loaded.
+    def intern(self, data: Array, device: int = 0, is_made: bool = False) -> int:
+        """Intern an array for a device and return its number. The array must not change from now
+        on. `is_made`: it is computed from other constants when the executable is loaded.
         """
         key = id(data), device, is_made
-        if key not in self._known:
-            self._known[key] = self._find(data, device, is_made), data
-        return self._known[key][0]
+        if key not in self._number_by_identity:
+            self._number_by_identity[key] = self._find_equal(data, device, is_made), data
+        return self._number_by_identity[key][0]
 
-    def _find(self, data: Array, device: int, is_made: bool) -> int:
+    def _find_equal(self, data: Array, device: int, is_made: bool) -> int:
         sample = np.asarray(data).flat[:: max(1, data.size // SAMPLED_ELEMENTS)].tobytes()
-        alike = self._alike.setdefault((device, is_made, str(data.dtype), data.shape, sample), [])
+        # A full comparison reads both arrays; most arrays that differ do so in the sample already.
+        alike = self._numbers_by_sample.setdefault(
+            (device, is_made, str(data.dtype), data.shape, sample), []
+        )
         for number in alike:
-            if np.array_equal(_bytes(data), _bytes(self.arrays[number])):
+            if np.array_equal(_as_bytes(data), _as_bytes(self.arrays[number])):
                 return number
         alike.append(len(self.arrays))
         self.arrays.append(data)
-        self.places.append(device)
+        self.devices.append(device)
         if is_made:
-            self.made.add(alike[-1])
+            self.load_time_numbers.add(alike[-1])
         return alike[-1]
 
 
-def _bytes(data: Array) -> Array:
+def _as_bytes(data: Array) -> Array:
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)

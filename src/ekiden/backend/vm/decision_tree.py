@@ -30,7 +30,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["MatchLeaf", "Path", "TagTest", "decision_tree", "pattern_of", "tuple_paths"]
+__all__ = ["MatchLeaf", "Path", "TagTest", "decision_tree", "pattern_at", "tuple_paths"]
 
 Path = tuple[int, ...]
 
@@ -57,24 +57,24 @@ class TagTest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """Remaining tests of a clause."""
+class _ClauseRow:
+    """Row of the clause matrix: the tests of a clause that remain."""
 
     clause: int
     tests: dict[Path, PatternConstructor]
     variables: tuple[tuple[Var, Path], ...]
 
-    def found(self, path: Path) -> _Row:
-        """Return the row after its constructor has matched at `path`."""
+    def specialize(self, path: Path) -> _ClauseRow:
+        """Specialize the row to a matched constructor at `path` (Maranget 2008)."""
         if path not in self.tests:
             return self
         inside = self.tests[path].patterns
-        below = _row(self.clause, [(p, (*path, i)) for i, p in enumerate(inside)])
+        below = _clause_row(self.clause, [(p, (*path, i)) for i, p in enumerate(inside)])
         remaining = {p: c for p, c in self.tests.items() if p != path}
-        return _Row(self.clause, remaining | below.tests, self.variables + below.variables)
+        return _ClauseRow(self.clause, remaining | below.tests, self.variables + below.variables)
 
 
-def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
+def _clause_row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _ClauseRow:
     tests: dict[Path, PatternConstructor] = {}
     variables: list[tuple[Var, Path]] = []
     work = list(reversed(patterns))
@@ -87,22 +87,24 @@ def _row(clause: int, patterns: Sequence[tuple[Pattern, Path]]) -> _Row:
                 tests[path] = pattern
             case PatternTuple(patterns=inside):
                 work.extend(reversed([(p, (*path, i)) for i, p in enumerate(inside)]))
-    return _Row(clause, tests, tuple(variables))
+    return _ClauseRow(clause, tests, tuple(variables))
 
 
 @dataclass(slots=True)
-class _Builder:
+class _TreeBuilder:
     """Builder of the tree: nodes in breadth-first order, and the rows of pending ones."""
 
     nodes: list[MatchLeaf | TagTest] = field(default_factory=list)
-    waiting: list[list[_Row]] = field(default_factory=list)
+    waiting: list[list[_ClauseRow]] = field(default_factory=list)
 
-    def number(self, rows: list[_Row]) -> int:
-        """Return the number that the node of these rows will get."""
+    def node_number(self, rows: list[_ClauseRow]) -> int:
+        """Return the number that the node of these rows will get; the node is built later, breadth
+        first.
+        """
         self.waiting.append(rows)
         return len(self.waiting) - 1
 
-    def node(self, rows: list[_Row]) -> MatchLeaf | TagTest:
+    def build_node(self, rows: list[_ClauseRow]) -> MatchLeaf | TagTest:
         """Return the node that decides among rows; the first that matches wins. It tests the path
         that most rows test (Maranget 2008, the heuristic of necessity).
         """
@@ -110,18 +112,22 @@ class _Builder:
         if not first.tests:
             return MatchLeaf(first.clause, first.variables)
         test_counts = Counter(path for row in rows for path in row.tests)
+        # Heuristic: the constructor test of the first row that most rows need; the first row
+        # decides priority.
         path = max(first.tests, key=test_counts.__getitem__)
         tags = dict.fromkeys(r.tests[path].constructor.tag for r in rows if path in r.tests)
         cases = {
-            tag: self.number([r.found(path) for r in rows if tag == _tag(r, path, tag)])
+            tag: self.node_number(
+                [r.specialize(path) for r in rows if tag == _tag_at(r, path, tag)]
+            )
             for tag in tags
         }
         untested = [row for row in rows if path not in row.tests]
         data = first.tests[path].constructor.belong_to
-        return TagTest(path, cases, self.number(untested) if untested else None, data)
+        return TagTest(path, cases, self.node_number(untested) if untested else None, data)
 
 
-def _tag(row: _Row, path: Path, otherwise: int) -> int:
+def _tag_at(row: _ClauseRow, path: Path, otherwise: int) -> int:
     return row.tests[path].constructor.tag if path in row.tests else otherwise
 
 
@@ -129,11 +135,12 @@ def decision_tree(clauses: Sequence[Clause]) -> list[MatchLeaf | TagTest]:
     """Return the nodes of the decision tree of a match, from number 0; none if there are no
     clauses.
     """
-    builder = _Builder()
+    builder = _TreeBuilder()
     if clauses:
-        builder.number([_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
+        builder.node_number([_clause_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
+    # Breadth first and iterative, so that deep patterns do not exhaust the stack.
     while len(builder.nodes) < len(builder.waiting):
-        builder.nodes.append(builder.node(builder.waiting[len(builder.nodes)]))
+        builder.nodes.append(builder.build_node(builder.waiting[len(builder.nodes)]))
     return builder.nodes
 
 
@@ -150,20 +157,20 @@ def tuple_paths(clauses: Sequence[Clause]) -> dict[Path, int]:
     return field_counts
 
 
-MAX_SHOWN_DEPTH = 4
+MAX_SHOWN_PATTERN_DEPTH = 4
 """How deep an error shows a value."""
 
 
-def pattern_of(
+def pattern_at(
     heads: Mapping[Path, Constructor], tuples: Mapping[Path, int], path: Path = ()
 ) -> Pattern:
-    """Return the pattern of a value whose constructors are known at some paths, no deeper than an
-    error shows.
+    """Return the pattern of a value whose constructors are known at some paths, at most
+    MAX_SHOWN_PATTERN_DEPTH deep, for an error message.
     """
-    if len(path) < MAX_SHOWN_DEPTH:
+    if len(path) < MAX_SHOWN_PATTERN_DEPTH:
         constructor = heads.get(path)
         count = tuples.get(path, 0) if constructor is None else len(constructor.inputs)
-        inner = tuple(pattern_of(heads, tuples, (*path, i)) for i in range(count))
+        inner = tuple(pattern_at(heads, tuples, (*path, i)) for i in range(count))
         if constructor is not None:
             return PatternConstructor(constructor, inner)
         if inner:

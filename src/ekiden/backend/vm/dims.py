@@ -23,14 +23,14 @@ from ekiden.backend.kernels.lower import Constraint
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.ir.prim_visitor import Interned, free_vars
+from ekiden.ir.prim_visitor import ExprInterner, free_vars
 from ekiden.ir.type import TensorType
 from ekiden.relay.analysis.conditions import kernel_conditions
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.expr import Var as RelayVar
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.language.chains import parse_let_chain
 from ekiden.relay.transform.language.scopes import bodies
 from ekiden.relay.visitor import type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -44,7 +44,7 @@ def is_static(exprs: Sequence[PrimExpr]) -> bool:
     return all(isinstance(e, IntImm) for e in exprs)
 
 
-def values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
+def constant_values(exprs: Sequence[PrimExpr]) -> tuple[int, ...]:
     """Return the values of constants."""
     return tuple(e.value for e in exprs if isinstance(e, IntImm))
 
@@ -56,16 +56,18 @@ class DimVector:
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
         self.constraints: list[Constraint] = []
+        # A vector without elements is never computed, but its checks must run.
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
         self._places: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
-        self._one = Interned()
+        self._one = ExprInterner()
         for constraint in constraints:
             self.check(constraint)
 
-    def place(self, exprs: Sequence[PrimExpr]) -> int:
+    def slot_of(self, exprs: Sequence[PrimExpr]) -> int:
         """Return the slot of the first of `exprs`, whose values are stored consecutively."""
         shared = [*map(self._one, exprs)]
+        # Interned, so that equality of expressions is identity and the key is small.
         key = tuple(map(id, shared))
         if key not in self._places:
             self._places[key] = len(self.exprs)
@@ -74,17 +76,17 @@ class DimVector:
 
     def check(self, constraint: Constraint) -> None:
         """Add a condition, once."""
-        if not self.checks(constraint):
+        if not self.has_check(constraint):
             self._checked.add(id(self._one(constraint[0])))
             self.constraints.append(constraint)
-            self.require()
+            self.mark_used()
 
-    def require(self) -> None:
-        """Have the vector computed even where nothing is read from it: computing it checks."""
+    def mark_used(self) -> None:
+        """Mark the vector as used even where nothing reads it: computing it performs the checks."""
         if not self.exprs:
-            self.place((const(0),))
+            self.slot_of((const(0),))
 
-    def checks(self, constraint: Constraint) -> bool:
+    def has_check(self, constraint: Constraint) -> bool:
         """Return whether a condition is checked."""
         return id(self._one(constraint[0])) in self._checked
 
@@ -134,28 +136,30 @@ class DimPlan:
         self._bound_at: dict[Var, DimStage] = dict.fromkeys(parameter_symbols, self.entry)
         self._is_checked = bool(constraints)
         stack: list[tuple[RelayExpr, DimStage]] = [(function.body, self.entry)]
+        # An explicit stack: let-chains and branches nest deeper than Python's recursion limit.
         while stack:
             body, stage = stack.pop()
-            stack.extend(self._walk(body, stage))
+            stack.extend(self._plan_chain(body, stage))
         self.after = {variable: stage for stage, variable in self._ends.items()}
         """Variable -> the stage that is computed when it is bound."""
+        # Later stages first: they add the symbols that they read to the vectors of earlier ones.
         for stage in reversed(self.stages):
-            self._gather(stage)
+            self._collect_symbols(stage)
 
-    def place(
+    def stage_and_slot(
         self, exprs: Sequence[PrimExpr], beside: Sequence[PrimExpr] = ()
     ) -> tuple[DimStage, int]:
-        """Return the stage that computes expressions, and their slot in its vector; constants are
-        stored in the stage of `beside`.
+        """Return the stage that computes some expressions and their slot in its vector; constants
+        are stored in the stage of `beside`.
         """
-        stage = self._stage_of(beside if is_static(exprs) else exprs)
-        return stage, stage.dims.place(exprs)
+        stage = self._latest_stage(beside if is_static(exprs) else exprs)
+        return stage, stage.dims.slot_of(exprs)
 
-    def _stage_of(self, exprs: Sequence[PrimExpr]) -> DimStage:
-        stages = (self._bound_at.get(v, self.entry) for e in exprs for v in self._symbols(e))
+    def _latest_stage(self, exprs: Sequence[PrimExpr]) -> DimStage:
+        stages = (self._bound_at.get(v, self.entry) for e in exprs for v in self._free_symbols(e))
         return max(stages, key=lambda stage: stage.depth, default=self.entry)
 
-    def _symbols(self, expr: PrimExpr) -> list[Var]:
+    def _free_symbols(self, expr: PrimExpr) -> list[Var]:
         """Return the symbols of an expression, cached."""
         cached = self._inside.get(id(expr))
         if cached is None:
@@ -168,31 +172,31 @@ class DimPlan:
         self.stages.append(stage)
         return stage
 
-    def _walk(self, body: RelayExpr, stage: DimStage) -> list[tuple[RelayExpr, DimStage]]:
+    def _plan_chain(self, body: RelayExpr, stage: DimStage) -> list[tuple[RelayExpr, DimStage]]:
         """Assign slots for what a chain needs; return the inner chains with the stage in which each
         begins.
         """
         inner: list[tuple[RelayExpr, DimStage]] = []
-        chain = unchain(body)
+        chain = parse_let_chain(body)
         bindings, open_stage = chain.bindings, None
         for variable, value in bindings:
             call = value if isinstance(value, Call) else None
             if call is not None and isinstance(call.attrs, (MatchShapeAttrs, BindDimsAttrs)):
                 if isinstance(call.op, Op) and call.op.definition.stateful:
                     stage = open_stage = open_stage or self._new_stage(stage, body)
-                    self._bind(stage, call)
+                    self._bind_symbols(stage, call)
                     self._ends[stage] = variable
                 continue
             open_stage = None
             if call is not None:
-                self._place_call(call)
-                self._check_call(call, stage, body)
+                self._plan_call(call)
+                self._add_call_checks(call, stage, body)
             inner.extend((inner_body, stage) for inner_body in bodies(value))
         if chain.result is not None:
             inner.extend((inner_body, stage) for inner_body in bodies(chain.result))
         return inner
 
-    def _bind(self, stage: DimStage, call: Call) -> None:
+    def _bind_symbols(self, stage: DimStage, call: Call) -> None:
         stage.calls.append(call)
         attrs = call.attrs
         if isinstance(attrs, BindDimsAttrs):
@@ -201,25 +205,27 @@ class DimPlan:
             assert isinstance(attrs, MatchShapeAttrs)
             tensor_type = call.args[0].checked_type
             assert isinstance(tensor_type, TensorType)
-            named = [d for d in attrs.shape if isinstance(d, Var) and not _occurs(d, tensor_type)]
+            named = [
+                d for d in attrs.shape if isinstance(d, Var) and not _occurs_in_type(d, tensor_type)
+            ]
         for symbol in named:
             assert isinstance(symbol, Var)
             if symbol not in self._bound_at:
                 self._bound_at[symbol] = stage
-                stage.symbols[symbol] = stage.dims.place((symbol,))
-        stage.dims.require()  # where it only checks; symbols come first
+                stage.symbols[symbol] = stage.dims.slot_of((symbol,))
+        stage.dims.mark_used()  # where it only checks; symbols come first
 
-    def _place_call(self, call: Call) -> None:
+    def _plan_call(self, call: Call) -> None:
         match call.attrs:
             case AllocStorageAttrs(size=size) if not is_static((size,)):
-                self.place((size,))
+                self.stage_and_slot((size,))
             case AllocTensorAttrs(offset=offset, shape=shape) if not is_static((offset, *shape)):
-                self.place((offset,), beside=shape)
-                self.place(shape, beside=(offset,))
+                self.stage_and_slot((offset,), beside=shape)
+                self.stage_and_slot(shape, beside=(offset,))
             case ReshapeTensorAttrs(shape=shape) if not is_static(shape):
-                self.place(shape)
+                self.stage_and_slot(shape)
 
-    def _check_call(self, call: Call, stage: DimStage, body: RelayExpr) -> None:
+    def _add_call_checks(self, call: Call, stage: DimStage, body: RelayExpr) -> None:
         """Add checks of what a kernel assumes about its arguments."""
         if not (isinstance(call.op, Op) and call.op.name == "vm.invoke_tvm_op"):
             return
@@ -227,22 +233,24 @@ class DimPlan:
         if is_known or not isinstance(call.args[0], Function):
             return
         for constraint in kernel_conditions(call.args[0]):
-            self._check(constraint, stage, body)
+            self._add_check(constraint, stage, body)
 
-    def _check(self, constraint: Constraint, stage: DimStage, body: RelayExpr) -> None:
+    def _add_check(self, constraint: Constraint, stage: DimStage, body: RelayExpr) -> None:
         at: DimStage | None = stage
+        # An enclosing stage that checks the condition has run by then.
         while at is not None:
-            if at.dims.checks(constraint):
+            if at.dims.has_check(constraint):
                 return
             at = at.parent
-        chosen = self._stage_of((constraint[0],))
+        chosen = self._latest_stage((constraint[0],))
+        # A check inside a branch must run only where the branch is taken.
         if chosen.chain is not body:
             chosen = self.before.get(body) or self._new_stage(chosen, body)
             self.before[body] = chosen
         chosen.dims.check(constraint)
 
-    def _gather(self, stage: DimStage) -> None:
-        """Record the symbols that a stage reads from earlier ones."""
+    def _collect_symbols(self, stage: DimStage) -> None:
+        """Collect the symbols that a stage reads from earlier stages."""
         exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
         exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
                   for d in c.attrs.shape]  # fmt: skip
@@ -251,10 +259,10 @@ class DimPlan:
                 continue
             origin = self._bound_at.get(symbol, self.entry)
             if origin is not stage:
-                origin.dims.place((symbol,))
+                origin.dims.slot_of((symbol,))
                 stage.earlier.setdefault(origin, set()).add(symbol)
 
 
-def _occurs(symbol: PrimExpr, kind: TensorType) -> bool:
+def _occurs_in_type(symbol: PrimExpr, kind: TensorType) -> bool:
     """Return whether a symbol occurs in a type."""
     return any(symbol in free_vars(d) for d in kind.shape)

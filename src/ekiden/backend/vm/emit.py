@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ekiden.backend.vm.operands import jumps, with_jumps
-from ekiden.runtime.debug.instructions import Instruction, Operand, make
+from ekiden.backend.vm.operands import jump_offsets, with_jump_offsets
+from ekiden.runtime.debug.instructions import Instruction, Operand, make_instruction
 
 __all__ = ["BytecodeEmitter", "ScopeIterator", "emit_scope"]
 
@@ -29,44 +29,46 @@ class BytecodeEmitter:
 
     def emit(self, name: str, **operands: Operand | str) -> None:
         """Append an instruction."""
-        self._code.append(replace(make(name, **operands), source=self.source))
+        self._code.append(replace(make_instruction(name, **operands), source=self.source))
 
     def name_checks(self, names: tuple[str, ...]) -> None:
         """Record the names of the operators that may reject an index in the last instruction."""
         self._code[-1] = replace(self._code[-1], checks=names)
 
-    def new(self) -> int:
+    def new_register(self) -> int:
         """Return a new virtual register."""
         self.count += 1
         return self.count - 1
 
-    def into(self, name: str, **operands: Operand | str) -> int:
+    def emit_into(self, name: str, **operands: Operand | str) -> int:
         """Append an instruction whose result is a new register, and return it."""
-        target = self.new()
+        target = self.new_register()
         self.emit(name, dst=target, **operands)
         return target
 
-    def label(self) -> int:
+    def new_label(self) -> int:
         """Return a new label, to be bound later."""
         self._labels.append(-1)
         return len(self._labels) - 1
 
-    def place(self, label: int) -> None:
+    def bind_label(self, label: int) -> None:
         """Bind a label to the next instruction."""
         self._labels[label] = len(self._code)
 
-    def goto(self, label: int) -> None:
+    def emit_goto(self, label: int) -> None:
         """Jump to a label."""
         self.emit("Goto", offset=label)
 
-    def switch(self, value: int, labels: tuple[int, ...]) -> None:
-        """Jump to the label of a tag or number; to the last one where it has none."""
+    def emit_switch(self, value: int, labels: tuple[int, ...]) -> None:
+        """Emit a jump table on a tag or number; values without an entry go to the last label."""
         self.emit("Switch", value=value, offsets=labels)
 
-    def code(self) -> list[Instruction]:
+    def resolve_labels(self) -> list[Instruction]:
         """Return the instructions with labels resolved to offsets."""
         return [
-            with_jumps(instruction, [self._labels[label] - at for label in jumps(instruction)])
+            with_jump_offsets(
+                instruction, [self._labels[label] - at for label in jump_offsets(instruction)]
+            )
             for at, instruction in enumerate(self._code)
         ]
 

@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.backend.kernels.lower import check_names
+from ekiden.backend.kernels.lower import index_check_names
 from ekiden.backend.vm.choices import ChoiceEmitter, ValueParts
 from ekiden.backend.vm.constants import ConstantPool
-from ekiden.backend.vm.dims import DimPlan, DimStage, is_static, values
+from ekiden.backend.vm.dims import DimPlan, DimStage, constant_values, is_static
 from ekiden.backend.vm.emit import ScopeIterator, emit_scope
-from ekiden.backend.vm.primitives import HOST_DEVICE
-from ekiden.backend.vm.registers import allocate
+from ekiden.backend.vm.primitives import HOST_DEVICE_INDEX
+from ekiden.backend.vm.registers import allocate_registers
 from ekiden.backend.vm.stages import arguments, entry_sources
 from ekiden.backend.vm.write import VMFunction
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.node import Node, fields_of
+from ekiden.ir.node import Node, node_fields
 from ekiden.ir.op import OPS, Array, Op
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import GlobalTypeVar
@@ -44,7 +44,7 @@ from ekiden.relay.expr import (
 from ekiden.relay.op.annotation import DeviceCopyAttrs
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, OwnAttrs
 from ekiden.relay.op.vm import InvokeAttrs, ReshapeTensorAttrs
-from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.language.chains import parse_let_chain
 from ekiden.runtime import Device
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -57,8 +57,8 @@ _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class ProgramTables:
-    """What all functions of an executable share: numbers of functions and primitives, the table of
-    constants.
+    """Tables that all functions of an executable share: numbers of functions, primitives and
+    devices, and the constant pool.
     """
 
     functions: dict[str, int]
@@ -76,34 +76,36 @@ class ProgramTables:
     derived: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     """Constants that are: the primitive, and what each is made of, which stands before it."""
 
-    def constant(self, data: Array, device: int) -> int:
-        """The number of a constant. What is made at loading is made on the host alone.
+    def constant_number(self, data: Array, device: int) -> int:
+        """Return the number of a constant. What is made at loading is made on the host alone.
 
         Sources stand before what is made of them, so that the loader makes them in order; a chain
         of any length is walked with a list.
         """
         if id(data) not in self.loads or len(self.devices) > 1:
-            return self.constants.number(data, device)
+            return self.constants.intern(data, device)
         waiting = [data]
         while waiting:
             last = waiting[-1]
             source = last.source if isinstance(last, ConstantData) else None
             assert isinstance(source, Call)
             inputs = [a.data for a in source.args if isinstance(a, Constant)]
-            numbers = [self.constants.number(a, HOST_DEVICE, id(a) in self.loads) for a in inputs]
+            numbers = [
+                self.constants.intern(a, HOST_DEVICE_INDEX, id(a) in self.loads) for a in inputs
+            ]
             missing = [a for a, n in zip(inputs, numbers, strict=True)
                        if id(a) in self.loads and n not in self.derived]  # fmt: skip
             if missing:
                 waiting.extend(missing)
                 continue
-            number = self.constants.number(last, HOST_DEVICE, is_made=True)
+            number = self.constants.intern(last, HOST_DEVICE_INDEX, is_made=True)
             self.derived.setdefault(number, (self.loads[id(last)], tuple(numbers)))
             waiting.pop()
-        return self.constants.number(data, HOST_DEVICE, is_made=True)
+        return self.constants.intern(data, HOST_DEVICE_INDEX, is_made=True)
 
 
 class FunctionCompiler(ChoiceEmitter):
-    """Emits the instructions of one function, in one walk over its bindings.
+    """Compiler of one function to bytecode, in one walk over its bindings.
 
     Each value gets a register that is written once (twice and more for the result of a choice), so
     that what follows can reason about lifetimes without data flow. Nothing is decided here that a
@@ -130,153 +132,159 @@ class FunctionCompiler(ChoiceEmitter):
         if self.plan.entry.dims.exprs:
             entry_tensors = entry_sources(self.plan).tensors
             held: ValueParts = {(i,): i for i in range(len(self.function.params))}
-            self._compute(
-                self.plan.entry, [self._part(source.path, held) for source in entry_tensors]
+            self._emit_dim_vector(
+                self.plan.entry,
+                [self._component_register(source.path, held) for source in entry_tensors],
             )
-        emit_scope(self._scope(self.function.body, None))
+        emit_scope(self._emit_let_chain(self.function.body, None))
         params = tuple(p.name_hint for p in self.function.params)
-        count, code = allocate(self.code(), len(params))
+        count, code = allocate_registers(self.resolve_labels(), len(params))
         is_open = self.name not in self.program.closures
         types = tuple(p.checked_type for p in self.function.params) if is_open else ()
         return VMFunction(self.name, params, count, code, types)
 
-    def _compute(self, stage: DimStage, tensors: Sequence[int]) -> None:
+    def _emit_dim_vector(self, stage: DimStage, tensors: Sequence[int]) -> None:
         """Emit the computation of a stage's size vector from tensors and earlier vectors."""
         length = len(stage.dims.exprs)
-        size = self._load_int(8 * length)
-        storage = self.into(
-            "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE
+        size = self._emit_load_int(8 * length)
+        storage = self.emit_into(
+            "AllocStorage", size=size, size_index=0, alignment=64, device=HOST_DEVICE_INDEX
         )
-        vector = self.into("AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,))
+        vector = self.emit_into(
+            "AllocTensor", storage=storage, offset=0, dtype="int64", shape=(length,)
+        )
         args = (*tensors, *(self.vectors[s] for s in stage.earlier), vector)
         index = self.program.shape_functions[stage]
         self.emit("InvokePacked", packed_index=index, output_size=1, args=args)
         self.vectors[stage] = vector
 
-    def _compute_later(self, stage: DimStage | None) -> None:
+    def _emit_stage_vector(self, stage: DimStage | None) -> None:
         """Emit the size vector of a stage after the entry, if it is used."""
         if stage is None or not stage.dims.exprs:
             return
         stage_arguments = arguments(stage)
         tensors = [
-            self._part((0, *argument.path), {(0,): self._atom(argument.value)})
+            self._component_register(
+                (0, *argument.path), {(0,): self._atom_register(argument.value)}
+            )
             for argument in stage_arguments
         ]
-        self._compute(stage, tensors)
+        self._emit_dim_vector(stage, tensors)
 
-    def _scope(self, body: RelayExpr, to: int | None) -> ScopeIterator:
-        """A let-chain whose result goes to a register; None: it is the result of the function."""
-        self._compute_later(self.plan.before.get(body))
-        chain = unchain(body)
+    def _emit_let_chain(self, body: RelayExpr, to: int | None) -> ScopeIterator:
+        """Emit a let-chain whose result goes to a register (None: it is the result of the
+        function).
+        """
+        self._emit_stage_vector(self.plan.before.get(body))
+        chain = parse_let_chain(body)
         assert chain.result is not None
-        last = chain.tail()
+        last = chain.tail_binding_index()
         for variable, value in chain.bindings[:last]:
             self.source = str(value.span or "")
             if isinstance(value, (If, Match)):
-                self.registers[variable] = self.new()
-                yield self._branches(value, self.registers[variable])
+                self.registers[variable] = self.new_register()
+                yield self._emit_branches(value, self.registers[variable])
             else:
-                self.registers[variable] = self._value(value)
-                if (made := self._made(value)) is not None:
+                self.registers[variable] = self._emit_value(value)
+                if (made := self._known_closure(value)) is not None:
                     self.closures[variable] = made
-            self._compute_later(self.plan.after.get(variable))
+            self._emit_stage_vector(self.plan.after.get(variable))
         result = chain.result if last == len(chain.bindings) else chain.bindings[last][1]
         if result is not chain.result:
             self.source = str(result.span or "")
         if isinstance(result, (If, Match)):
-            yield self._branches(result, to)
+            yield self._emit_branches(result, to)
         else:
-            self._give(result, to)
+            self._emit_result(result, to)
 
-    def _branches(self, choice: If | Match, to: int | None) -> ScopeIterator:
-        return self._if(choice, to) if isinstance(choice, If) else self._match(choice, to)
+    def _emit_branches(self, choice: If | Match, to: int | None) -> ScopeIterator:
+        return self._emit_if(choice, to) if isinstance(choice, If) else self._emit_match(choice, to)
 
-    def _give(self, value: RelayExpr, to: int | None) -> None:
+    def _emit_result(self, value: RelayExpr, to: int | None) -> None:
         """Emit the end of a scope: store or return its result. A call in tail position reuses the
         frame, so that recursion of any depth needs one.
         """
-        if to is None and self._is_call(value):
+        if to is None and self._is_program_call(value):
             assert isinstance(value, Call)
-            self._call_function(value, None)
+            self._emit_function_call(value, None)
             return
-        register = self._atom(value)
+        register = self._atom_register(value)
         if to is None:
             self.emit("Ret", src=register)
         else:
             self.emit("Move", dst=to, src=register)
 
-    def _is_call(self, value: RelayExpr) -> bool:
+    def _is_program_call(self, value: RelayExpr) -> bool:
         """Return whether a value is the result of a function of the program."""
         is_call = isinstance(value, Call) and not isinstance(value.op, (Op, Constructor))
-        return is_call and self._made(value) is None
+        return is_call and self._known_closure(value) is None
 
-    def _value(self, value: RelayExpr) -> int:
-        """Emit what computes a value; the register that holds it."""
+    def _emit_value(self, value: RelayExpr) -> int:
+        """Emit the instructions that compute a value and return its register."""
         match value:
             case Var():
-                return self._alias(value)
+                return self._emit_alias(value)
             case Constant(data=data):
-                return self._load_constant(data)
+                return self._emit_load_constant(data)
             case Tuple(fields=fields):
-                return self._adt(0, fields)
+                return self._emit_alloc_adt(0, fields)
             case TupleGetItem(tuple_value=of, index=index):
-                return self.into("GetField", object=self._atom(of), index=index)
+                return self.emit_into("GetField", object=self._atom_register(of), index=index)
             case GlobalVar(name_hint=name):
-                return self.into("AllocClosure", func=self.program.functions[name], free=())
+                return self.emit_into("AllocClosure", func=self.program.functions[name], free=())
             case Call():
-                return self._call(value)
+                return self._emit_call(value)
             case RefCreate(value=held):
-                return self.into("AllocRef", value=self._atom(held))
+                return self.emit_into("AllocRef", value=self._atom_register(held))
             case RefRead(ref=ref):
-                return self.into("ReadRef", ref=self._atom(ref))
+                return self.emit_into("ReadRef", ref=self._atom_register(ref))
             case RefWrite(ref=ref, value=held):
-                self.emit("WriteRef", ref=self._atom(ref), value=self._atom(held))
-                return self._adt(0, ())
+                self.emit("WriteRef", ref=self._atom_register(ref), value=self._atom_register(held))
+                return self._emit_alloc_adt(0, ())
             case _:
                 raise InternalError(
                     f"VM compiler: a {type(value).__name__} is not in A-normal form"
                 )
 
-    def _alias(self, variable: Var) -> int:
+    def _emit_alias(self, variable: Var) -> int:
         if variable not in self.registers:
             raise InternalError(
                 f"VM compiler: variable %{variable.name_hint} has no register in @{self.name}"
             )
-        return self.into("Move", src=self.registers[variable])
+        return self.emit_into("Move", src=self.registers[variable])
 
-    def _atom(self, expr: RelayExpr) -> int:
-        """The register of an argument; a variable's own, without a copy."""
-        return self.registers[expr] if expr in self.registers else self._value(expr)
+    def _atom_register(self, expr: RelayExpr) -> int:
+        """Return the register of an argument: a variable's own, without a copy."""
+        return self.registers[expr] if expr in self.registers else self._emit_value(expr)
 
-    def _atoms(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
-        return tuple(map(self._atom, exprs))
+    def _atom_registers(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
+        return tuple(map(self._atom_register, exprs))
 
-    def _load_constant(self, data: Array, device: int = HOST_DEVICE) -> int:
-        return self.into("LoadConst", const_index=self.program.constant(data, device))
+    def _emit_load_constant(self, data: Array, device: int = HOST_DEVICE_INDEX) -> int:
+        return self.emit_into("LoadConst", const_index=self.program.constant_number(data, device))
 
-    def _load_int(self, value: int) -> int:
-        return self.into("LoadConsti", value=value)
+    def _emit_load_int(self, value: int) -> int:
+        return self.emit_into("LoadConsti", value=value)
 
-    def _adt(self, tag: int, fields: tuple[RelayExpr, ...]) -> int:
-        return self.into("AllocADT", tag=tag, fields=self._atoms(fields))
+    def _emit_alloc_adt(self, tag: int, fields: tuple[RelayExpr, ...]) -> int:
+        return self.emit_into("AllocADT", tag=tag, fields=self._atom_registers(fields))
 
-    def _call(self, call: Call) -> int:
+    def _emit_call(self, call: Call) -> int:
         match call.op:
             case Op(name=name):
-                return self._operator(name, call)
+                return self._emit_operator(name, call)
             case Constructor(tag=tag):
-                return self._adt(tag, call.args)
-            case _ if (made := self._made(call)) is not None:
-                return self.into("AllocClosure", func=made[0], free=made[1])
+                return self._emit_alloc_adt(tag, call.args)
+            case _ if (made := self._known_closure(call)) is not None:
+                return self.emit_into("AllocClosure", func=made[0], free=made[1])
             case _:
-                result = self.new()
-                self._call_function(call, result)
+                result = self.new_register()
+                self._emit_function_call(call, result)
                 return result
 
-    def _made(self, value: RelayExpr) -> _Closure | None:
-        """The function that a value is and what it captures, if that is known here: then it is
-        called directly, without an object for the closure, which would be allocated in each turn of
-        a loop.
+    def _known_closure(self, value: RelayExpr) -> _Closure | None:
+        """Return the function and captured values of a value that is statically known to be a
+        closure; it is called directly, without allocating a closure object in each iteration.
         """
         match value:
             case Var() if value in self.closures:
@@ -284,29 +292,31 @@ class FunctionCompiler(ChoiceEmitter):
             case GlobalVar(name_hint=name) if name not in self.program.closures:
                 return self.program.functions[name], ()
             case Call(op=GlobalVar(name_hint=name), args=args) if name in self.program.closures:
-                return self.program.functions[name], self._atoms(args)
+                return self.program.functions[name], self._atom_registers(args)
             case _:
                 return None
 
-    def _call_function(self, call: Call, to: int | None) -> None:
+    def _emit_function_call(self, call: Call, to: int | None) -> None:
         """Emit a call of a function of the program, without a closure object where the function is
         known.
         """
         dst = {} if to is None else {"dst": to}
         tail = "Tail" if to is None else ""
-        args = self._atoms(call.args)
-        if (closure := self._made(call.op)) is not None:
+        args = self._atom_registers(call.args)
+        if (closure := self._known_closure(call.op)) is not None:
             self.emit(f"Invoke{tail}", **dst, func=closure[0], args=(*closure[1], *args))
         else:
-            self.emit(f"InvokeClosure{tail}", **dst, closure=self._atom(call.op), args=args)
+            self.emit(
+                f"InvokeClosure{tail}", **dst, closure=self._atom_register(call.op), args=args
+            )
 
-    def _operator(self, name: str, call: Call) -> int:
+    def _emit_operator(self, name: str, call: Call) -> int:
         match name, call.attrs:
             case "memory.alloc_storage", AllocStorageAttrs(
                 size=size, alignment=alignment, arena=arena, device=device
             ):
-                register, index = self._integer(size)
-                return self.into(
+                register, index = self._integer_element(size)
+                return self.emit_into(
                     "AllocArena" if arena else "AllocStorage",
                     size=register,
                     size_index=index,
@@ -314,78 +324,80 @@ class FunctionCompiler(ChoiceEmitter):
                     device=device,
                 )
             case "memory.alloc_tensor", AllocTensorAttrs():
-                return self._alloc_tensor(self._atom(call.args[0]), call.attrs)
+                return self._emit_alloc_tensor(self._atom_register(call.args[0]), call.attrs)
             case "memory.own", OwnAttrs(device=device):
-                return self.into("Own", tensor=self._atom(call.args[0]), device=device)
+                return self.emit_into(
+                    "Own", tensor=self._atom_register(call.args[0]), device=device
+                )
             case "vm.reshape_tensor", ReshapeTensorAttrs(shape=shape):
-                register, index = self._shape(shape)
-                data = self._atom(call.args[0])
-                return self.into(
+                register, index = self._shape_element(shape)
+                data = self._atom_register(call.args[0])
+                return self.emit_into(
                     "ReshapeTensor", tensor=data, shape=register, shape_index=index, ndim=len(shape)
                 )
             case "vm.match_shape" | "vm.forget_shape" | "vm.bind_dims", _:
-                return self.into("Move", src=self._atom(call.args[0]))
+                return self.emit_into("Move", src=self._atom_register(call.args[0]))
             case "vm.shape_of" | "shape_of", _:
-                return self.into("ShapeOf", tensor=self._atom(call.args[0]))
+                return self.emit_into("ShapeOf", tensor=self._atom_register(call.args[0]))
             case "vm.invoke_tvm_op", _:
-                return self._invoke_kernel(call)
+                return self._emit_invoke_kernel(call)
             case "device_copy", DeviceCopyAttrs():
-                return self._copy(call.args[0], call.attrs)
+                return self._emit_device_copy(call.args[0], call.attrs)
             case "memory.kill", _:
                 return -1  # registers.py knows when values die
             case _ if OPS[name].host:
-                return self._call_host(OPS[name].host, call)
+                return self._emit_host_call(OPS[name].host, call)
             case _:
                 where = f" ({call.span})" if call.span else ""
                 raise CompileError(
                     f"{name}{where}: the operator has neither a kernel nor an instruction"
                 )
 
-    def _copy(self, value: RelayExpr, attrs: DeviceCopyAttrs) -> int:
+    def _emit_device_copy(self, value: RelayExpr, attrs: DeviceCopyAttrs) -> int:
         """Emit a copy to another device; of a constant, load it there."""
         source, target = attrs.src_virtual_device.device, attrs.dst_virtual_device.device
         to = self.program.devices[target]
         if isinstance(value, Constant):
-            return self._load_constant(value.data, to)
-        return self.into(
+            return self._emit_load_constant(value.data, to)
+        return self.emit_into(
             "DeviceCopy",
-            src=self._atom(value),
+            src=self._atom_register(value),
             dst_device=to,
             src_device=self.program.devices[source],
         )
 
-    def _integer(self, value: PrimExpr) -> tuple[int, int]:
+    def _integer_element(self, value: PrimExpr) -> tuple[int, int]:
         """Return (register, element) of an integer."""
         if isinstance(value, IntImm):
-            return self._load_int(value.value), 0
-        return self._place((value,))
+            return self._emit_load_int(value.value), 0
+        return self._vector_element((value,))
 
-    def _place(
+    def _vector_element(
         self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
     ) -> tuple[int, int]:
-        """(register, first element) of expressions in the vector of their stage."""
-        stage, at = self.plan.place(exprs, beside)
+        """Return (register, first element) of expressions in the vector of their stage."""
+        stage, at = self.plan.stage_and_slot(exprs, beside)
         return self.vectors[stage], at
 
-    def _shape(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
-        """(register, first element) of a shape."""
+    def _shape_element(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
+        """Return (register, first element) of a shape in the vector of its stage."""
         if is_static(shape):
-            return self._load_constant(np.array(values(shape), np.int64)), 0
-        return self._place(shape)
+            return self._emit_load_constant(np.array(constant_values(shape), np.int64)), 0
+        return self._vector_element(shape)
 
-    def _alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
+    def _emit_alloc_tensor(self, storage: int, attrs: AllocTensorAttrs) -> int:
         if is_static((attrs.offset, *attrs.shape)):
-            return self.into(
+            return self.emit_into(
                 "AllocTensor",
                 storage=storage,
-                offset=values((attrs.offset,))[0],
+                offset=constant_values((attrs.offset,))[0],
                 dtype=attrs.dtype,
-                shape=values(attrs.shape),
+                shape=constant_values(attrs.shape),
             )
         offset = (attrs.offset,)
-        offset_register, offset_index = self._place(offset, beside=attrs.shape)
-        shape_register, shape_index = self._place(attrs.shape, beside=offset)
-        return self.into(
+        offset_register, offset_index = self._vector_element(offset, beside=attrs.shape)
+        shape_register, shape_index = self._vector_element(attrs.shape, beside=offset)
+        return self.emit_into(
             "AllocTensorReg",
             storage=storage,
             offset=offset_register,
@@ -396,7 +408,7 @@ class FunctionCompiler(ChoiceEmitter):
             dtype=attrs.dtype,
         )
 
-    def _invoke_kernel(self, call: Call) -> int:
+    def _emit_invoke_kernel(self, call: Call) -> int:
         function, inputs, outputs, *scratch = call.args
         assert (
             isinstance(function, Function)
@@ -406,28 +418,28 @@ class FunctionCompiler(ChoiceEmitter):
         assert isinstance(call.attrs, InvokeAttrs)
         device = call.attrs.device
         input_registers = tuple(
-            self._load_constant(operand.data, device)
+            self._emit_load_constant(operand.data, device)
             if isinstance(operand, Constant)
-            else self._atom(operand)
+            else self._atom_register(operand)
             for operand in inputs.fields
         )
-        args = input_registers + self._atoms(outputs.fields)
+        args = input_registers + self._atom_registers(outputs.fields)
         index = self.program.primitives[function, device]
-        lent = {"scratch": self._atom(scratch[0])} if scratch else {}
+        lent = {"scratch": self._atom_register(scratch[0])} if scratch else {}
         name = "InvokePackedScratch" if scratch else "InvokePacked"
         count = len(outputs.fields)
         self.emit(name, packed_index=index, output_size=count, args=args, **lent)
-        self.name_checks(check_names(function))
+        self.name_checks(index_check_names(function))
         return -1
 
-    def _call_host(self, function: str, call: Call) -> int:
+    def _emit_host_call(self, function: str, call: Call) -> int:
         """Emit a call of a registered host function: the arguments, then the numeric attributes."""
-        fields = fields_of(call.attrs) if call.attrs is not None else ()
+        fields = node_fields(call.attrs) if call.attrs is not None else ()
         attr_values = [getattr(call.attrs, f.name) for f in fields if f.type in ("int", "bool")]
-        numbers = [self._load_int(int(v)) for v in attr_values]
-        args = (*self._atoms(call.args), *numbers)
+        numbers = [self._emit_load_int(int(v)) for v in attr_values]
+        args = (*self._atom_registers(call.args), *numbers)
         index = self.program.host_functions[function]
-        return self.into("InvokePackedValue", packed_index=index, args=args)
+        return self.emit_into("InvokePackedValue", packed_index=index, args=args)
 
 
 def param_devices(
@@ -436,7 +448,9 @@ def param_devices(
     """Return the device numbers of a function's parameters."""
     attribute = function.attr(PARAM_PLACES) if function is not None else None
     if not isinstance(attribute, tuple):
-        return (HOST_DEVICE,) * count
-    captured = (HOST_DEVICE,) * (count - len(attribute))  # nobody passes these from outside
+        return (HOST_DEVICE_INDEX,) * count
+    captured = (HOST_DEVICE_INDEX,) * (count - len(attribute))  # nobody passes these from outside
     devices_of_params = (p.device if isinstance(p, VirtualDevice) else None for p in attribute)
-    return captured + tuple(HOST_DEVICE if p is None else devices[p] for p in devices_of_params)
+    return captured + tuple(
+        HOST_DEVICE_INDEX if p is None else devices[p] for p in devices_of_params
+    )

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ekiden.backend.external import build_external, is_external
+from ekiden.backend.external import build_external, is_external_function
 from ekiden.backend.kernels.build import CompiledKernels, build_kernels
-from ekiden.backend.kernels.tiers import Finishing
+from ekiden.backend.kernels.tiers import FullTierRequest
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
@@ -18,11 +18,11 @@ from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.devices.plan_devices import device_table
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.relay.transform.memory_plan import KernelFacts
+from ekiden.relay.transform.memory_plan import KernelMemoryInfo
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-_NO_DEVICES: Mapping[int, Target] = {}
+_NO_DEVICE_TARGETS: Mapping[int, Target] = {}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,11 +38,11 @@ class ModuleKernels:
     """Those that are compiled here, each once for each target."""
     symbols: Mapping[Function, str]
     """Those of external compilers, with the names of their code."""
-    kept: Mapping[str, list[str]]
+    external_artifacts: Mapping[str, list[str]]
     """By these names: the compiler, and what the executable keeps for it."""
-    loads: Mapping[int, Function]
+    load_time_functions: Mapping[int, Function]
     """Identity of the array of a constant that is made at loading -> the function that makes it."""
-    facts: Mapping[RelayExpr, KernelFacts]
+    facts: Mapping[RelayExpr, KernelMemoryInfo]
     """What is known of the kernel of each function."""
     kernels: CompiledKernels
     """The compiled kernels, in the order of `functions`."""
@@ -61,11 +61,11 @@ def _target_of(
 def compile_kernels(
     module: IRModule,
     target: Target,
-    devices: Mapping[int, Target] = _NO_DEVICES,
+    devices: Mapping[int, Target] = _NO_DEVICE_TARGETS,
     progress: ProgressCallback | None = None,
     *,
     tier: str = "full",
-    finishing: Finishing | None = None,
+    finishing: FullTierRequest | None = None,
 ) -> ModuleKernels:
     """Compile the fused functions of a module with explicit memory; equal functions for one target
     share a kernel. External compilers run first, in this process.
@@ -84,14 +84,14 @@ def compile_kernels(
     Raises:
         CompileError: with the model node of the function that failed.
     """
-    calls, loads = primitive_functions(module), load_functions(module)
+    calls, loads = primitive_functions(module), load_time_functions(module)
     called = [(f, _target_of(module, at, target, devices)) for f, at in calls]
     called += [(f, target) for f in loads.values()]
     fused = list(dict.fromkeys(called))
     symbols: dict[Function, str] = {}
     external: dict[str, list[str]] = {}
     for f in dict.fromkeys(f for f, _ in fused):
-        if is_external(f):
+        if is_external_function(f):
             symbols[f], held = build_external(f)
             external[symbols[f]] = held
     functions = [(f, to) for f, to in fused if f not in symbols]
@@ -99,7 +99,7 @@ def compile_kernels(
         [f for f, _ in functions], [to for _, to in functions], progress,
         tier=tier, finishing=finishing,
     )  # fmt: skip
-    facts: dict[RelayExpr, KernelFacts] = {}
+    facts: dict[RelayExpr, KernelMemoryInfo] = {}
     for (f, to), kernel_facts in zip(functions, kernels.facts, strict=True):
         if to.kind.has_threads or f not in facts:  # what holds wherever it runs
             facts[f] = kernel_facts
@@ -127,7 +127,7 @@ def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
     return list(calls)
 
 
-def load_functions(module: IRModule) -> dict[int, Function]:
+def load_time_functions(module: IRModule) -> dict[int, Function]:
     """Return the functions that compute constants from others at load time, by the identity of the
     result's array.
     """
@@ -139,13 +139,15 @@ def load_functions(module: IRModule) -> dict[int, Function]:
             data = waiting.pop().data
             source = data.source if isinstance(data, ConstantData) else None
             if isinstance(source, Call) and id(data) not in functions:
-                functions[id(data)] = _load_function(source)
+                functions[id(data)] = _load_time_function(source)
                 waiting.extend(a for a in source.args if isinstance(a, Constant))
     return functions
 
 
-def _load_function(source: Call) -> Function:
-    """Return a call on constants as a fused function of them."""
+def _load_time_function(source: Call) -> Function:
+    """Build the fused function that computes a constant from others when an executable is
+    loaded.
+    """
     kinds = [(a.data.shape, str(a.data.dtype)) for a in source.args if isinstance(a, Constant)]
     params = tuple(var(f"p{i}", shape=s, dtype=t) for i, (s, t) in enumerate(kinds))
     body = Call(source.op, params, source.attrs, span=source.span)
@@ -154,4 +156,4 @@ def _load_function(source: Call) -> Function:
     return typed.with_attr("Primitive", 1)
 
 
-__all__ = ["ModuleKernels", "compile_kernels", "load_functions", "primitive_functions"]
+__all__ = ["ModuleKernels", "compile_kernels", "load_time_functions", "primitive_functions"]

@@ -12,7 +12,14 @@ from typing import NamedTuple
 from ekiden.runtime.binding.opcodes import BY_NAME
 from ekiden.runtime.debug.instructions import Instruction, Operand
 
-__all__ = ["jumps", "may_move", "reads", "rename", "with_jumps", "writes"]
+__all__ = [
+    "jump_offsets",
+    "movable_registers",
+    "read_registers",
+    "rename_registers",
+    "with_jump_offsets",
+    "written_registers",
+]
 
 
 class _OperandPositions(NamedTuple):
@@ -28,7 +35,7 @@ class _OperandPositions(NamedTuple):
 
 
 @cache
-def _form(name: str) -> _OperandPositions:
+def _operand_positions(name: str) -> _OperandPositions:
     letters = BY_NAME[name].format.replace("n", "")
     positions = (
         tuple(i for i, letter in enumerate(letters) if letter in kinds)
@@ -37,7 +44,7 @@ def _form(name: str) -> _OperandPositions:
     return _OperandPositions(*positions)
 
 
-def _values(instruction: Instruction, positions: Sequence[int]) -> list[int]:
+def _operands_at(instruction: Instruction, positions: Sequence[int]) -> list[int]:
     registers: list[int] = []
     for i in positions:
         operand = instruction.operands[i]
@@ -45,44 +52,46 @@ def _values(instruction: Instruction, positions: Sequence[int]) -> list[int]:
     return registers
 
 
-def reads(instruction: Instruction) -> list[int]:
+def read_registers(instruction: Instruction) -> list[int]:
     """Return the registers that are read, in order."""
-    return _values(instruction, _form(instruction.name).reads)
+    return _operands_at(instruction, _operand_positions(instruction.name).reads)
 
 
-def writes(instruction: Instruction) -> list[int]:
+def written_registers(instruction: Instruction) -> list[int]:
     """Return the registers that are written."""
-    return _values(instruction, _form(instruction.name).writes)
+    return _operands_at(instruction, _operand_positions(instruction.name).writes)
 
 
-def jumps(instruction: Instruction) -> list[int]:
+def jump_offsets(instruction: Instruction) -> list[int]:
     """Return the jump offsets, in order."""
-    return _values(instruction, _form(instruction.name).jumps)
+    return _operands_at(instruction, _operand_positions(instruction.name).jumps)
 
 
-def may_move(instruction: Instruction) -> list[int]:
+def movable_registers(instruction: Instruction) -> list[int]:
     """Return the registers that an instruction can read and clear at once."""
-    return _values(instruction, _form(instruction.name).movable)
+    return _operands_at(instruction, _operand_positions(instruction.name).movable)
 
 
-def with_jumps(instruction: Instruction, offsets: Sequence[int]) -> Instruction:
+def with_jump_offsets(instruction: Instruction, offsets: Sequence[int]) -> Instruction:
     """Return the instruction with other jump offsets."""
     remaining = iter(offsets)
-    return _changed(instruction, _form(instruction.name).jumps, lambda _: next(remaining))
+    return _map_operands(
+        instruction, _operand_positions(instruction.name).jumps, lambda _: next(remaining)
+    )
 
 
-def rename(
+def rename_registers(
     instruction: Instruction, read: dict[int, int], write: dict[int, int], moved: set[int]
 ) -> Instruction:
     """Return the instruction over other registers. Those of `moved` are cleared at their
     last read.
     """
-    form = _form(instruction.name)
-    renamed = _changed(instruction, form.writes, write.__getitem__)
-    renamed = _changed(renamed, form.plain, read.__getitem__)
-    remaining = may_move(instruction)
+    form = _operand_positions(instruction.name)
+    renamed = _map_operands(instruction, form.writes, write.__getitem__)
+    renamed = _map_operands(renamed, form.plain, read.__getitem__)
+    remaining = movable_registers(instruction)
 
-    def give(register: int) -> int:
+    def renamed_read(register: int) -> int:
         """Return the new number of a read register; -1 - number at the last read of a moved one, so
         that a register read twice is still valid for the second read.
         """
@@ -90,10 +99,10 @@ def rename(
         is_moved = register in moved and register not in remaining
         return -1 - read[register] if is_moved else read[register]
 
-    return _changed(renamed, form.movable, give)
+    return _map_operands(renamed, form.movable, renamed_read)
 
 
-def _changed(
+def _map_operands(
     instruction: Instruction, positions: Sequence[int], change: Callable[[int], int]
 ) -> Instruction:
     if not positions:

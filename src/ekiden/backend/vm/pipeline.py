@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.backend.kernels.tiers import Finishing
+from ekiden.backend.kernels.tiers import FullTierRequest
 from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels
-from ekiden.backend.vm.unsupported import refusals_of
+from ekiden.backend.vm.unsupported import unsupported_on_device
 from ekiden.codegen.parallel import ProgressCallback
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import COSTS, PassContext
-from ekiden.ir.transform import Pass, Sequential, needed
+from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION, PassContext
+from ekiden.ir.transform import Pass, Sequential, required_member
 from ekiden.relay.qnn import transform as qnn
 from ekiden.relay.transform.devices.devices_first import DevicesFirst
 from ekiden.relay.transform.devices.plan_devices import PlanDevices
@@ -85,7 +85,7 @@ many parts share."""
 FEW_INPUTS_REASON = "as a kernel of a device takes no more inputs"
 
 
-def pipeline(
+def vm_pipeline(
     target: Target,
     config: CompilationConfig | None = None,
     *,
@@ -93,7 +93,7 @@ def pipeline(
     concurrent: bool = False,
     plans_memory: bool = True,
 ) -> Sequential:
-    """Return the passes of the virtual machine for a target. `config` says on which devices.
+    """Build the pass pipeline of the virtual machine for a target. `config` says on which devices.
 
     `in_place`: whether tensors may be parts of others: several kernels then write the parts of a
     concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
@@ -105,27 +105,29 @@ def pipeline(
     layout = layout or target
     devices = (layout, *(config.device_targets if config is not None else ()))
     most_inputs = min((t.most_inputs for t in devices if t.most_inputs), default=0)
-    infer_type = needed(InferType(), "to know the types of a program")
+    infer_type = required_member(InferType(), "to know the types of a program")
     return Sequential(
         (
             RemoveUnusedFunctions(),
-            needed(CallPrimFuncs(), "to call loop programs"),
+            required_member(CallPrimFuncs(), "to call loop programs"),
             infer_type,
-            needed(EtaExpand(), "to make constructors functions"),
+            required_member(EtaExpand(), "to make constructors functions"),
             infer_type,
-            needed(InlineKernels(), "to know what is a kernel by its call"),
+            required_member(InlineKernels(), "to know what is a kernel by its call"),
             Inline(),
-            needed(Legalize(), "as an operator may have no kernel but what it is legalized to"),
+            required_member(
+                Legalize(), "as an operator may have no kernel but what it is legalized to"
+            ),
             qnn.Legalize(),
             IntegerProducts(),  # before weights fold to the floats they stand for
             FoldConstant(fold_qnn=True),  # the dialect's products of bytes want constant weights
             FoldExplicitPadding(),  # also by zero points, which the next pass forgets
-            needed(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
-            needed(ExpandOps(), "as there are no kernels for these operators"),
+            required_member(qnn.CanonicalizeOps(), "as no later pass knows the dialect"),
+            required_member(ExpandOps(), "as there are no kernels for these operators"),
             SimplifyInference(),
             FoldConstant(),
             # shapes that are constants are known now
-            needed(BindDimensions(), "to give names to dimensions that are data"),
+            required_member(BindDimensions(), "to give names to dimensions that are data"),
             SimplifyExpr(exact=True),  # what rounds as before
             FastMath(),  # for who asks: from opt level 4 on, or by its name
             FlattenAtrousConv(),
@@ -147,7 +149,7 @@ def pipeline(
                 )
             ),
             FoldConstant(),  # packs the weights
-            needed(SplitArgs(most_inputs), FEW_INPUTS_REASON)
+            required_member(SplitArgs(most_inputs), FEW_INPUTS_REASON)
             if most_inputs
             else SplitArgs(MAX_CONCAT_INPUTS),
             # also what inlining and the passes above put into loops
@@ -155,28 +157,32 @@ def pipeline(
             Rematerialize(),
             # nothing that merges values may follow
             *(
-                (needed(place_by_cost.PlaceByCost(config), "as who measured has asked for"),)
-                if PassContext.current().config.get(COSTS)
+                (
+                    required_member(
+                        place_by_cost.PlaceByCost(config), "as who measured has asked for"
+                    ),
+                )
+                if PassContext.current().config.get(PLACEMENT_COSTS_OPTION)
                 else ()
             ),
-            needed(
-                PlanDevices(config, marks=False, refuses=refusals_of(config)),
+            required_member(
+                PlanDevices(config, marks=False, refuses=unsupported_on_device(config)),
                 "to say where each value lives",
             ),
-            needed(
+            required_member(
                 FuseOps(most_inputs=most_inputs or MAX_CONCAT_INPUTS),
                 "to make kernels; the option relay.FuseOps.max_depth=1 keeps operators apart",
             ),
-            needed(ToANormalForm(), "to put the program into order"),
+            required_member(ToANormalForm(), "to put the program into order"),
             DeadCodeElimination(),
             InlinePrimitives(),
             DevicesFirst(),
-            needed(LambdaLift(), "to make functions inside of others global"),
+            required_member(LambdaLift(), "to make functions inside of others global"),
             RemoveUnusedFunctions(),  # what was inlined everywhere
             infer_type,
-            needed(HoistDimensions(), "to compute dimensions where they are known"),
-            needed(CarryDimensions(), "to pass dimensions to where they are needed"),
-            needed(ManifestAlloc(), "to allocate results"),
+            required_member(HoistDimensions(), "to compute dimensions where they are known"),
+            required_member(CarryDimensions(), "to pass dimensions to where they are needed"),
+            required_member(ManifestAlloc(), "to allocate results"),
             *((ConcatenateInPlace(), SliceInPlace()) if in_place else ()),
             *(_memory_passes(None, concurrent) if plans_memory else ()),
         ),
@@ -185,13 +191,14 @@ def pipeline(
 
 
 def _memory_passes(kernels: ModuleKernels | None, concurrent: bool) -> tuple[Pass, ...]:
-    """Return those that give tensors places; of kernels that are compiled it is known what working
-    memory they need."""
+    """Return the passes that plan memory; the workspace of compiled kernels is known, and planned
+    too.
+    """
     facts = kernels.facts if kernels is not None else None
     return (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
 
 
-def optimize(
+def optimize_module(
     module: IRModule,
     target: Target,
     config: CompilationConfig | None = None,
@@ -199,9 +206,9 @@ def optimize(
     in_place: bool = True,
     concurrent: bool = False,
 ) -> IRModule:
-    """Return a module as `pipeline` leaves it; no kernel of it is compiled."""
+    """Run the pass pipeline on a module, without compiling kernels."""
     with cache_results():
-        return pipeline(target, config, in_place=in_place, concurrent=concurrent)(module)
+        return vm_pipeline(target, config, in_place=in_place, concurrent=concurrent)(module)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -227,24 +234,28 @@ def lower(
 ) -> LoweredModule:
     """Run the pipeline for a target and compile the kernels; arguments as those of `pipeline` and
     `compile_kernels`. Raises what these do."""
-    passes = pipeline(target, config, in_place=in_place, concurrent=concurrent, plans_memory=False)
+    passes = vm_pipeline(
+        target, config, in_place=in_place, concurrent=concurrent, plans_memory=False
+    )
     devices = config.device_targets_by(target) if config is not None else {}
     with cache_results():
         unplanned = passes(module)
         kernels = compile_kernels(unplanned, target, devices, progress, tier=tier)
-        planned = _planned(unplanned, kernels, concurrent)
+        planned = _plan_memory(unplanned, kernels, concurrent)
     return LoweredModule(planned, kernels, unplanned if kernels.kernels.general else None)
 
 
-def lower_again(general: LoweredModule, finishing: Finishing, concurrent: bool) -> LoweredModule:
-    """Return what was lowered with general kernels, with the kernels' own code."""
+def lower_full_tier(
+    general: LoweredModule, finishing: FullTierRequest, concurrent: bool
+) -> LoweredModule:
+    """Lower to the full tier what was lowered with general kernels."""
     assert general.unplanned is not None, "it has general kernels"
     general_kernels = general.kernels
     kernels = compile_kernels(
         general.unplanned, general_kernels.target, general_kernels.devices, finishing=finishing
     )
-    return LoweredModule(_planned(general.unplanned, kernels, concurrent), kernels, None)
+    return LoweredModule(_plan_memory(general.unplanned, kernels, concurrent), kernels, None)
 
 
-def _planned(module: IRModule, kernels: ModuleKernels, concurrent: bool) -> IRModule:
+def _plan_memory(module: IRModule, kernels: ModuleKernels, concurrent: bool) -> IRModule:
     return Sequential(_memory_passes(kernels, concurrent), "memory")(module)

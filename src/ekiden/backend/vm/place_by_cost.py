@@ -25,11 +25,11 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.pass_context import COSTS
+from ekiden.ir.pass_context import PLACEMENT_COSTS_OPTION
 from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.analysis.minimum_cut import NEVER, Network
+from ekiden.relay.analysis.minimum_cut import INFINITE_COST, FlowNetwork
 from ekiden.relay.expr import (
     Call,
     Constant,
@@ -46,8 +46,8 @@ from ekiden.relay.transform.fusion.fuse_ops import is_primitive_call, single_ope
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     rewrite_graph,
 )
 from ekiden.relay.visitor import children
@@ -57,7 +57,7 @@ from ekiden.target.virtual_device import HOST, VirtualDevice
 
 __all__ = ["DeviceCosts", "PlaceByCost"]
 
-ASSUMED_DIM = 16
+ASSUMED_DYNAMIC_DIM = 16
 """A size that only a run knows."""
 PICOSECONDS_PER_S = 1e12
 """Costs are counted in whole picoseconds."""
@@ -74,11 +74,11 @@ class DeviceCosts:
     bandwidth: tuple[float, float]
     launch: tuple[float, float]
     program: tuple[float, float]
-    there: float
-    back: float
+    copy_to_device: float
+    copy_to_host: float
     latency: float
 
-    def of(self, where: int, work: float, nbytes: float) -> float:
+    def operator_seconds(self, where: int, work: float, nbytes: float) -> float:
         """Return the estimated seconds of an operator."""
         return self.launch[where] + max(work / self.flops[where], nbytes / self.bandwidth[where])
 
@@ -90,7 +90,7 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
         """Annotate with `on_device` the operators that are faster on the one device that is not the
         host; the module is unchanged without measured costs (pass option COSTS) or devices.
         """
-        measured = context.config.get(COSTS)
+        measured = context.config.get(PLACEMENT_COSTS_OPTION)
         if not measured or config is None:
             return module
         assert isinstance(measured, Mapping)
@@ -99,22 +99,22 @@ def PlaceByCost(config: CompilationConfig | None) -> Pass:  # noqa: N802
         )
         refuses = UnsupportedOperators(config.by_kind[device.device_type_int])
         costs = DeviceCosts(**measured)
-        scale = _scales(module, costs)
+        scale = _calibration_factors(module, costs)
 
         def place_function(function: Function) -> Function:
             """Place one function by itself: in `main` parameters and results are the host's."""
             network = _PlacementNetwork(costs, scale, refuses, device)
             on_device_calls = network.on_device(function, module["main"] is function)
-            return on_body(lambda body: _marked(body, on_device_calls, network.said, device))(
-                function
-            )
+            return lift_body_rewrite(
+                lambda body: _annotate_devices(body, on_device_calls, network.declared, device)
+            )(function)
 
         return InferType()(map_functions(module, place_function))
 
     return Pass("PlaceByCost", transform, 0, (InferType(),))
 
 
-def _marked(
+def _annotate_devices(
     body: RelayExpr,
     on_device_calls: set[RelayExpr],
     annotated: set[RelayExpr],
@@ -122,7 +122,7 @@ def _marked(
 ) -> RelayExpr:
     """Return a body whose operators are annotated with their device."""
 
-    def mark(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    def annotate_call(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Annotate an operator call with its device; other expressions and the program's own
         annotations stay.
         """
@@ -130,12 +130,12 @@ def _marked(
             return new
         return on_device(new, device if old in on_device_calls else HOST, constrain_result=True)
 
-    return rewrite_graph(body, mark)
+    return rewrite_graph(body, annotate_call)
 
 
-def _scales(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
-    """Return by what factor all operators of host and device take longer than their figures
-    predict.
+def _calibration_factors(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
+    """Return the factors by which measured program times on host and device exceed the
+    predictions.
     """
     calls = [
         call
@@ -144,7 +144,11 @@ def _scales(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
         for call in evaluation_order(function.body)
         if is_primitive_call(call) and isinstance(call, Call)
     ]
-    sums = [sum(costs.of(where, *_work(call)) for call in calls) for where in (0, 1)]
+    sums = [
+        sum(costs.operator_seconds(where, *_operator_work(call)) for call in calls)
+        for where in (0, 1)
+    ]
+    # Measured whole-program times correct the estimate of each device by one factor.
     host, device = (
         seconds / total if seconds and total else 1.0
         for seconds, total in zip(costs.program, sums, strict=True)
@@ -160,9 +164,9 @@ class _PlacementNetwork:
     scale: tuple[float, float]
     refuses: UnsupportedOperators
     device: VirtualDevice
-    said: set[RelayExpr] = field(default_factory=set)
+    declared: set[RelayExpr] = field(default_factory=set)
     """What the program places itself."""
-    network: Network = field(default_factory=Network)
+    network: FlowNetwork = field(default_factory=FlowNetwork)
     nodes: dict[RelayExpr, int] = field(default_factory=dict)
     uses: dict[RelayExpr, list[int]] = field(default_factory=dict)
     """Where each value is used."""
@@ -170,121 +174,130 @@ class _PlacementNetwork:
     def on_device(self, function: Function, is_main: bool) -> set[RelayExpr]:
         """Return the operators that run on the device."""
         order = evaluation_order(function.body)
+        # Arguments arrive in host memory.
         for param in function.params:
-            self._fix(param)
+            self._pin_to_host(param)
         for expr in order:
-            self._add(expr)
+            self._add_expr(expr)
         if is_main:
-            self._use(function.body, Network.SOURCE)
+            self._record_use(function.body, FlowNetwork.SOURCE)
         for value, users in self.uses.items():
-            self._copies(value, users)
-        host = self.network.with_source()
+            self._add_copy_costs(value, users)
+        host = self.network.source_side()
         calls = (candidate for candidate in order if is_primitive_call(candidate))
         return {operator_call for operator_call in calls if self.nodes[operator_call] not in host}
 
-    def _node(self, expr: RelayExpr) -> int:
+    def _network_node(self, expr: RelayExpr) -> int:
         if expr not in self.nodes:
-            self.nodes[expr] = self.network.node()
+            self.nodes[expr] = self.network.add_node()
         return self.nodes[expr]
 
-    def _fix(self, expr: RelayExpr) -> None:
+    def _pin_to_host(self, expr: RelayExpr) -> None:
         """Fix an expression to the host."""
-        self.network.edge(Network.SOURCE, self._node(expr), NEVER)
+        self.network.add_edge(FlowNetwork.SOURCE, self._network_node(expr), INFINITE_COST)
 
-    def _place(self, expr: RelayExpr, where: VirtualDevice) -> None:
+    def _pin_to_declared(self, expr: RelayExpr, where: VirtualDevice) -> None:
         """Fix an expression to the device that the program declares; a third device is costed like
         the host, which copies to and from it.
         """
-        self.said.add(expr)
+        self.declared.add(expr)
         if where.device == self.device.device:
-            self.network.edge(self._node(expr), Network.SINK, NEVER)
+            self.network.add_edge(self._network_node(expr), FlowNetwork.SINK, INFINITE_COST)
         else:
-            self._fix(expr)
+            self._pin_to_host(expr)
 
     def _record_annotation(self, call: Call) -> None:
         """Record the devices that an annotation or copy of the program declares."""
         (value,), attrs = call.args, call.attrs
         if isinstance(attrs, DeviceCopyAttrs):
-            self._place(value, attrs.src_virtual_device)
-            self._place(call, attrs.dst_virtual_device)
+            self._pin_to_declared(value, attrs.src_virtual_device)
+            self._pin_to_declared(call, attrs.dst_virtual_device)
         elif isinstance(attrs, OnDeviceAttrs):
             if attrs.constrain_body:
-                self._place(value, attrs.virtual_device)
+                self._pin_to_declared(value, attrs.virtual_device)
             if attrs.constrain_result:
-                self._place(call, attrs.virtual_device)
+                self._pin_to_declared(call, attrs.virtual_device)
 
-    def _use(self, value: RelayExpr, user: int) -> None:
+    def _record_use(self, value: RelayExpr, user: int) -> None:
         if isinstance(value, (Constant, Constructor, GlobalVar, Op)):
             return  # a constant is put where it is used, once; the others are of the program
-        self._node(value)
+        self._network_node(value)
         self.uses.setdefault(value, []).append(user)
 
-    def _add(self, expr: RelayExpr) -> None:
+    def _add_expr(self, expr: RelayExpr) -> None:
         """Add an expression: its costs, and what it uses."""
-        node = self._node(expr)
+        node = self._network_node(expr)
         operands: Sequence[RelayExpr] = children(expr)
         match expr:
             case Call() if is_primitive_call(expr):
-                self._price(expr, node)
+                self._set_operator_costs(expr, node)
             case Call(attrs=OnDeviceAttrs() | DeviceCopyAttrs()):
                 self._record_annotation(expr)
             case If():
-                self._use(expr.cond, Network.SOURCE)
+                # The virtual machine reads conditions on the host.
+                self._record_use(expr.cond, FlowNetwork.SOURCE)
                 operands = (expr.true_branch, expr.false_branch)
             case Let():
-                self._same(expr.var, expr.value)
+                self._tie_placement(expr.var, expr.value)
                 operands = (expr.body,)
             case Tuple() | TupleGetItem() | Var() | Constant():
                 pass
             case _:
-                self._fix(expr)
+                self._pin_to_host(expr)
         for operand in operands:
-            self._use(operand, node)
+            self._record_use(operand, node)
 
-    def _same(self, one: RelayExpr, second: RelayExpr) -> None:
-        a, b = self._node(one), self._node(second)
-        self.network.edge(a, b, NEVER)
-        self.network.edge(b, a, NEVER)
+    def _tie_placement(self, one: RelayExpr, second: RelayExpr) -> None:
+        a, b = self._network_node(one), self._network_node(second)
+        self.network.add_edge(a, b, INFINITE_COST)
+        self.network.add_edge(b, a, INFINITE_COST)
 
-    def _price(self, call: Call, node: int) -> None:
+    def _set_operator_costs(self, call: Call, node: int) -> None:
         if self.refuses(call):
-            self._fix(call)
+            self._pin_to_host(call)
             return
-        host, device = (s * self.costs.of(n, *_work(call)) for n, s in enumerate(self.scale))
-        self.network.edge(node, Network.SINK, int(host * PICOSECONDS_PER_S))
-        self.network.edge(Network.SOURCE, node, int(device * PICOSECONDS_PER_S))
+        host, device = (
+            s * self.costs.operator_seconds(n, *_operator_work(call))
+            for n, s in enumerate(self.scale)
+        )
+        self.network.add_edge(node, FlowNetwork.SINK, int(host * PICOSECONDS_PER_S))
+        self.network.add_edge(FlowNetwork.SOURCE, node, int(device * PICOSECONDS_PER_S))
 
-    def _copies(self, value: RelayExpr, users: Sequence[int]) -> None:
-        """Add one copy to the device for any user there of a value on the host, and one
+    def _add_copy_costs(self, value: RelayExpr, users: Sequence[int]) -> None:
+        """Add the cost of one copy to the device, shared by all users there, and of one
         copy back.
         """
-        node, size = self._node(value), _nbytes(value.checked_type)
-        to_device, back = self.network.node(), self.network.node()
-        self.network.edge(
-            node, to_device, int((self.costs.latency + size / self.costs.there) * PICOSECONDS_PER_S)
+        node, size = self._network_node(value), _type_bytes(value.checked_type)
+        to_device, back = self.network.add_node(), self.network.add_node()
+        self.network.add_edge(
+            node,
+            to_device,
+            int((self.costs.latency + size / self.costs.copy_to_device) * PICOSECONDS_PER_S),
         )
-        self.network.edge(
-            back, node, int((self.costs.latency + size / self.costs.back) * PICOSECONDS_PER_S)
+        self.network.add_edge(
+            back,
+            node,
+            int((self.costs.latency + size / self.costs.copy_to_host) * PICOSECONDS_PER_S),
         )
         # One auxiliary node per direction makes all users on a side share a single copy.
         for user in users:
-            self.network.edge(to_device, user, NEVER)
-            self.network.edge(user, back, NEVER)
+            self.network.add_edge(to_device, user, INFINITE_COST)
+            self.network.add_edge(user, back, INFINITE_COST)
 
 
-def _work(call: RelayExpr) -> tuple[float, float]:
+def _operator_work(call: RelayExpr) -> tuple[float, float]:
     """Return an operator's operation count, and the bytes that it reads and writes."""
     assert isinstance(call, Call)
     flops = count_flops(single_operator_function(call))
     flop_count = flops.value if isinstance(flops, IntImm) else 0
-    nbytes = sum(_nbytes(a.checked_type) for a in call.args) + _nbytes(call.checked_type)
+    nbytes = sum(_type_bytes(a.checked_type) for a in call.args) + _type_bytes(call.checked_type)
     return flop_count, nbytes
 
 
-def _nbytes(kind: Type) -> float:
+def _type_bytes(kind: Type) -> float:
     if isinstance(kind, TupleType):
-        return sum(map(_nbytes, kind.fields))
+        return sum(map(_type_bytes, kind.fields))
     if not isinstance(kind, TensorType):
         return 0
-    sizes = (d.value if isinstance(d, IntImm) else ASSUMED_DIM for d in kind.shape)
+    sizes = (d.value if isinstance(d, IntImm) else ASSUMED_DYNAMIC_DIM for d in kind.shape)
     return prod(sizes) * itemsize(kind.dtype)

@@ -17,17 +17,17 @@ from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.devices.device_domains import reads_only_shapes
 
-__all__ = ["ANY_DEVICE", "HOST_DEVICE", "Primitives"]
+__all__ = ["ANY_DEVICE_INDEX", "HOST_DEVICE_INDEX", "PrimitiveTable"]
 
-HOST_DEVICE = 0
+HOST_DEVICE_INDEX = 0
 """The device index of the host."""
-ANY_DEVICE = -1
+ANY_DEVICE_INDEX = -1
 """In its place: a primitive looks at shapes alone, or at values of the host that are no tensors."""
 
 
-class Primitives:
-    """Primitives of a module whose kernels are compiled; `anywhere` are the names of those without
-    a device.
+class PrimitiveTable:
+    """Table that numbers the primitives of a module with compiled kernels; `anywhere` are the names
+    of those without a device.
     """
 
     def __init__(
@@ -38,18 +38,23 @@ class Primitives:
         self._placed = dict(zip(module_kernels.functions, names, strict=True))
         own = {f: name for (f, _), name in zip(module_kernels.functions, names, strict=True)}
         self._named = {**own, **module_kernels.symbols}
-        called = [(self._name(f, device), _place(f, device)) for f, device in module_kernels.calls]
-        called += [(self._named[f], HOST_DEVICE) for f in module_kernels.loads.values()]
-        called += [(name, ANY_DEVICE) for name in anywhere]
+        called = [
+            (self._kernel_name(f, device), _kernel_device(f, device))
+            for f, device in module_kernels.calls
+        ]
+        called += [
+            (self._named[f], HOST_DEVICE_INDEX) for f in module_kernels.load_time_functions.values()
+        ]
+        called += [(name, ANY_DEVICE_INDEX) for name in anywhere]
         self._numbers = {primitive: at for at, primitive in enumerate(dict.fromkeys(called))}
 
-    def _name(self, f: Function, device: int) -> str:
+    def _kernel_name(self, f: Function, device: int) -> str:
         """Return the name of a function's kernel on a device; external code has one for all."""
         return self._placed.get((f, self._made.target_of(self._module, device)), self._named[f])
 
     @property
     def names(self) -> list[str]:
-        """Their names in order."""
+        """Return the names of the primitives, in order."""
         return [name for name, _ in self._numbers]
 
     @property
@@ -57,19 +62,19 @@ class Primitives:
         """Return the device of each primitive, in order."""
         return tuple(device for _, device in self._numbers)
 
-    def kernel(self, f: Function, device: int) -> int:
+    def kernel_number(self, f: Function, device: int) -> int:
         """Return the number of a function's kernel on a device."""
-        return self._numbers[self._name(f, device), _place(f, device)]
+        return self._numbers[self._kernel_name(f, device), _kernel_device(f, device)]
 
-    def load(self, f: Function) -> int:
+    def load_time_number(self, f: Function) -> int:
         """Return the number of the primitive that computes a constant at load time, on the host."""
-        return self._numbers[self._named[f], HOST_DEVICE]
+        return self._numbers[self._named[f], HOST_DEVICE_INDEX]
 
-    def anywhere(self, name: str) -> int:
+    def device_free_number(self, name: str) -> int:
         """Return the number of a primitive without a device."""
-        return self._numbers[name, ANY_DEVICE]
+        return self._numbers[name, ANY_DEVICE_INDEX]
 
 
-def _place(f: Function, device: int) -> int:
+def _kernel_device(f: Function, device: int) -> int:
     """Return the device that a kernel's arguments must be on."""
-    return ANY_DEVICE if reads_only_shapes(f) else device
+    return ANY_DEVICE_INDEX if reads_only_shapes(f) else device

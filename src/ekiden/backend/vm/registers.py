@@ -28,22 +28,29 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
-from ekiden.backend.vm.operands import jumps, may_move, reads, rename, with_jumps, writes
-from ekiden.runtime.debug.instructions import Instruction, make
+from ekiden.backend.vm.operands import (
+    jump_offsets,
+    movable_registers,
+    read_registers,
+    rename_registers,
+    with_jump_offsets,
+    written_registers,
+)
+from ekiden.runtime.debug.instructions import Instruction, make_instruction
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["allocate"]
+__all__ = ["allocate_registers"]
 
 VIEW_KIND, OWNER_KIND = 1, 2
 """What a dead value holds: a tensor in memory that others share, or memory of its own."""
 
 
-def _targets(instruction: Instruction, at: int) -> list[int]:
+def _jump_positions(instruction: Instruction, at: int) -> list[int]:
     """Return an instruction's jump targets as positions. Raises InternalError for a
     backward jump.
     """
-    targets = [at + offset for offset in jumps(instruction)]
+    targets = [at + offset for offset in jump_offsets(instruction)]
     if any(target <= at for target in targets):
         raise InternalError(f"registers: {instruction.name} at {at} jumps back")
     return targets
@@ -57,52 +64,56 @@ class _Liveness:
         """Values needed before an instruction that a jump leads to or that follows one."""
         self.dying: list[list[int]] = [[] for _ in code]
         """Values that an instruction reads last, or writes for nobody."""
-        self.is_needed = _reachable(code)
+        self.is_needed = _reachable_instructions(code)
         self.rivals: dict[int, set[int]] = {}
         """Values that another write of a value must not touch, for those written in several
         places; and back.
         """
         count: dict[int, int] = dict.fromkeys(range(n_params), 1)
         for instruction in code:
-            for register in writes(instruction):
+            for register in written_registers(instruction):
                 count[register] = count.get(register, 0) + 1
-        self._scan(code, {register for register, n in count.items() if n > 1})
+        self._compute_live_sets(code, {register for register, n in count.items() if n > 1})
 
-    def _scan(self, code: Sequence[Instruction], joined: set[int]) -> None:
+    def _compute_live_sets(self, code: Sequence[Instruction], joined: set[int]) -> None:
         """Compute liveness in one backward pass: jumps only lead forward, so a target's live set is
         known when the jump is met. `joined` are the values that several instructions write, such
         as the result of a choice.
         """
-        targets = [_targets(instruction, at) for at, instruction in enumerate(code)]
+        targets = [_jump_positions(instruction, at) for at, instruction in enumerate(code)]
         leaders = {target for target_list in targets for target in target_list}
-        leaders |= {at + 1 for at, instruction in enumerate(code) if _never_goes_on(instruction)}
+        leaders |= {
+            at + 1 for at, instruction in enumerate(code) if _never_falls_through(instruction)
+        }
         after: dict[int, list[frozenset[int]]] = {}
         live: set[int] = set()
+        # One pass suffices because jumps only lead forward: loops are calls.
         for at in range(len(code) - 1, -1, -1):
             if not self.is_needed[at]:
                 continue
-            if _never_goes_on(code[at]):
+            if _never_falls_through(code[at]):
                 live = set().union(*(self.at[target] for target in targets[at]))
-            self._visit(at, code[at], live)
-            for register in joined.intersection(writes(code[at])):
+            self._transfer(at, code[at], live)
+            for register in joined.intersection(written_registers(code[at])):
                 after.setdefault(register, []).append(frozenset(live - {register}))
-            live.difference_update(writes(code[at]))
+            live.difference_update(written_registers(code[at]))
             if self.is_needed[at]:
-                live.update(reads(code[at]))
+                live.update(read_registers(code[at]))
             if at in leaders:
                 self.at[at] = frozenset(live)
-        self._find_rivals(after)
+        self._find_interference(after)
 
-    def _visit(self, at: int, instruction: Instruction, live: set[int]) -> None:
+    def _transfer(self, at: int, instruction: Instruction, live: set[int]) -> None:
         """Process an instruction; `live` is the live set after it."""
-        written = writes(instruction)
+        written = written_registers(instruction)
+        # Dead code: a pure instruction whose results nothing reads.
         if instruction.has("pure") and live.isdisjoint(written):
             self.is_needed[at] = False
             return
-        mine = dict.fromkeys((*reads(instruction), *written))
+        mine = dict.fromkeys((*read_registers(instruction), *written))
         self.dying[at] = [register for register in mine if register not in live]
 
-    def _find_rivals(self, after: dict[int, list[frozenset[int]]]) -> None:
+    def _find_interference(self, after: dict[int, list[frozenset[int]]]) -> None:
         """Record interference of values written in several places: their register is taken at the
         first write, and values live at a later write may not exist yet, so the two must never
         share one.
@@ -113,19 +124,19 @@ class _Liveness:
                 self.rivals.setdefault(rival, set()).add(register)
 
 
-def _reachable(code: Sequence[Instruction]) -> list[bool]:
+def _reachable_instructions(code: Sequence[Instruction]) -> list[bool]:
     """Return whether each instruction is reachable."""
     reached = [at == 0 for at in range(len(code))]
     for at, instruction in enumerate(code):
         if reached[at]:
-            for target in _targets(instruction, at):
+            for target in _jump_positions(instruction, at):
                 reached[target] = True
-            if not _never_goes_on(instruction):
+            if not _never_falls_through(instruction):
                 reached[at + 1] = True
     return reached
 
 
-def _never_goes_on(instruction: Instruction) -> bool:
+def _never_falls_through(instruction: Instruction) -> bool:
     return instruction.has("ends")
 
 
@@ -134,55 +145,57 @@ class _RegisterFile:
     """Register file of a function: the register of each value, and which registers are occupied."""
 
     liveness: _Liveness
-    of: dict[int, int]
-    wishes: dict[int, int]
+    register_of: dict[int, int]
+    preferences: dict[int, int]
     """Value -> the value that it is moved to."""
-    taken: set[int] = field(default_factory=set)
+    occupied: set[int] = field(default_factory=set)
     free: list[int] = field(default_factory=list)
     """A heap of the others; some may have been taken since."""
     count: int = 0
 
-    def enter(self, live: Iterable[int]) -> None:
+    def reset_to_live(self, live: Iterable[int]) -> None:
         """Enter a jump target, where exactly these values are live, whatever the code before it had
         occupied.
         """
-        self.taken = {self.of[value] for value in live}
-        self.free = [register for register in range(self.count) if register not in self.taken]
+        self.occupied = {self.register_of[value] for value in live}
+        self.free = [register for register in range(self.count) if register not in self.occupied]
 
-    def leave(self, value: int) -> None:
+    def release(self, value: int) -> None:
         """Free the register of a dead value."""
-        register = self.of[value]
-        if register in self.taken:
-            self.taken.remove(register)
+        register = self.register_of[value]
+        if register in self.occupied:
+            self.occupied.remove(register)
             heapq.heappush(self.free, register)
 
-    def give(self, value: int, near: int | None = None) -> int:
-        """Return a register for a value, preferably that of the dead value `near`. A value written
-        on several paths gets its register at the first write and keeps it.
+    def allocate(self, value: int, near: int | None = None) -> int:
+        """Allocate a register for a value, preferably that of the dying value `near`. A value
+        written on several paths gets its register at the first write and keeps it.
         """
-        if value not in self.of:
-            self.of[value] = self._pick(value, near)
-        self.taken.add(self.of[value])
-        return self.of[value]
+        if value not in self.register_of:
+            self.register_of[value] = self._choose_register(value, near)
+        self.occupied.add(self.register_of[value])
+        return self.register_of[value]
 
-    def _pick(self, value: int, near: int | None) -> int:
+    def _choose_register(self, value: int, near: int | None) -> int:
         rivals = self.liveness.rivals.get(value, ())
-        barred = {self.of[rival] for rival in rivals if rival in self.of}
-        wish = self.wishes.get(value)
+        barred = {self.register_of[rival] for rival in rivals if rival in self.register_of}
+        wish = self.preferences.get(value)
+        # A Move becomes a no-op where source and destination get the same register.
         for preferred in (near, wish):
-            register = self.of.get(preferred) if preferred is not None else None
-            if register is not None and register not in self.taken and register not in barred:
+            register = self.register_of.get(preferred) if preferred is not None else None
+            if register is not None and register not in self.occupied and register not in barred:
                 return register
-        return self._lowest(barred)
+        return self._lowest_free(barred)
 
-    def _lowest(self, barred: set[int]) -> int:
+    def _lowest_free(self, barred: set[int]) -> int:
         passed: list[int] = []
         chosen = None
         while self.free and chosen is None:
             register = heapq.heappop(self.free)
+            # Barred registers return to the heap: they are barred for this value only.
             if register in barred:
                 passed.append(register)
-            elif register not in self.taken:
+            elif register not in self.occupied:
                 chosen = register
         for register in passed:
             heapq.heappush(self.free, register)
@@ -191,7 +204,7 @@ class _RegisterFile:
         return chosen
 
 
-class _Allocator:
+class _LinearScanAllocator:
     """Linear-scan allocator that rewrites one function from first to last instruction."""
 
     def __init__(self, code: Sequence[Instruction], n_params: int) -> None:
@@ -205,7 +218,7 @@ class _Allocator:
         wishes = {src: dst for src, dst in moves if isinstance(src, int) and isinstance(dst, int)}
         self.places = _RegisterFile(self.liveness, {i: i for i in range(n_params)}, wishes)
         self.places.count = n_params
-        self.places.taken = set(range(n_params))
+        self.places.occupied = set(range(n_params))
         self.holds: dict[int, int] = dict.fromkeys(range(n_params), OWNER_KIND)
         """Register -> what is in it, dead or alive; registers that hold no memory are left out."""
         self.dead: set[int] = set()
@@ -214,78 +227,84 @@ class _Allocator:
         """`holds` at the instructions that jumps lead to."""
         self.made: list[list[Instruction]] = []
 
-    def run(self) -> tuple[int, tuple[Instruction, ...]]:
-        """Return the number of registers, and the instructions."""
-        self._drop_unread()
+    def rewrite(self) -> tuple[int, tuple[Instruction, ...]]:
+        """Rewrite the function; return the number of registers and the instructions."""
+        self._free_unread_params()
         for at, instruction in enumerate(self.code):
             if at in self.liveness.at:
-                self._enter(at)
+                self._enter_target(at)
             if not self.liveness.is_needed[at]:
                 self.made.append([])
                 continue
-            self.made.append(self._instruction(at, instruction))
-            for target in _targets(instruction, at):
-                _join(self.coming.setdefault(target, {}), self.holds)
-            if _never_goes_on(instruction):
+            self.made.append(self._rewrite_instruction(at, instruction))
+            for target in _jump_positions(instruction, at):
+                _join_register_kinds(self.coming.setdefault(target, {}), self.holds)
+            # What registers hold is known again at the next jump target.
+            if _never_falls_through(instruction):
                 self.holds = {}
-        return self.places.count, _layout(self.code, self.made)
+        return self.places.count, _thread_jumps(self.code, self.made)
 
-    def _drop_unread(self) -> None:
+    def _free_unread_params(self) -> None:
         """Free parameters that nothing reads at entry."""
-        used = {register for instruction in self.code for register in reads(instruction)}
-        for param in [p for p in self.places.of if p not in used]:
-            self._die(param)
+        used = {register for instruction in self.code for register in read_registers(instruction)}
+        for param in [p for p in self.places.register_of if p not in used]:
+            self._end_live_range(param)
 
-    def _enter(self, at: int) -> None:
-        self.places.enter(self.liveness.at[at])
-        _join(self.holds, self.coming.pop(at, {}))
-        self.dead = self.holds.keys() - self.places.taken
+    def _enter_target(self, at: int) -> None:
+        self.places.reset_to_live(self.liveness.at[at])
+        _join_register_kinds(self.holds, self.coming.pop(at, {}))
+        self.dead = self.holds.keys() - self.places.occupied
 
-    def _die(self, value: int, is_moved: bool = False) -> None:
-        self.places.leave(value)
+    def _end_live_range(self, value: int, is_moved: bool = False) -> None:
+        self.places.release(value)
         if is_moved:
-            self.holds.pop(self.places.of[value], None)
-        elif self.places.of[value] in self.holds:
-            self.dead.add(self.places.of[value])
+            self.holds.pop(self.places.register_of[value], None)
+        elif self.places.register_of[value] in self.holds:
+            self.dead.add(self.places.register_of[value])
 
-    def _instruction(self, at: int, instruction: Instruction) -> list[Instruction]:
+    def _rewrite_instruction(self, at: int, instruction: Instruction) -> list[Instruction]:
         dying = self.liveness.dying[at]
-        rewritten = self._kills(instruction)
-        read = {value: self.places.of[value] for value in reads(instruction)}
-        kind = self._kind(instruction, dying)
-        written = writes(instruction)
-        movable = may_move(instruction)
-        moved = {v for v in dying if movable.count(v) == reads(instruction).count(v) > 0}
+        rewritten = self._kill_instructions(instruction)
+        read = {value: self.places.register_of[value] for value in read_registers(instruction)}
+        kind = self._result_kind(instruction, dying)
+        written = written_registers(instruction)
+        movable = movable_registers(instruction)
+        # A last read may move the value out, which saves a reference count, if all reads of it are
+        # movable.
+        moved = {v for v in dying if movable.count(v) == read_registers(instruction).count(v) > 0}
+        # Operands die before the results get registers, so that a result may reuse theirs.
         for value in dying:
             if value in read and value not in written:
-                self._die(value, value in moved)
+                self._end_live_range(value, value in moved)
         near = next(iter(read), None) if instruction.name == "Move" else None
-        write = {value: self.places.give(value, near) for value in written}
-        self._write(write, kind, dying)
+        write = {value: self.places.allocate(value, near) for value in written}
+        self._allocate_result(write, kind, dying)
         if instruction.name != "Move" or list(write.values()) != list(read.values()):
-            rewritten.append(rename(instruction, read, write, moved))
+            rewritten.append(rename_registers(instruction, read, write, moved))
         return rewritten
 
-    def _write(self, write: dict[int, int], kind: int, dying: Sequence[int]) -> None:
+    def _allocate_result(self, write: dict[int, int], kind: int, dying: Sequence[int]) -> None:
         for value, register in write.items():
             self.dead.discard(register)
             self.holds.pop(register, None)
             if kind:
                 self.holds[register] = kind
             if value in dying:
-                self._die(value)
+                self._end_live_range(value)
 
-    def _kind(self, instruction: Instruction, dying: Sequence[int]) -> int:
+    def _result_kind(self, instruction: Instruction, dying: Sequence[int]) -> int:
         """Return the kind of value that an instruction's result holds."""
         if instruction.has("plain"):
             return 0
         if instruction.name in ("AllocTensor", "AllocTensorReg"):
             return OWNER_KIND if instruction["storage"] in dying else VIEW_KIND
         if instruction.name in ("Move", "ReshapeTensor"):
-            return max(self.holds.get(self.places.of[v], 0) for v in reads(instruction))
+            return max(
+                self.holds.get(self.places.register_of[v], 0) for v in read_registers(instruction)
+            )
         return OWNER_KIND
 
-    def _kills(self, instruction: Instruction) -> list[Instruction]:
+    def _kill_instructions(self, instruction: Instruction) -> list[Instruction]:
         """Return KillRegister instructions for dead values before an instruction that allocates or
         runs long. Before an allocation only owners matter, whose memory it can reuse; before a
         call views too, since the callee may keep their memory alive for long. A register that
@@ -293,6 +312,8 @@ class _Allocator:
         """
         if not instruction.has("long") and not instruction.has("allocates"):
             return []
+        # A view pins its storage, which matters for the duration of a long instruction; before an
+        # allocation only memory that it can reuse matters.
         lowest_kind = VIEW_KIND if instruction.has("long") else OWNER_KIND
         dead_registers = sorted(
             candidate for candidate in self.dead if self.holds[candidate] >= lowest_kind
@@ -300,20 +321,22 @@ class _Allocator:
         for register in dead_registers:
             self.dead.remove(register)
             del self.holds[register]
-        return [make("KillRegister", dst=dead_register) for dead_register in dead_registers]
+        return [
+            make_instruction("KillRegister", dst=dead_register) for dead_register in dead_registers
+        ]
 
 
-def _join(into: dict[int, int], holds: dict[int, int]) -> None:
-    """Merge what registers may hold on another path."""
+def _join_register_kinds(into: dict[int, int], holds: dict[int, int]) -> None:
+    """Join what registers may hold on another control-flow path."""
     for register, kind in holds.items():
         into[register] = max(kind, into.get(register, 0))
 
 
-def _layout(
+def _thread_jumps(
     code: Sequence[Instruction], rewritten: Sequence[list[Instruction]]
 ) -> tuple[Instruction, ...]:
-    """Return the rewritten instructions in order; jumps to the next instruction are removed and
-    jumps to jumps threaded.
+    """Lay out the rewritten instructions: jumps to the next instruction are removed, jumps to jumps
+    threaded.
     """
     resolved: list[int] = [len(code)] * (len(code) + 1)
     """For each old position, the first one at or after it that something stands at; through
@@ -322,7 +345,7 @@ def _layout(
     standing = list(resolved)
     for at in range(len(code) - 1, -1, -1):
         is_jump = len(rewritten[at]) == 1 and rewritten[at][0].name == "Goto"
-        to = resolved[_targets(code[at], at)[0]] if is_jump else at
+        to = resolved[_jump_positions(code[at], at)[0]] if is_jump else at
         if is_jump and standing[to] == standing[at + 1]:
             rewritten[at].clear()
         standing[at] = at if rewritten[at] else standing[at + 1]
@@ -333,14 +356,17 @@ def _layout(
     out: list[Instruction] = []
     for at, instructions in enumerate(rewritten):
         for instruction in instructions:
-            old_targets = _targets(code[at], at) if jumps(instruction) else []
+            old_targets = _jump_positions(code[at], at) if jump_offsets(instruction) else []
             targets = [start[resolved[old_target]] - len(out) for old_target in old_targets]
-            out.append(with_jumps(instruction, targets))
+            out.append(with_jump_offsets(instruction, targets))
     return tuple(out)
 
 
-def allocate(code: Sequence[Instruction], n_params: int) -> tuple[int, tuple[Instruction, ...]]:
-    """Return the number of registers that a function needs, and its instructions over them.
-    Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a backward jump.
+def allocate_registers(
+    code: Sequence[Instruction], n_params: int
+) -> tuple[int, tuple[Instruction, ...]]:
+    """Allocate registers by linear scan: return the number of registers and the rewritten
+    instructions. Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a
+    backward jump.
     """
-    return _Allocator(code, n_params).run()
+    return _LinearScanAllocator(code, n_params).rewrite()

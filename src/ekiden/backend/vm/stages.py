@@ -19,7 +19,7 @@ from ekiden.ir.op import OPS
 from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as replace
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.op.vm import BindDimsAttrs, MatchShapeAttrs
@@ -48,24 +48,28 @@ class ShapeSources:
     checks: tuple[RunCheck, ...]
 
 
-def sources(function: Function, dims: DimVector) -> ShapeSources:
+def shape_sources(function: Function, dims: DimVector) -> ShapeSources:
     """Return the parameters whose shapes bind the symbols that dims and their constraints need. A
     symbol that occurs only in a dimension like `n * 2 + 1` is solved for. Raises CompileError
     naming a symbol that no parameter binds.
     """
-    tensors = [t for n, p in enumerate(function.params) for t in _tensors((n,), p.checked_type)]
+    tensors = [
+        t for n, p in enumerate(function.params) for t in _param_tensors((n,), p.checked_type)
+    ]
     shown: dict[Var, PrimExpr] = {}
-    all_sources = [ShapeSource(path, _with_names(kind, shown)) for path, kind in tensors]
+    all_sources = [ShapeSource(path, _name_compound_dims(kind, shown)) for path, kind in tensors]
     plain = {d for t in all_sources for d in t.kind.shape if isinstance(d, Var) and d not in shown}
-    solved = _solve(shown, plain)
+    solved = _solve_compound_dims(shown, plain)
     simplest = Analyzer().simplify  # one for all, which have much in common
     moved = [replace(e, solved) for e in dims.exprs]  # what is not, is as simple as it was made
     exprs = tuple(e if e is old else simplest(e) for e, old in zip(moved, dims.exprs, strict=True))
     checks = tuple(
-        RunCheck.of(constraint).map(lambda e: simplest(replace(e, solved)))
+        RunCheck.from_constraint(constraint).with_mapped_exprs(
+            lambda e: simplest(replace(e, solved))
+        )
         for constraint in dims.constraints
     )
-    checks = (*_divisions(function, all_sources, shown, solved), *checks)
+    checks = (*_divisibility_checks(function, all_sources, shown, solved), *checks)
     needed = set(free_vars(*exprs, *(c.condition for c in checks)))  # parts that they share once
     used: list[ShapeSource] = []
     for source in all_sources:
@@ -81,14 +85,14 @@ def sources(function: Function, dims: DimVector) -> ShapeSources:
     return ShapeSources(tuple(used), exprs, checks)
 
 
-def _divisions(
+def _divisibility_checks(
     function: Function,
     all_sources: Sequence[ShapeSource],
     shown: Mapping[Var, PrimExpr],
     solved: Mapping[Var, PrimExpr],
 ) -> list[RunCheck]:
-    """Return the checks that dimensions from which symbols are solved are consistent: 5 elements
-    along n * 2 have no n.
+    """Return the checks that compound dimensions are divisible: 5 elements along n * 2
+    have no n.
     """
     consistency_checks: list[RunCheck] = []
     for source in all_sources:
@@ -99,21 +103,21 @@ def _divisions(
             value = simplify(substitute(dim, solved))
             if not prove_equal(value, name):
                 where = f"dimension {axis} of '{function.params[source.path[0]].name_hint}'"
-                text = f"run: expected {where} to be {prim_text(dim)}"
+                text = f"run: expected {where} to be {format_prim_expr(dim)}"
                 consistency_checks.append(RunCheck(name.equal(value), text, {"it": name}))
     return consistency_checks
 
 
-def _tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
+def _param_tensors(path: tuple[int, ...], kind: Type) -> list[tuple[tuple[int, ...], TensorType]]:
     """Return the tensors in a parameter, through tuples, with their paths."""
     if isinstance(kind, TensorType):
         return [(path, kind)]
     if isinstance(kind, TupleType):
-        return [t for n, field in enumerate(kind.fields) for t in _tensors((*path, n), field)]
+        return [t for n, field in enumerate(kind.fields) for t in _param_tensors((*path, n), field)]
     return []
 
 
-def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
+def _name_compound_dims(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
     """Return a type whose compound dimensions are new symbols, recorded in `shown`."""
     shape: list[PrimExpr] = []
     for dim in kind.shape:
@@ -125,7 +129,7 @@ def _with_names(kind: TensorType, shown: dict[Var, PrimExpr]) -> TensorType:
     return TensorType(tuple(shape), kind.dtype)
 
 
-def _solve(shown: dict[Var, PrimExpr], bound: set[Var]) -> dict[Var, PrimExpr]:
+def _solve_compound_dims(shown: dict[Var, PrimExpr], bound: set[Var]) -> dict[Var, PrimExpr]:
     """Solve compound dimensions for their symbols: n = dim0 // 2 where dim0 is n * 2."""
     solved: dict[Var, PrimExpr] = {}
     waiting = [(name, dim) for name, dim in shown.items() if not isinstance(dim, AnyDim)]
@@ -133,7 +137,7 @@ def _solve(shown: dict[Var, PrimExpr], bound: set[Var]) -> dict[Var, PrimExpr]:
         later = []
         for name, dim in waiting:
             open_ = [v for v in free_vars(dim) if v not in bound and v not in solved]
-            value = _inverse(name, dim, open_[0]) if len(open_) == 1 else None
+            value = _solve_linear(name, dim, open_[0]) if len(open_) == 1 else None
             if value is not None:
                 solved[open_[0]] = simplify(substitute(value, solved))
             elif open_:
@@ -144,7 +148,7 @@ def _solve(shown: dict[Var, PrimExpr], bound: set[Var]) -> dict[Var, PrimExpr]:
     return solved
 
 
-def _inverse(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
+def _solve_linear(name: Var, dim: PrimExpr, symbol: Var) -> PrimExpr | None:
     """Return the symbol's value where `dim`, linear in it, equals `name`; None if it is
     not linear.
     """
@@ -165,13 +169,13 @@ class StageArgument:
 
 def arguments(stage: DimStage) -> list[StageArgument]:
     """Return the tensors whose shapes or elements a stage after the entry reads."""
-    return [StageArgument(value, path) for value, path, _ in _read(stage)]
+    return [StageArgument(value, path) for value, path, _ in _read_tensors(stage)]
 
 
-def _read(stage: DimStage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType]]:
+def _read_tensors(stage: DimStage) -> Iterator[tuple[RelayExpr, tuple[int, ...], TensorType]]:
     for call in stage.calls:
         value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
-        for path, kind in _tensors((), value.checked_type):
+        for path, kind in _param_tensors((), value.checked_type):
             yield value, path, kind
 
 
@@ -180,7 +184,7 @@ def entry_sources(plan: DimPlan) -> ShapeSources:
     change.
     """
     if plan.sources is None:
-        plan.sources = sources(plan.function, plan.entry.dims)
+        plan.sources = shape_sources(plan.function, plan.entry.dims)
     return plan.sources
 
 
@@ -195,19 +199,19 @@ def stage_kernel(plan: DimPlan, stage: DimStage) -> PrimFunc:
             Buffer(f"p{i}", t.kind.shape, t.kind.dtype) for i, t in enumerate(entry_inputs.tensors)
         ]
         conditions = [check.condition for check in entry_inputs.checks]
-        checks = (*_size_checks((*entry_inputs.exprs, *conditions)), *entry_inputs.checks)
+        checks = (*_overflow_checks((*entry_inputs.exprs, *conditions)), *entry_inputs.checks)
         return shape_function(params, entry_inputs.exprs, checks, name)
-    return _StageKernel(stage).build(name)
+    return _StageKernelBuilder(stage).build(name)
 
 
-class _StageKernel:
+class _StageKernelBuilder:
     """Builder of the kernel of one stage after the entry."""
 
     def __init__(self, stage: DimStage) -> None:
         self.stage = stage
         self.buffers = [
-            Buffer(f"p{i}", _own_shape(kind, i), kind.dtype)
-            for i, (_, _, kind) in enumerate(_read(stage))
+            Buffer(f"p{i}", _fresh_shape(kind, i), kind.dtype)
+            for i, (_, _, kind) in enumerate(_read_tensors(stage))
         ]
         self.vectors = [
             Buffer(f"v{i}", (const(len(s.dims.exprs)),), "int64")
@@ -222,8 +226,8 @@ class _StageKernel:
         remaining_buffers = list(self.buffers)
         for call in self.stage.calls:
             value = call.args[0 if isinstance(call.attrs, MatchShapeAttrs) else 1]
-            number = len(_tensors((), value.checked_type))
-            self._define(call, remaining_buffers[:number])
+            number = len(_param_tensors((), value.checked_type))
+            self._define_symbols(call, remaining_buffers[:number])
             del remaining_buffers[:number]
         symbol_values: dict[Var, PrimExpr] = {
             s: self.result[at] for s, at in self.stage.symbols.items()
@@ -231,7 +235,7 @@ class _StageKernel:
         for vector, (earlier_stage, symbols) in zip(
             self.vectors, self.stage.earlier.items(), strict=True
         ):
-            symbol_values |= {s: vector[earlier_stage.dims.place((s,))] for s in symbols}
+            symbol_values |= {s: vector[earlier_stage.dims.slot_of((s,))] for s in symbols}
         dims = self.stage.dims
         exprs = tuple(
             self.defined[e]
@@ -239,26 +243,28 @@ class _StageKernel:
             else substitute(e, symbol_values)
             for e in dims.exprs
         )
-        all_checks = [*self.checks, *map(RunCheck.of, dims.constraints)]
-        checks = [check.map(lambda e: substitute(e, symbol_values)) for check in all_checks]
+        all_checks = [*self.checks, *map(RunCheck.from_constraint, dims.constraints)]
+        checks = [
+            check.with_mapped_exprs(lambda e: substitute(e, symbol_values)) for check in all_checks
+        ]
         conditions = [check.condition for check in checks[len(self.checks) :]]
         computed = [e for e, dim in zip(exprs, dims.exprs, strict=True) if dim not in self.defined]
         extents = (*self.vectors, self.result)
-        checks = [*checks[: len(self.checks)], *_size_checks((*computed, *conditions), extents),
+        checks = [*checks[: len(self.checks)], *_overflow_checks((*computed, *conditions), extents),
                   *checks[len(self.checks) :]]  # fmt: skip
         params = [*self.buffers, *self.vectors]
         first = len(self.stage.symbols)
         return shape_function(params, exprs, checks, name, self.result, first)
 
-    def _define(self, call: Call, buffers: Sequence[Buffer]) -> None:
+    def _define_symbols(self, call: Call, buffers: Sequence[Buffer]) -> None:
         """Define and check the symbols of one binding."""
         where = f" ({call.span})" if call.span else ""
         if isinstance(call.attrs, MatchShapeAttrs):
             (buffer,) = buffers
             for axis, expected in enumerate(call.attrs.shape):
                 what = f"dimension {axis} of {call.attrs.place or 'a tensor'}{where}"
-                text = f"run: expected {what} to be {prim_text(expected)}"
-                self._match(expected, buffer.shape[axis], text)
+                text = f"run: expected {what} to be {format_prim_expr(expected)}"
+                self._match_dim(expected, buffer.shape[axis], text)
             return
         attrs = call.attrs
         assert isinstance(attrs, BindDimsAttrs)
@@ -268,7 +274,7 @@ class _StageKernel:
             values: Sequence[PrimExpr]
             values, conditions = rule(attrs.attrs, buffers)
             name = f"run: {attrs.operator}{where}"
-            self.checks.extend(_size_checks(values, name=name))
+            self.checks.extend(_overflow_checks(values, name=name))
             self.checks.extend(
                 RunCheck(c, f"{name}: {text}", shown) for c, text, shown in conditions
             )
@@ -282,7 +288,7 @@ class _StageKernel:
                 text = f"run: {attrs.operator}{where}: a dimension of the result is too large"
                 self.checks.append(RunCheck(symbol <= MAX_EXTENT, text, {"it": value}))
 
-    def _match(self, expected: PrimExpr, dim: PrimExpr, text: str) -> None:
+    def _match_dim(self, expected: PrimExpr, dim: PrimExpr, text: str) -> None:
         if (
             isinstance(expected, Var)
             and expected in self.stage.symbols
@@ -294,15 +300,17 @@ class _StageKernel:
             self.checks.append(RunCheck(dim.equal(expected), text, {**shown, "it": dim}))
 
 
-def _size_checks(
+def _overflow_checks(
     exprs: Sequence[PrimExpr], extents: Sequence[Buffer] = (), name: str = "run"
 ) -> list[RunCheck]:
-    """Return the checks that no size wraps; see `size_conditions`. `name` begins what they say."""
+    """Return the checks that no size arithmetic overflows; see `size_conditions`. `name` begins
+    what they say.
+    """
     rows = size_conditions(exprs, extents)
     return [RunCheck(condition, f"{name}: {text}", shown) for condition, text, shown in rows]
 
 
-def _own_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:
+def _fresh_shape(kind: TensorType, number: int) -> tuple[PrimExpr, ...]:
     """Return a shape with a new symbol for each dimension that is not constant."""
     return tuple(
         d if isinstance(d, IntImm) else SizeVar(f"p{number}_{axis}")

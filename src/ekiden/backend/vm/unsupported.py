@@ -15,7 +15,7 @@ from ekiden.relay.transform.fusion.fuse_ops import single_operator_function
 from ekiden.runtime.errors import CompileError
 from ekiden.target import CompilationConfig, Target
 
-__all__ = ["UnsupportedOperators", "refusals_of"]
+__all__ = ["UnsupportedOperators", "unsupported_on_device"]
 
 
 class UnsupportedOperators:
@@ -30,18 +30,18 @@ class UnsupportedOperators:
         form = canonicalize(single_operator_function(call))
         key = kernel_key(form, self._target, "")
         if key not in self._known:
-            self._known[key] = self._refuses(form)
+            self._known[key] = self._is_unsupported(form)
         return self._known[key]
 
-    def _refuses(self, form: Function) -> bool:
+    def _is_unsupported(self, form: Function) -> bool:
         try:
-            device.split_program(lower_primitive(form, "alone", self._target), self._target)
+            device.split_host_and_device(lower_primitive(form, "alone", self._target), self._target)
         except CompileError:
             return True
         return False
 
 
-def refusals_of(config: CompilationConfig | None) -> UnsupportedOperators | None:
+def unsupported_on_device(config: CompilationConfig | None) -> UnsupportedOperators | None:
     """Return what the default device of a compilation refuses; None where the program has no
     choice: the default is the host, or the host is not among its devices."""
     if config is None or not any(virtual_device.is_host for virtual_device in config.devices):

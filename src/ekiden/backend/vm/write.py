@@ -7,7 +7,7 @@ from dataclasses import field
 
 import numpy as np
 
-from ekiden.backend.vm.signatures import signatures
+from ekiden.backend.vm.signatures import encode_signatures
 from ekiden.ir.type import Type
 from ekiden.runtime.artifact.chunks import Pieces
 from ekiden.runtime.artifact.frame import (
@@ -87,7 +87,7 @@ def write_executable(
     program = ExecutableProgram(
         functions, primitives, image, metadata, device_table or DeviceTable()
     )
-    return bytes(write_programs([program], constants).joined())
+    return bytes(write_programs([program], constants).to_bytes())
 
 
 def write_programs(
@@ -105,91 +105,96 @@ def write_programs(
     are passed at load time.
     """
     arrays = [_little_endian(constant) for constant in constants]
-    records = [_constant(a, n in load_time, n in apart) for n, a in enumerate(arrays)]
+    records = [_constant_record(a, n in load_time, n in apart) for n, a in enumerate(arrays)]
+    # Without native code a program runs on every machine, so one variant is enough.
     several = programs if all(program.image for program in programs) else programs[:1]
-    written = [_sections(program) for program in several]
+    written = [_encode_sections(program) for program in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
+    # Sections that are equal in all variants are stored once.
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
     file_parts = [SectionSource(Section.CONSTANTS, lambda at: write_constants(records, at))]
     file_parts += [
-        SectionSource(kind, _at_once(written[0][kind])) for kind in kinds if kind in common
+        SectionSource(kind, _eager_payload(written[0][kind])) for kind in kinds if kind in common
     ]
     for number, sections in enumerate(written, start=1):
         own = {kind: payload for kind, payload in sections.items() if kind not in common}
         file_parts += [
-            SectionSource(kind, _at_once(payload), number) for kind, payload in own.items()
+            SectionSource(kind, _eager_payload(payload), number) for kind, payload in own.items()
         ]
     return assemble(file_parts)
 
 
-def _sections(program: ExecutableProgram) -> dict[Section, bytes]:
+def _encode_sections(program: ExecutableProgram) -> dict[Section, bytes]:
     """Return the bytes of all sections but CONSTANTS."""
     payloads = {
-        Section.GLOBALS: _globals(program.functions),
-        Section.PRIMITIVES: _strings(program.primitives),
-        Section.CODE: _code(program.functions),
-        Section.METADATA: _json(program.metadata),
+        Section.GLOBALS: _encode_globals(program.functions),
+        Section.PRIMITIVES: _encode_strings(program.primitives),
+        Section.CODE: _encode_code(program.functions),
+        Section.METADATA: _encode_json(program.metadata),
     }
     if program.image:
         payloads[Section.IMAGE] = program.image
     if any(function.types for function in program.functions):
-        payloads[Section.TYPES] = signatures([f.types for f in program.functions])
+        payloads[Section.TYPES] = encode_signatures([f.types for f in program.functions])
     if program.derived:
-        payloads[Section.DERIVED] = _derived(program.derived)
+        payloads[Section.DERIVED] = _encode_derived(program.derived)
+    # Without a table everything is on the host.
     if len(program.places.devices) > 1:
-        payloads[Section.DEVICES] = _places(program.places)
+        payloads[Section.DEVICES] = _encode_device_table(program.places)
     if program.device_code:
         payloads[Section.DEVICE_CODE] = program.device_code
     return payloads
 
 
-def _at_once(payload: bytes) -> Callable[[int], Pieces]:
+def _eager_payload(payload: bytes) -> Callable[[int], Pieces]:
     return lambda at: [payload]
 
 
-def _string(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     encoded = text.encode()
     return struct.pack("<I", len(encoded)) + encoded
 
 
-def _strings(texts: Sequence[str]) -> bytes:
-    return struct.pack("<I", len(texts)) + b"".join(map(_string, texts))
+def _encode_strings(texts: Sequence[str]) -> bytes:
+    return struct.pack("<I", len(texts)) + b"".join(map(_encode_string, texts))
 
 
-def _globals(functions: Sequence[VMFunction]) -> bytes:
-    names = [_string(function.name) + _strings(function.params) for function in functions]
+def _encode_globals(functions: Sequence[VMFunction]) -> bytes:
+    names = [
+        _encode_string(function.name) + _encode_strings(function.params) for function in functions
+    ]
     return struct.pack("<I", len(functions)) + b"".join(names)
 
 
-def _places(table: DeviceTable) -> bytes:
+def _encode_device_table(table: DeviceTable) -> bytes:
     devices = [number for device in table.devices for number in device]
     numbers = [*table.constants, *(p + 1 for p in table.primitives)]
     numbers += [p for params in table.params for p in params]
     return struct.pack(f"<I{len(devices)}i{len(numbers)}I", len(table.devices), *devices, *numbers)
 
 
-def _derived(rows: Sequence[tuple[int, int, tuple[int, ...]]]) -> bytes:
+def _encode_derived(rows: Sequence[tuple[int, int, tuple[int, ...]]]) -> bytes:
     numbers = [n for constant_index, by, of in rows for n in (constant_index, by, len(of), *of)]
     return struct.pack(f"<{1 + len(numbers)}I", len(rows), *numbers)
 
 
-def _code(functions: Sequence[VMFunction]) -> bytes:
-    return struct.pack("<I", len(functions)) + b"".join(map(_function_code, functions))
+def _encode_code(functions: Sequence[VMFunction]) -> bytes:
+    return struct.pack("<I", len(functions)) + b"".join(map(_encode_function, functions))
 
 
-def _function_code(function: VMFunction) -> bytes:
+def _encode_function(function: VMFunction) -> bytes:
     words = [word for instruction in function.code for word in encode(instruction)]
     head = struct.pack("<II", function.n_registers, len(words))
     return head + np.asarray(words, dtype="<i4").tobytes()
 
 
-def _json(metadata: dict[str, object]) -> bytes:
+def _encode_json(metadata: dict[str, object]) -> bytes:
     return json.dumps(metadata, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _constant(array: np.ndarray, is_made: bool, is_apart: bool) -> ConstantRecord:
+def _constant_record(array: np.ndarray, is_made: bool, is_apart: bool) -> ConstantRecord:
     code, bits, _ = dtype_code(array.dtype.name)
-    stored = _packed(array, bits) if bits < _BITS_PER_BYTE else array
+    stored = _pack_bits(array, bits) if bits < _BITS_PER_BYTE else array
     data = None if is_made or is_apart else stored
     return ConstantRecord(code, bits, array.shape, stored.nbytes, data, is_made)
 
@@ -198,8 +203,8 @@ _BITS_PER_BYTE = 8
 """Bits of the smallest elements that have an address."""
 
 
-def _packed(array: np.ndarray, bits: int) -> np.ndarray:
-    """Return elements of less than a byte without gaps, low bits first, as tensors have them: NumPy
+def _pack_bits(array: np.ndarray, bits: int) -> np.ndarray:
+    """Pack elements narrower than a byte without gaps, low bits first, as tensors store them; NumPy
     gives each a byte.
     """
     codes = np.ascontiguousarray(array).view(np.uint8).reshape(-1, 1)
@@ -214,6 +219,7 @@ def _little_endian(constant: np.ndarray) -> np.ndarray:
     array = np.asarray(constant)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
+    # Strings, dates and objects have no meaning for kernels.
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise InternalError(f"writing constants: numbers expected, got dtype {array.dtype.name}")
     return array

@@ -66,12 +66,12 @@ def check_target(target: Target, what: str) -> None:
 
 
 @functools.cache
-def _knows(flags: tuple[str, ...]) -> bool:
+def _supports_flags(flags: tuple[str, ...]) -> bool:
     command = [find_compiler(), *flags, "-E", "-x", "c", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _machine_flags(target: Target) -> tuple[str, ...]:
+def _target_flags(target: Target) -> tuple[str, ...]:
     """Return the processor flags for the compiler. If it is too old to know the processor, use the
     best one it knows that the target can execute.
     """
@@ -84,17 +84,19 @@ def _machine_flags(target: Target) -> tuple[str, ...]:
         and Target(target, cpu=p.name, features=()).serves(plain)
     ]
     name = next(
-        n for n in (target.cpu, *reversed(lesser), "") if _knows((f"{option}={n}",)) or not n
+        n
+        for n in (target.cpu, *reversed(lesser), "")
+        if _supports_flags((f"{option}={n}",)) or not n
     )
     cpu_flags = (f"{option}={name}",) if name else ()
     if target.architecture != X86:
         return cpu_flags
     signs = [f"-mno-{f[1:]}" if f[0] == "-" else f"-m{f}" for f in target.features]
     signs += [f"-mno-{f}" for f in sorted(target.idle)]
-    return (*cpu_flags, *(flag for flag in signs if _knows((flag,))))
+    return (*cpu_flags, *(flag for flag in signs if _supports_flags((flag,))))
 
 
-def compile_text(text: str, target: Target, debug_path: Path | None = None) -> bytes:
+def compile_c(text: str, target: Target, debug_path: Path | None = None) -> bytes:
     """Compile C to a relocatable ELF object, with debug lines that refer to `debug_path`, if given.
 
     Raises:
@@ -105,7 +107,7 @@ def compile_text(text: str, target: Target, debug_path: Path | None = None) -> b
         source.write_text(text, encoding="utf-8")
         object_path = Path(folder) / "kernel.o"
         command = [
-            find_compiler(), *COMPILER_FLAGS, *_machine_flags(target), "-DEK_KERNEL_IMAGE",
+            find_compiler(), *COMPILER_FLAGS, *_target_flags(target), "-DEK_KERNEL_IMAGE",
             *(("-g",) if debug_path else ()), f"-I{include_dir()}", "-c", str(source),
             "-o", str(object_path),
         ]  # fmt: skip

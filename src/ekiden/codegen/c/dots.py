@@ -21,8 +21,10 @@ WORD_BYTES, VECTOR_WORDS = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class FactorLoad:
-    """One factor's load in an iteration: its variable, and the offset of its bytes."""
+class OperandLoad:
+    """Load of one int8 operand in an iteration: the variable it binds, the buffer, the byte offset
+    and the step of the innermost loop.
+    """
 
     var: Var
     buffer: Buffer
@@ -36,14 +38,14 @@ class DotProductNest:
     """Loop nest that only accumulates products of uint8 data and int8 weights."""
 
     loops: list[For] = field(default_factory=list)
-    data: list[FactorLoad] = field(default_factory=list)
-    weights: list[FactorLoad] = field(default_factory=list)
+    data: list[OperandLoad] = field(default_factory=list)
+    weights: list[OperandLoad] = field(default_factory=list)
     acc: Buffer | None = None
     sums: dict[tuple[Var, Var], PrimExpr] = field(default_factory=dict)
     """(data, weights) -> the sum that their products are added to."""
 
     @staticmethod
-    def of(loop: For) -> DotProductNest | None:
+    def match(loop: For) -> DotProductNest | None:
         """Match a loop nest; return None if it does anything but accumulate dot products."""
         nest = DotProductNest()
         at: Stmt = loop
@@ -57,11 +59,11 @@ class DotProductNest:
             s = waiting.pop()
             if isinstance(s, SeqStmt):
                 waiting.extend(reversed(s.seq))
-            elif not nest._take(s):
+            elif not nest._match_statement(s):
                 return None
             elif isinstance(s, LetStmt):
                 waiting.append(s.body)
-        return nest if nest._is_whole() else None
+        return nest if nest._covers_all_pairs() else None
 
     @property
     def sum_buffer(self) -> Buffer:
@@ -70,31 +72,33 @@ class DotProductNest:
         return self.acc
 
     @property
-    def steps(self) -> int:
-        """Return the trip count of the innermost loop."""
+    def reduction_extent(self) -> int:
+        """Return the trip count of the innermost (reduction) loop."""
         extent = self.loops[-1].extent
         assert isinstance(extent, IntImm)
         return extent.value
 
     @property
-    def outer(self) -> Sequence[For]:
+    def outer_loops(self) -> Sequence[For]:
         """Return all loops but the innermost."""
         return self.loops[:-1]
 
     @property
-    def columns(self) -> int:
+    def num_columns(self) -> int:
         """Return the number of output columns: all lanes of all weight vectors."""
         return VECTOR_WORDS * len(self.weights)
 
-    def first(self, word: FactorLoad) -> PrimExpr:
+    def initial_offset(self, word: OperandLoad) -> PrimExpr:
         """Return the offset of a word in the first iteration of the innermost loop."""
         k = self.loops[-1].loop_var
         return simplify(substitute(word.index, {k: const(0, k.dtype)}))
 
-    def _take(self, s: Stmt) -> bool:
-        """Record a statement of the nest; return whether it fits the pattern."""
+    def _match_statement(self, s: Stmt) -> bool:
+        """Match a statement of the nest against the pattern and record it; return False if it does
+        not fit.
+        """
         if isinstance(s, LetStmt):
-            return self._take_word(s)
+            return self._match_operand_load(s)
         if not isinstance(s, BufferStore) or s.predicate is not None:
             return False
         value, index = s.value, s.indices[0]
@@ -112,9 +116,9 @@ class DotProductNest:
         self.sums[data, weight] = index
         return True
 
-    def _take_word(self, s: LetStmt) -> bool:
-        """Record `let a = broadcast(word of uint8)` or `let b = words of int8`; return whether it
-        is one.
+    def _match_operand_load(self, s: LetStmt) -> bool:
+        """Match `let a = broadcast(word of uint8)` or `let b = words of int8` and record the
+        operand; return False for other lets.
         """
         if s.var.dtype != dt.with_lanes("int32", VECTOR_WORDS):
             return False
@@ -141,12 +145,12 @@ class DotProductNest:
         ):
             return False
         to = self.data if is_data else self.weights
-        to.append(FactorLoad(s.var, load.buffer, ramp.base, step.value))
+        to.append(OperandLoad(s.var, load.buffer, ramp.base, step.value))
         return True
 
-    def _is_whole(self) -> bool:
-        """Return whether every data word is multiplied with every weight vector and the weight
-        vectors are contiguous.
+    def _covers_all_pairs(self) -> bool:
+        """Return whether each data word is multiplied by each weight vector, with contiguous weight
+        vectors.
         """
         pairs = {(d.var, w.var) for d in self.data for w in self.weights}
         if not pairs or pairs != set(self.sums):
@@ -162,4 +166,4 @@ class DotProductNest:
         )
 
 
-__all__ = ["VECTOR_WORDS", "WORD_BYTES", "DotProductNest", "FactorLoad"]
+__all__ = ["VECTOR_WORDS", "WORD_BYTES", "DotProductNest", "OperandLoad"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from ekiden.codegen.c.dots import VECTOR_WORDS, WORD_BYTES, DotProductNest, FactorLoad
+from ekiden.codegen.c.dots import VECTOR_WORDS, WORD_BYTES, DotProductNest, OperandLoad
 from ekiden.codegen.c.expression import ExpressionWriter
 from ekiden.codegen.c.types import c_type
 
@@ -24,7 +24,7 @@ MAX_UNROLLED_VECTORS = 4
 """Vectors of k that stand one after the other, if there are no more: the loop over columns is short
 then, and what a loop inside of it needs to begin is a third of it (64 channels: 73 instructions,
 with a loop 79)."""
-NEXT = """\
+HELIUM_DOT_HELPERS = """\
 #if EK_HELIUM
 static inline uint8x16_t ek_next_bytes(const uint8_t **at) { /* that moves on */
   uint8x16_t value;
@@ -40,7 +40,7 @@ VectorBody = Callable[[Sequence[str]], list[str]]
 """The lines that do something with vectors, from the texts that load them."""
 
 
-class DotsWriter:
+class DotProductWriter:
     """Writer of a dot-product nest; it appends lines to a statement writer."""
 
     def __init__(self, writer: ExpressionWriter, dots: DotProductNest) -> None:
@@ -52,28 +52,28 @@ class DotsWriter:
     def write(self) -> None:
         """Emit the sums of all columns into an array, then store them vector by vector."""
         out, dots, rows = self.out, self.dots, len(self.dots.data)
-        totals = self.zeros("total", rows)
-        self.over([], lambda vectors: self.added("vaddvaq_u8", totals, vectors))
+        totals = self.declare_accumulators("total", rows)
+        self.write_loops([], lambda vectors: self.accumulate_lines("vaddvaq_u8", totals, vectors))
         step, sums, n = dots.weights[0].step, out.unique("sums"), out.unique("n")
-        out.put(f"const uint32x4_t {self.apart} = vmulq_n_u32(vidupq_n_u32(0, 1), {step});")
-        out.put(f"int32_t {sums}[{rows * dots.columns}];")
-        out.put(f"for (int32_t {n} = 0; {n} < {dots.columns}; {n} += {self.together}) {{")
+        out.emit_line(f"const uint32x4_t {self.apart} = vmulq_n_u32(vidupq_n_u32(0, 1), {step});")
+        out.emit_line(f"int32_t {sums}[{rows * dots.num_columns}];")
+        out.emit_line(f"for (int32_t {n} = 0; {n} < {dots.num_columns}; {n} += {self.together}) {{")
         with out.indented():
-            self.columns(sums, n)
-        out.put("}")
+            self.write_columns(sums, n)
+        out.emit_line("}")
         for row, data in enumerate(dots.data):
             less = f"ek_v_dup_i32((int32_t)(128u * {totals[row]}))"
             for vector, weight in enumerate(dots.weights):
-                begin = row * dots.columns + vector * VECTOR_WORDS
+                begin = row * dots.num_columns + vector * VECTOR_WORDS
                 acc = f"{out.name(dots.sum_buffer)}[{out.text(dots.sums[data.var, weight.var])}]"
-                out.put(f"{acc} += ek_v_load_i32(&{sums}[{begin}]) - {less};")
+                out.emit_line(f"{acc} += ek_v_load_i32(&{sums}[{begin}]) - {less};")
 
-    def columns(self, sums: str, n: str) -> None:
-        """Emit the sums of a group of columns that begins at column `n`."""
+    def write_columns(self, sums: str, n: str) -> None:
+        """Emit the dot products of a group of output columns, the first of which is column `n`."""
         rows = range(len(self.dots.data))
-        own = [self.zeros("sum", len(rows)) for _ in range(self.together)]
+        own = [self.declare_accumulators("sum", len(rows)) for _ in range(self.together)]
 
-        def lines(vectors: Sequence[str]) -> list[str]:
+        def dot_lines(vectors: Sequence[str]) -> list[str]:
             """Return the lines of one iteration: load each weight once, and each row's data once
             where several columns share it, then one VMLADAVA for each pair.
             """
@@ -86,78 +86,86 @@ class DotsWriter:
                 emitted.append(f"const uint8x16_t {name} = {data[row]};")
                 data[row] = name
             for column, weight in zip(own, weights, strict=True):
-                emitted += self.added("vmladavaq_u8", column, data, f", {weight}")
+                emitted += self.accumulate_lines("vmladavaq_u8", column, data, f", {weight}")
             return emitted
 
-        self.over([f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.together)], lines)
+        self.write_loops(
+            [f" + ({n} + {c}) * {WORD_BYTES}" for c in range(self.together)], dot_lines
+        )
         for c, column in enumerate(own):
             for row, name in enumerate(column):
-                at = row * self.dots.columns + c
-                self.out.put(f"{sums}[{at} + {n}] = (int32_t){name};")
+                at = row * self.dots.num_columns + c
+                self.out.emit_line(f"{sums}[{at} + {n}] = (int32_t){name};")
 
-    def added(
+    def accumulate_lines(
         self, function: str, sums: Sequence[str], vectors: Sequence[str], more: str = ""
     ) -> list[str]:
         """Return the lines that accumulate vectors into sums with `function`."""
         pairs = zip(sums, vectors, strict=True)
         return [f"{name} = {function}({name}, {text}{more});" for name, text in pairs]
 
-    def zeros(self, hint: str, count: int) -> list[str]:
+    def declare_accumulators(self, hint: str, count: int) -> list[str]:
         """Declare accumulators initialised to 0 and return their names."""
         names = [self.out.unique(hint) for _ in range(count)]
-        self.out.put(f"uint32_t {', '.join(f'{name} = 0' for name in names)};")
+        self.out.emit_line(f"uint32_t {', '.join(f'{name} = 0' for name in names)};")
         return names
 
-    def over(self, columns: Sequence[str], lines: VectorBody) -> None:
-        """Emit the loops around a body that handles 16 bytes of each data row and of `columns`
-        weight columns (offsets added to the weights' addresses): four words an iteration, then
-        one masked iteration for the remaining words.
+    def write_loops(self, columns: Sequence[str], lines: VectorBody) -> None:
+        """Emit the loops around a body that handles 16 bytes of each data row and of each weight
+        column (`columns`: offsets added to the weight address): four words an iteration, then
+        one masked tail iteration.
         """
         out, dots = self.out, self.dots
         with ExitStack() as inside:
-            for loop in dots.outer:
-                name, kind = out.define(loop.loop_var), c_type(loop.loop_var.dtype)
-                out.put(f"for ({kind} {name} = 0; {name} < {out.text(loop.extent)}; ++{name}) {{")
-                inside.callback(out.put, "}")
+            for loop in dots.outer_loops:
+                name, kind = out.bind_name(loop.loop_var), c_type(loop.loop_var.dtype)
+                out.emit_line(
+                    f"for ({kind} {name} = 0; {name} < {out.text(loop.extent)}; ++{name}) {{"
+                )
+                inside.callback(out.emit_line, "}")
                 inside.enter_context(out.indented())
-            data = [self.pointer(word, "uint8_t", "") for word in dots.data]
-            weights = [self.pointer(dots.weights[0], "uint32_t", more) for more in columns]
-            full_vectors, tail_words = divmod(dots.steps, VECTOR_WORDS)
+            data = [self.declare_pointer(word, "uint8_t", "") for word in dots.data]
+            weights = [self.declare_pointer(dots.weights[0], "uint32_t", more) for more in columns]
+            full_vectors, tail_words = divmod(dots.reduction_extent, VECTOR_WORDS)
             # Short reductions are unrolled: the loop overhead would cost as much as one vector's
             # work.
             if full_vectors > MAX_UNROLLED_VECTORS:
                 k = out.unique("k")
-                out.put(f"for (int32_t {k} = 0; {k} < {full_vectors}; ++{k}) {{")
-                self.step(lines, [f"ek_next_bytes(&{name})" for name in data], weights, 0)
+                out.emit_line(f"for (int32_t {k} = 0; {k} < {full_vectors}; ++{k}) {{")
+                self.write_full_iteration(
+                    lines, [f"ek_next_bytes(&{name})" for name in data], weights, 0
+                )
                 with out.indented():
                     for name in weights:
-                        out.put(f"{name} += {dots.weights[0].step};")
-                out.put("}")
+                        out.emit_line(f"{name} += {dots.weights[0].step};")
+                out.emit_line("}")
                 full_vectors = 0
             for at in range(full_vectors):
-                out.put("{")
+                out.emit_line("{")
                 near = [f"vldrbq_u8({name} + {at * VECTOR_WORDS * WORD_BYTES})" for name in data]
-                self.step(lines, near, weights, at)
-                out.put("}")
+                self.write_full_iteration(lines, near, weights, at)
+                out.emit_line("}")
             if tail_words:
-                out.put("{")
-                self.left(lines, data, weights, full_vectors, tail_words)
-                out.put("}")
+                out.emit_line("{")
+                self.write_tail_iteration(lines, data, weights, full_vectors, tail_words)
+                out.emit_line("}")
 
-    def step(self, lines: VectorBody, data: list[str], weights: list[str], k: int) -> None:
-        """Emit the body for four full words of each operand."""
+    def write_full_iteration(
+        self, lines: VectorBody, data: list[str], weights: list[str], k: int
+    ) -> None:
+        """Emit an unmasked iteration: four full words of each operand."""
         more = k * self.dots.weights[0].step
         weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_u32({name} + {more}, {self.apart}))"
             for name in weights
         ]
-        self.put_inside(lines([*data, *weight_vectors]))
+        self.write_block(lines([*data, *weight_vectors]))
 
-    def left(
+    def write_tail_iteration(
         self, lines: VectorBody, data: list[str], weights: list[str], k: int, tail_words: int
     ) -> None:
-        """Emit the body for the remaining words of each operand. The mask has one bit per byte,
-        whatever the loaded type.
+        """Emit the masked tail iteration. The predicate has one bit per byte, whatever the loaded
+        type.
         """
         mask, more = f"{(1 << tail_words * WORD_BYTES) - 1:#x}", k * self.dots.weights[0].step
         near = [f"vldrbq_z_u8({name} + {k * VECTOR_WORDS * WORD_BYTES}, {mask})" for name in data]
@@ -165,20 +173,20 @@ class DotsWriter:
             f"ek_raised_bytes(vldrwq_gather_offset_z_u32({name} + {more}, {self.apart}, {mask}))"
             for name in weights
         ]
-        self.put_inside(lines([*near, *weight_vectors]))
+        self.write_block(lines([*near, *weight_vectors]))
 
-    def put_inside(self, lines: list[str]) -> None:
+    def write_block(self, lines: list[str]) -> None:
         """Emit lines in a block of their own."""
         with self.out.indented():
             for line in lines:
-                self.out.put(line)
+                self.out.emit_line(line)
 
-    def pointer(self, word: FactorLoad, kind: str, more: str) -> str:
+    def declare_pointer(self, word: OperandLoad, kind: str, more: str) -> str:
         """Declare a pointer to the first byte of a word and return its name."""
         out, name = self.out, self.out.unique("from")
-        address = f"{out.name(word.buffer)} + ({out.text(self.dots.first(word))}){more}"
-        out.put(f"const {kind} *{name} = (const {kind} *)(const void *)({address});")
+        address = f"{out.name(word.buffer)} + ({out.text(self.dots.initial_offset(word))}){more}"
+        out.emit_line(f"const {kind} *{name} = (const {kind} *)(const void *)({address});")
         return name
 
 
-__all__ = ["NEXT", "DotsWriter"]
+__all__ = ["HELIUM_DOT_HELPERS", "DotProductWriter"]

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.codegen.c.helpers import Helpers, asm_label, c_symbol, quoted
+from ekiden.codegen.c.helpers import HelperFunctions, asm_label, c_string_literal, c_symbol
 from ekiden.codegen.c.statement import StatementWriter
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
-    BOUNDS_ERROR,
-    DEVICE_ID,
+    BOUNDS_ERROR_KIND,
+    DEVICE_ID_VAR,
     argument_label,
-    device_of,
-    dtype_word,
+    device_type_of,
+    expected_scalar,
     flushes_subnormals,
-    in_place,
-    lies_on_device,
+    in_place_params,
+    is_device_argument,
     not_contiguous_message,
     out_of_range_message,
-    scalar_kind,
+    pack_dtype,
     shape_checks,
 )
 from ekiden.ir import dtype as dt
@@ -44,7 +44,7 @@ FILE_HEADER = """\
 
 #include <ekiden/kernel.h>
 """
-ARGUMENT_HELPER = """\
+ARGUMENT_CHECK_HELPERS = """\
 static const ek_dltensor *ek_argument(const ek_value *value) {
   if (value->type_index == EK_TENSOR) return &((const ek_tensor *)value->v.ptr)->dl;
   return value->type_index == EK_DLTENSOR_PTR ? (const ek_dltensor *)value->v.ptr : NULL;
@@ -60,7 +60,7 @@ BOUNDS_CHECK_MACRO = f"""\
   if ((uint64_t)ek_at >= (uint64_t)ek_size) {{ \\
     free \\
     const int64_t ek_shown[] = {{ek_at, ek_size}}; \\
-    return ek_kernel_error_values("{BOUNDS_ERROR}", message, ek_shown); \\
+    return ek_kernel_error_values("{BOUNDS_ERROR_KIND}", message, ek_shown); \\
   }} \\
   ek_at; }})
 """
@@ -68,20 +68,21 @@ BOUNDS_CHECK_MACRO = f"""\
 
 def emit(func: PrimFunc, target: Target) -> str:
     """Emit one function as C. Raises InternalError for a form that lowering must have removed."""
-    return emit_all([func], target)
+    return emit_module([func], target)
 
 
-def emit_all(funcs: Sequence[PrimFunc], target: Target) -> str:
+def emit_module(funcs: Sequence[PrimFunc], target: Target) -> str:
     """Emit several functions as one C file."""
-    helpers = Helpers(target)
-    definitions = [text for func in funcs for text in _function(func, helpers)]
+    helpers = HelperFunctions(target)
+    definitions = [text for func in funcs for text in _emit_function(func, helpers)]
     head = FILE_HEADER.format(target=target)
-    sites = [f"EK_CALL_SITE({v}, {quoted(name)});" for name, v in helpers.sites.items()]
+    sites = [f"EK_CALL_SITE({v}, {c_string_literal(name)});" for name, v in helpers.sites.items()]
     sites += [*helpers.prototypes.values(), *helpers.externs.values()]
     if helpers.bounds:
         sites.append(BOUNDS_CHECK_MACRO)
     return (
-        "\n\n".join([head, *sites, ARGUMENT_HELPER, *helpers.texts.values(), *definitions]) + "\n"
+        "\n\n".join([head, *sites, ARGUMENT_CHECK_HELPERS, *helpers.texts.values(), *definitions])
+        + "\n"
     )
 
 
@@ -91,64 +92,66 @@ class HostWriter(StatementWriter):
     whole_loops = True
 
 
-def _shared(func: PrimFunc) -> frozenset[Buffer]:
-    """Return the parameters that may alias the last one, and that one."""
-    aliasing = [func.params[n] for n in in_place(func)]
+def _aliased_parameters(func: PrimFunc) -> frozenset[Buffer]:
+    """Return the parameters that may alias the output (the last parameter), and the output
+    itself.
+    """
+    aliasing = [func.params[n] for n in in_place_params(func)]
     shared = [*aliasing, func.params[-1]] if aliasing else []
     return frozenset(p for p in shared if isinstance(p, Buffer))
 
 
-def _function(func: PrimFunc, helpers: Helpers) -> list[str]:
+def _emit_function(func: PrimFunc, helpers: HelperFunctions) -> list[str]:
     for number in func.scalars:
-        scalar_kind(number, func)
+        expected_scalar(number, func)
     symbol = c_symbol(func.name)
     loops: list[str] = []
     writer = HostWriter(helpers, symbol, loops)
-    sizes = [row.extent for row in shape_checks(func) if row.binds]
+    sizes = [row.extent for row in shape_checks(func) if row.binds_var]
     variables = [v for v in sizes if isinstance(v, Var)]
     writer.positive |= {v for v in variables if isinstance(v, SizeVar)}
     if (func.attrs or {}).get("tir.noalias"):
-        writer.shared = _shared(func)
+        writer.shared = _aliased_parameters(func)
     arguments = [
-        f"{memory_type(p.dtype)} *{writer.qualifier(p)}{writer.define(p)}"
+        f"{memory_type(p.dtype)} *{writer.restrict_qualifier(p)}{writer.bind_name(p)}"
         if isinstance(p, Buffer)
-        else f"{c_type(p.dtype)} {writer.define(p)}"
+        else f"{c_type(p.dtype)} {writer.bind_name(p)}"
         for p in func.params
     ]
-    arguments += [f"{c_type(v.dtype)} {writer.define(v)}" for v in variables]
-    writer.device = device_of(func)
+    arguments += [f"{c_type(v.dtype)} {writer.bind_name(v)}" for v in variables]
+    writer.device = device_type_of(func)
     if writer.device is not None:
-        arguments.append(f"{c_type(DEVICE_ID.dtype)} {writer.define(DEVICE_ID)}")
+        arguments.append(f"{c_type(DEVICE_ID_VAR.dtype)} {writer.bind_name(DEVICE_ID_VAR)}")
     if flushes_subnormals(func):
         writer.flush_subnormals()
     writer.statement(func.body)
-    writer.end()
+    writer.write_epilogue()
     body = "\n".join(writer.lines)
     parameter_list = ", ".join(arguments) or "void"
     compute = f"int {symbol}_compute({parameter_list}) {{\n{body}\n}}"
-    return [*loops, compute, _entry(func, symbol, helpers)]
+    return [*loops, compute, _emit_packed_entry(func, symbol, helpers)]
 
 
-def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
+def _emit_packed_entry(func: PrimFunc, symbol: str, helpers: HelperFunctions) -> str:
     """Emit the entry point with the runtime's packed signature: it unpacks and checks the
     arguments.
     """
     w = StatementWriter(helpers, symbol, [])
-    w.device = device_of(func)
+    w.device = device_type_of(func)
     count = len(func.params)
-    w.put("(void)self;")
-    w.put("(void)ret;")
+    w.emit_line("(void)self;")
+    w.emit_line("(void)ret;")
     w.check(f"nargs != {count}", "TypeError", f"{func.name}: expected {count} arguments")
     argument_names = [
-        _tensor(w, func, i, p) if isinstance(p, Buffer) else _number(w, func, i, p)
+        _unpack_tensor(w, func, i, p) if isinstance(p, Buffer) else _unpack_scalar(w, func, i, p)
         for i, p in enumerate(func.params)
     ]
     sizes: list[str] = []
     for row in shape_checks(func):
         actual = f"{argument_names[row.index]}->shape[{row.axis}]"
-        if row.binds:
+        if row.binds_var:
             assert isinstance(row.extent, Var)
-            w.put(f"const {c_type(row.extent.dtype)} {w.define(row.extent)} = {actual};")
+            w.emit_line(f"const {c_type(row.extent.dtype)} {w.bind_name(row.extent)} = {actual};")
             sizes.append(w.name(row.extent))
         else:
             w.check(f"{actual} != ({w.text(row.extent)})", "ValueError", row.message)
@@ -159,65 +162,67 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
         for p, name in zip(func.params, argument_names, strict=True)
     ]
     if w.device is not None:
-        sizes.append(w.name(DEVICE_ID))
-    w.put(f"return {symbol}_compute({', '.join([*values, *sizes])});")
+        sizes.append(w.name(DEVICE_ID_VAR))
+    w.emit_line(f"return {symbol}_compute({', '.join([*values, *sizes])});")
     label = "" if symbol == func.name else f" __asm__({asm_label(func.name)})"
     signature = f"int {symbol}(void *self, const ek_value *args, int32_t nargs, ek_value *ret)"
     body = "\n".join(w.lines)
     return f"{signature}{label};\n{signature} {{\n{body}\n}}"
 
 
-def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
-    """Check that an argument is a number that its parameter's dtype represents; return the
-    variable's name.
+def _unpack_scalar(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
+    """Emit the check that an argument is a number representable in its parameter's dtype; return
+    the variable's name.
     """
-    label, kind = argument_label(func, i, param), scalar_kind(param, func)
+    label, kind = argument_label(func, i, param), expected_scalar(param, func)
     index, value = f"args[{i}].type_index", f"args[{i}].v"
     is_integer = f"({index} == EK_INT || {index} == EK_BOOL)"
-    name, ctype = w.define(param), c_type(param.dtype)
+    name, ctype = w.bind_name(param), c_type(param.dtype)
     if dt.is_float(param.dtype):
         w.check(f"!{is_integer} && {index} != EK_FLOAT", "TypeError", f"{label} must be {kind}")
         number = w.unique(f"{param.name}_given")
-        w.put(f"const double {number} = {is_integer} ? (double){value}.i64 : {value}.f64;")
+        w.emit_line(f"const double {number} = {is_integer} ? (double){value}.i64 : {value}.f64;")
         argument = Var(number, "float64")
         w.names[argument] = number
-        w.put(f"const {ctype} {name} = {w.text(cast(argument, param.dtype))};")
+        w.emit_line(f"const {ctype} {name} = {w.text(cast(argument, param.dtype))};")
         return name
     w.check(f"!{is_integer}", "TypeError", f"{label} must be {kind}")
-    w.put(f"const {ctype} {name} = ({ctype}){value}.i64;")
+    w.emit_line(f"const {ctype} {name} = ({ctype}){value}.i64;")
     wrong = f"{value}.i64 < 0" if param.dtype == "uint64" else f"(int64_t){name} != {value}.i64"
     w.check(wrong, "ValueError", f"{label} {out_of_range_message(param)}")
     return name
 
 
-def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
-    """Check that an argument is a tensor of the parameter's dtype and rank; return its name."""
+def _unpack_tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
+    """Emit the check that an argument is a tensor of the parameter's dtype and rank; return its
+    name.
+    """
     name, label = w.unique(f"{buffer.name}_tensor"), argument_label(func, i, buffer)
     rank = len(buffer.shape)
-    w.put(f"const ek_dltensor *{name} = ek_argument(&args[{i}]);")
+    w.emit_line(f"const ek_dltensor *{name} = ek_argument(&args[{i}]);")
     w.check(f"{name} == NULL", "TypeError", f"{label} must be a tensor")
     w.check(f"{name}->ndim != {rank}", "ValueError", f"{label} must have {rank} dimensions")
-    wrong = f"ek_dtype_word({name}->dtype) != {dtype_word(buffer.dtype)}u"
+    wrong = f"ek_dtype_word({name}->dtype) != {pack_dtype(buffer.dtype)}u"
     w.check(wrong, "TypeError", f"{label} must have dtype {buffer.dtype}")
     if rank and not buffer.strides:
         w.check(f"!ek_dltensor_is_contiguous({name})", "ValueError", not_contiguous_message(label))
-    if w.device is not None and lies_on_device(func, buffer):
-        _on_device(w, name, label)
+    if w.device is not None and is_device_argument(func, buffer):
+        _check_device(w, name, label)
     return name
 
 
-def _on_device(w: StatementWriter, name: str, label: str) -> None:
-    """Check that an argument is on the same device as the first, and that the device is of the
-    right kind.
+def _check_device(w: StatementWriter, name: str, label: str) -> None:
+    """Emit the check that an argument is on the first argument's device, and that the device has
+    the right type.
     """
     wrong = f"{name}->device.type != {w.device}"
     w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device}")
     number = f"{name}->device.id"
-    if DEVICE_ID not in w.names:
-        w.put(f"const {c_type(DEVICE_ID.dtype)} {w.define(DEVICE_ID)} = {number};")
+    if DEVICE_ID_VAR not in w.names:
+        w.emit_line(f"const {c_type(DEVICE_ID_VAR.dtype)} {w.bind_name(DEVICE_ID_VAR)} = {number};")
         return
-    wrong = f"{number} != {w.name(DEVICE_ID)}"
+    wrong = f"{number} != {w.name(DEVICE_ID_VAR)}"
     w.check(wrong, "ValueError", f"{label} must lie on the device of the first argument")
 
 
-__all__ = ["emit", "emit_all"]
+__all__ = ["emit", "emit_module"]

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import ClassVar
 
-from ekiden.codegen.c.types import C
-from ekiden.codegen.c.vectors import Kind, NoVectorsError, VectorSyntax
+from ekiden.codegen.c.types import C_SYNTAX
+from ekiden.codegen.c.vectors import Kind, UnsupportedVectorError, VectorSyntax
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Div, Max, Min
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -37,44 +37,54 @@ typedef ek_i32x4 ek_i8x4, ek_u8x4, ek_i16x4, ek_u16x4, ek_b32x4; /* fewer bits, 
 typedef ek_f32x4 ek_f32x4_near __attribute__((aligned(4), may_alias));
 typedef ek_i32x4 ek_i32x4_near __attribute__((aligned(4), may_alias));
 typedef ek_u32x4 ek_u32x4_near __attribute__((aligned(4), may_alias));"""
-_CHOSEN = '__asm__("vcmp.{test}\\n\\tvpsel %q0, {of}" : "=w"(r) : {given} : "p0")'
+_PREDICATED_SELECT_ASM = '__asm__("vcmp.{test}\\n\\tvpsel %q0, {of}" : "=w"(r) : {given} : "p0")'
 """A mask stays where it is made: through a register of numbers it would take four instructions, and
 GCC 12 makes wrong code of some."""
-_TWO = '"w"(x), "w"(y)'
-_IF = _CHOSEN.format(test="i32 ne, %q1, zr", of="%q2, %q3", given=f'{_TWO}, "w"(z)')
-_MAX = _CHOSEN.format(test="f32 gt, %q2, %q1", of="%q2, %q1", given=_TWO)
-_MIN = _CHOSEN.format(test="f32 gt, %q1, %q2", of="%q2, %q1", given=_TWO)
-_DIVIDED = (
+_TWO_VECTOR_INPUTS = '"w"(x), "w"(y)'
+_SELECT_ASM = _PREDICATED_SELECT_ASM.format(
+    test="i32 ne, %q1, zr", of="%q2, %q3", given=f'{_TWO_VECTOR_INPUTS}, "w"(z)'
+)
+_MAX_ASM = _PREDICATED_SELECT_ASM.format(
+    test="f32 gt, %q2, %q1", of="%q2, %q1", given=_TWO_VECTOR_INPUTS
+)
+_MIN_ASM = _PREDICATED_SELECT_ASM.format(
+    test="f32 gt, %q1, %q2", of="%q2, %q1", given=_TWO_VECTOR_INPUTS
+)
+_DIVIDE_ASM = (
     'register ek_f32x4 a __asm__("q0") = x; register ek_f32x4 b __asm__("q1") = y; '
     '__asm__("vdiv.f32 s0, s0, s4\\n\\tvdiv.f32 s1, s1, s5\\n\\tvdiv.f32 s2, s2, s6\\n\\t'
     'vdiv.f32 s3, s3, s7" : "+w"(a) : "w"(b)); r = a'
 )
-_LOAD = 'r = *(const ek_{}x4_near *)x;\n#if EK_HELIUM\n  __asm__("" : "+w"(r));\n#endif\n  (void)0'
+_LOAD_STATEMENT = (
+    'r = *(const ek_{}x4_near *)x;\n#if EK_HELIUM\n  __asm__("" : "+w"(r));\n#endif\n  (void)0'
+)
 """As memory that has elements, too, which the intrinsics' is not for compilers: they would move such
 a load before stores of one element. No loop of loads and stores becomes a call of memcpy, which
 copies words."""
-_LOAD16 = '__asm__("vldrh.{}32 %q0, [%1]" : "=w"(r) : "r"(x), "m"(*(const int16_t(*)[4])x))'
-_STORE16 = '__asm__("vstrh.32 %q2, [%1]" : "=m"(*(int16_t(*)[4])x) : "r"(x), "w"(y))'
+_WIDENING_LOAD_ASM = (
+    '__asm__("vldrh.{}32 %q0, [%1]" : "=w"(r) : "r"(x), "m"(*(const int16_t(*)[4])x))'
+)
+_NARROWING_STORE_ASM = '__asm__("vstrh.32 %q2, [%1]" : "=m"(*(int16_t(*)[4])x) : "r"(x), "w"(y))'
 # fmt: off
 # ruff: noqa: E501 - rows of a table
-_ROWS = (
+_FUNCTION_ROWS = (
     # name         result  parameters                            by instructions, into r                                 a lane
     ("dup_f32",    "f32",  "float x",                            "r = vdupq_n_f32(x)",                                   "x"),
     ("dup_i32",    "i32",  "int32_t x",                          "r = vdupq_n_s32(x)",                                   "x"),
-    ("load_f32",   "f32",  "const float *x",                     _LOAD.format("f32"), ""),
-    ("load_i32",   "i32",  "const int32_t *x",                   _LOAD.format("i32"), ""),
-    ("load_u32",   "u32",  "const uint32_t *x",                  _LOAD.format("u32"), ""),
+    ("load_f32",   "f32",  "const float *x",                     _LOAD_STATEMENT.format("f32"), ""),
+    ("load_i32",   "i32",  "const int32_t *x",                   _LOAD_STATEMENT.format("i32"), ""),
+    ("load_u32",   "u32",  "const uint32_t *x",                  _LOAD_STATEMENT.format("u32"), ""),
     ("load_i8",    "i8",   "const int8_t *x",                    "r = vldrbq_s32(x)",                                    "x[i]"),
     ("load_u8",    "u8",   "const uint8_t *x",                   "r = (ek_i32x4)vldrbq_u32(x)",                          "x[i]"),
-    ("load_i16",   "i16",  "const int16_t *x",                   _LOAD16.format("s"),                                    "x[i]"),
-    ("load_u16",   "u16",  "const uint16_t *x",                  _LOAD16.format("u"),                          "x[i]"),
+    ("load_i16",   "i16",  "const int16_t *x",                   _WIDENING_LOAD_ASM.format("s"),                                    "x[i]"),
+    ("load_u16",   "u16",  "const uint16_t *x",                  _WIDENING_LOAD_ASM.format("u"),                          "x[i]"),
     ("store_f32",  "",     "float *x, ek_f32x4 y",               "*(ek_f32x4_near *)x = y",                              ""),
     ("store_i32",  "",     "int32_t *x, ek_i32x4 y",             "*(ek_i32x4_near *)x = y",                              ""),
     ("store_u32",  "",     "uint32_t *x, ek_u32x4 y",            "*(ek_u32x4_near *)x = y",                              ""),
     ("store_i8",   "",     "int8_t *x, ek_i32x4 y",              "vstrbq_s32(x, y)",                                     "x[i] = (int8_t)y[i]"),
     ("store_u8",   "",     "uint8_t *x, ek_i32x4 y",             "vstrbq_u32(x, (ek_u32x4)y)",                           "x[i] = (uint8_t)y[i]"),
-    ("store_i16",  "",     "int16_t *x, ek_i32x4 y",             _STORE16,                                     "x[i] = (int16_t)y[i]"),
-    ("store_u16",  "",     "uint16_t *x, ek_i32x4 y",            _STORE16,                           "x[i] = (uint16_t)y[i]"),
+    ("store_i16",  "",     "int16_t *x, ek_i32x4 y",             _NARROWING_STORE_ASM,                                     "x[i] = (int16_t)y[i]"),
+    ("store_u16",  "",     "uint16_t *x, ek_i32x4 y",            _NARROWING_STORE_ASM,                           "x[i] = (uint16_t)y[i]"),
     ("i8_of",      "i8",   "ek_i32x4 x",                         "r = vshrq_n_s32(vshlq_n_s32(x, 24), 24)",              "(int8_t)x[i]"),
     ("u8_of",      "u8",   "ek_i32x4 x",                         "r = vandq_s32(x, vdupq_n_s32(255))",                   "(uint8_t)x[i]"),
     ("i16_of",     "i16",  "ek_i32x4 x",                         "r = vmovlbq_s16(vreinterpretq_s16_s32(x))",            "(int16_t)x[i]"),
@@ -91,13 +101,13 @@ _ROWS = (
     ("sqrt",       "f32",  "ek_f32x4 x",                         "",                                                     "sqrtf(x[i])"),
     ("copysign",   "f32",  "ek_f32x4 x, ek_f32x4 y",             "",                                                     "copysignf(x[i], y[i])"),
     ("fma",        "f32",  "ek_f32x4 x, ek_f32x4 y, ek_f32x4 z", "r = vfmaq_f32(z, x, y)",                               "fmaf(x[i], y[i], z[i])"),
-    ("div_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _DIVIDED,                                               "x[i] / y[i]"),
-    ("max_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MAX,                                                   "x[i] < y[i] ? y[i] : x[i]"),
-    ("min_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MIN,                                                   "x[i] > y[i] ? y[i] : x[i]"),
+    ("div_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _DIVIDE_ASM,                                               "x[i] / y[i]"),
+    ("max_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MAX_ASM,                                                   "x[i] < y[i] ? y[i] : x[i]"),
+    ("min_f32",    "f32",  "ek_f32x4 x, ek_f32x4 y",             _MIN_ASM,                                                   "x[i] > y[i] ? y[i] : x[i]"),
     ("max_i32",    "i32",  "ek_i32x4 x, ek_i32x4 y",             "r = vmaxq_s32(x, y)",                                  "x[i] < y[i] ? y[i] : x[i]"),
     ("min_i32",    "i32",  "ek_i32x4 x, ek_i32x4 y",             "r = vminq_s32(x, y)",                                  "x[i] > y[i] ? y[i] : x[i]"),
-    ("if_f32",     "f32",  "ek_b32x4 x, ek_f32x4 y, ek_f32x4 z", _IF,                                                    "x[i] ? y[i] : z[i]"),
-    ("if_i32",     "i32",  "ek_b32x4 x, ek_i32x4 y, ek_i32x4 z", _IF,                                                    "x[i] ? y[i] : z[i]"),
+    ("if_f32",     "f32",  "ek_b32x4 x, ek_f32x4 y, ek_f32x4 z", _SELECT_ASM,                                                    "x[i] ? y[i] : z[i]"),
+    ("if_i32",     "i32",  "ek_b32x4 x, ek_i32x4 y, ek_i32x4 z", _SELECT_ASM,                                                    "x[i] ? y[i] : z[i]"),
 )
 # fmt: on
 
@@ -126,33 +136,44 @@ class _HeliumFunction:
         return "\n".join([head, *body, "}"])
 
 
-_TESTS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
-_REVERSED = {"<": ">", "<=": ">="}
+_CONDITION_CODES = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+_SWAPPED_COMPARISONS = {"<": ">", "<=": ">="}
 """Instructions take `<` for the opposite of `>=`, which holds for NaN too."""
 
 
-def _test(symbol: str, word: str) -> _HeliumFunction:
+def _comparison_function(symbol: str, word: str) -> _HeliumFunction:
     """Return the comparison function of a symbol and word type: -1 in lanes where it holds."""
-    pair = "%q2, %q1" if symbol in _REVERSED else "%q1, %q2"
-    name = _TESTS[_REVERSED.get(symbol, symbol)]
+    pair = "%q2, %q1" if symbol in _SWAPPED_COMPARISONS else "%q1, %q2"
+    name = _CONDITION_CODES[_SWAPPED_COMPARISONS.get(symbol, symbol)]
     if word == "u32":
         name = {"gt": "hi", "ge": "cs"}.get(name, name)
     kind = {"f32": "f32", "u32": "u32"}.get(word, "s32")
     kind = "i32" if name in ("eq", "ne") and kind != "f32" else kind
-    operands = f'{_TWO}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
-    instructions = _CHOSEN.format(test=f"{kind} {name}, {pair}", of="%q3, %q4", given=operands)
+    operands = f'{_TWO_VECTOR_INPUTS}, "w"(vdupq_n_s32(-1)), "w"(vdupq_n_s32(0))'
+    instructions = _PREDICATED_SELECT_ASM.format(
+        test=f"{kind} {name}, {pair}", of="%q3, %q4", given=operands
+    )
     parameters = f"ek_{word}x4 x, ek_{word}x4 y"
     return _HeliumFunction(
-        f"{_TESTS[symbol]}_{word}", "b32", parameters, instructions, f"-(x[i] {symbol} y[i])"
+        f"{_CONDITION_CODES[symbol]}_{word}",
+        "b32",
+        parameters,
+        instructions,
+        f"-(x[i] {symbol} y[i])",
     )
 
 
-HELIUM_FUNCTIONS = {row[0]: _HeliumFunction(*row) for row in _ROWS} | {
-    row.name: row for row in (_test(symbol, w) for symbol in _TESTS for w in ("f32", "i32", "u32"))
+HELIUM_FUNCTIONS = {row[0]: _HeliumFunction(*row) for row in _FUNCTION_ROWS} | {
+    row.name: row
+    for row in (
+        _comparison_function(symbol, w)
+        for symbol in _CONDITION_CODES
+        for w in ("f32", "i32", "u32")
+    )
 }
 
 
-def functions_in(texts: Iterable[str]) -> list[str]:
+def used_functions(texts: Iterable[str]) -> list[str]:
     """Return the helper definitions that the given texts use, with the header before them."""
     used = {name for text in texts for name in re.findall(r"\bek_v_(\w+)", text)}
     definitions = [row.text() for name, row in HELIUM_FUNCTIONS.items() if name in used]
@@ -170,92 +191,94 @@ class HeliumSyntax(VectorSyntax):
 
     def has(self, dtype: str) -> bool:
         """Return whether the dtype is a four-lane vector that Helium holds."""
-        return dt.lanes(dtype) == HELIUM_LANES and dt.element(dtype) in self.names
+        return dt.lanes(dtype) == HELIUM_LANES and dt.element_dtype(dtype) in self.names
 
     def type(self, dtype: str) -> str:
         """Return the vector type's name, such as `ek_f32x4`."""
-        return C.type(dtype) if dt.lanes(dtype) == 1 else f"ek_{self._short(dtype)}x4"
+        return C_SYNTAX.type(dtype) if dt.lanes(dtype) == 1 else f"ek_{self._type_suffix(dtype)}x4"
 
-    def _short(self, dtype: str) -> str:
-        suffix = self.names.get(dt.element(dtype))
+    def _type_suffix(self, dtype: str) -> str:
+        suffix = self.names.get(dt.element_dtype(dtype))
         if suffix is None:
-            raise NoVectorsError
+            raise UnsupportedVectorError
         return suffix
 
-    def _word(self, dtype: str) -> str:
+    def _register_lane_type(self, dtype: str) -> str:
         """Return a lane's register type: i32, u32 or f32."""
-        return suffix if (suffix := self._short(dtype)) in ("f32", "u32") else "i32"
+        return suffix if (suffix := self._type_suffix(dtype)) in ("f32", "u32") else "i32"
 
     def lane_type(self, dtype: str) -> str:
         """Return the C type of a 32-bit lane."""
-        return {"f32": "float", "u32": "uint32_t", "i32": "int32_t"}[self._word(dtype)]
+        return {"f32": "float", "u32": "uint32_t", "i32": "int32_t"}[
+            self._register_lane_type(dtype)
+        ]
 
     def integer(self, dtype: str, unsigned: bool) -> str:
         """Return the integer vector of the same width, such as `ek_u32x4` for float32x4."""
-        bits = 32 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
+        bits = 32 if dt.element_dtype(dtype) == "bool" else dt.SCALAR_BITS[dt.element_dtype(dtype)]
         kind = f"{'uint' if unsigned else 'int'}{bits}"
         return self.type(dt.with_lanes(kind, dt.lanes(dtype)))
 
     def broadcast(self, x: str, dtype: str) -> str:
         """Return a vector with the same value in every lane."""
-        word = self._word(dtype)
+        word = self._register_lane_type(dtype)
         if word == "f32":
             return f"ek_v_dup_f32({x})"
-        sign = "-" if dt.element(dtype) == "bool" else ""
+        sign = "-" if dt.element_dtype(dtype) == "bool" else ""
         integer_vector = f"ek_v_dup_i32({sign}(int32_t)({x}))"
         return f"((ek_u32x4){integer_vector})" if word == "u32" else integer_vector
 
     def ramp(self, base: str, stride: str, dtype: str) -> str:
-        """Return `base + lane * stride`. Raises NoVectorsError for dtypes other than 32-bit
+        """Return `base + lane * stride`. Raises UnsupportedVectorError for dtypes other than 32-bit
         integers.
         """
-        if dt.element(dtype) not in ("int32", "uint32"):
-            raise NoVectorsError
+        if dt.element_dtype(dtype) not in ("int32", "uint32"):
+            raise UnsupportedVectorError
         kind = self.type(dtype)
         first, step = self.broadcast(base, dtype), self.broadcast(stride, dtype)
         return f"({first} + {step} * ({kind}){{0, 1, 2, 3}})"
 
     def cast(self, kind: str, x: str) -> str:
-        """Convert between integer types; they keep their low bits; of 32, there is nothing
-        to do.
+        """Convert between integer types: the low bits are kept; between 32-bit types it is
+        a no-op.
         """
         short = kind.removeprefix("ek_").removesuffix("x4")
         if not kind.startswith("ek_"):
-            return C.cast(kind, x)
+            return C_SYNTAX.cast(kind, x)
         if short in ("i32", "u32", "b32", "f32"):
             return f"(({kind})({x}))"
         return f"ek_v_{short}_of((ek_i32x4)({x}))"
 
-    def converted(self, source: str, target: str, x: str) -> str:
+    def convert(self, source: str, target: str, x: str) -> str:
         """Convert between integers and floats too."""
         if dt.lanes(target) == 1:
-            return super().converted(source, target, x)
-        before, after = self._word(source), self._word(target)
+            return super().convert(source, target, x)
+        before, after = self._register_lane_type(source), self._register_lane_type(target)
         if "f32" in (before, after) and before != after:
             return f"ek_v_{after}_of_{before}({x})"
         return x if before == "f32" else self.cast(self.type(target), x)
 
-    def flag(self, x: str, dtype: str) -> str:
-        """Return a condition as 1 and 0."""
+    def bool_to_int(self, x: str, dtype: str) -> str:
+        """Convert a condition to 1 or 0."""
         return f"({x} & ek_v_dup_i32(1))" if dt.lanes(dtype) > 1 else x
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
         """Select lane by lane."""
         if dt.lanes(dtype) == 1:
-            return C.select(condition, yes, no, dtype)
-        word = self._word(dtype)
+            return C_SYNTAX.select(condition, yes, no, dtype)
+        word = self._register_lane_type(dtype)
         if word == "u32":
             arguments = f"{condition}, (ek_i32x4)({yes}), (ek_i32x4)({no})"
             return f"((ek_u32x4)ek_v_if_i32({arguments}))"
         return f"ek_v_if_{word}({condition}, {yes}, {no})"
 
-    def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
+    def compare(self, x: str, symbol: str, y: str, dtype: str) -> str:
         """Return a comparison as a mask. Narrower numbers are extended to 32 bits, so that words
         are compared.
         """
         if dt.lanes(dtype) == 1:
-            return super().compared(x, symbol, y, dtype)
-        return f"ek_v_{_TESTS[symbol]}_{self._word(dtype)}({x}, {y})"
+            return super().compare(x, symbol, y, dtype)
+        return f"ek_v_{_CONDITION_CODES[symbol]}_{self._register_lane_type(dtype)}({x}, {y})"
 
     def comparison(self, text: str, dtype: str) -> str:
         """Return the comparison unchanged: it is a mask already."""
@@ -263,54 +286,54 @@ class HeliumSyntax(VectorSyntax):
 
     def load(self, pointer: str, index: str, dtype: str) -> str:
         """Load contiguous elements."""
-        if dt.element(dtype) == "bool":
+        if dt.element_dtype(dtype) == "bool":
             return f"ek_v_ne_i32(ek_v_load_u8(&{pointer}[{index}]), ek_v_dup_i32(0))"
-        return f"ek_v_load_{self._short(dtype)}(&{pointer}[{index}])"
+        return f"ek_v_load_{self._type_suffix(dtype)}(&{pointer}[{index}])"
 
-    def load_seconds(self, pointer: str, index: str, dtype: str) -> str:
+    def load_stride2(self, pointer: str, index: str, dtype: str) -> str:
         """Load every second element, lane by lane."""
-        raise NoVectorsError
+        raise UnsupportedVectorError
 
     def store(self, pointer: str, index: str, value: str, dtype: str) -> str:
         """Return the line that stores a vector contiguously; integers keep their low bits."""
-        short = self._short(dtype)
+        short = self._type_suffix(dtype)
         if short == "b32":
-            short, value = "u8", self.flag(value, dtype)
+            short, value = "u8", self.bool_to_int(value, dtype)
         return f"ek_v_store_{short}(&{pointer}[{index}], {value});"
 
-    def of_lanes(self, array: str, dtype: str) -> str:
+    def load_lanes(self, array: str, dtype: str) -> str:
         """Load a vector from an array of lanes."""
-        return f"ek_v_load_{self._word(dtype)}({array})"
+        return f"ek_v_load_{self._register_lane_type(dtype)}({array})"
 
-    def lanes_of(self, name: str, dtype: str) -> str:
+    def lane_array(self, name: str, dtype: str) -> str:
         """Return the vector's name: GCC vectors are indexed like arrays."""
         return name
 
-    def has_bits(self, source: str, target: str) -> bool:
-        """Return whether both types have 32-bit lanes: narrower lanes are extended in registers, so
-        their bits differ from memory.
+    def can_reinterpret(self, source: str, target: str) -> bool:
+        """Return whether both types have 32-bit lanes. Narrower lanes are extended in registers, so
+        their register bits differ from memory.
         """
-        return all(dt.SCALAR_BITS.get(dt.element(dtype)) == 32 for dtype in (source, target))
+        return all(dt.SCALAR_BITS.get(dt.element_dtype(dtype)) == 32 for dtype in (source, target))
 
     def bits(self, kind: str, x: str) -> str:
         """Reinterpret a vector as another type of the same width."""
         return f"(({kind})({x}))"
 
     def math(self, name: str, dtype: str) -> str:
-        """Return the name of a vector math function, such as `ek_v_rint`. Raises NoVectorsError if
+        """Return the name of a vector math function, such as `ek_v_rint`. Raises UnsupportedVectorError if
         there is none.
         """
         if dt.lanes(dtype) == 1:
-            return C.math(name, dtype)
-        if name not in HELIUM_FUNCTIONS or dt.element(dtype) != "float32":
-            raise NoVectorsError
+            return C_SYNTAX.math(name, dtype)
+        if name not in HELIUM_FUNCTIONS or dt.element_dtype(dtype) != "float32":
+            raise UnsupportedVectorError
         return f"ek_v_{name}"
 
-    def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
-        """Return quotients, minima and maxima of float32 by their instructions, else ""; the larger
-        and the smaller of two, of floats where the second is no NaN.
+    def native_operation(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
+        """Return a float32 division, minimum or maximum as Helium instructions, else ""; minima and
+        maxima need a second operand that is not NaN.
         """
-        word = self._word(dtype)
+        word = self._register_lane_type(dtype)
         name = {Div: "div", Max: "max", Min: "min"}.get(kind)
         is_float = word == "f32"
         if name is None or word == "u32" or (kind is Div) > is_float:
@@ -319,13 +342,13 @@ class HeliumSyntax(VectorSyntax):
             return ""
         return f"ek_v_{name}_{word}({x}, {y})"
 
-    def every(self, condition: str) -> str:
+    def all_lanes(self, condition: str) -> str:
         """Return whether a condition holds in all lanes."""
         return " && ".join(f"{condition}[{n}]" for n in range(HELIUM_LANES))
 
-    def some(self, condition: str) -> str:
+    def any_lane(self, condition: str) -> str:
         """Return whether a condition holds in at least one lane."""
         return f"({' || '.join(f'{condition}[{n}]' for n in range(HELIUM_LANES))})"
 
 
-__all__ = ["HELIUM_LANES", "HeliumSyntax", "functions_in"]
+__all__ = ["HELIUM_LANES", "HeliumSyntax", "used_functions"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
-from ekiden.codegen.c.types import KEYWORDS, C, Syntax, c_type, constant, is_macro_like
-from ekiden.codegen.c.vectors import NoVectorsError
+from ekiden.codegen.c.types import C_KEYWORDS, C_SYNTAX, CSyntax, c_type, constant, is_macro_like
+from ekiden.codegen.c.vectors import UnsupportedVectorError
 from ekiden.codegen.llvm.builder import Arguments, FunctionBuilder, LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.image import EXTERN_PREFIX
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
 from ekiden.codegen.llvm.operations import emit_binary
-from ekiden.codegen.llvm.software import SOFTWARE_FORMS
+from ekiden.codegen.llvm.software import SOFTWARE_INTRINSICS
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import BinaryExpr
 from ekiden.runtime.errors import InternalError
@@ -25,14 +25,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
 # fmt: off
-_INFIX = {
+OPCODE_SYMBOLS = {
     "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/",
     "add": "+", "sub": "-", "mul": "*", "sdiv": "/", "udiv": "/", "srem": "%", "urem": "%",
     "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>", "ashr": ">>",
 }
-_UNSIGNED = frozenset(("udiv", "urem", "shl", "lshr"))
-_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-WORD_CONVERSIONS = """\
+_UNSIGNED_OPCODES = frozenset(("udiv", "urem", "shl", "lshr"))
+_PREDICATE_SYMBOLS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+FLOAT_BITS_HELPERS = """\
 static inline float ek_word_to_float(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
@@ -44,7 +44,7 @@ static inline uint32_t ek_float_to_word(float value) {
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }"""
-HALF_CONVERSIONS = """\
+FLOAT16_HELPERS = """\
 static inline float ek_half_to_float(uint16_t x) {
   uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
   float value = ek_word_to_float(bits);
@@ -68,7 +68,7 @@ static inline uint16_t ek_float_to_half(float x) {
   bits += 0xc8000fffu + (bits >> 13 & 1u);  /* to nearest, ties to even */
   return (uint16_t)(sign | bits >> 13);
 }"""
-SUBNORMAL_MODE = """\
+FLUSH_SUBNORMALS_HELPERS = """\
 static inline void ek_set_rounding(uint64_t mode) {
 #if defined(__x86_64__)
   const uint32_t word = (uint32_t)mode;
@@ -148,7 +148,7 @@ static inline int32_t ek_dot4_u8s8_int32(int32_t sum, int32_t x, int32_t y) {
   sum = ek_smlad(ek_even_u8(x), ek_even_s8(y), sum);
   return ek_smlad(ek_odd_u8(x), ek_odd_s8(y), sum);
 }"""
-_MATH = {
+_MATH_H_NAMES = {
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "roundeven": "rint", "fabs": "fabs",
     "sqrt": "sqrt", "copysign": "copysign", "fma": "fma",
 }
@@ -160,19 +160,19 @@ MATH_INSTRUCTIONS = {
 """The intrinsics that are one instruction -> LLVM's name."""
 
 
-def quoted(text: str) -> str:
+def c_string_literal(text: str) -> str:
     """Return a C string literal."""
     plain = all(32 <= ord(c) < 127 and c not in '"\\' for c in text)
-    return f'"{text}"' if plain else f'"{"".join(map(_escaped, text.encode()))}"'
+    return f'"{text}"' if plain else f'"{"".join(map(_escape_byte, text.encode()))}"'
 
 
-def _escaped(byte: int) -> str:
+def _escape_byte(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
 
 
-_C_KINDS = {"": "const char *", "handle": "void *"}
+_EXTERN_POINTER_TYPES = {"": "const char *", "handle": "void *"}
 """How texts and addresses are declared that a C function gets."""
-EXTERN_LABEL = """\
+EXTERN_SYMBOL_MACRO = """\
 #ifdef EK_KERNEL_IMAGE
 #define EK_SYMBOL(name)
 #else
@@ -187,29 +187,28 @@ EXTERN_LABEL = """\
 def c_symbol(name: str) -> str:
     """Return a valid C identifier for a function's symbol."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    is_taken = clean[0].isdigit() or clean in KEYWORDS or is_macro_like(clean)
+    is_taken = clean[0].isdigit() or clean in C_KEYWORDS or is_macro_like(clean)
     return f"ek_{clean}" if is_taken else clean
 
 
 def asm_label(name: str) -> str:
     """Return an assembler label for a name that is not a C identifier."""
-    return quoted(name if name.replace(".", "_").isidentifier() else f'"{name}"')
+    return c_string_literal(name if name.replace(".", "_").isidentifier() else f'"{name}"')
 
 
 @dataclass(frozen=True, slots=True)
 class HelperDialect:
-    """How helper functions are written in a dialect of C. function: what stands before them.
-    table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
-    the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
-    rest. reorders: whether compilers of the dialect compute sums in another order. own: functions
-    that it has instructions for, by name: their texts."""
+    """Dialect in which C helper functions are written: function and table qualifiers, the bit-cast
+    expression (None: C's union form), syntax, whether compilers reassociate sums, and native
+    functions by name.
+    """
 
-    function: str = "static inline "
-    table: str = ""
-    bits: Callable[[str, str], str] | None = None
-    syntax: Syntax = C
-    reorders: bool = False
-    own: Mapping[str, str] = field(default_factory=dict)
+    function_qualifier: str = "static inline "
+    table_qualifier: str = ""
+    bit_cast: Callable[[str, str], str] | None = None
+    syntax: CSyntax = C_SYNTAX
+    reassociates_sums: bool = False
+    native_functions: Mapping[str, str] = field(default_factory=dict)
 
 
 class HelperBuilder(FunctionBuilder):
@@ -221,8 +220,8 @@ class HelperBuilder(FunctionBuilder):
 
     def __init__(self, module: LlvmModule, form: HelperDialect, prefix: str) -> None:
         super().__init__(module)
-        self.form, self.prefix = form, prefix if form.table else ""
-        self.syntax, self.reorders = form.syntax, form.reorders
+        self.form, self.prefix = form, prefix if form.table_qualifier else ""
+        self.syntax, self.reorders = form.syntax, form.reassociates_sums
         self.tables: dict[tuple[float, ...], str] = {}
         self.uses_half = False
 
@@ -242,27 +241,27 @@ class HelperBuilder(FunctionBuilder):
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Emit an arithmetic or bitwise operation by LLVM's opcode."""
-        x, y, kind, syntax = _bare(a), _bare(b), self.syntax.type(dtype), self.syntax
-        text = f"{x} {_INFIX[opcode]} {y}"
-        if opcode in _UNSIGNED:
+        x, y, kind, syntax = _strip_type(a), _strip_type(b), self.syntax.type(dtype), self.syntax
+        text = f"{x} {OPCODE_SYMBOLS[opcode]} {y}"
+        if opcode in _UNSIGNED_OPCODES:
             unsigned = syntax.integer(dtype, True)
             x, y = (syntax.cast(unsigned, operand) for operand in (x, y))
-            text = f"{x} {_INFIX[opcode]} {y}"
+            text = f"{x} {OPCODE_SYMBOLS[opcode]} {y}"
         elif opcode == "srem":
             text = syntax.remainder(x, y)
         elif opcode == "ashr":
-            text = syntax.shifted(syntax.integer(dtype, False), x, ">>", y)
+            text = syntax.shift(syntax.integer(dtype, False), x, ">>", y)
         return self.assign(dtype, syntax.cast(kind, f"({text})"))
 
     def negate(self, dtype: str, a: Operand) -> Operand:
         """Emit `-a`."""
-        return self.assign(dtype, f"-{_bare(a)}")
+        return self.assign(dtype, f"-{_strip_type(a)}")
 
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Emit an icmp or fcmp."""
-        if dt.element(dtype) == "float16":
+        if dt.element_dtype(dtype) == "float16":
             a, b = (self.convert("fpext", dtype, "float32", x) for x in (a, b))
-        text = _comparison(predicate, dtype, _bare(a), _bare(b), self.syntax)
+        text = _format_comparison(predicate, dtype, _strip_type(a), _strip_type(b), self.syntax)
         kind = dt.with_lanes("bool", dt.lanes(dtype))
         return self.assign(kind, self.syntax.comparison(text, dtype))
 
@@ -270,33 +269,33 @@ class HelperBuilder(FunctionBuilder):
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
         """Emit `condition ? a : b`."""
-        text = self.syntax.select(_bare(condition), _bare(a), _bare(b), dtype)
+        text = self.syntax.select(_strip_type(condition), _strip_type(a), _strip_type(b), dtype)
         return self.assign(dtype, text)
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """Emit a conversion by LLVM's opcode."""
-        x, syntax = _bare(a), self.syntax
+        x, syntax = _strip_type(a), self.syntax
         kind = syntax.type(target)
-        if opcode == "bitcast" and self.form.bits is not None:
+        if opcode == "bitcast" and self.form.bit_cast is not None:
             source_value = syntax.cast(syntax.type(source), x)
-            return self.assign(target, self.form.bits(kind, source_value))
+            return self.assign(target, self.form.bit_cast(kind, source_value))
         if opcode == "bitcast":
             name = self.fresh()
             self.lines.append(f"  {kind} {name};")
             self.lines.append(f"  memcpy(&{name}, &({c_type(source)}){{{x}}}, sizeof {name});")
             return f"%{name}"
-        if dt.element(source) == "bool":
-            x = syntax.flag(x, source)
+        if dt.element_dtype(source) == "bool":
+            x = syntax.bool_to_int(x, source)
         elif opcode in ("zext", "uitofp"):
             x = syntax.cast(syntax.integer(source, True), x)
         if opcode in ("sext", "sitofp"):
             x = syntax.cast(syntax.integer(source, False), x)
         half = {"fpext": "ek_half_to_float", "fptrunc": "ek_float_to_half"}.get(opcode)
-        if half is not None and "float16" in (dt.element(source), dt.element(target)):
-            _one_lane(dt.lanes(source))
+        if half is not None and "float16" in (dt.element_dtype(source), dt.element_dtype(target)):
+            _check_scalar(dt.lanes(source))
             self.uses_half = True
             return self.assign(target, f"{half}({x})")
-        return self.assign(target, syntax.converted(source, target, x))
+        return self.assign(target, syntax.convert(source, target, x))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """Raise InternalError: helpers call nothing but intrinsics."""
@@ -304,57 +303,59 @@ class HelperBuilder(FunctionBuilder):
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
         """Emit a call of a <math.h> function."""
-        arguments = ", ".join(map(_bare, operands))
-        return self.assign(dtype, f"{self.syntax.math(_MATH[name], dtype)}({arguments})")
+        arguments = ", ".join(map(_strip_type, operands))
+        return self.assign(dtype, f"{self.syntax.math(_MATH_H_NAMES[name], dtype)}({arguments})")
 
-    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+    def load_table_element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         """Return an element of a constant table of float64."""
-        _one_lane(lanes)
+        _check_scalar(lanes)
         name = self.tables.setdefault(values, f"{self.prefix}table{len(self.tables)}")
-        return self.assign("float64", f"{name}[{_bare(index)}]")
+        return self.assign("float64", f"{name}[{_strip_type(index)}]")
 
 
-def _one_lane(lanes: int) -> None:
+def _check_scalar(lanes: int) -> None:
     if lanes > 1:
-        raise NoVectorsError
+        raise UnsupportedVectorError
 
 
-def _bare(operand: Operand) -> str:
+def _strip_type(operand: Operand) -> str:
     return operand[1:] if operand[0] == "%" else operand
 
 
-def _comparison(predicate: str, dtype: str, x: str, y: str, syntax: Syntax) -> str:
-    def compared(a: str, symbol: str, b: str, kind: str = dtype) -> str:
-        return syntax.compared(a, symbol, b, kind)
+def _format_comparison(predicate: str, dtype: str, x: str, y: str, syntax: CSyntax) -> str:
+    def compare_operands(a: str, symbol: str, b: str, kind: str = dtype) -> str:
+        return syntax.compare(a, symbol, b, kind)
 
     if dt.is_float(dtype):
         either, both = ("||", "&&") if dt.lanes(dtype) == 1 else ("|", "&")
         match predicate:
             case "oeq" | "une":
-                return compared(x, "==" if predicate == "oeq" else "!=", y)
+                return compare_operands(x, "==" if predicate == "oeq" else "!=", y)
             case "one":
-                return f"({compared(x, '<', y)} {either} {compared(x, '>', y)})"
+                return f"({compare_operands(x, '<', y)} {either} {compare_operands(x, '>', y)})"
             case "uno":
-                return f"({compared(x, '!=', x)} {either} {compared(y, '!=', y)})"
+                return f"({compare_operands(x, '!=', x)} {either} {compare_operands(y, '!=', y)})"
             case "ord":
-                return f"({compared(x, '==', x)} {both} {compared(y, '==', y)})"
-        return compared(x, _ORDER[predicate[1:]], y)
+                return f"({compare_operands(x, '==', x)} {both} {compare_operands(y, '==', y)})"
+        return compare_operands(x, _PREDICATE_SYMBOLS[predicate[1:]], y)
     if predicate in ("eq", "ne"):
-        return compared(x, "==" if predicate == "eq" else "!=", y)
+        return compare_operands(x, "==" if predicate == "eq" else "!=", y)
     kind = syntax.integer(dtype, predicate[0] == "u")
     a, b = (syntax.cast(kind, operand) for operand in (x, y))
     is_same = dt.is_unsigned(dtype) == (predicate[0] == "u")
-    return compared(a, _ORDER[predicate[1:]], b, dtype if is_same else _other_sign(dtype))
+    return compare_operands(
+        a, _PREDICATE_SYMBOLS[predicate[1:]], b, dtype if is_same else _opposite_signedness(dtype)
+    )
 
 
-def _other_sign(dtype: str) -> str:
+def _opposite_signedness(dtype: str) -> str:
     """Return the integer dtype of the same width and opposite signedness."""
-    element = dt.element(dtype)
+    element = dt.element_dtype(dtype)
     flipped = element.removeprefix("u") if element.startswith("u") else f"u{element}"
     return dt.with_lanes(flipped, dt.lanes(dtype))
 
 
-class Helpers:
+class HelperFunctions:
     """Helper functions of one file, each defined when it is first called. `target` says what the
     functions of <math.h> may be used for: those of which its processor has no instruction would
     be calls of a library, which compiled code has none of. It also says whether accesses of
@@ -370,28 +371,30 @@ class Helpers:
         self.externs: dict[str, str] = {}
         self._module = LlvmModule(target)
 
-    def over(self, form: HelperDialect) -> Helpers:
-        """Return a view of these helpers in another dialect, writing to the same file."""
-        view = Helpers(self._module.target, form)
+    def with_dialect(self, form: HelperDialect) -> HelperFunctions:
+        """Return a view of the same helpers that emits them in another dialect, into the
+        same file.
+        """
+        view = HelperFunctions(self._module.target, form)
         view.texts = self.texts
         return view
 
-    def math(self, op: str, dtype: str) -> str | None:
+    def native_math(self, op: str, dtype: str) -> str | None:
         """Return the <math.h> function that compiles to one instruction for an intrinsic, or None
         if a helper is needed.
         """
         name = MATH_INSTRUCTIONS.get(op)
-        if name is None or dt.element(dtype) not in ("float32", "float64"):
+        if name is None or dt.element_dtype(dtype) not in ("float32", "float64"):
             return None
-        ability, _ = SOFTWARE_FORMS.get(name, (None, None))
+        ability, _ = SOFTWARE_INTRINSICS.get(name, (None, None))
         has = ability is None or self._module.has(ability)
-        return self.form.syntax.math(_MATH[name], dtype) if has else None
+        return self.form.syntax.math(_MATH_H_NAMES[name], dtype) if has else None
 
     def has(self, ability: str) -> bool:
-        """Return whether the target has a feature."""
+        """Return whether the target has an ability."""
         return self._module.has(ability)
 
-    def site(self, name: str) -> str:
+    def call_site(self, name: str) -> str:
         """Return the call site of a runtime function that is looked up by name."""
         return self.sites.setdefault(name, f"site{len(self.sites)}")
 
@@ -400,10 +403,13 @@ class Helpers:
         name. A header may declare the symbol differently, so the C name is prefixed; in code for
         an image the loader resolves the symbol (`image.EXTERN_PREFIX`).
         """
-        kinds = ", ".join(_C_KINDS.get(a or "") or c_type(dt.element(a or "")) for a in arguments)
-        declared = f"{c_type(dt.element(result))} {EXTERN_PREFIX}{name}({kinds or 'void'})"
-        label = f" EK_SYMBOL({quoted(name)})"
-        self.externs.setdefault("", EXTERN_LABEL)
+        kinds = ", ".join(
+            _EXTERN_POINTER_TYPES.get(a or "") or c_type(dt.element_dtype(a or ""))
+            for a in arguments
+        )
+        declared = f"{c_type(dt.element_dtype(result))} {EXTERN_PREFIX}{name}({kinds or 'void'})"
+        label = f" EK_SYMBOL({c_string_literal(name)})"
+        self.externs.setdefault("", EXTERN_SYMBOL_MACRO)
         self.externs.setdefault(name, f"extern {declared}{label};")
         return f"{EXTERN_PREFIX}{name}"
 
@@ -436,8 +442,8 @@ class Helpers:
         if name == "ek_dot4_u8s8_int32" and target is not None and target.has("smlad"):
             self.texts.setdefault("smlad", SMLAD_HELPERS)
             self.texts.setdefault(name, DOT4_BY_SMLAD)
-        if name in self.form.own:
-            self.texts.setdefault(name, self.form.own[name])
+        if name in self.form.native_functions:
+            self.texts.setdefault(name, self.form.native_functions[name])
         kinds = [argument] * len(xs)
         self._define(name, kinds, dtype, lambda b, o: emit_intrinsic(b, op, dtype, argument, o))
         return f"{name}({', '.join(xs)})"
@@ -469,26 +475,28 @@ class Helpers:
             return
         b = HelperBuilder(self._module, self.form, f"{name}_")
         names = [f"%{letter}" for letter in "xyz"[: len(arguments)]]
-        value = _bare(emit(b, names))
+        value = _strip_type(emit(b, names))
         if b.uses_half:
-            if self.form.bits is None:
-                self.texts.setdefault("words", WORD_CONVERSIONS)
+            if self.form.bit_cast is None:
+                self.texts.setdefault("words", FLOAT_BITS_HELPERS)
             self.texts.setdefault(
-                "half", HALF_CONVERSIONS.replace("static inline ", self.form.function)
+                "half", FLOAT16_HELPERS.replace("static inline ", self.form.function_qualifier)
             )
         syntax = self.form.syntax
         parameters = [(syntax.type(t), n[1:]) for t, n in zip(arguments, names, strict=True)]
-        tables = [_table(row, label, self.form) for row, label in b.tables.items()]
-        if self.form.table:
+        tables = [_constant_table(row, label, self.form) for row, label in b.tables.items()]
+        if self.form.table_qualifier:
             for table in tables:
                 self.texts[table] = table
             tables = []
-        head = self.form.function + syntax.signature(name, parameters, syntax.type(result))
+        head = self.form.function_qualifier + syntax.function_header(
+            name, parameters, syntax.type(result)
+        )
         self.texts[name] = "\n".join([head, *tables, *b.lines, f"  return {value};", "}"])
 
 
-def _table(values: Sequence[float], label: str, form: HelperDialect) -> str:
+def _constant_table(values: Sequence[float], label: str, form: HelperDialect) -> str:
     numbers = ", ".join(constant(v, "float64") for v in values)
-    if form.table:
-        return f"{form.table}double {label}[] = {{{numbers}}};"
+    if form.table_qualifier:
+        return f"{form.table_qualifier}double {label}[] = {{{numbers}}};"
     return f"  static const double {label}[] = {{{numbers}}};"

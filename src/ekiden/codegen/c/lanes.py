@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import (
     BinaryExpr,
     Cast,
@@ -21,23 +21,23 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     const,
+    fold_binary,
     is_const,
 )
 from ekiden.ir.prim_visitor import children, free_vars, post_order
 from ekiden.tir.expr import Broadcast, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind
 
-_OF_LANES = (
+_CROSS_LANE_INTRINSICS = (
     "shuffle", "same_memory", "reinterpret", "call_packed", "call_function", "if_then_else",
 )  # fmt: skip
 """Intrinsics of which a lane is more than those of its arguments, or which lanes decide."""
 
 
-def over_elements(loop: For) -> For | None:
-    """Return the equivalent loop over single elements in the same order, or None if there
-    is none.
+def scalarize_vector_loop(loop: For) -> For | None:
+    """Rewrite a loop over vector stores to the equivalent loop over single elements, in the same
+    order; return None if there is none.
     """
     store = loop.body
     if loop.kind is not ForKind.SERIAL or not isinstance(store, BufferStore):
@@ -48,19 +48,19 @@ def over_elements(loop: For) -> For | None:
         return None
     if store.predicate is not None and not is_const(store.predicate, 1):
         return None
-    return _Lane(loop.loop_var, dt.lanes(index.dtype)).of(loop, store)
+    return _LaneScalarizer(loop.loop_var, dt.lanes(index.dtype)).scalarize(loop, store)
 
 
-class _Lane:
-    """Rewriter of expressions over `lanes`-wide vectors to those of one element of a
-    longer loop.
+class _LaneScalarizer:
+    """Rewriter of vector expressions of `lanes` lanes to the expression of one element of a longer
+    loop.
     """
 
     def __init__(self, var: Var, lanes: int) -> None:
         self.var, self.lanes = var, lanes
         self.element = Var(var.name, var.dtype)
 
-    def of(self, loop: For, store: BufferStore) -> For | None:
+    def scalarize(self, loop: For, store: BufferStore) -> For | None:
         """Return the scalar loop if every expression is the same function of its element, else
         None.
         """
@@ -80,7 +80,7 @@ class _Lane:
         done: dict[int, PrimExpr] = {}
         order = post_order(root)
         for e in order:
-            scalar = e if dt.lanes(e.dtype) == 1 else self._node(e, done)
+            scalar = e if dt.lanes(e.dtype) == 1 else self._scalarize_node(e, done)
             if scalar is None:
                 return None
             done[id(e)] = scalar
@@ -88,15 +88,15 @@ class _Lane:
         shared = [c for e in wide for c in children(e) if dt.lanes(c.dtype) == 1]
         return None if self.var in free_vars(*shared) else done[id(root)]
 
-    def _node(self, e: PrimExpr, done: dict[int, PrimExpr]) -> PrimExpr | None:
-        operands, kind = [done[id(c)] for c in children(e)], dt.element(e.dtype)
+    def _scalarize_node(self, e: PrimExpr, done: dict[int, PrimExpr]) -> PrimExpr | None:
+        operands, kind = [done[id(c)] for c in children(e)], dt.element_dtype(e.dtype)
         match e:
             case Ramp():
-                return self._place(e)
+                return self._scalarize_ramp(e)
             case Broadcast():
                 return operands[0]
             case BinaryExpr():
-                return binary(type(e), operands[0], operands[1])
+                return fold_binary(type(e), operands[0], operands[1])
             case Cast():
                 return Cast(operands[0], kind)
             case Not():
@@ -105,11 +105,13 @@ class _Lane:
                 return Select(operands[0], operands[1], operands[2], kind)
             case BufferLoad() if len(operands) == 1 and dt.lanes(e.buffer.dtype) == 1:
                 return BufferLoad(e.buffer, (operands[0],), kind)
-            case Intrinsic() if e.op not in _OF_LANES and not row_of(e.op).effects:
+            case Intrinsic() if (
+                e.op not in _CROSS_LANE_INTRINSICS and not find_intrinsic(e.op).effects
+            ):
                 return Intrinsic(e.op, tuple(operands), kind)
         return None
 
-    def _place(self, e: Ramp) -> PrimExpr | None:
+    def _scalarize_ramp(self, e: Ramp) -> PrimExpr | None:
         """Return `base + i * stride` where a vector began at `base + i * lanes * stride`."""
         if not isinstance(e.stride, IntImm) or e.lanes != self.lanes:
             return None
@@ -120,4 +122,4 @@ class _Lane:
         return loop_invariant_base + self.element * const(e.stride.value, e.base.dtype)
 
 
-__all__ = ["over_elements"]
+__all__ = ["scalarize_vector_loop"]

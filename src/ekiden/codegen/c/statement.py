@@ -11,19 +11,19 @@ from typing import ClassVar
 
 from ekiden.arith import simplify
 from ekiden.codegen.c.expression import ExpressionWriter
-from ekiden.codegen.c.helpers import SUBNORMAL_MODE, Helpers, quoted
-from ekiden.codegen.c.lanes import over_elements
+from ekiden.codegen.c.helpers import FLUSH_SUBNORMALS_HELPERS, HelperFunctions, c_string_literal
+from ekiden.codegen.c.lanes import scalarize_vector_loop
 from ekiden.codegen.c.types import c_type, memory_type
 from ekiden.codegen.common import (
-    DEVICE_ID,
-    bounds_message,
+    DEVICE_ID_VAR,
+    bounds_error_format,
     check_lanes,
-    dtype_word,
-    flat_extent,
-    stored_value,
+    contract_fma,
+    flat_buffer_extent,
+    pack_dtype,
 )
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import (
     IntImm,
     Intrinsic,
@@ -35,7 +35,7 @@ from ekiden.ir.prim import (
     const,
     is_const,
 )
-from ekiden.ir.prim_visitor import post_order, rewrite, same
+from ekiden.ir.prim_visitor import is_same_expr, post_order, rewrite
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
 from ekiden.tir.stmt import (
@@ -52,7 +52,7 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.visitor import expressions, guarded_nodes, used_inside
+from ekiden.tir.visitor import conditional_nodes, free_vars_and_buffers, stmt_exprs
 
 
 class StatementWriter(ExpressionWriter):
@@ -62,7 +62,7 @@ class StatementWriter(ExpressionWriter):
     """Whether loops over vectors are written as loops over elements, which the compiler makes
     vectors of."""
 
-    def __init__(self, helpers: Helpers, symbol: str, functions: list[str]) -> None:
+    def __init__(self, helpers: HelperFunctions, symbol: str, functions: list[str]) -> None:
         super().__init__(helpers)
         self.symbol, self.functions = symbol, functions
         self.frees: list[str] = []
@@ -83,24 +83,24 @@ class StatementWriter(ExpressionWriter):
                 for stmt in s.seq:
                     self.statement(stmt)
             case BufferStore():
-                self.store(s)
+                self.write_store(s)
             case For():
-                self.loop(s)
+                self.write_for(s)
             case LetStmt() | Allocate():
-                self.nested(s)
+                self.write_nested(s)
             case While():
-                self.repeating(s)
+                self.write_while(s)
             case IfThenElse():
-                self.branching(s)
+                self.write_if(s)
             case Evaluate():
                 if not isinstance(s.value, IntImm):
-                    self.put(self.syntax.unused(self.text(s.value)))
-                    self.forget()
+                    self.emit_line(self.syntax.discard(self.text(s.value)))
+                    self.invalidate_loads()
             case AssertStmt():
-                self.assertion(s)
+                self.write_assert(s)
             case Prefetch():
                 address = f"{self.name(s.buffer)} + ({self.text(s.indices[0])})"
-                self.put(f"__builtin_prefetch({address}, 0, {s.locality});")
+                self.emit_line(f"__builtin_prefetch({address}, 0, {s.locality});")
             case _:
                 raise InternalError(f"c: statement {type(s).__name__} must be lowered first")
 
@@ -108,52 +108,55 @@ class StatementWriter(ExpressionWriter):
 
     def flush_subnormals(self) -> None:
         """Flush subnormals to zero from here to the end of the function."""
-        self.helpers.texts.setdefault("subnormals", SUBNORMAL_MODE)
+        self.helpers.texts.setdefault("subnormals", FLUSH_SUBNORMALS_HELPERS)
         self.mode = self.unique("mode")
-        self.put(f"const uint64_t {self.mode} = ek_flush_subnormals();")
+        self.emit_line(f"const uint64_t {self.mode} = ek_flush_subnormals();")
 
-    def _leaving(self) -> list[str]:
-        """Return the lines that run before the function returns: free scratch memory, restore the
-        rounding mode.
+    def _cleanup_lines(self) -> list[str]:
+        """Return the cleanup lines that run before the function returns: free scratch memory,
+        restore the rounding mode.
         """
         frees = self.frees[::-1]
         return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
 
-    def end(self) -> None:
-        """Emit the last lines of the function."""
-        for line in (*self._leaving(), "return 0;"):
-            self.put(line)
+    def write_epilogue(self) -> None:
+        """Emit the function's epilogue."""
+        for line in (*self._cleanup_lines(), "return 0;"):
+            self.emit_line(line)
 
-    def fail(self, status: str = "-1") -> None:
+    def write_failure(self, status: str = "-1") -> None:
         """Release what has been acquired, and return -1."""
-        for line in (*self._leaving(), f"return {status};"):
-            self.put(f"  {line}")
+        for line in (*self._cleanup_lines(), f"return {status};"):
+            self.emit_line(f"  {line}")
 
     def check(self, wrong: str, kind: str, message: str) -> None:
         """Emit an error return where the condition is true."""
-        self.put(f"if ({wrong}) {{")
-        self.fail(f"ek_kernel_error({quoted(kind)}, {quoted(message)})")
-        self.put("}")
+        self.emit_line(f"if ({wrong}) {{")
+        self.write_failure(
+            f"ek_kernel_error({c_string_literal(kind)}, {c_string_literal(message)})"
+        )
+        self.emit_line("}")
 
-    def assertion(self, s: AssertStmt) -> None:
+    def write_assert(self, s: AssertStmt) -> None:
         """Emit a check whose message may show values."""
         wrong = f"!({self.text(s.condition)})"
         if not s.values:
             return self.check(wrong, s.kind, s.message)
         values = ", ".join(self.text(cast(v, "int64")) for v in s.values)
-        arguments = f"{quoted(s.kind)}, {quoted(s.format)}, (const int64_t[]){{{values}}}"
-        self.put(f"if ({wrong}) {{")
-        self.fail(f"ek_kernel_error_values({arguments})")
-        self.put("}")
+        kind, format = c_string_literal(s.kind), c_string_literal(s.format)
+        arguments = f"{kind}, {format}, (const int64_t[]){{{values}}}"
+        self.emit_line(f"if ({wrong}) {{")
+        self.write_failure(f"ek_kernel_error_values({arguments})")
+        self.emit_line("}")
         return None
 
-    def checked(self, buffer: Buffer, index: str) -> str:
+    def bounds_checked_index(self, buffer: Buffer, index: str) -> str:
         """Return the index, with a bounds check that returns from the function."""
         if not self.helpers.bounds:
             return index
-        extent = self.text(flat_extent(buffer))
-        text = quoted(bounds_message(self.symbol, buffer))
-        return f"EK_AT({index}, {extent}, {{ {' '.join(self._leaving())} }}, {text})"
+        extent = self.text(flat_buffer_extent(buffer))
+        text = c_string_literal(bounds_error_format(self.symbol, buffer))
+        return f"EK_AT({index}, {extent}, {{ {' '.join(self._cleanup_lines())} }}, {text})"
 
     def call_packed(self, e: Intrinsic) -> str:
         """Emit `ek_call_packed` over values and tensors on the stack; the result is a variable."""
@@ -164,18 +167,18 @@ class StatementWriter(ExpressionWriter):
         arguments = "NULL"
         if count:
             arguments = self.unique("arguments")
-            self.put(f"const ek_value {arguments}[{count}] = {{{values}}};")
-        self.put(f"ek_value {result} = ek_value_none();")
-        callee = f"ek_call_packed(&{self.helpers.site(name.value)}"
+            self.emit_line(f"const ek_value {arguments}[{count}] = {{{values}}};")
+        self.emit_line(f"ek_value {result} = ek_value_none();")
+        callee = f"ek_call_packed(&{self.helpers.call_site(name.value)}"
         if e.op == "call_function":
             callee = f"{self.helpers.function(name.value)}(NULL"
-        self.put(f"if ({callee}, {arguments}, {count}, &{result}) != 0) {{")
-        self.fail()
-        self.put("}")
+        self.emit_line(f"if ({callee}, {arguments}, {count}, &{result}) != 0) {{")
+        self.write_failure()
+        self.emit_line("}")
         value, kind = self.unique("value"), c_type(e.dtype)
         sides = f"({kind}){result}.v.f64 : ({kind}){result}.v.i64"
-        self.put(f"const {kind} {value} = {result}.type_index == EK_FLOAT ? {sides};")
-        self.put(f"ek_value_drop(&{result});")
+        self.emit_line(f"const {kind} {value} = {result}.type_index == EK_FLOAT ? {sides};")
+        self.emit_line(f"ek_value_drop(&{result});")
         return value
 
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
@@ -185,7 +188,7 @@ class StatementWriter(ExpressionWriter):
     def packed_value(self, a: PrimExpr) -> str:
         """Return an argument as an initializer of `ek_value`."""
         if isinstance(a, StringImm):
-            return f"{{EK_RAW_STR, 0, {{.ptr = {quoted(a.value)}}}}}"
+            return f"{{EK_RAW_STR, 0, {{.ptr = {c_string_literal(a.value)}}}}}"
         if isinstance(a, BufferAddress):
             return f"{{EK_DLTENSOR_PTR, 0, {{.ptr = &{self.tensor(a)}}}}}"
         if dt.is_float(a.dtype):
@@ -204,12 +207,12 @@ class StatementWriter(ExpressionWriter):
         sizes = ", ".join(self.text(e) for e in extents) or "0"
         strides_text = ", ".join(self.text(e) for e in buffer.strides or steps)
         rank, tensor_name = len(extents), self.unique("tensor")
-        self.put(f"int64_t {shape}[] = {{{sizes}}};")
-        self.put(f"int64_t {strides}[] = {{{strides_text}}};")
+        self.emit_line(f"int64_t {shape}[] = {{{sizes}}};")
+        self.emit_line(f"int64_t {strides}[] = {{{strides_text}}};")
         offset = f" + ({self.text(a.indices[0])})" if a.indices else ""
-        word = dtype_word(buffer.dtype)
+        word = pack_dtype(buffer.dtype)
         dtype = f"{{{word & 255}, {word >> 8 & 255}, 1}}"
-        self.put(
+        self.emit_line(
             f"const ek_dltensor {tensor_name} = "
             f"{{(void *)({self.name(buffer)}{offset}), {{EK_CPU, 0}}, "
             f"{rank}, {dtype}, {shape}, {strides}, 0}};"
@@ -218,43 +221,43 @@ class StatementWriter(ExpressionWriter):
 
     # variables and buffers
 
-    def nested(self, s: Stmt) -> None:
+    def write_nested(self, s: Stmt) -> None:
         """Emit nested lets and allocations iteratively, however deep."""
         before = len(self.frees)
         while isinstance(s, (LetStmt, Allocate)):
             if isinstance(s, LetStmt):
                 self.let(s.var, s.value)
             else:
-                self.allocate(s.buffer)
+                self.write_allocate(s.buffer)
             s = s.body
         self.statement(s)
         while len(self.frees) > before:
-            self.put(self.frees.pop())
+            self.emit_line(self.frees.pop())
 
     def let(self, var: Var, value: PrimExpr) -> None:
         """Declare a variable; one of several lanes is an array."""
-        self.learn(var, value)
+        self.record_nonnegative(var, value)
         lanes, kind = dt.lanes(var.dtype), self.syntax.type(var.dtype)
         if lanes == 1:
             text = self.text(value)
-            self.put(self.syntax.let(kind, self.define(var), text))
+            self.emit_line(self.syntax.let(kind, self.bind_name(var), text))
             return
-        self.reduce_first(value)
+        self.hoist_lane_reductions(value)
         name = self.unique(var.name)
-        self.put(self.syntax.var(kind, name, lanes))
-        self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
+        self.emit_line(self.syntax.var(kind, name, lanes))
+        self.write_lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
         self.names[var] = name
 
-    def reduce_first(self, *values: PrimExpr) -> None:
-        """Evaluate lane reductions once, before a loop over lanes."""
+    def hoist_lane_reductions(self, *values: PrimExpr) -> None:
+        """Hoist lane reductions out of a loop over lanes: each is evaluated once."""
         for value in values:
             order = post_order(value)
-            guarded = guarded_nodes(value, order)
+            guarded = conditional_nodes(value, order)
             for e in order:
                 if isinstance(e, VectorReduce) and id(e) not in guarded:
                     self.text(e)
 
-    def allocate(self, buffer: Buffer) -> None:
+    def write_allocate(self, buffer: Buffer) -> None:
         """Allocate scratch memory for global buffers and arrays for the others."""
         lanes, kind = dt.lanes(buffer.dtype), memory_type(buffer.dtype)
         extent: PrimExpr = const(1)
@@ -263,23 +266,23 @@ class StatementWriter(ExpressionWriter):
         inner = f"[{lanes}]" if lanes > 1 else ""
         if buffer.scope == "global" or not isinstance(extent, IntImm):
             size = self.text(extent * dt.itemsize(buffer.dtype))
-            name = self.define(buffer)
+            name = self.bind_name(buffer)
             declared = f"(*{name}){inner}" if inner else f"*{name}"
             if self.device is None:
                 allocation, free = f"ek_workspace_alloc({size})", f"ek_workspace_free({name});"
             else:
-                device_arguments = f"{self.device}, {self.name(DEVICE_ID)}"
+                device_arguments = f"{self.device}, {self.name(DEVICE_ID_VAR)}"
                 allocation = f"ek_device_workspace_alloc({device_arguments}, {size})"
                 free = f"ek_device_workspace_free({device_arguments}, {name}, {size});"
-            self.put(f"{kind} {declared} = {allocation};")
-            self.put(f"if ({name} == NULL) {{")
-            self.fail()
-            self.put("}")
+            self.emit_line(f"{kind} {declared} = {allocation};")
+            self.emit_line(f"if ({name} == NULL) {{")
+            self.write_failure()
+            self.emit_line("}")
             self.frees.append(free)
             return
-        self.put(f"{kind} {self.define(buffer)}[{max(extent.value, 1)}]{inner};")
+        self.emit_line(f"{kind} {self.bind_name(buffer)}[{max(extent.value, 1)}]{inner};")
 
-    def qualifier(self, symbol: Var | Buffer) -> str:
+    def restrict_qualifier(self, symbol: Var | Buffer) -> str:
         """Return `restrict` for a pointer that no other pointer aliases."""
         is_apart = isinstance(symbol, Buffer) and self.shared is not None
         return "restrict " if is_apart and symbol not in (self.shared or ()) else ""
@@ -292,64 +295,66 @@ class StatementWriter(ExpressionWriter):
         assert isinstance(store, BufferStore)
         near = {store.buffer, *(self.shared or ())}
         loads = [e for e in post_order(store.value) if isinstance(e, BufferLoad)]
-        return all(same(e.indices[0], store.indices[0]) for e in loads if e.buffer in near)
+        return all(is_same_expr(e.indices[0], store.indices[0]) for e in loads if e.buffer in near)
 
     # stores
 
-    def store(self, s: BufferStore) -> None:
+    def write_store(self, s: BufferStore) -> None:
         """Emit `buffer[index] = value;` per lane, through a copy where a lane could read what
         another lane has written.
         """
         if len(s.indices) != 1:
             raise InternalError(f"c: store to {s.buffer.name!r}: flatten buffers first")
-        index, value = s.indices[0], stored_value(s)
+        index, value = s.indices[0], contract_fma(s)
         check_lanes("c: the store to", s.buffer, index, value.dtype)
         lanes = max(dt.lanes(index.dtype), dt.lanes(value.dtype))
         if lanes == 1:
-            self.put(self.assigned(s, self.text(value)))
+            self.emit_line(self.element_store(s, self.text(value)))
         elif _has_lane_dependence(s, value):
-            self.staged(s, value, lanes)
+            self.store_through_copy(s, value, lanes)
         else:
-            self.reduce_first(value, index)
-            self.each_lane(s, value, lanes)
-        self.forget()
+            self.hoist_lane_reductions(value, index)
+            self.store_each_lane(s, value, lanes)
+        self.invalidate_loads()
 
-    def each_lane(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
+    def store_each_lane(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
         """Emit a loop over lanes. Guarded loads are made unconditional when their addresses are
         inside the buffer: compilers do not vectorise a load that depends on a condition.
         """
         guarded = _guarded_loads(value) if self.whole_loops and not self.helpers.bounds else []
-        in_bounds = self.inside(*guarded) if guarded else None
+        in_bounds = self.in_bounds_condition(*guarded) if guarded else None
         if in_bounds is None:
-            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
+            self.write_lane_loop(lanes, lambda: self.element_store(s, self.text(value)))
             return
-        chosen = rewrite(value, _both_sides)
+        chosen = rewrite(value, _if_then_else_to_select)
 
-        def line() -> str:
+        def lane_store_line() -> str:
             """Emit the loads first, so that the compiler sees that they are unconditional."""
             for load in guarded:
-                self.keep(load)
-            return self.assigned(s, self.text(chosen))
+                self.materialize(load)
+            return self.element_store(s, self.text(chosen))
 
-        self.put(f"if ({in_bounds}) {{")
+        self.emit_line(f"if ({in_bounds}) {{")
         with self.indented():
-            self.lane_loop(lanes, line)
-        self.put("} else {")
+            self.write_lane_loop(lanes, lane_store_line)
+        self.emit_line("} else {")
         with self.indented():
-            self.lane_loop(lanes, lambda: self.assigned(s, self.text(value)))
-        self.put("}")
+            self.write_lane_loop(lanes, lambda: self.element_store(s, self.text(value)))
+        self.emit_line("}")
 
-    def inside(self, *sides: PrimExpr) -> str | None:
-        """Return the C condition under which all expressions are readable; None if unknown, "" if
-        they read nothing.
+    def in_bounds_condition(self, *sides: PrimExpr) -> str | None:
+        """Return the C condition under which all loads are in bounds; None if unknown, "" if there
+        are none.
         """
         conditions: list[str] = []
         for e in post_order(*sides):
-            if isinstance(e, Intrinsic) and (e.op == "if_then_else" or row_of(e.op).effects):
+            if isinstance(e, Intrinsic) and (
+                e.op == "if_then_else" or find_intrinsic(e.op).effects
+            ):
                 return None
             if not isinstance(e, BufferLoad):
                 continue
-            index, extent = e.indices[0], simplify(flat_extent(e.buffer))
+            index, extent = e.indices[0], simplify(flat_buffer_extent(e.buffer))
             lanes = dt.lanes(index.dtype)
             if isinstance(index, Ramp) and (step := contiguous_stride(index)):
                 index, lanes = index.base, (lanes - 1) * step + 1
@@ -364,55 +369,58 @@ class StatementWriter(ExpressionWriter):
             conditions.append(f"({at}) >= 0 && ({at}) <= {extent.value - lanes}")
         return " && ".join(dict.fromkeys(conditions))
 
-    def assigned(self, s: BufferStore, value: str) -> str:
+    def element_store(self, s: BufferStore, value: str) -> str:
         """Return the store of one element, under its predicate if it has one."""
-        if dt.element(s.buffer.dtype) == "bool":
+        if dt.element_dtype(s.buffer.dtype) == "bool":
             value = f"(uint8_t)({value})"
-        line = f"{self.element(s.buffer, self.text(s.indices[0]))} = {value};"
+        line = f"{self.element_access(s.buffer, self.text(s.indices[0]))} = {value};"
         if s.predicate is None or is_const(s.predicate, 1):
             return line
         return f"if ({self.text(s.predicate)}) {{ {line} }}"
 
-    def staged(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
-        """Emit all lanes of the value first, then the stores."""
-        self.reduce_first(value, s.indices[0])
+    def store_through_copy(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
+        """Store through a local copy: evaluate all lanes, then store them, as a lane may read what
+        another lane overwrites.
+        """
+        self.hoist_lane_reductions(value, s.indices[0])
+        # A vector store reads all its operands before it writes; a C loop over lanes would not.
         name = self.unique("staged")
-        self.put(self.syntax.var(self.syntax.type(value.dtype), name, lanes))
-        self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
-        self.lane_loop(lanes, lambda: self.assigned(s, f"{name}[lane]"))
+        self.emit_line(self.syntax.var(self.syntax.type(value.dtype), name, lanes))
+        self.write_lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
+        self.write_lane_loop(lanes, lambda: self.element_store(s, f"{name}[lane]"))
 
     # control
 
-    def branching(self, s: IfThenElse) -> None:
+    def write_if(self, s: IfThenElse) -> None:
         """Emit `if`, `else if`, `else`."""
         if isinstance(s.condition, IntImm):
             chosen = s.then_case if s.condition.value else s.else_case
             return None if chosen is None else self.statement(chosen)
-        self.put(f"if ({self.text(s.condition)}) {{")
+        self.emit_line(f"if ({self.text(s.condition)}) {{")
         with self.indented():
             self.statement(s.then_case)
-        self.forget()
+        self.invalidate_loads()
         if s.else_case is not None:
-            self.put("} else {")
+            self.emit_line("} else {")
             with self.indented():
                 self.statement(s.else_case)
-            self.forget()
-        self.put("}")
+            self.invalidate_loads()
+        self.emit_line("}")
         return None
 
-    def repeating(self, s: While) -> None:
+    def write_while(self, s: While) -> None:
         """Emit `while`; the condition may need statements of its own."""
-        self.forget()
+        self.invalidate_loads()
         # The condition may emit lines, so it is evaluated inside the loop rather than in a `while
         # (...)`.
-        self.put("for (;;) {")
+        self.emit_line("for (;;) {")
         with self.indented():
-            self.put(f"if (!({self.text(s.condition)})) {{ break; }}")
+            self.emit_line(f"if (!({self.text(s.condition)})) {{ break; }}")
             self.statement(s.body)
-        self.put("}")
-        self.forget()
+        self.emit_line("}")
+        self.invalidate_loads()
 
-    def loop(self, s: For) -> None:
+    def write_for(self, s: For) -> None:
         """Emit `for`; an outermost parallel loop becomes a function."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
             raise InternalError(
@@ -421,53 +429,53 @@ class StatementWriter(ExpressionWriter):
         if s.kind is ForKind.PARALLEL and not self.in_parallel:
             self.parallel(s)
             return
-        longer = over_elements(s) if self.whole_loops else None
+        longer = scalarize_vector_loop(s) if self.whole_loops else None
         s = longer or s
         low, high = self.text(s.min), self.text(s.min + s.extent)
         if longer is not None and self.shared is not None and self.is_elementwise(s):
-            self.put("#pragma GCC ivdep")
-        self.serial(s, low, f"({high})" if " ? " in high else high)
+            self.emit_line("#pragma GCC ivdep")
+        self.write_serial_for(s, low, f"({high})" if " ? " in high else high)
 
-    def serial(self, s: For, low: str, high: str) -> None:
+    def write_serial_for(self, s: For, low: str, high: str) -> None:
         """Emit a loop between two bounds."""
-        self.forget()
-        name, kind = self.define(s.loop_var), self.syntax.type(s.loop_var.dtype)
-        self.learn(s.loop_var, s.min)
-        self.put(self.syntax.loop(kind, name, low, high))
+        self.invalidate_loads()
+        name, kind = self.bind_name(s.loop_var), self.syntax.type(s.loop_var.dtype)
+        self.record_nonnegative(s.loop_var, s.min)
+        self.emit_line(self.syntax.for_header(kind, name, low, high))
         with self.indented():
             self.statement(s.body)
-        self.put("}")
-        self.forget()
+        self.emit_line("}")
+        self.invalidate_loads()
 
     def parallel(self, s: For) -> None:
         """Emit a call of `ek_parallel_for` over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
         body = type(self)(self.helpers, self.symbol, self.functions)
         function = f"{self.symbol}_loop{len(self.functions)}"
-        captured = _captured(s, self.helpers.bounds)
-        fields = [_declaration(symbol, self.name(symbol)) for symbol in captured]
+        captured = _captured_symbols(s, self.helpers.bounds)
+        fields = [_capture_declaration(symbol, self.name(symbol)) for symbol in captured]
         body.in_parallel, body.positive = True, set(self.positive)
         body.shared = self.shared
         if self.mode:
             body.flush_subnormals()
         self.functions.append("")
         slot = len(self.functions) - 1
-        self.functions[slot] = body.write_loop(s, function, captured, fields, self)
+        self.functions[slot] = body.outline_loop(s, function, captured, fields, self)
         values = ", ".join(self.name(symbol) for symbol in captured)
         context = self.unique("context")
-        self.put(f"struct {function}_context {context} = {{{values or '0'}}};")
+        self.emit_line(f"struct {function}_context {context} = {{{values or '0'}}};")
         extent = self.text(s.extent)
         call = f"ek_parallel_for({function}, &{context}, {extent}, {max(grain, 1)})"
         if self.mode:  # a thread that is made begins with what its maker has set
-            self.put(f"ek_set_rounding({self.mode});")
-        self.put(f"if ({call} != 0) {{")
-        self.fail()
-        self.put("}")
+            self.emit_line(f"ek_set_rounding({self.mode});")
+        self.emit_line(f"if ({call} != 0) {{")
+        self.write_failure()
+        self.emit_line("}")
         if self.mode:
-            self.put("(void)ek_flush_subnormals();")
-        self.forget()
+            self.emit_line("(void)ek_flush_subnormals();")
+        self.invalidate_loads()
 
-    def write_loop(
+    def outline_loop(
         self,
         s: For,
         function: str,
@@ -475,18 +483,20 @@ class StatementWriter(ExpressionWriter):
         fields: Sequence[str],
         outer: ExpressionWriter,
     ) -> str:
-        """Emit the context structure and the body function of a parallel loop."""
+        """Outline a parallel loop: emit the captured context's structure and the body function."""
         members = "".join(f"  {field};\n" for field in fields) or "  int unused;\n"
-        self.put(f"const struct {function}_context *restrict given = context;")
+        self.emit_line(f"const struct {function}_context *restrict given = context;")
         for symbol in captured:
             self.names[symbol] = self.unique(outer.name(symbol))
             assert self.names[symbol] == outer.name(symbol), symbol
-            declared = _declaration(symbol, self.names[symbol], self.qualifier(symbol))
-            self.put(f"{declared} = given->{self.names[symbol]};")
+            declared = _capture_declaration(
+                symbol, self.names[symbol], self.restrict_qualifier(symbol)
+            )
+            self.emit_line(f"{declared} = given->{self.names[symbol]};")
         low = "begin" if is_const(s.min, 0) else f"({self.text(s.min)}) + begin"
         high = "end" if is_const(s.min, 0) else f"({self.text(s.min)}) + end"
-        self.serial(s, low, high)
-        self.end()
+        self.write_serial_for(s, low, high)
+        self.write_epilogue()
         lines = "\n".join(self.lines)
         return (
             f"struct {function}_context {{\n{members}}};\n\n"
@@ -494,7 +504,7 @@ class StatementWriter(ExpressionWriter):
         )
 
 
-def _declaration(symbol: Var | Buffer, name: str, qualifier: str = "") -> str:
+def _capture_declaration(symbol: Var | Buffer, name: str, qualifier: str = "") -> str:
     """Return the declaration of a captured variable or buffer, for the structure and the
     function.
     """
@@ -506,26 +516,26 @@ def _declaration(symbol: Var | Buffer, name: str, qualifier: str = "") -> str:
     return f"{kind} *{qualifier}{name}" if lanes == 1 else f"{kind} (*{qualifier}{name})[{lanes}]"
 
 
-def _captured(loop: For, bounds: bool) -> list[Var | Buffer]:
+def _captured_symbols(loop: For, bounds: bool) -> list[Var | Buffer]:
     """Return the variables and buffers that a loop uses and does not define, with those in buffer
     extents if `bounds` are checked.
     """
 
-    def roots(s: Stmt) -> tuple[PrimExpr, ...]:
+    def loop_body_expressions(s: Stmt) -> tuple[PrimExpr, ...]:
         """Return the expressions that a statement evaluates in the loop's body, without its child
         statements.
         """
         # the extent of the loop itself is evaluated outside
-        evaluated = (loop.min,) if s is loop else expressions(s)
+        evaluated = (loop.min,) if s is loop else stmt_exprs(s)
         if not bounds:
             return evaluated
         loads = (e for e in post_order(*evaluated) if isinstance(e, (BufferLoad, BufferAddress)))
         buffers = [e.buffer for e in loads]
         if isinstance(s, (BufferStore, Prefetch)):
             buffers.append(s.buffer)
-        return (*evaluated, *map(flat_extent, buffers))
+        return (*evaluated, *map(flat_buffer_extent, buffers))
 
-    return used_inside(loop, roots)
+    return free_vars_and_buffers(loop, loop_body_expressions)
 
 
 def _guarded_loads(value: PrimExpr) -> list[PrimExpr]:
@@ -538,7 +548,7 @@ def _guarded_loads(value: PrimExpr) -> list[PrimExpr]:
     return [e for e in guarded if isinstance(e, BufferLoad) and dt.lanes(e.dtype) > 1]
 
 
-def _both_sides(e: PrimExpr) -> PrimExpr:
+def _if_then_else_to_select(e: PrimExpr) -> PrimExpr:
     """Rewrite `if_then_else` to a Select, which evaluates both sides."""
     if isinstance(e, Intrinsic) and e.op == "if_then_else":
         return Select(e.args[0], e.args[1], e.args[2], e.dtype)
@@ -554,7 +564,7 @@ def _has_lane_dependence(s: BufferStore, value: PrimExpr) -> bool:
     """Return whether a lane's value may be read from where another lane is stored."""
     for e in post_order(value, *s.indices):
         own = isinstance(e, BufferLoad) and e.buffer is s.buffer
-        if own and isinstance(e, BufferLoad) and not same(e.indices[0], s.indices[0]):
+        if own and isinstance(e, BufferLoad) and not is_same_expr(e.indices[0], s.indices[0]):
             return True
     return False
 

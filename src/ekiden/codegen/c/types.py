@@ -25,7 +25,7 @@ C_TYPES: dict[str, str] = {
 # fmt: on
 
 
-KEYWORDS = frozenset(
+C_KEYWORDS = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
     "inline int long register restrict return short signed sizeof static struct switch typedef "
     "union unsigned void volatile while bool true false lane self args nargs ret status main "
@@ -43,17 +43,17 @@ def is_macro_like(name: str) -> bool:
 
 def c_type(dtype: str) -> str:
     """Return the C type of one lane in a variable."""
-    return C_TYPES[dt.carrier(dt.element(dtype))]
+    return C_TYPES[dt.storage_dtype(dt.element_dtype(dtype))]
 
 
 def memory_type(dtype: str) -> str:
     """Return the C type of one lane in memory."""
-    return "uint8_t" if dt.element(dtype) == "bool" else c_type(dtype)
+    return "uint8_t" if dt.element_dtype(dtype) == "bool" else c_type(dtype)
 
 
 def constant(value: int | float, dtype: str) -> str:
     """Return a constant of one lane as C."""
-    element = dt.element(dtype)
+    element = dt.element_dtype(dtype)
     if element == "bool":
         return "true" if value else "false"
     if element == "bfloat16":
@@ -62,34 +62,34 @@ def constant(value: int | float, dtype: str) -> str:
         with np.errstate(over="ignore"):
             return str(int(np.array(value, np.float16).view(np.uint16)))
     if dt.is_float(element):
-        return _float(float(value), element)
-    return _integer(int(value), element)
+        return _float_constant(float(value), element)
+    return _integer_constant(int(value), element)
 
 
-def _float(value: float, dtype: str) -> str:
+def _float_constant(value: float, dtype: str) -> str:
     if math.isnan(value):
         return f"({c_type(dtype)})NAN"
     if math.isinf(value):
         return f"({c_type(dtype)}){'-' if value < 0 else ''}INFINITY"
     if dtype == "float64":
-        return _signed(repr(value))
+        return _parenthesize_negative(repr(value))
     with np.errstate(over="ignore"):
         single = np.float32(value)
     if math.isinf(single):
-        return _float(float(single), dtype)
-    return _signed(_decimal(str(single)) + "f")
+        return _float_constant(float(single), dtype)
+    return _parenthesize_negative(_add_decimal_point(str(single)) + "f")
 
 
-def _decimal(text: str) -> str:
+def _add_decimal_point(text: str) -> str:
     """Add a decimal point where a floating constant lacks point and exponent."""
     return text if any(c in text for c in ".e") else text + ".0"
 
 
-def _signed(text: str) -> str:
+def _parenthesize_negative(text: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _integer(value: int, dtype: str) -> str:
+def _integer_constant(value: int, dtype: str) -> str:
     bits = dt.SCALAR_BITS[dtype]
     wrapped = value & ((1 << bits) - 1)
     if dt.is_unsigned(dtype):
@@ -98,10 +98,10 @@ def _integer(value: int, dtype: str) -> str:
     if signed == -(1 << 63):
         return "INT64_MIN"
     text = str(signed) if abs(signed) < 1 << 31 else f"INT64_C({signed})"
-    return _signed(text)
+    return _parenthesize_negative(text)
 
 
-class Syntax:
+class CSyntax:
     """Syntax of a C-family language, C by default; `codegen.device.wgsl` overrides it."""
 
     def type(self, dtype: str) -> str:
@@ -110,7 +110,7 @@ class Syntax:
 
     def integer(self, dtype: str, unsigned: bool) -> str:
         """Return the integer type of a lane's width."""
-        return f"{'u' if unsigned else ''}int{dt.SCALAR_BITS[dt.element(dtype)]}_t"
+        return f"{'u' if unsigned else ''}int{dt.SCALAR_BITS[dt.element_dtype(dtype)]}_t"
 
     def constant(self, value: int | float, dtype: str) -> str:
         """Return a constant of one lane."""
@@ -120,27 +120,27 @@ class Syntax:
         """Return the operand cast to another type."""
         return f"({kind}){x}"
 
-    def converted(self, source: str, target: str, x: str) -> str:
+    def convert(self, source: str, target: str, x: str) -> str:
         """Return an operand converted by value to another type."""
         return self.cast(self.type(target), x)
 
-    def choose(self, condition: str, yes: str, no: str) -> str:
+    def conditional(self, condition: str, yes: str, no: str) -> str:
         """Return a conditional expression, without parentheses."""
         return f"{condition} ? {yes} : {no}"
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
         """Return a lane-wise choice between two values."""
-        return self.choose(condition, yes, no)
+        return self.conditional(condition, yes, no)
 
-    def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
-        """Return a raw comparison of two operands, which `comparison` turns into a condition."""
+    def compare(self, x: str, symbol: str, y: str, dtype: str) -> str:
+        """Return the raw comparison of two operands; `comparison` turns it into a condition."""
         return f"{x} {symbol} {y}"
 
     def comparison(self, text: str, dtype: str) -> str:
         """Return the result of a comparison as a condition."""
         return text
 
-    def flag(self, x: str, dtype: str) -> str:
+    def bool_to_int(self, x: str, dtype: str) -> str:
         """Return a condition as 1 or 0."""
         return x
 
@@ -152,11 +152,11 @@ class Syntax:
         """Return the declaration of a variable or array."""
         return f"{kind} {name}{''.join(f'[{n}]' for n in extents)};"
 
-    def loop(self, kind: str, name: str, low: str, high: str) -> str:
+    def for_header(self, kind: str, name: str, low: str, high: str) -> str:
         """Return the head of a counted loop."""
         return f"for ({kind} {name} = {low}; {name} < {high}; ++{name}) {{"
 
-    def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
+    def shift(self, kind: str, x: str, symbol: str, by: str) -> str:
         """Return a shift of an operand of type `kind`."""
         return f"({kind}){x} {symbol} {by}"
 
@@ -164,23 +164,23 @@ class Syntax:
         """Return the remainder of a truncating signed division, with the sign of x."""
         return f"{x} % {y}"
 
-    def unused(self, value: str) -> str:
+    def discard(self, value: str) -> str:
         """Return the line that evaluates a value and discards it."""
         return f"(void){value};"
 
-    def signature(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
+    def function_header(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
         """Return the head of a function, from its parameters' types and names."""
         return f"{result} {name}({', '.join(f'{kind} {x}' for kind, x in parameters)}) {{"
 
     def math(self, name: str, dtype: str) -> str:
         """Return the <math.h> function of LLVM's intrinsic name."""
-        return name + ("f" if dt.element(dtype) == "float32" else "")
+        return name + ("f" if dt.element_dtype(dtype) == "float32" else "")
 
 
-C = Syntax()
+C_SYNTAX = CSyntax()
 
 
-def in_parentheses(text: str) -> bool:
+def is_parenthesized(text: str) -> bool:
     """Return whether one pair of parentheses encloses all of the text."""
     depth = 0
     for at, c in enumerate(text):

@@ -6,74 +6,82 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ekiden.codegen.c.helpers import HelperDialect
-from ekiden.codegen.c.types import Syntax
+from ekiden.codegen.c.types import CSyntax
 from ekiden.codegen.c.vectors import VectorSyntax
 from ekiden.codegen.device import wgsl
 from ekiden.runtime.lazy_dataclass import dataclass
 
-AXIS_NAMES = ("x", "y", "z")
+GRID_AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDialect:
-    """One way to write a kernel.
+    """Dialect of C in which a device kernel is written: one table row.
 
-    name: that of the target kind and of the format of its code. head: what stands before
-    everything. form: how helper functions are written. kernel: what begins a kernel. memory,
-    shared, constant: what stands before the types of pointers to memory and of arrays of a block.
-    offsets: whether memory comes as a pointer and a distance in bytes. threads: thread axis -> the
-    number of the thread, then of how many. barrier: what waits for all threads of a block.
-    keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
-    place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
-    how vectors are written, and helper functions over them; None where they are loops over lanes.
-    shuffles: intrinsic -> how threads of a warp have each other's values, given mask, value, lane
-    and width (`codegen.shuffles`); masked: whether the mask is said. lane: what is given
-    behind everything to kernels that have them.
-    matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
-    number is given to a kernel. word: a function that reads four bytes of any place, where pointers
-    to all memory are of one kind. also: what is given behind everything. missing: types that it has
-    not. wide_types, wide_helpers: bytes -> the type of a wide access, and the functions that make
-    such accesses (`codegen.device.wide_access`).
+    Attributes:
+        name: target kind, and format of the code.
+        head: prelude of every source.
+        form: dialect of the helper functions.
+        kernel: qualifier of a kernel function.
+        memory: qualifier of pointers to global memory.
+        shared: qualifier of arrays that a block shares.
+        offsets: whether global memory is passed as a pointer and a byte offset.
+        threads: thread axis -> expression of the thread's index, and of the axis's extent.
+        barrier: statement that synchronises the threads of a block.
+        least: atomic minimum of an int in memory, formatted with its address and a value.
+        keywords: names that the language reserves.
+        bound: whether memory is bound outside of the kernel instead of passed to it.
+        vectors: vector syntax; None where vectors are loops over lanes.
+        matrices: whether warps hold matrix fragments (`codegen.device.fragments`).
+        number: declaration of a scalar parameter.
+        word: helper that reads four unaligned bytes, where one pointer type covers all memory.
+        also: parameters that follow all others.
+        missing: dtypes that the dialect lacks.
+        shuffles: warp-shuffle intrinsic -> expression of mask, value, lane and width.
+        masked: whether the shuffle takes the mask of participating threads.
+        lane: parameters that kernels with shuffles get in addition.
+        wide_types: bytes -> type of a wide access (`codegen.device.wide_access`).
+        wide_helpers: helper functions that make wide accesses.
     """
 
     name: str
-    head: str
-    form: HelperDialect
-    kernel: str
-    memory: str
-    shared: str
-    offsets: bool
-    threads: Mapping[str, str]
+    prelude: str
+    helper_dialect: HelperDialect
+    kernel_qualifier: str
+    pointer_qualifier: str
+    shared_qualifier: str
+    has_byte_offsets: bool
+    thread_indices: Mapping[str, str]
     barrier: str
-    least: str
+    atomic_min: str
     keywords: frozenset[str]
-    bound: bool = False
+    has_bound_memory: bool = False
     vectors: VectorSyntax | None = None
-    matrices: bool = False
-    number: str = "const int64_t {name}"
-    word: str = ""
-    also: str = ""
-    missing: frozenset[str] = frozenset()
+    has_fragments: bool = False
+    scalar_parameter: str = "const int64_t {name}"
+    unaligned_word_load: str = ""
+    extra_parameters: str = ""
+    missing_dtypes: frozenset[str] = frozenset()
     shuffles: Mapping[str, str] = field(default_factory=dict)
-    masked: bool = False
-    lane: str = ""
+    has_shuffle_mask: bool = False
+    lane_parameter: str = ""
     wide_types: Mapping[int, str] = field(default_factory=dict)
     wide_helpers: str = ""
 
     @property
-    def linear(self) -> str:
+    def linear_thread_index(self) -> str:
         """Return the expression for the linear index of a thread in the launch."""
-        x, y, z = (self.threads[f"global{a}"] for a in AXIS_NAMES)
-        nx, ny = (self.threads[f"size{a}"] for a in AXIS_NAMES[:2])
+        x, y, z = (self.thread_indices[f"global{a}"] for a in GRID_AXES)
+        nx, ny = (self.thread_indices[f"size{a}"] for a in GRID_AXES[:2])
         return f"{x} + {nx} * ({y} + {ny} * {z})"
 
     @property
-    def syntax(self) -> Syntax:
+    def syntax(self) -> CSyntax:
         """Return the syntax in which the dialect differs from C."""
-        return self.form.syntax
+        return self.helper_dialect.syntax
 
 
-OPENCL_HEAD = """\
+OPENCL_PRELUDE = """\
 #pragma OPENCL FP_CONTRACT OFF
 #ifdef cl_khr_fp64
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
@@ -100,7 +108,7 @@ typedef ulong uint64_t;
 #define ek_word_to_float as_float
 #define ek_float_to_word as_uint
 """
-CUDA_HEAD = """\
+CUDA_PRELUDE = """\
 #ifndef EK_DEVICE
 #define EK_DEVICE static __device__ __forceinline__
 #define EK_SHARED __shared__ __align__(32)
@@ -127,7 +135,7 @@ template <typename T, typename S> EK_DEVICE T ek_bits(S x) {
 EK_DEVICE float ek_word_to_float(uint32_t x) { return ek_bits<float>(x); }
 EK_DEVICE uint32_t ek_float_to_word(float x) { return ek_bits<uint32_t>(x); }
 """
-CUDA_WIDE_ACCESS = """\
+CUDA_WIDE_ACCESS_HELPERS = """\
 #ifndef EK_NEAR
 template <typename W, int N, typename T>
 EK_DEVICE void ek_load_near(T (&to)[N], const T *from, bool near) {
@@ -156,8 +164,8 @@ EK_DEVICE void ek_store_near(T *to, const T (&from)[N], bool near) {
   }
 }
 #endif"""
-CUDA_WORDS_OF = {16: "uint4", 8: "uint2", 4: "uint32_t", 2: "uint16_t"}
-METAL_HEAD = """\
+CUDA_WIDE_TYPES = {16: "uint4", 8: "uint2", 4: "uint32_t", 2: "uint16_t"}
+METAL_PRELUDE = """\
 #include <metal_stdlib>
 using namespace metal;
 #pragma METAL fp contract(off)
@@ -174,7 +182,7 @@ using namespace metal;
 #define ek_word_to_float as_type<float>
 #define ek_float_to_word as_type<uint>
 """
-METAL_THREADS = (
+METAL_THREAD_PARAMETERS = (
     ", uint3 ek_block [[threadgroup_position_in_grid]]"
     ", uint3 ek_thread [[thread_position_in_threadgroup]]"
     ", uint3 ek_blocks [[threadgroups_per_grid]]"
@@ -199,13 +207,13 @@ METAL_SHUFFLES = {
 }  # fmt: skip
 
 
-CUDA_WORD = """\
+CUDA_UNALIGNED_WORD_HELPER = """\
 EK_DEVICE int32_t ek_word(const void *from) {
   if (((uint64_t)from & 3) == 0) return *(const int32_t *)from;
   const uint8_t *at = (const uint8_t *)from;
   return (int32_t)(at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
 }"""
-CUDA_DOT = """\
+CUDA_DOT4_TEMPLATE = """\
 #ifndef EK_MATRICES
 EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
   int32_t found;
@@ -217,12 +225,12 @@ EK_DEVICE int32_t {name}(int32_t sum, int32_t x, int32_t y) {{
 three ways; with a sign (s) or without (u)."""
 
 
-def _cuda_dots() -> dict[str, str]:
+def _cuda_dot_helpers() -> dict[str, str]:
     names = {(x, y): f"ek_dot4_{x}8{y}8_int32" for x, y in ("ss", "uu", "us")}
-    return {name: CUDA_DOT.format(name=name, x=x, y=y) for (x, y), name in names.items()}
+    return {name: CUDA_DOT4_TEMPLATE.format(name=name, x=x, y=y) for (x, y), name in names.items()}
 
 
-def _opencl_bits(target: str, x: str) -> str:
+def _opencl_bit_cast(target: str, x: str) -> str:
     """Return a reinterpretation such as `as_float(x)`; OpenCL's type names are single words."""
     short = {"bool": "uchar", "float": "float", "double": "double"}
     name = short.get(target) or target.removesuffix("_t").replace("uint", "u").replace("int", "")
@@ -231,7 +239,7 @@ def _opencl_bits(target: str, x: str) -> str:
     return f"as_{words.get(name, name)}({x})"
 
 
-_OPENCL_WORDS = frozenset(
+_OPENCL_KEYWORDS = frozenset(
     "kernel global local constant private half generic read_only write_only read_write image "
     "event_t size_t ptrdiff_t uchar ushort uint ulong char short barrier max min clamp mix step "
     "sign dot cross length distance normalize select any all rotate degrees radians smoothstep "
@@ -239,7 +247,7 @@ _OPENCL_WORDS = frozenset(
     "printf uniform pipe bitselect isnan isinf isequal exp2 exp10 log2 log10 rsqrt tanh sinh cosh "
     "asin acos atan erf erfc sampler_t vec_step popcount clz".split()
 ) | {f"{name}{lanes}" for name in VectorSyntax.names.values() for lanes in (2, 3, 4, 8, 16)}
-_CUDA_WORDS = frozenset(
+_CUDA_KEYWORDS = frozenset(
     "threadIdx blockIdx blockDim gridDim warpSize min max class new delete this template typename "
     "namespace private public protected operator try catch throw friend virtual using explicit "
     "export mutable and or not xor half bfloat16 asm clock nullptr constexpr alignas alignof "
@@ -247,69 +255,75 @@ _CUDA_WORDS = frozenset(
 )
 
 # fmt: off
-DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
+KERNEL_DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
     KernelDialect(
-        "opencl", OPENCL_HEAD, HelperDialect("static inline ", "__constant ", _opencl_bits),
-        kernel="__kernel void", memory="__global ", shared="__local ", offsets=True,
-        threads={
-            **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(AXIS_NAMES)},
-            **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(AXIS_NAMES)},
-            **{f"global{a}": f"(int64_t)get_global_id({n})" for n, a in enumerate(AXIS_NAMES)},
-            **{f"size{a}": f"(int64_t)get_global_size({n})" for n, a in enumerate(AXIS_NAMES)},
+        "opencl", OPENCL_PRELUDE, HelperDialect("static inline ", "__constant ", _opencl_bit_cast),
+        kernel_qualifier="__kernel void", pointer_qualifier="__global ",
+        shared_qualifier="__local ", has_byte_offsets=True,
+        thread_indices={
+            **{f"blockIdx.{a}": f"(int64_t)get_group_id({n})" for n, a in enumerate(GRID_AXES)},
+            **{f"threadIdx.{a}": f"(int64_t)get_local_id({n})" for n, a in enumerate(GRID_AXES)},
+            **{f"global{a}": f"(int64_t)get_global_id({n})" for n, a in enumerate(GRID_AXES)},
+            **{f"size{a}": f"(int64_t)get_global_size({n})" for n, a in enumerate(GRID_AXES)},
         },
         barrier="barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
-        least="atomic_min((volatile __global int *){place}, {value});",
-        keywords=_OPENCL_WORDS,
+        atomic_min="atomic_min((volatile __global int *){place}, {value});",
+        keywords=_OPENCL_KEYWORDS,
         vectors=VectorSyntax(),
     ),
     KernelDialect(
-        "cuda", CUDA_HEAD,
+        "cuda", CUDA_PRELUDE,
         HelperDialect("EK_DEVICE ", "EK_TABLE ", lambda target, x: f"ek_bits<{target}>({x})",
-             own=_cuda_dots()),
-        kernel='extern "C" __global__ void', memory="", shared="EK_SHARED ", offsets=False,
-        threads={
+                      native_functions=_cuda_dot_helpers()),
+        kernel_qualifier='extern "C" __global__ void', pointer_qualifier="",
+        shared_qualifier="EK_SHARED ", has_byte_offsets=False,
+        thread_indices={
             **{f"{k}.{a}": f"(int64_t){k}.{a}" for k in ("blockIdx",
-                                                         "threadIdx") for a in AXIS_NAMES},
+                                                         "threadIdx") for a in GRID_AXES},
             **{f"global{a}": f"((int64_t)blockIdx.{a} * blockDim.{a} + threadIdx.{a})"
-               for a in AXIS_NAMES},
-            **{f"size{a}": f"((int64_t)gridDim.{a} * blockDim.{a})" for a in AXIS_NAMES},
+               for a in GRID_AXES},
+            **{f"size{a}": f"((int64_t)gridDim.{a} * blockDim.{a})" for a in GRID_AXES},
         },
         barrier="__syncthreads();",
-        least="atomicMin({place}, {value});",
-        keywords=_CUDA_WORDS, matrices=True, wide_types=CUDA_WORDS_OF,
-        wide_helpers=CUDA_WIDE_ACCESS,
-        shuffles=CUDA_SHUFFLES, masked=True, word=CUDA_WORD,
+        atomic_min="atomicMin({place}, {value});",
+        keywords=_CUDA_KEYWORDS, has_fragments=True, wide_types=CUDA_WIDE_TYPES,
+        wide_helpers=CUDA_WIDE_ACCESS_HELPERS,
+        shuffles=CUDA_SHUFFLES, has_shuffle_mask=True,
+        unaligned_word_load=CUDA_UNALIGNED_WORD_HELPER,
     ),
     KernelDialect(
-        "metal", METAL_HEAD,
+        "metal", METAL_PRELUDE,
         HelperDialect("static inline ", "constant ", lambda target, x: f"as_type<{target}>({x})",
-             reorders=True),
-        kernel="kernel void", memory="device ", shared="threadgroup ", offsets=True,
-        threads={
-            **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in AXIS_NAMES},
-            **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in AXIS_NAMES},
+                      reassociates_sums=True),
+        kernel_qualifier="kernel void", pointer_qualifier="device ",
+        shared_qualifier="threadgroup ", has_byte_offsets=True,
+        thread_indices={
+            **{f"blockIdx.{a}": f"(int64_t)ek_block.{a}" for a in GRID_AXES},
+            **{f"threadIdx.{a}": f"(int64_t)ek_thread.{a}" for a in GRID_AXES},
             **{f"global{a}": f"((int64_t)ek_block.{a} * ek_threads.{a} + ek_thread.{a})"
-               for a in AXIS_NAMES},
-            **{f"size{a}": f"((int64_t)ek_blocks.{a} * ek_threads.{a})" for a in AXIS_NAMES},
+               for a in GRID_AXES},
+            **{f"size{a}": f"((int64_t)ek_blocks.{a} * ek_threads.{a})" for a in GRID_AXES},
         },
         barrier="threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);",
-        least="atomic_fetch_min_explicit((device atomic_int *){place}, {value}, "
+        atomic_min="atomic_fetch_min_explicit((device atomic_int *){place}, {value}, "
               "memory_order_relaxed);",
-        keywords=_CUDA_WORDS | _OPENCL_WORDS | {"device", "thread", "threadgroup", "metal"},
-        number="constant int64_t &{name}", also=METAL_THREADS, missing=frozenset(("float64",)),
-        shuffles=METAL_SHUFFLES, lane=", uint ek_lane [[thread_index_in_simdgroup]]",
+        keywords=_CUDA_KEYWORDS | _OPENCL_KEYWORDS | {"device", "thread", "threadgroup", "metal"},
+        scalar_parameter="constant int64_t &{name}", extra_parameters=METAL_THREAD_PARAMETERS,
+        missing_dtypes=frozenset(("float64",)),
+        shuffles=METAL_SHUFFLES, lane_parameter=", uint ek_lane [[thread_index_in_simdgroup]]",
     ),
     KernelDialect(
         "webgpu", wgsl.WGSL_HEADER,
-        HelperDialect("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.Wgsl(),
-                      reorders=True),
-        kernel="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn", memory="storage, read_write",
-        shared="var<workgroup> ", offsets=True, bound=True,
-        threads={
+        HelperDialect("", "", lambda target, x: f"bitcast<{target}>({x})", wgsl.WgslSyntax(),
+                      reassociates_sums=True),
+        kernel_qualifier="@compute @workgroup_size(ek_x, ek_y, ek_z)\nfn",
+        pointer_qualifier="storage, read_write",
+        shared_qualifier="var<workgroup> ", has_byte_offsets=True, has_bound_memory=True,
+        thread_indices={
             "blockIdx.x": "ek_block % ek_given.blocks_x",
             "blockIdx.y": "ek_block / ek_given.blocks_x % ek_given.blocks_y",
             "blockIdx.z": "ek_block / (ek_given.blocks_x * ek_given.blocks_y)",
-            **{f"threadIdx.{a}": f"i32(ek_thread.{a})" for a in AXIS_NAMES},
+            **{f"threadIdx.{a}": f"i32(ek_thread.{a})" for a in GRID_AXES},
             "globalx": "ek_block % ek_given.blocks_x * ek_x + i32(ek_thread.x)",
             "globaly": "(ek_block / ek_given.blocks_x % ek_given.blocks_y * ek_y + "
                        "i32(ek_thread.y))",
@@ -318,7 +332,7 @@ DIALECTS: dict[str, KernelDialect] = {each.name: each for each in (
             "sizex": "ek_given.blocks_x * ek_x", "sizey": "(ek_given.blocks_y * ek_y)",
         },
         barrier="storageBarrier();\n  workgroupBarrier();",
-        least="atomicMin(&{place}[0], {value});",
+        atomic_min="atomicMin(&{place}[0], {value});",
         keywords=wgsl.WGSL_KEYWORDS,
     ),
 )}

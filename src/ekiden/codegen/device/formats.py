@@ -19,11 +19,11 @@ ALL_KERNEL_FORMATS = frozenset(KERNEL_FORMATS.values()).union(
 """All formats that kernels are made in."""
 
 
-def format_of(target: Target) -> str:
+def kernel_format(target: Target) -> str:
     """Return the code format of a target's kernels."""
     return target.kind.triples.get(
         str(target.attrs.get("mtriple")), KERNEL_FORMATS[target.kind.name]
     )
 
 
-__all__ = ["ALL_KERNEL_FORMATS", "KERNEL_FORMATS", "format_of"]
+__all__ = ["ALL_KERNEL_FORMATS", "KERNEL_FORMATS", "kernel_format"]

@@ -18,7 +18,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import FRAGMENTS, Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, Stmt
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 FRAGMENT_DIM = 16
 """Rows and columns of each matrix."""
@@ -33,20 +33,24 @@ class MmaType:
     constraint.
     """
 
-    word: str
-    kind: str
-    registers: int
-    total: str
-    accumulator_kind: str
-    letter: str
+    ptx_factor_type: str
+    c_factor_type: str
+    factor_registers: int
+    ptx_accumulator_type: str
+    c_accumulator_type: str
+    register_constraint: str
 
     @property
     def types(self) -> str:
         """Return the type suffix of the `wmma.mma` instruction; for float16 factors it names the
         accumulators alone.
         """
-        between = "" if self.word == "f16" else f".{self.word}.{self.word}"
-        return f".{self.total}{between}.{self.total}"
+        between = (
+            ""
+            if self.ptx_factor_type == "f16"
+            else f".{self.ptx_factor_type}.{self.ptx_factor_type}"
+        )
+        return f".{self.ptx_accumulator_type}{between}.{self.ptx_accumulator_type}"
 
 
 # fmt: off
@@ -70,21 +74,21 @@ def is_fragment(buffer: Buffer) -> bool:
     return buffer.scope in FRAGMENTS
 
 
-def layouts_of(body: Stmt) -> dict[Buffer, str]:
+def fragment_layouts(body: Stmt) -> dict[Buffer, str]:
     """Return the memory layout ("row", "col") from which each fragment buffer is loaded."""
     layouts: dict[Buffer, str] = {}
-    for call in calls_of(body):
+    for call in fragment_calls(body):
         if call.op != "tvm_load_matrix_sync":
             continue
-        buffer, layout = _buffer(call.args[0]), _layout(call.args[7])
+        buffer, layout = _fragment_argument(call.args[0]), _ptx_layout(call.args[7])
         if layouts.setdefault(buffer, layout) != layout:
             raise CompileError(f"fragment {buffer.name!r} is loaded by rows and by columns")
     return layouts
 
 
-def calls_of(body: Stmt) -> Iterator[Intrinsic]:
+def fragment_calls(body: Stmt) -> Iterator[Intrinsic]:
     """Yield the fragment intrinsics of a statement."""
-    for s in walk(body):
+    for s in pre_order_stmts(body):
         if (
             isinstance(s, Evaluate)
             and isinstance(s.value, Intrinsic)
@@ -93,7 +97,7 @@ def calls_of(body: Stmt) -> Iterator[Intrinsic]:
             yield s.value
 
 
-def declared(buffer: Buffer, name: str) -> str:
+def declare_fragment(buffer: Buffer, name: str) -> str:
     """Return the declaration of a fragment buffer."""
     count = 1
     for d in buffer.shape:
@@ -105,28 +109,28 @@ def declared(buffer: Buffer, name: str) -> str:
             f"fragment {buffer.name!r}: expected matrices of {FRAGMENT_DIM} x {FRAGMENT_DIM}, "
             f"got {count} elements"
         )
-    return f"{_type(buffer)} {name}[{count // (FRAGMENT_DIM * FRAGMENT_DIM)}];"
+    return f"{_fragment_type(buffer)} {name}[{count // (FRAGMENT_DIM * FRAGMENT_DIM)}];"
 
 
-def helpers_of(buffer: Buffer) -> tuple[str, str]:
-    """(name, text) of the type of a buffer."""
+def fragment_type_helper(buffer: Buffer) -> tuple[str, str]:
+    """Return the helper that defines the type of a fragment buffer: (name, text)."""
+    name = _fragment_type(buffer)
     if buffer.scope == "wmma.accumulator":
         product = _mma_type(MMA_BY_ACCUMULATOR, buffer)
-        return _type(
-            buffer
-        ), f"struct {_type(buffer)} {{ {product.accumulator_kind} r[{ACCUMULATOR_REGISTERS}]; }};"
+        members = f"{product.c_accumulator_type} r[{ACCUMULATOR_REGISTERS}];"
+        return name, f"struct {name} {{ {members} }};"
     product = _mma_type(MMA_BY_FACTOR, buffer)
-    return _type(buffer), f"struct {_type(buffer)} {{ uint32_t r[{product.registers}]; }};"
+    return name, f"struct {name} {{ uint32_t r[{product.factor_registers}]; }};"
 
 
-def _type(buffer: Buffer) -> str:
+def _fragment_type(buffer: Buffer) -> str:
     if buffer.scope == "wmma.accumulator":
-        return f"ek_sums_{_mma_type(MMA_BY_ACCUMULATOR, buffer).total}"
-    return f"ek_factor_{_mma_type(MMA_BY_FACTOR, buffer).word}"
+        return f"ek_sums_{_mma_type(MMA_BY_ACCUMULATOR, buffer).ptx_accumulator_type}"
+    return f"ek_factor_{_mma_type(MMA_BY_FACTOR, buffer).ptx_factor_type}"
 
 
 def _mma_type(table: Mapping[str, MmaType], buffer: Buffer) -> MmaType:
-    mma_type = table.get(dt.element(buffer.dtype))
+    mma_type = table.get(dt.element_dtype(buffer.dtype))
     if mma_type is None:
         raise CompileError(
             f"fragment {buffer.name!r}: scope {buffer.scope!r} is of {', '.join(table)}, not "
@@ -135,12 +139,12 @@ def _mma_type(table: Mapping[str, MmaType], buffer: Buffer) -> MmaType:
     return mma_type
 
 
-def _buffer(e: PrimExpr) -> Buffer:
+def _fragment_argument(e: PrimExpr) -> Buffer:
     assert isinstance(e, BufferAddress), e
     return e.buffer
 
 
-def _layout(e: PrimExpr) -> str:
+def _ptx_layout(e: PrimExpr) -> str:
     text = e.value if isinstance(e, StringImm) else ""
     if text not in PTX_LAYOUTS:
         raise CompileError(f"fragments lie in memory as {' or '.join(PTX_LAYOUTS)}, not {text!r}")
@@ -159,15 +163,15 @@ class FragmentCall:
     """An expression, or the address of an element of a buffer."""
 
 
-def _registers(first: int, count: int) -> str:
+def _asm_operands(first: int, count: int) -> str:
     return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
 
 
-def _listed(letter: str, of: str, count: int) -> str:
+def _asm_constraints(letter: str, of: str, count: int) -> str:
     return ", ".join(f'"{letter}"({of}->r[{n}])' for n in range(count))
 
 
-def _function(name: str, parameters: str, code: str, outputs: str, inputs: str) -> str:
+def _asm_helper(name: str, parameters: str, code: str, outputs: str, inputs: str) -> str:
     return (
         f"EK_DEVICE void {name}({parameters}) {{\n"
         f'  asm volatile("{code};"\n'
@@ -175,7 +179,7 @@ def _function(name: str, parameters: str, code: str, outputs: str, inputs: str) 
     )
 
 
-def _check_sides(e: Intrinsic) -> None:
+def _check_fragment_shape(e: Intrinsic) -> None:
     sides = [a.value if isinstance(a, IntImm) else a for a in e.args[1:4]]
     if sides != [FRAGMENT_DIM] * 3:
         raise CompileError(
@@ -183,68 +187,70 @@ def _check_sides(e: Intrinsic) -> None:
         )
 
 
-def _fill(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
+def _lower_fill_fragment(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_fill_fragment(sums, m, n, k, index, value)`."""
-    _check_sides(e)
-    buffer = _buffer(e.args[0])
+    _check_fragment_shape(e)
+    buffer = _fragment_argument(e.args[0])
     row = _mma_type(MMA_BY_ACCUMULATOR, buffer)
-    name = f"ek_fill_{row.total}"
+    name = f"ek_fill_{row.ptx_accumulator_type}"
     text = (
-        f"EK_DEVICE void {name}({_type(buffer)} *d, {row.accumulator_kind} x) {{\n"
+        f"EK_DEVICE void {name}({_fragment_type(buffer)} *d, {row.c_accumulator_type} x) {{\n"
         f"#pragma unroll\n  for (int i = 0; i < {ACCUMULATOR_REGISTERS}; i++) d->r[i] = x;\n}}"
     )
     return FragmentCall(name, text, ((buffer, e.args[4]), e.args[5]))
 
 
-def _load(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
+def _lower_load_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_load_matrix_sync(fragment, m, n, k, index, address, stride, layout)`."""
-    _check_sides(e)
-    buffer, source = _buffer(e.args[0]), e.args[5]
+    _check_fragment_shape(e)
+    buffer, source = _fragment_argument(e.args[0]), e.args[5]
     assert isinstance(source, BufferAddress), e
     if buffer.scope == "wmma.accumulator":
         raise CompileError(f"fragment {buffer.name!r}: sums are filled, not loaded")
-    row, layout = _mma_type(MMA_BY_FACTOR, buffer), _layout(e.args[7])
+    row, layout = _mma_type(MMA_BY_FACTOR, buffer), _ptx_layout(e.args[7])
     which = buffer.scope[-1]
-    name = f"ek_load_{which}_{row.word}_{layout}"
-    code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.word} "
-    code += f"{_registers(0, row.registers)}, [%{row.registers}], %{row.registers + 1}"
-    text = _function(
+    name = f"ek_load_{which}_{row.ptx_factor_type}_{layout}"
+    code = f"wmma.load.{which}.sync.aligned.{layout}.m16n16k16.{row.ptx_factor_type} "
+    registers = row.factor_registers
+    code += f"{_asm_operands(0, registers)}, [%{registers}], %{registers + 1}"
+    text = _asm_helper(
         name,
-        f"{_type(buffer)} *d, const {row.kind} *p, int64_t stride",
+        f"{_fragment_type(buffer)} *d, const {row.c_factor_type} *p, int64_t stride",
         code,
-        _listed("=r", "d", row.registers),
+        _asm_constraints("=r", "d", row.factor_registers),
         '"l"(p), "r"((int)stride)',
     )
-    return FragmentCall(name, text, ((buffer, e.args[4]), _place(source), e.args[6]))
+    return FragmentCall(name, text, ((buffer, e.args[4]), _address_argument(source), e.args[6]))
 
 
-def _store(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
+def _lower_store_matrix(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_store_matrix_sync(sums, m, n, k, index, address, stride, layout)`."""
-    _check_sides(e)
-    buffer, target = _buffer(e.args[0]), e.args[5]
+    _check_fragment_shape(e)
+    buffer, target = _fragment_argument(e.args[0]), e.args[5]
     assert isinstance(target, BufferAddress), e
-    row, layout = _mma_type(MMA_BY_ACCUMULATOR, buffer), _layout(e.args[7])
-    name = f"ek_store_{row.total}_{layout}"
-    code = f"wmma.store.d.sync.aligned.{layout}.m16n16k16.{row.total} "
-    registers = _registers(0, ACCUMULATOR_REGISTERS)
+    row, layout = _mma_type(MMA_BY_ACCUMULATOR, buffer), _ptx_layout(e.args[7])
+    name = f"ek_store_{row.ptx_accumulator_type}_{layout}"
+    code = f"wmma.store.d.sync.aligned.{layout}.m16n16k16.{row.ptx_accumulator_type} "
+    registers = _asm_operands(0, ACCUMULATOR_REGISTERS)
     code += f"[%{ACCUMULATOR_REGISTERS}], {registers}, %{ACCUMULATOR_REGISTERS + 1}"
-    text = _function(
+    text = _asm_helper(
         name,
-        f"const {_type(buffer)} *d, {row.accumulator_kind} *p, int64_t stride",
+        f"const {_fragment_type(buffer)} *d, {row.c_accumulator_type} *p, int64_t stride",
         code,
         "",
-        f'{_listed(row.letter, "d", ACCUMULATOR_REGISTERS)}, "l"(p), "r"((int)stride)',
+        f'{_asm_constraints(row.register_constraint, "d", ACCUMULATOR_REGISTERS)}, "l"(p), '
+        '"r"((int)stride)',
     )
-    return FragmentCall(name, text, ((buffer, e.args[4]), _place(target), e.args[6]))
+    return FragmentCall(name, text, ((buffer, e.args[4]), _address_argument(target), e.args[6]))
 
 
-def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
+def _lower_mma(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     """Lower `tvm_mma_sync(d, index, a, index, b, index, c, index)`: d = a b + c."""
-    d, a, b, c = (_buffer(e.args[n]) for n in (0, 2, 4, 6))
+    d, a, b, c = (_fragment_argument(e.args[n]) for n in (0, 2, 4, 6))
     row = _mma_type(MMA_BY_FACTOR, a)
     if (
         a.dtype != b.dtype
-        or _mma_type(MMA_BY_ACCUMULATOR, d).total != row.total
+        or _mma_type(MMA_BY_ACCUMULATOR, d).ptx_accumulator_type != row.ptx_accumulator_type
         or c.dtype != d.dtype
     ):
         raise CompileError(
@@ -254,51 +260,56 @@ def _multiply(e: Intrinsic, layouts: Mapping[Buffer, str]) -> FragmentCall:
     if missing:
         raise CompileError(f"tvm_mma_sync: nothing loads fragment {missing[0]!r}")
     layout_pair = f"{layouts[a]}_{layouts[b]}"
-    name = f"ek_multiply_{row.word}_{layout_pair}"
+    name = f"ek_multiply_{row.ptx_factor_type}_{layout_pair}"
     at = [
         0,
         ACCUMULATOR_REGISTERS,
-        ACCUMULATOR_REGISTERS + row.registers,
-        ACCUMULATOR_REGISTERS + 2 * row.registers,
+        ACCUMULATOR_REGISTERS + row.factor_registers,
+        ACCUMULATOR_REGISTERS + 2 * row.factor_registers,
     ]
-    counts = [ACCUMULATOR_REGISTERS, row.registers, row.registers, ACCUMULATOR_REGISTERS]
-    registers = ", ".join(_registers(n, count) for n, count in zip(at, counts, strict=True))
-    factor, total = f"const ek_factor_{row.word}", f"ek_sums_{row.total}"
-    text = _function(
+    counts = [
+        ACCUMULATOR_REGISTERS,
+        row.factor_registers,
+        row.factor_registers,
+        ACCUMULATOR_REGISTERS,
+    ]
+    registers = ", ".join(_asm_operands(n, count) for n, count in zip(at, counts, strict=True))
+    factor, total = f"const ek_factor_{row.ptx_factor_type}", f"ek_sums_{row.ptx_accumulator_type}"
+    text = _asm_helper(
         name,
         f"{total} *d, {factor} *a, {factor} *b, const {total} *c",
         f"wmma.mma.sync.aligned.{layout_pair.replace('_', '.')}.m16n16k16{row.types} {registers}",
-        _listed(f"={row.letter}", "d", ACCUMULATOR_REGISTERS),
+        _asm_constraints(f"={row.register_constraint}", "d", ACCUMULATOR_REGISTERS),
         ", ".join(
             (
-                _listed("r", "a", row.registers),
-                _listed("r", "b", row.registers),
-                _listed(row.letter, "c", ACCUMULATOR_REGISTERS),
+                _asm_constraints("r", "a", row.factor_registers),
+                _asm_constraints("r", "b", row.factor_registers),
+                _asm_constraints(row.register_constraint, "c", ACCUMULATOR_REGISTERS),
             )
         ),
     )
-    arguments = tuple((_buffer(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
+    arguments = tuple((_fragment_argument(e.args[n]), e.args[n + 1]) for n in (0, 2, 4, 6))
     return FragmentCall(name, text, arguments)
 
 
-def _place(e: BufferAddress) -> tuple[Buffer, PrimExpr]:
+def _address_argument(e: BufferAddress) -> tuple[Buffer, PrimExpr]:
     return e.buffer, e.indices[0] if e.indices else IntImm(0, "int64")
 
 
 FRAGMENT_CALLS: Mapping[str, Callable[[Intrinsic, Mapping[Buffer, str]], FragmentCall]] = {
-    "tvm_fill_fragment": _fill,
-    "tvm_load_matrix_sync": _load,
-    "tvm_store_matrix_sync": _store,
-    "tvm_mma_sync": _multiply,
+    "tvm_fill_fragment": _lower_fill_fragment,
+    "tvm_load_matrix_sync": _lower_load_matrix,
+    "tvm_store_matrix_sync": _lower_store_matrix,
+    "tvm_mma_sync": _lower_mma,
 }
 """Intrinsic -> what writes a call of it."""
 
 __all__ = [
     "FRAGMENT_CALLS",
     "FragmentCall",
-    "calls_of",
-    "declared",
-    "helpers_of",
+    "declare_fragment",
+    "fragment_calls",
+    "fragment_layouts",
+    "fragment_type_helper",
     "is_fragment",
-    "layouts_of",
 ]

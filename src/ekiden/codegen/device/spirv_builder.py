@@ -21,39 +21,41 @@ SPIRV_TYPES: dict[str, str] = {
     "uint32": "i32", "int64": "i64", "uint64": "i64", "float16": "i16", "bfloat16": "i16",
     "float32": "f32", "float64": "f64",
 }
-_BINARY = {
+_BINARY_OPCODES = {
     "fadd": "FAdd", "fsub": "FSub", "fmul": "FMul", "fdiv": "FDiv", "add": "IAdd", "sub": "ISub",
     "mul": "IMul", "sdiv": "SDiv", "udiv": "UDiv", "srem": "SRem", "urem": "UMod",
     "and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor", "shl": "ShiftLeftLogical",
     "lshr": "ShiftRightLogical", "ashr": "ShiftRightArithmetic",
 }
-_OF_BOOL = {"and": "LogicalAnd", "or": "LogicalOr", "xor": "LogicalNotEqual"}
-_COMPARE = {
+_BOOL_OPCODES = {"and": "LogicalAnd", "or": "LogicalOr", "xor": "LogicalNotEqual"}
+_COMPARE_OPCODES = {
     "eq": "IEqual", "ne": "INotEqual", "ugt": "UGreaterThan", "sgt": "SGreaterThan",
     "uge": "UGreaterThanEqual", "sge": "SGreaterThanEqual", "ult": "ULessThan", "slt": "SLessThan",
     "ule": "ULessThanEqual", "sle": "SLessThanEqual", "oeq": "FOrdEqual", "one": "FOrdNotEqual",
     "une": "FUnordNotEqual", "olt": "FOrdLessThan", "ogt": "FOrdGreaterThan",
     "ole": "FOrdLessThanEqual", "oge": "FOrdGreaterThanEqual",
 }
-_CONVERT = {
+_CONVERT_OPCODES = {
     "trunc": "UConvert", "zext": "UConvert", "sext": "SConvert", "fptosi": "ConvertFToS",
     "fptoui": "ConvertFToU", "sitofp": "ConvertSToF", "uitofp": "ConvertUToF", "fpext": "FConvert",
     "fptrunc": "FConvert", "bitcast": "Bitcast",
 }
-_GLSL = {"roundeven": 2, "trunc": 3, "fabs": 4, "floor": 8, "ceil": 9, "sqrt": 31}
+_GLSL_STD_450 = {"roundeven": 2, "trunc": 3, "fabs": 4, "floor": 8, "ceil": 9, "sqrt": 31}
 # fmt: on
 
 
-def type_name(dtype: str) -> str:
+def spirv_type(dtype: str) -> str:
     """Return the SPIR-V type of a value in a register. Raises CompileError where there is none."""
-    name = SPIRV_TYPES.get(dt.carrier(dt.element(dtype)))
+    name = SPIRV_TYPES.get(dt.storage_dtype(dt.element_dtype(dtype)))
     if name is None:
         raise CompileError(f"SPIR-V for Vulkan has no {dtype}")
     return name
 
 
 class SpirvBuilder(FunctionBuilder):
-    """Builder that appends instructions to a module's function."""
+    """Builder of the instructions of one SPIR-V function. It has the interface of the LLVM and C
+    builders, so that the lowering of expressions is shared.
+    """
 
     has_blocks = False
 
@@ -64,58 +66,58 @@ class SpirvBuilder(FunctionBuilder):
 
     # Instructions.
 
-    def id(self, operand: Operand, dtype: str) -> Id:
-        """Return the number of an operand: a result's own, or that of a constant of its type."""
+    def operand_id(self, operand: Operand, dtype: str) -> Id:
+        """Return the id of an operand: that of a result, or of a constant of the dtype."""
         if operand[0] == "%":
             return Id(operand[1:])
-        kind = type_name(dtype)
-        return self.spirv.constant(kind, _constant_bits(operand, kind))
+        kind = spirv_type(dtype)
+        return self.spirv.constant(kind, _parse_constant_bits(operand, kind))
 
-    def put(self, op: str, *operands: Word) -> None:
+    def append(self, op: str, *operands: Word) -> None:
         """Append an instruction without a result."""
         self.spirv.function.append((op, operands))
 
-    def made(self, op: str, kind: Id, *operands: Word) -> Operand:
-        """Append an instruction with a result, which must stay where it is."""
-        result = self.spirv.fresh()
-        self.put(op, kind, result, *operands)
+    def append_result(self, op: str, kind: Id, *operands: Word) -> Operand:
+        """Append an instruction with a result that must not move or merge."""
+        result = self.spirv.fresh_id()
+        self.append(op, kind, result, *operands)
         return f"%{result}"
 
-    def once(self, op: str, kind: Id, *operands: Word, epoch: str = "") -> Operand:
-        """Append an instruction without effects, once per scope."""
+    def append_pure(self, op: str, kind: Id, *operands: Word, epoch: str = "") -> Operand:
+        """Append an instruction without side effects, once per scope (local value numbering)."""
         key = f"{op} {kind} {' '.join(map(str, operands))}{epoch}"
         for table in reversed(self._scopes):
             if key in table:
                 return table[key]
-        result = self._scopes[-1][key] = self.made(op, kind, *operands)
+        result = self._scopes[-1][key] = self.append_result(op, kind, *operands)
         return result
 
-    def typed(self, op: str, dtype: str, *operands: Word) -> Operand:
-        """Append an instruction without effects whose result has a data type."""
-        return self.once(op, self.spirv.type(type_name(dtype)), *operands)
+    def append_typed(self, op: str, dtype: str, *operands: Word) -> Operand:
+        """Append an instruction without side effects; the result has the given dtype."""
+        return self.append_pure(op, self.spirv.type(spirv_type(dtype)), *operands)
 
-    def epoch(self, buffer: int) -> str:
-        """Return the state of a buffer's memory as far as is known: loads in it are the same."""
+    def memory_epoch(self, buffer: int) -> str:
+        """Return the epoch of a buffer's memory: loads within one epoch return the same value."""
         return f"@{self._memory}.{self._changes.get(buffer, 0)}"
 
     # Blocks.
 
     def start_block(self, label: Id) -> None:
         """Begin a block."""
-        self.put("Label", label)
+        self.append("Label", label)
         self.label = label
 
     def jump(self, label: Id) -> None:
         """End a block."""
-        self.put("Branch", label)
+        self.append("Branch", label)
 
     # What emitters ask for.
 
     def binary(self, opcode: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Return the result of an arithmetic or bitwise operation."""
-        is_bool = dt.element(dtype) == "bool"
-        op = (_OF_BOOL if is_bool else _BINARY)[opcode]
-        result = self.typed(op, dtype, self.id(a, dtype), self.id(b, dtype))
+        is_bool = dt.element_dtype(dtype) == "bool"
+        op = (_BOOL_OPCODES if is_bool else _BINARY_OPCODES)[opcode]
+        result = self.append_typed(op, dtype, self.operand_id(a, dtype), self.operand_id(b, dtype))
         if op[0] == "F":
             self._forbid_contraction(result)
         return result
@@ -130,75 +132,81 @@ class SpirvBuilder(FunctionBuilder):
 
     def negate(self, dtype: str, a: Operand) -> Operand:
         """Return `-a` of floats."""
-        return self.typed("FNegate", dtype, self.id(a, dtype))
+        return self.append_typed("FNegate", dtype, self.operand_id(a, dtype))
 
     def compare(self, predicate: str, dtype: str, a: Operand, b: Operand) -> Operand:
         """Return a bool by LLVM's predicate of icmp or fcmp."""
-        if dt.element(dtype) == "bool":
+        if dt.element_dtype(dtype) == "bool":
             if predicate in ("eq", "ne"):
                 op = "LogicalEqual" if predicate == "eq" else "LogicalNotEqual"
-                return self.typed(op, "bool", self.id(a, "bool"), self.id(b, "bool"))
+                return self.append_typed(
+                    op, "bool", self.operand_id(a, "bool"), self.operand_id(b, "bool")
+                )
             a, b = (self.convert("zext", "bool", "int32", x) for x in (a, b))
             dtype = "int32"
-        x, y = self.id(a, dtype), self.id(b, dtype)
+        x, y = self.operand_id(a, dtype), self.operand_id(b, dtype)
         if predicate not in ("uno", "ord"):
-            return self.typed(_COMPARE[predicate], "bool", x, y)
-        is_nan = self.typed("IsNan", "bool", x)
+            return self.append_typed(_COMPARE_OPCODES[predicate], "bool", x, y)
+        is_nan = self.append_typed("IsNan", "bool", x)
         if x != y:
-            y_is_nan = self.id(self.typed("IsNan", "bool", y), "bool")
-            is_nan = self.typed("LogicalOr", "bool", self.id(is_nan, "bool"), y_is_nan)
+            y_is_nan = self.operand_id(self.append_typed("IsNan", "bool", y), "bool")
+            is_nan = self.append_typed(
+                "LogicalOr", "bool", self.operand_id(is_nan, "bool"), y_is_nan
+            )
         if predicate == "uno":
             return is_nan
-        return self.typed("LogicalNot", "bool", self.id(is_nan, "bool"))
+        return self.append_typed("LogicalNot", "bool", self.operand_id(is_nan, "bool"))
 
     def select(
         self, condition: Operand, dtype: str, a: Operand, b: Operand, lanes: int = 1
     ) -> Operand:
         """Return `a if condition else b`."""
-        chosen = self.id(a, dtype), self.id(b, dtype)
-        return self.typed("Select", dtype, self.id(condition, "bool"), *chosen)
+        chosen = self.operand_id(a, dtype), self.operand_id(b, dtype)
+        return self.append_typed("Select", dtype, self.operand_id(condition, "bool"), *chosen)
 
     def convert(self, opcode: str, source: str, target: str, a: Operand) -> Operand:
         """Return a converted value, by the names of LLVM's instructions."""
-        if type_name(source) == type_name(target):
-            return f"%{self.id(a, source)}"
-        if dt.element(source) == "bool":
+        if spirv_type(source) == spirv_type(target):
+            return f"%{self.operand_id(a, source)}"
+        if dt.element_dtype(source) == "bool":
             one = "0x3FF0000000000000" if dt.is_float(target) else "1"
             zero = "0x0000000000000000" if dt.is_float(target) else "0"
             return self.select(a, target, one, zero)
-        return self.typed(_CONVERT[opcode], target, self.id(a, source))
+        return self.append_typed(_CONVERT_OPCODES[opcode], target, self.operand_id(a, source))
 
     def call(self, name: str, result: str, arguments: Arguments) -> Operand:
         """Raise CompileError: SPIR-V kernels call no functions; there is nothing to call."""
         raise InternalError(f"SPIR-V: no meaning for a call of {name!r}")
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
-        """Return what an instruction of GLSL's set computes, or what stands for it."""
+        """Emit an instruction of the GLSL.std.450 set, or its replacement."""
         if name == "copysign":
-            word = "int32" if dt.element(dtype) == "float32" else "int64"
+            word = "int32" if dt.element_dtype(dtype) == "float32" else "int64"
             sign = 1 << (dt.SCALAR_BITS[word] - 1)
             size, of = (self.convert("bitcast", dtype, word, o) for o in operands)
             bits = self.binary("and", word, size, self.const(sign - 1, word))
             sign_bit = self.binary("and", word, of, self.const(-sign, word))
             combined = self.binary("or", word, bits, sign_bit)
             return self.convert("bitcast", word, dtype, combined)
-        ids = [self.id(o, dtype) for o in operands]
-        return self.typed("ExtInst", dtype, self.spirv.glsl, _GLSL[name], *ids)
+        ids = [self.operand_id(o, dtype) for o in operands]
+        return self.append_typed("ExtInst", dtype, self.spirv.glsl, _GLSL_STD_450[name], *ids)
 
-    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
-        """Return an element of a table of constants, which a variable of the function holds."""
+    def load_table_element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+        """Load an element of a constant table, which a local variable of the function holds."""
         spirv = self.spirv
-        table, count = spirv.table(values)
+        table, count = spirv.constant_table(values)
         kind = spirv.array(spirv.type("f64"), count)
-        variable = spirv.local(kind)
+        variable = spirv.local_variable(kind)
         spirv.variables[-1] = ("Variable", (*spirv.variables[-1][1], table))
         pointer = spirv.pointer(FUNCTION, spirv.type("f64"))
-        at = self.once("AccessChain", pointer, variable, self.id(index, "int64"))
-        return self.once("Load", spirv.type("f64"), self.id(at, "int64"))
+        at = self.append_pure("AccessChain", pointer, variable, self.operand_id(index, "int64"))
+        return self.append_pure("Load", spirv.type("f64"), self.operand_id(at, "int64"))
 
 
-def _constant_bits(text: str, kind: str) -> int:
-    """Return the bits of a constant that LLVM's types wrote: floats as those of a double."""
+def _parse_constant_bits(text: str, kind: str) -> int:
+    """Parse the bits of a constant in LLVM's notation, where floats are written as the bits of a
+    double.
+    """
     if kind == "bool":
         return int(text == "true")
     if text.startswith("0xH"):
@@ -213,4 +221,4 @@ def _constant_bits(text: str, kind: str) -> int:
     return single
 
 
-__all__ = ["SpirvBuilder", "type_name"]
+__all__ = ["SpirvBuilder", "spirv_type"]

@@ -12,8 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ekiden.codegen.common import addressed, check_compiled, check_lanes, shuffle_order
-from ekiden.codegen.device.spirv_builder import SpirvBuilder, type_name
+from ekiden.codegen.common import (
+    buffer_address_args,
+    check_lanes,
+    check_supported_call,
+    shuffle_indices,
+)
+from ekiden.codegen.device.spirv_builder import SpirvBuilder, spirv_type
 from ekiden.codegen.device.spirv_module import (
     BLOCK,
     FUNCTION,
@@ -66,12 +71,12 @@ from ekiden.tir.stmt import (
     While,
 )
 
-MAX_LOCAL_BYTES = 1 << 16
+MAX_SPIRV_LOCAL_BYTES = 1 << 16
 """Of an array of a thread."""
 LAST_REPORTED_THREAD = 0x7FFFFFFE
 """The last number of a thread that a check tells."""
-_AXES = "xyz"
-_WORD = "int64"
+_AXIS_LETTERS = "xyz"
+_WORD_DTYPE = "int64"
 _BARRIER_OPERANDS = (2, 2, 0x8 | 0x40 | 0x100)
 """Of threads of a block, for their memory and the device's: acquire and release."""
 
@@ -79,7 +84,7 @@ LaneOperands = list[Operand]
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _BufferLocation:
     """Location of a buffer: a pointer to its first element, or a thread-local or block-shared
     array.
     """
@@ -90,7 +95,7 @@ class _Memory:
     """As a number, of memory that is given."""
 
 
-class SpirvKernel:
+class SpirvKernelEmitter:
     """Emitter of one lowered device function."""
 
     def __init__(self, target: Target, name: str, threads: Sequence[int]) -> None:
@@ -98,7 +103,7 @@ class SpirvKernel:
         self.spirv = SpirvModule()
         self.b = SpirvBuilder(LlvmModule(target), self.spirv)
         self.variables: dict[Var, LaneOperands] = {}
-        self.memory: dict[Buffer, _Memory] = {}
+        self.memory: dict[Buffer, _BufferLocation] = {}
         self.checks: list[tuple[str, str]] = []
         self.blocks: dict[str, Operand] = {}
         """Of each axis: how many blocks there are, and the number of this one ("x", "at x")."""
@@ -111,130 +116,138 @@ class SpirvKernel:
         """Emit the prologue: read the arguments and compute the block's index."""
         b, spirv = self.b, self.spirv
         word = spirv.type("i64")
-        block = spirv.fresh()
+        block = spirv.fresh_id()
         spirv.declarations.append(("TypeStruct", (block, word)))
         spirv.decorate(block, BLOCK)
         spirv.decorations.append(("MemberDecorate", (block, 0, OFFSET, 0)))
         push_constants = spirv.global_variable(PUSH_CONSTANT, block)
         zero = spirv.constant("i32", 0)
-        arguments_pointer = b.once(
+        arguments_pointer = b.append_pure(
             "AccessChain", spirv.pointer(PUSH_CONSTANT, word), push_constants, zero
         )
-        self.arguments = b.once("Load", word, b.id(arguments_pointer, _WORD))
-        for n, axis in enumerate(_AXES):
-            self.blocks[axis] = self._given(n)
-        self._find_block()
+        self.arguments = b.append_pure("Load", word, b.operand_id(arguments_pointer, _WORD_DTYPE))
+        for n, axis in enumerate(_AXIS_LETTERS):
+            self.blocks[axis] = self._load_argument_word(n)
+        self._decompose_block_index()
         for n, buffer in enumerate(buffers):
-            self._point(buffer, self._given(len(_AXES) + n))
+            self._bind_buffer(buffer, self._load_argument_word(len(_AXIS_LETTERS) + n))
         for n, size in enumerate(sizes):
-            number = self._given(len(_AXES) + len(buffers) + n)
-            self.variables[size] = [emit_cast(b, number, _WORD, size.dtype)]
+            number = self._load_argument_word(len(_AXIS_LETTERS) + len(buffers) + n)
+            self.variables[size] = [emit_cast(b, number, _WORD_DTYPE, size.dtype)]
 
-    def _given(self, n: int) -> Operand:
+    def _load_argument_word(self, n: int) -> Operand:
         """Load the n-th 64-bit word of the arguments."""
         b, spirv = self.b, self.spirv
-        at = b.binary("add", _WORD, self.arguments, b.const(8 * n, _WORD))
+        at = b.binary("add", _WORD_DTYPE, self.arguments, b.const(8 * n, _WORD_DTYPE))
         pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
-        word_pointer = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
-        return b.once("Load", spirv.type("i64"), b.id(word_pointer, _WORD), 2, 8)
+        word_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
+        return b.append_pure(
+            "Load", spirv.type("i64"), b.operand_id(word_pointer, _WORD_DTYPE), 2, 8
+        )
 
-    def _point(self, buffer: Buffer, address: Operand) -> None:
-        kind, stride = self._stored(buffer)
+    def _bind_buffer(self, buffer: Buffer, address: Operand) -> None:
+        kind, stride = self._storage_type(buffer)
         pointer = self.spirv.pointer(PHYSICAL, self.spirv.type(kind), stride)
-        base = self.b.once("ConvertUToPtr", pointer, self.b.id(address, _WORD))
-        self.memory[buffer] = _Memory(PHYSICAL, self.b.id(base, _WORD), address)
+        base = self.b.append_pure("ConvertUToPtr", pointer, self.b.operand_id(address, _WORD_DTYPE))
+        self.memory[buffer] = _BufferLocation(
+            PHYSICAL, self.b.operand_id(base, _WORD_DTYPE), address
+        )
 
-    def _stored(self, buffer: Buffer) -> tuple[str, int]:
+    def _storage_type(self, buffer: Buffer) -> tuple[str, int]:
         """Return the type of a buffer's elements in memory and their size in bytes."""
-        element = dt.element(buffer.dtype)
-        kind = "i8" if element == "bool" else type_name(element)
+        element = dt.element_dtype(buffer.dtype)
+        kind = "i8" if element == "bool" else spirv_type(element)
         size = {"i8": 1, "i16": 2}.get(kind, dt.itemsize(element))
         if size < 4:
-            self.spirv.need(f"StorageBuffer{8 * size}BitAccess")
+            self.spirv.require_capability(f"StorageBuffer{8 * size}BitAccess")
         return kind, size
 
-    def _find_block(self) -> None:
-        """Split the linear block index into x, y and z; leave the kernel beyond the last block."""
+    def _decompose_block_index(self) -> None:
+        """Decompose the linear block index into x, y and z; return from the kernel beyond the last
+        block.
+        """
         b = self.b
-        x, y = self._input(WORKGROUP_ID, 0), self._input(WORKGROUP_ID, 1)
-        width = self._input(NUM_WORKGROUPS, 0)
-        line = b.binary("add", _WORD, x, b.binary("mul", _WORD, y, width))
-        plane = b.binary("mul", _WORD, self.blocks["x"], self.blocks["y"])
-        total = b.binary("mul", _WORD, plane, self.blocks["z"])
-        self._leave_if(b.compare("uge", _WORD, line, total))
-        self.blocks["at x"] = b.binary("urem", _WORD, line, self.blocks["x"])
-        quotient = b.binary("udiv", _WORD, line, self.blocks["x"])
-        self.blocks["at y"] = b.binary("urem", _WORD, quotient, self.blocks["y"])
-        self.blocks["at z"] = b.binary("udiv", _WORD, line, plane)
+        x, y = self._built_in_component(WORKGROUP_ID, 0), self._built_in_component(WORKGROUP_ID, 1)
+        width = self._built_in_component(NUM_WORKGROUPS, 0)
+        line = b.binary("add", _WORD_DTYPE, x, b.binary("mul", _WORD_DTYPE, y, width))
+        plane = b.binary("mul", _WORD_DTYPE, self.blocks["x"], self.blocks["y"])
+        total = b.binary("mul", _WORD_DTYPE, plane, self.blocks["z"])
+        self._return_if(b.compare("uge", _WORD_DTYPE, line, total))
+        self.blocks["at x"] = b.binary("urem", _WORD_DTYPE, line, self.blocks["x"])
+        quotient = b.binary("udiv", _WORD_DTYPE, line, self.blocks["x"])
+        self.blocks["at y"] = b.binary("urem", _WORD_DTYPE, quotient, self.blocks["y"])
+        self.blocks["at z"] = b.binary("udiv", _WORD_DTYPE, line, plane)
 
-    def _input(self, which: int, axis: int) -> Operand:
+    def _built_in_component(self, which: int, axis: int) -> Operand:
         """Return one component of a built-in input as a 64-bit word."""
         b, spirv = self.b, self.spirv
-        all_three = b.once("Load", spirv.type("v3"), spirv.built_in(which))
-        one = b.typed("CompositeExtract", "int32", b.id(all_three, _WORD), axis)
-        return b.convert("zext", "uint32", _WORD, one)
+        all_three = b.append_pure("Load", spirv.type("v3"), spirv.built_in(which))
+        one = b.append_typed(
+            "CompositeExtract", "int32", b.operand_id(all_three, _WORD_DTYPE), axis
+        )
+        return b.convert("zext", "uint32", _WORD_DTYPE, one)
 
-    def thread(self, axis: str) -> Operand:
+    def thread_index(self, axis: str) -> Operand:
         """Return the number of a thread or block along an axis ("threadIdx.x"), as a word."""
         kind, _, letter = axis.partition(".")
-        if letter not in tuple(_AXES) or kind not in ("blockIdx", "threadIdx"):
+        if letter not in tuple(_AXIS_LETTERS) or kind not in ("blockIdx", "threadIdx"):
             raise CompileError(f"kernel {self.name!r}: there is no thread axis {axis!r}")
         if kind == "blockIdx":
             return self.blocks[f"at {letter}"]
-        return self._input(LOCAL_INVOCATION_ID, _AXES.index(letter))
+        return self._built_in_component(LOCAL_INVOCATION_ID, _AXIS_LETTERS.index(letter))
 
     # Control.
 
     @contextmanager
-    def _branch(self, label: Id, merge: Id) -> Iterator[None]:
+    def _branch_block(self, label: Id, merge: Id) -> Iterator[None]:
         """Emit a block of a structured branch, which jumps to the merge block at its end."""
         self.b.start_block(label)
         with self.b.scope():
             yield
             self.b.jump(merge)
 
-    def _if(
+    def _emit_if(
         self,
         condition: Operand,
         then_body: Callable[[], object],
         else_body: Callable[[], object] | None = None,
     ) -> None:
         b, spirv = self.b, self.spirv
-        yes, merge = spirv.fresh(), spirv.fresh()
-        no = merge if else_body is None else spirv.fresh()
-        b.put("SelectionMerge", merge, 0)
-        b.put("BranchConditional", b.id(condition, "bool"), yes, no)
-        with self._branch(yes, merge):
+        yes, merge = spirv.fresh_id(), spirv.fresh_id()
+        no = merge if else_body is None else spirv.fresh_id()
+        b.append("SelectionMerge", merge, 0)
+        b.append("BranchConditional", b.operand_id(condition, "bool"), yes, no)
+        with self._branch_block(yes, merge):
             then_body()
         if else_body is not None:
-            with self._branch(no, merge):
+            with self._branch_block(no, merge):
                 else_body()
         b.start_block(merge)
 
-    def _leave_if(self, condition: Operand) -> None:
+    def _return_if(self, condition: Operand) -> None:
         b, spirv = self.b, self.spirv
-        out, on = spirv.fresh(), spirv.fresh()
-        b.put("SelectionMerge", on, 0)
-        b.put("BranchConditional", b.id(condition, "bool"), out, on)
+        out, on = spirv.fresh_id(), spirv.fresh_id()
+        b.append("SelectionMerge", on, 0)
+        b.append("BranchConditional", b.operand_id(condition, "bool"), out, on)
         b.start_block(out)
-        b.put("Return")
+        b.append("Return")
         b.start_block(on)
 
-    def _repeat(self, going: Callable[[], Operand], body: Callable[[], object]) -> None:
-        """Emit a structured loop: `going` emits the condition before each iteration, `body` an
+    def _emit_loop(self, going: Callable[[], Operand], body: Callable[[], object]) -> None:
+        """Emit a structured loop: `going` emits the condition before each iteration, `body` the
         iteration.
         """
         b, spirv = self.b, self.spirv
-        head, ask, body_label, again, merge = (spirv.fresh() for _ in range(5))
+        head, ask, body_label, again, merge = (spirv.fresh_id() for _ in range(5))
         b.jump(head)
         b.touch_memory()
         b.start_block(head)
-        b.put("LoopMerge", merge, again, 0)
+        b.append("LoopMerge", merge, again, 0)
         b.jump(ask)
         b.start_block(ask)
         with b.scope():
-            condition = b.id(going(), "bool")
-            b.put("BranchConditional", condition, body_label, merge)
+            condition = b.operand_id(going(), "bool")
+            b.append("BranchConditional", condition, body_label, merge)
             b.start_block(body_label)
             body()
             b.jump(again)
@@ -262,10 +275,10 @@ class SpirvKernel:
                 self.allocate(s.buffer)
                 self.statement(s.body)
             case While():
-                self._repeat(lambda: self.value(s.condition)[0], lambda: self.statement(s.body))
+                self._emit_loop(lambda: self.value(s.condition)[0], lambda: self.statement(s.body))
             case IfThenElse():
                 else_case = s.else_case
-                self._if(
+                self._emit_if(
                     self.value(s.condition)[0],
                     lambda: self.statement(s.then_case),
                     None if else_case is None else lambda: self.statement(else_case),
@@ -284,7 +297,7 @@ class SpirvKernel:
             return
         if isinstance(e, Intrinsic) and e.op == "tvm_storage_sync":
             constants = (self.spirv.constant("i32", n) for n in _BARRIER_OPERANDS)
-            self.b.put("ControlBarrier", *constants)
+            self.b.append("ControlBarrier", *constants)
             self.b.touch_memory()
             return
         self.value(e)
@@ -294,29 +307,29 @@ class SpirvKernel:
         b, dtype = self.b, s.loop_var.dtype
         if s.kind is ForKind.THREAD_BINDING:
             axis = str((s.annotations or {}).get("thread"))
-            self.variables[s.loop_var] = [emit_cast(b, self.thread(axis), _WORD, dtype)]
+            self.variables[s.loop_var] = [emit_cast(b, self.thread_index(axis), _WORD_DTYPE, dtype)]
             self.statement(s.body)
             return
         (low,), (extent,) = self.value(s.min), self.value(s.extent)
         end = b.binary("add", dtype, low, emit_cast(b, extent, s.extent.dtype, dtype))
-        kind = self.spirv.type(type_name(dtype))
-        counter = self.spirv.local(kind)
-        b.put("Store", counter, b.id(low, dtype))
+        kind = self.spirv.type(spirv_type(dtype))
+        counter = self.spirv.local_variable(kind)
+        b.append("Store", counter, b.operand_id(low, dtype))
         number: LaneOperands = []
 
-        def going() -> Operand:
+        def emit_condition() -> Operand:
             """Emit the loop condition."""
-            number.append(b.made("Load", kind, counter))
+            number.append(b.append_result("Load", kind, counter))
             return b.compare("slt", dtype, number[0], end)
 
-        def iteration() -> None:
+        def emit_iteration() -> None:
             """Emit one iteration and the increment of the counter."""
             self.variables[s.loop_var] = number
             self.statement(s.body)
             following = b.binary("add", dtype, number[0], b.const(1, dtype))
-            b.put("Store", counter, b.id(following, dtype))
+            b.append("Store", counter, b.operand_id(following, dtype))
 
-        self._repeat(going, iteration)
+        self._emit_loop(emit_condition, emit_iteration)
 
     def allocate(self, buffer: Buffer) -> None:
         """Declare an array of the thread, or of its block."""
@@ -328,20 +341,20 @@ class SpirvKernel:
                 f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has no constant size"
             )
         is_shared = buffer.scope.startswith("shared")
-        element = dt.element(buffer.dtype)
+        element = dt.element_dtype(buffer.dtype)
         size = int(extent.value) * (1 if element == "bool" else dt.itemsize(element))
-        if not is_shared and size > MAX_LOCAL_BYTES:
+        if not is_shared and size > MAX_SPIRV_LOCAL_BYTES:
             raise CompileError(
                 f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has {size} bytes, of"
-                f" which there may be {MAX_LOCAL_BYTES}"
+                f" which there may be {MAX_SPIRV_LOCAL_BYTES}"
             )
-        name = "i8" if element == "bool" else type_name(element)
+        name = "i8" if element == "bool" else spirv_type(element)
         kind = self.spirv.array(self.spirv.type(name), max(int(extent.value), 1))
         if is_shared:
             variable = self.spirv.global_variable(WORKGROUP, kind)
-            self.memory[buffer] = _Memory(WORKGROUP, variable)
+            self.memory[buffer] = _BufferLocation(WORKGROUP, variable)
         else:
-            self.memory[buffer] = _Memory(FUNCTION, self.spirv.local(kind))
+            self.memory[buffer] = _BufferLocation(FUNCTION, self.spirv.local_variable(kind))
 
     def assertion(self, s: AssertStmt) -> None:
         """Emit a check; the first failing thread records which one it was, and its values."""
@@ -351,77 +364,101 @@ class SpirvKernel:
         # An atomic minimum decides which thread reports, so that the message does not depend on
         # scheduling.
         wrong = self.b.binary("xor", "bool", condition, "true")
-        self._if(wrong, lambda: self._report_failure([const(number), *s.values]))
-        self._leave_if(wrong)
+        self._emit_if(wrong, lambda: self._report_failure([const(number), *s.values]))
+        self._return_if(wrong)
 
     def _report_failure(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.b, self.spirv
         word = spirv.type("i32")
-        linear: Operand = b.const(0, _WORD)
-        for n, axis in reversed(list(enumerate(_AXES))):
-            threads = b.const(self.threads[n], _WORD)
-            axis_threads = b.binary("mul", _WORD, self.blocks[axis], threads)
-            own = b.binary("mul", _WORD, self.thread(f"blockIdx.{axis}"), threads)
-            own = b.binary("add", _WORD, own, self.thread(f"threadIdx.{axis}"))
-            linear = b.binary("add", _WORD, b.binary("mul", _WORD, linear, axis_threads), own)
-        last = b.const(LAST_REPORTED_THREAD, _WORD)
-        clamped_thread = b.select(b.compare("slt", _WORD, linear, last), _WORD, linear, last)
-        mine = b.id(b.convert("trunc", _WORD, "int32", clamped_thread), "int32")
+        linear: Operand = b.const(0, _WORD_DTYPE)
+        for n, axis in reversed(list(enumerate(_AXIS_LETTERS))):
+            threads = b.const(self.threads[n], _WORD_DTYPE)
+            axis_threads = b.binary("mul", _WORD_DTYPE, self.blocks[axis], threads)
+            own = b.binary("mul", _WORD_DTYPE, self.thread_index(f"blockIdx.{axis}"), threads)
+            own = b.binary("add", _WORD_DTYPE, own, self.thread_index(f"threadIdx.{axis}"))
+            linear = b.binary(
+                "add", _WORD_DTYPE, b.binary("mul", _WORD_DTYPE, linear, axis_threads), own
+            )
+        last = b.const(LAST_REPORTED_THREAD, _WORD_DTYPE)
+        clamped_thread = b.select(
+            b.compare("slt", _WORD_DTYPE, linear, last), _WORD_DTYPE, linear, last
+        )
+        mine = b.operand_id(b.convert("trunc", _WORD_DTYPE, "int32", clamped_thread), "int32")
         pointer = spirv.pointer(PHYSICAL, word, 4)
-        status = b.id(self.status(), _WORD)
-        status_pointer = b.once("ConvertUToPtr", pointer, status)
+        status = b.operand_id(self.status_address(), _WORD_DTYPE)
+        status_pointer = b.append_pure("ConvertUToPtr", pointer, status)
         scope, relaxed = (spirv.constant("i32", n) for n in (1, 0))
-        b.made("AtomicSMin", word, b.id(status_pointer, _WORD), scope, relaxed, mine)
-        second = b.id(b.binary("add", _WORD, f"%{status}", b.const(4, _WORD)), _WORD)
-        first = b.made("Load", word, b.id(b.once("ConvertUToPtr", pointer, second), _WORD), 2, 4)
+        b.append_result(
+            "AtomicSMin", word, b.operand_id(status_pointer, _WORD_DTYPE), scope, relaxed, mine
+        )
+        second = b.operand_id(
+            b.binary("add", _WORD_DTYPE, f"%{status}", b.const(4, _WORD_DTYPE)), _WORD_DTYPE
+        )
+        first = b.append_result(
+            "Load",
+            word,
+            b.operand_id(b.append_pure("ConvertUToPtr", pointer, second), _WORD_DTYPE),
+            2,
+            4,
+        )
         is_first = b.compare("eq", "int32", first, f"%{mine}")
-        self._if(is_first, lambda: self._report_values(values))
+        self._emit_if(is_first, lambda: self._report_values(values))
 
     def _report_values(self, values: Sequence[PrimExpr]) -> None:
         b, spirv = self.b, self.spirv
         pointer = spirv.pointer(PHYSICAL, spirv.type("i64"), 8)
         for n, value in enumerate(values, start=1):
-            number = emit_cast(b, self.value(value)[0], value.dtype, _WORD)
-            at = b.binary("add", _WORD, self.status(), b.const(8 * n, _WORD))
-            slot_pointer = b.once("ConvertUToPtr", pointer, b.id(at, _WORD))
-            b.put("Store", b.id(slot_pointer, _WORD), b.id(number, _WORD), 2, 8)
+            number = emit_cast(b, self.value(value)[0], value.dtype, _WORD_DTYPE)
+            at = b.binary("add", _WORD_DTYPE, self.status_address(), b.const(8 * n, _WORD_DTYPE))
+            slot_pointer = b.append_pure("ConvertUToPtr", pointer, b.operand_id(at, _WORD_DTYPE))
+            b.append(
+                "Store",
+                b.operand_id(slot_pointer, _WORD_DTYPE),
+                b.operand_id(number, _WORD_DTYPE),
+                2,
+                8,
+            )
 
-    def status(self) -> Operand:
-        """Return the address of what checks tell, behind all arguments."""
-        return self._given(len(_AXES) + self.n_arguments)
+    def status_address(self) -> Operand:
+        """Return the address of the error status that checks write, which follows all arguments."""
+        return self._load_argument_word(len(_AXIS_LETTERS) + self.n_arguments)
 
     n_arguments = 0
 
     # Memory.
 
-    def _place(self, buffer: Buffer, index: Operand, dtype: str) -> tuple[Id, tuple[int, ...]]:
+    def _element_pointer(
+        self, buffer: Buffer, index: Operand, dtype: str
+    ) -> tuple[Id, tuple[int, ...]]:
         """Return the pointer to an element, and the memory-access operands of its load or store."""
         b, spirv = self.b, self.spirv
         memory = self.memory.get(buffer)
         if memory is None:
             raise InternalError(f"kernel {self.name!r}: buffer {buffer.name!r} is not in scope")
-        element = dt.element(buffer.dtype)
-        kind = spirv.type("i8" if element == "bool" else type_name(element))
-        at = b.id(index, dtype)
+        element = dt.element_dtype(buffer.dtype)
+        kind = spirv.type("i8" if element == "bool" else spirv_type(element))
+        at = b.operand_id(index, dtype)
         if memory.storage == PHYSICAL:
-            _, stride = self._stored(buffer)
+            _, stride = self._storage_type(buffer)
             pointer = spirv.pointer(PHYSICAL, kind, stride)
-            element_pointer = b.once("PtrAccessChain", pointer, memory.base, at)
-            return b.id(element_pointer, _WORD), (2, stride)
+            element_pointer = b.append_pure("PtrAccessChain", pointer, memory.base, at)
+            return b.operand_id(element_pointer, _WORD_DTYPE), (2, stride)
         pointer = spirv.pointer(memory.storage, kind)
-        return b.id(b.once("AccessChain", pointer, memory.base, at), _WORD), ()
+        return b.operand_id(b.append_pure("AccessChain", pointer, memory.base, at), _WORD_DTYPE), ()
 
-    def _load(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
+    def _load_element(self, buffer: Buffer, index: Operand, dtype: str) -> Operand:
         b = self.b
-        element_pointer, access = self._place(buffer, index, dtype)
-        element = dt.element(buffer.dtype)
-        kind = self.spirv.type("i8" if element == "bool" else type_name(element))
-        loaded = b.once("Load", kind, element_pointer, *access, epoch=b.epoch(id(buffer)))
+        element_pointer, access = self._element_pointer(buffer, index, dtype)
+        element = dt.element_dtype(buffer.dtype)
+        kind = self.spirv.type("i8" if element == "bool" else spirv_type(element))
+        loaded = b.append_pure(
+            "Load", kind, element_pointer, *access, epoch=b.memory_epoch(id(buffer))
+        )
         if element != "bool":
             return loaded
         return b.compare("ne", "uint8", loaded, "0")
 
-    def _indices(self, buffer: Buffer, index: PrimExpr) -> LaneOperands:
+    def _lane_indices(self, buffer: Buffer, index: PrimExpr) -> LaneOperands:
         """Return the element index of each lane of an access; for a buffer of vectors, of all lanes
         of an element.
         """
@@ -429,10 +466,12 @@ class SpirvKernel:
         lane_indices = self.value(index)
         if own == 1:
             return lane_indices
-        scaled = [b.binary("mul", dt.element(index.dtype), p, b.const(own, index.dtype))
+        scaled = [b.binary("mul", dt.element_dtype(index.dtype), p, b.const(own, index.dtype))
                   for p in lane_indices]  # fmt: skip
         return [
-            b.binary("add", dt.element(index.dtype), p, b.const(n, dt.element(index.dtype)))
+            b.binary(
+                "add", dt.element_dtype(index.dtype), p, b.const(n, dt.element_dtype(index.dtype))
+            )
             for p in scaled
             for n in range(own)
         ]
@@ -442,37 +481,40 @@ class SpirvKernel:
         if len(e.indices) != 1:
             raise InternalError(f"SPIR-V: access of {e.buffer.name!r}: flatten buffers first")
         check_lanes("SPIR-V: the load of", e.buffer, e.indices[0], e.dtype)
-        dtype = dt.element(e.indices[0].dtype)
-        return [self._load(e.buffer, at, dtype) for at in self._indices(e.buffer, e.indices[0])]
+        dtype = dt.element_dtype(e.indices[0].dtype)
+        return [
+            self._load_element(e.buffer, at, dtype)
+            for at in self._lane_indices(e.buffer, e.indices[0])
+        ]
 
     def store(self, s: BufferStore) -> None:
         """Emit a store, lane by lane, under the predicate of each."""
         b, buffer = self.b, s.buffer
         check_lanes("SPIR-V: the store to", buffer, s.indices[0], s.value.dtype)
         values, index = self.value(s.value), s.indices[0]
-        lane_indices = self._indices(buffer, index)
+        lane_indices = self._lane_indices(buffer, index)
         if len(values) == 1 and len(lane_indices) > 1:
             values = values * len(lane_indices)
         masks = [None] * len(lane_indices) if s.predicate is None else self.value(s.predicate)
         for at, value, mask in zip(lane_indices, values, masks, strict=True):
             if mask is None:
-                self._store(buffer, at, dt.element(index.dtype), value)
+                self._store_element(buffer, at, dt.element_dtype(index.dtype), value)
             else:
-                put = (buffer, at, dt.element(index.dtype), value)
-                self._if(mask, lambda put=put: self._store(*put))  # type: ignore[misc]
+                put = (buffer, at, dt.element_dtype(index.dtype), value)
+                self._emit_if(mask, lambda put=put: self._store_element(*put))  # type: ignore[misc]
         b.touch_memory(0 if self.memory[buffer].storage == PHYSICAL else id(buffer))
 
-    def _store(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
-        b, element = self.b, dt.element(buffer.dtype)
-        element_pointer, access = self._place(buffer, index, dtype)
+    def _store_element(self, buffer: Buffer, index: Operand, dtype: str, value: Operand) -> None:
+        b, element = self.b, dt.element_dtype(buffer.dtype)
+        element_pointer, access = self._element_pointer(buffer, index, dtype)
         if element == "bool":
             value, element = b.convert("zext", "bool", "uint8", value), "uint8"
-        b.put("Store", element_pointer, b.id(value, element), *access)
+        b.append("Store", element_pointer, b.operand_id(value, element), *access)
 
     # Expressions.
 
     def value(self, root: PrimExpr) -> LaneOperands:
-        """Return the lanes of an expression, each node computed once."""
+        """Emit an expression, each shared node once, and return its lanes."""
         computed: dict[PrimExpr, LaneOperands] = {}
         stack = [root]
         while stack:
@@ -484,7 +526,7 @@ class SpirvKernel:
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
-            computed[e] = self._node(e, computed)
+            computed[e] = self._emit_node(e, computed)
             stack.pop()
         return computed[root]
 
@@ -508,10 +550,10 @@ class SpirvKernel:
         if e.op in ("call_packed", "call_function", "call_extern", "call_pure_extern"):
             name = e.args[0].value if isinstance(e.args[0], StringImm) else ""
             raise CompileError(f"kernel {self.name!r}: a thread cannot call {name!r} of the host")
-        check_compiled(e)
+        check_supported_call(e)
 
-    def _node(self, e: PrimExpr, computed: dict[PrimExpr, LaneOperands]) -> LaneOperands:
-        b, kind = self.b, dt.element(e.dtype) if e.dtype else ""
+    def _emit_node(self, e: PrimExpr, computed: dict[PrimExpr, LaneOperands]) -> LaneOperands:
+        b, kind = self.b, dt.element_dtype(e.dtype) if e.dtype else ""
         match e:
             case IntImm() | FloatImm():
                 return [b.const(e.value, kind)]
@@ -520,16 +562,16 @@ class SpirvKernel:
                     raise InternalError(f"kernel {self.name!r}: variable {e.name!r} is unknown")
                 return self.variables[e]
             case BinaryExpr():
-                of = dt.element(e.a.dtype)
-                pairs = zip(*_as_wide(computed[e.a], computed[e.b]), strict=True)
+                of = dt.element_dtype(e.a.dtype)
+                pairs = zip(*_broadcast_operands(computed[e.a], computed[e.b]), strict=True)
                 return [emit_binary(b, type(e), of, x, y) for x, y in pairs]
             case Cast():
-                source = dt.element(e.value.dtype)
+                source = dt.element_dtype(e.value.dtype)
                 return [emit_cast(b, x, source, kind) for x in computed[e.value]]
             case Not():
                 return [b.binary("xor", "bool", x, "true") for x in computed[e.a]]
             case Select():
-                lanes_by_operand = _as_wide(
+                lanes_by_operand = _broadcast_operands(
                     computed[e.condition], computed[e.true_value], computed[e.false_value]
                 )
                 return [b.select(c, kind, x, y) for c, x, y in zip(*lanes_by_operand, strict=True)]
@@ -542,18 +584,18 @@ class SpirvKernel:
             case Broadcast():
                 return computed[e.value] * dt.lanes(e.dtype)
             case VectorReduce():
-                return [self._reduced(e, computed[e.value])]
+                return [self._emit_vector_reduce(e, computed[e.value])]
             case BufferLoad():
                 return self.load(e)
             case Intrinsic():
-                return self._intrinsic(e, kind, computed)
+                return self._emit_intrinsic(e, kind, computed)
         raise InternalError(f"SPIR-V: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
-    def _reduced(self, e: VectorReduce, lanes: LaneOperands) -> Operand:
+    def _emit_vector_reduce(self, e: VectorReduce, lanes: LaneOperands) -> Operand:
         """Combine the halves of a vector until one lane is left, in the order of LLVM's
         reductions.
         """
-        kind, node = dt.element(e.dtype), REDUCTION_NODES[e.kind]
+        kind, node = dt.element_dtype(e.dtype), REDUCTION_NODES[e.kind]
         while len(lanes) > 1 and len(lanes) % 2 == 0:
             half = len(lanes) // 2
             pairs = zip(lanes[:half], lanes[half:], strict=True)
@@ -563,28 +605,28 @@ class SpirvKernel:
             total = emit_binary(self.b, node, kind, total, lane)
         return total
 
-    def _intrinsic(
+    def _emit_intrinsic(
         self, e: Intrinsic, kind: str, computed: dict[PrimExpr, LaneOperands]
     ) -> LaneOperands:
         b = self.b
         if e.op == "if_then_else":
-            return self._chosen(e, kind, computed[e.args[0]])
+            return self._emit_branch(e, kind, computed[e.args[0]])
         if e.op == "same_memory":
-            one, second = (self.memory[buffer].address for buffer in addressed(e))
-            return [b.compare("eq", _WORD, one, second)]
+            one, second = (self.memory[buffer].address for buffer in buffer_address_args(e))
+            return [b.compare("eq", _WORD_DTYPE, one, second)]
         if e.op == "likely":
             return computed[e.args[0]]
         if e.op == "shuffle":
             both = [*computed[e.args[0]], *computed[e.args[1]]]
-            return [both[n] for n in shuffle_order(e)]
-        source = dt.element(e.args[0].dtype)
+            return [both[n] for n in shuffle_indices(e)]
+        source = dt.element_dtype(e.args[0].dtype)
         if e.op == "reinterpret" and dt.lanes(e.args[0].dtype) != dt.lanes(e.dtype):
             raise CompileError(f"kernel {self.name!r}: neighbours in memory are read as one")
-        lanes_by_operand = _as_wide(*(computed[a] for a in e.args))
+        lanes_by_operand = _broadcast_operands(*(computed[a] for a in e.args))
         lanes = zip(*lanes_by_operand, strict=True)
         return [emit_intrinsic(b, e.op, kind, source, list(xs)) for xs in lanes]
 
-    def _chosen(self, e: Intrinsic, kind: str, conditions: LaneOperands) -> LaneOperands:
+    def _emit_branch(self, e: Intrinsic, kind: str, conditions: LaneOperands) -> LaneOperands:
         """Emit a branch that evaluates only the chosen side: the other may read out of bounds."""
         b, spirv = self.b, self.spirv
         sides: list[tuple[LaneOperands, Id]] = []
@@ -593,22 +635,24 @@ class SpirvKernel:
                 f"kernel {self.name!r}: lanes of vectors choose between values: do not vectorize"
             )
 
-        def side(value: PrimExpr) -> None:
+        def emit_side(value: PrimExpr) -> None:
             """Emit one side in its own block."""
-            lanes = [f"%{b.id(x, kind)}" for x in self.value(value)]
+            lanes = [f"%{b.operand_id(x, kind)}" for x in self.value(value)]
             sides.append((lanes, b.label))
 
-        self._if(conditions[0], lambda: side(e.args[1]), lambda: side(e.args[2]))
+        self._emit_if(conditions[0], lambda: emit_side(e.args[1]), lambda: emit_side(e.args[2]))
         (yes, after_yes), (no, after_no) = sides
-        of = spirv.type(type_name(kind))
+        of = spirv.type(spirv_type(kind))
         return [
-            b.made("Phi", of, b.id(x, kind), after_yes, b.id(y, kind), after_no)
+            b.append_result(
+                "Phi", of, b.operand_id(x, kind), after_yes, b.operand_id(y, kind), after_no
+            )
             for x, y in zip(yes, no, strict=True)
         ]
 
 
-def _as_wide(*values: LaneOperands) -> list[LaneOperands]:
-    """Return the lanes of several values, scalars repeated to the widest."""
+def _broadcast_operands(*values: LaneOperands) -> list[LaneOperands]:
+    """Broadcast operands to the largest number of lanes among them."""
     width = max(map(len, values))
     return [lanes * width if len(lanes) == 1 else lanes for lanes in values]
 
@@ -622,20 +666,20 @@ class SpirvCode:
     checks: tuple[tuple[str, str], ...]
 
 
-def vulkan_kernel(
+def emit_vulkan_kernel(
     func: PrimFunc, name: str, sizes: Sequence[Var], target: Target, threads: Sequence[int]
 ) -> SpirvCode:
     """Return the code of a lowered device function for blocks of `threads` along x, y and z; its
     arguments are its buffers, then `sizes`. Raises CompileError for what a device cannot do.
     """
-    kernel = SpirvKernel(target, name, threads)
+    kernel = SpirvKernelEmitter(target, name, threads)
     kernel.n_arguments = len(func.buffers) + len(sizes)
     kernel.begin(func.buffers, sizes)
     kernel.statement(func.body)
-    kernel.b.put("Return")
+    kernel.b.append("Return")
     spirv = kernel.spirv
-    code, text = spirv.encoded(name, threads), spirv.text(name, threads)
+    code, text = spirv.encode(name, threads), spirv.disassemble(name, threads)
     return SpirvCode(code, text, tuple(kernel.checks))
 
 
-__all__ = ["SpirvCode", "SpirvKernel", "vulkan_kernel"]
+__all__ = ["SpirvCode", "SpirvKernelEmitter", "emit_vulkan_kernel"]

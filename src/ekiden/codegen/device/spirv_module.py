@@ -14,7 +14,7 @@ MAGIC, VERSION = 0x07230203, 0x00010500
 """SPIR-V 1.5, which Vulkan 1.2 takes."""
 
 # fmt: off
-OPCODES: dict[str, int] = {
+SPIRV_OPCODES: dict[str, int] = {
     "Name": 5, "Extension": 10, "ExtInstImport": 11, "ExtInst": 12, "MemoryModel": 14,
     "EntryPoint": 15, "ExecutionMode": 16, "Capability": 17, "TypeVoid": 19, "TypeBool": 20,
     "TypeInt": 21, "TypeFloat": 22, "TypeVector": 23, "TypeArray": 28, "TypeStruct": 30,
@@ -35,7 +35,7 @@ OPCODES: dict[str, int] = {
     "BitwiseAnd": 199, "ControlBarrier": 224, "AtomicSMin": 236, "Phi": 245, "LoopMerge": 246,
     "SelectionMerge": 247, "Label": 248, "Branch": 249, "BranchConditional": 250, "Return": 253,
 }
-CAPABILITIES: dict[str, int] = {
+SPIRV_CAPABILITIES: dict[str, int] = {
     "Shader": 1, "Float64": 10, "Int64": 11, "Int16": 22, "Int8": 39,
     "StorageBuffer16BitAccess": 4433, "StorageBuffer8BitAccess": 4448,
     "SignedZeroInfNanPreserve": 4466,
@@ -51,11 +51,11 @@ LOCAL_SIZE, KEEPS_NAN = 17, 4461
 """Modes of a kernel: threads of a block; no operation assumes that there are no NaNs."""
 PHYSICAL_ADDRESSES, GLSL_MODEL, COMPUTE = 5348, 1, 5
 """How addresses are, how memory is ordered, and what a kernel is."""
-SCALARS: dict[str, tuple[str, int]] = {
+SCALAR_TYPE_OPS: dict[str, tuple[str, int]] = {
     "i8": ("TypeInt", 8), "i16": ("TypeInt", 16), "i32": ("TypeInt", 32), "i64": ("TypeInt", 64),
     "f32": ("TypeFloat", 32), "f64": ("TypeFloat", 64),
 }
-_NEEDS = {"i8": "Int8", "i16": "Int16", "i64": "Int64", "f64": "Float64"}
+_TYPE_CAPABILITIES = {"i8": "Int8", "i16": "Int16", "i64": "Int64", "f64": "Float64"}
 # fmt: on
 
 
@@ -81,14 +81,14 @@ class SpirvModule:
         self.interface: list[Id] = []
         self._bound = 1
         self._known: dict[object, Id] = {}
-        self.glsl = self.fresh()
+        self.glsl = self.fresh_id()
 
-    def fresh(self) -> Id:
+    def fresh_id(self) -> Id:
         """Return an unused result id."""
         self._bound += 1
         return Id(self._bound - 1)
 
-    def need(self, capability: str) -> None:
+    def require_capability(self, capability: str) -> None:
         """Declare a capability of the device."""
         self.capabilities[capability] = None
 
@@ -98,10 +98,10 @@ class SpirvModule:
 
     # Types and constants: each once.
 
-    def _declared(self, op: str, *operands: Operand, typed: Id | None = None) -> Id:
+    def _intern_declaration(self, op: str, *operands: Operand, typed: Id | None = None) -> Id:
         key = (op, operands, typed)
         if key not in self._known:
-            result_id = self._known[key] = self.fresh()
+            result_id = self._known[key] = self.fresh_id()
             head = (result_id,) if typed is None else (typed, result_id)
             self.declarations.append((op, (*head, *operands)))
         return self._known[key]
@@ -109,82 +109,84 @@ class SpirvModule:
     def type(self, name: str) -> Id:
         """Return a scalar type, "bool", "void" or a vector of three numbers ("v3")."""
         if name in ("bool", "void"):
-            return self._declared(f"Type{name.capitalize()}")
+            return self._intern_declaration(f"Type{name.capitalize()}")
         if name == "v3":
-            return self._declared("TypeVector", self.type("i32"), 3)
-        if name in _NEEDS:
-            self.need(_NEEDS[name])
-        op, bits = SCALARS[name]
-        return self._declared(op, bits, *((0,) if op == "TypeInt" else ()))
+            return self._intern_declaration("TypeVector", self.type("i32"), 3)
+        if name in _TYPE_CAPABILITIES:
+            self.require_capability(_TYPE_CAPABILITIES[name])
+        op, bits = SCALAR_TYPE_OPS[name]
+        return self._intern_declaration(op, bits, *((0,) if op == "TypeInt" else ()))
 
     def pointer(self, storage: int, to: Id, stride: int = 0) -> Id:
-        """Return the type of pointers; of those to memory, with the bytes between neighbours."""
+        """Return a pointer type; for pointers to memory, with the array stride in bytes."""
         key = ("pointer", storage, to)
         if key not in self._known:
-            pointer_type = self._known[key] = self._declared("TypePointer", storage, to)
+            pointer_type = self._known[key] = self._intern_declaration("TypePointer", storage, to)
             if stride:
                 self.decorate(pointer_type, ARRAY_STRIDE, stride)
         return self._known[key]
 
     def array(self, of: Id, count: int) -> Id:
         """Return the type of an array."""
-        return self._declared("TypeArray", of, self.constant("i32", count))
+        return self._intern_declaration("TypeArray", of, self.constant("i32", count))
 
     def constant(self, name: str, bits: int) -> Id:
         """Return a constant of a scalar type by its bits."""
         if name == "bool":
             op = "ConstantTrue" if bits else "ConstantFalse"
-            return self._declared(op, typed=self.type("bool"))
-        width = SCALARS[name][1]
+            return self._intern_declaration(op, typed=self.type("bool"))
+        width = SCALAR_TYPE_OPS[name][1]
         bits &= (1 << width) - 1
         if width < 32 and bits >> (width - 1):  # words of narrow integers are extended by the sign
             bits |= 0xFFFFFFFF & ~((1 << width) - 1)
         words = (bits & 0xFFFFFFFF, bits >> 32) if width == 64 else (bits,)
-        return self._declared("Constant", *words, typed=self.type(name))
+        return self._intern_declaration("Constant", *words, typed=self.type(name))
 
-    def table(self, values: tuple[float, ...]) -> tuple[Id, int]:
-        """Return a constant array of float64 and how long it is."""
+    def constant_table(self, values: tuple[float, ...]) -> tuple[Id, int]:
+        """Return a constant array of float64 and its length."""
         kind = self.array(self.type("f64"), len(values))
         bits = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in values]
         element_ids = tuple(self.constant("f64", b) for b in bits)
-        return self._declared("ConstantComposite", *element_ids, typed=kind), len(values)
+        return self._intern_declaration("ConstantComposite", *element_ids, typed=kind), len(values)
 
     def global_variable(self, storage: int, kind: Id) -> Id:
         """Return a variable of the module."""
-        variable, pointer = self.fresh(), self.pointer(storage, kind)
+        variable, pointer = self.fresh_id(), self.pointer(storage, kind)
         self.declarations.append(("Variable", (pointer, variable, storage)))
         self.interface.append(variable)
         return variable
 
     def built_in(self, number: int) -> Id:
-        """Return the variable of an input of three numbers."""
+        """Return the built-in input variable (a vector of three integers) of a number."""
         key = ("built in", number)
         if key not in self._known:
             variable = self._known[key] = self.global_variable(INPUT, self.type("v3"))
             self.decorate(variable, BUILT_IN, number)
         return self._known[key]
 
-    def local(self, kind: Id) -> Id:
-        """Return a variable of the function."""
-        variable = self.fresh()
+    def local_variable(self, kind: Id) -> Id:
+        """Return a new local variable of the function."""
+        variable = self.fresh_id()
         self.variables.append(("Variable", (self.pointer(FUNCTION, kind), variable, FUNCTION)))
         return variable
 
     # The whole.
 
     def instructions(self, name: str, threads: Iterable[int]) -> list[Instruction]:
-        """Return all instructions of the module in the order that the specification requires; a
-        kernel of that name by blocks of so many threads.
+        """Return all instructions of the module in the section order that the specification
+        requires: one entry point `name` with the given workgroup size.
         """
         void = self.type("void")
-        of_kernel = self._declared("TypeFunction", void)
-        entry, first = self.fresh(), self.fresh()
+        of_kernel = self._intern_declaration("TypeFunction", void)
+        entry, first = self.fresh_id(), self.fresh_id()
         modes: list[Instruction] = [("ExecutionMode", (entry, LOCAL_SIZE, *threads))]
+        # Without this mode a driver may assume that no float is NaN or infinite (SPIR-V 1.4, float
+        # controls).
         if ("TypeFloat", (32,), None) in self._known:
-            self.need("SignedZeroInfNanPreserve")
+            self.require_capability("SignedZeroInfNanPreserve")
             modes.append(("ExecutionMode", (entry, KEEPS_NAN, 32)))
         return [
-            *(("Capability", (CAPABILITIES[c],)) for c in self.capabilities),
+            *(("Capability", (SPIRV_CAPABILITIES[c],)) for c in self.capabilities),
             ("ExtInstImport", (self.glsl, "GLSL.std.450")),
             ("MemoryModel", (PHYSICAL_ADDRESSES, GLSL_MODEL)),
             ("EntryPoint", (COMPUTE, entry, name, *self.interface)),
@@ -199,17 +201,17 @@ class SpirvModule:
             ("FunctionEnd", ()),
         ]
 
-    def encoded(self, name: str, threads: Iterable[int]) -> bytes:
-        """Return the module's bytes."""
+    def encode(self, name: str, threads: Iterable[int]) -> bytes:
+        """Encode the module as SPIR-V words, little endian."""
         words = [MAGIC, VERSION, 0, 0, 0]
         for op, operands in self.instructions(name, threads):
-            body = [word for operand in operands for word in _words(operand)]
-            words += [len(body) + 1 << 16 | OPCODES[op], *body]
+            body = [word for operand in operands for word in _encode_operand(operand)]
+            words += [len(body) + 1 << 16 | SPIRV_OPCODES[op], *body]
         words[3] = self._bound
         return struct.pack(f"<{len(words)}I", *words)
 
-    def text(self, name: str, threads: Iterable[int]) -> str:
-        """Return the module to read: an instruction a line, results as %1."""
+    def disassemble(self, name: str, threads: Iterable[int]) -> str:
+        """Disassemble the module: an instruction a line, results as %1."""
         lines = [
             " ".join([f"Op{op}", *(f"%{o}" if isinstance(o, Id) else repr(o) for o in operands)])
             for op, operands in self.instructions(name, threads)
@@ -217,7 +219,7 @@ class SpirvModule:
         return "\n".join([f"; SPIR-V 1.5, kernel {name}", *lines, ""])
 
 
-def _words(operand: Operand) -> list[int]:
+def _encode_operand(operand: Operand) -> list[int]:
     if not isinstance(operand, str):
         return [int(operand) & 0xFFFFFFFF]
     data = operand.encode() + b"\0"

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from ekiden.arith import prove_equal
-from ekiden.codegen.common import DEVICE_ID, DEVICE_TYPE
-from ekiden.codegen.device.printer import free_symbols
-from ekiden.codegen.device.texts import print_for
+from ekiden.codegen.common import DEVICE_ID_VAR, DEVICE_TYPE_ATTR
+from ekiden.codegen.device.printer import kernel_parameters
+from ekiden.codegen.device.texts import generate_kernel
 from ekiden.ir import dtype as dt
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
@@ -33,8 +33,11 @@ from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, Pri
 from ekiden.tir.transform import split_host_device
 from ekiden.tir.transform.host_device_split import is_device_loop
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
-from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
-from ekiden.tir.visitor import StmtMutator, all_expressions, walk
+from ekiden.tir.transform.pipeline import (
+    PASSES_AFTER_HOST_DEVICE_SPLIT,
+    PASSES_BEFORE_HOST_DEVICE_SPLIT,
+)
+from ekiden.tir.visitor import StmtMutator, all_exprs, pre_order_stmts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,9 @@ class Split:
     kernels: list[DeviceKernel]
 
 
-def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Split:
-    """Split a scheduled program into the host's function and its kernels.
+def split_host_and_device(func: PrimFunc, target: Target, readable: bool = False) -> Split:
+    """Split a scheduled program into the host function and its device kernels (TVM's
+    SplitHostDevice).
 
     Args:
         func: the scheduled program.
@@ -59,19 +63,24 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
     if target.bounds:
         raise CompileError(f"target {target.kind.name!r}: bounds='check' is for processors alone")
     with target:  # reductions over threads are made of what its threads can do
-        module = Sequential(BEFORE_SPLIT, name="tir.before_split")(IRModule({func.name: func}))
+        module = Sequential(PASSES_BEFORE_HOST_DEVICE_SPLIT, name="tir.before_split")(
+            IRModule({func.name: func})
+        )
     split_module = split_host_device(module)
     grids = {
-        name.name_hint: _grid(f)
+        name.name_hint: _launch_grid(f)
         for name, f in split_module.functions.items()
         if isinstance(f, PrimFunc) and name.name_hint != func.name
     }
     guarded: dict[GlobalVar | str, BaseFunc] = {
-        name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
+        name: _ThreadExtentUnifier(grids[name.name_hint]).function(f)
+        if name.name_hint in grids
+        else f
         for name, f in split_module.functions.items()
     }
-    lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(IRModule(guarded))
-    callers = _sizes_of_callers(split_module, lowered)
+    # Guards come before this lowering, so that it sees the extents that are launched.
+    lowered = Sequential(PASSES_AFTER_HOST_DEVICE_SPLIT, name="tir.after_split")(IRModule(guarded))
+    callers = _kernel_size_arguments(split_module, lowered)
     kernels, calls = [], {}
     for name, kernel_func in lowered.functions.items():
         if name.name_hint == func.name:
@@ -80,10 +89,10 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         kernel_func = narrow_data_type(
             kernel_func
         )  # devices compute in 32 bits, of 64 each step is several
-        buffers, numbers = free_symbols(kernel_func.body)
+        buffers, numbers = kernel_parameters(kernel_func.body)
         params = tuple(b for b in kernel_func.buffers if b in buffers)
-        body, sizes, size_values = _as_integers(kernel_func.body, numbers)
-        kernel = print_for(
+        body, sizes, size_values = _pass_floats_as_bits(kernel_func.body, numbers)
+        kernel = generate_kernel(
             kernel_func.with_fields(params=params, body=body), sizes, target, readable
         )
         kernels.append(kernel)
@@ -95,22 +104,27 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         )
     host = lowered[func.name]
     assert isinstance(host, PrimFunc)
-    return Split(_host(host, calls, target), kernels)
+    return Split(_host_function(host, calls, target), kernels)
 
 
-def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
-    """Return for each kernel its sizes and numbers at the host's call sites: sizes from
-    `split_module`, whose buffers have shapes, numbers from `lowered`, whose loops run.
+def _kernel_size_arguments(
+    split_module: IRModule, lowered: IRModule
+) -> dict[str, dict[Var, PrimExpr]]:
+    """Return the size and scalar arguments of each kernel at the host's call sites: sizes come from
+    `split_module`, whose buffers still have shapes, scalars from `lowered`, whose loops are
+    executed.
     """
     values: dict[str, dict[Var, PrimExpr]] = {}
     for module, is_run in ((split_module, False), (lowered, True)):
-        for name, args in _calls(module):
+        for name, args in _kernel_calls(module):
             kernel = split_module[name]
             assert isinstance(kernel, PrimFunc)
             own = values.setdefault(name, {})
             for param, arg in zip(kernel.params, args, strict=True):
                 if isinstance(param, Var):
                     own[param] = arg
+                # Flattened buffers have lost their shapes; those before lowering still relate sizes
+                # to arguments.
                 elif isinstance(arg, BufferAddress) and not is_run:
                     # written alike, as the parameter is a copy
                     of_host = free_vars(*arg.buffer.sizes())
@@ -118,17 +132,17 @@ def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, di
     return values
 
 
-def _calls(module: IRModule) -> Iterator[tuple[str, tuple[PrimExpr, ...]]]:
+def _kernel_calls(module: IRModule) -> Iterator[tuple[str, tuple[PrimExpr, ...]]]:
     """Yield the name and the arguments of every call of a kernel."""
     bodies = [f.body for f in module.functions.values() if isinstance(f, PrimFunc)]
-    for call in (e for body in bodies for e in all_expressions(body)):
+    for call in (e for body in bodies for e in all_exprs(body)):
         if isinstance(call, Intrinsic) and call.op == "call_function":
             name, *args = call.args
             assert isinstance(name, StringImm)
             yield name.value, tuple(args)
 
 
-def _as_integers(
+def _pass_floats_as_bits(
     body: Stmt, numbers: Sequence[Var]
 ) -> tuple[Stmt, list[Var], tuple[PrimExpr, ...]]:
     """Rewrite a kernel to take integers alone; a float parameter is passed as its bits. Return the
@@ -142,6 +156,7 @@ def _as_integers(
             arguments.append(number)
             continue
         same_size = f"int{dt.SCALAR_BITS[number.dtype]}"
+        # Kernel parameters beside buffers are 64-bit integers; a float travels as its bits.
         bits = Var(f"{number.name}_bits", "int64")
         value = Intrinsic("reinterpret", (cast(bits, same_size),), number.dtype)
         body = LetStmt(number, value, body)
@@ -154,10 +169,10 @@ LaunchGrid = Mapping[str, PrimExpr]
 """Thread axis -> how many there are."""
 
 
-def _grid(kernel: PrimFunc) -> LaunchGrid:
+def _launch_grid(kernel: PrimFunc) -> LaunchGrid:
     extents: dict[str, PrimExpr] = {}
     inside: set[Var] = set()
-    for s in walk(kernel.body):
+    for s in pre_order_stmts(kernel.body):
         if isinstance(s, For):
             inside.add(s.loop_var)
         if not isinstance(s, For) or not is_device_loop(s):
@@ -166,15 +181,16 @@ def _grid(kernel: PrimFunc) -> LaunchGrid:
         if not inside.isdisjoint(free_vars(s.extent)):
             raise CompileError(f"kernel {kernel.name!r}: the extent of {axis} changes with loops")
         previous = extents.get(axis)
+        # Several loops over one axis share its threads: the grid has the largest of their extents.
         extents[axis] = (
             s.extent if previous is None or previous is s.extent else maximum(previous, s.extent)
         )
     return extents
 
 
-class _Guards(StmtMutator):
-    """Mutator that gives all loops of a kernel over one thread axis the same extent, with guards
-    where they had a smaller one.
+class _ThreadExtentUnifier(StmtMutator):
+    """Mutator that unifies the extents of all loops of a kernel over one thread axis: shorter loops
+    get a guard.
     """
 
     def __init__(self, grid: LaunchGrid) -> None:
@@ -205,18 +221,18 @@ class _KernelLaunch:
     """The numbers of the buffers that it is given."""
     sizes: tuple[PrimExpr, ...]
 
-    def made(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
+    def launch_call(self, addresses: tuple[PrimExpr, ...]) -> PrimExpr:
         """Return the launch call: kernel name, device id, three grid extents, three block extents
         (1 for unused axes), buffer addresses, sizes.
         """
         axes = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
         grid = [self.grid.get(axis, const(1)) for axis in axes]
         buffers = [addresses[n] for n in self.used]
-        args = (StringImm(self.kernel.name), DEVICE_ID, *grid, *buffers, *self.sizes)
+        args = (StringImm(self.kernel.name), DEVICE_ID_VAR, *grid, *buffers, *self.sizes)
         return Intrinsic("call_packed", args, "int32")
 
 
-class _Launches(StmtMutator):
+class _LaunchRewriter(StmtMutator):
     def __init__(self, calls: Mapping[str, _KernelLaunch]) -> None:
         self._calls = calls
 
@@ -229,13 +245,15 @@ class _Launches(StmtMutator):
             return stmt
         name = e.args[0]
         assert isinstance(name, StringImm)
-        return Evaluate(self._calls[name.value].made(e.args[1:]))
+        return Evaluate(self._calls[name.value].launch_call(e.args[1:]))
 
 
-def _check_untouched(name: str, host: Stmt, target: Target) -> None:
-    """Raise CompileError where the host reads or writes elements, which are in device memory."""
-    stores = (s.buffer for s in walk(host) if isinstance(s, BufferStore))
-    loads = (e.buffer for e in all_expressions(host) if isinstance(e, BufferLoad))
+def _check_no_host_access(name: str, host: Stmt, target: Target) -> None:
+    """Raise CompileError where the host reads or writes elements of a buffer, which is in device
+    memory.
+    """
+    stores = (s.buffer for s in pre_order_stmts(host) if isinstance(s, BufferStore))
+    loads = (e.buffer for e in all_exprs(host) if isinstance(e, BufferLoad))
     for buffer in chain(stores, loads):
         raise CompileError(
             f"{name!r}: target {target.kind.name!r}: elements of {buffer.name!r} are used outside "
@@ -243,11 +261,11 @@ def _check_untouched(name: str, host: Stmt, target: Target) -> None:
         )
 
 
-def _host(func: PrimFunc, calls: Mapping[str, _KernelLaunch], target: Target) -> PrimFunc:
-    body = _Launches(calls).visit(func.body)
-    _check_untouched(func.name, body, target)
-    attrs = {**(func.attrs or {}), DEVICE_TYPE: target.kind.device_type}
+def _host_function(func: PrimFunc, calls: Mapping[str, _KernelLaunch], target: Target) -> PrimFunc:
+    body = _LaunchRewriter(calls).visit(func.body)
+    _check_no_host_access(func.name, body, target)
+    attrs = {**(func.attrs or {}), DEVICE_TYPE_ATTR: target.kind.device_type}
     return func.with_fields(body=body, attrs=attrs)
 
 
-__all__ = ["Split", "split_program"]
+__all__ = ["Split", "split_host_and_device"]

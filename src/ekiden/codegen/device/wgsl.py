@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.codegen.c.types import Syntax, in_parentheses
+from ekiden.codegen.c.types import CSyntax, is_parenthesized
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Select, SizeVar, Var, cast
 from ekiden.ir.prim_visitor import children, post_order, rebuild
@@ -58,19 +58,19 @@ WGSL_KEYWORDS = frozenset(
 )
 
 
-class Wgsl(Syntax):
+class WgslSyntax(CSyntax):
     """Syntax of WGSL: its types, declarations and conversions."""
 
     def type(self, dtype: str) -> str:
         """Return the type of one lane. Raises CompileError where there is none."""
-        name = WGSL_TYPES.get(dt.element(dtype))
+        name = WGSL_TYPES.get(dt.element_dtype(dtype))
         if name is None:
-            raise CompileError(f"WGSL has no {dt.element(dtype)}")
+            raise CompileError(f"WGSL has no {dt.element_dtype(dtype)}")
         return name
 
     def integer(self, dtype: str, unsigned: bool) -> str:
         """Return the 32-bit integer type. Raises CompileError for another width."""
-        bits = dt.SCALAR_BITS[dt.element(dtype)]
+        bits = dt.SCALAR_BITS[dt.element_dtype(dtype)]
         if bits != 32:
             raise CompileError(f"WGSL has no integers of {bits} bits")
         return "u32" if unsigned else "i32"
@@ -81,7 +81,7 @@ class Wgsl(Syntax):
         if kind == "bool":
             return "true" if value else "false"
         if kind != "f32":
-            return _integer(int(value), kind)
+            return _wgsl_integer_constant(int(value), kind)
         with np.errstate(over="ignore"):
             single = np.float32(value)
         if math.isnan(single):
@@ -95,9 +95,9 @@ class Wgsl(Syntax):
 
     def cast(self, kind: str, x: str) -> str:
         """Return a conversion such as `i32(x)`."""
-        return f"{kind}{x}" if in_parentheses(x) else f"{kind}({x})"
+        return f"{kind}{x}" if is_parenthesized(x) else f"{kind}({x})"
 
-    def choose(self, condition: str, yes: str, no: str) -> str:
+    def conditional(self, condition: str, yes: str, no: str) -> str:
         """Return `select(no, yes, condition)`; both sides are evaluated, and WGSL clamps reads to
         memory.
         """
@@ -113,12 +113,12 @@ class Wgsl(Syntax):
             kind = f"array<{kind}, {extent}>"
         return f"var {name} : {kind};"
 
-    def loop(self, kind: str, name: str, low: str, high: str) -> str:
+    def for_header(self, kind: str, name: str, low: str, high: str) -> str:
         """Return `for (var i : i32 = ...`."""
         kind = WGSL_TYPES.get(kind, kind)
         return f"for (var {name} : {kind} = {low}; {name} < {high}; {name}++) {{"
 
-    def shifted(self, kind: str, x: str, symbol: str, by: str) -> str:
+    def shift(self, kind: str, x: str, symbol: str, by: str) -> str:
         """Return a shift by an unsigned amount."""
         return f"{self.cast(kind, x)} {symbol} {self.cast('u32', by)}"
 
@@ -128,11 +128,11 @@ class Wgsl(Syntax):
         """
         return f"{x} - {x} / {y} * {y}"
 
-    def unused(self, value: str) -> str:
+    def discard(self, value: str) -> str:
         """Return `_ = x;`."""
         return f"_ = {value};"
 
-    def signature(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
+    def function_header(self, name: str, parameters: Sequence[tuple[str, str]], result: str) -> str:
         """Return `fn f(x : f32) -> f32 {`."""
         return f"fn {name}({', '.join(f'{x} : {kind}' for kind, x in parameters)}) -> {result} {{"
 
@@ -142,7 +142,7 @@ class Wgsl(Syntax):
         return {"rint": "round", "fabs": "abs", "copysign": "ek_copysign"}.get(name, name)
 
 
-def _integer(value: int, kind: str) -> str:
+def _wgsl_integer_constant(value: int, kind: str) -> str:
     wrapped = value & 0xFFFFFFFF
     if kind == "u32":
         return f"{wrapped}u"
@@ -152,7 +152,7 @@ def _integer(value: int, kind: str) -> str:
     return f"({signed}i)" if signed < 0 else f"{signed}i"
 
 
-class NarrowIndices(StmtMutator):
+class IndexNarrower(StmtMutator):
     """Mutator that narrows indices and sizes from int64 to int32 wherever they are not data."""
 
     def __init__(self) -> None:
@@ -162,42 +162,42 @@ class NarrowIndices(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 
-    def variable(self, var: Var) -> Var:
+    def narrow_var(self, var: Var) -> Var:
         """Return the narrow replacement of a variable."""
-        if dt.element(var.dtype) != WIDE:
+        if dt.element_dtype(var.dtype) != WIDE:
             return var
         if var not in self.variables:
             kind = SizeVar if isinstance(var, SizeVar) else Var
-            self.variables[var] = kind(var.name, _narrow(var.dtype))
+            self.variables[var] = kind(var.name, _narrow_dtype(var.dtype))
         return self.variables[var]
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the replacement of a buffer."""
         return self.buffers.get(buffer, buffer)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Narrow the extents of an allocation."""
         buffer = stmt.buffer
-        if dt.element(buffer.dtype) == WIDE:
-            self.buffers[buffer] = buffer.with_fields(dtype=_narrow(buffer.dtype))
+        if dt.element_dtype(buffer.dtype) == WIDE:
+            self.buffers[buffer] = buffer.with_fields(dtype=_narrow_dtype(buffer.dtype))
         return super().visit_allocate(stmt)
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with int32 in place of int64."""
         self._alive.append(expr)
         for node in post_order(expr):
             if id(node) not in self._memo:
-                new = self._node(node)
+                new = self._narrow_node(node)
                 self._memo[id(node)] = new
                 self._alive += (node, new)
         return self._memo[id(expr)]
 
-    def _node(self, e: PrimExpr) -> PrimExpr:
+    def _narrow_node(self, e: PrimExpr) -> PrimExpr:
         operands = [self._memo[id(c)] for c in children(e)]
-        is_wide = dt.element(e.dtype) == WIDE
+        is_wide = dt.element_dtype(e.dtype) == WIDE
         match e:
             case Var():
-                return self.variable(e)
+                return self.narrow_var(e)
             case IntImm() if is_wide:
                 if not -(1 << 31) <= e.value < 1 << 31:
                     raise CompileError(f"WGSL has no integers of 64 bits: {e.value}")
@@ -205,7 +205,7 @@ class NarrowIndices(StmtMutator):
             case Cast():
                 if is_wide and dt.is_float(e.value.dtype):
                     raise CompileError("WGSL has no integers of 64 bits: a float is made one")
-                return cast(operands[0], _narrow(e.dtype))
+                return cast(operands[0], _narrow_dtype(e.dtype))
             case BufferLoad() if e.buffer in self.buffers:
                 rebuilt = rebuild(e, operands)
                 assert isinstance(rebuilt, BufferLoad)
@@ -221,7 +221,9 @@ class NarrowIndices(StmtMutator):
             case Intrinsic() if is_wide and e.op not in INDEX_SAFE_CALLS:
                 raise CompileError(f"WGSL has no integers of 64 bits: {e.op} of int64")
             case Intrinsic():
-                return Intrinsic(e.op, tuple(operands), _narrow(e.dtype)) if children(e) else e
+                return (
+                    Intrinsic(e.op, tuple(operands), _narrow_dtype(e.dtype)) if children(e) else e
+                )
         return rebuild(e, operands)
 
     def visit_for(self, stmt: For) -> Stmt:
@@ -229,17 +231,17 @@ class NarrowIndices(StmtMutator):
         loop = super().visit_for(stmt)
         if not isinstance(loop, For):
             return loop
-        return loop.with_fields(loop_var=self.variable(stmt.loop_var))
+        return loop.with_fields(loop_var=self.narrow_var(stmt.loop_var))
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Narrow a let variable."""
         binding = super().visit_let(stmt)
         assert isinstance(binding, LetStmt)
-        return binding.with_fields(var=self.variable(stmt.var))
+        return binding.with_fields(var=self.narrow_var(stmt.var))
 
 
-def _narrow(dtype: str) -> str:
-    return dt.with_lanes(NARROW, dt.lanes(dtype)) if dt.element(dtype) == WIDE else dtype
+def _narrow_dtype(dtype: str) -> str:
+    return dt.with_lanes(NARROW, dt.lanes(dtype)) if dt.element_dtype(dtype) == WIDE else dtype
 
 
-__all__ = ["STORAGE_DTYPES", "WGSL_HEADER", "WGSL_KEYWORDS", "NarrowIndices", "Wgsl"]
+__all__ = ["STORAGE_DTYPES", "WGSL_HEADER", "WGSL_KEYWORDS", "IndexNarrower", "WgslSyntax"]

@@ -14,24 +14,24 @@ stay in the loop.
 
 from __future__ import annotations
 
-from ekiden.codegen.c.helpers import Helpers
+from ekiden.codegen.c.helpers import HelperFunctions
 from ekiden.codegen.c.types import memory_type
 from ekiden.codegen.c.vector_writer import VectorWriter
-from ekiden.codegen.common import stored_value
+from ekiden.codegen.common import contract_fma
 from ekiden.codegen.device.dialect import KernelDialect
-from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, access_bytes
+from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, vector_access_bytes
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, is_const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore
-from ekiden.tir.visitor import guarded_nodes
+from ekiden.tir.visitor import conditional_nodes
 
 
 class WideAccessWriter(VectorWriter):
     """Statement writer of a kernel in a dialect that may have wide accesses."""
 
-    def __init__(self, helpers: Helpers, symbol: str, dialect: KernelDialect) -> None:
+    def __init__(self, helpers: HelperFunctions, symbol: str, dialect: KernelDialect) -> None:
         super().__init__(helpers, symbol, dialect.vectors)
         self.dialect = dialect
         self.top: list[str] = []
@@ -41,69 +41,77 @@ class WideAccessWriter(VectorWriter):
         self._loaded: dict[PrimExpr, str] = {}
         """Loads that are emitted -> the arrays of their lanes."""
 
-    def forget(self) -> None:
+    def invalidate_loads(self) -> None:
         """Drop loaded lanes, as memory may have changed."""
-        super().forget()
+        super().invalidate_loads()
         self._loaded = {}
 
-    def _known(self, e: PrimExpr) -> str | None:
+    def _cached_text(self, e: PrimExpr) -> str | None:
         if isinstance(e, BufferLoad) and e in self._loaded:
             return f"{self._loaded[e]}[lane]"
-        return super()._known(e)
+        return super()._cached_text(e)
 
-    def reduce_first(self, *values: PrimExpr) -> None:
+    def hoist_lane_reductions(self, *values: PrimExpr) -> None:
         """Emit wide loads before a loop over lanes."""
-        super().reduce_first(*values)
+        super().hoist_lane_reductions(*values)
         for value in values if self.dialect.wide_types else ():
             order = post_order(value)
-            guarded = guarded_nodes(value, order)
+            guarded = conditional_nodes(value, order)
             for e in order:
                 # A guarded load may be out of bounds where its condition is false, so it cannot be
                 # hoisted.
                 if isinstance(e, BufferLoad) and id(e) not in guarded and e not in self._loaded:
-                    self._load_wide(e)
+                    self._emit_wide_load(e)
 
-    def _load_wide(self, e: BufferLoad) -> None:
+    def _emit_wide_load(self, e: BufferLoad) -> None:
         index = e.indices[0]
-        access_type = self._word(e.buffer, index)
+        access_type = self._wide_type(e.buffer, index)
         if not access_type:
             return
         assert isinstance(index, Ramp)
         offset, name = self.text(index.base), self.unique("near")
-        self.put(self.syntax.var(memory_type(e.dtype), name, dt.lanes(e.dtype)))
-        guard = self._is_aligned(e.buffer)
-        self.put(f"ek_load_near<{access_type}>({name}, &{self.name(e.buffer)}[{offset}], {guard});")
+        self.emit_line(self.syntax.var(memory_type(e.dtype), name, dt.lanes(e.dtype)))
+        guard = self._alignment_flag(e.buffer)
+        self.emit_line(
+            f"ek_load_near<{access_type}>({name}, &{self.name(e.buffer)}[{offset}], {guard});"
+        )
         self._loaded[e] = name
 
-    def store(self, s: BufferStore) -> None:
+    def write_store(self, s: BufferStore) -> None:
         """Emit the lanes, then one wide store of them."""
-        access_type = self._word(s.buffer, s.indices[0]) if self.dialect.wide_types else ""
+        access_type = self._wide_type(s.buffer, s.indices[0]) if self.dialect.wide_types else ""
         is_whole = s.predicate is None or is_const(s.predicate, 1)
-        value = stored_value(s)
+        value = contract_fma(s)
         if not access_type or not is_whole or dt.lanes(value.dtype) != dt.lanes(s.indices[0].dtype):
-            super().store(s)
+            super().write_store(s)
             return
         index = s.indices[0]
         assert isinstance(index, Ramp)
-        self.reduce_first(value)
+        self.hoist_lane_reductions(value)
         offset, name = self.text(index.base), self._loaded.get(value, "")
         if not name:
             name = self.unique("wide")
-            self.put(self.syntax.var(memory_type(s.buffer.dtype), name, dt.lanes(value.dtype)))
-            self.lane_loop(dt.lanes(value.dtype), lambda: f"{name}[lane] = {self.text(value)};")
-        guard = self._is_aligned(s.buffer)
-        self.put(
+            self.emit_line(
+                self.syntax.var(memory_type(s.buffer.dtype), name, dt.lanes(value.dtype))
+            )
+            self.write_lane_loop(
+                dt.lanes(value.dtype), lambda: f"{name}[lane] = {self.text(value)};"
+            )
+        guard = self._alignment_flag(s.buffer)
+        self.emit_line(
             f"ek_store_near<{access_type}>(&{self.name(s.buffer)}[{offset}], {name}, {guard});"
         )
-        self.forget()
+        self.invalidate_loads()
 
-    def _word(self, buffer: Buffer, index: PrimExpr) -> str:
-        """Return the type of a wide access at an index; "" where there is none."""
-        size = access_bytes(buffer, index, is_argument=buffer in self.arguments)
+    def _wide_type(self, buffer: Buffer, index: PrimExpr) -> str:
+        """Return the type of a wide access at an index; "" where the access is scalar."""
+        size = vector_access_bytes(buffer, index, is_argument=buffer in self.arguments)
         return self.dialect.wide_types.get(size, "")
 
-    def _is_aligned(self, buffer: Buffer) -> str:
-        """Return the flag that says whether memory is aligned; tested once for each argument."""
+    def _alignment_flag(self, buffer: Buffer) -> str:
+        """Return the name of the flag that tells whether a buffer is 16-byte aligned; emitted once
+        per argument.
+        """
         self.helpers.texts.setdefault("near", self.dialect.wide_helpers)
         if buffer not in self.arguments:
             return "true"

@@ -9,32 +9,32 @@ if TYPE_CHECKING:
     from ekiden.codegen.llvm.compiler import (
         LLVM_VERSION,
         assembly,
-        assembly_of_text,
         check_target,
         check_triple,
+        compile_ir,
         compile_object,
-        compile_text,
-        held,
+        ir_to_assembly,
+        llvm_lock,
     )
-    from ekiden.codegen.llvm.debug import DebugLines
-    from ekiden.codegen.llvm.image import ImageInfo, inspect, link
-    from ekiden.codegen.llvm.module_emitter import emit, emit_all
+    from ekiden.codegen.llvm.debug import DebugInfo
+    from ekiden.codegen.llvm.image import ImageInfo, link_image, parse_image
+    from ekiden.codegen.llvm.module_emitter import emit_function, emit_module
 
 __all__ = [
     "LLVM_VERSION",
-    "DebugLines",
+    "DebugInfo",
     "ImageInfo",
     "assembly",
-    "assembly_of_text",
     "check_target",
     "check_triple",
+    "compile_ir",
     "compile_object",
-    "compile_text",
-    "emit",
-    "emit_all",
-    "held",
-    "inspect",
-    "link",
+    "emit_function",
+    "emit_module",
+    "ir_to_assembly",
+    "link_image",
+    "llvm_lock",
+    "parse_image",
 ]
 
 if not TYPE_CHECKING:

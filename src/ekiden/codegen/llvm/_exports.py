@@ -2,17 +2,17 @@
 
 EXPORTS = {
     "compiler": """
-        LLVM_VERSION assembly assembly_of_text check_target check_triple compile_object
-        compile_text held
+        LLVM_VERSION assembly check_target check_triple compile_ir compile_object ir_to_assembly
+        llvm_lock
     """,
     "debug": """
-        DebugLines
+        DebugInfo
     """,
     "image": """
-        ImageInfo inspect link
+        ImageInfo link_image parse_image
     """,
     "module_emitter": """
-        emit emit_all
+        emit_function emit_module
     """,
 }
 """Module -> its names."""

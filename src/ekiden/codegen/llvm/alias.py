@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ekiden.tir.expr import Buffer
 
-FIRST_SCOPE_NODE = 100_000
+FIRST_SCOPE_METADATA_ID = 100_000
 """Numbers of metadata nodes from which scopes are counted; debug information has those below."""
 
 
@@ -24,44 +24,44 @@ class AliasScopes:
     def __init__(self, metadata: list[str], homes: Mapping[Buffer, Buffer]) -> None:
         self._metadata = metadata
         self._homes = homes
-        self._domain = self._node(f'distinct !{{!{self._next()}, !"function"}}')
+        self._domain = self._add_metadata(f'distinct !{{!{self._next_metadata_id()}, !"function"}}')
         self._scopes: dict[Buffer, int] = {}
 
-    def _next(self) -> int:
-        return FIRST_SCOPE_NODE + len(self._metadata)
+    def _next_metadata_id(self) -> int:
+        return FIRST_SCOPE_METADATA_ID + len(self._metadata)
 
-    def _node(self, text: str) -> int:
-        number = self._next()
+    def _add_metadata(self, text: str) -> int:
+        number = self._next_metadata_id()
         self._metadata.append(f"!{number} = {text}")
         return number
 
-    def number(self, buffer: Buffer) -> int:
-        """Return the first of three metadata nodes of a buffer: its scope, the list of it, the list
-        of all others.
+    def scope_id(self, buffer: Buffer) -> int:
+        """Return the first of three metadata ids of a buffer: its alias scope, the list of only
+        this scope, the list of all other scopes.
         """
         buffer = self._homes.get(buffer, buffer)
         first_node = self._scopes.get(buffer)
         if first_node is None:
-            scope = self._next()
-            first_node = self._node(
-                f'distinct !{{!{scope}, !{self._domain}, !"{_plain(buffer.name)}"}}'
+            scope = self._next_metadata_id()
+            first_node = self._add_metadata(
+                f'distinct !{{!{scope}, !{self._domain}, !"{_metadata_name(buffer.name)}"}}'
             )
-            self._node(f"!{{!{scope}}}")
-            self._node("")
+            self._add_metadata(f"!{{!{scope}}}")
+            self._add_metadata("")
             self._scopes[buffer] = first_node
         return first_node
 
-    def suffix(self, buffer: Buffer) -> str:
+    def access_metadata(self, buffer: Buffer) -> str:
         """Return the metadata that is appended to a load or store of a buffer."""
-        number = self.number(buffer)
+        number = self.scope_id(buffer)
         return f", !alias.scope !{number + 1}, !noalias !{number + 2}"
 
     def finish(self) -> None:
         """Write the `noalias` lists, once all buffers are known."""
         for own in self._scopes.values():
             other_scopes = ", ".join(f"!{n}" for n in self._scopes.values() if n != own)
-            self._metadata[own + 2 - FIRST_SCOPE_NODE] = f"!{own + 2} = !{{{other_scopes}}}"
+            self._metadata[own + 2 - FIRST_SCOPE_METADATA_ID] = f"!{own + 2} = !{{{other_scopes}}}"
 
 
-def _plain(name: str) -> str:
+def _metadata_name(name: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "_" for c in name)

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ekiden.codegen.llvm.compiler import PROGRAM_INTRINSICS
-from ekiden.codegen.llvm.debug import DebugLines
+from ekiden.codegen.llvm.debug import DebugInfo
 from ekiden.codegen.llvm.quoting import escaped
-from ekiden.codegen.llvm.types import constant, register_type, suffix
+from ekiden.codegen.llvm.types import intrinsic_suffix, llvm_constant, register_type
 from ekiden.ir import dtype as dt
 from ekiden.runtime.binding.layout import DLTensor, DLTensor32
 from ekiden.target import Target
 from ekiden.target.features import POINTER_BYTES, RISCV, WASM, X86
 
-AVX_BITS = 256
+AVX_REGISTER_BITS = 256
 Operand = str
 Arguments = Sequence[tuple[str, Operand]]
 
@@ -30,7 +30,7 @@ class LlvmModule:
     those of every machine.
     """
 
-    def __init__(self, target: Target | None = None, debug: DebugLines | None = None) -> None:
+    def __init__(self, target: Target | None = None, debug: DebugInfo | None = None) -> None:
         self.target, self.debug = target, debug
         self.tensor: type[DLTensor] | type[DLTensor32]
         self.tensor = DLTensor if self.pointer_bytes == 8 else DLTensor32
@@ -60,7 +60,7 @@ class LlvmModule:
         return self.target is not None and self.target.architecture == WASM
 
     @property
-    def fills_lanes(self) -> bool:
+    def has_separate_broadcast(self) -> bool:
         """Return whether broadcasting a scalar from memory takes an instruction of its own. AVX has
         that; SSE loads whole vectors, and AVX-512 broadcasts in the using instruction.
         """
@@ -88,16 +88,16 @@ class LlvmModule:
         is_riscv = self.target is not None and self.target.architecture == RISCV
         return "signext " if is_riscv and kind == "i32" else ""
 
-    def string(self, text: str) -> Operand:
+    def string_constant(self, text: str) -> Operand:
         """Return a pointer to a zero-terminated constant string."""
         data = text.encode() + b"\0"
         return self.strings.setdefault(data, f"@.str.{len(self.strings)}")
 
-    def table(self, values: tuple[float, ...]) -> Operand:
+    def float64_table(self, values: tuple[float, ...]) -> Operand:
         """Return a pointer to constant float64 numbers."""
         return self.tables.setdefault(values, f"@.table.{len(self.tables)}")
 
-    def vector(self, kind: str, value: Operand) -> Operand:
+    def vector_constant(self, kind: str, value: Operand) -> Operand:
         """Return a pointer to a constant vector."""
         return self.vectors.setdefault(f"{kind} {value}", f"@.vector.{len(self.vectors)}")
 
@@ -115,7 +115,7 @@ class LlvmModule:
         ]
         tables = [
             f"{name} = private unnamed_addr {space}constant [{len(values)} x double]"
-            f" [{', '.join('double ' + constant(v, 'float64') for v in values)}]"
+            f" [{', '.join('double ' + llvm_constant(v, 'float64') for v in values)}]"
             for values, name in self.tables.items()
         ]
         vectors = [
@@ -124,6 +124,8 @@ class LlvmModule:
         ]
         if self.intrinsics:
             head = [*head, f"{PROGRAM_INTRINSICS}{', '.join(sorted(self.intrinsics))}"]
+        # A function that this module defines must not be declared as well: LLVM rejects
+        # redefinition.
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
         return "\n".join(
             [*head, *strings, *tables, *vectors, *self.functions, *declared, *self.metadata, ""]
@@ -167,15 +169,15 @@ class FunctionBuilder:
 
     def branch(self, label: str) -> None:
         """End the block with a jump."""
-        self.effect(f"br label %{label}")
+        self.append_void(f"br label %{label}")
 
     def branch_if(self, condition: Operand, then_label: str, otherwise: str) -> None:
         """End the block with a two-way jump."""
-        self.effect(f"br i1 {condition}, label %{then_label}, label %{otherwise}")
+        self.append_void(f"br i1 {condition}, label %{then_label}, label %{otherwise}")
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget the values emitted inside at the end: they do not dominate what follows."""
+        """Drop the values emitted inside at the end: they do not dominate what follows."""
         self._scopes.append({})
         try:
             yield
@@ -184,7 +186,7 @@ class FunctionBuilder:
 
     # instructions
 
-    def effect(self, text: str) -> None:
+    def append_void(self, text: str) -> None:
         """Append an instruction without a value."""
         self.lines.append(f"  {text}{self.location}")
 
@@ -197,6 +199,7 @@ class FunctionBuilder:
     def pure(self, text: str, epoch: str = "") -> Operand:
         """Append an instruction without side effects, once per scope (local value numbering)."""
         key = text + epoch
+        # Outer scopes dominate inner ones, so a value of any of them may be reused.
         for table in reversed(self._scopes):
             previous = table.get(key)
             if previous is not None:
@@ -224,18 +227,20 @@ class FunctionBuilder:
 
     def const(self, number: int | float, dtype: str) -> Operand:
         """Return a constant."""
-        return constant(number, dtype)
+        return llvm_constant(number, dtype)
 
     def pooled_const(self, number: float, dtype: str) -> Operand:
         """Return a constant of a long computation. On AVX it is loaded as a vector: registers are
         few, and LLVM would otherwise broadcast it in every iteration of a loop.
         """
-        value, element = self.const(number, dtype), dt.element(dtype)
-        one = dt.with_lanes(element, AVX_BITS // dt.SCALAR_BITS[element])
-        if number == 0 or dt.lanes(dtype) % dt.lanes(one) or not self.module.fills_lanes:
+        value, element = self.const(number, dtype), dt.element_dtype(dtype)
+        one = dt.with_lanes(element, AVX_REGISTER_BITS // dt.SCALAR_BITS[element])
+        if number == 0 or dt.lanes(dtype) % dt.lanes(one) or not self.module.has_separate_broadcast:
             return value
         kind = register_type(one)
-        constant_pointer = self.module.vector(kind, value)
+        constant_pointer = self.module.vector_constant(kind, value)
+        # A 32-byte load is folded into the instruction that uses it; a broadcast would take a
+        # register.
         loaded = self.pure(f"load {kind}, ptr {constant_pointer}, align 32, !invariant.load !{{}}")
         lanes, own = dt.lanes(dtype), dt.lanes(one)
         if lanes == own:
@@ -243,11 +248,11 @@ class FunctionBuilder:
         order = ", ".join(f"i32 {n % own}" for n in range(lanes))
         return self.pure(f"shufflevector {kind} {loaded}, {kind} poison, <{lanes} x i32> <{order}>")
 
-    def joined(self, dtype: str, vectors: Sequence[Operand]) -> Operand:
+    def concat_vectors(self, dtype: str, vectors: Sequence[Operand]) -> Operand:
         """Concatenate a power-of-two number of vectors."""
         pieces, lanes = list(vectors), dt.lanes(dtype)
         while len(pieces) > 1:
-            kind = register_type(dt.with_lanes(dt.element(dtype), lanes))
+            kind = register_type(dt.with_lanes(dt.element_dtype(dtype), lanes))
             lanes *= 2
             order = ", ".join(f"i32 {n}" for n in range(lanes))
             pieces = [
@@ -265,7 +270,9 @@ class FunctionBuilder:
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
         """Append a call of `llvm.<name>` overloaded on `dtype`, all operands of that type."""
-        return self.call(f"llvm.{name}.{suffix(dtype)}", dtype, [(dtype, o) for o in operands])
+        return self.call(
+            f"llvm.{name}.{intrinsic_suffix(dtype)}", dtype, [(dtype, o) for o in operands]
+        )
 
     # arithmetic on one data type
 
@@ -312,14 +319,17 @@ class FunctionBuilder:
             f"shufflevector {kind} {one}, {kind} poison, <{lanes} x i32> zeroinitializer"
         )
 
-    def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+    def load_table_element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         """Load `values[index]` as float64 for each lane; the index (int64) is in range."""
-        table, kind = self.module.table(values), register_type(dt.with_lanes("float64", lanes))
+        table, kind = (
+            self.module.float64_table(values),
+            register_type(dt.with_lanes("float64", lanes)),
+        )
         word = register_type(dt.with_lanes("int64", lanes))
         space = self.module.constants
         pointer = f"ptr addrspace({space})" if space else "ptr"
         if lanes > 1 and not self.module.gathers:
-            return self._element_by_lanes(values, index, lanes)
+            return self._load_table_lanes(values, index, lanes)
         pointers = self.pure(f"getelementptr double, {pointer} {table}, {word} {index}")
         if lanes == 1:
             return self.pure(f"load double, {pointer} {pointers}")
@@ -331,12 +341,12 @@ class FunctionBuilder:
             f"{kind} poison)"
         )
 
-    def _element_by_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
+    def _load_table_lanes(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
         kind, word = (register_type(dt.with_lanes(t, lanes)) for t in ("float64", "int64"))
         vector = "poison"
         for n in range(lanes):
             at = self.pure(f"extractelement {word} {index}, i64 {n}")
-            one = self.element(values, at, 1)
+            one = self.load_table_element(values, at, 1)
             vector = self.pure(f"insertelement {kind} {vector}, double {one}, i64 {n}")
         return vector
 
@@ -345,7 +355,7 @@ class FunctionBuilder:
         of them.
         """
         target = self.module.target
-        bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element(dtype))
+        bits = dt.lanes(dtype) * 8 * dt.itemsize(dt.element_dtype(dtype))
         is_whole = bits >= 512 and bits & (bits - 1) == 0
         return target is not None and target.has("scalef") and is_whole
 
@@ -355,24 +365,27 @@ class FunctionBuilder:
         """
         if not self.has_scalef(dtype):
             return None
-        lanes = 512 // dt.SCALAR_BITS[dt.element(dtype)]
-        mask, one = f"i{lanes}", dt.with_lanes(dt.element(dtype), lanes)
+        lanes = 512 // dt.SCALAR_BITS[dt.element_dtype(dtype)]
+        # The intrinsic exists for 512-bit registers; wider vectors are split and joined again.
+        mask, one = f"i{lanes}", dt.with_lanes(dt.element_dtype(dtype), lanes)
         kind = register_type(one)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
         self.module.declare(name, kind, [kind, kind, kind, mask, "i32"])
         current_rounding = 4
 
-        def scaled(x: Operand, n: Operand) -> Operand:
+        def scale_register(x: Operand, n: Operand) -> Operand:
             """Scale one register."""
             return self.pure(
                 f"call {kind} @{name}({kind} {x}, {kind} {n}, {kind} {x}, {mask} -1,"
                 f" i32 {current_rounding})"
             )
 
-        registers = [self.parts(dtype, operand, lanes) for operand in (a, exponent)]
-        return self.joined(one, [scaled(x, n) for x, n in zip(*registers, strict=True)])
+        registers = [self.split_vector(dtype, operand, lanes) for operand in (a, exponent)]
+        return self.concat_vectors(
+            one, [scale_register(x, n) for x, n in zip(*registers, strict=True)]
+        )
 
-    def parts(self, dtype: str, value: Operand, lanes: int) -> list[Operand]:
+    def split_vector(self, dtype: str, value: Operand, lanes: int) -> list[Operand]:
         """Split a vector into vectors of `lanes` lanes."""
         if dt.lanes(dtype) == lanes:
             return [value]
@@ -386,7 +399,7 @@ class FunctionBuilder:
             for order in orders
         ]
 
-    def any(self, mask: Operand, lanes: int) -> Operand:
-        """Return whether any lane of a bool vector is true."""
+    def any_lane(self, mask: Operand, lanes: int) -> Operand:
+        """Emit the test whether any lane of a bool vector is true."""
         name = f"llvm.vector.reduce.or.v{lanes}i1"
         return self.call(name, "bool", [(dt.with_lanes("bool", lanes), mask)])

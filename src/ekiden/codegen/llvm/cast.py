@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
-from ekiden.codegen.llvm.half import from_half, to_half
-from ekiden.codegen.llvm.types import suffix
+from ekiden.codegen.llvm.half import float16_to_float32, float32_to_float16
+from ekiden.codegen.llvm.types import intrinsic_suffix
 from ekiden.ir import dtype as dt
 
 
@@ -13,66 +13,74 @@ def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Opera
     if source == target:
         return a
     lanes = dt.lanes(source)
-    start, end = dt.element(source), dt.element(target)
+    start, end = dt.element_dtype(source), dt.element_dtype(target)
 
-    def typed(name: str) -> str:
+    def llvm_type(name: str) -> str:
         return dt.with_lanes(name, lanes)
 
     if end == "bool":
         zero = b.const(0, source)
         if start == "bfloat16" or (start == "float16" and not b.module.has("float16")):
-            return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
+            return emit_cast(
+                b, emit_cast(b, a, source, llvm_type("float32")), llvm_type("float32"), target
+            )
         return b.compare("une" if dt.is_float(start) else "ne", source, a, zero)
     if start in ("float16", "bfloat16") and end != "float32":
-        return emit_cast(b, emit_cast(b, a, source, typed("float32")), typed("float32"), target)
+        return emit_cast(
+            b, emit_cast(b, a, source, llvm_type("float32")), llvm_type("float32"), target
+        )
     if dt.is_float(start):
         return (
-            _from_float(b, a, source, target) if dt.is_float(end) else _to_int(b, a, source, target)
+            _float_to_float(b, a, source, target)
+            if dt.is_float(end)
+            else _float_to_int(b, a, source, target)
         )
     if dt.is_float(end):
         return _int_to_float(b, a, source, target)
     return _int_to_int(b, a, source, target)
 
 
-def emit_nearest(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    """Emit the conversion to the nearest integers, halves to even as processors are set to."""
-    name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
+def emit_round_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
+    """Emit the conversion to the nearest integer, ties to even, which is the processors' default
+    rounding mode.
+    """
+    name = f"llvm.lrint.{intrinsic_suffix(target)}.{intrinsic_suffix(source)}"
     return b.call(name, target, [(source, a)])
 
 
 def _int_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    before, after = _bits(source), _bits(target)
+    before, after = _bit_width(source), _bit_width(target)
     if before == after:
         return a
     if after < before:
         return b.convert("trunc", source, target, a)
-    unsigned = dt.is_unsigned(source) or dt.element(source) == "bool"
+    unsigned = dt.is_unsigned(source) or dt.element_dtype(source) == "bool"
     return b.convert("zext" if unsigned else "sext", source, target, a)
 
 
-def _bits(dtype: str) -> int:
-    return 1 if dt.element(dtype) == "bool" else dt.SCALAR_BITS[dt.element(dtype)]
+def _bit_width(dtype: str) -> int:
+    return 1 if dt.element_dtype(dtype) == "bool" else dt.SCALAR_BITS[dt.element_dtype(dtype)]
 
 
 def _int_to_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    unsigned = dt.is_unsigned(source) or dt.element(source) == "bool"
+    unsigned = dt.is_unsigned(source) or dt.element_dtype(source) == "bool"
     opcode = "uitofp" if unsigned else "sitofp"
-    if dt.element(target) in ("float16", "bfloat16"):
-        wide = dt.with_lanes("float64" if _bits(source) > 16 else "float32", dt.lanes(source))
+    if dt.element_dtype(target) in ("float16", "bfloat16"):
+        wide = dt.with_lanes("float64" if _bit_width(source) > 16 else "float32", dt.lanes(source))
         return emit_cast(b, b.convert(opcode, source, wide, a), wide, target)
     return b.convert(opcode, source, target, a)
 
 
-def _to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    bits = _bits(target)
-    if dt.element(target) == "uint64":
-        return _to_uint64(b, a, source, target)
-    through = "int32" if bits < 32 or dt.element(target) == "int32" else "int64"
+def _float_to_int(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
+    bits = _bit_width(target)
+    if dt.element_dtype(target) == "uint64":
+        return _float_to_uint64(b, a, source, target)
+    through = "int32" if bits < 32 or dt.element_dtype(target) == "int32" else "int64"
     wide = dt.with_lanes(through, dt.lanes(source))
     return _int_to_int(b, b.convert("fptosi", source, wide, a), wide, target)
 
 
-def _to_uint64(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
+def _float_to_uint64(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
     """Convert floats to uint64: values from 2**63 on as unsigned, others as signed (negative ones
     wrap).
     """
@@ -83,8 +91,8 @@ def _to_uint64(b: FunctionBuilder, a: Operand, source: str, target: str) -> Oper
     return b.select(large, target, unsigned, signed, lanes)
 
 
-def _from_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    start, end, lanes = dt.element(source), dt.element(target), dt.lanes(source)
+def _float_to_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
+    start, end, lanes = dt.element_dtype(source), dt.element_dtype(target), dt.lanes(source)
     if start == "bfloat16":
         wide = b.convert("zext", source, dt.with_lanes("int32", lanes), a)
         bits = b.binary(
@@ -94,10 +102,12 @@ def _from_float(b: FunctionBuilder, a: Operand, source: str, target: str) -> Ope
     if end in ("float16", "bfloat16") and start == "float64":
         a, source = _round_to_odd(b, a, source), dt.with_lanes("float32", lanes)
     if end == "bfloat16":
-        return _to_bfloat16(b, a, lanes)
-    if "float16" in (dt.element(source), end) and not b.module.has("float16"):
-        return to_half(b, a, lanes) if end == "float16" else from_half(b, a, lanes)
-    wider = dt.SCALAR_BITS[end] > dt.SCALAR_BITS[dt.element(source)]
+        return _float32_to_bfloat16(b, a, lanes)
+    if "float16" in (dt.element_dtype(source), end) and not b.module.has("float16"):
+        return (
+            float32_to_float16(b, a, lanes) if end == "float16" else float16_to_float32(b, a, lanes)
+        )
+    wider = dt.SCALAR_BITS[end] > dt.SCALAR_BITS[dt.element_dtype(source)]
     return b.convert("fpext" if wider else "fptrunc", source, target, a)
 
 
@@ -121,7 +131,7 @@ def _round_to_odd(b: FunctionBuilder, a: Operand, source: str) -> Operand:
     return b.convert("bitcast", word, single, bits)
 
 
-def _to_bfloat16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
+def _float32_to_bfloat16(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
     """Round to nearest even on the bits. NaN stays a quiet NaN."""
     single, word = dt.with_lanes("float32", lanes), dt.with_lanes("int32", lanes)
     bits = b.convert("bitcast", single, word, a)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
 from ekiden._locks import hold_at_forks
-from ekiden.codegen.task import Task
+from ekiden.codegen.task import CompileTask
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.installed import version_of
-from ekiden.ir.pass_context import DEBUG, phase
+from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
 from ekiden.target import Target
@@ -39,12 +39,12 @@ LLVM_VERSION = f"llvmlite {version_of('llvmlite')}"
 
 
 @functools.cache
-def _initialize() -> None:
+def _initialize_llvm() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 
 
-def held() -> AbstractContextManager[object]:
+def llvm_lock() -> AbstractContextManager[object]:
     """Hold the lock that keeps all other threads of the process out of LLVM."""
     if "llvmlite.binding" not in sys.modules:
         return nullcontext()
@@ -54,10 +54,10 @@ def held() -> AbstractContextManager[object]:
 
 # any fork waits until no thread is inside LLVM: the child would find its lock closed, for ever, and
 # what it guards between two states
-hold_at_forks(held)
+hold_at_forks(llvm_lock)
 
 
-ABI_NAMES = {RISCV: "lp64d"}
+LLVM_ABI_NAMES = {RISCV: "lp64d"}
 """Architecture -> the calling convention of its runtime, where LLVM would take another."""
 
 
@@ -70,7 +70,7 @@ def check_target(target: Target, what: str) -> None:
 
 def check_triple(triple: str, what: str) -> None:
     """Raise CompileError, naming `what`, if this LLVM has no code generator for a triple."""
-    _initialize()
+    _initialize_llvm()
     try:
         llvm.Target.from_triple(triple)
     except RuntimeError as error:
@@ -78,26 +78,31 @@ def check_triple(triple: str, what: str) -> None:
         raise CompileError(f"{what}: {message}: {error}") from error
 
 
-def _machine(target: Target) -> llvm.TargetMachine:
-    base = BASELINE_FEATURES[target.architecture] if target.architecture in ABI_NAMES else ()
+def _target_machine(target: Target) -> llvm.TargetMachine:
+    base = BASELINE_FEATURES[target.architecture] if target.architecture in LLVM_ABI_NAMES else ()
     named = (*sorted(base), *target.features, *(f"-{f}" for f in sorted(target.idle)))
     features = ",".join(f if f[0] == "-" else f"+{f}" for f in named)
-    return machine_of(target.triple, target.cpu, features, ABI_NAMES.get(target.architecture, ""))
+    return cached_target_machine(
+        target.triple, target.cpu, features, LLVM_ABI_NAMES.get(target.architecture, "")
+    )
 
 
 @functools.lru_cache(maxsize=8)
-def machine_of(triple: str, cpu: str, features: str = "", abi: str = "") -> llvm.TargetMachine:
+def cached_target_machine(
+    triple: str, cpu: str, features: str = "", abi: str = ""
+) -> llvm.TargetMachine:
     """Return the cached target machine of a processor; creating one takes 0.5 ms, a twentieth of
     compiling a small kernel (Zen 4).
     """
-    return new_machine(triple, cpu, features, abi)
+    return create_target_machine(triple, cpu, features, abi)
 
 
-def new_machine(
+def create_target_machine(
     triple: str, cpu: str, features: str = "", abi: str = "", opt: int = 3
 ) -> llvm.TargetMachine:
     """Create a target machine that no other caller shares."""
-    _initialize()
+    _initialize_llvm()
+    # Images are loaded at any address: position-independent code, with all references within 2 GiB.
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small", abiname=abi
     )
@@ -110,13 +115,13 @@ HEADER_CHARS = 4096
 before that."""
 
 
-def program_intrinsics(text: str) -> str:
-    """Return the names of the intrinsics that the program of a text itself calls, "" for none."""
+def user_intrinsics(text: str) -> str:
+    """Return the names of the LLVM intrinsics that the user's program itself calls, "" for none."""
     begin = text.find(PROGRAM_INTRINSICS, 0, HEADER_CHARS)
     return "" if begin < 0 else text[begin + len(PROGRAM_INTRINSICS) : text.index("\n", begin)]
 
 
-def parsed(text: str) -> llvm.ModuleRef:
+def parse_ir(text: str) -> llvm.ModuleRef:
     """Parse and verify LLVM IR.
 
     Raises:
@@ -127,14 +132,15 @@ def parsed(text: str) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
-        names = program_intrinsics(text)
+        # An invalid module is the user's error if the program calls intrinsics itself, else ours.
+        names = user_intrinsics(text)
         if names:
-            raise CompileError(f"llvm: call of {names}: {_reason(error)}") from error
+            raise CompileError(f"llvm: call of {names}: {_describe_ir_error(error)}") from error
         raise InternalError(f"llvm: the emitter wrote wrong code: {error}") from error
     return module
 
 
-def _reason(error: RuntimeError) -> str:
+def _describe_ir_error(error: RuntimeError) -> str:
     """Return LLVM's error message for IR, with the line that it refers to."""
     says, *lines = str(error).strip().splitlines()
     if lines and "error: " in lines[0]:  # <string>:7:21: error: ..., the line, a caret
@@ -142,7 +148,7 @@ def _reason(error: RuntimeError) -> str:
     return f"{says}: {lines[-2 if len(lines) > 1 else 0].strip()}" if lines else says
 
 
-def isolated(
+def run_isolated(
     function: Callable[..., bytes], text: str, *arguments: object, name: str = "llvm"
 ) -> bytes:
     """Run `function(text, *arguments)` in a process of its own and return its result. LLVM ends the
@@ -151,44 +157,44 @@ def isolated(
 
     Raises CompileError where the process ends.
     """
-    task = Task("", f"{name}: call of {program_intrinsics(text)}", function, (text, *arguments))
+    task = CompileTask("", f"{name}: call of {user_intrinsics(text)}", function, (text, *arguments))
     return compile_isolated(task, environment.kernel_timeout())
 
 
-def compile_text(text: str, target: Target) -> bytes:
+def compile_ir(text: str, target: Target) -> bytes:
     """Compile LLVM IR to a relocatable ELF object."""
-    if program_intrinsics(text):
-        return isolated(_compile_text, text, target)
-    return _compile_text(text, target)
+    if user_intrinsics(text):
+        return run_isolated(_compile_ir, text, target)
+    return _compile_ir(text, target)
 
 
-def _compile_text(text: str, target: Target) -> bytes:
-    with phase("llvm read", DEBUG):
-        module = parsed(text)
-    with phase("llvm compile", DEBUG):
-        data: bytes = _machine(target).emit_object(module)
+def _compile_ir(text: str, target: Target) -> bytes:
+    with time_phase("llvm read", DEBUG_LEVEL):
+        module = parse_ir(text)
+    with time_phase("llvm compile", DEBUG_LEVEL):
+        data: bytes = _target_machine(target).emit_object(module)
     return data
 
 
 def compile_object(funcs: Sequence[PrimFunc], target: Target) -> bytes:
     """Compile lowered functions to one relocatable ELF object."""
-    with phase("llvm text", DEBUG):
-        text = emit.emit_all(funcs, target)
-    return compile_text(text, target)
+    with time_phase("llvm text", DEBUG_LEVEL):
+        text = emit.emit_module(funcs, target)
+    return compile_ir(text, target)
 
 
-def assembly_of_text(text: str, target: Target) -> str:
+def ir_to_assembly(text: str, target: Target) -> str:
     """Return the assembly of LLVM IR."""
-    if program_intrinsics(text):
-        return isolated(_assembly, text, target).decode()
-    return _assembly(text, target).decode()
+    if user_intrinsics(text):
+        return run_isolated(_ir_to_assembly, text, target).decode()
+    return _ir_to_assembly(text, target).decode()
 
 
-def _assembly(text: str, target: Target) -> bytes:
-    assembly_text: str = _machine(target).emit_assembly(parsed(text))
+def _ir_to_assembly(text: str, target: Target) -> bytes:
+    assembly_text: str = _target_machine(target).emit_assembly(parse_ir(text))
     return assembly_text.encode()
 
 
 def assembly(funcs: Sequence[PrimFunc], target: Target) -> str:
     """Return the assembly of lowered functions."""
-    return assembly_of_text(emit.emit_all(funcs, target), target)
+    return ir_to_assembly(emit.emit_module(funcs, target), target)

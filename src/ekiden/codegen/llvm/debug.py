@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.quoting import quoted
 from ekiden.tir.stmt import PrimFunc, Stmt
 
 
-class DebugLines:
+class DebugInfo:
     """Line table of one module: its statements' lines in the text at `path`."""
 
     def __init__(self, path: Path, lines: Mapping[Stmt, int]) -> None:
@@ -33,13 +33,13 @@ class DebugLines:
         """Return the line of a function's header."""
         return max(self.lines.get(func.body, 2) - 1, 1)
 
-    def _node(self, text: str) -> int:
+    def _add_metadata(self, text: str) -> int:
         self._nodes.append(text)
         return len(self._nodes) - 1
 
     def subprogram(self, name: str, line: int) -> int:
         """Add a function's DISubprogram and return its node number."""
-        return self._node(
+        return self._add_metadata(
             f"distinct !DISubprogram(name: {quoted(name)}, scope: !1, file: !1, line: {line},"
             f" type: !2, scopeLine: {line}, spFlags: DISPFlagDefinition, unit: !0)"
         )
@@ -48,7 +48,7 @@ class DebugLines:
         """Return the `!dbg` suffix of an instruction on a line of a function."""
         key = (subprogram, line)
         if key not in self._locations:
-            self._locations[key] = self._node(
+            self._locations[key] = self._add_metadata(
                 f"!DILocation(line: {line}, column: 0, scope: !{subprogram})"
             )
         return f", !dbg !{self._locations[key]}"
@@ -59,10 +59,10 @@ class DebugLines:
         return "\n".join(["!llvm.dbg.cu = !{!0}", "!llvm.module.flags = !{!3, !4}", *nodes, ""])
 
 
-class FunctionLines:
+class DebugLocations:
     """Current source line of one function's instructions."""
 
-    def __init__(self, module: DebugLines, name: str, line: int) -> None:
+    def __init__(self, module: DebugInfo, name: str, line: int) -> None:
         self.module, self.line = module, line
         self.subprogram = module.subprogram(name, line)
 

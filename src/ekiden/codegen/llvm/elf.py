@@ -83,7 +83,7 @@ _ELF_LAYOUTS = {
 }
 
 
-def read(data: bytes) -> ElfObject:
+def parse_elf(data: bytes) -> ElfObject:
     """Parse an object. Raises InternalError if it is not a little-endian relocatable."""
     form = _ELF_LAYOUTS.get(data[:6])
     if form is None or struct.unpack_from("<H", data, 16) != (1,):
@@ -93,35 +93,35 @@ def read(data: bytes) -> ElfObject:
     size, count, names_at = struct.unpack_from("<HHH", data, form.counts)
     headers = [struct.unpack_from(form.section, data, start + i * size) for i in range(count)]
 
-    def content(i: int) -> bytes:
+    def section_content(i: int) -> bytes:
         """Return the bytes of a section; a SHT_NOBITS section (.bss) is zeros of its size."""
         header = headers[i]
         return (
             bytes(header[5]) if header[1] == SHT_NOBITS else data[header[4] : header[4] + header[5]]
         )
 
-    names = content(names_at)
+    names = section_content(names_at)
     sections: dict[int, ElfSection] = {}
     symbols: list[ElfSymbol] = []
     for i, (name, kind, flags, _, _, _, link, _, alignment, _) in enumerate(headers):
-        title = _string(names, name)
+        title = _read_string(names, name)
         if flags & SHF_ALLOC and not title.startswith(UNWIND_SECTION_PREFIXES):
             sections[i] = ElfSection(
-                title, content(i), max(alignment, 1), bool(flags & SHF_EXECUTE)
+                title, section_content(i), max(alignment, 1), bool(flags & SHF_EXECUTE)
             )
         if kind == SHT_SYMTAB:
-            symbols = _symbols(form, content(i), content(link))
+            symbols = _parse_symbols(form, section_content(i), section_content(link))
     for i, header in enumerate(headers):
         if header[1] == form.relocations and header[7] in sections:
-            sections[header[7]].relocations = _relocations(form, content(i))
+            sections[header[7]].relocations = _parse_relocations(form, section_content(i))
     return ElfObject(machine, sections, symbols)
 
 
-def _string(table: bytes, at: int) -> str:
+def _read_string(table: bytes, at: int) -> str:
     return table[at : table.index(b"\0", at)].decode()
 
 
-def _symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymbol]:
+def _parse_symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymbol]:
     rows = list(struct.iter_unpack(form.symbol, table))
     if form.kind_bits == 8:  # name, value, size, info, other, section
         rows = [
@@ -129,12 +129,12 @@ def _symbols(form: _ElfLayout, table: bytes, names: bytes) -> list[ElfSymbol]:
             for name, value, size, info, visibility, at in rows
         ]
     return [
-        ElfSymbol(_string(names, name), section, value, info >> 4 == 0)
+        ElfSymbol(_read_string(names, name), section, value, info >> 4 == 0)
         for name, info, _, section, value, _ in rows
     ]
 
 
-def _relocations(form: _ElfLayout, table: bytes) -> list[ElfRelocation]:
+def _parse_relocations(form: _ElfLayout, table: bytes) -> list[ElfRelocation]:
     mask = (1 << form.kind_bits) - 1
     return [
         ElfRelocation(at, info & mask, info >> form.kind_bits, *(addend or (0,)))

@@ -5,24 +5,24 @@ unpacks addresses.
 from __future__ import annotations
 
 from ekiden.codegen.common import (
-    DEVICE_ID,
+    DEVICE_ID_VAR,
     ShapeCheck,
     argument_label,
-    device_of,
-    dtype_word,
+    device_type_of,
+    expected_scalar,
     flushes_subnormals,
-    in_place,
-    lies_on_device,
+    in_place_params,
+    is_device_argument,
     not_contiguous_message,
     out_of_range_message,
-    scalar_kind,
+    pack_dtype,
     shape_checks,
 )
 from ekiden.codegen.llvm import subnormals
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.debug import FunctionLines
+from ekiden.codegen.llvm.debug import DebugLocations
 from ekiden.codegen.llvm.quoting import quoted
 from ekiden.codegen.llvm.statement import StatementEmitter, function_text
 from ekiden.ir import dtype as dt
@@ -32,14 +32,14 @@ from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
-PACKED_PARAMETERS = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
+PACKED_SIGNATURE = "ptr %self, ptr %args, i32 %nargs, ptr %ret"
 
 
 class EntryEmitter(StatementEmitter):
     """Emitter of the function that is called as ek_packed."""
 
     @property
-    def dl(self) -> type[DLTensor] | type[DLTensor32]:
+    def dltensor_layout(self) -> type[DLTensor] | type[DLTensor32]:
         """Return the DLTensor layout of the target's pointer width."""
         return self.module.tensor
 
@@ -48,82 +48,81 @@ class EntryEmitter(StatementEmitter):
         self.b.entry = []
         self.fast_math = fast_math_flags(func)
         if (func.attrs or {}).get("tir.noalias"):
-            homes = {func.buffers[n]: func.buffers[-1] for n in in_place(func)}
+            homes = {func.buffers[n]: func.buffers[-1] for n in in_place_params(func)}
             self.alias = AliasScopes(self.module.metadata, homes)
         if self.module.debug is not None:
             line = self.module.debug.first_line(func)
-            self.lines = FunctionLines(self.module.debug, self.name, line)
+            self.lines = DebugLocations(self.module.debug, self.name, line)
             self.b.location = self.lines.header()
         if flushes_subnormals(func):
-            self.flushed = subnormals.enter(self.b)
+            self.flushed = subnormals.enter_flush_to_zero(self.b)
         count = len(func.params)
         right = self.b.value(f"icmp eq i32 %nargs, {count}")
         self.check(right, "TypeError", f"{self.name}: expected {count} arguments")
-        self.device = device_of(func)
+        self.device = device_type_of(func)
         shapes: dict[int, Operand] = {}
         for i, param in enumerate(func.params):
             if isinstance(param, Buffer):
-                shapes[i] = self.unpack(func, i, param)
+                shapes[i] = self.unpack_tensor(func, i, param)
             else:
-                self.variables[param] = self.number(func, i, param)
+                self.variables[param] = self.unpack_scalar(func, i, param)
         for shape_check in shape_checks(func):
-            self.dimension(
-                shape_check, self.field(shapes[shape_check.index], 8 * shape_check.axis, "i64")
+            self.check_dimension(
+                shape_check, self.load_field(shapes[shape_check.index], 8 * shape_check.axis, "i64")
             )
         self.statement(func.body)
-        self.leave(0)
+        self.emit_return(0)
         if self.alias is not None:
             self.alias.finish()
         name = quoted(self.name)
         self.module.defined.add(name)
-        self.module.functions.append(function_text(name, PACKED_PARAMETERS, self))
+        self.module.functions.append(function_text(name, PACKED_SIGNATURE, self))
 
-    def field(self, base: Operand, offset: int, kind: str) -> Operand:
+    def load_field(self, base: Operand, offset: int, kind: str) -> Operand:
         """Load a member of a structure."""
-        return self.b.pure(f"load {kind}, ptr {self._at(base, offset)}")
+        return self.b.pure(f"load {kind}, ptr {self._field_address(base, offset)}")
 
-    def unpack(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
-        """Check that argument i is a tensor of the parameter's dtype and rank; returns the address
-        of its shape.
+    def unpack_tensor(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
+        """Emit the check that argument i is a tensor of the parameter's dtype and rank; return the
+        address of its shape.
         """
         b, name = self.b, argument_label(func, i, buffer)
-        index = self.field("%args", i * Value.BYTES, "i32")
+        index = self.load_field("%args", i * Value.BYTES, "i32")
         is_object = b.value(f"icmp eq i32 {index}, {TypeIndex.TENSOR}")
         is_pointer = b.value(f"icmp eq i32 {index}, {TypeIndex.DLTENSOR_PTR}")
         self.check(
             b.value(f"or i1 {is_object}, {is_pointer}"), "TypeError", f"{name} must be a tensor"
         )
-        payload = self.field("%args", i * Value.BYTES + Value.V, "ptr")
+        payload = self.load_field("%args", i * Value.BYTES + Value.V, "ptr")
         inner = b.value(f"getelementptr i8, ptr {payload}, i64 {Tensor.DL}")
         tensor = b.value(f"select i1 {is_object}, ptr {inner}, ptr {payload}")
-        rank = self.field(tensor, self.dl.NDIM, "i32")
+        rank = self.load_field(tensor, self.dltensor_layout.NDIM, "i32")
         right = b.value(f"icmp eq i32 {rank}, {len(buffer.shape)}")
         self.check(right, "ValueError", f"{name} must have {len(buffer.shape)} dimensions")
-        right = b.value(
-            f"icmp eq i32 {self.field(tensor, self.dl.DTYPE, 'i32')}, {dtype_word(buffer.dtype)}"
-        )
+        dtype = self.load_field(tensor, self.dltensor_layout.DTYPE, "i32")
+        right = b.value(f"icmp eq i32 {dtype}, {pack_dtype(buffer.dtype)}")
         self.check(right, "TypeError", f"{name} must have dtype {buffer.dtype}")
         if buffer.shape and not buffer.strides:
             self.check(
-                self.is_compact(tensor, len(buffer.shape)),
+                self.is_contiguous(tensor, len(buffer.shape)),
                 "ValueError",
                 not_contiguous_message(name),
             )
-        if self.device is not None and lies_on_device(func, buffer):
-            self.on_device(tensor, name)
+        if self.device is not None and is_device_argument(func, buffer):
+            self.check_device(tensor, name)
         data, offset = (
-            self.field(tensor, self.dl.DATA, "ptr"),
-            self.field(tensor, self.dl.BYTE_OFFSET, "i64"),
+            self.load_field(tensor, self.dltensor_layout.DATA, "ptr"),
+            self.load_field(tensor, self.dltensor_layout.BYTE_OFFSET, "i64"),
         )
         self.pointers[buffer] = b.value(f"getelementptr i8, ptr {data}, i64 {offset}")
-        return self.field(tensor, self.dl.SHAPE, "ptr")
+        return self.load_field(tensor, self.dltensor_layout.SHAPE, "ptr")
 
-    def number(self, func: PrimFunc, i: int, param: Var) -> Operand:
-        """Check that argument i is a number that its parameter's dtype represents, and return it.
-        True and False are the integers 1 and 0; integers are accepted for floats.
+    def unpack_scalar(self, func: PrimFunc, i: int, param: Var) -> Operand:
+        """Emit the check that argument i is a number representable in its parameter's dtype; return
+        its value. True and False are the integers 1 and 0; integers are accepted for floats.
         """
-        b, name, kind = self.b, argument_label(func, i, param), scalar_kind(param, func)
-        index = self.field("%args", i * Value.BYTES, "i32")
+        b, name, kind = self.b, argument_label(func, i, param), expected_scalar(param, func)
+        index = self.load_field("%args", i * Value.BYTES, "i32")
         is_int = b.value(f"icmp eq i32 {index}, {TypeIndex.INT}")
         is_bool = b.value(f"icmp eq i32 {index}, {TypeIndex.BOOL}")
         right = is_integer = b.value(f"or i1 {is_int}, {is_bool}")
@@ -131,9 +130,9 @@ class EntryEmitter(StatementEmitter):
             is_float = b.value(f"icmp eq i32 {index}, {TypeIndex.FLOAT}")
             right = b.value(f"or i1 {is_integer}, {is_float}")
         self.check(right, "TypeError", f"{name} must be {kind}")
-        integer = self.field("%args", i * Value.BYTES + Value.V, "i64")
+        integer = self.load_field("%args", i * Value.BYTES + Value.V, "i64")
         if dt.is_float(param.dtype):
-            real = self.field("%args", i * Value.BYTES + Value.V, "double")
+            real = self.load_field("%args", i * Value.BYTES + Value.V, "double")
             widened = emit_cast(b, integer, "int64", "float64")
             chosen = b.value(f"select i1 {is_integer}, double {widened}, double {real}")
             return emit_cast(b, chosen, "float64", param.dtype)
@@ -145,27 +144,29 @@ class EntryEmitter(StatementEmitter):
         self.check(fits, "ValueError", f"{name} {out_of_range_message(param)}")
         return narrowed
 
-    def on_device(self, tensor: Operand, name: str) -> None:
-        """Check that an argument is on the same device as the first, and that the device is of the
-        right kind.
+    def check_device(self, tensor: Operand, name: str) -> None:
+        """Emit the check that an argument is on the first argument's device, and that the device
+        has the right type.
         """
         b = self.b
-        kind = self.field(tensor, self.dl.DEVICE, "i32")
+        kind = self.load_field(tensor, self.dltensor_layout.DEVICE, "i32")
         right = b.value(f"icmp eq i32 {kind}, {self.device}")
         self.check(right, "ValueError", f"{name} must lie on a device of type {self.device}")
-        number = b.pure(f"sext i32 {self.field(tensor, self.dl.DEVICE + 4, 'i32')} to i64")
-        first_device = self.variables.setdefault(DEVICE_ID, number)
+        number = b.pure(
+            f"sext i32 {self.load_field(tensor, self.dltensor_layout.DEVICE + 4, 'i32')} to i64"
+        )
+        first_device = self.variables.setdefault(DEVICE_ID_VAR, number)
         right = b.value(f"icmp eq i64 {number}, {first_device}")
         self.check(right, "ValueError", f"{name} must lie on the device of the first argument")
 
-    def is_compact(self, tensor: Operand, rank: int) -> Operand:
-        """Return whether a tensor is contiguous in row-major order: `strides` is NULL or matches
-        the shape. Strides of dimensions of 1 and of empty tensors do not matter.
+    def is_contiguous(self, tensor: Operand, rank: int) -> Operand:
+        """Emit the test whether a tensor is contiguous in row-major order: `strides` is NULL or
+        matches the shape. Strides of dimensions of 1 and of empty tensors do not matter.
         """
         b = self.b
         shape, strides = (
-            self.field(tensor, self.dl.SHAPE, "ptr"),
-            self.field(tensor, self.dl.STRIDES, "ptr"),
+            self.load_field(tensor, self.dltensor_layout.SHAPE, "ptr"),
+            self.load_field(tensor, self.dltensor_layout.STRIDES, "ptr"),
         )
         absent = b.value(f"icmp eq ptr {strides}, null")
         readable_strides = b.value(
@@ -173,8 +174,8 @@ class EntryEmitter(StatementEmitter):
         )  # may be read, any case
         fits, empty, expected = "true", "false", "1"
         for axis in reversed(range(rank)):
-            extent = self.field(shape, 8 * axis, "i64")
-            stride = b.value(f"load i64, ptr {self._at(readable_strides, 8 * axis)}")
+            extent = self.load_field(shape, 8 * axis, "i64")
+            stride = b.value(f"load i64, ptr {self._field_address(readable_strides, 8 * axis)}")
             right = b.value(f"icmp eq i64 {stride}, {expected}")
             single = b.value(f"icmp eq i64 {extent}, 1")
             none = b.value(f"icmp eq i64 {extent}, 0")
@@ -183,12 +184,12 @@ class EntryEmitter(StatementEmitter):
             expected = b.value(f"mul i64 {expected}, {extent}")
         return b.value(f"or i1 {absent}, {b.value(f'or i1 {fits}, {empty}')}")
 
-    def _at(self, base: Operand, offset: int) -> Operand:
+    def _field_address(self, base: Operand, offset: int) -> Operand:
         return self.b.pure(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
 
-    def dimension(self, row: ShapeCheck, actual: Operand) -> None:
+    def check_dimension(self, row: ShapeCheck, actual: Operand) -> None:
         """Bind a symbolic dimension, or compare a dimension with its required extent."""
-        if not row.binds:
+        if not row.binds_var:
             right = self.b.value(f"icmp eq i64 {actual}, {self.value(cast(row.extent, 'int64'))}")
             self.check(right, "ValueError", row.message)
             return

@@ -8,25 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ekiden.codegen.common import (
-    addressed,
-    called_with,
-    check_compiled,
+    buffer_address_args,
     check_lanes,
-    extern_name,
+    check_supported_call,
+    extern_symbol,
     is_nonnegative,
-    shuffle_order,
-    undefined,
+    shuffle_indices,
+    undefined_symbol_error,
+    value_arguments,
 )
 from ekiden.codegen.llvm.alias import AliasScopes
 from ekiden.codegen.llvm.builder import FunctionBuilder, LlvmModule, Operand
-from ekiden.codegen.llvm.cast import emit_cast, emit_nearest
-from ekiden.codegen.llvm.halves import in_halves
+from ekiden.codegen.llvm.cast import emit_cast, emit_round_to_int
+from ekiden.codegen.llvm.halves import split_even_odd
 from ekiden.codegen.llvm.intrinsics import emit_intrinsic
-from ekiden.codegen.llvm.operations import emit_binary, reduce_lanes
-from ekiden.codegen.llvm.strided import emit_strided, is_shufflable, shuffle
-from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
+from ekiden.codegen.llvm.operations import emit_binary, emit_lane_reduction
+from ekiden.codegen.llvm.strided import emit_shuffle, emit_strided, is_shufflable
+from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import (
     Add,
     BinaryExpr,
@@ -112,11 +112,11 @@ class ExpressionEmitter:
 
     def capture_variable(self, var: Var) -> None:
         """Bring a variable from an outer function into scope."""
-        raise undefined("llvm", var)
+        raise undefined_symbol_error("llvm", var)
 
     def capture_buffer(self, buffer: Buffer) -> None:
         """Bring a buffer from an outer function into scope."""
-        raise undefined("llvm", buffer)
+        raise undefined_symbol_error("llvm", buffer)
 
     # the walk
 
@@ -128,7 +128,7 @@ class ExpressionEmitter:
         self._memo = [{}]
 
     @contextmanager
-    def region(self, mask: LaneMask | None) -> Iterator[None]:
+    def conditional_region(self, mask: LaneMask | None) -> Iterator[None]:
         """Emit a conditional part: its values do not outlive it."""
         outer, self.mask = self.mask, mask
         self._memo.append({})
@@ -139,7 +139,7 @@ class ExpressionEmitter:
             del self._memo[-1:]  # a statement that failed inside may have left none
             self.mask = outer
 
-    def known(self, e: PrimExpr) -> Operand | None:
+    def cached_operand(self, e: PrimExpr) -> Operand | None:
         """Return the operand of a constant, a variable or a node emitted before, else None."""
         if isinstance(e, (IntImm, FloatImm)):
             return self.b.const(e.value, e.dtype)
@@ -165,7 +165,7 @@ class ExpressionEmitter:
     # at again then: twice in all, as its operands are pushed once.
     def value(self, root: PrimExpr) -> Operand:
         """Emit an expression and return its operand."""
-        operand = self.known(root)
+        operand = self.cached_operand(root)
         if operand is not None:
             return operand
         stack = [root]
@@ -180,7 +180,7 @@ class ExpressionEmitter:
                 continue
             self._memo[-1][e] = self.emit(e)
             stack.pop()
-        operand = self.known(root)
+        operand = self.cached_operand(root)
         assert operand is not None, root
         return operand
 
@@ -202,12 +202,12 @@ class ExpressionEmitter:
                 return (e.args[0],)
             case Intrinsic(op="same_memory"):
                 return ()
-            case Intrinsic() if row_of(e.op).calls:
-                return called_with(e)
+            case Intrinsic() if find_intrinsic(e.op).calls:
+                return value_arguments(e)
             case Intrinsic(op="shuffle"):
                 return e.args[:2]
             case Intrinsic():
-                check_compiled(e)
+                check_supported_call(e)
                 return e.args
             case Select():
                 return (e.condition, e.true_value, e.false_value)
@@ -227,12 +227,12 @@ class ExpressionEmitter:
             )
         if buffer.scope == "register" and buffer not in self.pointers:
             return ()
-        index = self.affine(indices[0])
+        index = self.ramp_of(indices[0])
         if not isinstance(index, Ramp):
             return split_offset(index)[:1]
         return split_offset(index.base)[:1] if is_contiguous(index) else (index.base, index.stride)
 
-    def affine(self, index: PrimExpr) -> PrimExpr:
+    def ramp_of(self, index: PrimExpr) -> PrimExpr:
         """Return `as_ramp(index)`, the same object for the same index."""
         ramp = self._affine.get(index)
         if ramp is None:
@@ -247,6 +247,8 @@ class ExpressionEmitter:
                 return self.unsigned_division(e)
             case BinaryExpr():
                 operands = [self.value(e.a), self.value(e.b)]
+                # Set for this instruction alone: the lowering of intrinsics relies on exact
+                # rounding.
                 b.flags = self.fast_math
                 try:
                     return emit_binary(b, type(e), e.a.dtype, *operands)
@@ -258,16 +260,16 @@ class ExpressionEmitter:
                     return self.value(form)
                 levels = self.rounded_operand(e)
                 if levels is not None:
-                    return emit_nearest(b, self.value(levels), levels.dtype, e.dtype)
+                    return emit_round_to_int(b, self.value(levels), levels.dtype, e.dtype)
                 return emit_cast(b, self.value(e.value), e.value.dtype, e.dtype)
             case Broadcast():
                 return b.splat(e.value.dtype, self.value(e.value), dt.lanes(e.dtype))
             case VectorReduce():
-                return reduce_lanes(b, e.kind, e.value.dtype, self.value(e.value))
+                return emit_lane_reduction(b, e.kind, e.value.dtype, self.value(e.value))
             case Intrinsic(op="if_then_else"):
-                return self.guarded(e)
+                return self.emit_if_then_else(e)
             case Intrinsic(op="same_memory"):
-                buffers = addressed(e)
+                buffers = buffer_address_args(e)
                 one, second = (self.pointer(buffer) for buffer in buffers)
                 return b.value(f"icmp eq {self.pointer_type(buffers[0])} {one}, {second}")
             case Intrinsic(op="call_packed" | "call_function"):
@@ -278,10 +280,10 @@ class ExpressionEmitter:
                 return self.call_llvm(e)
             case Intrinsic(op="shuffle"):
                 one, two = (self.value(a) for a in e.args[:2])
-                return shuffle(b, e.args[0].dtype, one, two, shuffle_order(e))
+                return emit_shuffle(b, e.args[0].dtype, one, two, shuffle_indices(e))
             case Intrinsic():
                 operands = [self.value(a) for a in e.args]
-                below = len(e.args) == 1 and is_capped(e.args[0])
+                below = len(e.args) == 1 and is_nonpositive(e.args[0])
                 return emit_intrinsic(b, e.op, e.dtype, e.args[0].dtype, operands, below)
             case Select():
                 lanes = dt.lanes(e.condition.dtype)
@@ -291,32 +293,34 @@ class ExpressionEmitter:
             case Not():
                 return b.binary("xor", e.a.dtype, self.value(e.a), b.const(True, e.a.dtype))
             case Ramp():
-                return self.ramp(e)
+                return self.emit_ramp(e)
             case BufferLoad():
                 return self.load(e)
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
     def half_width_form(self, e: Cast) -> PrimExpr | None:
-        """Return the rewritten form of a cast from int64 arithmetic to int32 where the processor
-        multiplies every second element (PMULDQ), else None; the same object for the same cast.
+        """Return the even/odd-halves form (PMULDQ) of a cast from int64 arithmetic to int32, else
+        None; the same object for the same cast.
         """
         if e not in self._other_forms:
             has = self.b.module.has("mul_even_s32")
-            self._other_forms[e] = in_halves(e) if has else None
+            self._other_forms[e] = split_even_odd(e) if has else None
         return self._other_forms[e]
 
     def rounded_operand(self, e: Cast) -> PrimExpr | None:
-        """Return what is rounded to the nearest int32, where the processor does both at once."""
+        """Return the operand of a round-to-int32 that the processor does in one instruction, else
+        None.
+        """
         is_round = isinstance(e.value, Intrinsic) and e.value.op == "round"
         if not is_round or not self.b.module.has("rounds_to_int"):
             return None
         assert isinstance(e.value, Intrinsic)
-        kinds = dt.element(e.value.dtype), dt.element(e.dtype)
+        kinds = dt.element_dtype(e.value.dtype), dt.element_dtype(e.dtype)
         return e.value.args[0] if kinds == ("float32", "int32") else None
 
-    def ramp(self, e: Ramp) -> Operand:
+    def emit_ramp(self, e: Ramp) -> Operand:
         """Emit base + stride * <0, 1, ...>."""
-        scalar = dt.element(e.dtype)
+        scalar = dt.element_dtype(e.dtype)
         steps = ", ".join(f"{register_type(scalar)} {i}" for i in range(dt.lanes(e.dtype)))
         base = self.b.splat(scalar, self.value(e.base), dt.lanes(e.dtype))
         stride = self.b.splat(scalar, self.value(e.stride), dt.lanes(e.dtype))
@@ -336,12 +340,12 @@ class ExpressionEmitter:
 
     def unsigned_division(self, e: FloorDiv | FloorMod) -> Operand:
         """Emit a division of non-negative integers that gives 0 for a zero divisor."""
-        unsigned = dt.with_lanes("u" + dt.element(e.dtype).lstrip("u"), dt.lanes(e.dtype))
+        unsigned = dt.with_lanes("u" + dt.element_dtype(e.dtype).lstrip("u"), dt.lanes(e.dtype))
         return emit_binary(self.b, type(e), unsigned, self.value(e.a), self.value(e.b))
 
     def call_extern(self, e: Intrinsic) -> Operand:
         """Raise CompileError: there are no C functions to call here; subclasses override it."""
-        name = extern_name(e, "llvm")
+        name = extern_symbol(e, "llvm")
         raise CompileError(f"llvm: {e.op} {name!r}: there is no C function to call here")
 
     def call_llvm(self, e: Intrinsic) -> Operand:
@@ -359,32 +363,32 @@ class ExpressionEmitter:
     # Cheapest first: nothing that can fail in the sides, so both are computed and one selected; one
     # condition for all, so a branch; else both sides under masks, where loads give 0 in lanes that
     # do not take them.
-    def guarded(self, e: Intrinsic) -> Operand:
+    def emit_if_then_else(self, e: Intrinsic) -> Operand:
         """Emit if_then_else: a branch on a scalar condition, masked evaluation on a vector, a
         select where neither side can fail.
         """
         condition, yes, no = e.args
         test, lanes = self.value(condition), dt.lanes(condition.dtype)
-        if is_safe(yes) and is_safe(no):
+        if is_speculatable(yes) and is_speculatable(no):
             return self.b.select(test, e.dtype, self.value(yes), self.value(no), lanes)
         if lanes == 1:
-            return self.branched(test, e)
-        with self.region(self.narrowed(test, lanes)):
+            return self.emit_branch(test, e)
+        with self.conditional_region(self.narrow_mask(test, lanes)):
             chosen = self.value(yes)
         inverse = self.b.binary("xor", condition.dtype, test, self.b.const(True, condition.dtype))
-        with self.region(self.narrowed(inverse, lanes)):
+        with self.conditional_region(self.narrow_mask(inverse, lanes)):
             else_value = self.value(no)
         return self.b.select(test, e.dtype, chosen, else_value, lanes)
 
-    def narrowed(self, test: Operand, lanes: int) -> LaneMask:
-        """Return the mask of the lanes of the enclosing mask in which `test` holds."""
+    def narrow_mask(self, test: Operand, lanes: int) -> LaneMask:
+        """Return the enclosing lane mask restricted to the lanes in which `test` holds."""
         outer = self.mask
         if outer is not None and outer.lanes == lanes:
             test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
         return LaneMask(test, lanes)
 
-    def branched(self, test: Operand, e: Intrinsic) -> Operand:
-        """Evaluate one side only."""
+    def emit_branch(self, test: Operand, e: Intrinsic) -> Operand:
+        """Emit a branch that evaluates only one side."""
         b = self.b
         labels = [b.fresh("then"), b.fresh("else")]
         after = b.fresh("join")
@@ -392,7 +396,7 @@ class ExpressionEmitter:
         incoming: list[tuple[Operand, str]] = []
         for label, side in zip(labels, e.args[1:], strict=True):
             b.start(label)
-            with self.region(self.mask):
+            with self.conditional_region(self.mask):
                 result = self.value(side)
             incoming.append((result, b.block))
             b.branch(after)
@@ -403,14 +407,14 @@ class ExpressionEmitter:
 
     def load(self, e: BufferLoad) -> Operand:
         """Emit a scalar, contiguous, strided or gathered load; bool bytes become bits."""
-        index = self.affine(e.indices[0])
+        index = self.ramp_of(e.indices[0])
         check_lanes("llvm: the load of", e.buffer, index, e.dtype)
         if e.buffer.scope == "register" and e.buffer not in self.pointers:
-            return self.register(e.buffer, index, e.dtype)
+            return self.register_value(e.buffer, index, e.dtype)
         stored = memory_dtype(e.dtype)
         if isinstance(index, Broadcast):
-            one = self.scalar_load(e.buffer, index.value, dt.element(stored))
-            raw = self.b.splat(dt.element(stored), one, dt.lanes(index.dtype))
+            one = self.scalar_load(e.buffer, index.value, dt.element_dtype(stored))
+            raw = self.b.splat(dt.element_dtype(stored), one, dt.lanes(index.dtype))
         elif dt.lanes(index.dtype) == 1 and self.mask is not None:
             raw = self.scalar_load(e.buffer, index, stored)
         else:
@@ -423,39 +427,39 @@ class ExpressionEmitter:
         """Emit a load under the current mask."""
         lanes = dt.lanes(index.dtype)
         mask = self.mask.value if self.mask is not None and self.mask.lanes == lanes else None
-        index = self.affine(index)
+        index = self.ramp_of(index)
         stride = index.stride if isinstance(index, Ramp) else None
         if not isinstance(stride, IntImm) or not is_shufflable(stride.value, lanes):
             return self.masked_load(buffer, index, dtype, mask)
         assert isinstance(index, Ramp)
         neighbours = index.with_fields(stride=IntImm(1, stride.dtype))
 
-        def load(offset: int, within: Operand | None) -> Operand:
+        def load_window(offset: int, within: Operand | None) -> Operand:
             moved = neighbours.with_fields(base=neighbours.base + offset)
             return self.masked_load(buffer, moved, dtype, within)
 
-        return emit_strided(self.b, dtype, stride.value, mask, load)
+        return emit_strided(self.b, dtype, stride.value, mask, load_window)
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
     ) -> Operand:
         """Emit a load of the lanes in a mask, or of all lanes without one."""
         b, kind, lanes = self.b, register_type(dtype), dt.lanes(index.dtype)
-        align = dt.itemsize(dt.element(dtype))
+        align = dt.itemsize(dt.element_dtype(dtype))
         self.check_access(buffer, index, mask)
         address, gathers = self.address(buffer, index)
         pointer = self.pointer_type(buffer)
         if lanes == 1 or (mask is None and not gathers):
             return b.load(
-                f"load {kind}, {pointer} {address}, align {align}{self.scope_of(buffer)}",
-                self.place_of(buffer),
+                f"load {kind}, {pointer} {address}, align {align}{self.alias_metadata(buffer)}",
+                self.memory_id(buffer),
             )
         bits = dt.with_lanes("bool", lanes)
         space = self.spaces.get(buffer, 0)
         name = (
-            f"llvm.masked.gather.{suffix(dtype)}.v{lanes}p{space}"
+            f"llvm.masked.gather.{intrinsic_suffix(dtype)}.v{lanes}p{space}"
             if gathers
-            else f"llvm.masked.load.{suffix(dtype)}.p{space}"
+            else f"llvm.masked.load.{intrinsic_suffix(dtype)}.p{space}"
         )
         pointer_kind = f"<{lanes} x {pointer}>" if gathers else pointer
         mask = mask or b.const(True, bits)
@@ -463,20 +467,20 @@ class ExpressionEmitter:
         zero = "zeroinitializer"
         return b.load(
             f"call {kind} @{name}({pointer_kind} {address}, i32 {align},"
-            f" {register_type(bits)} {mask}, {kind} {zero}){self.scope_of(buffer)}",
-            self.place_of(buffer),
+            f" {register_type(bits)} {mask}, {kind} {zero}){self.alias_metadata(buffer)}",
+            self.memory_id(buffer),
         )
 
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
         """Check the lanes of an access before it; the base class checks nothing."""
 
-    def scope_of(self, buffer: Buffer) -> str:
+    def alias_metadata(self, buffer: Buffer) -> str:
         """Return the alias metadata of an access of a buffer."""
-        return "" if self.alias is None else self.alias.suffix(buffer)
+        return "" if self.alias is None else self.alias.access_metadata(buffer)
 
-    def place_of(self, buffer: Buffer) -> int:
-        """Return the number of the memory that a store to a buffer changes; 0 is all memory."""
-        return 0 if self.alias is None else self.alias.number(buffer)
+    def memory_id(self, buffer: Buffer) -> int:
+        """Return the id of the memory that a store to a buffer changes; 0 is all memory."""
+        return 0 if self.alias is None else self.alias.scope_id(buffer)
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """Emit a load of one element under a vector mask: only if any lane is active."""
@@ -484,9 +488,10 @@ class ExpressionEmitter:
         if mask is None or mask.lanes == 1:
             return self.memory_load(buffer, index, dtype)
         before, load_block, after = b.block, b.fresh("some"), b.fresh("join")
-        b.branch_if(b.any(mask.value, mask.lanes), load_block, after)
+        # With no active lane the address may be out of bounds, so the load must not be executed.
+        b.branch_if(b.any_lane(mask.value, mask.lanes), load_block, after)
         b.start(load_block)
-        with self.region(None):
+        with self.conditional_region(None):
             loaded = self.memory_load(buffer, index, dtype)
         end = b.block
         b.branch(after)
@@ -495,7 +500,7 @@ class ExpressionEmitter:
 
     def address(self, buffer: Buffer, index: PrimExpr) -> tuple[Operand, bool]:
         """Return the address of an access, and whether it is a vector of addresses."""
-        index = self.affine(index)
+        index = self.ramp_of(index)
         base, kind = self.pointer(buffer), memory_type(buffer.dtype)
         pointer = self.pointer_type(buffer)
         if isinstance(index, Ramp) and is_contiguous(index):
@@ -512,6 +517,7 @@ class ExpressionEmitter:
         address = base
         if not isinstance(variable, IntImm) or variable.value != 0:
             one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
+            # The constant offset stays apart, so that neighbouring accesses share this instruction.
             address = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
         if offset:
             # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
@@ -523,22 +529,23 @@ class ExpressionEmitter:
         """Return the SSA value that an access of a register buffer names. Raises
         DemoteRegisterError if it has none.
         """
-        index = self.affine(index)
+        index = self.ramp_of(index)
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
         constant = isinstance(start, IntImm) and start.value % lanes == 0
+        # SSA values cannot be indexed: all accesses must be aligned constants of one vector width.
         if not constant or self.register_lanes.setdefault(buffer, lanes) != lanes:
             raise DemoteRegisterError(buffer)
         assert isinstance(start, IntImm)
         return buffer, start.value
 
-    def register(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
+    def register_value(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
         """Return the current value of an element of a register buffer."""
         return self.registers.get(self.register_key(buffer, index), "poison")
 
 
-def is_capped(e: PrimExpr) -> bool:
-    """Return whether an expression is a minimum with a constant that is at most 0."""
+def is_nonpositive(e: PrimExpr) -> bool:
+    """Return whether an expression is provably <= 0 or NaN: a minimum with such a constant."""
     if not isinstance(e, Min):
         return False
     caps = (c.value if isinstance(c, Broadcast) else c for c in (e.a, e.b))
@@ -569,25 +576,24 @@ def as_ramp(index: PrimExpr) -> PrimExpr:
         return index
     a, b = as_ramp(index.a), as_ramp(index.b)
     if isinstance(a, Broadcast) and isinstance(b, Broadcast):
-        return Broadcast(prim_binary(index, a.value, b.value), a.lanes, index.dtype)
+        return Broadcast(rebuild_binary(index, a.value, b.value), a.lanes, index.dtype)
+    # `c - ramp` has a negative stride and is left as it is.
     if isinstance(a, Broadcast) and isinstance(b, Ramp) and not isinstance(index, Sub):
         a, b = b, a
     if not (isinstance(a, Ramp) and isinstance(b, Broadcast)):
         return index
     if isinstance(index, Mul):
         return Ramp(a.base * b.value, a.stride * b.value, a.lanes, a.dtype)
-    return Ramp(prim_binary(index, a.base, b.value), a.stride, a.lanes, a.dtype)
+    return Ramp(rebuild_binary(index, a.base, b.value), a.stride, a.lanes, a.dtype)
 
 
-def prim_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def rebuild_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return the same operation on other operands."""
     return a + b if isinstance(kind, Add) else a - b if isinstance(kind, Sub) else a * b
 
 
-def is_safe(root: PrimExpr, limit: int = 24) -> bool:
-    """Return whether speculative evaluation is harmless and cheap: no loads, no divisions, few
-    nodes.
-    """
+def is_speculatable(root: PrimExpr, limit: int = 24) -> bool:
+    """Return whether an expression may be speculated: no loads, no divisions, few nodes."""
     stack, count = [root], 0
     while stack:
         e = stack.pop()

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.software import SOFTWARE_FORMS, whole_product
+from ekiden.codegen.llvm.software import SOFTWARE_INTRINSICS, two_product
 from ekiden.ir import dtype as dt
 
 MANTISSA_BITS = {"float32": 23, "float64": 52}
 EXPONENT_BIAS = {"float32": 127, "float64": 1023}
 # no subnormal number in float32, nor its square root's, and of no weight beside 1 in float64
-ABSORBED_TERM = 1e-30
+NEGLIGIBLE_TERM = 1e-30
 
 
 class FloatMath:
@@ -23,7 +23,7 @@ class FloatMath:
 
     def __init__(self, b: FunctionBuilder, dtype: str) -> None:
         self.b, self.dtype = b, dtype
-        self.element, self.lanes = dt.element(dtype), dt.lanes(dtype)
+        self.element, self.lanes = dt.element_dtype(dtype), dt.lanes(dtype)
         self.word = dt.with_lanes("int32" if self.element == "float32" else "int64", self.lanes)
 
     @property
@@ -32,7 +32,7 @@ class FloatMath:
         return self.element == "float64"
 
     @property
-    def mantissa(self) -> int:
+    def mantissa_bits(self) -> int:
         """Return the number of stored mantissa bits."""
         return MANTISSA_BITS[self.element]
 
@@ -44,18 +44,18 @@ class FloatMath:
         """Return a constant of the integer type of the same width."""
         return self.b.const(value, self.word)
 
-    def llvm(self, name: str, *operands: Operand) -> Operand:
+    def emit_intrinsic(self, name: str, *operands: Operand) -> Operand:
         """Emit an LLVM intrinsic on this type, or its software form where the target lacks it."""
-        ability, compute = SOFTWARE_FORMS.get(name, (None, None))
+        ability, compute = SOFTWARE_INTRINSICS.get(name, (None, None))
         if ability is not None and compute is not None and not self.b.module.has(ability):
-            with self.as_written():
+            with self.without_fast_math():
                 return compute(self, *operands)
         return self.b.intrinsic(name, self.dtype, *operands)
 
     @contextmanager
-    def as_written(self) -> Iterator[None]:
-        """Emit the operations inside without fast-math flags: their order matters; what rounding
-        loses is computed.
+    def without_fast_math(self) -> Iterator[None]:
+        """Suspend fast-math flags for the operations inside: reassociation would remove
+        error-compensation terms.
         """
         flags, self.b.flags = self.b.flags, ""
         try:
@@ -85,41 +85,44 @@ class FloatMath:
 
     def fma(self, x: Operand, y: Operand, z: Operand) -> Operand:
         """Return x * y + z, rounded once."""
-        return self.llvm("fma", x, y, z)
+        return self.emit_intrinsic("fma", x, y, z)
 
-    def less_product(self, z: Operand, x: Operand, y: Operand) -> Operand:
-        """z - x * y for a z within some units in the last place of x * y: what is left is whole.
-        float64 only; parts of x and y must not overflow."""
+    def exact_residual(self, z: Operand, x: Operand, y: Operand) -> Operand:
+        """Return z - x * y for a z within some units in the last place of x * y: the difference is
+        exact. float64 only; parts of x and y must not overflow.
+        """
         if self.b.module.has("fma"):
             return self.fma(self.neg(x), y, z)
-        with self.as_written():
-            product, lost = whole_product(self, x, y)
+        with self.without_fast_math():
+            product, lost = two_product(self, x, y)
             return self.sub(self.sub(z, product), lost)
 
-    def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once or twice, where nothing is made of what rounding loses: the form
-        that is fast. WebAssembly's engines have no fused instruction for certain, nor has x86-64
-        below level v3, where to keep the product whole takes a softmax 4 times as long."""
+    def multiply_add(self, x: Operand, y: Operand, z: Operand) -> Operand:
+        """Return x * y + z, rounded once or twice, whichever is faster: for sums whose rounding
+        error is not used. WebAssembly's engines have no fused instruction for certain, nor has
+        x86-64 below level v3, where to keep the product whole takes a softmax 4 times as long.
+        """
         module = self.b.module
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
         return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
 
-    def square(self, x: Operand) -> Operand:
-        """x * x for |x| below 1, which is never subnormal: what is added, to it or without a fused
-        instruction to x, is lost beside 1."""
+    def square_below_one(self, x: Operand) -> Operand:
+        """Return x * x for |x| < 1, where an underflow to zero is harmless: the square is added to
+        1 or, without a fused instruction, to x.
+        """
         if self.b.module.has("fma") or self.b.module.has("madd"):
-            return self.madd(x, x, self.const(ABSORBED_TERM))
-        moved = self.add(x, self.const(ABSORBED_TERM if self.is_double else ABSORBED_TERM**0.5))
+            return self.multiply_add(x, x, self.const(NEGLIGIBLE_TERM))
+        moved = self.add(x, self.const(NEGLIGIBLE_TERM if self.is_double else NEGLIGIBLE_TERM**0.5))
         return self.mul(moved, moved)
 
     def abs(self, x: Operand) -> Operand:
         """Return |x|."""
-        return self.llvm("fabs", x)
+        return self.emit_intrinsic("fabs", x)
 
     def copysign(self, x: Operand, sign: Operand) -> Operand:
         """Return |x| with the sign of `sign`."""
-        return self.llvm("copysign", x, sign)
+        return self.emit_intrinsic("copysign", x, sign)
 
     def less(self, x: Operand, y: Operand) -> Operand:
         """Return x < y."""
@@ -130,7 +133,7 @@ class FloatMath:
         return self.b.select(condition, self.dtype, x, y, self.lanes)
 
     def clamp(self, x: Operand, low: float, high: float) -> Operand:
-        """x within [low, high]; NaN stays."""
+        """Return x clamped to [low, high]; NaN stays NaN."""
         return self.at_most(self.at_least(x, low), high)
 
     def at_least(self, x: Operand, low: float) -> Operand:
@@ -144,10 +147,10 @@ class FloatMath:
         return self.select(self.b.compare("ogt", self.dtype, x, top), top, x)
 
     def polynomial(self, x: Operand, coefficients: Sequence[float]) -> Operand:
-        """Horner's rule; the constant term comes first."""
+        """Evaluate a polynomial by Horner's rule; the constant term comes first."""
         result = self.const(coefficients[-1])
         for c in reversed(coefficients[:-1]):
-            result = self.madd(result, x, self.const(c))
+            result = self.multiply_add(result, x, self.const(c))
         return result
 
     def paired_polynomial(
@@ -159,7 +162,7 @@ class FloatMath:
         pairs = [coefficients[n : n + 2] for n in range(0, len(coefficients), 2)]
         result, *remaining_pairs = (self.polynomial(x, pair) for pair in reversed(pairs))
         for pair in remaining_pairs:
-            result = self.madd(result, square, pair)
+            result = self.multiply_add(result, square, pair)
         return result
 
     # integers of the same width
@@ -187,44 +190,48 @@ class FloatMath:
         """
         if not self.is_double or self.b.reorders:
             return self.b.convert("sitofp", self.word, self.dtype, x)
-        number = self.const(1.5 * 2.0**self.mantissa)
-        with self.as_written():
+        number = self.const(1.5 * 2.0**self.mantissa_bits)
+        with self.without_fast_math():
             return self.sub(self.from_bits(self.int_op("add", self.bits(number), x)), number)
 
     def power_of_two(self, n: Operand) -> Operand:
         """Return 2**n for an integer n in the normal range."""
         biased = self.int_op("add", n, self.int_const(EXPONENT_BIAS[self.element]))
-        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
+        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa_bits)))
 
-    def rounded(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
+    def round_to_int(self, x: Operand, factor: float, bias: int) -> tuple[Operand, Operand]:
         """Return (n, an integer whose last bits are n + bias) for n = round(x * factor). A number
         so large that its last bit stands for 1 is added: that bit and those above it are n. Of
         NaN n is NaN.
         """
         if self.b.reorders:
-            n = self.llvm("roundeven", self.mul(x, self.const(factor)))
+            n = self.emit_intrinsic("roundeven", self.mul(x, self.const(factor)))
             return n, self.int_op("add", self.to_int(n), self.int_const(bias))
-        number = self.const(1.5 * 2.0**self.mantissa + bias)
-        with self.as_written():
-            large = self.madd(x, self.const(factor), number)
+        number = self.const(1.5 * 2.0**self.mantissa_bits + bias)
+        with self.without_fast_math():
+            large = self.multiply_add(x, self.const(factor), number)
             return self.sub(large, number), self.bits(large)
 
-    def _power(self, biased: Operand) -> Operand:
+    def _power_of_biased_exponent(self, biased: Operand) -> Operand:
         """Return the power of two whose biased exponent is the last bits of an integer."""
-        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa)))
+        return self.from_bits(self.int_op("shl", biased, self.int_const(self.mantissa_bits)))
 
-    def rounded_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
+    def round_to_power(self, x: Operand, factor: float) -> tuple[Operand, Operand]:
         """Return (n, 2**n) for n = round(x * factor), where 2**n is in the normal range."""
-        n, biased = self.rounded(x, factor, EXPONENT_BIAS[self.element])
-        return n, self._power(biased)
+        n, biased = self.round_to_int(x, factor, EXPONENT_BIAS[self.element])
+        return n, self._power_of_biased_exponent(biased)
 
-    def rounded_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
+    def round_to_split_powers(self, x: Operand, factor: float) -> tuple[Operand, Operand, Operand]:
         """Return (n, 2**h, 2**(n - h)) with h = n // 2; both powers are in the normal range for n
         in twice that range.
         """
-        n, biased = self.rounded(x, factor, 2 * EXPONENT_BIAS[self.element])
+        n, biased = self.round_to_int(x, factor, 2 * EXPONENT_BIAS[self.element])
         half = self.int_op("lshr", biased, self.int_const(1))
-        return n, self._power(half), self._power(self.int_op("sub", biased, half))
+        return (
+            n,
+            self._power_of_biased_exponent(half),
+            self._power_of_biased_exponent(self.int_op("sub", biased, half)),
+        )
 
     @property
     def has_scale(self) -> bool:
@@ -232,15 +239,16 @@ class FloatMath:
         return self.b.has_scalef(self.dtype)
 
     def scale(self, x: Operand, n: Operand) -> Operand:
-        """x * 2**n for a float n holding a small integer, where that is one instruction; subnormal
-        results and overflow come out right."""
+        """Return x * 2**n for a float n that holds a small integer, as one instruction; subnormal
+        results and overflow come out right.
+        """
         scaled = self.b.scalef(self.dtype, x, n)
         assert scaled is not None, self.dtype
         return scaled
 
-    def look_up(self, values: tuple[float, ...], index: Operand) -> Operand:
+    def table_lookup(self, values: tuple[float, ...], index: Operand) -> Operand:
         """Return `values[index]` for each lane, for an index in range. float64 only."""
-        return self.b.element(values, index, self.lanes)
+        return self.b.load_table_element(values, index, self.lanes)
 
     def widen(self) -> FloatMath:
         """Return the same lanes in float64."""

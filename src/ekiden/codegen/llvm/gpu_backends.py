@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-AXIS_NAMES = ("x", "y", "z")
+THREAD_AXES = ("x", "y", "z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class IntrinsicCall:
 
     name: str
     result: str
-    given: tuple[str, ...] = ()
+    fixed_arguments: tuple[str, ...] = ()
     attributes: str = ""
 
 
@@ -36,18 +36,18 @@ class GpuBackend:
     format: str
     kind: str
     triple: str
-    layout: str
-    convention: str
-    numbers: str
-    offsets: bool
-    constants: int
-    binary: bool
-    calls: Mapping[str, IntrinsicCall]
-    hint: str = ""
+    data_layout: str
+    calling_convention: str
+    index_type: str
+    has_byte_offsets: bool
+    constant_space: int
+    is_binary: bool
+    intrinsic_calls: Mapping[str, IntrinsicCall]
+    vector_width_hint: str = ""
     has_wide_accesses: bool = False
 
     def cpu(self, target: Target) -> str:
-        """LLVM's name of the processor."""
+        """Return LLVM's name of the processor."""
         oldest = target.kind.oldest
         return target.arch or (f"sm_{oldest}" if oldest else "")
 
@@ -62,30 +62,37 @@ GLOBAL_SPACE, SHARED_SPACE = 1, 3
 """The address spaces of memory of the device and of a block: the same on all roads."""
 
 
-def _numbers(
+def _thread_index_calls(
     names: Mapping[str, str], call: str, result: str, by_number: bool
 ) -> dict[str, IntrinsicCall]:
-    """Return the calls for `threadIdx.x` and its like: the axis is part of the function's name, or
-    its argument.
+    """Return the calls that read thread indices and extents (`threadIdx.x` ...): the axis is part
+    of the function's name, or its argument.
     """
     calls = {}
     for word, name in names.items():
-        for number, axis in enumerate(AXIS_NAMES):
+        for number, axis in enumerate(THREAD_AXES):
             named = call.format(name=name, axis=axis, length=len(name))
-            arguments, attributes = ((f"i32 {number}",), READ_ATTRIBUTES) if by_number else ((), "")
+            arguments, attributes = (
+                ((f"i32 {number}",), READ_ONLY_ATTRIBUTES) if by_number else ((), "")
+            )
             calls[f"{word}.{axis}"] = IntrinsicCall(named, result, arguments, attributes)
     return calls
 
 
-READ_ATTRIBUTES = "nounwind willreturn memory(none)"
-NVIDIA_INDICES = {"threadIdx": "tid", "blockIdx": "ctaid", "blockDim": "ntid", "gridDim": "nctaid"}
-OPENCL_INDICES = {
+READ_ONLY_ATTRIBUTES = "nounwind willreturn memory(none)"
+NVPTX_SPECIAL_REGISTERS = {
+    "threadIdx": "tid",
+    "blockIdx": "ctaid",
+    "blockDim": "ntid",
+    "gridDim": "nctaid",
+}
+OPENCL_WORK_ITEM_FUNCTIONS = {
     "threadIdx": "get_local_id",
     "blockIdx": "get_group_id",
     "blockDim": "get_local_size",
     "gridDim": "get_num_groups",
 }
-SHUFFLES = {
+NVPTX_SHUFFLE_CALLS = {
     f"{word}.{name}": IntrinsicCall(f"llvm.nvvm.shfl.sync.{way}.{name}", kind)
     for word, way in (
         ("tvm_warp_shuffle", "idx"),
@@ -94,35 +101,38 @@ SHUFFLES = {
     )
     for kind, name in (("float", "f32"), ("i32", "i32"))
 }
-ALL_FENCES = 3
+CLK_ALL_FENCES = 3
 """CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE"""
 
 # fmt: off
 GPU_BACKENDS: dict[str, GpuBackend] = {each.format: each for each in (
     GpuBackend(
         "ptx", "nvptx", "nvptx64-nvidia-cuda",
-        layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
-        convention="ptx_kernel", numbers="int32", offsets=False, constants=4, binary=False,
-        calls={
-            **_numbers(NVIDIA_INDICES, "llvm.nvvm.read.ptx.sreg.{name}.{axis}", "i32",
-                       by_number=False),
+        data_layout="e-p6:32:32-i64:64-i128:128-i256:256-v16:16-v32:32-n16:32:64",
+        calling_convention="ptx_kernel", index_type="int32", has_byte_offsets=False,
+        constant_space=4, is_binary=False,
+        intrinsic_calls={
+            **_thread_index_calls(NVPTX_SPECIAL_REGISTERS,
+                                  "llvm.nvvm.read.ptx.sreg.{name}.{axis}", "i32", by_number=False),
             "barrier": IntrinsicCall("llvm.nvvm.barrier.cta.sync.aligned.all", "void", ("i32 0",)),
             "tvm_warp_activemask": IntrinsicCall("llvm.nvvm.activemask", "i32"),
-            **SHUFFLES,
+            **NVPTX_SHUFFLE_CALLS,
         },
         has_wide_accesses=True,
     ),
     GpuBackend(
         "spirv", "opencl", "spirv64v1.0-unknown-unknown",
-        layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
+        data_layout="e-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-v192:256-v256:256-v512:512-v1024:1024"
                "-n8:16:32:64-G1",
-        convention="spir_kernel", numbers="int64", offsets=True, constants=2, binary=True,
-        calls={
-            **_numbers(OPENCL_INDICES, "_Z{length}{name}j", "i64", by_number=True),
-            "barrier": IntrinsicCall("_Z7barrierj", "void", (f"i32 {ALL_FENCES}",),
+        calling_convention="spir_kernel", index_type="int64", has_byte_offsets=True,
+        constant_space=2, is_binary=True,
+        intrinsic_calls={
+            **_thread_index_calls(OPENCL_WORK_ITEM_FUNCTIONS, "_Z{length}{name}j", "i64",
+                                  by_number=True),
+            "barrier": IntrinsicCall("_Z7barrierj", "void", (f"i32 {CLK_ALL_FENCES}",),
                                      "convergent nounwind"),
         },
-        hint="vec_type_hint",
+        vector_width_hint="vec_type_hint",
     ),
 )}
 # fmt: on

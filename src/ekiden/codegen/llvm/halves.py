@@ -16,36 +16,42 @@ from collections.abc import Iterator
 
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, shuffle
-from ekiden.ir.prim import Add, Cast, IntImm, Intrinsic, Mul, PrimExpr, Sub, binary, const
+from ekiden.ir.prim import Add, Cast, IntImm, Intrinsic, Mul, PrimExpr, Sub, const, fold_binary
 from ekiden.tir.expr import Broadcast, broadcast
 
-WORD_BITS = 32
+INT32_BITS = 32
 """Bits of an element of the vectors around."""
 MAX_INT64_NODES = 24
 """Nodes of int64 that are looked at; more are no requantisation."""
 SHIFT_OPS = frozenset(("left_shift", "right_shift"))
 
 
-def in_halves(e: Cast) -> PrimExpr | None:
-    """Return the same int32 vector computed in halves, or None for other arithmetic or without a
-    product.
+def split_even_odd(e: Cast) -> PrimExpr | None:
+    """Rewrite an int32 vector of int64 arithmetic to even and odd halves (PMULDQ); return None for
+    other arithmetic or without a product.
     """
     lanes = dt.lanes(e.dtype)
-    if dt.element(e.dtype) != "int32" or dt.element(e.value.dtype) != "int64" or lanes % 2:
+    if (
+        dt.element_dtype(e.dtype) != "int32"
+        or dt.element_dtype(e.value.dtype) != "int64"
+        or lanes % 2
+    ):
         return None
-    nodes = list(_inner(e.value))
+    nodes = list(_int64_nodes(e.value))
     if len(nodes) > MAX_INT64_NODES or not any(isinstance(n, Mul) for n in nodes):
         return None
     if not all(_is_leaf(n) or isinstance(n, (Add, Sub, Mul)) or _is_shift(n) for n in nodes):
         return None
-    low, odd = _lower_words(_half(e.value, 0)), _half(e.value, 1)
-    if any(isinstance(n, Mul) and (_is_same(n.a) or _is_same(n.b)) for n in nodes):
-        return shuffle(low, _lower_words(odd), [i + (lanes - 1) * (i % 2) for i in range(lanes)])
-    return shuffle(low, _upper_words(odd), [i + lanes * (i % 2) for i in range(lanes)])
+    low, odd = _even_lower_words(_even_or_odd_lanes(e.value, 0)), _even_or_odd_lanes(e.value, 1)
+    if any(isinstance(n, Mul) and (_is_uniform(n.a) or _is_uniform(n.b)) for n in nodes):
+        return shuffle(
+            low, _even_lower_words(odd), [i + (lanes - 1) * (i % 2) for i in range(lanes)]
+        )
+    return shuffle(low, _odd_lower_words(odd), [i + lanes * (i % 2) for i in range(lanes)])
 
 
-def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
-    """Yield the int64 nodes, at most one more than MAX_INT64_NODES."""
+def _int64_nodes(root: PrimExpr) -> Iterator[PrimExpr]:
+    """Yield the int64 nodes below an expression, at most MAX_INT64_NODES + 1 of them."""
     stack = [root]
     for _ in range(MAX_INT64_NODES + 1):
         if not stack:
@@ -62,19 +68,19 @@ def _is_shift(e: PrimExpr) -> bool:
     return isinstance(e, Intrinsic) and e.op in SHIFT_OPS
 
 
-def _is_same(e: PrimExpr) -> bool:
-    """Return whether all lanes are the same number. LLVM would shift such a factor left for the
+def _is_uniform(e: PrimExpr) -> bool:
+    """Return whether all lanes hold the same value. LLVM would shift such a factor left for the
     whole product, and it would no longer be an int32.
     """
     return isinstance(e, Broadcast)
 
 
 def _is_leaf(e: PrimExpr) -> bool:
-    """Return whether an operand is the same in all lanes, or an int32 in each."""
-    return _is_same(e) or (isinstance(e, Cast) and dt.element(e.value.dtype) == "int32")
+    """Return whether an operand is uniform, or an int32 extended to int64."""
+    return _is_uniform(e) or (isinstance(e, Cast) and dt.element_dtype(e.value.dtype) == "int32")
 
 
-def _half(e: PrimExpr, odd: int) -> PrimExpr:
+def _even_or_odd_lanes(e: PrimExpr, odd: int) -> PrimExpr:
     """Return the even or odd elements of an expression whose nodes `_inner` yields; recursion is
     bounded by MAX_INT64_NODES.
     """
@@ -83,52 +89,52 @@ def _half(e: PrimExpr, odd: int) -> PrimExpr:
         return broadcast(e.value, half)
     if isinstance(e, Cast):
         words = call_intrin("reinterpret", e.value, dtype=dt.with_lanes("int64", half))
-        moved = words if odd else _shifted("left_shift", words, WORD_BITS)
-        return _shifted("right_shift", moved, WORD_BITS)
+        moved = words if odd else _shift_halves("left_shift", words, INT32_BITS)
+        return _shift_halves("right_shift", moved, INT32_BITS)
     if isinstance(e, (Add, Sub, Mul)):
-        return binary(type(e), _half(e.a, odd), _half(e.b, odd))
+        return fold_binary(type(e), _even_or_odd_lanes(e.a, odd), _even_or_odd_lanes(e.b, odd))
     assert isinstance(e, Intrinsic)
-    return call_intrin(e.op, *(_half(a, odd) for a in e.args))
+    return call_intrin(e.op, *(_even_or_odd_lanes(a, odd) for a in e.args))
 
 
-def _shifted(op: str, e: PrimExpr, by: int) -> PrimExpr:
+def _shift_halves(op: str, e: PrimExpr, by: int) -> PrimExpr:
     if not by:
         return e
-    return call_intrin(op, e, broadcast(const(by, dt.element(e.dtype)), dt.lanes(e.dtype)))
+    return call_intrin(op, e, broadcast(const(by, dt.element_dtype(e.dtype)), dt.lanes(e.dtype)))
 
 
-def _distance(e: PrimExpr) -> int | None:
+def _shift_distance(e: PrimExpr) -> int | None:
     """Return the constant right shift of all lanes if the remaining bits fit a word, else None."""
     if not (isinstance(e, Intrinsic) and e.op == "right_shift"):
         return None
     by = e.args[1].value if isinstance(e.args[1], Broadcast) else e.args[1]
-    return by.value if isinstance(by, IntImm) and 0 <= by.value <= WORD_BITS else None
+    return by.value if isinstance(by, IntImm) and 0 <= by.value <= INT32_BITS else None
 
 
-def _lower_words(e: PrimExpr) -> PrimExpr:
+def _even_lower_words(e: PrimExpr) -> PrimExpr:
     """Return an int32 vector whose even elements are the lower words. The sign that is shifted in
     does not reach them, and few processors have an arithmetic int64 shift.
     """
-    by = _distance(e)
+    by = _shift_distance(e)
     if by is not None:
         assert isinstance(e, Intrinsic)
         bits = call_intrin("reinterpret", e.args[0], dtype=_unsigned(e.dtype))
-        e = _shifted("right_shift", bits, by)
-    return _words(e)
+        e = _shift_halves("right_shift", bits, by)
+    return _as_int32_lanes(e)
 
 
-def _upper_words(e: PrimExpr) -> PrimExpr:
+def _odd_lower_words(e: PrimExpr) -> PrimExpr:
     """Return an int32 vector whose odd elements are the lower words."""
-    by = _distance(e)
+    by = _shift_distance(e)
     if by is None:
-        return _words(_shifted("left_shift", e, WORD_BITS))
+        return _as_int32_lanes(_shift_halves("left_shift", e, INT32_BITS))
     assert isinstance(e, Intrinsic)
-    return _words(_shifted("left_shift", e.args[0], WORD_BITS - by))
+    return _as_int32_lanes(_shift_halves("left_shift", e.args[0], INT32_BITS - by))
 
 
 def _unsigned(dtype: str) -> str:
     return dt.with_lanes("uint64", dt.lanes(dtype))
 
 
-def _words(e: PrimExpr) -> PrimExpr:
+def _as_int32_lanes(e: PrimExpr) -> PrimExpr:
     return call_intrin("reinterpret", e, dtype=dt.with_lanes("int32", 2 * dt.lanes(e.dtype)))

@@ -50,7 +50,9 @@ class ImageInfo:
     """The processor that it is for, then the flags of /proc/cpuinfo that its code relies on."""
 
 
-def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None = None) -> bytes:
+def link_image(
+    objects: Sequence[bytes], exports: Sequence[str], target: Target | None = None
+) -> bytes:
     """Link objects into an image that exports the named functions, in that order. The same objects
     give the same bytes.
 
@@ -64,19 +66,20 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
         InternalError: if code needs what the runtime does not provide, an export is missing, or two
         objects define one name.
     """
-    linker = _linker(objects, exports)
+    linker = _create_linker(objects, exports)
     provided = VM_HELPERS.union(SERVICES, ABI_SERVICES)
     prefixes = CALL_SITE_PREFIX, EXTERN_PREFIX
+    # The loader resolves only these names; anything else would fail in the user's process.
     unknown = [n for n in linker.imports if n not in provided and not n.startswith(prefixes)]
     if unknown:
         raise InternalError(
             f"image: compiled code calls {', '.join(unknown)}; there are {', '.join(SERVICES)}"
         )
     text = linker.text()
-    table = [_entry(name) + struct.pack("<Q", linker.exported(name)) for name in exports]
+    table = [_encode_name(name) + struct.pack("<Q", linker.exported(name)) for name in exports]
     exports_at = PAGE_BYTES + len(text)
     imports_at = exports_at + sum(len(row) for row in table)
-    tail = b"".join([*table, *(_entry(name) for name in linker.imports)])
+    tail = b"".join([*table, *(_encode_name(name) for name in linker.imports)])
     total = exports_at + len(tail)
     counts = len(exports), len(linker.imports)
     mark = linker.mark
@@ -87,25 +90,27 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     return (header + needs.encode()).ljust(PAGE_BYTES, b"\0") + text + tail
 
 
-def _entry(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     data = name.encode()
     return struct.pack("<I", len(data)) + data
 
 
-def _align(value: int, alignment: int) -> int:
+def _align_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def _linker(objects: Sequence[bytes], exports: Sequence[str]) -> _Linker | wasm.WasmLinker:
+def _create_linker(
+    objects: Sequence[bytes], exports: Sequence[str]
+) -> _ImageLinker | wasm.WasmLinker:
     if any(data[: len(wasm.WASM_MAGIC)] == wasm.WASM_MAGIC for data in objects):
         return wasm.WasmLinker(objects, exports)
-    return _Linker([elf.read(data) for data in objects])
+    return _ImageLinker([elf.parse_elf(data) for data in objects])
 
 
 # Two passes, as every linker's: first all sections of all objects get places, code before data,
 # then references can be computed. The order is that of the objects, imports are sorted: one
 # content, one image, as its digest is a key of caches.
-class _Linker:
+class _ImageLinker:
     """Linker that lays out the sections of all objects, then resolves relocations against their
     offsets.
     """
@@ -116,28 +121,31 @@ class _Linker:
         if len(machines) != 1 or not machines <= set(LINK_ARCHITECTURES):
             raise InternalError(f"image: objects of one known machine expected, got {machines}")
         self.architecture = LINK_ARCHITECTURES[machines.pop()]
-        self.mark = self.architecture.mark
+        self.mark = self.architecture.header_byte
         self.places: dict[tuple[int, int], int] = {}
         self.globals: dict[str, int] = {}
         self.end = 0
+        # Code first, so that the executable pages of the image are contiguous.
         for executable in (True, False):
             for number, elf_object in enumerate(objects):
-                self._place(number, elf_object, executable)
+                self._layout_sections(number, elf_object, executable)
         for number, elf_object in enumerate(objects):
-            self._define(number, elf_object)
-        self.imports = sorted(self._undefined())
-        self.stubs = _align(self.end, 8)
-        self.size = self._stub(len(self.imports))
-        self.slots = _align(self.size, PAGE_BYTES)
+            self._define_symbols(number, elf_object)
+        self.imports = sorted(self._undefined_symbols())
+        self.stubs = _align_up(self.end, 8)
+        self.size = self._stub_offset(len(self.imports))
+        # The address table is on pages of its own: it is written at load, the text is mapped
+        # read-only.
+        self.slots = _align_up(self.size, PAGE_BYTES)
 
-    def _place(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
+    def _layout_sections(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
         for index, section in elf_object.sections.items():
             if section.executable == executable and section.data:
-                self.end = _align(self.end, section.alignment)
+                self.end = _align_up(self.end, section.alignment)
                 self.places[number, index] = self.end
                 self.end += len(section.data)
 
-    def _define(self, number: int, elf_object: elf.ElfObject) -> None:
+    def _define_symbols(self, number: int, elf_object: elf.ElfObject) -> None:
         for symbol in elf_object.symbols:
             section_offset = self.places.get((number, symbol.section))
             if section_offset is None or symbol.is_local:
@@ -146,7 +154,7 @@ class _Linker:
                 raise InternalError(f"image: {symbol.name!r} is defined twice")
             self.globals[symbol.name] = section_offset + symbol.value
 
-    def _undefined(self) -> set[str]:
+    def _undefined_symbols(self) -> set[str]:
         used = (
             elf_object.symbols[r.symbol]
             for elf_object in self.objects
@@ -165,32 +173,33 @@ class _Linker:
             raise InternalError(f"image: no object defines {name!r}")
         return self.globals[name]
 
-    def _stub(self, number: int) -> int:
+    def _stub_offset(self, number: int) -> int:
         return self.stubs + self.architecture.stub_size * number
 
     def text(self) -> bytes:
         """Return code, data and stubs with every reference resolved."""
-        filler = self.architecture.filler
+        # Gaps between sections hold trapping instructions: a wild jump fails at once.
+        filler = self.architecture.trap_instruction
         out = bytearray(filler * -(-self.size // len(filler)))[: self.size]
         for (number, index), section_offset in self.places.items():
             section = self.objects[number].sections[index]
             out[section_offset : section_offset + len(section.data)] = section.data
         for i in range(len(self.imports)):
-            at = self._stub(i)
-            code = self.architecture.stub(at, self.slots + self.architecture.slot_bytes * i)
+            at = self._stub_offset(i)
+            code = self.architecture.encode_stub(at, self.slots + self.architecture.slot_bytes * i)
             out[at : at + len(code)] = code
         references = [
-            self._reference(number, base, relocation)
+            self._resolve_reference(number, base, relocation)
             for (number, index), base in self.places.items()
             for relocation in self.objects[number].sections[index].relocations
         ]
-        for reference in self.architecture.pair(references):
-            self.architecture.relocate(out, reference)
+        for reference in self.architecture.pair_relocations(references):
+            self.architecture.apply_relocation(out, reference)
         return bytes(out)
 
     # A call of something outside goes to a stub that jumps through the slot; a load of its address,
     # which the compiler wrote as one through a table, reads the slot itself.
-    def _reference(
+    def _resolve_reference(
         self, number: int, section_offset: int, r: elf.ElfRelocation
     ) -> ResolvedReference:
         """Return what a relocation of an object refers to: an offset in the text, an address-table
@@ -201,32 +210,33 @@ class _Linker:
         target = home + symbol.value if home is not None else self.globals.get(symbol.name)
         # An import is reached through a slot of the address table where the relocation allows it
         # (GOTPCREL and its like), else through a stub.
-        is_slot = target is None and r.kind in self.architecture.through_table
+        is_slot = target is None and r.kind in self.architecture.table_relocations
         if target is None:
             imported = self.imports.index(symbol.name)
             slot = self.slots + self.architecture.slot_bytes * imported
-            target = slot if is_slot else self._stub(imported)
+            target = slot if is_slot else self._stub_offset(imported)
         return ResolvedReference(r.kind, at, target + r.addend, is_slot, symbol.name)
 
 
-def inspect(image: bytes) -> ImageInfo:
+def parse_image(image: bytes) -> ImageInfo:
     """Parse an image into its parts. Raises LoadError if it is not one."""
     if len(image) < PAGE_BYTES or image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
         raise LoadError("image: not a native code image")
     _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = (
         IMAGE_HEADER.unpack_from(image)
     )
+    # Bounds are checked before any table is read: images come from files.
     if total != len(image) or exports_at != PAGE_BYTES + text_size or imports_at > total:
         raise LoadError(f"image: header promises {total} bytes, got {len(image)}")
     exports: dict[str, int] = {}
     at = exports_at
     for _ in range(n_exports):
-        name, at = _name(image, at)
+        name, at = _decode_name(image, at)
         (exports[name],) = struct.unpack_from("<Q", image, at)
         at += 8
     imports: list[str] = []
     for _ in range(n_imports):
-        name, at = _name(image, at)
+        name, at = _decode_name(image, at)
         imports.append(name)
     needs = image[IMAGE_HEADER.size : PAGE_BYTES].rstrip(b"\0").decode()
     return ImageInfo(
@@ -241,14 +251,14 @@ def architecture_of(image: bytes) -> str:
     names = [
         architecture.name
         for architecture in LINK_ARCHITECTURES.values()
-        if architecture.mark == image[6]
+        if architecture.header_byte == image[6]
     ]
     if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC or not names:
         raise LoadError("image: not a native code image of a known machine")
     return names[0]
 
 
-def _name(image: bytes, at: int) -> tuple[str, int]:
+def _decode_name(image: bytes, at: int) -> tuple[str, int]:
     if at + 4 > len(image):
         raise LoadError("image: a table is truncated")
     (size,) = struct.unpack_from("<I", image, at)

@@ -10,7 +10,7 @@ from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.extern_call import ExternCallEmitter
 from ekiden.codegen.llvm.types import register_type
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import BufferAddress
@@ -21,43 +21,43 @@ class IntrinsicCallEmitter(ExternCallEmitter):
     """Emitter of `call_llvm_intrin`."""
 
     def call_llvm(self, e: Intrinsic) -> Operand:
-        """Return the result of a call, or "undef" if it has no value."""
+        """Emit the call of an LLVM intrinsic; the result is "undef" if it returns void."""
         name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
         if not name.startswith("llvm."):
             raise CompileError(f"llvm: {e.op}: expected the name of an intrinsic first, got {e!r}")
-        b, effects = self.b, row_of(e.op).effects
+        b, effects = self.b, find_intrinsic(e.op).effects
         b.module.intrinsics.add(name)
-        operands = ", ".join(" ".join(self._operand(name, a)) for a in e.args[2:])
+        operands = ", ".join(" ".join(self._emit_operand(name, a)) for a in e.args[2:])
         if e.dtype == VOID_DTYPE:
-            b.effect(f"call void @{name}({operands})")
+            b.append_void(f"call void @{name}({operands})")
             b.touch_memory()
             return "undef"
-        call = f"call {_type(e.dtype)} @{name}({operands})"
+        call = f"call {_llvm_type(e.dtype)} @{name}({operands})"
         value = b.value(call) if effects else b.pure(call)
         if effects:
             b.touch_memory()
-        return self._bits(value, e.dtype, is_result=True)
+        return self._bitcast_bfloat16(value, e.dtype, is_result=True)
 
-    def _operand(self, name: str, a: PrimExpr) -> tuple[str, Operand]:
+    def _emit_operand(self, name: str, a: PrimExpr) -> tuple[str, Operand]:
         if isinstance(a, StringImm):
             raise CompileError(f"llvm: {name}: expected numbers and buffers, got {a!r}")
         if isinstance(a, BufferAddress):
             return self.region_address(a)
-        return _type(a.dtype), self._bits(self.value(a), a.dtype, is_result=False)
+        return _llvm_type(a.dtype), self._bitcast_bfloat16(self.value(a), a.dtype, is_result=False)
 
-    def _bits(self, value: Operand, dtype: str, *, is_result: bool) -> Operand:
-        """Return a bfloat16 as LLVM's type of it, or a result as ours, which has the bits."""
-        if dt.element(dtype) != "bfloat16":
+    def _bitcast_bfloat16(self, value: Operand, dtype: str, *, is_result: bool) -> Operand:
+        """Bitcast between uint16, which holds our bfloat16, and LLVM's bfloat type."""
+        if dt.element_dtype(dtype) != "bfloat16":
             return value
-        kinds = [register_type(dtype), _type(dtype)]
+        kinds = [register_type(dtype), _llvm_type(dtype)]
         source, to = reversed(kinds) if is_result else kinds
         return self.b.pure(f"bitcast {source} {value} to {to}")
 
 
-def _type(dtype: str) -> str:
+def _llvm_type(dtype: str) -> str:
     """Return LLVM's type of a dtype."""
     kind = register_type(dtype)
-    return kind.replace("i16", "bfloat") if dt.element(dtype) == "bfloat16" else kind
+    return kind.replace("i16", "bfloat") if dt.element_dtype(dtype) == "bfloat16" else kind
 
 
 __all__ = ["IntrinsicCallEmitter"]

@@ -8,7 +8,7 @@ from ekiden.codegen.llvm.math_exp import exp
 
 # erf(x) / x = P(x**2) / Q(x**2) on |x| <= 3.93, where erf rounds to 1. At LAST it is 1 to the last
 # bit, with fused products or without: a rounding less makes x * (1 + erf(x)) -6e22 at -1e30.
-SATURATION = 3.929879665374756
+ERF_SATURATION = 3.929879665374756
 ERF_NUMERATOR = (
     1.1283791696060288, 0.19249151359131664, 0.05559354111111007, 0.00419676690264922,
     0.0004060860092787317, 6.601167988231853e-06,
@@ -37,18 +37,18 @@ LOG_ERFC_POLYNOMIAL = (
 
 def erf(m: FloatMath, x: Operand) -> Operand:
     """Return the error function of x."""
-    return _double(m, x) if m.is_double else _single(m, x)
+    return _erf_float64(m, x) if m.is_double else _erf_float32(m, x)
 
 
-def _single(m: FloatMath, x: Operand) -> Operand:
-    x = m.clamp(x, -SATURATION, SATURATION)
+def _erf_float32(m: FloatMath, x: Operand) -> Operand:
+    x = m.clamp(x, -ERF_SATURATION, ERF_SATURATION)
     square = m.mul(x, x)
     return m.div(
         m.mul(x, m.polynomial(square, ERF_NUMERATOR)), m.polynomial(square, ERF_DENOMINATOR)
     )
 
 
-def _double(m: FloatMath, x: Operand) -> Operand:
+def _erf_float64(m: FloatMath, x: Operand) -> Operand:
     size = m.abs(x)
     square = m.mul(x, x)
     near = m.mul(x, m.paired_polynomial(square, m.mul(square, square), ERF_SERIES))

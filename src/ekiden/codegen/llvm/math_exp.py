@@ -15,11 +15,11 @@ LN2_LOW = {"float32": 1.42860682030941723212e-6, "float64": 1.908214929270587700
 EXP_RANGE = {"float32": (-106.0, 90.0), "float64": (-750.0, 711.0)}
 # those beyond which exp(x), or 2 / exp(x), is subnormal: arithmetic on such takes 100 cycles and
 # more
-NORMAL_RANGE = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
+EXP_NORMAL_RANGE = {"float32": (-87.33, 80.0), "float64": (-708.39, 700.0)}
 # within a half of where 2**n, made of n's bits with their bias alone, has none left and is 0
-UNDERFLOW_LIMIT = {"float32": -88.0, "float64": -709.06}
+EXP_UNDERFLOW_LIMIT = {"float32": -88.0, "float64": -709.06}
 # what an r below it adds by r**2 / 2 is lost beside r, and may be subnormal
-TANH_NUDGE = {"float32": 1e-8, "float64": 1e-17}
+TANH_ZERO_GUARD = {"float32": 1e-8, "float64": 1e-17}
 
 # (exp(r) - 1 - r) / r**2 on |r| <= ln(2)/2
 EXP_POLYNOMIAL = {
@@ -42,54 +42,52 @@ def exp(m: FloatMath, x: Operand) -> Operand:
     """
     low, high = EXP_RANGE[m.element]
     vanishes, zero = m.less(x, m.const(low)), m.const(0.0)
-    exponential = exp_within(m, m.at_most(m.select(vanishes, zero, x), high))
+    exponential = exp_in_range(m, m.at_most(m.select(vanishes, zero, x), high))
     return m.select(vanishes, zero, exponential)
 
 
-def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
+def exp_nonpositive(m: FloatMath, x: Operand) -> Operand:
     """Return exp(x) for x <= 0, or NaN, in fewer steps. Results below the least normal number over
     the root of 2 are 0: to round those once takes a product more, and 8 percent of a softmax
     (Zen 3). Arguments raised to where the power of two is 0 cost one step, results set to 0
     three, which is why AVX-512's instruction that scales is not used (Zen 4: a softmax takes
     1.16 of the time).
     """
-    return exp_normal(m, m.at_least(x, UNDERFLOW_LIMIT[m.element]))
+    return exp_normal(m, m.at_least(x, EXP_UNDERFLOW_LIMIT[m.element]))
 
 
-def _none_subnormal(m: FloatMath, x: Operand) -> Operand:
-    """Return exp(x) for x <= 0, or NaN, with subnormal results as 0. 0 for what would be
-    subnormal.
-    """
-    vanishes = m.less(x, m.const(NORMAL_RANGE[m.element][0]))
-    return exp_normal(m, m.select(vanishes, m.const(UNDERFLOW_LIMIT[m.element]), x))
+def _exp_flush_subnormal(m: FloatMath, x: Operand) -> Operand:
+    """Return exp(x) for x <= 0, or NaN; results that would be subnormal are 0."""
+    vanishes = m.less(x, m.const(EXP_NORMAL_RANGE[m.element][0]))
+    return exp_normal(m, m.select(vanishes, m.const(EXP_UNDERFLOW_LIMIT[m.element]), x))
 
 
-def exp_within(m: FloatMath, x: Operand) -> Operand:
+def exp_in_range(m: FloatMath, x: Operand) -> Operand:
     """Return exp(x) for x in EXP_RANGE."""
     if m.has_scale:
-        n = m.llvm("roundeven", m.mul(x, m.const(LOG2_E)))
+        n = m.emit_intrinsic("roundeven", m.mul(x, m.const(LOG2_E)))
         return m.scale(m.add(m.const(1.0), _expm1_reduced(m, x, n)), n)
-    n, first, second = m.rounded_powers(x, LOG2_E)
-    return m.mul(m.madd(_expm1_reduced(m, x, n), first, first), second)
+    n, first, second = m.round_to_split_powers(x, LOG2_E)
+    return m.mul(m.multiply_add(_expm1_reduced(m, x, n), first, first), second)
 
 
 def exp_normal(m: FloatMath, x: Operand) -> Operand:
-    """Return exp(x) for x in NORMAL_RANGE, or 0 for x = UNDERFLOW_LIMIT. NaN stays."""
-    n, power = m.rounded_power(x, LOG2_E)
-    return m.madd(_expm1_reduced(m, x, n), power, power)
+    """Return exp(x) for x in EXP_NORMAL_RANGE, or 0 for x = EXP_UNDERFLOW_LIMIT. NaN stays."""
+    n, power = m.round_to_power(x, LOG2_E)
+    return m.multiply_add(_expm1_reduced(m, x, n), power, power)
 
 
 def _expm1_reduced(m: FloatMath, x: Operand, n: Operand) -> Operand:
     """Return exp(r) - 1 for r = x - n ln 2, accurate to the last place of exp(r)."""
-    r = _reduced(m, x, n)
-    square = m.square(r)
-    return m.madd(m.paired_polynomial(r, square, EXP_POLYNOMIAL[m.element]), square, r)
+    r = _reduce_argument(m, x, n)
+    square = m.square_below_one(r)
+    return m.multiply_add(m.paired_polynomial(r, square, EXP_POLYNOMIAL[m.element]), square, r)
 
 
-def _reduced(m: FloatMath, x: Operand, n: Operand) -> Operand:
+def _reduce_argument(m: FloatMath, x: Operand, n: Operand) -> Operand:
     """Return the reduced argument x - n ln 2."""
-    r = m.madd(n, m.const(-LN2_HIGH[m.element]), x)
-    return m.madd(n, m.const(-LN2_LOW[m.element]), r)
+    r = m.multiply_add(n, m.const(-LN2_HIGH[m.element]), x)
+    return m.multiply_add(n, m.const(-LN2_LOW[m.element]), r)
 
 
 def sigmoid(m: FloatMath, x: Operand) -> Operand:
@@ -97,7 +95,7 @@ def sigmoid(m: FloatMath, x: Operand) -> Operand:
     below the smallest normal number are 0: subnormals would slow the next layer's arithmetic.
     """
     one, zero = m.const(1.0), m.const(0.0)
-    e = _none_subnormal(m, m.neg(m.abs(x)))
+    e = _exp_flush_subnormal(m, m.neg(m.abs(x)))
     return m.div(m.select(m.less(x, zero), e, one), m.add(one, e))
 
 
@@ -107,12 +105,12 @@ def tanh(m: FloatMath, x: Operand) -> Operand:
     - 1 is r + r (r q), whose product with r is not rounded separately. Three roundings remain.
     """
     size, one = m.abs(x), m.const(1.0)
-    twice = m.at_most(m.add(size, size), NORMAL_RANGE[m.element][1])
-    n, power = m.rounded_power(twice, LOG2_E)
-    r = _reduced(m, twice, n)
-    square = m.square(r)
+    twice = m.at_most(m.add(size, size), EXP_NORMAL_RANGE[m.element][1])
+    n, power = m.round_to_power(twice, LOG2_E)
+    r = _reduce_argument(m, twice, n)
+    square = m.square_below_one(r)
     q = m.paired_polynomial(r, square, EXP_POLYNOMIAL[m.element])
-    again = r if m.b.module.has("fma") else m.add(r, m.const(TANH_NUDGE[m.element]))
-    expm1 = m.madd(m.mul(q, r), again, r)
-    e = m.madd(expm1, power, m.sub(power, one))
+    again = r if m.b.module.has("fma") else m.add(r, m.const(TANH_ZERO_GUARD[m.element]))
+    expm1 = m.multiply_add(m.mul(q, r), again, r)
+    e = m.multiply_add(expm1, power, m.sub(power, one))
     return m.copysign(m.div(e, m.add(e, m.const(2.0))), x)

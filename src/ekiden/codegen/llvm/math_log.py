@@ -8,13 +8,13 @@ from ekiden.codegen.llvm.math_exp import LN2_HIGH, LN2_LOW, exp
 
 SQRT_HALF = {"float32": 0x3F3504F3, "float64": 0x3FE6A09E667F3BCD}
 # (log(1 + f) - f + f**2 / 2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1]
-LOG_FLOAT32 = (
+LOG_POLYNOMIAL_FLOAT32 = (
     0.33333312602497794, -0.2500000960467403, 0.20002118749950612, -0.1666799562240262,
     0.14219550557701416, -0.12405592013076278, 0.1188817756558814, -0.11675638799841145,
     0.06746591932222609,
 )  # fmt: skip
 # (2 atanh(s) - 2 s) / s**3 as a polynomial in s**2 on |s| <= 0.1716
-LOG_FLOAT64 = (
+LOG_POLYNOMIAL_FLOAT64 = (
     0.6666666666666662, 0.4000000000003342, 0.28571428563243784, 0.22222223246422315,
     0.18181742584500096, 0.15388092971643821, 0.13234510248766568, 0.13348038372461044,
 )  # fmt: skip
@@ -22,33 +22,33 @@ LOG_FLOAT64 = (
 
 def log(m: FloatMath, x: Operand) -> Operand:
     """Return e ln 2 + log(1 + f), where x = 2**e (1 + f). -inf at 0, NaN below."""
-    e, f = _split(m, x)
+    e, f = _frexp(m, x)
     square = m.mul(f, f)
     last = m.mul(e, m.const(LN2_LOW[m.element]))
     if m.is_double:
         half = m.mul(square, m.const(0.5))
-        tail = m.sub(half, m.add(_after_square(m, f, half), last))
+        tail = m.sub(half, m.add(_log1p_remainder(m, f, half), last))
         result = m.sub(f, tail)
     else:
-        tail = m.madd(m.mul(f, square), m.polynomial(f, LOG_FLOAT32), last)
-        result = m.add(f, m.madd(square, m.const(-0.5), tail))
-    result = m.madd(e, m.const(LN2_HIGH[m.element]), result)
-    return _at_edges(m, x, result)
+        tail = m.multiply_add(m.mul(f, square), m.polynomial(f, LOG_POLYNOMIAL_FLOAT32), last)
+        result = m.add(f, m.multiply_add(square, m.const(-0.5), tail))
+    result = m.multiply_add(e, m.const(LN2_HIGH[m.element]), result)
+    return _log_special_cases(m, x, result)
 
 
-def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
-    """Return log(1 + f) - f + f**2 / 2, given `half` = f**2 / 2: with s = f / (2 + f) the series of
-    2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2. float64 only.
+def _log1p_remainder(m: FloatMath, f: Operand, half: Operand) -> Operand:
+    """Return log(1 + f) - f + f**2 / 2 in float64, given `half` = f**2 / 2. With s = f / (2 + f),
+    the series of 2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2.
     """
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
-    higher_terms = m.mul(square, m.polynomial(square, LOG_FLOAT64))
+    higher_terms = m.mul(square, m.polynomial(square, LOG_POLYNOMIAL_FLOAT64))
     return m.mul(s, m.add(half, higher_terms))
 
 
-def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    """Return (e, f) with x = 2**e * (1 + f) and 1 + f within a factor sqrt(2) of 1. Subnormals are
-    scaled up first.
+def _frexp(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
+    """Decompose x = 2**e * (1 + f) with 1 + f within a factor sqrt(2) of 1; return (e, f).
+    Subnormals are scaled up first.
     """
     mantissa = MANTISSA_BITS[m.element]
     tiny = m.less(x, m.const(2.0 ** (1 - EXPONENT_BIAS[m.element])))
@@ -62,7 +62,7 @@ def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
     )
 
 
-def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
+def _log_special_cases(m: FloatMath, x: Operand, result: Operand) -> Operand:
     zero, infinity = m.const(0.0), m.const(float("inf"))
     result = m.select(m.b.compare("oeq", m.dtype, x, infinity), infinity, result)
     result = m.select(m.b.compare("oeq", m.dtype, x, zero), m.const(float("-inf")), result)
@@ -70,7 +70,7 @@ def _at_edges(m: FloatMath, x: Operand, result: Operand) -> Operand:
     return m.select(valid, result, m.const(float("nan")))
 
 
-def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
+def _log1p_double_double(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
     """Return log(1 + f) as a sum high + low with about ten extra bits. 2 atanh(f / (2 + f)).
     float64 only.
     """
@@ -79,9 +79,9 @@ def _log_near_one(m: FloatMath, f: Operand) -> tuple[Operand, Operand]:
     u_low = m.sub(f, m.sub(u, two))
     s = m.div(f, u)
     # what s misses: f = (s + s_low) * (u + u_low)
-    s_low = m.div(m.madd(m.neg(s), u_low, m.less_product(f, s, u)), u)
+    s_low = m.div(m.multiply_add(m.neg(s), u_low, m.exact_residual(f, s, u)), u)
     square = m.mul(s, s)
-    tail = m.mul(m.mul(square, s), m.polynomial(square, LOG_FLOAT64))
+    tail = m.mul(m.mul(square, s), m.polynomial(square, LOG_POLYNOMIAL_FLOAT64))
     doubled = m.add(s, s)
     high = m.add(doubled, tail)
     low = m.add(m.sub(tail, m.sub(high, doubled)), m.add(s_low, s_low))
@@ -93,69 +93,80 @@ def power(m: FloatMath, x: Operand, y: Operand) -> Operand:
     wide = m.widen()
     a, b = m.cast(x, wide), m.cast(y, wide)
     size = wide.abs(a)
-    magnitude = _precise_power(wide, size, b) if m.is_double else _plain_power(wide, size, b)
-    return wide.cast(_power(wide, a, b, magnitude), m)
+    magnitude = (
+        _power_double_double(wide, size, b) if m.is_double else _power_float64(wide, size, b)
+    )
+    return wide.cast(_signed_power(wide, a, b, magnitude), m)
 
 
-def _power(m: FloatMath, x: Operand, y: Operand, magnitude: Operand) -> Operand:
+def _signed_power(m: FloatMath, x: Operand, y: Operand, magnitude: Operand) -> Operand:
     """Return x**y from the magnitude |x|**y, with the special cases of C's pow."""
     one, zero = m.const(1.0), m.const(0.0)
     size, limitless = m.abs(x), m.b.compare("oeq", m.dtype, m.abs(y), m.const(float("inf")))
-    neutral = m.b.binary("and", _bools(m), limitless, m.b.compare("oeq", m.dtype, size, one))
+    neutral = m.b.binary("and", _mask_dtype(m), limitless, m.b.compare("oeq", m.dtype, size, one))
     result = m.select(neutral, one, magnitude)
-    y_is_integer = m.b.compare("oeq", m.dtype, m.llvm("trunc", y), y)
+    y_is_integer = m.b.compare("oeq", m.dtype, m.emit_intrinsic("trunc", y), y)
     half = m.mul(y, m.const(0.5))
-    half_whole = m.b.compare("oeq", m.dtype, m.llvm("trunc", half), half)
-    odd = m.b.select(half_whole, _bools(m), _constant_bool(m, False), y_is_integer, m.lanes)
+    half_whole = m.b.compare("oeq", m.dtype, m.emit_intrinsic("trunc", half), half)
+    odd = m.b.select(half_whole, _mask_dtype(m), _constant_bool(m, False), y_is_integer, m.lanes)
     result = m.select(odd, m.copysign(result, x), result)
     finite = m.less(m.abs(x), m.const(float("inf")))
-    negative = m.b.binary("and", _bools(m), m.less(x, zero), finite)
+    negative = m.b.binary("and", _mask_dtype(m), m.less(x, zero), finite)
     undefined = m.b.binary(
-        "and", _bools(m), negative, m.b.compare("one", m.dtype, m.llvm("trunc", y), y)
+        "and",
+        _mask_dtype(m),
+        negative,
+        m.b.compare("one", m.dtype, m.emit_intrinsic("trunc", y), y),
     )
     result = m.select(undefined, m.const(float("nan")), result)
     trivial = m.b.binary(
-        "or", _bools(m), m.b.compare("oeq", m.dtype, x, one), m.b.compare("oeq", m.dtype, y, zero)
+        "or",
+        _mask_dtype(m),
+        m.b.compare("oeq", m.dtype, x, one),
+        m.b.compare("oeq", m.dtype, y, zero),
     )
     return m.select(trivial, one, result)
 
 
-def _bools(m: FloatMath) -> str:
+def _mask_dtype(m: FloatMath) -> str:
     return "bool" if m.lanes == 1 else f"boolx{m.lanes}"
 
 
 def _constant_bool(m: FloatMath, value: bool) -> Operand:
-    return m.b.const(value, _bools(m))
+    return m.b.const(value, _mask_dtype(m))
 
 
-def _plain_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
-    """x**y for x >= 0, to the last place of a float32: the product's error is a few units in the
-    last place of a float64, as often as the result has powers of e, which are 104 at most."""
-    e, f = _split(m, x)
+def _power_float64(m: FloatMath, x: Operand, y: Operand) -> Operand:
+    """Return x**y for x >= 0, accurate to the last place of a float32, as exp(y log(x)) in
+    float64.
+    """
+    e, f = _frexp(m, x)
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
-    tail = m.madd(
-        m.mul(square, s), m.polynomial(square, LOG_FLOAT64), m.mul(e, m.const(LN2_LOW["float64"]))
+    tail = m.multiply_add(
+        m.mul(square, s),
+        m.polynomial(square, LOG_POLYNOMIAL_FLOAT64),
+        m.mul(e, m.const(LN2_LOW["float64"])),
     )
-    log_x = m.madd(e, m.const(LN2_HIGH["float64"]), m.add(m.add(s, s), tail))
-    return exp(m, m.mul(_at_edges(m, x, log_x), y))
+    log_x = m.multiply_add(e, m.const(LN2_HIGH["float64"]), m.add(m.add(s, s), tail))
+    return exp(m, m.mul(_log_special_cases(m, x, log_x), y))
 
 
-def _precise_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
+def _power_double_double(m: FloatMath, x: Operand, y: Operand) -> Operand:
     """Return x**y for x >= 0: exp(y log(x)) with the logarithm and the product in double-double
     arithmetic.
     """
-    e, f = _split(m, x)
-    high, low = _log_near_one(m, f)
+    e, f = _frexp(m, x)
+    high, low = _log1p_double_double(m, f)
     scaled_exponent = m.mul(e, m.const(LN2_HIGH["float64"]))  # whole
     near = m.add(scaled_exponent, high)
     low_part = m.add(m.sub(high, m.sub(near, scaled_exponent)), low)
-    low_part = m.madd(e, m.const(LN2_LOW["float64"]), low_part)
+    low_part = m.multiply_add(e, m.const(LN2_LOW["float64"]), low_part)
     top = m.add(near, low_part)  # what is left is small against 1 whatever e is
     low_part = m.sub(low_part, m.sub(top, near))
-    log_x = _at_edges(m, x, top)
+    log_x = _log_special_cases(m, x, top)
     product = m.mul(log_x, y)
-    error = m.sub(m.mul(low_part, y), m.less_product(product, top, y))
+    error = m.sub(m.mul(low_part, y), m.exact_residual(product, top, y))
     exponential = exp(m, product)
     ordinary = m.less(m.abs(product), m.const(708.0))
-    return m.select(ordinary, m.madd(exponential, error, exponential), exponential)
+    return m.select(ordinary, m.multiply_add(exponential, error, exponential), exponential)

@@ -48,22 +48,22 @@ COS_POLYNOMIAL = {
     ),
 }  # fmt: skip
 """To the last place of a result of each type."""
-LARGE_ARGUMENT = 2.0**30
+MAX_CODY_WAITE_ARGUMENT = 2.0**30
 """From here on arguments go through the table."""
 
 
 MAX_EXPONENT = {24: 104, 53: 971}
 """A float32 is m * 2**e with an integer m below 2**24 and e at most this, a float64 one below
 2**53."""
-SPLIT_BITS = 27
+PRODUCT_SPLIT_BITS = 27
 """An m of 53 bits is taken in two parts, the lower of so many bits, so that each product is small
 against 2**53."""
 
 
 @functools.cache
-def _powers_of_two(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _powers_of_two_mod_2pi(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return 2**e modulo 2 pi for e up to `largest`, each as a sum of two numbers."""
-    full_turn = 2 * _pi(largest + 160)
+    full_turn = 2 * _pi_fraction(largest + 160)
     rests = [
         Fraction(2**e) - round(Fraction(2**e) / full_turn) * full_turn for e in range(largest + 1)
     ]
@@ -71,11 +71,11 @@ def _powers_of_two(largest: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return high, tuple(float(r - Fraction(h)) for r, h in zip(rests, high, strict=True))
 
 
-def _pi(bits: int) -> Fraction:
+def _pi_fraction(bits: int) -> Fraction:
     """Return pi to some bits, by Machin's formula."""
     one = 1 << bits
 
-    def inverse_tangent(n: int) -> int:
+    def arctan_reciprocal(n: int) -> int:
         """Return arctan(1 / n) in units of 1 / one, by its series 1/n - 1/(3 n**3) + 1/(5 n**5)
         ..., until terms vanish.
         """
@@ -86,36 +86,36 @@ def _pi(bits: int) -> Fraction:
             k += 2
         return total
 
-    return Fraction(4 * (4 * inverse_tangent(5) - inverse_tangent(239)), one)
+    return Fraction(4 * (4 * arctan_reciprocal(5) - arctan_reciprocal(239)), one)
 
 
 def sin(m: FloatMath, x: Operand) -> Operand:
     """Return the sine of x."""
-    return _quarter_turns(m, x, 0)
+    return _sin_shifted(m, x, 0)
 
 
 def cos(m: FloatMath, x: Operand) -> Operand:
-    """Return the cosine of x: the sine a quarter turn ahead."""
-    return _quarter_turns(m, x, 1)
+    """Return the cosine of x, computed as sin(x + pi / 2)."""
+    return _sin_shifted(m, x, 1)
 
 
-def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
-    """Return sin(x + ahead * pi / 2); arguments from LARGE on are reduced through a table, in a
-    branch where the builder has blocks.
+def _sin_shifted(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
+    """Return sin(x + ahead * pi / 2); arguments from MAX_CODY_WAITE_ARGUMENT on are reduced through
+    a table, in a branch where the builder has blocks.
     """
     b, m = narrow.b, narrow.widen()
     wide, bits = narrow.cast(x, m), 53 if narrow.is_double else 24
     if not b.has_blocks:
-        high, low = _modulo_turn(m, wide, bits)
+        high, low = _modulo_2pi(m, wide, bits)
         return m.cast(_sin_reduced(m, narrow.element, high, low, ahead), narrow)
     small_result = m.cast(_sin_reduced(m, narrow.element, wide, None, ahead), narrow)
-    is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(LARGE_ARGUMENT))
-    some = is_large if narrow.lanes == 1 else b.any(is_large, narrow.lanes)
+    is_large = b.compare("oge", narrow.dtype, narrow.abs(x), narrow.const(MAX_CODY_WAITE_ARGUMENT))
+    some = is_large if narrow.lanes == 1 else b.any_lane(is_large, narrow.lanes)
     before, large, after = b.block, b.fresh("large"), b.fresh("join")
     b.branch_if(some, large, after)
     b.start(large)
     with b.scope():
-        high, low = _modulo_turn(m, wide, bits)
+        high, low = _modulo_2pi(m, wide, bits)
         large_result = m.cast(_sin_reduced(m, narrow.element, high, low, ahead), narrow)
     end = b.block
     b.branch(after)
@@ -127,11 +127,11 @@ def _sin_reduced(
     m: FloatMath, element: str, x: Operand, low: Operand | None, ahead: int
 ) -> Operand:
     """Return sin(x + low + ahead * pi / 2) for |x| <= LARGE, to the last place of a type."""
-    n, quadrant = m.rounded(x, TWO_OVER_PI, 0)
+    n, quadrant = m.round_to_int(x, TWO_OVER_PI, 0)
     r = _reduce_by_half_pi(m, element, x, n)
     if low is not None:
         r = m.add(r, low)
-    return _at_quarter(m, element, r, m.int_op("add", quadrant, m.int_const(ahead)))
+    return _sin_in_octant(m, element, r, m.int_op("add", quadrant, m.int_const(ahead)))
 
 
 def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Operand:
@@ -143,7 +143,7 @@ def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Op
             x = m.fma(n, m.const(-constant), x)
         return x
     first, second, third, *smaller = [m.mul(n, m.const(term)) for term in SHORT_HALF_PI[element]]
-    with m.as_written():
+    with m.without_fast_math():
         x = m.sub(m.sub(x, first), second)  # whole
         if not smaller:
             return m.sub(x, third)
@@ -152,40 +152,44 @@ def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Op
         return m.sub(m.sub(x, total), m.add(lost, smaller[1]))
 
 
-def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
-    """Return (high, low), x modulo 2 pi, below 2**30; x itself if it is below 2**24. `bits` is the
-    width of its mantissa (Payne-Hanek reduction by table).
+def _modulo_2pi(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
+    """Return x modulo 2 pi as (high, low), |high| < 2**30; x itself if it is below 2**24. `bits` is
+    the width of its mantissa (Payne-Hanek reduction by table).
     """
-    tables = _powers_of_two(MAX_EXPONENT[bits] + (0 if bits == 24 else SPLIT_BITS))
+    tables = _powers_of_two_mod_2pi(MAX_EXPONENT[bits] + (0 if bits == 24 else PRODUCT_SPLIT_BITS))
     biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
     e = m.int_op("sub", biased, m.int_const(1023 + bits - 1))
-    e = _within(m, e, MAX_EXPONENT[bits])
+    e = _clamp_int(m, e, MAX_EXPONENT[bits])
     integer_mantissa = m.mul(x, m.power_of_two(m.int_op("sub", m.int_const(0), e)))
     if bits == 24:
-        return _times_power(m, integer_mantissa, e, tables)
-    upper = m.llvm("trunc", m.mul(integer_mantissa, m.const(2.0**-SPLIT_BITS)))
-    lower = m.fma(upper, m.const(-(2.0**SPLIT_BITS)), integer_mantissa)
-    a, a_low = _times_power(m, upper, m.int_op("add", e, m.int_const(SPLIT_BITS)), tables)
-    b, b_low = _times_power(m, lower, e, tables)
+        return _scaled_modulo_2pi(m, integer_mantissa, e, tables)
+    upper = m.emit_intrinsic("trunc", m.mul(integer_mantissa, m.const(2.0**-PRODUCT_SPLIT_BITS)))
+    lower = m.fma(upper, m.const(-(2.0**PRODUCT_SPLIT_BITS)), integer_mantissa)
+    a, a_low = _scaled_modulo_2pi(
+        m, upper, m.int_op("add", e, m.int_const(PRODUCT_SPLIT_BITS)), tables
+    )
+    b, b_low = _scaled_modulo_2pi(m, lower, e, tables)
     total = m.add(a, b)
     b_share = m.sub(total, a)  # what of b is in the sum, and so what of both is not (Knuth)
     lost = m.add(m.sub(a, m.sub(total, b_share)), m.sub(b, b_share))
     return total, m.add(lost, m.add(a_low, b_low))
 
 
-def _times_power(
+def _scaled_modulo_2pi(
     m: FloatMath, integer: Operand, e: Operand, tables: tuple[tuple[float, ...], tuple[float, ...]]
 ) -> tuple[Operand, Operand]:
     """Return (high, low): an integer times 2**e, modulo 2 pi."""
     high, low = tables
-    factor = m.look_up(high, e)
+    factor = m.table_lookup(high, e)
     product = m.mul(integer, factor)
     error = m.fma(integer, factor, m.neg(product))
-    return product, m.fma(integer, m.look_up(low, e), error)
+    return product, m.fma(integer, m.table_lookup(low, e), error)
 
 
-def _within(m: FloatMath, n: Operand, top: int) -> Operand:
-    """Clamp an integer to [0, top]; the result for infinity and NaN does not matter."""
+def _clamp_int(m: FloatMath, n: Operand, top: int) -> Operand:
+    """Clamp an integer to [0, top], which keeps the table index in range; the value for infinity
+    and NaN does not matter.
+    """
     for predicate, bound in (("slt", 0), ("sgt", top)):
         limit = m.int_const(bound)
         outside = m.b.compare(predicate, m.word, n, limit)
@@ -193,15 +197,15 @@ def _within(m: FloatMath, n: Operand, top: int) -> Operand:
     return n
 
 
-def _at_quarter(m: FloatMath, element: str, r: Operand, quadrant: Operand) -> Operand:
+def _sin_in_octant(m: FloatMath, element: str, r: Operand, quadrant: Operand) -> Operand:
     """Return sin(r + quadrant * pi / 2) for |r| <= pi / 4; the last two bits of the
     quadrant count.
     """
     square = m.mul(r, r)
-    sine = m.madd(m.mul(r, square), m.polynomial(square, SIN_POLYNOMIAL[element]), r)
+    sine = m.multiply_add(m.mul(r, square), m.polynomial(square, SIN_POLYNOMIAL[element]), r)
     fourth = m.mul(square, square)
-    near_one = m.madd(square, m.const(-0.5), m.const(1.0))
-    cosine = m.madd(fourth, m.polynomial(square, COS_POLYNOMIAL[element]), near_one)
+    near_one = m.multiply_add(square, m.const(-0.5), m.const(1.0))
+    cosine = m.multiply_add(fourth, m.polynomial(square, COS_POLYNOMIAL[element]), near_one)
     first, sign = m.int_op("shl", quadrant, m.int_const(63)), m.int_const(-(1 << 63))
     swap = m.b.compare("slt", m.word, first, m.int_const(0))
     flip = m.int_op("and", m.int_op("shl", quadrant, m.int_const(62)), sign)

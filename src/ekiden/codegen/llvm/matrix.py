@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import FunctionBuilder, Operand
 
-MAX_ROW_BYTES = 64
+MAX_TILE_ROW_BYTES = 64
 """Of a row, at most."""
 _BYTES_AT, _ROWS_AT = 16, 48
 """Where a shape, of 64 bytes whose first is 1, says the bytes of a row, and the rows."""
@@ -35,30 +35,38 @@ class TileConfig:
         b.entry.append(f"  {self.place} = alloca [64 x i8], align 64")
         b.entry.append(f"  store i64 0, ptr {self.current}, align 8")
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Invalidate the current configuration: another function may have loaded one."""
-        self.b.effect(f"store i64 0, ptr {self.current}, align 8")
+        self.b.append_void(f"store i64 0, ptr {self.current}, align 8")
 
-    def set(self, sizes: Sequence[Operand]) -> None:
-        """Load a tile configuration: rows and bytes of a row of each tile, as i64."""
-        b, number = self.b, self._number(sizes)
+    def load_config(self, sizes: Sequence[Operand]) -> None:
+        """Load a tile configuration (LDTILECFG) unless it is current: rows, and bytes per row, of
+        each tile as i64.
+        """
+        b, number = self.b, self._config_id(sizes)
         same = b.value(f"load i64, ptr {self.current}, align 8")
         load_block, done = b.fresh("reshape"), b.fresh("shaped")
+        # LDTILECFG zeroes all tiles and costs more than a compare: skip it where the configuration
+        # is the current one.
         b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), load_block, done)
         b.start(load_block)
-        b.effect(f"store i64 {number}, ptr {self.current}, align 8")
-        b.effect(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
-        _put(b, self.place, 0, "i8", "1")
+        b.append_void(f"store i64 {number}, ptr {self.current}, align 8")
+        b.append_void(f"store <64 x i8> zeroinitializer, ptr {self.place}, align 64")
+        _store_config_field(b, self.place, 0, "i8", "1")
         for n, (rows, bytes_) in enumerate(zip(sizes[::2], sizes[1::2], strict=True)):
-            _put(b, self.place, _BYTES_AT + 2 * n, "i16", b.value(f"trunc i64 {bytes_} to i16"))
-            _put(b, self.place, _ROWS_AT + n, "i8", b.value(f"trunc i64 {rows} to i8"))
+            _store_config_field(
+                b, self.place, _BYTES_AT + 2 * n, "i16", b.value(f"trunc i64 {bytes_} to i16")
+            )
+            _store_config_field(
+                b, self.place, _ROWS_AT + n, "i8", b.value(f"trunc i64 {rows} to i8")
+            )
         b.module.declare("llvm.x86.ldtilecfg", "void", ["ptr"])
-        b.effect(f"call void @llvm.x86.ldtilecfg(ptr {self.place})")
+        b.append_void(f"call void @llvm.x86.ldtilecfg(ptr {self.place})")
         b.branch(done)
         b.start(done)
 
-    def _number(self, sizes: Sequence[Operand]) -> Operand:
-        """Return the number of a configuration: an index of its constant sizes, and a byte for each
+    def _config_id(self, sizes: Sequence[Operand]) -> Operand:
+        """Return the id of a configuration: an index of its constant sizes, and a byte for each
         dynamic size.
         """
         constant_sizes = tuple(None if s.startswith("%") else s for s in sizes)
@@ -70,40 +78,54 @@ class TileConfig:
         return number
 
 
-def _put(b: FunctionBuilder, base: Operand, at: int, kind: str, value: Operand) -> None:
+def _store_config_field(
+    b: FunctionBuilder, base: Operand, at: int, kind: str, value: Operand
+) -> None:
     where = b.pure(f"getelementptr i8, ptr {base}, i64 {at}")
-    b.effect(f"store {kind} {value}, ptr {where}, align 1")
+    b.append_void(f"store {kind} {value}, ptr {where}, align 1")
 
 
-def release(b: FunctionBuilder) -> None:
+def tile_release(b: FunctionBuilder) -> None:
     """Release the tiles (TILERELEASE)."""
     b.module.declare("llvm.x86.tilerelease", "void", [])
-    b.effect("call void @llvm.x86.tilerelease()")
+    b.append_void("call void @llvm.x86.tilerelease()")
 
 
-def clear(b: FunctionBuilder, number: int) -> None:
+def tile_zero(b: FunctionBuilder, number: int) -> None:
     """Zero a tile (TILEZERO)."""
     b.module.declare("llvm.x86.tilezero", "void", ["i8"])
-    b.effect(f"call void @llvm.x86.tilezero(i8 {number})")
+    b.append_void(f"call void @llvm.x86.tilezero(i8 {number})")
 
 
-def load(b: FunctionBuilder, number: int, address: Operand, stride: Operand) -> None:
+def tile_load(b: FunctionBuilder, number: int, address: Operand, stride: Operand) -> None:
     """Load a tile whose rows are `stride` bytes (i64) apart (TILELOADD)."""
     b.module.declare("llvm.x86.tileloadd64", "void", ["i8", "ptr", "i64"])
-    b.effect(f"call void @llvm.x86.tileloadd64(i8 {number}, ptr {address}, i64 {stride})")
+    b.append_void(f"call void @llvm.x86.tileloadd64(i8 {number}, ptr {address}, i64 {stride})")
 
 
-def store(b: FunctionBuilder, number: int, address: Operand) -> None:
+def tile_store(b: FunctionBuilder, number: int, address: Operand) -> None:
     """Store the rows of a tile."""
     b.module.declare("llvm.x86.tilestored64", "void", ["i8", "ptr", "i64"])
-    b.effect(f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {MAX_ROW_BYTES})")
+    b.append_void(
+        f"call void @llvm.x86.tilestored64(i8 {number}, ptr {address}, i64 {MAX_TILE_ROW_BYTES})"
+    )
 
 
-def multiply(b: FunctionBuilder, name: str, numbers: Sequence[int]) -> None:
-    """Add the product of the second and the third tile to the first."""
+def tile_dot_product(b: FunctionBuilder, name: str, numbers: Sequence[int]) -> None:
+    """Emit the tile dot product (TDPBUSD, TDPBF16PS): the product of the second and third tile is
+    added to the first.
+    """
     b.module.declare(TILE_DOT_INTRINSICS[name], "void", ["i8", "i8", "i8"])
     arguments = ", ".join(f"i8 {n}" for n in numbers)
-    b.effect(f"call void @{TILE_DOT_INTRINSICS[name]}({arguments})")
+    b.append_void(f"call void @{TILE_DOT_INTRINSICS[name]}({arguments})")
 
 
-__all__ = ["TILE_DOT_INTRINSICS", "TileConfig", "clear", "load", "multiply", "release", "store"]
+__all__ = [
+    "TILE_DOT_INTRINSICS",
+    "TileConfig",
+    "tile_dot_product",
+    "tile_load",
+    "tile_release",
+    "tile_store",
+    "tile_zero",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.codegen.llvm.builder import LlvmModule
-from ekiden.codegen.llvm.debug import DebugLines
+from ekiden.codegen.llvm.debug import DebugInfo
 from ekiden.codegen.llvm.entry import EntryEmitter
 from ekiden.codegen.llvm.expression import DemoteRegisterError
 from ekiden.target import Target
@@ -17,16 +17,16 @@ DATA_LAYOUTS = {WASM: "e-m:e-p:32:32-p10:8:8-p20:8:8-i64:64-i128:128-n32:64-S128
 """Architecture -> LLVM's layout of data, where pointers are not as it takes them to be."""
 
 
-def emit(func: PrimFunc, target: Target) -> str:
+def emit_function(func: PrimFunc, target: Target) -> str:
     """Emit LLVM IR of one function, exported as `func.name` with the signature of ek_packed."""
-    return emit_all([func], target)
+    return emit_module([func], target)
 
 
-def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None = None) -> str:
+def emit_module(funcs: Sequence[PrimFunc], target: Target, debug: DebugInfo | None = None) -> str:
     """Emit one module with several functions, with debug information if lines are given."""
     module = LlvmModule(target, debug)
     for func in funcs:
-        _write(module, func)
+        _add_function(module, func)
     head = [f"; for {target}", f'target triple = "{target.triple}"']
     if target.architecture in DATA_LAYOUTS:
         head.append(f'target datalayout = "{DATA_LAYOUTS[target.architecture]}"')
@@ -35,7 +35,7 @@ def emit_all(funcs: Sequence[PrimFunc], target: Target, debug: DebugLines | None
     return module.text(head) + tail + (debug.text() if debug else "")
 
 
-def _write(module: LlvmModule, func: PrimFunc) -> None:
+def _add_function(module: LlvmModule, func: PrimFunc) -> None:
     """Add a function; register buffers that cannot all be SSA values are demoted to the stack and
     the function is emitted again.
     """

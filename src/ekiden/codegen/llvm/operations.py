@@ -14,30 +14,32 @@ from ekiden.ir import prim
 EmitFunction = Callable[..., Operand]
 
 
-def widened(b: FunctionBuilder, compute: EmitFunction, dtype: str, *operands: Operand) -> Operand:
+def compute_widened(
+    b: FunctionBuilder, compute: EmitFunction, dtype: str, *operands: Operand
+) -> Operand:
     """Run `compute(b, dtype, *operands)`, in float32 when dtype is a 16-bit float."""
-    if dt.element(dtype) not in ("float16", "bfloat16"):
+    if dt.element_dtype(dtype) not in ("float16", "bfloat16"):
         return compute(b, dtype, *operands)
     wide = dt.with_lanes("float32", dt.lanes(dtype))
     result = compute(b, wide, *(emit_cast(b, o, dtype, wide) for o in operands))
     return emit_cast(b, result, wide, dtype)
 
 
-def _simple(floating: str, integer: str, boolean: str) -> EmitFunction:
-    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+def _instruction_emitter(floating: str, integer: str, boolean: str) -> EmitFunction:
+    def emit_instruction(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
         """Emit the instruction of the operands' kind; bool has its own, on one bit."""
         if dt.is_float(dtype):
             return b.binary(floating, dtype, x, y)
-        return b.binary(boolean if dt.element(dtype) == "bool" else integer, dtype, x, y)
+        return b.binary(boolean if dt.element_dtype(dtype) == "bool" else integer, dtype, x, y)
 
-    return emit
+    return emit_instruction
 
 
-def _guarded_division(
+def _safe_division_operands(
     b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """Return (dividend, divisor, wrong) such that the division cannot trap. `wrong` says where the
-    divisor was 0.
+    """Emit the operands of a division that cannot trap (zero divisor, INT_MIN / -1): (dividend,
+    divisor, wrong lanes). `wrong` says where the divisor was 0.
     """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
@@ -51,11 +53,11 @@ def _guarded_division(
     return x, y, wrong
 
 
-def divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+def emit_divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x / y`, towards zero for integers; an integer divided by zero is zero, as in NumPy."""
     if dt.is_float(dtype):
         return b.binary("fdiv", dtype, x, y)
-    x, y, wrong = _guarded_division(b, dtype, x, y)
+    x, y, wrong = _safe_division_operands(b, dtype, x, y)
     quotient = b.binary("udiv" if dt.is_unsigned(dtype) else "sdiv", dtype, x, y)
     return (
         quotient
@@ -64,16 +66,18 @@ def divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     )
 
 
-def floor_divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+def emit_floor_divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x // y` rounded down."""
     if dt.is_float(dtype):
-        return FloatMath(b, dtype).llvm("floor", b.binary("fdiv", dtype, x, y))
+        return FloatMath(b, dtype).emit_intrinsic("floor", b.binary("fdiv", dtype, x, y))
     if dt.is_unsigned(dtype):
-        return divide(b, dtype, x, y)
-    x, y, wrong = _guarded_division(b, dtype, x, y)
+        return emit_divide(b, dtype, x, y)
+    x, y, wrong = _safe_division_operands(b, dtype, x, y)
     quotient = b.binary("sdiv", dtype, x, y)
     remainder = b.binary("sub", dtype, x, b.binary("mul", dtype, quotient, y))
-    down = b.convert("zext", _bool(dtype), dtype, _crosses(b, dtype, remainder, y))
+    down = b.convert(
+        "zext", _mask_dtype(dtype), dtype, _needs_floor_correction(b, dtype, remainder, y)
+    )
     quotient = b.binary("sub", dtype, quotient, down)
     return (
         quotient
@@ -82,15 +86,17 @@ def floor_divide(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Oper
     )
 
 
-def floor_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+def emit_floor_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
     """Emit `x % y` with the sign of y."""
     if dt.is_float(dtype):
         return _float_modulo(b, dtype, x, y)
-    x, y, wrong = _guarded_modulo(b, dtype, x, y)
+    x, y, wrong = _safe_modulo_operands(b, dtype, x, y)
     remainder = b.binary("urem" if dt.is_unsigned(dtype) else "srem", dtype, x, y)
     if not dt.is_unsigned(dtype):
         zero = b.const(0, dtype)
-        fix = b.select(_crosses(b, dtype, remainder, y), dtype, y, zero, dt.lanes(dtype))
+        fix = b.select(
+            _needs_floor_correction(b, dtype, remainder, y), dtype, y, zero, dt.lanes(dtype)
+        )
         remainder = b.binary("add", dtype, remainder, fix)
     return (
         remainder
@@ -99,11 +105,11 @@ def floor_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Oper
     )
 
 
-def _guarded_modulo(
+def _safe_modulo_operands(
     b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """Return (dividend, divisor, wrong) such that the remainder cannot trap; x % -1 is 0, so the
-    divisor 1 stands for -1.
+    """Emit the operands of a remainder that cannot trap: (dividend, divisor, wrong lanes). x % -1
+    is 0, so 1 replaces the divisor -1.
     """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
@@ -111,15 +117,19 @@ def _guarded_modulo(
     wrong = b.compare("eq", dtype, y, b.const(0, dtype))
     unsafe = wrong
     if not dt.is_unsigned(dtype):
-        unsafe = b.binary("or", _bool(dtype), wrong, b.compare("eq", dtype, y, minus))
+        unsafe = b.binary("or", _mask_dtype(dtype), wrong, b.compare("eq", dtype, y, minus))
     return x, b.select(unsafe, dtype, one, y, lanes), wrong
 
 
-def _crosses(b: FunctionBuilder, dtype: str, remainder: Operand, y: Operand) -> Operand:
-    """Return whether a truncated remainder is non-zero with a sign other than the divisor's."""
+def _needs_floor_correction(
+    b: FunctionBuilder, dtype: str, remainder: Operand, y: Operand
+) -> Operand:
+    """Emit the test whether a truncated remainder is non-zero and has another sign than the
+    divisor: the floor quotient is then one less.
+    """
     zero = b.const(0, dtype)
     apart = b.compare("slt", dtype, b.binary("xor", dtype, remainder, y), zero)
-    return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, remainder, zero))
+    return b.binary("and", _mask_dtype(dtype), apart, b.compare("ne", dtype, remainder, zero))
 
 
 def _float_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
@@ -129,7 +139,7 @@ def _float_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Ope
     wide = dt.with_lanes("float64", dt.lanes(dtype))
     x, y = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide)
     m = FloatMath(b, wide)
-    quotient = m.llvm("floor", m.div(x, y))
+    quotient = m.emit_intrinsic("floor", m.div(x, y))
     remainder = m.fma(m.neg(quotient), y, x)
     zero = b.const(0.0, wide)
     # Rounding of the quotient can leave the remainder one y below or beyond its range; both are
@@ -143,20 +153,20 @@ def _float_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Ope
     return emit_cast(b, remainder, wide, dtype)
 
 
-def _bool(dtype: str) -> str:
+def _mask_dtype(dtype: str) -> str:
     return dt.with_lanes("bool", dt.lanes(dtype))
 
 
-def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> EmitFunction:
+def _min_max_emitter(ordered: str, signed: str, unsigned: str, boolean: str) -> EmitFunction:
     """Return the emitter of a minimum or maximum. NaN of either side wins, as in NumPy."""
 
-    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+    def emit_min_max(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
         """Emit one comparison for floats that propagates a NaN of x, and a second for one of y,
         which is left out where y is a constant that is not NaN, or NaNs are excluded (flag
         nnan).
         """
         lanes = dt.lanes(dtype)
-        if dt.element(dtype) == "bool":
+        if dt.element_dtype(dtype) == "bool":
             return b.binary(boolean, dtype, x, y)
         if not dt.is_float(dtype):
             test = b.compare(unsigned if dt.is_unsigned(dtype) else signed, dtype, x, y)
@@ -171,46 +181,48 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> EmitFunc
             return best
         return b.select(b.compare("uno", dtype, y, y), dtype, y, best, lanes)
 
-    return emit
+    return emit_min_max
 
 
-def _comparison(floating: str, signed: str, unsigned: str) -> EmitFunction:
-    def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
-        """bfloat16, and float16 where the processor has none, are compared as float32, which holds
-        all their values exactly.
+def _comparison_emitter(floating: str, signed: str, unsigned: str) -> EmitFunction:
+    def emit_comparison(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
+        """Emit a comparison; bfloat16, and float16 where the processor lacks it, are compared as
+        float32, which holds all their values exactly.
         """
         no_half = not b.module.has("float16")
-        if dt.element(dtype) == "bfloat16" or (dt.element(dtype) == "float16" and no_half):
+        if dt.element_dtype(dtype) == "bfloat16" or (
+            dt.element_dtype(dtype) == "float16" and no_half
+        ):
             wide = dt.with_lanes("float32", dt.lanes(dtype))
             x, y, dtype = emit_cast(b, x, dtype, wide), emit_cast(b, y, dtype, wide), wide
         if dt.is_float(dtype):
             return b.compare(floating, dtype, x, y)
-        without_sign = dt.is_unsigned(dtype) or dt.element(dtype) == "bool"
+        without_sign = dt.is_unsigned(dtype) or dt.element_dtype(dtype) == "bool"
         return b.compare(unsigned if without_sign else signed, dtype, x, y)
 
-    return emit
+    return emit_comparison
 
 
 # fmt: off
 BINARY_EMITTERS: dict[type[prim.BinaryExpr], EmitFunction] = {
-    prim.Add: _simple("fadd", "add", "or"),
-    prim.Sub: _simple("fsub", "sub", "xor"),
-    prim.Mul: _simple("fmul", "mul", "and"),
-    prim.And: _simple("",     "and", "and"),
-    prim.Or:  _simple("",     "or",  "or"),
-    prim.Div: divide,
-    prim.FloorDiv: floor_divide,
-    prim.FloorMod: floor_modulo,
-    prim.Min: _extreme("ogt", "slt", "ult", "and"),
-    prim.Max: _extreme("olt", "sgt", "ugt", "or"),
+    prim.Add: _instruction_emitter("fadd", "add", "or"),
+    prim.Sub: _instruction_emitter("fsub", "sub", "xor"),
+    prim.Mul: _instruction_emitter("fmul", "mul", "and"),
+    prim.And: _instruction_emitter("",     "and", "and"),
+    prim.Or:  _instruction_emitter("",     "or",  "or"),
+    prim.Div: emit_divide,
+    prim.FloorDiv: emit_floor_divide,
+    prim.FloorMod: emit_floor_modulo,
+    prim.Min: _min_max_emitter("ogt", "slt", "ult", "and"),
+    prim.Max: _min_max_emitter("olt", "sgt", "ugt", "or"),
 }
 COMPARISON_EMITTERS: dict[type[prim.BinaryExpr], EmitFunction] = {
-    prim.EQ: _comparison("oeq", "eq",  "eq"),
-    prim.NE: _comparison("une", "ne",  "ne"),
-    prim.LT: _comparison("olt", "slt", "ult"),
-    prim.LE: _comparison("ole", "sle", "ule"),
-    prim.GT: _comparison("ogt", "sgt", "ugt"),
-    prim.GE: _comparison("oge", "sge", "uge"),
+    prim.EQ: _comparison_emitter("oeq", "eq",  "eq"),
+    prim.NE: _comparison_emitter("une", "ne",  "ne"),
+    prim.LT: _comparison_emitter("olt", "slt", "ult"),
+    prim.LE: _comparison_emitter("ole", "sle", "ule"),
+    prim.GT: _comparison_emitter("ogt", "sgt", "ugt"),
+    prim.GE: _comparison_emitter("oge", "sge", "uge"),
 }
 # fmt: on
 
@@ -221,27 +233,27 @@ def emit_binary(
     """Emit any two-operand node on operands of `dtype`."""
     if kind in COMPARISON_EMITTERS:
         return COMPARISON_EMITTERS[kind](b, dtype, x, y)
-    return widened(b, BINARY_EMITTERS[kind], dtype, x, y)
+    return compute_widened(b, BINARY_EMITTERS[kind], dtype, x, y)
 
 
-def reduce_lanes(b: FunctionBuilder, kind: str, dtype: str, x: Operand) -> Operand:
+def emit_lane_reduction(b: FunctionBuilder, kind: str, dtype: str, x: Operand) -> Operand:
     """Combine the lanes of a vector: kind is sum, max, min or prod. Float sums are trees."""
-    element = dt.element(dtype)
+    element = dt.element_dtype(dtype)
     if element in ("float16", "bfloat16"):
         wide = dt.with_lanes("float32", dt.lanes(dtype))
         return emit_cast(
-            b, reduce_lanes(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element
+            b, emit_lane_reduction(b, kind, wide, emit_cast(b, x, dtype, wide)), "float32", element
         )
     node, lanes = REDUCTION_NODES[kind], dt.lanes(dtype)
     while lanes > 1 and lanes % 2 == 0:
         half = lanes // 2
-        low, high = (_part(b, element, x, lanes, start, half) for start in (0, half))
+        low, high = (_lane_slice(b, element, x, lanes, start, half) for start in (0, half))
         x, lanes = emit_binary(b, node, dt.with_lanes(element, half), low, high), half
     if lanes == 1:
         return x
-    total = _part(b, element, x, lanes, 0, 1)
+    total = _lane_slice(b, element, x, lanes, 0, 1)
     for i in range(1, lanes):
-        total = emit_binary(b, node, element, total, _part(b, element, x, lanes, i, 1))
+        total = emit_binary(b, node, element, total, _lane_slice(b, element, x, lanes, i, 1))
     return total
 
 
@@ -253,7 +265,7 @@ REDUCTION_NODES: dict[str, type[prim.BinaryExpr]] = {
 }
 
 
-def _part(
+def _lane_slice(
     b: FunctionBuilder, element: str, x: Operand, lanes: int, start: int, count: int
 ) -> Operand:
     """Return lanes [start, start + count) of a vector."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.codegen.common import dtype_word
+from ekiden.codegen.common import pack_dtype
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
 from ekiden.codegen.llvm.expression import ExpressionEmitter
@@ -22,8 +22,8 @@ from ekiden.runtime.binding.layout import DeviceType, TypeIndex, Value
 from ekiden.runtime.errors import InternalError
 from ekiden.tir.expr import BufferAddress
 
-WORD_BYTES = 8
-VALUE_WORDS, PAYLOAD_WORD = Value.BYTES // WORD_BYTES, Value.V // WORD_BYTES
+STACK_WORD_BYTES = 8
+VALUE_WORDS, PAYLOAD_WORD = Value.BYTES // STACK_WORD_BYTES, Value.V // STACK_WORD_BYTES
 """Words of a value, and the one with its payload."""
 
 
@@ -35,27 +35,27 @@ class PackedCallEmitter(ExpressionEmitter):
         self.module = module
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
-        """Leave the function unless the condition holds; subclasses implement it."""
+        """Return from the function unless the condition holds; subclasses implement it."""
         raise NotImplementedError
 
     def call_packed(self, e: Intrinsic) -> Operand:
-        """Emit a call and return its result; -1 of the callee is -1 of the kernel."""
+        """Emit a packed call and return its result; a status of -1 of the callee is propagated."""
         name, b = e.args[0], self.b
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
-        values = [self.packed_value(a) for a in e.args[1:]]
-        arguments = self.words(VALUE_WORDS * len(values))
+        values = [self.pack_argument(a) for a in e.args[1:]]
+        arguments = self.allocate_words(VALUE_WORDS * len(values))
         for n, (kind, payload) in enumerate(values):
-            self.put(arguments, VALUE_WORDS * n, f"i64 {kind}")
-            self.put(arguments, VALUE_WORDS * n + PAYLOAD_WORD, payload)
-        result = self.words(VALUE_WORDS)
-        self.put(result, 0, "i64 0")
-        self.put(result, PAYLOAD_WORD, "i64 0")
+            self.store_word(arguments, VALUE_WORDS * n, f"i64 {kind}")
+            self.store_word(arguments, VALUE_WORDS * n + PAYLOAD_WORD, payload)
+        result = self.allocate_words(VALUE_WORDS)
+        self.store_word(result, 0, "i64 0")
+        self.store_word(result, PAYLOAD_WORD, "i64 0")
         call_arguments = f"ptr {arguments}, i32 {len(values)}, ptr {result}"
         status = b.value(f"call i32 {self.callee(e.op, name.value)}, {call_arguments})")
         b.touch_memory()
         self.fail_unless(b.value(f"icmp eq i32 {status}, 0"))
-        return self.result(result, e.dtype)
+        return self.load_result(result, e.dtype)
 
     def callee(self, op: str, name: str) -> str:
         """Return the called function and its first argument: the call site, or null for a function
@@ -70,23 +70,23 @@ class PackedCallEmitter(ExpressionEmitter):
         self.module.declare("ek_call_packed", "i32", types)
         return f"@ek_call_packed(ptr {site}"
 
-    def words(self, count: int) -> Operand:
+    def allocate_words(self, count: int) -> Operand:
         """Allocate 64-bit words on the stack."""
         name = f"%{self.b.fresh('words')}"
         self.b.entry.append(f"  {name} = alloca [{max(count, 1)} x i64], align 16")
         return name
 
-    def put(self, base: Operand, slot: int, value: str) -> None:
-        """Store a typed operand in a word."""
+    def store_word(self, base: Operand, slot: int, value: str) -> None:
+        """Store a typed operand in a 64-bit word of a stack array."""
         address = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
-        self.b.effect(f"store {value}, ptr {address}, align 8")
+        self.b.append_void(f"store {value}, ptr {address}, align 8")
 
-    def packed_value(self, a: PrimExpr) -> tuple[int, str]:
+    def pack_argument(self, a: PrimExpr) -> tuple[int, str]:
         """Return (type index, typed payload) of an argument."""
         if isinstance(a, StringImm):
-            return TypeIndex.RAW_STR, f"ptr {self.module.string(a.value)}"
+            return TypeIndex.RAW_STR, f"ptr {self.module.string_constant(a.value)}"
         if isinstance(a, BufferAddress):
-            return TypeIndex.DLTENSOR_PTR, f"ptr {self.tensor(a)}"
+            return TypeIndex.DLTENSOR_PTR, f"ptr {self.build_dltensor(a)}"
         if dt.lanes(a.dtype) > 1:
             raise InternalError(f"llvm: call_packed: an argument is a vector: {a!r}")
         if a.dtype == "handle":
@@ -96,7 +96,7 @@ class PackedCallEmitter(ExpressionEmitter):
         kind = TypeIndex.BOOL if a.dtype == "bool" else TypeIndex.INT
         return kind, f"i64 {emit_cast(self.b, self.value(a), a.dtype, 'int64')}"
 
-    def tensor(self, a: BufferAddress) -> Operand:
+    def build_dltensor(self, a: BufferAddress) -> Operand:
         """Build a DLTensor over a buffer or a region of it on the stack."""
         buffer, b = a.buffer, self.b
         data = self.pointer(buffer)
@@ -104,30 +104,30 @@ class PackedCallEmitter(ExpressionEmitter):
             at = self.value(a.indices[0])
             data = b.pure(f"getelementptr {memory_type(buffer.dtype)}, ptr {data}, i64 {at}")
         extents = a.extents or buffer.shape
-        shape, strides = self.words(len(extents)), self.words(len(extents))
+        shape, strides = self.allocate_words(len(extents)), self.allocate_words(len(extents))
         step: PrimExpr = const(1)
         for axis in reversed(range(len(extents))):
-            self.put(shape, axis, f"i64 {self.value(extents[axis])}")
+            self.store_word(shape, axis, f"i64 {self.value(extents[axis])}")
             stride = buffer.strides[axis] if buffer.strides else step
-            self.put(strides, axis, f"i64 {self.value(stride)}")
+            self.store_word(strides, axis, f"i64 {self.value(stride)}")
             step = step * buffer.shape[axis]
         layout = self.module.tensor
-        descriptor = self.words(layout.BYTES // WORD_BYTES)
+        descriptor = self.allocate_words(layout.BYTES // STACK_WORD_BYTES)
         for offset, word in (
             (layout.DATA, f"ptr {data}"),
             (layout.DEVICE, f"i32 {DeviceType.CPU}"),
             (layout.DEVICE + 4, "i32 0"),
             (layout.NDIM, f"i32 {len(extents)}"),
-            (layout.DTYPE, f"i32 {dtype_word(buffer.dtype)}"),
+            (layout.DTYPE, f"i32 {pack_dtype(buffer.dtype)}"),
             (layout.SHAPE, f"ptr {shape}"),
             (layout.STRIDES, f"ptr {strides}"),
             (layout.BYTE_OFFSET, "i64 0"),
         ):
             member_address = b.pure(f"getelementptr i8, ptr {descriptor}, i64 {offset}")
-            b.effect(f"store {word}, ptr {member_address}, align 4")
+            b.append_void(f"store {word}, ptr {member_address}, align 4")
         return descriptor
 
-    def result(self, slot: Operand, dtype: str) -> Operand:
+    def load_result(self, slot: Operand, dtype: str) -> Operand:
         """Return the value that a call has returned; an object in it is released."""
         b = self.b
         kind = b.value(f"load i32, ptr {slot}, align 8")
@@ -135,7 +135,7 @@ class PackedCallEmitter(ExpressionEmitter):
         integer = b.value(f"load i64, ptr {payload}, align 8")
         number = b.value(f"load double, ptr {payload}, align 8")
         self.module.declare("ek_value_drop", "void", ["ptr"])
-        b.effect(f"call void @ek_value_drop(ptr {slot})")
+        b.append_void(f"call void @ek_value_drop(ptr {slot})")
         is_float = b.value(f"icmp eq i32 {kind}, {TypeIndex.FLOAT}")
         if dt.is_float(dtype):
             value = b.select(is_float, "float64", number, emit_cast(b, integer, "int64", "float64"))

@@ -26,7 +26,7 @@ LOAD_LOW12 = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}   # -> log2 of the bytes l
 RV_CALL, RV_CALL_PLT, RV_GOT_HI20, RV_HI20, RV_LO12_I, RV_LO12_S = 18, 19, 20, 23, 24, 25
 RV_ADD, RV_SUB = {35: "<i", 36: "<q"}, {39: "<i", 40: "<q"}   # -> what is added to
 A32_REL32, A32_CALL, A32_JUMP24, A32_GOT_PREL = 3, 28, 29, 96
-RV_LO12_ADDRESS = -1   # the low half of what goes through no slot
+RISCV_LO12_ADDRESS = -1   # the low half of what goes through no slot
 # fmt: on
 LOAD_WORD, ADD_WORD = 0xF9400000, 0x91000000
 """`ldr x0, [x0, #0]` and `add x0, x0, #0`."""
@@ -47,8 +47,8 @@ class ResolvedReference:
     name: str
 
 
-def _alone(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
-    """References of which none needs another."""
+def _without_pairing(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
+    """Return the references unchanged: none depends on another."""
     return references
 
 
@@ -59,31 +59,34 @@ class LinkArchitecture:
     name: str
     """What compilers call it, as `platform.machine` does."""
     elf_machine: int
-    mark: int
+    header_byte: int
     """The byte in an image's header that names the architecture."""
-    filler: bytes
+    trap_instruction: bytes
     """An instruction that traps."""
     stub_size: int
-    stub: Callable[[int, int], bytes]
+    encode_stub: Callable[[int, int], bytes]
     """(place of a stub, slot that holds an address) -> code that jumps to the address."""
-    through_table: frozenset[int]
+    table_relocations: frozenset[int]
     """Types of relocations that go through the address table."""
-    relocate: Callable[[bytearray, ResolvedReference], None]
-    pair: Callable[[Sequence[ResolvedReference]], Sequence[ResolvedReference]] = _alone
+    apply_relocation: Callable[[bytearray, ResolvedReference], None]
+    pair_relocations: Callable[[Sequence[ResolvedReference]], Sequence[ResolvedReference]] = (
+        _without_pairing
+    )
     """Completes references that are relative to others."""
     slot_bytes: int = 8
     """Those of an address in the table."""
 
 
-def _wrong(r: ResolvedReference) -> InternalError:
+def _unsupported_relocation(r: ResolvedReference) -> InternalError:
+    """Build the InternalError for a relocation that is not position independent."""
     return InternalError(
         f"image: relocation type {r.kind} against {r.name!r} is not position independent"
     )
 
 
-def _branch(r: ResolvedReference, bits: int) -> int:
-    """Return a branch's immediate, in instructions of 4 bytes. Raises InternalError if the distance
-    does not fit: it would be truncated to another function's address.
+def _branch_immediate(r: ResolvedReference, bits: int) -> int:
+    """Return a branch's immediate in instructions of 4 bytes. Raises InternalError if the distance
+    does not fit, as truncation would branch into another function.
     """
     words = r.target - r.at >> 2
     if not -(1 << bits - 1) <= words < 1 << bits - 1:
@@ -96,7 +99,7 @@ def _x86_stub(at: int, slot: int) -> bytes:
 
 
 def _x86_relocate(out: bytearray, r: ResolvedReference) -> None:
-    if r.kind in X86_64.through_table and not r.is_slot:
+    if r.kind in X86_64.table_relocations and not r.is_slot:
         if out[r.at - 2] != 0x8B:
             raise InternalError(
                 f"image: {r.name!r} is reached through an address table but lies inside the image"
@@ -104,35 +107,35 @@ def _x86_relocate(out: bytearray, r: ResolvedReference) -> None:
         out[r.at - 2] = 0x8D  # mov becomes lea
     if r.kind == PC64:
         struct.pack_into("<q", out, r.at, r.target - r.at)
-    elif r.kind in (PC32, PLT32) or r.kind in X86_64.through_table:
+    elif r.kind in (PC32, PLT32) or r.kind in X86_64.table_relocations:
         struct.pack_into("<i", out, r.at, r.target - r.at)
     else:
-        raise _wrong(r)
+        raise _unsupported_relocation(r)
 
 
-def _pages(at: int, target: int) -> int:
+def _adrp_immediate(at: int, target: int) -> int:
     """Return the immediate bits of an adrp from the page of `at` to that of `target`."""
     pages = (target >> 12) - (at >> 12)
     return (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
 
 
-def _arm_stub(at: int, slot: int) -> bytes:
+def _aarch64_stub(at: int, slot: int) -> bytes:
     low = (slot & 0xFFF) >> 3
     return struct.pack(  # adrp x16, slot; ldr x16, [x16, :lo12:slot]; br x16
-        "<III", 0x90000010 | _pages(at, slot), LOAD_WORD | low << 10 | 0x210, 0xD61F0200
+        "<III", 0x90000010 | _adrp_immediate(at, slot), LOAD_WORD | low << 10 | 0x210, 0xD61F0200
     )
 
 
-def _arm_relocate(out: bytearray, r: ResolvedReference) -> None:
+def _aarch64_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in (PREL32, PREL64):
         struct.pack_into("<i" if r.kind == PREL32 else "<q", out, r.at, r.target - r.at)
         return
     (word,) = struct.unpack_from("<I", out, r.at)
     low = r.target & 0xFFF
     if r.kind in (JUMP26, CALL26):
-        word |= _branch(r, 26)
+        word |= _branch_immediate(r, 26)
     elif r.kind in (PAGE21, GOT_PAGE21):
-        word |= _pages(r.at, r.target)
+        word |= _adrp_immediate(r.at, r.target)
     elif r.kind == ADD_LOW12:
         word |= low << 10
     elif r.kind == GOT_LOW12 and r.is_slot:
@@ -142,12 +145,12 @@ def _arm_relocate(out: bytearray, r: ResolvedReference) -> None:
     elif r.kind in LOAD_LOW12:
         word |= low >> LOAD_LOW12[r.kind] << 10
     else:
-        raise _wrong(r)
+        raise _unsupported_relocation(r)
     struct.pack_into("<I", out, r.at, word)
 
 
 # The low half is added with its sign, so that the high half is one more where bit 11 is set.
-def _high(delta: int) -> int:
+def _auipc_immediate(delta: int) -> int:
     """Return the immediate bits of an auipc: the upper part that remains after the signed low 12
     bits.
     """
@@ -157,17 +160,17 @@ def _high(delta: int) -> int:
 def _riscv_stub(at: int, slot: int) -> bytes:
     delta = slot - at
     return struct.pack(  # auipc t3, slot; ld t3, lo(slot)(t3); jr t3
-        "<III", 0xE17 | _high(delta), 0xE3E03 | (delta & 0xFFF) << 20, 0xE0067
+        "<III", 0xE17 | _auipc_immediate(delta), 0xE3E03 | (delta & 0xFFF) << 20, 0xE0067
     )
 
 
-def _riscv_pair(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
+def _pair_riscv_relocations(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
     """Resolve low-half relocations, which name the instruction with the high half: they get its
     target, relative to it.
     """
     firsts = {r.at: r for r in references if r.kind in (RV_GOT_HI20, RV_HI20)}
 
-    def paired(r: ResolvedReference) -> ResolvedReference:
+    def pair_low_half(r: ResolvedReference) -> ResolvedReference:
         """Return a reference, or the low half of the address that its first instruction begins.
         Raises KeyError where there is no instruction at its target.
         """
@@ -176,9 +179,9 @@ def _riscv_pair(references: Sequence[ResolvedReference]) -> Sequence[ResolvedRef
         first = firsts[r.target]
         is_same = first.kind == RV_GOT_HI20 and not first.is_slot
         target = r.at + first.target - first.at
-        return replace(r, kind=RV_LO12_ADDRESS if is_same else r.kind, target=target)
+        return replace(r, kind=RISCV_LO12_ADDRESS if is_same else r.kind, target=target)
 
-    return [paired(r) for r in references]
+    return [pair_low_half(r) for r in references]
 
 
 def _riscv_relocate(out: bytearray, r: ResolvedReference) -> None:
@@ -193,17 +196,17 @@ def _riscv_relocate(out: bytearray, r: ResolvedReference) -> None:
     if r.kind in (RV_CALL, RV_CALL_PLT):  # auipc and jalr
         (jump,) = struct.unpack_from("<I", out, r.at + 4)
         struct.pack_into("<I", out, r.at + 4, jump & 0xFFFFF | low << 20)
-        word = word & 0xFFF | _high(delta)
+        word = word & 0xFFF | _auipc_immediate(delta)
     elif r.kind in (RV_GOT_HI20, RV_HI20):
-        word = word & 0xFFF | _high(delta)
+        word = word & 0xFFF | _auipc_immediate(delta)
     elif r.kind == RV_LO12_I:
         word = word & 0xFFFFF | low << 20
-    elif r.kind == RV_LO12_ADDRESS:  # ld becomes addi
+    elif r.kind == RISCV_LO12_ADDRESS:  # ld becomes addi
         word = word & 0xF8F80 | 0x13 | low << 20
     elif r.kind == RV_LO12_S:
         word = word & 0x1FFF07F | (low >> 5) << 25 | (low & 0x1F) << 7
     else:
-        raise _wrong(r)
+        raise _unsupported_relocation(r)
     struct.pack_into("<I", out, r.at, word)
 
 
@@ -219,52 +222,52 @@ def _armv7_relocate(out: bytearray, r: ResolvedReference) -> None:
         word = word + r.target - r.at & 0xFFFFFFFF
     elif r.kind in (A32_CALL, A32_JUMP24):
         added = (word & 0xFFFFFF ^ 0x800000) - 0x800000
-        word = word & 0xFF000000 | _branch(replace(r, target=r.target + 4 * added), 24)
+        word = word & 0xFF000000 | _branch_immediate(replace(r, target=r.target + 4 * added), 24)
     else:
-        raise _wrong(r)
+        raise _unsupported_relocation(r)
     struct.pack_into("<I", out, r.at, word)
 
 
 X86_64 = LinkArchitecture(
     name="x86_64",
     elf_machine=62,
-    mark=0,
-    filler=b"\xcc",
+    header_byte=0,
+    trap_instruction=b"\xcc",
     stub_size=8,
-    stub=_x86_stub,
-    through_table=frozenset((GOTPCREL, GOTPCRELX, REX_GOTPCRELX)),
-    relocate=_x86_relocate,
+    encode_stub=_x86_stub,
+    table_relocations=frozenset((GOTPCREL, GOTPCRELX, REX_GOTPCRELX)),
+    apply_relocation=_x86_relocate,
 )
 AARCH64 = LinkArchitecture(
     name="aarch64",
     elf_machine=183,
-    mark=1,
-    filler=b"\0\0\0\0",
+    header_byte=1,
+    trap_instruction=b"\0\0\0\0",
     stub_size=12,
-    stub=_arm_stub,
-    through_table=frozenset((GOT_PAGE21, GOT_LOW12)),
-    relocate=_arm_relocate,
+    encode_stub=_aarch64_stub,
+    table_relocations=frozenset((GOT_PAGE21, GOT_LOW12)),
+    apply_relocation=_aarch64_relocate,
 )
 RISCV64 = LinkArchitecture(
     name="riscv64",
     elf_machine=243,
-    mark=2,
-    filler=b"\0\0",
+    header_byte=2,
+    trap_instruction=b"\0\0",
     stub_size=12,
-    stub=_riscv_stub,
-    through_table=frozenset((RV_GOT_HI20,)),
-    relocate=_riscv_relocate,
-    pair=_riscv_pair,
+    encode_stub=_riscv_stub,
+    table_relocations=frozenset((RV_GOT_HI20,)),
+    apply_relocation=_riscv_relocate,
+    pair_relocations=_pair_riscv_relocations,
 )
 ARMV7 = LinkArchitecture(
     name="armv7",
     elf_machine=40,
-    mark=4,
-    filler=b"\xf0\0\xf0\xe7",
+    header_byte=4,
+    trap_instruction=b"\xf0\0\xf0\xe7",
     stub_size=16,
-    stub=_armv7_stub,
-    through_table=frozenset((A32_GOT_PREL,)),
-    relocate=_armv7_relocate,
+    encode_stub=_armv7_stub,
+    table_relocations=frozenset((A32_GOT_PREL,)),
+    apply_relocation=_armv7_relocate,
     slot_bytes=4,
 )
 LINK_ARCHITECTURES = {each.elf_machine: each for each in (X86_64, AARCH64, RISCV64, ARMV7)}

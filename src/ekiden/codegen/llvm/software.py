@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.builder import Operand
 if TYPE_CHECKING:  # which reads the table below
     from ekiden.codegen.llvm.float_math import FloatMath
 
-SPLITTER = 2.0**27 + 1
+VELTKAMP_SPLITTER = 2.0**27 + 1
 """Multiplying by it parts a float64 in halves of 26 bits (Veltkamp)."""
 
 
@@ -27,7 +27,7 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
         wide = m.widen()
         product = wide.mul(m.cast(x, wide), m.cast(y, wide))
         return wide.cast(wide.add(product, m.cast(z, wide)), m)
-    product, lost = whole_product(m, x, y)
+    product, lost = two_product(m, x, y)
     total = m.add(product, z)
     of_z = m.sub(total, product)
     sum_error = m.add(m.sub(product, m.sub(total, of_z)), m.sub(z, of_z))
@@ -35,24 +35,26 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
     return m.select(m.b.compare("ord", m.dtype, exact, exact), exact, total)
 
 
-def whole_product(m: FloatMath, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """(high, low): x * y in float64 as rounded, and what that lost (Dekker)."""
+def two_product(m: FloatMath, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """Return x * y in float64 as the rounded product and its rounding error (Dekker's
+    TwoProduct).
+    """
     product = m.mul(x, y)
-    (x_high, x_low), (y_high, y_low) = _split(m, x), _split(m, y)
+    (x_high, x_low), (y_high, y_low) = _veltkamp_split(m, x), _veltkamp_split(m, y)
     lost = m.sub(m.mul(x_high, y_high), product)
     lost = m.add(m.add(lost, m.mul(x_high, y_low)), m.mul(x_low, y_high))
     return product, m.add(lost, m.mul(x_low, y_low))
 
 
-def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    scaled = m.mul(x, m.const(SPLITTER))
+def _veltkamp_split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
+    scaled = m.mul(x, m.const(VELTKAMP_SPLITTER))
     high = m.sub(scaled, m.sub(scaled, x))
     return high, m.sub(x, high)
 
 
 def round_even(m: FloatMath, x: Operand) -> Operand:
     """Round to the nearest integer, ties to even: add and subtract 2**mantissa."""
-    integer_threshold = 2.0**m.mantissa
+    integer_threshold = 2.0**m.mantissa_bits
     large = m.copysign(m.const(integer_threshold), x)
     near = m.copysign(m.sub(m.add(x, large), large), x)
     return m.select(m.less(m.abs(x), m.const(integer_threshold)), near, x)
@@ -75,7 +77,7 @@ def trunc(m: FloatMath, x: Operand) -> Operand:
     return m.copysign(floor(m, m.abs(x)), x)
 
 
-SOFTWARE_FORMS: dict[str, tuple[str, Callable[..., Operand]]] = {
+SOFTWARE_INTRINSICS: dict[str, tuple[str, Callable[..., Operand]]] = {
     "fma": ("fma", fma),
     "roundeven": ("rounding", round_even),
     "floor": ("rounding", floor),

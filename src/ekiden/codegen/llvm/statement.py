@@ -12,22 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.codegen.common import (
-    BOUNDS_ERROR,
-    DEVICE_ID,
-    bounds_message,
+    BOUNDS_ERROR_KIND,
+    DEVICE_ID_VAR,
+    bounds_error_format,
     check_lanes,
-    flat_extent,
-    stored_value,
+    contract_fma,
+    flat_buffer_extent,
 )
 from ekiden.codegen.llvm import matrix, subnormals
 from ekiden.codegen.llvm.builder import LlvmModule, Operand
 from ekiden.codegen.llvm.cast import emit_cast
-from ekiden.codegen.llvm.debug import FunctionLines
+from ekiden.codegen.llvm.debug import DebugLocations
 from ekiden.codegen.llvm.expression import DemoteRegisterError, RegisterKey
 from ekiden.codegen.llvm.intrinsic_call import IntrinsicCallEmitter
-from ekiden.codegen.llvm.operations import reduce_lanes
+from ekiden.codegen.llvm.operations import emit_lane_reduction
 from ekiden.codegen.llvm.quoting import quoted
-from ekiden.codegen.llvm.types import memory_dtype, memory_type, register_type, suffix
+from ekiden.codegen.llvm.types import intrinsic_suffix, memory_dtype, memory_type, register_type
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, Intrinsic, PrimExpr, SizeVar, Var, cast, const, is_const
 from ekiden.runtime.errors import InternalError
@@ -48,7 +48,7 @@ from ekiden.tir.stmt import (
 )
 
 
-def is_first_lane(mask: PrimExpr) -> bool:
+def is_first_lane_mask(mask: PrimExpr) -> bool:
     """Return whether a mask is known to select the first lane alone: LLVM 22 stores four bytes for
     masked vectors that it narrows to one or two bytes.
     """
@@ -83,10 +83,10 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.failures: list[str] = []
         self.shapes: matrix.TileConfig | None = None
         """Of registers that hold matrices, if it has set any."""
-        self.flushed: subnormals.Flushed | None = None
+        self.flushed: subnormals.FlushToZeroMode | None = None
         """What was set before subnormal numbers were flushed, if they are."""
         self._stores: dict[Stmt, frozenset[RegisterKey]] = {}
-        self.lines: FunctionLines | None = None
+        self.lines: DebugLocations | None = None
 
     def statement(self, s: Stmt) -> None:
         """Emit one statement."""
@@ -98,47 +98,47 @@ class StatementEmitter(IntrinsicCallEmitter):
                 for stmt in s.seq:
                     self.statement(stmt)
             case BufferStore():
-                self.store(s)
+                self.emit_store(s)
             case For():
-                self.loop(s)
+                self.emit_for(s)
             case LetStmt() | Allocate():
-                self.nested(s)
+                self.emit_nested(s)
             case While():
-                self.repeating(s)
+                self.emit_while(s)
             case IfThenElse():
-                self.branching(s)
+                self.emit_if(s)
             case Evaluate(value=Intrinsic(op=op)) if op.startswith("matrix_"):
-                self.matrix(s.value)
+                self.emit_tile_intrinsic(s.value)
             case Evaluate():
                 if not isinstance(s.value, IntImm):
                     self.value(s.value)
             case AssertStmt():
-                self.assertion(s)
+                self.emit_assert(s)
             case Prefetch():
-                self.prefetch(s)
+                self.emit_prefetch(s)
             case _:
                 raise InternalError(f"llvm: statement {type(s).__name__} must be lowered first")
 
-    def matrix(self, e: PrimExpr) -> None:
+    def emit_tile_intrinsic(self, e: PrimExpr) -> None:
         """Lower AMX tile intrinsics."""
         assert isinstance(e, Intrinsic)
         if e.op == "matrix_shape":
             if self.shapes is None:
                 self.shapes = matrix.TileConfig(self.b)
-            return self.shapes.set([self.value(cast(a, "int64")) for a in e.args])
+            return self.shapes.load_config([self.value(cast(a, "int64")) for a in e.args])
         numbers = [a.value for a in e.args if isinstance(a, IntImm)]
         if e.op == "matrix_zero":
-            return matrix.clear(self.b, numbers[0])
+            return matrix.tile_zero(self.b, numbers[0])
         if e.op in matrix.TILE_DOT_INTRINSICS:
-            return matrix.multiply(self.b, e.op, numbers)
+            return matrix.tile_dot_product(self.b, e.op, numbers)
         _, region, stride = e.args
         assert isinstance(region, BufferAddress)
         address, _ = self.address(region.buffer, region.indices[0])
-        return matrix.load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
+        return matrix.tile_load(self.b, numbers[0], address, self.value(cast(stride, "int64")))
 
     # variables and buffers
 
-    def nested(self, s: Stmt) -> None:
+    def emit_nested(self, s: Stmt) -> None:
         """Emit nested lets and allocations iteratively, however deep; workspaces are freed in
         reverse order.
         """
@@ -152,15 +152,16 @@ class StatementEmitter(IntrinsicCallEmitter):
                 if self.is_nonnegative(s.value):
                     self.positive.add(s.var)
             else:
-                self.allocate(s.buffer)
+                self.emit_allocate(s.buffer)
             s = s.body
         self.statement(s)
+        # Last allocated is freed first: the workspace allocator is a stack for each thread.
         while len(self.workspaces) > before:
-            self.free(self.workspaces.pop())
+            self.free_workspace(self.workspaces.pop())
 
     # Stack slots go to the entry block, where LLVM gives each one place for the whole function: in
     # a loop an alloca would take more stack in every turn.
-    def allocate(self, buffer: Buffer) -> None:
+    def emit_allocate(self, buffer: Buffer) -> None:
         """Allocate a buffer's memory, unless it is held in SSA values."""
         if buffer.scope == "register" and buffer not in self.demoted:
             return
@@ -173,45 +174,47 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.b.entry.append(f"  {name} = alloca {kind}, align 64")
             return
         size = self.value(extent * dt.itemsize(buffer.dtype))
-        self.pointers[buffer] = self.workspace(size)
+        self.pointers[buffer] = self.allocate_workspace(size)
 
-    def workspace(self, size: Operand) -> Operand:
+    def allocate_workspace(self, size: Operand) -> Operand:
         """Allocate scratch memory in bytes, freed at the end of the scope or on failure."""
         if self.device is not None:
             self.module.declare("ek_device_workspace_alloc", "ptr", ["i64", "i64", "i64"])
-            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, i64 {size}"
+            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID_VAR]}, i64 {size}"
             memory = self.b.value(f"call ptr @ek_device_workspace_alloc({arguments})")
             self._sizes[memory] = size
         else:
             self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
             memory = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+        # The test comes before the append, or the failing path would free a null workspace.
         self.fail_unless(self.b.value(f"icmp ne ptr {memory}, null"))
         self.workspaces.append(memory)
         return memory
 
-    def free(self, memory: Operand) -> None:
+    def free_workspace(self, memory: Operand) -> None:
         """Free scratch memory."""
         if self.device is not None:
             self.module.declare("ek_device_workspace_free", "void", ["i64", "i64", "ptr", "i64"])
-            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID]}, ptr {memory}"
+            arguments = f"i64 {self.device}, i64 {self.variables[DEVICE_ID_VAR]}, ptr {memory}"
             call = f"call void @ek_device_workspace_free({arguments}, i64 {self._sizes[memory]})"
-            return self.b.effect(call)
+            return self.b.append_void(call)
         self.module.declare("ek_workspace_free", "void", ["ptr"])
-        return self.b.effect(f"call void @ek_workspace_free(ptr {memory})")
+        return self.b.append_void(f"call void @ek_workspace_free(ptr {memory})")
 
-    def leave(self, code: int) -> None:
+    def emit_return(self, code: int) -> None:
         """Return from the function."""
         if self.flushed is not None:
             self.flushed.leave(self.b)
         if self.shapes is not None:
-            matrix.release(self.b)
-        self.b.effect(f"ret i32 {code}")
+            matrix.tile_release(self.b)
+        self.b.append_void(f"ret i32 {code}")
 
     # failing
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
-        """Return -1 unless the condition holds, after freeing what is allocated; an error is set by
-        then, or by `say`."""
+        """Return -1 unless the condition holds, after freeing all workspaces; the error is set
+        already, or by `say`.
+        """
         going, failed = self.b.fresh("ok"), self.b.fresh("fail")
         self.b.branch_if(condition, going, failed)
         self.b.start(failed)
@@ -219,18 +222,18 @@ class StatementEmitter(IntrinsicCallEmitter):
             with self.b.scope():
                 say()
         for memory in reversed(self.workspaces):
-            self.free(memory)
-        self.leave(-1)
+            self.free_workspace(memory)
+        self.emit_return(-1)
         self.b.start(going)
 
     def check(self, condition: Operand, kind: str, message: str) -> None:
         """Fail with an error unless the condition holds."""
         self.module.declare("ek_kernel_error", "i32", ["ptr", "ptr"])
-        text, name = self.module.string(message), self.module.string(kind)
+        text, name = self.module.string_constant(message), self.module.string_constant(kind)
         call = f"call i32 @ek_kernel_error(ptr {name}, ptr {text})"
-        self.fail_unless(condition, lambda: self.b.effect(call))
+        self.fail_unless(condition, lambda: self.b.append_void(call))
 
-    def assertion(self, s: AssertStmt) -> None:
+    def emit_assert(self, s: AssertStmt) -> None:
         """Emit a check whose message may show values."""
         if not s.values:
             return self.check(self.value(s.condition), s.kind, s.message)
@@ -242,17 +245,17 @@ class StatementEmitter(IntrinsicCallEmitter):
     ) -> None:
         """Fail with an error that shows 64-bit integers unless the condition holds."""
         self.module.declare("ek_kernel_error_values", "i32", ["ptr", "ptr", "ptr"])
-        message, name = self.module.string(text), self.module.string(kind)
-        words = self.words(len(values))
+        message, name = self.module.string_constant(text), self.module.string_constant(kind)
+        words = self.allocate_words(len(values))
 
-        def say() -> None:
+        def set_error() -> None:
             """Store the values in memory and set the error: only where the condition failed."""
             for n, value in enumerate(values):
-                self.put(words, n, f"i64 {value}")
+                self.store_word(words, n, f"i64 {value}")
             arguments = f"ptr {name}, ptr {message}, ptr {words}"
-            self.b.effect(f"call i32 @ek_kernel_error_values({arguments})")
+            self.b.append_void(f"call i32 @ek_kernel_error_values({arguments})")
 
-        self.fail_unless(condition, say)
+        self.fail_unless(condition, set_error)
 
     # One unsigned comparison for both ends: an index below 0 is a very large number.
     def check_access(self, buffer: Buffer, index: PrimExpr, mask: Operand | None) -> None:
@@ -265,26 +268,29 @@ class StatementEmitter(IntrinsicCallEmitter):
         b, lanes = self.b, dt.lanes(index.dtype)
         kind, bits = dt.with_lanes("int64", lanes), dt.with_lanes("bool", lanes)
         at = emit_cast(b, self.value(index), index.dtype, kind)
-        extent = self.value(flat_extent(buffer))
+        extent = self.value(flat_buffer_extent(buffer))
         limit = b.splat("int64", extent, lanes) if lanes > 1 else extent
         wrong = b.compare("uge", kind, at, limit)
         if mask is not None and lanes > 1:
             wrong = b.binary("and", bits, wrong, mask)
         shown_index, any_wrong = at, wrong
         if lanes > 1:
+            # Lanes in bounds become the largest index, so that the minimum is an index that failed.
             largest = b.splat("int64", b.const(2**63 - 1, "int64"), lanes)
-            shown_index = reduce_lanes(b, "min", kind, b.select(wrong, kind, at, largest, lanes))
-            any_wrong = b.any(wrong, lanes)
+            shown_index = emit_lane_reduction(
+                b, "min", kind, b.select(wrong, kind, at, largest, lanes)
+            )
+            any_wrong = b.any_lane(wrong, lanes)
         self.fail_with_values(
             b.binary("xor", "bool", any_wrong, b.const(True, "bool")),
-            BOUNDS_ERROR,
-            bounds_message(self.name, buffer),
+            BOUNDS_ERROR_KIND,
+            bounds_error_format(self.name, buffer),
             (shown_index, extent),
         )
 
     # stores
 
-    def store(self, s: BufferStore) -> None:
+    def emit_store(self, s: BufferStore) -> None:
         """Emit `buffer[index] = value`, in registers or in memory, under a predicate if there is
         one.
         """
@@ -294,15 +300,17 @@ class StatementEmitter(IntrinsicCallEmitter):
                 " flatten buffers first"
             )
         if isinstance(s.value, Intrinsic) and s.value.op == "matrix_value":
-            return self.store_matrix(s)
+            return self.emit_tile_store(s)
         check_lanes("llvm: the store to", s.buffer, s.indices[0], s.value.dtype)
         if s.predicate is not None and dt.lanes(s.predicate.dtype) == 1:
             if is_const(s.predicate):
                 return (
-                    self.store(s.with_fields(predicate=None)) if is_const(s.predicate, 1) else None
+                    self.emit_store(s.with_fields(predicate=None))
+                    if is_const(s.predicate, 1)
+                    else None
                 )
-            return self.branching(IfThenElse(s.predicate, s.with_fields(predicate=None)))
-        value = self.value(stored_value(s))
+            return self.emit_if(IfThenElse(s.predicate, s.with_fields(predicate=None)))
+        value = self.value(contract_fma(s))
         if s.buffer.scope == "register" and s.buffer not in self.pointers:
             key = self.register_key(s.buffer, s.indices[0])
             if s.predicate is not None:
@@ -314,60 +322,67 @@ class StatementEmitter(IntrinsicCallEmitter):
         stored_dtype = memory_dtype(s.value.dtype)
         if stored_dtype != s.value.dtype:
             value = self.b.convert("zext", s.value.dtype, stored_dtype, value)
-        self.memory_store(s, stored_dtype, value)
-        self.b.touch_memory(self.place_of(s.buffer))
+        self.emit_memory_store(s, stored_dtype, value)
+        # A store ends the value numbering of loads from buffers that may overlap this one.
+        self.b.touch_memory(self.memory_id(s.buffer))
         return None
 
-    def store_matrix(self, s: BufferStore) -> None:
+    def emit_tile_store(self, s: BufferStore) -> None:
         """Store the rows of an AMX tile."""
         assert isinstance(s.value, Intrinsic)
         (number,) = s.value.args
         assert isinstance(number, IntImm)
         address, _ = self.address(s.buffer, s.indices[0])
-        matrix.store(self.b, number.value, address)
-        self.b.touch_memory(self.place_of(s.buffer))
+        matrix.tile_store(self.b, number.value, address)
+        self.b.touch_memory(self.memory_id(s.buffer))
 
-    def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
+    def emit_memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """Emit a scalar, contiguous, masked or scattered store."""
-        b, kind, index = self.b, register_type(dtype), self.affine(s.indices[0])
-        lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element(dtype))
+        b, kind, index = self.b, register_type(dtype), self.ramp_of(s.indices[0])
+        lanes, align = dt.lanes(index.dtype), dt.itemsize(dt.element_dtype(dtype))
         mask = None
         if s.predicate is not None:
             mask = self.value(s.predicate)
         self.check_access(s.buffer, index, mask)
         address, scatters = self.address(s.buffer, index)
-        if not scatters and s.predicate is not None and is_first_lane(s.predicate):
-            lanes, element = 1, register_type(dt.element(dtype))
+        if not scatters and s.predicate is not None and is_first_lane_mask(s.predicate):
+            lanes, element = 1, register_type(dt.element_dtype(dtype))
             kind, value = element, b.pure(f"extractelement {kind} {value}, i64 0")
         pointer, space = self.pointer_type(s.buffer), self.spaces.get(s.buffer, 0)
         if lanes == 1 or (mask is None and not scatters):
-            where = f"{pointer} {address}, align {align}{self.scope_of(s.buffer)}"
-            b.effect(f"store {kind} {value}, {where}")
+            where = f"{pointer} {address}, align {align}{self.alias_metadata(s.buffer)}"
+            b.append_void(f"store {kind} {value}, {where}")
             return
         bits = register_type(dt.with_lanes("bool", lanes))
-        form = f"scatter.{suffix(dtype)}.v{lanes}p" if scatters else f"store.{suffix(dtype)}.p"
+        form = (
+            f"scatter.{intrinsic_suffix(dtype)}.v{lanes}p"
+            if scatters
+            else f"store.{intrinsic_suffix(dtype)}.p"
+        )
         form = f"{form}{space}"
         pointer_kind = f"<{lanes} x {pointer}>" if scatters else pointer
         mask = mask or b.const(True, dt.with_lanes("bool", lanes))
         b.module.declare(f"llvm.masked.{form}", "void", [kind, pointer_kind, "i32", bits])
-        b.effect(
+        b.append_void(
             f"call void @llvm.masked.{form}({kind} {value}, {pointer_kind} {address},"
-            f" i32 {align}, {bits} {mask}){self.scope_of(s.buffer)}"
+            f" i32 {align}, {bits} {mask}){self.alias_metadata(s.buffer)}"
         )
 
-    def prefetch(self, s: Prefetch) -> None:
+    def emit_prefetch(self, s: Prefetch) -> None:
         """Emit a prefetch hint; it never faults."""
-        index = self.affine(s.indices[0])
+        index = self.ramp_of(s.indices[0])
         address, _ = self.address(s.buffer, index.base if isinstance(index, Ramp) else index)
         self.module.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
-        self.b.effect(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)")
+        self.b.append_void(
+            f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 {s.locality}, i32 1)"
+        )
 
     # control
 
     # What was computed before is known on both sides, what on one side is not behind it (`region`).
     # A register that only one side stores had no value before: on the other it is poison, which is
     # never read, or the program would read what it had not written (tir.verify).
-    def branching(self, s: IfThenElse) -> None:
+    def emit_if(self, s: IfThenElse) -> None:
         """Emit a branch; register buffers written on either side merge in phis."""
         if isinstance(s.condition, IntImm):
             chosen = s.then_case if s.condition.value else s.else_case
@@ -385,16 +400,16 @@ class StatementEmitter(IntrinsicCallEmitter):
                 continue
             b.start(label)
             self.registers = dict(start)
-            with self.region(self.mask):
+            with self.conditional_region(self.mask):
                 self.statement(case)
             ends.append((self.registers, b.block))
             b.branch(after)
         b.start(after)
         self.begin_statement()
-        self.registers = self.merged(*ends)
+        self.registers = self.merge_registers(*ends)
         return None
 
-    def merged(
+    def merge_registers(
         self,
         one: tuple[dict[RegisterKey, Operand], str],
         two: tuple[dict[RegisterKey, Operand], str],
@@ -417,7 +432,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         lanes = self.register_lanes.get(buffer, 1)
         return buffer.dtype if lanes == 1 else dt.with_lanes(buffer.dtype, lanes)
 
-    def loop(self, s: For) -> None:
+    def emit_for(self, s: For) -> None:
         """Emit a loop; one of extent 0 vanishes, one of extent 1 is its body."""
         if s.kind in (ForKind.VECTORIZED, ForKind.UNROLLED):
             raise InternalError(
@@ -426,34 +441,40 @@ class StatementEmitter(IntrinsicCallEmitter):
         if is_const(s.extent, 0):
             return
         if is_const(s.extent, 1):
-            self.nested(LetStmt(s.loop_var, s.min, s.body))
+            self.emit_nested(LetStmt(s.loop_var, s.min, s.body))
         elif s.kind is ForKind.PARALLEL and not self.in_parallel():
             self.parallel(s)
         elif "apart" in (s.annotations or {}):
-            self.apart(s)
+            self.call_outlined(s)
         else:
             begin = self.value(s.min)
             end = self.value(s.min + s.extent)
-            self.serial(s, begin, end, isinstance(s.extent, IntImm))
+            self.emit_serial_for(s, begin, end, isinstance(s.extent, IntImm))
 
     def in_parallel(self) -> bool:
-        """Return whether this function is already the body of a parallel loop."""
+        """Return whether this function is the body of a parallel loop already: nested parallel
+        loops run serially.
+        """
         return False
 
-    def serial(self, s: For, begin: Operand, end: Operand, runs: bool) -> None:
-        """Emit a bottom-tested loop, guarded by a test before it unless it surely `runs`."""
+    def emit_serial_for(self, s: For, begin: Operand, end: Operand, runs: bool) -> None:
+        """Emit a bottom-tested loop; unless it provably `runs` at least once, a zero-trip guard
+        precedes it.
+        """
         b, var = self.b, s.loop_var
         kind = register_type(var.dtype)
         # Loop inversion: LLVM's passes are not run on this code, so the loop is emitted in the form
         # that they would produce.
         body, after = b.fresh("loop"), b.fresh("done")
-        carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
+        # Sorted, because text is the key of caches and must not depend on hash order.
+        carried = sorted(self.loop_carried_registers(s.body), key=lambda k: (k[0].name, k[1]))
         start = {key: self.registers.get(key, "poison") for key in carried}
         origin, outer = b.block, dict(self.registers)
         if runs:
             b.branch(body)
         else:
             b.branch_if(b.compare("slt", var.dtype, begin, end), body, after)
+        # Loads before the loop are not loop-invariant as far as is known here: the body may store.
         b.touch_memory()
         b.start(body)
         # phis come first in the block, with the incoming values of the end filled in afterwards
@@ -464,11 +485,11 @@ class StatementEmitter(IntrinsicCallEmitter):
         self.variables[var] = counter
         if self.is_nonnegative(s.min):
             self.positive.add(var)
-        with self.region(self.mask):
+        with self.conditional_region(self.mask):
             self.statement(s.body)
         if self.lines is not None:
             b.location = self.lines.enter(s)
-        b.effect(f"{following} = add {kind} {counter}, 1")
+        b.append_void(f"{following} = add {kind} {counter}, 1")
         again = b.value(f"icmp slt {kind} {following}, {end}")
         back = b.block
         b.branch_if(again, body, after)
@@ -482,6 +503,8 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.touch_memory()
         self.begin_statement()
         final = {key: self.registers[key] for key in carried}
+        # Values that the body computed do not dominate the code behind a loop that may run zero
+        # times.
         self.registers = outer
         for key in carried:
             value = final[key]
@@ -489,11 +512,11 @@ class StatementEmitter(IntrinsicCallEmitter):
                 value = b.phi(self.register_dtype(key), (start[key], origin), (value, back))
             self.registers[key] = value
 
-    def repeating(self, s: While) -> None:
+    def emit_while(self, s: While) -> None:
         """Emit a top-tested loop; register buffers written in it are phis of the header."""
         b = self.b
         head, body, after = b.fresh("while"), b.fresh("turn"), b.fresh("done")
-        carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
+        carried = sorted(self.loop_carried_registers(s.body), key=lambda k: (k[0].name, k[1]))
         origin, outer = b.block, dict(self.registers)
         b.branch(head)
         b.touch_memory()
@@ -501,7 +524,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         header_line = len(b.lines)
         phis = {key: f"%{b.fresh('r')}" for key in carried}
         self.registers.update(phis)
-        with self.region(self.mask):
+        with self.conditional_region(self.mask):
             self.begin_statement()
             b.branch_if(self.value(s.condition), body, after)
             b.start(body)
@@ -518,10 +541,11 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.start(after)
         b.touch_memory()
         self.begin_statement()
+        # The loop leaves from its header, so the header's phis are the final values.
         self.registers = {**outer, **phis}
 
     # Remembered by statement: of loops in each other every one would else look through all inside.
-    def carried(self, root: Stmt) -> frozenset[RegisterKey]:
+    def loop_carried_registers(self, root: Stmt) -> frozenset[RegisterKey]:
         """Return the elements of outer register buffers that a statement stores, which are
         loop-carried.
         """
@@ -561,7 +585,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         """Emit a call of ek_parallel_for over [0, extent)."""
         grain = int(str((s.annotations or {}).get("grain", 1)))
         self.module.declare("ek_parallel_for", "i32", ["ptr", "ptr", "i64", "i64"])
-        function, context, extent = self.function_of(s)
+        function, context, extent = self.outline_loop_body(s)
         arguments = f"ptr @{function}, ptr {context}, i64 {extent}, i64 {max(grain, 1)}"
         if self.flushed is not None:
             self.flushed.leave(self.b)
@@ -569,23 +593,24 @@ class StatementEmitter(IntrinsicCallEmitter):
         if self.flushed is not None:
             self.flushed.resume(self.b)
 
-    def apart(self, s: For) -> None:
-        """Emit the body as a function of its own and call it over [0, extent)."""
-        function, context, extent = self.function_of(s)
+    def call_outlined(self, s: For) -> None:
+        """Outline a loop body as a function and call it over [0, extent)."""
+        function, context, extent = self.outline_loop_body(s)
         self.run_function(f"@{function}(ptr {context}, i64 0, i64 {extent})")
 
-    def function_of(self, s: For) -> tuple[str, Operand, Operand]:
+    def outline_loop_body(self, s: For) -> tuple[str, Operand, Operand]:
         """Emit the function of a loop's body; return its name, the captured context and the loop's
         extent.
         """
-        b, body = self.b, BodyEmitter(self.module, self)
+        b, body = self.b, OutlinedBodyEmitter(self.module, self)
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
+        # In the entry block: an alloca inside a loop would grow the stack in each iteration.
         b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
         for slot, dtype, value in body.captured:
             slot_address = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
-            b.effect(f"store {register_type(dtype)} {value}, ptr {slot_address}, align 8")
+            b.append_void(f"store {register_type(dtype)} {value}, ptr {slot_address}, align 8")
         extent = emit_cast(b, self.value(s.extent), s.extent.dtype, "int64")
         return function, context, extent
 
@@ -594,14 +619,12 @@ class StatementEmitter(IntrinsicCallEmitter):
         status = self.b.value(f"call i32 {call}")
         self.b.touch_memory()
         if self.shapes is not None:
-            self.shapes.forget()
+            self.shapes.invalidate()
         self.fail_unless(self.b.value(f"icmp eq i32 {status}, 0"))
 
 
-class BodyEmitter(StatementEmitter):
-    """Emitter of a loop body's function, which captures what it uses from the enclosing
-    function.
-    """
+class OutlinedBodyEmitter(StatementEmitter):
+    """Emitter of an outlined loop body, which captures what it uses from the enclosing function."""
 
     def __init__(self, module: LlvmModule, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
@@ -615,7 +638,7 @@ class BodyEmitter(StatementEmitter):
         """Return True: loops inside run inline."""
         return True
 
-    def _slot(self, dtype: str, value: Operand) -> Operand:
+    def _capture_slot(self, dtype: str, value: Operand) -> Operand:
         slot_address, name = f"%{self.b.fresh('slot')}", f"%{self.b.fresh('c')}"
         self.b.entry.append(f"  {slot_address} = getelementptr i64, ptr %ctx, i64 {self.slots}")
         self.b.entry.append(f"  {name} = load {register_type(dtype)}, ptr {slot_address}, align 8")
@@ -627,7 +650,7 @@ class BodyEmitter(StatementEmitter):
     def capture_variable(self, var: Var) -> None:
         """Capture a variable of the enclosing function."""
         value = self.outer.variable(var)
-        self.variables[var] = value if value[0] != "%" else self._slot(var.dtype, value)
+        self.variables[var] = value if value[0] != "%" else self._capture_slot(var.dtype, value)
         if isinstance(var, SizeVar) or var in self.outer.positive:
             self.positive.add(var)
 
@@ -635,7 +658,7 @@ class BodyEmitter(StatementEmitter):
         """Capture a buffer's address of the enclosing function."""
         if buffer.scope == "register" and buffer not in self.demoted:
             raise DemoteRegisterError(buffer)
-        self.pointers[buffer] = self._slot("handle", self.outer.pointer(buffer))
+        self.pointers[buffer] = self._capture_slot("handle", self.outer.pointer(buffer))
 
     # Captured values are loaded in the entry block, once for a call: a call is a whole chunk of
     # steps.
@@ -644,10 +667,11 @@ class BodyEmitter(StatementEmitter):
         name = quoted(self.module.unique(f"{self.name}.body"))
         if self.module.debug is not None:
             line = self.module.debug.lines.get(s, 1)
-            self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)
+            self.lines = DebugLocations(self.module.debug, f"{self.name}.body", line)
             self.b.location = self.lines.header()
+        # The mode belongs to a thread: each worker of the pool sets it for itself.
         if self.outer.flushed is not None:
-            self.flushed = subnormals.enter(self.b)
+            self.flushed = subnormals.enter_flush_to_zero(self.b)
         start = self.value(s.min)
         kind = s.loop_var.dtype
         begin = emit_cast(self.b, "%begin", "int64", kind)
@@ -655,8 +679,8 @@ class BodyEmitter(StatementEmitter):
         if not is_const(s.min, 0):
             begin = self.b.binary("add", kind, begin, start)
             end = self.b.binary("add", kind, end, start)
-        self.serial(s, begin, end, runs=False)
-        self.leave(0)
+        self.emit_serial_for(s, begin, end, runs=False)
+        self.emit_return(0)
         self.module.functions.append(
             function_text(name, "ptr %ctx, i64 %begin, i64 %end", self, internal=True)
         )

@@ -33,11 +33,11 @@ def emit_strided(
     if stride == -1:
         order = list(range(lanes))[::-1]
         bits = dt.with_lanes("bool", lanes)
-        reversed_mask = None if mask is None else shuffle(b, bits, mask, None, order)
-        return shuffle(b, dtype, load(1 - lanes, reversed_mask), None, order)
+        reversed_mask = None if mask is None else emit_shuffle(b, bits, mask, None, order)
+        return emit_shuffle(b, dtype, load(1 - lanes, reversed_mask), None, order)
     gathered: Operand | None = None
-    for begin, lanes_taken in _windows(stride, lanes):
-        within = None if mask is None else _spread(b, mask, lanes, begin, stride, lanes_taken)
+    for begin, lanes_taken in _contiguous_windows(stride, lanes):
+        within = None if mask is None else _window_mask(b, mask, lanes, begin, stride, lanes_taken)
         window = load(begin, within)
         order = [
             lanes + i * stride - begin if i in lanes_taken and gathered is not None
@@ -45,15 +45,17 @@ def emit_strided(
             else i if i < lanes_taken.start else -1
             for i in range(lanes)
         ]  # fmt: skip
-        gathered = shuffle(
+        gathered = emit_shuffle(
             b, dtype, window if gathered is None else gathered, gathered and window, order
         )
     assert gathered is not None
     return gathered
 
 
-def _windows(stride: int, lanes: int) -> list[tuple[int, range]]:
-    """Return the contiguous loads: where each begins, and the elements that it provides."""
+def _contiguous_windows(stride: int, lanes: int) -> list[tuple[int, range]]:
+    """Return the contiguous loads that cover a strided access: the offset of each, and the elements
+    it provides.
+    """
     # The last load ends at the last element: nothing beyond it is read.
     last = stride * (lanes - 1) - (lanes - 1)
     windows: list[tuple[int, range]] = []
@@ -66,17 +68,17 @@ def _windows(stride: int, lanes: int) -> list[tuple[int, range]]:
     return windows
 
 
-def _spread(
+def _window_mask(
     b: FunctionBuilder, mask: Operand, lanes: int, begin: int, stride: int, lanes_taken: range
 ) -> Operand:
     """Return the mask of a contiguous load: off in lanes that provide no element."""
     element_of_lane = {i * stride - begin: i for i in lanes_taken}
     bits = dt.with_lanes("bool", lanes)
     order = [element_of_lane.get(lane, lanes) for lane in range(lanes)]
-    return shuffle(b, bits, mask, "zeroinitializer", order)
+    return emit_shuffle(b, bits, mask, "zeroinitializer", order)
 
 
-def shuffle(
+def emit_shuffle(
     b: FunctionBuilder, dtype: str, one: Operand, two: Operand | None, order: list[int]
 ) -> Operand:
     """Select elements of two vectors by index. -1 is any."""

@@ -20,52 +20,56 @@ FPCR_FZ = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushToZeroMode:
     """Control-register setting: the instruction, and its operands outside and inside of the
     flushing region.
     """
 
-    instruction: str
-    outside: Operand
-    inside: Operand
+    intrinsic: str
+    saved_mode: Operand
+    flush_mode: Operand
 
     def leave(self, b: FunctionBuilder) -> None:
         """Restore the previous setting."""
-        b.effect(f"call void @{self.instruction}({self.outside})")
+        b.append_void(f"call void @{self.intrinsic}({self.saved_mode})")
 
     def resume(self, b: FunctionBuilder) -> None:
         """Flush again."""
-        b.effect(f"call void @{self.instruction}({self.inside})")
+        b.append_void(f"call void @{self.intrinsic}({self.flush_mode})")
 
 
-def enter(b: FunctionBuilder) -> Flushed | None:
-    """Flush from here on; return None where subnormals cost nothing."""
+def enter_flush_to_zero(b: FunctionBuilder) -> FlushToZeroMode | None:
+    """Set flush-to-zero from this point on; return None on processors where subnormals cost
+    nothing.
+    """
     target = b.module.target
     if target is None or not target.has("flush_subnormals"):
         return None
-    make = {X86: _x86, ARM: _arm}[target.architecture]
+    make = {X86: _enter_x86, ARM: _enter_aarch64}[target.architecture]
     setting = make(b)
     setting.resume(b)
     return setting
 
 
-def _x86(b: FunctionBuilder) -> Flushed:
+def _enter_x86(b: FunctionBuilder) -> FlushToZeroMode:
     for name in ("stmxcsr", "ldmxcsr"):
         b.module.declare(f"llvm.x86.sse.{name}", "void", ["ptr"])
     saved, changed = f"%{b.fresh('kept')}", f"%{b.fresh('changed')}"
     b.entry += [f"  {slot} = alloca i32, align 4" for slot in (saved, changed)]
-    b.effect(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
+    b.append_void(f"call void @llvm.x86.sse.stmxcsr(ptr {saved})")
     before = b.value(f"load i32, ptr {saved}, align 4")
-    b.effect(f"store i32 {b.value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4")
-    return Flushed("llvm.x86.sse.ldmxcsr", f"ptr {saved}", f"ptr {changed}")
+    b.append_void(
+        f"store i32 {b.value(f'or i32 {before}, {MXCSR_FTZ_DAZ}')}, ptr {changed}, align 4"
+    )
+    return FlushToZeroMode("llvm.x86.sse.ldmxcsr", f"ptr {saved}", f"ptr {changed}")
 
 
-def _arm(b: FunctionBuilder) -> Flushed:
+def _enter_aarch64(b: FunctionBuilder) -> FlushToZeroMode:
     b.module.declare("llvm.aarch64.get.fpcr", "i64", [])
     b.module.declare("llvm.aarch64.set.fpcr", "void", ["i64"])
     saved = b.value("call i64 @llvm.aarch64.get.fpcr()")
     changed = b.value(f"or i64 {saved}, {FPCR_FZ}")
-    return Flushed("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
+    return FlushToZeroMode("llvm.aarch64.set.fpcr", f"i64 {saved}", f"i64 {changed}")
 
 
-__all__ = ["Flushed", "enter"]
+__all__ = ["FlushToZeroMode", "enter_flush_to_zero"]

@@ -25,20 +25,20 @@ REGISTER_TYPES: dict[str, str] = {
     "handle": "ptr",
 }
 # fmt: on
-_SUFFIX = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
+_INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 
 @cache
 def register_type(dtype: str) -> str:
     """Return the type of a value in a register."""
-    lanes, scalar = dt.lanes(dtype), REGISTER_TYPES[dt.carrier(dt.element(dtype))]
+    lanes, scalar = dt.lanes(dtype), REGISTER_TYPES[dt.storage_dtype(dt.element_dtype(dtype))]
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
 @cache
 def memory_dtype(dtype: str) -> str:
     """Return the dtype of an element in memory: bool becomes uint8."""
-    return dt.with_lanes("uint8", dt.lanes(dtype)) if dt.element(dtype) == "bool" else dtype
+    return dt.with_lanes("uint8", dt.lanes(dtype)) if dt.element_dtype(dtype) == "bool" else dtype
 
 
 def memory_type(dtype: str) -> str:
@@ -47,26 +47,26 @@ def memory_type(dtype: str) -> str:
 
 
 @cache
-def suffix(dtype: str) -> str:
+def intrinsic_suffix(dtype: str) -> str:
     """Return an overloaded intrinsic's type suffix: f32, v16f32, i64. Raises CompileError for a
     type that no register holds.
     """
-    scalar = REGISTER_TYPES.get(dt.element(dtype))
+    scalar = REGISTER_TYPES.get(dt.element_dtype(dtype))
     if scalar is None:
         raise CompileError(f"code generation: no register holds values of type {dtype}")
-    name = _SUFFIX.get(scalar, scalar)
+    name = _INTRINSIC_SUFFIXES.get(scalar, scalar)
     return name if dt.lanes(dtype) == 1 else f"v{dt.lanes(dtype)}{name}"
 
 
-def constant(value: int | float, dtype: str) -> str:
+def llvm_constant(value: int | float, dtype: str) -> str:
     """Return a constant operand of a scalar or splatted vector type."""
-    scalar = _scalar_constant(value, dt.element(dtype))
+    scalar = _scalar_constant(value, dt.element_dtype(dtype))
     if dt.lanes(dtype) == 1:
         return scalar
-    return f"splat ({REGISTER_TYPES[dt.element(dtype)]} {scalar})"
+    return f"splat ({REGISTER_TYPES[dt.element_dtype(dtype)]} {scalar})"
 
 
-_EXPONENTS = {"bfloat16": (0x7F80, 16), "float16": (0x7C00, 16)}
+_HALF_EXPONENT_MASKS = {"bfloat16": (0x7F80, 16), "float16": (0x7C00, 16)}
 """Bits of the exponent in how constants are written, and how many bits they have: double, for
 float32 too, unless they are here."""
 
@@ -77,7 +77,7 @@ def is_nan_constant(operand: str, dtype: str) -> bool:
     if number is None:
         return False
     bits = int(number[1], 16) if number[1] else int(number[2])
-    exponent, width = _EXPONENTS.get(dt.element(dtype), (0x7FF << 52, 64))
+    exponent, width = _HALF_EXPONENT_MASKS.get(dt.element_dtype(dtype), (0x7FF << 52, 64))
     return bits & ((1 << (width - 1)) - 1) > exponent
 
 

@@ -23,45 +23,45 @@ UNDEFINED, NAMED = 0x10, 0x40
 SEGMENT_INFO, SYMBOL_TABLE = 5, 8
 FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL = 0, 6, 7, 11, 12
 """The relocations of position-independent code."""
-BASE_GLOBALS = ("__memory_base", "__table_base", "__stack_pointer")
+WASM_BASE_GLOBALS = ("__memory_base", "__table_base", "__stack_pointer")
 
 
-class _Cursor:
+class _WasmReader:
     """Reader of LEB128 numbers and names."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data, self.at = data, at
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         self.at += 1
         return self.data[self.at - 1]
 
-    def number(self) -> int:
+    def read_unsigned(self) -> int:
         """Read an unsigned LEB128 number."""
         value = shift = 0
         while True:
-            byte = self.byte()
+            byte = self.read_byte()
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
                 return value
 
-    def signed(self) -> int:
+    def read_signed(self) -> int:
         """Read a signed LEB128 number."""
         start = self.at
-        value = self.number()
+        value = self.read_unsigned()
         bits = 7 * (self.at - start)
         return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
-    def take(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def name(self) -> str:
-        return self.take(self.number()).decode()
+    def read_name(self) -> str:
+        return self.read_bytes(self.read_unsigned()).decode()
 
 
-def leb(value: int) -> bytes:
+def encode_leb128(value: int) -> bytes:
     """Encode an unsigned number as LEB128."""
     out = bytearray()
     while value >= 0x80:
@@ -70,33 +70,33 @@ def leb(value: int) -> bytes:
     return bytes((*out, value))
 
 
-def padded(value: int) -> bytes:
+def encode_padded_leb128(value: int) -> bytes:
     """Encode a 32-bit number in the five bytes that relocations reserve for it."""
     return bytes((value >> 7 * i & 0x7F) | (0x80 if i < 4 else 0) for i in range(5))
 
 
-def named(text: str) -> bytes:
+def encode_name(text: str) -> bytes:
     """Encode a name with its length before it."""
     data = text.encode()
-    return leb(len(data)) + data
+    return encode_leb128(len(data)) + data
 
 
-def vector(items: Sequence[bytes]) -> bytes:
+def encode_vector(items: Sequence[bytes]) -> bytes:
     """Encode items with their count before them."""
-    return leb(len(items)) + b"".join(items)
+    return encode_leb128(len(items)) + b"".join(items)
 
 
-def section(number: int, content: bytes) -> bytes:
+def encode_section(number: int, content: bytes) -> bytes:
     """Encode a section of a module."""
-    return bytes((number,)) + leb(len(content)) + content
+    return bytes((number,)) + encode_leb128(len(content)) + content
 
 
-def sections(data: bytes) -> Iterator[tuple[int, bytes]]:
+def iter_sections(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the sections of a module: number and content."""
-    cursor = _Cursor(data, len(WASM_MAGIC))
+    cursor = _WasmReader(data, len(WASM_MAGIC))
     while cursor.at < len(data):
-        number = cursor.byte()
-        yield number, cursor.take(cursor.number())
+        number = cursor.read_byte()
+        yield number, cursor.read_bytes(cursor.read_unsigned())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,102 +141,102 @@ class WasmObject:
     """Of the code; there are none of data."""
 
 
-def read(data: bytes) -> WasmObject:
+def parse_wasm(data: bytes) -> WasmObject:
     """Parse an object. Raises InternalError for another file, and for code that is not position
     independent.
     """
     if data[: len(WASM_MAGIC)] != WASM_MAGIC:
         raise InternalError("wasm: expected a relocatable object")
     wasm_object = WasmObject()
-    for number, content in sections(data):
-        cursor = _Cursor(content)
+    for number, content in iter_sections(data):
+        cursor = _WasmReader(content)
         if number == TYPE:
-            wasm_object.types = [_type(cursor) for _ in range(cursor.number())]
+            wasm_object.types = [_read_function_type(cursor) for _ in range(cursor.read_unsigned())]
         elif number == IMPORT:
-            _imports(wasm_object, cursor)
+            _read_imports(wasm_object, cursor)
         elif number == FUNCTION:
-            wasm_object.functions = [cursor.number() for _ in range(cursor.number())]
+            wasm_object.functions = [cursor.read_unsigned() for _ in range(cursor.read_unsigned())]
         elif number == CODE:
             wasm_object.code = content
-            for _ in range(cursor.number()):
-                size = cursor.number()
+            for _ in range(cursor.read_unsigned()):
+                size = cursor.read_unsigned()
                 wasm_object.bodies.append((cursor.at, cursor.at + size))
                 cursor.at += size
         elif number == DATA:
-            wasm_object.segments = [_segment(cursor) for _ in range(cursor.number())]
+            wasm_object.segments = [_read_segment(cursor) for _ in range(cursor.read_unsigned())]
         elif number == CUSTOM:
-            _custom(wasm_object, cursor.name(), cursor)
+            _read_custom_section(wasm_object, cursor.read_name(), cursor)
     return wasm_object
 
 
-def _type(cursor: _Cursor) -> bytes:
+def _read_function_type(cursor: _WasmReader) -> bytes:
     start = cursor.at
-    cursor.byte()
+    cursor.read_byte()
     for _ in range(2):
-        cursor.take(cursor.number())
+        cursor.read_bytes(cursor.read_unsigned())
     return cursor.data[start : cursor.at]
 
 
-def _imports(wasm_object: WasmObject, cursor: _Cursor) -> None:
-    for _ in range(cursor.number()):
-        _module, name, kind = cursor.name(), cursor.name(), cursor.byte()
+def _read_imports(wasm_object: WasmObject, cursor: _WasmReader) -> None:
+    for _ in range(cursor.read_unsigned()):
+        _module, name, kind = cursor.read_name(), cursor.read_name(), cursor.read_byte()
         if kind == 0:
-            wasm_object.imported.append((name, cursor.number()))
+            wasm_object.imported.append((name, cursor.read_unsigned()))
             continue
         if kind == 3:
             wasm_object.globals.append(name)
-            cursor.take(2)
+            cursor.read_bytes(2)
             continue
         if kind == 1:
-            cursor.byte()
-        flags = cursor.byte()
+            cursor.read_byte()
+        flags = cursor.read_byte()
         for _ in range(1 + (flags & 1)):
-            cursor.number()
+            cursor.read_unsigned()
 
 
-def _segment(cursor: _Cursor) -> bytes:
-    if cursor.number() != 0:
+def _read_segment(cursor: _WasmReader) -> bytes:
+    if cursor.read_unsigned() != 0:
         raise InternalError("wasm: an active segment of memory 0 expected")
-    cursor.byte()
-    cursor.signed()
-    cursor.byte()
-    return cursor.take(cursor.number())
+    cursor.read_byte()
+    cursor.read_signed()
+    cursor.read_byte()
+    return cursor.read_bytes(cursor.read_unsigned())
 
 
-def _custom(wasm_object: WasmObject, name: str, cursor: _Cursor) -> None:
+def _read_custom_section(wasm_object: WasmObject, name: str, cursor: _WasmReader) -> None:
     if name == "linking":
-        cursor.number()
+        cursor.read_unsigned()
         while cursor.at < len(cursor.data):
-            kind, size = cursor.byte(), cursor.number()
-            subsection = _Cursor(cursor.take(size))
+            kind, size = cursor.read_byte(), cursor.read_unsigned()
+            subsection = _WasmReader(cursor.read_bytes(size))
             if kind == SEGMENT_INFO:
-                for _ in range(subsection.number()):
-                    subsection.name()
-                    wasm_object.alignments.append(1 << subsection.number())
-                    subsection.number()
+                for _ in range(subsection.read_unsigned()):
+                    subsection.read_name()
+                    wasm_object.alignments.append(1 << subsection.read_unsigned())
+                    subsection.read_unsigned()
             elif kind == SYMBOL_TABLE:
                 wasm_object.symbols = [
-                    _symbol(wasm_object, subsection) for _ in range(subsection.number())
+                    _read_symbol(wasm_object, subsection) for _ in range(subsection.read_unsigned())
                 ]
     elif name == "reloc.CODE":
-        cursor.number()
-        wasm_object.relocations = [_relocation(cursor) for _ in range(cursor.number())]
+        cursor.read_unsigned()
+        wasm_object.relocations = [_read_relocation(cursor) for _ in range(cursor.read_unsigned())]
     elif name == "reloc.DATA":
         raise InternalError("wasm: compiled code has data with addresses in it")
 
 
-def _symbol(wasm_object: WasmObject, cursor: _Cursor) -> WasmSymbol:
-    kind, flags = cursor.byte(), cursor.number()
+def _read_symbol(wasm_object: WasmObject, cursor: _WasmReader) -> WasmSymbol:
+    kind, flags = cursor.read_byte(), cursor.read_unsigned()
     outside, local = bool(flags & UNDEFINED), flags & 3 == 2
     if kind == OF_DATA:
-        name = cursor.name()
+        name = cursor.read_name()
         if outside:
             return WasmSymbol(kind, name, -1, 0, local)
-        index, offset = cursor.number(), cursor.number()
-        cursor.number()
+        index, offset = cursor.read_unsigned(), cursor.read_unsigned()
+        cursor.read_unsigned()
         return WasmSymbol(kind, name, index, offset, local)
-    index = cursor.number()
-    name = "" if outside and not flags & NAMED else cursor.name() if kind != 3 else ""
+    index = cursor.read_unsigned()
+    name = "" if outside and not flags & NAMED else cursor.read_name() if kind != 3 else ""
     if kind == OF_FUNCTION and outside:
         return WasmSymbol(kind, name or wasm_object.imported[index][0], -1, index, local)
     if kind == OF_GLOBAL and outside:
@@ -244,11 +244,11 @@ def _symbol(wasm_object: WasmObject, cursor: _Cursor) -> WasmSymbol:
     return WasmSymbol(kind, name, index, 0, local)
 
 
-def _relocation(cursor: _Cursor) -> WasmRelocation:
-    kind, offset, index = cursor.byte(), cursor.number(), cursor.number()
+def _read_relocation(cursor: _WasmReader) -> WasmRelocation:
+    kind, offset, index = cursor.read_byte(), cursor.read_unsigned(), cursor.read_unsigned()
     if kind not in (FUNCTION_INDEX, TYPE_INDEX, GLOBAL_INDEX, MEMORY_REL, TABLE_REL):
         raise InternalError(f"wasm: relocation {kind} is none of position-independent code")
-    return WasmRelocation(kind, offset, index, cursor.signed() if kind == MEMORY_REL else 0)
+    return WasmRelocation(kind, offset, index, cursor.read_signed() if kind == MEMORY_REL else 0)
 
 
 class WasmLinker:
@@ -260,7 +260,7 @@ class WasmLinker:
     """The architecture in the header of images."""
 
     def __init__(self, objects: Sequence[bytes], exports: Sequence[str]) -> None:
-        self.objects = [read(data) for data in objects]
+        self.objects = [parse_wasm(data) for data in objects]
         self.types: dict[bytes, int] = {}
         self.wanted: dict[str, int | None] = {}
         """Imports: the type of a function, None for an address."""
@@ -268,22 +268,22 @@ class WasmLinker:
         self.places: dict[tuple[int, int], int] = {}
         self.defined: dict[str, tuple[int, int]] = {}
         for number, wasm_object in enumerate(self.objects):
-            self._collect(number, wasm_object)
+            self._add_object(number, wasm_object)
         for name in self.defined:
             self.wanted.pop(name, None)
         functions = sorted(n for n in self.wanted if self.wanted[n] is not None)
         addresses = sorted(n for n in self.wanted if self.wanted[n] is None)
         self.imports = [*functions, *addresses]
         self.functions = {name: i for i, name in enumerate(functions)}
-        self.globals = {name: i for i, name in enumerate((*BASE_GLOBALS, *addresses))}
+        self.globals = {name: i for i, name in enumerate((*WASM_BASE_GLOBALS, *addresses))}
         self.own: dict[tuple[int, int], int] = {}
         for number, wasm_object in enumerate(self.objects):
             for index in range(len(wasm_object.functions)):
                 self.own[number, index] = len(functions) + len(self.own)
         self.table: dict[int, int] = {}
-        self._places = {name: self._place(self._function(name)) for name in exports}
+        self._places = {name: self._table_index(self._function_index(name)) for name in exports}
 
-    def _collect(self, number: int, wasm_object: WasmObject) -> None:
+    def _add_object(self, number: int, wasm_object: WasmObject) -> None:
         kinds = [self.types.setdefault(t, len(self.types)) for t in wasm_object.types]
         for index, segment in enumerate(wasm_object.segments):
             alignment = wasm_object.alignments[index]
@@ -301,14 +301,14 @@ class WasmLinker:
             elif symbol.kind == OF_DATA and symbol.index < 0:
                 self.wanted[symbol.name] = None
 
-    def _function(self, name: str) -> int:
+    def _function_index(self, name: str) -> int:
         if name in self.functions:
             return self.functions[name]
         if name not in self.defined:
             raise InternalError(f"image: no object defines {name!r}")
         return self.own[self.defined[name]]
 
-    def _place(self, function: int) -> int:
+    def _table_index(self, function: int) -> int:
         """Return the table index of a function, relative to the module's table base."""
         return self.table.setdefault(function, len(self.table))
 
@@ -316,7 +316,7 @@ class WasmLinker:
         """Return the table index of an exported function."""
         return self._places[name]
 
-    def _value(self, number: int, r: WasmRelocation) -> int:
+    def _relocation_value(self, number: int, r: WasmRelocation) -> int:
         """Return the value that a relocation writes into the code."""
         wasm_object = self.objects[number]
         if r.kind == TYPE_INDEX:
@@ -327,66 +327,86 @@ class WasmLinker:
         if r.kind == MEMORY_REL:
             return self.places[number, symbol.index] + symbol.offset + r.addend
         if symbol.index < 0:
-            function = self._function(symbol.name)
+            function = self._function_index(symbol.name)
         else:
             function = self.own[number, symbol.index - len(wasm_object.imported)]
-        return function if r.kind == FUNCTION_INDEX else self._place(function)
+        return function if r.kind == FUNCTION_INDEX else self._table_index(function)
 
-    def _code(self) -> list[bytes]:
+    def _relocated_code(self) -> list[bytes]:
         bodies: list[bytes] = []
         for number, wasm_object in enumerate(self.objects):
             code = bytearray(wasm_object.code)
             for r in wasm_object.relocations:
-                code[r.offset : r.offset + 5] = padded(self._value(number, r))
+                code[r.offset : r.offset + 5] = encode_padded_leb128(
+                    self._relocation_value(number, r)
+                )
             bodies += [
-                leb(end - start) + bytes(code[start:end]) for start, end in wasm_object.bodies
+                encode_leb128(end - start) + bytes(code[start:end])
+                for start, end in wasm_object.bodies
             ]
         return bodies
 
     def text(self) -> bytes:
         """Return the linked module."""
-        bodies = self._code()
+        bodies = self._relocated_code()
         kinds = [
-            leb(self.types[wasm_object.types[kind]])
+            encode_leb128(self.types[wasm_object.types[kind]])
             for wasm_object in self.objects
             for kind in wasm_object.functions
         ]
         memory, table_size = len(self.data), len(self.table)
-        room = b"".join(map(leb, (memory, self.alignment.bit_length() - 1, table_size, 0)))
+        room = b"".join(
+            map(encode_leb128, (memory, self.alignment.bit_length() - 1, table_size, 0))
+        )
         base = bytes((0x23, 0, 0x0B)), bytes((0x23, 1, 0x0B))  # global.get, end
         encoded_sections = [
             WASM_MAGIC,
-            section(CUSTOM, named("dylink.0") + b"\1" + leb(len(room)) + room),
-            section(TYPE, vector(list(self.types))),
-            section(IMPORT, vector(self._imported())),
-            section(FUNCTION, vector(kinds)),
-            section(ELEMENT, vector([b"\0" + base[1] + vector(list(map(leb, self.table)))])),
-            section(CODE, vector(bodies)),
+            encode_section(
+                CUSTOM, encode_name("dylink.0") + b"\1" + encode_leb128(len(room)) + room
+            ),
+            encode_section(TYPE, encode_vector(list(self.types))),
+            encode_section(IMPORT, encode_vector(self._encode_imports())),
+            encode_section(FUNCTION, encode_vector(kinds)),
+            encode_section(
+                ELEMENT,
+                encode_vector(
+                    [b"\0" + base[1] + encode_vector(list(map(encode_leb128, self.table)))]
+                ),
+            ),
+            encode_section(CODE, encode_vector(bodies)),
         ]
         if self.data:
-            content = leb(memory) + bytes(self.data)
-            encoded_sections.append(section(DATA, vector([b"\0" + base[0] + content])))
+            content = encode_leb128(memory) + bytes(self.data)
+            encoded_sections.append(
+                encode_section(DATA, encode_vector([b"\0" + base[0] + content]))
+            )
         return b"".join(encoded_sections)
 
-    def _imported(self) -> list[bytes]:
+    def _encode_imports(self) -> list[bytes]:
         """Return the imports: memory, table, bases and stack, then those of the image's import
         table, functions first.
         """
         table = b"\1\x70\0\0"
         own = [
-            named("env") + named("memory") + b"\2\0\0",
-            named("env") + named("__indirect_function_table") + table,
+            encode_name("env") + encode_name("memory") + b"\2\0\0",
+            encode_name("env") + encode_name("__indirect_function_table") + table,
             *(
-                named("env") + named(n) + bytes((3, I32, n == "__stack_pointer"))
-                for n in BASE_GLOBALS
+                encode_name("env") + encode_name(n) + bytes((3, I32, n == "__stack_pointer"))
+                for n in WASM_BASE_GLOBALS
             ),
         ]
-        addresses = [n for n in self.globals if n not in BASE_GLOBALS]
+        addresses = [n for n in self.globals if n not in WASM_BASE_GLOBALS]
         return [
             *own,
-            *(named("env") + named(n) + b"\0" + leb(self.wanted[n] or 0) for n in self.functions),
-            *(named("GOT.mem") + named(n) + bytes((3, I32, MUTABLE)) for n in addresses),
+            *(
+                encode_name("env") + encode_name(n) + b"\0" + encode_leb128(self.wanted[n] or 0)
+                for n in self.functions
+            ),
+            *(
+                encode_name("GOT.mem") + encode_name(n) + bytes((3, I32, MUTABLE))
+                for n in addresses
+            ),
         ]
 
 
-__all__ = ["WasmLinker", "WasmObject", "read", "sections"]
+__all__ = ["WasmLinker", "WasmObject", "iter_sections", "parse_wasm"]

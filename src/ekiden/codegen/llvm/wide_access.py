@@ -14,7 +14,7 @@ from ekiden.codegen.llvm.builder import Operand
 from ekiden.codegen.llvm.gpu_backends import GpuBackend
 from ekiden.codegen.llvm.statement import StatementEmitter
 from ekiden.codegen.llvm.types import memory_type, register_type
-from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, SHARED, access_bytes
+from ekiden.codegen.wide_access import MAX_ACCESS_BYTES, SHARED_SCOPE, vector_access_bytes
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.expr import Buffer
@@ -24,7 +24,7 @@ from ekiden.tir.stmt import BufferStore
 class WideAccessEmitter(StatementEmitter):
     """Statement emitter of a kernel, with wide accesses where the device has them."""
 
-    road: GpuBackend
+    backend: GpuBackend
 
     def masked_load(
         self, buffer: Buffer, index: PrimExpr, dtype: str, mask: Operand | None
@@ -35,17 +35,17 @@ class WideAccessEmitter(StatementEmitter):
             return super().masked_load(buffer, index, dtype, mask)
         b, kind, (at, _) = self.b, register_type(dtype), self.address(buffer, index)
         pointer = f"{self.pointer_type(buffer)} {at}"
-        if buffer.scope == SHARED:
-            return b.load(f"load {kind}, {pointer}, align {align}", self.place_of(buffer))
+        if buffer.scope == SHARED_SCOPE:
+            return b.load(f"load {kind}, {pointer}, align {align}", self.memory_id(buffer))
         wide, scalar, join = (b.fresh(n) for n in ("wide", "each", "done"))
-        b.branch_if(self._is_aligned(buffer), wide, scalar)
+        b.branch_if(self._alignment_flag(buffer), wide, scalar)
         b.start(wide)
         loaded = b.value(f"load {kind}, {pointer}, align {align}")
         b.branch(join)
         b.start(scalar)
         lanes: Operand = "poison"
         element_type, size = memory_type(buffer.dtype), dt.itemsize(buffer.dtype)
-        for lane, lane_pointer in enumerate(self._places(buffer, pointer, dt.lanes(dtype))):
+        for lane, lane_pointer in enumerate(self._lane_pointers(buffer, pointer, dt.lanes(dtype))):
             load = b.value(f"load {element_type}, {lane_pointer}, align {size}")
             element = f"{element_type} {load}"
             lanes = b.value(f"insertelement {kind} {lanes}, {element}, i64 {lane}")
@@ -53,39 +53,41 @@ class WideAccessEmitter(StatementEmitter):
         b.start(join)
         return b.phi(dtype, (loaded, wide), (lanes, scalar))
 
-    def memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
+    def emit_memory_store(self, s: BufferStore, dtype: str, value: Operand) -> None:
         """Emit one store of contiguous lanes where their alignment is proven."""
         align = self._alignment(s.buffer, s.indices[0]) if s.predicate is None else 0
         if not align:
-            super().memory_store(s, dtype, value)
+            super().emit_memory_store(s, dtype, value)
             return
         b, kind, (at, _) = self.b, register_type(dtype), self.address(s.buffer, s.indices[0])
         place = f"{self.pointer_type(s.buffer)} {at}"
-        if s.buffer.scope == SHARED:
-            b.effect(f"store {kind} {value}, {place}, align {align}")
+        if s.buffer.scope == SHARED_SCOPE:
+            b.append_void(f"store {kind} {value}, {place}, align {align}")
             return
         wide, each, done = (b.fresh(n) for n in ("wide", "each", "done"))
-        b.branch_if(self._is_aligned(s.buffer), wide, each)
+        b.branch_if(self._alignment_flag(s.buffer), wide, each)
         b.start(wide)
-        b.effect(f"store {kind} {value}, {place}, align {align}")
+        b.append_void(f"store {kind} {value}, {place}, align {align}")
         b.branch(done)
         b.start(each)
         own, size = memory_type(s.buffer.dtype), dt.itemsize(s.buffer.dtype)
-        for lane, each_at in enumerate(self._places(s.buffer, place, dt.lanes(dtype))):
+        for lane, each_at in enumerate(self._lane_pointers(s.buffer, place, dt.lanes(dtype))):
             one = b.value(f"extractelement {kind} {value}, i64 {lane}")
-            b.effect(f"store {own} {one}, {each_at}, align {size}")
+            b.append_void(f"store {own} {one}, {each_at}, align {size}")
         b.branch(done)
         b.start(done)
 
     def _alignment(self, buffer: Buffer, index: PrimExpr) -> int:
         """Return the alignment in bytes of a contiguous access; 0 where it is not one access."""
-        if not self.road.has_wide_accesses:
+        if not self.backend.has_wide_accesses:
             return 0
         is_argument = self.pointers.get(buffer, "").startswith("%buffer.")
-        return access_bytes(buffer, self.affine(index), is_argument)
+        return vector_access_bytes(buffer, self.ramp_of(index), is_argument)
 
-    def _is_aligned(self, buffer: Buffer) -> Operand:
-        """Return the flag that says whether an argument is aligned; tested once, at the entry."""
+    def _alignment_flag(self, buffer: Buffer) -> Operand:
+        """Return the flag that tells whether an argument is 16-byte aligned; computed once, in the
+        entry block.
+        """
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:
@@ -96,7 +98,7 @@ class WideAccessEmitter(StatementEmitter):
             ]
         return name
 
-    def _places(self, buffer: Buffer, first_address: str, lanes: int) -> list[str]:
+    def _lane_pointers(self, buffer: Buffer, first_address: str, lanes: int) -> list[str]:
         """Return the typed address of each lane after that of the first."""
         kind, pointer = memory_type(buffer.dtype), self.pointer_type(buffer)
         at = [f"getelementptr {kind}, {first_address}, i64 {lane}" for lane in range(lanes)]

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 from ekiden import runtime
 from ekiden.compiler.cache.keys import CacheRequest
-from ekiden.ir.cache_layers import cache_layers, is_filled
+from ekiden.ir.cache_layers import cache_layers, is_nonempty_folder
 from ekiden.runtime import environment
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.files import (
     PathName,
+    StreamedContent,
     Writer,
-    Written,
-    expect_trusted,
-    log_once,
-    make_own_folder,
-    shrink,
-    write_whole,
+    check_trusted,
+    evict_least_recent,
+    log_skipped_once,
+    make_private_folder,
+    write_atomic,
 )
 
 if TYPE_CHECKING:
@@ -70,19 +70,24 @@ class ArtifactCache:
         """
         for layer in (self.folder, *self.others):
             with suppress(OSError, ValueError):
-                executable = None if layer is None else self._get(layer, wanted_request)
+                executable = None if layer is None else self._get_from_layer(layer, wanted_request)
                 if executable is not None:
                     return executable
         return None
 
-    def _get(self, layer: PathName, wanted_request: CacheRequest) -> runtime.Executable | None:
-        if not is_filled(layer):  # nobody has to read the model's bytes and the compiler's
+    def _get_from_layer(
+        self, layer: PathName, wanted_request: CacheRequest
+    ) -> runtime.Executable | None:
+        if not is_nonempty_folder(layer):  # nobody has to read the model's bytes and the compiler's
             return None
         key = wanted_request.key(_weight_files(layer, wanted_request))
-        return _mapped(_artifact(layer, key), None if layer is self.folder else layer)
+        return _map_artifact(_artifact_path(layer, key), None if layer is self.folder else layer)
 
     def put(
-        self, wanted_request: CacheRequest, artifact: Bytes | Written, weight_files: Sequence[str]
+        self,
+        wanted_request: CacheRequest,
+        artifact: Bytes | StreamedContent,
+        weight_files: Sequence[str],
     ) -> runtime.Executable | None:
         """Store an artifact atomically, unless the model has changed since the request or this
         machine cannot run it, and remove the least recently used ones. Return it mapped from its
@@ -91,63 +96,69 @@ class ArtifactCache:
         if self.folder is None or len(artifact) * MIN_ARTIFACTS_IN_LIMIT > self.limit:
             return None
         try:
-            path = _artifact(self.folder, wanted_request.key(weight_files))
+            path = _artifact_path(self.folder, wanted_request.key(weight_files))
+            # The artifact of a model that changed while it was compiled must not get the new file's
+            # key.
             if not wanted_request.is_current(weight_files):
                 return None
-            make_own_folder(self.folder)
+            make_private_folder(self.folder)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
-                names_file = _list(self.folder, wanted_request)
-                write_whole(names_file, lambda file: file.write(names), is_owners=True)
-            content = artifact.write if isinstance(artifact, Written) else _writes(artifact)
-            write_whole(path, content, is_owners=True)
-            executable = _mapped(path, None)
-            shrink(self.folder, self.limit)
+                names_file = _weight_list_path(self.folder, wanted_request)
+                # The list precedes the artifact, whose key depends on it.
+                write_atomic(names_file, lambda file: file.write(names), is_owners=True)
+            content = (
+                artifact.write if isinstance(artifact, StreamedContent) else _writer_of(artifact)
+            )
+            write_atomic(path, content, is_owners=True)
+            executable = _map_artifact(path, None)
+            evict_least_recent(self.folder, self.limit)
         except (OSError, ValueError):
             return None
         return executable
 
 
-def _writes(data: Bytes) -> Callable[[Writer], object]:
+def _writer_of(data: Bytes) -> Callable[[Writer], object]:
     return lambda file: file.write(data)
 
 
-def _artifact(layer: PathName, key: str) -> str:
+def _artifact_path(layer: PathName, key: str) -> str:
     return os.path.join(layer, f"{key}.eki")
 
 
-def _list(layer: PathName, wanted_request: CacheRequest) -> str:
+def _weight_list_path(layer: PathName, wanted_request: CacheRequest) -> str:
     return os.path.join(layer, f"{wanted_request.digest()}.json")
 
 
 def _weight_files(layer: PathName, wanted_request: CacheRequest) -> list[str]:
     """Return the stored names of external weight files; most models have none."""
     try:
-        with open(_list(layer, wanted_request), "rb") as file:
+        with open(_weight_list_path(layer, wanted_request), "rb") as file:
             names = json.loads(file.read())
     except FileNotFoundError:
         return []
     except RecursionError as error:
         raise ValueError(str(error)) from error
     if not isinstance(names, list):
-        raise ValueError(f"a list of names expected in {_list(layer, wanted_request)}")
+        raise ValueError(f"a list of names expected in {_weight_list_path(layer, wanted_request)}")
     return list(map(str, names))
 
 
-def _mapped(path: str, layer: PathName | None) -> runtime.Executable | None:
+def _map_artifact(path: str, layer: PathName | None) -> runtime.Executable | None:
     """Return the artifact of a trusted file, or None. A file of the own layer (`layer` is None)
     becomes the most recently used, and is removed if it cannot be loaded. Raises OSError where
     there is none.
     """
     is_own = layer is None
     try:
-        expect_trusted(path, layer)
+        check_trusted(path, layer)
         executable = runtime.Executable.load(path)
     except PermissionError as error:
-        log_once(error)
+        log_skipped_once(error)
         return None
     except LoadError:
         if is_own:
+            # A damaged file of our own layer is removed, so that the next compilation replaces it.
             with suppress(OSError):
                 os.unlink(path)
         return None

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import cast
 
 from ekiden import runtime
-from ekiden.codegen.cache import checked_code, compiler_folder
+from ekiden.codegen.cache import compiler_folder, verify_checksum
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
-from ekiden.runtime.files import PathName, files_below, make_own_folder, named, shrink, write_whole
+from ekiden.runtime.files import (
+    PathName,
+    evict_least_recent,
+    files_below,
+    make_private_folder,
+    rewrite_os_errors,
+    write_atomic,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
-PACKED_VERSION = 1
+PACKED_FORMAT_VERSION = 1
 """Of packed caches. Files of another version are refused."""
 MANIFEST_NAME = "ekiden-cache.json"
 MAX_PACKED_FILE_BYTES = 4 << 30
@@ -38,8 +45,8 @@ class CacheKind:
 
     folder: str
     pattern: re.Pattern[str]
-    is_whole: Callable[[bytes], bool]
-    travels: bool = True
+    is_intact: Callable[[bytes], bool]
+    is_portable: bool = True
     """Whether other machines have a use for it."""
 
 
@@ -52,10 +59,10 @@ def _is_artifact(data: bytes) -> bool:
 
 CACHE_KINDS = (
     CacheKind("kernels", re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.o"),
-         lambda data: checked_code(data) is not None),
+              lambda data: verify_checksum(data) is not None),
     CacheKind("artifacts", re.compile(r"[0-9a-f]{16,64}\.(eki|json)"), _is_artifact),
     CacheKind("device", re.compile(r"[0-9a-f]{32}"), bool),
-    CacheKind("known", re.compile(r"[0-9a-f]{32}"), bool, travels=False),
+    CacheKind("known", re.compile(r"[0-9a-f]{32}"), bool, is_portable=False),
 )  # fmt: skip
 
 
@@ -73,7 +80,7 @@ class CacheEntry:
         return self.kind.folder != "kernels" or f"/{compiler_folder()}/" in self.name
 
 
-def layers() -> tuple[Path, ...]:
+def all_cache_layers() -> tuple[Path, ...]:
     """Return the cache folders, the written one first. Raises InputError where there is none."""
     home, fallbacks = cache_layers()
     paths = tuple(map(Path, (*(() if home is None else (home,)), *fallbacks)))
@@ -90,7 +97,7 @@ def written_layer() -> Path:
     return Path(home)
 
 
-def entries(layer: Path) -> Iterator[CacheEntry]:
+def iter_entries(layer: Path) -> Iterator[CacheEntry]:
     """Yield the files of a layer in order, without those of other names."""
     for kind in CACHE_KINDS:
         folder = layer / kind.folder
@@ -114,18 +121,18 @@ class CacheStats:
 def cache_stats() -> list[CacheStats]:
     """Return a row for each layer and kind."""
     rows: list[CacheStats] = []
-    for layer in layers():
+    for layer in all_cache_layers():
         by_folder = {kind.folder: CacheStats(str(layer), kind.folder) for kind in CACHE_KINDS}
-        for entry in entries(layer):
+        for entry in iter_entries(layer):
             row = by_folder[entry.kind.folder]
             row.files, row.current = row.files + 1, row.current + entry.is_current
-            row.bytes += _size(entry.path)
+            row.bytes += _file_size(entry.path)
         rows += by_folder.values()
     return rows
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file; 0 if another process has removed it."""
+def _file_size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if another process has removed it."""
     try:
         return path.stat().st_size
     except OSError:
@@ -138,41 +145,42 @@ def export_cache(path: PathName, everything: bool = False) -> int:
     same bytes.
     """
     chosen: dict[str, CacheEntry] = {}
-    for layer in layers():
-        for entry in entries(layer):
-            if entry.kind.travels and (everything or entry.is_current):
+    for layer in all_cache_layers():
+        for entry in iter_entries(layer):
+            if entry.kind.is_portable and (everything or entry.is_current):
+                # The written layer comes first and shadows the fallback layers.
                 chosen.setdefault(entry.name, entry)
     packed = io.BytesIO()
     count = 0
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        _add(archive, MANIFEST_NAME, json.dumps({"version": PACKED_VERSION}).encode())
+        _add_file(archive, MANIFEST_NAME, json.dumps({"version": PACKED_FORMAT_VERSION}).encode())
         for name in sorted(chosen):
-            data = _contents(chosen[name])
+            data = _intact_contents(chosen[name])
             if data is not None:
-                _add(archive, name, data)
+                _add_file(archive, name, data)
                 count += 1
-    write_whole(path, lambda file: file.write(packed.getbuffer()))
+    write_atomic(path, lambda file: file.write(packed.getbuffer()))
     return count
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     about = tarfile.TarInfo(name)
     about.size, about.mode = len(data), 0o644
     archive.addfile(about, io.BytesIO(data))
 
 
-def _contents(entry: CacheEntry) -> bytes | None:
+def _intact_contents(entry: CacheEntry) -> bytes | None:
     """Return a file's contents; None if it is damaged or gone."""
     try:
         data = entry.path.read_bytes()
     except OSError:
         return None
-    return data if _checked(entry.kind, data) else None
+    return data if _check_contents(entry.kind, data) else None
 
 
-def _checked(kind: CacheKind, data: bytes) -> bool:
+def _check_contents(kind: CacheKind, data: bytes) -> bool:
     try:
-        return kind.is_whole(data)
+        return kind.is_intact(data)
     except (EkidenError, ValueError, RecursionError):
         return False
 
@@ -181,25 +189,26 @@ def _checked(kind: CacheKind, data: bytes) -> bool:
 class ImportCounts:
     """Counts of imported files: new, already present, and rejected as damaged or unknown."""
 
-    new: int = 0
-    there: int = 0
+    imported: int = 0
+    present: int = 0
     refused: int = 0
 
 
 def import_cache(path: PathName) -> ImportCounts:
-    """Take the files of a packed cache into the layer that is written; those that are there stay.
+    """Import the files of a packed cache into the written layer; existing files stay.
 
     What it brings is native code, which runs when a model needs it: take only what you trust.
     Raises LoadError for what is no packed cache, or of another version, before anything is taken;
     OSError where a file cannot be read or written.
     """
     home, done = written_layer(), ImportCounts()
-    with named("read", path), open(path, "rb") as file:
+    with rewrite_os_errors("read", path), open(path, "rb") as file:
         try:
+            # Uncompressed only: a small compressed archive could expand without bound.
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 _check_manifest(archive.next(), archive, path)
                 for member in archive:
-                    _take(member, archive, home, done)
+                    _import_member(member, archive, home, done)
         except tarfile.TarError as error:
             raise LoadError(f"'{path}' is no packed cache: {error}") from error
     return done
@@ -216,23 +225,27 @@ def _check_manifest(
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if version is None:
         raise LoadError(f"'{path}' is no packed cache: it does not begin with {MANIFEST_NAME}")
-    if version != PACKED_VERSION:
+    if version != PACKED_FORMAT_VERSION:
         raise LoadError(
-            f"'{path}': packed cache of version {PACKED_VERSION} expected, got {version}"
+            f"'{path}': packed cache of version {PACKED_FORMAT_VERSION} expected, got {version}"
         )
 
 
-def _take(
+def _import_member(
     member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: ImportCounts
 ) -> None:
-    """Write one file, whose name must be one of a cache's: it cannot lie anywhere else."""
+    """Import one file of an archive. Its name must be that of a cache file, which rules out paths
+    elsewhere.
+    """
     if member.name == MANIFEST_NAME:
         return
     folder, _, name = member.name.partition("/")
+    # The pattern admits no path separators beyond those of a cache, so no member can escape the
+    # folder.
     kind = next((k for k in CACHE_KINDS if k.folder == folder and k.pattern.fullmatch(name)), None)
     if (
         kind is None
-        or not kind.travels
+        or not kind.is_portable
         or not member.isreg()
         or member.size > MAX_PACKED_FILE_BYTES
     ):
@@ -240,16 +253,17 @@ def _take(
         return
     target = home / folder / name
     if target.exists():
-        done.there += 1
+        done.present += 1
         return
     source = archive.extractfile(member)
     data = source.read() if source is not None else b""
-    if not _checked(kind, data):
+    # Code is imported only with an intact checksum.
+    if not _check_contents(kind, data):
         done.refused += 1
         return
-    make_own_folder(target.parent)
-    write_whole(target, lambda file: file.write(data), is_owners=True)
-    done.new += 1
+    make_private_folder(target.parent)
+    write_atomic(target, lambda file: file.write(data), is_owners=True)
+    done.imported += 1
 
 
 def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int]:
@@ -261,30 +275,32 @@ def prune_cache(limit: int | None = None, stale: bool = False) -> tuple[int, int
     count = freed = 0
     if stale:
         kernels = home / "kernels"
-        stale_folders = [p for p in _folders(kernels) if p.name != compiler_folder()]
+        stale_folders = [p for p in _subfolders(kernels) if p.name != compiler_folder()]
         for folder in stale_folders:
-            removed = shrink(folder, 0)
+            removed = evict_least_recent(folder, 0)
             count, freed = count + removed[0], freed + removed[1]
     if limit is not None:
-        for removed in _shrunk(home, limit):
+        for removed in _shrink_kinds(home, limit):
             count, freed = count + removed[0], freed + removed[1]
     return count, freed
 
 
-def _folders(folder: Path) -> Sequence[Path]:
+def _subfolders(folder: Path) -> Sequence[Path]:
     return [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
 
 
-def _shrunk(home: Path, limit: int) -> Iterator[tuple[int, int]]:
+def _shrink_kinds(home: Path, limit: int) -> Iterator[tuple[int, int]]:
     """Shrink each kind to its share of the limit, in proportion to its current size."""
-    sizes = {kind.folder: sum(map(_size, files_below(home / kind.folder))) for kind in CACHE_KINDS}
+    sizes = {
+        kind.folder: sum(map(_file_size, files_below(home / kind.folder))) for kind in CACHE_KINDS
+    }
     total_bytes = sum(sizes.values())
     for name, size in sizes.items():
         if total_bytes > limit:
-            yield shrink(home / name, limit * size // total_bytes)
+            yield evict_least_recent(home / name, limit * size // total_bytes)
 
 
-def as_rows(stats: Sequence[CacheStats]) -> list[dict[str, object]]:
+def stats_rows(stats: Sequence[CacheStats]) -> list[dict[str, object]]:
     """Return the statistics as JSON-compatible rows."""
     names = ("layer", "kind", "files", "bytes", "current")
     return [{name: cast(object, getattr(row, name)) for name in names} for row in stats]

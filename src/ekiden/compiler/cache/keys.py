@@ -19,10 +19,10 @@ from ekiden._lazy import LazyModule
 from ekiden.compiler.options import CompileOptions
 from ekiden.frontend.table import as_bytes, frontend_of
 from ekiden.ir.compiler_digest import compiler_digest
-from ekiden.ir.extensions import is_extended
+from ekiden.ir.extensions import has_extensions
 from ekiden.ir.hashes import sha256
-from ekiden.ir.known import known, state_of
-from ekiden.ir.pass_context import COSTS, ENGINE, PassContext
+from ekiden.ir.known import file_identity, memoize_on_disk
+from ekiden.ir.pass_context import BYOC_ENGINE_OPTION, PLACEMENT_COSTS_OPTION, PassContext
 from ekiden.runtime import environment
 from ekiden.runtime.files import PathName
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -50,14 +50,14 @@ class CacheRequest:
 
     digest: gives one of everything but weights in files of their own; the bytes of the model and of
     the compiler are read when it is first asked for, which raises OSError where the model's cannot
-    be. path: the model's, beside which those files lie. made_at: when it was made, in nanoseconds;
-    whatever has changed since is not what it says. stands_at: where the path led then.
+    be. path: the model's, beside which those files lie. created_ns: when it was created; what
+    changed since is not what the digest is of. folder: where the path led then.
     """
 
     digest: Callable[[], str]
     path: str | None
-    made_at: int
-    stands_at: str = ""
+    created_ns: int
+    folder: str = ""
 
     def key(self, weight_files: Sequence[str]) -> str:
         """Return the artifact's cache key, given the names of the model's external weight files.
@@ -69,13 +69,13 @@ class CacheRequest:
         if self.path is None:
             raise ValueError("weights lie beside a model without a path")
         files = (os.path.join(os.path.dirname(self.path), name) for name in weight_files)
-        return _digest([self.digest(), *map(file_digest, files)])
+        return _sha256([self.digest(), *map(file_digest, files)])
 
     def is_current(self, weight_files: Sequence[str]) -> bool:
         """Return whether no file has changed since the request was created. Raises OSError."""
         if self.path is None:
             return True
-        if self.stands_at and os.path.realpath(self.path) != self.stands_at:
+        if self.folder and os.path.realpath(self.path) != self.folder:
             return False
         path = pathlib.Path(self.path)
         inside = path.rglob("*") if path.is_dir() else ()
@@ -83,7 +83,8 @@ class CacheRequest:
             path_below.stat()
             for path_below in (path, *inside, *(path.parent / n for n in weight_files))
         ]
-        return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
+        # ctime as well, because mtime can be set back by tools that preserve times.
+        return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.created_ns for s in states)
 
 
 def request(model: object, options: CompileOptions) -> CacheRequest | None:
@@ -92,46 +93,54 @@ def request(model: object, options: CompileOptions) -> CacheRequest | None:
     are measured, or the model is a module or no model.
     """
     context = PassContext.current()
-    is_measured = context.config.get(ENGINE) or context.config.get(COSTS)
-    if context.instruments or environment.dump() or is_measured or is_extended():
+    is_measured = context.config.get(BYOC_ENGINE_OPTION) or context.config.get(
+        PLACEMENT_COSTS_OPTION
+    )
+    # A hit would skip what the user wants to observe, and an extended compiler has no digest.
+    if context.instruments or environment.dump_request() or is_measured or has_extensions():
         return None
+    # Taken before the files are read: a change afterwards makes the request stale.
     made_at = time.time_ns()
     try:
-        importer, model_digest = _model(model)
-        targets = _targets(options.targets)
+        importer, model_digest = _model_digest(model)
+        targets = _targets_text(options.targets)
         settings = [
             importer,
             options.executor,
-            _plain(options.inputs.plain()),
+            _to_plain(options.inputs.plain()),
             context.opt_level,
             sorted(context.required_pass),
             sorted(context.disabled_pass),
-            _plain(context.config),
+            _to_plain(context.config),
         ]
 
         @functools.cache
-        def digest() -> str:
-            return _digest([compiler_digest(), model_digest(), targets(), *settings])
+        def options_digest() -> str:
+            return _sha256([compiler_digest(), model_digest(), targets(), *settings])
 
-        path = _path(model)
-        return CacheRequest(digest, path, made_at, "" if path is None else os.path.realpath(path))
+        path = _absolute_path(model)
+        return CacheRequest(
+            options_digest, path, made_at, "" if path is None else os.path.realpath(path)
+        )
     except Exception:  # whatever is wrong with what was given, compiling says it
         return None
 
 
-def _targets(target: Targets) -> Callable[[], str]:
+def _targets_text(target: Targets) -> Callable[[], str]:
     """Return a function that gives the text of targets and devices; that of this machine is
     computed lazily. Raises CompileError.
     """
-    machine = _machine() if is_this_machine(target) else None
+    machine = _machine_id() if is_this_machine(target) else None
     if machine is not None:
         about = machine
-        return lambda: known(f"host {compiler_digest()} {about}", 0, lambda: _resolved(None))
-    text = _resolved(target)
+        return lambda: memoize_on_disk(
+            f"host {compiler_digest()} {about}", 0, lambda: _resolve_target(None)
+        )
+    text = _resolve_target(target)
     return lambda: text
 
 
-def _resolved(target: Targets) -> str:
+def _resolve_target(target: Targets) -> str:
     config = virtual_device.compilation_config(target)
     resolved = (config.primitive_targets, (*config.devices, *config.device_targets))
     return json.dumps([list(map(str, items)) for items in resolved])
@@ -146,7 +155,7 @@ def is_this_machine(target: Targets) -> bool:
     return target is None and (entered is None or not entered.get())
 
 
-def _machine() -> str | None:
+def _machine_id() -> str | None:
     """Return an identification of this machine until its next boot: boot id, usable cores and the
     first processor of /proc/cpuinfo; None where the system does not provide it.
     """
@@ -157,6 +166,7 @@ def _machine() -> str | None:
             first = file.read(_CPUINFO_BYTES).partition(b"\n\n")[0].decode("ascii", "replace")
     except OSError:
         return None
+    # The clock frequency changes from read to read.
     facts = [line for line in first.splitlines() if not line.startswith("cpu MHz")]
     return f"{boot} {len(os.sched_getaffinity(0))} {facts}"
 
@@ -165,14 +175,14 @@ _CPUINFO_BYTES = 1 << 13
 """Bytes that hold what /proc/cpuinfo has of a processor, which asks each core for its frequency."""
 
 
-def _path(model: object) -> str | None:
+def _absolute_path(model: object) -> str | None:
     """Return the absolute path of a model; a program may change its working directory before it is
     read.
     """
     return os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
 
 
-def _model(model: object) -> tuple[list[str], Callable[[], str]]:
+def _model_digest(model: object) -> tuple[list[str], Callable[[], str]]:
     """Return the importer's identity (frontend and package versions) and a function that digests
     the model's bytes; files are read when it is called. Raises TypeError for a model without
     bytes, OSError where there is no such file.
@@ -182,7 +192,7 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
     if row is None:
         raise TypeError(f"no digest of {type(model).__name__}")
     importer = [row.name, *(package.installed() for package in row.packages)]
-    path = _path(model)
+    path = _absolute_path(model)
     if path is not None:
         if os.path.isdir(path):
             return importer, lambda: _folder_digest(path)
@@ -193,7 +203,7 @@ def _model(model: object) -> tuple[list[str], Callable[[], str]]:
             raise TypeError(f"{row.model} has no bytes")
         model = row.serialize(model)
     view = memoryview(model)
-    text = _tree(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF_BYTES]))
+    text = _merkle_digest(len(view), lambda at: hashlib.sha256(view[at : at + _LEAF_BYTES]))
     return importer, lambda: text
 
 
@@ -201,7 +211,7 @@ def _folder_digest(folder: str) -> str:
     """Return a digest of all files of a folder and their names. Raises OSError."""
     path = pathlib.Path(folder)
     files = sorted(p for p in path.rglob("*") if p.is_file())
-    return _digest([[p.relative_to(path).as_posix(), file_digest(p)] for p in files])
+    return _sha256([[p.relative_to(path).as_posix(), file_digest(p)] for p in files])
 
 
 def file_digest(path: PathName) -> str:
@@ -213,10 +223,10 @@ def file_digest(path: PathName) -> str:
         state = os.fstat(file.fileno())  # of what is open, as a file of another machine is now
         changed = max(state.st_mtime_ns, state.st_ctime_ns)
 
-        def digest() -> str:
-            return _tree(state.st_size, lambda at: _leaf(file.fileno(), at))
+        def hash_file() -> str:
+            return _merkle_digest(state.st_size, lambda at: _hash_leaf(file.fileno(), at))
 
-        return known(f"file {state_of(state)}", changed, digest)
+        return memoize_on_disk(f"file {file_identity(state)}", changed, hash_file)
 
 
 def _check_regular(path: PathName) -> None:
@@ -225,37 +235,38 @@ def _check_regular(path: PathName) -> None:
         raise OSError(f"'{path}' is no regular file")
 
 
-def _leaf(handle: int, start: int) -> hashlib._Hash:
+def _hash_leaf(handle: int, start: int) -> hashlib._Hash:
     hasher, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     for at in range(start, start + _LEAF_BYTES, _BLOCK_BYTES):
         hasher.update(block[: os.preadv(handle, [block], at)])
     return hasher
 
 
-def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
+def _merkle_digest(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     """Return the SHA-256 over the digests of fixed-size leaves (a Merkle tree of two levels), which
     all cores hash in parallel.
     """
     starts = range(0, size, _LEAF_BYTES)
     if len(starts) <= 1:
         return sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
+    # hashlib releases the interpreter lock, so leaves are hashed in parallel.
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
         leaves = [leaf_hash.digest() for leaf_hash in pool.map(leaf, starts)]
     return sha256(b"".join(leaves)).hexdigest()
 
 
-def _digest(content: object) -> str:
+def _sha256(content: object) -> str:
     return sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _plain(value: object) -> object:
-    """Return a value as lists, numbers and strings. Raises TypeError for a value made of anything
+def _to_plain(value: object) -> object:
+    """Convert a value to lists, numbers and strings. Raises TypeError for a value made of anything
     else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return sorted([key, _plain(item)] for key, item in value.items())
+        return sorted([key, _to_plain(item)] for key, item in value.items())
     if isinstance(value, Sequence):
-        return list(map(_plain, value))
+        return list(map(_to_plain, value))
     return operator.index(value)  # type: ignore[arg-type]  # raises TypeError

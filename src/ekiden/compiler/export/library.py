@@ -26,33 +26,37 @@ import numpy as np
 
 from ekiden import runtime
 from ekiden.codegen.llvm.image import architecture_of
-from ekiden.compiler.export.library_source import NUMBERS_HEADER, externs_of, library_source
+from ekiden.compiler.export.library_source import (
+    DECIMAL_ARRAY_HEADER,
+    extern_functions,
+    library_source,
+)
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import SECTION_ALIGNMENT_BYTES, function_names, metadata_of
 from ekiden.runtime.artifact.metadata import variants
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, FILE_KINDS
-from ekiden.runtime.files import PathName, Writer, check_folder, named, write_whole
+from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
+from ekiden.runtime.files import PathName, Writer, check_folder, rewrite_os_errors, write_atomic
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.paths import include_dir, source_dir, static_library_path
 from ekiden.target import Target
 from ekiden.target.features import WASM
-from ekiden.target.triple import TRIPLES
+from ekiden.target.triple import DEFAULT_TRIPLES
 
 __all__ = [
     "EXPORT_FORMATS",
     "ExportFormat",
-    "compile_in",
-    "compiler_for",
+    "c_compiler_for",
+    "export_format_of",
     "export_library",
-    "format_of",
+    "run_c_compiler",
     "save_module",
-    "saved_module",
+    "serialize_module",
     "write_artifact",
 ]
 
-_MAKEFILE = """\
+_MAKEFILE_TEMPLATE = """\
 # make CC=aarch64-linux-gnu-gcc builds {stem}.so for another machine than this one.
 CFLAGS ?= -O2
 MODEL = -std=gnu11 -fPIC -Iinclude
@@ -62,7 +66,7 @@ LINK = -shared -s -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,defs
 {stem}.so: {stem}.c {stem}.eki $(wildcard src/*)
 \t$(CC) $(CFLAGS) $(MODEL) $(RUNTIME) $(LINK) {stem}.c src/*.c -o $@ -pthread -ldl -lm
 """
-_STATIC_FLAGS = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
+_STATIC_RUNTIME_FLAGS = ("-DEK_STATIC", '-DEK_API=__attribute__((visibility("hidden")))')
 _LINK_FLAGS = (
     "-shared",
     "-fPIC",
@@ -92,7 +96,7 @@ class _ExportContent:
     """The C functions that its kernels call, which are linked with it."""
 
 
-def _of_artifact(data: Bytes) -> _ExportContent:
+def _artifact_content(data: Bytes) -> _ExportContent:
     """Return the content of an artifact; of several variants, this machine's architecture if it is
     among them, else the first's.
     """
@@ -100,17 +104,19 @@ def _of_artifact(data: Bytes) -> _ExportContent:
     architectures = [target.architecture.replace("-", "_") for target in parsed]
     machine = platform.machine()
     runs_on = machine if machine in architectures else architectures[0]
-    return _ExportContent(data, function_names(data), runs_on, externs_of([data]))
+    return _ExportContent(data, function_names(data), runs_on, extern_functions([data]))
 
 
-def _of_module(module: runtime.Module) -> _ExportContent:
+def _module_content(module: runtime.Module) -> _ExportContent:
     """Return the content of a module with all that it imports, for its code's architecture if it is
     code alone, else this machine's. Raises ExportError for a kind that cannot be saved.
     """
-    module_images = [_alone(imported) for imported in _with_imports(module)]
-    data = saved_module(module)
-    runs_on = architecture_of(_alone(module)) if module.kind == "image" else platform.machine()
-    return _ExportContent(data, module.names(), runs_on, externs_of(module_images))
+    module_images = [_serialize_one(imported) for imported in _with_imports(module)]
+    data = serialize_module(module)
+    runs_on = (
+        architecture_of(_serialize_one(module)) if module.kind == "image" else platform.machine()
+    )
+    return _ExportContent(data, module.names(), runs_on, extern_functions(module_images))
 
 
 def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
@@ -122,7 +128,7 @@ def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
     name = {"s": "asm"}.get(chosen, chosen)
     if name in (module.sources or {}):
         text = module.get_source(name)
-        write_whole(path, lambda file: file.write(text.encode()))
+        write_atomic(path, lambda file: file.write(text.encode()))
         return
     row = EXPORT_FORMATS.get(f".{chosen}")
     if row is None:
@@ -130,7 +136,9 @@ def save_module(module: runtime.Module, path: PathName, fmt: str = "") -> None:
         raise ExportError(
             f"save '{path}': a format of {', '.join(known_formats)} expected, got {chosen!r}"
         )
-    _make(row, _ExportRequest(_of_module(module), check_folder(path).absolute(), None, ()))
+    _write_export(
+        row, _ExportRequest(_module_content(module), check_folder(path).absolute(), None, ())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,37 +171,37 @@ class _ExportRequest:
 
 
 def _write_artifact(order: _ExportRequest) -> None:
-    write_whole(order.target, lambda file: file.write(order.data))
+    write_atomic(order.target, lambda file: file.write(order.data))
 
 
 def _write_library(order: _ExportRequest) -> None:
     if order.fcompile is not None:
-        _call_compiler(order, order.fcompile)
+        _call_fcompile(order, order.fcompile)
         return
-    arguments = [*_LINK_FLAGS, *order.options, "library.c", *_runtime(order)]
-    _compile(order, [*arguments, "-o", "made", *_libraries(order)], is_program=True)
+    arguments = [*_LINK_FLAGS, *order.options, "library.c", *_runtime_inputs(order)]
+    _compile_library(order, [*arguments, "-o", "made", *_system_libraries(order)], is_program=True)
 
 
 def _write_object(order: _ExportRequest) -> None:
-    _compile(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
+    _compile_library(order, ["-c", "-fPIC", "-O2", *order.options, "library.c", "-o", "made"])
 
 
 def _write_c(order: _ExportRequest) -> None:
-    def write(file: Writer) -> None:
+    def write_source(file: Writer) -> None:
         """Write the source, then the executable as decimal numbers, 65,536 to a line: a table of
         byte texts and one join per line, since models have hundreds of megabytes.
         """
-        file.write(_source(order, None).encode())
-        file.write(b"\n" + NUMBERS_HEADER.encode())
+        file.write(_library_source(order, None).encode())
+        file.write(b"\n" + DECIMAL_ARRAY_HEADER.encode())
         rows = np.frombuffer(order.data, np.uint8)
         for at in range(0, len(rows), 1 << 16):
-            file.write(b",".join(_NUMBERS[rows[at : at + (1 << 16)]].tolist()) + b",\n")
+            file.write(b",".join(_DECIMAL_BYTES[rows[at : at + (1 << 16)]].tolist()) + b",\n")
         file.write(b"};\n")
 
-    write_whole(order.target, write)
+    write_atomic(order.target, write_source)
 
 
-_NUMBERS = np.array([str(i).encode() for i in range(256)])
+_DECIMAL_BYTES = np.array([str(i).encode() for i in range(256)])
 
 
 def _write_archive(order: _ExportRequest) -> None:
@@ -201,13 +209,13 @@ def _write_archive(order: _ExportRequest) -> None:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", order.target.stem) or "model"
     texts = {
         f"{stem}.eki": bytes(order.data),
-        f"{stem}.c": _source(order, f"{stem}.eki").encode(),
-        "Makefile": _MAKEFILE.format(stem=stem).encode(),
+        f"{stem}.c": _library_source(order, f"{stem}.eki").encode(),
+        "Makefile": _MAKEFILE_TEMPLATE.format(stem=stem).encode(),
     }
     for folder, path in (("include/ekiden", include_dir() / "ekiden"), ("src", source_dir())):
         texts |= {f"{folder}/{p.name}": p.read_bytes() for p in sorted(path.iterdir())}
 
-    def write(file: Writer) -> None:
+    def write_tar(file: Writer) -> None:
         """Write the files as a stream, to a target that need not be seekable."""
         with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as archive:  # type: ignore[call-overload]  # all it does is write
             for name, data in texts.items():
@@ -215,34 +223,36 @@ def _write_archive(order: _ExportRequest) -> None:
                 about.size = len(data)
                 archive.addfile(about, io.BytesIO(data))
 
-    write_whole(order.target, write)
+    write_atomic(order.target, write_tar)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """File format: its description, and the function that writes it."""
+    """Export format: its description, the function that writes it, and whether a C
+    compiler runs.
+    """
 
-    what: str
+    description: str
     write: Callable[[_ExportRequest], None]
     is_compiled: bool
     """Whether a C compiler makes it."""
 
     def check_compiler(self, path: PathName, cc: str | None, options: Sequence[str] = ()) -> None:
-        """Raises ExportError for a compiler, or options of one, that would not be run."""
+        """Raise ExportError for a compiler, or options of one, that would not be used."""
         if self.is_compiled or (cc is None and not options):
             return
         what = f"cc={cc!r}" if cc is not None else f"options={list(options)}"
         suffix = os.path.splitext(path)[1]
         raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
 
-    def make(self, order: _ExportRequest) -> None:
-        """Write the file, asked for as it can be."""
+    def write_file(self, order: _ExportRequest) -> None:
+        """Write the export file, after checking the request."""
         self.check_compiler(order.target, order.cc, order.options)
         self.write(order)
 
 
 EXPORT_FORMATS = {
-    suffix: ExportFormat(FILE_KINDS[suffix], write, is_compiled)
+    suffix: ExportFormat(MODEL_FILE_KINDS[suffix], write, is_compiled)
     for suffix, write, is_compiled in (
         (ARTIFACT_SUFFIX, _write_artifact, False),
         (".so", _write_library, True),
@@ -254,7 +264,7 @@ EXPORT_FORMATS = {
 """Suffix -> what a compiled model is written as."""
 
 
-def format_of(path: PathName) -> ExportFormat:
+def export_format_of(path: PathName) -> ExportFormat:
     """Return the format of a path's suffix; the artifact format for a device or pipe. Raises
     ExportError, which lists the formats, for another suffix.
     """
@@ -264,7 +274,7 @@ def format_of(path: PathName) -> ExportFormat:
         format_row = EXPORT_FORMATS[".eki"]
     if format_row is not None:
         return format_row
-    suffixes = ", ".join(f"{suffix} ({row.what})" for suffix, row in EXPORT_FORMATS.items())
+    suffixes = ", ".join(f"{suffix} ({row.description})" for suffix, row in EXPORT_FORMATS.items())
     actual = f"'{target.suffix}'" if target.suffix else "none"
     raise ExportError(
         f"write '{target}': the suffix decides what is written, got {actual}: {suffixes}"
@@ -274,11 +284,11 @@ def format_of(path: PathName) -> ExportFormat:
 def write_artifact(
     data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
 ) -> None:
-    """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
-    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
+    """Write the bytes of an artifact, which need not run on this machine, in the format of `path`'s
+    suffix; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
     """
-    order = _ExportRequest(_of_artifact(data), check_folder(path).absolute(), cc, options)
-    _make(format_of(path), order)
+    order = _ExportRequest(_artifact_content(data), check_folder(path).absolute(), cc, options)
+    _write_export(export_format_of(path), order)
 
 
 def export_library(
@@ -311,14 +321,14 @@ def export_library(
     library.
     """
     function = _compile_function(path, fcompile)
-    chosen = EXPORT_FORMATS[".so"] if function else format_of(path)
+    chosen = EXPORT_FORMATS[".so"] if function else export_format_of(path)
     if name and not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ExportError(f"export library '{path}': a C identifier expected as name, got {name!r}")
     if name and chosen is EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(f"export library '{path}': an artifact has no symbols to name {name!r}")
     target = check_folder(path).absolute()
     if isinstance(program, runtime.Executable):
-        content = _of_artifact(late_bound.complete_file(program))
+        content = _artifact_content(late_bound.complete_artifact_bytes(program))
     else:
         if chosen is EXPORT_FORMATS[".eki"] and (
             program.imported_modules or program.kind != "executable"
@@ -326,9 +336,9 @@ def export_library(
             raise ExportError(
                 f"export library '{path}': modules are written as .so, .o, .c or .tar"
             )
-        content = _of_module(program)
+        content = _module_content(program)
     prefix = f"{name}_" if name else ""
-    _make(chosen, _ExportRequest(content, target, cc, options, function, prefix))
+    _write_export(chosen, _ExportRequest(content, target, cc, options, function, prefix))
 
 
 def _compile_function(path: PathName, fcompile: object) -> Callable[..., object] | None:
@@ -343,20 +353,21 @@ def _compile_function(path: PathName, fcompile: object) -> Callable[..., object]
     return fcompile
 
 
-def _make(chosen: ExportFormat, order: _ExportRequest) -> None:
+def _write_export(chosen: ExportFormat, order: _ExportRequest) -> None:
     """Write a file. Raises ExportError for code that only an artifact can hold."""
     if order.architecture == WASM and chosen is not EXPORT_FORMATS[ARTIFACT_SUFFIX]:
         raise ExportError(
             f"write '{order.target}': code for {WASM} is written as {ARTIFACT_SUFFIX}, or by "
             "`ekiden web`"
         )
-    chosen.make(order)
+    chosen.write_file(order)
 
 
-def saved_module(module: runtime.Module) -> bytes:
+def serialize_module(module: runtime.Module) -> bytes:
     """Serialise a module and its transitive imports, each once, for `ek_module_from_bytes`. Raises
     ExportError for a kind that cannot be saved.
     """
+    # Numbered once each, because imports may form a diamond.
     numbers = {importer: at for at, importer in enumerate(_with_imports(module))}
     imports = [
         n
@@ -364,7 +375,7 @@ def saved_module(module: runtime.Module) -> bytes:
         for imported_module in m.imported_modules
         for n in (numbers[m], numbers[imported_module])
     ]
-    images = [_alone(unique_module) for unique_module in numbers]
+    images = [_serialize_one(unique_module) for unique_module in numbers]
     if len(images) == 1:
         return images[0]
     rows: list[int] = []
@@ -389,69 +400,74 @@ def _with_imports(module: runtime.Module) -> list[runtime.Module]:
     return list(order)
 
 
-def _alone(module: runtime.Module) -> bytes:
+def _serialize_one(module: runtime.Module) -> bytes:
     try:
         return module.to_bytes()
     except ValueError as error:
         raise ExportError(f"export library: {error}; import what it was made from") from error
 
 
-def _source(order: _ExportRequest, file: str | None) -> str:
-    """Return the C source with the functions of a program and its bytes, read from `file`."""
+def _library_source(order: _ExportRequest, file: str | None) -> str:
+    """Return the C source of a library that contains a program, whose bytes it reads from
+    `file`.
+    """
     content = order.content
     return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
 
-def _runtime(order: _ExportRequest) -> list[str]:
+def _runtime_inputs(order: _ExportRequest) -> list[str]:
     """Return the runtime that is linked with a model: the installed library, or its sources for
     another architecture.
     """
     if not order.is_foreign:
         return [str(static_library_path().resolve())]
     sources = map(str, sorted(source_dir().glob("*.c")))
-    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC_FLAGS, *sources]
+    return ["-std=gnu11", f"-I{include_dir()}", *_STATIC_RUNTIME_FLAGS, *sources]
 
 
-def _libraries(order: _ExportRequest) -> list[str]:
+def _system_libraries(order: _ExportRequest) -> list[str]:
     """Return the system libraries that a model is linked with; libm where kernels call C
     functions.
     """
     return ["-pthread", "-ldl", *(("-lm",) if order.content.externs else ())]
 
 
-def _compile(order: _ExportRequest, arguments: Sequence[str], is_program: bool = False) -> None:
+def _compile_library(
+    order: _ExportRequest, arguments: Sequence[str], is_program: bool = False
+) -> None:
     """Run the C compiler on library.c to build the file `made`."""
-    command = compiler_for("export library", order.architecture, order.cc)
+    command = c_compiler_for("export library", order.architecture, order.cc)
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
-        with named(f"export library '{order.target}': write to the folder", folder):
+        with rewrite_os_errors(f"export library '{order.target}': write to the folder", folder):
             Path(folder, _EMBEDDED_NAME).write_bytes(order.data)
-            Path(folder, "library.c").write_text(_source(order, _EMBEDDED_NAME))
-        compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
+            Path(folder, "library.c").write_text(_library_source(order, _EMBEDDED_NAME))
+        # In a folder of its own: the compiler's temporary files never appear beside the user's.
+        run_c_compiler(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as built:
-            write_whole(order.target, partial(shutil.copyfileobj, built), is_program)
+            write_atomic(order.target, partial(shutil.copyfileobj, built), is_program)
 
 
-def _call_compiler(order: _ExportRequest, fcompile: Callable[..., object]) -> None:
+def _call_fcompile(order: _ExportRequest, fcompile: Callable[..., object]) -> None:
     """Call a function to build the library from files in a folder of its own; all paths are
     absolute, since it may run anywhere.
     """
     with tempfile.TemporaryDirectory(prefix="ekiden-export-") as folder:
         data, source, built = (Path(folder, n) for n in (_EMBEDDED_NAME, "library.c", "made"))
         data.write_bytes(order.data)
-        source.write_text(_source(order, str(data)))
-        linked = _runtime(order)
+        source.write_text(_library_source(order, str(data)))
+        linked = _runtime_inputs(order)
         files = [option for option in linked if not option.startswith("-")]
         flags = [path for path in linked if path.startswith("-")]
-        options = [*_FCOMPILE_FLAGS, *flags, *order.options, *_libraries(order)]
+        options = [*_FCOMPILE_FLAGS, *flags, *order.options, *_system_libraries(order)]
         compiler = {} if order.cc is None else {"cc": order.cc}
         fcompile(str(built), [str(source), *files], options=options, **compiler)
         if not built.exists():
             raise ExportError(f"export library '{order.target}': fcompile made no '{built}'")
         with open(built, "rb") as file:
-            write_whole(order.target, partial(shutil.copyfileobj, file), is_program=True)
+            write_atomic(order.target, partial(shutil.copyfileobj, file), is_program=True)
 
 
-def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:
+def c_compiler_for(what: str, architecture: str, cc: str | None = None) -> list[str]:
     """Return the command of a C compiler for an architecture: `cc`, $CC, or an installed one.
     Raises ExportError where there is none.
     """
@@ -459,12 +475,15 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
     if named.strip():
         return shlex.split(named)
     is_foreign = architecture != platform.machine()
-    machine, _, system = TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition("-")
+    machine, _, system = DEFAULT_TRIPLES.get(architecture, f"{architecture}-linux-gnu").partition(
+        "-"
+    )
     foreign = f"{_COMPILER_PREFIXES.get(machine, machine)}-{system.removeprefix('unknown-')}"
     names = (f"{foreign}-gcc",) if is_foreign else ("cc", "gcc", "clang")
     for name in names:
         if shutil.which(name):
             return [name]
+    # Zig brings headers and libc for all supported architectures, so it can cross-compile.
     if importlib.util.find_spec("ziglang") is not None:
         target_options = ["-target", foreign] if is_foreign else []
         return [sys.executable, "-m", "ziglang", "cc", *target_options]
@@ -479,7 +498,7 @@ _COMPILER_PREFIXES = {"armv7": "arm"}
 """What names of compilers begin with where that is not the architecture."""
 
 
-def compile_in(folder: str, command: Sequence[str], what: str) -> None:
+def run_c_compiler(folder: str, command: Sequence[str], what: str) -> None:
     """Run a C compiler in a folder. Raises ExportError with its messages."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ekiden.codegen.llvm.image import EXTERN_PREFIX, IMAGE_MAGIC, inspect
+from ekiden.codegen.llvm.image import EXTERN_PREFIX, IMAGE_MAGIC, parse_image
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import ARTIFACT_MAGIC as ARTIFACT
 from ekiden.runtime.artifact.frame import read_sections
 from ekiden.runtime.binding.layout import Section
 
-_HEAD = """\
+_SOURCE_HEAD = """\
 /* A model that Ekiden compiled, as the functions {names}.
 **
 ** cc -c this file, and link it with Ekiden's runtime (libekiden_runtime.a) and threads. */
@@ -28,7 +28,7 @@ extern "C" {{
 #endif
 #define SHOWN __attribute__((visibility("default")))
 """
-_INCLUDED = """
+_INCBIN_SECTION = """
 /* A section of its own, so that its alignment is that of the constants in it. */
 extern const unsigned char ek_bytes[] __asm__("ek_bytes_of_model");
 __asm__(".section .rodata.ekiden,\\"a\\",%progbits\\n"
@@ -41,11 +41,11 @@ __asm__(".section .rodata.ekiden,\\"a\\",%progbits\\n"
         ".incbin \\"{file}\\"\\n"
         ".previous\\n");
 """
-_NUMBERED = """
+_BYTES_DECLARATION = """
 static const unsigned char ek_bytes[{size}];
 SHOWN extern const unsigned char __ek_executable[] __attribute__((weak, alias("ek_bytes")));
 """
-_EXTERNS = """
+_EXTERN_TABLE = """
 /* C functions that its kernels call. */
 typedef struct {{
   const char *name;
@@ -60,7 +60,7 @@ static const ek_extern ek_externs[] = {{
 {rows}  {{0, 0}},
 }};
 """
-_CALL = """
+_CALL_HELPER = """
 SHOWN extern const uint64_t __ek_executable_size __attribute__((weak));
 const uint64_t __ek_executable_size = {size}u;
 
@@ -74,7 +74,7 @@ typedef struct {{
 
 int ek_export_call(ek_export *program, const void *args, int32_t nargs, void *ret);
 """
-_FUNCTION = """
+_FUNCTION_TEMPLATE = """
 SHOWN int __tvm_ffi_{prefix}{name}(void *self, const void *args, int32_t nargs, void *ret);
 int __tvm_ffi_{prefix}{name}(void *self, const void *args, int32_t nargs, void *ret) {{
   static ek_export program = {{0, "{name}", ek_bytes, {size}u, {externs}}};
@@ -82,12 +82,12 @@ int __tvm_ffi_{prefix}{name}(void *self, const void *args, int32_t nargs, void *
   return ek_export_call(&program, args, nargs, ret);
 }}
 """
-_TAIL = """
+_SOURCE_TAIL = """
 #ifdef __cplusplus
 }
 #endif
 """
-NUMBERS_HEADER = "_Alignas(64) static const unsigned char ek_bytes[] = {\n"
+DECIMAL_ARRAY_HEADER = "_Alignas(64) static const unsigned char ek_bytes[] = {\n"
 """What begins the bytes of a model as numbers, behind `source(file=None)`."""
 
 
@@ -98,7 +98,7 @@ def library_source(
     file: str | None,
     prefix: str = "",
 ) -> str:
-    """Return the C that has the functions of a model.
+    """Return the C source that exports the functions of a model.
 
     Args:
         size: of its bytes.
@@ -108,23 +108,25 @@ def library_source(
         prefix: before the functions' names, in their symbols.
     """
     shown = [n for n in names if re.fullmatch(r"[A-Za-z0-9_]+", n)]
-    sections = [_HEAD.format(names=", ".join(prefix + n for n in shown))]
-    sections.append(_NUMBERED.format(size=size) if file is None else
-                 _INCLUDED.format(size=size, file=file))  # fmt: skip
+    sections = [_SOURCE_HEAD.format(names=", ".join(prefix + n for n in shown))]
+    sections.append(_BYTES_DECLARATION.format(size=size) if file is None else
+                    _INCBIN_SECTION.format(size=size, file=file))  # fmt: skip
     if externs:
         declared = "\n".join(
             f'extern const char ek_extern_{at}[] __asm__("{name}");'
             for at, name in enumerate(externs)
         )
         rows = "".join(f'  {{"{name}", ek_extern_{at}}},\n' for at, name in enumerate(externs))
-        sections.append(_EXTERNS.format(declared=declared, rows=rows))
-    sections.append(_CALL.format(size=size))
+        sections.append(_EXTERN_TABLE.format(declared=declared, rows=rows))
+    sections.append(_CALL_HELPER.format(size=size))
     table = "ek_externs" if externs else "0"
-    sections += [_FUNCTION.format(name=n, size=size, prefix=prefix, externs=table) for n in shown]
-    return "".join([*sections, _TAIL])
+    sections += [
+        _FUNCTION_TEMPLATE.format(name=n, size=size, prefix=prefix, externs=table) for n in shown
+    ]
+    return "".join([*sections, _SOURCE_TAIL])
 
 
-def externs_of(modules: Iterable[Bytes]) -> list[str]:
+def extern_functions(modules: Iterable[Bytes]) -> list[str]:
     """Return the C functions that the kernels of executables and code images call, sorted."""
     called: set[str] = set()
     for module in modules:
@@ -136,7 +138,7 @@ def externs_of(modules: Iterable[Bytes]) -> list[str]:
         else:
             images = [p for kind, _, p in read_sections(contents) if kind is Section.IMAGE]
         for image in images:
-            imports = inspect(bytes(image)).imports if len(image) else ()
+            imports = parse_image(bytes(image)).imports if len(image) else ()
             called.update(
                 n.removeprefix(EXTERN_PREFIX) for n in imports if n.startswith(EXTERN_PREFIX)
             )

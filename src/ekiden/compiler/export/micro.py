@@ -6,20 +6,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ekiden.backend.crt.emit import prefix_of
+from ekiden.backend.crt.emit import tvmgen_prefix
 from ekiden.backend.crt.kernels import MicroKernels
-from ekiden.backend.crt.layout import unbounded
-from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroModule, Pool, Tensor
+from ekiden.backend.crt.layout import unbounded_message
+from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, MicroModule, MicroTensor, Pool
 from ekiden.backend.crt.plan import plan_module
-from ekiden.backend.crt.program import ERROR_PREFIX
-from ekiden.backend.vm.pipeline import pipeline
+from ekiden.backend.crt.program import CRT_ERROR_PREFIX
+from ekiden.backend.vm.pipeline import vm_pipeline
 from ekiden.byoc.backend import inline_regions
-from ekiden.compiler.build import Model, describe, import_model
+from ekiden.compiler.build import Model, describe_main, import_model
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.options import ImportOptions, Shapes
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import dumping, phase
+from ekiden.ir.pass_context import dump_if_requested, time_phase
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
@@ -30,7 +30,7 @@ from ekiden.target import Target
 from ekiden.target.target import TargetLike
 from ekiden.target.triple import MICROCONTROLLER_ARCHES
 
-DEFAULT_NAME = "default"
+DEFAULT_MODEL_NAME = "default"
 """The name of a model that is given none (TVM's)."""
 
 
@@ -47,56 +47,55 @@ class MicroProgram:
         return self.module.name
 
 
-@dumping("compile")
+@dump_if_requested("compile")
 def compile(
     model: Model,
     target: TargetLike = "c",
     *,
     shape: Shapes | None = None,
-    name: str = DEFAULT_NAME,
+    name: str = DEFAULT_MODEL_NAME,
     pools: Sequence[Pool] = (),
     packed: bool = False,
     alignment: int = POOL_ALIGNMENT_BYTES,
     constant_alignment: int = 4,
 ) -> MicroProgram:
-    """The program of a model of static shapes, for a target of kind "c": a microcontroller
-    ("c -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
+    """Compile a model of static shapes to a program for a target of kind "c": a microcontroller ("c
+    -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
     With `pools` the caller of the program gives these memories, the first preferred; else it has
     one of its own. `packed` adds `tvmgen_NAME_run` as a function of the open C ABI, over tensors.
     What lies in memories is aligned to `alignment` bytes, constants to `constant_alignment` at
-    least. Raises CompileError for what needs the runtime or has no bound, naming the model's
-    node.
+    least. Raises CompileError for what needs the runtime or has no bound, naming the model's node.
     """
     if packed and pools:
         raise CompileError("compile: a packed function has no parameters for memories")
     _check_alignment(alignment, constant_alignment)
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise CompileError(f"compile: the name of a model library is one of C, got {name!r}")
-    chosen = _target(target)
-    module = _without_regions(import_model(model, ImportOptions(shape)))
-    module = _flat(NameDimensions()(InferType()(module)))
+    chosen = _resolve_target(target)
+    module = _inline_regions(import_model(model, ImportOptions(shape)))
+    module = _flatten_result(NameDimensions()(InferType()(module)))
     if "main" not in module or not isinstance(module["main"], Function):
         raise CompileError("compile: the module has no Relay function 'main'")
-    main, described = module["main"], describe(module)
+    main, described = module["main"], describe_main(module)
     assert isinstance(main, Function)
     kinds, result = [p.checked_type for p in main.params], main.body.checked_type
-    inputs = _tensors(described["inputs"], "input", kinds)
+    inputs = _tensors_of(described["inputs"], "input", kinds)
     results = result.fields if isinstance(result, TupleType) else (result,)
-    outputs = _tensors(described["outputs"], "output", results)
+    outputs = _tensors_of(described["outputs"], "output", results)
     if [t.name for t in outputs] == ["output0"] and not ImportedModule.of(module).output_names:
         outputs = (replace(outputs[0], name="output"),)  # TVM's name of the only one
-    prepared = pipeline(chosen, plans_memory=False)(module)
-    kernels = MicroKernels(chosen, prefix_of(name))
-    with phase("kernels"):
+    prepared = vm_pipeline(chosen, plans_memory=False)(module)
+    kernels = MicroKernels(chosen, tvmgen_prefix(name))
+    with time_phase("kernels"):
         planned = plan_module(prepared, kernels, name, inputs, outputs, pools)
     return MicroProgram(
         replace(planned, is_packed=packed, constant_alignment=constant_alignment), module.astext()
     )
 
 
-def _without_regions(module: IRModule) -> IRModule:
+def _inline_regions(module: IRModule) -> IRModule:
     """Inline the module's regions for the compiler "ccompiler": they become C like all else."""
     return inline_regions(
         module,
@@ -108,7 +107,7 @@ def _without_regions(module: IRModule) -> IRModule:
     )
 
 
-def _flat(module: IRModule) -> IRModule:
+def _flatten_result(module: IRModule) -> IRModule:
     """Flatten a result of nested tuples to a tuple of tensors."""
     if "main" not in module:
         return module
@@ -144,7 +143,7 @@ def _check_alignment(memories: int, constants: int) -> None:
         )
 
 
-def _target(target_like: TargetLike) -> Target:
+def _resolve_target(target_like: TargetLike) -> Target:
     """Return the target, of kind "c" and one core. Raises CompileError for another."""
     target = Target.parse(target_like)
     if target.kind.name != "c":
@@ -156,24 +155,28 @@ def _target(target_like: TargetLike) -> Target:
     return Target(target, cores=1)
 
 
-def _tensors(rows: object, what: str, kinds: Sequence[Type]) -> tuple[Tensor, ...]:
+def _tensors_of(rows: object, what: str, kinds: Sequence[Type]) -> tuple[MicroTensor, ...]:
     """Return the tensors that metadata rows describe. Raises CompileError for an unknown shape or a
     dtype that is not numeric.
     """
     assert isinstance(rows, list)
-    tensors: list[Tensor] = []
+    tensors: list[MicroTensor] = []
     for row, kind in zip(rows, kinds, strict=True):
-        shape, dtype, head = row["shape"], row["dtype"], f"{ERROR_PREFIX}: {what} '{row['name']}'"
+        shape, dtype, head = (
+            row["shape"],
+            row["dtype"],
+            f"{CRT_ERROR_PREFIX}: {what} '{row['name']}'",
+        )
         if not all(isinstance(d, int) for d in shape):
             if what == "output" and isinstance(kind, TensorType):
-                raise CompileError(f"{head}: {unbounded(kind)}")
+                raise CompileError(f"{head}: {unbounded_message(kind)}")
             raise CompileError(
                 f"{head} has no static shape: {dtype}{shape}; give one (--shape NAME=1,3,224,224)"
             )
         if not re.fullmatch(r"bool|(u?int|b?float)\d+", dtype):
             raise CompileError(f"{head} is {dtype}, tensors of numbers expected")
-        tensors.append(Tensor(row["name"], tuple(shape), dtype))
+        tensors.append(MicroTensor(row["name"], tuple(shape), dtype))
     return tuple(tensors)
 
 
-__all__ = ["DEFAULT_NAME", "MicroProgram", "compile"]
+__all__ = ["DEFAULT_MODEL_NAME", "MicroProgram", "compile"]

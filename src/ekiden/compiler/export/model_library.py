@@ -16,13 +16,13 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from ekiden import runtime
-from ekiden.backend.crt.emit import emit_files, prefix_of
-from ekiden.backend.crt.module import MicroModule, Tensor
+from ekiden.backend.crt.emit import emit_files, tvmgen_prefix
+from ekiden.backend.crt.module import MicroModule, MicroTensor
 from ekiden.compiler.export.micro import MicroProgram
-from ekiden.runtime.files import PathName, Writer, check_folder, write_whole
+from ekiden.runtime.files import PathName, Writer, check_folder, write_atomic
 
 MLF_VERSION = 7
-DLPACK_CPU = 1
+DLPACK_CPU_DEVICE_TYPE = 1
 """DLPack's number of the only device."""
 
 
@@ -32,27 +32,27 @@ def metadata(module: MicroModule) -> dict[str, Any]:
 
 
 def _module_metadata(module: MicroModule) -> dict[str, Any]:
-    prefix = prefix_of(module.name)
+    prefix = tvmgen_prefix(module.name)
     return {
         "model_name": module.name,
         "export_datetime": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
         "style": "full-model",
         "target": [str(module.target)],
         "executors": ["aot"],
-        "memory": {"functions": _functions(module)},
+        "memory": {"functions": _memory_use(module)},
         "external_dependencies": [],
         "entry_points": {"run": f"{prefix}_run", "model": f"ekiden_{module.name}"},
         "producer": f"ekiden {version('ekiden')}",
     }
 
 
-def _functions(module: MicroModule) -> dict[str, Any]:
+def _memory_use(module: MicroModule) -> dict[str, Any]:
     """Return the memory use of the program, and of each kernel."""
     used = sum(t.nbytes for t in (*module.inputs, *module.outputs))
     main: dict[str, Any] = {
-        "device": DLPACK_CPU,
-        "inputs": {t.name: _described(t) for t in module.inputs},
-        "outputs": {t.name: _described(t) for t in module.outputs},
+        "device": DLPACK_CPU_DEVICE_TYPE,
+        "inputs": {t.name: _describe_tensor(t) for t in module.inputs},
+        "outputs": {t.name: _describe_tensor(t) for t in module.outputs},
         "io_size_bytes": used,
         "workspace_size_bytes": module.workspace,
         "constants_size_bytes": module.constant_bytes,
@@ -64,21 +64,23 @@ def _functions(module: MicroModule) -> dict[str, Any]:
     operators = [
         {
             "function_name": k.name,
-            "workspace": [{"device": DLPACK_CPU, "workspace_size_bytes": k.workspace}],
+            "workspace": [{"device": DLPACK_CPU_DEVICE_TYPE, "workspace_size_bytes": k.workspace}],
         }
         for k in module.kernels
     ]
     return {"main": [main], "operator_functions": operators}
 
 
-def _described(tensor: Tensor) -> dict[str, object]:
+def _describe_tensor(tensor: MicroTensor) -> dict[str, object]:
     return {"size": tensor.nbytes, "dtype": tensor.dtype, "shape": list(tensor.shape)}
 
 
 def library_files(program: MicroProgram) -> dict[str, bytes]:
     """Return the files of the archive: path to contents."""
     module = program.module
-    names = {f"{prefix_of(module.name)}_constant_{n}": a for n, a in enumerate(module.constants)}
+    names = {
+        f"{tvmgen_prefix(module.name)}_constant_{n}": a for n, a in enumerate(module.constants)
+    }
     params = {name: runtime.tensor(array) for name, array in names.items()}
     texts = {f"codegen/host/{path}": text for path, text in emit_files(module).items()}
     texts["metadata.json"] = json.dumps(metadata(module), indent=2, sort_keys=True) + "\n"
@@ -89,12 +91,12 @@ def library_files(program: MicroProgram) -> dict[str, bytes]:
 
 
 def export_model_library_format(program: MicroProgram, file_name: PathName) -> PathName:
-    """Write a program in Model Library Format; gives the path. Raises ExportError where the folder
-    does not exist. TVM: `tvm.micro.export_model_library_format`.
+    """Write a program in Model Library Format and return the path. Raises ExportError where the
+    folder does not exist. TVM: `tvm.micro.export_model_library_format`.
     """
     files = library_files(program)
 
-    def write(file: Writer) -> None:
+    def write_tar(file: Writer) -> None:
         """Write the files under `./`, as TVM's archives have them."""
         with tarfile.open(fileobj=cast(Any, file), mode="w|", format=tarfile.GNU_FORMAT) as archive:
             for path, data in files.items():
@@ -102,7 +104,7 @@ def export_model_library_format(program: MicroProgram, file_name: PathName) -> P
                 about.size = len(data)
                 archive.addfile(about, io.BytesIO(data))
 
-    write_whole(check_folder(file_name), write)
+    write_atomic(check_folder(file_name), write_tar)
     return file_name
 
 

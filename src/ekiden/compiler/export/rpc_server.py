@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ekiden.compiler.export.library import compile_in, compiler_for
-from ekiden.runtime.files import PathName, check_folder, write_whole
+from ekiden.compiler.export.library import c_compiler_for, run_c_compiler
+from ekiden.runtime.files import PathName, check_folder, write_atomic
 from ekiden.runtime.paths import include_dir, server_source_dir, source_dir
 
-__all__ = ["SIZE_FLAGS", "build_server"]
+__all__ = ["SIZE_OPTIMIZATION_FLAGS", "build_server"]
 
-SIZE_FLAGS = (
+SIZE_OPTIMIZATION_FLAGS = (
     "-Os", "-ffunction-sections", "-fdata-sections", "-fno-asynchronous-unwind-tables",
     "-fno-unwind-tables", "-fno-stack-protector", "-fno-pie", "-no-pie", "-flto",
     "-Wl,--gc-sections", "-Wl,-z,noseparate-code", "-Wl,-z,norelro", "-Wl,-z,max-page-size=4096",
@@ -36,7 +36,7 @@ def build_server(
     architecture: str = "",
     *,
     cc: str | None = None,
-    flags: Sequence[str] = SIZE_FLAGS,
+    flags: Sequence[str] = SIZE_OPTIMIZATION_FLAGS,
     options: Sequence[str] = (),
 ) -> None:
     """Write the program `ekiden-rpc` for an architecture (`x86_64`, `aarch64`, `riscv64`, `armv7`;
@@ -49,7 +49,7 @@ def build_server(
     target = check_folder(path).absolute()
     what = f"build '{target}'"
     machine = architecture or platform.machine()
-    command = [*compiler_for(what, machine, cc), *_ARCHITECTURE_FLAGS.get(machine, ())]
+    command = [*c_compiler_for(what, machine, cc), *_ARCHITECTURE_FLAGS.get(machine, ())]
     sources = [*source_dir().glob("*.c"), *server_source_dir().glob("*.c")]
     folders = [f"-I{folder}" for folder in (include_dir(), source_dir(), server_source_dir())]
     with tempfile.TemporaryDirectory(prefix="ekiden-rpc-") as folder:
@@ -62,6 +62,6 @@ def build_server(
             "-o",
             "made",
         ]
-        compile_in(folder, [*words, "-pthread", "-ldl", *options], what)
+        run_c_compiler(folder, [*words, "-pthread", "-ldl", *options], what)
         with open(Path(folder, "made"), "rb") as built:
-            write_whole(target, partial(shutil.copyfileobj, built), is_program=True)
+            write_atomic(target, partial(shutil.copyfileobj, built), is_program=True)

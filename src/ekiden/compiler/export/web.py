@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ekiden.codegen.llvm import wasm
-from ekiden.compiler.export.library import compile_in
+from ekiden.compiler.export.library import run_c_compiler
 from ekiden.ir.cache_layers import cache_layers
 from ekiden.runtime.artifact.chunks import Bytes
 from ekiden.runtime.artifact.frame import metadata_of
 from ekiden.runtime.artifact.metadata import variants
 from ekiden.runtime.errors import ExportError
-from ekiden.runtime.files import PathName, make_own_folder, named, write_whole
+from ekiden.runtime.files import PathName, make_private_folder, rewrite_os_errors, write_atomic
 from ekiden.runtime.paths import include_dir, source_dir, web_source_dir
 from ekiden.target import Target
 from ekiden.target.features import WASM
@@ -29,7 +29,7 @@ from ekiden.target.features import WASM
 __all__ = [
     "RUNTIME_FILE", "THREADED_RUNTIME_FILE", "WEB_TARGETS", "build_runtime", "package_files",
     "web_targets",
-    "write_site",
+    "write_web_folder",
 ]  # fmt: skip
 
 WEB_TARGETS = tuple(
@@ -38,7 +38,7 @@ WEB_TARGETS = tuple(
 )
 """What a model is compiled for where nothing else is asked: an engine takes the first it can."""
 RUNTIME_FILE, THREADED_RUNTIME_FILE = "ekiden.wasm", "ekiden-threads.wasm"
-WASM_FLAGS = (
+WASM_COMPILER_FLAGS = (
     "-target", "wasm32-wasi", "-mexec-model=reactor", "-Os", "-std=gnu11", "-D_GNU_SOURCE",
     "-DEK_STATIC", "-Dgetenv=ek_web_getenv", "-Dclock_gettime=ek_web_clock", "-DNDEBUG",
     "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections", "-mbulk-memory",
@@ -46,7 +46,7 @@ WASM_FLAGS = (
     "-Wl,--export=__stack_pointer",
 )  # fmt: skip
 """What makes the runtime small, without a system, and open to modules of kernels."""
-FLAGS_BY_FILE = {
+FLAGS_BY_RUNTIME_FILE = {
     RUNTIME_FILE: (),
     THREADED_RUNTIME_FILE: (
         "-mcpu=generic+atomics+bulk_memory+mutable_globals+nontrapping_fptoint+sign_ext",
@@ -79,28 +79,31 @@ def build_runtime(*, cc: str | None = None, name: str = RUNTIME_FILE) -> bytes:
     Raises:
         ExportError: if there is no compiler or it fails.
     """
-    command, sources = [*_compiler(cc), *WASM_FLAGS, *FLAGS_BY_FILE[name]], _sources()
-    cached_file = _kept(command, sources)
+    command, sources = (
+        [*_wasm_compiler(cc), *WASM_COMPILER_FLAGS, *FLAGS_BY_RUNTIME_FILE[name]],
+        _runtime_sources(),
+    )
+    cached_file = _cached_output(command, sources)
     if cached_file is not None and cached_file.exists():
         return cached_file.read_bytes()
     folders = [f"-I{include_dir()}", f"-I{source_dir()}", f"-I{web_source_dir()}"]
     with tempfile.TemporaryDirectory(prefix="ekiden-web-") as folder:
         words = [*command, *folders, *map(str, sources), "-o", name]
-        compile_in(folder, words, f"build '{name}'")
-        module = _growable(Path(folder, name).read_bytes())
+        run_c_compiler(folder, words, f"build '{name}'")
+        module = _unbound_table(Path(folder, name).read_bytes())
     if cached_file is not None:
-        make_own_folder(cached_file.parent)
-        write_whole(cached_file, lambda file: file.write(module), is_owners=True)
+        make_private_folder(cached_file.parent)
+        write_atomic(cached_file, lambda file: file.write(module), is_owners=True)
     return module
 
 
 def package_files() -> list[str]:
     """Return the files of the package `ekiden-web`, besides the runtimes."""
     about = json.loads((web_source_dir() / "package.json").read_text())
-    return ["package.json", *(name for name in about["files"] if name not in FLAGS_BY_FILE)]
+    return ["package.json", *(name for name in about["files"] if name not in FLAGS_BY_RUNTIME_FILE)]
 
 
-def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
+def write_web_folder(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
     """Write a folder for a web server: the runtime, `ekiden-web`, and the bytes of an artifact as
     `model.eki`. Files that are there are replaced, others stay.
 
@@ -116,18 +119,18 @@ def write_site(data: Bytes, folder: PathName, *, cc: str | None = None) -> None:
         )
     site_folder, runtimes = (
         Path(folder),
-        {name: build_runtime(cc=cc, name=name) for name in FLAGS_BY_FILE},
+        {name: build_runtime(cc=cc, name=name) for name in FLAGS_BY_RUNTIME_FILE},
     )
-    with named("write", folder):
+    with rewrite_os_errors("write", folder):
         site_folder.mkdir(parents=True, exist_ok=True)
     for name in package_files():
         shutil.copyfile(web_source_dir() / name, site_folder / name)
     for name, runtime in runtimes.items():
-        write_whole(site_folder / name, lambda file, code=runtime: file.write(code))  # type: ignore[misc]
-    write_whole(site_folder / "model.eki", lambda file: file.write(data))
+        write_atomic(site_folder / name, lambda file, code=runtime: file.write(code))  # type: ignore[misc]
+    write_atomic(site_folder / "model.eki", lambda file: file.write(data))
 
 
-def _compiler(cc: str | None) -> list[str]:
+def _wasm_compiler(cc: str | None) -> list[str]:
     if cc:
         return shlex.split(cc)
     if importlib.util.find_spec("ziglang") is None:
@@ -138,14 +141,14 @@ def _compiler(cc: str | None) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc"]
 
 
-def _sources() -> list[Path]:
+def _runtime_sources() -> list[Path]:
     """Return the runtime's sources, with WebAssembly's replacements of the system layer."""
     own = sorted(web_source_dir().glob("*.c"))
     names = {path.name for path in own}
     return [*(p for p in sorted(source_dir().glob("*.c")) if p.name not in names), *own]
 
 
-def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
+def _cached_output(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     """Return the cache file of this command's output for these sources; None without a cache."""
     home, _ = cache_layers()
     if home is None:
@@ -158,13 +161,15 @@ def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
     return Path(home, "web") / f"{hasher.hexdigest()[:32]}.wasm"
 
 
-def _growable(module: bytes) -> bytes:
-    """Return a module whose table may grow: linkers bound it by the module's own functions."""
+def _unbound_table(module: bytes) -> bytes:
+    """Remove the size limit of a module's function table: linkers set it to the module's own
+    functions, and models add theirs.
+    """
     sections = [wasm.WASM_MAGIC]
-    for number, content in wasm.sections(module):
+    for number, content in wasm.iter_sections(module):
         if number == TABLE_SECTION and content.startswith(BOUNDED_TABLE_TYPE):
             table_limits = content[len(BOUNDED_TABLE_TYPE) :]
             end = next(i for i, byte in enumerate(table_limits) if byte < 0x80) + 1
             content = b"\1\x70\0" + table_limits[:end]
-        sections.append(wasm.section(number, content))
+        sections.append(wasm.encode_section(number, content))
     return b"".join(sections)

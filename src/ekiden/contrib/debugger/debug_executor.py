@@ -19,9 +19,9 @@ from ekiden.backend.graph.graph import (
     GraphNode,
     GraphOutput,
 )
-from ekiden.backend.graph.write_bytecode import new_module
+from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.contrib.debugger.debug_result import DebugResult
-from ekiden.contrib.graph_executor import GraphModule, library_of
+from ekiden.contrib.graph_executor import GraphModule, executor_library
 from ekiden.runtime import BenchmarkResult, Tensor, num_threads
 from ekiden.runtime.errors import InputError, RunError
 from ekiden.runtime.executor import Devices, ExecutorModule
@@ -34,8 +34,10 @@ def create(
     """Create a debugging executor like `graph_executor.create`; `dump_root` is the folder for
     output files.
     """
-    library = library_of(libmod, device)
-    executor_module = new_module(ExecutorGraph.from_json(graph_json_str), library, every_entry=True)
+    library = executor_library(libmod, device)
+    executor_module = create_graph_module(
+        ExecutorGraph.from_json(graph_json_str), library, every_entry=True
+    )
     return GraphModuleDebug(executor_module, device, graph_json_str, dump_root)
 
 
@@ -72,18 +74,18 @@ class GraphModuleDebug(GraphModule):
 
     def get_node_output(self, node: str | int, output: int = 0) -> Tensor:
         """Return a node's output in the last run, by node number or name."""
-        return self._entry((self._node(node), output), None)
+        return self._entry_tensor((self._node_index(node), output), None)
 
     def debug_get_output(self, node: str | int, out: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Return the first output of a node, copied to `out` if given; runs the graph if nothing
         has run yet.
         """
-        self._ensure_run()
-        return self._entry((self._node(node), 0), out)
+        self._ensure_executed()
+        return self._entry_tensor((self._node_index(node), 0), out)
 
     def execute_node(self, node: str | int) -> None:
         """Run one node again on the results of the last run."""
-        self._evaluate(self._node(node), 1, 1, 0, 100, 0, 1)
+        self._time_node(self._node_index(node), 1, 1, 0, 100, 0, 1)
 
     def run_individual_node(
         self,
@@ -96,8 +98,8 @@ class GraphModuleDebug(GraphModule):
         repeats_to_cooldown: int = 1,
     ) -> BenchmarkResult:
         """Return the seconds of one node: `repeat` means over `number` calls."""
-        return self._evaluate(
-            self._node(index),
+        return self._time_node(
+            self._node_index(index),
             number,
             repeat,
             min_repeat_ms,
@@ -156,7 +158,7 @@ class GraphModuleDebug(GraphModule):
         entries = [
             (n, i) for n, node in enumerate(self.graph.nodes) for i in range(len(node.outputs))
         ]
-        self.debug_datum.update(seconds, [self._entry(e, None) for e in entries])
+        self.debug_datum.update(seconds, [self._entry_tensor(e, None) for e in entries])
         self.debug_datum.dump_output_tensor()
         self.debug_datum.dump_chrome_trace()
         self.debug_datum.display_debug_result(sort_by_time)
@@ -172,26 +174,30 @@ class GraphModuleDebug(GraphModule):
         start_ns = 0
         for number, node in enumerate(self.graph.nodes):
             if node.function:
-                (seconds,) = self._evaluate(number, 1, 1, 0, 100, 0, 1).results
+                (seconds,) = self._time_node(number, 1, 1, 0, 100, 0, 1).results
                 shapes = [self.graph.nodes[n].outputs[i] for n, i in node.inputs]
-                calls.append(_call(number, node, shapes, start_ns, round(seconds * 1e9)))
+                calls.append(
+                    _kernel_call_record(number, node, shapes, start_ns, round(seconds * 1e9))
+                )
                 start_ns += calls[-1].duration
         times = [InstructionTime("main", c.instruction, c.name, 1, c.duration) for c in calls]
-        outputs = [self._entry(head, None) for head in self.graph.heads]
+        outputs = [self._entry_tensor(head, None) for head in self.graph.heads]
         return Report(tuple(calls), tuple(times), (), outputs, num_threads())
 
     def exit(self) -> None:
         """Remove the output folder."""
         shutil.rmtree(self._dump_root, ignore_errors=True)
 
-    def _ensure_run(self) -> None:
+    def _ensure_executed(self) -> None:
         try:
             self._get_output(0)
         except RunError:
             super().run()
 
-    def _node(self, node: str | int) -> int:
-        """Return the number of a node. Raises InputError, or AttributeError for an unknown name."""
+    def _node_index(self, node: str | int) -> int:
+        """Return the index of a node, given by index or name. Raises InputError, or AttributeError
+        for an unknown name.
+        """
         if isinstance(node, int):
             if not 0 <= node < len(self.graph.nodes):
                 raise InputError(
@@ -203,14 +209,14 @@ class GraphModuleDebug(GraphModule):
             raise AttributeError(f"Could not find a node named {node} in this graph.")
         return matches[0]
 
-    def _entry(self, entry: GraphEntry, out: Tensor | None) -> Tensor:
+    def _entry_tensor(self, entry: GraphEntry, out: Tensor | None) -> Tensor:
         number, output = entry
         if not 0 <= output < len(self.graph.nodes[number].outputs):
             raise InputError(f"node {number}: it has no output {output}")
         behind = len(self.graph.heads) + self._firsts[number] + output
         return super().get_output(behind, out)
 
-    def _evaluate(
+    def _time_node(
         self,
         number: int,
         count: int,
@@ -220,23 +226,24 @@ class GraphModuleDebug(GraphModule):
         pause_ms: int,
         pauses: int,
     ) -> BenchmarkResult:
-        """Time a node's kernel on its tensors."""
+        """Time the kernel of a node on the tensors of the last run."""
         node = self.graph.nodes[number]
+        # Parameters and views run no kernel, so their time is 0.
         if node.function in ("", RESHAPE_FUNCTION, COPY_FUNCTION):
             return BenchmarkResult((0.0,) * repeat)
-        self._ensure_run()
+        self._ensure_executed()
         outputs = [(number, i) for i in range(len(node.outputs))]
-        arguments = [self._entry(e, None) for e in (*node.inputs, *outputs)]
+        arguments = [self._entry_tensor(e, None) for e in (*node.inputs, *outputs)]
         kernel = self.module.time_evaluator(
             node.function, None, count, repeat, least_ms, zeros, pause_ms, pauses
         )
         return kernel(*arguments)
 
 
-def _call(
+def _kernel_call_record(
     number: int, node: GraphNode, inputs: Sequence[GraphOutput], start: int, duration: int
 ) -> KernelCall:
-    """Return the profile entry of a node; times in nanoseconds."""
+    """Return the profile record of a node's kernel call, with times in nanoseconds."""
     arguments = tuple(CallArgument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
     nbytes = sum(argument.nbytes for argument in arguments)
     return KernelCall(

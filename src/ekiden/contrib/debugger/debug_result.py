@@ -9,12 +9,12 @@ from pathlib import Path
 from ekiden import runtime
 from ekiden.backend.graph.graph import ExecutorGraph, GraphNode
 from ekiden.runtime import Tensor
-from ekiden.runtime.files import write_text, write_whole
+from ekiden.runtime.files import write_atomic, write_text
 
-GRAPH_FILE = "_tvmdbg_graph_dump.json"
-TENSORS_FILE = "output_tensors.params"
-TRACE_FILE = "_tvmdbg_execution_trace.json"
-COLUMN_NAMES = (
+GRAPH_DUMP_FILE = "_tvmdbg_graph_dump.json"
+OUTPUT_TENSORS_FILE = "output_tensors.params"
+EXECUTION_TRACE_FILE = "_tvmdbg_execution_trace.json"
+DEBUG_COLUMN_NAMES = (
     "Node Name",
     "Ops",
     "Time(us)",
@@ -27,7 +27,7 @@ COLUMN_NAMES = (
 
 
 class DebugResult:
-    """The times and outputs of a graph's nodes. The graph itself is written to the folder
+    """Times and output tensors of a graph's nodes. The graph itself is written to the folder
     immediately.
     """
 
@@ -36,7 +36,7 @@ class DebugResult:
         self.folder = folder
         self.seconds: list[list[float]] = []
         self.tensors: list[Tensor] = []
-        write_text(folder / GRAPH_FILE, graph.to_json())
+        write_text(folder / GRAPH_DUMP_FILE, graph.to_json())
 
     def update(self, seconds: Sequence[Sequence[float]], tensors: Sequence[Tensor]) -> None:
         """Set the seconds of each node in each repeat, and the outputs of all nodes in order."""
@@ -59,10 +59,12 @@ class DebugResult:
         """Return the last run's outputs by node name, position and output number."""
         return {
             f"{node.name}____topo-index:{number}____output-num:{index}": tensor
-            for (number, node, index), tensor in zip(self._entries(), self.tensors, strict=True)
+            for (number, node, index), tensor in zip(
+                self._output_entries(), self.tensors, strict=True
+            )
         }
 
-    def _entries(self) -> list[tuple[int, GraphNode, int]]:
+    def _output_entries(self) -> list[tuple[int, GraphNode, int]]:
         return [
             (number, node, index)
             for number, node in enumerate(self.graph.nodes)
@@ -72,41 +74,42 @@ class DebugResult:
     def dump_output_tensor(self) -> None:
         """Write the outputs as `runtime.save_param_dict` does."""
         data = runtime.save_param_dict(self.get_output_tensors())
-        write_whole(self.folder / TENSORS_FILE, lambda file: file.write(data))
+        write_atomic(self.folder / OUTPUT_TENSORS_FILE, lambda file: file.write(data))
 
     def dump_chrome_trace(self) -> None:
         """Write the nodes in sequence as a trace for Chrome and Perfetto."""
         events: list[dict[str, object]] = []
         start = 0.0
-        for node, seconds in zip(self.graph.nodes, self._means(), strict=True):
+        for node, seconds in zip(self.graph.nodes, self._mean_node_seconds(), strict=True):
             common = {"tid": 1, "pid": 1, "name": node.name}
+            # Chrome's trace event format: "B" and "E" pairs with timestamps in microseconds.
             events.append({"ts": start * 1e6, "ph": "B", **common})
             start += seconds
             events.append({"ts": start * 1e6, "ph": "E", **common})
         trace = {"displayTimeUnit": "ns", "traceEvents": events}
-        write_text(self.folder / TRACE_FILE, json.dumps(trace))
+        write_text(self.folder / EXECUTION_TRACE_FILE, json.dumps(trace))
 
-    def _means(self) -> list[float]:
-        """Return the mean seconds of each node."""
+    def _mean_node_seconds(self) -> list[float]:
+        """Return the mean duration of each node in seconds."""
         return [sum(repeats) / len(repeats) for repeats in self.seconds]
 
     def get_debug_result(self, sort_by_time: bool = True) -> str:
         """Return a table with one row per kernel call, slowest first, followed by the total."""
-        means = self._means()
+        means = self._mean_node_seconds()
         total = sum(means) or 1.0
         order = [n for n, node in enumerate(self.graph.nodes) if node.function]
         if sort_by_time:
             order.sort(key=lambda n: -means[n])
-        rows = [self._row(n, means[n], means[n] / total) for n in order]
+        rows = [self._table_row(n, means[n], means[n] / total) for n in order]
         rows.append(["Total_time", "-", f"{sum(means) * 1e6:.3f}", *["-"] * 5])
-        lines = [list(COLUMN_NAMES), ["-" * len(head) for head in COLUMN_NAMES], *rows]
-        widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(COLUMN_NAMES))]
+        lines = [list(DEBUG_COLUMN_NAMES), ["-" * len(head) for head in DEBUG_COLUMN_NAMES], *rows]
+        widths = [max(len(line[i]) for line in lines) + 2 for i in range(len(DEBUG_COLUMN_NAMES))]
         return "\n".join(
             "".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True))
             for line in lines
         )
 
-    def _row(self, number: int, seconds: float, share: float) -> list[str]:
+    def _table_row(self, number: int, seconds: float, share: float) -> list[str]:
         """Return the table row of a node."""
         node = self.graph.nodes[number]
         shape = str(node.outputs[0].shape) if node.outputs else ""

@@ -1,5 +1,5 @@
-"""Values that are shapes: arithmetic on elements that are known at import, as numbers or as
-expressions of dimensions.
+"""Constant folding at import: element-wise rules on values that are known as numbers or as shape
+expressions.
 
 A rule takes the elements of a node's inputs (NumPy arrays, or object arrays of PrimExpr) and gives
 those of its output, or None to leave the node to its converter.
@@ -19,10 +19,10 @@ from ekiden.arith import Analyzer, simplify
 from ekiden.frontend.common import sizes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.common.whole import truncated, whole
+from ekiden.frontend.common.whole import exact_floor, whole
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float, is_int, to_numpy
 from ekiden.ir.intrinsic import call_intrin
@@ -37,44 +37,46 @@ if TYPE_CHECKING:
 else:
     interpreter = LazyModule("ekiden.relay.interpreter")
 
-SMALL = 1024
+MAX_FOLDED_ELEMENTS = 1024
 """The most elements that are evaluated at import; more is left to constant folding."""
 
 Rule = Callable[[Sequence[Array]], Array | None]
 Scalar = Callable[..., object]
 
 
-def plain(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
-    """Return the rule of a node of one that asks nothing of it."""
+def as_node_rule(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
+    """Adapt a rule on arrays to the signature of converters: (node, inputs) -> elements."""
     return lambda node, inputs: rule(inputs)
 
 
-def evaluated(
+def evaluate_rule(
     inputs: Sequence[Value | None], rule: Rule, dtype: str, is_view: bool = False
 ) -> Value | None:
-    """Return the known output, of dtype `dtype`, of a rule whose inputs are all known; None for one
-    that must be computed at run time.
+    """Evaluate a rule whose inputs are all known; return None where one is computed at run time.
 
     A view is cheap for any size: no elements are copied.
     """
     present = [v for v in inputs if v is not None]
     if not present or not all(v.is_known for v in present):
         return None
-    if not is_view and sum(v.elements.size for v in present) > SMALL:
+    # Views are exempt: they copy no elements, however large the tensor is.
+    if not is_view and sum(v.elements.size for v in present) > MAX_FOLDED_ELEMENTS:
         return None
     elements = rule([v.elements for v in present])
     return None if elements is None else known(elements, dtype)
 
 
-def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: Value) -> Value:
-    """Return the output of a node computed from data, annotated with what is known of its elements.
+def propagate_elements(
+    scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: Value
+) -> Value:
+    """Annotate the output of a node computed from data with the elements that its rule proves.
 
     Where all elements are known, the result is a known value.
     """
     present = [v for v in inputs if v is not None]
-    if result.is_known or not _is_followed(result):
+    if result.is_known or not _is_trackable(result):
         return result
-    if not all(_is_followed(v) for v in present):
+    if not all(_is_trackable(v) for v in present):
         return result
     input_elements = [sizes.elements(scope, v) for v in present]
     known_inputs = [e for e in input_elements if e is not None]
@@ -84,6 +86,7 @@ def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: V
         elements = rule(known_inputs)
     except Unsupported:
         return result
+    # Numbers alone would mean that the result is constant, which constant folding finds by itself.
     if elements is None or elements.dtype != np.object_:
         return result
     tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(elements), object)
@@ -93,48 +96,57 @@ def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: V
     return result
 
 
-def _is_followed(value: Value) -> bool:
-    return not isinstance(value, NoTensor) and (is_int(value.type.dtype) or value.is_known)
+def _is_trackable(value: Value) -> bool:
+    """Return whether the elements of a value may be tracked: integers, or values known at
+    import.
+    """
+    return not isinstance(value, NonTensorValue) and (is_int(value.type.dtype) or value.is_known)
 
 
-def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result:
+def fold_results(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result:
     """Evaluate what a converter built from small constants with the Relay interpreter; return
     anything else unchanged.
     """
     present = [v for v in inputs if v is not None]
+    # Symbols are not folded here: the interpreter evaluates arrays alone.
     if not present or any(v.array is None for v in present):
         return result
     size = sum(v.elements.size for v in present)
     if not isinstance(result, Expr):
         outputs = result if isinstance(result, Sequence) else [result]
         return [
-            _fold_one(scope, output, size) if isinstance(output, Expr) else output
+            _fold_expr(scope, output, size) if isinstance(output, Expr) else output
             for output in outputs
         ]
     kind = scope.type_of(result)
     if isinstance(kind, TupleType):
-        return [_fold_one(scope, TupleGetItem(result, i), size) for i in range(len(kind.fields))]
-    return _fold_one(scope, result, size)
+        return [_fold_expr(scope, TupleGetItem(result, i), size) for i in range(len(kind.fields))]
+    return _fold_expr(scope, result, size)
 
 
-def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
-    """Evaluate one expression; `size` is the number of elements of its inputs."""
+def _fold_expr(scope: Scope, result: Expr, size: int) -> Expr | Value:
+    """Evaluate one expression with the interpreter; `size` is the number of elements of
+    its inputs.
+    """
     shape = getattr(scope.type_of(result), "shape", None)
     if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
         return result
     # Bounds import time and memory: larger results are left to the constant-folding pass.
-    if size + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
+    if size + math.prod(d.value for d in shape) > MAX_FOLDED_ELEMENTS or _is_stateful(result):
         return result
     evaluated_array = interpreter.Interpreter().evaluate(result)
     return constant(evaluated_array) if isinstance(evaluated_array, np.ndarray) else result
 
 
 def _is_stateful(root: Expr) -> bool:
+    """Return whether an expression calls a stateful operator, such as a random number generator."""
     return any(isinstance(e, Op) and e.definition.stateful for e in post_order(root))
 
 
-def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
-    """Return a shape as a known value; None if one of its dimensions is unknown."""
+def known_shape(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
+    """Return a shape as an integer vector known at import; None if one of its dimensions is
+    unknown.
+    """
     if any(isinstance(d, prim.AnyDim) for d in shape):
         return None
     return known(np.array(shape, object), dtype)
@@ -144,25 +156,25 @@ def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
 
 
 def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """Build a rule: `numeric` on arrays of numbers, `symbolic` on each element where some are
-    expressions.
+    """Build a rule that applies `numeric` to arrays of numbers and `symbolic` to each element
+    otherwise.
     """
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """NumPy's result where all is known, with its rounding and overflow; else one expression
-        for each element.
+        """Evaluate in NumPy where all inputs are numbers, with its rounding and overflow; else
+        element by element.
         """
         if all(i.dtype != np.object_ for i in inputs):
             with np.errstate(all="ignore"):
                 return np.asarray(numeric(*inputs))
-        lifted = [lift(i) for i in inputs]
+        lifted = [lift_to_exprs(i) for i in inputs]
         return np.asarray(np.frompyfunc(symbolic, len(lifted), 1)(*lifted), object)
 
     return rule
 
 
-def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """Build a rule like `elementwise`, left-folded over any number of inputs."""
+def left_fold(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
+    """Build a rule that folds a binary rule from the left over any number of inputs."""
     pair = elementwise(numeric, symbolic)
 
     def rule(inputs: Sequence[Array]) -> Array | None:
@@ -176,18 +188,19 @@ def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
 
 
 def arange(inputs: Sequence[Array]) -> Array | None:
-    """Return the numbers of a range, (start, limit, step), as a rule; None for many, which are not
-    allocated before their size is known."""
+    """Evaluate a range (start, limit, step); return None above MAX_FOLDED_ELEMENTS elements."""
     if any(i.dtype == np.object_ for i in inputs):
         return None
     start, limit, step = (i.item() for i in inputs)
-    if abs(limit - start) > SMALL * abs(step):
+    if abs(limit - start) > MAX_FOLDED_ELEMENTS * abs(step):
         return None
     return np.arange(start, limit, step).astype(inputs[0].dtype)
 
 
-def lift(values: Array) -> Array:
-    """Return numbers as expressions; integers of any width become int64."""
+def lift_to_exprs(values: Array) -> Array:
+    """Convert numbers to expressions: an object array of immediates, integers of any width as
+    int64.
+    """
     if values.dtype == np.object_:
         return values
     dtype = (
@@ -203,7 +216,10 @@ def lift(values: Array) -> Array:
     return lifted
 
 
-def _numeric_divide(a: Array, b: Array) -> Array:
+def _truncating_divide(a: Array, b: Array) -> Array:
+    """Divide arrays as C does: integers truncate towards 0, and a division by 0 yields the
+    dividend.
+    """
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b, dtype=a.dtype))
     x, y = a.astype(np.int64), b.astype(np.int64)
@@ -213,54 +229,58 @@ def _numeric_divide(a: Array, b: Array) -> Array:
 
 
 def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return C's division: by floor division where the signs of both sides are known, which
-    simplifies further.
+    """Divide expressions as C does, by floor division where both signs are known, which simplifies
+    further.
     """
-    if is_int(a.dtype) and is_not_negative(b):
-        if is_not_negative(a):
+    if is_int(a.dtype) and is_non_negative(b):
+        if is_non_negative(a):
             return a // b
-        if is_not_negative(-a):
+        if is_non_negative(-a):
             return -((-a) // b)
     return a / b
 
 
-def truncated_remainder(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return C's remainder, which has the sign of what is divided."""
-    if is_not_negative(b):
-        if is_not_negative(a):
+def trunc_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Return C's remainder of expressions, whose sign is that of the dividend."""
+    if is_non_negative(b):
+        if is_non_negative(a):
             return a % b
-        if is_not_negative(-a):
+        if is_non_negative(-a):
             return -((-a) % b)
     return a - b * _symbolic_divide(a, b)
 
 
-def is_not_negative(value: PrimExpr) -> bool:
+def is_non_negative(value: PrimExpr) -> bool:
     """Return whether a value is known to be 0 or more."""
     return Analyzer().const_int_bound(value)[0] >= 0
 
 
-def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
+def _symbolic_compare(kind: type[prim.BinaryExpr]) -> Scalar:
+    """Return the rule of a comparison of two expressions."""
+
     def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """Build a condition on symbols, decided where it or its opposite can be proved for all
+        """Build a condition on symbols; fold it where it or its negation can be proved for all
         sizes.
 
         Conditions on floats are never decided: they may be NaN.
         """
-        condition = prim.binary(kind, a, b)
+        condition = prim.fold_binary(kind, a, b)
         analyzer = Analyzer()
         # With NaN both a < b and a >= b are false, so proving the opposite would be wrong for
         # floats.
         if is_float(a.dtype) or prim.is_const(condition):
             return condition
+        # A comparison that holds for all sizes is a constant, so that both branches of an If need
+        # not be imported.
         if analyzer.can_prove(condition):
             return prim.const(True)
-        opposite = prim.binary(_OPPOSITE[kind], a, b)
+        opposite = prim.fold_binary(_NEGATED_COMPARISONS[kind], a, b)
         return prim.const(False) if analyzer.can_prove(opposite) else condition
 
     return rule
 
 
-_OPPOSITE = {
+_NEGATED_COMPARISONS = {
     prim.EQ: prim.NE, prim.NE: prim.EQ, prim.LT: prim.GE,
     prim.GE: prim.LT, prim.GT: prim.LE, prim.LE: prim.GT,
 }  # fmt: skip
@@ -274,21 +294,23 @@ def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
 
 def _not(value: PrimExpr) -> PrimExpr:
+    """Negate a condition, folding constants."""
     if prim.is_const(value):
         return prim.const(prim.is_const(value, 0))
     return prim.Not(value)
 
 
 def _intrinsic(name: str) -> Scalar:
+    """Return the rule of a unary intrinsic such as "floor"."""
     return lambda x: call_intrin(name, x)
 
 
 def cast(dtype: str) -> Rule:
-    """Return the rule of a conversion to a dtype."""
+    """Return the rule of a cast to a dtype."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """Convert numbers as NumPy does, truncating, and each symbol by a cast; return None for
-        other dtypes.
+        """Cast numbers as NumPy does, truncating, and symbols by a Cast node; return None for other
+        dtypes.
         """
         (values,) = inputs
         if values.dtype != np.object_:
@@ -296,32 +318,32 @@ def cast(dtype: str) -> Rule:
                 return values.astype(to_numpy(dtype))
         if not (is_int(dtype) or is_float(dtype) or dtype == "bool"):
             return None
-        return np.asarray(np.frompyfunc(lambda e: _converted(e, dtype), 1, 1)(values), object)
+        return np.asarray(np.frompyfunc(lambda e: _cast_element(e, dtype), 1, 1)(values), object)
 
     return rule
 
 
-def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
-    """Cast a symbolic element to a dtype; floats computed from dimensions become exact integer
-    expressions.
+def _cast_element(value: PrimExpr, dtype: str) -> PrimExpr:
+    """Cast one symbolic element; a float computed from dimensions becomes an exact integer
+    expression.
     """
     if is_int(dtype) and is_float(value.dtype):
-        integer = truncated(value)
-        if integer is not None and (whole(value) is not None or is_not_negative(integer)):
+        integer = exact_floor(value)
+        if integer is not None and (whole(value) is not None or is_non_negative(integer)):
             return integer
     return prim.cast(value, "int64" if is_int(dtype) else dtype)
 
 
-def concatenated(inputs: Sequence[Array], axis: int) -> Array:
-    """Concatenate arrays, some of which may hold expressions."""
+def concat_elements(inputs: Sequence[Array], axis: int) -> Array:
+    """Concatenate arrays along an axis; numbers become expressions where another array has some."""
     if any(i.dtype == np.object_ for i in inputs):
-        inputs = [lift(i) for i in inputs]
+        inputs = [lift_to_exprs(i) for i in inputs]
     return np.concatenate(inputs, axis=axis)
 
 
-def reduced(data: Array, function: Scalar) -> PrimExpr:
-    """Reduce the elements of a non-empty vector to one, from the left."""
-    total, *remaining = lift(data)
+def reduce_elements(data: Array, function: Scalar) -> PrimExpr:
+    """Fold the elements of a non-empty vector into one expression, from the left."""
+    total, *remaining = lift_to_exprs(data)
     for element in remaining:
         total = function(total, element)
     assert isinstance(total, PrimExpr)
@@ -332,17 +354,17 @@ def reduced(data: Array, function: Scalar) -> PrimExpr:
 add           = elementwise(np.add, operator.add)
 subtract      = elementwise(np.subtract, operator.sub)
 multiply      = elementwise(np.multiply, operator.mul)
-divide        = elementwise(_numeric_divide, _symbolic_divide)
+divide        = elementwise(_truncating_divide, _symbolic_divide)
 floor_mod     = elementwise(np.mod, operator.mod)
 negative      = elementwise(np.negative, operator.neg)
-minimum       = folded(np.minimum, prim.minimum)
-maximum       = folded(np.maximum, prim.maximum)
-equal         = elementwise(np.equal, _compare(prim.EQ))
-not_equal     = elementwise(np.not_equal, _compare(prim.NE))
-less          = elementwise(np.less, _compare(prim.LT))
-less_equal    = elementwise(np.less_equal, _compare(prim.LE))
-greater       = elementwise(np.greater, _compare(prim.GT))
-greater_equal = elementwise(np.greater_equal, _compare(prim.GE))
+minimum       = left_fold(np.minimum, prim.minimum)
+maximum       = left_fold(np.maximum, prim.maximum)
+equal         = elementwise(np.equal, _symbolic_compare(prim.EQ))
+not_equal     = elementwise(np.not_equal, _symbolic_compare(prim.NE))
+less          = elementwise(np.less, _symbolic_compare(prim.LT))
+less_equal    = elementwise(np.less_equal, _symbolic_compare(prim.LE))
+greater       = elementwise(np.greater, _symbolic_compare(prim.GT))
+greater_equal = elementwise(np.greater_equal, _symbolic_compare(prim.GE))
 logical_not   = elementwise(np.logical_not, _not)
 logical_and   = elementwise(np.logical_and, prim.logical_and)
 where         = elementwise(np.where, select)

@@ -14,22 +14,23 @@ from ekiden.relay.expr import Expr, If, Let, Match, Tuple, Var
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
-def fail(reason: str) -> Expr:
-    """Return an expression of any type that ends the run with an error stating the reason."""
+def emit_failure(reason: str) -> Expr:
+    """Emit an expression of any type that ends the run with an error stating the reason."""
+    # A match without clauses has any type (bottom), so that it can stand in either branch of an If.
     return Match(Tuple(()), (), complete=False, span=Span(reason))
 
 
 @dataclass(frozen=True, slots=True)
-class _Requirement:
-    """Run-time check: a condition, and the error message where it does not hold."""
+class _RuntimeCheck:
+    """Run-time check: a bool condition, and the error message where it does not hold."""
 
     condition: Expr
     text: str
     span: Span
 
 
-class Block:
-    """Ordered bindings and run-time checks of one scope."""
+class ImportBlock:
+    """Ordered let-bindings and run-time checks of one scope of an import."""
 
     def __init__(self) -> None:
         self.symbols: set[SizeVar] = set()
@@ -41,16 +42,16 @@ class Block:
         self.extents: dict[int, SizeVar] = {}
         """Identity of an interned expression of long text -> the symbol that is bound to it here.
         """
-        self._items: list[tuple[Var, Expr] | _Requirement] = []
+        self._items: list[tuple[Var, Expr] | _RuntimeCheck] = []
         self._required: set[str] = set()
 
     def bind(self, var: Var, value: Expr) -> None:
         """Bind a variable to a value."""
         self._items.append((var, value))
 
-    def is_new(self, condition: str) -> bool:
-        """Return whether a condition, by its text, was not required before, and mark it as
-        required.
+    def mark_required(self, condition: str) -> bool:
+        """Mark a condition, identified by its text, as required; return whether it was not
+        before.
         """
         is_new = condition not in self._required
         self._required.add(condition)
@@ -58,13 +59,15 @@ class Block:
 
     def require(self, condition: Expr, text: str, span: Span) -> None:
         """End the run with this text where a condition does not hold."""
-        self._items.append(_Requirement(condition, text, span))
+        self._items.append(_RuntimeCheck(condition, text, span))
 
     def close(self, result: Expr) -> Expr:
-        """Wrap the result in all bindings and checks, the first outermost."""
+        """Wrap a result in all bindings and checks; the first becomes the outermost."""
+        # Built from the innermost outwards, so that each check precedes the bindings that rely on
+        # it.
         for item in reversed(self._items):
-            if isinstance(item, _Requirement):
-                stop = fail(item.text)
+            if isinstance(item, _RuntimeCheck):
+                stop = emit_failure(item.text)
                 result = If(item.condition, result, stop, span=item.span)
             else:
                 var, value = item

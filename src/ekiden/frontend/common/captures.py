@@ -1,4 +1,5 @@
-"""Values that the body of a loop captures: computed once, before the loop.
+"""Loop-invariant code motion at import: values that a loop body captures are computed once, before
+the loop.
 
     %0 = topk(%x);  let %loop = fn (%i, %v) { ...; %loop(%i + 1, add(%v, %0.0)) }; ...
 ->  let %captured = topk(%x).0;  let %loop = fn (%i, %v) { ...; add(%v, %captured) ... }; ...
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
-from ekiden.relay.transform.language.scopes import is_atom, with_children
+from ekiden.relay.transform.language.scopes import is_atom, replace_children
 from ekiden.relay.visitor import children
 
 
@@ -24,8 +25,8 @@ def bind_captured(
     is_captured: Callable[[Expr], bool],
     name: Callable[[Expr], Expr],
 ) -> Function:
-    """Return the function with `name(expr)` in the place of each captured expression, and of each
-    variable that has one in `values`.
+    """Replace each captured expression of a function by `name(expr)`, and each variable in `values`
+    likewise.
 
     Only what is new in the function is walked, not what captured expressions are made of;
     iteratively.
@@ -37,12 +38,13 @@ def bind_captured(
         expr, is_ready = stack.pop()
         if expr in new:
             continue
-        if is_atom(expr) or isinstance(expr, Constant) or _is_free(expr):
+        # Capturing these would lengthen the closure without saving work.
+        if is_atom(expr) or isinstance(expr, Constant) or _is_cheap_fill(expr):
             new[expr] = expr
         elif is_captured(expr):
             new[expr] = name(expr)
         elif is_ready:
-            new[expr] = with_children(expr, new)
+            new[expr] = replace_children(expr, new)
         else:
             stack.append((expr, True))
             stack.extend((child, False) for child in children(expr))
@@ -51,8 +53,10 @@ def bind_captured(
     return rebuilt
 
 
-def _is_free(expr: Expr) -> bool:
-    """Return whether an expression of constants costs no more than reading its result: a fill."""
+def _is_cheap_fill(expr: Expr) -> bool:
+    """Return whether an expression is a fill of constants, which costs no more than reading its
+    result.
+    """
     return (
         isinstance(expr, Call)
         and not is_atom(expr)

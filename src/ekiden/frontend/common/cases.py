@@ -16,20 +16,20 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
-from ekiden.frontend.common.block import Block, fail
+from ekiden.frontend.common.block import ImportBlock, emit_failure
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import Absent, NoTensor
+from ekiden.frontend.common.sequence_value import AbsentValue, NonTensorValue
 from ekiden.frontend.common.sum_value import (
     MAX_ALTERNATIVES,
     MAX_CASES,
     Kinds,
-    Member,
+    SumMember,
     SumValue,
-    first_merged,
-    held_var,
-    inject,
-    match,
-    merged,
+    inject_alternative,
+    match_sum,
+    merge_alternatives,
+    merge_first_alternatives,
+    payload_var,
 )
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
@@ -40,10 +40,10 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, Var
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.topi.dimensions import equal
+from ekiden.topi.dimensions import are_equal_dims
 
 
-class PerCase(NoTensor):
+class CaseDependentValue(NonTensorValue):
     """Placeholder for a value of a graph that is bound separately in each case."""
 
     __slots__ = ()
@@ -53,30 +53,30 @@ class PerCase(NoTensor):
         self.array = self.symbols = self.hint = self.expr = None
 
 
-class Case:
+class RankCase:
     """Alternative of a sum type, nested within an enclosing case; further sums split it."""
 
-    def __init__(self, around: Case | None, number: int = 0, var: Var | None = None) -> None:
+    def __init__(self, around: RankCase | None, number: int = 0, var: Var | None = None) -> None:
         self.around, self.number, self.var = around, number, var
-        self.block = Block()
+        self.block = ImportBlock()
         self.values: dict[str, Value] = {}
         self.members: list[Value] = []
         self.whole: SumValue | None = None
         """What splits this case."""
-        self.inner: list[Case] = []
+        self.inner: list[RankCase] = []
         self.error: Exception | None = None
 
-    def path(self) -> list[Case]:
-        """Return the cases from the outermost one to this, without the root."""
-        ancestors: list[Case] = []
-        at: Case | None = self
+    def path(self) -> list[RankCase]:
+        """Return the enclosing cases from the outermost one to this, without the root."""
+        ancestors: list[RankCase] = []
+        at: RankCase | None = self
         while at is not None and at.around is not None:
             ancestors.append(at)
             at = at.around
         return ancestors[::-1]
 
-    def leaves(self) -> list[Case]:
-        """Return, in order, the unsplit cases nested in this one, without those that fail."""
+    def leaves(self) -> list[RankCase]:
+        """Return, in order, the unsplit cases below this one, without those that fail."""
         unsplit, waiting = [], [self]
         while waiting:
             case = waiting.pop()
@@ -86,7 +86,7 @@ class Case:
         return unsplit
 
     def failure(self) -> Exception | None:
-        """Return the first error where this case, or every case nested in it, fails; else None."""
+        """Return the first error if this case, or every case nested in it, fails; else None."""
         waiting, first_error = [self], None
         while waiting:
             case = waiting.pop()
@@ -97,15 +97,15 @@ class Case:
         return first_error
 
 
-class Cases:
-    """Tree of the cases of a graph; it begins with the root alone."""
+class RankCaseTree:
+    """Tree of the cases of a graph, which begins as the root alone."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.root = self.at = Case(None)
+        self.root = self.at = RankCase(None)
 
     @contextmanager
-    def inside(self, case: Case) -> Iterator[None]:
+    def inside(self, case: RankCase) -> Iterator[None]:
         """Enter a `with` block that imports nodes for a case nested in the current one."""
         before, path = self.at, case.path()
         blocks = [c.block for c in path[len(before.path()) :]]
@@ -117,41 +117,43 @@ class Cases:
             self.at = before
 
     def value(self, name: str, value: Value) -> Value:
-        """Return what a name of the graph stands for in the current case; `value` is what the graph
-        has under it, which is the answer where it does not depend on the case, or not yet."""
+        """Look up a name of the graph in the current case and its enclosing ones."""
         for case in reversed(self.at.path()):
-            if isinstance(value, PerCase) and name in case.values:
+            if isinstance(value, CaseDependentValue) and name in case.values:
                 value = case.values[name]
                 break
-        while isinstance(value, Member):
+        while isinstance(value, SumMember):
             inner = [c for c in self.at.path() if c.around and c.around.whole is value.whole]
             if not inner:
                 break
             value = inner[0].members[value.index]
         return value
 
-    def split(self, sum_value: SumValue) -> list[Case]:
+    def split(self, sum_value: SumValue) -> list[RankCase]:
         """Split each case of the current one by the alternatives of a sum; return the new ones.
 
         Raises Unsupported where that would make too many.
         """
         old = self.at.leaves()
+        # Cases multiply with each independent sum, and each is imported by itself: bound the
+        # product.
         if len(self.root.leaves()) + len(old) * (len(sum_value.kinds) - 1) > MAX_CASES:
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
         return [case for leaf in old for case in self._split(leaf, sum_value)]
 
-    def _split(self, leaf: Case, sum_value: SumValue) -> list[Case]:
+    def _split(self, leaf: RankCase, sum_value: SumValue) -> list[RankCase]:
+        """Split one unsplit case by the alternatives of a sum, and bind the fields of each."""
         leaf.whole = sum_value
         for number, kinds in enumerate(sum_value.kinds):
-            var = held_var(kinds, self.scope.span)
-            case = Case(leaf, number, var)
+            var = payload_var(kinds, self.scope.span)
+            case = RankCase(leaf, number, var)
             with self.inside(case):
                 fields = (TupleGetItem(var, i) for i in range(len(kinds)))
                 case.members = [self.scope.bound(f, "held") for f in fields]
             leaf.inner.append(case)
         return leaf.inner
 
-    def split_members(self, names: Sequence[str], values: dict[str, Value]) -> list[Case]:
+    def split_members(self, names: Sequence[str], values: dict[str, Value]) -> list[RankCase]:
         """Split the cases of the current one until no value under these names is a member of a sum;
         return them. Raises Unsupported where that would make too many.
         """
@@ -160,7 +162,7 @@ class Cases:
             case = waiting.pop(0)
             with self.inside(case):
                 values_read = (self.value(n, values[n]) for n in names if n in values)
-                member = next((v for v in values_read if isinstance(v, Member)), None)
+                member = next((v for v in values_read if isinstance(v, SumMember)), None)
                 if member is None:
                     done.append(case)
                 else:
@@ -169,12 +171,14 @@ class Cases:
 
     # The end.
 
-    def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> list[Kinds]:
-        """Return the combinations of types that a case's values may have, as seen from outside all
-        cases.
+    def _leaf_alternatives(
+        self, leaf: RankCase, names: Sequence[str], values: dict[str, Value]
+    ) -> list[Kinds]:
+        """Return the combinations of types that the values of one case may have, as seen from
+        outside all cases.
         """
         with self.inside(leaf):
-            alternatives = alternatives_of(self.scope, self._values(names, values))
+            alternatives = type_alternatives(self.scope, self._values(names, values))
         for case in reversed(leaf.path()):
             alternatives = [
                 tuple(self.scope.outside(kind, case.block) for kind in kinds)
@@ -186,11 +190,12 @@ class Cases:
         """Return the values under these names in the current case. Raises Unsupported where they
         are members of several sums."""
         current_values = [self.value(n, values[n]) for n in names]
-        if len({id(v.whole) for v in current_values if isinstance(v, Member)}) > 1:
+        if len({id(v.whole) for v in current_values if isinstance(v, SumMember)}) > 1:
+            # Values of two independent sums would need the product of their alternatives.
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
         return current_values
 
-    def are_one(self, names: Sequence[str], values: dict[str, Value]) -> bool:
+    def are_uniform(self, names: Sequence[str], values: dict[str, Value]) -> bool:
         """Return whether all cases bind these names to values of one rank and dtype.
 
         Integers that are known (axes and shapes, which later nodes need) must have the same
@@ -199,22 +204,28 @@ class Cases:
         leaves = self.root.leaves()
         for leaf in leaves:
             with self.inside(leaf):
-                if any(isinstance(self.value(n, values[n]), Member) for n in names):
+                if any(isinstance(self.value(n, values[n]), SumMember) for n in names):
                     return False
         if len(self._alternatives(names, values)[0]) > 1:
             return False
-        return not any(self._differ(name, values, leaves) for name in names)
+        return not any(self._differs_by_case(name, values, leaves) for name in names)
 
-    def _differ(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
+    def _differs_by_case(
+        self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]
+    ) -> bool:
         """Return whether integers under this name are known in a case and differ between cases."""
         for leaf in leaves:
             with self.inside(leaf):
                 value = self.value(name, values[name])
-            if not isinstance(value, NoTensor) and value.is_known and is_int(value.type.dtype):
-                return self._same(name, values, leaves) is None
+            if (
+                not isinstance(value, NonTensorValue)
+                and value.is_known
+                and is_int(value.type.dtype)
+            ):
+                return self._common_value(name, values, leaves) is None
         return False
 
-    def are_few(self, names: Sequence[str], values: dict[str, Value]) -> bool:
+    def fits_alternatives(self, names: Sequence[str], values: dict[str, Value]) -> bool:
         """Return whether the values have at most MAX_ALTERNATIVES combinations of ranks over all
         cases.
         """
@@ -224,17 +235,18 @@ class Cases:
     def _alternatives(
         self, names: Sequence[str], values: dict[str, Value]
     ) -> tuple[list[Kinds], list[list[int | None]]]:
-        """Return the combinations of types that values have in all cases, and the numbers of those
-        that each case has."""
-        every = [self._kinds(leaf, names, values) for leaf in self.root.leaves()]
-        alternatives, flat = first_merged([kinds for own in every for kinds in own])
+        """Return the combinations of types over all cases, and for each case the numbers of its
+        own.
+        """
+        every = [self._leaf_alternatives(leaf, names, values) for leaf in self.root.leaves()]
+        alternatives, flat = merge_first_alternatives([kinds for own in every for kinds in own])
         numbers = iter(flat)
         return alternatives, [[next(numbers) for _ in own] for own in every]
 
     def end(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
-        """Return the values under these names behind all cases: plain ones, or members of a sum."""
+        """Return the values under these names after all cases: plain ones, or members of a sum."""
         scope, leaves = self.scope, self.root.leaves()
-        same = {n: v for n in names if (v := self._same(n, values, leaves)) is not None}
+        same = {n: v for n in names if (v := self._common_value(n, values, leaves)) is not None}
         open_names = [n for n in names if n not in same]
         if not open_names:
             return same
@@ -245,24 +257,24 @@ class Cases:
                 leaf.error = UnsupportedError(f"{reason} of ranks")
         numbers_of = {id(leaf): n for leaf, n in zip(leaves, numbers, strict=True)}
         if len(alternatives) > 1:
-            scope.use_sum(len(alternatives))
+            scope.declare_sum_type(len(alternatives))
         results: dict[int, Expr] = {}
         order = [self.root]
         for case in order:
             order += case.inner
         # Results of inner cases become the arms of the match of their outer case.
         for case in reversed(order):  # the inner ones first
-            results[id(case)] = self._result(
+            results[id(case)] = self._case_result(
                 case, open_names, values, alternatives, numbers_of, results
             )
         merged_result = results[id(self.root)]
         texts = {n for n in open_names if self._is_text(n, values, leaves)}
-        merged_values = _results(scope, merged_result, alternatives, open_names)
+        merged_values = _unpack_results(scope, merged_result, alternatives, open_names)
         return same | {n: _as_text(scope, v) if n in texts else v for n, v in merged_values.items()}
 
-    def _result(
+    def _case_result(
         self,
-        case: Case,
+        case: RankCase,
         names: Sequence[str],
         values: dict[str, Value],
         alternatives: Sequence[Kinds],
@@ -276,11 +288,11 @@ class Cases:
         with self.inside(case):
             error = case.failure()
             if error is not None:
-                return fail(str(error))
+                return emit_failure(str(error))
             if case.whole is not None:
                 assert case.whole.expr is not None
                 arms = [(c.var, results[id(c)]) for c in case.inner if c.var is not None]
-                result: Expr = match(case.whole.expr, arms).with_fields(span=scope.span)
+                result: Expr = match_sum(case.whole.expr, arms).with_fields(span=scope.span)
             else:
                 current_values, numbers = self._values(names, values), numbers_of[id(case)]
                 if len(alternatives) == 1:
@@ -288,27 +300,31 @@ class Cases:
                     result = Tuple(tuple(scope.under(v, kind) for v, kind in pairs))
                 else:
                     reason = f"more than {MAX_ALTERNATIVES} combinations of ranks"
-                    result = injected(scope, current_values, alternatives, numbers, reason)
+                    result = inject_values(scope, current_values, alternatives, numbers, reason)
             return result if case is self.root else scope.close(result)
 
-    def _same(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> Value | None:
-        """Return a value that is one and the same in all cases, if it is."""
+    def _common_value(
+        self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]
+    ) -> Value | None:
+        """Return the value of a name where all cases agree on it; else None."""
         case_values: list[Value] = []
         for leaf in leaves:
             with self.inside(leaf):
                 case_values.append(self.value(name, values[name]))
         first = case_values[0]
-        if isinstance(first, Absent) and all(isinstance(v, Absent) for v in case_values):
+        if isinstance(first, AbsentValue) and all(isinstance(v, AbsentValue) for v in case_values):
             return first
-        if any(isinstance(v, NoTensor) or not v.is_known for v in case_values):
+        if any(isinstance(v, NonTensorValue) or not v.is_known for v in case_values):
             return None
         inner = {s for leaf in leaves for case in leaf.path() for s in case.block.symbols}
         symbols = [e for v in case_values if v.symbols is not None for e in v.symbols.ravel()]
+        # A symbol that a case binds is not in scope behind the match.
         if inner.intersection(free_vars(*symbols)):
             return None
         return first if all(_are_equal(first, v) for v in case_values[1:]) else None
 
-    def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
+    def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[RankCase]) -> bool:
+        """Return whether a name is bound to strings."""
         with self.inside(leaves[0]):
             return isinstance(self.value(name, values[name]), TextValue)
 
@@ -321,54 +337,56 @@ def _are_equal(a: Value, b: Value) -> bool:
         return bool(np.array_equal(a.array, b.array))
     pairs = zip(a.elements.ravel(), b.elements.ravel(), strict=True)
     return all(
-        isinstance(x, PrimExpr) and isinstance(y, PrimExpr) and equal(x, y) for x, y in pairs
+        isinstance(x, PrimExpr) and isinstance(y, PrimExpr) and are_equal_dims(x, y)
+        for x, y in pairs
     )
 
 
-def _results(
+def _unpack_results(
     scope: Scope, result: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
 ) -> dict[str, Value]:
-    """Return the values of a tuple, or of a sum of tuples, under their names."""
+    """Return the fields of a tuple, or of a sum of tuples, under their names."""
     if len(alternatives) == 1:
         return dict(zip(names, scope.fields(result, names), strict=True))
     return dict(
-        zip(names, members(scope, SumValue(scope.spanned(result), alternatives)), strict=True)
+        zip(names, sum_members(scope, SumValue(scope.spanned(result), alternatives)), strict=True)
     )
 
 
 def _as_text(scope: Scope, value: Value) -> Value:
-    return value if isinstance(value, Member) else TextValue(scope.expr(value), value.type)
+    """Return a byte tensor as a string tensor; members of sums are returned unchanged."""
+    return value if isinstance(value, SumMember) else TextValue(scope.expr(value), value.type)
 
 
-def whole_of(values: Sequence[Value]) -> SumValue | None:
-    """Return the sum that some of these values are members of: one, as graphs give them."""
-    return next((v.whole for v in values if isinstance(v, Member)), None)
+def find_sum_value(values: Sequence[Value]) -> SumValue | None:
+    """Return the sum that some of these values are members of; None without one."""
+    return next((v.whole for v in values if isinstance(v, SumMember)), None)
 
 
-def alternatives_of(
-    scope: Scope, values: Sequence[Value], block: Block | None = None
+def type_alternatives(
+    scope: Scope, values: Sequence[Value], block: ImportBlock | None = None
 ) -> list[Kinds]:
-    """Return the combinations of types that values may have, as they are seen around a block."""
-    sum_value = whole_of(values)
+    """Return the combinations of types that values may have, as seen from outside a block."""
+    sum_value = find_sum_value(values)
     if sum_value is None:
         return [tuple(scope.outside(v.kind, block) for v in values)]
     return [
         tuple(
-            scope.outside(kinds[v.index] if isinstance(v, Member) else v.kind, block)
+            scope.outside(kinds[v.index] if isinstance(v, SumMember) else v.kind, block)
             for v in values
         )
         for kinds in sum_value.kinds
     ]
 
 
-def injected(
+def inject_values(
     scope: Scope,
     values: Sequence[Value],
     alternatives: Sequence[Kinds],
     numbers: Sequence[int | None],
     reason: str = "",
 ) -> Expr:
-    """Return values injected into a sum of these alternatives.
+    """Emit the injection of values into a sum with these alternatives.
 
     For each combination of types that the values may have, `numbers` gives the alternative, or None
     where the run ends with this reason.
@@ -378,60 +396,63 @@ def injected(
     """
     if any(isinstance(v, TextValue) for v in values):
         raise Unsupported("strings whose rank depends on data are not supported")
-    sum_value = whole_of(values)
+    sum_value = find_sum_value(values)
     arms: list[tuple[Var, Expr]] = []
+    # Without a sum among the values there is one alternative and one arm; no match is needed.
     for own, number in enumerate(numbers):
-        held = held_var(() if sum_value is None else sum_value.kinds[own], scope.span)
+        held = payload_var(() if sum_value is None else sum_value.kinds[own], scope.span)
         if number is None:
-            arms.append((held, fail(f"{scope.span}: {reason}")))
+            arms.append((held, emit_failure(f"{scope.span}: {reason}")))
             continue
         fields = [
-            scope.relaxed(TupleGetItem(held, value.index), kind)
-            if isinstance(value, Member)
+            scope.relax_type(TupleGetItem(held, value.index), kind)
+            if isinstance(value, SumMember)
             else scope.under(value, kind)
             for value, kind in zip(values, alternatives[number], strict=True)
         ]
         kinds = [TupleType(k) for k in alternatives]
-        arms.append((held, inject(kinds, number, Tuple(tuple(fields)))))
+        arms.append((held, inject_alternative(kinds, number, Tuple(tuple(fields)))))
     if sum_value is None:
         ((_, alone),) = arms
         return alone
     assert sum_value.expr is not None
-    return match(sum_value.expr, arms).with_fields(span=scope.span)
+    return match_sum(sum_value.expr, arms).with_fields(span=scope.span)
 
 
-def members(scope: Scope, union: SumValue) -> list[Value]:
-    """Return the values of a sum: those of one type in all alternatives as plain ones."""
+def sum_members(scope: Scope, union: SumValue) -> list[Value]:
+    """Return the fields of a sum; a field of one type in all alternatives becomes a plain value."""
     fields: list[Value] = []
     for index in range(len(union.kinds[0])):
-        kinds, _ = merged([(k[index],) for k in union.kinds])
+        kinds, _ = merge_alternatives([(k[index],) for k in union.kinds])
         if len(kinds) > 1:
-            fields.append(Member(union, index))
+            fields.append(SumMember(union, index))
         else:
-            fields.append(scope.bound(_member(scope, union, index, kinds[0][0]), "held"))
+            fields.append(scope.bound(_project_member(scope, union, index, kinds[0][0]), "held"))
     return fields
 
 
-def _member(scope: Scope, union: SumValue, index: int, kind: Type) -> Expr:
-    """Return a member that has one type in all alternatives."""
+def _project_member(scope: Scope, union: SumValue, index: int, kind: Type) -> Expr:
+    """Project a field that has one type in all alternatives out of a sum."""
     assert union.expr is not None
-    held = [held_var(k, scope.span) for k in union.kinds]
-    arms = [(var, scope.relaxed(TupleGetItem(var, index), kind)) for var in held]
-    return match(union.expr, arms).with_fields(span=scope.span)
+    held = [payload_var(k, scope.span) for k in union.kinds]
+    arms = [(var, scope.relax_type(TupleGetItem(var, index), kind)) for var in held]
+    return match_sum(union.expr, arms).with_fields(span=scope.span)
 
 
-def leaving(scope: Scope, value: Value) -> Value:
-    """Return an output of a program; one of several ranks as a sum of tensors, of its own."""
-    if not isinstance(value, Member):
+def as_program_output(scope: Scope, value: Value) -> Value:
+    """Return a value as an output of the program; one of several ranks becomes a sum of tensors of
+    its own.
+    """
+    if not isinstance(value, SumMember):
         return value
     sum_value, index = value.whole, value.index
-    kinds, numbers = merged([(k[index],) for k in sum_value.kinds])
-    scope.use_sum(len(kinds))
-    held = [held_var(k, scope.span) for k in sum_value.kinds]
+    kinds, numbers = merge_alternatives([(k[index],) for k in sum_value.kinds])
+    scope.declare_sum_type(len(kinds))
+    held = [payload_var(k, scope.span) for k in sum_value.kinds]
     arms = []
     for var, number in zip(held, numbers, strict=True):
-        field = scope.relaxed(TupleGetItem(var, index), kinds[number][0])
-        arms.append((var, inject([k for (k,) in kinds], number, field)))
+        field = scope.relax_type(TupleGetItem(var, index), kinds[number][0])
+        arms.append((var, inject_alternative([k for (k,) in kinds], number, field)))
     assert sum_value.expr is not None
-    output = scope.spanned(match(sum_value.expr, arms).with_fields(span=scope.span))
+    output = scope.spanned(match_sum(sum_value.expr, arms).with_fields(span=scope.span))
     return SumValue(output, sum_value.kinds)

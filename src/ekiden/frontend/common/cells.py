@@ -1,5 +1,5 @@
-"""What one step of a recurrent layer computes, and steps one after another: for cells that the
-operators of whole layers (nn.recurrent) have not, such as projections, normalisation and float64.
+"""Cells of recurrent layers and their scan over time, for variants that nn.lstm, nn.gru and nn.rnn
+lack: projections, layer normalization, peepholes.
 
     lstm   i, f, o = sigmoid(its gate),  g = a(its gate)
            c' = f c + i g, bounded,  h' = o a(c');  i is 1 - f where it has no gate
@@ -22,7 +22,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 Gate = Callable[[Expr], Expr]
 """The cell that it may look at -> what goes into its activation."""
@@ -32,9 +32,7 @@ Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
 
 @dataclass(frozen=True, slots=True)
 class LstmStep:
-    """Step of an LSTM: its gates, the new cell state, and the activated cell that the output gate
-    scales.
-    """
+    """Result of one LSTM step: gate activations, the new cell state, and its activation."""
 
     take: Expr
     keep: Expr
@@ -49,8 +47,8 @@ class LstmStep:
         return op.multiply(self.shown, self.show)
 
 
-def gate(total: Expr, peephole: Expr | None = None) -> Gate:
-    """Return a gate on the sum `total`, which also reads the cell state through a peephole weight
+def lstm_gate(total: Expr, peephole: Expr | None = None) -> Gate:
+    """Return an LSTM gate of the pre-activation `total`, with a peephole weight on the cell state
     if there is one.
     """
     if peephole is None:
@@ -64,7 +62,7 @@ def lstm(
     activation: Callable[[Expr], Expr] = op.tanh,
     bound: float = 0.0,
 ) -> LstmStep:
-    """Compute one LSTM step from `cell`.
+    """Compute one LSTM step from the gates and the previous cell state.
 
     Args:
         gates: pre-activations of i, f, g, o; i may be None (then i = 1 - f). The output gate o
@@ -77,15 +75,16 @@ def lstm(
     input_gate, forget_gate, candidate_gate, output_gate = gates
     assert forget_gate is not None and candidate_gate is not None and output_gate is not None
     keep = op.sigmoid(forget_gate(cell))
+    # CIFG (coupled input and forget gate): i = 1 - f.
     take = op.subtract(const(1.0), keep) if input_gate is None else op.sigmoid(input_gate(cell))
     new = activation(candidate_gate(cell))
-    new_cell = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
+    new_cell = clip_symmetric(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
     return LstmStep(
         take, keep, new, op.sigmoid(output_gate(new_cell)), new_cell, activation(new_cell)
     )
 
 
-_LAYERS: Mapping[str, Callable[..., Expr]] = {
+_RECURRENT_LAYERS: Mapping[str, Callable[..., Expr]] = {
     "lstm": op.nn.lstm, "gru": op.nn.gru, "rnn": op.nn.rnn,
 }  # fmt: skip
 
@@ -93,8 +92,8 @@ _LAYERS: Mapping[str, Callable[..., Expr]] = {
 def recurrent_layer(
     kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
 ) -> list[Expr]:  # fmt: skip
-    """Return a layer in one direction by its operator: the hidden states of all steps, then each
-    state behind the last.
+    """Emit one direction of a layer by its operator; return the hidden states of all steps, then
+    each final state.
 
     Args:
         kind: "lstm", "gru" or "rnn".
@@ -103,43 +102,51 @@ def recurrent_layer(
             gates in Relay's order.
         options: what the operator takes by name.
     """
-    outputs = _LAYERS[kind](data, *weights, **options)
+    outputs = _RECURRENT_LAYERS[kind](data, *weights, **options)
     return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
 
 
 def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
-    """Compute the next hidden state of a GRU from the products of data and state for r, z and n."""
+    """Compute the next hidden state of a GRU from the products of data and state for the gates r, z
+    and n.
+    """
     reset, keep = (op.sigmoid(op.add(data[i], state[i])) for i in (0, 1))
     new = op.tanh(op.add(data[2], op.multiply(reset, state[2])))
+    # n + z (h - n) is (1 - z) n + z h with one multiplication less.
     return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
 
 
-def projected(hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0) -> Expr:
+def project_hidden(
+    hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0
+) -> Expr:
     """Project a hidden state to fewer units (LSTM with projection)."""
     projection = op.nn.dense(hidden, weight)
-    return bounded(projection if bias is None else op.add(projection, bias), bound)
+    return clip_symmetric(projection if bias is None else op.add(projection, bias), bound)
 
 
-def normalised(x: Expr) -> Expr:
-    """Normalise the last axis to mean 0 and variance 1."""
+def normalize_last_axis(x: Expr) -> Expr:
+    """Normalize the last axis to mean 0 and variance 1 (epsilon 1e-8)."""
     mean = op.mean(x, axis=[-1], keepdims=True)
     centred = op.subtract(x, mean)
     variance = op.mean(op.multiply(centred, centred), axis=[-1], keepdims=True)
     return op.divide(centred, op.sqrt(op.add(variance, const(1e-8))))
 
 
-def bounded(x: Expr, limit: float) -> Expr:
+def clip_symmetric(x: Expr, limit: float) -> Expr:
     """Clip to [-limit, limit]; a limit of 0 means none."""
     return op.clip(x, -limit, limit) if limit > 0 else x
 
 
-def scanned(
+def scan_steps(
     node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
 ) -> tuple[Expr, list[Value]]:
-    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and the final states."""
+    """Run a step function over data [steps, ...]; return the outputs [steps, ...] and the final
+    states.
+    """
     scope = node.scope
     extent = node.typed(data[0]).shape[0]
-    if known(extent) == 1:
+    # One step, as in token-by-token inference, needs no loop.
+    if known_int(extent) == 1:
         rows = [op.squeeze(d, axis=[0]) for d in data]
         next_states = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
         return op.expand_dims(scope.expr(next_states[0]), 0), next_states
@@ -147,7 +154,7 @@ def scanned(
     sequences = [node.given(d) for d in data]
     last = scope.spanned(op.subtract(limit, const(np.int64(1))))
 
-    def iterate(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+    def scan_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Run one time step."""
         at = scope.expr(index)
         at = op.subtract(last, at) if backwards else at
@@ -156,5 +163,5 @@ def scanned(
         return Iteration(go, after, after[:1])
 
     names = [f"state{at}" for at in range(len(start))]
-    final, (collected,), _ = Loop(node, names, start, limit, None, iterate).build()
+    final, (collected,), _ = Loop(node, names, start, limit, None, scan_body).build()
     return scope.expr(stacked(scope, collected, "steps", extent, 0, backwards)), final

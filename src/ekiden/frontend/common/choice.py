@@ -1,4 +1,4 @@
-"""Choices between graphs: If.
+"""Conditionals between subgraphs: If and Switch.
 
 A condition that is known takes its branch. Else both are imported, and the results are seen under
 what their types have in common, or, where they have nothing in common, as a sum of both types. A
@@ -12,14 +12,19 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import lift, select
-from ekiden.frontend.common.block import Block, fail
-from ekiden.frontend.common.cases import alternatives_of, injected, members, whole_of
+from ekiden.frontend.common.arithmetic import lift_to_exprs, select
+from ekiden.frontend.common.block import ImportBlock, emit_failure
+from ekiden.frontend.common.cases import (
+    find_sum_value,
+    inject_values,
+    sum_members,
+    type_alternatives,
+)
 from ekiden.frontend.common.loop import as_scalar
 from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import Absent
-from ekiden.frontend.common.sum_value import Kinds, SumValue, merged
+from ekiden.frontend.common.sequence_value import AbsentValue
+from ekiden.frontend.common.sum_value import Kinds, SumValue, merge_alternatives
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
@@ -31,12 +36,12 @@ Run = Callable[[], list[Value]]
 
 
 class _Branch:
-    """Branch of an If: its values and result expression, or the error with which its
+    """Imported branch of an If: its values and result expression, or the error with which its
     import failed.
     """
 
     def __init__(self, scope: Scope, run: Run) -> None:
-        self.scope, self.block = scope, Block()
+        self.scope, self.block = scope, ImportBlock()
         self.values: list[Value] = []
         self.error: Exception | None = None
         with self.scope.inside(self.block):
@@ -49,16 +54,16 @@ class _Branch:
             self.types = [self.scope.outside(v.kind) for v in self.values]
 
     def alternatives(self) -> list[Kinds]:
-        """Return the combinations of types that its values may have, seen from outside."""
-        return alternatives_of(self.scope, self.values, self.block)
+        """Return the combinations of types of its values, as seen from outside."""
+        return type_alternatives(self.scope, self.values, self.block)
 
-    def injected(self, alternatives: Sequence[Kinds], numbers: Sequence[int]) -> Expr:
-        """Return its results as a sum, one of the alternatives of these numbers."""
+    def inject_results(self, alternatives: Sequence[Kinds], numbers: Sequence[int]) -> Expr:
+        """Emit its results as a sum of these alternatives."""
         with self.scope.inside(self.block):
-            return self.scope.close(injected(self.scope, self.values, alternatives, numbers))
+            return self.scope.close(inject_values(self.scope, self.values, alternatives, numbers))
 
     def expr(self, kinds: Sequence[Type]) -> Expr:
-        """Return the branch's results as a tuple under these types."""
+        """Emit the branch's results as a tuple of these types."""
         scope = self.scope
         with scope.inside(self.block):
             pairs = zip(self.values, kinds, strict=True)
@@ -67,14 +72,14 @@ class _Branch:
 
 
 def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[str]) -> list[Value]:
-    """Return the results of the first branch where a condition of one element holds, else of the
-    second.
+    """Emit an If over a one-element condition; return its results.
 
     `names` are those of the branches in messages.
 
     Raises:
         Unsupported: where the branches return different numbers of values.
     """
+    # A constant condition imports one branch alone; the other may be invalid for these shapes.
     if condition.array is not None and condition.array.size == 1:
         return runs[0 if condition.array.item() else 1]()
     sides = [_Branch(node.scope, run) for run in runs]
@@ -84,34 +89,36 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     doomed = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
     doomed |= node.scope.doomed()
     if doomed:
+        # A branch can be doomed by its own import or by a later node that read its result
+        # (Facts.doomed).
         if len(doomed) == len(sides):
             raise ImportModelError("; ".join(f"{names[n]}: {doomed[n]}" for n in doomed))
         (failing,) = doomed
-        return _only(node, condition, sides, names, 1 - failing, doomed[failing])
+        return _emit_runnable_branch(node, condition, sides, names, 1 - failing, doomed[failing])
     if len(sides[0].values) != len(sides[1].values):
         node.unsupported("its branches have different numbers of outputs")
-    if any(isinstance(v, Absent) for s in sides for v in s.values):
+    if any(isinstance(v, AbsentValue) for s in sides for v in s.values):
         node.needs(0, "whether an optional value is there depends on data")
     _check_dtypes(node, sides, names)
-    alternatives, numbers = merged([k for s in sides for k in s.alternatives()])
+    alternatives, numbers = merge_alternatives([k for s in sides for k in s.alternatives()])
     if len(alternatives) > 1:
-        return _either(node, condition, sides, alternatives, numbers)
+        return _emit_sum_if(node, condition, sides, alternatives, numbers)
     (common,) = alternatives
     test = as_scalar(node.scope, condition)
     chosen = If(test, sides[0].expr(common), sides[1].expr(common))
     chosen_fields = node.scope.fields(
-        chosen.with_fields(span=node.scope.span), _labels(node, common)
+        chosen.with_fields(span=node.scope.span), _result_names(node, common)
     )
     pairs = zip(sides[0].values, sides[1].values, strict=True)
-    known_results = [_known(node.scope, condition, a, b) for a, b in pairs]
+    known_results = [_known_if_result(node.scope, condition, a, b) for a, b in pairs]
     return [v if k is None else k for k, v in zip(known_results, chosen_fields, strict=True)]
 
 
-def choose_at(
+def emit_switch(
     node: Node, index: Value, runs: Sequence[Run], what: str = "branch", at: int = 0
 ) -> list[Value]:
-    """Return the results of the run of an index, a scalar, and of the last for any other; `what` is
-    the word for one of them in messages. Those before `at` are known not to be the one.
+    """Emit nested Ifs that select the branch numbered `index`; indices out of range select the last
+    one. Those before `at` are known not to be the one.
     """
     if at == len(runs) - 1:
         return runs[at]()
@@ -119,36 +126,36 @@ def choose_at(
         test = constant(np.asarray(index.array == at))
     else:
         test = node.given(op.equal(as_scalar(node.scope, index), const(at, index.type.dtype)))
-    sides: list[Run] = [runs[at], partial(choose_at, node, index, runs, what, at + 1)]
+    sides: list[Run] = [runs[at], partial(emit_switch, node, index, runs, what, at + 1)]
     return choose(node, test, sides, (f"{what} {at}", f"a later {what}"))
 
 
-def _either(
+def _emit_sum_if(
     node: Node,
     condition: Value,
     sides: Sequence[_Branch],
     alternatives: Sequence[Kinds],
     numbers: Sequence[int],
 ) -> list[Value]:
-    """Return the results as members of a sum; `numbers` are the alternatives of each side, those of
-    the first one first.
-    """
+    """Emit an If whose branches differ in rank; its results are members of a sum."""
     scope = node.scope
-    scope.use_sum(len(alternatives))
+    scope.declare_sum_type(len(alternatives))
     count = len(sides[0].alternatives())
     side_numbers = numbers[:count], numbers[count:]
-    first, second = (s.injected(alternatives, n) for s, n in zip(sides, side_numbers, strict=True))
+    first, second = (
+        s.inject_results(alternatives, n) for s, n in zip(sides, side_numbers, strict=True)
+    )
     chosen = scope.spanned(If(as_scalar(scope, condition), first, second, span=scope.span))
     origin = None
     if len(alternatives) == len(sides) and all(len(n) == 1 for n in side_numbers):
         branches = (0, 1) if numbers[0] == 0 else (1, 0)
         origin = (str(scope.span), branches)
-    return members(scope, SumValue(chosen, alternatives, origin))
+    return sum_members(scope, SumValue(chosen, alternatives, origin))
 
 
 def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) -> None:
-    """Raise ImportModelError where a result has another dtype in each branch: no model may."""
-    every = zip(_labels(node, sides[0].types), sides[0].types, sides[1].types, strict=True)
+    """Raise ImportModelError where a result has a different dtype in each branch."""
+    every = zip(_result_names(node, sides[0].types), sides[0].types, sides[1].types, strict=True)
     for label, a, b in every:
         if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
             raise ImportModelError(
@@ -157,13 +164,13 @@ def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) ->
             )
 
 
-def _labels(node: Node, results: Sequence[object]) -> list[str]:
+def _result_names(node: Node, results: Sequence[object]) -> list[str]:
     """Return a name for each result: the node's output names, then "resultN"."""
     names = list(node.output_names)[: len(results)]
     return names + [f"result{i}" for i in range(len(names), len(results))]
 
 
-def _only(
+def _emit_runnable_branch(
     node: Node,
     condition: Value,
     sides: Sequence[_Branch],
@@ -171,27 +178,25 @@ def _only(
     runnable: int,
     reason: str,
 ) -> list[Value]:
-    """Return the results of the one branch that can run; the run ends where the other would be
-    taken.
-    """
+    """Emit an If of which one branch cannot be imported and fails at run time."""
     side = sides[runnable]
-    stop = fail(f"{node.scope.span}: {names[1 - runnable]} is taken, but {reason}")
+    stop = emit_failure(f"{node.scope.span}: {names[1 - runnable]} is taken, but {reason}")
     test = as_scalar(node.scope, condition)
-    if whole_of(side.values) is not None:
-        alternatives, numbers = merged(side.alternatives())
-        node.scope.use_sum(len(alternatives))
-        held = side.injected(alternatives, numbers)
+    if find_sum_value(side.values) is not None:
+        alternatives, numbers = merge_alternatives(side.alternatives())
+        node.scope.declare_sum_type(len(alternatives))
+        held = side.inject_results(alternatives, numbers)
         arms = (held, stop) if runnable == 0 else (stop, held)
         chosen = node.scope.spanned(If(test, *arms).with_fields(span=node.scope.span))
-        return members(node.scope, SumValue(chosen, alternatives))
+        return sum_members(node.scope, SumValue(chosen, alternatives))
     both = (side.expr(side.types), stop) if runnable == 0 else (stop, side.expr(side.types))
     chosen = If(test, *both).with_fields(span=node.scope.span)
-    return node.scope.fields(chosen, _labels(node, side.types))
+    return node.scope.fields(chosen, _result_names(node, side.types))
 
 
-def _known(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
-    """Return the result of both branches where they agree, or a choice between shape expressions;
-    else None.
+def _known_if_result(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
+    """Return the result known at import: one that both branches agree on, or a Select of shape
+    expressions; else None.
     """
     if a is b:
         return a
@@ -199,8 +204,9 @@ def _known(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
         return None
     if a.array is not None and b.array is not None and np.array_equal(a.array, b.array):
         return a
-    if condition.symbols is None or not scope.is_outside(a, b):
+    # A symbol bound inside a branch has no value outside of it.
+    if condition.symbols is None or not scope.depends_on_main_only(a, b):
         return None
-    x, y = lift(a.elements), lift(b.elements)
+    x, y = lift_to_exprs(a.elements), lift_to_exprs(b.elements)
     chosen = np.frompyfunc(select, 3, 1)(condition.symbols.item(), x, y)
     return known(np.asarray(chosen), a.type.dtype)

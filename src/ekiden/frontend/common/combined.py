@@ -1,4 +1,4 @@
-"""Reduction operators and their neutral elements, by the name of the binary operator."""
+"""Reduction operators and their identity elements, by the name of the binary operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
 Reduce = Callable[..., Expr]
-REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
+REDUCTION_OPS: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
     "add": (op.sum, op.add),
     "multiply": (op.prod, op.multiply),
     "maximum": (op.max, op.maximum),
@@ -23,8 +23,8 @@ REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
 """What a body is -> the operator that reduces by it, and the one of two elements."""
 
 
-def neutral(kind: str, dtype: str) -> float:
-    """Return the neutral element of a reduction for a dtype."""
+def reduction_identity(kind: str, dtype: str) -> float:
+    """Return the identity element of a reduction for a dtype."""
     if kind in ("and", "or"):
         return kind == "and"
     if kind in ("add", "multiply"):
@@ -37,7 +37,7 @@ def neutral(kind: str, dtype: str) -> float:
     return limits.min if kind == "maximum" else limits.max
 
 
-def is_neutral(value: Value, kind: str) -> bool:
-    """Return whether a value is known to be the neutral element of a reduction."""
+def is_reduction_identity(value: Value, kind: str) -> bool:
+    """Return whether all elements of a value are known to be the identity of a reduction."""
     array = value.array
-    return array is not None and bool(np.all(array == neutral(kind, value.type.dtype)))
+    return array is not None and bool(np.all(array == reduction_identity(kind, value.type.dtype)))

@@ -1,4 +1,4 @@
-"""Run-time arithmetic on dimensions: Relay operators for the import's shape expressions."""
+"""Lowering of shape expressions to Relay operators that compute them at run time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ekiden.runtime.errors import ImportModelError
 
 
 @cache
-def _operators() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
-    """Return the operator of each kind of arithmetic on two expressions."""
+def _binary_ops() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
+    """Return the Relay operator of each binary node of shape expressions."""
     return {
         prim.Add: op.add, prim.Sub: op.subtract, prim.Mul: op.multiply, prim.Div: op.divide,
         prim.FloorDiv: op.floor_divide, prim.FloorMod: op.floor_mod, prim.Min: op.minimum,
@@ -27,20 +27,21 @@ def _operators() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
 
 
 @cache
-def _functions() -> Mapping[str, Callable[[Expr], Expr]]:
-    """Return the operator of each function of one expression, by its name."""
+def _unary_ops() -> Mapping[str, Callable[[Expr], Expr]]:
+    """Return the Relay operator of each unary intrinsic, by name."""
     return {f.__name__: f for f in (op.floor, op.ceil, op.sqrt, op.round)}
 
 
-def dim_tensor(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
-    """Return an expression of dimensions as a scalar tensor; `size` gives that of a dimension.
-    Raises ImportModelError for what no operator computes.
+def lower_dim(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
+    """Lower a shape expression to a scalar tensor; `size` lowers a symbol. Raises ImportModelError
+    for what no operator computes.
 
     Depth of shape arithmetic is bounded by what `simplify` leaves, so this may recurse.
     """
 
-    def inner(expr: PrimExpr) -> Expr:
-        return dim_tensor(expr, size)
+    def lower_operand(expr: PrimExpr) -> Expr:
+        """Lower an operand."""
+        return lower_dim(expr, size)
 
     match root:
         case prim.IntImm() | prim.FloatImm():
@@ -48,13 +49,15 @@ def dim_tensor(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
         case SizeVar():
             return size(root)
         case prim.Cast():
-            return op.cast(inner(root.value), root.dtype)
+            return op.cast(lower_operand(root.value), root.dtype)
         case prim.Select():
-            return op.where(*map(inner, (root.condition, root.true_value, root.false_value)))
+            return op.where(
+                *map(lower_operand, (root.condition, root.true_value, root.false_value))
+            )
         case prim.Not():
-            return op.logical_not(inner(root.a))
-        case prim.BinaryExpr() if type(root) in _operators():
-            return _operators()[type(root)](inner(root.a), inner(root.b))
-        case prim.Intrinsic(op=name, args=(argument,)) if name in _functions():
-            return _functions()[name](inner(argument))
+            return op.logical_not(lower_operand(root.a))
+        case prim.BinaryExpr() if type(root) in _binary_ops():
+            return _binary_ops()[type(root)](lower_operand(root.a), lower_operand(root.b))
+        case prim.Intrinsic(op=name, args=(argument,)) if name in _unary_ops():
+            return _unary_ops()[name](lower_operand(argument))
     raise ImportModelError(f"cannot compute {root!r} at run time")

@@ -1,5 +1,5 @@
-"""Facts about dimensions learnt from a failed or unfinished import attempt, used by the
-next one.
+"""Shape inference by restart: facts about dimensions that one import attempt learns and the next
+one uses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Place = tuple[str, str, int, int]
 """Where a dimension is data: node, value, axis, and how often the same was met before."""
 
 
-class Learned(Exception):  # noqa: N818 - a restart, not an error
+class RestartImport(Exception):  # noqa: N818 - a restart, not an error
     """Signal that a node implies a fact about dimensions that earlier nodes should have known: the
-    import restarts with it.
+    import restarts.
     """
 
 
-class Facts:
+class DimFacts:
     """Facts that the nodes of a model imply about its dimensions, stored between import attempts.
 
     They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
@@ -39,18 +39,20 @@ class Facts:
         self.doomed: dict[str, dict[int, str]] = {}
         self._of_data: dict[Place, str] = {}
 
-    def name_at(self, location: Place) -> str:
-        """Return the name of a dimension that is data: the same in each attempt."""
+    def data_dim_name(self, location: Place) -> str:
+        """Return the name of a data-dependent dimension; a location has the same name in each
+        attempt.
+        """
         return self._of_data.setdefault(location, f"dim{len(self._of_data) + 1}")
 
     def first(self, name: str) -> str:
-        """Return the name that stands for all that are one dimension with this one."""
+        """Return the representative of the dimensions that are equal to this one (union-find)."""
         while name in self.same:
             name = self.same[name]
         return name
 
-    def unite(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Note that the names of each pair are one dimension. Raises Learned where that is new."""
+    def union_dims(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Record that the dimensions of each pair are equal; restart if that is new."""
         is_new = False
         for name, second_name in pairs:
             representative, merged = self.first(name), self.first(second_name)
@@ -58,42 +60,46 @@ class Facts:
                 self.same[merged] = representative
                 is_new = True
         if is_new:
-            raise Learned
+            raise RestartImport
 
-    def settle(self, name: str, number: int) -> NoReturn:
-        """Record that a dimension can only be that number. Raises Learned."""
+    def fix_extent(self, name: str, number: int) -> NoReturn:
+        """Record that a dimension has one possible extent, and restart."""
         self.known[name] = number
-        raise Learned
+        raise RestartImport
 
-    def equate(self, required_extents: Mapping[str, PrimExpr]) -> None:
-        """Note what resized extents must be. Raises Learned where that is new."""
+    def record_resized_extents(self, required_extents: Mapping[str, PrimExpr]) -> None:
+        """Record the extents that resized images must have; restart if one is new."""
         new = {
-            key: over_names(expr) for key, expr in required_extents.items() if key not in self.equal
+            key: rename_symbols(expr)
+            for key, expr in required_extents.items()
+            if key not in self.equal
         }
         self.equal.update(new)
         if new:
-            raise Learned
+            raise RestartImport
 
     def doom(self, name: str, branch: int, reason: str) -> NoReturn:
-        """Note that a branch of a node cannot be taken. Raises Learned."""
+        """Record that a branch of a node cannot be taken, and restart."""
         self.doomed.setdefault(name, {})[branch] = reason
-        raise Learned
+        raise RestartImport
 
 
-def over_names(expr: PrimExpr) -> PrimExpr:
-    """Return an expression with a name in the place of each symbol."""
+def rename_symbols(expr: PrimExpr) -> PrimExpr:
+    """Replace each symbol of an expression by a variable of the same name, valid in any attempt."""
+    # Symbols belong to one attempt; their names survive the restart.
     return substitute(expr, {v: Var(v.name, v.dtype) for v in free_vars(expr)})
 
 
-def settled(attempt: Callable[[Facts], T]) -> T:
-    """Return what an import yields once all facts that its nodes imply are known.
+def import_to_fixpoint(attempt: Callable[[DimFacts], T]) -> T:
+    """Import a model again until no node implies a new fact about its dimensions; return the last
+    result.
 
     The attempt restarts with each further fact about a dimension; there are few.
     """
-    facts = Facts()
+    facts = DimFacts()
     # Terminates: each restart adds a fact, and a model has finitely many dimensions.
     while True:
         try:
             return attempt(facts)
-        except Learned:
+        except RestartImport:
             continue

@@ -1,5 +1,5 @@
-"""Tensors whose size a model states in a number: constants while they are small, operators from
-there on, whose bytes type inference and the memory limit count before anything is allocated.
+"""Tensors whose size a model file states as a number: small ones become constants, larger ones
+operators.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ number in a file."""
 
 
 def iota(count: int, dtype: str = "int64") -> Expr:
-    """Return 0, 1, ... count - 1. A negative count has no elements, as in NumPy."""
+    """Emit the int vector 0, 1, ..., count - 1."""
     if count <= MAX_CONSTANT_ELEMENTS:
         return const(np.arange(count, dtype=to_numpy(dtype)))
     return op.arange(0, count, 1, dtype)
 
 
 def full(shape: Sequence[int], value: float, dtype: str) -> Expr:
-    """Return a tensor of one value; its extents are at least 0."""
+    """Emit a tensor of one value; extents are non-negative."""
     if math.prod(shape) <= MAX_CONSTANT_ELEMENTS:
         return const(np.full(tuple(shape), value, to_numpy(dtype)))
     return op.full(const(value, dtype), tuple(shape), dtype)

@@ -1,4 +1,4 @@
-"""Tensor functions that several frontends have and Relay lacks."""
+"""Composite tensor functions that several frontends have and Relay lacks."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from ekiden.frontend.common.node import Node
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import known, product
+from ekiden.topi.dimensions import known_int, product_of_dims
 
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
-    """Return the mean over axes; of integers the sum divided towards zero."""
+    """Emit the mean over axes; an integer mean truncates towards zero."""
     kind = node.typed(data)
     if is_float(kind.dtype):
         return op.mean(data, axis=axis, keepdims=keepdims)
-    count = node.scope.scalar(product([kind.shape[a] for a in axis]))
+    count = node.scope.scalar(product_of_dims([kind.shape[a] for a in axis]))
     # Narrow integer sums would wrap: accumulate in int64.
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
 
 
-def append_axes(vector: Expr, count: int) -> Expr:
-    """Return a vector with so many axes of extent 1 behind its own."""
+def append_unit_axes(vector: Expr, count: int) -> Expr:
+    """Append `count` axes of extent 1 to a vector."""
     return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
 
 
 # Normalisation.
 
 
-def wide_dtype(dtype: str) -> str:
-    """Return the dtype for statistics: float32 for narrower floats, as float16 overflows at squares
-    of 256.
-    """
+def accumulation_dtype(dtype: str) -> str:
+    """Return the dtype in which statistics accumulate: float32 for narrower floats."""
     return "float32" if itemsize(dtype) < 4 else dtype
 
 
-def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
-    """Return the mean over axes, which stay, and the reciprocal of the standard deviation."""
-    wide = wide_dtype(dtype)
+def mean_and_rstd(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
+    """Emit the mean over axes (keepdims) and the reciprocal standard deviation."""
+    # float16 overflows at squares of 256.
+    wide = accumulation_dtype(dtype)
     data = data if wide == dtype else op.cast(data, wide)
     mean = op.mean(data, axis=list(axes), keepdims=True)
     centred = op.subtract(data, mean)
@@ -50,13 +49,11 @@ def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> t
 
 
 def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsilon: float) -> Expr:
-    """Return nn.layer_norm over the axes from `first` on, which are joined into one for it; scale
-    and bias have these axes, or the one.
-    """
+    """Emit nn.layer_norm over the axes from `first` on, collapsed into one."""
     shape = node.typed(data).shape
     if first == len(shape) - 1:
         return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
-    extent = product(shape[first:])
+    extent = product_of_dims(shape[first:])
     flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
     scale, bias = (
         vector if len(node.typed(vector).shape) == 1 else op.reshape(vector, (extent,))
@@ -68,13 +65,13 @@ def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsi
 def batch_norm(
     data: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: float, axis: int = 1
 ) -> Expr:
-    """Return data normalised by these statistics of the channels."""
+    """Emit inference batch normalization by the given channel statistics."""
     outputs = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
     return TupleGetItem(outputs, 0)
 
 
-def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
-    """Return running statistics moved by a share towards new ones."""
+def moving_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
+    """Emit the exponential moving average (1 - share) old + share new."""
     share_of_old = op.multiply(old, const(1 - share, dtype))
     return op.add(share_of_old, op.multiply(new, const(share, dtype)))
 
@@ -82,19 +79,19 @@ def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
 # Elements of vectors.
 
 
-def uniques(data: Expr, counts: bool = False) -> list[Expr]:
-    """Return a vector's distinct elements in order of first occurrence, the index of each element
-    among them, and, on request, their counts.
+def unique_in_order(data: Expr, counts: bool = False) -> list[Expr]:
+    """Emit a vector's distinct elements in order of first occurrence, the inverse indices, and on
+    request their counts.
     """
     unique = op.unique(data, is_sorted=False, return_counts=counts)
     start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(unique, 3), "int64")
     outputs = [op.strided_slice(TupleGetItem(unique, i), start, size, slice_mode="size")
-             for i in ((0, 4) if counts else (0,))]  # fmt: skip
+               for i in ((0, 4) if counts else (0,))]  # fmt: skip
     return [outputs[0], TupleGetItem(unique, 2), *outputs[1:]]
 
 
-def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
-    """Return, as int32, how many of the float boundaries are at most each element."""
+def bucketize(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
+    """Emit the int32 bucket of each element: the number of boundaries that are at most it."""
     if dtype != "float64":
         data, dtype = op.cast(data, "float32"), "float32"
     edges = const(np.array(boundaries, np.float32).astype(dtype))
@@ -102,10 +99,10 @@ def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
     return op.reshape_like(bucket_indices, data)
 
 
-def shape_of_both(node: Node) -> Expr:
-    """Return the shape that two shapes, the inputs of a node, broadcast to."""
+def broadcast_args(node: Node) -> Expr:
+    """Convert BroadcastArgs: the shape that two shapes broadcast to."""
     a, b = node.exprs()
-    lengths = [known(node.shape(i)[0]) for i in (0, 1)]
+    lengths = [known_int(node.shape(i)[0]) for i in (0, 1)]
     if 0 in lengths:
         return b if lengths[0] == 0 else a
     if None in lengths:
@@ -115,4 +112,6 @@ def shape_of_both(node: Node) -> Expr:
         e if n == max(first, second) else op.nn.pad(e, ((max(first, second) - n, 0),), 1.0)
         for e, n in ((a, first), (b, second))
     )
+    # An extent of 1 yields to the other one; unequal extents above 1 are the model's error, as in
+    # TensorFlow.
     return op.where(op.equal(a, op.ones_like(a)), b, a)

@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.ir.dtype import as_held, int_range, is_float, itemsize
+from ekiden.ir.dtype import int_range, is_float, itemsize, wrap_to_dtype
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
 def expm1(x: Expr, dtype: str) -> Expr:
-    """Return exp(x) - 1 without the cancellation near 0: (u - 1) (x / log(u)) with u = exp(x)
-    (Kahan).
+    """Emit exp(x) - 1 without cancellation near 0: (u - 1) (x / log u) with u = exp(x) (Kahan).
 
     The quotient is near 1, where a product of both small numbers would underflow in float16.
     """
@@ -23,13 +22,12 @@ def expm1(x: Expr, dtype: str) -> Expr:
     near = op.multiply(op.subtract(u, one), op.divide(x, op.log(u)))
     plain = op.subtract(u, one)
     far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
+    # Where exp(x) rounds to 1, x is the answer to full precision and log(u) would be 0.
     return op.where(op.equal(u, one), x, op.where(far, plain, near))
 
 
 def log1p(x: Expr, dtype: str) -> Expr:
-    """Return log(1 + x) without the cancellation near 0: log(u) (x / (u - 1)) with u = 1 + x
-    (Kahan), as above.
-    """
+    """Emit log(1 + x) without cancellation near 0: log(u) (x / (u - 1)) with u = 1 + x (Kahan)."""
     one = const(1, dtype)
     u = op.add(one, x)
     near = op.multiply(op.log(u), op.divide(x, op.subtract(u, one)))
@@ -38,8 +36,8 @@ def log1p(x: Expr, dtype: str) -> Expr:
 
 
 def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
-    """Convert floats to integers, truncating and saturating at the dtype's limits; NaN becomes
-    `of_none`.
+    """Emit a cast of floats to integers that truncates and saturates at the dtype's limits; NaN
+    becomes `no_identity`.
 
     The float just above the largest integer is a power of two, which is exact.
     """
@@ -49,50 +47,50 @@ def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
     none = op.isnan(x)
     truncated = op.cast(op.where(none, const(0, dtype), x), target)
     # 2**31 is exact in float32, 2**31 - 1 is not: compare with >= the former.
-    above = op.greater_equal(x, const(as_held(ends[1] + 1, dtype), dtype))
-    below = op.less_equal(x, const(as_held(ends[0], dtype), dtype))
+    above = op.greater_equal(x, const(wrap_to_dtype(ends[1] + 1, dtype), dtype))
+    below = op.less_equal(x, const(wrap_to_dtype(ends[0], dtype), dtype))
     truncated = op.where(above, largest, op.where(below, lowest, truncated))
     return (
         truncated if of_none == 0 else op.where(none, const(np.array(of_none, target)), truncated)
     )
 
 
-def shifted(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
-    """Shift by `bits` clamped to [0, width - 1], as shifts beyond the width are undefined in C."""
+def clamped_shift(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
+    """Emit a shift by `bits` clamped to [0, width - 1]; C and LLVM leave larger shifts
+    undefined.
+    """
     return function(x, op.clip(bits, 0, 8 * itemsize(dtype) - 1))
 
 
 def erfc(x: Expr, dtype: str) -> Expr:
-    """Return 1 - erf(x); from 1 on, where it is small, by a series or continued fraction in float64
-    that keeps the digits.
-    """
+    """Emit the complementary error function 1 - erf(x) without cancellation for large x."""
     wide = op.cast(x, "float64")
     far = op.maximum(wide, const(1.0, "float64"))
-    factor = _erfc_fraction(far) if dtype == "float64" else _erfc_series(far)
+    factor = _erfcx_continued_fraction(far) if dtype == "float64" else _erfcx_polynomial(far)
     tail = op.multiply(op.exp(op.negative(op.multiply(far, far))), factor)
     near = op.subtract(const(1, dtype), op.erf(x))
     return op.where(op.greater(x, const(1, dtype)), op.cast(tail, dtype), near)
 
 
-_SERIES = (
+_ERFC_COEFFICIENTS = (
     0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
     0.37409196, 1.00002368, -1.26551223,
 )  # fmt: skip
 
 
-def _erfc_series(x: Expr) -> Expr:
+def _erfcx_polynomial(x: Expr) -> Expr:
     """Return exp(x x) erfc(x) to 1.2e-7 (Numerical Recipes, erfcc): t exp(p(t)), t = 1 / (1 + x /
     2).
     """
     one, half = const(1.0, "float64"), const(0.5, "float64")
     t = op.divide(one, op.add(one, op.multiply(x, half)))
-    sums: Expr = const(_SERIES[0], "float64")
-    for coefficient in _SERIES[1:]:
+    sums: Expr = const(_ERFC_COEFFICIENTS[0], "float64")
+    for coefficient in _ERFC_COEFFICIENTS[1:]:
         sums = op.add(op.multiply(sums, t), const(coefficient, "float64"))
     return op.multiply(t, op.exp(sums))
 
 
-def _erfc_fraction(x: Expr) -> Expr:
+def _erfcx_continued_fraction(x: Expr) -> Expr:
     """Return exp(x x) erfc(x) by its continued fraction (DLMF 7.9.3)."""
     fraction = x
     for k in range(120, 0, -1):
@@ -101,33 +99,36 @@ def _erfc_fraction(x: Expr) -> Expr:
 
 
 def fmod(x: Expr, y: Expr, dtype: str) -> Expr:
-    """Return C's remainder, with the sign of the dividend.
+    """Emit C's fmod, whose sign is the dividend's.
 
     Of floats by infinity it is the dividend, which a kernel's x - trunc(x / y) * y would make NaN.
     """
     if not is_float(dtype):
         return op.trunc_mod(x, y)
+    # fmod(x, inf) is x (C99 F.10.7.1), where x - trunc(x / y) * y would be NaN.
     alone = op.logical_and(op.isinf(y), op.isfinite(x))
     return op.where(alone, x, op.mod(x, y))
 
 
 def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
-    """Return the remainder of Python's %, with the sign of the divisor."""
+    """Emit Python's %, whose sign is the divisor's."""
     if not is_float(dtype):
         return op.floor_mod(x, y)
     remainder = fmod(x, y, dtype)
-    return op.where(has_other_sign(remainder, y, dtype), op.add(remainder, y), remainder)
+    return op.where(signs_differ(remainder, y, dtype), op.add(remainder, y), remainder)
 
 
-def has_other_sign(remainder: Expr, y: Expr, dtype: str) -> Expr:
-    """Return where a remainder that is not 0 has another sign than the divisor."""
+def signs_differ(remainder: Expr, y: Expr, dtype: str) -> Expr:
+    """Emit the mask of non-zero remainders whose sign differs from the divisor's."""
     zero = const(0, dtype)
     differs = op.not_equal(op.less(remainder, zero), op.less(y, zero))
     return op.logical_and(op.not_equal(remainder, zero), differs)
 
 
 def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
-    """Return the angle of (x, y): atan of the smaller over the larger, mapped to its octant."""
+    """Emit the angle of (x, y): atan of the smaller over the larger magnitude, mapped to its
+    octant.
+    """
     zero, half, pi = const(0, dtype), const(math.pi / 2, dtype), const(math.pi, dtype)
     up, right = op.abs(y), op.abs(x)
     low, high = op.minimum(up, right), op.maximum(up, right)
@@ -137,13 +138,13 @@ def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
     ratio = op.where(both_infinite, const(1, dtype), ratio)
     angle = op.atan(ratio)
     angle = op.where(op.greater(up, right), op.subtract(half, angle), angle)
-    angle = op.where(is_negative(x, dtype), op.subtract(pi, angle), angle)
-    signed = op.where(is_negative(y, dtype), op.negative(angle), angle)
+    angle = op.where(signbit(x, dtype), op.subtract(pi, angle), angle)
+    signed = op.where(signbit(y, dtype), op.negative(angle), angle)
     return op.where(op.logical_or(op.isnan(x), op.isnan(y)), op.add(x, y), signed)
 
 
-def is_negative(x: Expr, dtype: str) -> Expr:
-    """Return whether the sign bit is set; that of -0 shows in its reciprocal."""
+def signbit(x: Expr, dtype: str) -> Expr:
+    """Emit the sign bit as bool; the reciprocal tells -0 from 0."""
     zero = const(0, dtype)
     below = op.less(op.divide(const(1, dtype), x), zero)
     return op.logical_or(op.less(x, zero), op.logical_and(op.equal(x, zero), below))
@@ -177,11 +178,12 @@ def elu(
 ) -> Expr:
     """Return scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))."""
     zero = const(0, dtype)
-    below = expm1(_times(op.minimum(x, zero), input_scale, dtype), dtype)
-    return _times(op.where(op.greater(x, zero), x, _times(below, alpha, dtype)), scale, dtype)
+    below = expm1(_scale(op.minimum(x, zero), input_scale, dtype), dtype)
+    return _scale(op.where(op.greater(x, zero), x, _scale(below, alpha, dtype)), scale, dtype)
 
 
-def _times(x: Expr, factor: float, dtype: str) -> Expr:
+def _scale(x: Expr, factor: float, dtype: str) -> Expr:
+    """Multiply by a constant; a factor of 1 emits nothing."""
     return x if factor == 1 else op.multiply(x, const(factor, dtype))
 
 
@@ -193,13 +195,13 @@ def selu(
 
 
 def prelu(x: Expr, slope: Expr, dtype: str) -> Expr:
-    """Return x, below 0 times a slope, which is a tensor."""
+    """Emit x where it is at least 0, else slope * x; the slope is a tensor."""
     return op.where(op.less(x, const(0, dtype)), op.multiply(x, slope), x)
 
 
 def softplus(x: Expr, dtype: str) -> Expr:
-    """Return log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)): nothing overflows, and below 0 the
-    digits of exp(x) stay, which 1 + exp(x) would lose.
+    """Emit log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which neither overflows nor loses small
+    results.
     """
     tail = log1p(op.exp(op.negative(op.abs(x))), dtype)
     return op.add(op.maximum(x, const(0, dtype)), tail)
@@ -217,11 +219,11 @@ def silu(x: Expr) -> Expr:
 
 def swish(x: Expr, dtype: str, alpha: float) -> Expr:
     """Return x * sigmoid(alpha * x)."""
-    return op.multiply(x, op.sigmoid(_times(x, alpha, dtype)))
+    return op.multiply(x, op.sigmoid(_scale(x, alpha, dtype)))
 
 
-def linear_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
-    """Return alpha * x + beta between 0 and 1, ONNX's HardSigmoid."""
+def scaled_hard_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
+    """Emit clip(alpha * x + beta, 0, 1), ONNX's HardSigmoid."""
     sloped = op.multiply(x, const(alpha, dtype))
     return op.clip(op.add(sloped, const(beta, dtype)), 0.0, 1.0)
 
@@ -237,8 +239,11 @@ def hard_swish(x: Expr, dtype: str) -> Expr:
 
 
 def gelu(x: Expr, dtype: str, by_tanh: bool = False) -> Expr:
-    """Return x * P(X <= x) for a normal X, exactly or by the usual approximation."""
+    """Emit x * Phi(x) with the normal distribution function Phi, exactly by erf or by the tanh
+    approximation.
+    """
     if by_tanh:
+        # The approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016).
         cubic = op.multiply(const(0.044715, dtype), op.multiply(x, op.multiply(x, x)))
         inner = op.tanh(op.multiply(const((2 / math.pi) ** 0.5, dtype), op.add(x, cubic)))
     else:

@@ -1,4 +1,4 @@
-"""Result of an import: a module and its metadata; a module, and what its user must be told of it.
+"""Result of an import: a Relay module and its metadata.
 
 Names, sequences and the rest travel as attributes of the IRModule, so that passes and users handle
 one thing; this is their one table.
@@ -13,10 +13,10 @@ from typing import Any
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
+from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.runtime.lazy_dataclass import dataclass
 
-INITIAL = "initial_state"
+INITIAL_STATE_FUNCTION = "initial_state"
 """The function that gives what is kept between runs before the first: one value, or a tuple."""
 
 
@@ -56,7 +56,7 @@ class ImportedModule:
     """Weights that are parameters of main, by name: they stand behind its other inputs."""
 
     def as_module(self) -> IRModule:
-        """Return the module with all metadata as its attributes."""
+        """Return the module with all metadata as module attributes."""
         metadata = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
         attributes = {
             k: v for k, v in metadata.items() if v is not None and v not in ((), {}, False)
@@ -64,14 +64,14 @@ class ImportedModule:
         if self.constraints is not None:
             attributes["constraints"] = self.constraints
         if self.states:
-            attributes[ENTRIES_ATTRIBUTE] = (INITIAL,)
+            attributes[ENTRY_FUNCTIONS_ATTR] = (INITIAL_STATE_FUNCTION,)
         attrs = {**self.module.attrs, **attributes}
         return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
 
     @staticmethod
     def of(module: IRModule) -> ImportedModule:
-        """Read the metadata from a module's attributes; of a module that no importer made there is
-        none.
+        """Read the metadata from a module's attributes; it is empty for modules that no importer
+        made.
         """
         attributes: dict[str, Any] = dict(module.attrs)
         names = [f.name for f in fields(ImportedModule) if f.name != "module"]

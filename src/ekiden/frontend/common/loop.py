@@ -17,16 +17,16 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.scope import Scope, says_as_much
-from ekiden.frontend.common.sequence_value import SequenceValue, joined
-from ekiden.frontend.common.sum_value import dtypes, of_type_call
+from ekiden.frontend.common.scope import Scope, is_as_specific
+from ekiden.frontend.common.sequence_value import SequenceValue, join_types
+from ekiden.frontend.common.sum_value import possible_dtypes, value_of_type_call
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant, known
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.prim import const as prim_const
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import (
@@ -43,13 +43,13 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op import sequence
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import is_any
+from ekiden.topi.dimensions import is_unknown_dim
 
-MAX_WRITTEN_OUT = 64
+MAX_UNROLLED_ITERATIONS = 64
 """The most iterations that are written out one after the other."""
 
 
-class ChangesRank(Unsupported):
+class CarriedRankChange(Unsupported):
     """Signal that an iteration changes the rank or dtype of a carried value, so that it has no
     single type.
 
@@ -63,8 +63,8 @@ class ChangesRank(Unsupported):
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Result of one iteration: whether to continue, the carried values, and a slice of each
-    collected (scan) output.
+    """Result of one iteration: the condition to continue, the carried values, and a slice of each
+    scan output.
     """
 
     go: Value
@@ -77,14 +77,14 @@ Step = Callable[[Value, Value, Sequence[Value]], Iteration]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """List of the slices that the iterations collected for one scan output."""
+class CollectedSlices:
+    """Run-time list of the slices that the iterations collected for one scan output."""
 
     sequence: Expr
     type: TensorType
 
 
-def _kind(value: Value) -> Type | None:
+def _carried_type(value: Value) -> Type | None:
     """Return the type of a carried value; None for an empty sequence, whose element type is
     unknown.
     """
@@ -93,25 +93,25 @@ def _kind(value: Value) -> Type | None:
     return value.kind
 
 
-def as_tensor(kind: Type) -> TensorType:
-    """Return a type, asserted to be that of a tensor."""
+def as_tensor_type(kind: Type) -> TensorType:
+    """Return a type, asserted to be a tensor type."""
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind!r}"
     return kind
 
 
-def _function_of(loop: Let) -> Function:
+def _loop_function(loop: Let) -> Function:
     """Return the function that a loop binds."""
     assert isinstance(loop.value, Function)
     return loop.value
 
 
-def is_true(value: Value) -> bool:
-    """Return whether a condition is known to hold."""
+def is_constant_true(value: Value) -> bool:
+    """Return whether a condition is known to hold at import."""
     return value.array is not None and bool(np.all(value.array))
 
 
 def as_scalar(scope: Scope, value: Value) -> Expr:
-    """Return a one-element value as a tensor of rank 0."""
+    """Emit a one-element value as a tensor of rank 0."""
     expr = scope.expr(value)
     return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
 
@@ -130,30 +130,34 @@ class Loop:
     go: Value | None
     step: Step
 
-    def build(self) -> tuple[list[Value], list[Parts], bool]:
+    def build(self) -> tuple[list[Value], list[CollectedSlices], bool]:
         """Build the loop; return the last carried values, the collected slices, and whether the
         limit alone ends the loop.
 
-        Raises ChangesRank when a carried value changes its rank or dtype.
+        Raises CarriedRankChange when a carried value changes its rank or dtype.
         """
-        kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
-        scope, births_before = self.node.scope, self.node.scope.births()
+        kinds, endless = (
+            [_carried_type(v) for v in self.start],
+            self.go is None or is_constant_true(self.go),
+        )
+        scope, births_before = self.node.scope, self.node.scope.birth_count()
         # Fixed-point iteration over the carried types: the body is imported anew until they are
         # stable.
         while True:
-            block = Block()
+            # A fresh block in each round: the bindings of a failed round must not stay.
+            block = ImportBlock()
             with scope.inside(block):
-                index = self._param("i", TensorType((), "int64"))
+                index = self._carried_param("i", TensorType((), "int64"))
                 go = constant(np.array(True))
                 if not endless:
-                    go = self._param("go", TensorType((), "bool"))
+                    go = self._carried_param("go", TensorType((), "bool"))
                 params = [
-                    v if k is None else self._param(n, k)
+                    v if k is None else self._carried_param(n, k)
                     for n, k, v in zip(self.names, kinds, self.start, strict=True)
                 ]
                 iteration = self.step(index, go, params)
-                changed = self._changed(kinds, iteration.carried)
-                if endless and not is_true(iteration.go):
+                changed = self._widened_types(kinds, iteration.carried)
+                if endless and not is_constant_true(iteration.go):
                     endless = False  # it was taken for true, which iterations change
                 elif all(a is b for a, b in zip(kinds, changed, strict=True)):
                     head = [index] if endless else [index, go]
@@ -164,73 +168,81 @@ class Loop:
                         ]
                         continue
                     typed = [k for k in kinds if k is not None]
-                    moving = self._moving(typed, params, iteration.carried)
+                    moving = self._variant_indices(typed, params, iteration.carried)
                     loop, slice_types = self._function(typed, head, params, iteration, moving)
                     break
                 else:
                     kinds = changed
-        fixed = self._fixed(params, moving)
-        loop = loop.with_fields(value=scope.capture(_function_of(loop), births_before, fixed))
-        last, collected = self._results(scope.spanned(loop), slice_types, moving)
+        fixed = self._invariant_values(params, moving)
+        loop = loop.with_fields(value=scope.capture(_loop_function(loop), births_before, fixed))
+        last, collected = self._unpack_results(scope.spanned(loop), slice_types, moving)
         return last, collected, endless
 
-    def written_out(self) -> tuple[list[Value], list[list[Value]]] | None:
-        """Unroll the loop; return the last carried values and the slices of each iteration.
+    def unroll(self) -> tuple[list[Value], list[list[Value]]] | None:
+        """Unroll a loop of constant trip count; return None above MAX_UNROLLED_ITERATIONS.
 
-        None where the trip count is unknown or above MAX_WRITTEN_OUT.
+        None where the trip count is unknown or above MAX_UNROLLED_ITERATIONS.
         """
         limit = self.limit
         if not isinstance(limit, Constant) or limit.data.size != 1:
             return None
         trip_count = int(limit.data.item())
-        if trip_count > MAX_WRITTEN_OUT or not (self.go is None or is_true(self.go)):
+        if trip_count > MAX_UNROLLED_ITERATIONS or not (
+            self.go is None or is_constant_true(self.go)
+        ):
             return None
         values, slices = list(self.start), list[list[Value]]()
         for number in range(trip_count):
             iteration = self.step(constant(np.array(number)), constant(np.array(True)), values)
+            # A condition that depends on data cannot end an unrolled loop.
             if iteration.go.array is None:
                 return None
             values = list(iteration.carried)
             slices.append(list(iteration.parts))
-            if not is_true(iteration.go):
+            if not is_constant_true(iteration.go):
                 break
         return values, slices
 
-    def _param(self, name: str, kind: Type) -> Value:
+    def _carried_param(self, name: str, kind: Type) -> Value:
+        """Add a parameter of the loop function for a carried value."""
         var = self.node.scope.variable(name, kind)
         if isinstance(kind, TypeCall):
-            return of_type_call(var, kind)
+            return value_of_type_call(var, kind)
         return Value(self.node.scope.typed(var), expr=var)
 
-    def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
-        """Return the carried types with the dimensions that an iteration changes made unknown; None
-        for a sequence that is still empty.
+    def _widened_types(
+        self, kinds: Sequence[Type | None], after: Sequence[Value]
+    ) -> list[Type | None]:
+        """Return the carried types, widened by unknown dimensions where an iteration changes an
+        extent.
         """
         widened_types: list[Type | None] = []
         every = zip(self.names, kinds, after, strict=True)
         for index, (name, kind, value) in enumerate(every):
-            if _kind(value) is None:
+            if _carried_type(value) is None:
                 widened_types.append(kind)
                 continue
             new = self.node.scope.outside(value.kind)
-            common_type = new if kind is None else joined(kind, new)
+            common_type = new if kind is None else join_types(kind, new)
             if common_type is None:
-                was = "" if kind is None else type_text(kind)
-                raise ChangesRank(
+                was = "" if kind is None else format_type(kind)
+                raise CarriedRankChange(
                     f"the carried value {name!r} must keep its type and rank, but is "
-                    f"{was} before an iteration and {type_text(value.kind)} after it",
-                    index if kind is not None and dtypes(kind) == dtypes(new) else None,
+                    f"{was} before an iteration and {format_type(value.kind)} after it",
+                    index
+                    if kind is not None and possible_dtypes(kind) == possible_dtypes(new)
+                    else None,
                 )
             widened_types.append(
-                kind if kind is not None and says_as_much(kind, common_type) else common_type
+                kind if kind is not None and is_as_specific(kind, common_type) else common_type
             )
         return widened_types
 
-    def _moving(
+    def _variant_indices(
         self, kinds: Sequence[Type], params: Sequence[Value], after: Sequence[Value]
     ) -> list[int]:
-        """Return the numbers of the carried values that an iteration may change; the loop-invariant
-        others are captured.
+        """Return the numbers of the loop-variant carried values; the invariant others are
+        captured.
         """
         every = zip(kinds, params, after, self.start, strict=True)
         return [
@@ -239,8 +251,8 @@ class Loop:
             if param.expr is None or value.expr is not param.expr or start.kind is not kind
         ]
 
-    def _fixed(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
-        """Return the initial values of the variables of loop-invariant carried values."""
+    def _invariant_values(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
+        """Return the initial values of the loop-invariant variables."""
         pairs = zip(params, self.start, strict=True)
         steady = [p for n, p in enumerate(pairs) if n not in moving]
         return {p.expr: value for p, value in steady if isinstance(p.expr, Var)}
@@ -253,13 +265,13 @@ class Loop:
         iteration: Iteration,
         moving: Sequence[int],
     ) -> tuple[Let, list[TensorType]]:
-        """Return the loop function over the variant values with its first call, and the types of
-        the collected slices.
+        """Build the loop function over the variant values and its first call; return also the types
+        of the slices.
 
         Closes the block of the function's body.
         """
         scope = self.node.scope
-        slice_types = [as_tensor(scope.outside(p.type)) for p in iteration.parts]
+        slice_types = [as_tensor_type(scope.outside(p.type)) for p in iteration.parts]
         lists = [sequence.list_type(p) for p in slice_types]
         collected_vars = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
         parameters = [*head, *(params[n] for n in moving)]
@@ -269,9 +281,10 @@ class Loop:
         result = TupleType((*(kinds[n] for n in moving), *lists))
         loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
         state = variables[len(head) :]
-        go_on = self._condition(variables[: len(head)])
+        go_on = self._continue_condition(variables[: len(head)])
         carried = [iteration.carried[n] for n in moving]
-        again = self._again(
+        # The call is in tail position, so that the VM and the AOT executor run it as a jump.
+        again = self._recursive_call(
             loop, variables[: len(head)], iteration, carried, collected_vars, slice_types, state
         )
         body = If(go_on, again, Tuple(tuple(state)))
@@ -284,13 +297,16 @@ class Loop:
         loop_let = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
         return loop_let, slice_types
 
-    def _condition(self, head: Sequence[Var]) -> Expr:
+    def _continue_condition(self, head: Sequence[Var]) -> Expr:
+        """Emit the condition to run another iteration: below the limit, and the model's own
+        condition.
+        """
         tests: list[Expr] = list(head[1:])
         if self.limit is not None:
             tests.insert(0, op.less(head[0], self.limit))
         return reduce(op.logical_and, tests) if tests else const(True)
 
-    def _again(
+    def _recursive_call(
         self,
         loop: Var,
         head: Sequence[Var],
@@ -300,9 +316,10 @@ class Loop:
         slice_types: Sequence[TensorType],
         params: Sequence[Var],
     ) -> Expr:
+        """Emit the tail call with the values after an iteration."""
         scope = self.node.scope
         added = [
-            scope.relaxed(scope.expr(p), k)
+            scope.relax_type(scope.expr(p), k)
             for p, k in zip(iteration.parts, slice_types, strict=True)
         ]
         lists = [
@@ -317,9 +334,10 @@ class Loop:
         args = (op.add(head[0], const(np.int64(1))), *go, *carried, *lists)
         return scope.close(scope.spanned(Call(loop, args)))
 
-    def _results(
+    def _unpack_results(
         self, loop_result: Expr, slice_types: Sequence[TensorType], moving: Sequence[int]
-    ) -> tuple[list[Value], list[Parts]]:
+    ) -> tuple[list[Value], list[CollectedSlices]]:
+        """Return the final carried values and the collected slices from the loop's result tuple."""
         scope = self.node.scope
         last = list(self.start)
         for index, number in enumerate(moving):
@@ -328,12 +346,12 @@ class Loop:
         lists = [
             scope.spanned(TupleGetItem(loop_result, first + i)) for i in range(len(slice_types))
         ]
-        return last, [Parts(e, k) for e, k in zip(lists, slice_types, strict=True)]
+        return last, [CollectedSlices(e, k) for e, k in zip(lists, slice_types, strict=True)]
 
 
 def stacked(
     scope: Scope,
-    slices: Parts,
+    slices: CollectedSlices,
     name: str,
     length: PrimExpr | None,
     axis: int = 0,
@@ -345,7 +363,7 @@ def stacked(
     data-dependent ones.
     """
     kind = slices.type
-    dims = np.array([prim_const(0) if is_any(d) else d for d in kind.shape], object)
+    dims = np.array([prim_const(0) if is_unknown_dim(d) else d for d in kind.shape], object)
     shape, like = scope.expr(known(dims, "int64")), const(0, kind.dtype)
     stack = scope.bound(sequence.stack(slices.sequence, shape, like, length, reverse), name)
     if axis == 0:

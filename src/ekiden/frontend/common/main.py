@@ -1,11 +1,11 @@
-"""Builder of an import's function `main`: its parameters, as inputs are found, and its results."""
+"""Builder of an imported module's function `main`: its parameters and results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Names, Value, constant, dim_name
+from ekiden.frontend.common.value import UniqueNames, Value, constant, dim_name
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.span import Span
@@ -14,53 +14,50 @@ from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
 
 
 def initial_state(arrays: Sequence[Array]) -> Function:
-    """Return the function INITIAL of ekiden.frontend.common.imported: the constant initial
-    state.
-    """
+    """Build the function that returns the constant initial state: one value, or a tuple."""
     fields = tuple(Constant(array) for array in arrays)
     body: Expr = fields[0] if len(fields) == 1 else Tuple(fields)
     kinds = tuple(constant(a).type for a in arrays)
     return Function((), body, kinds[0] if len(kinds) == 1 else TupleType(kinds))
 
 
-class Main:
+class MainBuilder:
     """Builder of the function `main`. input_names: the model's input names, in order."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.input_names: list[str] = []
-        self._names = Names()
+        self._names = UniqueNames()
 
     def tensor(self, name: str, kind: TensorType) -> Value:
         """Add a tensor input; return its value."""
-        var = self._var(name, kind)
+        var = self._input_var(name, kind)
         self.scope.add_param(var, kind, name)
         return Value(kind, expr=var)
 
     def dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
-        """Return a dimension of the input `name`: a number, or a symbol where it is dynamic (None,
-        -1), with the stated name if there is one.
-        """
+        """Return a dimension of an input: a number, or a symbol where it is dynamic (None, -1)."""
         if isinstance(stated, int) and stated >= 0:
             return const(stated)
         return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
 
     def object(self, name: str, kind: Type) -> Var:
         """Add a non-tensor input, such as a list; return its variable."""
-        var = self._var(name, kind)
+        var = self._input_var(name, kind)
         self.scope.params.append(var)
         self.scope.param_names[var] = name
         return var
 
-    def _var(self, name: str, kind: Type) -> Var:
+    def _input_var(self, name: str, kind: Type) -> Var:
+        """Return a parameter of unique name whose span names the input."""
         self.input_names.append(name)
         var = Var(self._names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
         var.set_checked_type(kind)
         return var
 
     def function(self, outputs: Sequence[Value]) -> Function:
-        """Return the function with these outputs: a tuple, unless there is only one."""
-        fields = [self.scope.leaving(v) for v in outputs]
+        """Build `main` with these outputs; several become a tuple."""
+        fields = [self.scope.as_block_result(v) for v in outputs]
         types = tuple(self.scope.type_of(f) for f in fields)
         body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))
         kind = types[0] if len(types) == 1 else TupleType(types)

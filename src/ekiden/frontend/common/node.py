@@ -1,5 +1,5 @@
-"""A node of a model as converters see it: inputs as values, and ways to say what is unsupported.
-Each frontend adds how attributes are read.
+"""Context of a converter: a node's inputs as values, its attributes, and ways to reject it. Each
+frontend adds how attributes are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import Dim, Shape, as_dim, known
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known_int
 
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 """What a converter gives: an expression (its fields are the outputs where it is a tuple), a value,
@@ -25,23 +25,23 @@ or one of these for each output, None for one that is not supported.
 """
 
 
-class Body(Protocol):
+class Subgraph(Protocol):
     """Subgraph of a node: a branch, or the body of a loop."""
 
     @property
     def names(self) -> Sequence[str]:
         """Return the names of the subgraph's inputs."""
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the subgraph's nodes for these inputs; return its outputs."""
 
 
-MAX_DECLARED = 1 << 28
+MAX_DECLARED_ELEMENTS = 1 << 28
 """Elements of a table that is made while importing, at most."""
 
 
-class Inputs(list[Value | None]):
-    """Inputs of a node, with a record of which a converter has read."""
+class TrackedInputs(list[Value | None]):
+    """Inputs of a node that record which of them a converter has read."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
         super().__init__(values)
@@ -54,6 +54,8 @@ class Inputs(list[Value | None]):
     def __getitem__(self, index: SupportsIndex | slice) -> Value | list[Value | None] | None:
         """Return one input or several, which are read from here on."""
         indices = range(len(self))[index]
+        # The registry rejects a node whose converter ignores a present input, instead of computing
+        # something else.
         self.read.update(indices if isinstance(indices, range) else (indices,))
         return super().__getitem__(index)
 
@@ -72,7 +74,8 @@ class Inputs(list[Value | None]):
 
 
 class Node:
-    """Node of a model as converters see it. Inputs that are absent are None.
+    """Node of a model as its converter sees it: inputs, outputs and the import scope. Inputs that
+    are absent are None.
 
     name: as messages have it. output_names: those of its output tensors, "" for an unused one.
     """
@@ -85,21 +88,25 @@ class Node:
         output_names: Sequence[str] = ("",),
     ) -> None:
         self.name, self.scope, self.output_names = name, scope, output_names
-        self.inputs = Inputs(None if v is None else sizes.resolved(scope, v) for v in inputs)
+        self.inputs = TrackedInputs(
+            None if v is None else sizes.resolve_named_sizes(scope, v) for v in inputs
+        )
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
         """Return a copy of the node with other inputs, for converters composed of others."""
         copied = copy.copy(self)
-        copied.inputs = Inputs(None if v is None else sizes.resolved(self.scope, v) for v in inputs)
+        copied.inputs = TrackedInputs(
+            None if v is None else sizes.resolve_named_sizes(self.scope, v) for v in inputs
+        )
         return copied
 
     def unsupported(self, reason: str) -> NoReturn:
-        """Give up on this node; `reason` follows the node's name in the error."""
+        """Reject the node; `reason` follows its name in the error."""
         raise Unsupported(reason)
 
     def needs(self, index: int, reason: str) -> NoReturn:
-        """Raise Unsupported because an input's value must be known; the error lists the parameters
-        that it depends on.
+        """Reject the node because an input must be constant; the error lists the parameters that it
+        depends on.
         """
         raise Unsupported(reason, self.scope.params_of(self.expr(index)))
 
@@ -110,7 +117,7 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def peek(self, index: int) -> Value | None:
-        """Return an input, or None, for a check of it: it does not count as read."""
+        """Return an input without marking it as read; None if it is absent."""
         return self.inputs.peek(index)
 
     def value(self, index: int) -> Value:
@@ -155,8 +162,7 @@ class Node:
         return tuple(int(v) for v in self.numbers(index, what).ravel())
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
-        """Return an integer input as numbers and dimensions; data-dependent ones become named
-        dimensions.
+        """Return an integer input as dimensions; data-dependent elements become named dimensions.
 
         Where the node admits only `count` of them, a vector of unknown length is required to have
         that length.
@@ -165,28 +171,28 @@ class Node:
         if (
             count is not None
             and len(operand.type.shape) == 1
-            and known(operand.type.shape[0]) is None
+            and known_int(operand.type.shape[0]) is None
         ):
+            # The operator fixes the length of this vector: a dynamic extent can only be `count`.
             self.scope.same(operand.type.shape, (as_dim(count),))
-            operand = self.value_of(op.reshape(self.expr(index), (count,)))
-        extents = sizes.dims(self.scope, operand)
+            operand = self.as_value(op.reshape(self.expr(index), (count,)))
+        extents = sizes.named_dims(self.scope, operand)
         if extents is None:
             self.needs(index, f"{what!r} must be a vector of known length")
         return extents
 
     def learn(self, index: int, axis: int, extent: Dim) -> None:
-        """Require an axis of an input, where it has that axis, to have this extent; this may refine
-        the model's shapes.
+        """Require an axis of an input to have this extent, which may refine the model's shapes.
 
         A known mismatch is left to the operator, which rejects it.
         """
         shape = () if self.optional(index) is None else self.shape(index)
-        if axis < len(shape) and (known(shape[axis]) is None or known(extent) is None):
+        if axis < len(shape) and (known_int(shape[axis]) is None or known_int(extent) is None):
             self.scope.same((shape[axis],), (as_dim(extent),))
 
     def partial(self, index: int) -> Sequence[PrimExpr | None]:
-        """Return what is known of the elements of an integer input: a number or shape expression
-        each, None for data.
+        """Return the elements of an integer input as shape expressions, None for those that depend
+        on data.
         """
         elements = sizes.elements(self.scope, self.value(index))
         if elements is None:
@@ -194,17 +200,18 @@ class Node:
         dims = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in elements.ravel()]
         return [e if sizes.is_dim(e) else None for e in dims]
 
-    def believed(self, what: str, count: int) -> int:
-        """Return a size that the model declares, before that much is allocated.
+    def check_declared_count(self, what: str, count: int) -> int:
+        """Return a count that the model declares; reject it above MAX_DECLARED_ELEMENTS, before
+        memory is allocated.
 
         Raises Unsupported where it is negative or beyond any model.
         """
-        if not 0 <= count <= MAX_DECLARED:
-            self.unsupported(f"{what} must be in [0, {MAX_DECLARED}], got {count}")
+        if not 0 <= count <= MAX_DECLARED_ELEMENTS:
+            self.unsupported(f"{what} must be in [0, {MAX_DECLARED_ELEMENTS}], got {count}")
         return count
 
     def axis(self, axis: int, rank: int) -> int:
-        """Return `axis` counted from the front. Raises Unsupported where it is out of range."""
+        """Normalize an axis: count negative ones from the end, and reject those out of range."""
         if not -rank <= axis < rank:
             self.unsupported(f"axis {axis} is out of range for rank {rank}")
         return axis + rank if axis < 0 else axis
@@ -215,14 +222,12 @@ class Node:
         """Return the type of an expression under construction."""
         return self.scope.typed(expr)
 
-    def value_of(self, expr: Expr) -> Value:
+    def as_value(self, expr: Expr) -> Value:
         """Return an expression under construction as a value."""
         return Value(self.typed(expr), expr=expr)
 
     def given(self, expr: Expr) -> Value:
-        """Return an expression under construction as a value that several later expressions may
-        share.
-        """
+        """Return an expression as a value that several later expressions may share."""
         spanned = self.scope.spanned(expr)
         return Value(self.scope.typed(spanned), expr=spanned)
 
@@ -236,7 +241,7 @@ class Node:
 
 
 class AttributeNode(Node):
-    """Node of TensorFlow or TensorFlow Lite, whose attributes share TensorFlow's names, such as
+    """Node of TensorFlow or TensorFlow Lite, whose attributes have TensorFlow's names, such as
     "keep_dims".
 
     Accessors return the default where the node does not state the attribute.
@@ -254,6 +259,6 @@ class AttributeNode(Node):
         """Return a dtype attribute. Raises Unsupported for one that no tensor has."""
         raise NotImplementedError
 
-    def of_input(self, index: int) -> str:
+    def input_label(self, index: int) -> str:
         """Return " of <tensor>" for messages; "" where inputs have no names."""
         return ""

@@ -1,4 +1,4 @@
-"""Import options: the arguments of `ekiden.compile` that concern the model."""
+"""Import options: arguments of `ekiden.compile` that concern the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TypeAlias
 
-from ekiden.runtime.debug.shown import shown
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -46,7 +46,7 @@ class ImportOptions:
                 yield option.name
 
     def plain(self) -> dict[str, object]:
-        """Return the options that are set, by name: a part of the artifact cache's key."""
+        """Return the options that are set, by name; they are part of the artifact cache's key."""
         return {name: getattr(self, name) for name in self.given()}
 
 
@@ -54,21 +54,22 @@ NO_OPTIONS = ImportOptions()
 """A model as it stands."""
 
 
-def given_dims(name: str, shape: object) -> list[int | str | None]:
-    """Parse a shape that `shape` states for an input: numbers >= 0, names, None (or -1) for
-    dynamic.
+def parse_stated_shape(name: str, shape: object) -> list[int | str | None]:
+    """Parse the shape that the option `shape` states for an input: non-negative numbers, names, or
+    None (-1) for dynamic.
 
     Raises ImportModelError for anything else.
     """
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        actual = f"{type(shape).__name__}: {shown(shape)}"
+        actual = f"{type(shape).__name__}: {short_repr(shape)}"
         raise ImportModelError(
             f"shape of {name!r}: a sequence of dimensions expected, got {actual}"
         )
-    return [_dim_of(name, dim) for dim in shape]
+    return [_parse_dim(name, dim) for dim in shape]
 
 
-def _dim_of(name: str, dim: object) -> int | str | None:
+def _parse_dim(name: str, dim: object) -> int | str | None:
+    """Parse one dimension of a stated shape."""
     if dim is None or isinstance(dim, str):
         return dim
     try:
@@ -78,4 +79,4 @@ def _dim_of(name: str, dim: object) -> int | str | None:
     if number >= -1:
         return None if number == -1 else number
     expected = "a number from 0 on, a name, or None or -1 for any expected"
-    raise ImportModelError(f"shape of {name!r}: {expected}, got {shown(dim)}")
+    raise ImportModelError(f"shape of {name!r}: {expected}, got {short_repr(dim)}")

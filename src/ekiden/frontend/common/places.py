@@ -1,4 +1,4 @@
-"""XLA gather and scatter: windows of a tensor at data-dependent positions.
+"""XLA gather and scatter: windows of a tensor at data-dependent start indices.
 
 Axes of the tensor are of three kinds: indexed ones, those of which a window has a part, and whole
 ones. The first two are transposed to the front, where gather_nd reads them by indices of every
@@ -17,12 +17,12 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, tidy
-from ekiden.topi.dimensions import known as number_of
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, simplify_dim
+from ekiden.topi.dimensions import known_int as number_of
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class WindowPositions:
     """Start positions and extents of gather or scatter windows.
 
     batch: the shape of the indices. starts: for an axis of the tensor its positions, of that shape.
@@ -41,46 +41,48 @@ class Places:
     covering: dict[int, Value]
 
     @property
-    def moving(self) -> list[int]:
+    def partial_axes(self) -> list[int]:
         """Return the axes that are indexed or only partly covered by a window."""
         return [
             i for i in range(len(self.shape))
             if i in self.starts or i in self.batching
-            or not equal(as_dim(self.sizes[i]), self.shape[i])
+            or not are_equal_dims(as_dim(self.sizes[i]), self.shape[i])
         ]  # fmt: skip
 
     @property
     def whole(self) -> list[int]:
         """Return the axes that a window covers entirely."""
-        return [i for i in range(len(self.shape)) if i not in self.moving]
+        return [i for i in range(len(self.shape)) if i not in self.partial_axes]
 
     @property
     def kept(self) -> list[int]:
-        """Return the moving axes that the result has."""
-        return [i for i in self.moving if i not in self.dropped]
+        """Return the partly covered axes that the result has."""
+        return [i for i in self.partial_axes if i not in self.dropped]
 
 
-def places(
+def window_positions(
     node: Node, operand: int, indices: int, vector: int,
     sizes: Sequence[Dim], dropped: Sequence[int],
     batching: Sequence[int], index_batching: Sequence[int], start_map: Sequence[int],
-) -> Places:  # fmt: skip
-    """Return the window positions that the dimension numbers of an XLA gather or scatter
-    describe.
-    """
+) -> WindowPositions:  # fmt: skip
+    """Decode the dimension numbers of an XLA gather or scatter into window positions."""
     shape, index_shape = node.shape(operand), node.shape(indices)
     batch = tuple(d for i, d in enumerate(index_shape) if i != vector)
     starts: dict[int, Value] = {}
     covering: dict[int, Value] = {}
     for number, axis in enumerate(start_map):
-        is_whole = equal(as_dim(sizes[axis]), shape[axis])
+        is_whole = are_equal_dims(as_dim(sizes[axis]), shape[axis])
+        # A window that covers its axis can only start at 0; scatter still drops it where the index
+        # is another.
         positions = covering if is_whole else starts
-        positions[axis] = _component(node, node.value(indices), vector, number)
+        positions[axis] = _index_component(node, node.value(indices), vector, number)
     along = {a: i - (i > vector) for a, i in zip(batching, index_batching, strict=True)}
-    return Places(shape, batch, starts, tuple(sizes), (*dropped, *batching), along, covering)
+    return WindowPositions(
+        shape, batch, starts, tuple(sizes), (*dropped, *batching), along, covering
+    )
 
 
-def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
+def _index_component(node: Node, indices: Value, vector: int, number: int) -> Value:
     """Return one component of every index vector, as int64."""
     rank = len(indices.type.shape)
     if indices.array is not None:
@@ -94,65 +96,70 @@ def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
     return node.given(data if indices.type.dtype == "int64" else op.cast(data, "int64"))
 
 
-def limits(node: Node, at: Places, axis: int) -> Expr:
-    """Return the last start position at which a window fits."""
+def max_start(node: Node, at: WindowPositions, axis: int) -> Expr:
+    """Emit the last start at which a window fits along an axis."""
     return node.scope.spanned(
         node.scope.expr(
-            known(np.array(tidy(at.shape[axis] - as_dim(at.sizes[axis])), object), "int64")
+            known(np.array(simplify_dim(at.shape[axis] - as_dim(at.sizes[axis])), object), "int64")
         )
     )
 
 
-def inside(node: Node, at: Places) -> Places:
+def clamp_positions(node: Node, at: WindowPositions) -> WindowPositions:
     """Return the positions clamped so that every window fits, as XLA's gather requires."""
     moved = {}
     for axis, start in at.starts.items():
-        limit = tidy(at.shape[axis] - as_dim(at.sizes[axis]))
+        limit = simplify_dim(at.shape[axis] - as_dim(at.sizes[axis]))
         if start.array is not None and number_of(limit) is not None:
             moved[axis] = constant(np.clip(start.array, 0, number_of(limit)))
         else:
             low = op.maximum(node.scope.expr(start), const(0, "int64"))
-            moved[axis] = node.given(op.minimum(low, limits(node, at, axis)))
-    return Places(at.shape, at.batch, moved, at.sizes, at.dropped, at.batching, {})
+            moved[axis] = node.given(op.minimum(low, max_start(node, at, axis)))
+    return WindowPositions(at.shape, at.batch, moved, at.sizes, at.dropped, at.batching, {})
 
 
-def index_tensor(node: Node, at: Places) -> Expr:
-    """Return the indices of every element: [moving axes, batch..., extents of kept axes...]."""
+def index_tensor(node: Node, at: WindowPositions) -> Expr:
+    """Emit the index of every element: [partial axes, batch..., extents of kept axes...]."""
     kept_axes = at.kept
     target = (*at.batch, *(as_dim(at.sizes[i]) for i in kept_axes))
-    rows = [_index(node, at, axis, kept_axes, target) for axis in at.moving]
+    rows = [_axis_index(node, at, axis, kept_axes, target) for axis in at.partial_axes]
     return op.stack(rows, axis=0)
 
 
-def _index(
-    node: Node, at: Places, axis: int, kept_axes: Sequence[int], target: Sequence[PrimExpr]
+def _axis_index(
+    node: Node, at: WindowPositions, axis: int, kept_axes: Sequence[int], target: Sequence[PrimExpr]
 ) -> Expr:
-    """Return the index of every element along one axis, broadcast to `target`."""
+    """Emit the index of every element along one axis, broadcast to `target`."""
     count = len(at.batch)
     index: Expr | None = None
     if axis in at.batching:
-        index = _counted(at.batch[at.batching[axis]], at.batching[axis], len(target))
+        index = _iota_along(at.batch[at.batching[axis]], at.batching[axis], len(target))
     elif axis in at.starts:
         start = node.scope.expr(at.starts[axis])
         index = op.reshape(start, as_attr((*at.batch, *(1,) * len(kept_axes))), allowzero=True)
     if axis in kept_axes and number_of(as_dim(at.sizes[axis])) != 1:
-        along = _counted(as_dim(at.sizes[axis]), count + list(kept_axes).index(axis), len(target))
+        along = _iota_along(
+            as_dim(at.sizes[axis]), count + list(kept_axes).index(axis), len(target)
+        )
         index = along if index is None else op.add(index, along)
     if index is None:
         index = const(np.zeros((1,) * len(target), np.int64))
     return op.broadcast_to(index, as_attr(target))
 
 
-def _counted(extent: PrimExpr, axis: int, rank: int) -> Expr:
+def _iota_along(extent: PrimExpr, axis: int, rank: int) -> Expr:
+    """Emit 0, 1, ..., extent - 1 along one axis of a tensor of that rank, with extent 1
+    elsewhere.
+    """
     wide = [1] * rank
     numbers = op.arange(0, extent, 1, dtype="int64")
     shape: list[Dim] = [*wide[:axis], extent, *wide[axis + 1 :]]
     return op.reshape(numbers, as_attr(shape), allowzero=True)
 
 
-def result_order(at: Places, offsets: Sequence[int]) -> list[int]:
-    """Return the permutation from [batch..., kept..., whole...] to the axis order of the dimension
-    numbers.
+def result_order(at: WindowPositions, offsets: Sequence[int]) -> list[int]:
+    """Return the permutation from [batch..., kept..., covered...] to the axis order of the
+    dimension numbers.
 
     `offsets` are the result axes of the window, in its order (offset_dims).
     """
@@ -168,9 +175,9 @@ def result_order(at: Places, offsets: Sequence[int]) -> list[int]:
     return [have.index(axis) for axis in target_axes]
 
 
-def taken(node: Node, at: Places, offsets: Sequence[int]) -> Expr:
+def gather_windows(node: Node, at: WindowPositions, offsets: Sequence[int]) -> Expr:
     """Gather the windows at these positions."""
-    data, moving, covered_axes = node.expr(0), at.moving, at.whole
+    data, moving, covered_axes = node.expr(0), at.partial_axes, at.whole
     dropped_whole = [i for i in covered_axes if i in at.dropped]
     if not moving:
         windows = data
@@ -187,17 +194,18 @@ def taken(node: Node, at: Places, offsets: Sequence[int]) -> Expr:
         index = node.scope.expr(at.starts[axis])
         ordered = data if axis == 0 else op.transpose(data, [axis, *covered_axes])
         windows = op.take(ordered, index, axis=0)
-        windows = _without(windows, at, dropped_whole)
+        windows = _squeeze_windows(windows, at, dropped_whole)
     else:
         order = [*moving, *covered_axes]
         ordered = data if order == list(range(len(order))) else op.transpose(data, order)
         windows = op.gather_nd(ordered, index_tensor(node, at))
-        windows = _without(windows, at, dropped_whole)
+        windows = _squeeze_windows(windows, at, dropped_whole)
     order = result_order(at, offsets)
     return windows if order == list(range(len(order))) else op.transpose(windows, order)
 
 
-def _without(windows: Expr, at: Places, dropped: Sequence[int]) -> Expr:
+def _squeeze_windows(windows: Expr, at: WindowPositions, dropped: Sequence[int]) -> Expr:
+    """Drop collapsed axes that the window covers entirely."""
     if not dropped:
         return windows
     lead = len(at.batch) + len(at.kept)

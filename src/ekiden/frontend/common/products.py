@@ -6,34 +6,35 @@ from ekiden.frontend.common.node import Node
 from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import Shape, broadcast_shape, equal, product
+from ekiden.topi.dimensions import Shape, are_equal_dims, broadcast_shape, product_of_dims
 
 
-def multiplied(node: Node, a: Expr, b: Expr) -> Expr:
-    """Return [..., r, k] times [..., k, c], both of rank 2 or more, with leading axes broadcast.
+def broadcast_matmul(node: Node, a: Expr, b: Expr) -> Expr:
+    """Emit [..., r, k] times [..., k, c] with broadcast leading axes; both have rank 2 or more.
 
     Raises Unsupported where they do not broadcast.
     """
     a_shape, b_shape = node.typed(a).shape, node.typed(b).shape
     node.scope.same(a_shape[-1:], b_shape[-2:-1])
+    # A two-dimensional weight multiplies all rows at once: one GEMM instead of a batch of small
+    # ones.
     if len(b_shape) == 2:
         return op.nn.matmul(a, b)
-    return batched(node, a, b)
+    return batched_matmul(node, a, b)
 
 
-def batched(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
-    """Return [..., r, k] times [..., k, c], or [..., c, k] if it is transposed, both of rank 2 or
-    more.
+def batched_matmul(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
+    """Emit [..., r, k] times [..., k, c], or [..., c, k] if `transpose_b`, by batch_matmul.
 
     The leading axes broadcast and become the one batch of nn.batch_matmul. Raises Unsupported where
     they do not broadcast.
     """
     a_shape, b_shape = node.typed(a).shape, node.typed(b).shape
-    node.scope.broadcasts(a_shape[:-2], b_shape[:-2])
+    node.scope.require_broadcastable(a_shape[:-2], b_shape[:-2])
     batch = broadcast_shape(a_shape[:-2], b_shape[:-2])
     if batch is None:
         node.unsupported(f"batches {a_shape[:-2]!r} and {b_shape[:-2]!r} do not broadcast")
-    sides = _flat(node, a, batch), _flat(node, b, batch)
+    sides = _collapse_batch(node, a, batch), _collapse_batch(node, b, batch)
     product_of_each = op.nn.batch_matmul(*sides, transpose_b=transpose_b)
     if len(batch) == 1:
         return product_of_each
@@ -41,21 +42,24 @@ def batched(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
     return op.reshape(product_of_each, shape, allowzero=True)
 
 
-def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:
-    """Reshape [batch..., r, c] to [product, r, c]; a batch of 1 stays 1."""
+def _collapse_batch(node: Node, expr: Expr, batch: Shape) -> Expr:
+    """Collapse the batch axes: [batch..., r, c] becomes [product, r, c]; a batch of 1 is not
+    repeated.
+    """
     shape = node.typed(expr).shape
     if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
         return expr
+    # batch_matmul broadcasts a batch of 1 itself, without copying the matrix.
     if all(is_const(d, 1) for d in shape[:-2]):
         return op.reshape(expr, (1, *shape[-2:]), True)
     pairs = zip(shape, batch, strict=False)
-    if len(shape) != len(batch) + 2 or not all(equal(d, e) for d, e in pairs):
+    if len(shape) != len(batch) + 2 or not all(are_equal_dims(d, e) for d, e in pairs):
         expr = op.broadcast_to(expr, (*batch, *shape[-2:]))
-    return op.reshape(expr, (product(batch), *shape[-2:]), True)
+    return op.reshape(expr, (product_of_dims(batch), *shape[-2:]), True)
 
 
-def taken(node: Node, data: Expr, indices: Expr, axis: int, batch: int) -> Expr:
-    """Gather along an axis with `batch` leading axes shared by data and indices."""
+def batched_take(node: Node, data: Expr, indices: Expr, axis: int, batch: int) -> Expr:
+    """Emit a gather along an axis with `batch` leading axes shared by data and indices."""
     if not batch:
         return op.take(data, indices, axis=axis)
     rank, width = len(node.typed(data).shape), len(node.typed(indices).shape)

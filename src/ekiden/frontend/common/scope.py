@@ -1,5 +1,5 @@
-"""State shared by the nodes of one import: dimension symbols, types of expressions, spans, shapes
-as tensors.
+"""Import scope shared by the nodes of one import: dimension symbols, expression types, spans and
+blocks.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.captures import bind_captured
-from ekiden.frontend.common.dim_arithmetic import dim_tensor
-from ekiden.frontend.common.facts import Facts, Learned
+from ekiden.frontend.common.dim_arithmetic import lower_dim
+from ekiden.frontend.common.facts import DimFacts, RestartImport
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import with_span
-from ekiden.frontend.common.sum_value import definition, of_type_call
-from ekiden.frontend.common.value import Value, clean_name
+from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call
+from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, fold_binary, is_const
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.prim_visitor import Interned, exceeds, free_vars, substitute
+from ekiden.ir.prim_visitor import ExprInterner, free_vars, has_more_nodes, substitute
 from ekiden.ir.span import Span
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Function, Let, TupleGetItem, Var
@@ -36,7 +36,7 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.dimensions import equal, known
+from ekiden.topi.dimensions import are_equal_dims, known_int
 
 MAX_EXTENT_NODES = 100
 """Nodes of an expression that is an extent. Those of networks with named sizes are shorter; where
@@ -46,7 +46,7 @@ an extent is made of itself again and again its text would double with each laye
 class Scope:
     """Import scope: symbols, constraints and nested blocks of one import attempt."""
 
-    def __init__(self, facts: Facts, used: set[str]) -> None:
+    def __init__(self, facts: DimFacts, used: set[str]) -> None:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
@@ -58,9 +58,9 @@ class Scope:
         self._made: dict[SizeVar, tuple[Var, int, int, int]] = {}
         """Symbols that a dimension is made of: tensor, axis, factor and rest of the dimension."""
         self._scalars: dict[SizeVar, Expr] = {}
-        self._blocks = [Block()]
+        self._blocks = [ImportBlock()]
         self._origins: dict[Var, Expr] = {}
-        self._interned = Interned()
+        self._interned = ExprInterner()
         self._births: dict[Expr, int] = {}
         """Expression of a value -> how many there were before it."""
         self._symbols: dict[str, SizeVar] = {}
@@ -75,8 +75,10 @@ class Scope:
     # Dimensions.
 
     def symbol(self, name: str) -> PrimExpr:
-        """Return the dimension of that name; a number where the model admits no other."""
-        dim = self._dimension(name)
+        """Return the dimension of that name: a symbol, or a number where the model admits no other
+        extent.
+        """
+        dim = self._dim_symbol(name)
         if isinstance(dim, SizeVar):
             self._stated.add(dim)
         if isinstance(dim, SizeVar) and dim.upper is not None:
@@ -84,8 +86,8 @@ class Scope:
             self.constraints[limit] = (dim <= dim.upper, limit)
         return dim
 
-    def _dimension(self, name: str) -> PrimExpr:
-        """Return the dimension of that name, or of those that are one with it, in this attempt."""
+    def _dim_symbol(self, name: str) -> PrimExpr:
+        """Return the symbol of a dimension, or of its representative among equal ones."""
         name = self._facts.first(name)
         if name in self._facts.known:
             return prim.const(self._facts.known[name])
@@ -105,9 +107,12 @@ class Scope:
         """
         self.params.append(var)
         self.param_names[var] = name
-        self._show(var, type_)
+        self._register_symbols(var, type_)
 
-    def _show(self, var: Var, type_: TensorType) -> None:
+    def _register_symbols(self, var: Var, type_: TensorType) -> None:
+        """Record which parameter and axis carries each symbol of a type, directly or as a linear
+        expression.
+        """
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
@@ -117,7 +122,8 @@ class Scope:
                     self._made.setdefault(symbols[0], (var, axis, *terms))
 
     def require(self, condition: PrimExpr, why: str = "") -> None:
-        """Require a condition on dimensions for the current node; nothing if it always holds.
+        """Require a condition on dimensions for the current node; nothing is emitted if it always
+        holds.
 
         `why` stands behind the node's name in the error. In `main` it is checked once when a run
         begins, as far as it follows from the inputs; else where the node stands.
@@ -125,20 +131,25 @@ class Scope:
         if Analyzer().can_prove(condition):
             return
         block = self._blocks[-1]
+        # A condition on inputs of main is checked once on entry, before memory is allocated.
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
-        elif block.is_new(repr(condition)):
+        elif block.mark_required(repr(condition)):
             scalar = self.spanned(self.scalar(condition))
-            block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
+            block.require(
+                scalar, f"{self.span}{why} needs {format_prim_expr(condition)}", self.span
+            )
 
     def require_data(self, condition: Expr, why: str) -> None:
-        """Require that a data-dependent bool scalar holds, here and for what follows."""
+        """Require that a data-dependent bool scalar holds, checked at run time in the current
+        block.
+        """
         self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
 
     # Blocks: main, branches, functions.
 
     @contextmanager
-    def inside(self, block: Block) -> Iterator[Block]:
+    def inside(self, block: ImportBlock) -> Iterator[ImportBlock]:
         """Enter a `with` block in which a branch or a function body is imported."""
         self._blocks.append(block)
         try:
@@ -155,25 +166,23 @@ class Scope:
         return closed
 
     def variable(self, name: str, kind: Type) -> Var:
-        """Return a new parameter of the function whose body is the innermost block; unknown
-        dimensions of a tensor get names.
-        """
+        """Return a new parameter of the function whose body is the innermost block."""
         if not isinstance(kind, TensorType):
-            var = Var(clean_name(name) or "value", kind, span=self.span)
+            var = Var(sanitize_name(name) or "value", kind, span=self.span)
             var.set_checked_type(kind)
             return var
         dims = (self._named(name, axis, dim) for axis, dim in enumerate(kind.shape))
         named = TensorType(tuple(dims), kind.dtype)
-        var = Var(clean_name(name) or "value", named, span=self.span)
+        var = Var(sanitize_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
         stated_dims = {d for d in kind.shape if isinstance(d, SizeVar)}
         new = {d for d in named.shape if isinstance(d, SizeVar)} - stated_dims
         self._blocks[-1].symbols |= new
-        self._show(var, named)
+        self._register_symbols(var, named)
         return var
 
     def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
-        """Return a name for an unknown dimension of a value.
+        """Return a symbol for an unknown dimension of a value; known ones are returned unchanged.
 
         Attempts give it the same name, by its location in the model, so that facts hold of it.
         """
@@ -181,23 +190,24 @@ class Scope:
             return dim
         where = (str(self.span), name, axis)
         count = self._places[where] = self._places.get(where, -1) + 1
-        called = self._facts.name_at((*where, count))
-        return self._dimension(called) if len(self._blocks) == 1 else SizeVar(called)
+        called = self._facts.data_dim_name((*where, count))
+        return self._dim_symbol(called) if len(self._blocks) == 1 else SizeVar(called)
 
     def bound(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
     ) -> Value:
-        """Return an expression as a value, with unknown dimensions of a tensor named from here on.
+        """Bind an expression to a variable if it has unknown dimensions, which get names from here
+        on.
 
         Where `shape` knows such a dimension, it is required to be that.
         """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
-            return of_type_call(self.spanned(expr), kind)
+            return value_of_type_call(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
         # An extent built from itself layer after layer would double its text: bind a symbol to it.
-        if any(exceeds(d, MAX_EXTENT_NODES) for d in kind.shape):
-            return self._bounded(expr, name, kind)
+        if any(has_more_nodes(d, MAX_EXTENT_NODES) for d in kind.shape):
+            return self._bind_long_extents(expr, name, kind)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
             return Value(kind, expr=self.spanned(expr))
         if shape is not None:
@@ -208,32 +218,30 @@ class Scope:
         self.bind(var, expr)
         return Value(self.typed(var), expr=var)
 
-    def _bounded(self, expr: Expr, name: str, kind: TensorType) -> Value:
-        """Return a value whose extents of long text are symbols, one for each expression, bound to
-        the value's own shape here: what later nodes say of them is short again.
+    def _bind_long_extents(self, expr: Expr, name: str, kind: TensorType) -> Value:
+        """Bind an expression whose extents have a long text, and replace these extents by
+        symbols.
         """
         symbols = {n: s for block in self._blocks for n, s in block.extents.items()}
         dims = list(kind.shape)
         for axis, dim in enumerate(dims):
-            if exceeds(dim, MAX_EXTENT_NODES):
+            if has_more_nodes(dim, MAX_EXTENT_NODES):
                 dims[axis] = symbols.get(id(self._interned(dim)), AnyDim())
         open_dims = (AnyDim() if d is not k else d for d, k in zip(dims, kind.shape, strict=True))
-        relaxed = self.relaxed(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
+        relaxed = self.relax_type(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
         var = self.variable(name, TensorType(tuple(dims), kind.dtype))
         self.bind(var, relaxed)
         for dim, symbol in zip(kind.shape, self.typed(var).shape, strict=True):
-            if exceeds(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
+            if has_more_nodes(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
                 self._blocks[-1].extents.setdefault(id(self._interned(dim)), symbol)
         return Value(self.typed(var), expr=var)
 
     def short(self, value: Value) -> Value:
-        """Return a value known from shapes as one that is computed at run time where the text of
-        its elements is long; any other as it is.
-        """
+        """Replace shape expressions of long text by the value computed at run time."""
         if value.symbols is None:
             return value
         elements = [e for e in value.symbols.ravel() if isinstance(e, PrimExpr)]
-        if not any(exceeds(e, MAX_EXTENT_NODES) for e in elements):
+        if not any(has_more_nodes(e, MAX_EXTENT_NODES) for e in elements):
             return value
         return Value(value.type, expr=self.expr(value))
 
@@ -244,13 +252,11 @@ class Scope:
         self._origins[var] = spanned
 
     def name_size(self, number: PrimVar, dim: SizeVar) -> None:
-        """Record, in the innermost block, that a number of the data is a dimension."""
+        """Record, in the innermost block, that an element of a tensor is a named dimension."""
         self._blocks[-1].sizes[number] = dim
 
-    def with_sizes(self, elements: Array) -> Array:
-        """Return elements with the numbers of the data that have been named as dimensions
-        substituted.
-        """
+    def substitute_sizes(self, elements: Array) -> Array:
+        """Substitute the dimensions named so far for tensor elements."""
         named: dict[PrimVar, PrimExpr] = {}
         for block in self._blocks:
             named.update(block.sizes)
@@ -274,38 +280,39 @@ class Scope:
                     waiting += [self._origins[var]] if var in self._origins else []
         return [v for v in visited if v in self.param_names]
 
-    def leaving(self, value: Value) -> Expr:
-        """Return a value as a result of the innermost block: dimensions known only inside become
+    def as_block_result(self, value: Value) -> Expr:
+        """Return a value as a result of the innermost block; dimensions bound inside become
         unknown.
         """
         expr = self.expr(value)
-        return self.relaxed(expr, self.outside(self.type_of(expr)))
+        return self.relax_type(expr, self.outside(self.type_of(expr)))
 
-    def outside(self, kind: Type, block: Block | None = None) -> Type:
-        """Return a type as it is seen from outside a block, the innermost one by default."""
+    def outside(self, kind: Type, block: ImportBlock | None = None) -> Type:
+        """Return a type as seen from outside a block, the innermost one by default."""
         inner = (self._blocks[-1] if block is None else block).symbols
 
-        def replace(inner_type: Type) -> Type:
+        def erase_inner_dims(inner_type: Type) -> Type:
             """Replace dimensions that name something bound inside by unknown ones."""
             if not isinstance(inner_type, TensorType):
                 return inner_type
             dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in inner_type.shape)
             return TensorType(tuple(dims), inner_type.dtype)
 
-        return map_type(kind, replace)
+        return map_type(kind, erase_inner_dims)
 
-    def is_outside(self, *values: Value) -> bool:
+    def depends_on_main_only(self, *values: Value) -> bool:
         """Return whether known values depend only on dimensions named in `main`."""
         inner = {s for block in self._blocks[1:] for s in block.symbols}
         symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
         return not inner.intersection(free_vars(*symbols))
 
-    def relaxed(self, expr: Expr, kind: Type) -> Expr:
+    def relax_type(self, expr: Expr, kind: Type) -> Expr:
         """Return an expression under a less specific type."""
-        if says_as_much(self.type_of(expr), kind):
+        if is_as_specific(self.type_of(expr), kind):
             return expr
         # A Let whose variable has the wider type forgets dimensions without computing anything.
         var = Var("result", kind, span=self.span)
+        # Inference would give the variable the narrower type of its value again.
         var.set_checked_type(kind)
         relaxed_let = Let(var, expr, var, span=self.span)
         relaxed_let.set_checked_type(kind)
@@ -318,7 +325,7 @@ class Scope:
             (element,) = kind.args
             assert isinstance(element, TensorType)
             return self.sequence(value, element)
-        return self.relaxed(self.expr(value), kind)
+        return self.relax_type(self.expr(value), kind)
 
     def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
         """Return the fields of a tuple of tensors, each bound."""
@@ -328,7 +335,7 @@ class Scope:
     # Alternatives of values of several ranks.
 
     @contextmanager
-    def inside_alternative(self, blocks: Sequence[Block]) -> Iterator[None]:
+    def inside_alternative(self, blocks: Sequence[ImportBlock]) -> Iterator[None]:
         """Enter a `with` block in which nodes are imported for one alternative, in the innermost of
         these blocks.
         """
@@ -341,18 +348,19 @@ class Scope:
             del self._blocks[count:]
             self._tentative -= 1
 
-    def use_sum(self, count: int) -> None:
-        """Have the module define the sum type of so many alternatives."""
-        data = definition(count)
+    def declare_sum_type(self, count: int) -> None:
+        """Declare the sum type of `count` alternatives in the module."""
+        data = sum_type_definition(count)
         self.module.type_definitions[data.header] = data
 
     def doomed(self) -> Mapping[int, str]:
-        """Return the branches of the current node after which a later node always fails, and how it
-        fails."""
+        """Return the branches of the current node after which a later node always fails, with the
+        failure.
+        """
         return self._facts.doomed.get(str(self.span), {})
 
     def doom(self, name: str, branch: int, reason: str) -> None:
-        """Record that a node after the choice `name` fails in one of its branches.
+        """Record that a node fails after one branch of the conditional `name`.
 
         Raises Learned, unless it fails only within an alternative of another choice.
         """
@@ -360,11 +368,11 @@ class Scope:
             self._facts.doom(name, branch, reason)
 
     def same(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
-        """Require dimensions to be equal; a node states all its equalities at once.
+        """Require dimensions to be pairwise equal; a node states all its equalities at once.
 
         Raises Learned when that says more of symbols than was known.
         """
-        pairs = list(_open_pairs(first, second))
+        pairs = list(_unequal_pairs(first, second))
         inner = {s for block in self._blocks for s in block.symbols}
         named = [
             (a.name, b.name)
@@ -372,48 +380,53 @@ class Scope:
             if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}
         ]
         if named and not self._tentative:
-            self._facts.unite(named)
+            self._facts.union_dims(named)
+        # A branch that is not taken must not constrain the inputs.
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
         if not self._tentative:
             self._learn_resized(pairs)
         for a, b in pairs:
-            self.require(binary(prim.EQ, a, b))
+            self.require(fold_binary(prim.EQ, a, b))
 
-    def broadcasts(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
-        """Require what two broadcast shapes imply: s against min(s, c), c > 1, means s <= c."""
+    def require_broadcastable(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
+        """Require two shapes to broadcast; s against min(s, c) with c > 1 implies s <= c."""
         aligned = zip(reversed(first), reversed(second), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
-        pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
+        pairs = list(_unequal_pairs([a for a, _ in pairs], [b for _, b in pairs]))
         if not self._tentative:
             for a, b in pairs:
                 self._learn_bound(a, b)
                 self._learn_bound(b, a)
             self._learn_resized(pairs)
         for a, b in pairs:
-            condition = binary(prim.EQ, a, b)
+            condition = fold_binary(prim.EQ, a, b)
             for dim in (d for d in (a, b) if not is_const(d)):
-                condition = binary(prim.Or, condition, binary(prim.EQ, dim, 1))
+                condition = fold_binary(prim.Or, condition, fold_binary(prim.EQ, dim, 1))
             self.require(condition)
 
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+        """Learn that a named dimension must be a number, and restart the import."""
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._is_stated(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
                     raise ImportModelError(f"dimension {symbol.name!r} would be {number.value}")
-                self._facts.settle(symbol.name, number.value)
+                self._facts.fix_extent(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Return whether it is a dimension that the model names, of which facts may be learnt."""
+        """Return whether a dimension is a symbol that the model names, of which facts may be
+        learnt.
+        """
         return isinstance(dim, SizeVar) and dim in self._stated
 
     def _learn_bound(self, symbol: PrimExpr, bound: PrimExpr) -> None:
+        """Learn an upper bound of a named dimension, and restart the import."""
         if not self._is_stated(symbol) or not isinstance(bound, prim.Min):
             return
         for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
                 self._facts.upper[symbol.name] = limit.value
-                raise Learned
+                raise RestartImport
 
     def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         """Learn the extents of resized images from the tensors that they must match."""
@@ -423,11 +436,11 @@ class Scope:
                 if repr(resized) in self._resized and not is_const(matching):
                     required_extents.setdefault(repr(resized), matching)
                     break
-        self._facts.equate(required_extents)
+        self._facts.record_resized_extents(required_extents)
 
-    def resized(self, extent: PrimExpr) -> PrimExpr:
-        """Return the extent that an image is resized to: as computed, or as later nodes need it,
-        which is then required.
+    def resolve_resized(self, extent: PrimExpr) -> PrimExpr:
+        """Return the extent that an image is resized to, or the one that later nodes
+        require of it.
         """
         key = repr(extent)
         if is_const(extent) or isinstance(extent, SizeVar):
@@ -435,17 +448,17 @@ class Scope:
         if key not in self._facts.equal:
             self._resized.add(key)
             return extent
-        required = self._from_names(self._facts.equal[key])
+        required = self._resolve_named_dims(self._facts.equal[key])
         if required is None:
             return extent
-        self.require(binary(prim.EQ, extent, required))
+        self.require(fold_binary(prim.EQ, extent, required))
         return required
 
-    def _from_names(self, expr: PrimExpr) -> PrimExpr | None:
-        """Return an expression over names as one over this attempt's symbols; None where one has no
-        value yet.
+    def _resolve_named_dims(self, expr: PrimExpr) -> PrimExpr | None:
+        """Return an expression over names as one over this attempt's symbols; None while one has no
+        value.
         """
-        symbols = {v: self._dimension(v.name) for v in free_vars(expr)}
+        symbols = {v: self._dim_symbol(v.name) for v in free_vars(expr)}
         dims = [s for s in symbols.values() if isinstance(s, SizeVar)]
         return substitute(expr, symbols) if all(s in self._sources for s in dims) else None
 
@@ -483,20 +496,20 @@ class Scope:
         """Return a sequence as a list expression whose elements have one type."""
         if value.items is None:
             assert value.expr is not None
-            return self.relaxed(value.expr, sequence.list_type(element))
+            return self.relax_type(value.expr, sequence.list_type(element))
         list_expr: Expr = sequence.empty(element)
         for item in value.items:
-            list_expr = sequence.append(list_expr, self.relaxed(self.expr(item), element))
-        return self.relaxed(self.spanned(list_expr), sequence.list_type(element))
+            list_expr = sequence.append(list_expr, self.relax_type(self.expr(item), element))
+        return self.relax_type(self.spanned(list_expr), sequence.list_type(element))
 
     def spanned(self, expr: Expr) -> Expr:
-        """Return an expression with its type, and the current node as the span of its new parts."""
+        """Return an expression, typed, with the current node as the span of its new parts."""
         self.type_of(expr)
         return self.span_all([expr])[0]
 
     def span_all(self, exprs: Sequence[Expr]) -> list[Expr]:
-        """Return typed expressions with the current node as the span of what is new in them, and
-        note that they exist from here on.
+        """Attach the current node as span to the new parts of typed expressions, and record when
+        they were made.
         """
         spanned = with_span(exprs, self.span)
         for expr in spanned:
@@ -505,14 +518,13 @@ class Scope:
 
     # Loops.
 
-    def births(self) -> int:
-        """Return how many expressions of values there are, to tell later which are newer."""
+    def birth_count(self) -> int:
+        """Return the number of expressions made so far, to tell later which are newer."""
         return len(self._births)
 
     def capture(self, function: Function, begun: int, fixed: Mapping[Var, Value]) -> Function:
-        """Return the body of a loop with names in the place of what existed when it was begun, and
-        of what is `fixed`: values for variables. They are bound in the innermost block, before the
-        loop.
+        """Hoist what existed before a loop began out of its body, together with loop-invariant
+        variables. They are bound in the innermost block, before the loop.
         """
         values = {var: self.expr(value) for var, value in fixed.items()}
         return bind_captured(
@@ -520,8 +532,8 @@ class Scope:
         )
 
     def _captured_name(self, expr: Expr) -> Expr:
-        """Return the variable of a captured expression, bound in the innermost block unless it has
-        one that is visible there.
+        """Return the variable of a captured expression, bound in the innermost block unless one is
+        visible.
         """
         if isinstance(expr, (Constant, Var)):
             return expr
@@ -542,11 +554,14 @@ class Scope:
         return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
 
     def scalar(self, dim: PrimExpr) -> Expr:
-        """Return a dimension, or what is made of dimensions, as a scalar tensor."""
-        return dim_tensor(dim, self._size)
+        """Emit a shape expression as a scalar tensor."""
+        return lower_dim(dim, self._dim_size)
 
-    def _size(self, symbol: SizeVar) -> Expr:
+    def _dim_size(self, symbol: SizeVar) -> Expr:
         # One expression a symbol: shape_of and take of it are shared by all nodes.
+        """Emit the run-time extent of a symbol: an element of the shape of a parameter, solved for
+        the symbol if linear.
+        """
         if symbol not in self._scalars:
             is_plain = symbol in self._sources
             var, axis = self._sources[symbol] if is_plain else self._made[symbol][:2]
@@ -560,12 +575,12 @@ class Scope:
 
 
 def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
-    """Return (factor, offset) of `factor * symbol + offset`, found by evaluating it at three
-    points; None for another form.
+    """Return (factor, offset) of `factor * symbol + offset`, by evaluation at three points; None
+    for other forms.
     """
     probe = 1_000_003
     # Two points determine the line; the far one rejects non-linear dimensions.
-    values = [known(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, probe)]
+    values = [known_int(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, probe)]
     if any(value is None for value in values):
         return None
     offset, first, last = (value or 0 for value in values)
@@ -573,25 +588,27 @@ def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
     return (factor, offset) if factor and last == factor * probe + offset else None
 
 
-def says_as_much(actual: Type, expected: Type) -> bool:
-    """Return whether two compatible types are known to be the same."""
+def is_as_specific(actual: Type, expected: Type) -> bool:
+    """Return whether a type has all that another of its kind states: equal or both unknown
+    dimensions.
+    """
     match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):
             return all(
-                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
+                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or are_equal_dims(x, y)
                 for x, y in zip(a, b, strict=True)
             )
         case (TypeCall(args=a), TypeCall(args=b)) | (TupleType(fields=a), TupleType(fields=b)):
-            return len(a) == len(b) and all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
+            return len(a) == len(b) and all(is_as_specific(x, y) for x, y in zip(a, b, strict=True))
     return False
 
 
-def _open_pairs(
+def _unequal_pairs(
     first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> Iterator[tuple[PrimExpr, PrimExpr]]:
-    """Yield pairs of dimensions that are not provably equal, skipping unknown ones."""
+    """Yield the pairs of dimensions that are not provably equal, skipping unknown ones."""
     for a, b in zip(first, second, strict=True):
-        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
+        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not are_equal_dims(a, b):
             yield a, b
 
 

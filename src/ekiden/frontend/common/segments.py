@@ -5,19 +5,19 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from ekiden.frontend.common.combined import neutral
-from ekiden.frontend.common.formulas import append_axes
+from ekiden.frontend.common.combined import reduction_identity
+from ekiden.frontend.common.formulas import append_unit_axes
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.scattered import MODES
+from ekiden.frontend.common.scattered import SCATTER_MODES
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, simplify_dim
 
 
-def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> Expr:
-    """Return [count, ..]: the reduced rows of each segment, a neutral element for a segment without
-    rows.
+def segment_reduce(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> Expr:
+    """Emit [count, ...]: the rows of each segment reduced; an empty segment is the reduction's
+    identity.
 
     `ids` may have more axes, the leading ones of `data`; rows with a negative id belong to no
     segment, one of `count` or above is out of range.
@@ -28,37 +28,37 @@ def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> E
     slots = op.cast(ids if rank == 1 else op.reshape(ids, (-1,)), "int64")
     # a row in front takes in what belongs to none
     slots = op.add(op.maximum(slots, const(-1, "int64")), const(1, "int64"))
-    nothing = const(_nothing(kind, dtype), dtype)
-    wide = as_attr((tidy(as_dim(count) + 1), *row_shape))
+    # Negative ids are dropped, as TensorFlow specifies: they all land in row 0, which is cut off.
+    nothing = const(_empty_segment_value(kind, dtype), dtype)
+    wide = as_attr((simplify_dim(as_dim(count) + 1), *row_shape))
     start = op.full(nothing, wide, dtype)
-    combined = op.scatter_nd(start, op.expand_dims(slots, 0), rows, MODES[kind])
+    combined = op.scatter_nd(start, op.expand_dims(slots, 0), rows, SCATTER_MODES[kind])
     return op.strided_slice(combined, (1,), (wide[0],), axes=(0,))
 
 
-def _nothing(kind: str, dtype: str) -> object:
-    """Return the value of a segment without rows: the neutral element, clipped to finite
-    numbers.
-    """
+def _empty_segment_value(kind: str, dtype: str) -> object:
+    """Return the value of an empty segment: the identity, clipped to finite numbers."""
     # TensorFlow fills empty segments of max and min with finite limits, not with infinities.
-    neutral_value = neutral(kind, dtype)
-    return np.clip(neutral_value, *_ends(dtype)) if is_float(dtype) else neutral_value
+    neutral_value = reduction_identity(kind, dtype)
+    return np.clip(neutral_value, *_finite_limits(dtype)) if is_float(dtype) else neutral_value
 
 
-def _ends(dtype: str) -> tuple[float, float]:
+def _finite_limits(dtype: str) -> tuple[float, float]:
+    """Return the lowest and largest finite number of a float dtype."""
     ends = ml_dtypes.finfo(dtype)
     return float(ends.min), float(ends.max)
 
 
-def length_of(node: Node, ids: Expr) -> Dim:
-    """Return one more than the largest id, as a size."""
+def num_segments(node: Node, ids: Expr) -> Dim:
+    """Return the number of segments, the largest id plus 1, as a dimension."""
     # The -1 makes the maximum of no ids defined: no segments.
     wide = op.concatenate([const(np.array([-1])), op.cast(ids, "int64")], axis=0)
     segment_count = op.add(op.max(wide, axis=[0], keepdims=True), const(1, "int64"))
     return node.with_inputs([node.given(segment_count)]).dims(0, "segments")[0]
 
 
-def counted_rows(node: Node, ids: Expr, count: Dim, dtype: str, rank: int) -> Expr:
-    """Return the number of rows of each segment as [count, 1, ..] of that rank."""
+def segment_sizes(node: Node, ids: Expr, count: Dim, dtype: str, rank: int) -> Expr:
+    """Emit the number of rows of each segment as [count, 1, ...] of that rank."""
     ones = op.ones_like(op.cast(ids, dtype))
-    counts = combined_rows(node, "add", ones, ids, count)
-    return append_axes(counts, rank - 1)
+    counts = segment_reduce(node, "add", ones, ids, count)
+    return append_unit_axes(counts, rank - 1)

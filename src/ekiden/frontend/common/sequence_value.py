@@ -20,39 +20,39 @@ from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.expr import Expr
 from ekiden.relay.op import sequence
-from ekiden.topi.dimensions import equal
+from ekiden.topi.dimensions import are_equal_dims
 
 
-def joined(a: Type, b: Type) -> Type | None:
-    """Return the most specific common type of two types; None for tensors of different rank or
-    dtype.
-    """
+def join_types(a: Type, b: Type) -> Type | None:
+    """Return the least upper bound of two types; None for tensors of different rank or dtype."""
     match a, b:
         case TensorType(), TensorType() if a.dtype == b.dtype and len(a.shape) == len(b.shape):
-            return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
+            return TensorType(tuple(map(_join_dims, a.shape, b.shape)), a.dtype)
         case TypeCall(), TypeCall() if a.func == b.func:
-            args = _joined_all(a.args, b.args)
+            args = _join_type_lists(a.args, b.args)
             return None if args is None else TypeCall(a.func, args)
         case TupleType(), TupleType():
-            fields = _joined_all(a.fields, b.fields)
+            fields = _join_type_lists(a.fields, b.fields)
             return None if fields is None else TupleType(fields)
     return None
 
 
-def _joined_all(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
+def _join_type_lists(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
+    """Join two lists of types pairwise; None where their lengths or a pair do not match."""
     if len(first) != len(second):
         return None
-    common_types = [joined(a, b) for a, b in zip(first, second, strict=True)]
+    common_types = [join_types(a, b) for a, b in zip(first, second, strict=True)]
     return None if None in common_types else tuple(k for k in common_types if k is not None)
 
 
-def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and equal(a, b)
+def _join_dims(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Return a dimension that both share, else an unknown one."""
+    is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and are_equal_dims(a, b)
     return a if is_one else AnyDim()
 
 
-class NoTensor(Value):
-    """Value that is no tensor; operations that need one raise Unsupported."""
+class NonTensorValue(Value):
+    """Value other than a tensor; operations that need a tensor raise Unsupported."""
 
     __slots__ = ()
     what = "a value that is no tensor"
@@ -64,8 +64,10 @@ class NoTensor(Value):
         return super().__getattribute__(name)
 
 
-class MapValue(NoTensor):
-    """List of dictionaries, one for each row of a matrix; `keys` name its columns (ONNX ZipMap)."""
+class MapValue(NonTensorValue):
+    """List of dictionaries, one per row of a matrix whose columns are named by `keys` (ONNX
+    ZipMap).
+    """
 
     __slots__ = ("keys",)
     what = "a sequence of maps"
@@ -81,8 +83,8 @@ class MapValue(NoTensor):
         return self.expr.checked_type
 
 
-class Absent(NoTensor):
-    """Absent optional value."""
+class AbsentValue(NonTensorValue):
+    """Absent optional value (ONNX Optional)."""
 
     __slots__ = ()
     what = "an optional value that is absent"
@@ -92,13 +94,13 @@ class Absent(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """Return the empty tuple type, which represents it in messages."""
+        """Return the empty tuple type, which stands for an absent value in messages."""
         return TupleType(())
 
 
-class SequenceValue(NoTensor):
-    """Sequence: `items` where its length is known, else a list of the program as `expr`, with
-    elements of type `element`.
+class SequenceValue(NonTensorValue):
+    """Sequence: Python `items` where its length is known, else a run-time list `expr` with elements
+    of type `element`.
     """
 
     __slots__ = ("dtype", "element", "items")
@@ -122,7 +124,7 @@ class SequenceValue(NoTensor):
         return sequence.list_type(self.joined())
 
     def joined(self) -> TensorType:
-        """Return the common type of all elements. Raises Unsupported if there is none."""
+        """Return the common type of all elements."""
         if self.items is None:
             assert self.element is not None
             return self.element
@@ -131,13 +133,14 @@ class SequenceValue(NoTensor):
         kinds: list[Type] = [v.type for v in self.items]
         if self.element is not None:
             kinds.append(self.element)
-        common = reduce(_joined_or_fail, kinds)
+        common = reduce(_require_common_type, kinds)
         assert isinstance(common, TensorType)
         return common
 
 
-def _joined_or_fail(a: Type, b: Type) -> Type:
-    common = joined(a, b)
+def _require_common_type(a: Type, b: Type) -> Type:
+    """Return the common type of two elements; raise Unsupported without one."""
+    common = join_types(a, b)
     if common is None:
         raise Unsupported(
             "the elements of a sequence whose length is not known at import must have one rank "
@@ -146,8 +149,8 @@ def _joined_or_fail(a: Type, b: Type) -> Type:
     return common
 
 
-def sequence_of(expr: Expr, kind: TypeCall) -> SequenceValue:
-    """Return a list of the program as a value."""
+def as_sequence_value(expr: Expr, kind: TypeCall) -> SequenceValue:
+    """Return a run-time list as a value."""
     (element,) = kind.args
     assert isinstance(element, TensorType)
     return SequenceValue(expr=expr, element=element)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.value import Value, known, scalar
+from ekiden.frontend.common.value import Value, known, scalar_value
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, tidy
-from ekiden.topi.dimensions import known as number_of
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, simplify_dim
+from ekiden.topi.dimensions import known_int as number_of
 
 Dims = Sequence[Dim]
 
 
-def window_at(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
-    """Return `size` elements of an axis from a data-dependent start."""
+def take_window(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
+    """Emit the window of `size` elements along an axis from a run-time start."""
     if number_of(size) == 1:
         indices = op.reshape(start, (1,))
     else:
@@ -26,14 +26,15 @@ def window_at(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
     return op.take(data, indices, axis=axis)
 
 
-def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
+def clamp_start(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
     """Return the start of a window along an axis, clamped so that the window fits (XLA
     DynamicSlice).
     """
-    limit = tidy(as_dim(extent) - as_dim(size))
-    zero = scalar(0, "int64")
+    limit = simplify_dim(as_dim(extent) - as_dim(size))
+    zero = scalar_value(0, "int64")
     if value.array is not None and number_of(limit) is not None:
-        return scalar(int(np.clip(int(value.array), 0, number_of(limit))), "int64")
+        return scalar_value(int(np.clip(int(value.array), 0, number_of(limit))), "int64")
+    # A window of the whole axis starts at 0 whatever the index is, after clamping.
     if number_of(limit) == 0:
         return zero
     wide = op.cast(node.scope.expr(value), "int64")
@@ -41,8 +42,8 @@ def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
     return node.given(moved)
 
 
-def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
-    """Return a tensor with a window of it replaced, at starts clamped by `start_of` (XLA
+def update_window(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
+    """Emit a tensor with a window replaced, at starts clamped by `clamp_start` (XLA
     DynamicUpdateSlice).
     """
     if not starts:
@@ -55,10 +56,10 @@ def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Ex
 
 
 def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
-    """Pad a tensor with low, high and interior padding (XLA Pad); negative padding crops."""
+    """Emit XLA Pad: low, high and interior padding; negative padding crops."""
     data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
     if any(inner):
-        data, shape = _stretch(data, shape, fill, inner)
+        data, shape = _pad_interior(data, shape, fill, inner)
     cuts = [(max(-(number_of(a) or 0), 0), max(-(number_of(b) or 0), 0))
             for a, b in zip(low, high, strict=True)]  # fmt: skip
     widths = [
@@ -67,15 +68,17 @@ def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequ
     ]
     if any(number_of(w) != 0 for pair in widths for w in pair):
         data = op.nn.pad(data, [as_attr(pair) for pair in widths], fill)
-        shape = [tidy(d + as_dim(a) + as_dim(b)) for d, (a, b) in zip(shape, widths, strict=True)]
+        shape = [
+            simplify_dim(d + as_dim(a) + as_dim(b)) for d, (a, b) in zip(shape, widths, strict=True)
+        ]
     if any(before or behind for before, behind in cuts):
         begin = [before for before, _ in cuts]
-        end = as_attr(tidy(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True))
+        end = as_attr(simplify_dim(d - behind) for d, (_, behind) in zip(shape, cuts, strict=True))
         data = op.strided_slice(data, begin, end)
     return data
 
 
-def _stretch(
+def _pad_interior(
     data: Expr, shape: list[PrimExpr], fill: Expr, inner: Sequence[int]
 ) -> tuple[Expr, list[PrimExpr]]:
     """Apply interior padding: each element becomes a row of itself and `count` fills; the trailing
@@ -87,9 +90,9 @@ def _stretch(
         rank = len(shape)
         row = op.expand_dims(data, axis=axis + 1)
         widths = [(0, 0)] * (axis + 1) + [(0, count)] + [(0, 0)] * (rank - axis - 1)
-        wide = tidy(as_dim(shape[axis]) * (count + 1))
+        wide = simplify_dim(as_dim(shape[axis]) * (count + 1))
         joined = (*shape[:axis], wide, *shape[axis + 1 :])
         data = op.reshape(op.nn.pad(row, widths, fill), as_attr(joined), allowzero=True)
-        shape = [*shape[:axis], tidy(wide - count), *shape[axis + 1 :]]
+        shape = [*shape[:axis], simplify_dim(wide - count), *shape[axis + 1 :]]
         data = op.strided_slice(data, (0,), as_attr((shape[axis],)), axes=(axis,))
     return data, shape

@@ -1,4 +1,4 @@
-"""Spans: which node of a model an expression comes from."""
+"""Spans: the model node that an expression comes from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from ekiden.relay.type_infer import infer_expr_type
 
 
 def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
-    """Return the same expressions with every new node (one without a span) carrying `span` and its
-    inferred type.
-    """
+    """Attach a span and the inferred type to every new expression (one without a span)."""
     done: dict[int, Expr] = {}
     # Iterative: models are deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
@@ -24,14 +22,15 @@ def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
         if expr.span is not None or isinstance(expr, Op):
             done[id(expr)] = expr
         elif is_ready:
-            done[id(expr)] = _respan(expr, [done[id(c)] for c in _parts(expr)], span)
+            done[id(expr)] = _respan(expr, [done[id(c)] for c in _operands(expr)], span)
         else:
             stack.append((expr, True))
-            stack.extend((c, False) for c in _parts(expr))
+            stack.extend((c, False) for c in _operands(expr))
     return [done[id(r)] for r in roots]
 
 
-def _parts(expr: Expr) -> Sequence[Expr]:
+def _operands(expr: Expr) -> Sequence[Expr]:
+    """Return the operands of an expression that a converter made."""
     match expr:
         case Call():
             return expr.args
@@ -44,6 +43,7 @@ def _parts(expr: Expr) -> Sequence[Expr]:
 
 
 def _respan(expr: Expr, operands: Sequence[Expr], span: Span) -> Expr:
+    """Rebuild an expression with new operands and a span, with its checked type."""
     checked = expr.checked_type_or_none()
     if isinstance(expr, Constant):
         checked = checked or infer_expr_type(expr)
@@ -54,6 +54,7 @@ def _respan(expr: Expr, operands: Sequence[Expr], span: Span) -> Expr:
 
 
 def _rebuild(expr: Expr, operands: Sequence[Expr], span: Span) -> Expr:
+    """Rebuild an expression with new operands and a span."""
     match expr:
         case Call():
             return expr.with_fields(args=tuple(operands), span=span)

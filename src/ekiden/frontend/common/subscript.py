@@ -1,4 +1,4 @@
-"""TensorFlow's StridedSlice: a Python subscript as numbers and bit masks for each axis."""
+"""TensorFlow's StridedSlice: a Python subscript encoded as begin, end, strides and bit masks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.topi.dimensions import Dim
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import known_int as number
 
-MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+MASK_NAMES = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
 
 class Subscript:
@@ -49,19 +49,21 @@ class Subscript:
         if not has_rest:
             self.items += [slice(None)] * (node.rank(0) - stated_axes)
 
-    def of_known(self, value: Value) -> Value | None:
-        """Return the subscript of known elements; None where a bound is symbolic."""
+    def slice_known(self, value: Value) -> Value | None:
+        """Slice known elements; return None where a bound is symbolic."""
         bounds = [i for i in self.items if isinstance(i, slice)]
         if any(isinstance(b, PrimExpr) for i in bounds for b in (i.start, i.stop)):
             return None
         return known(np.asarray(value.elements[tuple(self.items)]), value.type.dtype)
 
     def expr(self) -> Expr:
-        """Lower the subscript: the slice, then removed axes, then new axes."""
+        """Lower the subscript: strided_slice, then squeeze of indexed axes, then expand_dims of new
+        ones.
+        """
         node, begin, end, steps = self.node, [], [], []
         axis_items = [i for i in self.items if i is not None]
         for axis, item in enumerate(axis_items):
-            first, last, step = self._along(axis, item)
+            first, last, step = self._axis_bounds(axis, item)
             begin.append(first)
             end.append(last)
             steps.append(step)
@@ -73,10 +75,12 @@ class Subscript:
             sliced = op.expand_dims(sliced, axis=at)
         return sliced
 
-    def _along(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
+    def _axis_bounds(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
+        """Return (begin, end, stride) of one axis as strided_slice takes them."""
         dim = self.node.shape(0)[axis]
         extent = number(dim)
         if isinstance(item, int):
+            # The end of index -1 would be 0, which means the begin of the axis.
             return item, dim if item == -1 else item + 1, 1
         step = item.step or 1
         is_open = isinstance(item.start, PrimExpr) or isinstance(item.stop, PrimExpr)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import cache, reduce
 from typing import TypeAlias
 
-from ekiden.frontend.common.sequence_value import NoTensor, joined, sequence_of
+from ekiden.frontend.common.sequence_value import NonTensorValue, as_sequence_value, join_types
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.span import Span
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeCall, TypeVar
 from ekiden.relay.expr import (
     Call,
@@ -30,7 +30,7 @@ from ekiden.relay.expr import (
     Var,
 )
 
-ONE_OF = "OneOf"
+SUM_TYPE_PREFIX = "OneOf"
 """How the name of a sum type begins; the number of its alternatives follows."""
 MAX_ALTERNATIVES = 8
 """The most combinations of ranks that values may have at one place of a program."""
@@ -41,38 +41,40 @@ Kinds: TypeAlias = tuple[Type, ...]
 
 
 @cache
-def definition(count: int) -> TypeData:
+def sum_type_definition(count: int) -> TypeData:
     """Return the sum type of `count` alternatives."""
-    header = GlobalTypeVar(f"{ONE_OF}{count}")
+    header = GlobalTypeVar(f"{SUM_TYPE_PREFIX}{count}")
     variables = tuple(TypeVar(f"A{n}") for n in range(count))
     constructors = (
-        Constructor(f"{ONE_OF}{count}_{n}", (variable,), header, n)
+        Constructor(f"{SUM_TYPE_PREFIX}{count}_{n}", (variable,), header, n)
         for n, variable in enumerate(variables)
     )
     return TypeData(header, variables, tuple(constructors))
 
 
 def sum_type(alternatives: Sequence[Type]) -> TypeCall:
-    """Return the type of what has one of these types."""
-    return TypeCall(definition(len(alternatives)).header, tuple(alternatives))
+    """Return the sum type of these alternatives."""
+    return TypeCall(sum_type_definition(len(alternatives)).header, tuple(alternatives))
 
 
 def is_sum(kind: Type) -> bool:
     """Return whether a type is a sum type of this module."""
     return isinstance(kind, TypeCall) and str(getattr(kind.func, "name_hint", "")).startswith(
-        ONE_OF
+        SUM_TYPE_PREFIX
     )
 
 
-def inject(alternatives: Sequence[Type], index: int, value: Expr) -> Expr:
-    """Return a value as the alternative `index` of a sum of these types."""
-    constructor = definition(len(alternatives)).constructors[index]
+def inject_alternative(alternatives: Sequence[Type], index: int, value: Expr) -> Expr:
+    """Emit the injection of a value as alternative `index` of a sum of these types."""
+    constructor = sum_type_definition(len(alternatives)).constructors[index]
     return Call(constructor, (value,), type_args=tuple(alternatives))
 
 
-def match(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
-    """Return the arm, (variable of what it holds, result), of the alternative that a value has."""
-    constructors = definition(len(arms)).constructors
+def match_sum(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
+    """Emit a match of a sum over its alternatives; each arm is (variable of the payload,
+    result).
+    """
+    constructors = sum_type_definition(len(arms)).constructors
     clauses = [
         Clause(PatternConstructor(constructor, (PatternVar(var),)), result)
         for constructor, (var, result) in zip(constructors, arms, strict=True)
@@ -80,17 +82,16 @@ def match(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
     return Match(value, tuple(clauses))
 
 
-def held_var(kinds: Sequence[Type], span: Span) -> Var:
-    """Return a variable of what an alternative holds. It has a span, as an expression without one
-    is copied where it becomes a part of a node."""
+def payload_var(kinds: Sequence[Type], span: Span) -> Var:
+    """Return a variable for the payload tuple of an alternative."""
     kind = TupleType(tuple(kinds))
     var = Var("held", kind, span=span)
     var.set_checked_type(kind)
     return var
 
 
-class SumValue(NoTensor):
-    """Tagged union of several alternatives, each of which holds as many values.
+class SumValue(NonTensorValue):
+    """Sum value of several alternatives, each a tuple of equally many values.
 
     origin: the choice that decides which, where one alone does, by its name, and the branch of each
     alternative.
@@ -113,8 +114,8 @@ class SumValue(NoTensor):
         return sum_type([TupleType(k) for k in self.kinds]) if checked is None else checked
 
 
-class Member(NoTensor):
-    """Field of a tagged union: one of the values that each alternative holds."""
+class SumMember(NonTensorValue):
+    """Field of a sum value: one of the values that every alternative holds."""
 
     __slots__ = ("index", "whole")
     what = "a value whose rank depends on data"
@@ -125,67 +126,70 @@ class Member(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """Return the sum of the types that it may have."""
+        """Return the sum of the types that the field may have."""
         return sum_type([kinds[self.index] for kinds in self.whole.kinds])
 
 
-def sum_value(expr: Expr, kind: TypeCall) -> SumValue:
+def as_sum_value(expr: Expr, kind: TypeCall) -> SumValue:
     """Return an expression of a sum of tuples as a value."""
     kinds = [k.fields for k in kind.args if isinstance(k, TupleType)]
-    assert len(kinds) == len(kind.args), f"a sum of tuples expected, got {type_text(kind)}"
+    assert len(kinds) == len(kind.args), f"a sum of tuples expected, got {format_type(kind)}"
     return SumValue(expr, kinds)
 
 
-def of_type_call(expr: Expr, kind: TypeCall) -> NoTensor:
+def value_of_type_call(expr: Expr, kind: TypeCall) -> NonTensorValue:
     """Return an expression of an algebraic data type as a value: a sum or a sequence."""
-    return sum_value(expr, kind) if is_sum(kind) else sequence_of(expr, kind)
+    return as_sum_value(expr, kind) if is_sum(kind) else as_sequence_value(expr, kind)
 
 
-def merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
-    """Return the alternatives of which each of `every` is one, and the number of that one: those
-    of equal ranks and dtypes are one, of what their types have in common.
+def merge_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
+    """Merge combinations of equal ranks and dtypes; return the alternatives and the number of each
+    combination's own.
 
     Raises Unsupported for more than MAX_ALTERNATIVES.
     """
-    alternatives, numbers = first_merged(every)
+    alternatives, numbers = merge_first_alternatives(every)
     assigned = [n for n in numbers if n is not None]
     if len(assigned) < len(numbers):
         raise Unsupported(f"its values may have more than {MAX_ALTERNATIVES} combinations of ranks")
     return alternatives, assigned
 
 
-def first_merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:
-    """Return the same, but MAX_ALTERNATIVES at most, and None for what is none of them."""
+def merge_first_alternatives(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:
+    """Merge combinations like merge_alternatives, up to MAX_ALTERNATIVES; further ones have no
+    number.
+    """
     groups: dict[object, list[Kinds]] = {}
     for kinds in every:
-        key = tuple(map(_signature, kinds))
+        key = tuple(map(_rank_signature, kinds))
         if key in groups or len(groups) < MAX_ALTERNATIVES:
             groups.setdefault(key, []).append(kinds)
     keys = list(groups)
-    alternatives = [reduce(_joined_kinds, members) for members in groups.values()]
-    of_each = [tuple(map(_signature, kinds)) for kinds in every]
+    alternatives = [reduce(_join_kinds, members) for members in groups.values()]
+    of_each = [tuple(map(_rank_signature, kinds)) for kinds in every]
     return alternatives, [keys.index(key) if key in groups else None for key in of_each]
 
 
-def dtypes(kind: Type) -> set[str]:
-    """Return the dtypes that a tensor may have: that of a tensor, or those of a sum of tensors."""
+def possible_dtypes(kind: Type) -> set[str]:
+    """Return the dtypes that a tensor or a sum of tensors may have."""
     if isinstance(kind, TypeCall) and is_sum(kind):
-        return {d for k in kind.args for d in dtypes(k)}
-    return {kind.dtype} if isinstance(kind, TensorType) else {type_text(kind)}
+        return {d for k in kind.args for d in possible_dtypes(k)}
+    return {kind.dtype} if isinstance(kind, TensorType) else {format_type(kind)}
 
 
-def _joined_kinds(a: Kinds, b: Kinds) -> Kinds:
-    both = [joined(x, y) for x, y in zip(a, b, strict=True)]
+def _join_kinds(a: Kinds, b: Kinds) -> Kinds:
+    """Join two combinations of types pairwise."""
+    both = [join_types(x, y) for x, y in zip(a, b, strict=True)]
     return tuple(k for k in both if k is not None)
 
 
-def _signature(kind: Type) -> object:
-    """Return what types that have something in common share."""
+def _rank_signature(kind: Type) -> object:
+    """Return the key under which types are merged: dtype and rank, recursively."""
     match kind:
         case TensorType():
             return kind.dtype, len(kind.shape)
         case TypeCall():
-            return kind.func.name_hint, tuple(map(_signature, kind.args))  # type: ignore[attr-defined]
+            return kind.func.name_hint, tuple(map(_rank_signature, kind.args))  # type: ignore[attr-defined]
         case TupleType():
-            return tuple(map(_signature, kind.fields))
-    return type_text(kind)
+            return tuple(map(_rank_signature, kind.fields))
+    return format_type(kind)

@@ -9,11 +9,10 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 
 
-def kept_boxes(
+def non_max_suppression(
     node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> tuple[Expr, Expr]:
-    """Return the positions int32 [n] of the boxes that non-maximum suppression selects, and their
-    count int64 [1].
+    """Emit non-maximum suppression: the selected box indices int32 [n] and their count int64 [1].
 
     boxes: [n, 4]; scores: [n], highest first in the result; the limits are scalars.
     """
@@ -28,16 +27,16 @@ def kept_boxes(
     return op.cast(rows, "int32"), op.cast(TupleGetItem(suppressed, 1), "int64")
 
 
-def selected_boxes(
+def non_max_suppression_indices(
     node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> Expr:
-    """Return the positions of `kept_boxes`, as many as there are."""
-    rows, count = kept_boxes(node, boxes, scores, max_output, overlap, score_threshold)
+    """Emit the indices of the selected boxes alone, as many as there are."""
+    rows, count = non_max_suppression(node, boxes, scores, max_output, overlap, score_threshold)
     return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
 
 
-def padded_to(node: Node, rows: Expr, count: Expr, max_output: int) -> tuple[Expr, Expr]:
-    """Return the first `max_output` positions, zero-padded, and a mask of the valid ones."""
+def pad_selected(node: Node, rows: Expr, count: Expr, max_output: int) -> tuple[Expr, Expr]:
+    """Emit the first `max_output` indices, zero-padded, and the mask of valid ones."""
     wide = op.strided_slice(op.nn.pad(rows, ((0, max_output),)), (0,), (max_output,))
     is_there = op.less(op.arange(0, max_output, 1, "int64"), count)
     return op.where(is_there, wide, op.zeros_like(wide)), is_there

@@ -9,8 +9,8 @@ Dim = int | str
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Input or output: its name, element type ("sequence" and the like where it is no tensor) and
-    shape.
+    """Input or output of a model: name, element type and shape; a non-tensor's dtype is a word such
+    as "sequence".
 
     The shape is None where the model states none.
     """
@@ -30,7 +30,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Operator of the model and the number of its nodes.
+    """Operator of a model with the number of its nodes and how it is imported.
 
     how: "kernel" for one that has a converter, "function" for one that is expanded by its
     definition, "none".
@@ -44,7 +44,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Node that cannot be imported."""
+    """Node of a model that cannot be imported, and why."""
 
     node: str
     domain: str

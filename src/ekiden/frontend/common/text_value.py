@@ -1,4 +1,4 @@
-"""String tensors during import: uint8 expressions, see ekiden.runtime.text.
+"""String tensors during import: uint8 tensors [..., width] (see ekiden.runtime.text).
 
 An operator that only moves elements is converted for the strings' indices into a table; the strings
 are then gathered from it.
@@ -15,22 +15,22 @@ import numpy as np
 
 from ekiden.frontend.common.node import Node, Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import NoTensor
-from ekiden.frontend.common.sum_value import Member
+from ekiden.frontend.common.sequence_value import NonTensorValue
+from ekiden.frontend.common.sum_value import SumMember
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.ir.op import Array
-from ekiden.ir.prim import Max, PrimExpr, binary
+from ekiden.ir.prim import Max, PrimExpr, fold_binary
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
-from ekiden.runtime.text import TEXT_END, encode
-from ekiden.topi.dimensions import Dim, Shape, equal, known, product
+from ekiden.runtime.text import TEXT_TERMINATOR, encode
+from ekiden.topi.dimensions import Dim, Shape, are_equal_dims, known_int, product_of_dims
 
 N = TypeVar("N", bound=Node)
 
 
-class TextValue(NoTensor):
+class TextValue(NonTensorValue):
     """String tensor, as an expression of bytes [.., width]."""
 
     __slots__ = ("bytes_type",)
@@ -49,7 +49,7 @@ class TextValue(NoTensor):
 
     @property
     def width(self) -> PrimExpr:
-        """Return the extent of the byte axis."""
+        """Return the extent of the byte axis: the length of the longest string."""
         return self.bytes_type.shape[-1]
 
     @property
@@ -59,106 +59,107 @@ class TextValue(NoTensor):
 
 
 def text_constant(texts: Array | Sequence[str]) -> TextValue:
-    """Return a value of known strings."""
+    """Return known strings as a value."""
     data = encode(texts)
     value = constant(data)
     assert value.expr is not None
     return TextValue(value.expr, value.type)
 
 
-def text_of(scope: Scope, data: Expr) -> TextValue:
-    """Return an expression of bytes as strings; unknown dimensions get names."""
+def as_text_value(scope: Scope, data: Expr) -> TextValue:
+    """Return a byte tensor as strings; unknown dimensions get names."""
     bytes_value = scope.bound(data, "text")
     return TextValue(scope.expr(bytes_value), bytes_value.type)
 
 
 def text(node: Node, index: int) -> TextValue:
-    """Return an input that must be strings. Raises Unsupported for another."""
+    """Return an input that must be a string tensor."""
     operand = node.value(index)
     if not isinstance(operand, TextValue):
         node.unsupported(f"input {index} must be a tensor of strings")
     return operand
 
 
-def has_text(node: Node) -> bool:
+def has_text_input(node: Node) -> bool:
     """Return whether an input is a string tensor."""
     return any(isinstance(v, TextValue) for v in node.inputs)
 
 
-def rows(value: TextValue) -> Expr:
-    """Return the strings flattened to [n, width]."""
+def flatten_text(value: TextValue) -> Expr:
+    """Emit the strings flattened to [n, width]."""
     assert value.expr is not None
     if len(value.bytes_type.shape) == 2:
         return value.expr
-    return op.reshape(value.expr, (product(value.shape), value.width), allowzero=True)
+    return op.reshape(value.expr, (product_of_dims(value.shape), value.width), allowzero=True)
 
 
-def widened(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr:
-    """Pad the strings (or `data` made of them) to a width that is at least theirs."""
+def pad_text_width(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr:
+    """Pad the strings to a larger width, up to which the end mark fills."""
     encoded = value.expr if data is None else data
     assert encoded is not None
-    if equal(value.width, width):
+    if are_equal_dims(value.width, width):
         return encoded
     rank = len(value.bytes_type.shape) if data is None else 2
     room: list[tuple[Dim, Dim]] = [*[(0, 0)] * (rank - 1), (0, width - value.width)]
-    return op.nn.pad(encoded, room, const(TEXT_END, "uint8"))
+    return op.nn.pad(encoded, room, const(TEXT_TERMINATOR, "uint8"))
 
 
-def common_width(values: Sequence[TextValue]) -> PrimExpr:
+def max_text_width(values: Sequence[TextValue]) -> PrimExpr:
     """Return the greatest width."""
-    return reduce(lambda a, b: a if equal(a, b) else binary(Max, a, b), (v.width for v in values))
+    return reduce(
+        lambda a, b: a if are_equal_dims(a, b) else fold_binary(Max, a, b),
+        (v.width for v in values),
+    )
 
 
-def moved(node: N, apply: Callable[[N], Result]) -> Result:
-    """Convert an operator that only moves elements: move indices, then gather the strings."""
+def move_text(node: N, apply: Callable[[N], Result]) -> Result:
+    """Convert a data-movement operator on strings: apply it to indices, then gather the strings."""
     texts = [v for v in node.inputs if isinstance(v, TextValue)]
     # All rows of the table need one byte width.
-    width = common_width(texts)
-    tables = [widened(v, width, rows(v)) for v in texts]
+    width = max_text_width(texts)
+    tables = [pad_text_width(v, width, flatten_text(v)) for v in texts]
     table = tables[0] if len(tables) == 1 else op.concatenate(Tuple(tuple(tables)), axis=0)
-    result = measured(node, apply)
+    result = apply_to_indices(node, apply)
     outputs: list[Expr | Value | None]
     outputs = list(result) if isinstance(result, Sequence) else [result]
     if isinstance(result, Expr) and not isinstance(node.scope.type_of(result), TensorType):
         outputs = [TupleGetItem(result, i) for i in range(len(node.output_names))]
-    return [None if m is None else _taken(node.scope, table, m) for m in outputs]
+    return [None if m is None else _gather_text(node.scope, table, m) for m in outputs]
 
 
-def measured(node: N, apply: Callable[[N], Result]) -> Result:
-    """Convert an operator for the strings' indices; for one that reads shapes alone this is the
-    result.
+def apply_to_indices(node: N, apply: Callable[[N], Result]) -> Result:
+    """Convert an operator on the indices of its strings; one that reads shapes alone needs nothing
+    else.
     """
-    return apply(node.with_inputs(_places(node)))
+    return apply(node.with_inputs(_index_inputs(node)))
 
 
-def _taken(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
-    """Gather the strings at these indices of a table. Raises Unsupported for indices of several
-    ranks.
-    """
-    if isinstance(indices, Member):
+def _gather_text(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
+    """Gather the strings of a table at these indices."""
+    if isinstance(indices, SumMember):
         raise Unsupported("strings whose rank depends on data are not supported")
     at = scope.expr(indices) if isinstance(indices, Value) else indices
-    return text_of(scope, op.take(table, at, axis=0))
+    return as_text_value(scope, op.take(table, at, axis=0))
 
 
-def _places(node: Node) -> list[Value | None]:
-    """Return the inputs with table indices in place of strings."""
+def _index_inputs(node: Node) -> list[Value | None]:
+    """Return the inputs with strings replaced by their row numbers in the table."""
     replaced: list[Value | None] = []
     start: PrimExpr | int = 0
     for operand in node.inputs:
         if isinstance(operand, TextValue):
-            count = product(operand.shape)
-            replaced.append(_counted(node.scope, start, count, operand.shape))
+            count = product_of_dims(operand.shape)
+            replaced.append(_index_range(node.scope, start, count, operand.shape))
             start = start + count
         else:
             replaced.append(operand)
     return replaced
 
 
-def _counted(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape) -> Value:
-    """Return consecutive numbers from `start`, in that shape."""
-    dims = [known(d) for d in shape]
-    first = start if isinstance(start, int) else known(start)
+def _index_range(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape) -> Value:
+    """Return consecutive integers from `start`, in that shape."""
+    dims = [known_int(d) for d in shape]
+    first = start if isinstance(start, int) else known_int(start)
     if first is not None and None not in dims:
         sizes = [d for d in dims if d is not None]
         every = first + np.arange(math.prod(sizes), dtype=np.int64)

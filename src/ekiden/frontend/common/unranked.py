@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ekiden.frontend.common.options import given_dims
+from ekiden.frontend.common.options import parse_stated_shape
 from ekiden.runtime.errors import UnrankedInputError
 
 StatedInput: TypeAlias = tuple[str, str, tuple[int | str, ...] | None]
@@ -16,7 +16,7 @@ def stated_shape(name: str, dims: object) -> tuple[int | str, ...] | None:
     """Return a shape of an input as an executable shows it; None for none."""
     if dims is None:
         return None
-    return tuple("?" if d is None else d for d in given_dims(name, dims))
+    return tuple("?" if d is None else d for d in parse_stated_shape(name, dims))
 
 
 def check_ranks(

@@ -14,7 +14,7 @@ else:
 
 
 class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
-    """Signal that a node cannot be converted, and why; the importer collects these into one
+    """Signal that a converter rejects a node; the importer collects the reasons into one
     UnsupportedError.
 
     inputs: names of the parameters of `main` whose values would have to be known.
@@ -25,7 +25,7 @@ class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
         self.inputs = tuple(inputs)
 
 
-def nearest(name: str, supported: Iterable[str], cutoff: float = 0.75) -> str:
-    """Return the suffix of a message about an unknown operator: the closest supported names."""
+def suggest_nearest(name: str, supported: Iterable[str], cutoff: float = 0.75) -> str:
+    """Return the suffix of an unknown-operator message that names the closest supported ones."""
     near = difflib.get_close_matches(name, sorted(supported), n=3, cutoff=cutoff)
     return f"; the nearest supported are {', '.join(near)}" if near else ""

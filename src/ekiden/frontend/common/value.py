@@ -68,7 +68,9 @@ class Value:
         return known_elements
 
     def dims(self) -> tuple[Dim, ...]:
-        """Return the elements of a known vector or scalar as dimensions: ints and expressions."""
+        """Return the elements of a known vector or scalar as dimensions: ints and shape
+        expressions.
+        """
         if self.array is not None:
             return tuple(int(n) for n in self.array.ravel().astype(np.int64))
         assert self.symbols is not None, "dims of a run-time value are not known at import"
@@ -76,15 +78,15 @@ class Value:
 
 
 def constant(array: Array) -> Value:
-    """Return a value of known numbers."""
+    """Return an array as a constant value."""
     expr = Constant(array)
     type_ = tensor_type(array.shape, dtype_name(array))
     expr.set_checked_type(type_)
     return Value(type_, array=array, expr=expr)
 
 
-def scalar(number: object, dtype: str) -> Value:
-    """Return a number as a value of rank 0."""
+def scalar_value(number: object, dtype: str) -> Value:
+    """Return a number as a constant of rank 0."""
     return constant(const(number, dtype).data)
 
 
@@ -94,7 +96,7 @@ def dtype_name(array: Array) -> str:
 
 
 def known(elements: Array, dtype: str) -> Value:
-    """Return a value of numbers or shape expressions; constant expressions become numbers."""
+    """Return numbers or shape expressions as a value; constant expressions become numbers."""
     if elements.dtype != np.object_:
         return constant(np.asarray(elements, to_numpy(dtype)))
     simplified = np.empty(elements.shape, object)
@@ -106,7 +108,7 @@ def known(elements: Array, dtype: str) -> Value:
     return Value(tensor_type(elements.shape, dtype), symbols=simplified)
 
 
-def clean_name(name: str) -> str:
+def sanitize_name(name: str) -> str:
     """Return a valid Relay identifier: letters, digits and underscores, not starting with a digit;
     may be empty.
     """
@@ -115,26 +117,28 @@ def clean_name(name: str) -> str:
 
 
 def dim_name(name: str, axis: int, stated: str = "") -> str:
-    """Return the name of an input's symbolic dimension: the model's own, if it has one."""
-    cleaned = "" if stated in _UNNAMED else clean_name(stated)
-    return cleaned or f"{clean_name(name) or 'input'}_dim{axis}"
+    """Return the name of an input's symbolic dimension: the model's own, else one made of input and
+    axis.
+    """
+    cleaned = "" if stated in _ANONYMOUS_DIM_NAMES else sanitize_name(stated)
+    return cleaned or f"{sanitize_name(name) or 'input'}_dim{axis}"
 
 
-_UNNAMED = ("None", "unknown", "unk")
+_ANONYMOUS_DIM_NAMES = ("None", "unknown", "unk")
 """Names that exporters give to dimensions they know nothing of: not one dimension, however often
 they occur.
 """
 
 
-class Names:
-    """Generator of unique identifiers."""
+class UniqueNames:
+    """Generator of unique identifiers within one import."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def unique(self, name: str, fallback: str) -> str:
-        """Return `name` cleaned, with a number appended if that is taken."""
-        base = candidate = clean_name(name) or fallback
+        """Return `name` sanitized, with a number appended if it is taken."""
+        base = candidate = sanitize_name(name) or fallback
         count = 0
         while candidate in self._taken:
             count += 1

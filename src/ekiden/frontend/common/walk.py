@@ -1,4 +1,4 @@
-"""Walk over the nodes of a model: error locations, and collection of unsupported nodes.
+"""Conversion of a model's nodes: error locations, and collection of unsupported nodes.
 
     with walk.at("Conv 'layer1'", inputs, made_by):
         for name, value in walk.outputs(convert(node), ["y"]).items(): ...
@@ -19,12 +19,12 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.runtime.errors import EkidenError, ImportModelError, InternalError, UnsupportedError
 
-CHAIN = 8
+MAX_CHAIN_NODES = 8
 """How many of the nodes that led to an error are shown."""
 
 
@@ -33,8 +33,8 @@ class NodeError(ImportModelError):
 
 
 class ConversionError(NodeError):
-    """Error of a node whose converter broke: the model states what no check expects, or the
-    converter is wrong.
+    """Error of a node whose converter broke: a malformed model that no check caught, or a fault of
+    the converter.
     """
 
 
@@ -45,7 +45,7 @@ PYTHON_ERRORS = (
 
 
 class Walk:
-    """State shared by all graphs of one import.
+    """State of one import that all its graphs share: label, scope and collected problems.
 
     label: the model, as messages have it. shapes: how a user states other ones. problems: a line
     for each node that turned out to be unsupported, in any graph. needed: inputs of the model that
@@ -64,8 +64,8 @@ class Walk:
         inputs: Mapping[str, Value | None],
         made_by: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[None]:
-        """Enter a `with` block in which a node is converted; Unsupported ends the block and is
-        recorded.
+        """Enter a `with` block that converts a node; Unsupported ends the block and is recorded as
+        a problem.
 
         Args:
             name: the node, as messages have it.
@@ -89,23 +89,22 @@ class Walk:
         except InternalError:
             raise
         except (EkidenError, ValueError) as error:
-            raise self._located(name, inputs, made_by, str(error)) from error
+            raise self._locate_error(name, inputs, made_by, str(error)) from error
         except PYTHON_ERRORS as error:
             text = (
                 f"its inputs and attributes do not fit each other ({type(error).__name__}: "
                 f"{error}); if the model is valid, this is a fault of Ekiden's"
             )
-            raise self._located(name, inputs, made_by, text, ConversionError) from error
+            raise self._locate_error(name, inputs, made_by, text, ConversionError) from error
         finally:
             self.scope.span = around
 
     def finish(self) -> None:
-        """Raise UnsupportedError if there were problems."""
+        """Raise UnsupportedError if a node was unsupported."""
         raise_problems(self.problems, self.label, self.needed)
 
     def outputs(self, result: Result, names: Sequence[str]) -> dict[str, Value]:
-        """Return a converter's results under the names of the node's used outputs; unknown
-        dimensions are named from here on.
+        """Bind a converter's results to the names of the node's used outputs.
 
         Raises Unsupported for an output that the converter did not return, ImportModelError for one
         of negative extent.
@@ -124,7 +123,7 @@ class Walk:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
         exprs = {i: e for i, _ in used_outputs if isinstance(e := all_outputs[i], Expr)}
         for index, expr in exprs.items():
-            _check_extents(names[index], scope.typed(expr))
+            _check_nonnegative_extents(names[index], scope.typed(expr))
         spanned = dict(zip(exprs, scope.span_all(list(exprs.values())), strict=True))
         values: dict[str, Value] = {}
         for index, name in used_outputs:
@@ -136,12 +135,13 @@ class Walk:
         return values
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:
+        """Return the outputs of an expression: the fields of a tuple, or itself."""
         kind = self.scope.type_of(expr)
         if isinstance(kind, TensorType):
             return [expr]
         return [TupleGetItem(expr, i) for i in range(len(field_types(kind)))]
 
-    def _located(
+    def _locate_error(
         self,
         name: str,
         inputs: Mapping[str, Value | None],
@@ -149,37 +149,42 @@ class Walk:
         reason: str,
         kind: type[NodeError] = NodeError,
     ) -> NodeError:
+        """Return an error that names the node, its inputs' types and the nodes that led to it."""
         error = kind(f"import {self.label}: {name}: {reason}")
         for input_name, value in inputs.items():
             if value is not None:
-                error.add_note(f"its input {input_name!r} is {_kind_text(value)}")
-        chain = " <- ".join(islice(made_by(), CHAIN))
+                error.add_note(f"its input {input_name!r} is {_value_type_text(value)}")
+        chain = " <- ".join(islice(made_by(), MAX_CHAIN_NODES))
         if chain:
             error.add_note(f"made by {chain}")
-        if sources := self._sources(inputs.values()):
+        if sources := self._source_inputs(inputs.values()):
             origins = ", ".join(sources)
             error.add_note(f"hint: it follows from {origins}; {self.shapes} gives other shapes")
         return error
 
-    def _sources(self, inputs: Iterable[Value | None]) -> list[str]:
+    def _source_inputs(self, inputs: Iterable[Value | None]) -> list[str]:
         """Return the model inputs, with their types, that the inputs of a node depend on."""
         names = self.scope.param_names
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
         made_of = dict.fromkeys(v for e in exprs for v in self.scope.sources(e))
-        return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
+        return [f"the input {names[v]!r}, {format_type(v.checked_type)}" for v in made_of]
 
 
-def _kind_text(value: Value) -> str:
-    """Return the type of a value; of a sequence of several types, those of its elements."""
+def _value_type_text(value: Value) -> str:
+    """Return the type of a value for messages; for a heterogeneous sequence those of its
+    elements.
+    """
     try:
-        return type_text(value.kind)
+        return format_type(value.kind)
     except Unsupported:
         items = value.items if isinstance(value, SequenceValue) else None
-        return f"[{', '.join(map(_kind_text, items or ()))}]"
+        return f"[{', '.join(map(_value_type_text, items or ()))}]"
 
 
-def _check_extents(name: str, kind: TensorType) -> None:
-    """Raise where a window is wider than what it moves over."""
+def _check_nonnegative_extents(name: str, kind: TensorType) -> None:
+    """Raise ImportModelError where an extent is negative: a window is wider than its
+    padded input.
+    """
     for axis, dim in enumerate(kind.shape):
         if isinstance(dim, IntImm) and dim.value < 0:
             raise ImportModelError(
@@ -191,7 +196,7 @@ def _check_extents(name: str, kind: TensorType) -> None:
 def raise_problems(
     problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
 ) -> None:
-    """Raise UnsupportedError if there are any; `inputs` would have to be constants."""
+    """Raise UnsupportedError if there are problems; `inputs` would have to be constants."""
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
         raise UnsupportedError(

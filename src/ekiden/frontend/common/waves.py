@@ -1,5 +1,4 @@
-"""Discrete Fourier transforms of constant extent as products with constant DFT matrices: 100 times
-as fast as sums that compute each twiddle factor, and as accurate.
+"""Discrete Fourier transforms of constant extent as products with constant DFT matrices.
 
 An extent too large for one matrix is split into two factors (Cooley and Tukey, "An algorithm for
 the machine calculation of complex Fourier series", 1965).
@@ -16,38 +15,40 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import Shape, as_dim, known
+from ekiden.topi.dimensions import Shape, as_dim, known_int
 
-MOST_WAVES = 1024
+MAX_DFT_MATRIX_EXTENT = 1024
 """The largest extent whose waves become one matrix: 8 MB of float32."""
 
-LARGEST = 1 << 26
+MAX_DFT_EXTENT = 1 << 26
 """The largest extent that is taken apart: its waves are constants of 1 GB in float64."""
 
 Parts = tuple[Expr, Expr]
 """The real and the imaginary parts of complex numbers."""
 
 
-def waves(
+def dft_matrix(
     extent: int,
     bins: int,
     inverse: bool = False,
     is_complex: bool = False,
     dtype: str = "float32",
 ) -> Array:
-    """Return the DFT matrix: rows (bin, part), a column for each sample, or for real parts, then
-    imaginary ones.
+    """Return the DFT matrix [2 * bins, extent]: row pairs (real, imaginary) per bin, a column per
+    sample.
     """
     scale = 1 / extent if inverse else 1.0
-    real, imaginary = (component * scale for component in _turns(bins, extent, extent, inverse))
+    real, imaginary = (
+        component * scale for component in _twiddle_factors(bins, extent, extent, inverse)
+    )
     sides = [(real, imaginary), (-imaginary, real)][: 1 + is_complex]
     matrix = np.hstack([np.stack(side, axis=1).reshape(2 * bins, extent) for side in sides])
     return matrix.astype(to_numpy(dtype))
 
 
-def _turns(rows: int, columns: int, extent: int, inverse: bool) -> tuple[Array, Array]:
-    """Return the twiddle factors exp(-2 pi i row column / extent), for the inverse their
-    conjugates.
+def _twiddle_factors(rows: int, columns: int, extent: int, inverse: bool) -> tuple[Array, Array]:
+    """Return the cosines and sines of the twiddle factors exp(-2 pi i row column / extent); the
+    inverse conjugates them.
     """
     # Reducing modulo the extent in integers keeps the angle exact for large products.
     steps = np.arange(rows)[:, None] * np.arange(columns) % extent
@@ -55,38 +56,37 @@ def _turns(rows: int, columns: int, extent: int, inverse: bool) -> tuple[Array, 
     return np.cos(angle), np.sin(angle)
 
 
-def transformed(data: Expr, matrix: Array, shape: Shape) -> Expr:
-    """Multiply rows by a DFT matrix; return (real, imaginary) pairs. `shape` is that of the data
-    but for its last axis.
-    """
+def apply_dft_matrix(data: Expr, matrix: Array, shape: Shape) -> Expr:
+    """Multiply rows by a DFT matrix; the result has (real, imaginary) pairs as last axis."""
     spectrum = op.nn.dense(data, const(matrix), units=len(matrix))
     return op.reshape(spectrum, (*shape, len(matrix) // 2, 2), allowzero=True)
 
 
 @cache
-def factors(extent: int) -> tuple[int, int] | None:
-    """Return two factors of an extent, the first of which has a DFT matrix, as near to each other
-    as possible.
+def balanced_factors(extent: int) -> tuple[int, int] | None:
+    """Return the two most balanced factors of an extent; None for a prime.
 
     None for an extent that has a matrix itself, or with a prime factor that has none.
     """
     for first in range(int(extent**0.5), 1, -1):
-        if extent % first == 0 and has_waves(extent // first):
+        if extent % first == 0 and has_dft(extent // first):
             return first, extent // first
     return None
 
 
-def has_waves(extent: int | None) -> bool:
-    """Return whether `fourier` supports an extent."""
-    if extent is None or not 0 < extent <= LARGEST:  # factors of larger ones would take for ever
+def has_dft(extent: int | None) -> bool:
+    """Return whether `dft_last_axis` supports an extent."""
+    if (
+        extent is None or not 0 < extent <= MAX_DFT_EXTENT
+    ):  # factors of larger ones would take for ever
         return False
-    return extent <= MOST_WAVES or factors(extent) is not None
+    return extent <= MAX_DFT_MATRIX_EXTENT or balanced_factors(extent) is not None
 
 
-def fourier(
+def dft_last_axis(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool = False
 ) -> Parts:
-    """Transform the last axis, of `extent`; the inverse is divided by it. Exact to the rounding of
+    """Emit the DFT of the last axis; the inverse is divided by the extent. Exact to the rounding of
     sums in `dtype`.
 
     Args:
@@ -100,53 +100,59 @@ def fourier(
     Raises:
         ValueError: for an extent that has no DFT matrix.
     """
-    if extent <= MOST_WAVES:
-        return _whole(real, imaginary, shape, extent, dtype, inverse)
-    pair = factors(extent) if extent <= LARGEST else None
+    if extent <= MAX_DFT_MATRIX_EXTENT:
+        return _direct_dft(real, imaginary, shape, extent, dtype, inverse)
+    pair = balanced_factors(extent) if extent <= MAX_DFT_EXTENT else None
     if pair is None:
         raise ValueError(
-            f"fourier: {extent} has a prime factor above {MOST_WAVES}, or is above {LARGEST}"
+            f"fourier: {extent} has a prime factor above {MAX_DFT_MATRIX_EXTENT}, "
+            f"or is above {MAX_DFT_EXTENT}"
         )
     # Cooley-Tukey: transform the columns, multiply by twiddle factors, transform the rows.
     first, second = pair  # element first_i * second + second_i
     rank = len(shape)
     swap = [*range(rank), rank + 1, rank]
 
-    def turned(component: Expr, rows: int, columns: int) -> Expr:
+    def split_and_transpose(component: Expr, rows: int, columns: int) -> Expr:
+        """Reshape the axis to (rows, columns) and transpose these."""
         grid = op.reshape(component, (*shape, rows, columns), allowzero=True)
         return op.transpose(grid, axes=swap)
 
-    columns = [turned(p, first, second) for p in (real, imaginary) if p is not None]
+    columns = [split_and_transpose(p, first, second) for p in (real, imaginary) if p is not None]
     imaginary_columns = columns[1] if len(columns) > 1 else None
-    inner = fourier(columns[0], imaginary_columns, (*shape, as_dim(second)), first, dtype, inverse)
-    cos, sin = (const(t.astype(to_numpy(dtype))) for t in _turns(second, first, extent, inverse))
+    # Each factor recurses, so that extents up to 2**26 need matrices of at most
+    # MAX_DFT_MATRIX_EXTENT.
+    inner = dft_last_axis(
+        columns[0], imaginary_columns, (*shape, as_dim(second)), first, dtype, inverse
+    )
+    cos, sin = (
+        const(t.astype(to_numpy(dtype))) for t in _twiddle_factors(second, first, extent, inverse)
+    )
     a, b = inner
     twisted = (
         op.subtract(op.multiply(a, cos), op.multiply(b, sin)),
         op.add(op.multiply(a, sin), op.multiply(b, cos)),
     )
     rows = [op.transpose(p, axes=swap) for p in twisted]
-    outer = fourier(rows[0], rows[1], (*shape, as_dim(first)), second, dtype, inverse)
+    outer = dft_last_axis(rows[0], rows[1], (*shape, as_dim(first)), second, dtype, inverse)
     flat = [op.reshape(op.transpose(p, axes=swap), (*shape, extent), True) for p in outer]
     return flat[0], flat[1]
 
 
-def along(
+def dft_axis(
     scope: Scope, components: tuple[Expr, Expr | None], axis: int, inverse: bool, dtype: str
 ) -> Parts:
-    """Transform one axis of any extent without normalisation; without imaginary parts they
-    are 0.
-    """
+    """Emit the unnormalized DFT of one axis of any extent; a missing imaginary part is 0."""
     shape = scope.typed(components[0]).shape
-    rank, extent = len(shape), known(shape[axis])
+    rank, extent = len(shape), known_int(shape[axis])
     order = [i for i in range(rank) if i != axis] + [axis]
     back = [order.index(i) for i in range(rank)]
     moved = [None if p is None else op.transpose(p, axes=order) for p in components]
     real, imaginary = moved
     assert real is not None
-    if extent is not None and has_waves(extent):
+    if extent is not None and has_dft(extent):
         outer = tuple(shape[i] for i in order[:-1])
-        spectrum = fourier(real, imaginary, outer, extent, dtype, inverse)
+        spectrum = dft_last_axis(real, imaginary, outer, extent, dtype, inverse)
     else:  # sums of many waves cancel: in float64
         wide = op.cast(real, "float64")
         wide_imaginary = op.zeros_like(wide) if imaginary is None else op.cast(imaginary, "float64")
@@ -159,10 +165,8 @@ def along(
     return x, y
 
 
-def mirrored(spectrum: Parts, axis: int, extent: int) -> Parts:
-    """Return the whole axis of a real signal's spectrum from its first half, by conjugate
-    symmetry.
-    """
+def expand_hermitian(spectrum: Parts, axis: int, extent: int) -> Parts:
+    """Emit the full spectrum of a real signal from its first half, by conjugate symmetry."""
     real, imaginary = (op.strided_slice(p, [0], [extent // 2 + 1], axes=[axis]) for p in spectrum)
     mirror = [extent - k for k in range(extent // 2 + 1, extent)]
     if mirror:
@@ -173,12 +177,13 @@ def mirrored(spectrum: Parts, axis: int, extent: int) -> Parts:
     return real, imaginary
 
 
-def _whole(
+def _direct_dft(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool
 ) -> Parts:
+    """Emit a DFT as one product with the full DFT matrix."""
     rank, is_complex = len(shape), imaginary is not None
     rows = real if imaginary is None else op.concatenate([real, imaginary], axis=rank)
-    matrix = waves(extent, extent, inverse, is_complex, dtype)
+    matrix = dft_matrix(extent, extent, inverse, is_complex, dtype)
     matrix_parts = np.ascontiguousarray(matrix.reshape(extent, 2, -1).transpose(1, 0, 2))
     spectrum = op.nn.dense(rows, const(matrix_parts.reshape(2 * extent, -1)), units=2 * extent)
     return (

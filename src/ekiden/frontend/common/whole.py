@@ -1,5 +1,5 @@
-"""Exact integers of floats that are whole numbers: dimensions that exporters compute in floating
-point.
+"""Exact integer expressions of floats that are whole numbers: dimensions that exporters compute in
+floating point.
 
 floor(float32(h) / 2f)  ->  h // 2
 """
@@ -12,7 +12,7 @@ from ekiden.ir.prim import FloatImm, PrimExpr, const
 
 
 def whole(value: PrimExpr) -> PrimExpr | None:
-    """Return the integer expression equal to a float; None where the float is not known to be
+    """Return the integer expression that equals a float; None where the float is not known to be
     whole.
 
     Exact below 2**24, where every dimension is.
@@ -25,33 +25,32 @@ def whole(value: PrimExpr) -> PrimExpr | None:
         case prim.Cast(value=inner):
             return whole(inner)
         case prim.Add(a=a, b=b) | prim.Sub(a=a, b=b) | prim.Mul(a=a, b=b):
-            return _both(type(value), a, b)
+            return _exact_binary(type(value), a, b)
         case prim.Min(a=a, b=b) | prim.Max(a=a, b=b):
-            return _both(type(value), a, b)
+            return _exact_binary(type(value), a, b)
         case prim.Select(condition=condition, true_value=a, false_value=b):
             x, y = whole(a), whole(b)
             return None if x is None or y is None else prim.Select(condition, x, y, "int64")
         case prim.Intrinsic(op="floor" | "ceil" as name, args=(inner,)):
             integer = whole(inner)
-            return _quotient(inner, int(name == "ceil")) if integer is None else integer
+            return _exact_quotient(inner, int(name == "ceil")) if integer is None else integer
     return value if is_int(value.dtype) else None
 
 
-def truncated(value: PrimExpr) -> PrimExpr | None:
-    """Return a float rounded down as an integer expression, where it is an integer quotient of
-    non-negative numbers; else None.
-    """
+def exact_floor(value: PrimExpr) -> PrimExpr | None:
+    """Return the floor of a float as an integer expression; None where it is not exact."""
     integer = whole(value)
-    return _quotient(value, 0) if integer is None else integer
+    return _exact_quotient(value, 0) if integer is None else integer
 
 
-def _both(kind: type[prim.BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+def _exact_binary(kind: type[prim.BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """Rebuild a binary node on exact integers; None where an operand is not whole."""
     x, y = whole(a), whole(b)
-    return None if x is None or y is None else prim.binary(kind, x, y)
+    return None if x is None or y is None else prim.fold_binary(kind, x, y)
 
 
-def _quotient(value: PrimExpr, up: int) -> PrimExpr | None:
-    """Return a quotient of whole numbers rounded down, or up, as an integer division.
+def _exact_quotient(value: PrimExpr, up: int) -> PrimExpr | None:
+    """Return a quotient of whole numbers, rounded down or up, as an integer division.
 
     The divisor is a number, or the factor a power of 1/2.
     """

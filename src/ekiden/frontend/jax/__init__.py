@@ -1,5 +1,5 @@
-"""Importer of JAX: functions, programs saved by jax.export, Keras models, and plain StableHLO;
-functions, programs that jax.export saved, models of Keras, and StableHLO itself.
+"""Importer of JAX: functions, programs of jax.export, Keras models on the JAX backend, and
+StableHLO.
 
 entry         a function or an artifact -> module     export      functions to programs program
 inputs, outputs, symbolic dimensions    graph       the walk over operations node          an

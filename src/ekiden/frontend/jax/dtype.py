@@ -9,112 +9,115 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.jax.narrow import NARROW, Narrow
+from ekiden.frontend.jax.narrow import NARROW_DTYPES, NarrowDtype
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 
-DTYPES: Mapping[str, str] = {
+MLIR_DTYPES: Mapping[str, str] = {
     "i1": "bool", "index": "int64",
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"ui{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
     "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    **{name: narrow.carrier for name, narrow in NARROW.items()},
+    **{name: narrow.carrier for name, narrow in NARROW_DTYPES.items()},
 }  # fmt: skip
 """MLIR's name of an element type -> the dtype that its values have in Relay."""
 
 
-_PARTS: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64"}
+_COMPLEX_PART_DTYPES: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64"}
 
 
-def own_dtype(name: str) -> str:
-    """Return a dtype of JAX in our spelling. Raises Unsupported for one that there is not."""
-    stored = [narrow.stored for narrow in NARROW.values() if narrow.stored]
-    if name not in DTYPES.values() and name not in stored:
+def check_dtype(name: str) -> str:
+    """Check that a JAX dtype is supported, and return its name, which is ours too."""
+    stored = [narrow.stored for narrow in NARROW_DTYPES.values() if narrow.stored]
+    if name not in MLIR_DTYPES.values() and name not in stored:
         raise Unsupported(f"dtype {name} is not supported")
     return name
 
 
 def is_complex(kind: ir.Type) -> bool:
     """Return whether a type is a tensor of complex numbers."""
-    return isinstance(kind, ir.RankedTensorType) and str(kind.element_type) in _PARTS
+    return isinstance(kind, ir.RankedTensorType) and str(kind.element_type) in _COMPLEX_PART_DTYPES
 
 
 def is_token(kind: ir.Type) -> bool:
-    """Return whether a type is that of tokens, which order side effects and have no data."""
+    """Return whether a type is stablehlo's token, which orders side effects and carries no data."""
     return str(kind) == "!stablehlo.token"
 
 
 def part_dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type; of complex numbers that of their parts."""
-    return _PARTS[str(kind.element_type)] if is_complex(kind) else dtype_of(kind)
+    """Return the dtype of a tensor type; for complex numbers that of their parts."""
+    return _COMPLEX_PART_DTYPES[str(kind.element_type)] if is_complex(kind) else relay_dtype(kind)
 
 
-def dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type's values in Relay; of narrow ones their carrier.
+def relay_dtype(kind: ir.Type) -> str:
+    """Return the Relay dtype of a tensor type's values; for narrow dtypes their carrier.
 
     Raises Unsupported for complex numbers and non-tensors.
     """
     if not isinstance(kind, ir.RankedTensorType):
         raise Unsupported(f"values of the type {kind} are not supported")
     name = str(kind.element_type)
-    if name not in DTYPES:
+    if name not in MLIR_DTYPES:
         raise Unsupported(f"dtype {name} is not supported")
-    return DTYPES[name]
+    return MLIR_DTYPES[name]
 
 
-def narrow_of(kind: ir.Type) -> Narrow | None:
-    """Return the narrow dtype of a tensor type, None of any other."""
-    return NARROW.get(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
+def lookup_narrow(kind: ir.Type) -> NarrowDtype | None:
+    """Return the narrow dtype of a tensor type; None for any other."""
+    return (
+        NARROW_DTYPES.get(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
+    )
 
 
-def stored_dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type outside of a program: in its inputs and outputs.
-    Raises Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
+def storage_dtype(kind: ir.Type) -> str:
+    """Return the dtype of a tensor type at the program's boundary, in inputs and outputs. Raises
+    Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
     """
-    narrow = narrow_of(kind)
+    narrow = lookup_narrow(kind)
     if narrow is None:
-        return dtype_of(kind)
+        return relay_dtype(kind)
     if not narrow.stored:
         raise Unsupported(f"dtype {narrow.name} is not supported")
     return narrow.stored
 
 
-def bits_of(kind: ir.Type) -> int:
-    """Return the width of an element, of a complex one that of a part; 1 for Booleans."""
-    narrow = narrow_of(kind)
+def element_bits(kind: ir.Type) -> int:
+    """Return the width of an element in bits; for complex numbers of a part, for bools 1."""
+    narrow = lookup_narrow(kind)
     dtype = part_dtype_of(kind)
     if narrow is not None:
         return narrow.bits
     return 1 if dtype == "bool" else 8 * np.dtype(to_numpy(dtype)).itemsize
 
 
-def extents_of(kind: ir.Type) -> list[int | None]:
+def static_extents(kind: ir.Type) -> list[int | None]:
     """Return the extents of a tensor type, None for symbolic ones."""
     assert isinstance(kind, ir.RankedTensorType)
     return [None if kind.is_dynamic_dim(i) else kind.get_dim_size(i) for i in range(kind.rank)]
 
 
-def array_of(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant, narrow ones in their carrier; a splat is a
+def decode_constant(attribute: ir.Attribute) -> Array:
+    """Decode a constant; narrow elements are held in their carrier, and a splat is a
     stride-0 view.
     """
     kind = attribute.type
-    dtype = to_numpy(dtype_of(kind))
+    dtype = to_numpy(relay_dtype(kind))
     shape = tuple(kind.get_dim_size(i) for i in range(kind.rank))
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        # A splat of any size stays one number: a program can declare terabytes of zeros.
         value = np.asarray(attribute.get_splat_value().value, dtype)
         return np.broadcast_to(value, shape)
-    if narrow_of(kind) is not None:
-        return _carried(attribute).astype(dtype).reshape(shape)
-    if dtype_of(kind) == "bfloat16":  # for which MLIR has no buffer, and JAX 0.6 ends the process
-        return _bits_of(attribute).view(dtype).reshape(shape)
+    if lookup_narrow(kind) is not None:
+        return _eval_in_carrier(attribute).astype(dtype).reshape(shape)
+    if (
+        relay_dtype(kind) == "bfloat16"
+    ):  # for which MLIR has no buffer, and JAX 0.6 ends the process
+        return _eval_bits(attribute).view(dtype).reshape(shape)
     return np.array(attribute, dtype)
 
 
-def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
-    """Return the real and imaginary parts of a complex constant, whose attribute has no Python
-    binding.
-    """
+def decode_complex_constant(constant: ir.Operation) -> tuple[Array, Array]:
+    """Decode a complex constant into real and imaginary part."""
     kind = constant.results[0].type
     width = {"float32": ir.F32Type, "float64": ir.F64Type}[part_dtype_of(kind)]
 
@@ -124,14 +127,16 @@ def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
 
     with constant.context, ir.Location.unknown():
         part_type = ir.RankedTensorType.get(kind.shape, width.get())
-        real, imaginary = _evaluated([part_type, part_type], build)
+        real, imaginary = _eval_stablehlo([part_type, part_type], build)
         return real, imaginary
 
 
-def _carried(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant of a narrow dtype, converted by a program of StableHLO."""
+def _eval_in_carrier(attribute: ir.Attribute) -> Array:
+    """Decode a constant of a narrow dtype by a StableHLO program that converts it to the
+    carrier.
+    """
     with attribute.context, ir.Location.unknown():
-        narrow = narrow_of(attribute.type)
+        narrow = lookup_narrow(attribute.type)
         assert narrow is not None, "the constant has a narrow dtype"
         element = {
             "int8": lambda: ir.IntegerType.get_signless(8),
@@ -140,25 +145,23 @@ def _carried(attribute: ir.Attribute) -> Array:
         }[narrow.carrier]()
         kind = ir.RankedTensorType.get(attribute.type.shape, element)
         value = lambda: [stablehlo.convert(kind, stablehlo.constant(attribute))]  # noqa: E731
-        (elements,) = _evaluated([kind], value)
+        (elements,) = _eval_stablehlo([kind], value)
         return elements
 
 
-def _bits_of(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant as unsigned integers, evaluated by a StableHLO program."""
-    width = np.dtype(to_numpy(dtype_of(attribute.type))).itemsize * 8
+def _eval_bits(attribute: ir.Attribute) -> Array:
+    """Decode a constant as unsigned integers by a StableHLO program that bitcasts it."""
+    width = np.dtype(to_numpy(relay_dtype(attribute.type))).itemsize * 8
     with attribute.context, ir.Location.unknown():
         shape = attribute.type.shape
         bits = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(width))
         build = lambda: [stablehlo.bitcast_convert(bits, stablehlo.constant(attribute))]  # noqa: E731
-        (bit_array,) = _evaluated([bits], build)
+        (bit_array,) = _eval_stablehlo([bits], build)
         return bit_array
 
 
-def _evaluated(kinds: Sequence[ir.Type], build: Callable[[], list[ir.Value]]) -> list[Array]:
-    """Evaluate a StableHLO program without inputs in the current MLIR context; return its
-    results.
-    """
+def _eval_stablehlo(kinds: Sequence[ir.Type], build: Callable[[], list[ir.Value]]) -> list[Array]:
+    """Evaluate a StableHLO program without inputs; return its results as arrays."""
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):
         main = func.FuncOp("main", ir.FunctionType.get([], list(kinds)))

@@ -1,4 +1,4 @@
-"""Export of functions, and loading of artifacts, as jax.export programs."""
+"""Export of functions by jax.export, and loading of serialized programs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import jax
 from jax import export
 
-from ekiden.frontend.common.libraries import told_by
-from ekiden.runtime.debug.shown import shown
+from ekiden.frontend.common.libraries import translate_errors
+from ekiden.runtime.debug.shown import short_repr
 from ekiden.runtime.errors import ImportModelError
 
 
-def label_of(model: object) -> str:
+def model_label(model: object) -> str:
     """Return the name of a model in messages."""
     name = getattr(model, "__name__", "") or getattr(model, "fun_name", "")
     return f"function {name!r}" if name else "a JAX function"
 
 
-def exported(
+def export_function(
     function: Callable[..., Any],
     example_inputs: Sequence[object],
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
     label: str = "",
 ) -> export.Exported:
-    """Export a function to a jax.export program.
+    """Export a function with example inputs as a jax.export program.
 
     Args:
         function: the function to trace.
@@ -40,40 +40,44 @@ def exported(
     Raises:
         ImportModelError: with JAX's message and the line of the function where it stopped.
     """
-    label = label or label_of(function)
+    label = label or model_label(function)
     inputs: tuple[object, ...] = tuple(example_inputs)
     if dynamic_shapes is not None:
         _check_specs(dynamic_shapes, label)
-        with told_by("dynamic_shapes", label, None, _MEANT):
-            inputs = export.symbolic_args_specs(inputs, _specs(dynamic_shapes))
-    with told_by("jax.export", label, _LIBRARIES):
+        with translate_errors("dynamic_shapes", label, None, _DYNAMIC_SHAPES_HELP):
+            inputs = export.symbolic_args_specs(inputs, _as_specs_tuple(dynamic_shapes))
+    with translate_errors("jax.export", label, _LIBRARY_PACKAGES):
         traced = function if hasattr(function, "trace") else jax.jit(function)
         return export.export(traced, platforms=["cpu"])(*inputs, **(example_kwargs or {}))
 
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "keras")
+_LIBRARY_PACKAGES = ("jax", "jaxlib", "flax", "keras")
 """Those whose lines are none of the user's."""
 
 
-_MEANT = 'one text for each of the example inputs is meant, or None, as in ("batch, 3", None)'
+_DYNAMIC_SHAPES_HELP = (
+    'one text for each of the example inputs is meant, or None, as in ("batch, 3", None)'
+)
 
 
 def _check_specs(specs: object, label: str) -> None:
-    """Raise ImportModelError for what is no text, None, or a structure of such."""
+    """Raise ImportModelError for shape specifications other than texts, None, or structures of
+    them.
+    """
     leaves = jax.tree_util.tree_leaves(specs, is_leaf=lambda leaf: leaf is None)
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, str):
-            text = f"import {label}: dynamic_shapes: {_MEANT}, got {shown(leaf)}"
+            text = f"import {label}: dynamic_shapes: {_DYNAMIC_SHAPES_HELP}, got {short_repr(leaf)}"
             raise ImportModelError(text)
 
 
-def _specs(specs: object) -> object:
+def _as_specs_tuple(specs: object) -> object:
     return tuple(specs) if isinstance(specs, list) else specs
 
 
 def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """Return the names of the first `count` positional arguments of a function, as JAX has them;
-    none where Python does not know them.
+    """Return the names of a function's first `count` positional arguments, () where Python does not
+    know them.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -89,7 +93,7 @@ def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def loaded(data: bytes, label: str) -> export.Exported:
-    """Return the program that Exported.serialize wrote. Raises ImportModelError for other bytes."""
-    with told_by("no program of jax.export, or cut short", label, None):
+def deserialize_program(data: bytes, label: str) -> export.Exported:
+    """Deserialize a program that Exported.serialize wrote."""
+    with translate_errors("no program of jax.export, or cut short", label, None):
         return export.deserialize(bytearray(data))

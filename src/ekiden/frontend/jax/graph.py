@@ -1,4 +1,4 @@
-"""Walk over a StableHLO program: its operations in order, each converted by its row."""
+"""Importer of a StableHLO program: operations in order, each converted by its row."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ from typing import TypeAlias
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.arithmetic import SMALL, Rule, evaluated, fold, followed
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.arithmetic import (
+    MAX_FOLDED_ELEMENTS,
+    Rule,
+    evaluate_rule,
+    fold_results,
+    propagate_elements,
+)
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.jax.dtype import (
-    array_of,
+    decode_complex_constant,
+    decode_constant,
     is_complex,
     is_token,
-    narrow_of,
+    lookup_narrow,
     part_dtype_of,
-    parts_of,
 )
-from ekiden.frontend.jax.node import Many, Node, Pair, Row, describe, source
-from ekiden.frontend.jax.registry import TABLE, find
-from ekiden.frontend.jax.stablehlo import decomposed, functions_of
+from ekiden.frontend.jax.node import Many, Node, Pair, StablehloRow, describe, user_source_line
+from ekiden.frontend.jax.registry import CONVERTER_TABLE, find_row
+from ekiden.frontend.jax.stablehlo import decompose_operation, defined_functions
 from ekiden.ir.op import Array
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
-Held: TypeAlias = Value | Complex | tuple["Held", ...] | None
+BoundValue: TypeAlias = Value | ComplexValue | tuple["BoundValue", ...] | None
 """What a value stands for: None where the operation that makes it has been reported."""
-CALLS = ("func.call", "stablehlo.while", "stablehlo.if", "stablehlo.case")
-_SUFFIXES = ("real", "imag")
+REGION_OPERATIONS = ("func.call", "stablehlo.while", "stablehlo.if", "stablehlo.case")
+_PART_SUFFIXES = ("real", "imag")
 TERMINATORS = ("stablehlo.return", "func.return")
 
 
-class Graph:
-    """Program under import. One dictionary holds all values: each is defined once (SSA), and a
-    region sees the values around it.
+class StablehloImporter:
+    """Importer of one StableHLO program: values by SSA name, and the functions that it calls. One
+    dictionary holds all values: each is defined once (SSA), and a region sees the values around
+    it.
     """
 
     def __init__(self, walk: Walk, module: ir.Module) -> None:
         self.walk, self.scope = walk, walk.scope
-        self.env: dict[ir.Value, Held] = {}
+        self.env: dict[ir.Value, BoundValue] = {}
         self._functions: Mapping[str, ir.Block] = {
             function.attributes["sym_name"].value: function.regions[0].blocks[0]
-            for function in functions_of(module)
+            for function in defined_functions(module)
         }
         self._decomposed: list[ir.Module] = []
         """Modules that operations were taken apart in; their values are keys of `env`."""
@@ -56,25 +63,27 @@ class Graph:
         """The line of the user's program that is being imported."""
 
     def function(self, name: str) -> ir.Block:
-        """Return the body of a function. Raises Unsupported where there is none."""
+        """Return the body block of a function; raise Unsupported without one."""
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
         return self._functions[name]
 
     def next_seed(self) -> int:
-        """Return a new number for each call, which seeds an operation that draws random numbers."""
+        """Return a new seed for an operation that draws random numbers; each call returns
+        another.
+        """
         self._seeds += 1
         return self._seeds
 
     def real(self, value: ir.Value) -> Value | None:
-        """Return the binding of a value, if it has one and is real."""
+        """Return the binding of an SSA value if it is a real tensor; else None."""
         bound_value = self.env.get(value)
         return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
-    def row(name: str) -> Row | None:
-        """Return the row of an operation, composite or custom call; None if there is none."""
-        return TABLE.get(name)
+    def row(name: str) -> StablehloRow | None:
+        """Look up the row of an operation, composite or custom call; None if there is none."""
+        return CONVERTER_TABLE.get(name)
 
     def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
         """Import a block for these inputs; return its results, which must be real. Raises
@@ -86,7 +95,7 @@ class Graph:
             raise Unsupported("complex numbers are not supported here")
         return real
 
-    def results(self, block: ir.Block, inputs: Sequence[Held]) -> Many:
+    def results(self, block: ir.Block, inputs: Sequence[BoundValue]) -> Many:
         """Import a block for these inputs; return its results. Raises Unsupported where one of its
         operations has been reported.
         """
@@ -98,11 +107,13 @@ class Graph:
                 if any(v is None for v in block_results):
                     raise Unsupported("")
                 return block_results  # type: ignore[return-value]  # none of them is None
-            self._call(operation)
+            self._import_operation(operation)
         raise Unsupported("a block without an end")
 
-    def _call(self, operation: ir.Operation) -> None:
+    def _import_operation(self, operation: ir.Operation) -> None:
         inputs = [self.env[o] for o in operation.operands]
+        # None marks results whose operation failed, so that its users are skipped without further
+        # reports.
         self.env.update(dict.fromkeys(operation.results))
         if any(v is None for v in inputs):
             return  # made by an operation that has already been reported
@@ -110,20 +121,22 @@ class Graph:
         self.scope.used.update(filter(None, names))
         labels = {f"input {i}": v for i, v in enumerate(inputs) if isinstance(v, Value)}
         around = self._place
-        self._place = source(str(operation.location)) or around
+        self._place = user_source_line(str(operation.location)) or around
         with self.walk.at(describe(operation, around), labels):
-            if operation.name not in CALLS:  # what is inside them is reported there
+            if operation.name not in REGION_OPERATIONS:  # what is inside them is reported there
                 for value in (*operation.operands, *operation.results):
                     _check_type(value.type)
-            held = self._tuple(operation, inputs)
+            held = self._import_tuple(operation, inputs)
             if held is None:
-                held = self._made(self._converted(operation, inputs, names), names)
+                held = self._made(self._convert_operation(operation, inputs, names), names)
             self.env.update(zip(operation.results, held, strict=True))
         self._place = around
 
     @staticmethod
-    def _tuple(operation: ir.Operation, inputs: Sequence[Held]) -> Sequence[Held] | None:
-        """Return the result of an operation that makes or reads a tuple, None of any other."""
+    def _import_tuple(
+        operation: ir.Operation, inputs: Sequence[BoundValue]
+    ) -> Sequence[BoundValue] | None:
+        """Convert an operation that makes or reads a tuple; return None for any other."""
         if operation.name == "stablehlo.tuple":
             return [tuple(inputs)]
         if operation.name == "stablehlo.get_tuple_element":
@@ -134,22 +147,22 @@ class Graph:
 
     def _made(
         self, result: Result | Many | Pair, names: Sequence[str]
-    ) -> list[Value | Complex | None]:
-        """Return a converter's result as values named as the outputs; a pair becomes a complex
-        value.
-        """
+    ) -> list[Value | ComplexValue | None]:
+        """Bind a converter's results to output names; a pair becomes a complex value."""
         if isinstance(result, tuple):
-            real, imaginary = (self._part(p, names) for p in zip(result, _SUFFIXES, strict=True))
-            return [None if real is None or imaginary is None else Complex(real, imaginary)]
+            real, imaginary = (
+                self._named_part(p, names) for p in zip(result, _PART_SUFFIXES, strict=True)
+            )
+            return [None if real is None or imaginary is None else ComplexValue(real, imaginary)]
         outputs = list(result) if isinstance(result, Sequence) else [result]
-        pairs = {i: v for i, v in enumerate(outputs) if isinstance(v, Complex)}
-        plain = [None if isinstance(v, Complex) else v for v in outputs]
+        pairs = {i: v for i, v in enumerate(outputs) if isinstance(v, ComplexValue)}
+        plain = [None if isinstance(v, ComplexValue) else v for v in outputs]
         real_names = ["" if i in pairs else name for i, name in enumerate(names)]
         single = plain[0] if not isinstance(result, Sequence) else None
         named_values = self.walk.outputs(plain if single is None else single, real_names)
         return [pairs.get(i, named_values.get(name)) for i, name in enumerate(names)]
 
-    def _part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
+    def _named_part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
         expr, suffix = component
         own = [name and f"{name}.{suffix}" for name in names]
         self.scope.used.update(filter(None, own))
@@ -164,102 +177,108 @@ class Graph:
             for i, r in enumerate(operation.results)
         ]
 
-    def _converted(
+    def _convert_operation(
         self,
         operation: ir.Operation,
-        inputs: Sequence[Held],
+        inputs: Sequence[BoundValue],
         names: Sequence[str],
     ) -> Result | Many | Pair:
         if operation.name == "stablehlo.constant":
             if _has_complex(operation):
-                return list[Value | Complex]([Complex(*map(constant, parts_of(operation)))])
-            return self._constant(array_of(operation.attributes["value"]))
-        decomposed_results = self._apart(operation, inputs)
+                return list[Value | ComplexValue](
+                    [ComplexValue(*map(constant, decode_complex_constant(operation)))]
+                )
+            return self._import_constant(decode_constant(operation.attributes["value"]))
+        decomposed_results = self._decompose(operation, inputs)
         if decomposed_results is not None:
             return decomposed_results
-        row = find(operation.name)
+        row = find_row(operation.name)
         node = Node(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
             if row.on_complex is None:
                 raise Unsupported("complex numbers are not supported here")
             return row.on_complex(row.convert)(node)
         if row.rule is None:
-            return self._declared(node, self._folded(node, row))
-        return self._evaluated(node, row, row.rule(node))
+            return self._cast_to_declared(node, self._convert_and_fold(node, row))
+        return self._evaluate_or_convert(node, row, row.rule(node))
 
-    def _apart(self, operation: ir.Operation, inputs: Sequence[Held]) -> Many | None:
-        """Return the results of an operation without a row by its decomposition into simpler
-        operations; None where there is none.
+    def _decompose(self, operation: ir.Operation, inputs: Sequence[BoundValue]) -> Many | None:
+        """Convert an operation without a row by its decomposition into simpler ones; return None
+        where there is none.
         """
-        row = TABLE.get(operation.name)
+        row = CONVERTER_TABLE.get(operation.name)
         is_known = row is not None and (not _has_complex(operation) or row.on_complex is not None)
         if is_known or not operation.name.startswith(("chlo.", "stablehlo.")):
             return None
-        if operation.name.startswith("stablehlo.") and operation.name not in _EXPANDED:
+        if operation.name.startswith("stablehlo.") and operation.name not in _DECOMPOSED_OPERATIONS:
             return None
-        module = decomposed(operation)
+        module = decompose_operation(operation)
         if module is None:
             return None
+        # The module owns the operations that `env` has as keys: it must outlive the import.
         self._decomposed.append(module)
-        (function,) = functions_of(module)
+        (function,) = defined_functions(module)
         return self.results(function.regions[0].blocks[0], inputs)
 
-    def _folded(self, node: Node, row: Row) -> Result:
-        """Convert real tensors by a row, constant-folded where the inputs are known."""
+    def _convert_and_fold(self, node: Node, row: StablehloRow) -> Result:
+        """Convert by a row, and fold the result where all inputs are small constants."""
         result = row.convert(node)
-        return fold(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
+        return fold_results(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 
-    def _evaluated(self, node: Node, row: Row, rule: Rule) -> Result:
+    def _evaluate_or_convert(self, node: Node, row: StablehloRow, rule: Rule) -> Result:
         dtype = node.out_dtype()
-        known_result = evaluated(node.inputs, rule, dtype, row.is_view)
+        known_result = evaluate_rule(node.inputs, rule, dtype, row.is_view)
         if known_result is not None:
-            return self._declared(node, known_result)
-        result = self._declared(node, self._folded(node, row))
+            return self._cast_to_declared(node, known_result)
+        result = self._cast_to_declared(node, self._convert_and_fold(node, row))
         if isinstance(result, Expr):
             result = self.scope.bound(result)
         if not isinstance(result, Value):
             return result
-        return followed(self.scope, node.inputs, rule, result)
+        return propagate_elements(self.scope, node.inputs, rule, result)
 
-    def _declared(self, node: Node, result: Result) -> Result:
-        """Return outputs in the dtypes that they are declared to have, rounded to narrow ones."""
-        if node.operation.name in _EXACT:
+    def _cast_to_declared(self, node: Node, result: Result) -> Result:
+        """Cast outputs to their declared dtypes, and round them to narrow ones."""
+        if node.operation.name in _UNROUNDED_OPERATIONS:
             return result
         count = len(node.operation.results)
         if count == 1 and isinstance(result, (Expr, Value)):
-            return self._fitted(node, 0, result)
-        if isinstance(result, Sequence) and any(narrow_of(r.type) for r in node.operation.results):
+            return self._round_to_declared(node, 0, result)
+        if isinstance(result, Sequence) and any(
+            lookup_narrow(r.type) for r in node.operation.results
+        ):
             return [
-                output if output is None else self._fitted(node, index, output)
+                output if output is None else self._round_to_declared(node, index, output)
                 for index, output in enumerate(result)
             ]
         return result
 
-    def _fitted(self, node: Node, index: int, result: Expr | Value) -> Expr | Value:
+    def _round_to_declared(self, node: Node, index: int, result: Expr | Value) -> Expr | Value:
         if is_token(node.operation.results[index].type):
             return result
-        dtype, narrow = node.out_dtype(index), narrow_of(node.operation.results[index].type)
+        dtype, narrow = node.out_dtype(index), lookup_narrow(node.operation.results[index].type)
         if isinstance(result, Value):
             if narrow is None or result.symbols is not None:
                 return result
             if result.array is not None:
-                return constant(narrow.fitted_array(result.array))
+                return constant(narrow.round_array(result.array))
             result = self.scope.expr(result)
         kind = self.scope.type_of(result)
         if isinstance(kind, TensorType) and kind.dtype != dtype:
             result = op.cast(result, dtype)
         if narrow is None:
             return result
-        return narrow.fitted(result, lambda expr: self.scope.expr(node.given(expr)))
+        return narrow.round_to_dtype(result, lambda expr: self.scope.expr(node.given(expr)))
 
-    def _constant(self, array: Array) -> Result:
-        if array.size > SMALL and not any(array.strides):
+    def _import_constant(self, array: Array) -> Result:
+        # A splat stays a broadcast of one number instead of memory in the artifact.
+        if array.size > MAX_FOLDED_ELEMENTS and not any(array.strides):
             return op.broadcast_to(const(array.flat[0]), array.shape)
         return constant(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _check_type(kind: ir.Type) -> None:
-    """Raise Unsupported for values of unsupported types."""
+    """Raise Unsupported for types that the importer does not support."""
     if isinstance(kind, ir.TupleType):
         for index in range(kind.num_types):
             _check_type(kind.get_type(index))
@@ -267,7 +286,7 @@ def _check_type(kind: ir.Type) -> None:
         part_dtype_of(kind)
 
 
-_EXPANDED = tuple(
+_DECOMPOSED_OPERATIONS = tuple(
     f"stablehlo.{name}"
     for name in (
         "sqrt", "log_plus_one",  # of complex numbers, without loss of digits
@@ -276,7 +295,12 @@ _EXPANDED = tuple(
 )  # fmt: skip
 """Operations that jaxlib's passes take apart where they have no row: the second line is of those
 that StableHLO has had."""
-_EXACT = (*CALLS, "stablehlo.composite", "stablehlo.reshape", "stablehlo.transpose")
+_UNROUNDED_OPERATIONS = (
+    *REGION_OPERATIONS,
+    "stablehlo.composite",
+    "stablehlo.reshape",
+    "stablehlo.transpose",
+)
 """Operations whose results are what they were computed as: never to be rounded again."""
 
 

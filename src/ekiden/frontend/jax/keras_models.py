@@ -14,21 +14,21 @@ import jax
 import keras
 from jax import export
 
-from ekiden.frontend.common.libraries import check_readable, told_by
-from ekiden.frontend.common.value import clean_name
+from ekiden.frontend.common.libraries import check_readable, translate_errors
+from ekiden.frontend.common.value import sanitize_name
 from ekiden.runtime.errors import ImportModelError
 
 Function: TypeAlias = Callable[..., Any]
 
 
-def is_archive(data: bytes) -> bool:
-    """Return whether bytes begin a zip archive, which .keras files are."""
+def is_zip_archive(data: bytes) -> bool:
+    """Return whether bytes begin a zip archive, the format of .keras files."""
     return data.startswith(b"PK")
 
 
 def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
-    """Return the model in a .keras file, given by its path or its bytes. Raises ImportModelError
-    for one that cannot be read.
+    """Load a .keras file, given by its path or its bytes. Raises ImportModelError for one that
+    cannot be read.
     """
     if isinstance(model, bytes):
         with tempfile.TemporaryDirectory() as folder:
@@ -39,26 +39,29 @@ def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN
     if not zipfile.is_zipfile(model):
         text = "it is no zip archive, which .keras files are, or cut short"
         raise ImportModelError(f"import {label}: {text}")
-    with told_by("Keras cannot load it", label, None, _LOADED):
+    with translate_errors("Keras cannot load it", label, None, _LOAD_ADVICE):
+        # Optimizer state and losses are not needed, and compiling would import their custom
+        # objects.
         return keras.saving.load_model(os.fspath(model), compile=False)
 
 
-_LOADED = (
+_LOAD_ADVICE = (
     "ekiden.compile also takes the model as keras.saving.load_model gives it, which has arguments "
     "for what is not Keras's own"
 )
 
 
-def label_of(model: Any) -> str:  # noqa: ANN401 - Keras's
-    """Return a model as messages have it."""
+def model_label(model: Any) -> str:  # noqa: ANN401 - Keras's
+    """Return the name of a model for messages."""
     return f"model {getattr(model, 'name', type(model).__name__)!r}"
 
 
-def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
-    """Return the function of a model in inference, its variables as constants."""
+def inference_function(model: Any) -> Function:  # noqa: ANN401 - Keras's
+    """Return the inference function of a model, with its variables as constants."""
     trainable = [variable.value for variable in model.trainable_variables]
     non_trainable = [variable.value for variable in model.non_trainable_variables]
     takes_training = "training" in inspect.signature(model.call).parameters
+    # Dropout and batch normalization run in inference mode.
     phase = {"training": False} if takes_training else {}
 
     def call(*inputs: Any) -> Any:  # noqa: ANN401 - arrays, in structures
@@ -69,9 +72,8 @@ def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
     return call
 
 
-def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, ...]]:  # noqa: ANN401
-    """Return the function of a model of known inputs, what these are, and their names: extents that
-    are open are symbols, the first one of all inputs `batch`.
+def traced_inputs(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, ...]]:  # noqa: ANN401
+    """Return the function of a model, the specifications of its inputs, and their names.
 
     Raises ImportModelError for a model that has not been built.
     """
@@ -80,25 +82,27 @@ def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, .
     if not tensors:
         text = "its inputs are not known: give example_inputs: compile(model, (x, ...))"
         raise ImportModelError(f"import {label}: {text}")
-    names = tuple(clean_name(str(tensor.name)) or f"input_{i}" for i, tensor in enumerate(tensors))
+    names = tuple(
+        sanitize_name(str(tensor.name)) or f"input_{i}" for i, tensor in enumerate(tensors)
+    )
     scope = export.SymbolicScope()
     specs = [_spec(tensor, name, scope) for tensor, name in zip(tensors, names, strict=True)]
-    call = function_of(model)
+    call = inference_function(model)
 
-    def flat(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
-        """Return the model's outputs for the leaves of its inputs."""
+    def call_on_leaves(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
+        """Call the model on the leaves of its input structure."""
         return call(keras.tree.pack_sequence_as(structure, list(inputs)))
 
-    return flat, specs, names
+    return call_on_leaves, specs, names
 
 
 def _spec(tensor: Any, name: str, scope: export.SymbolicScope) -> jax.ShapeDtypeStruct:  # noqa: ANN401
-    dims = [_dim(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
+    dims = [_dim_name(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
     shape = export.symbolic_shape(", ".join(dims), scope=scope)
     return jax.ShapeDtypeStruct(shape, keras.backend.standardize_dtype(tensor.dtype))
 
 
-def _dim(name: str, axis: int, extent: int | None) -> str:
+def _dim_name(name: str, axis: int, extent: int | None) -> str:
     if extent is not None:
         return str(extent)
     return "batch" if axis == 0 else f"{name}_dim{axis}"

@@ -1,5 +1,5 @@
-"""Integers of 2 and 4 bits and floats of 4 to 8 bits: computed in a wider carrier dtype and rounded
-after each operation.
+"""Narrow dtypes: integers of 2 and 4 bits and floats of 4 to 8 bits, computed in a wider carrier
+dtype and rounded after each operation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Value set of a small float format, subnormals included, in terms of float32."""
+class MinifloatFormat:
+    """Small float format as a set of float32 values, subnormals included."""
 
     mantissa_bits: int
     bias: int
@@ -26,17 +26,17 @@ class Grid:
     """What numbers above the largest become: inf, NaN, or None for the largest itself."""
     is_signed_zero: bool = True
 
-    def nearest(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Round to the nearest value, halves to even: round(x / q) * q, where q is the spacing at
-        x, a power of two from x's exponent.
+    def round_to_nearest(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
+        """Round to the nearest value, ties to even: round(x / q) * q with the spacing q at x, a
+        power of two.
         """
         bits = keep(op.reinterpret(x, "int32"))
         # Clamping the exponent from below gives subnormals the spacing of the smallest normal
         # numbers.
-        exponent = op.bitwise_and(op.right_shift(bits, const(_MANTISSA, "int32")), _int(0xFF))
-        clamped_exponent = op.maximum(exponent, _int(_BIAS + 1 - self.bias))
+        exponent = op.bitwise_and(op.right_shift(bits, const(_MANTISSA, "int32")), _i32(0xFF))
+        clamped_exponent = op.maximum(exponent, _i32(_BIAS + 1 - self.bias))
         step = op.left_shift(
-            op.subtract(clamped_exponent, _int(self.mantissa_bits)), _int(_MANTISSA)
+            op.subtract(clamped_exponent, _i32(self.mantissa_bits)), _i32(_MANTISSA)
         )
         quantum = keep(op.reinterpret(step, "float32"))
         rounded = keep(op.multiply(op.round(op.divide(x, quantum)), quantum))
@@ -46,13 +46,13 @@ class Grid:
             beyond = op.multiply(op.sign(x), const(self.beyond, "float32"))
             is_far = op.greater(op.abs(rounded), const(self.largest, "float32"))
             rounded = op.where(is_far, beyond, rounded)
-        rounded = op.where(op.isfinite(x), rounded, self._of_none(x))
+        rounded = op.where(op.isfinite(x), rounded, self._convert_nonfinite(x))
         if self.is_signed_zero:
             return rounded
-        return op.where(op.equal(rounded, _zero()), _zero(), rounded)
+        return op.where(op.equal(rounded, _f32_zero()), _f32_zero(), rounded)
 
-    def _of_none(self, x: Expr) -> Expr:
-        """Return the values that infinities and NaN become."""
+    def _convert_nonfinite(self, x: Expr) -> Expr:
+        """Return what infinities and NaN become in the format."""
         if self.beyond is not None:
             return op.multiply(x, const(self.beyond, "float32"))
         # without NaN: ml_dtypes has the negative zero for it
@@ -61,8 +61,8 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Narrow:
-    """Narrow dtype that no operation computes in."""
+class NarrowDtype:
+    """Narrow dtype, which no operation computes in."""
 
     name: str
     """Its name in ml_dtypes."""
@@ -71,7 +71,7 @@ class Narrow:
     """The dtype that holds its values: int8, uint8 or float32."""
     stored: str = ""
     """Its name in ours, for inputs and outputs; "" where there is none."""
-    grid: Grid | None = None
+    grid: MinifloatFormat | None = None
     """The numbers that it holds, where no cast of ours gives them."""
 
     @property
@@ -79,19 +79,20 @@ class Narrow:
         """Return whether the dtype holds integers."""
         return self.carrier != "float32"
 
-    def fitted(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Round to the nearest representable values; integers wrap to their low bits.
+    def round_to_dtype(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
+        """Emit rounding to the nearest representable values; integers wrap to their low bits.
 
         `keep` binds an expression that is read more than once.
         """
         if self.grid is not None:
-            return self.grid.nearest(x, keep)
+            return self.grid.round_to_nearest(x, keep)
         return op.cast(op.cast(x, self.stored), self.carrier)
 
-    def fitted_array(self, array: Array) -> Array:
-        """Round an array likewise."""
+    def round_array(self, array: Array) -> Array:
+        """Round an array to the nearest representable values."""
         if self.is_integer:
             unused_bits = 8 - self.bits
+            # Shifting up and down again wraps and sign-extends the low bits.
             low: Array = np.left_shift(array.astype(self.carrier), unused_bits)
             return np.asarray(np.right_shift(low, unused_bits))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -99,11 +100,11 @@ class Narrow:
             return held.astype(np.float32)
 
 
-def _int(number: int) -> Expr:
+def _i32(number: int) -> Expr:
     return const(number, "int32")
 
 
-def _zero() -> Expr:
+def _f32_zero() -> Expr:
     return const(0.0, "float32")
 
 
@@ -111,27 +112,29 @@ _MANTISSA, _BIAS = 23, 127
 """The bits of float32's mantissa, and the bias of its exponent."""
 
 
-def _float(name: str, bits: int, stored: str = "", grid: Grid | None = None) -> Narrow:
-    return Narrow(name, bits, "float32", stored, grid)
+def _narrow_float(
+    name: str, bits: int, stored: str = "", grid: MinifloatFormat | None = None
+) -> NarrowDtype:
+    return NarrowDtype(name, bits, "float32", stored, grid)
 
 
-NARROW: Mapping[str, Narrow] = {
-    "i2": Narrow("int2", 2, "int8", "int2"),
-    "i4": Narrow("int4", 4, "int8", "int4"),
-    "ui2": Narrow("uint2", 2, "uint8", "uint2"),
-    "ui4": Narrow("uint4", 4, "uint8", "uint4"),
-    "f4E2M1FN": _float("float4_e2m1fn", 4, "float4_e2m1fn"),
-    "f6E2M3FN": _float("float6_e2m3fn", 6, grid=Grid(3, 1, 7.5, None)),
-    "f6E3M2FN": _float("float6_e3m2fn", 6, grid=Grid(2, 3, 28.0, None)),
-    "f8E3M4": _float("float8_e3m4", 8, grid=Grid(4, 3, 15.5, np.inf)),
-    "f8E4M3": _float("float8_e4m3", 8, grid=Grid(3, 7, 240.0, np.inf)),
-    "f8E4M3B11FNUZ": _float(
-        "float8_e4m3b11fnuz", 8, grid=Grid(3, 11, 30.0, np.nan, is_signed_zero=False)
+NARROW_DTYPES: Mapping[str, NarrowDtype] = {
+    "i2": NarrowDtype("int2", 2, "int8", "int2"),
+    "i4": NarrowDtype("int4", 4, "int8", "int4"),
+    "ui2": NarrowDtype("uint2", 2, "uint8", "uint2"),
+    "ui4": NarrowDtype("uint4", 4, "uint8", "uint4"),
+    "f4E2M1FN": _narrow_float("float4_e2m1fn", 4, "float4_e2m1fn"),
+    "f6E2M3FN": _narrow_float("float6_e2m3fn", 6, grid=MinifloatFormat(3, 1, 7.5, None)),
+    "f6E3M2FN": _narrow_float("float6_e3m2fn", 6, grid=MinifloatFormat(2, 3, 28.0, None)),
+    "f8E3M4": _narrow_float("float8_e3m4", 8, grid=MinifloatFormat(4, 3, 15.5, np.inf)),
+    "f8E4M3": _narrow_float("float8_e4m3", 8, grid=MinifloatFormat(3, 7, 240.0, np.inf)),
+    "f8E4M3B11FNUZ": _narrow_float(
+        "float8_e4m3b11fnuz", 8, grid=MinifloatFormat(3, 11, 30.0, np.nan, is_signed_zero=False)
     ),
-    "f8E4M3FN": _float("float8_e4m3fn", 8, "float8_e4m3fn"),
-    "f8E4M3FNUZ": _float("float8_e4m3fnuz", 8, "float8_e4m3fnuz"),
-    "f8E5M2": _float("float8_e5m2", 8, "float8_e5m2"),
-    "f8E5M2FNUZ": _float("float8_e5m2fnuz", 8, "float8_e5m2fnuz"),
-    "f8E8M0FNU": _float("float8_e8m0fnu", 8, "float8_e8m0fnu"),
+    "f8E4M3FN": _narrow_float("float8_e4m3fn", 8, "float8_e4m3fn"),
+    "f8E4M3FNUZ": _narrow_float("float8_e4m3fnuz", 8, "float8_e4m3fnuz"),
+    "f8E5M2": _narrow_float("float8_e5m2", 8, "float8_e5m2"),
+    "f8E5M2FNUZ": _narrow_float("float8_e5m2fnuz", 8, "float8_e5m2fnuz"),
+    "f8E8M0FNU": _narrow_float("float8_e8m0fnu", 8, "float8_e8m0fnu"),
 }
 """MLIR's name of an element type -> the dtype."""

@@ -12,39 +12,45 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.arithmetic import Rule
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.waves import Parts
-from ekiden.frontend.jax.dtype import array_of, bits_of, extents_of, is_complex, part_dtype_of
+from ekiden.frontend.jax.dtype import (
+    decode_constant,
+    element_bits,
+    is_complex,
+    part_dtype_of,
+    static_extents,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, known
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, known_int
 
 if TYPE_CHECKING:
-    from ekiden.frontend.jax.graph import Graph
+    from ekiden.frontend.jax.graph import StablehloImporter
 
 
 def describe(operation: ir.Operation, around: str = "") -> str:
-    """Return an operation's name, such as `stablehlo.tanh`, with the line of the user's program
-    where it is known: its own, or that of the call `around` it.
+    """Return an operation's name with its source line, such as `stablehlo.tanh
+    (model.py:12: ...)`.
     """
-    source_line = source(str(operation.location)) or around
+    source_line = user_source_line(str(operation.location)) or around
     return f"{operation.name} ({source_line})" if source_line else str(operation.name)
 
 
-_FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
-_LIBRARIES = f"{os.sep}site-packages{os.sep}"
+_FRAME_PATTERN = re.compile(r'"([^"]+)":(\d+):\d+')
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
-def source(location: str) -> str:
+def user_source_line(location: str) -> str:
     """Return the innermost source line outside installed packages, as `model.py:12: y =
-    jnp.tanh(x)`; "" where the location names no file.
+    jnp.tanh(x)`; "" without one.
     """
-    frames = _FRAME.findall(location)
-    user_frames = [f for f in frames if _LIBRARIES not in f[0]] or frames
+    frames = _FRAME_PATTERN.findall(location)
+    user_frames = [f for f in frames if _SITE_PACKAGES not in f[0]] or frames
     if not user_frames:
         return ""
     file, line = user_frames[0]
@@ -61,14 +67,14 @@ class Node(common.Node):
         inputs: Sequence[Any],
         scope: Scope,
         output_names: Sequence[str],
-        graph: Graph,
+        graph: StablehloImporter,
         name: str = "",
     ) -> None:
         """Initialize the node; of complex inputs `inputs` has the real part, of tuples None, and
         `whole` has all.
         """
         plain = [
-            v.real if isinstance(v, Complex) else None if isinstance(v, tuple) else v
+            v.real if isinstance(v, ComplexValue) else None if isinstance(v, tuple) else v
             for v in inputs
         ]
         super().__init__(name or describe(operation), plain, scope, output_names)
@@ -78,7 +84,7 @@ class Node(common.Node):
         """The attributes of a composite, where the node is one whose name has a row."""
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
-        """Return a copy of the node with other inputs, none of which is complex."""
+        """Return a copy of the node with other inputs, all real."""
         copied = super().with_inputs(inputs)
         copied.whole = copied.inputs
         return copied
@@ -104,24 +110,24 @@ class Node(common.Node):
         return self.has(name) and bool(self.attribute(name).value)
 
     def text(self, name: str) -> str:
-        """Return an attribute that is a string, or the name of a function; "" for an absent one."""
+        """Return a string or symbol attribute; "" for an absent one."""
         return str(self.attribute(name).value) if self.has(name) else ""
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return an attribute that is a list of integers."""
+        """Return an integer array attribute."""
         if not self.has(name):
             return tuple(default)
         attribute = self.attribute(name)
         elements = (
-            array_of(attribute).ravel()
+            decode_constant(attribute).ravel()
             if isinstance(attribute, ir.DenseElementsAttr)
             else attribute
         )
         return tuple(int(v) for v in elements)
 
-    def word(self, name: str) -> str:
-        """Return the keyword of an enum attribute: `#stablehlo<comparison_direction GE>`
-        is "GE".
+    def enum_keyword(self, name: str) -> str:
+        """Return the keyword of an enum attribute, such as "GE" of `#stablehlo<comparison_direction
+        GE>`.
         """
         return str(self.attribute(name)).rstrip(">").rpartition(" ")[2] if self.has(name) else ""
 
@@ -133,20 +139,20 @@ class Node(common.Node):
 
     def out_extents(self, index: int = 0) -> list[int | None]:
         """Return the extents of an output, None for symbolic ones."""
-        return extents_of(self.operation.results[index].type)
+        return static_extents(self.operation.results[index].type)
 
     def bits(self, index: int) -> int:
-        """Return the width of an element of an input, of complex numbers of a part."""
-        return bits_of(self.operation.operands[index].type)
+        """Return the width in bits of an input's elements; of complex numbers of a part."""
+        return element_bits(self.operation.operands[index].type)
 
     def out_bits(self, index: int = 0) -> int:
-        """Return the width of an element of an output, of complex numbers of a part."""
-        return bits_of(self.operation.results[index].type)
+        """Return the width in bits of an output's elements; of complex numbers of a part."""
+        return element_bits(self.operation.results[index].type)
 
     # Complex numbers.
 
     def part_dtype(self, index: int) -> str:
-        """Return the dtype of an input, of complex numbers that of their parts."""
+        """Return the dtype of an input; of complex numbers that of their parts."""
         return part_dtype_of(self.operation.operands[index].type)
 
     def is_complex_out(self, index: int = 0) -> bool:
@@ -154,24 +160,22 @@ class Node(common.Node):
         return is_complex(self.operation.results[index].type)
 
     def part(self, index: int, which: int) -> Value:
-        """Return the real (0) or imaginary (1) part of an input; a real input is returned
-        as it is.
-        """
+        """Return the real (0) or imaginary (1) part of an input; a real input is its own part."""
         operand = self.whole[index]
-        if isinstance(operand, Complex):
+        if isinstance(operand, ComplexValue):
             return (operand.real, operand.imaginary)[which]
         return self.value(index)
 
     def parts(self, index: int) -> Parts:
-        """Return both parts of an input; the imaginary part of a real one is 0."""
+        """Return the real and imaginary part of an input; a real input has imaginary part 0."""
         real, imaginary = (self.scope.expr(self.part(index, which)) for which in range(2))
-        is_pair = isinstance(self.whole[index], Complex)
+        is_pair = isinstance(self.whole[index], ComplexValue)
         return real, imaginary if is_pair else op.zeros_like(real)
 
     # Regions.
 
     def region(self, index: int = 0) -> ir.Block:
-        """Return the block of a region, or of the function called in its place."""
+        """Return the block of a region, or of the function that is called in its place."""
         regions = self.operation.regions
         if len(regions) > index and len(regions[index].blocks):
             return regions[index].blocks[0]
@@ -183,22 +187,22 @@ class Node(common.Node):
         return self.graph.run(block, inputs)
 
     def run_flat(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
-        """Import a block for inputs of which complex ones are two values, their parts; return its
-        results likewise.
-        """
-        return flat(self.graph.results(block, whole(block.arguments, inputs)))
+        """Import a block with complex inputs and results flattened to their parts."""
+        return flatten_parts(self.graph.results(block, whole(block.arguments, inputs)))
 
-    def shared(self, expr: Expr) -> Expr:
-        """Return an expression that is computed once, however often it is read."""
+    def emit_once(self, expr: Expr) -> Expr:
+        """Emit an expression once, however often its value is read."""
         return self.scope.expr(self.given(expr))
 
-    def per_part(self, value: Value | Complex, function: Callable[[Expr], Expr]) -> Value | Complex:
-        """Apply a function to a tensor, to a complex one part by part."""
-        if isinstance(value, Complex):
+    def per_part(
+        self, value: Value | ComplexValue, function: Callable[[Expr], Expr]
+    ) -> Value | ComplexValue:
+        """Apply a function to a tensor; to a complex one part by part."""
+        if isinstance(value, ComplexValue):
             real, imaginary = (
                 self.given(function(self.scope.expr(v))) for v in (value.real, value.imaginary)
             )
-            return Complex(real, imaginary)
+            return ComplexValue(real, imaginary)
         return self.given(function(self.scope.expr(value)))
 
     # Expressions.
@@ -207,8 +211,8 @@ class Node(common.Node):
         """Return an integer input as dimensions."""
         return self.dims(index, "sizes")
 
-    def sizes_of_any_sign(self, index: int) -> list[Dim]:
-        """Return the elements of an input that must follow from shapes, negative ones too."""
+    def signed_sizes(self, index: int) -> list[Dim]:
+        """Return an input that must follow from shapes as dimensions, which may be negative."""
         operand = self.value(index)
         if not operand.is_known:
             self.needs(index, "padding must follow from shapes")
@@ -216,50 +220,51 @@ class Node(common.Node):
             return [int(number) for number in operand.array.ravel()]
         return [as_attr((as_dim(element),))[0] for element in operand.elements.ravel()]
 
-    def static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
-        """Return extents that must be numbers. Raises Unsupported for symbolic ones."""
-        extents = [d if isinstance(d, int) else known(d) for d in dims]
+    def static_dims(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
+        """Return dimensions as numbers; reject symbolic ones."""
+        extents = [d if isinstance(d, int) else known_int(d) for d in dims]
         if None in extents:
             self.unsupported(f"{what} must have constant extents")
         return tuple(d for d in extents if d is not None)
 
-    def narrow(self, index: int) -> Expr:
-        """Return an input, or the source of its broadcast, for operators that broadcast by
+    def broadcast_source(self, index: int) -> Expr:
+        """Return an input, or the source of its broadcast for operators that broadcast
         themselves.
         """
         value = self.value(index)
         array = value.array
+        # A stride-0 array is a splat: one number broadcasts as well and takes no memory.
         if array is not None and array.size > 1 and not any(array.strides):
             return const(array.flat[0])
         expr = self.expr(index)
-        if isinstance(expr, Call) and expr.op is _BROADCAST:
+        if isinstance(expr, Call) and expr.op is _BROADCAST_OP:
             return expr.args[0]
         return expr
 
 
-def flat(values: Sequence[Value | Complex]) -> list[Value]:
-    """Return real tensors: of complex ones both parts."""
+def flatten_parts(values: Sequence[Value | ComplexValue]) -> list[Value]:
+    """Flatten values to real tensors: both parts of complex ones."""
     return [
         component
         for value in values
-        for component in ((value.real, value.imaginary) if isinstance(value, Complex) else (value,))
+        for component in (
+            (value.real, value.imaginary) if isinstance(value, ComplexValue) else (value,)
+        )
     ]
 
 
 def whole(kinds: Sequence[ir.Value], components: Sequence[Value]) -> Many:
-    """Reassemble real and complex tensors of the types of `kinds` from the parts that `flat`
-    returned.
-    """
+    """Reassemble real and complex values of the given types from their flattened parts."""
     remaining = iter(components)
     return [
-        Complex(next(remaining), next(remaining)) if is_complex(kind.type) else next(remaining)
+        ComplexValue(next(remaining), next(remaining)) if is_complex(kind.type) else next(remaining)
         for kind in kinds
     ]
 
 
-_BROADCAST = op.get("broadcast_to")
+_BROADCAST_OP = op.get("broadcast_to")
 
-Many: TypeAlias = list[Value | Complex]
+Many: TypeAlias = list[Value | ComplexValue]
 """What a function gives."""
 Converter: TypeAlias = Callable[[Node], "Result | Many"]
 Pair: TypeAlias = tuple[Expr, Expr]
@@ -269,7 +274,7 @@ ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StablehloRow:
     """Row of the converter table: an MLIR operation, its converter, and its rules for known and
     complex inputs.
     """
@@ -287,18 +292,18 @@ class Row:
     """
 
 
-def own(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """Return an `on_complex` that ignores the real converter and uses a rule of its own."""
+def complex_rule(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
+    """Return an `on_complex` that replaces the real converter by a rule of its own."""
     return lambda convert: rule
 
 
 def per_part(convert: Converter) -> PairRule:
-    """Return the complex rule that applies the converter to each part: for data movement
+    """Return the complex rule that applies the converter to each part, for data movement
     and sums.
     """
 
     def rule(node: Node) -> Pair:
-        """Return the converter's results for the real and the imaginary parts of all inputs."""
+        """Convert the real and the imaginary parts of all inputs."""
         component_results = []
         for which in range(2):
             inputs = [node.part(i, which) for i in range(len(node.whole))]

@@ -1,6 +1,4 @@
-"""Import of a jax.export program, or of plain StableHLO, as a module: inputs, operations,
-outputs.
-"""
+"""Import of a jax.export program or of plain StableHLO: inputs, operations, outputs."""
 
 from __future__ import annotations
 
@@ -12,25 +10,25 @@ import numpy as np
 from jax import export
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import Main
+from ekiden.frontend.common.main import MainBuilder
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, clean_name, constant
+from ekiden.frontend.common.value import Value, constant, sanitize_name
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.jax.dtype import (
-    dtype_of,
-    extents_of,
+    check_dtype,
     is_complex,
-    narrow_of,
-    own_dtype,
-    stored_dtype_of,
+    lookup_narrow,
+    relay_dtype,
+    static_extents,
+    storage_dtype,
 )
-from ekiden.frontend.jax.graph import Graph
+from ekiden.frontend.jax.graph import StablehloImporter
 from ekiden.frontend.jax.node import Many
-from ekiden.frontend.jax.stablehlo import context, entry_of, functions_of, parsed
+from ekiden.frontend.jax.stablehlo import defined_functions, find_entry, make_context, parse_module
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.prim import PrimExpr, const
@@ -41,7 +39,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class Input:
+class ProgramInput:
     """Leaf of a program's arguments."""
 
     name: str
@@ -53,12 +51,12 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Signature:
+class ProgramSignature:
     """Signature of a program: its entry function, inputs, outputs and platforms."""
 
     entry: str
     """The function that it begins with."""
-    inputs: tuple[Input, ...]
+    inputs: tuple[ProgramInput, ...]
     outputs: tuple[str, ...]
     platforms: tuple[str, ...] = ("cpu",)
     """Those it is for; where there are several, its first argument says which one it runs on."""
@@ -67,7 +65,7 @@ class Signature:
 def import_program(
     program: export.Exported, label: str, arguments: Sequence[str] = ()
 ) -> ImportedModule:
-    """Return a module whose `main` computes a program of jax.export.
+    """Import a jax.export program as a module whose `main` computes it.
 
     Its inputs are the leaves of the function's arguments, named as jax.tree_util.keystr does, also
     those that it does not read. Symbolic dimensions keep their names.
@@ -80,13 +78,13 @@ def import_program(
     Raises:
         UnsupportedError: listing every operation that cannot be imported.
     """
-    with context() as within:
-        module = parsed(bytes(program.mlir_module_serialized), label, within)
-        return _imported(module, _of_exported(program, module, label, arguments), label)
+    with make_context() as within:
+        module = parse_module(bytes(program.mlir_module_serialized), label, within)
+        return _import_module(module, _exported_signature(program, module, label, arguments), label)
 
 
 def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportedModule:
-    """Return a module whose `main` computes a function of StableHLO text or bytecode.
+    """Import a function of StableHLO text or bytecode as a module whose `main` computes it.
 
     Args:
         data: the program.
@@ -97,41 +95,43 @@ def import_stablehlo(data: str | bytes, label: str, function: str = "") -> Impor
         ImportModelError: for what is no StableHLO.
         UnsupportedError: as `import_program`.
     """
-    with context() as within:
-        module = parsed(data, label, within)
-        entry = entry_of(module, function, label)
-        return _imported(module, _of_module(module, entry, label), label)
+    with make_context() as within:
+        module = parse_module(data, label, within)
+        entry = find_entry(module, function, label)
+        return _import_module(module, _module_signature(module, entry, label), label)
 
 
-def _imported(module: ir.Module, signature: Signature, label: str) -> ImportedModule:
-    def attempt(facts: Facts) -> ImportedModule:
-        return _Program(signature, module, label, facts).run()
+def _import_module(module: ir.Module, signature: ProgramSignature, label: str) -> ImportedModule:
+    def attempt(facts: DimFacts) -> ImportedModule:
+        return _ProgramImport(signature, module, label, facts).run()
 
     try:
-        return settled(attempt)
+        return import_to_fixpoint(attempt)
     except Unsupported as error:
         raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
 
 
-class _Program:
-    """One import attempt, with the facts known so far about dimensions."""
+class _ProgramImport:
+    """Import attempt of one program, under the dimension facts known so far."""
 
-    def __init__(self, signature: Signature, module: ir.Module, label: str, facts: Facts) -> None:
+    def __init__(
+        self, signature: ProgramSignature, module: ir.Module, label: str, facts: DimFacts
+    ) -> None:
         self.signature = signature
         self.scope = Scope(facts, set())
         self.walk = Walk(label, self.scope, "example_inputs=(...)")
-        self.main = Main(self.scope)
-        self.graph = Graph(self.walk, module)
+        self.main = MainBuilder(self.scope)
+        self.graph = StablehloImporter(self.walk, module)
 
     def run(self) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, operations and outputs; raise the collected problems if there are some."""
         block = self.graph.function(self.signature.entry)
-        inputs = self._platform()
+        inputs = self._platform_index()
         arguments = iter(list(block.arguments)[len(inputs) :])
         for leaf in self.signature.inputs:
-            input_value = self.main.tensor(leaf.name, self._type(leaf))
+            input_value = self.main.tensor(leaf.name, self._input_type(leaf))
             if leaf.is_read:
-                inputs.append(self._carried(input_value, next(arguments)))
+                inputs.append(self._cast_to_carrier(input_value, next(arguments)))
         reported: Unsupported | None = None
         results: Many = []
         try:
@@ -141,7 +141,7 @@ class _Program:
         self.walk.finish()
         if reported is not None:
             raise reported
-        outputs = self._real(block, results)
+        outputs = self._real_outputs(block, results)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
@@ -152,21 +152,21 @@ class _Program:
             constraints=tuple(self.scope.constraints.values()),
         )
 
-    def _carried(self, value: Value, argument: ir.Value) -> Value:
-        """Return an input cast to the dtype that the program computes with."""
-        dtype = dtype_of(argument.type)
+    def _cast_to_carrier(self, value: Value, argument: ir.Value) -> Value:
+        """Cast an input to the dtype that the program computes in."""
+        dtype = relay_dtype(argument.type)
         if value.type.dtype == dtype:
             return value
         return self.scope.bound(op.cast(self.scope.expr(value), dtype))
 
     def _stored(self, value: Value, kind: ir.Type) -> Value:
-        """Return an output cast to the dtype that the program declares."""
-        narrow = narrow_of(kind)
+        """Cast an output to the dtype that the program declares."""
+        narrow = lookup_narrow(kind)
         if narrow is None or not narrow.stored:
             return value
         return self.scope.bound(op.cast(self.scope.expr(value), narrow.stored))
 
-    def _platform(self) -> list[Value]:
+    def _platform_index(self) -> list[Value]:
         """Return the platform index, the first argument of a program for several platforms."""
         platforms = self.signature.platforms
         if len(platforms) == 1:
@@ -176,17 +176,17 @@ class _Program:
             raise UnsupportedError(f"import {self.walk.label}: {text}")
         return [constant(np.array(platforms.index("cpu"), np.int32))]
 
-    def _real(self, block: ir.Block, results: Many) -> list[Value]:
-        """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
+    def _real_outputs(self, block: ir.Block, results: Many) -> list[Value]:
+        """Return the outputs; reject complex ones."""
         *_, end = block.operations
         kinds = [value.type for value in end.operation.operands]
         for name, kind, result in zip(self.signature.outputs, kinds, results, strict=True):
             try:
-                _ = is_complex(kind) or stored_dtype_of(kind)
+                _ = is_complex(kind) or storage_dtype(kind)
             except Unsupported as error:
                 text = f"import {self.walk.label}: output {name!r}: {error}"
                 raise UnsupportedError(text) from error
-            if isinstance(result, Complex):
+            if isinstance(result, ComplexValue):
                 raise UnsupportedError(
                     f"import {self.walk.label}: output {name!r} is of complex numbers, of which "
                     "there are no tensors: give their parts, jnp.real and jnp.imag"
@@ -194,7 +194,7 @@ class _Program:
         pairs = zip(results, kinds, strict=True)
         return [self._stored(output, kind) for output, kind in pairs if isinstance(output, Value)]
 
-    def _type(self, leaf: Input) -> TensorType:
+    def _input_type(self, leaf: ProgramInput) -> TensorType:
         """Return the type of an input.
 
         A dimension that is one symbol has its name; for one computed from symbols the program
@@ -207,20 +207,23 @@ class _Program:
             elif str(dim).isidentifier() and dim is not None:
                 dims.append(self.scope.symbol(str(dim)))
             else:
-                dims.append(self.scope.symbol(f"{clean_name(leaf.name)}_dim{axis}"))
+                dims.append(self.scope.symbol(f"{sanitize_name(leaf.name)}_dim{axis}"))
         return TensorType(tuple(dims), leaf.dtype)
 
 
 # The signature of a program of jax.export.
 
 
-def _of_exported(
+def _exported_signature(
     program: export.Exported, module: ir.Module, label: str, arguments: Sequence[str]
-) -> Signature:
-    function = next(f for f in functions_of(module) if f.attributes["sym_name"].value == "main")
+) -> ProgramSignature:
+    function = next(
+        f for f in defined_functions(module) if f.attributes["sym_name"].value == "main"
+    )
     block = function.regions[0].blocks[0]
     # A program for several platforms takes the platform's index as its first argument.
     count = 0 if len(program.platforms) == 1 else 1
+    # jax.export drops arguments that the program does not read; they remain inputs of the model.
     read = dict(zip(program.module_kept_var_idx, list(block.arguments)[count:], strict=True))
     inputs = []
     for index, name in enumerate(_input_names(program, read, arguments)):
@@ -229,61 +232,62 @@ def _of_exported(
             dims, dtype = _stored(aval)
         except Unsupported as error:
             raise UnsupportedError(f"import {label}: input {name!r}: {error}") from error
-        inputs.append(Input(name, dims, dtype, index in read))
+        inputs.append(ProgramInput(name, dims, dtype, index in read))
     outputs = tuple(_output_names(program))
-    return Signature("main", tuple(inputs), outputs, tuple(program.platforms))
+    return ProgramSignature("main", tuple(inputs), outputs, tuple(program.platforms))
 
 
 def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
-    """Return the extents and dtype in which an array is stored: of random keys, their words.
+    """Return the extents and dtype in which an array is stored; a random key is stored as its
+    words.
 
     Raises Unsupported for unsupported dtypes.
     """
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return tuple(aval.shape), own_dtype(str(aval.dtype))
+        return tuple(aval.shape), check_dtype(str(aval.dtype))
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), aval.dtype))
-    return (*aval.shape, *words.shape), own_dtype(str(words.dtype))
+    return (*aval.shape, *words.shape), check_dtype(str(words.dtype))
 
 
 def _input_names(
     program: export.Exported, read: dict[int, ir.Value], arguments: Sequence[str]
 ) -> list[str]:
-    """Return the inputs' names, such as `x` or `params['w']`: the argument leaves as the function
-    names them, or by position.
+    """Return the inputs' names, such as `x` or `params['w']`: leaves of the function's arguments,
+    or positions.
     """
     tree = jax.tree_util.tree_unflatten(program.in_tree, [0] * program.in_tree.num_leaves)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     heads = {f"arg{i}": name for i, name in enumerate(arguments)}
-    leaves = [_leaf(path) for path in paths]
+    leaves = [_split_path(path) for path in paths]
     for index, argument in read.items():
         head, leaf_path = leaves[index]
-        stated = _stated(argument)
+        stated = _argument_name(argument)
         if stated.endswith(leaf_path) and head.startswith("arg"):
             heads.setdefault(head, stated.removesuffix(leaf_path))
     return [heads.get(head, head) + leaf_suffix for head, leaf_suffix in leaves]
 
 
-def _stated(argument: ir.Value) -> str:
-    """Return the name of an argument in the program, or in the function that it is handed to."""
-    name = _named(argument)
+def _argument_name(argument: ir.Value) -> str:
+    """Return the name of an argument, or of the parameter of the function that it is passed to."""
+    name = _location_name(argument)
     if name:
         return name
     for use in argument.uses:
         if use.owner.name == "func.call":
-            return _of_callee(use.owner, use.operand_number)
+            return _callee_argument_name(use.owner, use.operand_number)
     return ""
 
 
-def _named(argument: ir.Value) -> str:
-    """Return the name that an argument has by its location, "" where that is none."""
-    match = _NAME.fullmatch(str(argument.location))
+def _location_name(argument: ir.Value) -> str:
+    """Return the name in an argument's MLIR location; "" without one."""
+    match = _LOCATION_NAME.fullmatch(str(argument.location))
     return match[1].replace("\\22", '"') if match else ""
 
 
-_NAME = re.compile(r'loc\("([^"]+)"\)')
+_LOCATION_NAME = re.compile(r'loc\("([^"]+)"\)')
 
 
-def _of_callee(call: ir.Operation, index: int) -> str:
+def _callee_argument_name(call: ir.Operation, index: int) -> str:
     module = call.parent.operation.parent if call.parent is not None else None
     name = call.attributes["callee"].value
     for candidate in module.regions[0].blocks[0].operations if module is not None else ():
@@ -291,13 +295,13 @@ def _of_callee(call: ir.Operation, index: int) -> str:
             candidate.operation.name == "func.func"
             and candidate.attributes["sym_name"].value == name
         ):
-            return _named(candidate.regions[0].blocks[0].arguments[index])
+            return _location_name(candidate.regions[0].blocks[0].arguments[index])
     return ""
 
 
-def _leaf(path: Sequence[object]) -> tuple[str, str]:
-    """Return the argument of (args, kwargs) that contains a leaf, and the path within it: `arg0`
-    and `['w']`.
+def _split_path(path: Sequence[object]) -> tuple[str, str]:
+    """Split a pytree path of (args, kwargs) into the argument, `arg0`, and the path within it,
+    `['w']`.
     """
     side, first, *inner_path = path
     key = getattr(first, "idx", getattr(first, "key", 0))
@@ -315,30 +319,30 @@ def _output_names(program: export.Exported) -> list[str]:
 # The signature of a function of StableHLO.
 
 
-def _of_module(module: ir.Module, entry: str, label: str) -> Signature:
-    function = next(f for f in functions_of(module) if f.attributes["sym_name"].value == entry)
+def _module_signature(module: ir.Module, entry: str, label: str) -> ProgramSignature:
+    function = next(f for f in defined_functions(module) if f.attributes["sym_name"].value == entry)
     inputs = []
     for index, argument in enumerate(function.regions[0].blocks[0].arguments):
-        name = _named(argument) or f"arg{index}"
+        name = _location_name(argument) or f"arg{index}"
         try:
-            dims, dtype = tuple(extents_of(argument.type)), stored_dtype_of(argument.type)
+            dims, dtype = tuple(static_extents(argument.type)), storage_dtype(argument.type)
         except Unsupported as error:
             raise UnsupportedError(f"import {label}: input {name!r}: {error}") from error
-        inputs.append(Input(name, dims, dtype, True))
+        inputs.append(ProgramInput(name, dims, dtype, True))
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     count = len(kind.results)
     output_names = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
     stated = [_result_info(function, index) for index in range(count)]
     if len({*stated, ""}) == count + 1:
         output_names = stated
-    return Signature(entry, tuple(inputs), tuple(output_names))
+    return ProgramSignature(entry, tuple(inputs), tuple(output_names))
 
 
 def _result_info(function: ir.Operation, index: int) -> str:
-    """Return what JAX calls a result in its own programs, "" in others."""
+    """Return the name that JAX gives to a result of its programs; "" for others."""
     attributes = function.attributes
     result_attributes = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
-    return result_attributes[_RESULT].value if _RESULT in result_attributes else ""
+    return result_attributes[_RESULT_INFO].value if _RESULT_INFO in result_attributes else ""
 
 
-_RESULT = "jax.result_info"
+_RESULT_INFO = "jax.result_info"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.frontend.common.unsupported import Unsupported, nearest
+from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.jax.converters import (
     bits,
     bodies,
@@ -23,25 +23,29 @@ from ekiden.frontend.jax.converters import (
     sorting,
     windows,
 )
-from ekiden.frontend.jax.node import Converter, Row
-from ekiden.ir.extensions import note_extension
+from ekiden.frontend.jax.node import Converter, StablehloRow
+from ekiden.ir.extensions import record_extension
 
-FAMILIES = (
+CONVERTER_FAMILIES = (
     elementwise, bits, movement, linear, convolution, reduction, windows, gathering, scattering,
     sorting, random, bodies, control, calls, linalg, complex,
 )  # fmt: skip
-TABLE: dict[str, Row] = {row.name: row for family in FAMILIES for row in family.ROWS}
+CONVERTER_TABLE: dict[str, StablehloRow] = {
+    row.name: row for family in CONVERTER_FAMILIES for row in family.ROWS
+}
 """"stablehlo.add" -> its row."""
-assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operation has two rows"
+assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMILIES), (
+    "an operation has two rows"
+)
 
 
-def find(name: str) -> Row:
-    """Return the row of an operation. Raises Unsupported naming those with the closest names."""
-    if name not in TABLE:
-        near = nearest(name, TABLE)
+def find_row(name: str) -> StablehloRow:
+    """Look up the row of an operation; raise Unsupported with the closest names without one."""
+    if name not in CONVERTER_TABLE:
+        near = suggest_nearest(name, CONVERTER_TABLE)
         text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"
         raise Unsupported(text)
-    return TABLE[name]
+    return CONVERTER_TABLE[name]
 
 
 def register(name: str, *, override: bool = False) -> Callable[[Converter], Converter]:
@@ -60,10 +64,10 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
 
     def add(convert: Converter) -> Converter:
         """Add the row and record the converter as a user extension."""
-        if name in TABLE and not override:
+        if name in CONVERTER_TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
-        note_extension(convert)
-        TABLE[name] = Row(name, convert)
+        record_extension(convert)
+        CONVERTER_TABLE[name] = StablehloRow(name, convert)
         return convert
 
     return add

@@ -1,5 +1,5 @@
-"""ONNX models: `from_onnx` makes an IRModule of a file, its bytes or a parsed model; `register`
-teaches it an operator; `survey` says what a model contains.
+"""ONNX frontend: `from_onnx` imports a model, `register` adds a converter, `survey` lists a model's
+contents.
 """
 
 from ekiden.frontend.common.survey import Survey

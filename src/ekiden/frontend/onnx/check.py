@@ -1,5 +1,5 @@
-"""Checks of a model before any node is imported: operators, opsets and attributes that no row of
-the converter table supports, in the graph and in the graphs inside its nodes.
+"""Validation of a model before import: operators, opsets and attributes without support, also in
+subgraphs and functions.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.frontend.common.unsupported import Unsupported, nearest
+from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.common.walk import raise_problems
-from ekiden.frontend.onnx.load import Functions, key_of, subgraphs, versions_of
+from ekiden.frontend.onnx.load import Functions, function_key, opset_versions, subgraphs
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Row, check_kind, describe, read_attribute
-from ekiden.frontend.onnx.registry import TABLE
-from ekiden.frontend.onnx.signatures import Signature, signature, signature_problems
+from ekiden.frontend.onnx.node import OnnxRow, check_attribute_type, describe_node, parse_attribute
+from ekiden.frontend.onnx.registry import CONVERTER_TABLE
+from ekiden.frontend.onnx.signatures import OperatorSignature, find_signature, signature_errors
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
@@ -30,18 +30,18 @@ def check_operators(
     label: str,
     functions: Functions,
 ) -> None:
-    """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
-    problems = problems_of(nodes, versions, functions)
-    raise_problems([f"{describe(n)}: {p}" for n, p in problems], label)
+    """Raise UnsupportedError that names every node without a supporting converter row."""
+    problems = unsupported_nodes(nodes, versions, functions)
+    raise_problems([f"{describe_node(n)}: {p}" for n, p in problems], label)
 
 
-def problems_of(
+def unsupported_nodes(
     nodes: Sequence[onnx.NodeProto],
     versions: Mapping[str, int],
     functions: Functions,
     inside_functions: bool = True,
 ) -> list[tuple[onnx.NodeProto, str]]:
-    """Return each node that cannot be imported with the reason.
+    """Return (node, reason) for each node that cannot be imported.
 
     Nodes of nested graphs come after the node that holds them, those of model-local functions after
     the first node that calls the function.
@@ -59,12 +59,12 @@ def problems_of(
     waiting, checked_functions = [(n, versions) for n in reversed(nodes)], set()
     while waiting:
         node, stated = waiting.pop()
-        local = functions.get(key_of(node))
+        local = functions.get(function_key(node))
         if local is not None:
             # Each function body is checked once, however many nodes call it.
-            if inside_functions and key_of(node) not in checked_functions:
-                checked_functions.add(key_of(node))
-                inner = versions_of(local.opset_import)
+            if inside_functions and function_key(node) not in checked_functions:
+                checked_functions.add(function_key(node))
+                inner = opset_versions(local.opset_import)
                 waiting.extend((n, inner) for n in reversed(local.node))
             continue
         problems.extend((node, p) for p in _node_problems(node, stated))
@@ -72,18 +72,16 @@ def problems_of(
     return problems
 
 
-def domain_of(node: onnx.NodeProto) -> str:
-    """Return the domain of an operator; "" for ONNX's own, also where the model writes
-    "ai.onnx".
-    """
+def canonical_domain(node: onnx.NodeProto) -> str:
+    """Return the domain of an operator, with "ai.onnx" written as ""."""
     return "" if node.domain in DEFAULT_DOMAINS else node.domain
 
 
 def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
-    """Return the opset in which the operator's schema was last changed (`since_version`); the
-    stated version for domains that ONNX does not define.
+    """Return the opset of the operator's last schema change (`since_version`); the imported version
+    outside of ONNX's domains.
     """
-    domain = domain_of(node)
+    domain = canonical_domain(node)
     stated = versions.get(domain, 1)
     try:
         return int(onnx.defs.get_schema(node.op_type, stated, domain).since_version)
@@ -91,62 +89,70 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
         return stated
 
 
-def stated_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
+def imported_opset(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
     """Return the opset version that the model imports for the node's domain."""
-    return versions.get(domain_of(node), 1)
+    return versions.get(canonical_domain(node), 1)
 
 
-def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
-    """Return the row of the converter table for a node; None if there is none for its version. Rows
-    begin where an operator's meaning changed, so the schema registry need not be queried for
-    `since_version`.
+def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> OnnxRow | None:
+    """Return the converter row with the highest `since` not above the node's opset; None if there
+    is none.
     """
     # Newer rows describe changed semantics, so the latest one not above the stated version holds.
-    version = stated_version(node, versions)
-    every = TABLE.get((domain_of(node), node.op_type)) or ()
+    version = imported_opset(node, versions)
+    every = CONVERTER_TABLE.get((canonical_domain(node), node.op_type)) or ()
     rows = [r for r in every if r.since <= version]
     return max(rows, key=lambda r: r.since) if rows else None
 
 
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
-    domain = domain_of(node)
-    declared = signature(domain, node.op_type, stated_version(node, versions))
-    if (domain, node.op_type) not in TABLE:
+    """Return the reasons why one node cannot be imported."""
+    domain = canonical_domain(node)
+    declared = find_signature(domain, node.op_type, imported_opset(node, versions))
+    if (domain, node.op_type) not in CONVERTER_TABLE:
         # An operator without a row is supported if its schema defines it by a function of other
         # operators.
         if function_body.has_function(node, domain, schema_version(node, versions)):
-            return [] if declared is None else list(signature_problems(node, declared))
-        near = nearest(node.op_type, (name for d, name in TABLE if d == domain), 0.6)
+            return [] if declared is None else list(signature_errors(node, declared))
+        near = suggest_nearest(
+            node.op_type, (name for d, name in CONVERTER_TABLE if d == domain), 0.6
+        )
         teach = "; ekiden.frontend.onnx.register teaches one" if domain else ""
         return [f"unknown operator{near}{teach}"]
     row = find_row(node, versions)
     if row is None:
-        oldest = min(r.since for r in TABLE[domain, node.op_type])
+        oldest = min(r.since for r in CONVERTER_TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
     problems = _attribute_problems(node, row, versions)
-    if declared is None or row.is_users:
+    # Converters that users register may take attributes and inputs outside of the schema.
+    if declared is None or row.is_extension:
         return problems
-    problems += signature_problems(node, declared)
-    return [*dict.fromkeys(problems), *_unread_inputs(node, row, declared)]
+    problems += signature_errors(node, declared)
+    return [*dict.fromkeys(problems), *_unsupported_inputs(node, row, declared)]
 
 
-def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Iterator[str]:
-    """Yield a message for each input of a node that its row does not read."""
+def _unsupported_inputs(
+    node: onnx.NodeProto, row: OnnxRow, declared: OperatorSignature
+) -> Iterator[str]:
+    """Yield a message for each present input that the converter row does not read."""
     if row.inputs:
         for index, name in enumerate(node.input):
-            parameter = declared.name_of_input(index)
+            parameter = declared.input_name(index)
             if name and parameter not in row.inputs.split():
                 yield f"input {index} ({parameter!r}) is not supported"
 
 
-def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, int]) -> list[str]:
+def _attribute_problems(
+    node: onnx.NodeProto, row: OnnxRow, versions: Mapping[str, int]
+) -> list[str]:
+    """Return messages for attributes that are missing, unknown, or of an unsupported value."""
     graphs = row.graphs.split()
     supported = [*graphs, *row.attributes.split()]
     present = {a.name for a in node.attribute}
     problems = [f"attribute {n!r} is missing" for n in graphs if n not in present]
     for attribute in node.attribute:
         try:
-            check_kind(attribute)
+            check_attribute_type(attribute)
         except Unsupported as error:
             problems.append(str(error))
             continue
@@ -155,9 +161,9 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, i
             problems.append(f"unknown attribute {attribute.name!r}; {choice}")
         elif (
             attribute.name in row.values
-            and read_attribute(attribute) not in row.values[attribute.name]
+            and parse_attribute(attribute) not in row.values[attribute.name]
         ):
-            value = read_attribute(attribute)
+            value = parse_attribute(attribute)
             allowed = ", ".join(map(repr, row.values[attribute.name]))
             problems.append(f"attribute {attribute.name!r} must be one of {allowed}, got {value!r}")
     return problems
@@ -166,14 +172,14 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, i
 def _is_default(
     node: onnx.NodeProto, attribute: onnx.AttributeProto, versions: Mapping[str, int]
 ) -> bool:
-    """Return whether an attribute equals the default that its schema declares."""
+    """Return whether an attribute equals its default in the operator's schema."""
     # Exporters write attributes at their default values, also ones that no row supports.
-    version = stated_version(node, versions)
+    version = imported_opset(node, versions)
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))
+        schema = onnx.defs.get_schema(node.op_type, version, canonical_domain(node))
     except onnx.defs.SchemaError:
         return False
     declared = schema.attributes.get(attribute.name)
     if declared is None or declared.default_value.type == onnx.AttributeProto.UNDEFINED:
         return False
-    return bool(read_attribute(attribute) == read_attribute(declared.default_value))
+    return bool(parse_attribute(attribute) == parse_attribute(declared.default_value))

@@ -1,6 +1,4 @@
-"""Entry points of the ONNX frontend for the table of frontends (see
-ekiden.frontend.table.Entry).
-"""
+"""Entry points of the ONNX frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -15,10 +13,12 @@ from ekiden.frontend.onnx.survey import survey as survey_onnx
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import an ONNX model, given as a path, bytes or an onnx.ModelProto."""
+    """Import an ONNX model from a path, bytes or an onnx.ModelProto."""
     return import_onnx(cast(Source, model), options.shape)
 
 
 def survey(model: object) -> Survey:
-    """Return the operators, inputs, outputs and problems of a model without importing it."""
+    """Return the operators, inputs, outputs and unsupported nodes of a model without
+    importing it.
+    """
     return survey_onnx(cast(Source, model))

@@ -1,4 +1,6 @@
-"""Operators that ONNX defines by a function: the nodes of its body in place of the node."""
+"""Function bodies of ONNX operators: a node is replaced by the nodes of the function that defines
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.dtype import DTYPES
-from ekiden.frontend.onnx.load import sorted_nodes, versions_of
+from ekiden.frontend.onnx.dtype import ELEMENT_DTYPES
+from ekiden.frontend.onnx.load import opset_versions, topological_order
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.onnx.node import describe_node
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 
-MAX_PREFIX = 200
+MAX_PREFIX_LENGTH = 200
 """Letters of a call that the names inside it begin with."""
 
 
 def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
-    """Return whether ONNX defines the operator by a function at that version."""
+    """Return whether the operator's schema has a function body at that opset."""
     try:
         schema = onnx.defs.get_schema(proto.op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -26,15 +28,17 @@ def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def defined_by(
+def schema_function(
     proto: onnx.NodeProto, domain: str, version: int, inputs: Sequence[Value | None]
 ) -> onnx.FunctionProto:
-    """Return the function that ONNX defines a node by, specialised to the types of its inputs where
-    it is context dependent.
+    """Return the FunctionProto of a node's schema, specialised to its input types where it is
+    context dependent.
     """
     schema = onnx.defs.get_schema(proto.op_type, version, domain)
     function = onnx.FunctionProto()
     if schema.has_function:
+        # A function body may be written for several opsets of its inner operators; the newest
+        # imported one holds.
         versions = [v for v in schema.function_opset_versions if v <= version]
         chosen = max(versions, default=schema.function_opset_versions[0])
         function.ParseFromString(schema.get_function_with_opset_version(chosen))
@@ -50,62 +54,65 @@ def defined_by(
     return function
 
 
-def body(
+def inlined_body(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
-    """Return the nodes of a function's body inlined for a calling node, and the opset versions of
-    their operators. Tensors inside are prefixed with the node's name; absent inputs and outputs
-    stay absent.
+    """Inline a function for a calling node; return its nodes in topological order and their opset
+    versions.
     """
-    prefix = _prefix(describe(proto))
+    prefix = _name_prefix(describe_node(proto))
     names = dict(zip(function.input, proto.input, strict=False))
     # Fewer actual than formal inputs: trailing optional inputs are absent (an empty name in ONNX
     # IR).
     names.update(dict.fromkeys(function.input[len(proto.input) :], ""))
+    # An output that the caller does not name keeps a private name inside of the body.
     names.update({f: o for f, o in zip(function.output, proto.output, strict=False) if o})
-    attributes = _attributes(function, proto)
+    attributes = _attribute_bindings(function, proto)
     graph = onnx.GraphProto()
     for position, template in enumerate(function.node):
         inlined = graph.node.add()
         inlined.CopyFrom(template)
         inlined.name = f"{prefix}{template.name or position}"
         _bind_attributes(inlined, attributes)
-        _rename_all(inlined, names, prefix)
+        _rename_tensors(inlined, names, prefix)
     for name in filter(None, proto.output):
         graph.output.add(name=name)
-    for template in _passed_through(function, proto):
+    for template in _passthrough_nodes(function, proto):
         graph.node.append(template)
-    return sorted_nodes(graph, label), versions_of(function.opset_import)
+    return topological_order(graph, label), opset_versions(function.opset_import)
 
 
-def _prefix(call: str) -> str:
-    """Return what the names of a body begin with. In deep chains of calls a digest stands for most
-    of it: whole, all names together would grow by the square of the depth."""
-    if len(call) <= MAX_PREFIX:
+def _name_prefix(call: str) -> str:
+    """Return the prefix of the names inside a call, shortened by a hash where the call's name is
+    long.
+    """
+    if len(call) <= MAX_PREFIX_LENGTH:
         return f"{call}/"
+    # Nested calls would otherwise make names whose lengths grow with each level.
     digest = hashlib.sha256(call.encode()).hexdigest()[:16]
-    return f"{call[: MAX_PREFIX // 2]}...{digest}/"
+    return f"{call[: MAX_PREFIX_LENGTH // 2]}...{digest}/"
 
 
-def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:
-    """Rename every tensor of a node and of its subgraphs, which see the names of the body."""
+def _rename_tensors(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:
+    """Qualify every tensor name of a node and of its subgraphs."""
 
-    def rename(name: str) -> str:
+    def qualified_name(name: str) -> str:
+        """Return the caller's name of a formal parameter, otherwise the prefixed name."""
         return names.get(name, f"{prefix}{name}") if name else ""
 
     stack = [node]
     while stack:
         inner = stack.pop()
-        inner.input[:] = map(rename, inner.input)
-        inner.output[:] = map(rename, inner.output)
+        inner.input[:] = map(qualified_name, inner.input)
+        inner.output[:] = map(qualified_name, inner.output)
         for graph in (a.g for a in inner.attribute if a.HasField("g")):
             for named in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-                named.name = rename(named.name)
+                named.name = qualified_name(named.name)
             stack.extend(graph.node)
 
 
-def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return Identity nodes for outputs of a function that are its inputs."""
+def _passthrough_nodes(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return Identity nodes for the outputs of a function that are also its inputs."""
     actual_names = dict(zip(function.input, proto.input, strict=False))
     return [
         onnx.helper.make_node("Identity", [actual_names[f]], [o])
@@ -114,11 +121,11 @@ def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list
     ]
 
 
-def _attributes(
+def _attribute_bindings(
     function: onnx.FunctionProto, proto: onnx.NodeProto
 ) -> dict[str, onnx.AttributeProto]:
-    """Return the values that references to a function's attributes resolve to: the caller's
-    attribute, or the default.
+    """Return the attribute values of a call: the caller's, otherwise the function's or schema's
+    default.
     """
     values = {a.name: a for a in function.attribute_proto}
     try:
@@ -133,8 +140,8 @@ def _attributes(
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
-    """Substitute values for references to attributes (`ref_attr_name`), in subgraphs too.
-    References to absent attributes are dropped.
+    """Replace references to function attributes (`ref_attr_name`) by their values, in subgraphs
+    too. References to absent attributes are dropped.
     """
     stack = [node]
     while stack:
@@ -148,6 +155,7 @@ def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribu
                 value.CopyFrom(attributes[attribute.ref_attr_name])
                 value.name = attribute.name
                 bound.append(value)
+        # Copies, because `del` frees the messages that the repeated field owns.
         copied = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in bound]
         del inner.attribute[:]
         inner.attribute.extend(copied)
@@ -155,9 +163,9 @@ def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribu
 
 
 def _type_proto(value: Value | None) -> onnx.TypeProto:
-    """Return the type of a value as an ONNX TypeProto; an empty one for an absent input."""
+    """Return the TypeProto of a value; an empty one for an absent input."""
     if value is None or not isinstance(value.type, TensorType):
         return onnx.TypeProto()
-    kinds = {ours: theirs for theirs, ours in DTYPES.items()}
+    kinds = {ours: theirs for theirs, ours in ELEMENT_DTYPES.items()}
     shape = [d.value if isinstance(d, IntImm) else None for d in value.type.shape]
     return onnx.helper.make_tensor_type_proto(kinds[value.type.dtype], shape)

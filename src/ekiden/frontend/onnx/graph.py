@@ -1,5 +1,5 @@
-"""Import of one graph of a model, the main one or one inside a node: its scope of names, and the
-walk over its nodes in topological order, each through its row of the converter table.
+"""Import of one graph of an ONNX model, main or nested: its name scope, and the conversion of its
+nodes in topological order.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from ekiden.frontend.common.case_values import CaseValues
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import with_span
-from ekiden.frontend.common.text_value import has_text, text_constant
+from ekiden.frontend.common.text_value import has_text_input, text_constant
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.walk import CHAIN, NodeError, Walk
+from ekiden.frontend.common.walk import MAX_CHAIN_NODES, NodeError, Walk
 from ekiden.frontend.onnx.check import (
-    domain_of,
+    canonical_domain,
     find_row,
-    problems_of,
+    imported_opset,
     schema_version,
-    stated_version,
+    unsupported_nodes,
 )
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.load import (
     Functions,
+    function_key,
     initializers,
-    key_of,
-    names_read,
-    reads,
-    sorted_nodes,
+    referenced_names,
+    required_names,
+    topological_order,
 )
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Attributes, Node, Row, describe
-from ekiden.frontend.onnx.signatures import Signature, check_limits, signature
+from ekiden.frontend.onnx.node import LazyAttributes, Node, OnnxRow, describe_node
+from ekiden.frontend.onnx.signatures import OperatorSignature, check_shape_limits, find_signature
 from ekiden.frontend.onnx.tensor import dense, to_array
 from ekiden.ir.span import Span
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
@@ -51,8 +51,8 @@ else:
     text = LazyModule("ekiden.frontend.onnx.converters.text")
 
 
-class Shared(Walk):
-    """State that all graphs of one import share: opset versions, model-local functions, scope and
+class ImportState(Walk):
+    """State shared by all graphs of an import: opset versions, model-local functions, scope and
     problems.
     """
 
@@ -65,8 +65,8 @@ class Shared(Walk):
 
 
 @dataclass(slots=True, eq=False)
-class Body:
-    """A function body whose remaining nodes are imported in place of a call."""
+class InlinedBody:
+    """An iterator over the remaining nodes of an inlined function."""
 
     call: str
     """The node that calls it; empty for the graph itself."""
@@ -74,16 +74,16 @@ class Body:
     versions: Mapping[str, int]
 
 
-class Graph:
-    """A graph that is being imported. Names that it does not define are looked up in the enclosing
-    graph.
+class GraphImporter:
+    """Importer of one graph: its values by name, its initializers, and the graph around it. Names
+    that it does not define are looked up in the enclosing graph.
     """
 
     def __init__(
         self,
         proto: onnx.GraphProto,
-        shared: Shared,
-        outer: Graph | None = None,
+        shared: ImportState,
+        outer: GraphImporter | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
         """Create a graph inside `outer`; `versions` overrides the model's opset versions."""
@@ -91,7 +91,7 @@ class Graph:
         self.versions = shared.versions if versions is None else versions
         self.values = CaseValues(shared.scope, shared.problems)
         self.weights = dict(initializers(proto))
-        self.nodes = sorted_nodes(proto, shared.label)
+        self.nodes = topological_order(proto, shared.label)
         self._makers: dict[str, onnx.NodeProto] = {}
         self._reads: dict[str, int] = {}
         self._position = 0
@@ -99,11 +99,11 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the graph's inputs, without those that have an initializer."""
+        """Return the names of the graph's inputs that have no initializer."""
         return [i.name for i in self.proto.input if i.name not in self.weights]
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import the graph for these inputs and return its outputs.
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
+        """Import the graph for the given inputs and return its outputs.
 
         Raises Unsupported when a node is; NodeError for one that does not fit its inputs.
         """
@@ -118,28 +118,31 @@ class Graph:
         return [self.output(o.name) for o in self.proto.output]
 
     def walk(self) -> None:
-        """Import the nodes, those of a function in the place of each that calls it, and those that
-        follow a value of several ranks once for each (see ekiden.frontend.common.cases).
+        """Import all nodes; function calls are inlined, and nodes after a value of several ranks
+        are imported once per rank.
 
         Raises Unsupported where outputs may have too many combinations of ranks.
         """
         for position, node in enumerate(self.nodes):
             self._position = position
-            self._import([Body("", iter([node]), self.versions)])
-            self.values.try_end(partial(self._live, position))
+            self._import_bodies([InlinedBody("", iter([node]), self.versions)])
+            # Ends the per-rank import as soon as no later node reads a value of several ranks.
+            self.values.try_merge_cases(partial(self._live_names, position))
         self.values.finish([o.name for o in self.proto.output])
 
-    def _import(self, bodies: list[Body]) -> None:
-        """Import the nodes of bodies, the last body first."""
+    def _import_bodies(self, bodies: list[InlinedBody]) -> None:
+        """Import the nodes of a stack of bodies; a call pushes its function's body."""
         while bodies:
             node = next(bodies[-1].nodes, None)
             if node is None:
                 bodies.pop()
                 continue
             try:
-                called = self._node(node, bodies[-1].versions)
+                called = self._import_node(node, bodies[-1].versions)
             except (NodeError, UnsupportedError) as error:
-                for body in bodies[: -CHAIN - 1 : -1]:
+                # Deep nesting is cut to the innermost CHAIN calls, so that the error stays
+                # readable.
+                for body in bodies[: -MAX_CHAIN_NODES - 1 : -1]:
                     if body.call:
                         error.add_note(f"inside {body.call}")
                 raise
@@ -149,31 +152,29 @@ class Graph:
     # Names.
 
     def value(self, name: str) -> Value | None:
-        """Return the value of a name, looked up in the enclosing graphs too; None if a node that
-        was reported as unsupported produces it.
+        """Return the value of a name in this graph or an enclosing one; None if its node was
+        unsupported.
         """
         # ONNX scoping: a subgraph sees the names of all graphs around it (IR specification, static
         # scoping).
-        at: Graph | None = self
+        at: GraphImporter | None = self
         while at is not None:
             if name in at.values:
                 return at.values[name]
             if name in at.weights:
-                at.values.put_constant(name, at.weight(name))
+                at.values.put_constant(name, at.initializer_value(name))
                 return at.values[name]
             at = at.outer
         return None
 
     def output(self, name: str) -> Value:
-        """Return the value of a name that must be defined."""
+        """Return the value of a name, which must be defined."""
         value = self.value(name)
         assert value is not None, f"{name!r} is not made: reported before"
         return value
 
-    def weight(self, name: str) -> Value:
-        """Return the value of an initializer. Raises ImportModelError for one whose data do not fit
-        its type and shape, UnsupportedError for an element type that tensors cannot have.
-        """
+    def initializer_value(self, name: str) -> Value:
+        """Return an initializer as a constant value."""
         label, proto = self.shared.label, self.weights[name]
         try:
             if isinstance(proto, onnx.SparseTensorProto):
@@ -195,26 +196,30 @@ class Graph:
         value.expr = with_span([value.expr], Span(f"initializer '{name}'"))[0]
         return value
 
-    def _live(self, position: int, of_bodies: bool = False) -> list[str]:
-        """Return the names of several ranks that are read behind the node of a position; with those
-        that only the bodies of functions read which stand for the next node, if `of_bodies`.
-        """
+    def _live_names(self, position: int, of_bodies: bool = False) -> list[str]:
+        """Return the names of several ranks that are read after a node."""
         if not self._reads:
-            self._reads.update((n, i) for i, node in enumerate(self.nodes) for n in reads(node))
+            self._reads.update(
+                (n, i) for i, node in enumerate(self.nodes) for n in required_names(node)
+            )
             self._reads.update((o.name, len(self.nodes)) for o in self.proto.output)
         inner = len(self.nodes) if of_bodies else -1
         return sorted(n for n in self.values.ranked if self._reads.get(n, inner) > position)
 
     # Nodes.
 
-    def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> Body | None:
-        """Import a node; return the body of the function that it calls, which stands for it."""
-        names = list(dict.fromkeys(reads(proto))) if self.values.ranked else []
-        if self.values.of_ranks(names):
+    def _import_node(
+        self, proto: onnx.NodeProto, versions: Mapping[str, int]
+    ) -> InlinedBody | None:
+        """Import a node, once per rank of its inputs; return the body to inline if it calls a
+        function.
+        """
+        names = list(dict.fromkeys(required_names(proto))) if self.values.ranked else []
+        if self.values.rank_polymorphic_names(names):
             self.values.import_in_cases(
-                describe(proto), names,
-                lambda: self._live(self._position - 1, of_bodies=True),
-                lambda: self._import([Body("", iter([proto]), versions)]),
+                describe_node(proto), names,
+                lambda: self._live_names(self._position - 1, of_bodies=True),
+                lambda: self._import_bodies([InlinedBody("", iter([proto]), versions)]),
             )  # fmt: skip
             return None
         shared = self.shared
@@ -223,90 +228,97 @@ class Graph:
             return None  # made by a node that has already been reported
         self._makers.update((o, proto) for o in proto.output)
         named = dict(zip(proto.input, inputs, strict=True))
-        called: Body | None = None  # also of a node that is noted as not supported
-        with shared.at(describe(proto), named, lambda: self._chain(proto)):
-            called = self._convert(proto, versions, inputs)
+        called: InlinedBody | None = None  # also of a node that is noted as not supported
+        with shared.at(describe_node(proto), named, lambda: self._producer_chain(proto)):
+            called = self._convert_node(proto, versions, inputs)
         return called
 
-    def _convert(
+    def _convert_node(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
-    ) -> Body | None:
-        local = self.shared.functions.get(key_of(proto))
+    ) -> InlinedBody | None:
+        """Apply the node's converter row and bind its outputs; return the body to inline if it
+        calls a function.
+        """
+        local = self.shared.functions.get(function_key(proto))
         if local is not None:
-            return self._expand(proto, local, versions)
+            return self._inline_function(proto, local, versions)
         row = find_row(proto, versions)
         node = Node(
             proto,
-            stated_version(proto, versions),
-            Attributes(proto.attribute),
+            imported_opset(proto, versions),
+            LazyAttributes(proto.attribute),
             inputs,
             self.shared.scope,
-            lambda graph: Graph(graph, self.shared, self, versions),
+            lambda graph: GraphImporter(graph, self.shared, self, versions),
             self.value,
             self._makers,
         )
         declared = None
-        if row is None or not row.is_users:
-            declared = signature(domain_of(proto), node.op_type, node.opset)
+        # The schema does not bind converters that users register.
+        if row is None or not row.is_extension:
+            declared = find_signature(canonical_domain(proto), node.op_type, node.opset)
         if declared is not None:
-            check_limits(node, declared)
+            check_shape_limits(node, declared)
         if row is None:
             version = schema_version(proto, versions)
-            function = function_body.defined_by(proto, domain_of(proto), version, inputs)
+            function = function_body.schema_function(
+                proto, canonical_domain(proto), version, inputs
+            )
             if not function.node:
                 raise Unsupported("ONNX does not define it for inputs of these types")
-            return self._expand(proto, function, versions)
-        result = _converted(row, node, declared)
+            return self._inline_function(proto, function, versions)
+        result = _apply_converter(row, node, declared)
         values = self.shared.outputs(result, proto.output)
         first = proto.output[0] if proto.output else ""
         if first in values:
-            values[first] = shape_value.followed(node, values[first])
+            values[first] = shape_value.annotate_result(node, values[first])
         self.values.put(values)
         return None
 
-    def _expand(
+    def _inline_function(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
-    ) -> Body | None:
-        """Return the nodes of the function that defines an operator; domains that it gives no
-        version of have that of the graph `around` it. None where there are some that it cannot
-        import, which are noted.
+    ) -> InlinedBody | None:
+        """Return the body of a function for a call, or None if it has unsupported nodes. None where
+        there are some that it cannot import, which are noted.
         """
-        nodes, stated = function_body.body(function, proto, self.shared.label)
+        nodes, stated = function_body.inlined_body(function, proto, self.shared.label)
         versions = {**around, **stated}
         # Functions that it calls are looked at when their bodies come here: a chain of them is so
         # looked at once.
-        node_problems = problems_of(nodes, versions, self.shared.functions, inside_functions=False)
-        problems = [f"{describe(n)}: {p}" for n, p in node_problems]
+        node_problems = unsupported_nodes(
+            nodes, versions, self.shared.functions, inside_functions=False
+        )
+        problems = [f"{describe_node(n)}: {p}" for n, p in node_problems]
         self.shared.problems += problems
-        self.shared.scope.used |= names_read(nodes)
-        return None if problems else Body(describe(proto), iter(nodes), versions)
+        self.shared.scope.used |= referenced_names(nodes)
+        return None if problems else InlinedBody(describe_node(proto), iter(nodes), versions)
 
-    def _chain(self, proto: onnx.NodeProto) -> list[str]:
-        """Return descriptions of the nodes that led to one, the nearest first."""
+    def _producer_chain(self, proto: onnx.NodeProto) -> list[str]:
+        """Return descriptions of the node's producers, breadth first from the nearest."""
         descriptions: dict[str, None] = {}
         waiting = [proto]
-        while waiting and len(descriptions) <= CHAIN:
+        while waiting and len(descriptions) <= MAX_CHAIN_NODES:
             for name in waiting.pop(0).input:
                 maker = self._makers.get(name)
-                if maker is not None and describe(maker) not in descriptions:
-                    descriptions[describe(maker)] = None
+                if maker is not None and describe_node(maker) not in descriptions:
+                    descriptions[describe_node(maker)] = None
                     waiting.append(maker)
         return list(descriptions)
 
 
-def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
-    """Return the result of a row's converter for a node. Raises Unsupported for an input that the
-    converter would ignore.
+def _apply_converter(row: OnnxRow, node: Node, declared: OperatorSignature | None) -> Result:
+    """Apply a converter to a node after constant evaluation; raise Unsupported for an input that
+    stays unread.
     """
-    is_text = has_text(node)
-    folded = None if is_text else shape_value.evaluate(node)
+    is_text = has_text_input(node)
+    folded = None if is_text else shape_value.evaluate_node(node)
     if folded is not None:
         return folded
     node.inputs.read.clear()  # what was looked at so far says nothing about the converter
     result = text.convert_text(node, row) if is_text else row.convert(node)
     if declared is not None:
         for index in node.inputs.unread():
-            name = declared.name_of_input(index)
-            if name not in row.may_ignore.split():
+            name = declared.input_name(index)
+            if name not in row.ignorable_inputs.split():
                 raise Unsupported(f"input {index} ({name!r}) is not supported beside the others")
-    return result if is_text or row.stays else shape_value.fold(node, result)
+    return result if is_text or row.is_unfoldable else shape_value.fold_result(node, result)

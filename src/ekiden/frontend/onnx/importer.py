@@ -1,39 +1,44 @@
-"""Import of an ONNX model as a module: its inputs, the walk over its graph, its outputs."""
+"""Import of an ONNX model as a module: inputs, graph, outputs and metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ekiden.frontend.common.cases import leaving
-from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import Main
-from ekiden.frontend.common.options import Shapes, given_dims
+from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.options import Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import Absent, MapValue, SequenceValue, sequence_of
+from ekiden.frontend.common.sequence_value import (
+    AbsentValue,
+    MapValue,
+    SequenceValue,
+    as_sequence_value,
+)
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unranked import check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, clean_name
+from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.frontend.onnx.check import check_operators
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.graph import Graph, Shared
+from ekiden.frontend.onnx.graph import GraphImporter, ImportState
 from ekiden.frontend.onnx.load import (
     Source,
     check_names,
     local_functions,
-    names_read,
-    opsets,
+    model_opsets,
     read_model,
-    sorted_nodes,
+    referenced_names,
+    topological_order,
 )
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import describe
-from ekiden.frontend.onnx.weights import Weights
+from ekiden.frontend.onnx.node import describe_node
+from ekiden.frontend.onnx.weights import WeightRegistry
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.pass_context import DEBUG, phase
+from ekiden.ir.pass_context import DEBUG_LEVEL, time_phase
 from ekiden.ir.prim import AnyDim, PrimExpr, const
 from ekiden.ir.type import TensorType
 from ekiden.relay.op.sequence import list_type
@@ -74,7 +79,7 @@ def from_onnx(
 def import_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> ImportedModule:
-    """Import an ONNX model like `from_onnx`, and return the module with its metadata beside it.
+    """Import an ONNX model and return the module with its metadata.
 
     Args:
         model: a path, bytes or ModelProto.
@@ -82,38 +87,40 @@ def import_onnx(
         opset: overrides the default domain's version that the model states.
         freeze_params: whether floating-point weights become constants.
     """
-    weights = Weights()
-    with phase("read model", DEBUG):
+    weights = WeightRegistry()
+    with time_phase("read model", DEBUG_LEVEL):
         proto, label, weight_files = read_model(model, weights)
-    with weights.here():
-        imported = _imported(proto, label, opset, shape or {}, freeze_params)
+    with weights.activate():
+        imported = _import_with_facts(proto, label, opset, shape or {}, freeze_params)
     weights.files.check(f"import {label}")
     return replace(imported, weight_files=weight_files)
 
 
-def _imported(
+def _import_with_facts(
     proto: onnx.ModelProto, label: str, opset: int | None, shapes: Shapes, freeze_params: bool
 ) -> ImportedModule:
+    """Import a parsed model, repeated with the dimension facts that failed attempts found."""
     check_names(proto.graph, label)
-    versions = opsets(proto, label, opset)
+    versions = model_opsets(proto, label, opset)
     functions = local_functions(proto, label)
-    check_operators(sorted_nodes(proto.graph, label), versions, label, functions)
+    check_operators(topological_order(proto.graph, label), versions, label, functions)
 
     # An attempt that learns a dimension is repeated with it until nothing new is found.
-    def attempt(facts: Facts) -> ImportedModule:
-        shared = Shared(versions, label, Scope(facts, set()), functions)
-        return _Import(proto.graph, shared, shapes, freeze_params).run()
+    def import_once(facts: DimFacts) -> ImportedModule:
+        """Run one attempt with the known facts."""
+        shared = ImportState(versions, label, Scope(facts, set()), functions)
+        return _ImportAttempt(proto.graph, shared, shapes, freeze_params).run()
 
-    return settled(attempt)
+    return import_to_fixpoint(import_once)
 
 
-class _Import:
-    """One attempt at an import, with the facts about dimensions that earlier attempts found."""
+class _ImportAttempt:
+    """One attempt at an import, with the dimension facts of earlier attempts."""
 
     def __init__(
         self,
         proto: onnx.GraphProto,
-        shared: Shared,
+        shared: ImportState,
         shapes: Shapes,
         freeze_params: bool,
     ) -> None:
@@ -122,23 +129,24 @@ class _Import:
         self.params: dict[str, Array] = {}
         self.texts: list[str] = []
         self.shared, self.scope = shared, shared.scope
-        self.main = Main(self.scope)
-        self.scope.used = names_read(proto.node) | {o.name for o in proto.output}
-        self.graph = Graph(proto, self.shared)
+        self.main = MainBuilder(self.scope)
+        self.scope.used = referenced_names(proto.node) | {o.name for o in proto.output}
+        self.graph = GraphImporter(proto, self.shared)
 
     def run(self) -> ImportedModule:
-        """Import everything, or raise."""
-        self._check_shapes([i.name for i in self.proto.input])
+        """Import the whole model or raise."""
+        self._check_shape_names([i.name for i in self.proto.input])
+        # Before IR version 4 every initializer is an input too, and may be fed.
         for name in self.shapes:  # a weight that a shape is given for is an input
             self.graph.weights.pop(name, None)
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
         check_ranks(
             self.label,
-            [(i.name, _dtype_text(i), self._stated_shape(i)) for i in inputs],
-            [(o.name, _dtype_text(o)) for o in self.proto.output],
+            [(i.name, _dtype_name(i), self._declared_shape(i)) for i in inputs],
+            [(o.name, _dtype_name(o)) for o in self.proto.output],
         )
         for graph_input in inputs:
-            self._input(graph_input)
+            self._declare_input(graph_input)
         if not self.freeze_params:
             self._weights_as_params()
         try:
@@ -150,7 +158,8 @@ class _Import:
         if not self.proto.output:
             raise ImportModelError(f"import {self.label}: expected at least one output, got none")
         outputs = {
-            o.name: leaving(self.scope, self.graph.output(o.name)) for o in self.proto.output
+            o.name: as_program_output(self.scope, self.graph.output(o.name))
+            for o in self.proto.output
         }
         self._check_outputs(outputs)
         function = self.main.function([outputs[o.name] for o in self.proto.output])
@@ -162,7 +171,7 @@ class _Import:
             output_names=tuple(o.name for o in self.proto.output),
             constraints=tuple(self.scope.constraints.values()),
             tensors=tuple(
-                (name, describe(node), at)
+                (name, describe_node(node), at)
                 for node in self.proto.node
                 for at, name in enumerate(node.output)
                 if name
@@ -174,9 +183,11 @@ class _Import:
         )
 
     def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
-        """Raise UnsupportedError for values that cannot leave a program."""
+        """Raise UnsupportedError for outputs that a program cannot return, such as absent
+        optionals.
+        """
         for name, value in outputs.items():
-            reason = "an optional value that is absent" if isinstance(value, Absent) else ""
+            reason = "an optional value that is absent" if isinstance(value, AbsentValue) else ""
             try:
                 _ = value.kind
             except Unsupported as error:
@@ -186,7 +197,8 @@ class _Import:
 
     # Inputs and weights.
 
-    def _check_shapes(self, names: Sequence[str]) -> None:
+    def _check_shape_names(self, names: Sequence[str]) -> None:
+        """Raise ImportModelError for given shapes whose name is no input."""
         unknown = [repr(n) for n in self.shapes if n not in names]
         if unknown:
             have = ", ".join(repr(n) for n in names if n not in self.graph.weights)
@@ -197,11 +209,11 @@ class _Import:
                 f"the inputs are {have}{more}"
             )
 
-    def _stated_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
-        """Return the shape of an input as error messages write it; None where its rank is not
-        known.
+    def _declared_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
+        """Return an input's shape as numbers and dimension names; None where its rank is
+        unknown.
         """
-        held = _held(info.type)
+        held = _unwrap_optional(info.type)
         override = self.shapes.get(info.name)
         if not held.HasField("tensor_type"):
             return ()  # a sequence or a map: its shapes are those of its elements
@@ -209,7 +221,7 @@ class _Import:
             return stated_shape(info.name, override)
         if not held.tensor_type.HasField("shape"):
             return None
-        declared = [_stated(d) for d in held.tensor_type.shape.dim]
+        declared = [_declared_dim(d) for d in held.tensor_type.shape.dim]
         for axis, size in enumerate(declared):
             if isinstance(size, int) and size < -1:
                 raise ImportModelError(
@@ -218,31 +230,30 @@ class _Import:
                 )
         return stated_shape(info.name, declared)
 
-    def _input(self, info: onnx.ValueInfoProto) -> None:
+    def _declare_input(self, info: onnx.ValueInfoProto) -> None:
+        """Declare a graph input: a tensor, a sequence, or an absent optional."""
         if info.name in self.shapes and self.shapes[info.name] is None:
-            self.graph.values.put_constant(info.name, Absent())
+            self.graph.values.put_constant(info.name, AbsentValue())
             return
-        inner = _held(info.type)
+        inner = _unwrap_optional(info.type)
         if inner.HasField("sequence_type"):
-            self._sequence(info.name, inner.sequence_type.elem_type)
+            self._declare_sequence(info.name, inner.sequence_type.elem_type)
         elif inner.HasField("tensor_type"):
             held = onnx.ValueInfoProto(name=info.name, type=inner)
-            self.graph.values.put_constant(info.name, self._tensor(held))
+            self.graph.values.put_constant(info.name, self._declare_tensor(held))
         else:
             what = "a tensor or a sequence of tensors"
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
 
-    def _sequence(self, name: str, element: onnx.TypeProto) -> None:
-        """Declare an input that is a sequence: one tensor for each shape that is given, otherwise a
-        run-time list.
-        """
+    def _declare_sequence(self, name: str, element: onnx.TypeProto) -> None:
+        """Declare a sequence input: one tensor per given shape, otherwise a run-time list."""
         shapes = self.shapes.get(name)
         if shapes is not None:
             items = []
             for at, shape in enumerate(shapes):
                 held = onnx.ValueInfoProto(name=f"{name}.{at}", type=element)
                 self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
-                items.append(self._tensor(held))
+                items.append(self._declare_tensor(held))
             dtype = from_onnx_dtype(element.tensor_type.elem_type)
             self.graph.values.put_constant(name, SequenceValue(items, dtype=dtype))
             return
@@ -256,58 +267,63 @@ class _Import:
             const(d.dim_value) if d.HasField("dim_value") else AnyDim() for d in tensor.shape.dim
         ]
         kind = list_type(TensorType(tuple(dims), from_onnx_dtype(tensor.elem_type)))
-        self.graph.values.put_constant(name, sequence_of(self.main.object(name, kind), kind))
+        self.graph.values.put_constant(name, as_sequence_value(self.main.object(name, kind), kind))
 
-    def _tensor(self, info: onnx.ValueInfoProto) -> Value:
+    def _declare_tensor(self, info: onnx.ValueInfoProto) -> Value:
+        """Declare a tensor input as a variable of main."""
         kind = info.type.tensor_type
         # Strings are tensors of bytes with one more axis.
         if kind.elem_type == onnx.TensorProto.STRING:
-            return self._text(info)
+            return self._declare_strings(info)
         try:
             dtype = from_onnx_dtype(kind.elem_type)
         except Unsupported as error:
             raise UnsupportedError(f"import {self.label}: input {info.name!r}: {error}") from error
         try:
-            type_ = TensorType(self._shape(info), dtype)
+            type_ = TensorType(self._symbolic_shape(info), dtype)
         except ExpressionError as error:
             raise ImportModelError(f"import {self.label}: input {info.name!r}: {error}") from error
         return self.main.tensor(info.name, type_)
 
-    def _text(self, info: onnx.ValueInfoProto) -> Value:
-        """Declare an input that is a tensor of strings: uint8, with one more last dimension for the
-        bytes.
-        """
-        width = self.scope.symbol(f"{clean_name(info.name) or 'input'}_bytes")
+    def _declare_strings(self, info: onnx.ValueInfoProto) -> Value:
+        """Declare a string tensor: uint8, with one more axis for the UTF-8 bytes."""
+        width = self.scope.symbol(f"{sanitize_name(info.name) or 'input'}_bytes")
         self.texts.append(info.name)
-        value = self.main.tensor(info.name, TensorType((*self._shape(info), width), "uint8"))
+        value = self.main.tensor(
+            info.name, TensorType((*self._symbolic_shape(info), width), "uint8")
+        )
         return TextValue(self.scope.expr(value), value.type)
 
-    def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
+    def _symbolic_shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
+        """Return an input's dimensions as expressions over the dimension variables of main."""
         override = self.shapes.get(info.name)
-        stated = [_stated(d) for d in info.type.tensor_type.shape.dim]  # checked by _stated_shape
-        dims = stated if override is None else given_dims(info.name, override)
+        stated = [
+            _declared_dim(d) for d in info.type.tensor_type.shape.dim
+        ]  # checked by _declared_shape
+        dims = stated if override is None else parse_stated_shape(info.name, override)
         return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:
-        """Turn the floating-point weights that nodes read into parameters of main."""
+        """Turn the floating-point initializers that nodes read into parameters of main."""
         # Weights that no node reads would become parameters without a use.
         used = {i for n in self.graph.nodes for i in n.input}
         for name in self.graph.weights:
-            value = self.graph.weight(name) if name in used else None
+            value = self.graph.initializer_value(name) if name in used else None
             if value is not None and value.array is not None and value.array.dtype.kind == "f":
                 self.graph.values.put_constant(name, self.main.tensor(name, value.type))
                 self.params[name] = value.array
 
 
-def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def _declared_dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """Return a declared dimension: a number, a name, or None."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return str(dim.dim_param) or None
 
 
-def _dtype_text(info: onnx.ValueInfoProto) -> str:
-    """Return the dtype of an input or output, as far as the model states it."""
-    kind = _held(info.type)
+def _dtype_name(info: onnx.ValueInfoProto) -> str:
+    """Return the dtype name of a graph input or output; OBJECT_DTYPE for what is no tensor."""
+    kind = _unwrap_optional(info.type)
     if not kind.HasField("tensor_type"):
         return OBJECT_DTYPE
     if kind.tensor_type.elem_type == onnx.TensorProto.STRING:
@@ -318,6 +334,6 @@ def _dtype_text(info: onnx.ValueInfoProto) -> str:
         return OBJECT_DTYPE
 
 
-def _held(kind: onnx.TypeProto) -> onnx.TypeProto:
-    """Return the element type of an optional type; the type itself where it is not optional."""
+def _unwrap_optional(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """Return the element type of an optional type; other types unchanged."""
     return kind.optional_type.elem_type if kind.HasField("optional_type") else kind

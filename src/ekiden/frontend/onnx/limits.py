@@ -1,4 +1,4 @@
-"""Rank and length constraints that ONNX's schemas state in prose only.
+"""Rank and length constraints of ONNX operators that their schemas state in prose only.
 
     x:3+          the input x has rank 3 or more
     x:0|1         rank 0 or 1
@@ -14,27 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_WINDOW = "kernel_shape#{x}-2 strides#{x}-2 dilations#{x}-2 pads#2*{x}-4"
-_CONV = "X:3+ W:X B:1 " + _WINDOW.format(x="X")
-_POOL = "X:3+ " + _WINDOW.format(x="X")
-_RECURRENT = "X:3 W:3 R:3 B:2 sequence_lens:1 initial_h:3"
-_SLICE = "data:1+ starts:0|1 ends:0|1 axes:0|1 steps:0|1 ends#@starts axes#@starts steps#@starts"
-_CHANNELS = "input:2+ scale:1 B:1"
-_QUANTIZED = "x:3+ w:x B:1 " + _WINDOW.format(x="x")
-_PAST = "past_key:4 past_value:4 past_sequence_length:0|1"
-_MICROSOFT = "com.microsoft"
-_ML = "ai.onnx.ml"
+_WINDOW_RULES = "kernel_shape#{x}-2 strides#{x}-2 dilations#{x}-2 pads#2*{x}-4"
+_CONV_RULES = "X:3+ W:X B:1 " + _WINDOW_RULES.format(x="X")
+_POOL_RULES = "X:3+ " + _WINDOW_RULES.format(x="X")
+_RECURRENT_RULES = "X:3 W:3 R:3 B:2 sequence_lens:1 initial_h:3"
+_SLICE_RULES = (
+    "data:1+ starts:0|1 ends:0|1 axes:0|1 steps:0|1 ends#@starts axes#@starts steps#@starts"
+)
+_CHANNEL_NORM_RULES = "input:2+ scale:1 B:1"
+_QLINEAR_CONV_RULES = "x:3+ w:x B:1 " + _WINDOW_RULES.format(x="x")
+_PAST_RULES = "past_key:4 past_value:4 past_sequence_length:0|1"
+_CONTRIB_DOMAIN = "com.microsoft"
+_ML_DOMAIN = "ai.onnx.ml"
 
-LIMITS: Mapping[tuple[str, str], str] = {
+SHAPE_LIMITS: Mapping[tuple[str, str], str] = {
     # windows
-    ("", "Conv"): _CONV,
-    ("", "ConvTranspose"): f"{_CONV} output_padding#X-2",
-    ("", "ConvInteger"): "x:3+ w:x " + _WINDOW.format(x="x"),
-    ("", "QLinearConv"): _QUANTIZED,
-    ("", "DeformConv"): "X:3+ W:X offset:X B:1 mask:X " + _WINDOW.format(x="X"),
-    ("", "MaxPool"): _POOL,
-    ("", "AveragePool"): _POOL,
-    ("", "LpPool"): _POOL,
+    ("", "Conv"): _CONV_RULES,
+    ("", "ConvTranspose"): f"{_CONV_RULES} output_padding#X-2",
+    ("", "ConvInteger"): "x:3+ w:x " + _WINDOW_RULES.format(x="x"),
+    ("", "QLinearConv"): _QLINEAR_CONV_RULES,
+    ("", "DeformConv"): "X:3+ W:X offset:X B:1 mask:X " + _WINDOW_RULES.format(x="X"),
+    ("", "MaxPool"): _POOL_RULES,
+    ("", "AveragePool"): _POOL_RULES,
+    ("", "LpPool"): _POOL_RULES,
     ("", "GlobalAveragePool"): "X:2+",
     ("", "GlobalMaxPool"): "X:2+",
     ("", "GlobalLpPool"): "X:2+",
@@ -57,16 +59,16 @@ LIMITS: Mapping[tuple[str, str], str] = {
     ("", "ImageScaler"): "input:4",
     # normalisation
     ("", "BatchNormalization"): "X:1+ scale:1 B:1 mean:1 var:1 input_mean:1 input_var:1",
-    ("", "InstanceNormalization"): _CHANNELS,
+    ("", "InstanceNormalization"): _CHANNEL_NORM_RULES,
     ("", "GroupNormalization"): "X:2+ scale:1 bias:1",
     ("", "LayerNormalization"): "X:1+",
     ("", "RMSNormalization"): "X:1+",
     ("", "LRN"): "X:2+",
     ("", "LpNormalization"): "input:1+",
     # recurrence and products
-    ("", "RNN"): _RECURRENT,
-    ("", "GRU"): _RECURRENT,
-    ("", "LSTM"): f"{_RECURRENT} initial_c:3 P:2",
+    ("", "RNN"): _RECURRENT_RULES,
+    ("", "GRU"): _RECURRENT_RULES,
+    ("", "LSTM"): f"{_RECURRENT_RULES} initial_c:3 P:2",
     ("", "Gemm"): "A:2 B:2 C:0|1|2",
     ("", "MatMul"): "A:1+ B:1+",
     ("", "MatMulInteger"): "A:1+ B:1+",
@@ -82,7 +84,7 @@ LIMITS: Mapping[tuple[str, str], str] = {
     # movement
     ("", "Transpose"): "perm#data",
     ("", "Pad"): "pads:1|2 axes:1 pads#2*@axes|data",
-    ("", "Slice"): _SLICE,
+    ("", "Slice"): _SLICE_RULES,
     ("", "Split"): "input:1+ split:1",
     ("", "Concat"): "inputs:1+",
     ("", "Tile"): "repeats:1 repeats#input",
@@ -124,57 +126,57 @@ LIMITS: Mapping[tuple[str, str], str] = {
     ("", "SequenceInsert"): "position#1",
     ("", "SequenceErase"): "position#1",
     # com.microsoft
-    (_MICROSOFT, "Attention"): "input:3 weights:2 bias:1 mask_index:1|2|3|4 past:5 "
+    (_CONTRIB_DOMAIN, "Attention"): "input:3 weights:2 bias:1 mask_index:1|2|3|4 past:5 "
     "attention_bias:4 past_sequence_length:0|1",
-    (_MICROSOFT, "QAttention"): "input:3 weight:2 bias:1 mask_index:1|2|3|4 past:5",
-    (_MICROSOFT, "MultiHeadAttention"): "query:3|5 key:3|4|5 value:3|4 bias:1 "
-    f"key_padding_mask:1|2|3 attention_bias:4 {_PAST} cache_indirection:3",
-    (_MICROSOFT, "DecoderMaskedMultiHeadAttention"): "query:3 key:3|4 value:3|4 mask_index:2 "
-    f"attention_bias:4 {_PAST} beam_width#1 cache_indirection:3 bias:1",
-    (_MICROSOFT, "GroupQueryAttention"): "query:3 key:3 value:3 past_key:4 past_value:4 "
+    (_CONTRIB_DOMAIN, "QAttention"): "input:3 weight:2 bias:1 mask_index:1|2|3|4 past:5",
+    (_CONTRIB_DOMAIN, "MultiHeadAttention"): "query:3|5 key:3|4|5 value:3|4 bias:1 "
+    f"key_padding_mask:1|2|3 attention_bias:4 {_PAST_RULES} cache_indirection:3",
+    (_CONTRIB_DOMAIN, "DecoderMaskedMultiHeadAttention"): "query:3 key:3|4 value:3|4 mask_index:2 "
+    f"attention_bias:4 {_PAST_RULES} beam_width#1 cache_indirection:3 bias:1",
+    (_CONTRIB_DOMAIN, "GroupQueryAttention"): "query:3 key:3 value:3 past_key:4 past_value:4 "
     "cos_cache:2 sin_cache:2 attention_bias:4 head_sink:1 total_sequence_length#1",
-    (_MICROSOFT, "RotaryEmbedding"): "input:3|4 position_ids:0|1|2 cos_cache:2 sin_cache:2",
-    (_MICROSOFT, "EmbedLayerNormalization"): "input_ids:2 segment_ids:2 word_embedding:2 "
+    (_CONTRIB_DOMAIN, "RotaryEmbedding"): "input:3|4 position_ids:0|1|2 cos_cache:2 sin_cache:2",
+    (_CONTRIB_DOMAIN, "EmbedLayerNormalization"): "input_ids:2 segment_ids:2 word_embedding:2 "
     "position_embedding:2 segment_embedding:2 gamma:1 beta:1 mask:2 position_ids:2",
-    (_MICROSOFT, "SkipLayerNormalization"): "input:2|3 skip:2|3 gamma:1 beta:1 bias:1",
-    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): "input:2|3 skip:2|3 gamma:1 bias:1",
-    (_MICROSOFT, "GroupNorm"): "X:4 gamma:1 beta:1",
-    (_MICROSOFT, "SkipGroupNorm"): "X:4 gamma:1 beta:1 skip:2|4 bias:1",
-    (_MICROSOFT, "NhwcConv"): _CONV,
-    (_MICROSOFT, "NhwcFusedConv"): f"{_CONV} Z:X",
-    (_MICROSOFT, "FusedConv"): f"{_CONV} Z:X",
-    (_MICROSOFT, "NhwcMaxPool"): "x:4 " + _WINDOW.format(x="x"),
-    (_MICROSOFT, "QLinearConv"): _QUANTIZED,
-    (_MICROSOFT, "QLinearAveragePool"): _POOL,
-    (_MICROSOFT, "QLinearGlobalAveragePool"): "X:3+",
-    (_MICROSOFT, "FusedGemm"): "A:2 B:2 C:0|1|2",
-    (_MICROSOFT, "QGemm"): "A:2 B:2 C:0|1|2",
-    (_MICROSOFT, "FusedMatMul"): "A:1+ B:1+",
-    (_MICROSOFT, "TransposeMatMul"): "A:1+ B:1+",
-    (_MICROSOFT, "MatMulIntegerToFloat"): "A:1+ B:1+",
-    (_MICROSOFT, "DynamicQuantizeMatMul"): "A:1+ B:1+",
-    (_MICROSOFT, "MatMulNBits"): "A:1+ g_idx:1 bias:1",
-    (_MICROSOFT, "DynamicQuantizeLSTM"): "X:3 W:3 R:3 B:2 sequence_lens:1 initial_h:3 "
+    (_CONTRIB_DOMAIN, "SkipLayerNormalization"): "input:2|3 skip:2|3 gamma:1 beta:1 bias:1",
+    (_CONTRIB_DOMAIN, "SkipSimplifiedLayerNormalization"): "input:2|3 skip:2|3 gamma:1 bias:1",
+    (_CONTRIB_DOMAIN, "GroupNorm"): "X:4 gamma:1 beta:1",
+    (_CONTRIB_DOMAIN, "SkipGroupNorm"): "X:4 gamma:1 beta:1 skip:2|4 bias:1",
+    (_CONTRIB_DOMAIN, "NhwcConv"): _CONV_RULES,
+    (_CONTRIB_DOMAIN, "NhwcFusedConv"): f"{_CONV_RULES} Z:X",
+    (_CONTRIB_DOMAIN, "FusedConv"): f"{_CONV_RULES} Z:X",
+    (_CONTRIB_DOMAIN, "NhwcMaxPool"): "x:4 " + _WINDOW_RULES.format(x="x"),
+    (_CONTRIB_DOMAIN, "QLinearConv"): _QLINEAR_CONV_RULES,
+    (_CONTRIB_DOMAIN, "QLinearAveragePool"): _POOL_RULES,
+    (_CONTRIB_DOMAIN, "QLinearGlobalAveragePool"): "X:3+",
+    (_CONTRIB_DOMAIN, "FusedGemm"): "A:2 B:2 C:0|1|2",
+    (_CONTRIB_DOMAIN, "QGemm"): "A:2 B:2 C:0|1|2",
+    (_CONTRIB_DOMAIN, "FusedMatMul"): "A:1+ B:1+",
+    (_CONTRIB_DOMAIN, "TransposeMatMul"): "A:1+ B:1+",
+    (_CONTRIB_DOMAIN, "MatMulIntegerToFloat"): "A:1+ B:1+",
+    (_CONTRIB_DOMAIN, "DynamicQuantizeMatMul"): "A:1+ B:1+",
+    (_CONTRIB_DOMAIN, "MatMulNBits"): "A:1+ g_idx:1 bias:1",
+    (_CONTRIB_DOMAIN, "DynamicQuantizeLSTM"): "X:3 W:3 R:3 B:2 sequence_lens:1 initial_h:3 "
     "initial_c:3 P:2",
-    (_MICROSOFT, "GatherND"): "data:1+ indices:1+",
-    (_MICROSOFT, "GridSample"): "X:4 Grid:4",
-    (_MICROSOFT, "Pad"): "pads:1|2 pads#2*data",
-    (_MICROSOFT, "Trilu"): "X:2+ k:0|1",
-    (_MICROSOFT, "CDist"): "A:2 B:2",
-    (_MICROSOFT, "ExpandDims"): "axis#1",
-    (_MICROSOFT, "RelativePositionBias"): "bias_table:2 query_length#1 key_length#1",
-    (_MICROSOFT, "BiasSplitGelu"): "X:3 bias:1",
+    (_CONTRIB_DOMAIN, "GatherND"): "data:1+ indices:1+",
+    (_CONTRIB_DOMAIN, "GridSample"): "X:4 Grid:4",
+    (_CONTRIB_DOMAIN, "Pad"): "pads:1|2 pads#2*data",
+    (_CONTRIB_DOMAIN, "Trilu"): "X:2+ k:0|1",
+    (_CONTRIB_DOMAIN, "CDist"): "A:2 B:2",
+    (_CONTRIB_DOMAIN, "ExpandDims"): "axis#1",
+    (_CONTRIB_DOMAIN, "RelativePositionBias"): "bias_table:2 query_length#1 key_length#1",
+    (_CONTRIB_DOMAIN, "BiasSplitGelu"): "X:3 bias:1",
     # classical machine learning
-    (_ML, "ArrayFeatureExtractor"): "X:1+",
-    (_ML, "FeatureVectorizer"): "X:1|2",
-    (_ML, "Normalizer"): "X:1|2",
-    (_ML, "LinearClassifier"): "X:1|2",
-    (_ML, "LinearRegressor"): "X:1|2",
-    (_ML, "SVMClassifier"): "X:1|2",
-    (_ML, "SVMRegressor"): "X:1|2",
-    (_ML, "TreeEnsemble"): "X:1|2",
-    (_ML, "TreeEnsembleClassifier"): "X:1|2",
-    (_ML, "TreeEnsembleRegressor"): "X:1|2",
-    (_ML, "ZipMap"): "X:1|2",
+    (_ML_DOMAIN, "ArrayFeatureExtractor"): "X:1+",
+    (_ML_DOMAIN, "FeatureVectorizer"): "X:1|2",
+    (_ML_DOMAIN, "Normalizer"): "X:1|2",
+    (_ML_DOMAIN, "LinearClassifier"): "X:1|2",
+    (_ML_DOMAIN, "LinearRegressor"): "X:1|2",
+    (_ML_DOMAIN, "SVMClassifier"): "X:1|2",
+    (_ML_DOMAIN, "SVMRegressor"): "X:1|2",
+    (_ML_DOMAIN, "TreeEnsemble"): "X:1|2",
+    (_ML_DOMAIN, "TreeEnsembleClassifier"): "X:1|2",
+    (_ML_DOMAIN, "TreeEnsembleRegressor"): "X:1|2",
+    (_ML_DOMAIN, "ZipMap"): "X:1|2",
 }
 """(domain, operator) -> its rules, separated by blanks."""

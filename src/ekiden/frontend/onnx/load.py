@@ -1,5 +1,5 @@
-"""Reading a model file and checking what an import relies on: that it is one, its opsets, its
-names, its order.
+"""Loading and validation of an ONNX model: parsing, external data, opsets, names, functions,
+topological order.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from ekiden.frontend.onnx.beside import bytes_of
+from ekiden.frontend.onnx.beside import tensor_nbytes
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import describe
-from ekiden.frontend.onnx.weights import Weights, number_of
+from ekiden.frontend.onnx.node import describe_node
+from ekiden.frontend.onnx.weights import WeightRegistry, weight_number
 from ekiden.frontend.table import frontend, frontend_of
 from ekiden.runtime.artifact.mapped_files import read_whole
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-OLDEST = 1
+OLDEST_OPSET = 1
 """The oldest opset of the default domain that converters are written for."""
-KNOWN = 22
+NEWEST_BUNDLED_OPSET = 22
 """The newest that every package `onnx` knows with which this one is installed (pyproject.toml):
 which one the installed package knows is asked for models of newer ones alone."""
 
@@ -29,9 +29,9 @@ Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
 def read_model(
-    source: Source, weights: Weights | None = None
+    source: Source, weights: WeightRegistry | None = None
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """Read and parse a model.
+    """Load a model; return it with its label for messages and the names of its external data files.
 
     With `weights`, large weights are registered there and stay out of the message.
 
@@ -43,38 +43,36 @@ def read_model(
             are missing or truncated.
     """
     if isinstance(source, (bytes, onnx.ModelProto)):
-        model = _parse(source, "model", weights) if isinstance(source, bytes) else source
-        _check_weights_are_here(model)
-        return _checked(model, "model"), "model", ()
+        model = _parse_model(source, "model", weights) if isinstance(source, bytes) else source
+        _check_no_external_data(model)
+        return _validate_model(model, "model"), "model", ()
     path = os.fspath(source)
     label = f"model {os.path.basename(path.rstrip(os.sep))!r}"
     try:
-        data = _read(path, weights)
+        data = _read_file(path, weights)
     except OSError as error:
         raise ImportModelError(f"import {label}: cannot read {path!r}: {error.strerror}") from error
     try:
-        model = _checked(_parse(data, label, weights), label)
+        model = _validate_model(_parse_model(data, label, weights), label)
     except ImportModelError as error:
-        _told_apart(path, label, error)
+        _raise_other_format(path, label, error)
         raise
-    files = tuple(sorted({file for _, file in _outside(model)}))
+    files = tuple(sorted({file for _, file in _external_tensors(model)}))
     if files:
         _find_external_data(model, path, label, weights)
     return model, label, files
 
 
-def _told_apart(path: str, label: str, error: ImportModelError) -> None:
-    """Raise ImportModelError naming the format of a file that is not ONNX but that another frontend
-    reads.
-    """
+def _raise_other_format(path: str, label: str, error: ImportModelError) -> None:
+    """Raise ImportModelError if another frontend recognises the file's format."""
     row = frontend_of(path)
     if row is not None and row is not frontend("onnx"):
         text = f"import {label}: expected an ONNX model, got {row.model}"
         raise ImportModelError(text) from error
 
 
-def _read(path: str, weights: Weights | None) -> memoryview:
-    """Return the bytes of a file; memory-mapped where large weights stay in it."""
+def _read_file(path: str, weights: WeightRegistry | None) -> memoryview:
+    """Return the bytes of a file, memory-mapped if its large weights are to stay there."""
     mapping = None if weights is None else weights.files.map(path)
     if mapping is not None:
         return mapping
@@ -82,9 +80,12 @@ def _read(path: str, weights: Weights | None) -> memoryview:
         return read_whole(file)
 
 
-def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onnx.ModelProto:
+def _parse_model(
+    data: bytes | memoryview, label: str, weights: WeightRegistry | None
+) -> onnx.ModelProto:
+    """Parse a ModelProto, with the large weights cut out if a registry is given."""
     try:
-        return onnx.ModelProto.FromString(data if weights is None else weights.without(data))
+        return onnx.ModelProto.FromString(data if weights is None else weights.strip_weights(data))
     except DecodeError as error:
         raise ImportModelError(
             f"import {label}: expected an ONNX model, got {len(data)} bytes that do not parse "
@@ -92,36 +93,35 @@ def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onn
         ) from error
 
 
-def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """Yield the tensors whose data are external, with the file that holds them."""
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and number_of(tensor) is None:
+def _external_tensors(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
+    """Yield each tensor with external data and the file that holds it."""
+    for tensor in _stored_tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and weight_number(tensor) is None:
             yield tensor, next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the initializers and the tensors of attributes, those inside nodes and
-    functions too.
-    """
+def _stored_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield all initializers and attribute tensors, also of subgraphs and functions."""
     yield from model.graph.initializer
-    yield from _sparse_parts(model.graph)
-    for node in _inside([*model.graph.node, *(n for f in model.functions for n in f.node)]):
+    yield from _sparse_tensors(model.graph)
+    for node in _nested_nodes([*model.graph.node, *(n for f in model.functions for n in f.node)]):
         for attribute in node.attribute:
             yield from [attribute.t] if attribute.HasField("t") else attribute.tensors
         for inner in subgraphs(node):
             yield from inner.initializer
-            yield from _sparse_parts(inner)
+            yield from _sparse_tensors(inner)
 
 
-def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Yield the value and index tensors of sparse initializers."""
     for sparse in graph.sparse_initializer:
         yield sparse.values
         yield sparse.indices
 
 
-def _check_weights_are_here(model: onnx.ModelProto) -> None:
-    for weight, file in _outside(model):
+def _check_no_external_data(model: onnx.ModelProto) -> None:
+    """Raise ImportModelError for external data of a model without a path."""
+    for weight, file in _external_tensors(model):
         raise ImportModelError(
             f"import model: the weight {weight.name!r} lies in the file {file!r}, and a model "
             "without a path does not say where that is; give the path of the model instead, or "
@@ -130,27 +130,29 @@ def _check_weights_are_here(model: onnx.ModelProto) -> None:
 
 
 def _find_external_data(
-    model: onnx.ModelProto, path: str, label: str, weights: Weights | None
+    model: onnx.ModelProto, path: str, label: str, weights: WeightRegistry | None
 ) -> None:
-    """Map the external data of a model's weights. Data that are not plain bytes of regular files,
-    and all data without `weights`, are left to the package onnx to read or to reject.
+    """Map the external data of a model's weights, or load what cannot be mapped. Data that are not
+    plain bytes of regular files, and all data without `weights`, are left to the package onnx to
+    read or to reject.
     """
     folder = os.path.dirname(path) or os.curdir
-    for weight, file in list(_outside(model)):
+    for weight, file in list(_external_tensors(model)):
         if not os.path.exists(os.path.join(folder, file)):
             raise ImportModelError(
                 f"import {label}: the weight {weight.name!r} lies in the file {file!r}, which must "
                 f"be in the folder of the model, {folder!r}; there is none"
             )
-        if weights is None or not weights.leave_beside(weight, folder):
+        if weights is None or not weights.register_external(weight, folder):
             _load_external_data(weight, folder, label)
 
 
 def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> None:
     # onnx reads to the end of the file without a length, which takes in the weights stored after
     # this one.
+    """Load one tensor's external data into its message."""
     if all(entry.key != "length" for entry in weight.external_data):
-        weight.external_data.add(key="length", value=str(bytes_of(weight)))
+        weight.external_data.add(key="length", value=str(tensor_nbytes(weight)))
     try:
         onnx.external_data_helper.load_external_data_for_tensor(weight, folder)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
@@ -161,7 +163,8 @@ def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> No
     del weight.external_data[:]
 
 
-def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+def _validate_model(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """Validate that a message is a model with a graph and opset imports, and return it."""
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportModelError(
             f"import {label}: expected an ONNX model, got one without a graph "
@@ -169,14 +172,16 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         )
     if not model.opset_import:
         raise ImportModelError(f"import {label}: expected an 'opset_import', got none (cut short?)")
-    _check_text(model, label)
+    _check_utf8_names(model, label)
     return model
 
 
 def initializers(
     graph: onnx.GraphProto,
 ) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
-    """Return the weights of a graph with their names; a sparse one has that of its values."""
+    """Return (name, tensor) of a graph's initializers; a sparse one goes by the name of
+    its values.
+    """
     weights: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     weights += ((t.name, t) for t in graph.initializer)
     # SparseTensorProto has no name of its own.
@@ -184,8 +189,8 @@ def initializers(
     return weights
 
 
-def _check_text(model: onnx.ModelProto, label: str) -> None:
-    """Raise ImportModelError where a name is not text: such a one comes as bytes."""
+def _check_utf8_names(model: onnx.ModelProto, label: str) -> None:
+    """Raise ImportModelError for a name that is not UTF-8, which protobuf gives as bytes."""
     nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
     names = [v.name for v in (*model.graph.input, *model.graph.output)]
     names += (name for name, _ in initializers(model.graph))
@@ -202,50 +207,54 @@ def _check_text(model: onnx.ModelProto, label: str) -> None:
             raise ImportModelError(f"import {label}: expected names in UTF-8, got {name!r}")
 
 
-def versions_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+def opset_versions(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     """Return domain -> opset version; the default domain is ""."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in imports}
 
 
-MAX_EXPANDED = 250_000
+MAX_INLINED_NODES = 250_000
 """Nodes that a model may have when the bodies of its functions stand for their calls."""
-Key = tuple[str, str, str]
-Functions = Mapping[Key, onnx.FunctionProto]
+FunctionKey = tuple[str, str, str]
+Functions = Mapping[FunctionKey, onnx.FunctionProto]
 """(domain, name, overload) -> a function of the model."""
 
 
 def local_functions(model: onnx.ModelProto, label: str) -> Functions:
-    """Return the functions that a model defines, by (domain, name, overload). Raises
-    ImportModelError where they are recursive or expand to more than MAX_EXPANDED nodes.
+    """Return the model-local functions by (domain, name, overload). Raises ImportModelError where
+    they are recursive or expand to more than MAX_INLINED_NODES nodes.
     """
     functions = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
     }
-    sizes = _sizes(
-        {key: Counter(map(key_of, _inside(f.node))) for key, f in functions.items()}, label
+    sizes = _inlined_sizes(
+        {key: Counter(map(function_key, _nested_nodes(f.node))) for key, f in functions.items()},
+        label,
     )
-    size = sum(1 + sizes.get(key_of(n), 0) for n in _inside(model.graph.node))
+    size = sum(1 + sizes.get(function_key(n), 0) for n in _nested_nodes(model.graph.node))
     # Bound before expansion: nested calls can grow exponentially with the size of the file.
-    if functions and size > MAX_EXPANDED:
+    if functions and size > MAX_INLINED_NODES:
         raise ImportModelError(
-            f"import {label}: its functions stand for {size} nodes, at most {MAX_EXPANDED} expected"
+            f"import {label}: its functions stand for {size} nodes, "
+            f"at most {MAX_INLINED_NODES} expected"
         )
     return functions
 
 
-def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
-    """Return how many nodes each function expands to, called functions included; `calls` counts the
-    operators of each body. Raises ImportModelError for recursion.
+def _inlined_sizes(
+    calls: Mapping[FunctionKey, Counter[FunctionKey]], label: str
+) -> dict[FunctionKey, int]:
+    """Return the number of nodes that each function expands to, nested calls included. Raises
+    ImportModelError for recursion.
     """
     inner = {key: [c for c in called if c in calls] for key, called in calls.items()}
-    callers: dict[Key, list[Key]] = {key: [] for key in calls}
+    callers: dict[FunctionKey, list[FunctionKey]] = {key: [] for key in calls}
     for key, called in inner.items():
         for callee in called:
             callers[callee].append(key)
     pending = {key: len(called) for key, called in inner.items()}
     # Kahn's topological sort over the call graph: what is never ready lies on a cycle.
     ready = [key for key, count in pending.items() if count == 0]
-    sizes: dict[Key, int] = {}
+    sizes: dict[FunctionKey, int] = {}
     while ready:
         key = ready.pop()
         sizes[key] = sum(n * (1 + sizes.get(called_key, 0)) for called_key, n in calls[key].items())
@@ -259,14 +268,13 @@ def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
     return sizes
 
 
-def key_of(node: onnx.NodeProto) -> tuple[str, str, str]:
-    """Return (domain, operator, overload), the key under which a model-local function is
-    looked up.
-    """
+def function_key(node: onnx.NodeProto) -> tuple[str, str, str]:
+    """Return the (domain, operator, overload) that identifies a model-local function."""
     return ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
 
 
-def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def _nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs, depth first."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -274,37 +282,44 @@ def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         waiting.extend(n for g in subgraphs(node) for n in g.node)
 
 
-def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
-    """Return domain -> opset version; the default domain is ""; the default domain is "".
+def model_opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
+    """Return domain -> opset version, with the default domain's replaced by `override`; raise for
+    unknown versions.
 
     Raises UnsupportedError for ones outside the known range, and for a file of a later format.
     """
+    # Protobuf ignores fields that it does not know: a newer IR could be read wrongly without an
+    # error.
     if model.ir_version > onnx.IR_VERSION:
         raise UnsupportedError(
             f"import {label}: expected an IR version up to {onnx.IR_VERSION}, which the installed "
             f"onnx package knows, got {model.ir_version}"
         )
-    versions = versions_of(model.opset_import)
+    versions = opset_versions(model.opset_import)
     if override is not None:
         versions[""] = override
-    version = versions.get("", KNOWN)
+    version = versions.get("", NEWEST_BUNDLED_OPSET)
     # onnx.defs loads the whole package; it is asked only where the bundled bound does not decide.
-    newest = KNOWN if OLDEST <= version <= KNOWN else onnx.defs.onnx_opset_version()
-    if not OLDEST <= version <= newest:
+    newest = (
+        NEWEST_BUNDLED_OPSET
+        if OLDEST_OPSET <= version <= NEWEST_BUNDLED_OPSET
+        else onnx.defs.onnx_opset_version()
+    )
+    if not OLDEST_OPSET <= version <= newest:
         raise UnsupportedError(
-            f"import {label}: expected an opset from {OLDEST} to {newest}, which the installed "
-            f"onnx package knows, got {version}"
+            f"import {label}: expected an opset from {OLDEST_OPSET} to {newest}, which the "
+            f"installed onnx package knows, got {version}"
         )
     return versions
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the graphs inside a node: branches and loop bodies."""
+    """Return the graph attributes of a node: branches and loop bodies."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
 
 
-def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Return every name that nodes, or nodes and results of the graphs inside them, refer to."""
+def referenced_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Return every name read by nodes, and by nodes and results of their subgraphs."""
     names: set[str] = set()
     waiting = list(nodes)
     while waiting:
@@ -316,28 +331,27 @@ def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return names
 
 
-def own_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a graph defines: inputs, initializers and results of its nodes."""
+def defined_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a graph defines: inputs, initializers and node outputs."""
+    # An empty output name marks an output that the node does not produce.
     names = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
     return names | {o for n in graph.node for o in n.output if o}
 
 
-def reads(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors of the enclosing graph that a node needs: its inputs and what its
-    subgraphs capture.
+def required_names(node: onnx.NodeProto) -> list[str]:
+    """Return the tensors that a node reads from its graph: its inputs and the captures of its
+    subgraphs.
     """
     names = [i for i in node.input if i]
     for graph in subgraphs(node):
-        own = own_names(graph)
-        inside = [i for n in graph.node for i in reads(n)] + [o.name for o in graph.output]
+        own = defined_names(graph)
+        inside = [i for n in graph.node for i in required_names(n)] + [o.name for o in graph.output]
         names += [i for i in inside if i not in own]
     return names
 
 
 def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
-    """Raise ImportModelError when two tensors have one name, or a node reads one that neither its
-    graph nor one around it makes.
-    """
+    """Raise ImportModelError for a name that is defined twice or read but never defined."""
     weights = {name for name, _ in initializers(graph)}
     inputs = [i.name for i in graph.input]
     produced = [o for n in graph.node for o in n.output if o]
@@ -356,7 +370,7 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
             f"but {', '.join(twice)} {'is' if len(twice) == 1 else 'are'} made more than once"
         )
     visible = outer.union(counts)
-    missing = list(_missing(graph, visible))
+    missing = list(_undefined_names(graph, visible))
     if missing:
         raise ImportModelError(
             f"import {label}: expected an initializer, input or node for each tensor; "
@@ -367,27 +381,27 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
             check_names(inner, label, visible)
 
 
-def _missing(graph: onnx.GraphProto, defined: frozenset[str]) -> Iterator[str]:
+def _undefined_names(graph: onnx.GraphProto, defined: frozenset[str]) -> Iterator[str]:
+    """Yield a message for each name that is read but not defined."""
     for node in graph.node:
         for name in node.input:
             if name and name not in defined:
-                yield f"{name!r}, input of {describe(node)}"
+                yield f"{name!r}, input of {describe_node(node)}"
     for output in graph.output:
         if output.name not in defined:
             yield f"{output.name!r}, output of the model"
 
 
-def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
-    """Return the nodes that the outputs need in topological order; in the file's order if that is
-    topological.
+def topological_order(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
+    """Return the nodes that the outputs need in topological order, in file order if that is one.
 
     Raises ImportModelError naming the nodes of a cycle.
     """
     producer = {o: i for i, n in enumerate(graph.node) for o in n.output if o}
-    needed = [reads(n) for n in graph.node]
+    needed = [required_names(n) for n in graph.node]
     order: list[int] = []
     state: dict[int, bool] = {}  # False while open, True when done
-    for root in _producers(producer, (o.name for o in graph.output)):
+    for root in _producer_indices(producer, (o.name for o in graph.output)):
         # Iterative depth-first search: graphs of tens of thousands of nodes would overflow Python's
         # stack.
         stack = [root]
@@ -400,24 +414,27 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     order.append(at)
                 continue
             state[at] = False
-            for dependency in _producers(producer, needed[at]):
+            for dependency in _producer_indices(producer, needed[at]):
                 if state.get(dependency) is False:
-                    _report_cycle(graph, stack, state, dependency, label)
+                    _raise_cycle(graph, stack, state, dependency, label)
                 if dependency not in state:
                     stack.append(dependency)
+    # File order is kept where it is valid, so that nodes are reported as the model lists them.
     in_file = sorted(order)
-    if all(p < at for at in in_file for p in _producers(producer, needed[at])):
+    if all(p < at for at in in_file for p in _producer_indices(producer, needed[at])):
         order = in_file
     return [graph.node[at] for at in order]
 
 
-def _producers(producer: dict[str, int], names: Iterable[str]) -> list[int]:
+def _producer_indices(producer: dict[str, int], names: Iterable[str]) -> list[int]:
+    """Return the indices of the nodes that produce the given names."""
     return [producer[n] for n in names if n in producer]
 
 
-def _report_cycle(
+def _raise_cycle(
     graph: onnx.GraphProto, stack: list[int], state: dict[int, bool], start: int, label: str
 ) -> None:
+    """Raise ImportModelError with the nodes of a cycle in the graph."""
     loop = [i for i in stack[stack.index(start) :] if state.get(i) is False]
-    path = " -> ".join(describe(graph.node[i]) for i in [start, *reversed(loop)])
+    path = " -> ".join(describe_node(graph.node[i]) for i in [start, *reversed(loop)])
     raise ImportModelError(f"import {label}: the graph must have no cycle, got {path}")

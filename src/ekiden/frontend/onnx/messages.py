@@ -1,4 +1,4 @@
-"""The package `onnx`, of which reading a model takes the classes of its messages alone.
+"""Lazy import of the package onnx: models are parsed with its protobuf message classes alone.
 
     from ekiden.frontend.onnx.messages import onnx
 
@@ -23,50 +23,49 @@ from ekiden._lazy import LazyModule
 
 __all__ = ["onnx"]
 
-_NAME = "onnx.onnx_ml_pb2"
-_IN_PYTHON = "python_message"
+_MESSAGES_MODULE = "onnx.onnx_ml_pb2"
+_PURE_PYTHON_MODULE = "python_message"
 
 
-def _messages() -> ModuleType:
-    """Return the module of the protobuf messages, loaded without the package onnx around it. It
-    stays out of sys.modules, as its package is not loaded: a later import of onnx runs it again,
-    and protobuf returns the same classes for the same messages.
-    """
+def _load_messages() -> ModuleType:
+    """Load the module of ONNX's protobuf messages without importing the package around it."""
     package = find_spec("onnx")
     search_paths = package.submodule_search_locations if package is not None else None
-    spec = PathFinder.find_spec(_NAME, search_paths) if search_paths is not None else None
+    spec = (
+        PathFinder.find_spec(_MESSAGES_MODULE, search_paths) if search_paths is not None else None
+    )
     # Once the package is loaded, its own module is used, so that classes are not made twice.
     if "onnx" in sys.modules or spec is None or spec.loader is None:
         return import_module("onnx")
     module = module_from_spec(spec)
-    with _messages_in_c():
+    with _defer_python_messages():
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _messages_in_c() -> Iterator[None]:
-    """Defer protobuf's pure-Python messages while protobuf is loaded, if the C implementation is
-    used. A later import of them gets the real module.
+def _defer_python_messages() -> Iterator[None]:
+    """Keep protobuf's pure-Python messages unloaded while its C implementation is used. A later
+    import of them gets the real module.
     """
     internal = import_module("google.protobuf.internal")
     kind = import_module("google.protobuf.internal.api_implementation").Type()
-    if kind == "python" or hasattr(internal, _IN_PYTHON):
+    if kind == "python" or hasattr(internal, _PURE_PYTHON_MODULE):
         yield
         return
-    setattr(internal, _IN_PYTHON, LazyModule(f"{internal.__name__}.{_IN_PYTHON}"))
+    setattr(internal, _PURE_PYTHON_MODULE, LazyModule(f"{internal.__name__}.{_PURE_PYTHON_MODULE}"))
     try:
         yield
     finally:
-        if isinstance(getattr(internal, _IN_PYTHON), LazyModule):
-            delattr(internal, _IN_PYTHON)
+        if isinstance(getattr(internal, _PURE_PYTHON_MODULE), LazyModule):
+            delattr(internal, _PURE_PYTHON_MODULE)
 
 
-class _Onnx:
-    """A lazy proxy of the package onnx: names are looked up among its messages first."""
+class _LazyOnnx:
+    """A lazy proxy of the package onnx, which is imported for a name that its messages lack."""
 
     def __init__(self) -> None:
-        self._messages = _messages()
+        self._messages = _load_messages()
 
     def __getattr__(self, name: str) -> object:
         messages = vars(self._messages)
@@ -78,4 +77,4 @@ class _Onnx:
 if TYPE_CHECKING:
     import onnx
 else:
-    onnx = _Onnx()
+    onnx = _LazyOnnx()

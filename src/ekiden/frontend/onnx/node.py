@@ -1,5 +1,5 @@
-"""A node of the model as converters see it: checked attributes, inputs as values, and methods that
-report what is unsupported.
+"""ONNX nodes as converters see them: typed attributes, inputs as values, subgraphs, and errors for
+what is unsupported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn, Self, TypeAlias
 import numpy as np
 
 from ekiden.frontend.common import node as common
-from ekiden.frontend.common.node import Body, Result
+from ekiden.frontend.common.node import Result, Subgraph
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
@@ -36,18 +36,19 @@ Converter: TypeAlias = Callable[["Node"], Result]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the converter table: an operator since an opset, and the converter for it.
+class OnnxRow:
+    """A row of the converter table: an operator, the opset since which the row holds, and its
+    converter.
 
     since: the first opset whose meaning `convert` implements; of an operator's rows the one with
     the highest `since` not above the model's opset is used. attributes: the supported names,
     separated by blanks. values: attribute -> its supported values, where not all are. graphs: the
     attributes that are graphs, which the node must have. inputs: the names of those that `convert`
-    reads, where the operator has further ones, which are rejected. may_ignore: inputs without
+    reads, where the operator has further ones, which are rejected. ignorable_inputs: inputs without
     effect beside some attributes or other inputs; any other input that is present and that
-    `convert` did not read is an error. is_users: the row comes from `register`, and its operator
-    may have more than its signature declares. stays: results of constant inputs are not folded at
-    import, because passes match the operators.
+    `convert` did not read is an error. is_extension: the row comes from `register`, and its
+    operator may have more than its signature declares. stays: results of constant inputs are not
+    folded at import, because passes match the operators.
     """
 
     op_type: str
@@ -58,13 +59,13 @@ class Row:
     domain: str = ""
     graphs: str = ""
     inputs: str = ""
-    may_ignore: str = ""
-    is_users: bool = False
-    stays: bool = False
+    ignorable_inputs: str = ""
+    is_extension: bool = False
+    is_unfoldable: bool = False
 
 
-def describe(proto: onnx.NodeProto) -> str:
-    """Return "OpType 'name'" for messages, such as `Conv 'layer1/conv'`. A node without a name goes
+def describe_node(proto: onnx.NodeProto) -> str:
+    """Return a node's name for messages, such as `Conv 'layer1/conv'`. A node without a name goes
     by its first output.
     """
     name = proto.name or next(filter(None, proto.output), "")
@@ -74,8 +75,8 @@ def describe(proto: onnx.NodeProto) -> str:
     return f"{kind} '{name}'"
 
 
-def read_attribute(proto: onnx.AttributeProto) -> Attribute:
-    """Return an attribute as a Python value.
+def parse_attribute(proto: onnx.AttributeProto) -> Attribute:
+    """Convert an AttributeProto to a Python value, array, graph or type.
 
     Raises Unsupported for lists of graphs and the like.
     """
@@ -103,31 +104,37 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
             return proto.g
         case kinds.TYPE_PROTO:
             return proto.tp
-    check_kind(proto)
+    check_attribute_type(proto)
     raise AssertionError(f"attribute {proto.name!r} has a kind that cannot be read")
 
 
-def check_kind(proto: onnx.AttributeProto) -> None:
-    """Raise Unsupported for lists of graphs and the like."""
-    if proto.type not in KINDS:
+def check_attribute_type(proto: onnx.AttributeProto) -> None:
+    """Raise Unsupported for attribute types that cannot be read, such as lists of graphs."""
+    if proto.type not in READABLE_ATTRIBUTE_TYPES:
         name = onnx.AttributeProto.AttributeType.Name(proto.type)
         raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {name}")
 
 
-_KIND = onnx.AttributeProto
-KINDS = (
-    _KIND.INT, _KIND.FLOAT, _KIND.STRING, _KIND.INTS, _KIND.FLOATS, _KIND.STRINGS, _KIND.TENSOR,
-    _KIND.GRAPH, _KIND.TYPE_PROTO, _KIND.SPARSE_TENSOR,
-)  # fmt: skip
+_PROTO = onnx.AttributeProto
+READABLE_ATTRIBUTE_TYPES = (
+    _PROTO.INT,
+    _PROTO.FLOAT,
+    _PROTO.STRING,
+    _PROTO.INTS,
+    _PROTO.FLOATS,
+    _PROTO.STRINGS,
+    _PROTO.TENSOR,
+    _PROTO.GRAPH,
+    _PROTO.TYPE_PROTO,
+    _PROTO.SPARSE_TENSOR,
+)
 """The kinds of attributes that can be read."""
-LISTS = (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS)
+LIST_ATTRIBUTE_TYPES = (_PROTO.INTS, _PROTO.FLOATS, _PROTO.STRINGS)
 """Those that are lists."""
 
 
-class Attributes(Mapping[str, Attribute]):
-    """A mapping of a node's attributes, each decoded on first access: lists may have millions of
-    elements, which `array` returns without a Python object for each.
-    """
+class LazyAttributes(Mapping[str, Attribute]):
+    """A mapping of a node's attributes that decodes each on first access."""
 
     def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
         self._protos = {a.name: a for a in protos}
@@ -135,7 +142,7 @@ class Attributes(Mapping[str, Attribute]):
 
     def __getitem__(self, name: str) -> Attribute:
         if name not in self._read:
-            self._read[name] = read_attribute(self._protos[name])
+            self._read[name] = parse_attribute(self._protos[name])
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
@@ -148,7 +155,7 @@ class Attributes(Mapping[str, Attribute]):
         return len(self._protos)
 
     def array(self, name: str) -> Array:
-        """Return a list of numbers as an array; a list of strings as an array of strings."""
+        """Return a list attribute as an array: int64, float32 or strings."""
         proto, kinds = self._protos[name], onnx.AttributeProto
         match proto.type:
             case kinds.INTS:
@@ -158,12 +165,12 @@ class Attributes(Mapping[str, Attribute]):
         return np.array(self[name])
 
     def strings(self, name: str) -> Iterable[bytes]:
-        """Return a list of strings undecoded."""
+        """Return a list of strings as undecoded bytes."""
         return self._protos[name].strings  # type: ignore[no-any-return]
 
 
 class Node(common.Node):
-    """A node of ONNX with its attributes, its subgraphs and the names visible to it."""
+    """An ONNX node with its attributes, subgraphs and visible names."""
 
     def __init__(
         self,
@@ -172,7 +179,7 @@ class Node(common.Node):
         attributes: Mapping[str, Attribute],
         inputs: Sequence[Value | None],
         scope: Scope,
-        nest: Callable[[onnx.GraphProto], Body] | None = None,
+        nest: Callable[[onnx.GraphProto], Subgraph] | None = None,
         named: Callable[[str], Value | None] | None = None,
         makers: Mapping[str, onnx.NodeProto] | None = None,
     ) -> None:
@@ -188,7 +195,7 @@ class Node(common.Node):
             named: looks up a value of the enclosing graph.
             makers: tensor name -> the node of the enclosing graph that produces it.
         """
-        super().__init__(describe(proto), inputs, scope, proto.output)
+        super().__init__(describe_node(proto), inputs, scope, proto.output)
         self._nest, self._named, self._makers = nest, named, makers or {}
         self.proto = proto
         self.opset = opset
@@ -197,22 +204,22 @@ class Node(common.Node):
     def with_inputs(
         self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
     ) -> Self:
-        """Return the same node with other inputs, and with other attributes if they are given."""
+        """Return a copy of the node with other inputs, and other attributes if given."""
         copied = super().with_inputs(inputs)
         if attributes is not None:
             copied._attributes = attributes
         return copied
 
-    def maker(self, index: int) -> onnx.NodeProto | None:
-        """Return the node of the same graph that produced an input of the model's node, if one did.
-        The input counts as read, because callers use the producer's inputs in its place.
+    def producer(self, index: int) -> onnx.NodeProto | None:
+        """Return the node of the same graph that produces an input; None for graph inputs and
+        initializers.
         """
         self.inputs.read.add(index)
         names = self.proto.input
         return self._makers.get(names[index]) if index < len(names) else None
 
     def named(self, name: str) -> Value:
-        """Return a value of the enclosing graph by its name."""
+        """Return the value of a name in the enclosing graphs."""
         value = None if self._named is None else self._named(name)
         return self.unsupported(f"there is no tensor {name!r} yet") if value is None else value
 
@@ -221,12 +228,14 @@ class Node(common.Node):
         """Return the operator's name."""
         return str(self.proto.op_type)
 
-    def length_of(self, name: str) -> int | None:
-        """Return the length of an attribute that is a list; None for one that is absent or none."""
+    def list_length(self, name: str) -> int | None:
+        """Return the length of a list attribute; None for attributes that are absent or no
+        lists.
+        """
         # Counted on the message, without decoding lists that may have millions of elements.
         lists = (a for a in self.proto.attribute if a.name == name)
         attribute = next(lists, None) if name in self._attributes else None
-        if attribute is None or attribute.type not in LISTS:
+        if attribute is None or attribute.type not in LIST_ATTRIBUTE_TYPES:
             return None
         return len(attribute.ints) + len(attribute.floats) + len(attribute.strings)
 
@@ -239,82 +248,87 @@ class Node(common.Node):
     def get_int(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
         value = self._attributes.get(name, default)
-        return value if isinstance(value, int) else self._bad(name, "an integer", value)
+        return (
+            value
+            if isinstance(value, int)
+            else self._raise_bad_attribute(name, "an integer", value)
+        )
 
     def get_float(self, name: str, default: float | np.float32) -> float:
         """Return a float attribute: the nearest float32, as the model stores it."""
+        # Defaults come as np.float32, so that they round as values do that a model stores.
         value = self._attributes.get(name, default)
         return (
             float(value)
             if isinstance(value, (int, float, np.floating))
-            else self._bad(name, "a float", value)
+            else self._raise_bad_attribute(name, "a float", value)
         )
 
-    def get_number(self, name: str) -> float:
-        """Return a float attribute that must be present."""
+    def get_required_float(self, name: str) -> float:
+        """Return a float attribute that the schema requires."""
         return self.get_float(name, 0.0)
 
     def get_string(self, name: str, default: str) -> str:
         """Return a string attribute."""
         value = self._attributes.get(name, default)
-        return value if isinstance(value, str) else self._bad(name, "a string", value)
+        return (
+            value if isinstance(value, str) else self._raise_bad_attribute(name, "a string", value)
+        )
 
     def get_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return a list of integers. Without a default the attribute must be present."""
         value = self._attributes.get(name, default)
         if not isinstance(value, tuple) or not all(isinstance(v, int) for v in value):
-            self._bad(name, "a list of integers", value)
+            self._raise_bad_attribute(name, "a list of integers", value)
         return tuple(v for v in value if isinstance(v, int))
 
     def get_floats(self, name: str) -> tuple[float, ...]:
-        """Return a list of floats that must be present."""
+        """Return a required list of floats."""
         value = self._attributes.get(name)
         if not isinstance(value, tuple) or not all(isinstance(v, (int, float)) for v in value):
-            self._bad(name, "a list of floats", value)
+            self._raise_bad_attribute(name, "a list of floats", value)
         return tuple(float(v) for v in value if isinstance(v, (int, float)))
 
     def get_strings(self, name: str) -> tuple[str, ...]:
-        """Return a list of strings; an empty one if the attribute is absent."""
+        """Return a list of strings; empty if the attribute is absent."""
         value = self._attributes.get(name, ())
         if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
-            self._bad(name, "a list of strings", value)
+            self._raise_bad_attribute(name, "a list of strings", value)
         return tuple(v for v in value if isinstance(v, str))
 
-    def int_array(self, name: str) -> Array:
-        """Return a list of integers, of any length, as an int64 array; an empty one if it is
-        absent.
-        """
-        return self._list(name, "a list of integers", np.int64)
+    def get_int_array(self, name: str) -> Array:
+        """Return a list of integers as an int64 array; empty if the attribute is absent."""
+        return self._numeric_list(name, "a list of integers", np.int64)
 
-    def float_array(self, name: str) -> Array:
-        """Return a list of floats, of any length, as a float32 array; an empty one if it
-        is absent.
-        """
-        return self._list(name, "a list of floats", np.float32)
+    def get_float_array(self, name: str) -> Array:
+        """Return a list of floats as a float32 array; empty if the attribute is absent."""
+        return self._numeric_list(name, "a list of floats", np.float32)
 
-    def _list(self, name: str, expected: str, dtype: type) -> Array:
+    def _numeric_list(self, name: str, expected: str, dtype: type) -> Array:
+        """Return a list attribute as a vector of a dtype; raise Unsupported for other types."""
         if name not in self._attributes:
             return np.zeros(0, dtype)
         attributes = self._attributes
         elements = (
             attributes.array(name)
-            if isinstance(attributes, Attributes)
+            if isinstance(attributes, LazyAttributes)
             else np.array(attributes[name])
         )
         if elements.ndim != 1 or (elements.size and elements.dtype != dtype):
-            self._bad(name, expected, self._attributes[name])
+            self._raise_bad_attribute(name, expected, self._attributes[name])
         return elements.astype(dtype, copy=False)
 
-    def string_numbers(self, name: str, numbers: Mapping[str, int]) -> Array:
-        """Return a list of strings, of any length, as the int64 numbers that a table maps them to.
+    def get_string_indices(self, name: str, numbers: Mapping[str, int]) -> Array:
+        """Map a list of strings to int64 numbers by a table; raise Unsupported for other strings.
         Raises Unsupported naming a string that the table lacks.
         """
         attributes = self._attributes
         words: Iterable[bytes]
-        if isinstance(attributes, Attributes) and name in attributes:
+        if isinstance(attributes, LazyAttributes) and name in attributes:
             words = attributes.strings(name)
         else:
             words = [w.encode() for w in self.get_strings(name)]
+        # Looked up as bytes, because tree ensembles have millions of mode names.
         table = {word.encode(): number for word, number in numbers.items()}
         try:
             return np.fromiter(map(table.__getitem__, words), np.int64)
@@ -328,13 +342,14 @@ class Node(common.Node):
         value = self._attributes.get(name)
         return value if isinstance(value, np.ndarray) else None
 
-    def body(self, name: str) -> Body:
-        """Return a subgraph attribute that must be present, importable in place."""
+    def body(self, name: str) -> Subgraph:
+        """Return the importer of a required graph attribute."""
         value = self._attributes.get(name)
         if not isinstance(value, onnx.GraphProto) or self._nest is None:
-            self._bad(name, "a graph", value)
+            self._raise_bad_attribute(name, "a graph", value)
         return self._nest(value)
 
-    def _bad(self, name: str, expected: str, value: object) -> NoReturn:
+    def _raise_bad_attribute(self, name: str, expected: str, value: object) -> NoReturn:
+        """Raise Unsupported for an attribute of another type than expected."""
         came = "nothing" if value is None else reprlib.repr(value)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")

@@ -1,4 +1,4 @@
-"""The converter table: (domain, operator) -> its rows, loaded lazily by family."""
+"""The converter table of ONNX: (domain, operator) -> rows, loaded lazily per operator family."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable
 
 from ekiden._lazy import load_module
 from ekiden.frontend.onnx.converters._exports import ROWS
-from ekiden.frontend.onnx.node import Converter, Row
-from ekiden.ir.extensions import note_extension
-from ekiden.ir.table import Table
+from ekiden.frontend.onnx.node import Converter, OnnxRow
+from ekiden.ir.extensions import record_extension
+from ekiden.ir.table import LazyRegistry
 
-FAMILIES = "ekiden.frontend.onnx.converters"
+FAMILY_PACKAGE = "ekiden.frontend.onnx.converters"
 
 
-class Converters(Table[tuple[str, str], tuple[Row, ...]]):
-    """A table of converter rows that loads a family's module when one of its operators is looked
-    up, and all of them when it is iterated.
+class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
+    """A table of converter rows that imports a family's module on the first lookup of one of its
+    operators.
     """
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__()
-        self.row_modules = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
+        self.row_modules = {
+            operator_key(op): home for home, ops in ROWS.items() for op in ops.split()
+        }
 
     def load(self, home: str) -> None:
-        """Load the rows of a family. Several threads may do so at once; rows that a user has
-        registered are not overwritten.
-        """
-        by_operator: dict[tuple[str, str], tuple[Row, ...]] = {}
-        for row in load_module(f"{FAMILIES}.{home}").ROWS:
+        """Import a family's module and add its rows."""
+        by_operator: dict[tuple[str, str], tuple[OnnxRow, ...]] = {}
+        for row in load_module(f"{FAMILY_PACKAGE}.{home}").ROWS:
             key = (row.domain, row.op_type)
             have = by_operator.get(key, ())
             assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
@@ -39,18 +39,18 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
             self.setdefault(key, rows)
 
     def load_all(self) -> None:
-        """Have the rows of all families."""
+        """Import the modules of all families."""
         for home in ROWS:
             self.load(home)
 
 
-def key_of(op: str) -> tuple[str, str]:
-    """Return (domain, operator) of "domain:Operator"; the domain is "" for ONNX's own operators."""
+def operator_key(op: str) -> tuple[str, str]:
+    """Split "domain:Operator" into (domain, operator); ONNX's own domain is ""."""
     domain, _, name = op.rpartition(":")
     return domain, name
 
 
-TABLE = Converters()
+CONVERTER_TABLE = ConverterTable()
 """(domain, operator) -> its rows; what ONNX itself defines has the domain ""."""
 
 
@@ -78,18 +78,18 @@ def register(
     """
 
     def add(convert: Converter) -> Converter:
-        """Set the row of the version, and record the converter as a user's extension."""
+        """Add the row to the table and record the converter as an extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
-        have = TABLE.get(key) or ()
+        have = CONVERTER_TABLE.get(key) or ()
         other_versions = tuple(r for r in have if r.since != since)
         if len(other_versions) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"
             )
-        note_extension(convert)
-        row = Row(op, convert, since, attributes, domain=key[0], is_users=True)
-        TABLE[key] = (*other_versions, row)
+        record_extension(convert)
+        row = OnnxRow(op, convert, since, attributes, domain=key[0], is_extension=True)
+        CONVERTER_TABLE[key] = (*other_versions, row)
         return convert
 
     return add

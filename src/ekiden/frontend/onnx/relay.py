@@ -1,4 +1,4 @@
-"""`relay.frontend.from_onnx`, with TVM's signature."""
+"""`relay.frontend.from_onnx` with TVM's signature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_onnx(
     opset: int | None = None,
     freeze_params: bool = True,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Import an ONNX model and return the module and its parameters, as TVM's function does.
+    """Import an ONNX model and return its module and parameters, like TVM's function.
 
     Weights are constants in the module and the parameters are empty; with `freeze_params=False` the
     weights are parameters of `main` by their names in the model, and their values are returned.
@@ -34,13 +34,13 @@ def from_onnx(
     """
     frontend("onnx").check_model(model, "from_onnx")
     imported = import_onnx(model, shape, opset, freeze_params)
-    params, module = imported.params, _unnamed(imported).as_module()
+    params, module = imported.params, _drop_input_names(imported).as_module()
     return module, {name: tensor(value) for name, value in params.items()}
 
 
-def _unnamed(imported: ImportedModule) -> ImportedModule:
-    """Drop the input names where there are parameters: once these are bound as constants the names
-    no longer match, and inputs go by the names of the variables.
+def _drop_input_names(imported: ImportedModule) -> ImportedModule:
+    """Drop the input names of a module with parameters: inputs then go by their variables'
+    names.
     """
     return replace(imported, params={}, input_names=()) if imported.params else imported
 

@@ -1,5 +1,5 @@
-"""Operator signatures: the number of inputs and outputs, the attributes and their kinds, and the
-ranks and lengths of inputs. Checked once for all operators, so that converters may rely on them.
+"""Operator signatures of ONNX: input and output arity, attribute types, and rank and length
+constraints. Checked once for all operators, so that converters may rely on them.
 
     signature("", "Clip", 13)  ->  inputs (input, min?, max?), outputs (output), no attributes
 """
@@ -12,14 +12,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.text_value import TextValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import contrib_signatures, limits, signature_table
@@ -29,7 +29,7 @@ else:
     signature_table = LazyModule("ekiden.frontend.onnx.signature_table")
 
 _PROTO = onnx.AttributeProto
-KINDS: Mapping[str, tuple[int, str]] = {
+ATTRIBUTE_KINDS: Mapping[str, tuple[int, str]] = {
     "i": (_PROTO.INT, "an integer"),
     "f": (_PROTO.FLOAT, "a float"),
     "s": (_PROTO.STRING, "a string"),
@@ -47,9 +47,9 @@ KINDS: Mapping[str, tuple[int, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A formal input or output. repeats: the least number of times a variadic one occurs; None for
-    others.
+class FormalParameter:
+    """A formal input or output of an operator. repeats: the least number of times a variadic one
+    occurs; None for others.
     """
 
     name: str
@@ -58,29 +58,29 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
-    """A formal attribute: a letter of KINDS, and whether every node must have it."""
+class FormalAttribute:
+    """A formal attribute: its letter in ATTRIBUTE_KINDS, and whether it is required."""
 
     kind: str
     is_required: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """The inputs, outputs and attributes of one version of an operator."""
+class OperatorSignature:
+    """The inputs, outputs and attributes of an operator at one version."""
 
-    inputs: tuple[Parameter, ...]
-    outputs: tuple[Parameter, ...]
-    attributes: Mapping[str, Attribute]
+    inputs: tuple[FormalParameter, ...]
+    outputs: tuple[FormalParameter, ...]
+    attributes: Mapping[str, FormalAttribute]
 
-    def name_of_input(self, index: int) -> str:
-        """Return the name of an input; further ones of a repeated input have its name too."""
+    def input_name(self, index: int) -> str:
+        """Return the name of an input; further inputs of a variadic one share its name."""
         return self.inputs[min(index, len(self.inputs) - 1)].name if self.inputs else ""
 
 
 @lru_cache(1024)
-def signature(domain: str, op_type: str, version: int) -> Signature | None:
-    """Return the signature of an operator at a version; None where none is known."""
+def find_signature(domain: str, op_type: str, version: int) -> OperatorSignature | None:
+    """Return the signature of an operator at a version; None if the operator is unknown."""
     tables = (signature_table.SIGNATURES, contrib_signatures.SIGNATURES)
     text = next((t[domain][op_type] for t in tables if op_type in t.get(domain, ())), None)
     if text is None:
@@ -93,29 +93,28 @@ def signature(domain: str, op_type: str, version: int) -> Signature | None:
     inputs, outputs, attributes = (section.split() for section in f" {chosen[1]} ".split(" - "))
     # `name:kind`, where an exclamation mark makes the attribute required.
     pairs = (word.split(":") for word in attributes)
-    return Signature(
-        tuple(map(_parameter, inputs)),
-        tuple(map(_parameter, outputs)),
-        {name: Attribute(kind[0], kind.endswith("!")) for name, kind in pairs},
+    return OperatorSignature(
+        tuple(map(_parse_parameter, inputs)),
+        tuple(map(_parse_parameter, outputs)),
+        {name: FormalAttribute(kind[0], kind.endswith("!")) for name, kind in pairs},
     )
 
 
-def _parameter(word: str) -> Parameter:
+def _parse_parameter(word: str) -> FormalParameter:
+    """Parse a parameter: `name`, `name?` (optional) or `name*count` (variadic)."""
     name, star, repeats = word.partition("*")
     if star:
-        return Parameter(name, repeats=int(repeats))
-    return Parameter(word.removesuffix("?"), word.endswith("?"))
+        return FormalParameter(name, repeats=int(repeats))
+    return FormalParameter(word.removesuffix("?"), word.endswith("?"))
 
 
 # What can be told from a node alone.
 
 
-def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iterator[str]:
-    """Yield a message for each input, output or attribute of a node that does not fit its
-    operator's signature.
-    """
-    yield from _count_problems("input", node.input, known_signature.inputs)
-    yield from _count_problems("output", node.output, known_signature.outputs)
+def signature_errors(node: onnx.NodeProto, known_signature: OperatorSignature) -> Iterator[str]:
+    """Yield a message for each input, output or attribute that violates the signature."""
+    yield from _arity_errors("input", node.input, known_signature.inputs)
+    yield from _arity_errors("output", node.output, known_signature.outputs)
     attributes = {a.name: a for a in node.attribute}
     for name, declared in known_signature.attributes.items():
         attribute = attributes.get(name)
@@ -123,18 +122,22 @@ def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iter
             if declared.is_required:
                 yield f"attribute {name!r} is missing"
             continue
-        kind, words = KINDS[declared.kind]
+        kind, words = ATTRIBUTE_KINDS[declared.kind]
         if attribute.type != kind and not attribute.ref_attr_name:
             yield f"attribute {name!r} must be {words}, got {_kind_name(attribute.type)}"
 
 
 def _kind_name(kind: int) -> str:
-    return next((words for k, words in KINDS.values() if k == kind), f"one of the kind {kind}")
+    """Return an attribute type's name in messages."""
+    return next(
+        (words for k, words in ATTRIBUTE_KINDS.values() if k == kind), f"one of the kind {kind}"
+    )
 
 
-def _count_problems(
-    what: str, names: Sequence[str], parameters: Sequence[Parameter]
+def _arity_errors(
+    what: str, names: Sequence[str], parameters: Sequence[FormalParameter]
 ) -> Iterator[str]:
+    """Yield messages for missing or surplus inputs or outputs."""
     is_open = bool(parameters) and parameters[-1].repeats is not None
     if not is_open and any(names[len(parameters) :]):
         yield f"expected at most {len(parameters)} {what}s, got {len(names)}"
@@ -149,30 +152,29 @@ def _count_problems(
 # What needs the types of inputs.
 
 
-def check_limits(node: Node, known_signature: Signature) -> None:
-    """Raise Unsupported where an input has a rank or length that the operator refuses, or an
-    attribute a length that does not fit them.
-    """
-    rules = limits.LIMITS.get((_domain(node), node.op_type))
+def check_shape_limits(node: Node, known_signature: OperatorSignature) -> None:
+    """Raise Unsupported for an input or attribute whose rank or length the operator forbids."""
+    rules = limits.SHAPE_LIMITS.get((_operator_domain(node), node.op_type))
     if rules is not None:
-        operands = _Operands(node, known_signature)
+        operands = _OperandShapes(node, known_signature)
         for rule in rules.split():
             operands.check(rule)
 
 
-def _domain(node: Node) -> str:
+def _operator_domain(node: Node) -> str:
+    """Return the domain of a node's operator, with "ai.onnx" written as ""."""
     return "" if node.proto.domain == "ai.onnx" else str(node.proto.domain)
 
 
-class _Operands:
-    """A lookup of the ranks and lengths of a node's inputs and attributes, by name."""
+class _OperandShapes:
+    """Ranks and lengths of a node's inputs and attributes, looked up by name."""
 
-    def __init__(self, node: Node, known_signature: Signature) -> None:
+    def __init__(self, node: Node, known_signature: OperatorSignature) -> None:
         self._node = node
         self._places = {p.name: i for i, p in enumerate(known_signature.inputs)}
 
     def check(self, rule: str) -> None:
-        """Raise Unsupported where one rule of ekiden.frontend.onnx.limits does not hold."""
+        """Raise Unsupported if a rule of ekiden.frontend.onnx.limits is violated."""
         if ":" in rule:
             name, _, expected = rule.partition(":")
             rank = self._rank(name)
@@ -180,12 +182,15 @@ class _Operands:
                 self._check_rank(name, rank, expected)
             return
         name, _, expected = rule.partition("#")
-        count, needed = self._count(name), self._length(expected)
+        count, needed = self._num_elements(name), self._evaluate_length(expected)
         if count is not None and needed is not None and count != needed:
             elements = "1 element" if needed == 1 else f"{needed} elements"
             raise Unsupported(f"{name!r} must have {elements}, got {count}")
 
     def _check_rank(self, name: str, rank: int, expected: str) -> None:
+        """Raise Unsupported for a rank other than `3`, `3|4`, `3+`, or the rank of another
+        input.
+        """
         if expected in self._places:
             other_rank = self._rank(expected)
             if other_rank is not None and rank != other_rank:
@@ -201,38 +206,42 @@ class _Operands:
             choice = " or ".join(expected.split("|"))
             raise Unsupported(f"{name!r} must have rank {choice}, got {rank}")
 
-    def _value(self, name: str) -> Value | None:
+    def _input_value(self, name: str) -> Value | None:
+        """Return the value of an input by its formal name, without marking it as read."""
         index = self._places.get(name)
         inputs = self._node.proto.input
         is_there = index is not None and index < len(inputs)
+        # peek does not count as a read, so an input that only a rule looks at is still reported as
+        # unread.
         return self._node.peek(index) if is_there and index is not None else None
 
     def _rank(self, name: str) -> int | None:
-        value = self._value(name)
+        """Return the rank of an input; None for absent inputs and for what is no tensor."""
+        value = self._input_value(name)
         if isinstance(value, TextValue):
             return len(value.shape)
-        return None if value is None or isinstance(value, NoTensor) else len(value.type.shape)
+        return None if value is None or isinstance(value, NonTensorValue) else len(value.type.shape)
 
-    def _count(self, name: str) -> int | None:
-        """Return how many elements an input or a list has; None where that is not known."""
-        value = self._value(name)
+    def _num_elements(self, name: str) -> int | None:
+        """Return the number of elements of an input or list attribute; None if unknown."""
+        value = self._input_value(name)
         if value is None:
-            return self._node.length_of(name)
-        if isinstance(value, NoTensor):
+            return self._node.list_length(name)
+        if isinstance(value, NonTensorValue):
             return None
-        extents = [known(d) for d in value.type.shape]
+        extents = [known_int(d) for d in value.type.shape]
         return None if None in extents else math.prod(e for e in extents if e is not None)
 
-    def _length(self, expression: str) -> int | None:
-        """Return the value of a length such as `2`, `3*x`, `x-2` or `2*x-4`, where x is the rank of
-        an input or the length of a list; of `axes|x` the first that is known.
+    def _evaluate_length(self, expression: str) -> int | None:
+        """Evaluate a length such as `2`, `3*x`, `x-2` or `2*x-4`, where x is a rank or, as `@x`, a
+        length.
         """
         if expression.lstrip("-").isdigit():
             return int(expression)
         factor, star, term = expression.rpartition("*")
         names, minus, subtrahend = term.partition("-")
         for name in names.split("|"):
-            number = self._count(name[1:]) if name.startswith("@") else self._rank(name)
+            number = self._num_elements(name[1:]) if name.startswith("@") else self._rank(name)
             if number is not None:
                 return (int(factor) if star else 1) * number - (int(subtrahend) if minus else 0)
         return None

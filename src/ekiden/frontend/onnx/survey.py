@@ -1,4 +1,6 @@
-"""What a model contains and which of it can be imported, without importing it."""
+"""Survey of an ONNX model: its operators, inputs, outputs and unsupported nodes, without
+an import.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,20 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.frontend.common.survey import Operator, Port, Problem, Survey
 from ekiden.frontend.common.value import dim_name
-from ekiden.frontend.onnx.check import domain_of, find_row, problems_of
+from ekiden.frontend.onnx.check import canonical_domain, find_row, unsupported_nodes
 from ekiden.frontend.onnx.load import (
     Functions,
     Source,
+    function_key,
     initializers,
-    key_of,
     local_functions,
-    opsets,
+    model_opsets,
     read_model,
-    sorted_nodes,
     subgraphs,
+    topological_order,
 )
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.onnx.node import describe_node
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import function_body
@@ -31,39 +33,49 @@ else:
 
 
 def survey(model: Source, opset: int | None = None) -> Survey:
-    """Survey a model without importing it. Raises ImportModelError for what is not an ONNX
-    model.
+    """Survey a model: count its operators and check which nodes can be imported. Raises
+    ImportModelError for what is not an ONNX model.
     """
     proto, label, _ = read_model(model)
-    versions = opsets(proto, label, opset)
-    nodes = _all_nodes(sorted_nodes(proto.graph, label))
+    versions = model_opsets(proto, label, opset)
+    nodes = _flatten_nodes(topological_order(proto.graph, label))
     functions = local_functions(proto, label)
     problems = tuple(
-        Problem(describe(n), domain_of(n), n.op_type, versions.get(domain_of(n), 1), reason)
-        for n, reason in problems_of(sorted_nodes(proto.graph, label), versions, functions)
+        Problem(
+            describe_node(n),
+            canonical_domain(n),
+            n.op_type,
+            versions.get(canonical_domain(n), 1),
+            reason,
+        )
+        for n, reason in unsupported_nodes(
+            topological_order(proto.graph, label), versions, functions
+        )
     )
     weights = dict(initializers(proto.graph))
-    counts = Counter((domain_of(n), n.op_type) for n in nodes)
-    sample = {(domain_of(n), n.op_type): n for n in nodes}
+    counts = Counter((canonical_domain(n), n.op_type) for n in nodes)
+    sample = {(canonical_domain(n), n.op_type): n for n in nodes}
     constants = [
         a.t for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"
     ]
-    sizes = [_size(t) for t in (*weights.values(), *constants)]
+    sizes = [_tensor_size(t) for t in (*weights.values(), *constants)]
     return Survey(
         label,
         versions,
         tuple(
-            Operator(*k, c, _how(sample[k], versions, functions)) for k, c in sorted(counts.items())
+            Operator(*k, c, _implementation_kind(sample[k], versions, functions))
+            for k, c in sorted(counts.items())
         ),
         problems,
-        tuple(_port(i) for i in proto.graph.input if i.name not in weights),
-        tuple(map(_port, proto.graph.output)),
+        tuple(_make_port(i) for i in proto.graph.input if i.name not in weights),
+        tuple(map(_make_port, proto.graph.output)),
         sum(count for count, _ in sizes),
         sum(nbytes for _, nbytes in sizes),
     )
 
 
-def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+def _flatten_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return nodes and those of their subgraphs."""
     nodes_found, waiting = [], list(nodes)
     while waiting:
         node = waiting.pop()
@@ -72,17 +84,21 @@ def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return nodes_found
 
 
-def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -> str:
-    if key_of(node) in functions:
+def _implementation_kind(
+    node: onnx.NodeProto, versions: dict[str, int], functions: Functions
+) -> str:
+    """Return how an operator is implemented: "kernel", "function" or "none"."""
+    if function_key(node) in functions:
         return "function"
     if find_row(node, versions) is not None:
         return "kernel"
-    domain = domain_of(node)
+    domain = canonical_domain(node)
     is_function = function_body.has_function(node, domain, versions.get(domain, 1))
     return "function" if is_function else "none"
 
 
-def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
+def _tensor_size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
+    """Return the number of elements and of bytes of a tensor, sparse ones as dense."""
     count = math.prod(tensor.dims)
     kind = tensor.values if isinstance(tensor, onnx.SparseTensorProto) else tensor
     try:
@@ -92,7 +108,8 @@ def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
     return count, count * itemsize
 
 
-def _port(info: onnx.ValueInfoProto) -> Port:
+def _make_port(info: onnx.ValueInfoProto) -> Port:
+    """Return the name, dtype and shape of a graph input or output."""
     kind = info.type.WhichOneof("value") or "unknown"
     if kind != "tensor_type":
         return Port(info.name, kind.removesuffix("_type"), None)

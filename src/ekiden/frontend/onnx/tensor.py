@@ -1,4 +1,4 @@
-"""Conversion of a model's tensors to arrays."""
+"""Conversion of TensorProto and SparseTensorProto to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ import sys
 
 import numpy as np
 
-from ekiden.frontend.onnx.dtype import PLAIN
+from ekiden.frontend.onnx.dtype import BYTEWISE_TYPES
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.weights import outside
+from ekiden.frontend.onnx.weights import registered_elements
 from ekiden.ir.op import Array
 
-_KIND = onnx.TensorProto
+_PROTO = onnx.TensorProto
 
 
-MAX_DENSE = 1 << 28
+MAX_DENSE_ELEMENTS = 1 << 28
 """Elements of a sparse tensor that becomes a dense one, at most."""
 
 
 def dense(proto: onnx.SparseTensorProto) -> Array:
-    """Return a sparse tensor as a dense array; elements that it does not list are 0; those that it
-    does not list are 0.
+    """Convert a sparse tensor to a dense array; unlisted elements are 0.
 
     Raises ValueError or TypeError for one that is broken.
     """
     shape = tuple(proto.dims)
-    if any(extent < 0 for extent in shape) or math.prod(shape) > MAX_DENSE:
-        raise ValueError(f"a sparse tensor must have up to {MAX_DENSE} elements, got {shape}")
+    if any(extent < 0 for extent in shape) or math.prod(shape) > MAX_DENSE_ELEMENTS:
+        raise ValueError(
+            f"a sparse tensor must have up to {MAX_DENSE_ELEMENTS} elements, got {shape}"
+        )
     values = to_array(proto.values).ravel()
     flat_indices = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
     if flat_indices.ndim == 2 and flat_indices.shape[1] == len(shape):
@@ -47,18 +48,17 @@ def dense(proto: onnx.SparseTensorProto) -> Array:
 
 
 def to_array(proto: onnx.TensorProto) -> Array:
-    """Return a tensor as an array, like `onnx.numpy_helper.to_array`, which is called for rare
-    element types only: loading its package takes longer than most imports.
+    """Convert a TensorProto to an array; rare element types go through `onnx.numpy_helper`.
 
     Raises ValueError or TypeError for one that is broken.
     """
     if any(extent < 0 for extent in proto.dims):
         raise ValueError(f"its dimensions must be at least 0, got {list(proto.dims)}")
-    kind, listed = PLAIN.get(proto.data_type, (None, ""))
-    if kind is not None and (elements := outside(proto, kind)) is not None:
+    kind, listed = BYTEWISE_TYPES.get(proto.data_type, (None, ""))
+    if kind is not None and (elements := registered_elements(proto, kind)) is not None:
         return elements.reshape(proto.dims)
     # Segments are large tensors in pieces, a rare form that is left to the package onnx.
-    is_here = proto.data_location != _KIND.EXTERNAL and not proto.HasField("segment")
+    is_here = proto.data_location != _PROTO.EXTERNAL and not proto.HasField("segment")
     if kind is not None and is_here and sys.byteorder == "little":
         if proto.HasField("raw_data"):
             return np.frombuffer(proto.raw_data, kind).reshape(proto.dims)

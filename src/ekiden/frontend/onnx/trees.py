@@ -1,4 +1,4 @@
-"""Ensembles of decision trees as tables of nodes that all compare x <= a.
+"""Tree ensembles lowered to node tables whose nodes all compare x <= threshold.
 
 Everything is vectorised over nodes: an ensemble may have millions.
 """
@@ -11,16 +11,16 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
-MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
+BRANCH_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "MEMBER")
 """What a node asks, by the number that TreeEnsemble gives it."""
-LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(len(MODES))
-OPPOSITE = np.array([LEQ, LT, LT, LEQ, EQ, EQ, MEMBER])
+LEQ, LT, GTE, GT, EQ, NEQ, MEMBER = range(len(BRANCH_MODES))
+CANONICAL_MODE = np.array([LEQ, LT, LT, LEQ, EQ, EQ, MEMBER])
 """The mode by which each is answered; "yes" and "no" are then exchanged where it is another."""
 
 
 @dataclass(slots=True)
-class Tables:
-    """The node tables of an ensemble, leaves first: see ekiden.topi.ml.tree_leaves."""
+class ForestTables:
+    """Node tables of an ensemble, leaves first (see ekiden.topi.ml.tree_leaves)."""
 
     roots: Array
     features: Array
@@ -31,8 +31,8 @@ class Tables:
 
 
 @dataclass(slots=True)
-class Questions:
-    """The inner nodes as models write them, one row each.
+class BranchNodes:
+    """Branch nodes in the model's form, one row each: mode, feature, thresholds and targets.
 
     values: the thresholds; `counts` says how many each node has (more than one for MEMBER alone).
     yes, no: the child when the comparison holds or fails: the number of an inner node, or -1 - n
@@ -44,25 +44,27 @@ class Questions:
     values: Array
     counts: Array
     missing: Array
-    yes: Array
-    no: Array
+    true_targets: Array
+    false_targets: Array
 
     def check(self, roots: Array, leaves: int) -> None:
-        """Raise Unsupported where a mode is unknown, a set empty or a target not there."""
-        unknown = (self.modes < 0) | (self.modes >= len(MODES))
+        """Raise Unsupported for an unknown mode, an empty set or a target out of range."""
+        unknown = (self.modes < 0) | (self.modes >= len(BRANCH_MODES))
         if unknown.any():
             raise Unsupported(f"the mode {int(self.modes[unknown][0])} of a tree is unknown")
         if (self.counts == 0).any():
             raise Unsupported("a set of values is empty")
-        for targets in (self.yes, self.no, roots):
+        # Leaves are -1 - number, branches their index: other numbers would read beyond the tables.
+        for targets in (self.true_targets, self.false_targets, roots):
             wrong = (targets >= len(self.modes)) | (targets < -leaves)
             if wrong.any():
                 at = int(targets[wrong][0])
                 raise Unsupported(f"a tree leads to a node {at} that is not there")
 
 
-def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
-    """Return the node tables of an ensemble. Raises Unsupported for one that is broken.
+def build_forest(questions: BranchNodes, roots: Array, leaves: int, dtype: type) -> ForestTables:
+    """Build the node tables of an ensemble from its branch nodes and roots. Raises Unsupported for
+    one that is broken.
 
     x <= a takes one node. x == a takes two, x <= a and not x < a; a set takes two for each of its
     values in turn.
@@ -70,13 +72,16 @@ def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tabl
     questions.check(roots, leaves)
     # x < a becomes x <= the next lower float; > and >= swap the branches. So the kernel has one
     # comparison.
-    mode = OPPOSITE[questions.modes]
+    mode = CANONICAL_MODE[questions.modes]
     is_negated = mode != questions.modes
     # Equality needs two nodes: x <= a, then x <= the next lower float, whose failure means x == a.
     is_set = (mode == EQ) | (mode == MEMBER)
     sizes = np.where(is_set, 2 * questions.counts, 1)
     first = np.cumsum(sizes) - sizes
-    yes, no = _entries(questions.yes, first), _entries(questions.no, first)
+    yes, no = (
+        _entry_nodes(questions.true_targets, first),
+        _entry_nodes(questions.false_targets, first),
+    )
     yes, no = np.where(is_negated, no, yes), np.where(is_negated, yes, no)
     missing = np.where(is_negated, 1 - questions.missing, questions.missing)
     values: Array = questions.values.astype(dtype)
@@ -85,8 +90,8 @@ def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tabl
     set_index = np.arange(len(values)) - start[owner]
 
     total = int(sizes.sum())
-    nodes = Tables(
-        _entries(roots, first),
+    nodes = ForestTables(
+        _entry_nodes(roots, first),
         np.repeat(questions.features, sizes),
         np.empty(total, dtype),
         np.empty((total, 2), np.int64),
@@ -95,71 +100,68 @@ def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tabl
     )
     plain, at = ~is_set, first[~is_set]
     thresholds = values[start[plain]]
-    nodes.limits[at] = np.where(mode[plain] == LEQ, thresholds, _below(thresholds))
+    nodes.limits[at] = np.where(mode[plain] == LEQ, thresholds, _next_lower(thresholds))
     nodes.children[at, 0], nodes.children[at, 1] = yes[plain], no[plain]
     nodes.missing[at] = missing[plain]
 
     among = is_set[owner]
     q, upper, value = owner[among], (first[owner] + 2 * set_index)[among], values[among]
     after = np.where(set_index[among] + 1 < questions.counts[q], upper + 2, no[q])
-    nodes.limits[upper], nodes.limits[upper + 1] = value, _below(value)
+    nodes.limits[upper], nodes.limits[upper + 1] = value, _next_lower(value)
     nodes.children[upper, 0], nodes.children[upper, 1] = upper + 1, after
     nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, yes[q]
     nodes.missing[upper] = missing[q]
-    return _with_leaves(nodes, leaves)
+    return _prepend_leaves(nodes, leaves)
 
 
-def _entries(targets: Array, first: Array) -> Array:
-    """Return the table node at which each inner node begins; leaves (negative) are unchanged."""
+def _entry_nodes(targets: Array, first: Array) -> Array:
+    """Map branch numbers to their first table node; leaves (negative) are unchanged."""
     if not first.size:
         return targets
     entries: Array = np.where(targets >= 0, first[np.maximum(targets, 0)], targets)
     return entries
 
 
-def _below(limits: Array) -> Array:
-    """Return the next lower floats; NaN below -inf, as no number is at most NaN."""
+def _next_lower(limits: Array) -> Array:
+    """Return the next lower float of each threshold; NaN for -inf, which nothing is below."""
     lower = np.nextafter(limits, limits.dtype.type(-np.inf))
     thresholds: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
     return thresholds
 
 
-def _with_leaves(nodes: Tables, leaves: int) -> Tables:
-    """Return the tables with a row for each leaf before the others; a leaf is its own child."""
+def _prepend_leaves(nodes: ForestTables, leaves: int) -> ForestTables:
+    """Prepend a row for each leaf; a leaf is its own child."""
     children = np.empty((leaves + len(nodes.children), 2), np.int32)
     # Self-loops let the kernel take `depth` steps in every row without testing for leaves.
     children[:leaves] = np.arange(leaves)[:, None]
     below = nodes.children
     children[leaves:] = np.where(below < 0, -1 - below, below + leaves)
     none = np.zeros(leaves, np.int32)
-    return Tables(
+    return ForestTables(
         np.where(nodes.roots < 0, -1 - nodes.roots, nodes.roots + leaves).astype(np.int32),
         np.concatenate([none, nodes.features.astype(np.int32)]),
         np.concatenate([none.astype(nodes.limits.dtype), nodes.limits]),
         children,
         np.concatenate([none, nodes.missing.astype(np.int32)]),
-        _depth(nodes.roots, nodes.children),
+        _max_depth(nodes.roots, nodes.children),
     )
 
 
-def _depth(roots: Array, children: Array) -> int:
-    """Return the longest path in nodes: the number of breadth-first levels. Raises Unsupported for
-    a cycle.
-    """
+def _max_depth(roots: Array, children: Array) -> int:
+    """Return the number of breadth-first levels; raise Unsupported for a cycle."""
     reached, depth = roots[roots >= 0], 0
     while reached.size:
         depth += 1
         if depth > len(children):
             raise Unsupported("a tree has a cycle")
         behind = children[reached].ravel()
-        reached = _distinct(behind[behind >= 0], len(children))
+        reached = _sorted_unique(behind[behind >= 0], len(children))
     return depth
 
 
-def _distinct(numbers: Array, limit: int) -> Array:
-    """Return the distinct numbers below a limit, sorted. NumPy's `unique` takes ten times as long
-    for millions.
-    """
+def _sorted_unique(numbers: Array, limit: int) -> Array:
+    """Return the distinct numbers below a limit in ascending order."""
+    # Sorting few numbers is faster than a bitmap of all nodes.
     if len(numbers) < limit // 64:
         return np.unique(numbers)
     is_there = np.zeros(limit, np.bool_)

@@ -1,13 +1,12 @@
-"""The large weights of a model that is imported: they lie in its file, or in files beside it, and
-not in its messages (see ekiden.frontend.onnx.wire).
+"""Registry of large weights that stay in the model file or its external data files instead of in
+protobuf messages.
 
     weights = Weights()
     model = onnx.ModelProto.FromString(weights.without(data))
     with weights.here():  array = to_array(tensor)
 
 Where files are lent (ekiden.runtime.artifact.mapped_files) an array is a view of what is mapped,
-which
-begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
+which begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
 imported.
 """
 
@@ -20,17 +19,17 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from ekiden.frontend.onnx.beside import opened, place_of
+from ekiden.frontend.onnx.beside import external_location, open_below
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.wire import MARK, mark, without_weights
+from ekiden.frontend.onnx.wire import CUT_LOCATION, cut_weights, mark_cut
 from ekiden.ir.op import Array
 from ekiden.runtime.artifact import mapped_files
 
-_HERE: ContextVar[Weights]
+_ACTIVE_WEIGHTS: ContextVar[WeightRegistry]
 
 
-class Weights:
-    """A registry of the weight bytes that were cut out of messages, by number."""
+class WeightRegistry:
+    """A registry of weight bytes that were cut out of messages, by number."""
 
     def __init__(self) -> None:
         lent = mapped_files.borrowed_files()
@@ -40,38 +39,39 @@ class Weights:
         self._beside: dict[str, memoryview | None] = {}
         """Files beside the model's by their locations; None: they are left to the package onnx."""
 
-    def without(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Return the message of a model without its large weights, whose bytes are
-        registered here.
-        """
+    def strip_weights(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Cut the large weights out of a serialised model and register their bytes."""
         view = memoryview(data)
-        message, spans = without_weights(view, len(self._parts))
+        message, spans = cut_weights(view, len(self._parts))
+        # Views keep the mapped file alive as long as a weight is registered.
         self._parts += [view[begin:end] for begin, end in spans]
         return message
 
-    def leave_beside(self, tensor: onnx.TensorProto, folder: str) -> bool:
-        """Register the bytes of a tensor in an external data file below the model's folder, and
-        mark the tensor. Return False, with nothing changed, where the location is not plainly
-        valid: the package onnx then reports the error.
+    def register_external(self, tensor: onnx.TensorProto, folder: str) -> bool:
+        """Register a tensor's external data and mark the tensor; return False if it cannot be
+        mapped. Return False, with nothing changed, where the location is not plainly valid: the
+        package onnx then reports the error.
         """
-        external = place_of(tensor)
+        external = external_location(tensor)
         if external is None:
             return False
         location, begin, length = external
         if location not in self._beside:
-            self._beside[location] = self._bytes_of(folder, location)
+            self._beside[location] = self._map_file(folder, location)
         data = self._beside[location]
         if data is None:
             return False
         end = begin + length
+        # A declared range beyond the file is left to the package onnx, whose error names it.
         if not begin <= end <= len(data):
             return False
-        mark(tensor, len(self._parts))
+        mark_cut(tensor, len(self._parts))
         self._parts.append(data[begin:end])
         return True
 
-    def _bytes_of(self, folder: str, location: str) -> memoryview | None:
-        handle = opened(folder, location)
+    def _map_file(self, folder: str, location: str) -> memoryview | None:
+        """Map or read an external data file; None if it cannot be opened below the folder."""
+        handle = open_below(folder, location)
         if handle is None:
             return None
         # adopt takes ownership of the descriptor if it can map the file.
@@ -82,45 +82,37 @@ class Weights:
             return mapped_files.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
-        """Return the elements of a weight as a vector. Raises ValueError where its size in bytes is
-        not a multiple of the element's.
-        """
+        """Return a registered weight as a vector of a dtype."""
         elements = np.frombuffer(self._parts[number], kind)
         # Without lent files the model's file may go after the import, so arrays must own their
         # memory.
         return elements.copy() if self._copies else elements
 
     @contextmanager
-    def here(self) -> Iterator[None]:
-        """Make this registry the one that tensors read inside the context look their bytes
-        up in.
-        """
-        token = _HERE.set(self)
+    def activate(self) -> Iterator[None]:
+        """Make this registry the active one inside the context."""
+        token = _ACTIVE_WEIGHTS.set(self)
         try:
             yield
         finally:
-            _HERE.reset(token)
+            _ACTIVE_WEIGHTS.reset(token)
 
 
-_HERE = ContextVar("here")
+_ACTIVE_WEIGHTS = ContextVar("here")
 
 
-def number_of(proto: onnx.TensorProto) -> int | None:
-    """Return the registry number of a tensor whose bytes were cut out of its message; None for
-    others.
-    """
+def weight_number(proto: onnx.TensorProto) -> int | None:
+    """Return the registry number of a tensor that was cut out of its message; None for others."""
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in proto.external_data}
-    return int(entries["offset"]) if entries.get("location") == MARK else None
+    return int(entries["offset"]) if entries.get("location") == CUT_LOCATION else None
 
 
-def outside(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
-    """Return the elements of a tensor whose bytes were cut out of its message, as a vector; None
-    for others. Raises ValueError where the bytes are not a whole number of elements.
-    """
-    number = number_of(proto)
-    return None if number is None else _HERE.get().array(number, kind)
+def registered_elements(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
+    """Return the elements of a cut-out tensor from the active registry; None for other tensors."""
+    number = weight_number(proto)
+    return None if number is None else _ACTIVE_WEIGHTS.get().array(number, kind)
 
 
-__all__ = ["Weights", "number_of", "outside"]
+__all__ = ["WeightRegistry", "registered_elements", "weight_number"]

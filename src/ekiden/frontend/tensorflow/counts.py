@@ -1,4 +1,4 @@
-"""Numbers of a list's tensors that nodes declare, checked before TensorFlow reads them.
+"""Validation of the argument counts that nodes declare, before TensorFlow reads them.
 
 TensorFlow makes a name or a shape for each tensor that a node declares, also for the 2^31 inputs of
 a node that has one: it takes minutes and all memory, and nothing can interrupt it.
@@ -18,13 +18,14 @@ MAX_RESULTS = 1 << 16
 
 
 def check_counts(nodes: Iterable[Any], label: str) -> None:
-    """Raise ImportModelError for a node that declares more inputs of a list than it has, or more
-    than MAX_RESULTS results.
+    """Raise ImportModelError for a node that declares more list inputs than it has, or more than
+    MAX_RESULTS results.
     """
     for node in nodes:
         declared = op_def_registry.get(node.op)
         if declared is None:  # a function of the library
             continue
+        # Control inputs ("^name") carry no data.
         data_inputs = sum(not name.startswith("^") for name in node.input)
         lists = ((declared.input_arg, data_inputs, "inputs"),
                  (declared.output_arg, MAX_RESULTS, "results"))  # fmt: skip
@@ -36,7 +37,7 @@ def check_counts(nodes: Iterable[Any], label: str) -> None:
                     raise ImportModelError(f"import {label}: {text} at most")
 
 
-def nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
+def all_nodes(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
     """Yield the nodes of a GraphDef and of the functions of its library."""
     yield from graph.node
     for function in graph.library.function:

@@ -1,4 +1,4 @@
-"""TensorFlow's entry in the table of frontends (see ekiden.frontend.table.Entry)."""
+"""Entry point of the TensorFlow frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ from ekiden.frontend.tensorflow.importer import import_tensorflow
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import a path, bytes or a TensorFlow object; it reads the options `shape` and `signature`."""
+    """Import a path, bytes or a TensorFlow object; the options `shape` and `signature` are
+    honoured.
+    """
     return import_tensorflow(model, options.shape, options.signature)

@@ -1,4 +1,4 @@
-"""The import of a graph: the nodes that its outputs need, each after its inputs.
+"""Importer of a graph: the nodes that its outputs need, in topological order.
 
 A subgraph (a branch, the body of a loop) sees the values of the enclosing graph; its own stay
 inside.
@@ -11,41 +11,43 @@ from functools import partial
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.case_values import CaseValues
-from ekiden.frontend.common.misfits import fitting
+from ekiden.frontend.common.misfits import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.tensorflow.load import Model, Proto
-from ekiden.frontend.tensorflow.node import Node, Row
-from ekiden.frontend.tensorflow.plan import SWITCHES, Plan, data_inputs, node_of
-from ekiden.frontend.tensorflow.registry import find
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.plan import SWITCH_OPS, GraphAnalysis, data_inputs, producer_name
+from ekiden.frontend.tensorflow.registry import find_row
 from ekiden.runtime.errors import ImportModelError
 
 
-class Shared(Walk):
-    """State that all graphs of one import share."""
+class ImportState(Walk):
+    """Import state that all graphs of one model share."""
 
     def __init__(self, model: Model, scope: Scope) -> None:
         super().__init__(model.label, scope)
         self.model = model
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, GraphAnalysis] = {}
 
-    def plan(self, name: str) -> Plan:
-        """Return the plan of a function; of the model's main graph for ""."""
+    def plan(self, name: str) -> GraphAnalysis:
+        """Return the analysis of a library function, or of the main graph for ""."""
         if name not in self._plans:
-            plan = Plan(self.model.function(name) if name else self.model.graph)
+            plan = GraphAnalysis(self.model.function(name) if name else self.model.graph)
             self.scope.used |= plan.used
             self._plans[name] = plan
         return self._plans[name]
 
 
-class Graph:
-    """A graph being imported, or a subgraph of one."""
+class GraphImporter:
+    """Importer of a graph or of a subgraph of one."""
 
-    def __init__(self, plan: Plan, shared: Shared, outer: Graph | None = None) -> None:
+    def __init__(
+        self, plan: GraphAnalysis, shared: ImportState, outer: GraphImporter | None = None
+    ) -> None:
         self.plan, self.shared, self.outer = plan, shared, outer
         self.env = CaseValues(shared.scope, shared.problems)
         self.failed: set[str] = set()
@@ -53,15 +55,15 @@ class Graph:
         self.taken: dict[str, int] = {}
         """Conditions that are decided here: which output of their Switches is there."""
 
-    def inside(self) -> Graph:
-        """Return a subgraph of this graph."""
-        return Graph(self.plan, self.shared, self)
+    def inside(self) -> GraphImporter:
+        """Return an importer of a subgraph, in which this graph's values are visible."""
+        return GraphImporter(self.plan, self.shared, self)
 
     def call(self, name: str, inputs: Sequence[Value]) -> list[Value]:
-        """Return the results of a library function for these inputs. Raises Unsupported if one of
-        its nodes is.
+        """Import a library function for these inputs; return its results. Raises Unsupported if one
+        of its nodes is.
         """
-        callee = Graph(self.shared.plan(name), self.shared)
+        callee = GraphImporter(self.shared.plan(name), self.shared)
         parameters = callee.plan.graph.inputs
         if len(parameters) != len(inputs):
             text = f"expected a function of {len(inputs)} arguments, got one of {len(parameters)}"
@@ -75,69 +77,71 @@ class Graph:
         Raises:
             Unsupported: One of them is unsupported; without a message, as that has been reported.
         """
-        self._make(tensors)
-        values = [self._found(t) for t in tensors]
+        self._import_tensors(tensors)
+        values = [self._lookup(t) for t in tensors]
         if any(v is None for v in values):
             raise Unsupported("")
         return [v for v in values if v is not None]
 
-    def _found(self, tensor: str) -> Value | None:
-        at: Graph | None = self
+    def _lookup(self, tensor: str) -> Value | None:
+        """Look up a tensor in this graph and its outer ones; None if it is unbound."""
+        at: GraphImporter | None = self
         while at is not None:
             if tensor in at.env:
                 return at.env[tensor]
             at = at.outer
         return None
 
-    def decided(self, condition: str) -> int | None:
-        """Return which output of a condition's Switches is live in this subgraph; None if
+    def decided_side(self, condition: str) -> int | None:
+        """Return the live Switch output of a condition in this subgraph; None if it is
         undecided.
         """
-        at: Graph | None = self
+        at: GraphImporter | None = self
         while at is not None:
             if condition in at.taken:
                 return at.taken[condition]
             at = at.outer
         return None
 
-    def _make(self, tensors: Sequence[str]) -> None:
-        """Import the nodes of tensors and what they need, and those that follow a value of several
-        ranks once for each (see ekiden.frontend.common.cases).
+    def _import_tensors(self, tensors: Sequence[str]) -> None:
+        """Import the nodes of tensors and their inputs; nodes after a value of several ranks once
+        per case.
         """
-        order = self._order([node_of(t) for t in tensors if self._found(t) is None])
+        order = self._topological_order(
+            [producer_name(t) for t in tensors if self._lookup(t) is None]
+        )
         last: dict[str, int] = {}
 
-        def live(position: int) -> list[str]:
+        def live_names(position: int) -> list[str]:
             """Return the names of several ranks that are read from a position on."""
             if not last:
-                last.update((t, i) for i, n in enumerate(order) for t in self._reads(n))
+                last.update((t, i) for i, n in enumerate(order) for t in self._tensors_read(n))
                 last.update(dict.fromkeys(tensors, len(order)))
             return sorted(t for t in self.env.ranked if last.get(t, -1) >= position)
 
         for position, name in enumerate(order):
-            self._import(name, partial(live, position))
-            self.env.try_end(partial(live, position + 1))
+            self._import_node(name, partial(live_names, position))
+            self.env.try_merge_cases(partial(live_names, position + 1))
         self.env.finish([t for t in tensors if t in self.env])
 
-    def _import(self, name: str, live: Callable[[], Sequence[str]]) -> None:
-        """Import a node that has not been, in each case that it depends on; `live` are names of
-        several ranks that it and later nodes read.
-        """
+    def _import_node(self, name: str, live: Callable[[], Sequence[str]]) -> None:
+        """Import a node in each case that it depends on."""
         proto, outputs = self.plan.node(name), [t for t in self.plan.outputs(name) if t]
-        if outputs and all(self.env.is_there(t) for t in outputs):
+        if outputs and all(self.env.is_bound(t) for t in outputs):
             return  # made with another Exit of its loop
-        ranked = self.env.of_ranks(self._reads(name)) if self.env.ranked else []
+        ranked = (
+            self.env.rank_polymorphic_names(self._tensors_read(name)) if self.env.ranked else []
+        )
         if not ranked:
             self._convert(proto)
             return
         label = f"{proto.op} {proto.name!r}"
-        if self.env.import_in_cases(label, ranked, live, lambda: self._import(name, live)):
+        if self.env.import_in_cases(label, ranked, live, lambda: self._import_node(name, live)):
             self.failed.discard(name)
 
-    def _order(self, names: Sequence[str]) -> list[str]:
-        """Return nodes and those that they need, each behind what it needs, without recursion over
-        the depth of the graph.
-        """
+    def _topological_order(self, names: Sequence[str]) -> list[str]:
+        """Return nodes in topological order with the nodes that they need."""
+        # Iterative depth-first search: deep graphs would overflow Python's stack.
         waiting, open_ = list(reversed(names)), set()
         done: dict[str, None] = {}
         while waiting:
@@ -145,83 +149,89 @@ class Graph:
             if name in done or name in self.failed:
                 waiting.pop()
                 continue
-            needed = [n for n in self._needs(name) if n not in done and n not in self.failed]
+            needed = [
+                n for n in self._unbound_producers(name) if n not in done and n not in self.failed
+            ]
             if name in open_ or not needed:
                 waiting.pop()
                 done[name] = None
                 open_.discard(name)
                 continue
             open_.add(name)
+            # A cycle outside of while loops: the graph is malformed.
             if any(n in open_ for n in needed):
                 raise ImportModelError(f"import {self.shared.label}: {name!r} is made of itself")
             waiting += reversed(needed)
         return list(done)
 
-    def _needs(self, name: str) -> list[str]:
-        """Return the nodes that must be imported before one."""
-        tensors = self._tensors(self.plan.node(name))
-        return [node_of(t) for t in tensors if self._found(t) is None]
+    def _unbound_producers(self, name: str) -> list[str]:
+        """Return the producers that must be imported before a node."""
+        tensors = self._input_tensors(self.plan.node(name))
+        return [producer_name(t) for t in tensors if self._lookup(t) is None]
 
-    def _reads(self, name: str) -> list[str]:
-        """Return the tensors of this graph that importing a node reads: its inputs, and of the end
-        of a choice or loop of version 1 all that is before it."""
+    def _tensors_read(self, name: str) -> list[str]:
+        """Return the tensors of this graph that importing a node reads; the end of a loop or choice
+        reads all that is upstream.
+        """
         node = self.plan.node(name)
         is_end = node.op in ("Exit", "RefExit", "Merge", "RefMerge")
-        return self.plan.upstream(node) if is_end else self._tensors(node)
+        return self.plan.upstream(node) if is_end else self._input_tensors(node)
 
-    def _tensors(self, node: Proto) -> list[str]:
+    def _input_tensors(self, node: Proto) -> list[str]:
         if node.op in ("Exit", "RefExit"):
             frame = self.plan.frame(node)
             return [*(v.start for v in frame.variables), *frame.invariants]
-        if node.op in ("Merge", "RefMerge") and not self.plan.is_loop(node):
-            return [self.plan.choice(node)[0]]
-        if node.op in SWITCHES:
+        if node.op in ("Merge", "RefMerge") and not self.plan.is_loop_merge(node):
+            return [self.plan.merge_sides(node)[0]]
+        if node.op in SWITCH_OPS:
             data, condition = data_inputs(node)
-            is_decided = self.decided(self.plan.source(condition)) is not None
+            is_decided = self.decided_side(self.plan.source(condition)) is not None
             return [data] if is_decided else [data, condition]
         return data_inputs(node)
 
     def _convert(self, proto: Proto) -> None:
-        inputs = [self._found(t) for t in self._tensors(proto)]
+        inputs = [self._lookup(t) for t in self._input_tensors(proto)]
         if any(v is None for v in inputs):
             self.failed.add(proto.name)  # made of what has been reported
             return
         names = self.plan.outputs(proto.name)
-        pairs = zip(self._tensors(proto), inputs, strict=True)
-        named = {t: v for t, v in pairs if not isinstance(v, NoTensor)}
+        pairs = zip(self._input_tensors(proto), inputs, strict=True)
+        named = {t: v for t, v in pairs if not isinstance(v, NonTensorValue)}
         # Whatever raises below leaves the node failed, so that its users are skipped without a
         # report of their own.
         self.failed.add(proto.name)  # until it is made
         with self.shared.at(f"{proto.op} {proto.name!r}", named):
-            row = find(str(proto.op))
+            row = find_row(str(proto.op))
             node = Node(proto, inputs, self, names)
-            if row.places:
+            if row.binds_outputs:
                 row.convert(node)
                 self.failed.discard(proto.name)
                 return
-            with fitting("its inputs or attributes do not fit the operator"):
-                result = _apply(row, node)
+            with reject_malformed("its inputs or attributes do not fit the operator"):
+                result = _convert_or_fold(row, node)
             outputs = self.shared.outputs(result, names)
             if row.rule is not None and names and names[0] in outputs:
-                outputs[names[0]] = _followed(row, node, outputs[names[0]])
+                outputs[names[0]] = _propagate_elements(row, node, outputs[names[0]])
             self.env.put(outputs)
             self.failed.discard(proto.name)
 
 
-def _apply(row: Row, node: Node) -> Result:
+def _convert_or_fold(row: TensorflowRow, node: Node) -> Result:
     rule = row.rule
-    if rule is not None and not any(isinstance(v, NoTensor) for v in node.inputs):
-        folded = rules.evaluated(node.inputs, lambda arrays: rule(node, arrays), _dtype(row, node))
+    if rule is not None and not any(isinstance(v, NonTensorValue) for v in node.inputs):
+        folded = rules.evaluate_rule(
+            node.inputs, lambda arrays: rule(node, arrays), _rule_dtype(row, node)
+        )
         if folded is not None:
             return folded
     converted = row.convert(node)
-    if any(isinstance(v, NoTensor) for v in node.inputs):
+    if any(isinstance(v, NonTensorValue) for v in node.inputs):
         return converted
-    return rules.fold(node.scope, node.inputs, converted)
+    return rules.fold_results(node.scope, node.inputs, converted)
 
 
-def _dtype(row: Row, node: Node) -> str:
-    """Return the dtype of what an evaluation rule returns."""
+def _rule_dtype(row: TensorflowRow, node: Node) -> str:
+    """Return the dtype of an evaluation rule's result."""
     if row.is_predicate:
         return "bool"
     for name in ("DstT", "out_type", "T", "dtype", "Tparams"):
@@ -230,7 +240,9 @@ def _dtype(row: Row, node: Node) -> str:
     return node.dtype(0)
 
 
-def _followed(row: Row, node: Node, value: Value) -> Value:
+def _propagate_elements(row: TensorflowRow, node: Node, value: Value) -> Value:
     rule = row.rule
     assert rule is not None
-    return rules.followed(node.scope, node.inputs, lambda arrays: rule(node, arrays), value)
+    return rules.propagate_elements(
+        node.scope, node.inputs, lambda arrays: rule(node, arrays), value
+    )

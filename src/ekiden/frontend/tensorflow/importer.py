@@ -1,20 +1,20 @@
-"""From a model of TensorFlow to a module: its inputs, its nodes, its outputs."""
+"""Import of a TensorFlow model as a module: inputs, nodes, outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cases import leaving
-from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.main import Main
-from ekiden.frontend.common.options import Dims, Shapes, given_dims
+from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tensorflow.graph import Graph, Shared
-from ekiden.frontend.tensorflow.load import Input, Model, output_dtype, read_model
+from ekiden.frontend.tensorflow.graph import GraphImporter, ImportState
+from ekiden.frontend.tensorflow.load import GraphInput, Model, output_dtype, read_model
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
@@ -26,8 +26,8 @@ def import_tensorflow(
     signature: str = "",
     outputs: Sequence[str] = (),
 ) -> ImportedModule:
-    """Return a module whose `main` computes a SavedModel, a frozen graph, a Keras model or a
-    concrete function.
+    """Import a SavedModel, frozen graph, Keras model or concrete function as a module whose `main`
+    computes it.
 
     Extents that the model leaves open are symbolic.
 
@@ -43,21 +43,21 @@ def import_tensorflow(
         CompileError: The model has no such signature, shape or output.
     """
     model = read_model(source, signature, outputs)
-    return settled(lambda facts: _Importer(model, facts).run(shape or {}))
+    return import_to_fixpoint(lambda facts: _ModelImport(model, facts).run(shape or {}))
 
 
-class _Importer:
-    """One import attempt, with the facts known so far about dimensions."""
+class _ModelImport:
+    """Import attempt of one model, under the dimension facts known so far."""
 
-    def __init__(self, model: Model, facts: Facts) -> None:
+    def __init__(self, model: Model, facts: DimFacts) -> None:
         self.model, self.label = model, model.label
         self.scope = Scope(facts, set())
-        self.main = Main(self.scope)
-        self.shared = Shared(model, self.scope)
-        self.graph = Graph(self.shared.plan(""), self.shared)
+        self.main = MainBuilder(self.scope)
+        self.shared = ImportState(model, self.scope)
+        self.graph = GraphImporter(self.shared.plan(""), self.shared)
 
     def run(self, shapes: Shapes) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         inputs, outputs = self.model.graph.inputs, self.model.graph.outputs
         names = [i.name for i in inputs]
         for name in shapes:
@@ -67,7 +67,7 @@ class _Importer:
                 raise CompileError(f"import {self.label}: {text}")
         self._check_ranks(shapes)
         for entry in inputs:
-            self.graph.env.put({entry.tensor: self._input(entry, shapes.get(entry.name))})
+            self.graph.env.put({entry.tensor: self._add_input(entry, shapes.get(entry.name))})
         try:
             values = self.graph.values([tensor for _, tensor in outputs])
         except Unsupported as error:
@@ -76,7 +76,7 @@ class _Importer:
         if not values:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         self.shared.finish()
-        values = [leaving(self.scope, value) for value in values]
+        values = [as_program_output(self.scope, value) for value in values]
         return ImportedModule(
             IRModule({"main": self.main.function(values)}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
@@ -96,7 +96,7 @@ class _Importer:
             stated.append((entry.name, entry.dtype, shape))
         check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
 
-    def _input(self, entry: Input, override: object) -> Value:
+    def _add_input(self, entry: GraphInput, override: object) -> Value:
         what = f"input {entry.name!r}"
         if entry.dtype in ("string", "resource", "variant"):
             raise UnsupportedError(f"import {self.label}: {what} is {entry.dtype}")
@@ -104,7 +104,7 @@ class _Importer:
         if entry.shape is not None:
             dims = [d if d >= 0 else None for d in entry.shape]
         if override is not None:
-            replaced = given_dims(entry.name, override)
+            replaced = parse_stated_shape(entry.name, override)
             if dims is not None and len(replaced) != len(dims):
                 text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(replaced)}"
                 raise CompileError(f"import {self.label}: {text}")

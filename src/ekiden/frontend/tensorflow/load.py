@@ -1,4 +1,4 @@
-"""Loading of models: a graph whose weights are constants, and the functions that it calls.
+"""Loading of TensorFlow models: a graph with constant weights, and its library of functions.
 
 A SavedModel or a Keras model is a function of TensorFlow; TensorFlow's own
 `convert_variables_to_constants_v2` makes its variables constants.
@@ -21,9 +21,9 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 from tensorflow.python.saved_model.loader_impl import parse_saved_model
 
-from ekiden.frontend.common.libraries import check_readable, told_by
+from ekiden.frontend.common.libraries import check_readable, translate_errors
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.tensorflow.counts import check_counts, nodes_of
+from ekiden.frontend.tensorflow.counts import all_nodes, check_counts
 from ekiden.runtime.artifact.metadata import OBJECT_DTYPE
 from ekiden.runtime.errors import CompileError, ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -34,9 +34,9 @@ Dims: TypeAlias = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """A graph input: tensor name, the user's name, shape (-1 for an unknown extent, None for
-    unknown rank), dtype.
+class GraphInput:
+    """Graph input: tensor name, the user's name, shape (-1 for an unknown extent, None for unknown
+    rank), dtype.
     """
 
     tensor: str
@@ -46,40 +46,40 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    """Nodes by name, inputs, and the outputs as (the user's name, tensor)."""
+class TensorflowGraph:
+    """Graph of a model: nodes by name, inputs, and outputs as (the user's name, tensor)."""
 
     nodes: Mapping[str, Proto]
-    inputs: Sequence[Input]
+    inputs: Sequence[GraphInput]
     outputs: Sequence[tuple[str, str]]
 
 
 @dataclass(slots=True)
 class Model:
-    """A graph and the functions of its library, which become graphs when first used.
+    """Loaded model: its main graph and a library of functions, which become graphs when first used.
 
     label: the model's name in messages.
     """
 
     label: str
-    graph: Graph
+    graph: TensorflowGraph
     library: Mapping[str, Proto]
     versions: Proto
-    _functions: dict[str, Graph] = field(default_factory=dict)
+    _functions: dict[str, TensorflowGraph] = field(default_factory=dict)
 
-    def function(self, name: str) -> Graph:
-        """Return a function of the library as a graph. Raises Unsupported if there is none."""
+    def function(self, name: str) -> TensorflowGraph:
+        """Return a library function as a graph; raise Unsupported without one."""
         if name not in self.library:
             raise Unsupported(f"the graph has no function {name!r}")
         if name not in self._functions:
-            with told_by("TensorFlow", f"{self.label}: function {name!r}", None):
+            with translate_errors("TensorFlow", f"{self.label}: function {name!r}", None):
                 self._functions[name] = _function_graph(self.library[name])
         return self._functions[name]
 
 
 def dtype_name(number: int) -> str:
-    """Return a DataType as our dtype name; "string", "resource", "variant" and others are not
-    tensors.
+    """Return the name of a DataType enum value; "string", "resource" and "variant" are no tensor
+    dtypes.
 
     Raises ImportModelError for a number that is not a DataType.
     """
@@ -89,19 +89,19 @@ def dtype_name(number: int) -> str:
         raise ImportModelError(f"the number {number} is no dtype of TensorFlow") from error
 
 
-def dims_of(proto: Proto) -> Dims:
-    """Return the extents of a TensorShapeProto; None for an unknown rank."""
+def decode_shape(proto: Proto) -> Dims:
+    """Return the extents of a TensorShapeProto, -1 for unknown ones; None for an unknown rank."""
     return None if proto.unknown_rank else tuple(int(d.size) for d in proto.dim)
 
 
-def tensor_name(name: str) -> str:
+def normalize_tensor_name(name: str) -> str:
     """Return a tensor's name with its output index: "x:0" for "x"."""
     return name if ":" in name else f"{name}:0"
 
 
-def output_dtype(graph: Graph, tensor: str) -> str:
-    """Return the dtype of an output that an Identity or Placeholder yields, as in functions; else
-    ANY_OBJECT.
+def output_dtype(graph: TensorflowGraph, tensor: str) -> str:
+    """Return the dtype of a function's output that an Identity or Placeholder yields; else
+    OBJECT_DTYPE.
     """
     node = graph.nodes.get(tensor.rpartition(":")[0])
     if node is None or node.op not in ("Identity", "Placeholder"):
@@ -110,7 +110,7 @@ def output_dtype(graph: Graph, tensor: str) -> str:
 
 
 def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:
-    """Read a path, bytes, or an object of TensorFlow or Keras.
+    """Load a path, bytes, or an object of TensorFlow or Keras.
 
     Args:
         source: The path, bytes or object.
@@ -123,20 +123,20 @@ def read_model(source: object, signature: str = "", outputs: Sequence[str] = ())
     """
     if isinstance(source, bytes):
         if source.startswith(b"PK"):
-            return _of_keras_bytes(source, signature)
+            return _read_keras_bytes(source, signature)
         _check_no_signature(signature, "model")
-        return _frozen(_parsed(source, "model"), "model", outputs)
+        return _from_graph_def(_parse_graph_def(source, "model"), "model", outputs)
     if isinstance(source, (str, os.PathLike)):
-        return _from_path(Path(source), signature, outputs)
+        return _read_path(Path(source), signature, outputs)
     if isinstance(source, tf.compat.v1.GraphDef):
         _check_no_signature(signature, "graph")
-        return _frozen(source, "graph", outputs)
+        return _from_graph_def(source, "graph", outputs)
     name = getattr(source, "name", type(source).__name__)
     label = f"model {name.decode() if isinstance(name, bytes) else name!r}"
     _check_no_signature(signature, label)
     if isinstance(source, tf.types.experimental.ConcreteFunction):
-        return _of_function(source, label)
-    return _of_keras(source, label)
+        return _from_concrete_function(source, label)
+    return _from_keras_model(source, label)
 
 
 def _check_no_signature(signature: str, label: str) -> None:
@@ -146,18 +146,18 @@ def _check_no_signature(signature: str, label: str) -> None:
         raise CompileError(f"import {label}: {text}")
 
 
-def _of_keras_bytes(data: bytes, signature: str) -> Model:
-    """Read the bytes of a .keras file, through a temporary file, as Keras reads paths only."""
+def _read_keras_bytes(data: bytes, signature: str) -> Model:
+    """Load the bytes of a .keras file through a temporary file, as Keras reads paths only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
-        return _from_path(path, signature, ())
+        return _read_path(path, signature, ())
 
 
-def _from_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
+def _read_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
     label = f"model {path.name!r}"
     if path.is_dir():
-        return _saved(path, label, signature)
+        return _load_saved_model(path, label, signature)
     check_readable(path, label)
     with open(path, "rb") as file:
         # .keras files are zip archives; a frozen graph never begins with "PK".
@@ -168,22 +168,22 @@ def _from_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
         if not zipfile.is_zipfile(path):
             text = "it is no zip archive, which .keras files are, or cut short"
             raise ImportModelError(f"import {label}: {text}")
-        with told_by("Keras cannot load it", label, None, _LOADED):
+        with translate_errors("Keras cannot load it", label, None, _LOAD_ADVICE):
             loaded = keras.saving.load_model(path, compile=False)
         return read_model(loaded, signature)
     _check_no_signature(signature, label)
-    return _frozen(_parsed(path.read_bytes(), label), label, outputs)
+    return _from_graph_def(_parse_graph_def(path.read_bytes(), label), label, outputs)
 
 
-_LOADED = (
+_LOAD_ADVICE = (
     "ekiden.compile also takes the model as keras.saving.load_model gives it, which has arguments "
     "for what is not Keras's own"
 )
-LIBRARIES = ("tensorflow", "keras", "optree")
+LIBRARY_PACKAGES = ("tensorflow", "keras", "optree")
 """Those whose lines are none of the user's."""
 
 
-def _parsed(data: bytes, label: str) -> Proto:
+def _parse_graph_def(data: bytes, label: str) -> Proto:
     graph = tf.compat.v1.GraphDef()
     try:
         graph.ParseFromString(data)
@@ -192,10 +192,11 @@ def _parsed(data: bytes, label: str) -> Proto:
     return graph
 
 
-def _saved(path: Path, label: str, signature: str) -> Model:
-    with told_by("TensorFlow cannot load it", label, None):
+def _load_saved_model(path: Path, label: str, signature: str) -> Model:
+    with translate_errors("TensorFlow cannot load it", label, None):
         for meta_graph in parse_saved_model(str(path)).meta_graphs:
-            check_counts(nodes_of(meta_graph.graph_def), label)
+            # TensorFlow itself allocates declared counts: check them before it loads the graph.
+            check_counts(all_nodes(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
     signatures = loaded.signatures
     signature_list = ", ".join(map(repr, sorted(signatures))) or "none"
@@ -205,26 +206,28 @@ def _saved(path: Path, label: str, signature: str) -> Model:
         text = f"it has the signatures {signature_list}: choose one, signature=..."
         raise CompileError(f"import {label}: {text}")
     default = "serving_default" if "serving_default" in signatures else next(iter(signatures))
-    model = _of_function(signatures[signature or default], label)
+    model = _from_concrete_function(signatures[signature or default], label)
     del loaded  # its variables are needed until here
     return model
 
 
-def _of_keras(model: Any, label: str) -> Model:  # noqa: ANN401
-    """Return a Keras model as a graph.
+def _from_keras_model(model: Any, label: str) -> Model:  # noqa: ANN401
+    """Load a Keras model as a graph.
 
     A subclassed model declares no inputs but can be exported once it has been called; Keras decides
     which of its axes are open.
     """
     if not getattr(model, "inputs", None) and getattr(model, "built", False):
         with tempfile.TemporaryDirectory() as folder:
-            with told_by("Keras cannot export it", label, LIBRARIES):
+            with translate_errors("Keras cannot export it", label, LIBRARY_PACKAGES):
                 model.export(folder, format="tf_saved_model", verbose=False)
-            return _saved(Path(folder), label, "")
-    return _of_function(_keras_function(model, label), label, _keras_names(model))
+            return _load_saved_model(Path(folder), label, "")
+    return _from_concrete_function(
+        _trace_keras_model(model, label), label, _keras_input_names(model)
+    )
 
 
-def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
+def _trace_keras_model(model: Any, label: str) -> Any:  # noqa: ANN401
     """Trace the call of a Keras model into a concrete function, for any batch size."""
     import keras  # noqa: PLC0415 - loaded for its own objects alone
 
@@ -236,30 +239,30 @@ def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
         text = "it has no inputs yet: call it once, or build it, so that their shapes are known"
         raise ImportModelError(f"import {label}: {text}")
     # Open axes stay None, so that the batch is symbolic.
-    specs = [tf.TensorSpec(i.shape, i.dtype, name=_clean(i.name)) for i in model.inputs]
+    specs = [tf.TensorSpec(i.shape, i.dtype, name=_sanitize_name(i.name)) for i in model.inputs]
     structure = getattr(model, "_inputs_struct", None)  # a Sequential has none
 
     def call(*args: Any) -> Any:  # noqa: ANN401
-        """Run the model in inference mode on tensors in the order of its input structure."""
+        """Call the model in inference mode with tensors in the order of its input structure."""
         if not isinstance(structure, (list, tuple, dict)):
             return model(args[0], training=False)
         return model(tf.nest.pack_sequence_as(structure, args), training=False)
 
-    with told_by("Keras cannot trace it", label, LIBRARIES):
+    with translate_errors("Keras cannot trace it", label, LIBRARY_PACKAGES):
         return tf.function(call).get_concrete_function(*specs)
 
 
-def _clean(name: str) -> str:
+def _sanitize_name(name: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name)
 
 
-def _keras_names(model: Any) -> list[str]:  # noqa: ANN401
+def _keras_input_names(model: Any) -> list[str]:  # noqa: ANN401
     return [str(i.name) for i in model.inputs]
 
 
-def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
-    """Return a concrete function as a graph with its variables as constants."""
-    with told_by("TensorFlow cannot freeze it", label, None):
+def _from_concrete_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
+    """Freeze a concrete function into a graph with constant weights."""
+    with translate_errors("TensorFlow cannot freeze it", label, None):
         # Without lowering, control flow stays v2 calls of functions, which import as Relay branches
         # and loops.
         frozen = convert_variables_to_constants_v2(
@@ -268,14 +271,14 @@ def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:
     graph = frozen.graph.as_graph_def()
     input_names = names or [t.name.partition(":")[0] for t in frozen.inputs]
     inputs = [
-        Input(t.name, n, dims_of(t.shape.as_proto()), t.dtype.name)
+        GraphInput(t.name, n, decode_shape(t.shape.as_proto()), t.dtype.name)
         for t, n in zip(frozen.inputs, input_names, strict=True)
     ]
     results = _result_names(function, frozen)
     outputs = [(n, t.name) for n, t in zip(results, frozen.outputs, strict=True)]
     nodes = {n.name: n for n in graph.node}
     library = {f.signature.name: f for f in graph.library.function}
-    return Model(label, Graph(nodes, inputs, outputs), library, graph.versions)
+    return Model(label, TensorflowGraph(nodes, inputs, outputs), library, graph.versions)
 
 
 def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
@@ -286,28 +289,31 @@ def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
     return [t.name.partition(":")[0] for t in frozen.outputs]
 
 
-def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
+def _from_graph_def(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
     nodes = {n.name: n for n in graph.node}
     if not nodes:
         raise ImportModelError(f"import {label}: it has no nodes")
-    check_counts(nodes_of(graph), label)
+    check_counts(all_nodes(graph), label)
     inputs = [
-        Input(f"{n.name}:0", n.name, _placeholder_shape(n), dtype_name(n.attr["dtype"].type))
+        GraphInput(f"{n.name}:0", n.name, _placeholder_shape(n), dtype_name(n.attr["dtype"].type))
         for n in graph.node
         if n.op == "Placeholder"
     ]
     for name in outputs:
         if name.partition(":")[0] not in nodes:
             raise CompileError(f"import {label}: it has no node {name!r}")
-    output_names = list(outputs) or _ends(graph)
-    pairs = [(name, tensor_name(_plain_name(name, nodes, label))) for name in output_names]
+    output_names = list(outputs) or _unread_nodes(graph)
+    pairs = [
+        (name, normalize_tensor_name(_resolve_tensor_name(name, nodes, label)))
+        for name in output_names
+    ]
     library = {f.signature.name: f for f in graph.library.function}
-    return Model(label, Graph(nodes, inputs, pairs), library, graph.versions)
+    return Model(label, TensorflowGraph(nodes, inputs, pairs), library, graph.versions)
 
 
-def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
-    """Return a tensor's graph name for its name in a function body: Identity:0 for
-    Identity:output:0.
+def _resolve_tensor_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
+    """Resolve a tensor name of a function body to its graph name: Identity:output:0 becomes
+    Identity:0.
 
     Raises CompileError for a result that the operator does not have.
     """
@@ -320,11 +326,13 @@ def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
         valid = ", ".join(map(repr, result_names)) or "nothing"
         raise CompileError(f"import {label}: {nodes[node].op} {node!r} gives {valid}; got {name!r}")
     before = declared.output_arg[: result_names.index(result)]
-    return f"{node}:{sum(_count(argument, nodes[node]) for argument in before) + int(index)}"
+    return (
+        f"{node}:{sum(_result_length(argument, nodes[node]) for argument in before) + int(index)}"
+    )
 
 
-def _count(result: Proto, node: Proto) -> int:
-    """Return how many tensors one result of an operator has."""
+def _result_length(result: Proto, node: Proto) -> int:
+    """Return the number of tensors of one result of an operator."""
     if result.type_list_attr:
         return len(node.attr[result.type_list_attr].list.type)
     return int(node.attr[result.number_attr].i) if result.number_attr else 1
@@ -332,36 +340,41 @@ def _count(result: Proto, node: Proto) -> int:
 
 def _placeholder_shape(node: Proto) -> Dims:
     if "shape" in node.attr:
-        return dims_of(node.attr["shape"].shape)
+        return decode_shape(node.attr["shape"].shape)
     stated = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
-    return dims_of(stated[0]) if stated else None
+    return decode_shape(stated[0]) if stated else None
 
 
-def _ends(graph: Proto) -> list[str]:
-    """Return the nodes that nothing reads, except control flow; if there are none, the ends of
-    loops and branches.
+def _unread_nodes(graph: Proto) -> list[str]:
+    """Return the nodes that nothing reads, except control flow; without any, the ends of loops and
+    branches.
     """
+    # A frozen graph does not state its outputs: nodes that nothing reads are taken for them.
     read = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
     switches = {n.name for n in graph.node if n.op in ("Switch", "RefSwitch")}
     free = [n for n in graph.node if n.name not in read]
     ends = [
         n.name
         for n in free
-        if n.op not in (*_SILENT, *_JOINTS)
+        if n.op not in (*_NO_OUTPUT_OPS, *_CONTROL_FLOW_ENDS)
         and not (n.op == "Identity" and n.input[0].partition(":")[0] in switches)
     ]
-    return ends or [n.name for n in free if n.op in _JOINTS]
+    return ends or [n.name for n in free if n.op in _CONTROL_FLOW_ENDS]
 
 
-_SILENT = ("Placeholder", "Const", "NoOp", "Assert", "Switch", "NextIteration")
-_JOINTS = ("Exit", "Merge")
+_NO_OUTPUT_OPS = ("Placeholder", "Const", "NoOp", "Assert", "Switch", "NextIteration")
+_CONTROL_FLOW_ENDS = ("Exit", "Merge")
 
 
-def _function_graph(proto: Proto) -> Graph:
+def _function_graph(proto: Proto) -> TensorflowGraph:
+    # A FunctionDef names results "node:output:index"; the flat form is "node:index".
     graph, flat = function_def_to_graph_def(proto)
     nodes = {n.name: n for n in graph.node}
     inputs = [
-        Input(f"{a.name}:0", a.name, None, dtype_name(a.type)) for a in proto.signature.input_arg
+        GraphInput(f"{a.name}:0", a.name, None, dtype_name(a.type))
+        for a in proto.signature.input_arg
     ]
-    outputs = [(a.name, tensor_name(flat[proto.ret[a.name]])) for a in proto.signature.output_arg]
-    return Graph(nodes, inputs, outputs)
+    outputs = [
+        (a.name, normalize_tensor_name(flat[proto.ret[a.name]])) for a in proto.signature.output_arg
+    ]
+    return TensorflowGraph(nodes, inputs, outputs)

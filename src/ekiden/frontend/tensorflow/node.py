@@ -1,4 +1,4 @@
-"""The node that converters see, and the rows of the converter table."""
+"""Node of a GraphDef as converters see it, and the rows of the converter table."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tensorflow.load import Proto, dims_of, dtype_name
+from ekiden.frontend.tensorflow.load import Proto, decode_shape, dtype_name
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.frontend.tensorflow.graph import Graph
+    from ekiden.frontend.tensorflow.graph import GraphImporter
 
 
 class Node(common.AttributeNode):
-    """A node of a GraphDef as converters see it; `graph` is the graph that contains it."""
+    """Node of a GraphDef as converters see it; `graph` is its importer."""
 
     def __init__(
-        self, proto: Proto, inputs: Sequence[Value | None], graph: Graph, outputs: Sequence[str]
+        self,
+        proto: Proto,
+        inputs: Sequence[Value | None],
+        graph: GraphImporter,
+        outputs: Sequence[str],
     ) -> None:
         super().__init__(proto.name, inputs, graph.shared.scope, outputs)
         self.proto, self.graph, self.op = proto, graph, str(proto.op)
@@ -30,7 +34,7 @@ class Node(common.AttributeNode):
         return name in self.proto.attr
 
     def flag(self, name: str) -> bool:
-        """Return a boolean attribute; False if it is not set."""
+        """Return a bool attribute; False if it is absent."""
         return bool(self.proto.attr[name].b) if self.has(name) else False
 
     def number(self, name: str, default: int = 0) -> int:
@@ -46,11 +50,11 @@ class Node(common.AttributeNode):
         return self.proto.attr[name].s.decode() if self.has(name) else default
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """Return an attribute that is a list of integers."""
+        """Return an integer list attribute."""
         return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
 
-    def reals(self, name: str) -> tuple[float, ...]:
-        """Return an attribute that is a list of floats."""
+    def floats(self, name: str) -> tuple[float, ...]:
+        """Return a float list attribute."""
         return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
@@ -64,14 +68,14 @@ class Node(common.AttributeNode):
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return a shape attribute; None for an unknown rank."""
-        return dims_of(self.proto.attr[name].shape) if self.has(name) else None
+        return decode_shape(self.proto.attr[name].shape) if self.has(name) else None
 
     def function(self, name: str) -> str:
-        """Return the name of the library function in an attribute."""
+        """Return the library function that an attribute names."""
         return str(self.proto.attr[name].func.name)
 
     def functions(self, name: str) -> list[str]:
-        """Return the names of the library functions in a list attribute."""
+        """Return the library functions that a list attribute names."""
         return [str(f.name) for f in self.proto.attr[name].list.func]
 
 
@@ -82,13 +86,13 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the converter table: operator, converter, evaluation rule."""
+class TensorflowRow:
+    """Row of the converter table: operator, converter, evaluation rule."""
 
     op: str
     convert: Converter
     rule: Evaluator | None = None
     is_predicate: bool = False
     """Whether it gives truth values."""
-    places: bool = False
+    binds_outputs: bool = False
     """Whether it puts its outputs into the graph itself: not all of them are there."""

@@ -1,4 +1,4 @@
-"""The converter table: operator -> its row, made of the rows of each family."""
+"""Converter table of TensorFlow operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from ekiden.frontend.tensorflow.converters import (
     segments,
     shape,
 )
-from ekiden.frontend.tensorflow.node import Row
+from ekiden.frontend.tensorflow.node import TensorflowRow
 
-FAMILIES = (
+CONVERTER_FAMILIES = (
     elementwise, reduction, movement, segments, shape, network, detection, linalg, control, lists,
 )  # fmt: skip
-TABLE: dict[str, Row] = {row.op: row for family in FAMILIES for row in family.ROWS}
+CONVERTER_TABLE: dict[str, TensorflowRow] = {
+    row.op: row for family in CONVERTER_FAMILIES for row in family.ROWS
+}
 """"Conv2D" -> its row."""
-assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
+assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMILIES), (
+    "an operator has two rows"
+)
 
 
-def find(name: str) -> Row:
-    """Return the row of an operator. Raises Unsupported if there is none."""
-    if name not in TABLE:
+def find_row(name: str) -> TensorflowRow:
+    """Look up the row of an operator; raise Unsupported without one."""
+    if name not in CONVERTER_TABLE:
         raise Unsupported("the operator is not supported")
-    return TABLE[name]
+    return CONVERTER_TABLE[name]

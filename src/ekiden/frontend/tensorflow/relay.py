@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import tensorflow as tf
 
-from ekiden.frontend.table import described, frontend
+from ekiden.frontend.table import describe_model, frontend
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
 from ekiden.ir.module import IRModule
@@ -15,7 +15,7 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError
 
 Dim = int | str
-_FORMS = ("use_dense", "use_nt_batch_matmul")
+_CONVERT_CONFIG_KEYS = ("use_dense", "use_nt_batch_matmul")
 """What TVM's `convert_config` says."""
 
 
@@ -26,7 +26,8 @@ def from_tensorflow(
     outputs: Sequence[str] | None = None,
     convert_config: Mapping[str, object] | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module of a frozen GraphDef, and no parameters: its weights are constants.
+    """Import a frozen GraphDef as a Relay module; the parameters are empty, as weights are
+    constants.
 
     Args:
         graph: The frozen GraphDef.
@@ -47,16 +48,20 @@ def from_tensorflow(
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
     for name, value in (convert_config or {}).items():
-        if name not in _FORMS or not isinstance(value, bool):
-            text = f"convert_config: {' and '.join(_FORMS)} are taken, True or False"
+        if name not in _CONVERT_CONFIG_KEYS or not isinstance(value, bool):
+            text = f"convert_config: {' and '.join(_CONVERT_CONFIG_KEYS)} are taken, True or False"
             raise CompileError(f"from_tensorflow: {text}; got {name!r}: {value!r}")
     if not isinstance(graph, tf.compat.v1.GraphDef):
-        raise CompileError(f"from_tensorflow: a frozen GraphDef expected, got {described(graph)}")
-    return import_tensorflow(graph, shape, outputs=outputs or _last(graph)).as_module(), {}
+        raise CompileError(
+            f"from_tensorflow: a frozen GraphDef expected, got {describe_model(graph)}"
+        )
+    return import_tensorflow(
+        graph, shape, outputs=outputs or _default_outputs(graph)
+    ).as_module(), {}
 
 
-def _last(graph: Proto) -> list[str]:
-    """Return the last node with an output; if a loop ends the graph, all of its variables."""
+def _default_outputs(graph: Proto) -> list[str]:
+    """Return the default outputs: the last node, or all variables of a loop that ends the graph."""
     nodes = [node for node in graph.node if node.op != "NoOp"]
     ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))
     return [node.name for node in reversed(ends or nodes[-1:])]
@@ -65,7 +70,7 @@ def _last(graph: Proto) -> list[str]:
 def from_keras(
     model: object, shape: Mapping[str, Sequence[Dim]] | None = None, layout: str = "NHWC"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module of a Keras 3 model that computes with TensorFlow, and no parameters.
+    """Import a Keras 3 model of the TensorFlow backend as a Relay module; the parameters are empty.
 
     TVM's default layout is "NCHW", to which it transposes Keras's "NHWC"; here layouts stay.
 

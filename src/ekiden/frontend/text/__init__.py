@@ -1,1 +1,1 @@
-"""Relay's own text as a file: what `IRModule.astext()` gives."""
+"""Relay text as a model format: the output of `IRModule.astext()`."""

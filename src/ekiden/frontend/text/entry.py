@@ -1,4 +1,4 @@
-"""Entry of the Relay-text frontend (see ekiden.frontend.table.Entry)."""
+"""Entry point of the Relay-text frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.runtime.errors import ImportModelError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import the module that a file, or bytes, of Relay text describes.
+    """Import a module from a file or bytes of Relay text.
 
     Constants that the text does not have inline are read from its metadata section.
 

@@ -1,4 +1,4 @@
-"""Entry of the TensorFlow Lite frontend (see ekiden.frontend.table.Entry)."""
+"""Entry point of the TensorFlow Lite frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ekiden.frontend.tflite.importer import import_tflite
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import a path or bytes as a module. Options: `shape`, `signature`."""
+    """Import a path or bytes as a module."""
     return import_tflite(model, options.shape, options.signature)

@@ -1,4 +1,4 @@
-"""Walk over the operators of one graph of a model: the main one, or one that an operator runs."""
+"""Importer of the operators of one subgraph: the main one, or one that an operator runs."""
 
 from __future__ import annotations
 
@@ -10,36 +10,42 @@ import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.case_values import CaseValues
-from ekiden.frontend.common.main import Main
-from ekiden.frontend.common.misfits import fitting
+from ekiden.frontend.common.main import MainBuilder
+from ekiden.frontend.common.misfits import reject_malformed
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
 from ekiden.frontend.tflite.hybrid import is_hybrid
 from ekiden.frontend.tflite.integer import is_quantized
-from ekiden.frontend.tflite.load import BYTES, Model, Operation, Subgraph, Tensor
-from ekiden.frontend.tflite.node import Node, Quantized, Row
-from ekiden.frontend.tflite.registry import find
+from ekiden.frontend.tflite.load import (
+    NUMERIC_DTYPES,
+    Model,
+    Tensor,
+    TfliteOperator,
+    TfliteSubgraph,
+)
+from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
+from ekiden.frontend.tflite.registry import find_row
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
-from ekiden.runtime.devices.memory import check_room
+from ekiden.runtime.devices.memory import check_memory_limit
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 
-INTEGERS = ("int8", "uint8", "int16")
+QUANTIZED_DTYPES = ("int8", "uint8", "int16")
 """The dtypes of quantised tensors."""
 
 
-class Variables:
-    """Variables that persist between runs, by name, with their current and initial values.
+class VariableTable:
+    """Table of variables that persist between runs, with their current and initial values.
 
     Those that CALL_ONCE initialises, and tensors that operators change, are inputs of `main`; one
     that each run assigns before it reads is not.
     """
 
-    def __init__(self, main: Main) -> None:
+    def __init__(self, main: MainBuilder) -> None:
         self.main = main
         self.now: dict[str, Value] = {}
         self.initial: dict[str, Array] = {}
@@ -53,15 +59,13 @@ class Variables:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Return a variable's value at this point of the import. Raises Unsupported where none was
-        assigned before.
-        """
+        """Return the value of a variable at this point of the import."""
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
         return self.now[name]
 
     def assign(self, name: str, value: Value) -> None:
-        """Assign a variable. Raises Unsupported where its initial value is not constant."""
+        """Assign a variable; within CALL_ONCE this sets its initial value."""
         if not self.is_initial:
             self.now[name] = value
         elif value.array is None:
@@ -70,46 +74,44 @@ class Variables:
             self.add(name, value.array)
 
 
-class Shared(Walk):
-    """State shared by all graphs of one import."""
+class ImportState(Walk):
+    """Import state that all subgraphs of one model share."""
 
-    def __init__(self, model: Model, scope: Scope, main: Main) -> None:
+    def __init__(self, model: Model, scope: Scope, main: MainBuilder) -> None:
         super().__init__(model.label, scope)
-        self.model, self.variables = model, Variables(main)
+        self.model, self.variables = model, VariableTable(main)
         self.is_nested = False
         """Whether a graph inside an operator is being imported."""
 
 
-class Graph:
-    """Graph under import."""
+class SubgraphImporter:
+    """Importer of one subgraph."""
 
-    def __init__(self, graph: Subgraph, shared: Shared) -> None:
+    def __init__(self, graph: TfliteSubgraph, shared: ImportState) -> None:
         self.graph, self.shared = graph, shared
         self.env = CaseValues(shared.scope, shared.problems)
         """Its tensors by their names, of which each has its own."""
         self.failed: set[int] = set()
         """Tensors of operators that are not supported, and of what comes after them."""
 
-    def inside(self, index: int) -> Graph:
-        """Return another graph of the model. Raises ImportModelError if there is no such graph."""
+    def inside(self, index: int) -> SubgraphImporter:
+        """Return an importer of another subgraph of the model."""
         if not 0 <= index < len(self.shared.model.graphs):
             raise ImportModelError(f"there is no subgraph {index}")
-        return Graph(self.shared.model.graphs[index], self.shared)
+        return SubgraphImporter(self.shared.model.graphs[index], self.shared)
 
     @property
     def names(self) -> list[str]:
         """Return the names of the graph's inputs."""
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import the graph for these inputs; return its outputs. Raises Unsupported when an
-        operator does.
-        """
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
+        """Import the subgraph for these inputs; return its outputs."""
         if len(inputs) != len(self.graph.inputs):
             expected, actual = len(inputs), len(self.graph.inputs)
             raise Unsupported(f"expected a graph of {expected} inputs, got one of {actual}")
         self.env = CaseValues(self.shared.scope, self.shared.problems)
-        self.put_inputs(inputs)
+        self.bind_inputs(inputs)
         around, self.shared.is_nested = self.shared.is_nested, True
         try:
             self.walk()
@@ -119,74 +121,75 @@ class Graph:
             raise Unsupported("")
         return self.outputs()
 
-    def put_inputs(self, inputs: Sequence[Value]) -> None:
+    def bind_inputs(self, inputs: Sequence[Value]) -> None:
         """Bind the graph's inputs to these values."""
         names = (self.graph.tensors[i].name for i in self.graph.inputs)
         self.env.put(dict(zip(names, inputs, strict=True)))
 
     def walk(self) -> None:
-        """Import the operators, and those that follow a value of several ranks once for each (see
-        ekiden.frontend.common.cases).
-        """
+        """Import the operators in order; those after a value of several ranks once per case."""
         operations, tensors = self.graph.operations, self.graph.tensors
         last = {tensors[i].name: n for n, o in enumerate(operations) for i in o.inputs if i >= 0}
         last.update((tensors[i].name, len(operations)) for i in self.graph.outputs)
 
-        def live(position: int) -> list[str]:
+        def live_names(position: int) -> list[str]:
             """Return the names of several ranks that are read from a position on."""
             return sorted(name for name in self.env.ranked if last.get(name, -1) >= position)
 
         for position, operation in enumerate(operations):
-            self._import(operation, partial(live, position))
-            self.env.try_end(partial(live, position + 1))
+            self._import_operator(operation, partial(live_names, position))
+            self.env.try_merge_cases(partial(live_names, position + 1))
         if not self.failed:
             self.env.finish([tensors[i].name for i in self.graph.outputs])
 
-    def _import(self, operation: Operation, live: Callable[[], Sequence[str]]) -> None:
-        """Import an operator in each case that it depends on; `live` are names of several ranks
-        that it and later ones read."""
+    def _import_operator(
+        self, operation: TfliteOperator, live: Callable[[], Sequence[str]]
+    ) -> None:
+        """Import an operator in each case that it depends on."""
         tensors = self.graph.tensors
-        ranked = self.env.of_ranks(tensors[i].name for i in operation.inputs if i >= 0)
+        ranked = self.env.rank_polymorphic_names(
+            tensors[i].name for i in operation.inputs if i >= 0
+        )
         if not ranked:
             self._convert(operation)
             return
 
-        def convert() -> None:
+        def import_in_case() -> None:
             """Import the operator in one case. Raises UnsupportedError where that changes a
             variable, which has one value in all cases.
             """
             before = dict(self.shared.variables.now)
-            self._import(operation, live)
+            self._import_operator(operation, live)
             if self.shared.variables.now != before:
                 self.shared.variables.now = before
                 raise UnsupportedError(
-                    f"import {self.shared.label}: {self._label(operation)}: it gives a variable a "
-                    "value that depends on one whose rank depends on data"
+                    f"import {self.shared.label}: {self._operator_label(operation)}: it gives a "
+                    "variable a value that depends on one whose rank depends on data"
                 )
 
-        if self.env.import_in_cases(self._label(operation), ranked, live, convert):
+        if self.env.import_in_cases(self._operator_label(operation), ranked, live, import_in_case):
             self.failed.difference_update(operation.outputs or [-2])
 
-    def _label(self, operation: Operation) -> str:
-        """Return an operator as messages have it."""
+    def _operator_label(self, operation: TfliteOperator) -> str:
+        """Return the name of an operator in messages."""
         outputs = (repr(self.graph.tensors[i].name) for i in operation.outputs)
         return f"{operation.code} #{operation.index} {' '.join(outputs)}".strip()
 
     def outputs(self) -> list[Value]:
-        """Return the graph's outputs, once its operators are imported."""
+        """Return the subgraph's outputs after its operators are imported."""
         return [self.value(i) for i in self.graph.outputs]
 
     def value(self, index: int) -> Value:
-        """Return a computed or constant tensor. Raises ImportModelError where nothing
-        computes it.
+        """Return a tensor that is computed, constant or a variable. Raises ImportModelError where
+        nothing computes it.
         """
         tensor = self.graph.tensors[index]
         if tensor.name in self.env:
             return self.env[tensor.name]
         if tensor.is_variable:
-            return self._kept(tensor)
+            return self._variable_tensor(tensor)
         if not tensor.is_supported and tensor.data is None:
-            raise Unsupported(tensor.why)
+            raise Unsupported(tensor.unsupported_reason)
         if tensor.data is None and 0 not in tensor.shape:
             raise ImportModelError(f"import {self.shared.label}: nothing makes {tensor}")
         data = tensor.data
@@ -195,56 +198,62 @@ class Graph:
         self.env.put_constant(tensor.name, constant(data))
         return self.env[tensor.name]
 
-    def _kept(self, tensor: Tensor) -> Value:
-        """Return a variable tensor, which operators change; it is zero at first."""
+    def _variable_tensor(self, tensor: Tensor) -> Value:
+        """Return a variable tensor, which starts at zero and which operators update."""
         variables = self.shared.variables
         if tensor.name in variables.now:
             return variables.now[tensor.name]
-        if self.shared.is_nested or tensor.dtype not in BYTES or -1 in tensor.shape:
-            raise Unsupported(tensor.why)
+        if self.shared.is_nested or tensor.dtype not in NUMERIC_DTYPES or -1 in tensor.shape:
+            raise Unsupported(tensor.unsupported_reason)
         steps = tensor.quantization
-        point = steps.zero_point[0] if steps and tensor.dtype in INTEGERS else 0
+        point = steps.zero_point[0] if steps and tensor.dtype in QUANTIZED_DTYPES else 0
         dtype = to_numpy(tensor.dtype)
-        check_room(math.prod(tensor.shape) * dtype.itemsize, f"the variable {tensor.name!r}")
+        check_memory_limit(
+            math.prod(tensor.shape) * dtype.itemsize, f"the variable {tensor.name!r}"
+        )
         return variables.add(tensor.name, np.full(tensor.shape, point, dtype))
 
-    def _convert(self, operation: Operation) -> None:
+    def _convert(self, operation: TfliteOperator) -> None:
         tensors = self.graph.tensors
         ins = [None if i < 0 else tensors[i] for i in operation.inputs]
         outs = [tensors[i] for i in operation.outputs]
-        name = self._label(operation)
+        name = self._operator_label(operation)
         if self.failed.intersection(operation.inputs):
             self.failed.update(operation.outputs)  # made of what has been reported
             return
         input_values = {t.name: self.env.get(t.name) for t in ins if t is not None}
-        named = {n: v for n, v in input_values.items() if not isinstance(v, NoTensor)}
+        named = {n: v for n, v in input_values.items() if not isinstance(v, NonTensorValue)}
         self.failed.update(operation.outputs or [-2])  # until they are made
         with self.shared.at(name, named):
-            row = find(operation.code)
-            _check(row, ins, outs)
+            row = find_row(operation.code)
+            _check_tensors(row, ins, outs)
             values = [None if t is None else self.value(t.index) for t in ins]
             node = Node(operation, name, values, self, ins, outs)
-            with fitting("its tensors or options do not fit the operator"):
-                results = _apply(row, node)
+            with reject_malformed("its tensors or options do not fit the operator"):
+                results = _convert_or_fold(row, node)
             outputs = self.shared.outputs(results, node.output_names)
-            checked = {t.name: _checked(outputs[t.name], t) for t in outs if t.name in outputs}
+            checked = {
+                t.name: _check_output_dtype(outputs[t.name], t) for t in outs if t.name in outputs
+            }
             if row.rule is not None and len(outs) == 1 and outs[0].name in checked:
-                checked[outs[0].name] = _followed(row, node, checked[outs[0].name])
+                checked[outs[0].name] = _propagate_elements(row, node, checked[outs[0].name])
             self.env.put(checked)
             self.failed.difference_update(operation.outputs or [-2])
 
 
-def _followed(row: Row, node: Node, value: Value) -> Value:
-    """Return an output computed from data, with what is known of its elements."""
+def _propagate_elements(row: TfliteRow, node: Node, value: Value) -> Value:
+    """Annotate an output computed from data with the elements that its rule proves."""
     rule = row.rule
     assert rule is not None
-    return rules.followed(node.scope, node.inputs, lambda elements: rule(node, elements), value)
+    return rules.propagate_elements(
+        node.scope, node.inputs, lambda elements: rule(node, elements), value
+    )
 
 
-def _apply(row: Row, node: Node) -> Result:
+def _convert_or_fold(row: TfliteRow, node: Node) -> Result:
     rule = row.rule
     if rule is not None:
-        known_result = rules.evaluated(
+        known_result = rules.evaluate_rule(
             node.inputs, lambda elements: rule(node, elements), node.outs[0].dtype
         )
         if known_result is not None:
@@ -254,29 +263,31 @@ def _apply(row: Row, node: Node) -> Result:
         convert = row.hybrid
     elif row.integer is not None and is_quantized(node):
         convert = row.integer
-    return rules.fold(node.scope, node.inputs, convert(node))
+    return rules.fold_results(node.scope, node.inputs, convert(node))
 
 
-def _checked(value: Value, tensor: Tensor) -> Value:
-    """Return an output. Raises Unsupported where its dtype differs from the model's."""
-    if isinstance(value, NoTensor):
+def _check_output_dtype(value: Value, tensor: Tensor) -> Value:
+    """Check that an output has the dtype of its tensor."""
+    if isinstance(value, NonTensorValue):
         return value
     if value.type.dtype != tensor.stored:
         raise Unsupported(f"{tensor} is {tensor.dtype}, computed as {value.type.dtype}")
     return value
 
 
-def _check(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for tensors that a row does not support."""
+def _check_tensors(row: TfliteRow, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
+    """Raise Unsupported for tensors that a row does not accept."""
     for tensor in (*(t for t in ins if t is not None), *outs):
-        if not row.takes(tensor):
-            raise Unsupported(tensor.why)
+        if not row.accepts(tensor):
+            raise Unsupported(tensor.unsupported_reason)
     _check_quantization(row, ins, outs)
 
 
-def _check_quantization(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for quantised tensors that a row does not support."""
-    if row.quantized is Quantized.OWN:
+def _check_quantization(
+    row: TfliteRow, ins: Sequence[Tensor | None], outs: Sequence[Tensor]
+) -> None:
+    """Raise Unsupported for quantized tensors that a row does not accept."""
+    if row.quantized is QuantizedPolicy.OWN:
         return
     if row.integer is not None:
         for tensor in (t for t in (*ins, *outs) if t is not None and t.quantization is not None):
@@ -287,14 +298,14 @@ def _check_quantization(row: Row, ins: Sequence[Tensor | None], outs: Sequence[T
         return
     moved = [t for i, t in enumerate(ins) if t is not None and (not row.data or i in row.data)]
     for tensor in (*(t for t in ins if t is not None), *outs):
-        if tensor.quantization is None or tensor.dtype not in INTEGERS:
+        if tensor.quantization is None or tensor.dtype not in QUANTIZED_DTYPES:
             continue
-        if row.quantized is Quantized.REFUSED:
+        if row.quantized is QuantizedPolicy.REFUSED:
             raise Unsupported(f"{tensor} is quantised: {tensor.dtype}")
     # Moved numbers keep their meaning only where all tensors share one scale and zero point.
-    if row.quantized is Quantized.MOVED:
+    if row.quantized is QuantizedPolicy.MOVED:
         kinds = {t.quantization and (t.quantization.scale, t.quantization.zero_point)
-                 for t in (*moved, *outs) if t.dtype in INTEGERS}  # fmt: skip
+                 for t in (*moved, *outs) if t.dtype in QUANTIZED_DTYPES}  # fmt: skip
         if len(kinds) > 1:
             names = ", ".join(map(str, (*moved, *outs)))
             raise Unsupported(f"{names} have different scales or zero points")

@@ -1,22 +1,22 @@
-"""Import of a TensorFlow Lite model as a module: its inputs, operators and outputs."""
+"""Import of a TensorFlow Lite model as a module: inputs, operators, outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cases import leaving
-from ekiden.frontend.common.facts import Facts, settled
-from ekiden.frontend.common.imported import INITIAL, ImportedModule
-from ekiden.frontend.common.main import Main, initial_state
-from ekiden.frontend.common.options import Dims, Shapes, given_dims
+from ekiden.frontend.common.cases import as_program_output
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.main import MainBuilder, initial_state
+from ekiden.frontend.common.options import Dims, Shapes, parse_stated_shape
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unranked import StatedInput, check_ranks, stated_shape
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tflite.graph import Graph, Shared
-from ekiden.frontend.tflite.load import Model, Signature, Subgraph, Tensor, read_model
+from ekiden.frontend.tflite.graph import ImportState, SubgraphImporter
+from ekiden.frontend.tflite.load import Model, Tensor, TfliteSignature, TfliteSubgraph, read_model
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import tensor_type
 from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedError
 
@@ -42,13 +42,13 @@ def import_tflite(
         CompileError: for a signature or an input that the model lacks.
     """
     model = read_model(source)
-    chosen = _signature(model, signature)
-    return settled(lambda facts: _Importer(model, chosen, facts).run(shape or {}))
+    chosen = _select_signature(model, signature)
+    return import_to_fixpoint(lambda facts: _ModelImport(model, chosen, facts).run(shape or {}))
 
 
-def _signature(model: Model, name: str | None) -> Signature:
+def _select_signature(model: Model, name: str | None) -> TfliteSignature:
     if name is None:
-        return Signature(0, {}, {})
+        return TfliteSignature(0, {}, {})
     available = ", ".join(map(repr, model.signatures)) or "none"
     if name and name not in model.signatures:
         raise CompileError(f"import {model.label}: no signature {name!r}; it has {available}")
@@ -57,22 +57,22 @@ def _signature(model: Model, name: str | None) -> Signature:
         raise CompileError(f"import {model.label}: {text}")
     if name:
         return model.signatures[name]
-    return next(iter(model.signatures.values()), Signature(0, {}, {}))
+    return next(iter(model.signatures.values()), TfliteSignature(0, {}, {}))
 
 
-class _Importer:
-    """One import attempt, with the facts known so far about dimensions."""
+class _ModelImport:
+    """Import attempt of one model, under the dimension facts known so far."""
 
-    def __init__(self, model: Model, signature: Signature, facts: Facts) -> None:
+    def __init__(self, model: Model, signature: TfliteSignature, facts: DimFacts) -> None:
         self.label, self.signature = model.label, signature
         self.subgraph = model.graphs[signature.graph]
-        self.scope = Scope(facts, {name for g in model.graphs for name in _wanted(g)})
-        self.main = Main(self.scope)
-        self.shared = Shared(model, self.scope, self.main)
-        self.graph = Graph(self.subgraph, self.shared)
+        self.scope = Scope(facts, {name for g in model.graphs for name in _used_tensors(g)})
+        self.main = MainBuilder(self.scope)
+        self.shared = ImportState(model, self.scope, self.main)
+        self.graph = SubgraphImporter(self.subgraph, self.shared)
 
     def run(self, shapes: Shapes) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, operators and outputs; raise the collected problems if there are some."""
         tensors, graph = self.subgraph.tensors, self.graph
         names = [self.signature.inputs.get(i, tensors[i].name) for i in self.subgraph.inputs]
         for name in shapes:
@@ -82,19 +82,21 @@ class _Importer:
                 raise CompileError(f"import {self.label}: {text}")
         self._check_ranks(names, shapes)
         pairs = zip(self.subgraph.inputs, names, strict=True)
-        graph.put_inputs([self._input(tensors[i], name, shapes.get(name)) for i, name in pairs])
+        graph.bind_inputs(
+            [self._add_input(tensors[i], name, shapes.get(name)) for i, name in pairs]
+        )
         graph.walk()
         self.shared.finish()
-        outputs = [leaving(self.scope, value) for value in graph.outputs()]
+        outputs = [as_program_output(self.scope, value) for value in graph.outputs()]
         if not outputs:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         variables = self.shared.variables
-        after = [self._after(name) for name in variables.initial]
+        after = [self._final_value(name) for name in variables.initial]
         functions: dict[GlobalVar | str, BaseFunc] = {
             "main": self.main.function([*outputs, *after])
         }
         if variables.initial:
-            functions[INITIAL] = initial_state(list(variables.initial.values()))
+            functions[INITIAL_STATE_FUNCTION] = initial_state(list(variables.initial.values()))
         stated = [self.signature.outputs.get(i, tensors[i].name) for i in self.subgraph.outputs]
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
@@ -105,13 +107,15 @@ class _Importer:
             sequences=True,
         )
 
-    def _after(self, name: str) -> Value:
-        """Return a variable's value after a run. Raises UnsupportedError where its type changes."""
+    def _final_value(self, name: str) -> Value:
+        """Return a variable's value after a run, which must have its initial type."""
         value, first = self.shared.variables.now[name], self.shared.variables.initial[name]
         kind = constant(first).type
-        if type_text(value.kind) != type_text(kind):
-            text = f"the variable {name!r} is {type_text(kind)} before a run and"
-            raise UnsupportedError(f"import {self.label}: {text} {type_text(value.kind)} after it")
+        if format_type(value.kind) != format_type(kind):
+            text = f"the variable {name!r} is {format_type(kind)} before a run and"
+            raise UnsupportedError(
+                f"import {self.label}: {text} {format_type(value.kind)} after it"
+            )
         return value
 
     def _check_ranks(self, names: Sequence[str], shapes: Shapes) -> None:
@@ -126,12 +130,14 @@ class _Importer:
                    for i in self.subgraph.outputs]  # fmt: skip
         check_ranks(self.label, stated, outputs)
 
-    def _input(self, tensor: Tensor, name: str, stated_shape: object) -> Value:
+    def _add_input(self, tensor: Tensor, name: str, stated_shape: object) -> Value:
         if not tensor.is_supported:
-            raise UnsupportedError(f"import {self.label}: input {name!r}: {tensor.why}")
+            raise UnsupportedError(
+                f"import {self.label}: input {name!r}: {tensor.unsupported_reason}"
+            )
         dims: Dims = [d if d >= 0 else None for d in tensor.shape]
         if stated_shape is not None:
-            dims = given_dims(name, stated_shape)
+            dims = parse_stated_shape(name, stated_shape)
             if len(dims) != len(tensor.shape) and not tensor.is_unranked:
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
                 raise CompileError(f"import {self.label}: {text}, got {len(dims)}")
@@ -139,7 +145,7 @@ class _Importer:
         return self.main.tensor(name, tensor_type(extents, tensor.dtype))
 
 
-def _wanted(graph: Subgraph) -> set[str]:
+def _used_tensors(graph: TfliteSubgraph) -> set[str]:
     """Return the names of the tensors that are used."""
     used = {i for o in graph.operations for i in o.inputs} | set(graph.outputs)
     return {graph.tensors[i].name for i in used if i >= 0}

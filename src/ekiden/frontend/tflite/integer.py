@@ -1,4 +1,4 @@
-"""Arithmetic of TensorFlow Lite's integer kernels, bit for bit that of the reference kernels.
+"""Arithmetic of TensorFlow Lite's integer kernels, bit for bit as the reference kernels.
 
     real value = scale * (number - point)
     a product with a real number = a product with an integer of 31 bits and a shift, rounded twice
@@ -13,22 +13,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.frontend.tflite.load import Quantization, Tensor
+from ekiden.frontend.tflite.load import Tensor, TensorQuantization
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.relay.qnn.rescale import fixed_point, times, times_array, times_whole
+from ekiden.relay.qnn.rescale import (
+    multiply_fixed_point,
+    multiply_fixed_point_array,
+    multiply_fixed_point_int,
+    to_fixed_point,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
-DTYPES = ("int8", "uint8", "int16")
+INTEGER_KERNEL_DTYPES = ("int8", "uint8", "int16")
 """Those of the integer kernels that are here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
-    """Per-tensor quantization: scale, zero point and dtype."""
+class QuantParams:
+    """Quantization parameters of a tensor: scale, zero point and dtype."""
 
     scale: np.float32
     point: int
@@ -36,76 +41,76 @@ class Levels:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return the least and the greatest number."""
+        """Return the least and the largest level of the dtype."""
         span = 1 << 8 * to_numpy(self.dtype).itemsize
         return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
 
-    def number(self, real: float) -> int:
-        """Quantise a real value, rounding half away from zero; the result may exceed the limits."""
+    def quantize_value(self, real: float) -> int:
+        """Quantize a real value, rounding half away from zero; the level may exceed the limits."""
         steps = np.float32(real) / self.scale
         return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
 
 
 def is_quantized(node: Node) -> bool:
-    """Return whether one of an operator's tensors is quantised."""
+    """Return whether one of an operator's tensors is quantized."""
     candidates = [
         t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None
     ]
     return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in candidates)
 
 
-def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
-    """Return the quantization of a tensor of `DTYPES`. Raises Unsupported for another."""
-    if tensor is None or tensor.quantization is None or tensor.dtype not in DTYPES:
+def quantization_of(node: Node, tensor: Tensor | None) -> TensorQuantization:
+    """Return the quantization of a tensor of INTEGER_KERNEL_DTYPES; reject any other."""
+    if tensor is None or tensor.quantization is None or tensor.dtype not in INTEGER_KERNEL_DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
         node.unsupported(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
     return tensor.quantization
 
 
-def levels(node: Node, tensor: Tensor | None) -> Levels:
-    """Return the quantization of a per-tensor quantised tensor. Raises Unsupported for several
-    scales.
-    """
-    quantization = steps_of(node, tensor)
+def quant_params(node: Node, tensor: Tensor | None) -> QuantParams:
+    """Return the parameters of a per-tensor quantized tensor."""
+    quantization = quantization_of(node, tensor)
     assert tensor is not None
     if len(quantization.scale) != 1:
         node.unsupported(f"{tensor} has several scales")
-    return Levels(np.float32(quantization.scale[0]), quantization.zero_point[0], tensor.dtype)
+    return QuantParams(np.float32(quantization.scale[0]), quantization.zero_point[0], tensor.dtype)
 
 
-def centred(data: Expr, point: int) -> Expr:
-    """Return numbers as int32, less the zero point."""
+def subtract_zero_point(data: Expr, point: int) -> Expr:
+    """Emit levels less the zero point, as int32."""
     wide = op.cast(data, "int32")
     return op.subtract(wide, const(np.int32(point))) if point else wide
 
 
-def scaled(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded as the reference kernels do (twice)."""
-    return times(data, multiplier, "TWICE")
+def rescale(data: Expr, multiplier: float | Array) -> Expr:
+    """Rescale int32 numbers by a real multiplier with double rounding, as the reference
+    kernels do.
+    """
+    return multiply_fixed_point(data, multiplier, "TWICE")
 
 
-def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded once, as FULLY_CONNECTED's
+def rescale_single_rounding(data: Expr, multiplier: float | Array) -> Expr:
+    """Rescale int32 numbers by a real multiplier with a single rounding, as FULLY_CONNECTED's
     kernel does.
     """
-    return times(data, multiplier)
+    return multiply_fixed_point(data, multiplier)
 
 
-def scaled_upward(data: Expr, multiplier: float) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded twice, half up, as ruy does for int16
+def rescale_half_up(data: Expr, multiplier: float) -> Expr:
+    """Rescale int32 numbers by a real multiplier, rounded twice, half up, as ruy does for int16
     results.
     """
-    mantissa, exponent = (int(n) for n in fixed_point(np.asarray(multiplier, np.float64)))
-    high = times_whole(data, mantissa, max(exponent, 0), "TWICE")
+    mantissa, exponent = (int(n) for n in to_fixed_point(np.asarray(multiplier, np.float64)))
+    high = multiply_fixed_point_int(data, mantissa, max(exponent, 0), "TWICE")
     shift = max(-exponent, 0)
     return op.right_shift(op.add(high, const(np.int32(1 << shift >> 1))), const(np.int32(shift)))
 
 
-def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int64 sums by a real multiplier with a 15-bit mantissa, rounded once, as the int16
-    kernels do.
+def rescale_by_q15(data: Expr, multiplier: float | Array) -> Expr:
+    """Rescale int64 sums by a multiplier with a 15-bit mantissa, rounded once, as the int16 kernels
+    do.
     """
-    mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    mantissa, exponent = to_fixed_point(np.asarray(multiplier, np.float64))
     short = np.minimum((mantissa + (1 << 15)) >> 16, (1 << 15) - 1)
     shift = 15 - exponent
     half = np.left_shift(np.int64(1), shift - 1)
@@ -113,16 +118,17 @@ def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
     return op.cast(op.right_shift(moved, const(shift)), "int32")
 
 
-def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int64 sums of up to 47 bits by a real multiplier with a 31-bit mantissa, rounded
-    once, as FULLY_CONNECTED's kernel does.
+def rescale_by_q31(data: Expr, multiplier: float | Array) -> Expr:
+    """Rescale int64 sums of up to 47 bits by a multiplier with a 31-bit mantissa, rounded once.
 
     The upper bits and the lower 16 are multiplied separately, so that neither product overflows
     int64.
     """
-    mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    mantissa, exponent = to_fixed_point(np.asarray(multiplier, np.float64))
     shift = 31 - exponent
     upper = op.right_shift(data, const(np.int64(16)))
+    # 47 + 31 bits exceed int64: the low 16 bits are multiplied by themselves and their carry is
+    # added.
     lower = op.multiply(op.bitwise_and(data, const(np.int64(0xFFFF))), const(mantissa))
     half = const(np.left_shift(np.int64(1), shift - 1))
     carried = op.right_shift(op.add(lower, half), const(np.int64(16)))
@@ -130,65 +136,58 @@ def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
     return op.cast(op.right_shift(products, const(shift - 16)), "int32")
 
 
-def stored(node: Node, data: Expr) -> Expr:
-    """Return int32 steps from the zero point as the output's numbers, clipped to its dtype and the
-    fused activation.
-    """
-    result = levels(node, node.outs[0])
+def store_quantized(node: Node, data: Expr) -> Expr:
+    """Add the output's zero point to int32 numbers, and clip to its dtype and fused activation."""
+    result = quant_params(node, node.outs[0])
     moved = op.add(data, const(np.int32(result.point))) if result.point else data
-    return op.cast(op.clip(moved, *fused_limits(node)), result.dtype)
+    return op.cast(op.clip(moved, *activation_limits(node)), result.dtype)
 
 
-def fused_limits(node: Node) -> tuple[int, int]:
-    """Return the least and the greatest number that the output's dtype and fused
-    activation admit.
-    """
-    result = levels(node, node.outs[0])
-    kind = node.option("FusedActivationFunction") if _is_fused(node) else 0
-    if kind not in LIMITS:
+def activation_limits(node: Node) -> tuple[int, int]:
+    """Return the least and the largest level that the output's dtype and fused activation admit."""
+    result = quant_params(node, node.outs[0])
+    kind = node.option("FusedActivationFunction") if _has_fused_activation(node) else 0
+    if kind not in ACTIVATION_LIMITS:
         node.unsupported(f"the fused activation {kind} is not supported of {result.dtype}")
     low, high = result.limits
-    real_low, real_high = LIMITS[kind]
-    low = low if real_low is None else max(low, result.number(real_low))
-    return low, high if real_high is None else min(high, result.number(real_high))
+    real_low, real_high = ACTIVATION_LIMITS[kind]
+    low = low if real_low is None else max(low, result.quantize_value(real_low))
+    return low, high if real_high is None else min(high, result.quantize_value(real_high))
 
 
-def _is_fused(node: Node) -> bool:
+def _has_fused_activation(node: Node) -> bool:
     return hasattr(node.operation.options, "FusedActivationFunction")
 
 
-LIMITS: dict[int, tuple[float | None, float | None]] = {
+ACTIVATION_LIMITS: dict[int, tuple[float | None, float | None]] = {
     0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6),
 }  # fmt: skip
 """What a fused activation leaves."""
 
 
-def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
-    """Evaluate a function of one number by a lookup table of all input values, clipped to the
-    output's limits.
-    """
-    source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+def apply_lookup_table(node: Node, function: Callable[[Array], Array]) -> Expr:
+    """Emit a lookup table of a function of one level, clipped to the output's limits."""
+    source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
     first, last = source.limits
     with np.errstate(all="ignore"):
         results = function(np.arange(first, last + 1, dtype=np.int64))
     table = np.clip(results, *result.limits).astype(to_numpy(result.dtype))
     index = op.cast(node.expr(0), "int32")
     index = op.subtract(index, const(np.int32(first))) if first else index
+    # The index cannot leave the table, which has an entry for each number of the dtype.
     return op.take(const(table), index, mode="fast")
 
 
-def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
-    """Return the converter of a real function, of which the kernels make a table in single
-    precision.
-    """
+def tabulate_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
+    """Return the converter of a real function, which the kernels tabulate in single precision."""
 
     def convert(node: Node) -> Expr:
-        """Convert to a table of all values of the input's dtype, built while importing."""
-        source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
+        """Convert the operator to a table of all levels of the input's dtype."""
+        source, result = quant_params(node, node.ins[0]), quant_params(node, node.outs[0])
 
-        def stepped(numbers: Array) -> Array:
-            """Return the result's steps, in float32 where the kernels use it, rounded half away
-            from zero.
+        def to_levels(numbers: Array) -> Array:
+            """Return the result's levels, rounded half away from zero, in float32 where the kernels
+            use it.
             """
             real = (numbers - source.point).astype(np.float32) * source.scale
             reals = function(real.astype(np.float64)).astype(np.float32)
@@ -196,19 +195,19 @@ def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
             rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))
             return np.asarray(rounded + result.point)
 
-        return tabled(node, stepped)
+        return apply_lookup_table(node, to_levels)
 
     return convert
 
 
-def requantized(node: Node, source: Levels, result: Levels) -> Expr:
-    """Return the numbers of the first input under another scale."""
+def requantize_by_table(node: Node, source: QuantParams, result: QuantParams) -> Expr:
+    """Emit a table that maps the first input's levels to another scale."""
     multiplier = np.float64(source.scale) / np.float64(result.scale)
-    return tabled(
-        node, lambda numbers: scaled_array(numbers - source.point, multiplier) + result.point
+    return apply_lookup_table(
+        node, lambda numbers: rescale_array(numbers - source.point, multiplier) + result.point
     )
 
 
-def scaled_array(data: Array, multiplier: float) -> Array:
-    """Apply `scaled` to an array."""
-    return np.asarray(times_array(data, multiplier, "TWICE"))
+def rescale_array(data: Array, multiplier: float) -> Array:
+    """Rescale an array as `rescale` does expressions."""
+    return np.asarray(multiply_fixed_point_array(data, multiplier, "TWICE"))

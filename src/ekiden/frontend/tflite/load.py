@@ -1,4 +1,4 @@
-"""Flatbuffer reader: tensors and operators as plain data.
+"""Flatbuffer reader: a model's subgraphs, tensors and operators as plain data.
 
 The fields are those of the schema (tensorflow/compiler/mlir/lite/schema/schema.fbs).
 """
@@ -15,29 +15,29 @@ from typing import Any, TypeAlias
 import numpy as np
 import tflite
 
-from ekiden.frontend.tflite.sparse import densified
+from ekiden.frontend.tflite.sparse import densify
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-IDENTIFIER = b"TFL3"
+FILE_IDENTIFIER = b"TFL3"
 Table: TypeAlias = Any
 """A class of the parser, which has no types."""
 
 
-def _names(enum: type) -> dict[int, str]:
+def _enum_names(enum: type) -> dict[int, str]:
     return {v: k for k, v in vars(enum).items() if isinstance(v, int) and not k.startswith("_")}
 
 
-OPERATORS = _names(tflite.BuiltinOperator)
+OPERATOR_NAMES = _enum_names(tflite.BuiltinOperator)
 """Code -> "CONV_2D"."""
-_OPTIONS = _names(tflite.BuiltinOptions)
-_OPTIONS2 = _names(tflite.BuiltinOptions2)
-DTYPES = {code: name.lower() for code, name in _names(tflite.TensorType).items()}
+_OPTION_TABLES = _enum_names(tflite.BuiltinOptions)
+_OPTION_TABLES_2 = _enum_names(tflite.BuiltinOptions2)
+TENSOR_DTYPES = {code: name.lower() for code, name in _enum_names(tflite.TensorType).items()}
 """Code -> "float32"; "string", "resource", "variant", "int4" and complex ones are no dtypes of
 ours."""
-BYTES = (
+NUMERIC_DTYPES = (
     "float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool",
 )  # fmt: skip
@@ -45,8 +45,8 @@ BYTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Quantization:
-    """Quantization parameters, value = scale * (stored - zero_point), per tensor or per slice of an
+class TensorQuantization:
+    """Quantization parameters, real = scale * (stored - zero_point), per tensor or per slice of an
     axis.
     """
 
@@ -57,7 +57,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Tensor of a graph.
+    """Tensor of a subgraph.
 
     shape: -1 for dynamic extents, () also where `is_unranked`; quantization: None if not quantised.
     """
@@ -66,7 +66,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    quantization: Quantization | None
+    quantization: TensorQuantization | None
     data: Array | None
     is_variable: bool
     is_sparse: bool
@@ -78,27 +78,27 @@ class Tensor:
 
     @property
     def stored(self) -> str:
-        """Return the dtype of the tensor's value in Relay: complex numbers are pairs of floats
-        along a last axis.
+        """Return the dtype of the tensor's value in Relay; complex numbers are float pairs along a
+        last axis.
         """
         return "float32" if self.dtype == "complex64" else self.dtype
 
     @property
     def is_supported(self) -> bool:
         """Return whether the tensor can have a value in Relay."""
-        return self.dtype in BYTES and not self.is_variable and not self.is_sparse
+        return self.dtype in NUMERIC_DTYPES and not self.is_variable and not self.is_sparse
 
     @property
-    def why(self) -> str:
-        """Return why the tensor is not supported, for messages."""
+    def unsupported_reason(self) -> str:
+        """Return the reason why the tensor is not supported."""
         if self.is_variable:
             return f"{self} is a variable"
         return f"{self} is sparse" if self.is_sparse else f"{self} has the dtype {self.dtype}"
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """Operator of a graph.
+class TfliteOperator:
+    """Operator of a subgraph.
 
     options: the table of the schema, None for none; custom: the bytes of a custom operator;
     between: the intermediate tensors, which state how internal values are quantised; tensors -1 are
@@ -115,18 +115,18 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Subgraph:
+class TfliteSubgraph:
     """Subgraph: its tensors, operators, inputs and outputs."""
 
     tensors: Sequence[Tensor]
-    operations: Sequence[Operation]
+    operations: Sequence[TfliteOperator]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """Signature of a model: a function's graph, and names for its inputs and outputs."""
+class TfliteSignature:
+    """Signature of a model: a function's subgraph, and the names of its inputs and outputs."""
 
     graph: int
     inputs: Mapping[int, str]
@@ -135,86 +135,86 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model file. label: its name in messages."""
+    """Parsed model file."""
 
     label: str
-    graphs: Sequence[Subgraph]
-    signatures: Mapping[str, Signature]
+    graphs: Sequence[TfliteSubgraph]
+    signatures: Mapping[str, TfliteSignature]
 
 
 def read_model(source: object) -> Model:
-    """Read a model from a path or bytes. Raises ImportModelError for a missing, broken or foreign
-    file.
+    """Read and parse a model from a path or bytes. Raises ImportModelError for a missing, broken or
+    foreign file.
     """
     if isinstance(source, bytes):
-        return _parsed(source, "model")
+        return _parse_model(source, "model")
     assert isinstance(source, (str, os.PathLike))
     path = Path(source)
     label = f"model {path.name!r}"
     try:
-        return _parsed(path.read_bytes(), label)
+        return _parse_model(path.read_bytes(), label)
     except OSError as error:
         text = f"cannot read {str(path)!r}: {error.strerror}"
         raise ImportModelError(f"import {label}: {text}") from error
 
 
-def _parsed(data: bytes, label: str) -> Model:
-    if data[4:8] != IDENTIFIER:
+def _parse_model(data: bytes, label: str) -> Model:
+    if data[4:8] != FILE_IDENTIFIER:
         text = f"expected a TensorFlow Lite model, got {len(data)} bytes that are none"
         raise ImportModelError(f"import {label}: {text}")
     try:
-        return _Reader(data).model(label)
+        return _FlatbufferReader(data).model(label)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, KeyError) as error:
         # what flatbuffers raises where an offset leads out of the buffer
         text = "its flatbuffer is broken or cut short"
         raise ImportModelError(f"import {label}: {text}: {error}") from error
 
 
-class _Reader:
+class _FlatbufferReader:
     """Reader of a flatbuffer's tables."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.root: Any = tflite.Model.GetRootAs(data, 0)
-        self._states_ranks = self._has_ranks()
+        self._states_ranks = self._writes_has_rank()
 
     def model(self, label: str) -> Model:
         """Read the whole model."""
         root = self.root
-        graphs = [self._graph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
+        graphs = [self._read_subgraph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
         if not graphs:
             raise ValueError("it has no subgraph")
-        signatures: dict[str, Signature] = {}
+        signatures: dict[str, TfliteSignature] = {}
         for i in range(root.SignatureDefsLength()):
             definition = root.SignatureDefs(i)
             inputs = [definition.Inputs(k) for k in range(definition.InputsLength())]
             outputs = [definition.Outputs(k) for k in range(definition.OutputsLength())]
-            signatures[_text(definition.SignatureKey())] = Signature(
+            signatures[_decode_text(definition.SignatureKey())] = TfliteSignature(
                 definition.SubgraphIndex(),
-                {m.TensorIndex(): _text(m.Name()) for m in inputs},
-                {m.TensorIndex(): _text(m.Name()) for m in outputs},
+                {m.TensorIndex(): _decode_text(m.Name()) for m in inputs},
+                {m.TensorIndex(): _decode_text(m.Name()) for m in outputs},
             )
             graphs[definition.SubgraphIndex()]  # IndexError where there is none
         return Model(label, graphs, signatures)
 
-    def _has_ranks(self) -> bool:
-        """Return whether the model's writer set `has_rank` at all: older ones never do, for scalars
-        or others.
-        """
+    def _writes_has_rank(self) -> bool:
+        """Return whether the model's writer sets `has_rank` at all; older ones never do."""
         graphs = [self.root.Subgraphs(i) for i in range(self.root.SubgraphsLength())]
         tensors = (g.Tensors(i) for g in graphs for i in range(g.TensorsLength()))
         return any(t.HasRank() for t in tensors)
 
-    def _graph(self, table: Table) -> Subgraph:
+    def _read_subgraph(self, table: Table) -> TfliteSubgraph:
         count = table.TensorsLength()
-        stated = [_text(table.Tensors(i).Name()) for i in range(count)]
+        stated = [_decode_text(table.Tensors(i).Name()) for i in range(count)]
         times = Counter(stated)
         names = [n if n and times[n] == 1 else f"{n or 'tensor'}:{i}" for i, n in enumerate(stated)]
-        tensors = [self._tensor(table.Tensors(i), i, n) for i, n in enumerate(names)]
+        tensors = [self._read_tensor(table.Tensors(i), i, n) for i, n in enumerate(names)]
         operations = [
-            self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
+            self._read_operator(table.Operators(i), i) for i in range(table.OperatorsLength())
         ]
-        graph = Subgraph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
+        graph = TfliteSubgraph(
+            tensors, operations, _int_field(table, "Inputs"), _int_field(table, "Outputs")
+        )
         for indices in (
             graph.inputs,
             graph.outputs,
@@ -224,16 +224,16 @@ class _Reader:
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
 
-    def _tensor(self, table: Table, index: int, name: str) -> Tensor:
-        shape = _ints(table, "ShapeSignature") or _ints(table, "Shape")
-        dtype = DTYPES.get(table.Type(), f"number {table.Type()}")
+    def _read_tensor(self, table: Table, index: int, name: str) -> Tensor:
+        shape = _int_field(table, "ShapeSignature") or _int_field(table, "Shape")
+        dtype = TENSOR_DTYPES.get(table.Type(), f"number {table.Type()}")
         data = None
-        raw = self._bytes(table.Buffer())
-        if raw is not None and dtype in BYTES:
+        raw = self._buffer_bytes(table.Buffer())
+        if raw is not None and dtype in NUMERIC_DTYPES:
             data = np.frombuffer(raw, to_numpy(dtype))
             sparsity = table.Sparsity()
-            data = data.reshape(shape) if sparsity is None else densified(data, shape, sparsity)
-        quantization = _quantization(table.Quantization(), dtype)
+            data = data.reshape(shape) if sparsity is None else densify(data, shape, sparsity)
+        quantization = _read_quantization(table.Quantization(), dtype)
         is_sparse = table.Sparsity() is not None
         is_unranked = self._states_ranks and not shape and not table.HasRank()
         return Tensor(
@@ -241,7 +241,7 @@ class _Reader:
             is_unranked,
         )  # fmt: skip
 
-    def _bytes(self, index: int) -> Array | bytes | None:
+    def _buffer_bytes(self, index: int) -> Array | bytes | None:
         buffer = self.root.Buffers(index) if index < self.root.BuffersLength() else None
         if buffer is None:
             return None
@@ -249,38 +249,43 @@ class _Reader:
             return self.data[buffer.Offset() : buffer.Offset() + buffer.Size()]
         return None if buffer.DataLength() == 0 else np.asarray(buffer.DataAsNumpy())
 
-    def _operation(self, table: Table, index: int) -> Operation:
+    def _read_operator(self, table: Table, index: int) -> TfliteOperator:
         code = self.root.OperatorCodes(table.OpcodeIndex())
         # Codes above 127 are in builtin_code alone; older files have deprecated_builtin_code alone.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-        name = OPERATORS.get(number, f"operator {number}")
+        name = OPERATOR_NAMES.get(number, f"operator {number}")
         if name == "CUSTOM":
-            name = f"CUSTOM {_text(code.CustomCode())}"
-        return Operation(
-            index, name, _ints(table, "Inputs"), _ints(table, "Outputs"), _options(table),
-            bytes(_numbers(table, "CustomOptions")), _ints(table, "Intermediates"),
-        )  # fmt: skip
+            name = f"CUSTOM {_decode_text(code.CustomCode())}"
+        return TfliteOperator(
+            index,
+            name,
+            _int_field(table, "Inputs"),
+            _int_field(table, "Outputs"),
+            _read_options(table),
+            bytes(_array_field(table, "CustomOptions")),
+            _int_field(table, "Intermediates"),
+        )
 
 
-def _text(value: bytes | None) -> str:
+def _decode_text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def _numbers(table: Table, field: str) -> Array:
+def _array_field(table: Table, field: str) -> Array:
     values: Array = getattr(table, f"{field}AsNumpy")()
     return values if getattr(table, f"{field}Length")() else np.zeros(0, np.uint8)
 
 
-def _ints(table: Table, field: str) -> tuple[int, ...]:
+def _int_field(table: Table, field: str) -> tuple[int, ...]:
     if getattr(table, f"{field}Length")() == 0:
         return ()
     return tuple(int(i) for i in getattr(table, f"{field}AsNumpy")())
 
 
-def _options(table: Table) -> Table | None:
+def _read_options(table: Table) -> Table | None:
     for kind, held, names in (
-        (table.BuiltinOptionsType(), table.BuiltinOptions(), _OPTIONS),
-        (table.BuiltinOptions2Type(), table.BuiltinOptions2(), _OPTIONS2),
+        (table.BuiltinOptionsType(), table.BuiltinOptions(), _OPTION_TABLES),
+        (table.BuiltinOptions2Type(), table.BuiltinOptions2(), _OPTION_TABLES_2),
     ):
         if kind and held is not None:
             options: Any = getattr(tflite, names[kind])()
@@ -289,13 +294,13 @@ def _options(table: Table) -> Table | None:
     return None
 
 
-def _quantization(table: Table, dtype: str) -> Quantization | None:
+def _read_quantization(table: Table, dtype: str) -> TensorQuantization | None:
     if table is None or table.ScaleLength() == 0:
         return None
     scale = tuple(float(s) for s in table.ScaleAsNumpy())
-    points = _ints(table, "ZeroPoint") or (0,) * len(scale)
-    if dtype in BYTES and "int" in dtype:
+    points = _int_field(table, "ZeroPoint") or (0,) * len(scale)
+    if dtype in NUMERIC_DTYPES and "int" in dtype:
         ends: Any = np.iinfo(dtype)
         if not all(ends.min <= point <= ends.max for point in points):
             raise ValueError(f"a zero point of {points} is no number of {dtype}")
-    return Quantization(scale, points, table.QuantizedDimension())
+    return TensorQuantization(scale, points, table.QuantizedDimension())

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.load import BYTES, DTYPES, Operation, Tensor
+from ekiden.frontend.tflite.load import NUMERIC_DTYPES, TENSOR_DTYPES, Tensor, TfliteOperator
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, known
+from ekiden.topi.dimensions import Dim, known_int
 
 if TYPE_CHECKING:
-    from ekiden.frontend.tflite.graph import Graph
+    from ekiden.frontend.tflite.graph import SubgraphImporter
 
 
-class Quantized(Enum):
-    """Policy of a converter for quantised tensors."""
+class QuantizedPolicy(Enum):
+    """Policy of a converter for quantized tensors."""
 
     REFUSED = "refused"
     MOVED = "moved"
@@ -31,8 +31,8 @@ class Quantized(Enum):
     """The converter looks itself."""
 
 
-class Resource(NoTensor):
-    """Reference to a variable by name."""
+class Resource(NonTensorValue):
+    """Reference to a variable by name (resource handle)."""
 
     __slots__ = ("name",)
     what = "a variable"
@@ -43,16 +43,16 @@ class Resource(NoTensor):
 
 
 class Node(common.AttributeNode):
-    """Operator as converters see it. graph: where it stands; ins, outs: its tensors as the model
-    declares them.
+    """TensorFlow Lite operator as converters see it. graph: where it stands; ins, outs: its tensors
+    as the model declares them.
     """
 
     def __init__(
         self,
-        operation: Operation,
+        operation: TfliteOperator,
         name: str,
         inputs: Sequence[Value | None],
-        graph: Graph,
+        graph: SubgraphImporter,
         ins: Sequence[Tensor | None],
         outs: Sequence[Tensor],
     ) -> None:
@@ -63,45 +63,45 @@ class Node(common.AttributeNode):
         self.operation, self.ins, self.outs = operation, ins, outs
 
     def option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
-        """Return a field of the operator's option table; the default where it has no table."""
+        """Return a field of the operator's option table; the default without a table."""
         if name in self.stated:
             return self.stated[name]
         options = self.operation.options
         return default if options is None else getattr(options, name)()
 
     def flag(self, name: str) -> bool:
-        """Return a truth value of the operator's table, by TensorFlow's name of it."""
-        return bool(self.option(_field(name)))
+        """Return a bool option by TensorFlow's attribute name."""
+        return bool(self.option(_schema_field(name)))
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return an integer, by TensorFlow's name of it."""
-        return int(self.option(_field(name), default))
+        """Return an integer option by TensorFlow's attribute name."""
+        return int(self.option(_schema_field(name), default))
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
-        """Return a dtype, by TensorFlow's name of it."""
+        """Return a dtype option by TensorFlow's attribute name."""
         has_table = bool(self.stated) or self.operation.options is not None
-        return DTYPES[self.option(_field(name))] if has_table else default
+        return TENSOR_DTYPES[self.option(_schema_field(name))] if has_table else default
 
-    def of_input(self, index: int) -> str:
-        """Return " of " and the tensor, for messages."""
+    def input_label(self, index: int) -> str:
+        """Return " of <tensor>" for messages."""
         return f" of {self.ins[index]}"
 
     def numbers(self, index: int, what: str) -> Array:
         """Return an input that must be constant; `what` names it in the error."""
-        return super().numbers(index, _WORDS.get(what, what))
+        return super().numbers(index, _MESSAGE_NAMES.get(what, what))
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
         """Return an integer input as numbers and dimensions; `what` names it in the error."""
-        return super().dims(index, _WORDS.get(what, what), count)
+        return super().dims(index, _MESSAGE_NAMES.get(what, what), count)
 
     def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
-        """Return extents of an input as numbers, None for symbolic ones."""
+        """Return extents of an input, None for symbolic ones."""
         shape = self.shape(index)
-        return tuple(known(shape[a]) for a in axes)
+        return tuple(known_int(shape[a]) for a in axes)
 
     @property
     def activation(self) -> Callable[[Expr], Expr]:
-        """Return the operator's fused activation. Raises Unsupported for an unknown one."""
+        """Return the function of the operator's fused activation."""
         kind = self.option("FusedActivationFunction")
         if kind not in _ACTIVATIONS:
             self.unsupported(f"the fused activation {kind} is not supported")
@@ -112,12 +112,12 @@ class Node(common.AttributeNode):
         return self.activation(expr)
 
 
-def _field(name: str) -> str:
-    """Return the name of a field of the schema: "keep_dims" is "KeepDims"."""
+def _schema_field(name: str) -> str:
+    """Return the schema's field of a TensorFlow attribute: "keep_dims" is "KeepDims"."""
     return "".join(word.title() for word in name.split("_"))
 
 
-_WORDS = {
+_MESSAGE_NAMES = {
     "perm": "permutation", "size_splits": "sizes", "block_shape": "block", "dimension": "axis",
     "dims": "shape", "output_shape": "shape", "segments": "num_segments",
 }  # fmt: skip
@@ -138,12 +138,12 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Row of the converter table: an operator, its converters and what they accept."""
+class TfliteRow:
+    """Row of the converter table: an operator, its converters and the tensors that they accept."""
 
     code: str
     convert: Converter
-    quantized: Quantized = Quantized.REFUSED
+    quantized: QuantizedPolicy = QuantizedPolicy.REFUSED
     data: tuple[int, ...] = (0,)
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
     integer: Converter | None = None
@@ -157,9 +157,9 @@ class Row:
     dtypes: tuple[str, ...] = ()
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Return whether the row supports a tensor's dtype, sparsity and variability."""
+    def accepts(self, tensor: Tensor) -> bool:
+        """Return whether the row accepts a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
         if any(held and kind not in self.dtypes for kind, held in kinds.items()):
             return False
-        return tensor.dtype in BYTES or tensor.dtype in self.dtypes
+        return tensor.dtype in NUMERIC_DTYPES or tensor.dtype in self.dtypes

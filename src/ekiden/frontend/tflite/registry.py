@@ -1,4 +1,4 @@
-"""Converter table of operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow Lite operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from ekiden.frontend.tflite.converters import (
     signal,
     stablehlo,
 )
-from ekiden.frontend.tflite.node import Row
+from ekiden.frontend.tflite.node import TfliteRow
 
-FAMILIES = (
+CONVERTER_FAMILIES = (
     elementwise, reduction, movement, selection, linear, recurrent, quantize, control, signal,
     random, detection, stablehlo,
 )  # fmt: skip
-TABLE: dict[str, Row] = {row.code: row for family in FAMILIES for row in family.ROWS}
+CONVERTER_TABLE: dict[str, TfliteRow] = {
+    row.code: row for family in CONVERTER_FAMILIES for row in family.ROWS
+}
 """"CONV_2D" -> its row."""
-assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator has two rows"
+assert len(CONVERTER_TABLE) == sum(len(family.ROWS) for family in CONVERTER_FAMILIES), (
+    "an operator has two rows"
+)
 
 
 # fmt: off
-REFUSED = {
+REFUSAL_REASONS = {
     "CALL":                        "TensorFlow Lite has no meaning for it",
     "CONCAT_EMBEDDINGS":           "TensorFlow Lite has no meaning for it",
     "DELEGATE":                    "it runs code of a delegate: take the model without it",
@@ -48,8 +52,8 @@ REFUSED = {
 """Operators of the schema that are refused -> why."""
 
 
-def find(code: str) -> Row:
-    """Return the row of an operator. Raises Unsupported where there is none."""
-    if code not in TABLE:
-        raise Unsupported(REFUSED.get(code, "the operator is not supported"))
-    return TABLE[code]
+def find_row(code: str) -> TfliteRow:
+    """Look up the row of an operator; raise Unsupported without one."""
+    if code not in CONVERTER_TABLE:
+        raise Unsupported(REFUSAL_REASONS.get(code, "the operator is not supported"))
+    return CONVERTER_TABLE[code]

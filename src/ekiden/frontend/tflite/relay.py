@@ -21,8 +21,8 @@ def from_tflite(
     dtype_dict: Mapping[str, str] | None = None,
     op_converter: type | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Import a TensorFlow Lite model as a module; its weights are constants, so that there are no
-    parameters.
+    """Import a TensorFlow Lite model as a Relay module; the parameters are empty, as weights are
+    constants.
 
     As in TVM it is the first graph, and inputs have the names of their tensors, whatever signatures
     name them.
@@ -43,7 +43,7 @@ def from_tflite(
     """
     if op_converter is not None:
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
-    source = _source(model)
+    source = _model_bytes(model)
     frontend("tflite").check_model(source, "from_tflite")
     imported = import_tflite(source, shape_dict, signature=None)
     main = imported.module["main"]
@@ -62,8 +62,8 @@ def _dtype_of(var: Var) -> str:
     return kind.dtype
 
 
-def _source(model: object) -> object:
-    """Return the bytes behind a model object of the parser; anything else unchanged."""
+def _model_bytes(model: object) -> object:
+    """Return the bytes of a parsed `tflite` model object; anything else unchanged."""
     table = getattr(model, "_tab", None)
     return model if table is None else bytes(table.Bytes)
 

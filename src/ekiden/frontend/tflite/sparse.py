@@ -1,4 +1,4 @@
-"""Densification of sparse constants.
+"""Densification of sparse constants (TACO format: dense and CSR dimensions, block maps).
 
 The schema's format (TACO's): dimensions in traversal order, those of blocks behind those of the
 tensor, each dense or with segments and indices of the non-zero elements (CSR).
@@ -14,11 +14,11 @@ import numpy as np
 import tflite
 
 from ekiden.ir.op import Array
-from ekiden.runtime.devices.memory import check_room
+from ekiden.runtime.devices.memory import check_memory_limit
 
 
-def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: ANN401
-    """Return the dense tensor of a shape with the given non-zero values.
+def densify(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: ANN401
+    """Return the dense tensor of a sparse constant's non-zero values.
 
     `table` is the schema's SparsityParameters. Raises ValueError where they do not fit.
     """
@@ -31,18 +31,18 @@ def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa
     for dimension in metadata:
         if dimension.Format() == 0:
             size = int(dimension.DenseSize())
-            _check_places(len(positions) * size, len(metadata))
+            _check_coordinate_memory(len(positions) * size, len(metadata))
             step = np.tile(np.arange(size), len(positions))
             parents = np.repeat(np.arange(len(positions)), size)
             positions = np.repeat(positions, size) * size + step
         else:
             segments, indices = (
-                _vector(dimension, "ArraySegments"),
-                _vector(dimension, "ArrayIndices"),
+                _read_vector(dimension, "ArraySegments"),
+                _read_vector(dimension, "ArrayIndices"),
             )
             # CSR: a row's length is the distance of consecutive segment starts.
             counts = segments[positions + 1] - segments[positions]
-            _check_places(int(counts.sum()), len(metadata))
+            _check_coordinate_memory(int(counts.sum()), len(metadata))
             parents = np.repeat(np.arange(len(positions)), counts)
             starts = np.repeat(segments[positions] - np.cumsum(counts) + counts, counts)
             positions = starts + np.arange(counts.sum())
@@ -57,23 +57,23 @@ def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa
     for i, axis in enumerate(blocks):
         coordinates[:, axis] *= sizes[len(shape) + i]
         coordinates[:, axis] += traversed[:, len(shape) + i]
-    check_room(math.prod(shape) * values.itemsize, "a sparse constant as a dense one")
+    check_memory_limit(math.prod(shape) * values.itemsize, "a sparse constant as a dense one")
     dense = np.zeros(tuple(shape), values.dtype)
     dense[tuple(coordinates.T)] = values
     return dense
 
 
-def _check_places(count: int, rank: int) -> None:
-    """Raise MemoryLimitError where the coordinates of so many positions pass the limit."""
-    check_room(8 * count * (rank + 1), "the coordinates of a sparse constant")
+def _check_coordinate_memory(count: int, rank: int) -> None:
+    """Raise MemoryLimitError where the coordinates of so many elements exceed the limit."""
+    check_memory_limit(8 * count * (rank + 1), "the coordinates of a sparse constant")
 
 
-_VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector}
+_VECTOR_TYPES = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector}
 
 
-def _vector(table: Any, field: str) -> Array:  # noqa: ANN401
-    """Return a field that is a vector of int32, uint16 or uint8, as int64."""
-    held, vector = getattr(table, field)(), _VECTORS[getattr(table, f"{field}Type")()]()
+def _read_vector(table: Any, field: str) -> Array:  # noqa: ANN401
+    """Return a vector field of int32, uint16 or uint8 as int64."""
+    held, vector = getattr(table, field)(), _VECTOR_TYPES[getattr(table, f"{field}Type")()]()
     vector.Init(held.Bytes, held.Pos)
     values = vector.ValuesAsNumpy() if vector.ValuesLength() else ()
     return np.array(values, np.int64)

@@ -1,4 +1,6 @@
-"""From a graph of AOTAutograd to a module, and how a run's arguments and results map to its own."""
+"""Import of an AOTAutograd graph, and the mapping of a run's arguments and results to the
+module's.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,22 @@ from collections.abc import Mapping, Sequence
 import sympy
 import torch
 
-from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.facts import Facts, settled
+from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.draws import Draw, is_draw
+from ekiden.frontend.torch.draws import RandomDraw, is_shape_only_draw
 from ekiden.frontend.torch.effects import is_token
-from ekiden.frontend.torch.program import Importer, as_value
-from ekiden.frontend.torch.results import Made, Number, Results, memory_order, viewed
-from ekiden.frontend.torch.run_sizes import Places, places_of, symbols_of
+from ekiden.frontend.torch.program import FxImportAttempt, as_value
+from ekiden.frontend.torch.results import (
+    ComputedTensor,
+    GraphResults,
+    SizeResult,
+    dense_memory_order,
+    view_base,
+)
+from ekiden.frontend.torch.run_sizes import SymbolSources, symbol_names_of, symbol_sources_of
 from ekiden.ir.module import IRModule
 from ekiden.relay import op
 from ekiden.runtime.errors import UnsupportedError
@@ -24,7 +32,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
+class ModuleArgument:
     """Origin of a module input: an argument of the run, or its real (0) or imaginary (1) part."""
 
     place: int
@@ -33,49 +41,49 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """An imported AOTAutograd graph.
+    """Imported AOTAutograd graph: the module and how its arguments and results map to a run's.
 
     arguments: the run's arguments that the module reads. module: None if nothing is computed.
     places: the arguments and axes that symbolic sizes are read from.
     """
 
     module: ImportedModule | None
-    arguments: tuple[Argument, ...]
-    results: Results
-    places: Places
-    draws: tuple[Draw, ...] = ()
+    arguments: tuple[ModuleArgument, ...]
+    results: GraphResults
+    places: SymbolSources
+    draws: tuple[RandomDraw, ...] = ()
     """Random numbers, which are the module's last arguments."""
 
 
 def import_graph(
     graph: torch.fx.GraphModule, label: str, frozen: Mapping[int, torch.Tensor]
 ) -> ImportedGraph:
-    """Import a graph whose nodes carry shapes (`meta["val"]`); inputs at the positions `frozen` are
-    constants.
+    """Import a graph whose nodes carry fake tensors (`meta["val"]`); the inputs at `frozen`
+    positions are constants.
 
     Raises:
         UnsupportedError: Lists every node that cannot be imported.
     """
 
-    def attempt(facts: Facts) -> ImportedGraph:
-        return _Import(graph, label, facts).run(frozen)
+    def attempt(facts: DimFacts) -> ImportedGraph:
+        return _GraphImport(graph, label, facts).run(frozen)
 
     try:
-        return settled(attempt)
+        return import_to_fixpoint(attempt)
     except Unsupported as error:
         raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
 
 
-class _Import(Importer):
+class _GraphImport(FxImportAttempt):
     takes_complex = True
 
     def run(self, frozen: Mapping[int, torch.Tensor]) -> ImportedGraph:
-        """Import everything, or raise."""
+        """Import inputs, nodes and results; raise the collected problems if there are some."""
         nodes = self.graph.inputs
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
         self.name_symbols(inputs)
         self.name_expressions([n for n in inputs if n.users])
-        arguments: list[Argument] = []
+        arguments: list[ModuleArgument] = []
         for at, node in enumerate(nodes):
             if at in frozen:
                 self.graph.env[node] = self.weight(frozen[at], node.name)
@@ -86,12 +94,12 @@ class _Import(Importer):
                 self.graph.env[node] = self.input(node, node.name)
                 count = len(self.main.input_names) - before
                 components = range(2) if count == 2 else (None,) * count
-                arguments += [Argument(at, component) for component in components]
-        draws = self._draws()
-        symbol_sources, plan = places_of(nodes), _Plan.of(self.graph.module.graph)
-        self.graph.run_nodes(plan.needed)
+                arguments += [ModuleArgument(at, component) for component in components]
+        draws = self._add_random_inputs()
+        symbol_sources, plan = symbol_sources_of(nodes), _ResultPlan.of(self.graph.module.graph)
+        self.graph.import_nodes(plan.nodes_to_compute)
         self.walk.finish()
-        results, values = self._results(plan, symbol_sources)
+        results, values = self._collect_results(plan, symbol_sources)
         if not values:
             return ImportedGraph(None, (), results, symbol_sources, draws)
         function = self.main.function(values)
@@ -104,31 +112,37 @@ class _Import(Importer):
         )
         return ImportedGraph(module, tuple(arguments), results, symbol_sources, draws)
 
-    def _draws(self) -> tuple[Draw, ...]:
-        """Inputs for the random numbers that PyTorch draws before a run."""
+    def _add_random_inputs(self) -> tuple[RandomDraw, ...]:
+        """Add inputs for the random numbers that PyTorch draws before a run."""
         draws = []
+        # Random numbers are drawn by PyTorch itself, so that its generator advances as in eager
+        # mode.
         for node in self.graph.module.graph.nodes:
-            if is_draw(node):
+            if is_shape_only_draw(node):
                 self.graph.env[node] = self.input(node, node.name)
-                draws.append(Draw(node))
+                draws.append(RandomDraw(node))
         return tuple(draws)
 
-    def _results(self, plan: _Plan, symbol_sources: Places) -> tuple[Results, list[Value]]:
-        """Return the results, and the outputs that the module has for them."""
+    def _collect_results(
+        self, plan: _ResultPlan, symbol_sources: SymbolSources
+    ) -> tuple[GraphResults, list[Value]]:
+        """Return the results of the graph, and the module outputs that they read."""
         values: list[Value] = []
-        computed: list[Made] = []
+        computed: list[ComputedTensor] = []
         for node in plan.made:
             meta = node.meta["val"]
-            order = memory_order(meta)
-            components = self._parts(node)
+            order = dense_memory_order(meta)
+            components = self._computed_values(node)
             imaginary = len(values) + 1 if len(components) > 1 else None
-            computed.append(Made(node, len(values), imaginary, order))
-            values += [self._in_memory(component, order) for component in components]
+            computed.append(ComputedTensor(node, len(values), imaginary, order))
+            values += [self._to_memory_order(component, order) for component in components]
         items: list[object] = []
         for result in plan.given:
-            is_tensor = isinstance(result, torch.fx.Node) and plan.is_result(result)
-            value = None if is_tensor else as_value(self.graph.item(result), self._subject(result))
-            items.append(result if value is None else Number(len(values)))
+            is_tensor = isinstance(result, torch.fx.Node) and plan.is_tensor_result(result)
+            value = (
+                None if is_tensor else as_value(self.graph.item(result), self._output_label(result))
+            )
+            items.append(result if value is None else SizeResult(len(values)))
             values += [] if value is None else [value]
         symbols: dict[str, int] = {}
         for name in plan.symbols(computed):
@@ -136,39 +150,43 @@ class _Import(Importer):
             # the module returns these as extra outputs.
             if name not in symbol_sources:
                 dim = self.symbols.convert(sympy.Symbol(name))
-                value = as_value(dim, self._subject(name))
+                value = as_value(dim, self._output_label(name))
                 assert value is not None
                 symbols[name] = len(values)
                 values.append(value)
         attributes = tuple((node, plan.attribute(node)) for node in plan.attributes)
         arguments = tuple((node, plan.inputs[node]) for node in plan.arguments)
         views = tuple(plan.views)
-        return Results(tuple(items), arguments, attributes, tuple(computed), views, symbols), values
+        return GraphResults(
+            tuple(items), arguments, attributes, tuple(computed), views, symbols
+        ), values
 
-    def _subject(self, what: object) -> str:
+    def _output_label(self, what: object) -> str:
         return f"import {self.walk.label}: an output ({what})"
 
-    def _parts(self, node: torch.fx.Node) -> list[Value]:
-        """Return what a node gives: one tensor, or the parts of complex numbers."""
+    def _computed_values(self, node: torch.fx.Node) -> list[Value]:
+        """Return the value of a node: one tensor, or the two parts of a complex one."""
         item = self.graph.env[node]
-        if isinstance(item, Complex):
+        if isinstance(item, ComplexValue):
             return [item.real, item.imaginary]
-        value = as_value(item, self._subject(node.name))
+        value = as_value(item, self._output_label(node.name))
         if value is None:
-            raise UnsupportedError(f"{self._subject(node.name)} is no tensor here")
+            raise UnsupportedError(f"{self._output_label(node.name)} is no tensor here")
         return [value]
 
-    def _in_memory(self, value: Value, order: tuple[int, ...] | None) -> Value:
-        """Return a tensor with its axes as they are to lie in memory."""
+    def _to_memory_order(self, value: Value, order: tuple[int, ...] | None) -> Value:
+        """Transpose a tensor to the axis order that PyTorch expects in memory."""
         if order is None or list(order) == sorted(order):
             return value
+        # PyTorch expects the strides that it inferred: the data are laid out in that order and
+        # viewed back.
         moved = self.scope.spanned(op.transpose(self.scope.expr(value), axes=list(order)))
         kind = self.scope.typed(moved)
         return Value(kind, expr=moved)
 
 
-class _Plan:
-    """A classification of a graph's results: computed tensors, views, arguments, attributes and
+class _ResultPlan:
+    """Classification of a graph's results: computed tensors, views, arguments, attributes and
     sizes.
     """
 
@@ -187,9 +205,9 @@ class _Plan:
         """Results that are sizes."""
 
     @staticmethod
-    def of(graph: torch.fx.Graph) -> _Plan:
-        """Return the plan of a graph."""
-        plan = _Plan(graph)
+    def of(graph: torch.fx.Graph) -> _ResultPlan:
+        """Classify the results of a graph and the nodes that they are views of."""
+        plan = _ResultPlan(graph)
         reached: set[torch.fx.Node] = set()
         stack = [node for node in plan.given if isinstance(node, torch.fx.Node)]
         while stack:
@@ -197,18 +215,19 @@ class _Plan:
             if node in reached:
                 continue
             reached.add(node)
-            source = viewed(node)
+            # A view shares its base's memory, so PyTorch makes it from the base after the run.
+            source = view_base(node)
             if source is not None:
                 stack.append(source)
         for node in graph.nodes:  # in this order: views follow what they are of
             if node in reached:
-                plan._sort(node)
+                plan._classify(node)
         return plan
 
-    def _sort(self, node: torch.fx.Node) -> None:
+    def _classify(self, node: torch.fx.Node) -> None:
         if node in self.inputs:
             self.arguments.append(node)
-        elif viewed(node) is not None:
+        elif view_base(node) is not None:
             self.views.append(node)
         elif node.op == "get_attr":
             self.attributes.append(node)
@@ -217,13 +236,15 @@ class _Plan:
         else:
             self.numbers.append(node)
 
-    def is_result(self, node: torch.fx.Node) -> bool:
-        """Return whether a result is a tensor (computed, viewed or an argument), not a size."""
+    def is_tensor_result(self, node: torch.fx.Node) -> bool:
+        """Return whether a result is a tensor (computed, viewed or an argument) instead of
+        a size.
+        """
         return node not in self.numbers
 
     @property
-    def needed(self) -> list[torch.fx.Node]:
-        """Return the nodes that the module must compute: tensors and sizes."""
+    def nodes_to_compute(self) -> list[torch.fx.Node]:
+        """Return the nodes that the module computes: tensors and sizes."""
         return [*self.made, *self.numbers]
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
@@ -234,9 +255,9 @@ class _Plan:
         assert isinstance(value, torch.Tensor), f"{node.target} is a result"
         return value
 
-    def symbols(self, computed: Sequence[Made]) -> list[str]:
-        """Return the names of the symbols that views and the strides of computed tensors depend on,
-        sorted.
+    def symbols(self, computed: Sequence[ComputedTensor]) -> list[str]:
+        """Return the sorted names of the symbols that views and the strides of computed tensors
+        depend on.
         """
         sizes: list[object] = []
         for view in self.views:
@@ -246,4 +267,4 @@ class _Plan:
         symbolic = [
             s for s in sizes if isinstance(s, (torch.SymInt, torch.SymFloat, torch.SymBool))
         ]
-        return sorted({name for size in symbolic for name in symbols_of(size)})
+        return sorted({name for size in symbolic for name in symbol_names_of(size)})

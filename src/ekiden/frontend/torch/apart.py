@@ -1,4 +1,4 @@
-"""Decompositions of operators that PyTorch itself does not decompose, as functions of plain ones.
+"""Decompositions of ATen operators that PyTorch itself does not decompose.
 
 Semantics follow aten/src/ATen/native (PyTorch 2); the arguments are those of the operators.
 """
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ekiden.frontend.torch import special
-from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
+from ekiden.frontend.torch.adjoints import ADJOINTS, antialias_backward
 from ekiden.frontend.torch.fakes import is_vector
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
 from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
-from ekiden.frontend.torch.selections import SELECTIONS, broadcast
+from ekiden.frontend.torch.selections import SELECTION_DECOMPOSITIONS, broadcast_tensors
 
 SUM, MEAN, MAX = range(3)
 """What an embedding bag makes of its rows."""
@@ -34,6 +34,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None) -> 
     if p == 1:
         return apart.sum(-1)
     if p == 2:
+        # Differences are squared directly: the expansion by products cancels for close rows.
         return (apart * apart).sum(-1).sqrt()
     return apart.amax(-1) if math.isinf(p) else apart.pow(p).sum(-1).pow(1 / p)
 
@@ -49,10 +50,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `aten::_embedding_bag`: (bags, columns), sums, means or maxima of rows; then the bag
-    of each index, the size of each bag, and of maxima the rows that they are from."""
+    """Return `aten::_embedding_bag`: sums, means or maxima of rows per bag; the bag of each index,
+    bag sizes, and argmax rows.
+    """
     begins = offsets[:-1] if include_last_offset else offsets
     count, columns = begins.shape[0], weight.shape[1]
+    # An index belongs to the last bag that begins at or before it; empty bags have equal begins.
     bag = torch.searchsorted(begins, torch.arange(indices.shape[0]), right=True) - 1
     rows, is_counted = weight[indices], torch.ones_like(indices)
     if per_sample_weights is not None:
@@ -63,7 +66,7 @@ def embedding_bag(
     # Rows at padding_idx count neither in the reduction nor in the bag's size.
     hidden = (is_counted == 0).unsqueeze(1)
     if mode == MAX:
-        largest, from_rows = _largest_rows(rows, indices, bag, sizes, hidden)
+        largest, from_rows = _bag_maxima(rows, indices, bag, sizes, hidden)
         return largest, bag, sizes, from_rows
     bags = rows.new_zeros((count, columns)).index_add(0, bag, rows.masked_fill(hidden, 0.0))
     if mode == MEAN:
@@ -71,11 +74,12 @@ def embedding_bag(
     return bags, bag, sizes, torch.zeros_like(sizes)
 
 
-def _largest_rows(
+def _bag_maxima(
     rows: Tensor, indices: Tensor, bag: Tensor, sizes: Tensor, hidden: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the maxima of each bag, and of each the index of the first row that has it; 0 of bags
-    that are empty."""
+    """Return the maxima of each bag and the index of the first row that has each; 0 for
+    empty bags.
+    """
     shape = sizes.shape[0], rows.shape[1]
     is_empty = (sizes == 0).unsqueeze(1)
     bag_index = bag.unsqueeze(1).expand(-1, shape[1])
@@ -92,7 +96,7 @@ def _largest_rows(
     return largest.masked_fill(is_empty, 0.0), from_rows
 
 
-def embedding_bag_backward(
+def embedding_bag_dense_backward(
     grad: Tensor,
     indices: Tensor,
     bag: Tensor,
@@ -104,7 +108,7 @@ def embedding_bag_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor:
-    """Return `aten::_embedding_bag_dense_backward`: (num_weights, columns)."""
+    """Return `aten::_embedding_bag_dense_backward`: [num_weights, columns]."""
     zeros = grad.new_zeros((num_weights, grad.shape[1]))
     if mode == MAX:
         filled = grad.masked_fill((sizes == 0).unsqueeze(1), 0.0)
@@ -115,6 +119,7 @@ def embedding_bag_backward(
     if per_sample_weights is not None:
         row_grads = row_grads * per_sample_weights.unsqueeze(1)
     if scale_grad_by_freq:
+        # scale_grad_by_freq divides a row's gradient by how often the row occurs in the batch.
         counts = indices.new_zeros(num_weights).index_add(0, indices, torch.ones_like(indices))
         row_grads = row_grads / counts[indices].unsqueeze(1)
     if padding_idx >= 0:
@@ -122,26 +127,25 @@ def embedding_bag_backward(
     return zeros.index_add(0, indices, row_grads)
 
 
-def embedding_bag_backward_of_either(
+def embedding_bag_backward_dispatch(
     grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, sizes: Tensor, from_rows: Tensor,
     num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Tensor | None, padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
-    """Return `aten::_embedding_bag_backward`. Sparse gradients are left to PyTorch, and those by
-    frequency, which it divides by counts of other rows where some are missing."""
+    """Return `aten::_embedding_bag_backward`, for dense gradients."""
     if sparse or scale_grad_by_freq:
         return NotImplemented  # type: ignore[no-any-return]  # as a decomposition refuses
-    return embedding_bag_backward(
+    return embedding_bag_dense_backward(
         grad, indices, bag, sizes, from_rows, num_weights, scale_grad_by_freq, mode,
         per_sample_weights, padding_idx,
     )  # fmt: skip
 
 
-def sample_weights_backward(
+def per_sample_weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int,
     padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
-    """Return `aten::_embedding_bag_per_sample_weights_backward`: (indices,)."""
+    """Return `aten::_embedding_bag_per_sample_weights_backward`: [indices]."""
     products = (grad[bag] * weight[indices]).sum(1)
     return products.masked_fill(indices == padding_idx, 0.0) if padding_idx >= 0 else products
 
@@ -165,6 +169,7 @@ def lstsq(
     residuals = (right - a @ minimum_norm).square().sum(-2)
     rank = is_kept.sum(-1)
     solution = minimum_norm.squeeze(-1) if right is not b else minimum_norm
+    # Each LAPACK driver returns another subset of residuals, rank and singular values.
     if driver == "gels":
         return solution, residuals if rows > columns else none, none.to(torch.int64), none
     return solution, none, rank, none if driver in (None, "gelsy") else values
@@ -173,9 +178,7 @@ def lstsq(
 def unfold_backward(
     grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
 ) -> Tensor:
-    """Return `aten::unfold_backward`: windows (..., count, ..., size) of an axis accumulated at
-    their positions.
-    """
+    """Return `aten::unfold_backward`: overlapping windows accumulated at their positions."""
     axis = dim % len(input_sizes) if input_sizes else 0
     positions = (torch.arange(grad.shape[axis]) * step).unsqueeze(1) + torch.arange(size)
     together = grad.movedim(-1, axis + 1).flatten(axis, axis + 1)
@@ -183,7 +186,7 @@ def unfold_backward(
 
 
 def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return `aten::median.dim`: (the lower median, its index); NaN if any element is NaN."""
+    """Return `aten::median.dim`: the lower median and its index; NaN if any element is NaN."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     ordered, indices = x.sort(dim=dim, stable=True)
@@ -198,7 +201,7 @@ def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return (values, where) if keepdim else (values.squeeze(dim), where.squeeze(dim))
 
 
-def median_of_all(x: Tensor) -> Tensor:
+def median_all(x: Tensor) -> Tensor:
     """Return `aten::median`, the lower median of all elements."""
     return median(x.flatten(), 0)[0]
 
@@ -226,39 +229,39 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
-    """Return `aten::uniform`: uniform random numbers in [low, high) of the shape and dtype
-    of `x`.
+    """Return `aten::uniform`: uniform random numbers in [low, high) with the shape and dtype of
+    `x`.
     """
     return torch.rand_like(x) * (high - low) + low
 
 
 def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
-    """Return `aten::normal_functional`: normal random numbers of the shape and dtype of `x`."""
+    """Return `aten::normal_functional`: normal random numbers with the shape and dtype of `x`."""
     return torch.randn_like(x) * std + mean
 
 
-def normal_of_data(
+def normal_tensor(
     mean: Tensor | float, std: Tensor | float = 1.0, generator: object = None
 ) -> Tensor:
-    """Return `aten::normal` whose mean or standard deviation is a tensor."""
+    """Return `aten::normal` with a tensor as mean or standard deviation."""
     sizes = [v for v in (mean, std) if isinstance(v, Tensor)]
-    like = broadcast(*sizes)[0]
+    like = broadcast_tensors(*sizes)[0]
     return torch.randn_like(like) * std + mean
 
 
-def normal_of_size(
+def normal_float(
     mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
 ) -> Tensor:
     """Return `aten::normal.float_float`: normal random numbers of shape `size`."""
     return torch.randn(size, dtype=dtype) * std + mean
 
 
-def _triangle(x: Tensor) -> Tensor:
+def _linear_kernel(x: Tensor) -> Tensor:
     return (1 - x.abs()).clamp(min=0)
 
 
-def _cubic(x: Tensor) -> Tensor:
-    """Keys' kernel with a = -1/2, as antialiasing takes it."""
+def _keys_cubic_kernel(x: Tensor) -> Tensor:
+    """Return Keys' cubic kernel with a = -1/2, the one of antialiased resizing."""
     size = x.abs()
     # Keys (1981), "Cubic convolution interpolation for digital image processing".
     near = (1.5 * size - 2.5) * size * size + 1
@@ -270,8 +273,8 @@ def _antialias_weights(
     kernel: Callable[[Tensor], Tensor], reach: float, size: int, out: int, align_corners: bool,
     scale_factor: float | None,
 ) -> Tensor:  # fmt: skip
-    """Return the (out, size) resampling matrix of an antialiasing kernel, stretched by the scale
-    when shrinking.
+    """Return the [out, size] resampling matrix of an antialiasing kernel, which shrinking
+    widens.
     """
     if align_corners:
         scale = (size - 1) / (out - 1) if out > 1 else 0.0
@@ -279,6 +282,7 @@ def _antialias_weights(
         scale = 1 / scale_factor if scale_factor else size / out
     # The kernel is widened only when shrinking; enlarging uses it as it is, without antialiasing.
     wide = max(scale, 1.0)
+    # Half-pixel centers, as in Pillow, whose filters ATen reproduces.
     center = (scale * (torch.arange(out) + 0.5)).unsqueeze(1)
     positions = torch.arange(size).unsqueeze(0)
     first = (center - reach * wide + 0.5).clamp(min=0).floor()
@@ -288,7 +292,7 @@ def _antialias_weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _resize_antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize(
         x: Tensor,
         output_size: Sequence[int],
@@ -296,7 +300,7 @@ def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
-        """(N, C, height, width) of `output_size`, each axis by itself."""
+        """Resize [N, C, height, width] separably, each axis by its matrix."""
         rows, columns = (
             weights(size, out, align_corners, scale).to(x.dtype)
             for size, out, scale in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
@@ -306,26 +310,26 @@ def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return resize
 
 
-_BILINEAR = partial(_antialias_weights, _triangle, 1.0)
-_BICUBIC = partial(_antialias_weights, _cubic, 2.0)
+_BILINEAR_WEIGHTS = partial(_antialias_weights, _linear_kernel, 1.0)
+_BICUBIC_WEIGHTS = partial(_antialias_weights, _keys_cubic_kernel, 2.0)
 
 aten = torch.ops.aten
-APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten._cdist_forward.default: cdist,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
-    aten._embedding_bag_backward.default: embedding_bag_backward_of_either,
-    aten._embedding_bag_dense_backward.default: embedding_bag_backward,
-    aten._embedding_bag_per_sample_weights_backward.default: sample_weights_backward,
-    aten._upsample_bilinear2d_aa.default: _antialiased(_BILINEAR),
-    aten._upsample_bicubic2d_aa.default: _antialiased(_BICUBIC),
-    aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),
-    aten._upsample_bicubic2d_aa_backward.default: antialiased(_BICUBIC),
+    aten._embedding_bag_backward.default: embedding_bag_backward_dispatch,
+    aten._embedding_bag_dense_backward.default: embedding_bag_dense_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: per_sample_weights_backward,
+    aten._upsample_bilinear2d_aa.default: _resize_antialiased(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa.default: _resize_antialiased(_BICUBIC_WEIGHTS),
+    aten._upsample_bilinear2d_aa_backward.default: antialias_backward(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa_backward.default: antialias_backward(_BICUBIC_WEIGHTS),
     aten.unfold_backward.default: unfold_backward,
     aten.linalg_lstsq.default: lstsq,
-    aten.median.default: median_of_all,
+    aten.median.default: median_all,
     aten.median.dim: median,
     aten.frexp.Tensor: frexp,
     aten.lcm.default: lcm,
@@ -355,17 +359,17 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.logcumsumexp.default: special.logcumsumexp,
     aten.uniform.default: uniform,
     aten.normal_functional.default: normal,
-    aten.normal.float_float: normal_of_size,
-    aten.normal.Tensor_float: normal_of_data,
-    aten.normal.float_Tensor: normal_of_data,
-    aten.normal.Tensor_Tensor: normal_of_data,
+    aten.normal.float_float: normal_float,
+    aten.normal.Tensor_float: normal_tensor,
+    aten.normal.float_Tensor: normal_tensor,
+    aten.normal.Tensor_Tensor: normal_tensor,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
     **ADJOINTS,
-    **SELECTIONS,
+    **SELECTION_DECOMPOSITIONS,
 }
 """Operator -> what it is made of."""
 
-__all__ = ["APART", "cdist", "embedding_bag"]
+__all__ = ["DECOMPOSITIONS", "cdist", "embedding_bag"]

@@ -1,11 +1,10 @@
-"""`torch.compile(model, backend="ekiden")`: PyTorch finds it by its entry point.
+"""Backend of torch.compile(model, backend="ekiden"), which PyTorch finds by its entry point.
 
 AOTAutograd gives graphs of core operators, one for inference or two for training; each is compiled
 once for all sizes that PyTorch says are dynamic. In inference weights are constants, which kernels
 have packed; when one is changed in place, or another module runs the same code, they become
-arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger
-"ekiden.torch" names it and its reasons, and `counters` counts it. Random numbers are PyTorch's own
-(see draws).
+arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger "ekiden.torch"
+names it and its reasons, and `counters` counts it. Random numbers are PyTorch's own (see draws).
 """
 
 from __future__ import annotations
@@ -28,9 +27,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ekiden import runtime
 from ekiden._lazy import load_module
 from ekiden.frontend.torch.aot import ImportedGraph, import_graph
-from ekiden.frontend.torch.draws import with_own_draws
-from ekiden.frontend.torch.export import decompositions
-from ekiden.frontend.torch.layers import keep_layers, pass_idle_dropouts, wants_gradients
+from ekiden.frontend.torch.draws import without_foreign_draws
+from ekiden.frontend.torch.export import decomposition_table
+from ekiden.frontend.torch.layers import (
+    remove_idle_dropouts,
+    replace_recurrent_layers,
+    wants_gradients,
+)
 from ekiden.frontend.torch.run_sizes import RunSizes
 from ekiden.runtime.errors import CompileError, InternalError, LinAlgError
 
@@ -40,10 +43,10 @@ counters: Counter[str] = Counter()
 as arguments.
 """
 
-BREAKS = "RNN, GRU, or LSTM"
+RNN_BREAK_REASON = "RNN, GRU, or LSTM"
 """What PyTorch's reason says where it traces no further since there is a recurrent layer."""
 
-INFERENCE = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+INFERENCE_SDP_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """How PyTorch may trace attention: whole, or as products and a softmax, which alone it trains."""
 
 Run = Callable[[list[Any]], list[Any]]
@@ -53,22 +56,26 @@ Run = Callable[[list[Any]], list[Any]]
 def ekiden(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: object
 ) -> Callable[..., Any]:
-    """Compile a graph of TorchDynamo and return it as a function: the entry point of the backend.
+    """Compile a TorchDynamo graph to a function: the backend's entry point.
 
     Raises:
         CompileError: Options were passed; the backend has none.
     """
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
-    keep_layers(module, example_inputs)
-    pass_idle_dropouts(module)
+    replace_recurrent_layers(module, example_inputs)
+    remove_idle_dropouts(module)
     log = torch._dynamo.utils.counters
-    if any(BREAKS in reason for kind in ("graph_break", "unimplemented") for reason in log[kind]):
-        _say_of_layers()
-    weights = _weights(example_inputs)
+    if any(
+        RNN_BREAK_REASON in reason
+        for kind in ("graph_break", "unimplemented")
+        for reason in log[kind]
+    ):
+        _warn_of_eager_rnn()
+    weights = _static_weights(example_inputs)
     count = len(example_inputs)
 
-    def for_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+    def compile_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
         # AOTAutograd may add or drop inputs; the positions of the weights hold only if their number
         # is unchanged.
         is_aligned = len(inputs) == count
@@ -77,47 +84,51 @@ def ekiden(
     backend = aot_autograd(
         fw_compiler=lambda graph, inputs: compiled(graph, {}, "forward"),
         bw_compiler=lambda graph, inputs: compiled(graph, {}, "backward"),
-        inference_compiler=for_inference,
-        decompositions=with_own_draws(decompositions()),
+        inference_compiler=compile_inference,
+        decompositions=without_foreign_draws(decomposition_table()),
         partition_fn=min_cut_rematerialization_partition,
     )
-    with sdpa_kernel(INFERENCE if not wants_gradients(example_inputs) else SDPBackend.MATH):
+    # PyTorch differentiates attention only in its math form, whose products have gradients here.
+    with sdpa_kernel(
+        INFERENCE_SDP_BACKENDS if not wants_gradients(example_inputs) else SDPBackend.MATH
+    ):
         compiled_function: Callable[..., Any] = backend(module, example_inputs)
     return compiled_function
 
 
 @cache
-def _say_of_layers() -> None:
-    """Warn, once per process, that functions with recurrent layers are not traced."""
+def _warn_of_eager_rnn() -> None:
+    """Warn, once per process, that functions with recurrent layers run eagerly."""
     text = (
         "what uses LSTM, GRU and RNN modules runs eagerly: torch._dynamo.config.allow_rnn is False"
     )
     LOG.warning("torch.compile: %s, by PyTorch's own setting", text)
 
 
-def _weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Return the inputs that belong to the module, parameters and buffers, by position."""
+def _static_weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the inputs that are parameters or buffers, by position."""
     own = {}
     for at, item in enumerate(inputs):
+        # Dynamo marks parameters and buffers that it lifted to inputs as static.
         is_own = isinstance(item, torch.nn.Parameter) or hasattr(item, "_dynamo_static_input_type")
-        if isinstance(item, torch.Tensor) and is_own and _is_plain(item):
+        if isinstance(item, torch.Tensor) and is_own and _is_dense_cpu(item):
             own[at] = item
     return own
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_dense_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str) -> Run:
-    """Return a graph as a compiled function, or the eager one if it cannot be imported or
-    compiled.
-    """
-    name = f"{label} graph of {_size(graph)} operators"
+    """Compile a graph; return the eager one if it cannot be imported or compiled."""
+    name = f"{label} graph of {_count_operators(graph)} operators"
     started = time.perf_counter()
     try:
-        run = _Compiled(graph, name, weights)
+        run = _CompiledGraph(graph, name, weights)
     except (CompileError, InternalError) as error:
+        # A graph that cannot be compiled runs eagerly, as torch.compile promises to keep the
+        # semantics.
         counters["eager"] += 1
         LOG.warning("torch.compile: the %s runs eagerly: %s", name, error)
         eager: Run = make_boxed_func(graph.forward)
@@ -128,30 +139,36 @@ def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], l
     return run
 
 
-def _size(graph: torch.fx.GraphModule) -> int:
+def _count_operators(graph: torch.fx.GraphModule) -> int:
     return sum(n.op == "call_function" for n in graph.graph.nodes)
 
 
-class _Compiled:
-    """A compiled graph: its executable, and the weights that were frozen into it."""
+class _CompiledGraph:
+    """Compiled graph: its executable, and the weights that were frozen into it."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
     ) -> None:
         self.graph, self.name = graph, name
-        self.made = _executable(graph, name, weights)
-        self.weights = {at: _state(w) for at, w in weights.items()}
+        self.made = _compile_imported(graph, name, weights)
+        self.weights = {at: _tensor_version(w) for at, w in weights.items()}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run with these arguments; the list is emptied, so that they can be freed."""
-        if self.weights and any(_state(args[at]) != s for at, s in self.weights.items()):
+        # Weights are baked in as constants: a changed pointer or version makes them arguments for
+        # good.
+        if self.weights and any(_tensor_version(args[at]) != s for at, s in self.weights.items()):
             LOG.info("torch.compile: weights of the %s are no constants", self.name)
             counters["thawed"] += 1
-            self.made, self.weights = _executable(self.graph, self.name, {}), {}
+            # An optimizer wrote a frozen weight: recompile once with weights as arguments, so that
+            # this cannot recur.
+            self.made, self.weights = _compile_imported(self.graph, self.name, {}), {}
         call, imported = self.made
-        inputs = [_argument(args[argument.place], argument.part) for argument in imported.arguments]
+        inputs = [
+            _as_argument(args[argument.place], argument.part) for argument in imported.arguments
+        ]
         sizes = RunSizes(imported.places, args, {})
-        inputs += [_argument(draw(sizes)) for draw in imported.draws]
+        inputs += [_as_argument(draw(sizes)) for draw in imported.draws]
         try:
             returned: Any = call(*inputs) if call is not None else ()
         except LinAlgError as error:  # as who calls PyTorch catches it
@@ -164,7 +181,7 @@ class _Compiled:
         return results
 
 
-def _executable(
+def _compile_imported(
     graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
 ) -> tuple[Callable[..., Any] | None, ImportedGraph]:
     with _disable_current_modes():  # weights are tensors here, whatever is being traced
@@ -175,19 +192,20 @@ def _executable(
     return driver.compile(imported.module.as_module()), imported
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what changes when a tensor is written or replaced: its address and its version
-    counter.
+def _tensor_version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address and version counter of a tensor, which change when it is replaced or
+    written.
     """
     # Inference tensors have no version counter.
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _argument(value: object, component: int | None = None) -> object:
+def _as_argument(value: object, component: int | None = None) -> object:
     """Return an argument for the executable: a tensor by DLPack, one part of a complex tensor, or a
     size as int64 scalar.
     """
     if isinstance(value, torch.Tensor):
+        # DLPack refuses tensors that require gradients.
         plain = value.detach() if value.requires_grad else value
         if component is not None:
             plain = torch.view_as_real(plain.resolve_conj())[..., component]

@@ -1,4 +1,4 @@
-"""Random numbers in graphs of torch.compile.
+"""Random number generation in torch.compile graphs: nodes that PyTorch runs before the module.
 
 PyTorch draws them before a graph runs, from its own generator and in its own order, and passes them
 as arguments; so they equal those of eager PyTorch.
@@ -22,17 +22,17 @@ from ekiden.runtime.lazy_dataclass import dataclass
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
-def is_random(node: torch.fx.Node) -> bool:
+def draws_random(node: torch.fx.Node) -> bool:
     """Return whether a node draws random numbers; a dropout does in training only."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    is_active = all(argument(node, name, True) for name in ("train", "dropout_p"))
+    is_active = all(argument_value(node, name, True) for name in ("train", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in target.tags and is_active
 
 
-def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
-    """Return the value of an operator's argument at a node, else the schema's default.
+def argument_value(node: torch.fx.Node, name: str, default: object = None) -> object:
+    """Return an operator's argument at a node, or the schema's default.
 
     Args:
         node: A call of an operator.
@@ -48,18 +48,19 @@ def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
     return default
 
 
-def is_draw(node: torch.fx.Node) -> bool:
-    """Return whether a node returns random numbers that depend on sizes alone."""
-    if not is_random(node):
+def is_shape_only_draw(node: torch.fx.Node) -> bool:
+    """Return whether a node's random numbers depend on sizes alone."""
+    if not draws_random(node):
         return False
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
+    # Operators that read tensor data cannot run ahead of the compiled graph.
     of_data = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-    return not of_data or target._opname.endswith("_like") or target in _OF_SIZES
+    return not of_data or target._opname.endswith("_like") or target in _SHAPE_ONLY_DRAWS
 
 
 aten = torch.ops.aten
-_OF_SIZES = (
+_SHAPE_ONLY_DRAWS = (
     aten.bernoulli.p,
     aten.cauchy.default,
     aten.exponential.default,
@@ -69,13 +70,12 @@ _OF_SIZES = (
     aten.uniform.default,
 )
 """Operators that take a tensor whose sizes alone they look at, beside those that are named so."""
-_COMPOSED = (aten.dropout.default, aten.alpha_dropout.default)
+_COMPOSITE_DROPOUTS = (aten.dropout.default, aten.alpha_dropout.default)
 """Operators that PyTorch composes in C++ of draws, and in Python, for compilers, of others."""
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Return a dropout as the CPU computes it, (what is kept and scaled, the mask): numbers are
-    drawn in the order that the input has in memory, and none where all is dropped."""
+    """Return a dropout as the CPU kernel computes it: scaled kept elements, and the mask."""
     if train is False or x.numel() == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -89,15 +89,19 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
     return x * mask * (1 / (1 - p)), mask
 
 
-def with_own_draws(decompositions: Decompositions) -> Decompositions:
+def without_foreign_draws(decompositions: Decompositions) -> Decompositions:
     """Return the decompositions without those that draw other numbers than eager PyTorch."""
-    unchanged = {t: f for t, f in decompositions.items() if t not in (*_OF_SIZES, *_COMPOSED)}
+    unchanged = {
+        t: f
+        for t, f in decompositions.items()
+        if t not in (*_SHAPE_ONLY_DRAWS, *_COMPOSITE_DROPOUTS)
+    }
     return {**unchanged, aten.native_dropout.default: native_dropout}
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """A node that draws random numbers before a run.
+class RandomDraw:
+    """Node that draws random numbers before a run.
 
     Its tensor arguments are empty ones with the run's sizes and strides: the draw order follows the
     memory layout.

@@ -1,4 +1,4 @@
-"""Dtypes and tensors of PyTorch as ours, sharing memory."""
+"""Conversion of PyTorch dtypes and tensors, sharing memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 
-DTYPES: dict[torch.dtype, str] = {
+TORCH_DTYPES: dict[torch.dtype, str] = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.float16: "float16",
@@ -28,28 +28,28 @@ DTYPES: dict[torch.dtype, str] = {
     torch.float8_e5m2: "float8_e5m2",
     torch.float8_e5m2fnuz: "float8_e5m2fnuz",
 }
-PARTS: dict[torch.dtype, torch.dtype] = {
+COMPLEX_PART_DTYPES: dict[torch.dtype, torch.dtype] = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
 """Complex dtypes: the dtype of a part."""
-_BITS = {1: torch.uint8, 2: torch.int16}
+_BIT_DTYPES = {1: torch.uint8, 2: torch.int16}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> str:
-    """Return our name of a dtype.
+    """Return our name of a PyTorch dtype; raise Unsupported without one.
 
     Raises:
         Unsupported: The dtype is complex or quantised.
     """
-    if dtype not in DTYPES:
+    if dtype not in TORCH_DTYPES:
         raise Unsupported(f"dtype {str(dtype).removeprefix('torch.')} is not supported")
-    return DTYPES[dtype]
+    return TORCH_DTYPES[dtype]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a host tensor as an array that shares its memory.
+    """Return a host tensor as an array that shares its memory.
 
     Raises Unsupported for a tensor of another device, a sparse one, or a dtype that we have not.
     """
@@ -61,6 +61,6 @@ def array_of(tensor: torch.Tensor) -> Array:
     try:
         array: Array = plain.numpy()
     except TypeError:  # NumPy has no such dtype of its own
-        bits = _BITS[tensor.element_size()]
+        bits = _BIT_DTYPES[tensor.element_size()]
         array = plain.view(bits).numpy().view(to_numpy(name))
     return np.asarray(array)

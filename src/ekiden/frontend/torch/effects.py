@@ -1,4 +1,4 @@
-"""Effects of a graph of PyTorch: the checks of decompositions, and the tokens that order them."""
+"""Effects in PyTorch graphs: error checks of decompositions, and the tokens that order them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-CHECK = "_linalg_check_errors"
+LINALG_CHECK = "_linalg_check_errors"
 WITH_EFFECTS = "with_effects"
 
 
@@ -19,8 +19,9 @@ def has_effect(node: torch.fx.Node) -> bool:
 
 
 def is_token(node: torch.fx.Node) -> bool:
-    """Return whether a node is a token, of which nothing but the order is read: PyTorch gives and
-    takes None for one when a graph runs, whatever tensor it was traced with."""
+    """Return whether a node is an effect token; tokens only order effects, and PyTorch passes None
+    for them.
+    """
     if node.op == "placeholder":
         return any(has_effect(user) and user.args[0] is node for user in node.users)
     if node.target is not operator.getitem or node.args[1] != 0:
@@ -28,4 +29,4 @@ def is_token(node: torch.fx.Node) -> bool:
     return isinstance(node.args[0], torch.fx.Node) and has_effect(node.args[0])
 
 
-__all__ = ["CHECK", "has_effect", "is_token"]
+__all__ = ["LINALG_CHECK", "has_effect", "is_token"]

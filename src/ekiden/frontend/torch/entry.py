@@ -1,4 +1,4 @@
-"""PyTorch's entry in the table of frontends (see ekiden.frontend.table.Entry)."""
+"""Entry point of the PyTorch frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch.export import ExportedProgram
 from ekiden.frontend.common.imported import ImportedModule
 from ekiden.frontend.common.libraries import check_readable
 from ekiden.frontend.common.options import ImportOptions
-from ekiden.frontend.torch.examples import warn_of_training
+from ekiden.frontend.torch.examples import warn_of_training_mode
 from ekiden.frontend.torch.export import (
-    exported,
+    export_module,
     import_exported,
-    label_of,
+    model_label,
     symbol_names,
-    told_by_torch,
+    translate_torch_errors,
 )
 from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import a module with example inputs, an exported program, or the file of a saved program.
+    """Import a module with example inputs, an exported program, or a saved program's file.
 
     Raises:
         CompileError: A module cannot be exported with its examples, or export options accompany a
             program that is exported already.
     """
-    label = label_of(model)
+    label = model_label(model)
     if isinstance(model, (str, os.PathLike, bytes)):
         name = repr(os.path.basename(os.fspath(model))) if not isinstance(model, bytes) else ""
         label = f"program {name}".rstrip()
-        model = _loaded(model, label)
+        model = _load_program(model, label)
     if isinstance(model, ExportedProgram):
         label = "program" if label.startswith("module") else label
         for name in options.given():
@@ -46,14 +46,14 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
             raise CompileError(f"compile: {label}: {text}")
         examples: object = options.example_inputs or ()
         inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
-        program = exported(model, inputs, options.example_kwargs, options.dynamic_shapes)
-        warn_of_training(program, label)
+        program = export_module(model, inputs, options.example_kwargs, options.dynamic_shapes)
+        warn_of_training_mode(program, label)
     names = symbol_names(program, options.dynamic_shapes)
     return import_exported(program, label, names=names)
 
 
-def _loaded(source: str | os.PathLike[str] | bytes, label: str) -> ExportedProgram:
+def _load_program(source: str | os.PathLike[str] | bytes, label: str) -> ExportedProgram:
     if not isinstance(source, bytes):
         check_readable(source, label)
-    with told_by_torch("no program that torch.export saved", label):
+    with translate_torch_errors("no program that torch.export saved", label):
         return torch.export.load(io.BytesIO(source) if isinstance(source, bytes) else source)

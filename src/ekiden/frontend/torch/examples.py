@@ -1,4 +1,4 @@
-"""Checks of a module and its example inputs before PyTorch traces them.
+"""Validation of a module and its example inputs before PyTorch traces them.
 
 PyTorch's own errors would name its internals, or nothing.
 """
@@ -17,12 +17,16 @@ from ekiden.frontend.torch.node import describe
 from ekiden.runtime.errors import CompileError, UnsupportedError
 
 LOG = logging.getLogger("ekiden.torch")
-_EAGER = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+_EAGER_QUANTIZATION_MODULES = (
+    "torch.ao.nn.quantized",
+    "torch.ao.nn.intrinsic.quantized",
+    "torch.nn.quantized",
+)
 
 
 def check_module(module: object, label: str) -> None:
-    """Raise UnsupportedError for a module without numbers (on the device "meta"), and for one that
-    was quantised in PyTorch's eager mode, which cannot be traced.
+    """Raise UnsupportedError for weights on the device "meta", and for modules of eager-mode
+    quantization, which cannot be traced.
     """
     if not isinstance(module, torch.nn.Module):
         return
@@ -31,7 +35,7 @@ def check_module(module: object, label: str) -> None:
             text = f"the weight {name!r} is on the device 'meta', which has no numbers"
             raise UnsupportedError(f"import {label}: {text}: load them first")
     for name, inner in module.named_modules():
-        if type(inner).__module__.startswith(_EAGER):
+        if type(inner).__module__.startswith(_EAGER_QUANTIZATION_MODULES):
             text = f"{name or 'it'!r} is a {type(inner).__name__} of PyTorch's eager quantisation"
             hint = "torch.export takes what was quantised by quantize_pt2e, or torchao's quantize_"
             raise UnsupportedError(f"import {label}: {text}: {hint}")
@@ -44,11 +48,11 @@ def check_examples(
     dynamic_shapes: object,
     label: str,
 ) -> None:
-    """Raise CompileError for example inputs that are sparse, and for dimensions in `dynamic_shapes`
-    that they have not.
+    """Raise CompileError for sparse example inputs, and for dimensions in `dynamic_shapes` that
+    they lack.
     """
     names = [*list(inspect.signature(module.forward).parameters)[: len(inputs)], *kwargs]
-    specs = specs_of(dynamic_shapes, names)
+    specs = input_specs(dynamic_shapes, names)
     examples = [*inputs, *kwargs.values()]
     for name, example, spec in itertools.zip_longest(names, examples, specs[: len(examples)]):
         if not isinstance(example, torch.Tensor):
@@ -56,14 +60,14 @@ def check_examples(
         if example.layout is not torch.strided:
             text = f"example input {name!r} is sparse: a dense one expected"
             raise CompileError(f"compile: {label}: {text}")
-        for axis, _ in dims_of(spec):
+        for axis, _ in spec_dims(spec):
             if axis >= example.dim():
                 text = f"the input {name!r} has no dimension {axis}: its rank is {example.dim()}"
                 raise CompileError(f"compile: {label}: dynamic_shapes: {text}")
 
 
-def warn_of_training(program: ExportedProgram, label: str) -> None:
-    """Warn of an operator in training mode, which is imported as such but seldom intended."""
+def warn_of_training_mode(program: ExportedProgram, label: str) -> None:
+    """Warn of an operator in training mode, which is imported as such but seldom meant."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and _is_training(node, node.target):
             text = "%s is in training mode: %s does what it does there; eval() is meant, perhaps"
@@ -77,14 +81,14 @@ def _is_training(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
     return any(values.get(name) is True for name in ("train", "training"))
 
 
-def specs_of(dynamic_shapes: object, names: Sequence[str]) -> list[object]:
+def input_specs(dynamic_shapes: object, names: Sequence[str]) -> list[object]:
     """Return the dynamic-shape specification of each input that is a plain tensor."""
     if isinstance(dynamic_shapes, Mapping):
         return [dynamic_shapes.get(name) for name in names]
     return list(dynamic_shapes) if isinstance(dynamic_shapes, (list, tuple)) else []
 
 
-def dims_of(spec: object) -> list[tuple[int, object]]:
+def spec_dims(spec: object) -> list[tuple[int, object]]:
     """Return the (axis, dimension) pairs of an input's dynamic-shape specification."""
     if isinstance(spec, Mapping):
         return [(axis, dim) for axis, dim in spec.items() if isinstance(axis, int)]

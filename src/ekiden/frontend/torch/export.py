@@ -1,4 +1,4 @@
-"""From a module to a program of operators that the table has: torch.export and decompositions."""
+"""Export of a module by torch.export, and decomposition to operators that the table has."""
 
 from __future__ import annotations
 
@@ -13,71 +13,70 @@ import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.common.imported import ImportedModule
-from ekiden.frontend.common.libraries import told_by
-from ekiden.frontend.torch.apart import APART
-from ekiden.frontend.torch.examples import check_examples, check_module, dims_of, specs_of
-from ekiden.frontend.torch.layers import whole_layers
-from ekiden.frontend.torch.plain import is_plain, same_as, twin_of
+from ekiden.frontend.common.libraries import translate_errors
+from ekiden.frontend.torch.apart import DECOMPOSITIONS
+from ekiden.frontend.torch.examples import check_examples, check_module, input_specs, spec_dims
+from ekiden.frontend.torch.layers import keep_whole_layers
+from ekiden.frontend.torch.plain import functional_variant, is_directly_importable, same_as
 from ekiden.frontend.torch.program import import_program
-from ekiden.frontend.torch.registry import is_taken_apart
-from ekiden.frontend.torch.symbols import derived_name
+from ekiden.frontend.torch.registry import should_decompose
+from ekiden.frontend.torch.symbols import sole_symbol_name
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.runtime.logs import LazyLogger
 
 LOG = LazyLogger(__name__)
-LIBRARIES = ("torch", "sympy")
+LIBRARY_PACKAGES = ("torch", "sympy")
 """Those whose lines are none of the user's."""
 
-FLAT_WEIGHTS = r"(?s)The tensor attributes .*_flat_weights"
+FLAT_WEIGHTS_WARNING = r"(?s)The tensor attributes .*_flat_weights"
 """What torch.export warns of for each of its own recurrent layers, which nobody can mend."""
 
-TWICE = ("torch._subclasses.fake_tensor", "torch.export")
+DUPLICATE_LOGGERS = ("torch._subclasses.fake_tensor", "torch.export")
 """Loggers of PyTorch that say, with a traceback, what is raised then."""
 
 Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
-def decompositions() -> Decompositions:
+def decomposition_table() -> Decompositions:
     """Return the decomposition table: PyTorch's own entries, then ours for operators
     without one.
     """
     table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
+            # PyTorch's default table wins: torch.export's own semantics are built on it.
             table.setdefault(target, function)
-    table.update(APART)
+    table.update(DECOMPOSITIONS)
     # An operator with a converter of its own stays whole; composites are decomposed as PyTorch does
     # it.
-    return {t: f for t, f in table.items() if is_taken_apart(t)}
+    return {t: f for t, f in table.items() if should_decompose(t)}
 
 
 @contextmanager
-def told_by_torch(tool: str, label: str) -> Iterator[None]:
-    """Report errors of PyTorch on a user's program as `told_by` does, without PyTorch's own log
-    records.
-    """
-    loggers = [logging.getLogger(name) for name in TWICE]
+def translate_torch_errors(tool: str, label: str) -> Iterator[None]:
+    """Translate PyTorch's errors on a user's program, without PyTorch's own log records."""
+    loggers = [logging.getLogger(name) for name in DUPLICATE_LOGGERS]
     try:
         for logger in loggers:
-            logger.addFilter(_is_no_report)
-        with told_by(tool, label, LIBRARIES):
+            logger.addFilter(_has_no_traceback)
+        with translate_errors(tool, label, LIBRARY_PACKAGES):
             yield
     finally:
         for logger in loggers:
-            logger.removeFilter(_is_no_report)
+            logger.removeFilter(_has_no_traceback)
 
 
-def _is_no_report(record: logging.LogRecord) -> bool:
+def _has_no_traceback(record: logging.LogRecord) -> bool:
     return not record.exc_info
 
 
-def exported(
+def export_module(
     module: torch.nn.Module | torch.jit.ScriptFunction[Any, Any],
     example_inputs: Sequence[object],
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
 ) -> ExportedProgram:
-    """Return the exported program of a module.
+    """Export a module as a program.
 
     Args:
         module: A module, or a TorchScript module or function.
@@ -88,25 +87,29 @@ def exported(
     Raises:
         ImportModelError: torch.export fails; the message names the line of the module.
     """
-    label = label_of(module)
+    label = model_label(module)
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return _of_script(module, example_inputs)
+        return _convert_torchscript(module, example_inputs)
     check_module(module, label)
     check_examples(module, example_inputs, example_kwargs or {}, dynamic_shapes, label)
     kwargs = None if example_kwargs is None else dict(example_kwargs)
-    with warnings.catch_warnings(), told_by_torch("torch.export", label), whole_layers():
-        warnings.filterwarnings("ignore", FLAT_WEIGHTS, UserWarning)
+    with (
+        warnings.catch_warnings(),
+        translate_torch_errors("torch.export", label),
+        keep_whole_layers(),
+    ):
+        warnings.filterwarnings("ignore", FLAT_WEIGHTS_WARNING, UserWarning)
         return torch.export.export(
             module, tuple(example_inputs), kwargs,
             dynamic_shapes=dynamic_shapes, strict=False,  # type: ignore[arg-type]
         )  # fmt: skip
 
 
-def _of_script(
+def _convert_torchscript(
     module: Any,  # noqa: ANN401 - PyTorch's own types of these have no schema
     example_inputs: Sequence[object],
 ) -> ExportedProgram:
-    """Return a TorchScript module as a program, by PyTorch's TS2EPConverter."""
+    """Convert a TorchScript module to a program by PyTorch's TS2EPConverter."""
     from torch._export.converter import TS2EPConverter  # noqa: PLC0415
 
     is_function = isinstance(module, torch.jit.ScriptFunction)
@@ -116,43 +119,43 @@ def _of_script(
         names = ", ".join(repr(a.name) for a in required)
         text = f"its inputs are {names}, got {len(example_inputs)} of them"
         raise ImportModelError(f"import a TorchScript module: {text}")
-    with told_by_torch("PyTorch's converter", "a TorchScript module"), whole_layers():
+    with translate_torch_errors("PyTorch's converter", "a TorchScript module"), keep_whole_layers():
         program: ExportedProgram = TS2EPConverter(module, tuple(example_inputs)).convert()
         return program
 
 
-def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
-    """Return the program with operators that lack a converter decomposed as far as PyTorch can."""
-    program = _prepared(program)
+def decompose_program(program: ExportedProgram, label: str = "program") -> ExportedProgram:
+    """Decompose the operators of a program that lack a converter."""
+    program = _fix_for_functionalization(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
-        with told_by("torch.export", label, LIBRARIES):
-            result: ExportedProgram = program.run_decompositions(decompositions())
+        with translate_errors("torch.export", label, LIBRARY_PACKAGES):
+            result: ExportedProgram = program.run_decompositions(decomposition_table())
             return result
 
 
-def _prepared(program: ExportedProgram) -> ExportedProgram:
-    """Return the program rewritten where PyTorch's functionalisation is wrong beside in-place
-    writes.
+def _fix_for_functionalization(program: ExportedProgram) -> ExportedProgram:
+    """Rewrite a program where PyTorch's functionalization of in-place writes is wrong.
 
     Dropouts that return their input itself are removed (PyTorch treats them as copies, so that a
     write into one would not be seen through the other); copies that broadcast get an explicit
     expand, as PyTorch loses their shape.
     """
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    if not any(twin_of(n.target) is not None for n in calls):
+    if not any(functional_variant(n.target) is not None for n in calls):
         return program
-    if not any(_is_name(n) or _broadcasts(n) for n in calls):
+    if not any(_returns_its_input(n) or _is_broadcasting_copy(n) for n in calls):
         return program
+    # The user's program must stay unchanged.
     graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
     for node in graph.nodes:
-        if _is_name(node):
+        if _returns_its_input(node):
             before = same_as(node)
             assert before is not None
             node.replace_all_uses_with(before)
             signature.replace_all_uses(node.name, before.name)
             graph.erase_node(node)
-        elif _broadcasts(node):
+        elif _is_broadcasting_copy(node):
             to, source = node.args[:2]
             with graph.inserting_before(node):
                 expanded = graph.call_function(torch.ops.aten.expand_as.default, (source, to))
@@ -165,13 +168,13 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     )  # fmt: skip
 
 
-def _is_name(node: torch.fx.Node) -> bool:
+def _returns_its_input(node: torch.fx.Node) -> bool:
     """Return whether a call returns its input itself."""
-    return same_as(node) is not None and twin_of(node.target) is None
+    return same_as(node) is not None and functional_variant(node.target) is None
 
 
-def _broadcasts(node: torch.fx.Node) -> bool:
-    """Return whether a call copies a tensor into one of another shape."""
+def _is_broadcasting_copy(node: torch.fx.Node) -> bool:
+    """Return whether a copy_ broadcasts its source."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     shapes = [operand.meta["val"].shape for operand in node.all_input_nodes[:2]]
@@ -185,18 +188,20 @@ def import_exported(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """Import a program as exported if possible, else decomposed by PyTorch; arguments and errors of
-    `import_program`.
-    """
-    if is_plain(program):
+    """Import a program as exported if possible, else decomposed by PyTorch."""
+    # Decomposition takes seconds for large programs, so it is skipped where every operator has a
+    # converter.
+    if is_directly_importable(program):
         try:
             return import_program(program, label, names, freeze_params, input_names)
         except UnsupportedError as error:
             LOG.info("import %s: taken apart by PyTorch: %s", label, error)
-    return import_program(decomposed(program, label), label, names, freeze_params, input_names)
+    return import_program(
+        decompose_program(program, label), label, names, freeze_params, input_names
+    )
 
 
-def label_of(module: object) -> str:
+def model_label(module: object) -> str:
     """Return the name of a model for messages."""
     return f"module {type(module).__name__}"
 
@@ -206,12 +211,14 @@ def symbol_names(program: ExportedProgram, dynamic_shapes: object) -> dict[str, 
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     inputs = [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
     names: dict[str, str] = {}
-    for node, spec in zip(inputs, specs_of(dynamic_shapes, [n.name for n in inputs]), strict=False):
+    for node, spec in zip(
+        inputs, input_specs(dynamic_shapes, [n.name for n in inputs]), strict=False
+    ):
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             continue
-        for axis, dim in dims_of(spec):
-            symbol = derived_name(meta.shape[axis]) if axis < meta.dim() else None
+        for axis, dim in spec_dims(spec):
+            symbol = sole_symbol_name(meta.shape[axis]) if axis < meta.dim() else None
             root = getattr(dim, "root", dim)  # the h of 2 * Dim("h")
             shown = root if isinstance(root, str) else getattr(root, "__name__", None)
             if symbol is not None and isinstance(shown, str) and not shown.startswith("_"):

@@ -41,8 +41,8 @@ def _lstsq(
     return solution, residuals, rank, values
 
 
-def longest(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
-    """Return the maximum number of labels of a CTC target, as far as shapes tell it."""
+def max_target_length(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
+    """Return the maximum number of labels of a CTC target that shapes tell."""
     return targets.shape[-1] if isinstance(lengths, Tensor) else max(lengths, default=0)
 
 
@@ -51,7 +51,7 @@ def _ctc_loss(
     blank: int = 0, zero_infinity: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     steps, batch, _ = log_probs.shape
-    states = 2 * longest(targets, target_lengths) + 1
+    states = 2 * max_target_length(targets, target_lengths) + 1
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, states))
 
 
@@ -59,11 +59,11 @@ NONE, MEAN, SUM = range(3)
 """What becomes of the losses of a batch."""
 
 
-def _ctc_loss_by_numbers(
+def _ctc_loss_int_list(
     log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int],
     blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return `aten::ctc_loss.IntList` as PyTorch composes it, in a traceable way.
+    """Return aten::ctc_loss.IntList as PyTorch composes it, but traceable.
 
     PyTorch's own composition makes a tensor of the lengths, which cannot be traced.
     """
@@ -83,14 +83,14 @@ def _ctc_loss_by_numbers(
     return loss if batched is log_probs else loss.squeeze(0)
 
 
-FAKES: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+META_KERNELS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.linalg_lstsq.default: _lstsq,
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
 }
 
 
-def _said(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_fake_impl(function: Callable[..., Any]) -> Callable[..., Any]:
     def fake(mode: Any, func: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         with mode:
             return function(*args, **kwargs)
@@ -98,9 +98,11 @@ def _said(function: Callable[..., Any]) -> Callable[..., Any]:
     return fake
 
 
-_TRACED = torch._C.DispatchKey.CompositeImplicitAutograd
-if _TRACED not in aten.ctc_loss.IntList.py_kernels:  # of tracing alone: eager PyTorch has its own
-    aten.ctc_loss.IntList.py_impl(_TRACED)(_ctc_loss_by_numbers)
-for _op, _function in FAKES.items():
+_TRACING_DISPATCH_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
+if (
+    _TRACING_DISPATCH_KEY not in aten.ctc_loss.IntList.py_kernels
+):  # of tracing alone: eager PyTorch has its own
+    aten.ctc_loss.IntList.py_impl(_TRACING_DISPATCH_KEY)(_ctc_loss_int_list)
+for _op, _function in META_KERNELS.items():
     if _op not in op_implementations_dict:
-        register_op_impl(_op)(_said(_function))
+        register_op_impl(_op)(_as_fake_impl(_function))

@@ -1,4 +1,4 @@
-"""PyTorch's fused operators that it does not take apart itself, as functions of plain ones.
+"""Decompositions of PyTorch's fused transformer operators.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call them where no gradient is wanted;
 meanings after aten/src/ATen/native/transformers (PyTorch 2).
@@ -14,8 +14,8 @@ PAIRS, KEYS, WHOLE = 0, 1, 2
 """What a mask is of: (queries, keys), (batch, keys), (batch, heads, queries, keys)."""
 
 
-def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tensor:
-    """Scores (batch, heads, queries, keys), minus infinity where a mask is true, or not 0."""
+def _mask_scores(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tensor:
+    """Return scores [batch, heads, queries, keys] with -inf where a mask is set."""
     if mask is None:
         return scores
     hidden = mask.to(torch.bool)
@@ -25,10 +25,10 @@ def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tenso
     return scores.masked_fill(hidden, float("-inf"))
 
 
-def _projections(
+def _qkv_projections(
     sources: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return queries, keys and values; one product if all three come from the same tensor."""
+    """Return queries, keys and values; one product where all three come from the same tensor."""
     query, key, value = sources
     if query is key is value:
         return F.linear(query, weight, bias).chunk(3, -1)
@@ -51,7 +51,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `aten::_native_multi_head_attention`: (batch, queries, embed_dim), and the attention
+    """Return `aten::_native_multi_head_attention`: [batch, queries, embed_dim], and the attention
     weights.
 
     The weights are of all heads or their mean; without elements if `need_weights` is false.
@@ -59,10 +59,10 @@ def multi_head_attention(
     batch, size = query.shape[0], embed_dim // num_head
     q, k, v = (
         x.reshape(batch, -1, num_head, size).transpose(1, 2)
-        for x in _projections((query, key, value), qkv_weight, qkv_bias)
+        for x in _qkv_projections((query, key, value), qkv_weight, qkv_bias)
     )
     # As in ATen the query is scaled, not the scores.
-    scores = _masked(torch.matmul(q * size**-0.5, k.transpose(2, 3)), mask, mask_type)
+    scores = _mask_scores(torch.matmul(q * size**-0.5, k.transpose(2, 3)), mask, mask_type)
     weights = torch.softmax(scores, -1)
     joined = torch.matmul(weights, v).transpose(1, 2).reshape(batch, -1, embed_dim)
     projected = F.linear(joined, proj_weight, proj_bias)
@@ -98,7 +98,7 @@ def transformer_encoder_layer(
     Each has a residual connection and a layer normalisation before it (`norm_first`) or after.
     """
 
-    def attend(x: Tensor) -> Tensor:
+    def self_attention(x: Tensor) -> Tensor:
         """Return the self-attention of a sequence under the layer's mask."""
         attended, _ = multi_head_attention(
             x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
@@ -106,23 +106,23 @@ def transformer_encoder_layer(
         )  # fmt: skip
         return attended
 
-    def feed(x: Tensor) -> Tensor:
-        """Return the feed-forward block: two linear layers with an activation between them."""
+    def feed_forward(x: Tensor) -> Tensor:
+        """Return the feed-forward block: two linear layers with an activation between."""
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)
         inner = F.gelu(inner) if use_gelu else F.relu(inner)
         return F.linear(inner, ffn_weight_2, ffn_bias_2)
 
-    def first(x: Tensor) -> Tensor:
+    def norm_1(x: Tensor) -> Tensor:
         return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
 
-    def second(x: Tensor) -> Tensor:
+    def norm_2(x: Tensor) -> Tensor:
         return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
 
     if norm_first:
-        inside = src + attend(first(src))
-        return inside + feed(second(inside))
-    inside = first(src + attend(src))
-    return second(inside + feed(inside))
+        inside = src + self_attention(norm_1(src))
+        return inside + feed_forward(norm_2(inside))
+    inside = norm_1(src + self_attention(src))
+    return norm_2(inside + feed_forward(inside))
 
 
 __all__ = ["multi_head_attention", "transformer_encoder_layer"]

@@ -1,4 +1,4 @@
-"""The walk over a graph of PyTorch: its nodes in order, each through its row of the table."""
+"""Importer of an FX graph: its nodes in order, each through its row of the converter table."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from typing import cast
 import numpy as np
 import torch
 
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
-from ekiden.frontend.torch.node import Converter, Found, Node, describe
-from ekiden.frontend.torch.plain import same_as, twin_of
-from ekiden.frontend.torch.registry import find, find_complex, signature_of
-from ekiden.frontend.torch.symbols import Symbols, plain_name
+from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
+from ekiden.frontend.torch.node import ComplexResult, Converter, Node, describe
+from ekiden.frontend.torch.plain import functional_variant, same_as
+from ekiden.frontend.torch.registry import (
+    converter_signature,
+    require_complex_rule,
+    require_converter,
+)
+from ekiden.frontend.torch.symbols import SymbolTable, symbol_name
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr, SizeVar
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
-MISSING = object()
+FAILED_NODE = object()
 """Stands for what a node that has been reported would have given."""
 
 
-class Graph:
-    """A graph being imported: a program's, or a subgraph of a node."""
+class FxImporter:
+    """Importer of an FX graph: a program's, or a subgraph of a node."""
 
-    def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: Symbols) -> None:
+    def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: SymbolTable) -> None:
         self.module, self.walk, self.symbols = module, walk, symbols
         self.env: dict[torch.fx.Node, object] = {}
         self.same: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -43,42 +47,43 @@ class Graph:
         """The nodes that have an effect or are read."""
         self.generator: Value | None = None
         """What the next random numbers are drawn with; None where none may be drawn."""
-        self.is_of_many = False
+        self.is_vectorized = False
         """Whether a graph of single numbers is run for tensors of them."""
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
-        """Return its placeholders."""
+        """Return the placeholders."""
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
     def run(self, inputs: Sequence[object]) -> list[object]:
-        """Return the outputs for these inputs.
+        """Import the graph for these inputs; return its outputs.
 
         Raises:
             Unsupported: A node of the graph has been reported.
         """
         self.env.update(zip(self.inputs, inputs, strict=True))
-        self.run_nodes()
+        self.import_nodes()
         outputs = self.outputs()
-        if any(item is MISSING for item in outputs):
+        if any(item is FAILED_NODE for item in outputs):
             raise Unsupported("")
         return outputs
 
-    def inside(self, module: torch.fx.GraphModule) -> Graph:
-        """Return the importer of a subgraph of one of its nodes."""
-        return Graph(module, self.walk, self.symbols)
+    def inside(self, module: torch.fx.GraphModule) -> FxImporter:
+        """Return an importer of a subgraph of one of the nodes."""
+        return FxImporter(module, self.walk, self.symbols)
 
-    def run_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
-        """Import the nodes that anything needs; `results` are read in the place of the outputs.
-        Raises Unsupported for a node that is no call, input or output."""
-        self.live = _live(self.module.graph, results)
+    def import_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
+        """Import the live nodes; `results` replace the outputs as what is read. Raises Unsupported
+        for a node that is no call, input or output.
+        """
+        self.live = _live_nodes(self.module.graph, results)
         for node in self.module.graph.nodes:
             if node in self.env or node not in self.live:
                 continue  # an input, or what is given as one; what nobody reads
             if node.op == "get_attr":
-                self.env[node] = self._attribute(str(node.target))
+                self.env[node] = self._import_attribute(str(node.target))
             elif node.op == "call_function":
-                self._call(node)
+                self._import_call(node)
             elif node.op not in ("placeholder", "output"):
                 raise Unsupported(f"a node of the kind {node.op!r} in a graph of ATen")
 
@@ -90,7 +95,7 @@ class Graph:
         return [self.item(item) for item in items]
 
     def item(self, arg: object) -> object:
-        """Return an argument with its nodes replaced by what they were imported as."""
+        """Return an argument with its nodes replaced by their imported values."""
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
@@ -99,35 +104,37 @@ class Graph:
             return slice(*(self.item(a) for a in (arg.start, arg.stop, arg.step)))
         return arg
 
-    def _attribute(self, path: str) -> object:
+    def _import_attribute(self, path: str) -> object:
         attribute: object = self.module
         for name in path.split("."):
             attribute = getattr(attribute, name)
-        return value_of(attribute) if isinstance(attribute, torch.Tensor) else attribute
+        return tensor_constant(attribute) if isinstance(attribute, torch.Tensor) else attribute
 
     # Calls.
 
-    def _call(self, node: torch.fx.Node) -> None:
+    def _import_call(self, node: torch.fx.Node) -> None:
         args = [self.item(a) for a in node.args]
         kwargs = {k: self.item(v) for k, v in node.kwargs.items()}
         # Stays so if the conversion is reported, so that its users are skipped and only the cause
         # is listed.
-        self.env[node] = MISSING
-        flat = list(_flat([*args, *kwargs.values()]))
-        if any(item is MISSING for item in flat):
+        self.env[node] = FAILED_NODE
+        flat = list(_flatten([*args, *kwargs.values()]))
+        if any(item is FAILED_NODE for item in flat):
             return  # made by a node that has already been reported
         names = self._names(node)
         self.scope.used.update(filter(None, names))
         tensors = {n.name: v for n in node.all_input_nodes if isinstance(v := self.env[n], Value)}
         with self.walk.at(describe(node), tensors):
-            self.env[node] = self._converted(node, args, kwargs, flat, names)
+            self.env[node] = self._convert_call(node, args, kwargs, flat, names)
         before = same_as(node)
         if before is not None:  # what was written is what the tensor is now, by all its names
+            # An in-place operator and its input are one tensor: after the write both names mean the
+            # new value.
             alike = self.same[node] = self.same.setdefault(before, [before])
             alike.append(node)
             self.env.update(dict.fromkeys(alike, self.env[node]))
 
-    def _converted(
+    def _convert_call(
         self,
         node: torch.fx.Node,
         args: Sequence[object],
@@ -147,23 +154,23 @@ class Graph:
             return self.symbols.scalar(meta)
         inputs = [v for v in flat if isinstance(v, Value)]
         view = Node(node, inputs, self.scope, self.symbols, names, self)
-        if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
-            plain = [_as_tensor(view, at, arg) for at, arg in enumerate(args)]
-            return self._complex(view, find_complex(node.target)(view, *plain, **kwargs))
-        convert = find(twin_of(node.target) or node.target)
+        if any(isinstance(v, ComplexValue) for v in flat) or _has_complex_result(meta):
+            plain = [_complex_argument(view, at, arg) for at, arg in enumerate(args)]
+            return self._bind_complex(
+                view, require_complex_rule(node.target)(view, *plain, **kwargs)
+            )
+        convert = require_converter(functional_variant(node.target) or node.target)
         _check_arguments(convert, view, args, kwargs)
         result = convert(view, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
-        return self._named(node, cast(Result, result), names)
+        return self._bind_outputs(node, cast(Result, result), names)
 
-    def _complex(self, node: Node, converted: Found) -> object:
-        """Bind the results of a complex rule: (real, imaginary), each one tensor or several, or
-        something real.
-        """
+    def _bind_complex(self, node: Node, converted: ComplexResult) -> object:
+        """Bind the results of a complex rule: pairs (real, imaginary), or something real."""
         names = list(node.output_names)
         if not isinstance(converted, tuple):
-            return self._named(node.fx, converted, names)
+            return self._bind_outputs(node.fx, converted, names)
         sides = []
         for suffix, component in zip(("real", "imag"), converted, strict=True):
             own = [name and f"{name}.{suffix}" for name in names]
@@ -171,33 +178,35 @@ class Graph:
             values = self.walk.outputs(component, own)
             sides.append([values.get(name) for name in own])
         pairs = [
-            None if a is None or b is None else Complex(a, b) for a, b in zip(*sides, strict=True)
+            None if a is None or b is None else ComplexValue(a, b)
+            for a, b in zip(*sides, strict=True)
         ]
         return pairs if isinstance(node.meta, (list, tuple)) else pairs[0]
 
     def _names(self, node: torch.fx.Node) -> list[str]:
-        """Return a name for each output that is used; "" for the others."""
+        """Return a name for each used output; "" for the others."""
         meta = node.meta.get("val")
         if not isinstance(meta, (list, tuple)):
             return [node.name]
         users = [u for u in node.users if u in self.live]
         picks = [u for u in users if u.target is operator.getitem and u.args[0] is node]
+        # Something reads the tuple as a whole, so every output needs a name.
         if len(picks) < len(users):
             return [f"{node.name}.{i}" for i in range(len(meta))]
         used = {u.args[1] for u in picks}
         return [f"{node.name}.{i}" if i in used else "" for i in range(len(meta))]
 
-    def _named(self, node: torch.fx.Node, result: Result, names: Sequence[str]) -> object:
-        """Bind the outputs as values of the dtypes that PyTorch inferred, and name new
-        data-dependent symbols.
+    def _bind_outputs(self, node: torch.fx.Node, result: Result, names: Sequence[str]) -> object:
+        """Bind outputs as values of the dtypes that PyTorch inferred, and name new data-dependent
+        symbols.
         """
         meta = node.meta.get("val")
         metas = meta if isinstance(meta, (list, tuple)) else [meta]
         if isinstance(result, Expr) and not isinstance(meta, (list, tuple)):
-            result = self._cast(result, meta)
+            result = self._cast_to_inferred(result, meta)
         elif isinstance(result, Sequence):
             pairs = zip(result, metas, strict=False)
-            result = [self._cast(r, m) if isinstance(r, Expr) else r for r, m in pairs]
+            result = [self._cast_to_inferred(r, m) if isinstance(r, Expr) else r for r, m in pairs]
         bound = self.walk.outputs(result, names)
         values = [bound.get(name) for name in names]
         for value, output_meta in zip(values, metas, strict=False):
@@ -205,7 +214,7 @@ class Graph:
                 self.learn(value, output_meta)
         return values if isinstance(meta, (list, tuple)) else values[0]
 
-    def _cast(self, expr: Expr, meta: object) -> Expr:
+    def _cast_to_inferred(self, expr: Expr, meta: object) -> Expr:
         if not isinstance(meta, torch.Tensor):
             return expr
         dtype = from_torch_dtype(meta.dtype)
@@ -215,70 +224,71 @@ class Graph:
         return expr
 
     def learn(self, value: Value, meta: torch.Tensor) -> None:
-        """Note what the symbols of a shape are, where they are seen for the first time."""
+        """Bind the symbols of a shape to dimensions where they occur first."""
         # A scalar graph run on whole tensors has other shapes than it was traced with.
-        if self.is_of_many:
+        if self.is_vectorized:
             return
         for dim, size in zip(value.type.shape, meta.shape, strict=True):
-            name = plain_name(size)
+            name = symbol_name(size)
             if name is not None and name not in self.symbols.known and _is_named(dim):
                 self.symbols.known[name] = dim
 
 
-def _live(graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None) -> set[torch.fx.Node]:
+def _live_nodes(
+    graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None
+) -> set[torch.fx.Node]:
     live: set[torch.fx.Node] = set(results or ())
     for node in reversed(graph.nodes):
         if node.op == "output" and results is not None:
             continue
+        # In reverse order all users of a node have been decided before the node itself.
         if node.is_impure() or not live.isdisjoint(node.users):
             live.add(node)
     return live
 
 
-def value_of(tensor: torch.Tensor) -> Value | Complex:
-    """Return a tensor as a constant, a complex one as two. Raises Unsupported as
-    `array_of` does.
-    """
-    if tensor.dtype not in PARTS:
+def tensor_constant(tensor: torch.Tensor) -> Value | ComplexValue:
+    """Return a tensor as a constant; a complex one as two."""
+    if tensor.dtype not in COMPLEX_PART_DTYPES:
         return constant(array_of(tensor))
     plain = tensor.detach().resolve_conj()
     real, imaginary = (constant(array_of(p.contiguous())) for p in (plain.real, plain.imag))
-    return Complex(real, imaginary)
+    return ComplexValue(real, imaginary)
 
 
 def _check_arguments(
     convert: Converter, node: Node, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise Unsupported for an argument that a converter does not know."""
+    """Raise Unsupported for an argument that a converter lacks."""
     try:
-        signature_of(convert).bind(node, *args, **kwargs)
+        converter_signature(convert).bind(node, *args, **kwargs)
     except TypeError as error:
         node.unsupported(f"it is given what is not known here: {error}")
 
 
-def _as_tensor(node: Node, at: int, arg: object) -> object:
-    """Return a complex number in the place of a tensor (`_conj(1j)`) as one; others as they are."""
+def _complex_argument(node: Node, at: int, arg: object) -> object:
+    """Return a complex number in the place of a tensor (`_conj(1j)`) as a tensor."""
     target = node.fx.target
     if not isinstance(arg, complex) or not isinstance(target, torch._ops.OpOverload):
         return arg
     if not isinstance(target._schema.arguments[at].type, torch.TensorType):
         return arg
     dtype = to_numpy(node.part_dtype)
-    return Complex(constant(np.array(arg.real, dtype)), constant(np.array(arg.imag, dtype)))
+    return ComplexValue(constant(np.array(arg.real, dtype)), constant(np.array(arg.imag, dtype)))
 
 
-def _gives_complex(meta: object) -> bool:
+def _has_complex_result(meta: object) -> bool:
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
-    return any(isinstance(m, torch.Tensor) and m.dtype in PARTS for m in metas)
+    return any(isinstance(m, torch.Tensor) and m.dtype in COMPLEX_PART_DTYPES for m in metas)
 
 
 def _is_named(dim: PrimExpr) -> bool:
     return isinstance(dim, SizeVar)
 
 
-def _flat(items: Sequence[object]) -> Iterator[object]:
+def _flatten(items: Sequence[object]) -> Iterator[object]:
     for item in items:
         if isinstance(item, (list, tuple)):
-            yield from _flat(item)
+            yield from _flatten(item)
         else:
             yield item

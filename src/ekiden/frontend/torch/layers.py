@@ -1,8 +1,9 @@
-"""Recurrent layers that stay whole while PyTorch traces a module.
+"""Custom operators that keep recurrent layers whole while PyTorch traces a module.
 
 PyTorch's own definitions of `torch.lstm`, `gru` and `rnn_*` run step by step wherever it traces: a
 number of steps that is symbolic becomes the example's, and graphs of torch.compile have every step.
-Operators of our own stand in for them: `whole_layers` where torch.export traces, `keep_layers` in a
+Operators of our own stand in for them: `keep_whole_layers` where torch.export traces,
+`replace_recurrent_layers` in a
 graph of torch.compile that no gradient goes through. Run eagerly they are PyTorch's.
 
 Packed sequences, whose sizes are data, stay padded beside their lengths where torch.export traces;
@@ -21,19 +22,19 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.overrides import TorchFunctionMode
 
 _LIBRARY: Any = torch.library.Library("ekiden", "FRAGMENT")  # type: ignore[no-untyped-call]
-_REST = (
+_COMMON_SCHEMA = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
     "bool bidirectional, bool batch_first, Tensor? lengths=None"
 )
-_KINDS: Mapping[str, int] = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
+_STATE_COUNTS: Mapping[str, int] = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
 """Layer -> how many states it has."""
-BATCH_FIRST = 8
+BATCH_FIRST_INDEX = 8
 """The place of that argument, which layers of packed sequences have not."""
 
 
-def _eager(name: str, data: Tensor, *args: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
-    """Run the layer with PyTorch's own function; `lengths`, of packed sequences only, are in
-    descending order.
+def _eager_layer(name: str, data: Tensor, *args: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
+    """Run a layer by PyTorch's own function; `lengths`, of packed sequences only, are in descending
+    order.
     """
     function = getattr(torch, name)
     if lengths is None:
@@ -46,7 +47,13 @@ def _eager(name: str, data: Tensor, *args: Any, lengths: Tensor | None = None) -
     return (pad_packed_sequence(repacked, total_length=len(data))[0], *states)
 
 
-def _fake(count: int, data: Tensor, states: Any, *args: Any, **_: object) -> tuple[Tensor, ...]:  # noqa: ANN401
+def _fake_layer(
+    count: int,
+    data: Tensor,
+    states: Any,  # noqa: ANN401
+    *args: Any,  # noqa: ANN401
+    **_: object,
+) -> tuple[Tensor, ...]:
     """Return empty tensors of the result shapes: all hidden states, then each final state."""
     begin = [states] if isinstance(states, Tensor) else list(states)
     directions, batch = 2 if args[5] else 1, data.shape[0 if args[6] else 1]
@@ -55,43 +62,42 @@ def _fake(count: int, data: Tensor, states: Any, *args: Any, **_: object) -> tup
     return (every, *ends)
 
 
-def _defined(name: str, count: int) -> torch._ops.OpOverload:
+def _define_operator(name: str, count: int) -> torch._ops.OpOverload:
     states = "Tensor[] hx" if count > 1 else "Tensor hx"
     results = ", ".join(["Tensor"] * (1 + count))
-    _LIBRARY.define(f"{name}(Tensor input, {states}, {_REST}) -> ({results})")
-    _LIBRARY.impl(name, partial(_eager, name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"ekiden::{name}", partial(_fake, count), lib=_LIBRARY)
+    _LIBRARY.define(f"{name}(Tensor input, {states}, {_COMMON_SCHEMA}) -> ({results})")
+    _LIBRARY.impl(name, partial(_eager_layer, name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"ekiden::{name}", partial(_fake_layer, count), lib=_LIBRARY)
     overload: torch._ops.OpOverload = getattr(torch.ops.ekiden, name).default
     return overload
 
 
-_WHOLE: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
+_LAYER_OPERATORS: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
     theirs: ours
-    for name, count in _KINDS.items()
-    for ours in (_defined(name, count),)
+    for name, count in _STATE_COUNTS.items()
+    for ours in (_define_operator(name, count),)
     for theirs in (getattr(torch, name), getattr(torch.ops.aten, name).input)
 }
 """How a layer is called -> what stands in for it."""
 
 
-def _whole(target: object, args: Sequence[Any]) -> torch._ops.OpOverload | None:
-    """Return the operator that stands for a call of a layer, None if dropout is drawn between its
-    layers.
-    """
-    operator = _WHOLE.get(target) if callable(target) else None
-    if operator is None or len(args) <= BATCH_FIRST:
+def _layer_operator(target: object, args: Sequence[Any]) -> torch._ops.OpOverload | None:
+    """Return the whole-layer operator of a call; None if dropout is drawn between its layers."""
+    operator = _LAYER_OPERATORS.get(target) if callable(target) else None
+    if operator is None or len(args) <= BATCH_FIRST_INDEX:
         return None
     dropout, is_training = args[5 + _is_packed(args)], args[6 + _is_packed(args)]
+    # Dropout between layers draws random numbers, which the whole-layer operator does not.
     return None if is_training and dropout > 0 else operator
 
 
 def _is_packed(args: Sequence[Any]) -> bool:
-    """Return whether a layer is over packed sequences, whose batch sizes precede the states."""
+    """Return whether a layer takes packed sequences, whose batch sizes precede the states."""
     return not isinstance(args[3], bool)
 
 
-class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """A torch function mode that keeps recurrent layers whole while torch.export traces."""
+class keep_whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
+    """Torch function mode that keeps recurrent layers whole while torch.export traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,25 +117,25 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
             return func(*args, **kwargs)
         if func == torch._VF._pack_padded_sequence:
             data, lengths, batch_first = args
-            return self._packed(data.transpose(0, 1) if batch_first else data, lengths)
+            return self._pack(data.transpose(0, 1) if batch_first else data, lengths)
         if func == Tensor.__getitem__ and id(args[0]) in self.padded and args[1:] == (0,):
             return self.padded[id(args[0])][1].shape[1]  # the batch: each sequence has a step
-        operator = _whole(func, args)
+        operator = _layer_operator(func, args)
         if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:
-            return self._unpacked(*args)
+            return self._unpack(*args)
         if operator is None or not _is_packed(args):
             return (operator or func)(*args)
         if id(args[0]) not in self.padded:
             return func(*args)
         _, data, lengths = self.padded[id(args[0])]
         every, *states = operator(data, *args[2:], False, lengths=lengths)
-        return (self._packed(every, lengths)[0], *states)
+        return (self._pack(every, lengths)[0], *states)
 
-    def _packed(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return packed data [sum of lengths, ..] step by step, and the number of sequences at each
-        step.
+    def _pack(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Pack data step by step to [sum of lengths, ...]; return also the number of sequences at
+        each step.
         """
-        is_there = _is_there(padded, lengths)
+        is_there = _step_mask(padded, lengths)
         check: Callable[[bool], None] = torch._check
         longest = lengths.max().item()
         check(longest >= 1)
@@ -140,11 +146,11 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         self.padded |= {id(tensor): (tensor, padded, lengths) for tensor in (data, sizes)}
         return data, sizes
 
-    def _unpacked(
+    def _unpack(
         self, data: Tensor, sizes: Tensor, batch_first: bool, fill: float, total: int | torch.SymInt
     ) -> tuple[Tensor, Tensor]:
         _, padded, lengths = self.padded[id(data)]
-        is_there = _is_there(padded, lengths)
+        is_there = _step_mask(padded, lengths)
         is_there = is_there.reshape(*is_there.shape, *[1] * (padded.dim() - 2))
         data_out = torch.where(is_there, padded, fill)
         steps: int | torch.SymInt = data_out.shape[0]
@@ -156,8 +162,8 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         return data_out.transpose(0, 1) if batch_first else data_out, lengths
 
 
-def _is_there(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask [steps, batch]: whether a sequence reaches a step."""
+def _step_mask(padded: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mask [steps, batch] of steps that a sequence reaches."""
     return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
 
 
@@ -167,9 +173,9 @@ def wants_gradients(inputs: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and is_traced
 
 
-def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
-    """Replace recurrent layers of a TorchDynamo graph and its subgraphs by whole operators, if no
-    gradient is needed.
+def replace_recurrent_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
+    """Replace the recurrent layers of a TorchDynamo graph by whole operators, if no gradient is
+    needed.
     """
     # The whole-layer operators have no backward formula.
     if wants_gradients(inputs):
@@ -178,17 +184,17 @@ def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
         if not isinstance(submodule, torch.fx.GraphModule):
             continue
         for node in submodule.graph.nodes:
-            operator = None if node.kwargs else _whole(node.target, node.args)
+            operator = None if node.kwargs else _layer_operator(node.target, node.args)
             if operator is not None and not _is_packed(node.args):
                 node.target = operator
                 submodule.recompile()
 
 
-_DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
+_DROPOUT_FUNCTIONS = (torch.nn.functional.dropout, torch.dropout)
 
 
-def pass_idle_dropouts(module: torch.fx.GraphModule) -> None:
-    """Remove dropouts that drop nothing from a graph of TorchDynamo.
+def remove_idle_dropouts(module: torch.fx.GraphModule) -> None:
+    """Remove dropouts that drop nothing from a TorchDynamo graph.
 
     They return their input itself, which PyTorch's compilers would copy.
     """
@@ -196,17 +202,22 @@ def pass_idle_dropouts(module: torch.fx.GraphModule) -> None:
         if not isinstance(submodule, torch.fx.GraphModule):
             continue
         for node in submodule.graph.nodes:
-            if node.target in _DROPOUTS and _drops_nothing(node):
+            if node.target in _DROPOUT_FUNCTIONS and _is_idle_dropout(node):
                 node.replace_all_uses_with(node.args[0])
                 submodule.graph.erase_node(node)
         submodule.recompile()
 
 
-def _drops_nothing(node: torch.fx.Node) -> bool:
-    names = ("input", "p", "training" if node.target is _DROPOUTS[0] else "train")
+def _is_idle_dropout(node: torch.fx.Node) -> bool:
+    names = ("input", "p", "training" if node.target is _DROPOUT_FUNCTIONS[0] else "train")
     bound = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     is_input = bool(node.args) and isinstance(node.args[0], torch.fx.Node)
     return is_input and bool(bound["p"] == 0 or bound[names[2]] is False)
 
 
-__all__ = ["keep_layers", "pass_idle_dropouts", "wants_gradients", "whole_layers"]
+__all__ = [
+    "keep_whole_layers",
+    "remove_idle_dropouts",
+    "replace_recurrent_layers",
+    "wants_gradients",
+]

@@ -1,4 +1,4 @@
-"""A node of a graph of PyTorch as converters see it.
+"""FX node as converters see it, and the rows of the converter table.
 
 A converter is called with the node, the arguments in their places and those given by name:
 
@@ -20,25 +20,27 @@ import torch
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common import sizes
-from ekiden.frontend.common.libraries import shown
+from ekiden.frontend.common.libraries import format_source_line
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.dtype import DTYPES, PARTS, from_torch_dtype
-from ekiden.frontend.torch.symbols import Scalar, Symbols
+from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, TORCH_DTYPES, from_torch_dtype
+from ekiden.frontend.torch.symbols import Scalar, SymbolTable
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, Shape, as_attr, known
+from ekiden.topi.dimensions import Dim, Shape, as_attr, known_int
 
 Operand: TypeAlias = Value | Scalar
 Converter: TypeAlias = Callable[..., "Result | Scalar | list[PrimExpr] | None"]
-Found: TypeAlias = Result | tuple[Result, Result]
+ComplexResult: TypeAlias = Result | tuple[Result, Result]
 """Something real, or the two parts of what is complex."""
-Rule: TypeAlias = Callable[..., Found]
+ComplexRule: TypeAlias = Callable[..., ComplexResult]
 """What is done to complex numbers: (node, arguments in their places, those by name)."""
-Row: TypeAlias = tuple[str, Converter] | tuple[str, Converter, Callable[[Converter], Rule]]
+ConverterRow: TypeAlias = (
+    tuple[str, Converter] | tuple[str, Converter, Callable[[Converter], ComplexRule]]
+)
 """(name and overload, "add.Tensor"; converter; what it does to complex numbers, if it takes them:
 see `ekiden.frontend.torch.complex`): the name alone for all overloads."""
 
@@ -55,35 +57,40 @@ def describe(node: torch.fx.Node) -> str:
     """Return a node for messages, `aten.relu.default 'relu_1'`, with the user's source line if
     known.
     """
-    location = source(node)
+    location = user_source_line(node)
     return f"{target_name(node.target)} '{node.name}'" + (f" ({location})" if location else "")
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?\s*([^\n]*)')
-_OURS = ("torch/", "<eval_with_key>", "<frozen", os.path.dirname(torch.__file__) + os.sep)
+_FRAME_PATTERN = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?\s*([^\n]*)')
+_FRAMEWORK_PATHS = (
+    "torch/",
+    "<eval_with_key>",
+    "<frozen",
+    os.path.dirname(torch.__file__) + os.sep,
+)
 
 
-def source(node: torch.fx.Node) -> str:
+def user_source_line(node: torch.fx.Node) -> str:
     """Return the innermost source line outside PyTorch that made a node, `model.py:12: y =
     x.relu()`.
     """
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    mine = [f for f in frames if not f[0].startswith(_OURS)]
+    frames = _FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
+    mine = [f for f in frames if not f[0].startswith(_FRAMEWORK_PATHS)]
     if not mine:
         return ""
     file, line, code = mine[-1]
-    return shown(file, line, code)
+    return format_source_line(file, line, code)
 
 
 class Node(common.Node):
-    """A node of an FX graph as converters see it."""
+    """FX node as converters see it."""
 
     def __init__(
         self,
         fx: torch.fx.Node,
         inputs: Sequence[Value | None],
         scope: Scope,
-        symbols: Symbols,
+        symbols: SymbolTable,
         output_names: Sequence[str],
         graph: object = None,
     ) -> None:
@@ -102,19 +109,21 @@ class Node(common.Node):
     def out_dtype(self) -> str:
         """Return the dtype of the (first) output; of a complex one, that of its parts."""
         dtype = self._first.dtype
-        return from_torch_dtype(PARTS.get(dtype, dtype))
+        return from_torch_dtype(COMPLEX_PART_DTYPES.get(dtype, dtype))
 
     @property
     def is_complex(self) -> bool:
         """Return whether the (first) output is complex."""
-        return self._first.dtype in PARTS
+        return self._first.dtype in COMPLEX_PART_DTYPES
 
     @property
     def part_dtype(self) -> str:
-        """Return the part dtype of the complex output, else of a complex input."""
+        """Return the dtype of the parts of the complex output, or else of a complex input."""
         metas = [self._first, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
-        dtypes = [m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in PARTS]
-        return from_torch_dtype(PARTS[dtypes[0]]) if dtypes else self.out_dtype
+        dtypes = [
+            m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in COMPLEX_PART_DTYPES
+        ]
+        return from_torch_dtype(COMPLEX_PART_DTYPES[dtypes[0]]) if dtypes else self.out_dtype
 
     @property
     def _first(self) -> torch.Tensor:
@@ -131,7 +140,7 @@ class Node(common.Node):
 
     # Arguments.
 
-    def of(self, value: Operand, dtype: str = "") -> Expr:
+    def as_expr(self, value: Operand, dtype: str = "") -> Expr:
         """Return a tensor or number as an expression, cast to `dtype` if one is given."""
         if isinstance(value, Value):
             expr = self.scope.expr(value)
@@ -143,26 +152,26 @@ class Node(common.Node):
         if not dtype:
             dtype = "bool" if isinstance(value, bool) else ""
             dtype = dtype or ("int64" if isinstance(value, int) else "float32")
-        return const(_wrapped(value, dtype), dtype)
+        return const(_wrap_integer(value, dtype), dtype)
 
-    def promoted(self, *values: Operand) -> str:
-        """Return the dtype that PyTorch promotes these operands to."""
-        return common_dtype(values)
+    def promoted_dtype(self, *values: Operand) -> str:
+        """Return the dtype to which PyTorch promotes these operands."""
+        return promote_dtypes(values)
 
     def size(self, value: object) -> Dim:
-        """Return a size argument as attributes store it."""
+        """Return a size argument as a dimension."""
         if isinstance(value, Value):
             (size,) = self.dims_of(value)
             return size
         return value if isinstance(value, PrimExpr) else int(value)  # type: ignore[call-overload]
 
     def sizes(self, values: Sequence[object]) -> tuple[Dim, ...]:
-        """Return size arguments as attributes store them."""
+        """Return size arguments as dimensions."""
         return as_attr(self.size(v) for v in values)
 
     def dims_of(self, value: Value) -> tuple[Dim, ...]:
         """Return the elements of a tensor of known length as dimensions."""
-        dims = sizes.dims(self.scope, value)
+        dims = sizes.named_dims(self.scope, value)
         return self.unsupported("a vector of known length expected") if dims is None else dims
 
     def number(self, value: Scalar | None, what: str) -> int | float:
@@ -173,15 +182,16 @@ class Node(common.Node):
 
     def static(self, shape: Shape, what: str) -> tuple[int, ...]:
         """Return a shape whose extents must be constant. Raises Unsupported otherwise."""
-        numbers = [known(d) for d in shape]
+        numbers = [known_int(d) for d in shape]
         if None in numbers:
             self.unsupported(f"{what} must have constant extents")
         return tuple(n for n in numbers if n is not None)
 
 
-def _wrapped(value: float, dtype: str) -> float:
-    """Return a number wrapped around to an integer dtype, without an error for one out of range."""
+def _wrap_integer(value: float, dtype: str) -> float:
+    """Wrap a number to an integer dtype, without an error for one out of range."""
     if is_int(dtype) and dtype in _NUMPY_INTS and not isinstance(value, bool):
+        # Like ATen, an integer that does not fit its dtype wraps around.
         return int(np.array(int(value)).astype(dtype))
     return value
 
@@ -189,7 +199,7 @@ def _wrapped(value: float, dtype: str) -> float:
 _NUMPY_INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
-def _category(value: Operand) -> int:
+def _promotion_category(value: Operand) -> int:
     """Return PyTorch's promotion category: 0 for bool, 1 for integers, 2 for floats."""
     if isinstance(value, Value):
         dtype = value.type.dtype
@@ -200,8 +210,8 @@ def _category(value: Operand) -> int:
     return 0 if dtype == "bool" else 2 if is_float(dtype) else 1
 
 
-def common_dtype(values: Sequence[Operand]) -> str:
-    """Return the dtype of PyTorch's type promotion.
+def promote_dtypes(values: Sequence[Operand]) -> str:
+    """Return the result dtype of PyTorch's type promotion.
 
     Tensors with dimensions decide, then zero-dimensional tensors, then numbers, each only if of a
     higher category.
@@ -209,24 +219,30 @@ def common_dtype(values: Sequence[Operand]) -> str:
     tiers: list[list[Operand]] = [[], [], []]
     for value in values:
         is_tensor = isinstance(value, Value)
+        # PyTorch ranks tensors with dimensions above those of rank 0, and both above Python
+        # numbers.
         tiers[2 if not is_tensor else 0 if value.type.shape else 1].append(value)  # type: ignore[union-attr]
     dtype, best_category = "", -1
     for tier in tiers:
-        category = max(map(_category, tier), default=-1)
+        category = max(map(_promotion_category, tier), default=-1)
         if category <= best_category:
             continue
-        dtypes = {v.type.dtype for v in tier if isinstance(v, Value) and _category(v) == category}
+        dtypes = {
+            v.type.dtype
+            for v in tier
+            if isinstance(v, Value) and _promotion_category(v) == category
+        }
         if dtypes:
-            dtype = _joined(dtypes)
+            dtype = _promote_within_category(dtypes)
         else:
             dtype = ("bool", "int64", "float32")[category]
         best_category = category
     return dtype or "float32"
 
 
-def _joined(dtypes: set[str]) -> str:
+def _promote_within_category(dtypes: set[str]) -> str:
     """Return the dtype that holds all of these, which are of one category."""
-    ours = {ours: theirs for theirs, ours in DTYPES.items()}
+    ours = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
     joined = None
     for name in dtypes:
         torch_dtype = ours[name]

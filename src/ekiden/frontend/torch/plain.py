@@ -1,5 +1,5 @@
-"""Programs that can be imported as torch.export wrote them, without PyTorch's decomposition and
-functionalisation pass, which takes most of the time of an import.
+"""Test of programs that can be imported as exported, without PyTorch's decomposition and
+functionalization passes.
 
 Such a program has operators of the table alone, and writes into no tensor that is read through
 another alias afterwards: `y.relu_()` then makes a new value, which `y` denotes from there on.
@@ -12,17 +12,17 @@ from collections import defaultdict
 import torch
 from torch.export import ExportedProgram
 
-from ekiden.frontend.torch.converters.pointwise import same
-from ekiden.frontend.torch.draws import argument, is_random
-from ekiden.frontend.torch.registry import converter_of
+from ekiden.frontend.torch.converters.pointwise import identity_cast
+from ekiden.frontend.torch.draws import argument_value, draws_random
+from ekiden.frontend.torch.registry import find_converter
 from ekiden.runtime.lazy_dataclass import dataclass
 
-TRAINING = ("train", "training")
+TRAINING_ARGUMENTS = ("train", "training")
 """Arguments of operators that do something else, and write more than they say, where they are
 true."""
 
 
-def twin_of(target: object) -> object:
+def functional_variant(target: object) -> object:
     """Return the functional variant of an in-place operator: `aten.add.Tensor` for
     `aten.add_.Tensor`.
 
@@ -39,26 +39,26 @@ def twin_of(target: object) -> object:
     return getattr(packet, target._overloadname, None)
 
 
-def is_plain(program: ExportedProgram) -> bool:
+def is_directly_importable(program: ExportedProgram) -> bool:
     """Return whether a program can be imported as exported."""
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    return all(map(_is_known, calls)) and _writes_are_seen_once(program.graph)
+    return all(map(_has_converter, calls)) and _writes_are_unobserved(program.graph)
 
 
-def _is_known(node: torch.fx.Node) -> bool:
+def _has_converter(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):  # getitem and sizes, not graphs in a node
         return not isinstance(target, torch._ops.HigherOrderOperator)
     if target._schema.is_mutable:
-        twin = twin_of(target)
-        return twin is not None and converter_of(twin) is not None and not is_random(node)
-    return converter_of(target) is not None and not any(argument(node, name) for name in TRAINING)
+        twin = functional_variant(target)
+        return twin is not None and find_converter(twin) is not None and not draws_random(node)
+    return find_converter(target) is not None and not any(
+        argument_value(node, name) for name in TRAINING_ARGUMENTS
+    )
 
 
-def _storages(node: torch.fx.Node) -> list[int]:
-    """Return the identities of the storages behind a node's results, as torch.export inferred;
-    views share theirs.
-    """
+def _storage_ids(node: torch.fx.Node) -> list[int]:
+    """Return the ids of the storages behind a node's results; views share theirs."""
     meta = node.meta.get("val")
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
     tensors = [m for m in metas if isinstance(m, torch.Tensor) and m.layout == torch.strided]
@@ -66,21 +66,21 @@ def _storages(node: torch.fx.Node) -> list[int]:
 
 
 def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node that has the very same tensor: an in-place operator's target, or an idle
+    """Return the node whose very tensor this one returns: an in-place operator's target, or an idle
     dropout's input.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    is_dropout = converter_of(target) is same and argument(node, "train") is False
-    is_same = twin_of(target) is not None or is_dropout
+    is_dropout = find_converter(target) is identity_cast and argument_value(node, "train") is False
+    is_same = functional_variant(target) is not None or is_dropout
     source = node.args[0] if is_same and node.args else None
     return source if isinstance(source, torch.fx.Node) else None
 
 
 @dataclass(eq=False, slots=True)
-class _Named:
-    """A tensor and all nodes that are names of it."""
+class _TensorUses:
+    """Uses of one tensor under all its names."""
 
     read: int
     """Where it is read last."""
@@ -88,32 +88,32 @@ class _Named:
     """Whether it is an input or a weight."""
 
 
-def _writes_are_seen_once(graph: torch.fx.Graph) -> bool:
-    """Return whether every in-place write is seen only through its result and names of the very
-    same tensor.
+def _writes_are_unobserved(graph: torch.fx.Graph) -> bool:
+    """Return whether each in-place write is observed only through its result and names of the same
+    tensor.
 
     Writes into an input or a weight do not qualify.
     """
     position = {node: i for i, node in enumerate(graph.nodes)}
     canonical: dict[int, int] = {}
     """Memory that torch.export inferred as new -> whose it is."""
-    of: dict[torch.fx.Node, _Named] = {}
-    sharing: dict[int, list[_Named]] = defaultdict(list)
+    of: dict[torch.fx.Node, _TensorUses] = {}
+    sharing: dict[int, list[_TensorUses]] = defaultdict(list)
     for node in position:
         last = max((position[u] for u in node.users), default=-1)
-        own, before = _storages(node), same_as(node)
+        own, before = _storage_ids(node), same_as(node)
         if before is None:
-            of[node] = _Named(last, node.op != "call_function")
+            of[node] = _TensorUses(last, node.op != "call_function")
             for memory in own:
                 sharing[canonical.get(memory, memory)].append(of[node])
             continue
         tensor = of[node] = of[before]
         tensor.read = max(tensor.read, last)
-        theirs = [canonical.get(memory, memory) for memory in _storages(before)]
-        if twin_of(node.target) is None:
+        theirs = [canonical.get(memory, memory) for memory in _storage_ids(before)]
+        if functional_variant(node.target) is None:
             canonical.update(zip(own, theirs, strict=True))
             continue
-        if own != _storages(before):  # as in programs that were saved
+        if own != _storage_ids(before):  # as in programs that were saved
             return False
         for memory in theirs:
             aliases = [named for named in sharing[memory] if named is not tensor]
@@ -125,4 +125,4 @@ def _writes_are_seen_once(graph: torch.fx.Graph) -> bool:
     return True
 
 
-__all__ = ["is_plain", "same_as", "twin_of"]
+__all__ = ["functional_variant", "is_directly_importable", "same_as"]

@@ -1,4 +1,4 @@
-"""From an exported program to a module: its inputs and weights, its graph, its outputs."""
+"""Import of an exported program: inputs and weights, graph, outputs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ekiden.frontend.common import sizes
-from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.facts import Facts, settled
-from ekiden.frontend.common.imported import INITIAL, ImportedModule
-from ekiden.frontend.common.main import Main, initial_state
+from ekiden.frontend.common.complex import ComplexValue
+from ekiden.frontend.common.facts import DimFacts, import_to_fixpoint
+from ekiden.frontend.common.imported import INITIAL_STATE_FUNCTION, ImportedModule
+from ekiden.frontend.common.main import MainBuilder, initial_state
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.spans import with_span
 from ekiden.frontend.common.unsupported import Unsupported
-from ekiden.frontend.common.value import Value, clean_name, constant, known
+from ekiden.frontend.common.value import Value, constant, known, sanitize_name
 from ekiden.frontend.common.walk import Walk
-from ekiden.frontend.torch.draws import is_random
-from ekiden.frontend.torch.dtype import PARTS, array_of, from_torch_dtype
-from ekiden.frontend.torch.graph import Graph, value_of
-from ekiden.frontend.torch.symbols import Symbols, derived_name, plain_name
+from ekiden.frontend.torch.draws import draws_random
+from ekiden.frontend.torch.dtype import COMPLEX_PART_DTYPES, array_of, from_torch_dtype
+from ekiden.frontend.torch.graph import FxImporter, tensor_constant
+from ekiden.frontend.torch.symbols import SymbolTable, sole_symbol_name, symbol_name
 from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.prim import GE, LE, PrimExpr, Var, binary
+from ekiden.ir.prim import GE, LE, PrimExpr, Var, fold_binary
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
@@ -36,10 +36,10 @@ from ekiden.runtime.errors import ImportModelError, UnsupportedError
 from ekiden.topi.dimensions import as_dim
 from ekiden.topi.random import threefry_key
 
-GENERATOR = "random_generator"
+GENERATOR_STATE = "random_generator"
 """The state that random numbers are drawn from, among the buffers that a program changes."""
 
-_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+_MUTATION_KINDS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 """Outputs that are what a module's own tensor is after a run: a buffer, or a parameter, which
 programs without gradients may write too."""
 
@@ -51,7 +51,7 @@ def import_program(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """Return a module whose `main` computes a program of torch.export.
+    """Import a torch.export program as a module whose `main` computes it.
 
     Its operators may be core ATen or any others that the table has. Weights are constants that
     share the program's memory; with `freeze_params=False` the floating-point ones are parameters of
@@ -68,61 +68,63 @@ def import_program(
         UnsupportedError: Lists every node that cannot be imported.
     """
 
-    def attempt(facts: Facts) -> ImportedModule:
-        return _Program(program, label, facts, freeze_params).run(names or {}, input_names)
+    def attempt(facts: DimFacts) -> ImportedModule:
+        return _ProgramImport(program, label, facts, freeze_params).run(names or {}, input_names)
 
     try:
-        imported = settled(attempt)
+        imported = import_to_fixpoint(attempt)
     except Unsupported as error:
         raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
     return imported
 
 
-class Importer:
-    """One import attempt with the facts known so far about dimensions; the base of both
+class FxImportAttempt:
+    """Import attempt of an FX graph, under the dimension facts known so far; base of both
     importers.
     """
 
     takes_complex = False
     """Whether inputs may be complex numbers, as two tensors each."""
 
-    def __init__(self, module: torch.fx.GraphModule, label: str, facts: Facts) -> None:
+    def __init__(self, module: torch.fx.GraphModule, label: str, facts: DimFacts) -> None:
         self.scope = Scope(facts, set())
         self.walk = Walk(label, self.scope, "example_inputs=(...)")
-        self.main = Main(self.scope)
-        self.symbols = Symbols()
+        self.main = MainBuilder(self.scope)
+        self.symbols = SymbolTable()
         self.of_data: set[Var] = set()
         """Sizes that are numbers among the inputs."""
-        self.graph = Graph(module, self.walk, self.symbols)
+        self.graph = FxImporter(module, self.walk, self.symbols)
 
     def name_symbols(
         self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str] | None = None
     ) -> None:
-        """Give the sizes that are inputs' own dimensions their names."""
+        """Bind the symbols that are inputs' own dimensions to names."""
         for node in nodes:
             meta = node.meta.get("val")
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
-                symbol = plain_name(size)
+                symbol = symbol_name(size)
                 if symbol is not None and symbol not in self.symbols.known:
                     shown = (names or {}).get(symbol, f"{node.name}_dim{axis}")
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def name_derived(self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str]) -> None:
-        """Give names to symbols of which inputs have no dimension but one that is made of them, as
-        `2 * h`: the machine finds them from that, and refuses sizes that leave a rest."""
+        """Bind symbols that occur only in derived dimensions, such as `2 * h`, which a run solves
+        for `h`.
+        """
         for node in nodes:
             meta = node.meta.get("val")
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
-                symbol = derived_name(size)
+                symbol = sole_symbol_name(size)
                 if symbol is not None and symbol not in self.symbols.known:
                     shown = names.get(symbol, f"{node.name}_dim{axis}_root")
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def name_expressions(self, nodes: Sequence[torch.fx.Node]) -> None:
-        """Give names to dimensions made of symbols that no input has: `(n + 1) // 2` where a
-        backward graph is not given `n`."""
+        """Bind dimensions made of symbols that no input has, such as `(n + 1) // 2` in a backward
+        graph.
+        """
         metas = [node.meta.get("val") for node in nodes]
-        inputs = {plain_name(meta) for meta in metas}  # numbers that are inputs
+        inputs = {symbol_name(meta) for meta in metas}  # numbers that are inputs
         for node, meta in zip(nodes, metas, strict=True):
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
                 if not self.symbols.has(size) and not inputs.issuperset(self.symbols.names(size)):
@@ -137,21 +139,23 @@ class Importer:
         """
         meta = node.meta.get("val")
         if isinstance(meta, torch.Tensor):
-            if meta.dtype in PARTS and self.takes_complex:
-                real, imaginary = (self._part(f"{name}_{side}", meta) for side in ("real", "imag"))
-                return Complex(real, imaginary)
+            if meta.dtype in COMPLEX_PART_DTYPES and self.takes_complex:
+                real, imaginary = (
+                    self._add_part_input(f"{name}_{side}", meta) for side in ("real", "imag")
+                )
+                return ComplexValue(real, imaginary)
             try:
                 kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
             except Unsupported as error:
                 raise UnsupportedError(
                     f"import {self.walk.label}: input {name!r}: {error}"
                 ) from error
-            return self._tensor(name, kind)
+            return self._add_tensor_input(name, kind)
         if isinstance(meta, torch.SymInt):
-            return self._size(name, meta)
+            return self._add_size_input(name, meta)
         return meta
 
-    def _tensor(self, name: str, kind: TensorType) -> Value:
+    def _add_tensor_input(self, name: str, kind: TensorType) -> Value:
         """Add a parameter of main.
 
         Sizes that depend on numbers among the inputs cannot be inferred from parameter shapes: such
@@ -165,17 +169,18 @@ class Importer:
         # No dimension was replaced: the parameter has the declared shape already.
         if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
             return value
+        # A size that is itself an input cannot be a dimension of a parameter's type: it is tied by
+        # a reshape.
         shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
         return Value(kind, expr=shaped)
 
-    def _part(self, name: str, meta: torch.Tensor) -> Value:
-        """Add the parameter for one part of a complex input, which is passed as two tensors."""
-        dtype = from_torch_dtype(PARTS[meta.dtype])
-        return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
+    def _add_part_input(self, name: str, meta: torch.Tensor) -> Value:
+        """Add a parameter for one part of a complex input, which is passed as two tensors."""
+        dtype = from_torch_dtype(COMPLEX_PART_DTYPES[meta.dtype])
+        return self._add_tensor_input(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
-    def _size(self, name: str, meta: torch.SymInt) -> object:
-        """Return a size among the inputs: a tensor's dimension if one has it, else the number
-        passed.
+    def _add_size_input(self, name: str, meta: torch.SymInt) -> object:
+        """Return a size input: a tensor's dimension if one has it, else a scalar parameter.
 
         The latter also for an expression of a size that no input has: backward graphs get `(n + 1)
         // 2` alone.
@@ -183,7 +188,7 @@ class Importer:
         if not self.symbols.has(meta):
             value = self.main.tensor(name, TensorType((), "int64"))
             vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
-            dims = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
+            dims = sizes.named_dims(self.scope, Value(self.scope.typed(vector), expr=vector))
             assert dims is not None
             self.symbols.name(meta, name, as_dim(dims[0]))
             self.of_data.update(free_vars(as_dim(dims[0])))
@@ -204,16 +209,20 @@ class Importer:
         value.expr = with_span([value.expr], Span(label))[0]
         return value
 
-    def weight(self, tensor: torch.Tensor, name: str) -> Value | Complex:
-        """Return a weight as a constant; a complex one as two, which are copies."""
-        return value_of(tensor) if tensor.dtype in PARTS else self.constant(tensor, name)
+    def weight(self, tensor: torch.Tensor, name: str) -> Value | ComplexValue:
+        """Return a weight as a constant; a complex one as two copies."""
+        return (
+            tensor_constant(tensor)
+            if tensor.dtype in COMPLEX_PART_DTYPES
+            else self.constant(tensor, name)
+        )
 
 
-class _Program(Importer):
-    """An importer of a program of torch.export."""
+class _ProgramImport(FxImportAttempt):
+    """Import attempt of a torch.export program."""
 
     def __init__(
-        self, program: ExportedProgram, label: str, facts: Facts, freeze_params: bool
+        self, program: ExportedProgram, label: str, facts: DimFacts, freeze_params: bool
     ) -> None:
         super().__init__(program.graph_module, label, facts)
         self.program, self.freeze_params = program, freeze_params
@@ -222,7 +231,7 @@ class _Program(Importer):
         """Buffers that the program changes, by name, with their values at first."""
 
     def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         signature = self.program.graph_signature
         pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
         inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
@@ -232,26 +241,26 @@ class _Program(Importer):
         for (node, _), name in zip(inputs, parameter_names, strict=True):
             self.graph.env[node] = self.input(node, name)
         # Mutated buffers are inputs and outputs (states); the others are constants.
-        changed = {s.target for s in signature.output_specs if s.kind in _CHANGES}
+        changed = {s.target for s in signature.output_specs if s.kind in _MUTATION_KINDS}
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target not in changed and node.users:
-                self.graph.env[node] = self._weight(str(spec.target))
+                self.graph.env[node] = self._add_weight(str(spec.target))
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target in changed:
-                self.graph.env[node] = self._state(str(spec.target))
-        if any(map(is_random, self.graph.module.graph.nodes)):
+                self.graph.env[node] = self._add_state(str(spec.target))
+        if any(map(draws_random, self.graph.module.graph.nodes)):
             self._add_generator()
-        self._constrain()
-        self.graph.run_nodes()
+        self._require_ranges()
+        self.graph.import_nodes()
         self.walk.finish()
-        outputs = self._outputs()
+        outputs = self._collect_outputs()
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {
             "main": self.main.function([value for _, value in outputs])
         }
         if self.states:
-            functions[INITIAL] = initial_state(list(self.states.values()))
+            functions[INITIAL_STATE_FUNCTION] = initial_state(list(self.states.values()))
         return ImportedModule(
             IRModule(functions, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
@@ -262,13 +271,13 @@ class _Program(Importer):
             owns_results=True,
         )
 
-    def _found(self, target: str) -> object:
+    def _lookup_tensor(self, target: str) -> object:
         tensor = self.program.state_dict.get(target)
         return self.program.constants.get(target) if tensor is None else tensor
 
-    def _state(self, target: str) -> Value:
+    def _add_state(self, target: str) -> Value:
         """Add a buffer that the program mutates: a parameter of main, and later an output."""
-        buffer = self._found(target)
+        buffer = self._lookup_tensor(target)
         assert isinstance(buffer, torch.Tensor), f"{target!r} is a buffer"
         value = self.constant(buffer, target)
         assert value.array is not None
@@ -276,27 +285,31 @@ class _Program(Importer):
         return self.main.tensor(target, value.type)
 
     def _add_generator(self) -> None:
-        """Add the random generator's state; every run continues where the last one ended."""
+        """Add the random generator's state, with which every run continues where the last one
+        ended.
+        """
+        # The generator's key is a state of the module: each run continues the stream of the one
+        # before.
         first = np.array(threefry_key(0), np.uint64)
-        self.states[GENERATOR] = first
-        self.graph.generator = self.main.tensor(GENERATOR, constant(first).type)
+        self.states[GENERATOR_STATE] = first
+        self.graph.generator = self.main.tensor(GENERATOR_STATE, constant(first).type)
 
-    def _weight(self, target: str) -> object:
-        weight = self._found(target)
+    def _add_weight(self, target: str) -> object:
+        weight = self._lookup_tensor(target)
         if not isinstance(weight, torch.Tensor):
             return weight
         value = self.weight(weight, target)
-        if isinstance(value, Complex):
+        if isinstance(value, ComplexValue):
             return value
         assert value.array is not None
         if not self.freeze_params and value.array.dtype.kind == "f":
-            name = clean_name(target)  # what Relay text can hold: parameters are bound by it
+            name = sanitize_name(target)  # what Relay text can hold: parameters are bound by it
             self.params[name] = value.array
             return self.main.tensor(name, value.type)
         return value
 
-    def _constrain(self) -> None:
-        """Require the bounds that torch.export derived for sizes, other than the trivial ones."""
+    def _require_ranges(self) -> None:
+        """Require the bounds that torch.export derived for sizes, other than trivial ones."""
         for symbol, bounds in self.program.range_constraints.items():
             dim = self.symbols.known.get(str(symbol))
             if dim is None:
@@ -305,7 +318,7 @@ class _Program(Importer):
                 # Infinite bounds map to 2**62, which is not a constraint.
                 number = int(limit) if isinstance(limit, (int, sympy.Integer)) else 2**62
                 if number < 2**62 and (kind is LE or number > 1):
-                    self._require(binary(kind, dim, number))
+                    self._require(fold_binary(kind, dim, number))
 
     def _require(self, condition: PrimExpr) -> None:
         self.scope.span = Span("dynamic_shapes")
@@ -313,9 +326,8 @@ class _Program(Importer):
 
     # Outputs.
 
-    def _outputs(self) -> list[tuple[str, Value]]:
-        """Return the tensors and sizes that the program returns, then the buffers that it mutates,
-        in input order.
+    def _collect_outputs(self) -> list[tuple[str, Value]]:
+        """Return the program's own outputs, then the mutated buffers in input order.
 
         None and constants are left out.
         """
@@ -327,7 +339,7 @@ class _Program(Importer):
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 text = f"it changes its input {spec.target!r}: let it give the changed one"
                 raise UnsupportedError(f"import {self.walk.label}: {text}")
-            if spec.kind in _CHANGES:
+            if spec.kind in _MUTATION_KINDS:
                 assert value is not None and spec.target is not None, "a buffer is a tensor"
                 if value.type.shape != self.states[spec.target].shape:
                     raise UnsupportedError(
@@ -337,18 +349,17 @@ class _Program(Importer):
             elif value is not None:
                 outputs.append((spec.arg.name, value))
         if self.graph.generator is not None:
-            after[GENERATOR] = self.graph.generator
+            after[GENERATOR_STATE] = self.graph.generator
         # The outputs of the states come last, in the order of their inputs.
         return outputs + [(name, after[name]) for name in self.states]
 
 
 def as_value(item: object, what: str) -> Value | None:
-    """Return an output of a graph as a value; None if it is neither a tensor nor a size. None for
-    what is no tensor and no size.
+    """Return an output of a graph as a value; None if it is neither a tensor nor a size.
 
     Raises UnsupportedError for complex numbers, which leave a program as pairs.
     """
-    if isinstance(item, Complex):
+    if isinstance(item, ComplexValue):
         raise UnsupportedError(f"{what} is complex: let it give torch.view_as_real of it")
     if isinstance(item, Value):
         return item

@@ -1,4 +1,4 @@
-"""The converter table: operator and overload -> its converter, made of the rows of each family."""
+"""Converter table of ATen operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from ekiden.frontend.common.unsupported import Unsupported, nearest
+from ekiden.frontend.common.unsupported import Unsupported, suggest_nearest
 from ekiden.frontend.torch.converters import (
     backward,
     bits,
@@ -34,41 +34,44 @@ from ekiden.frontend.torch.converters import (
     reduction,
     vision,
 )
-from ekiden.frontend.torch.node import Converter, Row, Rule, target_name
-from ekiden.ir.extensions import note_extension
+from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, target_name
+from ekiden.ir.extensions import record_extension
 
-FAMILIES = (
+CONVERTER_FAMILIES = (
     pointwise, reduction, movement, index, create, linear, convolution, norm, image, control,
     backward, bits, complex, fourier, linalg, random, vision, flex,
     integer, ctc, recurrent, composite, quantize,
 )  # fmt: skip
 
 
-def _key(name: str) -> str:
+def _qualified_key(name: str) -> str:
     return name if "::" in name else f"aten::{name}"
 
 
-def _table(rows: Iterable[Row]) -> dict[str, Converter]:
+def _build_table(rows: Iterable[ConverterRow]) -> dict[str, Converter]:
     table: dict[str, Converter] = {}
     for name, converter, *_ in rows:
-        assert _key(name) not in table, f"{name} has two rows"
-        table[_key(name)] = converter
+        assert _qualified_key(name) not in table, f"{name} has two rows"
+        table[_qualified_key(name)] = converter
     return table
 
 
-TABLE = _table(row for family in FAMILIES for row in family.ROWS)
+CONVERTER_TABLE = _build_table(row for family in CONVERTER_FAMILIES for row in family.ROWS)
 """"aten::add.Tensor" or, for all overloads, "aten::add" -> converter."""
-COMPOSITE = {_key(row[0]) for row in composite.ROWS}
+COMPOSITE_KEYS = {_qualified_key(row[0]) for row in composite.ROWS}
 """Those of them that PyTorch takes apart, where it does that to a program."""
-COMPLEX: dict[str, Rule] = {
-    _key(row[0]): row[2](row[1]) for family in FAMILIES for row in family.ROWS if len(row) == 3
+COMPLEX_RULES: dict[str, ComplexRule] = {
+    _qualified_key(row[0]): row[2](row[1])
+    for family in CONVERTER_FAMILIES
+    for row in family.ROWS
+    if len(row) == 3
 }
 """The same names -> what is done to complex numbers."""
 
 
-def key_of(target: object) -> str:
-    """Return the table key of a node's target: "aten::add.Tensor"; for other callables "python::"
-    and their name.
+def target_key(target: object) -> str:
+    """Return the table key of a node's target: "aten::add.Tensor", or "python::" and a callable's
+    name.
     """
     if isinstance(target, torch._ops.OpOverload):
         return f"{target._schema.name}.{target._overloadname}"
@@ -77,27 +80,29 @@ def key_of(target: object) -> str:
     return f"python::{target_name(target)}"
 
 
-def _row_of(target: object) -> str | None:
-    """Return the key of the row of an operator: of its overload, or of all overloads where the
-    converter takes what this one must be given (`where(condition)` has no two sides)."""
-    key = key_of(target)
-    if key in TABLE:
+def _find_key(target: object) -> str | None:
+    """Return the key of an operator's row: of its overload, or of all overloads if the converter
+    accepts its arguments.
+    """
+    key = target_key(target)
+    if key in CONVERTER_TABLE:
         return key
     # A row without an overload serves all overloads that its signature accepts.
     name = key.partition(".")[0]
-    return name if name in TABLE and _takes(TABLE[name], target) else None
+    return (
+        name if name in CONVERTER_TABLE and _accepts_target(CONVERTER_TABLE[name], target) else None
+    )
 
 
 @cache
-def signature_of(convert: Converter) -> inspect.Signature:
-    """Return the signature of a converter, which takes long to make."""
+def converter_signature(convert: Converter) -> inspect.Signature:
+    """Return the signature of a converter; cached, as inspection is slow."""
     return inspect.signature(convert)
 
 
 @cache
-def _takes(convert: Converter, target: object) -> bool:
-    """Return whether a converter can be called with the arguments that an operator needs, or with
-    all that it has."""
+def _accepts_target(convert: Converter, target: object) -> bool:
+    """Return whether a converter accepts the required arguments of an operator, or all of them."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     every = target._schema.arguments
@@ -111,47 +116,47 @@ def _binds(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
     positional = [arg for arg in arguments if not arg.kwarg_only]
     named: dict[str, object] = {arg.name: None for arg in arguments if arg.kwarg_only}
     try:
-        signature_of(convert).bind(None, *positional, **named)
+        converter_signature(convert).bind(None, *positional, **named)
     except TypeError:
         return False
     return True
 
 
-def converter_of(target: object) -> Converter | None:
-    """Return the converter of an operator; None if there is none."""
-    row = _row_of(target)
-    return None if row is None else TABLE[row]
+def find_converter(target: object) -> Converter | None:
+    """Return the converter of an operator, or None."""
+    row = _find_key(target)
+    return None if row is None else CONVERTER_TABLE[row]
 
 
-def is_taken_apart(target: object) -> bool:
+def should_decompose(target: object) -> bool:
     """Return whether PyTorch should decompose an operator: it has no converter, or only a composite
     one.
     """
-    row = _row_of(target)
-    return row is None or row in COMPOSITE
+    row = _find_key(target)
+    return row is None or row in COMPOSITE_KEYS
 
 
-def find(target: object) -> Converter:
-    """Return the converter of an operator. Raises Unsupported with the nearest names otherwise."""
-    converter = converter_of(target)
+def require_converter(target: object) -> Converter:
+    """Return the converter of an operator; raise Unsupported with the closest names without one."""
+    converter = find_converter(target)
     if converter is None:
-        library, _, name = key_of(target).partition(".")[0].rpartition("::")
-        names = {key.partition(".")[0] for key in TABLE if key.startswith(f"{library}::")}
-        near = nearest(name, (key.rpartition("::")[2] for key in names))
+        library, _, name = target_key(target).partition(".")[0].rpartition("::")
+        names = {key.partition(".")[0] for key in CONVERTER_TABLE if key.startswith(f"{library}::")}
+        near = suggest_nearest(name, (key.rpartition("::")[2] for key in names))
         text = f"unknown operator{near}; ekiden.frontend.torch.register teaches one"
         raise Unsupported(text)
     return converter
 
 
-def find_complex(target: object) -> Rule:
-    """Return the rule of an operator for complex numbers. Raises Unsupported if it has none."""
-    key = key_of(target)
-    rule = COMPLEX.get(key)
-    if rule is None and key not in TABLE:
-        rule = COMPLEX.get(key.partition(".")[0])
+def require_complex_rule(target: object) -> ComplexRule:
+    """Return the complex rule of an operator; raise Unsupported without one."""
+    key = target_key(target)
+    rule = COMPLEX_RULES.get(key)
+    if rule is None and key not in CONVERTER_TABLE:
+        rule = COMPLEX_RULES.get(key.partition(".")[0])
     if rule is None:
         # Raises with the nearest names if the operator has no converter at all.
-        find(target)
+        require_converter(target)
         raise Unsupported("complex numbers are not supported here")
     return rule
 
@@ -171,13 +176,14 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
 
     def add(convert: Converter) -> Converter:
         """Register the converter as the user's own."""
-        if _key(name) in TABLE.keys() - COMPOSITE and not override:
+        if _qualified_key(name) in CONVERTER_TABLE.keys() - COMPOSITE_KEYS and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
-        note_extension(convert)
-        for key in {k for k in COMPOSITE if _key(name) in (k, k.partition(".")[0])}:
-            COMPOSITE.remove(key)  # of one overload, which would be found before
-            del TABLE[key]
-        TABLE[_key(name)] = convert
+        record_extension(convert)
+        # A converter that a user registers replaces built-in composites of the same operator.
+        for key in {k for k in COMPOSITE_KEYS if _qualified_key(name) in (k, k.partition(".")[0])}:
+            COMPOSITE_KEYS.remove(key)  # of one overload, which would be found before
+            del CONVERTER_TABLE[key]
+        CONVERTER_TABLE[_qualified_key(name)] = convert
         return convert
 
     return add

@@ -10,8 +10,8 @@ import torch
 from torch.export import ExportedProgram
 
 from ekiden.frontend.table import frontend
-from ekiden.frontend.torch.dtype import DTYPES
-from ekiden.frontend.torch.export import exported, import_exported, label_of
+from ekiden.frontend.torch.dtype import TORCH_DTYPES
+from ekiden.frontend.torch.export import export_module, import_exported, model_label
 from ekiden.ir.module import IRModule
 from ekiden.runtime import Tensor, tensor
 from ekiden.runtime.errors import CompileError, UnsupportedError
@@ -29,7 +29,7 @@ def from_pytorch(
     keep_quantized_weight: bool = False,
     export_renamed_c_graph_path: str | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module and its parameters from a module and its inputs' names, shapes and
+    """Import a module as a Relay module and its parameters, by its inputs' names, shapes and
     dtypes.
 
     The module (TorchScript or any other) is traced with zeros; an exported program is taken as
@@ -60,23 +60,23 @@ def from_pytorch(
     frontend("torch").check_model(script_module, "from_pytorch")
     if isinstance(script_module, (str, bytes)):
         raise CompileError("from_pytorch: a module or a program expected, got a file of one")
-    infos = _checked(input_infos)
+    infos = _check_input_infos(input_infos)
     dtypes = _traced_dtypes(script_module, len(infos))
     inputs = [
-        _zeros(info, default_dtype if dtype is None else dtype)
+        _example_input(info, default_dtype if dtype is None else dtype)
         for info, dtype in zip(infos, dtypes, strict=True)
     ]
-    label = label_of(script_module)
+    label = model_label(script_module)
     program = script_module
     if not isinstance(program, ExportedProgram):
-        program = exported(program, inputs)
+        program = export_module(program, inputs)
     names = [name for name, _ in input_infos]
     imported = import_exported(program, label, freeze_params=False, input_names=names)
     params = {name: tensor(array) for name, array in imported.params.items()}
     return replace(imported, params={}, input_names=(), owns_results=False).as_module(), params
 
 
-def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave
+def _check_input_infos(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave
     """Return the input infos as a sequence. Raises CompileError for other than (name, shape) or
     (name, (shape, dtype)).
     """
@@ -90,8 +90,7 @@ def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user ga
 
 
 def _traced_dtypes(module: object, count: int) -> list[str | None]:
-    """Return the dtypes that a TorchScript graph says of its first inputs; None where it says none,
-    and of what is no TorchScript."""
+    """Return the dtypes of the first inputs of a TorchScript graph; None where it states none."""
     if not isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return [None] * count
     graph: Any = module.graph
@@ -99,16 +98,16 @@ def _traced_dtypes(module: object, count: int) -> list[str | None]:
     dtypes = [
         v.type().dtype() if isinstance(v.type(), torch._C.TensorType) else None for v in values
     ]
-    names = [None if dtype is None else DTYPES.get(dtype) for dtype in dtypes]
+    names = [None if dtype is None else TORCH_DTYPES.get(dtype) for dtype in dtypes]
     return [*names, *[None] * count][:count]
 
 
-def _zeros(info: Info, default_dtype: str) -> torch.Tensor:
+def _example_input(info: Info, default_dtype: str) -> torch.Tensor:
     name, spec = info
     is_pair = len(spec) == 2 and isinstance(spec[1], str)
     shape: Any
     shape, dtype = spec if is_pair else (spec, default_dtype)
-    kinds = {ours: theirs for theirs, ours in DTYPES.items()}
+    kinds = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
     if str(dtype) not in kinds:
         text = f"{name!r} has the dtype {str(dtype)!r}: one of {', '.join(kinds)} expected"
         raise CompileError(f"from_pytorch: input_infos: {text}")

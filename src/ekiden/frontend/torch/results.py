@@ -1,10 +1,10 @@
-"""What a graph of torch.compile gives: which results share memory, and how each lies in it.
+"""Results of a torch.compile graph: which share memory, and their strides.
 
 A result is in eager PyTorch an argument, a tensor made anew, or a view of either. A module gives
 what is made anew, each tensor in memory of its own; views are taken of these and of the arguments
-by PyTorch when a run ends, by the graph's own operators. So results share memory with arguments
-and with each other exactly as in eager PyTorch, with its strides, and PyTorch notices writes into
-what it saved for a gradient.
+by PyTorch when a run ends, by the graph's own operators. So results share memory with arguments and
+with each other exactly as in eager PyTorch, with its strides, and PyTorch notices writes into what
+it saved for a gradient.
 
     arg.t() -> (arg.t(),)          exp(x) -> (%e, view(%e, [-1])): %e is the module's, once
 """
@@ -18,30 +18,30 @@ from typing import Any
 import sympy
 import torch
 
-from ekiden.frontend.torch.run_sizes import RunSizes, expression
+from ekiden.frontend.torch.run_sizes import RunSizes, size_expression
 from ekiden.runtime.lazy_dataclass import dataclass
 
-_VIEWS = (torch.ops.aten._unsafe_view.default,)
+_UNDECLARED_VIEWS = (torch.ops.aten._unsafe_view.default,)
 """Operators that give views and do not say so."""
 
 
-def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node whose memory this node's results lie in; None for what is made anew."""
+def view_base(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Return the node whose memory this node views; None for a new tensor."""
     target = node.target
     if target is operator.getitem:
         base = node.args[0]
-        return base if isinstance(base, torch.fx.Node) and viewed(base) is not None else None
+        return base if isinstance(base, torch.fx.Node) and view_base(base) is not None else None
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
     says_so = any(result.alias_info is not None for result in target._schema.returns)
     source = node.args[0] if node.args else None
-    if not (says_so or target in _VIEWS) or not isinstance(source, torch.fx.Node):
+    if not (says_so or target in _UNDECLARED_VIEWS) or not isinstance(source, torch.fx.Node):
         return None
-    return source if _memory(node) == _memory(source) is not None else None
+    return source if _storage_id(node) == _storage_id(source) is not None else None
 
 
-def _memory(node: torch.fx.Node) -> int | None:
-    """Return the storage that PyTorch inferred for a node: of lists of views that of the first."""
+def _storage_id(node: torch.fx.Node) -> int | None:
+    """Return the storage that PyTorch inferred for a node; of a list that of its first tensor."""
     meta = node.meta.get("val")
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
     for first_meta in metas[:1]:
@@ -50,18 +50,20 @@ def _memory(node: torch.fx.Node) -> int | None:
     return None
 
 
-def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the axes from the largest step in memory to the smallest, of a tensor without gaps;
-    None for others, and where sizes are symbols that leave it open."""
-    sizes, steps = [*map(expression, meta.shape)], [*map(expression, meta.stride())]
+def dense_memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the axes of a gapless tensor from largest to smallest stride; None for others, and
+    where symbolic sizes leave it open.
+    """
+    sizes, steps = [*map(size_expression, meta.shape)], [*map(size_expression, meta.stride())]
     single = [axis for axis, size in enumerate(sizes) if size == 1]
     proper_axes = [axis for axis in range(len(sizes)) if axis not in single]
     # Symbolic strides cannot be compared: sort by the example's strides, then verify the order
     # symbolically.
-    hints = {axis: _hint(meta.stride()[axis]) for axis in proper_axes}
+    hints = {axis: _size_hint(meta.stride()[axis]) for axis in proper_axes}
     order = sorted(proper_axes, key=lambda axis: -hints[axis])
     step: sympy.Expr = sympy.Integer(1)
     for axis in reversed(order):
+        # Strides with gaps or overlaps are no permutation of a dense layout.
         if sympy.expand(steps[axis] - step) != 0:
             return None
         step = step * sizes[axis]
@@ -70,7 +72,7 @@ def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
     return (*single, *order)
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def _size_hint(size: int | torch.SymInt) -> int:
     if not isinstance(size, torch.SymInt):
         return int(size)
     hint = size.node.hint if size.node.has_hint() else None
@@ -78,8 +80,8 @@ def _hint(size: int | torch.SymInt) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A tensor that the module computes, by the index of its output.
+class ComputedTensor:
+    """Tensor that the module computes, by the index of its output.
 
     imaginary: the output that has the imaginary part; order: its axes from slowest to fastest in
     memory, None if PyTorch's strides need a copy.
@@ -91,7 +93,7 @@ class Made:
     order: tuple[int, ...] | None = None
 
     def tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
-        """Return the tensor of a run, with the strides that PyTorch inferred."""
+        """Return the tensor of a run with the strides that PyTorch inferred."""
         result = torch.utils.dlpack.from_dlpack(outputs[self.output])
         if self.imaginary is not None:
             imaginary_part = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
@@ -101,28 +103,29 @@ class Made:
                 return result
             return result.permute([self.order.index(axis) for axis in range(len(self.order))])
         steps = sizes.numbers(self.node.meta["val"].stride())
+        # An expanded axis (stride 0) cannot be the result of a copy.
         if list(result.stride()) == steps or 0 in steps:
             return result
         return torch.empty_strided(result.shape, steps, dtype=result.dtype).copy_(result)
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """The results of a graph, in order: nodes, sizes that are outputs (`Number`), and constants."""
+class GraphResults:
+    """Results of a graph, in order: nodes, sizes that are outputs, and constants."""
 
     given: tuple[object, ...]
     arguments: tuple[tuple[torch.fx.Node, int], ...] = ()
     """What is an argument as it came, or is viewed: which of a run's it is."""
     attributes: tuple[tuple[torch.fx.Node, torch.Tensor], ...] = ()
     """The same of tensors of the graph itself."""
-    made: tuple[Made, ...] = ()
+    made: tuple[ComputedTensor, ...] = ()
     views: tuple[torch.fx.Node, ...] = ()
     """Operators that PyTorch runs, in order."""
     symbols: Mapping[str, int] | None = None
     """Symbols that are data -> outputs that have them."""
 
     def of(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
-        """Return the results of a run of which the module gave `outputs`."""
+        """Return the results of a run from the module's outputs."""
         if self.symbols:
             data_symbols = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
             sizes = RunSizes(sizes.places, sizes.args, data_symbols)
@@ -141,8 +144,8 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A size among the results, which is an output of the module."""
+class SizeResult:
+    """Size among the results, which is an output of the module."""
 
     output: int
 
@@ -150,7 +153,7 @@ class Number:
 def _result(item: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     if isinstance(item, torch.fx.Node):
         return env[item]
-    return int(outputs[item.output].numpy()) if isinstance(item, Number) else item
+    return int(outputs[item.output].numpy()) if isinstance(item, SizeResult) else item
 
 
-__all__ = ["Made", "Number", "Results", "memory_order", "viewed"]
+__all__ = ["ComputedTensor", "GraphResults", "SizeResult", "dense_memory_order", "view_base"]

@@ -1,4 +1,4 @@
-"""The symbolic sizes of a graph of torch.compile as the numbers of a run."""
+"""Evaluation of the symbolic sizes of a torch.compile graph with the numbers of a run."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from typing import Any
 import sympy
 import torch
 
-from ekiden.frontend.torch.symbols import plain_name
+from ekiden.frontend.torch.symbols import symbol_name
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Places = Mapping[str, tuple[int, int | None]]
+SymbolSources = Mapping[str, tuple[int, int | None]]
 """A symbol -> the argument that it can be read from, and which axis of it; None for a number."""
 
 
-def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
-    """Return where the symbols of a graph can be read from, of its inputs."""
+def symbol_sources_of(nodes: Sequence[torch.fx.Node]) -> SymbolSources:
+    """Return, per symbol of a graph, the input and axis that it can be read from."""
     sources: dict[str, tuple[int, int | None]] = {}
     for at, node in enumerate(nodes):
         meta = node.meta.get("val")
         sizes = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
         for axis, size in sizes:
-            name = plain_name(size)
+            name = symbol_name(size)
             if name is not None:
                 sources.setdefault(name, (at, axis))
     return sources
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def expression(size: object) -> sympy.Expr:
-    """Return a size, a number or a symbolic one, as SymPy has it."""
-    return size.node.expr if isinstance(size, _SYMBOLIC) else sympy.sympify(size)
+def size_expression(size: object) -> sympy.Expr:
+    """Return a size as a SymPy expression."""
+    return size.node.expr if isinstance(size, _SYMBOLIC_TYPES) else sympy.sympify(size)
 
 
-def symbols_of(value: object) -> list[str]:
-    """Return the names of the symbols of a size; none of what is no size."""
-    if not isinstance(value, _SYMBOLIC):
+def symbol_names_of(value: object) -> list[str]:
+    """Return the names of the symbols of a size; none for anything else."""
+    if not isinstance(value, _SYMBOLIC_TYPES):
         return []
     return [str(symbol) for symbol in value.node.expr.free_symbols]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """The sizes of one run.
+    """Symbolic sizes of one run.
 
     args: the run's arguments; others: values of symbols that no argument shows; places: the
     argument and axis that each other symbol is read from.
     """
 
-    places: Places
+    places: SymbolSources
     args: Sequence[Any]
     others: Mapping[str, int]
 
     def number(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
-        """Return a size of this run; what is no symbol as it is."""
-        if not isinstance(size, _SYMBOLIC):
+        """Evaluate a size; anything else is returned unchanged."""
+        if not isinstance(size, _SYMBOLIC_TYPES):
             return size
-        expr = expression(size)
+        expr = size_expression(size)
         values = {symbol: self._value(str(symbol)) for symbol in expr.free_symbols}
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(size)]
         return kind(expr.xreplace(values))
 
     def numbers(self, sizes: Sequence[object]) -> list[int]:
-        """Return the sizes of this run."""
+        """Evaluate sizes."""
         return [int(self.number(size)) for size in sizes]
 
     def _value(self, name: str) -> sympy.Integer:
@@ -75,4 +75,4 @@ class RunSizes:
         return sympy.Integer(int(self.args[at] if axis is None else self.args[at].shape[axis]))
 
 
-__all__ = ["Places", "RunSizes", "expression", "places_of", "symbols_of"]
+__all__ = ["RunSizes", "SymbolSources", "size_expression", "symbol_names_of", "symbol_sources_of"]

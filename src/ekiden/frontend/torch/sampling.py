@@ -1,7 +1,4 @@
-"""The gradient of sampling at places of a grid, for which PyTorch has no definition by plain
-operators. A sample is a sum over taps, the products of those of each axis. Meanings after
-aten/src/ATen/native/GridSampler (PyTorch 2).
-"""
+"""Gradient of grid sampling, which PyTorch does not decompose."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
 
 
-class Tap(NamedTuple):
-    """An element read along an axis: its index, its weight, and the weight's derivative by the
+class SampleTap(NamedTuple):
+    """Element read along an axis: its index, its weight, and the weight's derivative by the
     coordinate.
     """
 
@@ -28,15 +25,15 @@ class Tap(NamedTuple):
     slope: Tensor
 
 
-class Axis(NamedTuple):
-    """A sampled axis of `size` elements with its padding mode."""
+class SampledAxis(NamedTuple):
+    """Sampled axis of `size` elements with its padding mode."""
 
     size: int
     padding: int
     align_corners: bool
 
     def scale(self) -> float:
-        """Elements that a place moves with its coordinate, which goes from -1 to 1."""
+        """Return the elements that a unit step of the coordinate, in [-1, 1], moves."""
         return (self.size - 1) / 2 if self.align_corners else self.size / 2
 
     def place(self, coordinate: Tensor) -> Tensor:
@@ -44,16 +41,17 @@ class Axis(NamedTuple):
         return coordinate * self.scale() + (self.size - 1) / 2
 
     def kept(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a position moved by the padding mode, and its derivative there: 1, 0 or -1."""
+        """Apply the padding mode to a position; return it and its derivative, 1, 0 or -1."""
         slope = torch.ones_like(position)
         if self.padding == ZEROS:
             return position, slope
         if self.padding == REFLECTION:
-            position, slope = self._reflected(position)
+            position, slope = self._reflect(position)
+        # Clamped positions do not move with the grid, so their gradient is 0.
         outside = (position <= 0) | (position >= self.size - 1)
         return position.clamp(0, self.size - 1), torch.where(outside, 0.0, slope)
 
-    def _reflected(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _reflect(self, position: Tensor) -> tuple[Tensor, Tensor]:
         first, span = (0.0, self.size - 1) if self.align_corners else (-0.5, self.size)
         if not span:
             return torch.zeros_like(position), torch.zeros_like(position)
@@ -66,25 +64,30 @@ class Axis(NamedTuple):
             is_back, -sign, sign
         )
 
-    def taps(self, coordinate: Tensor, mode: int) -> list[Tap]:
-        """Return the elements that a sample is a weighted sum of, with slopes by the coordinate."""
+    def taps(self, coordinate: Tensor, mode: int) -> list[SampleTap]:
+        """Return the taps of a sample, with slopes by the coordinate."""
         position, scale = self.place(coordinate), self.scale()
         if mode == BICUBIC:
             low = position.floor()
             return [
                 # Bicubic sampling pads each tap by itself, the other modes the position.
-                Tap(self.kept(low + step)[0], *_cubic(position - low - step, scale))
+                SampleTap(self.kept(low + step)[0], *_cubic_weight(position - low - step, scale))
                 for step in range(-1, 3)
             ]
         position, slope = self.kept(position)
         if mode == NEAREST:
-            return [Tap(position.round(), torch.ones_like(position), torch.zeros_like(position))]
+            return [
+                SampleTap(position.round(), torch.ones_like(position), torch.zeros_like(position))
+            ]
         low, slope = position.floor(), slope * scale
-        return [Tap(low, low + 1 - position, -slope), Tap(low + 1, position - low, slope)]
+        return [
+            SampleTap(low, low + 1 - position, -slope),
+            SampleTap(low + 1, position - low, slope),
+        ]
 
 
-def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Keys' kernel with a = -3/4 at a distance below 2, and its slope."""
+def _cubic_weight(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return Keys' cubic kernel with a = -3/4 at a distance below 2, and its slope."""
     size, a = away.abs(), -0.75
     near = ((a + 2) * size - (a + 3)) * size * size + 1
     far = ((a * size - 5 * a) * size + 8 * a) * size - 4 * a
@@ -94,17 +97,17 @@ def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return torch.where(size <= 1, near, far), slope * scale
 
 
-def grid_sample(
+def grid_sample_backward(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `aten::grid_sampler_{2,3}d_backward`: the gradients of the data and of the grid.
+    """Return `aten::grid_sampler_{2,3}d_backward`: the gradients of data and grid.
 
     The data are (N, C, sizes), the grid (N, positions, coordinates, the last axis first). `mask`
     tells which gradients are used; both are computed.
     """
     sizes = x.shape[2:]
-    axes = [Axis(n, padding, align_corners) for n in sizes]
+    axes = [SampledAxis(n, padding, align_corners) for n in sizes]
     taps = [axis.taps(grid[..., -1 - d], mode) for d, axis in enumerate(axes)]
     flat, flat_grad = x.flatten(2), grad.flatten(2)
     of_data = torch.zeros_like(flat)

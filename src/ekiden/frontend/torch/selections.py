@@ -1,5 +1,5 @@
-"""Operators that choose, order or place elements, and old names of linear algebra, as functions of
-plain ones. Meanings after aten/src/ATen/native (PyTorch 2); arguments are those of the operators.
+"""Decompositions of selection, ordering and placement operators, and of legacy linear algebra
+names.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """Return `aten::masked_select`: the elements where the mask holds."""
-    data, where = broadcast(x, mask)
+    """Return `aten::masked_select`: the elements where the mask is set."""
+    data, where = broadcast_tensors(x, mask)
     return data[where]
 
 
-def broadcast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return tensors broadcast to their common shape."""
     expanded: Sequence[Tensor] = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
     return tuple(expanded)
 
 
-def _kept(values: Tensor, indices: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _squeeze_dim(values: Tensor, indices: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     if keepdim:
         return values, indices
     return values.squeeze(dim), indices.squeeze(dim)
@@ -34,7 +34,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     ordered, indices = x.sort(dim=dim, stable=True)
-    return _kept(ordered.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1), dim, keepdim)
+    return _squeeze_dim(ordered.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1), dim, keepdim)
 
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -43,11 +43,13 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
     ordered = last.sort(dim=-1).values
+    # Quadratic in the axis, but free of data-dependent shapes; of equal counts the smallest value
+    # wins.
     often = (ordered.unsqueeze(-1) == ordered.unsqueeze(-2)).sum(-1)
     values = ordered.gather(-1, often.argmax(-1, keepdim=True))
     count = x.shape[dim]
     indices = torch.where(last == values, torch.arange(count), -1).amax(-1, keepdim=True)
-    return _kept(values.movedim(-1, dim), indices.movedim(-1, dim), dim, keepdim)
+    return _squeeze_dim(values.movedim(-1, dim), indices.movedim(-1, dim), dim, keepdim)
 
 
 def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -59,10 +61,10 @@ def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
     ordered, indices = x.sort(dim=dim, stable=True)
     count = (x == x).sum(dim, keepdim=True)
     at = ((count - 1) // 2).clamp(min=0)
-    return _kept(ordered.gather(dim, at), indices.gather(dim, at), dim, keepdim)
+    return _squeeze_dim(ordered.gather(dim, at), indices.gather(dim, at), dim, keepdim)
 
 
-def nanmedian_of_all(x: Tensor) -> Tensor:
+def nanmedian_all(x: Tensor) -> Tensor:
     """Return `aten::nanmedian`, the lower median of all elements that are not NaN."""
     return nanmedian(x.flatten(), 0)[0]
 
@@ -124,7 +126,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Tensor:
-    """Return `aten::as_strided_scatter`: the source written at the flat indices of a view.
+    """Return `aten::as_strided_scatter`: the source written at the flat indices of a strided view.
 
     `x` is taken as contiguous. The gradient of such a view and of a global pooling use it.
     """
@@ -155,6 +157,7 @@ def hypot(a: Tensor, b: Tensor) -> Tensor:
     """Return `aten::hypot`; scaled by the larger side, so that no square overflows."""
     x, y = a.abs(), b.abs()
     large, small = torch.maximum(x, y), torch.minimum(x, y)
+    # Scaled by the larger side, so that the squares neither overflow nor underflow.
     ratio = torch.where(large == 0, 0.0, small / large)
     length = large * (1 + ratio * ratio).sqrt()
     return torch.where(large.isinf() | x.isinf() | y.isinf(), torch.inf, length)
@@ -178,8 +181,8 @@ def triangular_solve(
     return solution, a.clone()
 
 
-def _order(pivots: Tensor, rows: int) -> Tensor:
-    """Return the row permutation that the pivots of an LU decomposition encode."""
+def _row_permutation(pivots: Tensor, rows: int) -> Tensor:
+    """Return the row permutation that LAPACK pivots encode."""
     rows_index = torch.arange(rows)
     order = rows_index.expand(*pivots.shape[:-1], rows)
     for step in range(pivots.shape[-1]):
@@ -199,7 +202,7 @@ def lu_unpack(
     smaller = min(rows, columns)
     permutation = lower = upper = packed.new_empty(0)
     if unpack_pivots:
-        order = _order(pivots, rows).unsqueeze(-2)
+        order = _row_permutation(pivots, rows).unsqueeze(-2)
         permutation = (order == torch.arange(rows).unsqueeze(1)).to(packed.dtype)
     if unpack_data:
         ones = torch.eye(rows, smaller, dtype=packed.dtype)
@@ -211,14 +214,12 @@ def lu_unpack(
 def lu_solve(
     packed: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
 ) -> Tensor:
-    """Return `aten::linalg_lu_solve`: x of a x = b, of a' x = b (`adjoint`), or of x a = b (not
-    `left`).
-    """
+    """Return `aten::linalg_lu_solve`: a x = b, a' x = b (`adjoint`), or x a = b (not `left`)."""
     if not left:
         # x a = b is a' x' = b'.
         return lu_solve(packed, pivots, b.mT, adjoint=not adjoint).mT
-    order = _order(pivots, packed.shape[-1])
-    row_order, right = broadcast(order.unsqueeze(-1), b)
+    order = _row_permutation(pivots, packed.shape[-1])
+    row_order, right = broadcast_tensors(order.unsqueeze(-1), b)
     if not adjoint:
         half = _triangular(packed, right.gather(-2, row_order), upper=False, unitriangular=True)
         return _triangular(packed, half, upper=True)
@@ -231,12 +232,12 @@ _triangular: Callable[..., Tensor] = torch.linalg.solve_triangular
 
 
 aten = torch.ops.aten
-SELECTIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+SELECTION_DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.masked_select.default: masked_select,
     aten.kthvalue.default: kthvalue,
     aten.mode.default: mode,
     aten.nanmedian.dim: nanmedian,
-    aten.nanmedian.default: nanmedian_of_all,
+    aten.nanmedian.default: nanmedian_all,
     aten.unique_consecutive.default: unique_consecutive,
     aten.nonzero_static.default: nonzero_static,
     aten.index_reduce.default: index_reduce,

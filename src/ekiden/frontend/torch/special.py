@@ -1,4 +1,4 @@
-"""Special functions as plain arithmetic, in the dtype of the argument.
+"""Special functions as decompositions to plain arithmetic, in the argument's dtype.
 
 DLMF: NIST Digital Library of Mathematical Functions, https://dlmf.nist.gov. Sums are cut where the
 next term is below the rounding of float64.
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ekiden.frontend.torch.selections import broadcast
+from ekiden.frontend.torch.selections import broadcast_tensors
 
-_SHIFT = 8
+_ASYMPTOTIC_FROM = 8
 """Arguments of gamma functions are moved up to here, where the asymptotic sums hold."""
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+_BERNOULLI_NUMBERS = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 """B_2, B_4, ..."""
 
 
@@ -31,22 +31,23 @@ def lgamma(x: Tensor) -> Tensor:
     y = torch.where(low, 1 - wide, wide)
     # The recurrence shifts the argument up to where the asymptotic series converges to float64.
     between = torch.ones_like(y)
-    for step in range(_SHIFT):
-        between = between * torch.where(y + step < _SHIFT, y + step, 1.0)
-    z = y + (_SHIFT - y).clamp(min=0).ceil()
+    for step in range(_ASYMPTOTIC_FROM):
+        between = between * torch.where(y + step < _ASYMPTOTIC_FROM, y + step, 1.0)
+    z = y + (_ASYMPTOTIC_FROM - y).clamp(min=0).ceil()
     value = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi)
-    value = value + stirling(z) - between.log()
+    value = value + stirling_remainder(z) - between.log()
+    # Reflection formula; the reduced argument keeps sin(pi x) exact near integers.
     sine = (math.pi * (wide - wide.round())).sin().abs()
     value = torch.where(low, math.log(math.pi) - sine.log() - value, value)
     return torch.where(wide.isinf(), math.inf, value).to(x.dtype)
 
 
-def stirling(z: Tensor) -> Tensor:
-    """Return the remainder of Stirling's formula for log gamma(z), from z = 8 on: the sum of DLMF
+def stirling_remainder(z: Tensor) -> Tensor:
+    """Return the remainder of Stirling's formula for log gamma(z), z >= 8: the sum of DLMF
     5.11.1.
     """
     total = torch.zeros_like(z)
-    for k, b in enumerate(_BERNOULLI, 1):
+    for k, b in enumerate(_BERNOULLI_NUMBERS, 1):
         total = total + b / (2 * k * (2 * k - 1)) * z ** (1 - 2 * k)
     return total
 
@@ -59,11 +60,11 @@ def digamma(x: Tensor) -> Tensor:
     low = wide < 0.5
     y = torch.where(low, 1 - wide, wide)
     between = torch.zeros_like(y)
-    for step in range(_SHIFT):
-        between = between + torch.where(y + step < _SHIFT, 1 / (y + step), 0.0)
-    z = y + (_SHIFT - y).clamp(min=0).ceil()
+    for step in range(_ASYMPTOTIC_FROM):
+        between = between + torch.where(y + step < _ASYMPTOTIC_FROM, 1 / (y + step), 0.0)
+    z = y + (_ASYMPTOTIC_FROM - y).clamp(min=0).ceil()
     value = z.log() - 0.5 / z
-    for k, b in enumerate(_BERNOULLI, 1):
+    for k, b in enumerate(_BERNOULLI_NUMBERS, 1):
         value = value - b / (2 * k) * z ** (-2 * k)
     value = value - between
     value = torch.where(low, value - math.pi / (math.pi * (wide - wide.round())).tan(), value)
@@ -95,7 +96,7 @@ def erfinv(x: Tensor) -> Tensor:
 
 
 # fmt: off
-_PERCENTAGES = (
+_NORMAL_QUANTILE_COEFFICIENTS = (
     ((3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
       1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
       3.3430575583588128105e4, 2.5090809287301226727e3),
@@ -129,33 +130,38 @@ def ndtri(x: Tensor) -> Tensor:
     away = wide - 0.5
     low = torch.minimum(wide, 1 - wide)
     root = (-torch.where((low > 0) & (low < 0.5), low, 0.5).log()).sqrt()
-    middle = away * _quotient(0, 0.180625 - away * away)
-    tail = torch.where(root <= 5, _quotient(1, root - 1.6), _quotient(2, root - 5))
+    middle = away * _rational_approximation(0, 0.180625 - away * away)
+    tail = torch.where(
+        root <= 5, _rational_approximation(1, root - 1.6), _rational_approximation(2, root - 5)
+    )
     tail = torch.where(low > 0, tail, torch.where(low == 0, math.inf, math.nan))
     quantile = torch.where(away.abs() <= 0.425, middle, tail * away.sign())
-    return quantile.to(_float_of(x))
+    return quantile.to(_result_dtype(x))
 
 
-def _quotient(which: int, r: Tensor) -> Tensor:
-    above, below = (_polynomial(coefficients, r) for coefficients in _PERCENTAGES[which])
+def _rational_approximation(which: int, r: Tensor) -> Tensor:
+    above, below = (
+        _horner(coefficients, r) for coefficients in _NORMAL_QUANTILE_COEFFICIENTS[which]
+    )
     return above / below
 
 
-def _polynomial(factors: Sequence[float], r: Tensor) -> Tensor:
-    """Return a polynomial by Horner's rule; coefficients from the lowest power."""
+def _horner(factors: Sequence[float], r: Tensor) -> Tensor:
+    """Evaluate a polynomial by Horner's rule; coefficients from the lowest power."""
     total = torch.full_like(r, factors[-1])
     for coefficient in factors[-2::-1]:
         total = total * r + coefficient
     return total
 
 
-def _bessel(x: Tensor, order: int, scaled: bool) -> Tensor:
-    """I_0 or I_1, times exp(-|x|) if scaled: DLMF 10.25.2 to 15, 10.40.1 above."""
+def _bessel_i(x: Tensor, order: int, scaled: bool) -> Tensor:
+    """Return I_0 or I_1, times exp(-|x|) if scaled: DLMF 10.25.2 up to 15, 10.40.1 above."""
     wide = x.double()
     size = wide.abs()
     square = (size.clamp(max=15) / 2) ** 2
     term = torch.ones_like(size) if order == 0 else size.clamp(max=15) / 2
     near = term
+    # The power series (DLMF 10.25.2): 40 terms suffice in float64 for |x| up to 15.
     for k in range(1, 40):
         term = term * square / (k * (k + order))
         near = near + term
@@ -176,35 +182,36 @@ def _bessel(x: Tensor, order: int, scaled: bool) -> Tensor:
 
 def i0(x: Tensor) -> Tensor:
     """Return the modified Bessel function of the first kind of order 0."""
-    return _bessel(x, 0, False).to(x.dtype)
+    return _bessel_i(x, 0, False).to(x.dtype)
 
 
 def i1(x: Tensor) -> Tensor:
     """Return the modified Bessel function of the first kind of order 1."""
-    return _bessel(x, 1, False).to(x.dtype)
+    return _bessel_i(x, 1, False).to(x.dtype)
 
 
 def i0e(x: Tensor) -> Tensor:
-    """exp(-|x|) I_0(x)."""
-    return _bessel(x, 0, True).to(x.dtype)
+    """Return exp(-|x|) I_0(x)."""
+    return _bessel_i(x, 0, True).to(x.dtype)
 
 
 def i1e(x: Tensor) -> Tensor:
-    """exp(-|x|) I_1(x)."""
-    return _bessel(x, 1, True).to(x.dtype)
+    """Return exp(-|x|) I_1(x)."""
+    return _bessel_i(x, 1, True).to(x.dtype)
 
 
-_POINTS = 256
+_INTEGRATION_STEPS = 256
 """Steps of the integral below: more change nothing in float64 but below 1e-30, by 1e-11 there."""
 
 
 def _bessel_k(x: Tensor, order: int, scaled: bool) -> Tensor:
-    """K_0 or K_1, times exp(x) if scaled: the integral of exp(-x cosh t) cosh(order t) (DLMF
-    10.32.9) in equal steps, as far as exp(-40)."""
+    """Return K_0 or K_1, times exp(x) if scaled: the trapezoidal sum of exp(-x cosh t) cosh(order
+    t) (DLMF 10.32.9).
+    """
     wide = x.double()
     edge = (20 / wide).sqrt()
-    step = 2 * (edge + (edge * edge + 1).sqrt()).log() / _POINTS
-    at = step.unsqueeze(-1) * torch.arange(_POINTS + 1)
+    step = 2 * (edge + (edge * edge + 1).sqrt()).log() / _INTEGRATION_STEPS
+    at = step.unsqueeze(-1) * torch.arange(_INTEGRATION_STEPS + 1)
     half = (at / 2).sinh()
     # cosh t - 1 = 2 sinh(t / 2)^2 keeps the digits near t = 0, where the integrand is largest.
     term = (-2 * wide.unsqueeze(-1) * half * half).exp()
@@ -226,23 +233,23 @@ def k1(x: Tensor) -> Tensor:
 
 
 def k0e(x: Tensor) -> Tensor:
-    """exp(x) K_0(x)."""
+    """Return exp(x) K_0(x)."""
     return _bessel_k(x, 0, True)
 
 
 def k1e(x: Tensor) -> Tensor:
-    """exp(x) K_1(x)."""
+    """Return exp(x) K_1(x)."""
     return _bessel_k(x, 1, True)
 
 
 def spherical_j0(x: Tensor) -> Tensor:
-    """sin(x) / x, 1 at 0 and 0 at infinity."""
+    """Return sin(x) / x, 1 at 0 and 0 at infinity."""
     quotient = torch.where(x == 0, 1.0, x.sin() / x)
     return torch.where(x.isinf(), 0.0, quotient)
 
 
-def _fraction(x: Tensor) -> Tensor:
-    """exp(x x) erfc(x) from 2 on, by its continued fraction (DLMF 7.9.3)."""
+def _erfcx_continued_fraction(x: Tensor) -> Tensor:
+    """Return exp(x x) erfc(x) for x >= 2 by its continued fraction (DLMF 7.9.3)."""
     denominator = x
     for k in range(60, 0, -1):
         denominator = x + k / 2 / denominator
@@ -252,37 +259,41 @@ def _fraction(x: Tensor) -> Tensor:
 def erfc(x: Tensor) -> Tensor:
     """Return 1 - erf(x), accurate where it is small."""
     wide = x.double()
-    far = (-wide * wide).exp() * _fraction(wide.clamp(min=2))
-    return torch.where(wide < 2, 1 - torch.erf(wide), far).to(_float_of(x))
+    # 1 - erf(x) cancels for large x; the continued fraction keeps the relative accuracy.
+    far = (-wide * wide).exp() * _erfcx_continued_fraction(wide.clamp(min=2))
+    return torch.where(wide < 2, 1 - torch.erf(wide), far).to(_result_dtype(x))
 
 
 def erfcx(x: Tensor) -> Tensor:
-    """exp(x x) erfc(x)."""
+    """Return exp(x x) erfc(x), the scaled complementary error function."""
     wide = x.double()
     near = (wide * wide).exp() * (1 - torch.erf(wide))
-    return torch.where(wide < 2, near, _fraction(wide.clamp(min=2))).to(_float_of(x))
+    return torch.where(wide < 2, near, _erfcx_continued_fraction(wide.clamp(min=2))).to(
+        _result_dtype(x)
+    )
 
 
-def _float_of(x: Tensor) -> torch.dtype:
+def _result_dtype(x: Tensor) -> torch.dtype:
     return x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
 
 
-_TERMS = 12
+_ZETA_DIRECT_TERMS = 12
 """Of Hurwitz' sum, before the sums of Euler and Maclaurin take over."""
 
 
 def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
-    """Hurwitz' function, the sum of (n + q) ** -x: DLMF 25.11.5. As in PyTorch infinite at 1 and at
-    q = 0, -1, ..., and no number below 1, or where a negative one would be raised to a fraction."""
-    order, first = broadcast(_wide(x, q), _wide(q, x))
+    """Return the Hurwitz zeta function, the sum of (n + q)**-x, by Euler-Maclaurin (DLMF
+    25.11.5).
+    """
+    order, first = broadcast_tensors(_to_float64(x, q), _to_float64(q, x))
     total = first.pow(-order)
-    for n in range(1, _TERMS):
+    for n in range(1, _ZETA_DIRECT_TERMS):
         total = total + (first + n).pow(-order)
     # Euler-Maclaurin: the tail integral, half the first term, then Bernoulli corrections.
-    last = first + _TERMS
+    last = first + _ZETA_DIRECT_TERMS
     total = total + last.pow(1 - order) / (order - 1) + last.pow(-order) / 2
     rising, factorial = order, 2.0
-    for k, b in enumerate(_BERNOULLI, 1):
+    for k, b in enumerate(_BERNOULLI_NUMBERS, 1):
         total = total + b / factorial * rising * last.pow(-order - 2 * k + 1)
         rising = rising * (order + 2 * k - 1) * (order + 2 * k)
         factorial *= (2 * k + 1) * (2 * k + 2)
@@ -294,7 +305,7 @@ def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
     return total.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
 
 
-def _wide(value: Tensor | float, like: Tensor | float) -> Tensor:
+def _to_float64(value: Tensor | float, like: Tensor | float) -> Tensor:
     """Return a tensor in float64, or a number as a tensor shaped like the other operand."""
     if isinstance(value, Tensor):
         return value.double()
@@ -311,16 +322,17 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     wide = x.double()
     if n > 1:
         size = math.factorial(n) if n % 2 else -math.factorial(n)
-        return (size * zeta(float(n + 1), wide)).to(_float_of(x))
+        return (size * zeta(float(n + 1), wide)).to(_result_dtype(x))
     low = wide < 0.5
     value = zeta(2.0, torch.where(low, 1 - wide, wide))
     # The reflection formula of the trigamma function.
     turned = (math.pi / (math.pi * wide).sin()) ** 2 - value
-    return torch.where(low, turned, value).to(_float_of(x))
+    return torch.where(low, turned, value).to(_result_dtype(x))
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return the logarithm of running sums of exponentials, by a parallel prefix scan.
+    """Return the logarithm of running sums of exponentials by a parallel prefix scan
+    (Hillis-Steele).
 
     Hillis and Steele ("Data parallel algorithms", 1986); each logaddexp is relative to its own
     maximum.
@@ -328,6 +340,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.dim():
         return x.clone()
     extent, step, scanned = x.shape[dim], 1, x
+    # Hillis-Steele scan: log2(extent) passes of logaddexp, which cannot overflow.
     while step < extent:
         before = scanned.narrow(dim, 0, extent - step)
         later = torch.logaddexp(scanned.narrow(dim, step, extent - step), before)
@@ -338,5 +351,5 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 __all__ = [
     "digamma", "erfc", "erfcx", "erfinv", "i0", "i0e", "i1", "i1e", "lgamma", "logcumsumexp",
-    "ndtri", "polygamma", "stirling", "zeta",
+    "ndtri", "polygamma", "stirling_remainder", "zeta",
 ]  # fmt: skip

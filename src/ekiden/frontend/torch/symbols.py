@@ -1,4 +1,4 @@
-"""Conversion of torch.export's symbolic sizes, SymPy expressions, to expressions of dimensions."""
+"""Conversion of torch.export's symbolic sizes (SymPy) to shape expressions."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
-from ekiden.topi.dimensions import tidy
+from ekiden.topi.dimensions import simplify_dim
 
 Scalar: TypeAlias = int | float | bool | PrimExpr
 
 
-def _all(kind: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Callable[..., PrimExpr]:
+def _fold_rule(kind: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Callable[..., PrimExpr]:
     return lambda *args: reduce(kind, args)
 
 
-def _binary(kind: type[prim.BinaryExpr]) -> Callable[..., PrimExpr]:
-    return _all(lambda a, b: prim.binary(kind, a, b))
+def _binary_rule(kind: type[prim.BinaryExpr]) -> Callable[..., PrimExpr]:
+    return _fold_rule(lambda a, b: prim.fold_binary(kind, a, b))
 
 
-def _float(value: PrimExpr) -> PrimExpr:
+def _to_float64(value: PrimExpr) -> PrimExpr:
     return prim.cast(value, "float64") if value.dtype != "float64" else value
 
 
 def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    return _float(a) / _float(b)
+    return _to_float64(a) / _to_float64(b)
 
 
 def _float_power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
-    """Return a power of a size; square roots and whole exponents only, as others are not exact."""
+    """Return a power of a size; only square roots and whole exponents, which are exact."""
     if isinstance(exponent, prim.FloatImm) and exponent.value == 0.5:
-        return _root(base)
+        return _sqrt(base)
     if isinstance(exponent, prim.FloatImm) and exponent.value.is_integer():
-        return _power(_float(base), prim.const(int(exponent.value), "int64"))
+        return _power(_to_float64(base), prim.const(int(exponent.value), "int64"))
     raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
 
 
-def _root(value: PrimExpr) -> PrimExpr:
-    return call_intrin("sqrt", _float(value))
+def _sqrt(value: PrimExpr) -> PrimExpr:
+    return call_intrin("sqrt", _to_float64(value))
 
 
-def _rounded(name: str) -> Callable[[PrimExpr], PrimExpr]:
-    return lambda value: prim.cast(call_intrin(name, _float(value)), "int64")
+def _rounding_rule(name: str) -> Callable[[PrimExpr], PrimExpr]:
+    return lambda value: prim.cast(call_intrin(name, _to_float64(value)), "int64")
 
 
 def _power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
@@ -63,9 +63,9 @@ def _where(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
     return prim.Select(condition, yes, no)
 
 
-_RULES: Mapping[type, Callable[..., PrimExpr]] = {
-    sympy.Add: _all(lambda a, b: a + b),
-    sympy.Mul: _all(lambda a, b: a * b),
+_SYMPY_RULES: Mapping[type, Callable[..., PrimExpr]] = {
+    sympy.Add: _fold_rule(lambda a, b: a + b),
+    sympy.Mul: _fold_rule(lambda a, b: a * b),
     sympy.Pow: _power,
     fn.PowByNatural: _power,
     fn.FloorDiv: lambda a, b: a // b,
@@ -75,33 +75,33 @@ _RULES: Mapping[type, Callable[..., PrimExpr]] = {
     fn.Mod: lambda a, b: a % b,
     fn.PythonMod: lambda a, b: a % b,
     fn.ModularIndexing: lambda a, b, c: (a // b) % c,
-    fn.ToFloat: _float,
-    fn.FloorToInt: _rounded("floor"),
-    fn.CeilToInt: _rounded("ceil"),
-    fn.RoundToInt: _rounded("round"),
-    fn.TruncToInt: lambda a: prim.cast(_float(a), "int64"),
-    fn.TruncToFloat: lambda a: _float(prim.cast(_float(a), "int64")),
+    fn.ToFloat: _to_float64,
+    fn.FloorToInt: _rounding_rule("floor"),
+    fn.CeilToInt: _rounding_rule("ceil"),
+    fn.RoundToInt: _rounding_rule("round"),
+    fn.TruncToInt: lambda a: prim.cast(_to_float64(a), "int64"),
+    fn.TruncToFloat: lambda a: _to_float64(prim.cast(_to_float64(a), "int64")),
     fn.FloatPow: _float_power,
-    fn.OpaqueUnaryFn_sqrt: _root,
+    fn.OpaqueUnaryFn_sqrt: _sqrt,
     fn.CeilDiv: lambda a, b: (a + b - 1) // b,
     fn.Identity: lambda a: a,
     fn.Where: _where,
-    fn.Max: _all(prim.maximum),
-    fn.Min: _all(prim.minimum),
-    sympy.Eq: _binary(prim.EQ),
-    sympy.Ne: _binary(prim.NE),
-    sympy.Lt: _binary(prim.LT),
-    sympy.Le: _binary(prim.LE),
-    sympy.Gt: _binary(prim.GT),
-    sympy.Ge: _binary(prim.GE),
-    sympy.And: _binary(prim.And),
-    sympy.Or: _binary(prim.Or),
+    fn.Max: _fold_rule(prim.maximum),
+    fn.Min: _fold_rule(prim.minimum),
+    sympy.Eq: _binary_rule(prim.EQ),
+    sympy.Ne: _binary_rule(prim.NE),
+    sympy.Lt: _binary_rule(prim.LT),
+    sympy.Le: _binary_rule(prim.LE),
+    sympy.Gt: _binary_rule(prim.GT),
+    sympy.Ge: _binary_rule(prim.GE),
+    sympy.And: _binary_rule(prim.And),
+    sympy.Or: _binary_rule(prim.Or),
     sympy.Not: lambda a: prim.Not(a),
 }
 
 
-class Symbols:
-    """The dimensions that a program's symbols stand for."""
+class SymbolTable:
+    """Table of the dimensions that a program's symbols stand for."""
 
     def __init__(self) -> None:
         self.known: dict[str, PrimExpr] = {}
@@ -110,7 +110,7 @@ class Symbols:
         expressions that an input gives as a whole, by the symbol that stands for each."""
 
     def give(self, value: object, number: float) -> bool:
-        """Note that a symbol is a number; False for what is no symbol."""
+        """Bind a symbol to a number; return False for anything but a symbol."""
         symbol = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
         if not isinstance(symbol, sympy.Symbol):
             return False
@@ -121,7 +121,7 @@ class Symbols:
         return True
 
     def name(self, value: int | torch.SymInt, name: str, dim: PrimExpr) -> None:
-        """Let a size, a symbol or made of some, be a dimension from here on."""
+        """Bind a size, a symbol or an expression, to a dimension from here on."""
         assert isinstance(value, torch.SymInt)
         root = value.node.expr
         symbol = root if isinstance(root, sympy.Symbol) else sympy.Symbol(f"size of {name}")
@@ -131,7 +131,7 @@ class Symbols:
         self.known[str(symbol)] = dim
 
     def has(self, value: object) -> bool:
-        """Return whether all symbols of a size are known; a named expression counts as one
+        """Return whether all symbols of a size are bound; a named expression counts as one
         symbol.
         """
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -147,7 +147,7 @@ class Symbols:
         return sorted(str(s) for s in value.node.expr.free_symbols)
 
     def scalar(self, value: object) -> Scalar:
-        """Return a number, or a symbolic one, as a number or an expression of dimensions.
+        """Return a Python or symbolic number as a number or shape expression.
 
         Raises Unsupported for arithmetic that sizes have not.
         """
@@ -169,7 +169,7 @@ class Symbols:
         return tuple(map(self.dim, sizes))
 
     def convert(self, root: sympy.Basic) -> PrimExpr:
-        """Return a SymPy expression as an expression of dimensions.
+        """Convert a SymPy expression to a shape expression.
 
         Raises:
             Unsupported: A function has no rule here, or no input determines a symbol.
@@ -184,21 +184,21 @@ class Symbols:
             return prim.const(int(root), "int64")
         if root.is_number and not root.free_symbols and not root.args:
             return prim.const(float(root), "float64")
-        rule = _RULES.get(type(root))
+        rule = _SYMPY_RULES.get(type(root))
         if rule is None:
             raise Unsupported(f"sizes cannot be computed with {type(root).__name__}")
         converted = rule(*(self.convert(a) for a in root.args))
         # Simplified at once, so that equal sizes compare equal as expressions.
-        return tidy(converted) if converted.dtype == "int64" else converted
+        return simplify_dim(converted) if converted.dtype == "int64" else converted
 
 
-def derived_name(size: object) -> str | None:
-    """Return the name of the one symbol in a size such as `2 * h`; None for several or none."""
-    names = Symbols.names(size)
+def sole_symbol_name(size: object) -> str | None:
+    """Return the name of the only symbol in a size such as `2 * h`; None for several or none."""
+    names = SymbolTable.names(size)
     return names[0] if len(names) == 1 else None
 
 
-def plain_name(size: object) -> str | None:
+def symbol_name(size: object) -> str | None:
     """Return the name of a size that is a single symbol; None for other sizes."""
     if not isinstance(size, torch.SymInt) or not isinstance(size.node.expr, sympy.Symbol):
         return None

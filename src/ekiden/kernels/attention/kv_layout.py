@@ -33,17 +33,17 @@ from ekiden.ir.prim import Cast, IntImm, PrimExpr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, ramp
 
-SCALE_DTYPE = np.dtype("<f2")
-WORD_BYTES = 4
+CACHE_SCALE_DTYPE = np.dtype("<f2")
+CACHE_WORD_BYTES = 4
 """Bytes of a word."""
-QUERY_LEVELS = 127.0
+MAX_QUERY_LEVEL = 127.0
 """What the greatest number of a query becomes, which multiplies bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """The number format of a cache: integers from `least` to `most` stored with zero point `zero`,
-    times the scale of a group of at most `group` depth elements.
+    """A number format of a KV cache: integers from `least` to `most` stored with a zero point,
+    times the scale of a group of depth elements.
     """
 
     name: str
@@ -52,19 +52,19 @@ class CacheFormat:
     bits: int
     group: int = 0
     """0 where there are no scales."""
-    least: float = 0.0
-    most: float = 0.0
-    zero: int = 0
+    min_value: float = 0.0
+    max_value: float = 0.0
+    zero_point: int = 0
 
     @property
-    def held(self) -> int:
+    def values_per_word(self) -> int:
         """Return the numbers per word, where there are scales."""
-        return 8 * WORD_BYTES // self.bits
+        return 8 * CACHE_WORD_BYTES // self.bits
 
     @property
-    def quantum(self) -> int:
+    def granularity(self) -> int:
         """Return the granularity of a head's depth and a page's tokens."""
-        return self.held if self.group else WORD_BYTES
+        return self.values_per_word if self.group else CACHE_WORD_BYTES
 
 
 # fmt: off
@@ -77,12 +77,14 @@ CACHE_FORMATS: Mapping[str, CacheFormat] = {row.name: row for row in (
     CacheFormat("int4",     "uint8",      4,  32,        -8.0,   7.0,  8),
 )}
 # fmt: on
-FORMAT_BY_DTYPE = {row.dtype: row for row in CACHE_FORMATS.values()}
+CACHE_FORMAT_BY_DTYPE = {row.dtype: row for row in CACHE_FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
-    """The keys or the values of a page: tokens per page, depth, and dtype."""
+class CachePlane:
+    """The layout of the keys or the values of one page and head: tokens per page, depth,
+    and dtype.
+    """
 
     page: int
     depth: int
@@ -91,7 +93,7 @@ class Plane:
     @property
     def format(self) -> CacheFormat:
         """Return the number format."""
-        return FORMAT_BY_DTYPE[self.dtype]
+        return CACHE_FORMAT_BY_DTYPE[self.dtype]
 
     @property
     def has_scales(self) -> bool:
@@ -99,26 +101,26 @@ class Plane:
         return self.format.group > 0
 
     @property
-    def group(self) -> int:
+    def group_size(self) -> int:
         """Return how many depth elements share a scale."""
         format_group = self.format.group
         return self.depth if format_group >= self.depth else math.gcd(format_group, self.depth)
 
     @property
-    def groups(self) -> int:
+    def num_groups(self) -> int:
         """Return the number of scales per token."""
-        return self.depth // self.group if self.has_scales else 0
+        return self.depth // self.group_size if self.has_scales else 0
 
     @property
-    def numbers(self) -> int:
+    def num_elements(self) -> int:
         """Return the elements that hold all tokens' numbers; the scales follow them."""
-        held = self.format.held // WORD_BYTES if self.has_scales else 1
+        held = self.format.values_per_word // CACHE_WORD_BYTES if self.has_scales else 1
         return self.page * self.depth // held
 
     @property
     def size(self) -> int:
         """Return the plane's elements in the cache."""
-        return self.numbers + self.page * SCALE_DTYPE.itemsize * self.groups
+        return self.num_elements + self.page * CACHE_SCALE_DTYPE.itemsize * self.num_groups
 
     def pages(self, last: PrimExpr) -> int:
         """Return the pages per block of a cache with this last dimension; 0 where planes do not
@@ -127,15 +129,15 @@ class Plane:
         block_size = last.value if isinstance(last, IntImm) else 0
         return 0 if block_size % self.size else block_size // self.size
 
-    def start(self, cache: Buffer, layer: PrimExpr, page: PrimExpr, group: PrimExpr,
-              values: PrimExpr | int) -> PrimExpr:  # fmt: skip
+    def plane_offset(self, cache: Buffer, layer: PrimExpr, page: PrimExpr, group: PrimExpr,
+                     values: PrimExpr | int) -> PrimExpr:  # fmt: skip
         """Return the offset of a page's keys or values in a cache."""
         count = self.pages(cache.shape[4])
         block, inside = (page // count, page % count) if count > 1 else (page, const(0))
         line = ((block * cache.shape[1] + layer) * 2 + values) * cache.shape[3] + group
         return (line * count + inside) * self.size
 
-    def at(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
+    def element_offset(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
         """Return the element offset of a token's number in a plane."""
         summed, inner_index, inner_size = (
             (token, depth_index, self.depth) if values else (depth_index, token, self.page)
@@ -143,25 +145,25 @@ class Plane:
         if not self.has_scales:
             return summed * inner_size + inner_index
         return (
-            summed // self.format.held * inner_size + inner_index
-        ) * WORD_BYTES + summed % WORD_BYTES
+            summed // self.format.values_per_word * inner_size + inner_index
+        ) * CACHE_WORD_BYTES + summed % CACHE_WORD_BYTES
 
-    def shift(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
+    def bit_offset(self, token: PrimExpr, depth_index: PrimExpr, values: int) -> PrimExpr:
         """Return the bit offset of a token's number in its element."""
         summed = token if values else depth_index
-        return summed % self.format.held // WORD_BYTES * self.format.bits
+        return summed % self.format.values_per_word // CACHE_WORD_BYTES * self.format.bits
 
-    def scale_at(self, token: PrimExpr, group: PrimExpr | int) -> PrimExpr:
+    def scale_offset(self, token: PrimExpr, group: PrimExpr | int) -> PrimExpr:
         """Return the offset of a token's scale in a plane."""
-        return (token + group * self.page) * SCALE_DTYPE.itemsize + self.numbers
+        return (token + group * self.page) * CACHE_SCALE_DTYPE.itemsize + self.num_elements
 
-    def scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int,
-               group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
+    def load_scales(self, cache: Buffer, base: PrimExpr, token: PrimExpr, lanes: int,
+                    group: PrimExpr | int = 0) -> PrimExpr:  # fmt: skip
         """Return the scales of consecutive tokens of the plane at `base` as a float32 vector; a
         scalar for one lane.
         """
-        size = SCALE_DTYPE.itemsize * lanes
-        at = ramp(base + self.scale_at(token, group), 1, size)
+        size = CACHE_SCALE_DTYPE.itemsize * lanes
+        at = ramp(base + self.scale_offset(token, group), 1, size)
         raw = BufferLoad(cache, (at,), f"{self.dtype}x{size}")
         suffix = f"x{lanes}" if lanes > 1 else ""
         halves = call_intrin("reinterpret", raw, dtype=f"float16{suffix}")
@@ -169,88 +171,95 @@ class Plane:
 
     # The same in NumPy, for planes [..., size].
 
-    def planes(self, cache: NDArray[np.generic], layer: int) -> NDArray[np.generic]:
+    def layer_view(self, cache: NDArray[np.generic], layer: int) -> NDArray[np.generic]:
         """Return a view [blocks, 2, groups, pages of a block, size] of a layer."""
         layer_view = cache[:, layer]
         return layer_view.reshape(*layer_view.shape[:3], -1, self.size)
 
     def read(self, planes: NDArray[np.generic], values: int) -> NDArray[np.float32]:
         """Return [..., page, depth] of keys or values as float32."""
-        numbers = self._rows(planes, values).astype(np.float32)
+        numbers = self._unpack_rows(planes, values).astype(np.float32)
         numbers = numbers if values else numbers.swapaxes(-1, -2)
         if not self.has_scales:
             return numbers
-        raw = np.ascontiguousarray(planes[..., self.numbers :]).view(SCALE_DTYPE)
-        scales = raw.reshape(*planes.shape[:-1], self.groups, self.page).swapaxes(-1, -2)
-        every = np.repeat(scales.astype(np.float32), self.group, -1)
-        return (numbers - np.float32(self.format.zero)) * every
+        raw = np.ascontiguousarray(planes[..., self.num_elements :]).view(CACHE_SCALE_DTYPE)
+        scales = raw.reshape(*planes.shape[:-1], self.num_groups, self.page).swapaxes(-1, -2)
+        every = np.repeat(scales.astype(np.float32), self.group_size, -1)
+        return (numbers - np.float32(self.format.zero_point)) * every
 
     def write(self, plane: NDArray[np.generic], token: int, token_numbers: NDArray[np.float32],
               values: int) -> None:  # fmt: skip
         """Write a token's numbers [heads, depth] to planes [heads, size]."""
-        levels = self._levels(plane, token, token_numbers) if self.has_scales else None
+        levels = self._quantize_token(plane, token, token_numbers) if self.has_scales else None
         for depth_index in range(self.depth):
+            # Words run along the axis that a product sums over: tokens for values, depth for keys.
+            # One dot-product instruction then takes a whole word.
             summed, inner_index, inner_size = (
                 (token, depth_index, self.depth) if values else (depth_index, token, self.page)
             )
             if levels is None:
                 plane[:, summed * inner_size + inner_index] = token_numbers[:, depth_index]
                 continue
-            word, inside = divmod(summed, self.format.held)
-            at = (word * inner_size + inner_index) * WORD_BYTES + inside % WORD_BYTES
-            shift = inside // WORD_BYTES * self.format.bits
-            other_bits = plane[:, at].view(np.uint8) & np.uint8(~(self._mask << shift) & 255)
-            bits = (levels[:, depth_index] & self._mask).astype(np.uint8) << np.uint8(shift)
+            word, inside = divmod(summed, self.format.values_per_word)
+            at = (word * inner_size + inner_index) * CACHE_WORD_BYTES + inside % CACHE_WORD_BYTES
+            shift = inside // CACHE_WORD_BYTES * self.format.bits
+            # A byte of a 4-bit cache holds two numbers: the neighbour's bits stay.
+            other_bits = plane[:, at].view(np.uint8) & np.uint8(~(self._value_mask << shift) & 255)
+            bits = (levels[:, depth_index] & self._value_mask).astype(np.uint8) << np.uint8(shift)
             plane[:, at] = (other_bits | bits).view(plane.dtype)
 
     @property
-    def _mask(self) -> int:
+    def _value_mask(self) -> int:
         return (1 << self.format.bits) - 1
 
-    def _levels(self, plane: NDArray[np.generic], token: int,
+    def _quantize_token(self, plane: NDArray[np.generic], token: int,
                 token_numbers: NDArray[np.float32]) -> NDArray[np.int32]:  # fmt: skip
         """Return the quantised numbers of a token and write its scales to the planes."""
         row = self.format
-        grouped = token_numbers.reshape(len(token_numbers), self.groups, self.group)
+        grouped = token_numbers.reshape(len(token_numbers), self.num_groups, self.group_size)
         ends = (
-            (grouped.max(-1, keepdims=True), row.most),
-            (grouped.min(-1, keepdims=True), row.least),
+            (grouped.max(-1, keepdims=True), row.max_value),
+            (grouped.min(-1, keepdims=True), row.min_value),
         )
         scales = np.maximum(*(end * np.float32(1 / level) for end, level in ends)).astype(
-            SCALE_DTYPE
+            CACHE_SCALE_DTYPE
         )
-        for group in range(self.groups):
-            at = self.numbers + (group * self.page + token) * SCALE_DTYPE.itemsize
+        for group in range(self.num_groups):
+            at = self.num_elements + (group * self.page + token) * CACHE_SCALE_DTYPE.itemsize
             scale_bytes = np.ascontiguousarray(scales[:, group]).view(plane.dtype)
-            plane[:, at : at + SCALE_DTYPE.itemsize] = scale_bytes
+            plane[:, at : at + CACHE_SCALE_DTYPE.itemsize] = scale_bytes
         wide = scales.astype(np.float32)
+        # The float16 scale is what readers multiply by, so it is also what is divided by here: its
+        # rounding must not become a second error.
         finer = np.divide(1, wide, out=np.ones_like(wide), where=wide > 0)
-        quantized = np.clip(np.rint(grouped * finer), row.least, row.most) + row.zero
+        quantized = np.clip(np.rint(grouped * finer), row.min_value, row.max_value) + row.zero_point
         levels: NDArray[np.int32] = quantized.reshape(token_numbers.shape).astype(np.int32)
         return levels
 
-    def _rows(self, planes: NDArray[np.generic], values: int) -> NDArray[np.generic]:
+    def _unpack_rows(self, planes: NDArray[np.generic], values: int) -> NDArray[np.generic]:
         """Return unpacked numbers in the order of floats: [..., page, depth] of values, else [...,
         depth, page].
         """
         summed, inner_size = (self.page, self.depth) if values else (self.depth, self.page)
-        unpacked = planes[..., : self.numbers]
+        unpacked = planes[..., : self.num_elements]
         if self.has_scales:
-            held, bits = self.format.held, self.format.bits
-            words = unpacked.reshape(*planes.shape[:-1], summed // held, 1, inner_size, WORD_BYTES)
+            held, bits = self.format.values_per_word, self.format.bits
+            words = unpacked.reshape(
+                *planes.shape[:-1], summed // held, 1, inner_size, CACHE_WORD_BYTES
+            )
             if bits < 8:
                 shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
-                words = words.view(np.uint8) >> shifts & np.uint8(self._mask)
+                words = words.view(np.uint8) >> shifts & np.uint8(self._value_mask)
             unpacked = words.swapaxes(-1, -2)
         return unpacked.reshape(*planes.shape[:-1], summed, inner_size)
 
 
 __all__ = [
     "CACHE_FORMATS",
-    "FORMAT_BY_DTYPE",
-    "QUERY_LEVELS",
-    "SCALE_DTYPE",
-    "WORD_BYTES",
+    "CACHE_FORMAT_BY_DTYPE",
+    "CACHE_SCALE_DTYPE",
+    "CACHE_WORD_BYTES",
+    "MAX_QUERY_LEVEL",
     "CacheFormat",
-    "Plane",
+    "CachePlane",
 ]

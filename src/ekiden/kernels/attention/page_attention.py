@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden import te
-from ekiden.kernels.attention.kv_layout import FORMAT_BY_DTYPE, WORD_BYTES
+from ekiden.kernels.attention.kv_layout import CACHE_FORMAT_BY_DTYPE, CACHE_WORD_BYTES
 from ekiden.kernels.attention.page_bytes import Int8PagedAttention
 from ekiden.kernels.attention.paged_attention_int4 import Int4PagedAttention
 from ekiden.kernels.attention.pages import (
     DEFAULT_CHUNK_KEYS,
-    DEFAULT_F32_LANES,
+    DEFAULT_PAGED_LANES,
     EFFICIENT_TILE_ROWS,
     PagedAttention,
+    PagedAttentionConfig,
     PagedTiling,
-    Pages,
 )
-from ekiden.kernels.cost_model import most_rows
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
+from ekiden.kernels.cost_model import max_register_rows
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
 from ekiden.kernels.family import Family
-from ekiden.kernels.prim_builder import extern_buffers, tiled_function
-from ekiden.kernels.quantized.int8_dot import word_products
+from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
+from ekiden.kernels.quantized.int8_dot import word_dot_instructions
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import PrimFunc
 
-CHUNK_KEYS = (
+CHUNK_KEYS_DOMAIN = (
     DEFAULT_CHUNK_KEYS,
     DEFAULT_CHUNK_KEYS * 4,
     DEFAULT_CHUNK_KEYS * 2,
@@ -35,39 +35,39 @@ TILES_PER_THREAD = 4
 """Tiles of each thread from which the last of them keeps others waiting for little."""
 
 
-def paged_attention_of(
-    pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int = DEFAULT_F32_LANES,
-    cut: PagedTiling | None = None, dots: Sequence[str] = (),
+def create_paged_attention(
+    pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+    lanes: int = DEFAULT_PAGED_LANES, cut: PagedTiling | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
     """Return the attention for the dtype of its cache; `dots`: the target's integer dot-product
     instructions.
     """
-    row = FORMAT_BY_DTYPE[inputs[1].dtype]
+    row = CACHE_FORMAT_BY_DTYPE[inputs[1].dtype]
     if not row.group:
         return PagedAttention(pages, inputs, output, lanes, cut)
-    kind = Int8PagedAttention if row.held == WORD_BYTES else Int4PagedAttention
+    kind = Int8PagedAttention if row.values_per_word == CACHE_WORD_BYTES else Int4PagedAttention
     return kind(pages, inputs, output, lanes, cut, dots)
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a paged attention."""
     return (
-        Knob("rows", descending(most_rows(2, target)), "queries of a tile"),
-        Knob("vectors", descending(4), "vectors of a tile"),
-        Knob("keys", CHUNK_KEYS, "keys of a chunk"),
+        Knob("rows", descending_range(max_register_rows(2, target)), "queries of a tile"),
+        Knob("vectors", descending_range(4), "vectors of a tile"),
+        Knob("keys", CHUNK_KEYS_DOMAIN, "keys of a chunk"),
     )
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision: as many queries as keep the FMA units busy, on as many vectors
     as registers hold; twice the keys per chunk for 8-bit and narrower caches, so that their
     memory streams are as long.
     """
-    vectors = int(fixed.get("vectors", 4 if target.registers > DEFAULT_F32_LANES else 2))
-    rows = fixed.get("rows", max(1, min(EFFICIENT_TILE_ROWS, most_rows(vectors, target))))
-    is_narrow = FORMAT_BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
+    vectors = int(fixed.get("vectors", 4 if target.registers > DEFAULT_PAGED_LANES else 2))
+    rows = fixed.get("rows", max(1, min(EFFICIENT_TILE_ROWS, max_register_rows(vectors, target))))
+    is_narrow = CACHE_FORMAT_BY_DTYPE[anchor.op.input_tensors[1].dtype].group > 0
     keys = fixed.get("keys", DEFAULT_CHUNK_KEYS * 2 if is_narrow else DEFAULT_CHUNK_KEYS)
-    return Decision.of({"rows": rows, "vectors": vectors, "keys": keys})
+    return Decision.from_mapping({"rows": rows, "vectors": vectors, "keys": keys})
 
 
 def paged_attention(
@@ -79,15 +79,17 @@ def paged_attention(
 ) -> PrimFunc:
     """Build the kernel of tag "paged_attention"."""
     pages = outputs[0].op.attrs["pages"]
-    assert isinstance(pages, Pages)
-    buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    rows, vectors, keys = (decision.number(n) for n in ("rows", "vectors", "keys"))
+    assert isinstance(pages, PagedAttentionConfig)
+    buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
+    rows, vectors, keys = (decision.int_value(n) for n in ("rows", "vectors", "keys"))
     cut, lanes = (
         PagedTiling(rows, vectors, keys, TILES_PER_THREAD * target.cores),
         target.lanes("float32"),
     )
-    attention = paged_attention_of(pages, operands, result, lanes, cut, word_products(target))
-    body = tiled_function(name, buffers, attention.body(), len(outputs))
+    attention = create_paged_attention(
+        pages, operands, result, lanes, cut, word_dot_instructions(target)
+    )
+    body = create_tiled_function(name, buffers, attention.emit_kernel(), len(outputs))
     return body.with_attr({"tir.has_blocks": 1})  # the checks of places are loops as others
 
 
@@ -95,9 +97,9 @@ FAMILY = Family(
     name="paged_attention",
     build=paged_attention,
     why="pages are found in a table as it goes, and a softmax runs along between two products",
-    space=space,
-    default=default,
+    space=search_space,
+    default=default_decision,
     is_whole=True,
 )
 
-__all__ = ["FAMILY", "paged_attention_of"]
+__all__ = ["FAMILY", "create_paged_attention"]

@@ -23,18 +23,18 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Select, Var, cast, const
-from ekiden.kernels.attention.kv_layout import WORD_BYTES
+from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
 from ekiden.kernels.attention.pages import (
-    AttentionTile,
     PagedAttention,
+    PagedAttentionConfig,
+    PagedTile,
     PagedTiling,
-    Pages,
-    number,
-    serial,
+    const_int,
+    serial_loop,
 )
 from ekiden.kernels.attention.quantized_probabilities import ByteProbabilities, Int16Probabilities
 from ekiden.kernels.quantized.dynamic_quantization import DynamicQuantization
-from ekiden.kernels.quantized.int8_dot import DOT4, MADD
+from ekiden.kernels.quantized.int8_dot import DOT4_FEATURE, MADD_FEATURE
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, LetStmt, Stmt, seq
 
@@ -47,10 +47,10 @@ class Int8PagedAttention(PagedAttention):
     best.
     """
 
-    key_dots: Sequence[str] = (DOT4, MADD)
-    value_dots: Sequence[str] = (DOT4, MADD)
+    key_dots: Sequence[str] = (DOT4_FEATURE, MADD_FEATURE)
+    value_dots: Sequence[str] = (DOT4_FEATURE, MADD_FEATURE)
     """What would multiply keys and values, the best first."""
-    zero_by_dot: Mapping[str, int] = {DOT4: 128, MADD: 0}
+    zero_by_dot: Mapping[str, int] = {DOT4_FEATURE: 128, MADD_FEATURE: 0}
     """What the numbers of keys are more than what they stand for, as products take them."""
     value_zero = 0
     """The same of values."""
@@ -64,30 +64,33 @@ class Int8PagedAttention(PagedAttention):
     has_inner_scales = False
     """Whether scales are within the sums, as there may be several."""
 
-    def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int,
-                 cut: PagedTiling | None = None, dots: Sequence[str] = ()) -> None:  # fmt: skip
+    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+                 lanes: int, cut: PagedTiling | None = None,
+                 dots: Sequence[str] = ()) -> None:  # fmt: skip
         super().__init__(pages, inputs, output, lanes, cut)
         self.key_dot, self.value_dot = (
             next((dot for dot in candidates if dot in dots), "")
             for candidates in (self.key_dots, self.value_dots)
         )
-        self.rounded = DynamicQuantization.of(
-            self.query, self.depth, self.plane.group, is_paired=self.key_dot == MADD
+        self.rounded = DynamicQuantization.create(
+            self.query, self.depth, self.plane.group_size, is_paired=self.key_dot == MADD_FEATURE
         )
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
-        self.held = self.plane.format.held
-        self.shares = (Int16Probabilities if self.value_dot in (MADD, "") else ByteProbabilities)(
-            self
-        )
+        self.held = self.plane.format.values_per_word
+        # Products of int16 pairs are exact enough per chunk; byte dots need the finer steps of one
+        # page.
+        self.shares = (
+            Int16Probabilities if self.value_dot in (MADD_FEATURE, "") else ByteProbabilities
+        )(self)
 
-    def most_vectors(self, rows: int) -> int:
+    def max_vectors(self, rows: int) -> int:
         """Return how many vectors a tile of few rows may have: intermediates take registers, two
         per vector where words are split into halves.
         """
         if not self.key_dot:
-            return super().most_vectors(rows)
-        few = 0 if self.key_dot == DOT4 else self.cut.rows * self.cut.vectors // (rows + 2)
+            return super().max_vectors(rows)
+        few = 0 if self.key_dot == DOT4_FEATURE else self.cut.rows * self.cut.vectors // (rows + 2)
         return max(self.cut.vectors, few)
 
     @property
@@ -95,32 +98,32 @@ class Int8PagedAttention(PagedAttention):
         """Return the zero point of keys for their multiplication."""
         return self.zero_by_dot.get(self.key_dot, 0)
 
-    def body(self) -> Stmt:
-        """Return the body with the queries quantised first."""
+    def emit_kernel(self) -> Stmt:
+        """Emit the quantisation of the queries, then the attention."""
         rows = simplify(self.tokens * self.total)
-        return self.rounded.around(rows, self.lanes, super().body())
+        return self.rounded.emit_around(rows, self.lanes, super().emit_kernel())
 
     # Vectors.
 
-    def words(self, at: PrimExpr) -> PrimExpr:
+    def load_words(self, at: PrimExpr) -> PrimExpr:
         """Load a vector of cache words: four bytes per lane."""
-        size = WORD_BYTES * self.lanes
+        size = CACHE_WORD_BYTES * self.lanes
         kind = dt.with_lanes(self.cache.dtype, size)
         raw = BufferLoad(self.cache, (ramp(at, 1, size),), kind)
         return call_intrin("reinterpret", raw, dtype=self.whole)
 
-    def word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
+    def broadcast_word(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """Broadcast four bytes of a buffer, or two int16, to every lane."""
-        count = WORD_BYTES // dt.itemsize(buffer.dtype)
+        count = CACHE_WORD_BYTES // dt.itemsize(buffer.dtype)
         kind = dt.with_lanes(buffer.dtype, count)
         loaded = BufferLoad(buffer, (ramp(simplify(at), 1, count),), kind)
         return broadcast(call_intrin("reinterpret", loaded, dtype="int32"), self.lanes)
 
-    def number(self, value: int) -> PrimExpr:
+    def splat_int(self, value: int) -> PrimExpr:
         """Broadcast a number to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
-    def halves(self, words: PrimExpr, *shifts: tuple[str, int]) -> PrimExpr:
+    def to_int16_pairs(self, words: PrimExpr, *shifts: tuple[str, int]) -> PrimExpr:
         """Return words as int16 pairs after shifts."""
         count = 2 * self.lanes
         kind = dt.with_lanes("int16", count)
@@ -133,69 +136,74 @@ class Int8PagedAttention(PagedAttention):
 
     def select_byte(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Return one of the four bytes of each cache lane, as floats."""
-        up = broadcast(cast((WORD_BYTES - 1 - which) * 8, "int32"), self.lanes)
-        byte = call_intrin("left_shift", self.words(at), up, dtype=self.whole)
-        byte = call_intrin("right_shift", byte, self.number(24), dtype=self.whole)
+        up = broadcast(cast((CACHE_WORD_BYTES - 1 - which) * 8, "int32"), self.lanes)
+        byte = call_intrin("left_shift", self.load_words(at), up, dtype=self.whole)
+        byte = call_intrin("right_shift", byte, self.splat_int(24), dtype=self.whole)
         return Cast(byte, self.real)
 
-    def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
+    def unpack_words(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
         """Return the numbers in words as the product's operands: four per lane, or two."""
-        if dot == MADD:
-            return self.as_halves(words)
+        if dot == MADD_FEATURE:
+            return self.split_int16_halves(words)
         if not is_key:
             return [words]
-        return [call_intrin("bitwise_xor", words, self.number(SIGN_BITS_I32), dtype=self.whole)]
+        return [call_intrin("bitwise_xor", words, self.splat_int(SIGN_BITS_I32), dtype=self.whole)]
 
-    def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
+    def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
         """Return the even bytes as int16, and the odd ones."""
         down = "right_shift", 8
-        return [self.halves(words, ("left_shift", 8), down), self.halves(words, down)]
+        return [
+            self.to_int16_pairs(words, ("left_shift", 8), down),
+            self.to_int16_pairs(words, down),
+        ]
 
-    def first_of(self, n: int, dot: str) -> int:
+    def multiplicand_offset(self, n: int, dot: str) -> int:
         """Return the offset of the multiplicand of part `n` of a word, among as many numbers as
         words hold.
         """
-        return self.places[n] if dot == MADD else n * WORD_BYTES
+        return self.places[n] if dot == MADD_FEATURE else n * CACHE_WORD_BYTES
 
-    def row_of(self, tile: AttentionTile, row: int) -> PrimExpr:
+    def query_row_index(self, tile: PagedTile, row: int) -> PrimExpr:
         """Return the index of a tile's row among all query rows."""
         token, at = divmod(row, self.together)
         return simplify((tile.first + token) * self.total + tile.head + at)
 
     # Scores.
 
-    def query_at(self, tile: AttentionTile, row: int, k: PrimExpr) -> PrimExpr:
+    def query_at(self, tile: PagedTile, row: int, k: PrimExpr) -> PrimExpr:
         """Return an element of a quantised query, in its steps."""
         index = self.row_start(tile, row, self.total) + k
         return Cast(self.rounded.bytes[simplify(index)], "float32")
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """Return one depth element of consecutive keys."""
-        at = (k // self.held * self.pages.page + column) * WORD_BYTES
+        at = (k // self.held * self.pages.page + column) * CACHE_WORD_BYTES
         return self.select_byte(base + at, k % self.held)
 
-    def key_scale(self, tile: AttentionTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the scale of integer products: the keys' scales times the query's step."""
-        scales = self.plane.scales(self.cache, base, token, self.lanes)
-        return Mul(scales, self.row_scale(tile, row), self.real)
+        scales = self.plane.load_scales(self.cache, base, token, self.lanes)
+        return Mul(scales, self.query_step(tile, row), self.real)
 
-    def row_scale(self, tile: AttentionTile, row: int) -> PrimExpr:
+    def query_step(self, tile: PagedTile, row: int) -> PrimExpr:
         """Return a query's step times `factor`."""
-        step = self.rounded.step[self.row_of(tile, row)]
-        return self.splat(Mul(step, const(self.factor, "float32"), "float32"))
+        step = self.rounded.step[self.query_row_index(tile, row)]
+        return self.splat(Mul(step, const(self.score_scale, "float32"), "float32"))
 
-    def score_sums(
-        self, tile: AttentionTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
+    def emit_score_products(
+        self, tile: PagedTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
         """Accumulate scores in floats, or in integer dot products."""
         if not self.key_dot:
-            return super().score_sums(tile, base, after, column, vectors, acc)
-        groups = range(self.plane.groups)
-        return seq(*(self._group_sums(tile, base, after, column, vectors, acc, g) for g in groups))
+            return super().emit_score_products(tile, base, after, column, vectors, acc)
+        groups = range(self.plane.num_groups)
+        return seq(
+            *(self._emit_group_sums(tile, base, after, column, vectors, acc, g) for g in groups)
+        )
 
-    def _group_sums(
+    def _emit_group_sums(
         self,
-        tile: AttentionTile,
+        tile: PagedTile,
         base: Var,
         after: Var,
         column: int,
@@ -203,58 +211,67 @@ class Int8PagedAttention(PagedAttention):
         acc: Buffer,
         group: int,
     ) -> Stmt:
-        """Accumulate the products of a scale group."""
+        """Emit the integer products of one scale group."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
-        sums = self.sums(rows * vectors)
-        body, operands = self.loaded(
-            vectors, lambda v: base + (k * page + (column + v * self.lanes)) * WORD_BYTES,
-            lambda words: self.taken(words, self.key_dot, True),
+        sums = self.sums_buffer(rows * vectors)
+        body, operands = self.bind_unpacked_words(
+            vectors, lambda v: base + (k * page + (column + v * self.lanes)) * CACHE_WORD_BYTES,
+            lambda words: self.unpack_words(words, self.key_dot, True),
         )  # fmt: skip
-        statements = self.ahead_of_values(
-            tile, after, k, page * WORD_BYTES, column * WORD_BYTES, vectors * WORD_BYTES
+        statements = self.emit_value_prefetches(
+            tile,
+            after,
+            k,
+            page * CACHE_WORD_BYTES,
+            column * CACHE_WORD_BYTES,
+            vectors * CACHE_WORD_BYTES,
         )
         for r in range(rows):
             for n, loaded in enumerate(operands):
                 at = self.row_start(tile, r, self.total) + k * self.held
-                a = self.word(self.rounded.bytes, at + self.first_of(n, self.key_dot))
+                a = self.broadcast_word(
+                    self.rounded.bytes, at + self.multiplicand_offset(n, self.key_dot)
+                )
                 accumulators = {r * vectors + v: b for v, b in enumerate(loaded)}
-                statements.append(self.grown(sums, accumulators, a, self.key_dot))
-        starts = [self._start(tile, r, group) for r in range(rows)]
-        begin = [BufferStore(sums, self.first_sums(sums, starts[n // vectors]), (const(n),))
+                statements.append(self.emit_dot_accumulate(sums, accumulators, a, self.key_dot))
+        # Sums start at the zero-point correction, -zero * sum(query), so that the dot instruction
+        # needs no subtraction per element.
+        starts = [self._zero_point_correction(tile, r, group) for r in range(rows)]
+        begin = [BufferStore(sums, self.initial_sums(sums, starts[n // vectors]), (const(n),))
                  for n in range(rows * vectors)]  # fmt: skip
-        count = self.plane.group // self.held
-        loop = serial(k, const(count), body(seq(*statements)), const(group * count))
-        ends = self._group_ends(base, column, vectors, acc, sums, group, starts)
+        count = self.plane.group_size // self.held
+        loop = serial_loop(k, const(count), body(seq(*statements)), const(group * count))
+        ends = self._emit_group_end(base, column, vectors, acc, sums, group, starts)
         return Allocate(sums, seq(*begin, loop, *ends))
 
-    def sums(self, count: int) -> Buffer:
+    def sums_buffer(self, count: int) -> Buffer:
         """Return the register buffer of the products' sums."""
         return Buffer("sums", (const(count),), self.whole, "register")
 
-    def first_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
+    def initial_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
         """Return the start value of the sums."""
         return start
 
-    def last_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
+    def final_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
         """Return the final sums, in int32."""
         return accumulated
 
-    def _start(self, tile: AttentionTile, row: int, group: int) -> PrimExpr:
+    def _zero_point_correction(self, tile: PagedTile, row: int, group: int) -> PrimExpr:
         """Return the zero-point correction of a group's sums."""
-        index = self.row_of(tile, row) * self.plane.groups + group
+        index = self.query_row_index(tile, row) * self.plane.num_groups + group
         total = self.rounded.total[simplify(index)] * const(-self.key_zero, "int32")
         return broadcast(total, self.lanes)
 
-    def _group_ends(
+    def _emit_group_end(
         self, base: Var, column: int, vectors: int, acc: Buffer, sums: Buffer, group: int,
         starts: Sequence[PrimExpr],
     ) -> list[Stmt]:  # fmt: skip
-        """Add the scaled integer sums of a group to the scores."""
+        """Emit the addition of a group's scaled integer sums to the scores."""
         statements: list[Stmt] = []
         for v in range(vectors):
             scale, stores = Var("scale", self.real), list[Stmt]()
-            for n in range(v, number(sums.shape[0]), vectors):
-                integer_sum = self.last_sums(sums[const(n)], starts[n // vectors])
+            for n in range(v, const_int(sums.shape[0]), vectors):
+                integer_sum = self.final_sums(sums[const(n)], starts[n // vectors])
                 scores: PrimExpr = Cast(integer_sum, self.real)
                 if self.has_inner_scales and group:
                     scores = call_intrin("fma", scores, scale, acc[const(n)], dtype=self.real)
@@ -266,12 +283,12 @@ class Int8PagedAttention(PagedAttention):
             stmt = seq(*stores)
             if self.has_inner_scales:
                 at = const(column + v * self.lanes)
-                value = self.plane.scales(self.cache, base, at, self.lanes, group)
+                value = self.plane.load_scales(self.cache, base, at, self.lanes, group)
                 stmt = LetStmt(scale, value, stmt)
             statements.append(stmt)
         return statements
 
-    def loaded(
+    def bind_unpacked_words(
         self,
         vectors: int,
         at: Callable[[int], PrimExpr],
@@ -283,23 +300,23 @@ class Int8PagedAttention(PagedAttention):
         words = [Var(f"w{v}", self.whole) for v in range(vectors)]
         values = [unpack(word) for word in words]
         variables = [[Var(f"b{n}_{v}", self.whole) for v in range(vectors)]
-                 for n in range(len(values[0]))]  # fmt: skip
+                     for n in range(len(values[0]))]  # fmt: skip
 
-        def around(body: Stmt) -> Stmt:
+        def wrap_in_loads(body: Stmt) -> Stmt:
             """Wrap the body in its loads: a word, then the numbers unpacked from it."""
             for v in reversed(range(vectors)):
                 for n, value in enumerate(values[v]):
                     body = LetStmt(variables[n][v], value, body)
-                body = LetStmt(words[v], self.words(at(v)), body)
+                body = LetStmt(words[v], self.load_words(at(v)), body)
             return body
 
-        return around, variables
+        return wrap_in_loads, variables
 
-    def grown(
+    def emit_dot_accumulate(
         self, sums: Buffer, loaded: Mapping[int, Var], a: PrimExpr, dot: str, is_share: bool = False
     ) -> Stmt:
-        """Accumulate a word's products with the `loaded` vectors into their sums; `is_share`: `a`
-        is unsigned.
+        """Emit the accumulation of a word's products with the `loaded` vectors into their sums;
+        `is_share`: `a` is unsigned.
         """
         word = Var("a", self.whole)
         statements = []
@@ -313,24 +330,24 @@ class Int8PagedAttention(PagedAttention):
     # Values.
 
     def value_scales(
-        self, tile: AttentionTile, base: Var, number: Var, v: PrimExpr | int, group: int
+        self, tile: PagedTile, base: Var, number: Var, v: PrimExpr | int, group: int
     ) -> PrimExpr:
         """Return the scales of consecutive tokens of a page; 0 behind the last token, where memory
         may hold NaN.
         """
         at = v * self.lanes if isinstance(v, PrimExpr) else const(v * self.lanes)
-        scale = self.plane.scales(self.cache, base, at, self.lanes, group)
-        is_valid = self.lanes_below(tile.last + 1 - (number * self.pages.page + at))
+        scale = self.plane.load_scales(self.cache, base, at, self.lanes, group)
+        is_valid = self.mask_below(tile.last + 1 - (number * self.pages.page + at))
         return Select(is_valid, scale, self.splat(0.0), self.real)
 
-    def share_place(
-        self, tile: AttentionTile, row: int, number: Var, v: PrimExpr | int
+    def probability_index(
+        self, tile: PagedTile, row: int, number: Var, v: PrimExpr | int
     ) -> PrimExpr:
         """Return the index of the attention probabilities of consecutive tokens of a page."""
         at = row * self.stride + (number - tile.begin) * self.pages.page + v * self.lanes
         return simplify(at)
 
-    def scale_probabilities(self, tile: AttentionTile) -> Stmt:
+    def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
         """Multiply the probabilities by the values' scales; integer products apply the scales
         themselves.
         """
@@ -339,25 +356,25 @@ class Int8PagedAttention(PagedAttention):
         rows, at, base = tile.span * self.together, Var("p"), Var("base", "int64")
         v, scale, statements = Var("v"), Var("scale", self.real), []
         for r in range(rows):
-            index = self.share_place(tile, r, at, v)
+            index = self.probability_index(tile, r, at, v)
             value = Mul(self.load(tile.scores, index), scale, self.real)
             statements.append(self.store(tile.scores, index, value))
         scales = self.value_scales(tile, base, at, v, 0)
         body: Stmt = LetStmt(scale, scales, seq(*statements))
-        body = serial(v, const(self.pages.page // self.lanes), body)
-        body = LetStmt(base, self.plane_of(self.page_of(tile, at), tile.group, 1), body)
-        return serial(at, tile.end - tile.begin, body, tile.begin)
+        body = serial_loop(v, const(self.pages.page // self.lanes), body)
+        body = LetStmt(base, self.plane_offset(self.page_number(tile, at), tile.group, 1), body)
+        return serial_loop(at, tile.end - tile.begin, body, tile.begin)
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Return consecutive elements of a value."""
-        at = (s // self.held * self.depth + column) * WORD_BYTES
+        at = (s // self.held * self.depth + column) * CACHE_WORD_BYTES
         return self.select_byte(base + at, s % self.held)
 
-    def value_sums(self, tile: AttentionTile) -> Stmt:
+    def emit_value_products(self, tile: PagedTile) -> Stmt:
         """Accumulate weighted values in floats, or in integers."""
-        return self.shares.value_sums(tile) if self.value_dot else super().value_sums(tile)
+        return self.shares.value_sums(tile) if self.value_dot else super().emit_value_products(tile)
 
-    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
+    def allocate_tile_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile, with buffers for its quantised probabilities."""
         return self.shares.around(tile, body) if self.value_dot else body()
 

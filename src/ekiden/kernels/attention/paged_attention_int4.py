@@ -13,10 +13,15 @@ from __future__ import annotations
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, Mul, PrimExpr, Sub, cast, const
-from ekiden.kernels.attention.kv_layout import WORD_BYTES
+from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
 from ekiden.kernels.attention.page_bytes import SIGN_BITS_I32, Int8PagedAttention
-from ekiden.kernels.attention.pages import AttentionTile
-from ekiden.kernels.quantized.int8_dot import DOT4, INT16_ONES, MADD, SHORT_DOT
+from ekiden.kernels.attention.pages import PagedTile
+from ekiden.kernels.quantized.int8_dot import (
+    DOT4_FEATURE,
+    INT16_ONES,
+    MADD_FEATURE,
+    SHORT_DOT_FEATURE,
+)
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Stmt, seq
 
@@ -31,8 +36,8 @@ LOW_NIBBLE_OF_INT16_MASK = 0x000F000F
 class Int4PagedAttention(Int8PagedAttention):
     """The int4 paged attention."""
 
-    key_dots = value_dots = (DOT4, SHORT_DOT, MADD)
-    zero_by_dot = {DOT4: 8, SHORT_DOT: 8, MADD: 8}  # noqa: RUF012
+    key_dots = value_dots = (DOT4_FEATURE, SHORT_DOT_FEATURE, MADD_FEATURE)
+    zero_by_dot = {DOT4_FEATURE: 8, SHORT_DOT_FEATURE: 8, MADD_FEATURE: 8}  # noqa: RUF012
     share_bytes = 1
     places = (0, 4, 2, 6)
     has_inner_scales = True
@@ -40,93 +45,99 @@ class Int4PagedAttention(Int8PagedAttention):
     @property
     def value_zero(self) -> int:  # type: ignore[override]
         """Return the zero point of values: 0 where the product takes signed values."""
-        return 0 if self.value_dot == DOT4 else 8
+        return 0 if self.value_dot == DOT4_FEATURE else 8
 
     @property
     def value_unit(self) -> int:  # type: ignore[override]
         """Return the scale of values in a product: 16 where they are high nibbles of bytes."""
-        return 16 if self.value_dot == DOT4 else 1
+        return 16 if self.value_dot == DOT4_FEATURE else 1
 
-    def taken(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
+    def unpack_words(self, words: PrimExpr, dot: str, is_key: bool) -> list[PrimExpr]:
         """Return int16 halves, or the low and high nibbles of bytes; signed values as high nibbles,
         which need no zero-point correction.
         """
-        if dot == MADD:
-            return self.as_halves(words)
-        if dot == DOT4 and not is_key:
-            up = call_intrin("left_shift", words, self.number(4), dtype=self.whole)
+        if dot == MADD_FEATURE:
+            return self.split_int16_halves(words)
+        if dot == DOT4_FEATURE and not is_key:
+            up = call_intrin("left_shift", words, self.splat_int(4), dtype=self.whole)
             return [
-                call_intrin("bitwise_xor", self.masked(x, HIGH_NIBBLES_MASK_I32),
-                            self.number(SIGN_BITS_I32),
+                call_intrin("bitwise_xor", self.bitwise_and(x, HIGH_NIBBLES_MASK_I32),
+                            self.splat_int(SIGN_BITS_I32),
                             dtype=self.whole)
                 for x in (up, words)
             ]  # fmt: skip
-        return [self.masked(x, LOW_NIBBLES_MASK) for x in (words, self._down(words, 4))]
+        return [self.bitwise_and(x, LOW_NIBBLES_MASK) for x in (words, self._shift_right(words, 4))]
 
-    def masked(self, words: PrimExpr, mask: int) -> PrimExpr:
+    def bitwise_and(self, words: PrimExpr, mask: int) -> PrimExpr:
         """Return words masked by bits."""
-        return call_intrin("bitwise_and", words, self.number(mask), dtype=self.whole)
+        return call_intrin("bitwise_and", words, self.splat_int(mask), dtype=self.whole)
 
-    def _down(self, words: PrimExpr, by: int) -> PrimExpr:
-        return call_intrin("right_shift", words, self.number(by), dtype=self.whole)
+    def _shift_right(self, words: PrimExpr, by: int) -> PrimExpr:
+        return call_intrin("right_shift", words, self.splat_int(by), dtype=self.whole)
 
-    def as_halves(self, words: PrimExpr) -> list[PrimExpr]:
+    def split_int16_halves(self, words: PrimExpr) -> list[PrimExpr]:
         """Return every fourth number as int16; bits above the twelfth need no mask except those of
         the word's other half.
         """
-        return [self.masked(self._down(words, by) if by else words, LOW_NIBBLE_OF_INT16_MASK)
-                for by in (0, 4, 8, 12)]  # fmt: skip
+        return [
+            self.bitwise_and(
+                self._shift_right(words, by) if by else words, LOW_NIBBLE_OF_INT16_MASK
+            )
+            for by in (0, 4, 8, 12)
+        ]
 
     # Sums of keys in int16: 8 of two products of 127 and 15 fit.
 
-    def sums(self, count: int) -> Buffer:
+    def sums_buffer(self, count: int) -> Buffer:
         """Return the register buffer of key sums, in int16 for the short dot product."""
-        if self.key_dot != SHORT_DOT:
-            return super().sums(count)
-        assert self.plane.group <= 32, self.plane
+        if self.key_dot != SHORT_DOT_FEATURE:
+            return super().sums_buffer(count)
+        assert self.plane.group_size <= 32, self.plane
         kind = dt.with_lanes("int16", 2 * self.lanes)
         return Buffer("sums", (const(count),), kind, "register")
 
-    def first_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
+    def initial_sums(self, sums: Buffer, start: PrimExpr) -> PrimExpr:
         """Return the start value of the sums: zero where the correction is added at the end."""
-        if self.key_dot != SHORT_DOT:
+        if self.key_dot != SHORT_DOT_FEATURE:
             return start
         return broadcast(const(0, "int16"), 2 * self.lanes)
 
-    def last_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
+    def final_sums(self, accumulated: PrimExpr, start: PrimExpr) -> PrimExpr:
         """Return the sum of both int16 halves in int32, plus the correction."""
-        if self.key_dot != SHORT_DOT:
+        if self.key_dot != SHORT_DOT_FEATURE:
             return accumulated
         words = call_intrin("reinterpret", accumulated, dtype=self.whole)
-        return call_intrin(MADD, start, words, self.number(INT16_ONES), dtype=self.whole)
+        return call_intrin(MADD_FEATURE, start, words, self.splat_int(INT16_ONES), dtype=self.whole)
 
-    def picked(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
+    def select_value(self, at: PrimExpr, which: PrimExpr) -> PrimExpr:
         """Return one of the eight numbers of each cache lane, as floats."""
-        by = cast(which % WORD_BYTES * 8 + which // WORD_BYTES * 4, "int32")
-        nibbles = self.words(at)
+        by = cast(which % CACHE_WORD_BYTES * 8 + which // CACHE_WORD_BYTES * 4, "int32")
+        nibbles = self.load_words(at)
         nibbles = call_intrin("right_shift", nibbles, broadcast(by, self.lanes), dtype=self.whole)
-        nibbles = self.masked(nibbles, 15)
-        return Cast(Sub(nibbles, self.number(self.value_zero), self.whole), self.real)
+        nibbles = self.bitwise_and(nibbles, 15)
+        return Cast(Sub(nibbles, self.splat_int(self.value_zero), self.whole), self.real)
 
     # As floats: scales are within the sums.
 
     def keys_at(self, base: PrimExpr, k: PrimExpr, column: PrimExpr | int) -> PrimExpr:
         """Return one scaled depth element of consecutive keys."""
         token = const(column) if isinstance(column, int) else column
-        scale = self.plane.scales(self.cache, base, token, self.lanes, k // self.plane.group)
+        scale = self.plane.load_scales(
+            self.cache, base, token, self.lanes, k // self.plane.group_size
+        )
         return Mul(super().keys_at(base, k, column), scale, self.real)
 
-    def key_scale(self, tile: AttentionTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the query's scale alone: keys are scaled within the sums."""
-        return self.row_scale(tile, row)
+        return self.query_step(tile, row)
 
-    def weighed(self, tile: AttentionTile) -> Stmt:
+    def weighed(self, tile: PagedTile) -> Stmt:
         """Leave the probabilities unscaled: a value has several scales."""
         return seq()
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Return consecutive scaled elements of a value."""
-        scale = self.plane.scales(self.cache, base, s, 1, column // self.plane.group)
+        scale = self.plane.load_scales(self.cache, base, s, 1, column // self.plane.group_size)
         return Mul(super().values_at(base, s, column), self.splat(scale), self.real)
 
 

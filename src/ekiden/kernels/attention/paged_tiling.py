@@ -15,7 +15,7 @@ DEFAULT_SPLIT_BELOW_TILES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PagedAttentionConfig:
     """The static parameters of a paged attention: tokens per page, the scale of scores (None: 1 /
     sqrt of the depth), the softcap (0 for none), and the sliding window in keys (0 for none).
     """
@@ -28,18 +28,18 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class PagedTiling:
-    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and below how many
-    tiles threads share the chunks of each.
+    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and the number of
+    tiles below which threads share the chunks of each.
     """
 
     rows: int = EFFICIENT_TILE_ROWS
     vectors: int = 4
-    keys: int = DEFAULT_CHUNK_KEYS
-    few: int = DEFAULT_SPLIT_BELOW_TILES
+    chunk_keys: int = DEFAULT_CHUNK_KEYS
+    split_below_tiles: int = DEFAULT_SPLIT_BELOW_TILES
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTile:
+class PagedTile:
     """A tile: `span` tokens from `first` on, heads of each from `head` on, which share the keys of
     `group`; their positions and the maximum of them; their sequence, of which pages `begin` to
     `end` are visible, for the tile or a chunk, and `start` to `stop` for the tile; the index of

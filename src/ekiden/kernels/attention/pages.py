@@ -45,17 +45,17 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.kernels.attention.kv_layout import Plane
+from ekiden.kernels.attention.kv_layout import CachePlane
 from ekiden.kernels.attention.paged_tiling import (
     DEFAULT_CHUNK_KEYS,
     DEFAULT_SPLIT_BELOW_TILES,
     EFFICIENT_TILE_ROWS,
-    AttentionTile,
+    PagedAttentionConfig,
+    PagedTile,
     PagedTiling,
-    Pages,
 )
 from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
-from ekiden.kernels.attention.row_values import power_at_most_one
+from ekiden.kernels.attention.row_values import exp_of_nonpositive
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
@@ -71,7 +71,7 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-DEFAULT_F32_LANES = 16
+DEFAULT_PAGED_LANES = 16
 """Lanes of a vector where no target is known."""
 EXP_CHAINS = 4
 """Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
@@ -81,13 +81,13 @@ MIN_MERGE_ELEMENTS = 1 << 13
 """Numbers of parts from which a thread of its own is worth having."""
 
 
-def number(dim: PrimExpr) -> int:
+def const_int(dim: PrimExpr) -> int:
     """Return the value of a constant dimension."""
     assert isinstance(dim, IntImm), dim
     return dim.value
 
 
-def serial(var: Var, extent: PrimExpr, body: Stmt, begin: PrimExpr | None = None) -> Stmt:
+def serial_loop(var: Var, extent: PrimExpr, body: Stmt, begin: PrimExpr | None = None) -> Stmt:
     """Return a serial loop."""
     return For(var, const(0) if begin is None else begin, extent, ForKind.SERIAL, body)
 
@@ -98,14 +98,18 @@ class PagedAttention:
     and its position.
     """
 
-    def __init__(self, pages: Pages, inputs: Sequence[Buffer], output: Buffer, lanes: int =
-    DEFAULT_F32_LANES,
+    def __init__(self, pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+                 lanes: int = DEFAULT_PAGED_LANES,
                  cut: PagedTiling | None = None) -> None:  # fmt: skip
         self.pages, self.output = pages, output
         self.query, self.cache, self.layer, self.tables, self.sequences, self.positions = inputs
         self.tokens, total, depth = self.query.shape
-        self.heads, self.total, self.depth = number(output.shape[1]), number(total), number(depth)
-        self.groups = number(self.cache.shape[3])
+        self.heads, self.total, self.depth = (
+            const_int(output.shape[1]),
+            const_int(total),
+            const_int(depth),
+        )
+        self.groups = const_int(self.cache.shape[3])
         self.lanes = math.gcd(lanes, self.depth, pages.page)
         self.cut = cut or PagedTiling()
         self.share = self.heads // self.groups
@@ -114,13 +118,14 @@ class PagedAttention:
         """Heads of a tile."""
         self.span = max(1, self.cut.rows // self.together)
         """Tokens of a tile."""
-        self.plane = Plane(pages.page, self.depth, self.cache.dtype)
-        self.chunk = max(1, self.cut.keys // pages.page)
+        self.plane = CachePlane(pages.page, self.depth, self.cache.dtype)
+        self.chunk = max(1, self.cut.chunk_keys // pages.page)
         """Pages of a chunk."""
+        # One vector more than a chunk: rows of scores then begin in different cache sets.
         self.stride = const(self.chunk * pages.page + self.lanes)
         self.parts = PartialSoftmax(self.depth, self.lanes)
 
-    def most_vectors(self, rows: int) -> int:
+    def max_vectors(self, rows: int) -> int:
         """Return the maximal vectors of a tile of few rows."""
         return self.depth + self.pages.page
 
@@ -141,14 +146,14 @@ class PagedAttention:
         """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
-    def plane_of(self, page: PrimExpr, group: PrimExpr, values: PrimExpr | int) -> PrimExpr:
+    def plane_offset(self, page: PrimExpr, group: PrimExpr, values: PrimExpr | int) -> PrimExpr:
         """Return the cache offset of a page's keys or values."""
         layer = cast(self.layer[const(0)], "int64")
-        return self.plane.start(self.cache, layer, page, group, values)
+        return self.plane.plane_offset(self.cache, layer, page, group, values)
 
     # A tile of tokens of one sequence.
 
-    def products(
+    def emit_outer_products(
         self,
         acc: Buffer,
         rows: int,
@@ -158,14 +163,14 @@ class PagedAttention:
         column: Callable[[int], PrimExpr],
         ahead: Sequence[Stmt],
     ) -> Stmt:
-        """Accumulate outer products in registers over the loops that `steps` wraps around one step:
-        an element of each row by a row of vectors; `ahead` prefetches for a later step.
+        """Emit outer products accumulated in registers, over the loops that `steps` wraps around
+        one step: an element of each row by a row of vectors.
         """
         vector = f"float32x{self.lanes}"
         broadcasts = [Var(f"a{r}", vector) for r in range(rows)]
         loaded = [Var(f"b{v}", vector) for v in range(vectors)]
 
-        def grown(r: int, v: int) -> Stmt:
+        def multiply_accumulate(r: int, v: int) -> Stmt:
             """Add one product to the sum of a row and a vector."""
             n = const(r * vectors + v)
             value = call_intrin("fma", broadcasts[r], loaded[v], acc[n], dtype=vector)
@@ -181,14 +186,16 @@ class PagedAttention:
         # fill the registers, and a sum that has none waits for memory in every step
         if rows < vectors:
             statements = [
-                with_vector(v, seq(*(grown(r, v) for r in range(rows)))) for v in range(vectors)
+                with_vector(v, seq(*(multiply_accumulate(r, v) for r in range(rows))))
+                for v in range(vectors)
             ]
             body = seq(*ahead, *statements)
             for r in reversed(range(rows)):
                 body = with_broadcast(r, body)
         else:
             statements = [
-                with_broadcast(r, seq(*(grown(r, v) for v in range(vectors)))) for r in range(rows)
+                with_broadcast(r, seq(*(multiply_accumulate(r, v) for v in range(vectors))))
+                for r in range(rows)
             ]
             body = seq(*ahead, *statements)
             for v in reversed(range(vectors)):
@@ -196,30 +203,29 @@ class PagedAttention:
         zero = [BufferStore(acc, self.splat(0.0), (const(n),)) for n in range(rows * vectors)]
         return seq(*zero, steps(body))
 
-    def blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
+    def column_blocks(self, total: int, rows: int) -> list[tuple[int, int]]:
         """Return (first column, vectors) of the blocks that columns are split into: fewer rows get
         more vectors, so that accumulators are independent chains and more of a cache line is
         read at once.
         """
-        vector_count = max(
-            1, min(self.most_vectors(rows), self.cut.rows * self.cut.vectors // rows)
-        )
+        vector_count = max(1, min(self.max_vectors(rows), self.cut.rows * self.cut.vectors // rows))
         width = vector_count * self.lanes
         return [(c, min(width, total - c) // self.lanes) for c in range(0, total, width)]
 
     @property
-    def factor(self) -> float:
+    def score_scale(self) -> float:
         """Return the scale of scores."""
         scale = self.pages.scale
         return 1 / math.sqrt(self.depth) if scale is None else scale
 
-    def score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
+    def finish_score(self, value: PrimExpr, key: PrimExpr, position: PrimExpr) -> PrimExpr:
         """Return a scaled product as a score: softcapped, and -inf for masked keys."""
         vector = value.dtype
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
-        is_visible = self.lanes_below(position + 1 - key)
+        # Causal by position: a token sees the keys up to its own.
+        is_visible = self.mask_below(position + 1 - key)
         if window := self.pages.window:
             last_unseen = cast(position - window - key, "int32")
             lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
@@ -227,26 +233,26 @@ class PagedAttention:
             is_visible = call_intrin("bitwise_and", is_visible, near, dtype=is_visible.dtype)
         return Select(is_visible, value, self.splat(-math.inf), vector)
 
-    def lanes_below(self, count: PrimExpr) -> PrimExpr:
+    def mask_below(self, count: PrimExpr) -> PrimExpr:
         """Return the mask of the first `count` lanes, compared as int32, which has one element per
         lane.
         """
         lanes = ramp(const(0, "int32"), const(1, "int32"), self.lanes)
         return lanes < broadcast(cast(count, "int32"), self.lanes)
 
-    def tile(
+    def bind_tile(
         self, first: PrimExpr, span: int, head: PrimExpr, slot: PrimExpr,
-        body: Callable[[AttentionTile], Stmt],
+        body: Callable[[PagedTile], Stmt],
     ) -> Stmt:  # fmt: skip
         """Return a body for tokens of one sequence, from `first` on."""
         rows = span * self.together
         positions = tuple(Var(f"place{i}", "int64") for i in range(span))
         sequence, begin, end = (Var(n, "int64") for n in ("sequence", "begin", "end"))
-        first_position, last = _ends(positions)
+        first_position, last = _min_and_max(positions)
         scores = Buffer("scores", (simplify(self.stride * rows),))
-        partial = Buffer("part", (const(rows * self.parts.size),))
+        partial = Buffer("part", (const(rows * self.parts.row_size),))
         group = simplify(head // self.share)
-        tile = AttentionTile(
+        tile = PagedTile(
             first,
             span,
             head,
@@ -262,14 +268,15 @@ class PagedAttention:
             scores,
             partial,
         )
-        low, high = self.seen(first_position, last)
+        # Pages before the sliding window and behind the last position are never visited.
+        low, high = self.visible_pages(first_position, last)
         stmt = LetStmt(begin, low, LetStmt(end, high, body(tile)))
         stmt = LetStmt(sequence, cast(self.sequences[first], "int64"), stmt)
         for i in reversed(range(span)):
             stmt = LetStmt(positions[i], cast(self.positions[first + i], "int64"), stmt)
         return stmt
 
-    def seen(self, first_position: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def visible_pages(self, first_position: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the half-open range of pages visible to tokens between two positions."""
         page, window = self.pages.page, self.pages.window
         low = (
@@ -279,22 +286,22 @@ class PagedAttention:
         )
         return low, maximum((last + page) // page, const(0))
 
-    def chunks(self, begin: PrimExpr, end: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def chunk_range(self, begin: PrimExpr, end: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the half-open range of chunks that contain some pages."""
         return begin // self.chunk, (end + (self.chunk - 1)) // self.chunk
 
-    def row_start(self, tile: AttentionTile, row: int, heads: int) -> PrimExpr:
+    def row_start(self, tile: PagedTile, row: int, heads: int) -> PrimExpr:
         """Return the offset of a row in a tensor with that many heads."""
         token, at = divmod(row, self.together)
         return simplify(((tile.first + token) * heads + tile.head + at) * self.depth)
 
-    def page_of(self, tile: AttentionTile, number: PrimExpr) -> PrimExpr:
+    def page_number(self, tile: PagedTile, number: PrimExpr) -> PrimExpr:
         """Return the page that holds the sequence's tokens from `number` * page on."""
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
-    def ahead(self, at: PrimExpr, vectors: int) -> list[Stmt]:
-        """Prefetch cache lines into L2: a chunk's keys and values exceed L1 (int8 from memory, Zen
-        3: 87 to 94 us instead of 96 to 122).
+    def emit_prefetches(self, at: PrimExpr, vectors: int) -> list[Stmt]:
+        """Emit prefetches of cache lines into L2: a chunk's keys and values exceed L1 (int8 from
+        memory, Zen 3: 87 to 94 us instead of 96 to 122).
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
@@ -307,103 +314,109 @@ class PagedAttention:
         vectors = rows * (self.pages.page // self.lanes)
         return min(PREFETCHED_LINES_PER_VECTOR * vectors, -(-self.plane.size // line))
 
-    def ahead_of_values(
-        self, tile: AttentionTile, after: Var, k: PrimExpr, row: int, column: int, vectors: int
+    def emit_value_prefetches(
+        self, tile: PagedTile, after: Var, k: PrimExpr, row: int, column: int, vectors: int
     ) -> list[Stmt]:
-        """Prefetch the values of a page at depth step k, except lines that the softmax prefetches;
-        rows have `row` elements, columns `vectors` vectors.
+        """Emit prefetches of a page's values at depth step k, except lines that the softmax
+        prefetches; rows have `row` elements, columns `vectors` vectors.
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         early = max(
             0, self.plane.size - self.lines_prefetched_in_softmax(tile.span * self.together) * line
         )
-        prefetches = self.ahead(after + k * row + column, vectors)
+        prefetches = self.emit_prefetches(after + k * row + column, vectors)
         return [IfThenElse(k < -(-early // row), seq(*prefetches))] if early else []
 
-    def plane_after(self, tile: AttentionTile, number: PrimExpr, values: int) -> PrimExpr:
+    def next_plane_offset(self, tile: PagedTile, number: PrimExpr, values: int) -> PrimExpr:
         """Return the offset of the plane that is read one chunk after a page's keys or values: its
         values, or the keys of the next chunk or, at the end, of the next unit.
         """
         if not values:
-            return self.plane_of(self.page_of(tile, number), tile.group, 1)
+            return self.plane_offset(self.page_number(tile, number), tile.group, 1)
         head, behind = tile.head + self.together, number + self.chunk
+        # The prefetch follows the order of work: next page, then the next head, then the next
+        # token's sequence.
         is_over, is_last = behind >= tile.stop, head >= const(self.heads)
         token = self.sequences[minimum(tile.first + tile.span, self.tokens - 1)]
         sequence = Select(is_last, cast(token, "int64"), tile.sequence, "int64")
         group = Select(is_last, const(0, "int64"), cast(head // self.share, "int64"), "int64")
         page = Select(is_over, tile.start + (number - tile.begin), behind, "int64")
         row = Select(is_over, sequence, tile.sequence, "int64") * self.tables.shape[1]
-        return self.plane_of(
+        return self.plane_offset(
             cast(self.tables[row + page], "int64"),
             Select(is_over, group, cast(tile.group, "int64"), "int64"), 0,
         )  # fmt: skip
 
-    def acc(self, count: int) -> Buffer:
+    def accumulator_buffer(self, count: int) -> Buffer:
         """Return the register buffer of sums."""
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
-    def scored(self, tile: AttentionTile) -> Stmt:
-        """Compute the scores of all visible pages, and the per-lane maximum of each row in its
-        partial result.
+    def emit_scores(self, tile: PagedTile) -> Stmt:
+        """Emit the scores of all visible pages, and the per-lane maximum of each row in its partial
+        result.
         """
         row = Var("row")
-        top = row * self.parts.size + self.parts.top
+        top = row * self.parts.row_size + self.parts.max_offset
         reset = self.store(tile.part, top, self.splat(INITIAL_MAX_SCORE))
-        begin = serial(row, const(tile.span * self.together), reset)
+        begin = serial_loop(row, const(tile.span * self.together), reset)
         number, base, after = Var("p"), Var("base", "int64"), Var("after", "int64")
-        column_blocks = self.blocks(self.pages.page, tile.span * self.together)
-        blocks = [self._score(tile, number, base, after, *block) for block in column_blocks]
-        where = self.plane_of(self.page_of(tile, number), tile.group, 0)
-        body = LetStmt(after, self.plane_after(tile, number, 0), seq(*blocks))
+        column_blocks = self.column_blocks(self.pages.page, tile.span * self.together)
+        blocks = [
+            self._emit_page_scores(tile, number, base, after, *block) for block in column_blocks
+        ]
+        where = self.plane_offset(self.page_number(tile, number), tile.group, 0)
+        body = LetStmt(after, self.next_plane_offset(tile, number, 0), seq(*blocks))
         body = LetStmt(base, where, body)
-        return seq(begin, serial(number, tile.end - tile.begin, body, tile.begin))
+        return seq(begin, serial_loop(number, tile.end - tile.begin, body, tile.begin))
 
-    def _score(
-        self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
+    def _emit_page_scores(
+        self, tile: PagedTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Compute the scores of some columns of a page and prefetch the page `after` it."""
+        """Emit the scores of some columns of a page, and prefetch the page `after` it."""
         rows, page = tile.span * self.together, self.pages.page
-        acc = self.acc(rows * vectors)
+        acc = self.accumulator_buffer(rows * vectors)
         ends = []
         for r in range(rows):
             scores = [Var(f"score{v}", acc.dtype) for v in range(vectors)]
-            top = r * self.parts.size + self.parts.top
+            top = r * self.parts.row_size + self.parts.max_offset
             highest = self.load(tile.part, const(top))
             for score in scores:
-                highest = self.greater(highest, score)
+                highest = self.emit_max(highest, score)
             stores = self.store(tile.part, const(top), highest)
             for v in reversed(range(vectors)):
                 at = column + v * self.lanes
                 value: PrimExpr = acc[const(r * vectors + v)]
                 value = Mul(value, self.key_scale(tile, r, base, const(at)), acc.dtype)
-                value = self.score(value, number * page + at, tile.places[r // self.together])
+                value = self.finish_score(
+                    value, number * page + at, tile.places[r // self.together]
+                )
                 to = r * self.stride + (number - tile.begin) * page + at
                 stores = seq(self.store(tile.scores, simplify(to), scores[v]), stores)
                 stores = LetStmt(scores[v], value, stores)
             ends.append(stores)
-        products = self.score_sums(tile, base, after, column, vectors, acc)
+        products = self.emit_score_products(tile, base, after, column, vectors, acc)
         return Allocate(acc, seq(products, *ends))
 
-    def greater(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    def emit_max(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         """Return the maximum of two vectors in one instruction; NaN handling is irrelevant: a NaN
         score stays a NaN probability.
         """
         return Select(b < a, a, b, a.dtype)
 
-    def score_sums(
-        self, tile: AttentionTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
+    def emit_score_products(
+        self, tile: PagedTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
-        """Accumulate the products of a tile of queries with some keys."""
+        """Emit the products of a tile of queries with some keys."""
         page, k = self.pages.page, Var("k")
-        ahead = self.ahead_of_values(tile, after, k, page, column, vectors)
-        return self.products(
+        ahead = self.emit_value_prefetches(tile, after, k, page, column, vectors)
+        return self.emit_outer_products(
             acc, tile.span * self.together, vectors,
-            lambda body: serial(k, const(self.depth), body),
+            lambda body: serial_loop(k, const(self.depth), body),
             lambda row: self.query_at(tile, row, k),
             lambda v: self.keys_at(base, k, column + v * self.lanes), ahead,
         )  # fmt: skip
 
-    def query_at(self, tile: AttentionTile, row: int, k: PrimExpr) -> PrimExpr:
+    def query_at(self, tile: PagedTile, row: int, k: PrimExpr) -> PrimExpr:
         """Return an element of a query."""
         return self.query[self.row_start(tile, row, self.total) + k]
 
@@ -411,202 +424,226 @@ class PagedAttention:
         """Return one depth element of consecutive keys of the plane at `base`."""
         return self.load(self.cache, base + k * self.pages.page + column)
 
-    def key_scale(self, tile: AttentionTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
+    def key_scale(self, tile: PagedTile, row: int, base: PrimExpr, token: PrimExpr) -> PrimExpr:
         """Return the scale of a row's sums for consecutive keys, `factor` included."""
-        return self.splat(self.factor)
+        return self.splat(self.score_scale)
 
-    def scale_probabilities(self, tile: AttentionTile) -> Stmt:
+    def emit_probability_scaling(self, tile: PagedTile) -> Stmt:
         """Transform the probabilities before they multiply values."""
         return seq()
 
-    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
+    def allocate_tile_buffers(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile with its additional buffers."""
         return body()
 
-    def softmax(self, tile: AttentionTile) -> Stmt:
-        """Compute scores = exp(scores - max) per row of a chunk, with max and sum in the partial
+    def emit_softmax(self, tile: PagedTile) -> Stmt:
+        """Emit scores = exp(scores - max) per row of a chunk, with max and sum in the partial
         result. The ends of the chunk's values are prefetched meanwhile: memory would be idle,
         and the number of misses in flight is limited.
         """
         row, number, v = Var("row"), Var("p"), Var("v")
         vector, layout, line = (
-            self.parts.vector,
+            self.parts.vector_dtype,
             self.parts,
             CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype),
         )
         rows, vectors_per_page = tile.span * self.together, self.pages.page // self.lanes
+        # Several independent exponentials in flight hide the latency of one polynomial.
         count = math.gcd(EXP_CHAINS, vectors_per_page)
         lanes = count * self.lanes
         kind = dt.with_lanes("float32", lanes)
         base, exponentials = Var("base", "int64"), Var("made", kind)
-        to, late = row * layout.size, self.lines_prefetched_in_softmax(tile.span * self.together)
+        to, late = (
+            row * layout.row_size,
+            self.lines_prefetched_in_softmax(tile.span * self.together),
+        )
         score_offset = row * self.stride + (number - tile.begin) * self.pages.page + v * lanes
         score_index = ramp(score_offset, 1, lanes)
-        high = broadcast(tile.part[to + layout.top], lanes)
+        high = broadcast(tile.part[to + layout.max_offset], lanes)
         shifted = Sub(BufferLoad(tile.scores, (score_index,), kind), high, kind)
         near = (row * vectors_per_page + v * count) * PREFETCHED_LINES_PER_VECTOR
         first = base + (self.plane.size - late * line)
-        total = self.load(tile.part, to + layout.total)
+        # Sums stay per lane until a row ends: one horizontal reduction per row instead of one per
+        # vector.
+        total = self.load(tile.part, to + layout.sums_offset)
         for n in range(count):
             some = shuffle(exponentials, exponentials, range(n * self.lanes, (n + 1) * self.lanes))
             total = Add(total, some, vector)
-        page = serial(v, const(vectors_per_page // count), seq(
+        page = serial_loop(v, const(vectors_per_page // count), seq(
             *(Prefetch(self.cache, (first + (near + n) * line,), 2) for n in range(count *
             PREFETCHED_LINES_PER_VECTOR)),
-            LetStmt(exponentials, power_at_most_one(shifted), seq(
+            LetStmt(exponentials, exp_of_nonpositive(shifted), seq(
                 BufferStore(tile.scores, exponentials, (score_index,)),
-                self.store(tile.part, to + layout.total, total),
+                self.store(tile.part, to + layout.sums_offset, total),
             )),
         ))  # fmt: skip
-        where = self.plane_of(self.page_of(tile, number), tile.group, 1)
-        pages = LetStmt(base, where, serial(row, const(rows), page))
-        top = VectorReduce(self.load(tile.part, to + layout.top), "max", "float32")
+        where = self.plane_offset(self.page_number(tile, number), tile.group, 1)
+        pages = LetStmt(base, where, serial_loop(row, const(rows), page))
+        top = VectorReduce(self.load(tile.part, to + layout.max_offset), "max", "float32")
         begin = seq(
-            self.store(tile.part, to + layout.top, self.splat(top)),
-            self.store(tile.part, to + layout.total, self.splat(0.0)),
+            self.store(tile.part, to + layout.max_offset, self.splat(top)),
+            self.store(tile.part, to + layout.sums_offset, self.splat(0.0)),
         )
         return seq(
-            serial(row, const(rows), begin),
-            serial(number, tile.end - tile.begin, pages, tile.begin),
+            serial_loop(row, const(rows), begin),
+            serial_loop(number, tile.end - tile.begin, pages, tile.begin),
         )
 
-    def value_sums(self, tile: AttentionTile) -> Stmt:
-        """Accumulate the product of a tile's probabilities with the values."""
+    def emit_value_products(self, tile: PagedTile) -> Stmt:
+        """Emit the product of a tile's probabilities with the values."""
         rows = tile.span * self.together
-        return seq(*(self.mixed(tile, *block) for block in self.blocks(self.depth, rows)))
+        return seq(
+            *(
+                self.emit_weighted_values(tile, *block)
+                for block in self.column_blocks(self.depth, rows)
+            )
+        )
 
     def values_at(self, base: PrimExpr, s: PrimExpr, column: int) -> PrimExpr:
         """Return consecutive elements of a value of the plane at `base`."""
         return self.load(self.cache, base + s * self.depth + column)
 
-    def mixed(self, tile: AttentionTile, column: int, vectors: int) -> Stmt:
-        """Accumulate the product of a tile of rows with some columns of the values."""
+    def emit_weighted_values(self, tile: PagedTile, column: int, vectors: int) -> Stmt:
+        """Emit the product of a tile's probabilities with some columns of the values."""
         rows, page = tile.span * self.together, self.pages.page
-        acc = self.acc(rows * vectors)
+        acc = self.accumulator_buffer(rows * vectors)
         number, s = Var("p"), Var("s")
         base, after = Var("base", "int64"), Var("after", "int64")
 
-        def scalar(row: int) -> PrimExpr:
+        def load_probability(row: int) -> PrimExpr:
             at = row * self.stride + (number - tile.begin) * page + s
             return tile.scores[simplify(at)]
 
-        def values(v: int) -> PrimExpr:
+        def load_values(v: int) -> PrimExpr:
             return self.values_at(base, s, column + v * self.lanes)
 
-        def steps(body: Stmt) -> Stmt:
+        def loop_over_tokens(body: Stmt) -> Stmt:
             """Wrap the body in loops over the pages of a tile and their positions, up to the tile's
             last; the next page's offset is computed early, so that it can be prefetched.
             """
-            where = self.plane_of(self.page_of(tile, number), tile.group, 1)
+            where = self.plane_offset(self.page_number(tile, number), tile.group, 1)
+            # Behind the last token a page holds stale memory, possibly NaN: 0 * NaN is NaN, so
+            # these positions must not be multiplied at all.
             token_count = minimum(const(page), tile.last + 1 - number * page)
-            inside = LetStmt(after, self.plane_after(tile, number, 1), serial(s, token_count, body))
+            inside = LetStmt(
+                after, self.next_plane_offset(tile, number, 1), serial_loop(s, token_count, body)
+            )
             inside = LetStmt(base, where, inside)
-            return serial(number, tile.end - tile.begin, inside, tile.begin)
+            return serial_loop(number, tile.end - tile.begin, inside, tile.begin)
 
         ends = []
         for n in range(rows * vectors):
             r, v = divmod(n, vectors)
-            to = r * self.parts.size + (column + v * self.lanes)
+            to = r * self.parts.row_size + (column + v * self.lanes)
             ends.append(self.store(tile.part, const(to), acc[const(n)]))
-        ahead = self.ahead(after + s * self.depth + column, vectors)
-        products = self.products(acc, rows, vectors, steps, scalar, values, ahead)
+        ahead = self.emit_prefetches(after + s * self.depth + column, vectors)
+        products = self.emit_outer_products(
+            acc, rows, vectors, loop_over_tokens, load_probability, load_values, ahead
+        )
         return Allocate(acc, seq(products, *ends))
 
     # The whole.
 
-    def parted(self, tile: AttentionTile) -> Stmt:
-        """Compute a chunk's partial result: scores, softmax, weighted values and their sums."""
+    def emit_chunk(self, tile: PagedTile) -> Stmt:
+        """Emit a chunk's partial result: scores, softmax, weighted values and their sums."""
         return seq(
-            self.scored(tile),
-            self.softmax(tile),
-            self.scale_probabilities(tile),
-            self.value_sums(tile),
+            self.emit_scores(tile),
+            self.emit_softmax(tile),
+            self.emit_probability_scaling(tile),
+            self.emit_value_products(tile),
         )
 
-    def attended(self, tile: AttentionTile, split: _Split, piece: PrimExpr, unit: PrimExpr) -> Stmt:
-        """Process all chunks of a tile and merge them or, where chunks are shared, one piece, and
-        store it.
+    def emit_piece(
+        self, tile: PagedTile, split: _ChunkSplit, piece: PrimExpr, unit: PrimExpr
+    ) -> Stmt:
+        """Emit all chunks of a tile and their merge or, where threads share chunks, one of them and
+        its copy to the shared buffer.
         """
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
-        first, stop = self.chunks(tile.begin, tile.end)
+        first, stop = self.chunk_range(tile.begin, tile.end)
+        # A piece is one chunk where threads share the chunks; otherwise one thread runs all of
+        # them.
         low = first + Select(split.is_shared, piece, const(0, "int64"), "int64")
         high = Select(split.is_shared, minimum(low + 1, stop), stop, "int64")
-        merged = Buffer("found", (const(rows * self.parts.size),))
+        merged = Buffer("found", (const(rows * self.parts.row_size),))
         begin, end = Var("chunk_begin", "int64"), Var("chunk_end", "int64")
         chunk_tile = replace(tile, begin=begin, end=end)
-        offset = self.place(tile, split, unit, piece)
+        offset = self.partial_result_offset(tile, split, unit, piece)
         stmt: Stmt = seq(
-            self.around(chunk_tile, lambda: self.parted(chunk_tile)),
+            self.allocate_tile_buffers(chunk_tile, lambda: self.emit_chunk(chunk_tile)),
             IfThenElse(
                 split.is_shared,
-                self.parts.copied(split.kept, offset, tile.part, rows),
-                self.parts.merged(merged, tile.part, const(0), rows),
+                self.parts.emit_copy(split.kept, offset, tile.part, rows),
+                self.parts.emit_merge(merged, tile.part, const(0), rows),
             ),
         )
         stmt = LetStmt(end, minimum(tile.end, (chunk + 1) * self.chunk), stmt)
         stmt = LetStmt(begin, maximum(tile.begin, chunk * self.chunk), stmt)
-        stmt = serial(chunk, maximum(high - low, const(0)), stmt, low)
+        stmt = serial_loop(chunk, maximum(high - low, const(0)), stmt, low)
         is_single = split.pieces < const(2, "int64")
         stmt = seq(
-            self.parts.begun(merged, rows), stmt, IfThenElse(is_single, self.ended(tile, merged))
+            self.parts.emit_initialize(merged, rows),
+            stmt,
+            IfThenElse(is_single, self.emit_results(tile, merged)),
         )
         return Allocate(tile.scores, Allocate(tile.part, Allocate(merged, stmt)))
 
-    def gathered(self, tile: AttentionTile, split: _Split, unit: PrimExpr) -> Stmt:
-        """Merge the chunks of a tile that threads shared, in order."""
+    def emit_merge(self, tile: PagedTile, split: _ChunkSplit, unit: PrimExpr) -> Stmt:
+        """Emit the merge, in order, of the chunks of a tile that threads shared."""
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
-        first, stop = self.chunks(tile.begin, tile.end)
-        merged = Buffer("found", (const(rows * self.parts.size),))
-        offset = self.place(tile, split, unit, chunk)
-        merge_chunk = self.parts.merged(merged, split.kept, offset, rows)
+        first, stop = self.chunk_range(tile.begin, tile.end)
+        merged = Buffer("found", (const(rows * self.parts.row_size),))
+        offset = self.partial_result_offset(tile, split, unit, chunk)
+        merge_chunk = self.parts.emit_merge(merged, split.kept, offset, rows)
         return Allocate(merged, seq(
-            self.parts.begun(merged, rows), serial(chunk, stop - first, merge_chunk),
-            self.ended(tile, merged),
+            self.parts.emit_initialize(merged, rows), serial_loop(chunk, stop - first, merge_chunk),
+            self.emit_results(tile, merged),
         ))  # fmt: skip
 
-    def place(
-        self, tile: AttentionTile, split: _Split, unit: PrimExpr, piece: PrimExpr
+    def partial_result_offset(
+        self, tile: PagedTile, split: _ChunkSplit, unit: PrimExpr, piece: PrimExpr
     ) -> PrimExpr:
         """Return the offset of a unit's partial result for a piece."""
         row = (unit * split.pieces + piece) * (self.span * self.together) + tile.slot
-        return row * self.parts.size
+        return row * self.parts.row_size
 
-    def ended(self, tile: AttentionTile, merged: Buffer) -> Stmt:
-        """Store the results of a tile's rows."""
+    def emit_results(self, tile: PagedTile, merged: Buffer) -> Stmt:
+        """Emit the store of a tile's results."""
         row = Var("row")
         token, at = row // self.together, row % self.together
         to = ((tile.first + token) * self.heads + tile.head + at) * self.depth
-        return self.parts.ended(self.output, to, row, merged, tile.span * self.together)
+        return self.parts.emit_normalize(self.output, to, row, merged, tile.span * self.together)
 
-    def unit(self, unit: PrimExpr, body: Callable[[AttentionTile], Stmt]) -> Stmt:
-        """Return a body for the tile of a unit or, where its tokens belong to several sequences,
-        for one token after the other.
+    def emit_unit(self, unit: PrimExpr, body: Callable[[PagedTile], Stmt]) -> Stmt:
+        """Emit a body for the tile of a unit or, where its tokens belong to several sequences, for
+        one token after the other.
         """
         heads, i = self.heads // self.together, Var("i")
         first, head = Var("first", "int64"), Var("head", "int64")
         if self.span == 1:
-            stmt = self.tile(first, 1, head, const(0), body)
+            stmt = self.bind_tile(first, 1, head, const(0), body)
         else:
             limit = self.tokens - 1
             is_one: PrimExpr = first + self.span < self.tokens + 1
             for n in range(1, self.span):
                 next_ = self.sequences[minimum(first + n, limit)]
+                # Only tokens of one sequence share a tile, because a tile reads one page table row.
                 is_one = logical_and(is_one, EQ(next_, self.sequences[first]))
             count = minimum(const(self.span), self.tokens - first)
-            single_token = self.tile(first + i, 1, head, i * self.together, body)
-            whole_tile = self.tile(first, self.span, head, const(0), body)
-            stmt = IfThenElse(is_one, whole_tile, serial(i, count, single_token))
+            single_token = self.bind_tile(first + i, 1, head, i * self.together, body)
+            whole_tile = self.bind_tile(first, self.span, head, const(0), body)
+            stmt = IfThenElse(is_one, whole_tile, serial_loop(i, count, single_token))
         stmt = LetStmt(first, unit // heads * self.span, stmt)
         return LetStmt(head, unit % heads * self.together, stmt)
 
-    def pieces(self, tiles: PrimExpr, maxima: Buffer) -> Stmt:
-        """Compute most = the chunks of the tile that has the most, and their halves, of which a
-        short last chunk has one.
+    def emit_chunk_counts(self, tiles: PrimExpr, maxima: Buffer) -> Stmt:
+        """Emit the maximum number of chunks of any tile, and of half chunks, of which a short last
+        chunk has one.
         """
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         positions = tuple(Var(f"place{i}", "int64") for i in range(self.span))
-        visible = self.seen(*_ends(positions))
-        low, high = self.chunks(*visible)
+        visible = self.visible_pages(*_min_and_max(positions))
+        low, high = self.chunk_range(*visible)
         half = max(1, self.chunk // 2)
         halves = (visible[1] - low * self.chunk + (half - 1)) // half
         stmt: Stmt = seq(*(
@@ -616,12 +653,12 @@ class PagedAttention:
         for i in reversed(range(self.span)):
             at = self.positions[minimum(first + i, limit)]
             stmt = LetStmt(positions[i], cast(at, "int64"), stmt)
-        stmt = serial(n, tiles, LetStmt(first, n * self.span, stmt))
+        stmt = serial_loop(n, tiles, LetStmt(first, n * self.span, stmt))
         one = const(1, "int64")
         return seq(*(BufferStore(maxima, one, (const(at),)) for at in range(2)), stmt)
 
-    def body(self) -> Stmt:
-        """Run tiles of tokens and heads in parallel; of few tiles, their chunks. Threads share
+    def emit_kernel(self) -> Stmt:
+        """Emit tiles of tokens and heads in parallel; of few tiles, their chunks. Threads share
         chunks by halves, as the last chunk may be short, and a chunk belongs to the thread of
         its last half.
         """
@@ -631,18 +668,23 @@ class PagedAttention:
         maxima = Buffer("most", (const(2),), "int64", "register")
         pieces, halves = Var("pieces", "int64"), Var("halves", "int64")
         is_shared = pieces > const(1, "int64")
-        size = units * pieces * (rows * self.parts.size)
+        size = units * pieces * (rows * self.parts.row_size)
+        # No partial results are stored where each tile has its own thread.
         size = Select(is_shared, size, const(1, "int64"), "int64")
-        split = _Split(pieces, is_shared, Buffer("kept", (size,)))
+        split = _ChunkSplit(pieces, is_shared, Buffer("kept", (size,)))
         unit_index, piece = Var("each", "int64"), Var("piece", "int64")
         halves_per_piece = 2 if self.chunk > 1 else 1
-        work = self.unit(unit_index, lambda tile: self.attended(tile, split, piece, unit_index))
+        work = self.emit_unit(
+            unit_index, lambda tile: self.emit_piece(tile, split, piece, unit_index)
+        )
         half = index % halves
         is_last = EQ(half, minimum((piece + 1) * halves_per_piece, halves) - 1)
         work = LetStmt(piece, half // halves_per_piece, IfThenElse(is_last, work))
         work = LetStmt(unit_index, index // halves, work)
-        gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
-        grain = max(1, MIN_MERGE_ELEMENTS // (rows * self.parts.size))
+        gather = self.emit_unit(unit, lambda tile: self.emit_merge(tile, split, unit))
+        # A merge is a few multiply-adds per element: below this size it would not pay for waking a
+        # thread.
+        grain = max(1, MIN_MERGE_ELEMENTS // (rows * self.parts.row_size))
         stmt: Stmt = seq(
             For(index, const(0), units * halves, ForKind.PARALLEL, work, {"grain": 1}),
             IfThenElse(is_shared, For(
@@ -652,15 +694,19 @@ class PagedAttention:
         own = Select(is_shared, maxima[const(1)], const(1, "int64"), "int64")
         stmt = LetStmt(halves, own, Allocate(split.kept, stmt))
         stmt = LetStmt(pieces, maxima[const(0)], stmt)
-        is_few = units < self.cut.few
-        count_pieces = self.pieces(Select(is_few, tiles, const(0, "int64"), "int64"), maxima)
+        # Flash decoding: with fewer tiles than cores, threads share the chunks of a tile and merge
+        # partial results afterwards.
+        is_few = units < self.cut.split_below_tiles
+        count_pieces = self.emit_chunk_counts(
+            Select(is_few, tiles, const(0, "int64"), "int64"), maxima
+        )
         return Allocate(maxima, seq(count_pieces, stmt))
 
 
 @dataclass(frozen=True, slots=True)
-class _Split:
-    """Whether threads share the chunks of a tile, the maximal pieces of a tile, and the buffer of
-    partial results.
+class _ChunkSplit:
+    """Whether threads share the chunks of a tile, the maximum of pieces of a tile, and the buffer
+    of partial results.
     """
 
     pieces: PrimExpr
@@ -668,7 +714,7 @@ class _Split:
     kept: Buffer
 
 
-def _ends(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
+def _min_and_max(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
     """Return the minimum and maximum of some positions."""
     lowest, last = positions[0], positions[0]
     for position in positions[1:]:
@@ -680,10 +726,10 @@ __all__ = [
     "DEFAULT_CHUNK_KEYS",
     "DEFAULT_SPLIT_BELOW_TILES",
     "EFFICIENT_TILE_ROWS",
-    "AttentionTile",
     "PagedAttention",
+    "PagedAttentionConfig",
+    "PagedTile",
     "PagedTiling",
-    "Pages",
-    "number",
-    "serial",
+    "const_int",
+    "serial_loop",
 ]

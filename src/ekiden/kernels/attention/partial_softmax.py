@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Div, Max, Mul, PrimExpr, Sub, Var, const
-from ekiden.kernels.attention.row_values import power_at_most_one
+from ekiden.kernels.attention.row_values import exp_of_nonpositive
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, Stmt, seq
@@ -32,92 +32,102 @@ class PartialSoftmax:
     lanes: int
 
     @property
-    def size(self) -> int:
+    def row_size(self) -> int:
         """Return the elements of a row."""
         return self.depth + 2 * self.lanes
 
     @property
-    def top(self) -> int:
+    def max_offset(self) -> int:
         """Return the offset of the maximum score."""
         return self.depth
 
     @property
-    def total(self) -> int:
+    def sums_offset(self) -> int:
         """Return the offset of the sums of probabilities."""
         return self.depth + self.lanes
 
     @property
-    def vector(self) -> str:
+    def vector_dtype(self) -> str:
         """Return the dtype of a vector."""
         return f"float32x{self.lanes}"
 
     def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """Load a vector."""
-        return BufferLoad(buffer, (ramp(at, 1, self.lanes),), self.vector)
+        return BufferLoad(buffer, (ramp(at, 1, self.lanes),), self.vector_dtype)
 
     def store(self, buffer: Buffer, at: PrimExpr, value: PrimExpr) -> Stmt:
         """Store a vector."""
         return BufferStore(buffer, value, (ramp(at, 1, self.lanes),))
 
-    def _vectors(self, size: int, body: Stmt, var: Var) -> Stmt:
+    def _emit_vector_loop(self, size: int, body: Stmt, var: Var) -> Stmt:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)
 
-    def begun(self, into: Buffer, rows: int) -> Stmt:
-        """Initialise rows that have seen no key."""
+    def emit_initialize(self, into: Buffer, rows: int) -> Stmt:
+        """Emit the initialisation of rows that have seen no key."""
         row, v = Var("row"), Var("v")
-        at = row * self.size
+        at = row * self.row_size
         zero, lowest = (
             broadcast(const(x, "float32"), self.lanes) for x in (0.0, INITIAL_MAX_SCORE)
         )
         row_init = seq(
-            self._vectors(self.size, self.store(into, at + v * self.lanes, zero), v),
-            self.store(into, at + self.top, lowest),
+            self._emit_vector_loop(self.row_size, self.store(into, at + v * self.lanes, zero), v),
+            self.store(into, at + self.max_offset, lowest),
         )
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
-    def copied(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:
-        """Copy the partial results of some rows to `into` at `offset`."""
+    def emit_copy(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:
+        """Emit the copy of some rows' partial results to `into` at `offset`."""
         v = Var("v")
         loaded = self.load(source, v * self.lanes)
-        return self._vectors(rows * self.size, self.store(into, offset + v * self.lanes, loaded), v)
+        return self._emit_vector_loop(
+            rows * self.row_size, self.store(into, offset + v * self.lanes, loaded), v
+        )
 
-    def merged(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
-        """Merge each row with its partial result in `source` from `offset` on."""
+    def emit_merge(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
+        """Emit the merge of each row with its partial result in `source` from `offset` on."""
         row, v = Var("row"), Var("v")
-        own_scale, other_scale, top = (Var(n, self.vector) for n in ("own", "other", "top"))
-        at, origin = row * self.size, offset + row * self.size
+        own_scale, other_scale, top = (Var(n, self.vector_dtype) for n in ("own", "other", "top"))
+        at, origin = row * self.row_size, offset + row * self.row_size
 
-        def grown(where: PrimExpr | int) -> Stmt:
-            """Rescale and add a vector of both sums."""
-            more = Mul(self.load(source, origin + where), other_scale, self.vector)
+        def rescale_and_add(where: PrimExpr | int) -> Stmt:
+            """Rescale both partial sums to the common maximum and add them, a vector at a time."""
+            more = Mul(self.load(source, origin + where), other_scale, self.vector_dtype)
             both = call_intrin(
-                "fma", self.load(into, at + where), own_scale, more, dtype=self.vector
+                "fma", self.load(into, at + where), own_scale, more, dtype=self.vector_dtype
             )  # fmt: skip
             return self.store(into, at + where, both)
 
         body = seq(
-            self.store(into, at + self.top, top),
-            grown(self.total),
-            self._vectors(self.depth, grown(v * self.lanes), v),
+            self.store(into, at + self.max_offset, top),
+            rescale_and_add(self.sums_offset),
+            self._emit_vector_loop(self.depth, rescale_and_add(v * self.lanes), v),
         )
-        first, second = (self.load(x, y + self.top) for x, y in ((into, at), (source, origin)))
-        body = LetStmt(other_scale, power_at_most_one(Sub(second, top, self.vector)), body)
-        body = LetStmt(own_scale, power_at_most_one(Sub(first, top, self.vector)), body)
-        body = LetStmt(top, Max(first, second, self.vector), body)
+        first, second = (
+            self.load(x, y + self.max_offset) for x, y in ((into, at), (source, origin))
+        )
+        body = LetStmt(other_scale, exp_of_nonpositive(Sub(second, top, self.vector_dtype)), body)
+        body = LetStmt(own_scale, exp_of_nonpositive(Sub(first, top, self.vector_dtype)), body)
+        # Online softmax (Milakov and Gimelshein 2018): both factors exp(max - new max) are at most
+        # 1, so that rescaling cannot overflow.
+        body = LetStmt(top, Max(first, second, self.vector_dtype), body)
         return For(row, const(0), const(rows), ForKind.SERIAL, body)
 
-    def ended(self, output: Buffer, to: PrimExpr, row: Var, partial: Buffer, rows: int) -> Stmt:
-        """Normalise rows and store their results, each at `to`."""
+    def emit_normalize(
+        self, output: Buffer, to: PrimExpr, row: Var, partial: Buffer, rows: int
+    ) -> Stmt:
+        """Emit the division of rows by their sums, and the store of each row at `to`."""
         v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
-        at = row * self.size
+        at = row * self.row_size
         value = Mul(
-            self.load(partial, at + v * self.lanes), broadcast(reciprocal, self.lanes), self.vector
+            self.load(partial, at + v * self.lanes),
+            broadcast(reciprocal, self.lanes),
+            self.vector_dtype,
         )
-        body = self._vectors(self.depth, self.store(output, to + v * self.lanes, value), v)
+        body = self._emit_vector_loop(self.depth, self.store(output, to + v * self.lanes, value), v)
         # A row without keys has sum 0: its result is 0, not NaN.
         divisor = Max(total_sum, const(1e-30, "float32"), "float32")
         body = LetStmt(reciprocal, Div(const(1.0, "float32"), divisor, "float32"), body)
-        total = VectorReduce(self.load(partial, at + self.total), "sum", "float32")
+        total = VectorReduce(self.load(partial, at + self.sums_offset), "sum", "float32")
         return For(row, const(0), const(rows), ForKind.SERIAL, LetStmt(total_sum, total, body))
 
 

@@ -36,10 +36,15 @@ from ekiden.ir.prim import (
     const,
     minimum,
 )
-from ekiden.kernels.attention.kv_layout import WORD_BYTES
-from ekiden.kernels.attention.pages import AttentionTile, serial
+from ekiden.kernels.attention.kv_layout import CACHE_WORD_BYTES
+from ekiden.kernels.attention.pages import PagedTile, serial_loop
 from ekiden.kernels.quantized.dynamic_quantization import MIN_MAGNITUDE
-from ekiden.kernels.quantized.int8_dot import INT16_ONES, MADD, SHORT_DOT, pair_order
+from ekiden.kernels.quantized.int8_dot import (
+    INT16_ONES,
+    MADD_FEATURE,
+    SHORT_DOT_FEATURE,
+    to_pair_order,
+)
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, IfThenElse, LetStmt, Stmt, seq
 
@@ -50,7 +55,7 @@ ROUND_TO_INT_MAGIC = 1.5 * (1 << 23)
 """What is added to a float below 2**22 so that its last bits are the nearest whole number."""
 ROUND_TO_INT_MAGIC_BITS = int(np.float32(ROUND_TO_INT_MAGIC).view(np.int32))
 """That, in bits: the last 16 are 0."""
-ZERO_INDEX = const(0)
+FIRST_ELEMENT = const(0)
 
 # A body for a vector of shares times scales: the number of its line, and the vector.
 LineBody = Callable[[int, PrimExpr], Stmt]
@@ -62,42 +67,43 @@ class QuantizedProbabilities:
     def __init__(self, kernel: Int8PagedAttention) -> None:
         self.kernel = kernel
         self.steps = 1.0
-        self.factors = Buffer("factors", (ZERO_INDEX,))
+        self.factors = Buffer("factors", (FIRST_ELEMENT,))
 
-    def lines(self, tile: AttentionTile) -> list[tuple[int, int]]:
+    def row_groups(self, tile: PagedTile) -> list[tuple[int, int]]:
         """Return the (row, scale group) pairs, each with quantisation steps of its own."""
-        groups = range(self.kernel.plane.groups)
+        groups = range(self.kernel.plane.num_groups)
         return [(r, g) for r in range(tile.span * self.kernel.together) for g in groups]
 
-    def scaled(
-        self, tile: AttentionTile, number: Var, base: Var, v: PrimExpr, body: LineBody
+    def emit_scaled(
+        self, tile: PagedTile, number: Var, base: Var, v: PrimExpr, body: LineBody
     ) -> Stmt:
-        """Return a body for a vector of scaled probabilities of each line."""
+        """Emit a body for a vector of scaled probabilities of each line."""
         kernel, statements = self.kernel, list[Stmt]()
-        scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.groups)]
-        for n, (row, group) in enumerate(self.lines(tile)):
-            share = kernel.load(tile.scores, kernel.share_place(tile, row, number, v))
+        scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.num_groups)]
+        for n, (row, group) in enumerate(self.row_groups(tile)):
+            share = kernel.load(tile.scores, kernel.probability_index(tile, row, number, v))
             statements.append(body(n, Mul(share, scales[group], kernel.real)))
         stmt = seq(*statements)
         for group, scale in enumerate(scales):
             stmt = LetStmt(scale, kernel.value_scales(tile, base, number, v, group), stmt)
         return stmt
 
-    def greatest(
-        self, tile: AttentionTile, find: Callable[[LineBody], Stmt], body: Callable[[list[Var]],
+    def emit_steps_of_maxima(
+        self, tile: PagedTile, find: Callable[[LineBody], Stmt], body: Callable[[list[Var]],
         Stmt],
-        first: PrimExpr = ZERO_INDEX,
+        first: PrimExpr = FIRST_ELEMENT,
     ) -> Stmt:  # fmt: skip
-        """Return a body that is passed each line's steps per unit, after the line's maximum was
-        found; the factors of the steps are stored from `first` on.
+        """Emit each line's maximum, then a body that is passed the steps per unit; the factors of
+        the steps are stored from `first` on.
         """
-        kernel, count = self.kernel, len(self.lines(tile))
+        kernel, count = self.kernel, len(self.row_groups(tile))
         best = Buffer("best", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
         stmt = body(finer)
         for n in reversed(range(count)):
             top = Var("top", "float32")
             factor = Mul(top, const(1 / (self.steps * kernel.value_unit), "float32"), "float32")
+            # A line of zeros must not divide by 0; the bound also keeps the reciprocal finite.
             bound = Max(top, const(MIN_MAGNITUDE * self.steps, "float32"), "float32")
             steps = Div(const(self.steps, "float32"), bound, "float32")
             stmt = LetStmt(finer[n], steps, stmt)
@@ -108,15 +114,15 @@ class QuantizedProbabilities:
             largest = VectorReduce(best[const(n)], "max", "int32")
             stmt = LetStmt(top, call_intrin("reinterpret", largest, dtype="float32"), stmt)
 
-        def grown(n: int, share: PrimExpr) -> Stmt:
+        def update_maximum(n: int, share: PrimExpr) -> Stmt:
             bits = call_intrin("reinterpret", share, dtype=kernel.whole)
             return BufferStore(best, Max(best[const(n)], bits, kernel.whole), (const(n),))
 
-        none = [BufferStore(best, kernel.number(0), (const(n),)) for n in range(count)]
-        return Allocate(best, seq(*none, find(grown), stmt))
+        none = [BufferStore(best, kernel.splat_int(0), (const(n),)) for n in range(count)]
+        return Allocate(best, seq(*none, find(update_maximum), stmt))
 
-    def level(self, share: PrimExpr, finer: Var) -> PrimExpr:
-        """Return probabilities as integers: the last bits of an int32 each."""
+    def quantize(self, share: PrimExpr, finer: Var) -> PrimExpr:
+        """Quantise probabilities to integers, in the last bits of an int32 each."""
         kernel = self.kernel
         near = call_intrin(
             "fma", share, kernel.splat(finer), kernel.splat(ROUND_TO_INT_MAGIC), dtype=kernel.real
@@ -131,118 +137,141 @@ class Int16Probabilities(QuantizedProbabilities):
         super().__init__(kernel)
         self.tokens = kernel.chunk * kernel.pages.page
         row = kernel.plane.format
-        max_value = int(max(row.most + row.zero, -row.least - row.zero)) if row.group else 1
+        max_value = (
+            int(max(row.max_value + row.zero_point, -row.min_value - row.zero_point))
+            if row.group
+            else 1
+        )
+        # As many steps as int16 has, but no more than keep the int32 sum of a whole chunk from
+        # overflowing: tokens * steps * largest value < 2**31.
         self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
         """Of the greatest share of a chunk, so that sums of products with all values fit."""
-        self.shares = Buffer("shares", (ZERO_INDEX,), "int16")
-        self.sums = Buffer("sums", (ZERO_INDEX,), "int32")
+        self.shares = Buffer("shares", (FIRST_ELEMENT,), "int16")
+        self.sums = Buffer("sums", (FIRST_ELEMENT,), "int32")
 
-    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
+    def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile, with the buffers of a chunk."""
-        count = len(self.lines(tile))
+        count = len(self.row_groups(tile))
         size = tile.span * self.kernel.together * self.kernel.depth
         self.shares = Buffer("shares", (const(count * self.tokens),), "int16", "local")
         self.factors = Buffer("factors", (const(count),), scope="local")
         self.sums = Buffer("sums", (const(size),), "int32", "local")
         return Allocate(self.shares, Allocate(self.factors, Allocate(self.sums, body())))
 
-    def value_sums(self, tile: AttentionTile) -> Stmt:
+    def value_sums(self, tile: PagedTile) -> Stmt:
         """Quantise the probabilities, accumulate the pages, then convert the sums to float."""
         kernel, number = self.kernel, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         plane = kernel.plane
-        ahead = kernel.ahead(after + plane.numbers, (plane.size - plane.numbers) // kernel.lanes)
+        ahead = kernel.emit_prefetches(
+            after + plane.num_elements, (plane.size - plane.num_elements) // kernel.lanes
+        )
         blocks = [
-            (g * plane.group + c, v) for g in range(plane.groups)
-            for c, v in kernel.blocks(plane.group, tile.span * kernel.together)
+            (g * plane.group_size + c, v) for g in range(plane.num_groups)
+            for c, v in kernel.column_blocks(plane.group_size, tile.span * kernel.together)
         ]  # fmt: skip
-        block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
-        body = LetStmt(after, kernel.plane_after(tile, number, 1), seq(*ahead, *block_sums))
-        where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
-        pages = serial(number, tile.end - tile.begin, LetStmt(base, where, body), tile.begin)
-        return seq(self._rounded(tile), pages, *self._ends(tile))
+        block_sums = [self._emit_page_sums(tile, number, base, after, *block) for block in blocks]
+        # The integer sums of all pages of a chunk share one scale per line, so they are converted
+        # to float only once.
+        body = LetStmt(after, kernel.next_plane_offset(tile, number, 1), seq(*ahead, *block_sums))
+        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
+        pages = serial_loop(number, tile.end - tile.begin, LetStmt(base, where, body), tile.begin)
+        return seq(self._emit_quantize(tile), pages, *self._emit_dequantize(tile))
 
     # Shares.
 
-    def _rounded(self, tile: AttentionTile) -> Stmt:
-        """Quantise by each line's maximum; sums start with the zero-point correction of
-        the values.
+    def _emit_quantize(self, tile: PagedTile) -> Stmt:
+        """Emit the quantisation by each line's maximum; sums start with the zero-point correction
+        of the values.
         """
-        kernel, count = self.kernel, len(self.lines(tile))
+        kernel, count = self.kernel, len(self.row_groups(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         has_total = kernel.value_zero > 0
 
-        def body(finer: list[Var]) -> Stmt:
+        def store_levels_and_begin(finer: list[Var]) -> Stmt:
             """Store the integers, and initialise the sums."""
-            stmt = self._each(tile, lambda at: lambda n, share: self._store_levels(
-                at, n, self.level(share, finer[n]), total
+            stmt = self._emit_vector_loop(tile, lambda at: lambda n, share: self._emit_store_levels(
+                at, n, self.quantize(share, finer[n]), total
             ))  # fmt: skip
-            stmt = seq(stmt, *self._begin(tile, total if has_total else None))
-            none = [BufferStore(total, kernel.number(0), (const(n),)) for n in range(count)]
+            stmt = seq(stmt, *self._emit_initial_sums(tile, total if has_total else None))
+            none = [BufferStore(total, kernel.splat_int(0), (const(n),)) for n in range(count)]
             return Allocate(total, seq(*none, stmt)) if has_total else stmt
 
-        return self.greatest(tile, lambda grown: self._each(tile, lambda _: grown), body)
+        return self.emit_steps_of_maxima(
+            tile,
+            lambda grown: self._emit_vector_loop(tile, lambda _: grown),
+            store_levels_and_begin,
+        )
 
-    def _each(self, tile: AttentionTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
-        """Return a body for each vector of a chunk's probabilities, built at its token index."""
+    def _emit_vector_loop(self, tile: PagedTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
+        """Emit a body for each vector of a chunk's probabilities, built at its token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
         at = (number - tile.begin) * kernel.pages.page + v * kernel.lanes
-        stmt = self.scaled(tile, number, base, v, body(at))
-        stmt = serial(v, const(kernel.pages.page // kernel.lanes), stmt)
-        where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
-        return serial(number, tile.end - tile.begin, LetStmt(base, where, stmt), tile.begin)
+        stmt = self.emit_scaled(tile, number, base, v, body(at))
+        stmt = serial_loop(v, const(kernel.pages.page // kernel.lanes), stmt)
+        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
+        return serial_loop(number, tile.end - tile.begin, LetStmt(base, where, stmt), tile.begin)
 
-    def _store_levels(self, at: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
+    def _emit_store_levels(self, at: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
         """Store a vector of integers; of each four the first and the third come first."""
         kernel, level = self.kernel, Var("level", self.kernel.whole)
         index = ramp(simplify(at + n * self.tokens), 1, kernel.lanes)
-        stmt: Stmt = BufferStore(self.shares, pair_order(level), (index,))
+        stmt: Stmt = BufferStore(self.shares, to_pair_order(level), (index,))
         if kernel.value_zero:
-            more = Sub(level, kernel.number(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
+            more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
             stmt = seq(stmt, BufferStore(total, grown, (const(n),)))
         return LetStmt(level, value, stmt)
 
-    def _begin(self, tile: AttentionTile, total: Buffer | None) -> list[Stmt]:
-        """Initialise the sums of the lines."""
+    def _emit_initial_sums(self, tile: PagedTile, total: Buffer | None) -> list[Stmt]:
+        """Emit the initial sums of the lines."""
         kernel, statements = self.kernel, list[Stmt]()
-        count = kernel.plane.group // kernel.lanes
-        for n in range(len(self.lines(tile))):
+        count = kernel.plane.group_size // kernel.lanes
+        for n in range(len(self.row_groups(tile))):
             v, start = Var("v"), Var("start", "int32")
             put = kernel.store(
-                self.sums, n * kernel.plane.group + v * kernel.lanes, broadcast(start, kernel.lanes)
+                self.sums,
+                n * kernel.plane.group_size + v * kernel.lanes,
+                broadcast(start, kernel.lanes),
             )
             value: PrimExpr = const(0, "int32")
             if total is not None:
                 every = VectorReduce(total[const(n)], "sum", "int32")
                 value = every * const(-kernel.value_zero, "int32")
-            statements.append(LetStmt(start, value, serial(v, const(count), put)))
+            statements.append(LetStmt(start, value, serial_loop(v, const(count), put)))
         return statements
 
     # Values.
 
-    def _page_sums(
-        self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
+    def _emit_page_sums(
+        self, tile: PagedTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Accumulate a page's contribution to columns of one scale group."""
+        """Emit a page's contribution to columns of one scale group."""
         kernel, s = self.kernel, Var("s")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         acc = Buffer("acc", (const(rows * vectors),), kernel.whole, "register")
-        body, operands = kernel.loaded(
-            vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * WORD_BYTES,
-            lambda words: kernel.taken(words, kernel.value_dot, False),
+        body, operands = kernel.bind_unpacked_words(
+            vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * CACHE_WORD_BYTES,
+            lambda words: kernel.unpack_words(words, kernel.value_dot, False),
         )  # fmt: skip
-        statements = kernel.ahead(after + (s * depth + column) * WORD_BYTES, vectors * WORD_BYTES)
+        statements = kernel.emit_prefetches(
+            after + (s * depth + column) * CACHE_WORD_BYTES, vectors * CACHE_WORD_BYTES
+        )
         first = (number - tile.begin) * page + s * kernel.held
         for row in range(rows):
-            line = row * kernel.plane.groups + column // kernel.plane.group
+            line = row * kernel.plane.num_groups + column // kernel.plane.group_size
             for n, loaded in enumerate(operands):
-                at = line * self.tokens + kernel.first_of(n, kernel.value_dot) + first
-                share = kernel.word(self.shares, at)
+                at = line * self.tokens + kernel.multiplicand_offset(n, kernel.value_dot) + first
+                share = kernel.broadcast_word(self.shares, at)
                 accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
-                statements.append(kernel.grown(acc, accumulators, share, kernel.value_dot, True))
+                statements.append(
+                    kernel.emit_dot_accumulate(acc, accumulators, share, kernel.value_dot, True)
+                )
+        # Tokens behind the last one are left out; their words may hold anything.
         token_count = minimum(const(page), tile.last + 1 - number * page)
-        loop = serial(s, (token_count + (kernel.held - 1)) // kernel.held, body(seq(*statements)))
+        loop = serial_loop(
+            s, (token_count + (kernel.held - 1)) // kernel.held, body(seq(*statements))
+        )
         begin, ends = list[Stmt](), list[Stmt]()
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
@@ -252,18 +281,18 @@ class Int16Probabilities(QuantizedProbabilities):
             ends.append(BufferStore(self.sums, acc[const(n)], (index,)))
         return Allocate(acc, seq(*begin, loop, *ends))
 
-    def _ends(self, tile: AttentionTile) -> list[Stmt]:
-        """Convert a chunk's sums to float."""
+    def _emit_dequantize(self, tile: PagedTile) -> list[Stmt]:
+        """Emit the conversion of a chunk's sums to float."""
         kernel, statements = self.kernel, list[Stmt]()
-        size = kernel.plane.group
-        for n, (row, group) in enumerate(self.lines(tile)):
+        size = kernel.plane.group_size
+        for n, (row, group) in enumerate(self.row_groups(tile)):
             v, factor = Var("v"), kernel.splat(self.factors[const(n)])
             index = ramp(n * size + v * kernel.lanes, 1, kernel.lanes)
             integer_sum = self.sums[index].with_fields(dtype=kernel.whole)
-            to = row * kernel.parts.size + group * size + v * kernel.lanes
+            to = row * kernel.parts.row_size + group * size + v * kernel.lanes
             value = Mul(Cast(integer_sum, kernel.real), factor, kernel.real)
             statements.append(
-                serial(v, const(size // kernel.lanes), kernel.store(tile.part, to, value))
+                serial_loop(v, const(size // kernel.lanes), kernel.store(tile.part, to, value))
             )
         return statements
 
@@ -273,7 +302,8 @@ class ByteProbabilities(QuantizedProbabilities):
 
     def __init__(self, kernel: Int8PagedAttention) -> None:
         super().__init__(kernel)
-        self.is_short = kernel.value_dot == SHORT_DOT
+        self.is_short = kernel.value_dot == SHORT_DOT_FEATURE
+        # The short dot adds two products in int16: 7-bit factors keep 2 * 127 * 127 below 2**15.
         bits = 7 if self.is_short else 8
         self.steps = float((1 << bits * kernel.share_bytes) - 1)
         self.line = kernel.pages.page
@@ -281,16 +311,16 @@ class ByteProbabilities(QuantizedProbabilities):
         self.run = kernel.pages.page // kernel.held
         """Words whose products are added up before they become floats."""
         if self.is_short:  # so many sums of two products of halves of bytes fit
-            self.run = ((1 << 15) - 1) // (2 * 127 * 15) * WORD_BYTES // kernel.held
-        self.shares = Buffer("shares", (ZERO_INDEX,), "uint8")
-        self.finer = Buffer("finer", (ZERO_INDEX,))
-        self.bases = Buffer("bases", (ZERO_INDEX,), "int32")
+            self.run = ((1 << 15) - 1) // (2 * 127 * 15) * CACHE_WORD_BYTES // kernel.held
+        self.shares = Buffer("shares", (FIRST_ELEMENT,), "uint8")
+        self.finer = Buffer("finer", (FIRST_ELEMENT,))
+        self.bases = Buffer("bases", (FIRST_ELEMENT,), "int32")
 
-    def around(self, tile: AttentionTile, body: Callable[[], Stmt]) -> Stmt:
+    def around(self, tile: PagedTile, body: Callable[[], Stmt]) -> Stmt:
         """Return the body of a tile, with buffers for a page's probabilities and a chunk's
         steps.
         """
-        lines, pages = len(self.lines(tile)), self.kernel.chunk
+        lines, pages = len(self.row_groups(tile)), self.kernel.chunk
         size = const(self.kernel.share_bytes * lines * self.line)
         self.shares = Buffer("shares", (size,), "uint8", "local")
         self.factors = Buffer("factors", (const(lines * pages),), scope="local")
@@ -299,76 +329,84 @@ class ByteProbabilities(QuantizedProbabilities):
         stmt = Allocate(self.finer, Allocate(self.bases, body()))
         return Allocate(self.shares, Allocate(self.factors, stmt))
 
-    def value_sums(self, tile: AttentionTile) -> Stmt:
+    def value_sums(self, tile: PagedTile) -> Stmt:
         """Convert each page's sums to float and add them up. The next page's steps are computed
         before this page's products, so that out-of-order execution overlaps their latency.
         """
         kernel, plane, number = self.kernel, self.kernel.plane, Var("p")
         base, after = Var("base", "int64"), Var("after", "int64")
         rows = tile.span * kernel.together
-        ahead = kernel.ahead(after + plane.numbers, (plane.size - plane.numbers) // kernel.lanes)
-        blocks = kernel.blocks(kernel.depth, kernel.share_bytes * rows)
-        block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
+        ahead = kernel.emit_prefetches(
+            after + plane.num_elements, (plane.size - plane.num_elements) // kernel.lanes
+        )
+        blocks = kernel.column_blocks(kernel.depth, kernel.share_bytes * rows)
+        block_sums = [self._emit_page_sums(tile, number, base, after, *block) for block in blocks]
         behind, is_there = number + 1, number + 1 < tile.end
-        next_steps = IfThenElse(is_there, self._steps(tile, behind))
-        body = seq(*ahead, self._rounded(tile, number, base), next_steps, *block_sums)
-        body = LetStmt(after, kernel.plane_after(tile, number, 1), body)
-        where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
+        # The next page's maxima are found one page early, so that their latency overlaps with this
+        # page's products.
+        next_steps = IfThenElse(is_there, self._emit_steps(tile, behind))
+        body = seq(*ahead, self._emit_quantize(tile, number, base), next_steps, *block_sums)
+        body = LetStmt(after, kernel.next_plane_offset(tile, number, 1), body)
+        where = kernel.plane_offset(kernel.page_number(tile, number), tile.group, 1)
         v, row = Var("v"), Var("row")
-        at = row * kernel.parts.size + v * kernel.lanes
+        at = row * kernel.parts.row_size + v * kernel.lanes
         zero: Stmt = kernel.store(tile.part, at, kernel.splat(0.0))
-        zero = serial(row, const(rows), serial(v, const(kernel.depth // kernel.lanes), zero))
+        zero = serial_loop(
+            row, const(rows), serial_loop(v, const(kernel.depth // kernel.lanes), zero)
+        )
         body = LetStmt(base, where, body)
         return seq(
-            zero, self._steps(tile, tile.begin),
-            serial(number, tile.end - tile.begin, body, tile.begin),
+            zero, self._emit_steps(tile, tile.begin),
+            serial_loop(number, tile.end - tile.begin, body, tile.begin),
         )  # fmt: skip
 
     # Shares.
 
-    def line_of(self, tile: AttentionTile, number: PrimExpr, n: int) -> PrimExpr:
+    def line_index(self, tile: PagedTile, number: PrimExpr, n: int) -> PrimExpr:
         """Return the index of a page's line in the chunk's buffers."""
-        return (number - tile.begin) * len(self.lines(tile)) + n
+        return (number - tile.begin) * len(self.row_groups(tile)) + n
 
-    def _steps(self, tile: AttentionTile, number: PrimExpr) -> Stmt:
-        """Compute the quantisation steps of a page's lines from their maxima."""
+    def _emit_steps(self, tile: PagedTile, number: PrimExpr) -> Stmt:
+        """Emit the quantisation steps of a page's lines from their maxima."""
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
         def store_steps(finer: list[Var]) -> Stmt:
             return seq(*(
-                BufferStore(self.finer, steps, (self.line_of(tile, page, n),))
+                BufferStore(self.finer, steps, (self.line_index(tile, page, n),))
                 for n, steps in enumerate(finer)
             ))  # fmt: skip
 
         vectors = const(kernel.pages.page // kernel.lanes)
-        stmt = self.greatest(
-            tile, lambda grown: serial(v, vectors, self.scaled(tile, page, base, v, grown)),
-            store_steps, self.line_of(tile, page, 0),
-        )  # fmt: skip
-        where = kernel.plane_of(kernel.page_of(tile, page), tile.group, 1)
+        stmt = self.emit_steps_of_maxima(
+            tile,
+            lambda grown: serial_loop(v, vectors, self.emit_scaled(tile, page, base, v, grown)),
+            store_steps,
+            self.line_index(tile, page, 0),
+        )
+        where = kernel.plane_offset(kernel.page_number(tile, page), tile.group, 1)
         return LetStmt(page, cast(number, "int64"), LetStmt(base, where, stmt))
 
-    def _rounded(self, tile: AttentionTile, number: Var, base: Var) -> Stmt:
-        """Quantise a page's probabilities to bytes, and compute the sums' start values."""
-        kernel, v, count = self.kernel, Var("v"), len(self.lines(tile))
+    def _emit_quantize(self, tile: PagedTile, number: Var, base: Var) -> Stmt:
+        """Emit the quantisation of a page's probabilities to bytes, and the sums' start values."""
+        kernel, v, count = self.kernel, Var("v"), len(self.row_groups(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
         vectors = const(kernel.pages.page // kernel.lanes)
-        stmt = serial(v, vectors, self.scaled(
+        stmt = serial_loop(v, vectors, self.emit_scaled(
             tile, number, base, v,
-            lambda n, share: self._store_levels(v, n, self.level(share, finer[n]), total),
+            lambda n, share: self._emit_store_levels(v, n, self.quantize(share, finer[n]), total),
         ))  # fmt: skip
         if kernel.value_zero:
-            none = [BufferStore(total, kernel.number(0), (const(n),)) for n in range(count)]
+            none = [BufferStore(total, kernel.splat_int(0), (const(n),)) for n in range(count)]
             ends = [BufferStore(self.bases, VectorReduce(total[const(n)], "sum", "int32")
                                 * const(-kernel.value_zero, "int32"), (const(n),))
                     for n in range(count)]  # fmt: skip
             stmt = Allocate(total, seq(*none, stmt, *ends))
         for n in reversed(range(count)):
-            stmt = LetStmt(finer[n], self.finer[self.line_of(tile, number, n)], stmt)
+            stmt = LetStmt(finer[n], self.finer[self.line_index(tile, number, n)], stmt)
         return stmt
 
-    def _store_levels(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
+    def _emit_store_levels(self, v: PrimExpr, n: int, value: PrimExpr, total: Buffer) -> Stmt:
         """Store the bytes of a vector of probabilities, highest first; higher bits are
         truncated.
         """
@@ -377,82 +415,90 @@ class ByteProbabilities(QuantizedProbabilities):
         for byte_index in range(count):
             bits: PrimExpr = level
             if below := 8 * (count - 1 - byte_index):
-                bits = call_intrin("right_shift", bits, kernel.number(below), dtype=kernel.whole)
+                bits = call_intrin("right_shift", bits, kernel.splat_int(below), dtype=kernel.whole)
             at = ramp(simplify(v * size + (count * n + byte_index) * self.line), 1, size)
             statements.append(
                 BufferStore(self.shares, Cast(bits, dt.with_lanes("uint8", size)), (at,))
             )
         if kernel.value_zero:
-            more = Sub(level, kernel.number(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
+            more = Sub(level, kernel.splat_int(ROUND_TO_INT_MAGIC_BITS), kernel.whole)
             grown = Add(total[const(n)], more, kernel.whole)
             statements.append(BufferStore(total, grown, (const(n),)))
         return LetStmt(level, value, seq(*statements))
 
     # Values.
 
-    def _page_sums(
-        self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
+    def _emit_page_sums(
+        self, tile: PagedTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Accumulate a page's contribution to some columns."""
+        """Emit a page's contribution to some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         plane, count = kernel.plane, kernel.share_bytes * rows
-        groups = [(column + v * kernel.lanes) // plane.group for v in range(vectors)]
+        groups = [(column + v * kernel.lanes) // plane.group_size for v in range(vectors)]
         kind = dt.with_lanes("int16", 2 * kernel.lanes) if self.is_short else kernel.whole
         acc = Buffer("acc", (const(count * vectors),), kind, "register")
-        body, operands = kernel.loaded(
-            vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * WORD_BYTES,
-            lambda words: kernel.taken(words, kernel.value_dot, False),
+        body, operands = kernel.bind_unpacked_words(
+            vectors, lambda v: base + (s * depth + (column + v * kernel.lanes)) * CACHE_WORD_BYTES,
+            lambda words: kernel.unpack_words(words, kernel.value_dot, False),
         )  # fmt: skip
-        statements = kernel.ahead(after + (s * depth + column) * WORD_BYTES, vectors * WORD_BYTES)
+        statements = kernel.emit_prefetches(
+            after + (s * depth + column) * CACHE_WORD_BYTES, vectors * CACHE_WORD_BYTES
+        )
         for n in range(count):
             row, byte = divmod(n, kernel.share_bytes)
             for part_index, loaded in enumerate(operands):
                 for group in dict.fromkeys(groups):  # those that share scales are multiplied by one
-                    line = kernel.share_bytes * (row * plane.groups + group) + byte
-                    offset = kernel.first_of(part_index, kernel.value_dot) + line * self.line
-                    share = kernel.word(self.shares, s * kernel.held + offset)
+                    line = kernel.share_bytes * (row * plane.num_groups + group) + byte
+                    offset = (
+                        kernel.multiplicand_offset(part_index, kernel.value_dot) + line * self.line
+                    )
+                    share = kernel.broadcast_word(self.shares, s * kernel.held + offset)
                     mine = {v: b for v, b in enumerate(loaded) if groups[v] == group}
                     at = {n * vectors + v: b for v, b in mine.items()}
-                    statements.append(kernel.grown(acc, at, share, kernel.value_dot, True))
+                    statements.append(
+                        kernel.emit_dot_accumulate(acc, at, share, kernel.value_dot, True)
+                    )
         token_count = minimum(const(page), tile.last + 1 - number * page)
         words = (token_count + (kernel.held - 1)) // kernel.held
-        none = broadcast(const(0, dt.element(kind)), dt.lanes(kind))
+        none = broadcast(const(0, dt.element_dtype(kind)), dt.lanes(kind))
         zero = [BufferStore(acc, none, (const(n),)) for n in range(count * vectors)]
         first = run * self.run
-        loop = serial(s, minimum(const(self.run), words - first), body(seq(*statements)), first)
+        loop = serial_loop(
+            s, minimum(const(self.run), words - first), body(seq(*statements)), first
+        )
         ends = []
         for n in range(rows * vectors):
             row, v = divmod(n, vectors)
-            to = row * kernel.parts.size + column + v * kernel.lanes
-            line = row * plane.groups + groups[v]
-            factor = self.factors[self.line_of(tile, number, line)]
-            ends.append(self._run_end(acc, tile.part, n, line, vectors, to, run, factor))
-        runs = serial(run, (words + (self.run - 1)) // self.run, seq(*zero, loop, *ends))
+            to = row * kernel.parts.row_size + column + v * kernel.lanes
+            line = row * plane.num_groups + groups[v]
+            factor = self.factors[self.line_index(tile, number, line)]
+            ends.append(self._emit_run_end(acc, tile.part, n, line, vectors, to, run, factor))
+        runs = serial_loop(run, (words + (self.run - 1)) // self.run, seq(*zero, loop, *ends))
         return Allocate(acc, runs)
 
-    def _run_end(
+    def _emit_run_end(
         self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
         factor: PrimExpr,
     ) -> Stmt:  # fmt: skip
-        """Add a vector of integer sums to the floats at `to`; the first run of a page adds its
-        start value.
+        """Emit the addition of a vector of integer sums to the floats at `to`; the first run of a
+        page adds its start value.
         """
         kernel = self.kernel
         row, v = divmod(n, vectors)
         first = kernel.share_bytes * row
         integer_sum: PrimExpr = acc[const(first * vectors + v)]
-        start: PrimExpr = kernel.number(0)
+        start: PrimExpr = kernel.splat_int(0)
         if kernel.value_zero:
             base = Select(EQ(run, const(0)), self.bases[const(line)], const(0, "int32"), "int32")
             start = broadcast(base, kernel.lanes)
         if self.is_short:
             halves = call_intrin("reinterpret", integer_sum, dtype=kernel.whole)
             integer_sum = call_intrin(
-                MADD, start, halves, kernel.number(INT16_ONES), dtype=kernel.whole
+                MADD_FEATURE, start, halves, kernel.splat_int(INT16_ONES), dtype=kernel.whole
             )
         for lower in range(first + 1, first + kernel.share_bytes):
-            upper = call_intrin("left_shift", integer_sum, kernel.number(8), dtype=kernel.whole)
+            upper = call_intrin("left_shift", integer_sum, kernel.splat_int(8), dtype=kernel.whole)
             integer_sum = Add(upper, acc[const(lower * vectors + v)], kernel.whole)
         if kernel.value_zero and not self.is_short:
             integer_sum = Add(integer_sum, start, kernel.whole)

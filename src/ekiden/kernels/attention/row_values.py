@@ -21,7 +21,7 @@ from ekiden.ir.prim import Cast, Div, Intrinsic, PrimExpr, Sub, Var, const, mini
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.ir.structural import structural_equal
 from ekiden.target import Target
-from ekiden.te.inline import post_order_tensors, rebuilt
+from ekiden.te.inline import post_order_tensors, rewrite_tensors
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import broadcast
@@ -35,16 +35,16 @@ def with_row_bounds(expr: PrimExpr, extents: Mapping[Var, PrimExpr], target: Tar
     FMA. `extents` are those of the variables that run from 0 on, except reductions.
     """
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def rewrite_bounded(e: PrimExpr) -> PrimExpr:
         """Rewrite an exponential or a quotient with known bounds."""
-        if isinstance(e, Intrinsic) and _row_of_power(e, extents) is not None:
-            return power_at_most_one(e.args[0])
-        if isinstance(e, Div) and has_fma and _is_share(e, extents):
-            return _corrected_quotient(e.a, e.b)
+        if isinstance(e, Intrinsic) and _row_of_exponential(e, extents) is not None:
+            return exp_of_nonpositive(e.args[0])
+        if isinstance(e, Div) and has_fma and _is_probability(e, extents):
+            return _divide_with_correction(e.a, e.b)
         return e
 
     has_fma = target.has("fma")
-    return rewrite(expr, change)
+    return rewrite(expr, rewrite_bounded)
 
 
 def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[Tensor]:
@@ -53,40 +53,40 @@ def tensors_with_row_bounds(outputs: Sequence[Tensor], target: Target) -> list[T
     """
     ops = (t.op for t in post_order_tensors(outputs))
     extents = {a.var: a.extent for op in ops if isinstance(op, ComputeOp) for a in op.axis}
-    return rebuilt(outputs, lambda body: with_row_bounds(body, extents, target))
+    return rewrite_tensors(outputs, lambda body: with_row_bounds(body, extents, target))
 
 
-def power_at_most_one(x: PrimExpr) -> PrimExpr:
+def exp_of_nonpositive(x: PrimExpr) -> PrimExpr:
     """Return exp(x) for x <= 0, marked so that it takes fewer instructions; NaN is preserved."""
-    zero = broadcast(const(0.0, dt.element(x.dtype)), dt.lanes(x.dtype))
+    zero = broadcast(const(0.0, dt.element_dtype(x.dtype)), dt.lanes(x.dtype))
     return call_intrin("exp", minimum(x, zero), dtype=x.dtype)
 
 
-def _row_of_power(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
+def _row_of_exponential(e: PrimExpr, extents: Mapping[Var, PrimExpr]) -> Var | None:
     """Return the row variable if an expression is exp of a value minus its row's maximum, else
     None.
     """
     if not isinstance(e, Intrinsic) or e.op != "exp" or not isinstance(e.args[0], Sub):
         return None
-    return _row("max", e.args[0].b, e.args[0].a, extents)
+    return _match_row_reduction("max", e.args[0].b, e.args[0].a, extents)
 
 
-def _is_share(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
+def _is_probability(quotient: Div, extents: Mapping[Var, PrimExpr]) -> bool:
     """Return whether a quotient is an exponential by its row's sum: between 0 and 1, or NaN. The
     row must run along the last axis, so that a vector has one reciprocal.
     """
     power = quotient.a
     if not isinstance(power, ProducerLoad) or power.dtype not in ("float32", "float64"):
         return False
-    op, along = power.producer.op, _row("sum", quotient.b, power, extents)
+    op, along = power.producer.op, _match_row_reduction("sum", quotient.b, power, extents)
     if not isinstance(op, ComputeOp) or along is None:
         return False
     axes = {a.var: a.extent for a in op.axis}
-    row = _row_of_power(op.body[power.producer.value_index], axes)
+    row = _row_of_exponential(op.body[power.producer.value_index], axes)
     return op.axis[-1].var is row and power.indices[-1] is along
 
 
-def _corrected_quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def _divide_with_correction(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return a / b computed by 1 / b and one correction step.
 
     The product is off by about an ulp, and the remainder is exact with FMA. Rounded as a division
@@ -99,13 +99,13 @@ def _corrected_quotient(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return call_intrin("fma", remainder, reciprocal, about, dtype=a.dtype)
 
 
-def _row(
+def _match_row_reduction(
     kind: str, reduced: PrimExpr, value: PrimExpr, extents: Mapping[Var, PrimExpr]
 ) -> Var | None:
     """Return the variable along which an expression is a reduction ("max", "sum") of a value over
     the value's whole domain; None if it is none.
     """
-    load, x = _uncast(reduced), _uncast(value)
+    load, x = _strip_float_casts(reduced), _strip_float_casts(value)
     if not isinstance(load, ProducerLoad) or not isinstance(load.producer.op, ComputeOp):
         return None
     op = load.producer.op
@@ -114,9 +114,9 @@ def _row(
         return None
     (along,) = body.axis
     index_by_axis = {a.var: i for a, i in zip(op.axis, load.indices, strict=True)}
-    source = _uncast(body.source)
+    source = _strip_float_casts(body.source)
 
-    def runs_along(e: Var) -> bool:
+    def has_reduction_extent(e: Var) -> bool:
         """Return whether a variable has the reduction's domain."""
         extent = e.extent if isinstance(e, ReduceAxis) else extents.get(e)
         return extent is not None and prove_equal(extent, along.extent)
@@ -127,13 +127,13 @@ def _row(
         for e in inside
         if e.dtype == along.dtype
         and not any(e is p for p in index_by_axis.values())
-        and runs_along(e)
+        and has_reduction_extent(e)
         if structural_equal(substitute(source, {**index_by_axis, along: e}), x)
     )
     return next(candidates, None)
 
 
-def _uncast(e: PrimExpr) -> PrimExpr:
+def _strip_float_casts(e: PrimExpr) -> PrimExpr:
     """Return the source of casts between floats."""
     while isinstance(e, Cast) and dt.is_float(e.dtype) and dt.is_float(e.value.dtype):
         e = e.value

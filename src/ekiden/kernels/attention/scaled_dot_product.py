@@ -33,21 +33,26 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )  # fmt: skip
-from ekiden.kernels.attention.row_values import power_at_most_one
-from ekiden.kernels.cost_model import MAX_PANEL_VECTORS, PREFETCH_DISTANCES, most_rows, step_cycles
-from ekiden.kernels.cpu.dense import UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending
-from ekiden.kernels.family import Family, size_of
-from ekiden.kernels.micro_kernels.register_tiles import (
-    KLoop,
-    PrefetchStep,
-    Tile,
-    balanced_rows,
-    column_mask,
-    compute_tile,
+from ekiden.kernels.attention.row_values import exp_of_nonpositive
+from ekiden.kernels.cost_model import (
+    MAX_PANEL_VECTORS,
+    PREFETCH_DISTANCES,
+    max_register_rows,
+    step_cycles,
 )
-from ekiden.kernels.micro_kernels.register_transpose import transpose_rows
-from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range
+from ekiden.kernels.family import Family, known_extent
+from ekiden.kernels.micro_kernels.register_tiles import (
+    PrefetchStep,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
+    column_mask,
+    emit_register_tile,
+)
+from ekiden.kernels.micro_kernels.register_transpose import emit_transpose
+from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
@@ -64,16 +69,16 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-DEFAULT_F32_LANES = 16
+DEFAULT_ATTENTION_LANES = 16
 """Lanes of a vector where no target is known."""
 DEFAULT_PANEL_VECTORS = 4
 """Vectors of a whole panel where no target is known."""
 CACHE_LINE_F32S = 16
 """Elements of a cache line."""
-DEFAULT_TILE_ROWS = 6
+DEFAULT_ATTENTION_TILE_ROWS = 6
 """Most queries of a tile where their number is not known, and what many keys do not bring it
 below."""
-MAX_TILE_ROWS = 12
+MAX_ATTENTION_TILE_ROWS = 12
 """Most queries of a tile: more only cost code."""
 ASSUMED_KEYS = 1 << 12
 """What a number of keys is taken for that is not known."""
@@ -106,7 +111,7 @@ class StridedOperand:
     strides: dict[str, PrimExpr]
 
     @staticmethod
-    def of(buffer: Buffer, layout: str) -> StridedOperand:
+    def from_buffer(buffer: Buffer, layout: str) -> StridedOperand:
         """Return a compact buffer whose axes are in the order of a layout."""
         step: PrimExpr = const(1)
         strides = {}
@@ -123,7 +128,7 @@ class AttentionTiling:
     each.
     """
 
-    rows: int = DEFAULT_TILE_ROWS
+    rows: int = DEFAULT_ATTENTION_TILE_ROWS
     vectors: int = DEFAULT_PANEL_VECTORS
     own: int = 0
     unroll: int = 1
@@ -135,9 +140,9 @@ DEFAULT_TILING = AttentionTiling()
 """Where no target is known."""
 
 
-class Attention:
-    """The builder of an attention. `inputs` are query, key, value and an optional bias [1 or batch,
-    1 or heads, 1 or queries, 1 or keys].
+class AttentionKernel:
+    """A builder of the statements of an attention kernel. `inputs` are query, key, value and an
+    optional bias [1 or batch, 1 or heads, 1 or queries, 1 or keys].
     """
 
     def __init__(
@@ -145,13 +150,15 @@ class Attention:
         heads: AttentionConfig,
         inputs: Sequence[Buffer],
         output: Buffer,
-        lanes: int = DEFAULT_F32_LANES,
+        lanes: int = DEFAULT_ATTENTION_LANES,
         cut: AttentionTiling = DEFAULT_TILING,
         has_shuffles: bool = False,
     ) -> None:
         self.heads, self.lanes, self.cut, self.has_shuffles = heads, lanes, cut, has_shuffles
         operands = zip((*inputs[:3], output), heads.layouts, strict=True)
-        self.q, self.k, self.v, self.out = (StridedOperand.of(b, layout) for b, layout in operands)
+        self.q, self.k, self.v, self.out = (
+            StridedOperand.from_buffer(b, layout) for b, layout in operands
+        )
         self.bias = inputs[3] if len(inputs) > 3 else None
         self.queries, self.keys = self.q.dims["s"], self.k.dims["s"]
         self.depth = self.q.dims["d"]
@@ -188,27 +195,29 @@ class Attention:
         number = value if isinstance(value, PrimExpr) else const(value, "float32")
         return broadcast(number, self.lanes)
 
-    def below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
+    def mask_below(self, first: PrimExpr, limit: PrimExpr) -> PrimExpr:
         """Return the mask of lanes whose index, counted from `first`, is below `limit`."""
         return ramp(first, 1, self.lanes) < broadcast(limit, self.lanes)
 
     # Copies of keys and values.
 
-    def split(self) -> tuple[PrimExpr, PrimExpr]:
+    def split_panels(self) -> tuple[PrimExpr, PrimExpr]:
         """Return (full panels of keys, panels of one vector after them)."""
         full_panels = simplify(self.keys // (self.wide * self.lanes))
         return full_panels, simplify(
             (self.padded - full_panels * (self.wide * self.lanes)) // self.lanes
         )
 
-    def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key
-        c, with zeros beyond the last key.
+    def emit_pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """Emit the packing keys[c * depth + d * panel width + i] = k[c + i, d] of the panel that
+        begins at key c, with zeros beyond the last key.
         """
-        full_panels, narrow = self.split()
+        full_panels, narrow = self.split_panels()
+        # Row-major keys must be transposed for the panel; keys with contiguous positions are copied
+        # by vectors.
         in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
-        def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
+        def loop_over_panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
             """Loop over panels of that many vectors of keys: full panels of row-major keys are
             transposed in registers where the processor has shuffles; others are copied element
             by element.
@@ -217,14 +226,19 @@ class Attention:
             key = first + panel * (vectors * self.lanes)
             is_whole = vectors == self.wide or is_const(simplify(self.keys % self.lanes), 0)
             transposes = in_rows and is_whole and self.has_shuffles
-            body = (self._transpose_panel if transposes else self._copy_panel)(base, key, vectors)
+            body = (self._emit_transpose_panel if transposes else self._emit_copy_panel)(
+                base, key, vectors
+            )
             return For(panel, const(0), count, kind, body, {"grain": 1})
 
         first_narrow = full_panels * (self.wide * self.lanes)
-        return seq(panels(full_panels, const(0), self.wide), panels(narrow, first_narrow, 1))
+        return seq(
+            loop_over_panels(full_panels, const(0), self.wide),
+            loop_over_panels(narrow, first_narrow, 1),
+        )
 
-    def _transpose_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """Transpose a full panel of row-major keys, in square register tiles."""
+    def _emit_transpose_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """Emit the transposition of a full panel of row-major keys, in square register tiles."""
         width, steps = vectors * self.lanes, self.k.strides
         blocks, block, vector_index = (
             simplify(self.depth // self.lanes),
@@ -233,17 +247,17 @@ class Attention:
         )
         first = key + vector_index * self.lanes
 
-        def row(i: int) -> PrimExpr:
+        def load_row(i: int) -> PrimExpr:
             start = base + (first + i) * steps["s"] + block * self.lanes
             return self.load(self.k.buffer, simplify(start))
 
-        def keep(n: int, value: PrimExpr) -> Stmt:
+        def store_column(n: int, value: PrimExpr) -> Stmt:
             """Store column n of a depth block as a row of the panel."""
             d = block * self.lanes + n
             offset = key * self.depth + d * width + vector_index * self.lanes
             return self.store(self.panels, simplify(offset), value)
 
-        tile = transpose_rows([row(i) for i in range(self.lanes)], keep)
+        tile = emit_transpose([load_row(i) for i in range(self.lanes)], store_column)
         i, d = Var("i"), Var("d")
         one = self.k.buffer[base + (key + i) * steps["s"] + d]
         copy_one = BufferStore(self.panels, one, (key * self.depth + d * width + i,))
@@ -255,15 +269,15 @@ class Attention:
                 For(d, done, simplify(self.depth - done), ForKind.SERIAL, copy_one)),
         )  # fmt: skip
 
-    def _copy_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """Copy a panel, one depth step at a time."""
+    def _emit_copy_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
+        """Emit the copy of a panel, one depth step at a time."""
         d, steps = Var("d"), self.k.strides
         moves = []
         for v in range(vectors):
             first = key + v * self.lanes
             value = self.load(self.k.buffer, base + first * steps["s"] + d * steps["d"], steps["s"])
             if not is_const(simplify(self.keys % self.lanes), 0):
-                value = if_then_else(self.below(first, self.keys), value, self.splat(0.0))
+                value = if_then_else(self.mask_below(first, self.keys), value, self.splat(0.0))
             to = key * self.depth + d * (vectors * self.lanes) + v * self.lanes
             moves.append(self.store(self.panels, to, value))
         return For(d, const(0), self.depth, ForKind.SERIAL, seq(*moves))
@@ -273,8 +287,8 @@ class Attention:
         is_whole = is_const(self.v.strides["d"], 1) and self.columns == self.width
         return is_whole and self.cut.values == "direct"
 
-    def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack values[t * columns + i] = v[t, i], with zeros after the last column."""
+    def emit_pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
+        """Emit the packing values[t * columns + i] = v[t, i], with zeros after the last column."""
         t, steps = Var("t"), self.v.strides
         moves = []
         for first in range(0, self.columns, self.lanes):
@@ -288,15 +302,15 @@ class Attention:
 
     # A tile of rows.
 
-    def seen(self, row: PrimExpr) -> PrimExpr:
+    def num_visible_keys(self, row: PrimExpr) -> PrimExpr:
         """Return how many keys from the first a query sees."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return simplify(maximum(minimum(row + shift + 1, self.keys), const(0)))
 
-    def score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
-              is_last: bool) -> PrimExpr:  # fmt: skip
+    def finish_score(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr, value: PrimExpr,
+                     is_last: bool) -> PrimExpr:  # fmt: skip
         """Return a vector of products as scores before the softmax; -inf for masked keys."""
         scale = self.heads.scale
         if scale is not None:
@@ -309,13 +323,17 @@ class Attention:
         if cap := self.heads.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
-        is_seen = self.below(key, self.seen(row)) if is_last or self.heads.causal else None
+        is_seen = (
+            self.mask_below(key, self.num_visible_keys(row))
+            if is_last or self.heads.causal
+            else None
+        )
         if self.bias is not None:
-            value = Add(value, self._bias(b, h, row, key, is_seen), vector)
+            value = Add(value, self._load_bias(b, h, row, key, is_seen), vector)
         return value if is_seen is None else Select(is_seen, value, self.splat(-math.inf), vector)
 
-    def _bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
-              mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
+    def _load_bias(self, b: PrimExpr, h: PrimExpr, row: PrimExpr, key: PrimExpr,
+                   mask: PrimExpr | None) -> PrimExpr:  # fmt: skip
         assert self.bias is not None
         at: PrimExpr = const(0)
         for index, dim in zip((b, h, row), self.bias.shape, strict=False):
@@ -326,70 +344,75 @@ class Attention:
         value = self.load(self.bias, simplify(at * last + key))
         return value if mask is None else if_then_else(mask, value, self.splat(0.0))
 
-    def scored(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """Compute the scores of a tile of rows, as far as its last row sees keys."""
-        full_panels, narrow = self.split()
+    def emit_scores(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
+        """Emit the scores of a tile of rows, as far as its last row sees keys."""
+        full_panels, narrow = self.split_panels()
         if self.heads.causal:
-            vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
+            vectors = (self.num_visible_keys(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
             visible_panels = minimum((vectors + (self.wide - 1)) // self.wide, full_panels)
+            # Under a causal mask, panels behind the tile's last row are not computed at all.
             narrow = maximum(minimum(vectors - visible_panels * self.wide, narrow), const(0))
         else:
             visible_panels = full_panels
         first_narrow = full_panels * (self.wide * self.lanes)
-        panel_loops = [self._panels(b, h, first, rows, *panel_range)
+        panel_loops = [self._emit_score_panels(b, h, first, rows, *panel_range)
                  for panel_range in ((visible_panels, const(0), self.wide), (narrow, first_narrow,
-                 1))
-                 if not is_const(panel_range[0], 0)]  # fmt: skip
+                                                                             1))
+                       if not is_const(panel_range[0], 0)]  # fmt: skip
         return seq(*panel_loops)
 
-    def _panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int, count: PrimExpr,
-                begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
-        shape = Tile(rows, vectors, self.lanes, vectors * self.lanes)
+    def _emit_score_panels(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int,
+                           count: PrimExpr, begin: PrimExpr, vectors: int) -> Stmt:  # fmt: skip
+        shape = RegisterTile(rows, vectors, self.lanes, vectors * self.lanes)
         panel = Var("p")
         key = simplify(begin + panel * (vectors * self.lanes))
         steps = self.q.strides
         base = b * steps["b"] + h * steps["h"]
         starts = [base + (first + i) * steps["s"] for i in range(rows)]
-        loops = [KLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        loops = [ReductionLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        # Only the last narrow panel can hold padding keys, whose scores must be -inf; all others
+        # need no mask.
         is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
 
-        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+        def store_score(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
             """Scale and mask a score, and store it in the rows' scores."""
             at = key + column
-            masked = self.score(b, h, first + i, at, value, is_last)
+            masked = self.finish_score(b, h, first + i, at, value, is_last)
             return self.store(self.scores, i * self.stride + at, masked)
 
-        near = self._near(self.panels, const(shape.valid), shape.valid)
-        tile = compute_tile(
-            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, keep,
+        near = self._prefetch_step(self.panels, const(shape.valid), shape.valid)
+        tile = emit_register_tile(
+            shape, loops, self.q.buffer, starts, self.panels, key * self.depth, store_score,
             bool(self.heads.softcap), near, self.cut.unroll,
         )  # fmt: skip
         return For(panel, const(0), count, ForKind.SERIAL, tile)
 
-    def _near(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
+    def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
         """Return prefetches of the row that a tile reads `own` steps later, or None."""
         if not self.cut.own:
             return None
 
-        def ahead(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
+        def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
             at = origin + (k + self.cut.own) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
-        return ahead
+        return emit_prefetches
 
-    def softmax(self, first: PrimExpr, rows: int) -> Stmt:
-        """Compute scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
+    def emit_softmax(self, first: PrimExpr, rows: int) -> Stmt:
+        """Emit scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
         row, i, j = Var("row"), Var("i"), Var("j")
         vector, zero = dt.with_lanes("float32", self.lanes), const(0)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
         start = row * self.stride
-        count = simplify((self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes)
+        count = simplify(
+            (self.num_visible_keys(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
+        )
         top, exponentials = Var("top", "float32"), Var("made", vector)
         high = Max(best[zero], self.load(self.scores, start + i * self.lanes), vector)
         highest = For(i, zero, count, ForKind.SERIAL, BufferStore(best, high, (zero,)))
         offset = start + j * self.lanes
         shifted = Sub(self.load(self.scores, offset), self.splat(top), vector)
-        keep = LetStmt(exponentials, power_at_most_one(shifted), seq(
+        keep = LetStmt(exponentials, exp_of_nonpositive(shifted), seq(
             self.store(self.scores, offset, exponentials),
             BufferStore(total, Add(total[zero], exponentials, vector), (zero,)),
         ))  # fmt: skip
@@ -410,6 +433,8 @@ class Attention:
             For(j, zero, count, ForKind.SERIAL, keep),
             weigh,
         ))  # fmt: skip
+        # Two passes over scores that are in L1: the maximum first, then exponentials and their sum.
+        # Rescaling on the fly would cost a multiplication per element.
         passes = Allocate(best, seq(
             BufferStore(best, self.splat(-math.inf), (zero,)),
             highest,
@@ -417,8 +442,10 @@ class Attention:
         ))  # fmt: skip
         return For(row, zero, const(rows), ForKind.SERIAL, passes)
 
-    def mixed(self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """Compute the product of a tile of rows with the values."""
+    def emit_weighted_values(
+        self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int
+    ) -> Stmt:
+        """Emit the product of a tile's probabilities with the values."""
         direct = self.reads_values()
         source = self.v.buffer if direct else self.values
         step = self.v.strides["s"] if direct else const(self.columns)
@@ -429,63 +456,66 @@ class Attention:
         for column in range(0, self.columns, self.wide * self.lanes):
             vectors = min(self.wide, (self.columns - column) // self.lanes)
             valid = min(vectors * self.lanes, self.width - column)
-            shape = Tile(rows, vectors, self.lanes, valid)
+            shape = RegisterTile(rows, vectors, self.lanes, valid)
 
-            def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
-                     column: int = column) -> Stmt:  # fmt: skip
+            def store_normalized(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
+                                 column: int = column) -> Stmt:  # fmt: skip
                 """Scale a vector by the reciprocal of its row's sum, and store it in the result."""
+                # The division by the sum is postponed to the result: one multiplication per output
+                # element instead of one per score.
                 share = Mul(value, self.splat(self.totals[i]), value.dtype)
                 offset = origin + (first + i) * out["s"] + (at + column) * out["d"]
                 index = ramp(simplify(offset), out["d"], self.lanes)
                 return BufferStore(self.out.buffer, share, (index,), mask)
 
-            loops = [KLoop(self.seen(first + (rows - 1)), const(1), step)]
+            loops = [ReductionLoop(self.num_visible_keys(first + (rows - 1)), const(1), step)]
             begin = (base if direct else const(0)) + column
-            near = self._near(source, step, vectors * self.lanes)
-            column_blocks.append(compute_tile(
-                shape, loops, self.scores, starts, source, begin, keep,
+            near = self._prefetch_step(source, step, vectors * self.lanes)
+            column_blocks.append(emit_register_tile(
+                shape, loops, self.scores, starts, source, begin, store_normalized,
                 ahead=near, unroll=self.cut.unroll,
             ))  # fmt: skip
         return seq(*column_blocks)
 
     # The whole.
 
-    def head(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Process one head: copies, then tiles of rows."""
+    def emit_head(self, image: PrimExpr, kind: ForKind) -> Stmt:
+        """Emit one head: copies, then tiles of rows."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         b, h = Var("b"), Var("h")
         shared = h if heads is groups else simplify(h // simplify(heads // groups))
         k_base, v_base = (b * o.strides["b"] + shared * o.strides["h"] for o in (self.k, self.v))
 
-        def rows(count: int, first: PrimExpr) -> Stmt:
+        def emit_tile(count: int, first: PrimExpr) -> Stmt:
             """Compute scores, softmax and product of some rows, whose scores are thread-local."""
             steps = seq(
-                self.scored(b, h, first, count),
-                self.softmax(first, count),
-                self.mixed(b, h, v_base, first, count),
+                self.emit_scores(b, h, first, count),
+                self.emit_softmax(first, count),
+                self.emit_weighted_values(b, h, v_base, first, count),
             )
+            # Allocated within the tile: each thread has its own scores.
             return Allocate(self.scores, Allocate(self.totals, steps))
 
-        tiles = balanced_rows(self.queries, self.limit, rows, kind)
-        copies = [self.pack_keys(k_base, kind)]
+        tiles = balanced_row_tiles(self.queries, self.limit, emit_tile, kind)
+        copies = [self.emit_pack_keys(k_base, kind)]
         if not self.reads_values():
-            copies.append(self.pack_values(v_base, kind))
+            copies.append(self.emit_pack_values(v_base, kind))
         stmt = Allocate(self.panels, seq(*copies, tiles))
         if not self.reads_values():
             stmt = Allocate(self.values, stmt)
         return LetStmt(b, image // heads, LetStmt(h, image % heads, stmt))
 
-    def body(self) -> Stmt:
-        """Run heads in parallel, or the rows of each."""
+    def emit_kernel(self) -> Stmt:
+        """Emit heads in parallel, or the rows of each."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
         if self.cut.split == "rows":
             outer, inner = inner, outer
         image = Var("image")
-        return For(image, const(0), images, outer, self.head(image, inner), {"grain": 1})
+        return For(image, const(0), images, outer, self.emit_head(image, inner), {"grain": 1})
 
 
-def sizes_of(
+def attention_sizes(
     anchor: te.Tensor,
 ) -> tuple[AttentionConfig, dict[str, int | None], dict[str, int | None]]:
     """Return (configuration, sizes of the query by letter, those of the value)."""
@@ -493,7 +523,8 @@ def sizes_of(
     heads = op.attrs["heads"]
     assert isinstance(heads, AttentionConfig) and isinstance(op, te.ExternOp)
     query, value = (
-        dict(zip(heads.layouts[n], map(size_of, op.inputs[n].shape), strict=True)) for n in (0, 2)
+        dict(zip(heads.layouts[n], map(known_extent, op.inputs[n].shape), strict=True))
+        for n in (0, 2)
     )
     return heads, query, value
 
@@ -513,79 +544,88 @@ class AttentionSizes:
     target: Target
 
     @staticmethod
-    def of(anchor: te.Tensor, target: Target) -> AttentionSizes:
+    def from_anchor(anchor: te.Tensor, target: Target) -> AttentionSizes:
         """Return the sizes of an attention."""
-        _, query, value = sizes_of(anchor)
+        _, query, value = attention_sizes(anchor)
         width, count = value["d"], query["b"] and query["h"] and query["b"] * query["h"]
         assert width is not None
         columns = -(-width // target.lanes("float32"))
         return AttentionSizes(query["s"], value["s"], query["d"], columns, count, target)
 
-    def rows(self, vectors: int) -> int:
+    def tile_rows(self, vectors: int) -> int:
         """Return the queries of a tile: as many as registers hold whose scores fit half of L1; few
         where their number is unknown, since there is code for every number.
         """
         limit = min(
-            MAX_TILE_ROWS if self.queries else DEFAULT_TILE_ROWS, most_rows(vectors, self.target)
+            MAX_ATTENTION_TILE_ROWS if self.queries else DEFAULT_ATTENTION_TILE_ROWS,
+            max_register_rows(vectors, self.target),
         )
         if self.keys:
             row = 4 * (self.keys + self.target.lanes("float32"))
-            limit = min(limit, max(DEFAULT_TILE_ROWS, self.target.caches[0].size // 2 // row))
+            limit = min(
+                limit, max(DEFAULT_ATTENTION_TILE_ROWS, self.target.caches[0].size // 2 // row)
+            )
         return max(1, limit)
 
-    def cycles(self, vectors: int) -> float:
+    def cycles_per_query(self, vectors: int) -> float:
         """Return the cycles of the products of one query, on panels of that many vectors."""
-        rows, lanes = self.rows(vectors), self.target.lanes("float32")
+        rows, lanes = self.tile_rows(vectors), self.target.lanes("float32")
         if self.queries:
+            # Tiles are balanced, so the rows of an average tile count, not their limit.
             rows = -(-self.queries // -(-self.queries // rows))
         keys, depth = self.keys or ASSUMED_KEYS, self.depth or ASSUMED_KEYS
         full_panels = keys // (vectors * lanes)
         narrow = -(-keys // lanes) - full_panels * vectors
         full, tail_vectors = divmod(self.columns, vectors)
 
-        def step(wide: int) -> float:
+        def panel_step_cycles(wide: int) -> float:
             return step_cycles(rows, wide, self.target)
 
-        scores = depth * (full_panels * step(vectors) + narrow * step(1))
-        mixed = keys * (full * step(vectors) + (step(tail_vectors) if tail_vectors else 0))
+        scores = depth * (full_panels * panel_step_cycles(vectors) + narrow * panel_step_cycles(1))
+        mixed = keys * (
+            full * panel_step_cycles(vectors)
+            + (panel_step_cycles(tail_vectors) if tail_vectors else 0)
+        )
         return (scores + mixed) / rows
 
-    def vectors(self) -> int:
+    def panel_vectors(self) -> int:
         """Return the fastest panel width in vectors."""
-        return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(self.cycles(wide), 6))
+        return min(
+            range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(self.cycles_per_query(wide), 6)
+        )
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of an attention."""
     return (
-        Knob("vectors", descending(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
-        Knob("rows", descending(most_rows(2, target)), "queries of a tile"),
+        Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
+        Knob("rows", descending_range(max_register_rows(2, target)), "queries of a tile"),
         Knob(
             "own", PREFETCH_DISTANCES, "steps by which panels are brought to the first cache ahead"
         ),
-        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
         Knob("values", ("direct", "copied"), "how values are read, if they lie in whole vectors"),
         Knob("split", ("heads", "rows"), "what threads share"),
     )
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for an attention."""
-    sizes = AttentionSizes.of(anchor, target)
-    vectors = int(fixed.get("vectors", sizes.vectors()))
+    sizes = AttentionSizes.from_anchor(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.panel_vectors()))
     has_few_heads = sizes.heads is not None and sizes.heads < target.cores
     chosen: dict[str, Value] = {
         "vectors": vectors,
-        "rows": sizes.rows(vectors),
+        "rows": sizes.tile_rows(vectors),
         "own": 0,
         "unroll": 1,
         "values": "direct",
         "split": "rows" if has_few_heads else "heads",
     }
-    return Decision.of({**chosen, **fixed})
+    return Decision.from_mapping({**chosen, **fixed})
 
 
-def attention(
+def build_attention(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -593,28 +633,28 @@ def attention(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "attention"."""
-    heads, _, _ = sizes_of(outputs[0])
-    buffers, operands, (result,) = extern_buffers(inputs, outputs)
+    heads, _, _ = attention_sizes(outputs[0])
+    buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
     cut = AttentionTiling(**dict(decision))  # type: ignore[arg-type]  # a field for each choice
     lanes, shuffles = target.lanes("float32"), target.has("shuffles")
-    builder = Attention(heads, operands, result, lanes, cut, shuffles)
-    return tiled_function(name, buffers, builder.body(), len(outputs))
+    builder = AttentionKernel(heads, operands, result, lanes, cut, shuffles)
+    return create_tiled_function(name, buffers, builder.emit_kernel(), len(outputs))
 
 
 FAMILY = Family(
     name="attention",
-    build=attention,
+    build=build_attention,
     why="a softmax that runs along between two products rescales sums that are not whole",
-    space=space,
-    default=default,
+    space=search_space,
+    default=default_decision,
     is_whole=True,
 )
 
 __all__ = [
     "CAUSAL_MODES",
-    "Attention",
     "AttentionConfig",
+    "AttentionKernel",
     "StridedOperand",
-    "attention",
-    "sizes_of",
+    "attention_sizes",
+    "build_attention",
 ]

@@ -29,40 +29,40 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, maximum
-from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
-from ekiden.kernels.cpu.dense import CACHE_LINE_WORDS, MAX_NARROW_TILE_ROWS
-from ekiden.kernels.cpu.padding import Bands, band_lines, pad_copy
+from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
+from ekiden.kernels.cpu.dense import CACHE_LINE_F32_WORDS, MAX_NARROW_TILE_ROWS
+from ekiden.kernels.cpu.padding import BandLoop, band_lines, emit_pad_copy
 from ekiden.kernels.cpu.windows import ResultRanges, TapRanges, taps_inside
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
-from ekiden.kernels.geometry import Geometry, geometry_of
+from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.matrix_tiles import (
-    MATRIX_DOTS,
-    Factors,
+    MATRIX_DOT_FEATURES,
+    MatrixOperands,
     MatrixTile,
-    compute_matrix_tile,
-    short_rows,
+    emit_matrix_tile,
+    row_tiles_with_tail,
 )
-from ekiden.kernels.micro_kernels.prefetch import Lets, Prefetches, bound
+from ekiden.kernels.micro_kernels.prefetch import Lets, PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
-    KLoop,
-    PartialSums,
-    Tile,
-    balanced_rows,
-    compute_tile,
-    fitting_lanes,
+    ChunkSums,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
+    emit_register_tile,
+    narrowest_lanes,
 )
-from ekiden.kernels.prim_builder import make_buffers, product, tiled_function
-from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
-from ekiden.kernels.spaces.conv import default, is_short, space
+from ekiden.kernels.prim_builder import create_tiled_function, declare_parameters, product_of_dims
+from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
+from ekiden.kernels.spaces.conv import default_decision, is_short_line, search_space
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
-CONV_TAG = "conv_nhwc_pack"
+PACKED_CONV_TAG = "conv_nhwc_pack"
 SLICE_AXIS, LINE_AXIS, PIXEL_AXIS = range(3)
 """Axes of windows."""
 ALL_TAPS: TapRanges = {}
@@ -82,7 +82,7 @@ class ConvKernel:
     ) -> None:
         self.decision = decision
         self.anchor = find_anchor(outputs, tag)
-        self.buffers = make_buffers(inputs, outputs)
+        self.buffers = declare_parameters(inputs, outputs)
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
@@ -91,40 +91,40 @@ class ConvKernel:
         self.channels = int(str(attrs["channels"]))
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
-        self.word = WORD_BY_DTYPE.get(weight.dtype, 1)
+        self.word = DOT_WORD_BY_DTYPE.get(weight.dtype, 1)
         assert self.word == 1 or not self.geometry.is_padded, "words have their border already"
         self.group_in = simplify(weight.shape[-2 if self.word == 1 else -3] * self.word)
         self.group_out = self.channels // self.geometry.groups
         self.taps = self.count_taps()
-        self.in_matrices = decision.get("dot") in MATRIX_DOTS
+        self.in_matrices = decision.get("dot") in MATRIX_DOT_FEATURES
         self.source = self.data  # or the padded copy
         self.slice: PrimExpr | None = None  # of bands: from the lines of a slice to the next ones
         self.block: PrimExpr = const(0)  # of k
         self.blocks = 1
-        inner, block = self.row_loop().extent, decision.get("k_block", 0)
+        inner, block = self.kernel_row_loop().extent, decision.get("k_block", 0)
         if block:
             assert isinstance(inner, IntImm)
             self.blocks = self.geometry.kernel[0] * inner.value // int(block)
-        unroll, own = decision.number("unroll"), decision.number("own")
-        row, line = self.width * self.word, CACHE_LINE_WORDS * self.word
+        unroll, own = decision.int_value("unroll"), decision.int_value("own")
+        row, line = self.width * self.word, CACHE_LINE_F32_WORDS * self.word
         size = simplify(self.group_in * (self.taps * self.width))
         spread = int(decision.get("spread", 0))
         steps = simplify(size // (row * self.blocks))
-        self.near = Prefetches(self.weight, row, line, steps, size, own, spread, unroll)
+        self.near = PanelPrefetches(self.weight, row, line, steps, size, own, spread, unroll)
 
     def function(self, name: str) -> PrimFunc:
         """Return the kernel as a function."""
-        return tiled_function(name, self.buffers, self.body())
+        return create_tiled_function(name, self.buffers, self.body())
 
-    def find_geometry(self) -> Geometry:
+    def find_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
-        return geometry_of(self.anchor)
+        return conv_geometry_of(self.anchor)
 
     def count_taps(self) -> int:
         """Return the number of kernel taps (window positions) of the weight."""
         return math.prod(self.geometry.kernel) * self.geometry.depth.kernel
 
-    def k_loops(self, panel: Panel, taps: TapRanges) -> list[KLoop]:
+    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[ReductionLoop]:
         """Return the reduction loops: slices, kernel rows, then taps and channels, as one loop
         where they are contiguous; restricted to `taps` that read data.
         """
@@ -133,26 +133,30 @@ class ConvKernel:
             self.geometry.kernel,
             self.geometry.dilation,
         )
-        *slices, row, pixel = self.geometry.steps(self.slice)
+        *slices, row, pixel = self.geometry.data_strides(self.slice)
         per_tap = self.group_in * self.width
 
-        def over(axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr) -> KLoop:
+        def loop_over_axis(
+            axis: int, tap_count: int, data: PrimExpr, weights: PrimExpr
+        ) -> ReductionLoop:
             begin, count = taps.get(axis, (const(0), const(tap_count)))
-            return KLoop(count, data, weights, begin)
+            return ReductionLoop(count, data, weights, begin)
 
+        # A block of k is a range of the fused loop over taps and channels, so it needs no loops
+        # over taps.
         if self.blocks > 1:
-            block_extent = const(self.decision.number("k_block"))
-            return [KLoop(block_extent, const(self.word), const(self.width * self.word))]
-        loops: list[KLoop] = []
+            block_extent = const(self.decision.int_value("k_block"))
+            return [ReductionLoop(block_extent, const(self.word), const(self.width * self.word))]
+        loops: list[ReductionLoop] = []
         if depth.kernel > 1:
-            loops.append(over(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
+            loops.append(loop_over_axis(SLICE_AXIS, depth.kernel, slices[0], per_tap * (kh * kw)))
         if kh > 1:
-            loops.append(over(LINE_AXIS, kh, row * dy, per_tap * kw))
+            loops.append(loop_over_axis(LINE_AXIS, kh, row * dy, per_tap * kw))
         if kw == 1 or self.has_whole_rows:
-            return [*loops, self.row_loop()]
-        return [*loops, over(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
+            return [*loops, self.kernel_row_loop()]
+        return [*loops, loop_over_axis(PIXEL_AXIS, kw, pixel * dx, per_tap), self.channel_loop(1)]
 
-    def row_loop(self) -> KLoop:
+    def kernel_row_loop(self) -> ReductionLoop:
         """Return the loop over contiguous taps of a kernel row and channels."""
         return self.channel_loop(self.geometry.kernel[1] if self.has_whole_rows else 1)
 
@@ -165,196 +169,215 @@ class ConvKernel:
         """Return lets and ranges of the taps that read data for any of `results` neighbours, for
         axes where some taps may read only padding and are loops of their own.
         """
-        windows = self.geometry.windows
+        windows = self.geometry.window_axes
         if self.blocks > 1 or not self.geometry.is_padded:
             return [], {}
-        padded_axes = {n: at for n, at in positions.items() if windows[n].leaves_out(results)}
+        padded_axes = {n: at for n, at in positions.items() if windows[n].may_skip_taps(results)}
         if self.has_whole_rows:
             padded_axes.pop(PIXEL_AXIS, None)
         return taps_inside(windows, padded_axes)
 
-    def begin(self) -> tuple[PrimExpr, PrimExpr]:
+    def k_block_offsets(self) -> tuple[PrimExpr, PrimExpr]:
         """Return the offsets of the block of k in a pixel's data and in a panel."""
         if self.blocks == 1:
             return const(0), const(0)
-        inner, block_size = self.row_loop().extent, self.decision.number("k_block")
+        inner, block_size = self.kernel_row_loop().extent, self.decision.int_value("k_block")
         blocks_per_row = simplify(inner // block_size)
-        row = self.geometry.steps(self.slice)[-2] * self.geometry.dilation[0]
+        row = self.geometry.data_strides(self.slice)[-2] * self.geometry.dilation[0]
         data = self.block // blocks_per_row * row + self.block % blocks_per_row * block_size
         return simplify(data), simplify(self.block * (block_size * self.width))
 
-    def channel_loop(self, taps: int) -> KLoop:
+    def channel_loop(self, taps: int) -> ReductionLoop:
         """Return the loop over the channels of neighbouring taps."""
         steps = simplify(self.group_in * taps // self.word)
-        return KLoop(steps, const(self.word), const(self.width * self.word))
+        return ReductionLoop(steps, const(self.word), const(self.width * self.word))
 
-    def tile(
+    def emit_tile(
         self,
         rows: int,
         indices: Callable[[PrimExpr], list[PrimExpr]],
         a_rows: list[PrimExpr],
         out: PrimExpr,
-        panel: Panel,
+        panel: WeightPanel,
         number: PrimExpr | None = None,
         taps: TapRanges = ALL_TAPS,
     ) -> Stmt:
-        """Return a tile of pixels: `a_rows` are their data offsets, `out` is the index of the
-        first; `number` is the tile's index within the panel, if the next tile has the same
-        panel.
+        """Emit a tile of pixels: `a_rows` are their data offsets, `out` is the index of the first;
+        `number` is the tile's index within the panel, if it is known.
         """
-        lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
-        shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
+        # A last panel of few columns takes narrower vectors instead of computing lanes that are not
+        # stored.
+        lanes = self.lanes if self.word > 1 else narrowest_lanes(panel.valid, self.target)
+        shape = RegisterTile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
 
-        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store_result(
+            i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
             at = panel.column + column
-            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
+            return self.emit_store(
+                [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
+            )
 
-        def put(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store_partial_sums(
+            i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
             at = panel.column + column
-            return self.epilogue.put((out + i) * self.channels + at, at, value, mask)
+            return self.epilogue.emit_raw_store((out + i) * self.channels + at, at, value, mask)
 
-        def load(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+        def load_partial_sums(i: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
             """Load the partial sums of previous blocks of k from the result; zeros in block 0."""
             at, begun = panel.column + column, broadcast(self.block > 0, lanes)
             both = begun if mask is None else logical_and(begun, mask)
-            return self.epilogue.kept((out + i) * self.channels + at, at, lanes, both)
+            return self.epilogue.load_raw((out + i) * self.channels + at, at, lanes, both)
 
-        data, panel_begin = self.begin()
+        data, panel_begin = self.k_block_offsets()
         base = Var("base")
-        lets, ahead = self.near.of(base, number)
+        lets, ahead = self.near.of_tile(base, number)
         is_last = self.block.equal(self.blocks - 1)
-        tile = compute_tile(
+        tile = emit_register_tile(
             shape,
-            self.k_loops(panel, taps),
+            self.reduction_loops(panel, taps),
             self.source,
             [row + data for row in a_rows] if self.blocks > 1 else a_rows,
             self.weight,
             base,
-            store,
-            not self.epilogue.is_light,
+            store_result,
+            not self.epilogue.is_cheap,
             ahead,
             self.near.unroll,
-            PartialSums(is_last, load, put) if self.blocks > 1 else None,
+            ChunkSums(is_last, load_partial_sums, store_partial_sums) if self.blocks > 1 else None,
         )
-        return bound([(base, simplify(panel.offset + panel_begin)), *lets], tile)
+        return wrap_in_lets([(base, simplify(panel.offset + panel_begin)), *lets], tile)
 
-    def matrix_tile(
+    def emit_matrix_tile(
         self,
         pixel_count: PrimExpr,
         indices: Callable[[PrimExpr], list[PrimExpr]],
         base: PrimExpr,
         step: PrimExpr,
         out: PrimExpr,
-        panel: Panel,
+        panel: WeightPanel,
     ) -> Stmt:
-        """Return a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
+        """Emit a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
         with sums in matrix registers.
         """
 
-        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store_result(
+            i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
             at = panel.column + column
-            return self.keep([*indices(i), at], (out + i) * self.channels + at, value, mask, panel)
+            return self.emit_store(
+                [*indices(i), at], (out + i) * self.channels + at, value, mask, panel
+            )
 
         shape = MatrixTile(
-            self.decision.number("rows"), pixel_count, panel.valid, self.anchor.dtype
+            self.decision.int_value("rows"), pixel_count, panel.valid, self.anchor.dtype
         )
-        factors = Factors(self.source, base, step, self.weight, simplify(panel.offset))
-        return compute_matrix_tile(shape, self.k_loops(panel, ALL_TAPS), factors, store)
+        factors = MatrixOperands(self.source, base, step, self.weight, simplify(panel.offset))
+        return emit_matrix_tile(shape, self.reduction_loops(panel, ALL_TAPS), factors, store_result)
 
-    def keep(
+    def emit_store(
         self,
         output_index: list[PrimExpr],
         flat: PrimExpr,
         value: PrimExpr,
         mask: PrimExpr | None,
-        panel: Panel,
+        panel: WeightPanel,
     ) -> Stmt:
         """Store a vector of a panel's results; `flat` is the offset of the output index."""
-        return self.epilogue.store(self.geometry.place(output_index), flat, value, mask)
+        return self.epilogue.emit_store(
+            self.geometry.result_indices(output_index), flat, value, mask
+        )
 
-    def is_flat(self) -> bool:
+    def has_flat_tiles(self) -> bool:
         """Return whether tiles run over all output pixels: pointwise, or lines too short for good
         tiles.
         """
         width = self.geometry.out[2]
-        return self.geometry.is_pointwise or (is_short(width) and not self.in_matrices)
+        return self.geometry.is_pointwise or (is_short_line(width) and not self.in_matrices)
 
-    def pixel(self, at: PrimExpr) -> list[PrimExpr]:
+    def pixel_coordinates(self, at: PrimExpr) -> list[PrimExpr]:
         """Return (image, line, column) of an output pixel index."""
         _, height, width, _ = self.geometry.out
         area = simplify(height * width)
         return [at // area, at % area // width, at % width]
 
-    def flat_tile(
-        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    def emit_flat_tile(
+        self, rows: int, first: PrimExpr, panel: WeightPanel, number: PrimExpr | None = None
     ) -> Stmt:
-        """Return a tile of output pixels from index `first`, across line ends."""
+        """Emit a tile of output pixels from index `first`, across line ends."""
         pixel = self.geometry.data[3]
 
-        def indices(i: PrimExpr) -> list[PrimExpr]:
-            return self.pixel(first + i)
+        def pixel_indices(i: PrimExpr) -> list[PrimExpr]:
+            return self.pixel_coordinates(first + i)
 
+        # Output pixels are input pixels in order: rows of the tile are one stride apart, even
+        # across line ends.
         if self.geometry.is_pointwise:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
-            return self.tile(rows, indices, a_rows, first, panel, number)
+            return self.emit_tile(rows, pixel_indices, a_rows, first, panel, number)
         starts = [Var(f"row{i}") for i in range(rows)]
         lets, taps = self.taps_inside({SLICE_AXIS: self.slices_between(first, first + (rows - 1))})
-        tile = self.tile(rows, indices, list(starts), first, panel, number, taps)
-        tile = bound(lets, tile)
+        tile = self.emit_tile(rows, pixel_indices, list(starts), first, panel, number, taps)
+        tile = wrap_in_lets(lets, tile)
         for i in reversed(range(rows)):
-            tile = LetStmt(starts[i], self.start(*indices(const(i))) + panel.channel, tile)
+            tile = LetStmt(
+                starts[i], self.first_tap_offset(*pixel_indices(const(i))) + panel.channel, tile
+            )
         return tile
 
     def slices_between(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the slices between two pixels; all of them if they belong to two batch items."""
         deep = maximum(self.geometry.depth.out, const(1))
-        low, high = (self.pixel(pixel_index)[0] for pixel_index in (first, last))
+        low, high = (self.pixel_coordinates(pixel_index)[0] for pixel_index in (first, last))
         is_one = (low // deep).equal(high // deep)
         begin = if_then_else(is_one, low % deep, const(0))
         return begin, if_then_else(is_one, high % deep, deep - 1)
 
-    def start(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    def first_tap_offset(self, n: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         """Return the data offset of an output pixel's first tap."""
         sy, sx = self.geometry.strides
-        height, width = self.geometry.padded()
-        image = self.geometry.first_slice(n)
+        height, width = self.geometry.padded_extents()
+        image = self.geometry.first_padded_slice(n)
         return ((image * height + y * sy) * width + x * sx) * self.geometry.data[3]
 
-    def pixel_rows(self, panel: Panel) -> int:
+    def tile_rows(self, panel: WeightPanel) -> int:
         """Return the rows of a tile for a panel; for a narrow one as many as registers allow."""
-        rows = self.decision.number("rows")
+        rows = self.decision.int_value("rows")
         if panel.valid == self.width:
             return rows
-        register_limit = most_rows(-(-panel.valid // self.lanes), self.target, self.data.dtype)
+        register_limit = max_register_rows(
+            -(-panel.valid // self.lanes), self.target, self.data.dtype
+        )
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
-    def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
-        """Return all output pixels as one run (pointwise)."""
+    def emit_flat_tiles(self, panel: WeightPanel, kind: ForKind) -> Stmt:
+        """Emit all output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
         if self.in_matrices:
-            return self.flat_matrices(total, kind, panel, lambda tile: tile)
-        return balanced_rows(
+            return self.emit_flat_matrix_tiles(total, kind, panel, lambda tile: tile)
+        return balanced_row_tiles(
             total,
-            self.pixel_rows(panel),
-            lambda rows, first: self.flat_tile(rows, first, panel, number),
+            self.tile_rows(panel),
+            lambda rows, first: self.emit_flat_tile(rows, first, panel, number),
             kind,
             number,
         )
 
-    def flat_matrices(
-        self, total: PrimExpr, kind: ForKind, panel: Panel, around: Callable[[Stmt], Stmt]
+    def emit_flat_matrix_tiles(
+        self, total: PrimExpr, kind: ForKind, panel: WeightPanel, around: Callable[[Stmt], Stmt]
     ) -> Stmt:
-        """Return all output pixels as one run (pointwise), with sums in matrix registers; `around`
+        """Emit all output pixels as one run (pointwise), with sums in matrix registers; `around`
         wraps each tile.
         """
         pixel = self.geometry.data[3]
 
-        def body(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
+        def emit_short_tile(pixel_count: PrimExpr, first: PrimExpr) -> Stmt:
             """Return a matrix-unit tile of `pixel_count` pixels from `first` on."""
-            tile = self.matrix_tile(
+            tile = self.emit_matrix_tile(
                 pixel_count,
-                lambda i: self.pixel(first + i),
+                lambda i: self.pixel_coordinates(first + i),
                 first * pixel + panel.channel,
                 pixel,
                 first,
@@ -362,19 +385,21 @@ class ConvKernel:
             )
             return around(tile)
 
-        return short_rows(total, self.decision.number("rows"), body, kind)
+        return row_tiles_with_tail(total, self.decision.int_value("rows"), emit_short_tile, kind)
 
-    def whole_line(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    def line_coordinates(self, line: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """Return (image, line, offset of its first tap in the data) of a line index."""
         _, height, _, _ = self.geometry.out
-        padded_height, padded_width = self.geometry.padded()
+        padded_height, padded_width = self.geometry.padded_extents()
         n, y = line // height, line % height
         row = padded_width * self.geometry.data[3]
-        image = self.geometry.first_slice(n)
+        image = self.geometry.first_padded_slice(n)
         return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
-    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
-        """Return one line of output pixels, whose first tap is at an offset of the source."""
+    def emit_line_tiles(
+        self, panel: WeightPanel, n: PrimExpr, y: PrimExpr, offset: PrimExpr
+    ) -> Stmt:
+        """Emit one line of output pixels, whose first tap is at an offset of the source."""
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
@@ -383,10 +408,10 @@ class ConvKernel:
         lets, taps = self.taps_inside({SLICE_AXIS: (slice, slice), LINE_AXIS: (y, y)})
         if self.in_matrices:
             step = simplify(pixel * sx)
-            return short_rows(
+            return row_tiles_with_tail(
                 width,
-                self.decision.number("rows"),
-                lambda pixel_count, first: self.matrix_tile(
+                self.decision.int_value("rows"),
+                lambda pixel_count, first: self.emit_matrix_tile(
                     pixel_count,
                     lambda i: [n, y, first + i],
                     start + first * step,
@@ -396,43 +421,45 @@ class ConvKernel:
                 ),
             )
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
+        def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
             """Return a register tile of `rows` pixels of a line; consecutive rows are a stride
             apart.
             """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
+            # Taps that lie in the padding for all pixels of the tile are left out instead of
+            # multiplied by zeros.
             own, across = self.taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
-            tile = self.tile(
+            tile = self.emit_tile(
                 rows, lambda i: [n, y, first + i], a_rows, number, panel, taps=all_taps
             )
-            return bound(own, tile)
+            return wrap_in_lets(own, tile)
 
-        return bound(lets, balanced_rows(width, self.pixel_rows(panel), body))
+        return wrap_in_lets(lets, balanced_row_tiles(width, self.tile_rows(panel), emit_row_tile))
 
-    def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Return all pixels of some panels: threads share the panels, the lines, or with few lines
+    def emit_panel_region(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
+        """Emit all pixels of some panels: threads share the panels, the lines, or with few lines
         the panels of each.
         """
         _, height, _, _ = self.geometry.out
         lines = simplify(self.geometry.out[0] * height)
         line, index = Var("line"), Var("p")
-        flat = self.is_flat()
-        if self.by_panels(panels):
+        flat = self.has_flat_tiles()
+        if self.parallelizes_panels(panels):
 
-            def pixels(at: PrimExpr) -> Stmt:
+            def emit_panel(at: PrimExpr) -> Stmt:
                 """Return all pixels of one panel: threads share the panels here."""
                 panel = make(at)
                 if flat:
-                    return self.flat_tiles(panel, ForKind.SERIAL)
-                tiles = self.line_tiles(panel, *self.whole_line(line))
+                    return self.emit_flat_tiles(panel, ForKind.SERIAL)
+                tiles = self.emit_line_tiles(panel, *self.line_coordinates(line))
                 return For(line, const(0), lines, ForKind.SERIAL, tiles)
 
-            return self.each_panel(panels, index, pixels)
+            return self.emit_panel_loop(panels, index, emit_panel)
         if flat:
-            return self.flat_with_panels(panels, make)
-        line_tiles = self.line_tiles(make(index), *self.whole_line(line))
+            return self.emit_flat_with_panels(panels, make)
+        line_tiles = self.emit_line_tiles(make(index), *self.line_coordinates(line))
         if self.has_few_lines():
             line_and_panel = Var("part")
             inside = LetStmt(
@@ -443,8 +470,8 @@ class ConvKernel:
         row = For(index, const(0), const(panels), ForKind.SERIAL, line_tiles)
         return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
 
-    def each_panel(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Run all panels in parallel; with blocks of k runs of panels, block by block."""
+    def emit_panel_loop(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """Emit all panels in parallel; with blocks of k runs of panels, block by block."""
         if self.blocks == 1:
             body = inside(index)
             return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
@@ -462,70 +489,78 @@ class ConvKernel:
         height = simplify(self.geometry.out[1] * self.geometry.depth.out)
         return isinstance(height, IntImm) and height.value < self.target.cores
 
-    def by_panels(self, panels: int) -> bool:
+    def parallelizes_panels(self, panels: int) -> bool:
         """Return whether threads share the panels."""
         return self.blocks > 1 or (
             panels >= self.target.cores and self.decision["order"] == "panel"
         )
 
-    def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Return tiles of pixels outside, panels inside."""
+    def emit_flat_with_panels(self, panels: int, make: Callable[[PrimExpr], WeightPanel]) -> Stmt:
+        """Emit tiles of pixels outside, panels inside."""
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
         if self.in_matrices:
 
-            def around_tile(tile: Stmt) -> Stmt:
+            def loop_over_panels(tile: Stmt) -> Stmt:
                 return For(index, const(0), const(panels), ForKind.SERIAL, tile)
 
-            return self.flat_matrices(total, ForKind.PARALLEL, panel, around_tile)
+            return self.emit_flat_matrix_tiles(total, ForKind.PARALLEL, panel, loop_over_panels)
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
+        def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
             """Run all panels for the pixels of a tile."""
             return For(
-                index, const(0), const(panels), ForKind.SERIAL, self.flat_tile(rows, first, panel)
+                index,
+                const(0),
+                const(panels),
+                ForKind.SERIAL,
+                self.emit_flat_tile(rows, first, panel),
             )
 
-        return balanced_rows(total, self.pixel_rows(panel), body, ForKind.PARALLEL)
+        return balanced_row_tiles(total, self.tile_rows(panel), emit_row_tile, ForKind.PARALLEL)
 
-    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+    def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
         """Return full panels, then the narrower last one, for every group: their number, and the
         panel of an index.
         """
         full_panels, tail_columns = divmod(self.group_out, self.width)
         groups_of_panels = []
         if full_panels:
-            groups_of_panels.append(self._per_group(full_panels, 0, self.width))
+            groups_of_panels.append(self._panels_of_groups(full_panels, 0, self.width))
         if tail_columns:
-            groups_of_panels.append(self._per_group(1, full_panels, tail_columns))
+            groups_of_panels.append(self._panels_of_groups(1, full_panels, tail_columns))
         return groups_of_panels
 
-    def _per_group(
+    def _panels_of_groups(
         self, panels: int, first: int, valid: int
-    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
+    ) -> tuple[int, Callable[[PrimExpr], WeightPanel]]:
         groups = self.geometry.groups
         size = simplify(self.group_in * (self.taps * self.width))
         per_group = -(-self.group_out // self.width)
 
-        def make(index: PrimExpr) -> Panel:
+        def panel_at(index: PrimExpr) -> WeightPanel:
             """Return the panel of an index: its group and position in it. `first` counts the panels
             of earlier parts.
             """
             group, within = index // panels, index % panels + first
+            # Constant for the common case: the quotient and remainder of a group would stay in the
+            # loop.
             if groups == 1:
                 group, within = const(0), index + first
             offset = simplify((group * per_group + within) * size)
             column = simplify(group * self.group_out + within * self.width)
-            return Panel(offset, column, simplify(group * self.group_in), valid)
+            return WeightPanel(offset, column, simplify(group * self.group_in), valid)
 
-        return panels * groups, make
+        return panels * groups, panel_at
 
-    def banded(self) -> Stmt:
-        """Return all lines, each band from a padded copy of its input."""
-        bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
+    def emit_bands(self) -> Stmt:
+        """Emit all lines, each band from a padded copy of its input."""
+        bands = BandLoop(
+            self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes
+        )
         self.source, self.slice = bands.source, bands.slice
 
-        def line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+        def emit_line(n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
             """Return a line of the result: each part's panels."""
             index = Var("p")
             return seq(
@@ -535,41 +570,45 @@ class ConvKernel:
                         const(0),
                         const(count),
                         ForKind.SERIAL,
-                        self.line_tiles(make(index), n, y, offset),
+                        self.emit_line_tiles(make(index), n, y, offset),
                     )
-                    for count, make in self.parts()
+                    for count, make in self.panel_groups()
                 )
             )
 
-        return bands.loop(line)
+        return bands.emit_loop(emit_line)
 
     def body(self) -> Stmt:
-        """Return the kernel: padded copies, or widened bytes, if needed, and all tiles."""
-        panel_parts = self.parts()
-        if (pairs := widened_buffer(self.data, self.decision)) is not None:
-            size = product(list(self.data.shape))
-            self.source, wide = pairs, widen_pairs(self.data, pairs, size, self.lanes)
+        """Emit padded copies, or widened bytes, if needed, and all tiles."""
+        panel_parts = self.panel_groups()
+        if (pairs := create_widened_buffer(self.data, self.decision)) is not None:
+            size = product_of_dims(list(self.data.shape))
+            self.source, wide = pairs, emit_widen_pairs(self.data, pairs, size, self.lanes)
             return Allocate(
-                pairs, seq(wide, *(self.panel_region(*panel_part) for panel_part in panel_parts))
+                pairs,
+                seq(wide, *(self.emit_panel_region(*panel_part) for panel_part in panel_parts)),
             )
         if not self.geometry.is_padded:
-            return seq(*(self.panel_region(*panel_part) for panel_part in panel_parts))
+            return seq(*(self.emit_panel_region(*panel_part) for panel_part in panel_parts))
         shares_panels = self.has_few_lines() or any(
-            self.by_panels(count) for count, _ in panel_parts
+            self.parallelizes_panels(count) for count, _ in panel_parts
         )
-        if not self.is_flat() and not shares_panels:
-            return self.banded()
-        height, width = self.geometry.padded()
-        shape = (self.geometry.slices(), height, width, self.geometry.data[3])
+        # Bands keep the padded lines in L2; the full padded copy below is for tiles that cross
+        # lines or threads that share panels.
+        if not self.has_flat_tiles() and not shares_panels:
+            return self.emit_bands()
+        height, width = self.geometry.padded_extents()
+        shape = (self.geometry.num_padded_slices(), height, width, self.geometry.data[3])
         self.source = Buffer("padded", shape, "float32")
-        copy = pad_copy(self.data, self.source, self.geometry, self.lanes)
+        copy = emit_pad_copy(self.data, self.source, self.geometry, self.lanes)
         return Allocate(
-            self.source, seq(copy, *(self.panel_region(*panel_part) for panel_part in panel_parts))
+            self.source,
+            seq(copy, *(self.emit_panel_region(*panel_part) for panel_part in panel_parts)),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class WeightPanel:
     """A panel of weights: its offset, the output channel of its first column, the first input
     channel, columns in use.
     """
@@ -580,7 +619,7 @@ class Panel:
     valid: int
 
 
-def build(
+def build_conv(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -588,17 +627,17 @@ def build(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of a convolution."""
-    return ConvKernel(inputs, outputs, target, CONV_TAG, decision).function(name)
+    return ConvKernel(inputs, outputs, target, PACKED_CONV_TAG, decision).function(name)
 
 
 FAMILY = Family(
-    name=CONV_TAG,
-    space=space,
-    default=default,
-    build=build,
+    name=PACKED_CONV_TAG,
+    space=search_space,
+    default=default_decision,
+    build=build_conv,
     why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
-    panel=panel_width,
-    panels=panel_choice,
+    panel=choose_panel_width,
+    panels=panel_width_knob,
     writes_rows=True,
     keeps_sums=lambda decision: decision["k_block"] != 0,
 )

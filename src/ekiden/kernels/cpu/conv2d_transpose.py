@@ -19,38 +19,38 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
-    Blocking,
-    most_rows,
-    panel_choice,
-    panel_width,
+    LoopBlocking,
+    choose_panel_width,
+    max_register_rows,
+    panel_width_knob,
     tile_rows,
 )
-from ekiden.kernels.cpu.conv2d import ConvKernel, Panel
-from ekiden.kernels.cpu.dense import UNROLL_FACTORS
+from ekiden.kernels.cpu.conv2d import ConvKernel, WeightPanel
+from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
-from ekiden.kernels.cpu.depthwise import default as depthwise_default
-from ekiden.kernels.cpu.depthwise import space as depthwise_space
+from ekiden.kernels.cpu.depthwise import default_decision as depthwise_default
+from ekiden.kernels.cpu.depthwise import search_space as depthwise_space
 from ekiden.kernels.cpu.windows import ResultRanges, TapRanges
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
-from ekiden.kernels.family import Family, Product, size_of
-from ekiden.kernels.geometry import Geometry, phases_of, transposed_geometry
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.family import Family, MatmulSizes, known_extent
+from ekiden.kernels.geometry import ConvGeometry, transposed_axes_of, transposed_geometry
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.prefetch import Lets, bound
-from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows
-from ekiden.kernels.spaces.conv import is_short
+from ekiden.kernels.micro_kernels.prefetch import Lets, wrap_in_lets
+from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles
+from ekiden.kernels.spaces.conv import is_short_line
 from ekiden.kernels.stages import has_known_weights
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
 
 TRANSPOSED_CONV_TAG = "conv_transpose_pack"
-ASSUMED_PIXELS = 1 << 12
+ASSUMED_OUTPUT_PIXELS = 1 << 12
 """What the number of pixels is taken for."""
 CHANNELS_LAST_LAYOUTS = ("NHWC", "NDHWC")
 """Layouts with the channels last."""
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the rules of this file cover a transposed convolution of packed weights."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
@@ -68,22 +68,24 @@ class _Phase:
     first data, and the index of its first tap.
     """
 
-    place: tuple[PrimExpr, ...]
+    output_position: tuple[PrimExpr, ...]
     taps: tuple[PrimExpr, ...]
-    origin: PrimExpr
-    first: PrimExpr
+    data_offset: PrimExpr
+    first_tap: PrimExpr
 
 
 class _PhasedOutput:
-    """The results of a transposed convolution by phase."""
+    """The results of a transposed convolution by phase (output position modulo stride); each phase
+    is a convolution without strides.
+    """
 
     def __init__(self, anchor: te.Tensor) -> None:
-        self.anchor, self.axes = anchor, phases_of(anchor)
+        self.anchor, self.axes = anchor, transposed_axes_of(anchor)
         self.geometry = transposed_geometry(anchor, self.axes)
         self.number = math.prod(axis.number for axis in self.axes)
         self.taps = math.prod(axis.kernel for axis in self.axes)
 
-    def phase(self, index: PrimExpr, steps: list[PrimExpr]) -> _Phase:
+    def phase_at(self, index: PrimExpr, steps: list[PrimExpr]) -> _Phase:
         """Return a phase by its index, for a source with the given pixel strides."""
         position: list[PrimExpr] = []
         for axis in reversed(self.axes):
@@ -91,22 +93,27 @@ class _PhasedOutput:
             index = simplify(index // axis.number)
         origin = first = const(0)
         for axis, at, step in zip(self.axes, position, steps, strict=True):
-            origin = simplify(origin + axis.origin(at) * step)
-            first = simplify(first * axis.kernel + axis.first(at))
-        taps = tuple(axis.taps(at) for axis, at in zip(self.axes, position, strict=True))
+            origin = simplify(origin + axis.first_element(at) * step)
+            first = simplify(first * axis.kernel + axis.first_tap(at))
+        taps = tuple(axis.num_taps(at) for axis, at in zip(self.axes, position, strict=True))
         return _Phase(tuple(position), taps, origin, first)
 
-    def loops(self, at: _Phase, steps: list[PrimExpr], weights: PrimExpr) -> list[KLoop]:
+    def tap_loops(
+        self, at: _Phase, steps: list[PrimExpr], weights: PrimExpr
+    ) -> list[ReductionLoop]:
         """Return the tap loops of a phase, with a weight stride of `weights` per tap."""
-        tap_loops: list[KLoop] = []
+        tap_loops: list[ReductionLoop] = []
         for axis, taps, step in reversed(list(zip(self.axes, at.taps, steps, strict=True))):
             tap_loops.insert(
-                0, KLoop(taps, simplify(step * -axis.move), simplify(weights * axis.step))
+                0,
+                ReductionLoop(
+                    taps, simplify(step * -axis.data_step), simplify(weights * axis.tap_step)
+                ),
             )
             weights = simplify(weights * axis.kernel)
         return tap_loops
 
-    def store(
+    def guarded_store(
         self,
         at: _Phase,
         result_index: list[PrimExpr],
@@ -115,8 +122,8 @@ class _PhasedOutput:
         """Return `keep(indices, offset)` for a position within a phase's results, guarded where the
         last results of some phases are outside.
         """
-        n, *inner, channel = self.geometry.place(result_index)
-        steps = zip(inner, self.axes, at.place, strict=True)
+        n, *inner, channel = self.geometry.result_indices(result_index)
+        steps = zip(inner, self.axes, at.output_position, strict=True)
         indices = [n, *(q * axis.stride + phase for q, axis, phase in steps), channel]
         flat: PrimExpr = const(0)
         for index, extent in zip(indices, self.anchor.shape, strict=True):
@@ -125,22 +132,22 @@ class _PhasedOutput:
         sizes = operands_of(self.anchor)[0].shape[1:-1]
         extents = self.anchor.shape[1:-1]
         for index, axis, size, extent in zip(indices[1:-1], self.axes, sizes, extents, strict=True):
-            if not prove_equal(axis.count(size) * axis.stride, extent):
+            if not prove_equal(axis.num_positions(size) * axis.stride, extent):
                 stmt = IfThenElse(index < extent, stmt)
         return stmt
 
 
 @dataclass(frozen=True, slots=True)
-class _PhasePanel(Panel):
+class _PhasePanel(WeightPanel):
     """A panel of weights for one phase."""
 
     at: _Phase
 
 
-class _Transposed(ConvKernel):
-    """The builder of one transposed convolution kernel."""
+class _TransposedConvKernel(ConvKernel):
+    """A builder of one transposed convolution kernel."""
 
-    def find_geometry(self) -> Geometry:
+    def find_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
         self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
@@ -149,142 +156,148 @@ class _Transposed(ConvKernel):
         """Return the number of kernel taps of the weight."""
         return self.output.taps
 
-    def is_flat(self) -> bool:
+    def has_flat_tiles(self) -> bool:
         """Return whether lines are too short for good tiles."""
-        return is_short(self.geometry.out[2])
+        return is_short_line(self.geometry.out[2])
 
-    def by_panels(self, panels: int) -> bool:
+    def parallelizes_panels(self, panels: int) -> bool:
         """Return whether threads share the panels: weights larger than the data are read once."""
         depth = self.geometry.depth.size
-        pixels = size_of(simplify(math.prod(self.geometry.data[1:], start=depth)))
-        weights = size_of(simplify(self.group_in * (self.taps * self.channels)))
+        pixels = known_extent(simplify(math.prod(self.geometry.data[1:], start=depth)))
+        weights = known_extent(simplify(self.group_in * (self.taps * self.channels)))
         assert weights is not None, "weights are known"
         return panels >= self.target.cores and pixels is not None and weights >= pixels
 
-    def k_loops(self, panel: Panel, taps: TapRanges) -> list[KLoop]:
+    def reduction_loops(self, panel: WeightPanel, taps: TapRanges) -> list[ReductionLoop]:
         """Return the tap loops of a phase, then the channel loop."""
         assert isinstance(panel, _PhasePanel)
         assert not taps
         per_tap = self.group_in * self.width
-        tap_loops = self.output.loops(panel.at, self.geometry.steps(self.slice), per_tap)
+        tap_loops = self.output.tap_loops(panel.at, self.geometry.data_strides(self.slice), per_tap)
         return [*_without_unit_loops(tap_loops), self.channel_loop(1)]
 
     def taps_inside(self, positions: ResultRanges, results: int = 1) -> tuple[Lets, TapRanges]:
         """Return no restriction: windows hold the taps of all phases."""
         return [], {}
 
-    def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
+    def emit_line_tiles(
+        self, panel: WeightPanel, n: PrimExpr, y: PrimExpr, offset: PrimExpr
+    ) -> Stmt:
         """Return one line of a phase."""
-        names, lets = _named(panel)
-        return bound(lets, super().line_tiles(names, n, y, offset))
+        names, lets = _bind_panel(panel)
+        return wrap_in_lets(lets, super().emit_line_tiles(names, n, y, offset))
 
-    def flat_tile(
-        self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
+    def emit_flat_tile(
+        self, rows: int, first: PrimExpr, panel: WeightPanel, number: PrimExpr | None = None
     ) -> Stmt:
         """Return a tile of a phase's results, across line ends."""
-        names, lets = _named(panel)
-        return bound(lets, super().flat_tile(rows, first, names, number))
+        names, lets = _bind_panel(panel)
+        return wrap_in_lets(lets, super().emit_flat_tile(rows, first, names, number))
 
-    def keep(
+    def emit_store(
         self,
         output_index: list[PrimExpr],
         flat: PrimExpr,
         value: PrimExpr,
         mask: PrimExpr | None,
-        panel: Panel,
+        panel: WeightPanel,
     ) -> Stmt:
         """Store results at their phase."""
         assert isinstance(panel, _PhasePanel)
-        return self.output.store(
+        return self.output.guarded_store(
             panel.at,
             output_index,
-            lambda indices, at: self.epilogue.store(indices, at, value, mask),
+            lambda indices, at: self.epilogue.emit_store(indices, at, value, mask),
         )
 
-    def parts(self) -> list[tuple[int, Callable[[PrimExpr], Panel]]]:
+    def panel_groups(self) -> list[tuple[int, Callable[[PrimExpr], WeightPanel]]]:
         """Return the panels of all phases."""
-        return [self._of_phases(*panel_part) for panel_part in super().parts()]
+        return [self._panels_of_phases(*panel_part) for panel_part in super().panel_groups()]
 
-    def _of_phases(
-        self, panels: int, make: Callable[[PrimExpr], Panel]
-    ) -> tuple[int, Callable[[PrimExpr], Panel]]:
-        def phase_panel(index: PrimExpr) -> Panel:
+    def _panels_of_phases(
+        self, panels: int, make: Callable[[PrimExpr], WeightPanel]
+    ) -> tuple[int, Callable[[PrimExpr], WeightPanel]]:
+        def panel_at(index: PrimExpr) -> WeightPanel:
             """Return a panel of a phase: the phase's taps are contiguous in the weight, so its
             panel begins behind those of earlier phases.
             """
-            at = self.output.phase(index // panels, self.geometry.steps(self.slice))
+            at = self.output.phase_at(index // panels, self.geometry.data_strides(self.slice))
             panel = make(index % panels)
-            offset = panel.offset + at.first * (self.group_in * self.width)
-            start = simplify(panel.channel + at.origin)
+            offset = panel.offset + at.first_tap * (self.group_in * self.width)
+            start = simplify(panel.channel + at.data_offset)
             return _PhasePanel(offset, panel.column, start, panel.valid, at)
 
-        return panels * self.output.number, phase_panel
+        return panels * self.output.number, panel_at
 
 
-def _named(panel: Panel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
+def _bind_panel(panel: WeightPanel) -> tuple[_PhasePanel, list[tuple[Var, PrimExpr]]]:
     """Return a panel with its values bound to variables, and the bindings: each is computed once,
     not in every step of k.
     """
     assert isinstance(panel, _PhasePanel)
     lets: list[tuple[Var, PrimExpr]] = []
 
-    def named(name: str, value: PrimExpr) -> PrimExpr:
+    def bind_value(name: str, value: PrimExpr) -> PrimExpr:
         """Return a variable for a value that is not constant."""
         if isinstance(value, IntImm):
             return value
         lets.append((Var(name), value))
         return lets[-1][0]
 
-    position = tuple(named("phase", coordinate) for coordinate in panel.at.place)
-    taps = tuple(named("taps", tap_count) for tap_count in panel.at.taps)
-    offset, channel = named("weights", panel.offset), named("start", panel.channel)
-    at = replace(panel.at, place=position, taps=taps)
-    column = named("column", panel.column)
+    position = tuple(bind_value("phase", coordinate) for coordinate in panel.at.output_position)
+    taps = tuple(bind_value("taps", tap_count) for tap_count in panel.at.taps)
+    offset, channel = bind_value("weights", panel.offset), bind_value("start", panel.channel)
+    at = replace(panel.at, output_position=position, taps=taps)
+    column = bind_value("column", panel.column)
     return replace(panel, offset=offset, column=column, channel=channel, at=at), lets
 
 
-def _without_unit_loops(loops: list[KLoop]) -> list[KLoop]:
+def _without_unit_loops(loops: list[ReductionLoop]) -> list[ReductionLoop]:
     """Return the loops without those over one tap."""
     return [k for k in loops if not (isinstance(k.extent, IntImm) and k.extent.value == 1)]
 
 
-class _TransposedDepthwise(DepthwiseKernel):
+class _TransposedDepthwiseKernel(DepthwiseKernel):
     """The builder of one transposed depthwise kernel."""
 
-    def find_geometry(self) -> Geometry:
+    def find_geometry(self) -> ConvGeometry:
         """Return the geometry of the convolutions of all phases."""
         self.output = _PhasedOutput(self.anchor)
         return self.output.geometry
 
-    def line(
+    def emit_line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Return one line of every phase for one vector of channels."""
-        width, index, steps = self.geometry.out[2], Var("phase"), self.geometry.steps(self.slice)
-        at = self.output.phase(index, steps)
-        loops = self.output.loops(at, steps, const(self.channels))
-        weights = at.first * self.channels + channel
+        width, index, steps = (
+            self.geometry.out[2],
+            Var("phase"),
+            self.geometry.data_strides(self.slice),
+        )
+        at = self.output.phase_at(index, steps)
+        loops = self.output.tap_loops(at, steps, const(self.channels))
+        weights = at.first_tap * self.channels + channel
 
-        def body(pixels: int, first: PrimExpr) -> Stmt:
+        def emit_phase_tiles(pixels: int, first: PrimExpr) -> Stmt:
             """Return tiles of pixels of one phase."""
 
-            def store(p: int, value: PrimExpr) -> Stmt:
+            def store_pixel(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector at its phase's position in the result."""
                 result_index = [n, y, first + p, channel]
-                return self.output.store(
+                return self.output.guarded_store(
                     at,
                     result_index,
-                    lambda indices, at: self.epilogue.store(indices, at, value, mask),
+                    lambda indices, at: self.epilogue.emit_store(indices, at, value, mask),
                 )
 
-            base = start + channel + at.origin + first * self.channels
-            return self.tile(pixels, base, weights, mask, loops, store)
+            base = start + channel + at.data_offset + first * self.channels
+            return self.emit_tile(pixels, base, weights, mask, loops, store_pixel)
 
-        lines = balanced_rows(width, self.pixels, body)
+        lines = balanced_row_tiles(width, self.pixels, emit_phase_tiles)
         return For(index, const(0), const(self.output.number), ForKind.SERIAL, lines)
 
 
-def conv_transpose(
+def build_conv_transpose(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -292,10 +305,12 @@ def conv_transpose(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "conv_transpose_pack"."""
-    return _Transposed(inputs, outputs, target, TRANSPOSED_CONV_TAG, decision).function(name)
+    return _TransposedConvKernel(inputs, outputs, target, TRANSPOSED_CONV_TAG, decision).function(
+        name
+    )
 
 
-def depthwise_conv_transpose(
+def build_depthwise_conv_transpose(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -303,59 +318,63 @@ def depthwise_conv_transpose(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "depthwise_conv_transpose"."""
-    kernel = _TransposedDepthwise(inputs, outputs, target, "depthwise_conv_transpose", decision)
+    kernel = _TransposedDepthwiseKernel(
+        inputs, outputs, target, "depthwise_conv_transpose", decision
+    )
     return kernel.function(name)
 
 
 def _panel_and_depth(anchor: te.Tensor) -> tuple[int, int]:
     """Return the columns of a panel and the input channels of a group."""
     weight = operands_of(anchor)[1]
-    depth = size_of(weight.shape[-2])
+    depth = known_extent(weight.shape[-2])
     assert depth is not None, "weights are known"
     return int(str(anchor.op.attrs["tile"])), depth
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a transposed convolution."""
     panel, _ = _panel_and_depth(anchor)
-    rows = descending(most_rows(-(-panel // target.lanes("float32")), target))
+    rows = descending_range(max_register_rows(-(-panel // target.lanes("float32")), target))
     return (
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "pixels of a tile"),
         Knob(
             "own", PREFETCH_DISTANCES, "steps by which a panel is brought to the first cache ahead"
         ),
-        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a transposed convolution."""
     panel, depth = _panel_and_depth(anchor)
-    product = Product(ASSUMED_PIXELS, panel, depth)
+    product = MatmulSizes(ASSUMED_OUTPUT_PIXELS, panel, depth)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), product, target)))
     own = int(fixed.get("own", 0))
-    unroll = fixed.get("unroll", Blocking(product, panel, rows, target).unroll("panel", own))
-    return Decision.of({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
+    unroll = fixed.get(
+        "unroll", LoopBlocking(product, panel, rows, target).unroll_factor("panel", own)
+    )
+    return Decision.from_mapping({"panel": panel, "rows": rows, "own": own, "unroll": unroll})
 
 
 FAMILIES = (
     Family(
         name=TRANSPOSED_CONV_TAG,
-        accepts=accepts,
-        space=space,
-        default=default,
-        build=conv_transpose,
+        accepts=is_supported,
+        space=search_space,
+        default=default_decision,
+        build=build_conv_transpose,
         why="pixels of each phase take taps of their own, and some at borders none",
-        panel=panel_width,
-        panels=panel_choice,
+        panel=choose_panel_width,
+        panels=panel_width_knob,
     ),
     Family(
         name="depthwise_conv_transpose",
-        accepts=accepts,
+        accepts=is_supported,
         space=depthwise_space,
         default=depthwise_default,
-        build=depthwise_conv_transpose,
+        build=build_depthwise_conv_transpose,
         why="pixels of each phase take taps of their own, and some at borders none",
     ),
 )

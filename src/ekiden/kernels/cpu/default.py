@@ -20,24 +20,36 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, minimum
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.kernels.attention.row_values import with_row_bounds
 from ekiden.kernels.cost_model import cache_levels
-from ekiden.kernels.cpu.injective import injective_nest
-from ekiden.kernels.cpu.loops import Accesses, Axis, cost, estimate, fuse, parallel_outer
-from ekiden.kernels.cpu.reduction import ReduceNest, Stream, reduces_contiguous
-from ekiden.kernels.cpu.tuple_reduction import combine_nest
+from ekiden.kernels.cpu.injective import emit_injective_nest
+from ekiden.kernels.cpu.loops import (
+    LoopAxis,
+    NestAccesses,
+    element_cost,
+    estimated_product,
+    fuse_axes,
+    parallel_outer_loops,
+)
+from ekiden.kernels.cpu.reduction import ReductionNest, StreamedProducer, reduces_contiguous
+from ekiden.kernels.cpu.tuple_reduction import emit_tuple_reduction
 from ekiden.kernels.family import Family
-from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
+from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.target import Target
-from ekiden.te.inline import inputs_of, is_stored
-from ekiden.te.prim_func import BufferMap, allocated, extern_stage, whole_operations
+from ekiden.te.inline import input_tensors, is_stored
+from ekiden.te.prim_func import (
+    TensorBufferMap,
+    create_extern_stage,
+    group_by_operation,
+    wrap_in_allocations,
+)
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ExternOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
 from ekiden.tir.transform.flat_buffers import flat_index
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 from ekiden.tir.visitor import substitute as substitute_statement
 
-MAX_STACK_BYTES = 16384
+MAX_ROW_STACK_BYTES = 16384
 """Intermediates of a row up to this size live on the stack, larger ones in the workspace."""
 ROWS_PER_STAGE = 4
 """Rows that a stage takes before the next one begins: what stages wait for, a vector's lanes that
@@ -54,11 +66,11 @@ class _DefaultKernel:
     def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: Target) -> None:
         self.target = target
         self.analyzer = Analyzer()
-        self.map = BufferMap()
+        self.map = TensorBufferMap()
         self.params = tuple(self.map.declare(t) for t in (*inputs, *outputs))
         self.stages = stages_of(outputs)
         self.outputs = set(outputs)
-        self.prefix: list[Axis] = []
+        self.prefix: list[LoopAxis] = []
         self.rows: set[Tensor] = set()
         self.extents = {
             a.var: a.extent for t in self.stages if isinstance(t.op, ComputeOp) for a in t.op.axis
@@ -68,7 +80,7 @@ class _DefaultKernel:
 
     # Elements of stages as flat accesses.
 
-    def axes(self, tensor: Tensor) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+    def stage_axes(self, tensor: Tensor) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
         """Return the stage's own axes within the prefix, and the substitution of its variables."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
@@ -76,15 +88,15 @@ class _DefaultKernel:
         values: dict[Var, PrimExpr] = {
             a.var: p.var for a, p in zip(op.axis, self.prefix, strict=False)
         }
-        own: list[Axis] = []
+        own: list[LoopAxis] = []
         for op_axis in op.axis[shared:]:
-            axis = Axis(Var(op_axis.var.name), op_axis.extent)
+            axis = LoopAxis(Var(op_axis.var.name), op_axis.extent)
             self.analyzer.bind(axis.var, 0, axis.extent)
             values[op_axis.var] = axis.var
             own.append(axis)
         return own, values
 
-    def flat(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
+    def flat_element(self, tensor: Tensor, indices: Sequence[PrimExpr]) -> tuple[Buffer, PrimExpr]:
         """Return the buffer and flat index of an element."""
         buffer = self.map.buffers[tensor]
         at = tuple(indices)
@@ -94,85 +106,85 @@ class _DefaultKernel:
         index = flat_index(buffer, at) if len(at) > 1 else at[0] if at else const(0)
         return buffer, self.analyzer.simplify(index)
 
-    def loads(self, expr: PrimExpr, values: dict[Var, PrimExpr]) -> PrimExpr:
+    def replace_loads(self, expr: PrimExpr, values: dict[Var, PrimExpr]) -> PrimExpr:
         """Return the expression with tensor reads as flat loads."""
 
-        def change(e: PrimExpr) -> PrimExpr:
+        def replace_node(e: PrimExpr) -> PrimExpr:
             """Substitute a variable, or a tensor read by a load with one flat index."""
             if isinstance(e, Var):
                 return values.get(e, e)
             if isinstance(e, ProducerLoad):
-                buffer, index = self.flat(e.producer, e.indices)
+                buffer, index = self.flat_element(e.producer, e.indices)
                 return BufferLoad(buffer, (index,), e.dtype)
             return e
 
-        return rewrite(with_row_bounds(expr, self.extents, self.target), change)
+        return rewrite(with_row_bounds(expr, self.extents, self.target), replace_node)
 
     # Stages.
 
-    def stage(self, tensor: Tensor) -> Stmt:
-        """Return the loops of one output of a computation."""
+    def emit_stage(self, tensor: Tensor) -> Stmt:
+        """Emit the loops of one output of a computation."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
-        axes, values = self.axes(tensor)
+        axes, values = self.stage_axes(tensor)
         body = op.body[tensor.value_index]
-        buffer, index = self.flat(tensor, [values[a.var] for a in op.axis])
+        buffer, index = self.flat_element(tensor, [values[a.var] for a in op.axis])
         if not isinstance(body, Reduce):
-            value = self.loads(body, values)
-            return injective_nest(
+            value = self.replace_loads(body, values)
+            return emit_injective_nest(
                 axes, buffer, index, value, self.analyzer, self.target, not self.prefix
             )
-        return self.reduction(buffer, index, axes, body, values)
+        return self.emit_reduction(buffer, index, axes, body, values)
 
-    def reduction(
+    def emit_reduction(
         self,
         buffer: Buffer,
         index: PrimExpr,
-        axes: list[Axis],
+        axes: list[LoopAxis],
         body: Reduce,
         values: dict[Var, PrimExpr],
     ) -> Stmt:
-        """Return the loops of a reduction, with axes fused where possible."""
-        reduced = self._reduced_axes(body, values)
-        source = self.loads(body.source, values)
-        axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
+        """Emit the loops of a reduction, with axes fused where possible."""
+        reduced = self._reduction_axes(body, values)
+        source = self.replace_loads(body.source, values)
+        axes, step = fuse_axes(axes, NestAccesses([index], [source]), self.analyzer)
         index, source = substitute(index, step), substitute(source, step)
-        reduced, step = fuse(reduced, Accesses([index], [source]), self.analyzer)
+        reduced, step = fuse_axes(reduced, NestAccesses([index], [source]), self.analyzer)
         source = substitute(source, step)
-        nest = ReduceNest(
+        nest = ReductionNest(
             buffer, index, body.kind, source, axes, reduced, self.analyzer, self.target
         )
-        return nest.build(not self.prefix)
+        return nest.emit_nest(not self.prefix)
 
-    def _reduced_axes(self, body: Reduce, values: dict[Var, PrimExpr]) -> list[Axis]:
-        reduced: list[Axis] = []
+    def _reduction_axes(self, body: Reduce, values: dict[Var, PrimExpr]) -> list[LoopAxis]:
+        reduced: list[LoopAxis] = []
         for reduce_axis in body.axis:
-            axis = Axis(Var(reduce_axis.name), reduce_axis.extent)
+            axis = LoopAxis(Var(reduce_axis.name), reduce_axis.extent)
             self.analyzer.bind(axis.var, 0, axis.extent)
             values[reduce_axis] = axis.var
             reduced.append(axis)
         return reduced
 
-    def row_stages(self) -> list[Stmt]:
-        """Return the stages of one row, in order; a stage whose first reader is a reduction is
+    def emit_row_stages(self) -> list[Stmt]:
+        """Emit the stages of one row, in order; a stage whose first reader is a reduction is
         computed within it.
         """
         statements: list[Stmt] = []
         waiting: Tensor | None = None
         for n, tensor in enumerate(self.stages):
             following = self.stages[n + 1] if n + 1 < len(self.stages) else None
-            if waiting is None and following is not None and self._streams(tensor, following):
+            if waiting is None and following is not None and self._can_stream(tensor, following):
                 waiting = tensor
                 continue
-            both = None if waiting is None else self._streamed(waiting, tensor)
+            both = None if waiting is None else self._emit_streamed(waiting, tensor)
             if both is None:
-                statements.extend(self.stage(t) for t in (waiting, tensor) if t is not None)
+                statements.extend(self.emit_stage(t) for t in (waiting, tensor) if t is not None)
             else:
                 statements.append(both)
             waiting = None
         return statements
 
-    def _streams(self, tensor: Tensor, reader: Tensor) -> bool:
+    def _can_stream(self, tensor: Tensor, reader: Tensor) -> bool:
         """Return whether a reduction over one axis reads each element of a row of `tensor` once."""
         op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
@@ -187,15 +199,17 @@ class _DefaultKernel:
         in_order = bool(reads) and all(e.indices[-1] is op.reduce_axis[0] for e in reads)
         return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
 
-    def _streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
-        """Store and reduce `tensor` in one loop; None where vectors do not run along the row."""
+    def _emit_streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
+        """Emit one loop that stores and reduces `tensor`; return None where vectors do not run
+        along the row.
+        """
         op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
         assert isinstance(producer_op, ComputeOp)
-        axes, values = self.axes(reader)
+        axes, values = self.stage_axes(reader)
         body = op.body[reader.value_index]
         assert isinstance(body, Reduce)
-        (last,) = self._reduced_axes(body, values)
+        (last,) = self._reduction_axes(body, values)
         element = Var("element", tensor.dtype)
 
         def substitute_element(e: PrimExpr) -> PrimExpr:
@@ -203,12 +217,12 @@ class _DefaultKernel:
 
         at = [p.var for p in self.prefix] + [last.var]
         inside: dict[Var, PrimExpr] = {a.var: v for a, v in zip(producer_op.axis, at, strict=True)}
-        value = self.loads(producer_op.body[tensor.value_index], inside)
-        stream = Stream(element, value, *self.flat(tensor, at))
-        buffer, index = self.flat(reader, [values[a.var] for a in op.axis])
-        source = self.loads(rewrite(body.source, substitute_element), values)
+        value = self.replace_loads(producer_op.body[tensor.value_index], inside)
+        stream = StreamedProducer(element, value, *self.flat_element(tensor, at))
+        buffer, index = self.flat_element(reader, [values[a.var] for a in op.axis])
+        source = self.replace_loads(rewrite(body.source, substitute_element), values)
         unit = {a.var: const(0) for a in axes}
-        nest = ReduceNest(
+        nest = ReductionNest(
             buffer,
             substitute(index, unit),
             body.kind,
@@ -220,61 +234,68 @@ class _DefaultKernel:
             stream,
         )
         single = all(is_const(a.extent, 1) for a in axes)
-        return nest.build(False) if single and nest.along_reduced() else None
+        # Only a row with one result can be streamed: with more, the intermediate would be computed
+        # again for each.
+        return nest.emit_nest(False) if single and nest.vectorizes_reduced_axis() else None
 
-    def combination(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
-        """Return the loops of all outputs of a reduction with a user-defined reducer."""
+    def emit_tuple_reduction(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
+        """Emit the loops of all outputs of a reduction with a user-defined reducer."""
         op = group[0].op
         assert isinstance(op, ComputeOp)
-        axes, values = self.axes(group[0])
-        targets = [self.flat(t, [values[a.var] for a in op.axis]) for t in group]
-        reduced = self._reduced_axes(body, values)
-        sources = [self.loads(s, values) for s in body.sources]
-        return combine_nest(targets, body.reducer, sources, axes, reduced)
+        axes, values = self.stage_axes(group[0])
+        targets = [self.flat_element(t, [values[a.var] for a in op.axis]) for t in group]
+        reduced = self._reduction_axes(body, values)
+        sources = [self.replace_loads(s, values) for s in body.sources]
+        return emit_tuple_reduction(targets, body.reducer, sources, axes, reduced)
 
     # Groups.
 
-    def rows_body(self, shared: int) -> Stmt:
-        """Return all stages per iteration of the leading `shared` axes."""
+    def emit_rows(self, shared: int) -> Stmt:
+        """Emit all stages per iteration of the leading `shared` axes."""
         first = self.stages[-1]
         names = first.op.axis[:shared] if isinstance(first.op, ComputeOp) else ()
-        self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
+        self.prefix = [LoopAxis(Var(a.var.name), a.extent) for a in names]
         for axis in self.prefix:
             self.analyzer.bind(axis.var, 0, axis.extent)
-        self._share_outputs()
+        # Before the row buffers: an intermediate that lives in an output needs none.
+        self._reuse_output_buffers()
         inside = [t for t in self.stages if t not in self.map.buffers]
         self.rows.update(inside)
-        rows = self._rows_together(shared)
+        rows = self._rows_per_stage(shared)
         if rows > 1:
             self.row = Var("row")
             self.analyzer.bind(self.row, 0, rows)
-        buffers = [self._row_buffer(t, shared, rows) for t in inside]
+        buffers = [self._create_row_buffer(t, shared, rows) for t in inside]
         axes, step = self._fused_prefix()
-        work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
-        work += estimate(self._reduced())
-        stages = [substitute_statement(s, step) for s in self.row_stages()]
+        # Threads pay only from a certain amount of work per row; the estimate counts expensive
+        # functions as several elements.
+        work = sum(
+            estimated_product(t.shape[shared:]) * element_cost(_body_exprs(t)) for t in self.stages
+        )
+        work += estimated_product(self._reduction_extents())
+        stages = [substitute_statement(s, step) for s in self.emit_row_stages()]
         if self.row is not None:
-            axes, stages = _row_blocks(axes, self.row, rows, stages)
-        body = allocated(sequence(*stages), buffers)
-        return parallel_outer(axes, work * rows, body)
+            axes, stages = _block_rows(axes, self.row, rows, stages)
+        body = wrap_in_allocations(flatten_seq(*stages), buffers)
+        return parallel_outer_loops(axes, work * rows, body)
 
-    def _rows_together(self, shared: int) -> int:
+    def _rows_per_stage(self, shared: int) -> int:
         """Return how many rows a stage processes before the next: ROWS, or as many of them as each
         core has and L1 holds, with their data and intermediates.
         """
         if len(self.stages) < 2 or not any(map(_is_reduction, self.stages)):
             return 1
-        size = sum(estimate(t.shape[shared:]) * dt.itemsize(t.dtype) for t in self.stages)
+        size = sum(estimated_product(t.shape[shared:]) * dt.itemsize(t.dtype) for t in self.stages)
         size += sum(
-            estimate(self._reduced()) * dt.itemsize(t.dtype)
-            for t in {i for t in self.stages for i in inputs_of(t)} - set(self.stages)
+            estimated_product(self._reduction_extents()) * dt.itemsize(t.dtype)
+            for t in {i for t in self.stages for i in input_tensors(t)} - set(self.stages)
         )
-        count = estimate([a.extent for a in self.prefix]) // self.target.cores
+        count = estimated_product([a.extent for a in self.prefix]) // self.target.cores
         # Half of L1: the other half holds what the rows read.
         near = cache_levels(self.target)[0].size // 2
         return max(1, min(ROWS_PER_STAGE, count, near // max(size, 1)))
 
-    def _fused_prefix(self) -> tuple[list[Axis], dict[Var, PrimExpr]]:
+    def _fused_prefix(self) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
         """Return the shared axes fused as far as every access allows, and the substitution of the
         old variables.
         """
@@ -283,84 +304,86 @@ class _DefaultKernel:
         for tensor in self.stages:
             op = tensor.op
             assert isinstance(op, ComputeOp)
-            _, names = self.axes(tensor)
+            _, names = self.stage_axes(tensor)
             body = op.body[tensor.value_index]
-            indices.append(self.flat(tensor, [names[a.var] for a in op.axis])[1])
-            values.append(self.loads(body.source if isinstance(body, Reduce) else body, names))
-        return fuse(self.prefix, Accesses(indices, values), self.analyzer)
+            indices.append(self.flat_element(tensor, [names[a.var] for a in op.axis])[1])
+            values.append(
+                self.replace_loads(body.source if isinstance(body, Reduce) else body, names)
+            )
+        return fuse_axes(self.prefix, NestAccesses(indices, values), self.analyzer)
 
-    def _share_outputs(self) -> None:
+    def _reuse_output_buffers(self) -> None:
         """Store an intermediate in its last reader's output where that replaces it element by
         element.
         """
         shared_outputs: set[Tensor] = set()
         for n, tensor in enumerate(self.stages):
-            readers = [t for t in self.stages[n + 1 :] if tensor in inputs_of(t)]
+            readers = [t for t in self.stages[n + 1 :] if tensor in input_tensors(t)]
             last = readers[-1] if readers else tensor
             free = (
                 tensor not in self.outputs and last in self.outputs and last not in shared_outputs
             )
             free = free and not last.is_part
-            if free and _replaces(last, tensor):
+            if free and _can_overwrite(last, tensor):
                 shared_outputs.add(last)
                 self.map.buffers[tensor] = self.map.buffers[last]
 
-    def _reduced(self) -> list[PrimExpr]:
+    def _reduction_extents(self) -> list[PrimExpr]:
         ops = [t.op for t in self.stages if isinstance(t.op, ComputeOp)]
         longest = max(
             (op.reduce_axis for op in ops),
-            key=lambda r: estimate([a.extent for a in r]),
+            key=lambda r: estimated_product([a.extent for a in r]),
             default=(),
         )
         return [a.extent for a in longest]
 
-    def _row_buffer(self, tensor: Tensor, shared: int, rows: int) -> Buffer:
+    def _create_row_buffer(self, tensor: Tensor, shared: int, rows: int) -> Buffer:
         several = () if self.row is None else (const(rows),)
         shape = (*several, *(tensor.shape[shared:] or (const(1),)))
         small = all(isinstance(d, IntImm) for d in shape)
-        fits = small and estimate(shape) * dt.itemsize(tensor.dtype) <= MAX_STACK_BYTES
+        fits = small and estimated_product(shape) * dt.itemsize(tensor.dtype) <= MAX_ROW_STACK_BYTES
         buffer = self.map.declare(tensor, "local" if fits else "global").with_fields(shape=shape)
         self.map.buffers[tensor] = buffer
         return buffer
 
-    def sequential_body(self) -> Stmt:
-        """Return the stages one after the other, with full intermediates."""
+    def emit_sequential(self) -> Stmt:
+        """Emit the stages one after the other, with full intermediates."""
         statements: list[Stmt] = []
         buffers: list[Buffer] = []
-        for group in whole_operations(self.stages):
+        for group in group_by_operation(self.stages):
             for tensor in group:
                 if tensor not in self.map.buffers:
                     buffers.append(self.map.declare(tensor))
             op = group[0].op
             body = op.body[0] if isinstance(op, ComputeOp) else None
             if isinstance(op, ExternOp):
-                statements.append(extern_stage(op, group, self.map))
+                statements.append(create_extern_stage(op, group, self.map))
             elif isinstance(body, Reduce) and not body.kind:
-                statements.append(self.combination(group, body))
+                statements.append(self.emit_tuple_reduction(group, body))
             else:
-                statements.extend(self.stage(t) for t in group)
-        return allocated(sequence(*statements), buffers)
+                statements.extend(self.emit_stage(t) for t in group)
+        return wrap_in_allocations(flatten_seq(*statements), buffers)
 
-    def body(self) -> Stmt:
+    def emit_kernel(self) -> Stmt:
         """Return the body of the function."""
-        shared = shared_axes(self.stages) if len(self.stages) > 1 else 0
+        shared = num_shared_axes(self.stages) if len(self.stages) > 1 else 0
         if shared == 0:
-            return self.sequential_body()
-        return self.rows_body(shared)
+            return self.emit_sequential()
+        return self.emit_rows(shared)
 
 
 def _is_reduction(tensor: Tensor) -> bool:
     return isinstance(tensor.op, ComputeOp) and bool(tensor.op.reduce_axis)
 
 
-def _row_blocks(
-    axes: Sequence[Axis], row: Var, rows: int, stages: Sequence[Stmt]
-) -> tuple[list[Axis], list[Stmt]]:
+def _block_rows(
+    axes: Sequence[LoopAxis], row: Var, rows: int, stages: Sequence[Stmt]
+) -> tuple[list[LoopAxis], list[Stmt]]:
     """Return loops over blocks of the last axis, with a loop over the block's rows around every
     stage.
     """
     *outer, last = axes
-    group = Axis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
+    group = LoopAxis(Var("rows"), simplify((last.extent + (rows - 1)) // rows))
     is_even = isinstance(last.extent, IntImm) and last.extent.value % rows == 0
     row_count = const(rows) if is_even else minimum(const(rows), last.extent - group.var * rows)
     step: dict[Var, PrimExpr] = {last.var: group.var * rows + row}
@@ -370,11 +393,11 @@ def _row_blocks(
     return [*outer, group], list(row_loops)
 
 
-def _bodies(tensor: Tensor) -> tuple[PrimExpr, ...]:
+def _body_exprs(tensor: Tensor) -> tuple[PrimExpr, ...]:
     return tensor.op.body if isinstance(tensor.op, ComputeOp) else ()
 
 
-def _replaces(output: Tensor, tensor: Tensor) -> bool:
+def _can_overwrite(output: Tensor, tensor: Tensor) -> bool:
     """Return whether an output element reads of the tensor only the element at its own index."""
     op = output.op
     assert isinstance(op, ComputeOp)
@@ -402,18 +425,18 @@ def _leading_match(
     return count
 
 
-def _combines(op: ComputeOp) -> bool:
+def _has_custom_reducer(op: ComputeOp) -> bool:
     """Return whether a computation is a reduction with a user-defined reducer, which has a nest of
     its own.
     """
     return isinstance(op.body[0], Reduce) and not op.body[0].kind
 
 
-def shared_axes(stages: Sequence[Tensor]) -> int:
+def num_shared_axes(stages: Sequence[Tensor]) -> int:
     """Return the number of leading axes that all stages have and read each other at; one less where
     the last should be vectorised.
     """
-    if any(not isinstance(t.op, ComputeOp) or _combines(t.op) for t in stages):
+    if any(not isinstance(t.op, ComputeOp) or _has_custom_reducer(t.op) for t in stages):
         return 0
     inside = set(stages)
     last = stages[-1]
@@ -430,6 +453,8 @@ def shared_axes(stages: Sequence[Tensor]) -> int:
         # a plane of a stored stage at a time: what picks its elements is found once for all rows
         planes = min(max(t.ndim - 2, 0) for t in stages)
         return min(limit, planes) if any(map(is_stored, stages)) else 0
+    # Axes are shared only if no stage reads another one at other indices of them: then a row is
+    # independent of all other rows.
     return (
         limit
         if all(map(reduces_contiguous, reductions))
@@ -441,11 +466,11 @@ def schedule_default(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
     """Build the function by the default rule."""
-    distinct = distinct_outputs(outputs)
-    chosen = chosen_stages(distinct)
+    distinct = copy_repeated_outputs(outputs)
+    chosen = inline_cheap_stages(distinct)
     kernel = _DefaultKernel(inputs, chosen, target)
     return PrimFunc(
-        kernel.params, kernel.body(), {"global_symbol": name, "num_outputs": len(outputs)}
+        kernel.params, kernel.emit_kernel(), {"global_symbol": name, "num_outputs": len(outputs)}
     )
 
 

@@ -30,69 +30,81 @@ from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cost_model import (
     MIN_K_BLOCK,
     PREFETCH_DISTANCES,
-    Blocking,
-    hides_prefetches,
-    most_rows,
-    panel_choice,
-    panel_width,
+    LoopBlocking,
+    can_hide_prefetches,
+    choose_panel_width,
+    max_register_rows,
+    panel_width_knob,
     tile_rows,
 )
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending, divisors
-from ekiden.kernels.family import NARROW, Family, Product
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, Value, descending_range, divisors
+from ekiden.kernels.family import NARROW_EPILOGUE, Family, MatmulSizes
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOTS, TILE_HEIGHTS
-from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_ROWS
-from ekiden.kernels.micro_kernels.registered import MATRIX_TILE, REGISTER_TILE
-from ekiden.kernels.prim_builder import product
-from ekiden.kernels.quantized.int8_dot import MADD, PAIR, dot_space, dots, matrix_dot, widen_pairs
+from ekiden.kernels.micro_kernels.matrix_tiles import AMX_TILE_HEIGHTS, MATRIX_DOT_FEATURES
+from ekiden.kernels.micro_kernels.register_tiles import MAX_DYNAMIC_TILE_ROWS
+from ekiden.kernels.micro_kernels.registered import MATRIX_TILE_KERNEL, REGISTER_TILE_KERNEL
+from ekiden.kernels.prim_builder import product_of_dims
+from ekiden.kernels.quantized.int8_dot import (
+    BF16_PAIR_FEATURE,
+    MADD_FEATURE,
+    dot_instruction_knobs,
+    emit_widen_pairs,
+    matrix_dot_instruction,
+    supported_dots,
+)
 from ekiden.kernels.stages import has_known_weights
-from ekiden.kernels.steps import Kernel, program_of, replace_computation, try_step
+from ekiden.kernels.steps import (
+    ScheduledKernel,
+    create_inlined_program,
+    replace_computation,
+    try_primitive,
+)
 from ekiden.target import Target
 from ekiden.tir.stmt import PrimFunc
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.tir.schedule.schedule import Schedule
     from ekiden.tir.schedule.trace import BlockRV, LoopRV
 
-CACHE_LINE_WORDS = 16
+CACHE_LINE_F32_WORDS = 16
 """Words of 4 bytes in a cache line."""
 MAX_NARROW_TILE_ROWS = 12
 """Rows of a tile on a panel narrower than others, if registers hold them."""
 MAX_VECTOR_ROWS = 4
 """Rows up to which registers that hold matrices gain nothing: a panel is read once in any case."""
-UNROLL_FACTORS = (1, 2, 4)
+K_UNROLL_FACTORS = (1, 2, 4)
 """Steps of k that may stand one after the other."""
 
 
-def schedule_dense(sch: Schedule, kernel: Kernel) -> None:
+def schedule_dense(sch: Schedule, kernel: ScheduledKernel) -> None:
     """Schedule a dense layer."""
     decision, target, anchor = kernel.decision, kernel.target, kernel.anchor
     data, weight = operands_of(anchor)
-    sizes, width = _sizes(anchor)
-    in_matrices = decision.get("dot") in MATRIX_DOTS
+    sizes, width = _product_and_panel(anchor)
+    in_matrices = decision.get("dot") in MATRIX_DOT_FEATURES
     product_block = sch.get_block(anchor.op.name)
     epilogues = sch.get_consumers(product_block)
     *leading, columns, k = sch.get_loops(product_block)
-    batch, leading = leading[: _batched(weight)], leading[_batched(weight) :]
-    rows = sch.fuse(*leading) if len(leading) > 1 else _single(sch, product_block, leading)
+    batch, leading = leading[: _num_batch_axes(weight)], leading[_num_batch_axes(weight) :]
+    rows = sch.fuse(*leading) if len(leading) > 1 else _row_loop(sch, product_block, leading)
     if in_matrices:
-        tile, row = sch.split(rows, [None, decision.number("rows")], tail="short")
+        tile, row = sch.split(rows, [None, decision.int_value("rows")], tail="short")
     else:
-        tile, row = sch.split(rows, [None, _rows_of(sizes, width, kernel)], tail="balanced")
+        tile, row = sch.split(rows, [None, _max_tile_rows(sizes, width, kernel)], tail="balanced")
     panel, column = sch.split(columns, [None, width], tail="short")
     block: list[LoopRV] = []
-    if decision.number("k_block"):
-        outer, k = sch.split(k, [None, decision.number("k_block")])
+    if decision.int_value("k_block"):
+        outer, k = sch.split(k, [None, decision.int_value("k_block")])
         block = [outer]
-    word_loops = _parts_of_word(weight, decision)
+    word_loops = _dot_loop_extents(weight, decision)
     depth = sch.split(k, [None, *word_loops]) if word_loops else [k]
     by_rows = decision["split"] == "rows" or bool(batch)
     is_outer = decision["order"] == "panel" and not by_rows
     chunk: list[LoopRV] = []
     if not by_rows and (block or not is_outer):
         panels = -(-int(str(anchor.op.attrs["units"])) // width)
-        chunk, panel = _chunks(sch, panel, min(target.cores, panels))
+        chunk, panel = _split_panels_for_threads(sch, panel, min(target.cores, panels))
     order = [panel, tile] if is_outer else [tile, panel]
     sch.reorder(*batch, *chunk, *block, *order, row, column, *depth)
     for epilogue_block in epilogues:
@@ -100,51 +112,51 @@ def schedule_dense(sch: Schedule, kernel: Kernel) -> None:
     # Equally spaced rows conflict in L1: the copy is padded by a cache line to spread them over the
     # sets.
     if block and decision["copy"]:
-        copy = sch.read_at(block[0], product_block, 0, "global", pad=CACHE_LINE_WORDS)
+        copy = sch.read_at(block[0], product_block, 0, "global", pad=CACHE_LINE_F32_WORDS)
         sch.vectorize(sch.get_loops(copy)[-1], target.lanes(data.dtype))
     if chunk or by_rows or (is_outer and not block):
-        try_step(sch.parallel, (*batch, *chunk, *order)[0])
+        try_primitive(sch.parallel, (*batch, *chunk, *order)[0])
     if block and epilogues and kernel.outputs[0].dtype == anchor.dtype:
         sch.reuse_buffer(product_block, 0)
     if in_matrices:
-        sch.tensorize(row, MATRIX_TILE.call())
+        sch.tensorize(row, MATRIX_TILE_KERNEL.call())
         return
-    options = {name: decision.number(name) for name in ("own", "spread", "unroll")}
+    options = {name: decision.int_value(name) for name in ("own", "spread", "unroll")}
     if sizes.rows is None:
-        options |= _own_rows(sizes, width, target)
-    sch.tensorize(row, REGISTER_TILE.call(lanes=target.lanes("float32"), **options))
+        options |= _min_prefetching_rows(sizes, width, target)
+    sch.tensorize(row, REGISTER_TILE_KERNEL.call(lanes=target.lanes("float32"), **options))
 
 
-def start(inputs: list[te.Tensor], kernel: Kernel, name: str) -> PrimFunc:
+def initial_program(inputs: list[te.Tensor], kernel: ScheduledKernel, name: str) -> PrimFunc:
     """Return the program to schedule: the product and its epilogues; bytes that are multiplied in
     pairs are widened first.
     """
     anchor = kernel.anchor
-    if kernel.decision.get("dot") != MADD:
-        return program_of(inputs, list(kernel.outputs), name)
+    if kernel.decision.get("dot") != MADD_FEATURE:
+        return create_inlined_program(inputs, list(kernel.outputs), name)
     data, _ = operands_of(anchor)
-    size, lanes = product(list(data.shape)), kernel.target.lanes("float32")
+    size, lanes = product_of_dims(list(data.shape)), kernel.target.lanes("float32")
     pairs = te.extern(
         data.shape,
         [data],
-        lambda ins, outs: widen_pairs(ins[0], outs[0], size, lanes),
+        lambda ins, outs: emit_widen_pairs(ins[0], outs[0], size, lanes),
         name="pairs",
         dtype="int16",
     )
     assert isinstance(pairs, te.Tensor)
-    return program_of(
-        inputs, replace_computation(kernel.outputs, anchor, of_pairs(anchor, pairs)), name
+    return create_inlined_program(
+        inputs, replace_computation(kernel.outputs, anchor, widen_to_pairs(anchor, pairs)), name
     )
 
 
-def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
+def widen_to_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
     """Return a product of byte words over widened data: of a word the first and the third come
     first.
     """
     op = anchor.op
     assert isinstance(op, te.ComputeOp)
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def redirect_to_pairs(e: PrimExpr) -> PrimExpr:
         """Redirect a data read to the widened pairs: the elements of a word of four bytes are in
         the order 0, 2, 1, 3.
         """
@@ -153,23 +165,27 @@ def of_pairs(anchor: te.Tensor, pairs: te.Tensor) -> te.Tensor:
             return pairs[(*row, k // 4 * 4 + k % 2 * 2 + k % 4 // 2)]
         return e
 
-    return anchor.with_fields(op=op.with_fields(body=tuple(rewrite(b, change) for b in op.body)))
+    return anchor.with_fields(
+        op=op.with_fields(body=tuple(rewrite(b, redirect_to_pairs) for b in op.body))
+    )
 
 
-def _parts_of_word(weight: te.Tensor, decision: Decision) -> list[int]:
+def _dot_loop_extents(weight: te.Tensor, decision: Decision) -> list[int]:
     """Return the extents of the loops over a word: pairs are two of two."""
-    word = _word(weight)
+    word = _word_size(weight)
     if word == 1:
         return []
-    return [2, 2] if decision.get("dot") == MADD else [word]
+    return [2, 2] if decision.get("dot") == MADD_FEATURE else [word]
 
 
-def _single(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
+def _row_loop(sch: Schedule, block: BlockRV, leading: Sequence[LoopRV]) -> LoopRV:
     """Return the loop over rows; a unit loop where there are none."""
     return leading[0] if leading else sch.add_unit_loop(sch.get_loops(block)[0])
 
 
-def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], LoopRV]:
+def _split_panels_for_threads(
+    sch: Schedule, panel: LoopRV, count: int
+) -> tuple[list[LoopRV], LoopRV]:
     """Return the loop over runs of panels for threads, and the loop over a run's panels."""
     if count < 2:
         return [], panel
@@ -177,81 +193,90 @@ def _chunks(sch: Schedule, panel: LoopRV, count: int) -> tuple[list[LoopRV], Loo
     return [chunk], inside
 
 
-def _rows_of(sizes: Product, width: int, kernel: Kernel) -> int:
+def _max_tile_rows(sizes: MatmulSizes, width: int, kernel: ScheduledKernel) -> int:
     """Return the maximal rows of a tile; for panels narrower than others as many as registers
     allow.
     """
-    rows = kernel.decision.number("rows")
+    rows = kernel.decision.int_value("rows")
     if sizes.columns is not None and sizes.columns < width:
         lanes = kernel.target.lanes("float32")
-        register_limit = most_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
+        register_limit = max_register_rows(-(-sizes.columns // lanes), kernel.target, sizes.dtype)
         rows = max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
-    return min(rows, MAX_DYNAMIC_ROWS) if sizes.rows is None else rows
+    return min(rows, MAX_DYNAMIC_TILE_ROWS) if sizes.rows is None else rows
 
 
-def _own_rows(sizes: Product, width: int, target: Target) -> dict[str, int]:
+def _min_prefetching_rows(sizes: MatmulSizes, width: int, target: Target) -> dict[str, int]:
     """Return the minimal rows of tiles that have time to prefetch their panel, for full and narrow
     ones.
     """
 
-    def fewest(columns: int) -> int:
+    def min_rows_for(columns: int) -> int:
         """Return the minimal rows that hide their panel's prefetches, as do any more up to
         DYNAMIC_ROWS.
         """
         vectors = -(-columns // target.lanes("float32"))
-        row_counts = range(1, MAX_DYNAMIC_ROWS + 1)
+        row_counts = range(1, MAX_DYNAMIC_TILE_ROWS + 1)
         return 1 + max(
-            (r for r in row_counts if not hides_prefetches(r, vectors, target, sizes.dtype)),
+            (r for r in row_counts if not can_hide_prefetches(r, vectors, target, sizes.dtype)),
             default=0,
         )
 
     narrow = (sizes.columns or 0) % width
-    return {"own_rows": fewest(width), "own_rows_narrow": fewest(narrow) if narrow else 1}
+    return {
+        "own_rows": min_rows_for(width),
+        "own_rows_narrow": min_rows_for(narrow) if narrow else 1,
+    }
 
 
-def _word(weight: te.Tensor) -> int:
+def _word_size(weight: te.Tensor) -> int:
     """Return the elements of a row that a step consumes."""
-    return WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
+    return DOT_WORD_BY_DTYPE[weight.dtype] if len(weight.shape) >= 4 else 1
 
 
-def _batched(weight: te.Tensor) -> int:
+def _num_batch_axes(weight: te.Tensor) -> int:
     """Return the number of batch axes of the weights."""
     return max(len(weight.shape) - 4, 0)
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the rule covers a product: a weight of words, or float32 throughout."""
     data, weight = operands_of(anchor)
     plain = {data.dtype, weight.dtype, anchor.dtype} == {"float32"}
     return has_known_weights(anchor) and (plain or len(weight.shape) >= 4)
 
 
-def _sizes(anchor: te.Tensor) -> tuple[Product, int]:
+def _product_and_panel(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     """Return the product of an anchor, in steps of k, and the width of its panels."""
     data, weight = operands_of(anchor)
     attrs = anchor.op.attrs
-    depth = simplify(data.shape[-1] // _word(weight))
+    depth = simplify(data.shape[-1] // _word_size(weight))
     units, panel = int(str(attrs["units"])), int(str(attrs["tile"]))
-    dtype = NARROW if "places" in attrs else data.dtype
-    return Product.of(product(data.shape[_batched(weight) : -1]), units, depth, dtype), panel
+    dtype = NARROW_EPILOGUE if "places" in attrs else data.dtype
+    return MatmulSizes.from_dims(
+        product_of_dims(data.shape[_num_batch_axes(weight) : -1]), units, depth, dtype
+    ), panel
 
 
-def _matrices(anchor: te.Tensor, target: Target) -> str | None:
+def _matrix_instruction(anchor: te.Tensor, target: Target) -> str | None:
     """Return the matrix-register instruction for words, or None."""
-    return None if "places" in anchor.op.attrs else matrix_dot(operands_of(anchor)[1], target)
+    return (
+        None
+        if "places" in anchor.op.attrs
+        else matrix_dot_instruction(operands_of(anchor)[1], target)
+    )
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a dense layer."""
-    sizes, panel = _sizes(anchor)
+    sizes, panel = _product_and_panel(anchor)
     vectors = -(-panel // target.lanes("float32"))
-    blocking = Blocking(sizes, panel, 1, target)
+    blocking = LoopBlocking(sizes, panel, 1, target)
     is_plain = sizes.dtype == "float32"
     blocks = divisors(sizes.depth, MIN_K_BLOCK)[1:] if sizes.depth and is_plain else ()
-    rows = descending(most_rows(vectors, target, sizes.dtype))
-    matrices = _matrices(anchor, target)
+    rows = descending_range(max_register_rows(vectors, target, sizes.dtype))
+    matrices = _matrix_instruction(anchor, target)
     if matrices is not None:
-        rows = (*TILE_HEIGHTS, *rows)
+        rows = (*AMX_TILE_HEIGHTS, *rows)
     # fmt: off
     return (
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
@@ -260,42 +285,50 @@ def space(anchor: te.Tensor, target: Target) -> Space:
         Knob("k_block", (0, *blocks), "steps of k of a block; 0: all"),
         Knob("own", PREFETCH_DISTANCES,
              "steps by which a panel is brought to the first cache ahead"),
-        Knob("spread", blocking.spreads(), "tiles that bring the next panel to the second"),
-        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("spread", blocking.panel_prefetch_domain(),
+             "tiles that bring the next panel to the second"),
+        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
         Knob("copy", (0, 1), "whether the rows of a block of k are copied apart"),
         Knob("split", ("panels", "rows"), "what threads share out"),
-        *dot_space(operands_of(anchor)[1], target, "places" in anchor.op.attrs, matrices),
+        *dot_instruction_knobs(operands_of(anchor)[1], target, "places" in anchor.op.attrs,
+                               matrices),
     )
     # fmt: on
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a dense layer."""
-    sizes, panel = _sizes(anchor)
+    sizes, panel = _product_and_panel(anchor)
     chosen: dict[str, Value] = {"panel": panel, **{n: v for n, v in fixed.items() if n != "panel"}}
     vectors = -(-panel // target.lanes("float32"))
-    matrices = _matrices(anchor, target)
-    dot = dots(target, sizes.dtype == NARROW)[0] if sizes.dtype != "bfloat16" else PAIR
+    matrices = _matrix_instruction(anchor, target)
+    dot = (
+        supported_dots(target, sizes.dtype == NARROW_EPILOGUE)[0]
+        if sizes.dtype != "bfloat16"
+        else BF16_PAIR_FEATURE
+    )
     if matrices is not None and (sizes.rows is None or sizes.rows > MAX_VECTOR_ROWS):
         dot = matrices
-    if chosen.setdefault("dot", dot) in MATRIX_DOTS:
-        return _of_matrices(anchor, target, chosen, sizes)
+    if chosen.setdefault("dot", dot) in MATRIX_DOT_FEATURES:
+        return _matrix_decision(anchor, target, chosen, sizes)
     rows = int(chosen.setdefault("rows", tile_rows(vectors, sizes, target)))
-    blocking = Blocking(sizes, panel, rows, target)
+    blocking = LoopBlocking(sizes, panel, rows, target)
     has_few_panels = -(-(sizes.columns or 0) // panel) < target.cores
     split = chosen.setdefault("split", "rows" if has_few_panels else "panels")
-    order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.order()))
-    chosen.setdefault("k_block", blocking.k_block(order) if sizes.dtype == "float32" else 0)
-    own = int(chosen.setdefault("own", blocking.own(order)))
-    spread = int(chosen.setdefault("spread", blocking.spread(order)))
-    change = "row" if blocking.tiles == 1 else "panel"
-    chosen.setdefault("unroll", blocking.unroll(change, own or spread))
-    chosen.setdefault("copy", blocking.copy(int(chosen["k_block"])))
-    return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
+    order = str(chosen.setdefault("order", "row" if split == "rows" else blocking.outer_loop()))
+    chosen.setdefault("k_block", blocking.k_block_steps(order) if sizes.dtype == "float32" else 0)
+    own = int(chosen.setdefault("own", blocking.prefetch_distance(order)))
+    spread = int(chosen.setdefault("spread", blocking.panel_prefetch_tiles(order)))
+    change = "row" if blocking.num_row_tiles == 1 else "panel"
+    chosen.setdefault("unroll", blocking.unroll_factor(change, own or spread))
+    chosen.setdefault("copy", blocking.packs_rows(int(chosen["k_block"])))
+    return Decision.from_mapping(
+        {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
+    )
 
 
-def _of_matrices(
-    anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: Product
+def _matrix_decision(
+    anchor: te.Tensor, target: Target, chosen: dict[str, Value], sizes: MatmulSizes
 ) -> Decision:
     """Return the decision for tiles in matrix registers: each panel stays while all rows pass by
     (Sapphire Rapids, panels of 32, weights from L2, 128x768x768: 1.8 TOP/s, 1.2 with the other
@@ -303,21 +336,23 @@ def _of_matrices(
     """
     has_few_panels = -(-(sizes.columns or 0) // int(chosen["panel"])) < target.cores
     split = "rows" if has_few_panels else "panels"
-    plain: dict[str, Value] = {"rows": TILE_HEIGHTS[0], "order": "panel", "split": split}
+    plain: dict[str, Value] = {"rows": AMX_TILE_HEIGHTS[0], "order": "panel", "split": split}
     none: dict[str, Value] = {"k_block": 0, "own": 0, "spread": 0, "unroll": 1, "copy": 0}
     chosen = {**plain, **none, **chosen}
-    return Decision.of({choice.name: chosen[choice.name] for choice in space(anchor, target)})
+    return Decision.from_mapping(
+        {choice.name: chosen[choice.name] for choice in search_space(anchor, target)}
+    )
 
 
 FAMILY = Family(
     name="dense_pack",
-    accepts=accepts,
-    space=space,
-    default=default,
+    accepts=is_supported,
+    space=search_space,
+    default=default_decision,
     steps=schedule_dense,
-    start=start,
-    panel=panel_width,
-    panels=panel_choice,
+    start=initial_program,
+    panel=choose_panel_width,
+    panels=panel_width_knob,
     writes_rows=True,
     keeps_sums=lambda decision: decision["k_block"] != 0,
 )

@@ -17,12 +17,16 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
-from ekiden.kernels.cpu.padding import Bands, band_lines, float_vector
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
-from ekiden.kernels.geometry import Geometry, geometry_of
+from ekiden.kernels.cpu.padding import BandLoop, band_lines, load_as_float32
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.geometry import ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows, column_mask
-from ekiden.kernels.prim_builder import make_buffers, tiled_function
+from ekiden.kernels.micro_kernels.register_tiles import (
+    ReductionLoop,
+    balanced_row_tiles,
+    column_mask,
+)
+from ekiden.kernels.prim_builder import create_tiled_function, declare_parameters
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
@@ -42,12 +46,12 @@ class DepthwiseKernel:
         tag: str,
         decision: Decision,
     ) -> None:
-        self.pixels = decision.number("pixels")
+        self.pixels = decision.int_value("pixels")
         self.anchor = find_anchor(outputs, tag)
-        self.buffers = make_buffers(inputs, outputs)
+        self.buffers = declare_parameters(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.geometry: Geometry = self.find_geometry()
+        self.geometry: ConvGeometry = self.find_geometry()
         self.lanes, self.target = target.lanes("float32"), target
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         channels = self.geometry.out[3]
@@ -58,45 +62,48 @@ class DepthwiseKernel:
 
     def function(self, name: str) -> PrimFunc:
         """Return the kernel as a function."""
-        return tiled_function(name, self.buffers, self.body())
+        return create_tiled_function(name, self.buffers, self.body())
 
-    def find_geometry(self) -> Geometry:
+    def find_geometry(self) -> ConvGeometry:
         """Return the anchor's convolution geometry."""
-        return geometry_of(self.anchor)
+        return conv_geometry_of(self.anchor)
 
-    def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def load_channels(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load a vector of channels, zero where the mask is off."""
-        loaded = float_vector(buffer, at, self.lanes)
+        loaded = load_as_float32(buffer, at, self.lanes)
         return (
             loaded
             if mask is None
             else if_then_else(mask, loaded, broadcast(const(0.0, "float32"), self.lanes))
         )
 
-    def taps(self) -> list[KLoop]:
+    def tap_loops(self) -> list[ReductionLoop]:
         """Return the loops over slices of taps, rows of taps, and the taps of a row."""
         depth, (kh, kw), (dy, dx) = (
             self.geometry.depth,
             self.geometry.kernel,
             self.geometry.dilation,
         )
-        *slices, row, pixel = self.geometry.steps(self.slice)
+        *slices, row, pixel = self.geometry.data_strides(self.slice)
         across = const(kw * self.channels)
-        loops = [KLoop(const(kh), row * dy, across), KLoop(const(kw), pixel * dx, pixel)]
+        loops = [
+            ReductionLoop(const(kh), row * dy, across),
+            ReductionLoop(const(kw), pixel * dx, pixel),
+        ]
         if slices:
-            loops.insert(0, KLoop(const(depth.kernel), slices[0], across * kh))
+            loops.insert(0, ReductionLoop(const(depth.kernel), slices[0], across * kh))
         return loops
 
-    def tile(
+    def emit_tile(
         self,
         pixels: int,
         base: PrimExpr,
         weights: PrimExpr,
         mask: PrimExpr | None,
-        loops: list[KLoop],
+        loops: list[ReductionLoop],
         store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """Return a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
+        """Emit a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
         `store` stores the result of one.
         """
         sx = self.geometry.strides[1]
@@ -110,7 +117,7 @@ class DepthwiseKernel:
                 acc,
                 call_intrin(
                     "fma",
-                    self.load(self.source, start + p * sx * self.channels, mask),
+                    self.load_channels(self.source, start + p * sx * self.channels, mask),
                     w,
                     acc[p],
                     dtype=acc.dtype,
@@ -119,7 +126,7 @@ class DepthwiseKernel:
             )
             for p in range(pixels)
         ]
-        inside: Stmt = LetStmt(w, self.load(self.weight, at, mask), seq(*steps))
+        inside: Stmt = LetStmt(w, self.load_channels(self.weight, at, mask), seq(*steps))
         for tap, loop in zip(reversed(taps), reversed(loops), strict=True):
             inside = For(tap, const(0), loop.extent, ForKind.SERIAL, inside)
         zero = broadcast(const(0.0, "float32"), self.lanes)
@@ -127,69 +134,69 @@ class DepthwiseKernel:
         stores = [store(p, acc[p]) for p in range(pixels)]
         return Allocate(acc, seq(*clear, inside, *stores))
 
-    def line(
+    def emit_line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Return one line of output pixels for one vector of channels; `start` is the first tap's
+        """Emit one line of output pixels for one vector of channels; `start` is the first tap's
         offset.
         """
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         line = n * height + y
 
-        def body(pixels: int, first: PrimExpr) -> Stmt:
+        def emit_pixel_tile(pixels: int, first: PrimExpr) -> Stmt:
             """Return a register tile of some pixels of a line, for one vector of channels."""
 
-            def store(p: int, value: PrimExpr) -> Stmt:
+            def store_pixel(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector through the epilogue."""
                 flat = (line * width + first + p) * self.channels + channel
-                output_index = self.geometry.place([n, y, first + p, channel])
-                return self.epilogue.store(output_index, flat, value, mask)
+                output_index = self.geometry.result_indices([n, y, first + p, channel])
+                return self.epilogue.emit_store(output_index, flat, value, mask)
 
             base = start + channel + first * (sx * self.channels)
-            return self.tile(pixels, base, channel, mask, self.taps(), store)
+            return self.emit_tile(pixels, base, channel, mask, self.tap_loops(), store_pixel)
 
-        return balanced_rows(width, self.pixels, body)
+        return balanced_row_tiles(width, self.pixels, emit_pixel_tile)
 
-    def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
-        """Return one line of output pixels: full vectors of channels, then the tail."""
+    def emit_channel_vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
+        """Emit one line of output pixels: full vectors of channels, then the tail."""
         full_vectors, tail_channels = divmod(self.channels, self.lanes)
         vector = Var("v")
         loops: list[Stmt] = []
         if full_vectors:
-            body = self.line(n, y, start, vector * self.lanes, None)
+            body = self.emit_line(n, y, start, vector * self.lanes, None)
             loops.append(For(vector, const(0), const(full_vectors), ForKind.SERIAL, body))
         if tail_channels:
             mask = column_mask(tail_channels, self.lanes)
-            loops.append(self.line(n, y, start, const(full_vectors * self.lanes), mask))
+            loops.append(self.emit_line(n, y, start, const(full_vectors * self.lanes), mask))
         return seq(*loops)
 
     def body(self) -> Stmt:
-        """Return all lines in parallel, padded ones in bands."""
+        """Emit all lines in parallel, padded ones in bands."""
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
-            bands = Bands(self.data, self.geometry, lines, self.lanes)
+            bands = BandLoop(self.data, self.geometry, lines, self.lanes)
             self.source, self.slice = bands.source, bands.slice
-            return bands.loop(self.vectors)
+            return bands.emit_loop(self.emit_channel_vectors)
         n, height, _, _ = self.geometry.out
         line = Var("line")
         image, y = line // height, line % height
-        data_height, data_width = self.geometry.padded()
+        data_height, data_width = self.geometry.padded_extents()
         row = (
-            self.geometry.first_slice(image) * data_height + y * self.geometry.strides[0]
+            self.geometry.first_padded_slice(image) * data_height + y * self.geometry.strides[0]
         ) * data_width
-        body = self.vectors(image, y, row * self.channels)
+        body = self.emit_channel_vectors(image, y, row * self.channels)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, body, {"grain": 2})
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a depthwise convolution."""
-    return (Knob("pixels", descending(MAX_TILE_PIXELS), "pixels of a tile"),)
+    return (Knob("pixels", descending_range(MAX_TILE_PIXELS), "pixels of a tile"),)
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision: as many sums as hide the FMA latency, or a quarter of the
     registers.
     """
     pixels = max(target.fma_units * target.fma_latency, target.registers // 4)
-    return Decision.of({"pixels": fixed.get("pixels", min(MAX_TILE_PIXELS, pixels))})
+    return Decision.from_mapping({"pixels": fixed.get("pixels", min(MAX_TILE_PIXELS, pixels))})

@@ -30,15 +30,15 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
-from ekiden.kernels.cost_model import CACHE_LINE_BYTES, is_crowded
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES, exceeds_associativity
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
-from ekiden.kernels.cpu.depthwise import default as copied_default
-from ekiden.kernels.cpu.depthwise import space as copied_space
+from ekiden.kernels.cpu.depthwise import default_decision as copied_default
+from ekiden.kernels.cpu.depthwise import search_space as copied_space
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
-from ekiden.kernels.family import Family, size_of
-from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
+from ekiden.kernels.family import Family, known_extent
+from ekiden.kernels.geometry import NO_DEPTH_AXIS, ConvGeometry, conv_geometry_of
 from ekiden.kernels.micro_kernels.epilogue import find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import bound
+from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import column_mask
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -46,7 +46,7 @@ from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 
 DEPTHWISE_TAG = "depthwise_conv_nhwc"
-MAX_UNROLLED_TAPS = 512
+MAX_UNROLLED_EDGE_TAPS = 512
 """Multiply-adds that stand one after the other at the ends of a line: more only cost code."""
 
 
@@ -62,16 +62,16 @@ class LineGeometry:
     left: int
 
     @staticmethod
-    def of(geometry: Geometry) -> LineGeometry | None:
+    def from_conv_geometry(geometry: ConvGeometry) -> LineGeometry | None:
         """Return the geometry, or None where the length of a line is unknown or zero."""
-        width, size = size_of(geometry.out[2]), size_of(geometry.data[2])
+        width, size = known_extent(geometry.out[2]), known_extent(geometry.data[2])
         pad_left = geometry.padding[1]
         if not width or not size or not isinstance(pad_left, int):
             return None
         step = geometry.kernel[1], geometry.strides[1], geometry.dilation[1]
         return LineGeometry(width, size, *step, pad_left)
 
-    def inside(self, first: int, pixels: int) -> list[list[int]]:
+    def pixels_inside_per_tap(self, first: int, pixels: int) -> list[list[int]]:
         """Return for each tap of a row the pixels for which it reads data."""
         starts = [(first + p) * self.stride - self.left for p in range(pixels)]
         return [
@@ -79,24 +79,28 @@ class LineGeometry:
             for tap in range(self.kernel)
         ]
 
-    def is_inside(self, first: int, pixels: int) -> bool:
+    def are_taps_inside(self, first: int, pixels: int) -> bool:
         """Return whether all taps of some pixels read data."""
-        return all(len(tap_pixels) == pixels for tap_pixels in self.inside(first, pixels))
+        return all(
+            len(tap_pixels) == pixels for tap_pixels in self.pixels_inside_per_tap(first, pixels)
+        )
 
-    def tiles(self, max_pixels: int) -> list[tuple[int, int]]:
+    def balanced_tiles(self, max_pixels: int) -> list[tuple[int, int]]:
         """Return (first pixel, pixels) of tiles whose sizes differ by at most one."""
         count = max(1, -(-self.width // max_pixels))
         base, extra = divmod(self.width, count)
         firsts = [i * base + min(i, extra) for i in range(count)]
         return [(first, base + (i < extra)) for i, first in enumerate(firsts)]
 
-    def taps_at_ends(self, max_pixels: int) -> int:
+    def num_edge_taps(self, max_pixels: int) -> int:
         """Return the number of multiply-adds of tiles that have taps outside."""
-        ends = [tile for tile in self.tiles(max_pixels) if not self.is_inside(*tile)]
-        return sum(len(tap_pixels) for tile in ends for tap_pixels in self.inside(*tile))
+        ends = [tile for tile in self.balanced_tiles(max_pixels) if not self.are_taps_inside(*tile)]
+        return sum(
+            len(tap_pixels) for tile in ends for tap_pixels in self.pixels_inside_per_tap(*tile)
+        )
 
 
-class InPlaceDepthwise(DepthwiseKernel):
+class InPlaceDepthwiseKernel(DepthwiseKernel):
     """The builder of one kernel with lines of known length."""
 
     def __init__(
@@ -108,8 +112,8 @@ class InPlaceDepthwise(DepthwiseKernel):
         across: LineGeometry,
     ) -> None:
         super().__init__(inputs, outputs, target, DEPTHWISE_TAG, decision)
-        self.across, self.wide = across, decision.number("vectors")
-        self.near = decision.number("near")
+        self.across, self.wide = across, decision.int_value("vectors")
+        self.near = decision.int_value("near")
         self.pitch = self.wide * self.lanes if self.near else self.channels
         """Elements from a pixel of what is read to the next."""
 
@@ -117,37 +121,39 @@ class InPlaceDepthwise(DepthwiseKernel):
         """Return all lines in parallel, or bands of them."""
         n, height, _, _ = self.geometry.out
         if self.near:
-            return self.bands(n, height)
+            return self.emit_bands(n, height)
         line, size = Var("line"), self.geometry.data[1]
 
-        def of_line(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
+        def emit_line_groups(y: PrimExpr, top: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
             """Return the channel groups of a line, which read the data in place."""
             image = simplify(line // height)
             start = (image * size + top) * self.across.size * self.channels
-            return self.groups(
-                lambda channel, masks: self.pixels_of(
+            return self.emit_channel_groups(
+                lambda channel, masks: self.emit_pixels(
                     line, [image, y], start + channel, first, rows, channel, masks
                 )
             )
 
-        inside = self.taps_inside(line % height, of_line)
+        inside = self.with_tap_rows_inside(line % height, emit_line_groups)
         return For(line, const(0), simplify(n * height), ForKind.PARALLEL, inside, {"grain": 2})
 
-    def taps_inside(
+    def with_tap_rows_inside(
         self, y: PrimExpr, body: Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr], Stmt]
     ) -> Stmt:
         """Return `body(line of results, first data line inside, its tap row, number of tap rows
         inside)`.
         """
-        _, window, _ = self.geometry.windows
+        _, window, _ = self.geometry.window_axes
         at, first, rows = Var("y"), Var("first"), Var("rows")
         top = at * window.stride - window.before
         inside = body(at, top + first * window.dilation, first, rows)
-        lets = [(at, y), *zip((first, rows), window.taps(at, at), strict=True)]
-        return bound(lets, inside)
+        lets = [(at, y), *zip((first, rows), window.taps_reading_data(at, at), strict=True)]
+        return wrap_in_lets(lets, inside)
 
-    def groups(self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]) -> Stmt:
-        """Return `body(first channel, masks)` for groups of channel vectors, then the tail."""
+    def emit_channel_groups(
+        self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]
+    ) -> Stmt:
+        """Emit `body(first channel, masks)` for groups of channel vectors, then the tail."""
         group = Var("group")
         full_groups, tail_channels = divmod(self.channels, self.wide * self.lanes)
         loops: list[Stmt] = []
@@ -162,32 +168,42 @@ class InPlaceDepthwise(DepthwiseKernel):
             loops.append(body(const(full_groups * self.wide * self.lanes), masks))
         return seq(*loops)
 
-    def bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
-        """Return bands of lines in parallel, with each group of channels copied for all lines of a
+    def emit_bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
+        """Emit bands of lines in parallel, with each group of channels copied for all lines of a
         band.
         """
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
-        reach, size = self.geometry.reach[0], self.geometry.data[1]
+        reach, size = self.geometry.window_extents[0], self.geometry.data[1]
         per_image = simplify((height + (self.near - 1)) // self.near)
         band, line = Var("band"), Var("line")
         image, y, count, low, high = (Var(v) for v in ("image", "y0", "count", "low", "high"))
+        # A band holds the lines that its results read, for one group of channels: half of L1 at
+        # most.
         shape = (const((self.near - 1) * sy + reach), const(self.across.size), const(self.pitch))
         self.source = Buffer("near", shape, "float32")
 
-        def of_group(channel: PrimExpr, masks: Sequence[PrimExpr | None]) -> Stmt:
+        def emit_group(channel: PrimExpr, masks: Sequence[PrimExpr | None]) -> Stmt:
             """Copy a channel group, then compute its lines."""
 
-            def of_line(at: PrimExpr, row: PrimExpr, first: PrimExpr, rows: PrimExpr) -> Stmt:
+            def emit_copied_line(
+                at: PrimExpr, row: PrimExpr, first: PrimExpr, rows: PrimExpr
+            ) -> Stmt:
                 """Return a line of results, whose taps begin in a row of the copy."""
                 start = (row - low) * (self.across.size * self.pitch)
-                return self.pixels_of(
+                return self.emit_pixels(
                     image * height + at, [image, at], start, first, rows, channel, masks
                 )
 
-            lines = For(line, const(0), count, ForKind.SERIAL, self.taps_inside(y + line, of_line))
-            return seq(self.copied((image * size + low), high - low, channel, masks), lines)
+            lines = For(
+                line,
+                const(0),
+                count,
+                ForKind.SERIAL,
+                self.with_tap_rows_inside(y + line, emit_copied_line),
+            )
+            return seq(self.emit_band_copy((image * size + low), high - low, channel, masks), lines)
 
-        inside: Stmt = Allocate(self.source, self.groups(of_group))
+        inside: Stmt = Allocate(self.source, self.emit_channel_groups(emit_group))
         lets = [
             (image, band // per_image),
             (y, band % per_image * self.near),
@@ -199,22 +215,24 @@ class InPlaceDepthwise(DepthwiseKernel):
             inside = LetStmt(name, value, inside)
         return For(band, const(0), simplify(n * per_image), ForKind.PARALLEL, inside, {"grain": 1})
 
-    def copied(
+    def emit_band_copy(
         self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, masks: Sequence[PrimExpr | None]
     ) -> Stmt:
-        """Copy the channels of a group, whole data lines pixel by pixel."""
+        """Emit the copy of a group's channels, whole data lines pixel by pixel."""
         pixel, size = Var("pixel"), self.across.size
         moves = [
             BufferStore(
                 self.source,
-                self.load(self.data, (first * size + pixel) * self.channels + channel + at, mask),
+                self.load_channels(
+                    self.data, (first * size + pixel) * self.channels + channel + at, mask
+                ),
                 (ramp(pixel * self.pitch + at, 1, self.lanes),),
             )
             for at, mask in zip(range(0, self.pitch, self.lanes), masks, strict=False)
         ]
         return For(pixel, const(0), rows * size, ForKind.SERIAL, seq(*moves))
 
-    def pixels_of(
+    def emit_pixels(
         self,
         line: PrimExpr,
         line_index: list[PrimExpr],
@@ -224,21 +242,21 @@ class InPlaceDepthwise(DepthwiseKernel):
         channel: PrimExpr,
         masks: Sequence[PrimExpr | None],
     ) -> Stmt:
-        """Return the tiles of a line for some vectors of channels; end tiles are specialised."""
+        """Emit the tiles of a line for some vectors of channels; end tiles are specialised."""
         width, kw = self.across.width, self.across.kernel
         weights = first * (kw * self.channels) + channel
         """`start` is where the taps of the first pixel begin, of the first of these channels."""
 
-        def tile(x: PrimExpr, pixels: int, inside: list[list[int]] | None) -> Stmt:
+        def emit_pixel_tile(x: PrimExpr, pixels: int, inside: list[list[int]] | None) -> Stmt:
             """Return a tile of pixels from x on; `inside` lists the pixels of each tap, if some
             taps are outside.
             """
             move = x * self.across.stride - self.across.left
             base = start + move * self.pitch
-            acc, sums = self.sums(pixels, base, weights, rows, masks, inside)
+            acc, sums = self.emit_sums(pixels, base, weights, rows, masks, inside)
             stores = [
-                self.epilogue.store(
-                    self.geometry.place([*line_index, x + p, channel + v * self.lanes]),
+                self.epilogue.emit_store(
+                    self.geometry.result_indices([*line_index, x + p, channel + v * self.lanes]),
                     (line * width + x + p) * self.channels + channel + v * self.lanes,
                     acc[p * len(masks) + v],
                     mask,
@@ -249,23 +267,23 @@ class InPlaceDepthwise(DepthwiseKernel):
             return Allocate(acc, seq(sums, *stores))
 
         return seq(*(
-            tile(const(x), pixels, self.across.inside(x, pixels))
-            if count == 1 and not self.across.is_inside(x, pixels)
-            else _repeated(x, pixels, count, tile)
-            for x, pixels, count in self.runs()
+            emit_pixel_tile(const(x), pixels, self.across.pixels_inside_per_tap(x, pixels))
+            if count == 1 and not self.across.are_taps_inside(x, pixels)
+            else _emit_tile_run(x, pixels, count, emit_pixel_tile)
+            for x, pixels, count in self.tile_runs()
         ))  # fmt: skip
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
+    def tile_runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (first pixel, pixels, number) of tiles that share code."""
-        tiles = self.across.tiles(self.pixels)
+        tiles = self.across.balanced_tiles(self.pixels)
         alike = groupby(
-            tiles, key=lambda t: t[1] if self.across.is_inside(*t) else (t[0], "at an end")
+            tiles, key=lambda t: t[1] if self.across.are_taps_inside(*t) else (t[0], "at an end")
         )
         for _, group in alike:
             (x, pixels), *more = group
             yield x, pixels, 1 + len(more)
 
-    def sums(
+    def emit_sums(
         self,
         pixels: int,
         base: PrimExpr,
@@ -274,7 +292,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         masks: Sequence[PrimExpr | None],
         inside: list[list[int]] | None,
     ) -> tuple[Buffer, Stmt]:
-        """Accumulate pixels and vectors over all taps that read data."""
+        """Emit the sums of pixels and vectors over all taps that read data."""
         wide, across = len(masks), self.across
         kind = dt.with_lanes("float32", self.lanes)
         acc = Buffer("acc", (const(pixels * wide),), kind, "register")
@@ -282,7 +300,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         start = base + row * (self.geometry.dilation[0] * across.size * self.pitch)
         at = weights + row * (across.kernel * self.channels)
 
-        def of_tap(tap: PrimExpr, tap_pixels: Sequence[int]) -> Stmt:
+        def accumulate_tap(tap: PrimExpr, tap_pixels: Sequence[int]) -> Stmt:
             """Add a tap's products to the sums of some pixels."""
             step = start + tap * (across.dilation * self.pitch)
             taps = [Var(f"w{v}", kind) for v in range(wide)]
@@ -291,26 +309,32 @@ class InPlaceDepthwise(DepthwiseKernel):
                 for v, mask in enumerate(masks):
                     offset = step + (p * across.stride * self.pitch + v * self.lanes)
                     sum_ = p * wide + v
-                    value = self.load(self.source, offset, mask)
+                    value = self.load_channels(self.source, offset, mask)
                     added = call_intrin("fma", value, taps[v], acc[sum_], dtype=kind)
                     adds.append(BufferStore(acc, added, (const(sum_),)))
             stmt = seq(*adds)
             for v, mask in reversed(list(enumerate(masks))):
-                weight = self.load(self.weight, at + tap * self.channels + v * self.lanes, mask)
+                weight = self.load_channels(
+                    self.weight, at + tap * self.channels + v * self.lanes, mask
+                )
                 stmt = LetStmt(taps[v], weight, stmt)
             return stmt
 
         if inside is None:
-            tap_body = of_tap(tap, range(pixels))
+            tap_body = accumulate_tap(tap, range(pixels))
             taps: Stmt = For(tap, const(0), const(across.kernel), ForKind.SERIAL, tap_body)
         else:
-            taps = seq(*(of_tap(const(t), those) for t, those in enumerate(inside) if those))
+            # Border tiles are unrolled per tap: which pixels have the tap is known, so no zero is
+            # ever multiplied.
+            taps = seq(
+                *(accumulate_tap(const(t), those) for t, those in enumerate(inside) if those)
+            )
         zero = broadcast(const(0.0, "float32"), self.lanes)
         clear = [BufferStore(acc, zero, (const(i),)) for i in range(pixels * wide)]
         return acc, seq(*clear, For(row, const(0), rows, ForKind.SERIAL, taps))
 
 
-def _repeated(
+def _emit_tile_run(
     x: int,
     pixels: int,
     count: int,
@@ -325,18 +349,18 @@ def _repeated(
     )
 
 
-def _across(anchor: te.Tensor, max_pixels: int) -> LineGeometry | None:
+def _in_place_line_geometry(anchor: te.Tensor, max_pixels: int) -> LineGeometry | None:
     """Return the line geometry of a convolution that is computed in place; None for others."""
-    geometry = geometry_of(anchor)
+    geometry = conv_geometry_of(anchor)
     data, _ = operands_of(anchor)
     top = geometry.padding[0]
-    if geometry.depth is not FLAT or data.dtype != "float32" or not isinstance(top, int):
+    if geometry.depth is not NO_DEPTH_AXIS or data.dtype != "float32" or not isinstance(top, int):
         return None
-    across = LineGeometry.of(geometry)
-    return across if across and across.taps_at_ends(max_pixels) <= MAX_UNROLLED_TAPS else None
+    across = LineGeometry.from_conv_geometry(geometry)
+    return across if across and across.num_edge_taps(max_pixels) <= MAX_UNROLLED_EDGE_TAPS else None
 
 
-def depthwise_conv(
+def build_depthwise_conv(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -344,44 +368,46 @@ def depthwise_conv(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "depthwise_conv_nhwc"."""
-    across = _across(find_anchor(outputs, DEPTHWISE_TAG), decision.number("pixels"))
+    across = _in_place_line_geometry(
+        find_anchor(outputs, DEPTHWISE_TAG), decision.int_value("pixels")
+    )
     if across is None:
         return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
-    return InPlaceDepthwise(inputs, outputs, target, decision, across).function(name)
+    return InPlaceDepthwiseKernel(inputs, outputs, target, decision, across).function(name)
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a depthwise convolution."""
     doc = "vectors of channels of a tile, where data are read in place"
-    widths = tuple(range(1, _most_vectors(anchor, target) + 1))
+    widths = tuple(range(1, _max_channel_vectors(anchor, target) + 1))
     bands = "lines of results for which the channels of a tile are copied; 0 copies none"
     return (
         *copied_space(anchor, target),
         Knob("vectors", widths, doc),
-        Knob("near", tuple(range(_most_lines(anchor, target) + 1)), bands),
+        Knob("near", tuple(range(_max_band_lines(anchor, target) + 1)), bands),
     )
 
 
-def _most_vectors(anchor: te.Tensor, target: Target) -> int:
+def _max_channel_vectors(anchor: te.Tensor, target: Target) -> int:
     """Return the channel vectors that fill a cache line, at most as many as there are."""
-    channels = size_of(anchor.shape[-1])
+    channels = known_extent(anchor.shape[-1])
     assert channels is not None, "weights are known"
     lanes = target.lanes("float32")
     return max(1, min(-(-channels // lanes), CACHE_LINE_BYTES // (4 * lanes)))
 
 
-def _most_lines(anchor: te.Tensor, target: Target) -> int:
+def _max_band_lines(anchor: te.Tensor, target: Target) -> int:
     """Return the lines of results that read what half of L1 holds of a tile's channels."""
-    geometry = geometry_of(anchor)
-    height, width = size_of(geometry.out[1]), size_of(geometry.data[2])
+    geometry = conv_geometry_of(anchor)
+    height, width = known_extent(geometry.out[1]), known_extent(geometry.data[2])
     if not height or not width:
         return 0
-    row = width * _most_vectors(anchor, target) * 4 * target.lanes("float32")
+    row = width * _max_channel_vectors(anchor, target) * 4 * target.lanes("float32")
     rows = target.l1 // 2 // row
-    return max(0, min(height, (rows - geometry.reach[0]) // geometry.strides[0] + 1))
+    return max(0, min(height, (rows - geometry.window_extents[0]) // geometry.strides[0] + 1))
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision: the sums of a copied kernel's tile with one vector of channels,
     so that each weight vector serves the most pixels.
 
@@ -389,37 +415,37 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     is used at once (3x3 with strides of two, 112x112x96 on Zen 3: 298 and 228 us; where it does,
     5x5 of 14x14x672: 86 and 107).
     """
-    sums = copied_default(anchor, target, {}).number("pixels")
-    geometry, max_vectors = geometry_of(anchor), _most_vectors(anchor, target)
-    read = geometry.kernel[0] * (size_of(geometry.data[2]) or 0)
-    is_kept = not is_crowded(read, int(str(anchor.op.attrs["groups"])), target)
+    sums = copied_default(anchor, target, {}).int_value("pixels")
+    geometry, max_vectors = conv_geometry_of(anchor), _max_channel_vectors(anchor, target)
+    read = geometry.kernel[0] * (known_extent(geometry.data[2]) or 0)
+    is_kept = not exceeds_associativity(read, int(str(anchor.op.attrs["groups"])), target)
     vectors = int(fixed.get("vectors", 1 if is_kept else max_vectors))
     pixels = int(fixed.get("pixels", max(1, sums // vectors)))
-    if "pixels" not in fixed and _across(anchor, pixels) is None:
+    if "pixels" not in fixed and _in_place_line_geometry(anchor, pixels) is None:
         pixels = sums
-    near = int(fixed.get("near", 0 if is_kept else _near(anchor, target)))
-    return Decision.of({"pixels": pixels, "vectors": vectors, "near": near})
+    near = int(fixed.get("near", 0 if is_kept else _default_band_lines(anchor, target)))
+    return Decision.from_mapping({"pixels": pixels, "vectors": vectors, "near": near})
 
 
-def _near(anchor: te.Tensor, target: Target) -> int:
+def _default_band_lines(anchor: te.Tensor, target: Target) -> int:
     """Return the lines of equally sized bands; 0 where a copy does not halve the loads: it is a
     load and a store of its own (28x28x256 with strides of two: 38 us, copied 46).
     """
-    geometry, max_lines = geometry_of(anchor), _most_lines(anchor, target)
-    height, images = size_of(geometry.out[1]) or 0, size_of(geometry.out[0]) or 1
+    geometry, max_lines = conv_geometry_of(anchor), _max_band_lines(anchor, target)
+    height, images = known_extent(geometry.out[1]) or 0, known_extent(geometry.out[0]) or 1
     max_lines = min(max_lines, -(-images * height // target.cores))  # each core has a band
     if not max_lines:
         return 0
     lines, stride = -(-height // -(-height // max_lines)), geometry.strides[0]
-    brought = lines * stride + geometry.reach[0] - stride
+    brought = lines * stride + geometry.window_extents[0] - stride
     return lines if 2 * brought <= lines * geometry.kernel[0] else 0
 
 
 FAMILY = Family(
     name=DEPTHWISE_TAG,
-    space=space,
-    default=default,
-    build=depthwise_conv,
+    space=search_space,
+    default=default_decision,
+    build=build_depthwise_conv,
     why="pixels at borders leave out taps: no step cuts a nest by which of its terms there are",
     writes_rows=True,
 )

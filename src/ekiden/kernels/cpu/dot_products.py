@@ -28,7 +28,7 @@ from ekiden.target import Target
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
-MAX_STREAMS = 8
+MAX_COLUMN_STREAMS = 8
 """Rows of the matrix that are read side by side."""
 
 
@@ -42,10 +42,10 @@ class DotProductShape:
     origin: PrimExpr
     dtype: str = "float32"
 
-    def streams(self, target: Target) -> int:
+    def num_streams(self, target: Target) -> int:
         """Return the columns accumulated together: their sums and operands are in registers."""
         count = len(self.rows)
-        limit = min(MAX_STREAMS, (target.registers - count - 1) // count)
+        limit = min(MAX_COLUMN_STREAMS, (target.registers - count - 1) // count)
         lanes = target.lanes(self.dtype)
         return max(s for s in range(1, lanes + 1) if lanes % s == 0 and s <= max(1, limit))
 
@@ -56,20 +56,22 @@ class _ColumnVector:
     def __init__(self, shape: DotProductShape, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b = shape, a, b
         self.lanes = target.lanes(shape.dtype)
-        self.streams = shape.streams(target)
+        self.streams = shape.num_streams(target)
         self.begin = Var("begin")
         self.vector = dt.with_lanes(shape.dtype, self.lanes)
         count = len(shape.rows)
         self.sums = Buffer("sums", (const(count * self.streams),), self.vector, "register")
         self.row = Buffer("row", (const(count * self.lanes),), shape.dtype, "local")
 
-    def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load a vector from element `at` on; zeros where the mask is off."""
         loaded = buffer[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.shape.dtype), self.lanes)
         return loaded if mask is None else if_then_else(mask, loaded, zero)
 
-    def step(self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None) -> Stmt:
+    def accumulate_step(
+        self, starts: Sequence[PrimExpr], k: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
         """Accumulate a vector of k."""
         rows = [Var(f"a{r}", self.vector) for r in range(len(self.shape.rows))]
         steps: list[Stmt] = []
@@ -85,14 +87,14 @@ class _ColumnVector:
                     rows, range(s, len(rows) * len(starts), len(starts)), strict=True
                 )
             ]
-            steps.append(LetStmt(value, self.load(self.b, start + k, mask), seq(*adds)))
+            steps.append(LetStmt(value, self.load_vector(self.b, start + k, mask), seq(*adds)))
         stmt = seq(*steps)
         for row, begin in zip(rows, self.shape.rows, strict=True):
-            stmt = LetStmt(row, self.load(self.a, begin + k, mask), stmt)
+            stmt = LetStmt(row, self.load_vector(self.a, begin + k, mask), stmt)
         return stmt
 
-    def some(self, group: PrimExpr) -> Stmt:
-        """Compute the sums of some columns; those behind the last repeat the last one."""
+    def emit_columns(self, group: PrimExpr) -> Stmt:
+        """Emit the sums of some columns; those behind the last repeat the last one."""
         shape, lanes = self.shape, self.lanes
         count = len(shape.rows) * self.streams
         zero = broadcast(const(0.0, shape.dtype), lanes)
@@ -102,11 +104,17 @@ class _ColumnVector:
         at, full_vectors = Var("at"), simplify(shape.k // lanes)
         tail_lanes = simplify(shape.k % lanes)
         mask = ramp(const(0), 1, lanes) < broadcast(tail_lanes, lanes)
-        tail = self.step(named, full_vectors * lanes, mask)
+        tail = self.accumulate_step(named, full_vectors * lanes, mask)
         body = seq(
             *(BufferStore(self.sums, zero, (const(n),)) for n in range(count)),
-            For(at, const(0), full_vectors, ForKind.SERIAL, self.step(named, at * lanes, None)),
-            *([] if _is(tail_lanes, 0) else [IfThenElse(tail_lanes > 0, tail)]),
+            For(
+                at,
+                const(0),
+                full_vectors,
+                ForKind.SERIAL,
+                self.accumulate_step(named, at * lanes, None),
+            ),
+            *([] if _is_constant(tail_lanes, 0) else [IfThenElse(tail_lanes > 0, tail)]),
             *(
                 BufferStore(
                     self.row,
@@ -122,19 +130,19 @@ class _ColumnVector:
             body = LetStmt(name, shape.origin + line * shape.k, body)
         return Allocate(self.sums, body)
 
-    def body(self, store: Store) -> Stmt:
+    def emit_vector(self, store: Store) -> Stmt:
         """Compute all columns and their epilogue."""
         group, lanes = Var("group"), self.lanes
         groups = For(
-            group, const(0), const(lanes // self.streams), ForKind.SERIAL, self.some(group)
+            group, const(0), const(lanes // self.streams), ForKind.SERIAL, self.emit_columns(group)
         )
         mask = ramp(self.begin, 1, lanes) < broadcast(self.shape.columns, lanes)
-        is_whole = _is(simplify(self.shape.columns % lanes), 0)
+        is_whole = _is_constant(simplify(self.shape.columns % lanes), 0)
         stores = [
             store(
                 r,
                 self.begin,
-                self.load(self.row, const(r * lanes), None),
+                self.load_vector(self.row, const(r * lanes), None),
                 None if is_whole else mask,
             )
             for r in range(len(self.shape.rows))
@@ -142,17 +150,21 @@ class _ColumnVector:
         return Allocate(self.row, seq(groups, *stores))
 
 
-def _is(value: PrimExpr, number: int) -> bool:
+def _is_constant(value: PrimExpr, number: int) -> bool:
     return isinstance(value, IntImm) and value.value == number
 
 
-def dot_products(
+def emit_dot_products(
     shape: DotProductShape, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Return the product; its vectors of columns are a loop of the given kind."""
+    """Emit the product; its vectors of columns are a loop of the given kind."""
     columns, number = _ColumnVector(shape, a, b, target), Var("columns")
     lanes = columns.lanes
     count = simplify((shape.columns + (lanes - 1)) // lanes)
     return For(
-        number, const(0), count, kind, LetStmt(columns.begin, number * lanes, columns.body(store))
+        number,
+        const(0),
+        count,
+        kind,
+        LetStmt(columns.begin, number * lanes, columns.emit_vector(store)),
     )

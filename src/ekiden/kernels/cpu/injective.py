@@ -17,67 +17,71 @@ from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import EXPENSIVE, call_intrin
+from ekiden.ir.intrinsic import EXPENSIVE_INTRINSICS, call_intrin
 from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, cast, const, minimum
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.kernels.cpu.loops import (
-    CHUNK,
-    Accesses,
-    Axis,
-    cost,
-    estimate,
-    flat_parallel,
-    fuse,
-    parallel_outer,
-    serial,
+    PARALLEL_CHUNK_ELEMENTS,
+    LoopAxis,
+    NestAccesses,
+    element_cost,
+    estimated_product,
+    flat_parallel_loop,
+    fuse_axes,
+    parallel_outer_loops,
+    serial_loops,
     split_points,
     vector_lanes,
-    vectorized,
+    vectorized_loop,
 )
-from ekiden.kernels.micro_kernels.register_transpose import interleave, tile_size, transpose_rows
+from ekiden.kernels.micro_kernels.register_transpose import (
+    emit_interleave,
+    emit_transpose,
+    transpose_tile_size,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 from ekiden.tir.transform.loop_vectorization import Vectorizer
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 TRANSPOSE_BLOCK_ROWS = 64
 """Rows of a block of a transposition."""
-TRANSPOSE_STRIP = 8
+TRANSPOSE_STRIP_ELEMENTS = 8
 """Neighbours that a transposition writes per row."""
 
 MAX_INTERLEAVED_CHANNELS = 4
 """Channels whose pixels are woven from vectors of each: each takes as many shuffles."""
 PIXELS_PER_TASK = 1024
 """Of a step of a loop that threads share."""
-MIN_TILE_ROWS = 4
+MIN_TRANSPOSE_TILE_ROWS = 4
 """Rows of a tile transposed in registers, where vectors are not shorter."""
 WORD_DTYPES = {2: "uint16", 4: "uint32"}
 """Channels of bytes that are a word -> the dtype of that word."""
-MAX_PICKED_ROWS = 128
+MAX_GATHERED_ROWS = 128
 """Rows that a vector of columns is walked down where elements of all are picked alike;"""
-MAX_PICKED_ELEMENTS = 1 << 18
+MAX_GATHERED_ELEMENTS = 1 << 18
 """or elements of all rows, which stay in the second cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Region:
+class _OutputBox:
     """A box of the output: its axes, and the element's offset and value in terms of them."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[LoopAxis, ...]
     index: PrimExpr
     value: PrimExpr
 
 
-def _regions(box: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
+def _split_at_conditions(box: _OutputBox, analyzer: Analyzer, lanes: int) -> list[_OutputBox]:
     """Return the box split along each axis where a condition changes.
 
     Along the last axis parts are at least vectors of that many lanes, which run masked, unless that
     would turn loads into gathers.
     """
     done = [box]
-    load_indices = [i for x in Accesses([], [box.value]).loads for i in x.indices]
+    load_indices = [i for x in NestAccesses([], [box.value]).loads for i in x.indices]
     if any(e.dtype == "bool" for e in post_order(*load_indices)):
         lanes = 1
     for n in range(len(box.axes)):
@@ -86,12 +90,16 @@ def _regions(box: _Region, analyzer: Analyzer, lanes: int) -> list[_Region]:
             lanes if is_last and analyzer.coefficient(box.index, box.axes[n].var) == 1 else 1
         )
         done = [
-            sub_region for region in done for sub_region in _cut(region, n, analyzer, min_extent)
+            sub_region
+            for region in done
+            for sub_region in _split_axis(region, n, analyzer, min_extent)
         ]
     return done
 
 
-def _cut(region: _Region, n: int, analyzer: Analyzer, min_extent: int) -> list[_Region]:
+def _split_axis(
+    region: _OutputBox, n: int, analyzer: Analyzer, min_extent: int
+) -> list[_OutputBox]:
     axis = region.axes[n]
     other_vars = {a.var for a in region.axes if a is not axis}
     points = _merge_short_parts(
@@ -99,7 +107,7 @@ def _cut(region: _Region, n: int, analyzer: Analyzer, min_extent: int) -> list[_
     )
     if len(points) == 2:
         return [region]
-    return [_part(region, n, low, high, analyzer) for low, high in pairwise(points)]
+    return [_sub_box(region, n, low, high, analyzer) for low, high in pairwise(points)]
 
 
 def _merge_short_parts(points: list[PrimExpr], min_extent: int) -> list[PrimExpr]:
@@ -120,30 +128,34 @@ def _merge_short_parts(points: list[PrimExpr], min_extent: int) -> list[PrimExpr
     return [const(p) for p in points_kept]
 
 
-def _part(region: _Region, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer) -> _Region:
+def _sub_box(
+    region: _OutputBox, n: int, low: PrimExpr, high: PrimExpr, analyzer: Analyzer
+) -> _OutputBox:
     old = region.axes[n]
-    new = Axis(Var(old.var.name), simplify(high - low))
+    new = LoopAxis(Var(old.var.name), simplify(high - low))
     analyzer.bind(new.var, 0, new.extent)
     step: dict[Var, PrimExpr] = {old.var: low + new.var}
     index, value = (analyzer.simplify(substitute(e, step)) for e in (region.index, region.value))
-    return _Region((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
+    return _OutputBox((*region.axes[:n], new, *region.axes[n + 1 :]), index, value)
 
 
 class _InjectiveNest:
     """The loop nest of one region."""
 
-    def __init__(self, buffer: Buffer, region: _Region, analyzer: Analyzer, target: Target) -> None:
-        accesses = Accesses([region.index], [region.value])
-        axes, step = fuse(region.axes, accesses, analyzer)
+    def __init__(
+        self, buffer: Buffer, region: _OutputBox, analyzer: Analyzer, target: Target
+    ) -> None:
+        accesses = NestAccesses([region.index], [region.value])
+        axes, step = fuse_axes(region.axes, accesses, analyzer)
         self.axes = axes
         self.buffer, self.target = buffer, target
         self.index, self.value = substitute(region.index, step), substitute(region.value, step)
-        self.loads = Accesses([self.index], [self.value])
+        self.loads = NestAccesses([self.index], [self.value])
         self.analyzer = analyzer
         loaded = [x.dtype for x in self.loads.loads]
         self.lanes = vector_lanes(target, buffer.dtype, loaded, [self.value])
 
-    def store(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
+    def emit_element(self, values: dict[Var, PrimExpr] | None = None) -> Stmt:
         """Return the statement for one element."""
         substitution = values or {}
         return BufferStore(
@@ -152,44 +164,58 @@ class _InjectiveNest:
             (substitute(self.index, substitution),),
         )
 
-    def build(self, top: bool) -> Stmt:
-        """Return the loops; with parallel ones at the top of a function."""
+    def emit_nest(self, top: bool) -> Stmt:
+        """Emit the loops; with parallel ones at the top of a function."""
         if not self.axes:
-            return self.store()
+            return self.emit_element()
         if (interleaving := self.interleaved_load()) is not None:
-            return self.interleaved(*interleaving, top)
+            return self.emit_interleaved(*interleaving, top)
         if (channel_bytes := self.channel_bytes()) is not None:
             return self.joined(channel_bytes, top)
         inner = self.vector_axis()
-        walked = self.strided_axis(inner)
+        # A load that strides along the vector axis and is contiguous along another one is a
+        # transposition.
+        walked = self.transposable_axis(inner)
         if walked is not None:
-            return self.transposed(inner, walked, top)
+            return self.emit_transposed(inner, walked, top)
         outer = [a for a in self.axes if a is not inner]
         if not outer and top:
-            weight = cost([self.value])
-            return flat_parallel(inner, self.lanes, weight, lambda at: self.store({inner.var: at}))
+            weight = element_cost([self.value])
+            return flat_parallel_loop(
+                inner, self.lanes, weight, lambda at: self.emit_element({inner.var: at})
+            )
         last = self.axes[-1]
+        # The last axis is too short for vectors: it becomes the serial loop within each vector of
+        # the axis before.
         if inner is not last:
-            body = vectorized(inner, self.lanes, serial([last], self.store()))
+            body = vectorized_loop(inner, self.lanes, serial_loops([last], self.emit_element()))
             outer = [a for a in outer if a is not last]
-        elif outer and self.picks(inner, outer[-1]):
+        elif outer and self.has_row_invariant_gather(inner, outer[-1]):
             if len(outer) == 1 and top:
-                return self._all_rows(inner, outer[0])
-            body = vectorized(inner, self.lanes, serial(outer[-1:], self.store()))
+                return self._emit_all_rows(inner, outer[0])
+            body = vectorized_loop(inner, self.lanes, serial_loops(outer[-1:], self.emit_element()))
             outer = outer[:-1]
         else:
-            body = vectorized(inner, self.lanes, self.store())
-        work = estimate([a.extent for a in self.axes if a not in outer]) * cost([self.value])
-        return parallel_outer(outer, work, body) if top else serial(outer, body)
+            body = vectorized_loop(inner, self.lanes, self.emit_element())
+        work = estimated_product([a.extent for a in self.axes if a not in outer]) * element_cost(
+            [self.value]
+        )
+        return parallel_outer_loops(outer, work, body) if top else serial_loops(outer, body)
 
-    def _all_rows(self, inner: Axis, row: Axis) -> Stmt:
-        """Walk every vector of columns down all rows."""
-        weight = min(estimate([row.extent]) * cost([self.value]), CHUNK // (4 * self.lanes))
-        return flat_parallel(
-            inner, self.lanes, weight, lambda at: serial([row], self.store({inner.var: at}))
+    def _emit_all_rows(self, inner: LoopAxis, row: LoopAxis) -> Stmt:
+        """Emit each vector of columns down all rows."""
+        weight = min(
+            estimated_product([row.extent]) * element_cost([self.value]),
+            PARALLEL_CHUNK_ELEMENTS // (4 * self.lanes),
+        )
+        return flat_parallel_loop(
+            inner,
+            self.lanes,
+            weight,
+            lambda at: serial_loops([row], self.emit_element({inner.var: at})),
         )
 
-    def vector_axis(self) -> Axis:
+    def vector_axis(self) -> LoopAxis:
         """Return the last axis; the one before it where the last is very short and the other is
         long.
         """
@@ -198,29 +224,29 @@ class _InjectiveNest:
         if not short or len(self.axes) == 1:
             return last
         before = self.axes[-2]
-        wide = estimate([before.extent]) >= self.lanes
-        return before if wide and self.unit_strides(before) else last
+        wide = estimated_product([before.extent]) >= self.lanes
+        return before if wide and self.has_unit_strides(before) else last
 
-    def unit_strides(self, axis: Axis) -> bool:
+    def has_unit_strides(self, axis: LoopAxis) -> bool:
         """Return whether every load has stride 0 or 1 along an axis."""
         return all(
             self.analyzer.coefficient(i, axis.var) in (0, 1) for i in self.loads.load_indices
         )
 
-    def picks(self, inner: Axis, row: Axis) -> bool:
+    def has_row_invariant_gather(self, inner: LoopAxis, row: LoopAxis) -> bool:
         """Return whether a load gathers along the inner axis by a computation that is the same in
         every row, so that it is computed once per vector of all rows.
         """
         if not isinstance(row.extent, IntImm):
             return False
-        within = estimate([row.extent, inner.extent]) <= MAX_PICKED_ELEMENTS
-        if row.extent.value > MAX_PICKED_ROWS and not within:
+        within = estimated_product([row.extent, inner.extent]) <= MAX_GATHERED_ELEMENTS
+        if row.extent.value > MAX_GATHERED_ROWS and not within:
             return False
         return any(
             _is_row_invariant_gather(x.indices[0], inner.var, row.var) for x in self.loads.loads
         )
 
-    def strided_axis(self, inner: Axis) -> Axis | None:
+    def transposable_axis(self, inner: LoopAxis) -> LoopAxis | None:
         """Return an outer axis that a load walks contiguously where it strides along the inner one,
         or None.
         """
@@ -234,16 +260,16 @@ class _InjectiveNest:
                     return axis
         return None
 
-    def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
-        """Transpose in blocks of `walked`, with neighbours along `inner` inside: cache lines are
-        read fully before others.
+    def emit_transposed(self, inner: LoopAxis, walked: LoopAxis, top: bool) -> Stmt:
+        """Emit a transposition in blocks of `walked`, with neighbours along `inner` inside: cache
+        lines are read fully before others.
 
         In register tiles where one load is transposed; else one element at a time, but in vectors
         where elements are expensive: a gather costs more than as many loads (512x21x200: 4.8 to 2.1
         ms, 1024x1024: 1.0 to 0.66).
         """
         outer = [a for a in self.axes if a is not inner and a is not walked]
-        load, size = self.turned_load(inner, walked)
+        load, size = self.register_transposable_load(inner, walked)
         block = Var(f"{walked.var.name}_block")
         divides_block = (
             isinstance(walked.extent, IntImm) and walked.extent.value % TRANSPOSE_BLOCK_ROWS == 0
@@ -253,11 +279,11 @@ class _InjectiveNest:
             if divides_block
             else minimum(const(TRANSPOSE_BLOCK_ROWS), walked.extent - block * TRANSPOSE_BLOCK_ROWS)
         )
-        blocks = Axis(
+        blocks = LoopAxis(
             block, simplify((walked.extent + (TRANSPOSE_BLOCK_ROWS - 1)) // TRANSPOSE_BLOCK_ROWS)
         )
 
-        def rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
+        def loop_over_rows(make: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
             at = Var(walked.var.name)
             return For(
                 at,
@@ -267,21 +293,31 @@ class _InjectiveNest:
                 make({walked.var: block * TRANSPOSE_BLOCK_ROWS + at}),
             )
 
-        around = parallel_outer if top else lambda axes, work, body: serial(axes, body)
+        around = parallel_outer_loops if top else lambda axes, work, body: serial_loops(axes, body)
         if load is not None:
-            body = self._tiles(inner, walked, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size)
-            return around([*outer, blocks], TRANSPOSE_BLOCK_ROWS * estimate([inner.extent]), body)
-        heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
+            body = self._emit_transpose_tiles(
+                inner, walked, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size
+            )
+            return around(
+                [*outer, blocks], TRANSPOSE_BLOCK_ROWS * estimated_product([inner.extent]), body
+            )
+        # Functions such as exp gain more from vectors than gathers cost.
+        heavy = any(
+            isinstance(e, Intrinsic) and e.op in EXPENSIVE_INTRINSICS
+            for e in post_order(self.value)
+        )
         if heavy:
-            body = vectorized(inner, self.lanes, rows(self.store))
+            body = vectorized_loop(inner, self.lanes, loop_over_rows(self.emit_element))
         else:
-            body = self._strips(inner, rows)
-        work = TRANSPOSE_BLOCK_ROWS * estimate([inner.extent])
+            body = self._emit_strips(inner, loop_over_rows)
+        work = TRANSPOSE_BLOCK_ROWS * estimated_product([inner.extent])
         if top:
-            return parallel_outer([*outer, blocks], work, body)
-        return serial([*outer, blocks], body)
+            return parallel_outer_loops([*outer, blocks], work, body)
+        return serial_loops([*outer, blocks], body)
 
-    def turned_load(self, inner: Axis, walked: Axis) -> tuple[BufferLoad | None, int]:
+    def register_transposable_load(
+        self, inner: LoopAxis, walked: LoopAxis
+    ) -> tuple[BufferLoad | None, int]:
         """Return the only load that walks an outer axis, if a tile of it can be transposed in
         registers, and the tile size.
         """
@@ -289,6 +325,8 @@ class _InjectiveNest:
             x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
             if self.analyzer.coefficient(i, inner.var) not in (0, 1)
         ]  # fmt: skip
+        # A guarded load must not be hoisted into a vector: it may be out of range where its
+        # condition is false.
         guarded = any(
             isinstance(e, Intrinsic) and e.op == "if_then_else" for e in post_order(self.value)
         )
@@ -301,25 +339,26 @@ class _InjectiveNest:
         (load,) = strided_loads
         if self.analyzer.coefficient(load.indices[0], walked.var) != 1:
             return None, 1
-        size = tile_size(load.dtype, self.target)
-        min_size = max(min(MIN_TILE_ROWS, size), 2)
+        size = transpose_tile_size(load.dtype, self.target)
+        min_size = max(min(MIN_TRANSPOSE_TILE_ROWS, size), 2)
         extents = [a.extent.value for a in (inner, walked) if isinstance(a.extent, IntImm)]
         while size > 1 and any(e < size for e in extents):
             size //= 2
         return (load, size) if size >= min_size else (None, 1)
 
-    def interleaved_load(self) -> tuple[BufferLoad, Axis, Axis] | None:
+    def interleaved_load(self) -> tuple[BufferLoad, LoopAxis, LoopAxis] | None:
         """Return (the load that is the value, pixels, channels) where there are few channels,
         planar on one side and interleaved on the other; else None.
         """
         value = self.value
         if not isinstance(value, BufferLoad) or len(self.axes) < 2:
             return None
-        if tile_size(value.dtype, self.target) < MIN_TILE_ROWS:
+        if transpose_tile_size(value.dtype, self.target) < MIN_TRANSPOSE_TILE_ROWS:
             return None
         at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
+            # More channels would need more shuffles per vector than the strided accesses cost.
             if not 2 <= count <= MAX_INTERLEAVED_CHANNELS:
                 continue
             sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
@@ -328,13 +367,15 @@ class _InjectiveNest:
                 return value, pixel, channel
         return None
 
-    def interleaved(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
-        """Interleave vectors of all channels to vectors of pixels, or deinterleave, PIXELS at a
-        time.
+    def emit_interleaved(
+        self, load: BufferLoad, pixel: LoopAxis, channel: LoopAxis, top: bool
+    ) -> Stmt:
+        """Emit the interleaving of vectors of all channels to vectors of pixels, or the reverse,
+        PIXELS_PER_TASK at a time.
         """
         outer, is_planar = self.axes[:-2], channel is not self.axes[-1]
         block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
-        begin, channels = block * PIXELS_PER_TASK, estimate([channel.extent])
+        begin, channels = block * PIXELS_PER_TASK, estimated_product([channel.extent])
         divides_task = (
             isinstance(pixel.extent, IntImm) and pixel.extent.value % PIXELS_PER_TASK == 0
         )
@@ -343,8 +384,10 @@ class _InjectiveNest:
             if divides_task
             else minimum(const(PIXELS_PER_TASK), pixel.extent - begin)
         )
-        blocks = Axis(block, simplify((pixel.extent + (PIXELS_PER_TASK - 1)) // PIXELS_PER_TASK))
-        lanes = tile_size(load.dtype, self.target)
+        blocks = LoopAxis(
+            block, simplify((pixel.extent + (PIXELS_PER_TASK - 1)) // PIXELS_PER_TASK)
+        )
+        lanes = transpose_tile_size(load.dtype, self.target)
         runs = simplify(count // lanes)
 
         def vector_index(index: PrimExpr, n: int, is_pixels: bool) -> PrimExpr:
@@ -366,21 +409,21 @@ class _InjectiveNest:
             )
             for n in range(channels)
         ]
-        body = interleave(
+        body = emit_interleave(
             vectors,
             lambda n, v: BufferStore(self.buffer, v, (vector_index(self.index, n, not is_planar),)),
             is_planar,
         )
         done = simplify(runs * lanes)
-        copy_one = self.store({channel.var: column, pixel.var: begin + done + row})
-        stmt = sequence(
+        copy_one = self.emit_element({channel.var: column, pixel.var: begin + done + row})
+        stmt = flatten_seq(
             For(run, const(0), runs, ForKind.SERIAL, body),
             For(row, const(0), simplify(count - done), ForKind.SERIAL,
                 For(column, const(0), channel.extent, ForKind.SERIAL, copy_one)),
         )  # fmt: skip
         if top:
-            return parallel_outer([*outer, blocks], PIXELS_PER_TASK * channels, stmt)
-        return serial([*outer, blocks], stmt)
+            return parallel_outer_loops([*outer, blocks], PIXELS_PER_TASK * channels, stmt)
+        return serial_loops([*outer, blocks], stmt)
 
     def channel_bytes(self) -> list[PrimExpr] | None:
         """Return the value of each of two or four interleaved channels of bytes that vectors of
@@ -401,9 +444,9 @@ class _InjectiveNest:
             self.analyzer.simplify(substitute(self.value, {channel.var: const(n)}))
             for n in range(count)
         ]
-        indices = Accesses([], values).load_indices
+        indices = NestAccesses([], values).load_indices
         is_contiguous = all(coefficient(i, pixel.var) in (0, 1) for i in indices)
-        return values if is_contiguous and estimate([pixel.extent]) >= self.lanes else None
+        return values if is_contiguous and estimated_product([pixel.extent]) >= self.lanes else None
 
     def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
         """Join the bytes of a pixel's channels to a word, in vectors of pixels; then the pixels
@@ -421,7 +464,7 @@ class _InjectiveNest:
             shifted = bits if n == 0 else call_intrin("left_shift", bits, const(8 * n, word))
             joined = shifted if joined is None else call_intrin("bitwise_or", joined, shifted)
         assert joined is not None
-        wide = broadcast(vectors.expr(joined), lanes)
+        wide = broadcast(vectors.rewrite_expr(joined), lanes)
         elements = dt.with_lanes(self.buffer.dtype, lanes * count)
         first = substitute(self.index, {pixel.var: run * lanes, channel.var: const(0)})
         store = BufferStore(
@@ -430,25 +473,25 @@ class _InjectiveNest:
             (ramp(simplify(first), 1, lanes * count),),
         )
         runs = simplify(pixel.extent // lanes)
-        left = self.store({pixel.var: runs * lanes + row, channel.var: column})
-        stmt = sequence(
+        left = self.emit_element({pixel.var: runs * lanes + row, channel.var: column})
+        stmt = flatten_seq(
             For(run, const(0), runs, ForKind.SERIAL, store),
             For(row, const(0), simplify(pixel.extent - runs * lanes), ForKind.SERIAL,
                 For(column, const(0), channel.extent, ForKind.SERIAL, left)),
         )  # fmt: skip
-        work = estimate([pixel.extent]) * count * cost([self.value])
-        return parallel_outer(outer, work, stmt) if top else serial(outer, stmt)
+        work = estimated_product([pixel.extent]) * count * element_cost([self.value])
+        return parallel_outer_loops(outer, work, stmt) if top else serial_loops(outer, stmt)
 
-    def _tiles(
+    def _emit_transpose_tiles(
         self,
-        inner: Axis,
-        walked: Axis,
+        inner: LoopAxis,
+        walked: LoopAxis,
         begin: PrimExpr,
         count: PrimExpr,
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose register tiles for `count` steps of `walked`, and the remainders at two sides
+        """Emit register tiles for `count` steps of `walked`, and the remainders at two sides
         element by element.
         """
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
@@ -456,12 +499,22 @@ class _InjectiveNest:
         across, down = simplify(strips * size), simplify(tiles * size)
         serially = ForKind.SERIAL
         first = {inner.var: strip * size, walked.var: begin + tile * size}
-        full_tiles = For(strip, const(0), strips, serially,
-                    For(tile, const(0), tiles, serially, self._tile(first, inner, walked, load,
-                                                                     size)))  # fmt: skip
-        below = self.store({inner.var: column, walked.var: begin + down + row})
-        beside = self.store({inner.var: across + column, walked.var: begin + row})
-        return sequence(
+        full_tiles = For(
+            strip,
+            const(0),
+            strips,
+            serially,
+            For(
+                tile,
+                const(0),
+                tiles,
+                serially,
+                self._emit_transpose_tile(first, inner, walked, load, size),
+            ),
+        )
+        below = self.emit_element({inner.var: column, walked.var: begin + down + row})
+        beside = self.emit_element({inner.var: across + column, walked.var: begin + row})
+        return flatten_seq(
             full_tiles,
             For(row, const(0), simplify(count - down), serially,
                 For(column, const(0), across, serially, below)),
@@ -469,26 +522,31 @@ class _InjectiveNest:
                 For(column, const(0), simplify(inner.extent - across), serially, beside)),
         )  # fmt: skip
 
-    def _tile(
-        self, first: dict[Var, PrimExpr], inner: Axis, walked: Axis, load: BufferLoad, size: int
+    def _emit_transpose_tile(
+        self,
+        first: dict[Var, PrimExpr],
+        inner: LoopAxis,
+        walked: LoopAxis,
+        load: BufferLoad,
+        size: int,
     ) -> Stmt:
         """Transpose one tile. A computed value is computed from a transposed copy of the tile."""
         vector = dt.with_lanes(load.dtype, size)
 
-        def row(n: int) -> PrimExpr:
+        def load_row(n: int) -> PrimExpr:
             at = substitute(load.indices[0], {**first, inner.var: first[inner.var] + n})
             return BufferLoad(load.buffer, (ramp(simplify(at), 1, size),), vector)
 
-        rows = [row(n) for n in range(size)]
+        rows = [load_row(n) for n in range(size)]
         if self.value is load:
 
-            def keep(n: int, value: PrimExpr) -> Stmt:
+            def store_column(n: int, value: PrimExpr) -> Stmt:
                 at = substitute(self.index, {**first, walked.var: first[walked.var] + n})
                 return BufferStore(self.buffer, value, (ramp(simplify(at), 1, size),))
 
-            return transpose_rows(rows, keep)
+            return emit_transpose(rows, store_column)
         copy = Buffer("tile", (const(size * size),), load.dtype, "local")
-        transposition = transpose_rows(
+        transposition = emit_transpose(
             rows, lambda n, v: BufferStore(copy, v, (ramp(const(n * size), 1, size),))
         )
         down, across = Var("down"), Var("across")
@@ -498,36 +556,48 @@ class _InjectiveNest:
             lambda e: BufferLoad(copy, (down * size + across,), e.dtype) if e is load else e,
         )
         store = BufferStore(self.buffer, substitute(value, at), (substitute(self.index, at),))
-        line = vectorized(Axis(across, const(size)), min(size, self.lanes), store)
+        line = vectorized_loop(LoopAxis(across, const(size)), min(size, self.lanes), store)
         return Allocate(
             copy, seq(transposition, For(down, const(0), const(size), ForKind.SERIAL, line))
         )
 
-    def _strips(
-        self, inner: Axis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
+    def _emit_strips(
+        self, inner: LoopAxis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
     ) -> Stmt:
-        """Write STRIP elements along `inner` per row of a block, then the tail."""
+        """Emit TRANSPOSE_STRIP_ELEMENTS elements along `inner` per row of a block, then the
+        tail.
+        """
         strip, strip_index, tail_index = Var("strip"), Var("each"), Var("left")
-        full_strips = simplify(inner.extent // TRANSPOSE_STRIP)
-        tail_extent = simplify(inner.extent % TRANSPOSE_STRIP)
+        full_strips = simplify(inner.extent // TRANSPOSE_STRIP_ELEMENTS)
+        tail_extent = simplify(inner.extent % TRANSPOSE_STRIP_ELEMENTS)
         short = isinstance(inner.extent, IntImm) and inner.extent.value <= TRANSPOSE_BLOCK_ROWS
 
-        def one(row_values: dict[Var, PrimExpr]) -> Stmt:
-            body = self.store(row_values | {inner.var: strip * TRANSPOSE_STRIP + strip_index})
-            return For(strip_index, const(0), const(TRANSPOSE_STRIP), ForKind.UNROLLED, body)
+        def emit_strip(row_values: dict[Var, PrimExpr]) -> Stmt:
+            body = self.emit_element(
+                row_values | {inner.var: strip * TRANSPOSE_STRIP_ELEMENTS + strip_index}
+            )
+            return For(
+                strip_index, const(0), const(TRANSPOSE_STRIP_ELEMENTS), ForKind.UNROLLED, body
+            )
 
-        def strips(row_values: dict[Var, PrimExpr]) -> Stmt:
-            return For(strip, const(0), full_strips, ForKind.SERIAL, one(row_values))
+        def emit_full_strips(row_values: dict[Var, PrimExpr]) -> Stmt:
+            return For(strip, const(0), full_strips, ForKind.SERIAL, emit_strip(row_values))
 
-        def tail(row_values: dict[Var, PrimExpr]) -> Stmt:
+        def emit_tail(row_values: dict[Var, PrimExpr]) -> Stmt:
             """Write the tail of a row behind full strips, element by element."""
             kind = ForKind.UNROLLED if isinstance(tail_extent, IntImm) else ForKind.SERIAL
-            body = self.store(row_values | {inner.var: full_strips * TRANSPOSE_STRIP + tail_index})
+            body = self.emit_element(
+                row_values | {inner.var: full_strips * TRANSPOSE_STRIP_ELEMENTS + tail_index}
+            )
             return For(tail_index, const(0), tail_extent, kind, body)
 
         if short:
-            return rows(lambda row_values: sequence(strips(row_values), tail(row_values)))
-        return sequence(For(strip, const(0), full_strips, ForKind.SERIAL, rows(one)), rows(tail))
+            return rows(
+                lambda row_values: flatten_seq(emit_full_strips(row_values), emit_tail(row_values))
+            )
+        return flatten_seq(
+            For(strip, const(0), full_strips, ForKind.SERIAL, rows(emit_strip)), rows(emit_tail)
+        )
 
 
 def _is_row_invariant_gather(index: PrimExpr, column: Var, row: Var) -> bool:
@@ -539,8 +609,8 @@ def _is_row_invariant_gather(index: PrimExpr, column: Var, row: Var) -> bool:
     return bool(within) and not any(row in p for p in within)
 
 
-def injective_nest(
-    axes: Sequence[Axis],
+def emit_injective_nest(
+    axes: Sequence[LoopAxis],
     buffer: Buffer,
     index: PrimExpr,
     value: PrimExpr,
@@ -548,10 +618,12 @@ def injective_nest(
     target: Target,
     top: bool,
 ) -> Stmt:
-    """Return `buffer[index] = value` for all values of the axes; with parallel loops at the top of
-    a function.
+    """Emit `buffer[index] = value` for all values of the axes; with parallel loops at the top of a
+    function.
     """
-    loaded = [x.dtype for x in Accesses([index], [value]).loads]
+    loaded = [x.dtype for x in NestAccesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded, [value])
-    regions = _regions(_Region(tuple(axes), index, value), analyzer, lanes)
-    return sequence(*(_InjectiveNest(buffer, r, analyzer, target).build(top) for r in regions))
+    regions = _split_at_conditions(_OutputBox(tuple(axes), index, value), analyzer, lanes)
+    return flatten_seq(
+        *(_InjectiveNest(buffer, r, analyzer, target).emit_nest(top) for r in regions)
+    )

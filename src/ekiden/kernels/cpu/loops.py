@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import CHAINED, EXPENSIVE
+from ekiden.ir.intrinsic import EXPENSIVE_INTRINSICS, LATENCY_BOUND_INTRINSICS
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -31,46 +31,55 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
-from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, LetStmt, Stmt
 
-GRAIN = 32768
+MIN_PARALLEL_WORK = 32768
 """Elements below which work stays on one thread."""
-CHUNK = 8192
+PARALLEL_CHUNK_ELEMENTS = 8192
 """Elements of one step of a flat parallel loop."""
-UNKNOWN = 64
+ASSUMED_SYMBOLIC_EXTENT = 64
 """What a symbolic extent is taken for when work is estimated."""
-CHAINS = 2
+VECTORS_PER_ITERATION = 2
 """Vectors of a long computation that are made side by side: each of its steps waits for the one
 before, 15 and more that take 4 cycles, and a processor looks ahead a few hundred instructions at
 most. More do not find registers (Zen 3: exp takes 0.75 of the time, tanh 0.8, log 0.85)."""
-PARALLEL_STEPS = 64
+MIN_PARALLEL_ITERATIONS = 64
 """Steps that a parallel loop should have at least, where there are axes to fuse."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """A loop to be: its variable and extent."""
+class LoopAxis:
+    """A loop to be emitted: its variable and extent."""
 
     var: Var
     extent: PrimExpr
 
 
-def estimate(extents: Sequence[PrimExpr]) -> int:
-    """Return the product of extents, with UNKNOWN for each symbolic one."""
-    return math.prod(e.value if isinstance(e, IntImm) else UNKNOWN for e in extents)
+def estimated_product(extents: Sequence[PrimExpr]) -> int:
+    """Return the product of extents, with a guess for each symbolic one."""
+    return math.prod(e.value if isinstance(e, IntImm) else ASSUMED_SYMBOLIC_EXTENT for e in extents)
 
 
-def cost(values: Sequence[PrimExpr]) -> int:
+def element_cost(values: Sequence[PrimExpr]) -> int:
     """Return the number of copies of an element that the computation of one is worth."""
-    expensive = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*values))
+    expensive = any(
+        isinstance(e, Intrinsic) and e.op in EXPENSIVE_INTRINSICS for e in post_order(*values)
+    )
     return 4 if expensive else 1
 
 
-class Accesses:
+def product_of_extents(extents: Sequence[PrimExpr]) -> PrimExpr:
+    """Return the product of extents."""
+    total: PrimExpr = const(1)
+    for extent in extents:
+        total = total * extent
+    return simplify(total)
+
+
+class NestAccesses:
     """The index expressions of a nest, and which variables its values use directly."""
 
     def __init__(self, indices: Sequence[PrimExpr], values: Sequence[PrimExpr]) -> None:
@@ -98,29 +107,31 @@ class Accesses:
         loads.update((id(e), e) for e in inside)
         self.loads = list(loads.values())
         flat = [*indices, *(x.indices[0] for x in self.loads)]
-        self.indices = [self._without_loads(i) for i in flat]
+        # A load inside an index is opaque to the analysis: it is replaced by a variable, equal
+        # loads by the same one.
+        self.indices = [self._replace_loads(i) for i in flat]
         self.load_indices = self.indices[len(indices) :]
 
-    def _without_loads(self, index: PrimExpr) -> PrimExpr:
+    def _replace_loads(self, index: PrimExpr) -> PrimExpr:
         if not any(isinstance(e, BufferLoad) for e in post_order(index)):
             return index
-        return rewrite(index, self._hide)
+        return rewrite(index, self._opaque_var)
 
-    def _hide(self, e: PrimExpr) -> PrimExpr:
+    def _opaque_var(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad):
             return self._opaque.setdefault(id(e), Var("loaded", e.dtype))
         return e
 
 
-def fuse(
-    axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer
-) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-    """Fuse neighbouring axes that every access walks as one.
+def fuse_axes(
+    axes: Sequence[LoopAxis], accesses: NestAccesses, analyzer: Analyzer
+) -> tuple[list[LoopAxis], dict[Var, PrimExpr]]:
+    """Fuse adjacent axes along which every access is contiguous.
 
     Returns:
         The axes, and the replacements of the old variables.
     """
-    fused: list[Axis] = []
+    fused: list[LoopAxis] = []
     values: dict[Var, PrimExpr] = {}
     indices = accesses.indices
     for axis in axes:
@@ -128,6 +139,8 @@ def fuse(
             values[axis.var] = const(0)
             continue
         outer = fused[-1] if fused else None
+        # A value that uses the axis itself, not only as an index, would need a division per element
+        # after fusion.
         direct = outer is not None and (outer.var in accesses.direct or axis.var in accesses.direct)
         if (
             outer is None
@@ -136,7 +149,7 @@ def fuse(
         ):
             fused.append(axis)
             continue
-        joint = Axis(Var(axis.var.name), simplify(outer.extent * axis.extent))
+        joint = LoopAxis(Var(axis.var.name), simplify(outer.extent * axis.extent))
         analyzer.bind(joint.var, 0, joint.extent)
         step: dict[Var, PrimExpr] = {outer.var: const(0), axis.var: joint.var}
         values = {v: substitute(e, step) for v, e in values.items()} | step
@@ -148,32 +161,38 @@ def fuse(
 def vector_lanes(
     target: Target, stored: str, loaded: Sequence[str], values: Sequence[PrimExpr] = ()
 ) -> int:
-    """Lanes of a loop that stores one dtype and loads others: whole registers of the widest that
-    matters, CHAINS of them where the values take long to compute.
+    """Return the lanes of a loop that stores one dtype and loads others: whole registers of the
+    widest that matters, several of them where the values take long to compute.
     """
-    bits = dt.SCALAR_BITS[dt.element(stored)]
+    bits = dt.SCALAR_BITS[dt.element_dtype(stored)]
     for load_dtype in loaded:
         if load_dtype not in ("int64", "uint64") or stored in ("int64", "uint64", "float64"):
-            bits = max(bits, dt.SCALAR_BITS[dt.element(load_dtype)])
+            bits = max(bits, dt.SCALAR_BITS[dt.element_dtype(load_dtype)])
     lanes = max(1, target.vector_bits // bits)
-    is_long = any(isinstance(e, Intrinsic) and e.op in CHAINED for e in post_order(*values))
-    return lanes * CHAINS if is_long and lanes > 1 and not target.kind.has_threads else lanes
+    is_long = any(
+        isinstance(e, Intrinsic) and e.op in LATENCY_BOUND_INTRINSICS for e in post_order(*values)
+    )
+    return (
+        lanes * VECTORS_PER_ITERATION
+        if is_long and lanes > 1 and not target.kind.has_threads
+        else lanes
+    )
 
 
-def serial(axes: Sequence[Axis], body: Stmt) -> Stmt:
+def serial_loops(axes: Sequence[LoopAxis], body: Stmt) -> Stmt:
     """Return the body within serial loops."""
     for axis in reversed(axes):
         body = For(axis.var, const(0), axis.extent, ForKind.SERIAL, body)
     return body
 
 
-def vectorized(axis: Axis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
+def vectorized_loop(axis: LoopAxis, lanes: int, body: Stmt, low: PrimExpr | None = None) -> Stmt:
     """Return the body for all values of an axis, `lanes` at a time."""
     start = const(0) if low is None else low
     return For(axis.var, start, axis.extent, ForKind.VECTORIZED, body, {"lanes": lanes})
 
 
-def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:
+def parallel_outer_loops(axes: Sequence[LoopAxis], work: int, body: Stmt) -> Stmt:
     """Return the body within loops over axes, the outer ones fused and parallel when there is
     enough work.
 
@@ -182,24 +201,29 @@ def parallel_outer(axes: Sequence[Axis], work: int, body: Stmt) -> Stmt:
         work: An estimate of the elements that one iteration of all the axes takes.
         body: The innermost statement.
     """
-    total = estimate([a.extent for a in axes]) * work
+    total = estimated_product([a.extent for a in axes]) * work
     is_static = all(isinstance(a.extent, IntImm) for a in axes)
-    if not axes or (is_static and total <= GRAIN):
-        return serial(axes, body)
+    if not axes or (is_static and total <= MIN_PARALLEL_WORK):
+        return serial_loops(axes, body)
     count = 1
-    while count < len(axes) and estimate([a.extent for a in axes[:count]]) < PARALLEL_STEPS:
+    while (
+        count < len(axes)
+        and estimated_product([a.extent for a in axes[:count]]) < MIN_PARALLEL_ITERATIONS
+    ):
         count += 1
-    inner = serial(axes[count:], body)
-    step = max(1, work * estimate([a.extent for a in axes[count:]]))
-    return _parallel(list(axes[:count]), max(1, GRAIN // step), inner)
+    inner = serial_loops(axes[count:], body)
+    step = max(1, work * estimated_product([a.extent for a in axes[count:]]))
+    return _fused_parallel_loop(list(axes[:count]), max(1, MIN_PARALLEL_WORK // step), inner)
 
 
-def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
+def _fused_parallel_loop(axes: Sequence[LoopAxis], grain: int, body: Stmt) -> Stmt:
     if len(axes) == 1:
         return For(axes[0].var, const(0), axes[0].extent, ForKind.PARALLEL, body, {"grain": grain})
     joint = Var("_".join(a.var.name for a in axes))
     quotient: PrimExpr = joint
     lets: list[tuple[Var, PrimExpr]] = []
+    # Divisions happen once per parallel iteration, not per element: the serial inner loops are
+    # inside.
     for axis in reversed(axes[1:]):
         lets.append((axis.var, quotient % axis.extent))
         quotient = quotient // axis.extent
@@ -207,11 +231,18 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
     for var, value in lets:
         body = LetStmt(var, value, body)
     return For(
-        joint, const(0), product([a.extent for a in axes]), ForKind.PARALLEL, body, {"grain": grain}
+        joint,
+        const(0),
+        product_of_extents([a.extent for a in axes]),
+        ForKind.PARALLEL,
+        body,
+        {"grain": grain},
     )
 
 
-def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]) -> Stmt:
+def flat_parallel_loop(
+    axis: LoopAxis, lanes: int, weight: int, body: Callable[[PrimExpr], Stmt]
+) -> Stmt:
     """Return a nest over a single long axis: chunks in parallel, vectors inside.
 
     Args:
@@ -220,18 +251,25 @@ def flat_parallel(axis: Axis, lanes: int, weight: int, body: Callable[[PrimExpr]
         weight: The `cost` of an element.
         body: Gives the statement for an index.
     """
-    if isinstance(axis.extent, IntImm) and axis.extent.value * weight <= GRAIN:
-        return vectorized(axis, lanes, body(axis.var))
-    chunk, size = Var("chunk"), CHUNK // weight
+    if isinstance(axis.extent, IntImm) and axis.extent.value * weight <= MIN_PARALLEL_WORK:
+        return vectorized_loop(axis, lanes, body(axis.var))
+    chunk, size = Var("chunk"), PARALLEL_CHUNK_ELEMENTS // weight
     is_exact = isinstance(axis.extent, IntImm) and axis.extent.value % size == 0
     chunk_extent = const(size) if is_exact else minimum(const(size), axis.extent - chunk * size)
     steps = simplify((axis.extent + (size - 1)) // size)
-    nest = vectorized(Axis(axis.var, chunk_extent), lanes, body(chunk * size + axis.var))
-    return For(chunk, const(0), steps, ForKind.PARALLEL, nest, {"grain": GRAIN // CHUNK})
+    nest = vectorized_loop(LoopAxis(axis.var, chunk_extent), lanes, body(chunk * size + axis.var))
+    return For(
+        chunk,
+        const(0),
+        steps,
+        ForKind.PARALLEL,
+        nest,
+        {"grain": MIN_PARALLEL_WORK // PARALLEL_CHUNK_ELEMENTS},
+    )
 
 
-def _threshold(
-    condition: PrimExpr, axis: Axis, inner_vars: set[Var], analyzer: Analyzer
+def _comparison_thresholds(
+    condition: PrimExpr, axis: LoopAxis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
     """Return the values of the axis at which a comparison changes, as expressions of what is
     outside the nest.
@@ -245,10 +283,10 @@ def _threshold(
     intercept = analyzer.simplify(substitute(difference, {axis.var: const(0)}))
     if any(e in inner_vars or isinstance(e, BufferLoad) for e in post_order(intercept)):
         return []
-    return _edges(type(condition), intercept, scale)
+    return _threshold_edges(type(condition), intercept, scale)
 
 
-def _edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[PrimExpr]:
+def _threshold_edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[PrimExpr]:
     """Return the edges: s*v + intercept < 0 iff v < -(intercept // s); -s*v + intercept < 0 iff v
     >= intercept // s + 1.
     """
@@ -259,11 +297,11 @@ def _edges(kind: type[BinaryExpr], intercept: PrimExpr, scale: int) -> list[Prim
     return [simplify(-(bound // scale) if scale > 0 else bound // -scale + 1)]
 
 
-MAX_SEGMENTS = 80
+MAX_AXIS_SEGMENTS = 80
 
 
 def split_points(
-    values: Sequence[PrimExpr], axis: Axis, inner_vars: set[Var], analyzer: Analyzer
+    values: Sequence[PrimExpr], axis: LoopAxis, inner_vars: set[Var], analyzer: Analyzer
 ) -> list[PrimExpr]:
     """Return the points that cut an axis so that conditions on it are constant in each segment.
 
@@ -273,29 +311,30 @@ def split_points(
     thresholds: dict[object, PrimExpr] = {}
     for e in post_order(*values):
         if e.dtype == "bool" and isinstance(e, BinaryExpr):
-            for threshold in _threshold(e, axis, inner_vars, analyzer):
+            for threshold in _comparison_thresholds(e, axis, inner_vars, analyzer):
                 thresholds[threshold.value if isinstance(threshold, IntImm) else threshold] = (
                     threshold
                 )
     inside = [
         p
-        for p in (_clamped(p, axis.extent, analyzer) for p in thresholds.values())
+        for p in (_clamp_point(p, axis.extent, analyzer) for p in thresholds.values())
         if p is not None
     ]
-    ordered = _sorted(inside, analyzer)
-    if ordered is None or len(ordered) > MAX_SEGMENTS:
+    ordered = _sort_points(inside, analyzer)
+    # Each segment is a copy of the body: code size bounds their number.
+    if ordered is None or len(ordered) > MAX_AXIS_SEGMENTS:
         return [const(0), axis.extent]
     return [const(0), *ordered, axis.extent]
 
 
-def _clamped(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr | None:
+def _clamp_point(point: PrimExpr, extent: PrimExpr, analyzer: Analyzer) -> PrimExpr | None:
     """Return the point within [0, extent]; None at the ends."""
     if analyzer.can_prove(point <= 0) or analyzer.can_prove(point >= extent):
         return None
     return analyzer.simplify(maximum(minimum(point, extent), 0))
 
 
-def _sorted(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
+def _sort_points(points: Sequence[PrimExpr], analyzer: Analyzer) -> list[PrimExpr] | None:
     """Sort in increasing order without repetitions; None if two cannot be compared. Numbers need no
     proofs; a symbol needs one for each that precedes it.
     """

@@ -15,47 +15,53 @@ from collections.abc import Callable
 from ekiden.arith import simplify
 from ekiden.ir.dtype import with_lanes
 from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, logical_and, minimum
-from ekiden.kernels.geometry import Geometry
+from ekiden.kernels.geometry import ConvGeometry
 from ekiden.kernels.micro_kernels.register_tiles import vector_loop_with_tail
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
 
-DYNAMIC_LINES = 4
+DEFAULT_BAND_LINES = 4
 """Lines of a band where their number, or how long they are, is not known."""
-CACHE_SHARE = 3
+BAND_CACHE_DIVISOR = 3
 """A band takes at most this part of the second-level cache."""
 
 
-def band_lines(geometry: Geometry, target: Target) -> int:
-    """Output lines of a band: as many as fit the cache, and equally many for each core."""
+def band_lines(geometry: ConvGeometry, target: Target) -> int:
+    """Return the output lines of a band: as many as fit the cache, and equally many for
+    each core.
+    """
     n, height, _, _ = geometry.out
-    _, width = geometry.padded()
+    _, width = geometry.padded_extents()
     sizes = (n, height, width, geometry.data[3])
     if not all(isinstance(d, IntImm) for d in sizes):
-        return DYNAMIC_LINES
+        return DEFAULT_BAND_LINES
     images, lines, pixels, channels = (d.value for d in sizes if isinstance(d, IntImm))
     (kh, _), (sy, _), (dy, _) = geometry.kernel, geometry.strides, geometry.dilation
     line = pixels * channels * geometry.depth.kernel * 4
-    room = target.l2 // CACHE_SHARE // max(line, 1)
+    room = target.l2 // BAND_CACHE_DIVISOR // max(line, 1)
     max_lines = max(1, (room - (kh - 1) * dy - 1) // sy + 1)
     total = images * lines
     rounds = -(-total // (target.cores * max_lines))
     return max(1, min(lines, -(-total // (target.cores * max(rounds, 1)))))
 
 
-class Bands:
+class BandLoop:
     """The loop over bands; `source` is what the lines of a band read."""
 
-    def __init__(self, data: Buffer, geometry: Geometry, lines: int, lanes: int) -> None:
+    def __init__(self, data: Buffer, geometry: ConvGeometry, lines: int, lanes: int) -> None:
         self.data, self.geometry, self.lines, self.lanes = data, geometry, lines, lanes
-        rows = self.rows(simplify(minimum(const(lines), geometry.out[1])))
-        shape = (simplify(rows * geometry.depth.kernel), geometry.padded()[1], geometry.data[3])
+        rows = self.num_source_lines(simplify(minimum(const(lines), geometry.out[1])))
+        shape = (
+            simplify(rows * geometry.depth.kernel),
+            geometry.padded_extents()[1],
+            geometry.data[3],
+        )
         self.source = Buffer("padded", shape, "float32")
-        self.slice = simplify(rows * geometry.padded()[1] * geometry.data[3])
+        self.slice = simplify(rows * geometry.padded_extents()[1] * geometry.data[3])
         """How far apart the slices are that a result reads: all of those are there."""
 
-    def rows(self, lines: PrimExpr) -> PrimExpr:
+    def num_source_lines(self, lines: PrimExpr) -> PrimExpr:
         """Return the lines of data that `lines` lines of the output read."""
         (kh, _), (sy, _), (dy, _) = (
             self.geometry.kernel,
@@ -64,23 +70,23 @@ class Bands:
         )
         return simplify((lines - 1) * sy + ((kh - 1) * dy + 1))
 
-    def loop(self, body: Callable[[PrimExpr, PrimExpr, PrimExpr], Stmt]) -> Stmt:
-        """Return the loop nest that runs `body` for all lines, bands in parallel.
+    def emit_loop(self, body: Callable[[PrimExpr, PrimExpr, PrimExpr], Stmt]) -> Stmt:
+        """Emit the loop nest that runs `body` for all lines, bands in parallel.
 
         Args:
             body: Takes the image, the line, and the offset in the source of its first tap.
         """
         n, height, _, _ = self.geometry.out
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
-        row = simplify(self.geometry.padded()[1] * self.geometry.data[3])
+        row = simplify(self.geometry.padded_extents()[1] * self.geometry.data[3])
         per_image = simplify((height + (self.lines - 1)) // self.lines)
         band, r, line = Var("band"), Var("r"), Var("line")
         image, first, count = Var("image"), Var("first"), Var("count")
         tap, depth = Var("tap"), self.geometry.depth
-        read = self.geometry.first_slice(image) + tap * depth.dilation
+        read = self.geometry.first_padded_slice(image) + tap * depth.dilation
         y, at = first * sy + r - top, tap * self.slice + r * row
-        copied = pad_row(self.data, self.source, at, read, y, self.geometry, self.lanes)
-        copy: Stmt = For(r, const(0), self.rows(count), ForKind.SERIAL, copied)
+        copied = emit_pad_row(self.data, self.source, at, read, y, self.geometry, self.lanes)
+        copy: Stmt = For(r, const(0), self.num_source_lines(count), ForKind.SERIAL, copied)
         copy = For(tap, const(0), const(depth.kernel), ForKind.SERIAL, copy)
         lines = For(
             line, const(0), count, ForKind.SERIAL, body(image, first + line, line * (row * sy))
@@ -97,68 +103,71 @@ class Bands:
         return For(band, const(0), bands, ForKind.PARALLEL, inside, {"grain": 1})
 
 
-def float_vector(data: Buffer, at: PrimExpr, lanes: int) -> PrimExpr:
-    """Neighbouring elements as float32."""
+def load_as_float32(data: Buffer, at: PrimExpr, lanes: int) -> PrimExpr:
+    """Return a load of contiguous elements, converted to float32."""
     load = data[ramp(at, 1, lanes)].with_fields(dtype=with_lanes(data.dtype, lanes))
     return load if data.dtype == "float32" else Cast(load, with_lanes("float32", lanes))
 
 
-def pad_row(
+def emit_pad_row(
     data: Buffer,
     padded: Buffer,
     at: PrimExpr,
     image: PrimExpr,
     y: PrimExpr,
-    geometry: Geometry,
+    geometry: ConvGeometry,
     lanes: int,
 ) -> Stmt:
-    """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it.
-    Images of zeros count among them."""
+    """Emit the copy of line `y` of an image, which may be outside of it, to offset `at`, with zeros
+    around it. Images of zeros count among them.
+    """
     _, height, width, channels = geometry.data
     _, left_pixels, _, right = geometry.padding
-    row = simplify(geometry.padded()[1] * channels)
+    row = simplify(geometry.padded_extents()[1] * channels)
     source = Var("source")
 
-    def zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
+    def emit_zeros(start: PrimExpr, count: PrimExpr) -> Stmt:
         """Store `count` zeros from `start` on."""
 
-        def body(first: PrimExpr, width: int) -> Stmt:
+        def store_zeros(first: PrimExpr, width: int) -> Stmt:
             zero = broadcast(const(0.0, "float32"), width)
             return BufferStore(padded, zero, (ramp(start + first, 1, width),))
 
-        return vector_loop_with_tail(simplify(count), lanes, body)
+        return vector_loop_with_tail(simplify(count), lanes, store_zeros)
 
-    def copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
+    def emit_copy(start: PrimExpr, origin: PrimExpr, count: PrimExpr) -> Stmt:
         """Copy `count` elements of the line, in vectors."""
 
-        def body(first: PrimExpr, width: int) -> Stmt:
-            load = float_vector(data, origin + first, width)
+        def copy_vector(first: PrimExpr, width: int) -> Stmt:
+            load = load_as_float32(data, origin + first, width)
             return BufferStore(padded, load, (ramp(start + first, 1, width),))
 
-        return vector_loop_with_tail(simplify(count), lanes, body)
+        return vector_loop_with_tail(simplify(count), lanes, copy_vector)
 
     inside = seq(
-        zeros(at, left_pixels * channels),
-        copy(at + left_pixels * channels, source, width * channels),
-        zeros(at + (left_pixels + width) * channels, right * channels),
+        emit_zeros(at, left_pixels * channels),
+        emit_copy(at + left_pixels * channels, source, width * channels),
+        emit_zeros(at + (left_pixels + width) * channels, right * channels),
     )
-    image, is_image = geometry.unpadded(image)
+    image, is_image = geometry.unpadded_slice(image)
     origin = (image * height + y) * (width * channels)
     is_inside = logical_and(y >= 0, y < height)
     if is_image is not None:
         is_inside = logical_and(is_image, is_inside)
-    return IfThenElse(is_inside, LetStmt(source, origin, inside), zeros(at, row))
+    return IfThenElse(is_inside, LetStmt(source, origin, inside), emit_zeros(at, row))
 
 
-def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> Stmt:
-    """padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in parallel."""
-    height, width = geometry.padded()
+def emit_pad_copy(data: Buffer, padded: Buffer, geometry: ConvGeometry, lanes: int) -> Stmt:
+    """Emit padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in
+    parallel.
+    """
+    height, width = geometry.padded_extents()
     line = Var("line")
     at = line * simplify(width * geometry.data[3])
     y = line % height - geometry.padding[0]
-    padded_row = pad_row(data, padded, at, line // height, y, geometry, lanes)
-    total = simplify(geometry.slices() * height)
+    padded_row = emit_pad_row(data, padded, at, line // height, y, geometry, lanes)
+    total = simplify(geometry.num_padded_slices() * height)
     return For(line, const(0), total, ForKind.PARALLEL, padded_row, {"grain": 8})
 
 
-__all__ = ["Bands", "band_lines", "float_vector", "pad_copy"]
+__all__ = ["BandLoop", "band_lines", "emit_pad_copy", "load_as_float32"]

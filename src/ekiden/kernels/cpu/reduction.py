@@ -17,14 +17,14 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import LT, IntImm, PrimExpr, Select, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order
 from ekiden.kernels.cpu.loops import (
-    Accesses,
-    Axis,
-    cost,
-    estimate,
-    parallel_outer,
-    serial,
+    LoopAxis,
+    NestAccesses,
+    element_cost,
+    estimated_product,
+    parallel_outer_loops,
+    serial_loops,
     vector_lanes,
-    vectorized,
+    vectorized_loop,
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
@@ -33,13 +33,13 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
 from ekiden.tir.transform.loop_vectorization import Vectorizer, tail_lanes
-from ekiden.tir.visitor import EMPTY_STMT, sequence
+from ekiden.tir.visitor import NO_OP, flatten_seq
 
-ACCUMULATORS = 4
+NUM_ACCUMULATORS = 4
 """Independent vectors of a cheap reduction, to hide the latency of its operation."""
 
 
-COLUMNS = 8
+MAX_COLUMN_VECTORS = 8
 """Vectors of columns that a reduction over rows keeps in registers, of at least as many rows."""
 
 
@@ -55,9 +55,9 @@ def reduces_contiguous(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """An intermediate computed and stored on the way of the reduction that reads it first: its
-    element as a variable of the reduction's source, what it is, and where it goes.
+class StreamedProducer:
+    """An intermediate that is computed and stored inside the reduction that reads it first: its
+    element as a variable of the reduction's source, its value, and where it is stored.
     """
 
     var: Var
@@ -66,8 +66,8 @@ class Stream:
     index: PrimExpr
 
 
-class ReduceNest:
-    """One reduction being built: `buffer[index] = combine(source)` over `reduced`, for all values
+class ReductionNest:
+    """A builder of one reduction: `buffer[index] = combine(source)` over `reduced`, for all values
     of `axes`.
     """
 
@@ -77,11 +77,11 @@ class ReduceNest:
         index: PrimExpr,
         kind: str,
         source: PrimExpr,
-        axes: Sequence[Axis],
-        reduced: Sequence[Axis],
+        axes: Sequence[LoopAxis],
+        reduced: Sequence[LoopAxis],
         analyzer: Analyzer,
         target: Target,
-        stream: Stream | None = None,
+        stream: StreamedProducer | None = None,
     ) -> None:
         self.stream = stream
         self.buffer, self.index, self.kind, self.source = buffer, index, kind, source
@@ -90,47 +90,53 @@ class ReduceNest:
         self.dtype = source.dtype
         streamed = [] if stream is None else [stream.value]
         self.values = [source, *streamed]
-        self.accesses = Accesses([index], self.values)
+        self.accesses = NestAccesses([index], self.values)
         loaded = [x.dtype for x in self.accesses.loads]
         self.lanes = vector_lanes(target, self.dtype, loaded, self.values)
         self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
-    def build(self, top: bool) -> Stmt:
-        """Return the loops; with parallel ones at the top of a function."""
-        work = estimate([a.extent for a in self.reduced]) * cost(self.values)
-        along = self.along_reduced()
+    def emit_nest(self, top: bool) -> Stmt:
+        """Emit the loops; with parallel ones at the top of a function."""
+        work = estimated_product([a.extent for a in self.reduced]) * element_cost(self.values)
+        along = self.vectorizes_reduced_axis()
         if along or not self.axes:
-            body = self.over_reduced() if along else self.element()
-            return parallel_outer(self.axes, work, body) if top else serial(self.axes, body)
+            body = self.emit_accumulators() if along else self.emit_element()
+            return (
+                parallel_outer_loops(self.axes, work, body)
+                if top
+                else serial_loops(self.axes, body)
+            )
         inner = self.axes[-1]
-        column_vectors = self._columns(inner)
+        column_vectors = self._column_vectors(inner)
         if column_vectors > 1:
-            return self.over_columns(inner, column_vectors, work, top)
-        return self._rows(vectorized(inner, self.lanes, self.element()), inner.extent, work, top)
+            return self.emit_column_groups(inner, column_vectors, work, top)
+        return self._emit_outer_loops(
+            vectorized_loop(inner, self.lanes, self.emit_element()), inner.extent, work, top
+        )
 
-    def _rows(self, body: Stmt, columns: PrimExpr, work: int, top: bool) -> Stmt:
+    def _emit_outer_loops(self, body: Stmt, columns: PrimExpr, work: int, top: bool) -> Stmt:
         """Return the body, which computes `columns` columns, within the loops over the
         outer axes.
         """
         outer = self.axes[:-1]
         if not top:
-            return serial(outer, body)
-        return parallel_outer(outer, work * estimate([columns]), body)
+            return serial_loops(outer, body)
+        return parallel_outer_loops(outer, work * estimated_product([columns]), body)
 
-    def _columns(self, inner: Axis) -> int:
-        """Vectors of columns summed together: all that stands in a row, where it is read in
-        order and rows are many.
+    def _column_vectors(self, inner: LoopAxis) -> int:
+        """Return the vectors of columns that are summed together: a whole row where rows are many
+        and read in order.
         """
         in_order = all(
             self.analyzer.coefficient(i, inner.var) in (0, 1) for i in self.accesses.indices
         )
-        if not in_order or not isinstance(inner.extent, IntImm) or cost(self.values) > 1:
+        if not in_order or not isinstance(inner.extent, IntImm) or element_cost(self.values) > 1:
             return 1
         # With few rows, loading and storing the group costs more than reading rows in order saves.
-        few = estimate([a.extent for a in self.reduced]) < COLUMNS
-        return 1 if few else min(COLUMNS, inner.extent.value // self.lanes)
+        few = estimated_product([a.extent for a in self.reduced]) < MAX_COLUMN_VECTORS
+        return 1 if few else min(MAX_COLUMN_VECTORS, inner.extent.value // self.lanes)
 
-    def along_reduced(self) -> bool:
+    def vectorizes_reduced_axis(self) -> bool:
         """Return whether vectors run along the last reduced axis: fewer loads stride there, or more
         walk it.
         """
@@ -139,34 +145,34 @@ class ReduceNest:
         last = self.reduced[-1]
         if isinstance(last.extent, IntImm) and last.extent.value < 4:
             return False
-        walked, strided = self._walks(last)
+        walked, strided = self._count_access_patterns(last)
         if not walked or not self.axes:
             return walked > 0
-        spatial_walked, spatial_strided = self._walks(self.axes[-1])
+        spatial_walked, spatial_strided = self._count_access_patterns(self.axes[-1])
         return (strided, -walked) < (spatial_strided, -spatial_walked)
 
-    def _walks(self, axis: Axis) -> tuple[int, int]:
+    def _count_access_patterns(self, axis: LoopAxis) -> tuple[int, int]:
         """Count the loads that are contiguous along an axis, and those that stride along it."""
         steps = [self.analyzer.coefficient(i, axis.var) for i in self.accesses.load_indices]
         return steps.count(1), sum(s not in (0, 1) for s in steps)
 
-    def start(self, lanes: int = 1) -> PrimExpr:
+    def initial_value(self, lanes: int = 1) -> PrimExpr:
         """Return the initial value of an accumulator."""
         return broadcast(identity(self.kind, self.dtype), lanes)
 
-    def element(self) -> Stmt:
-        """Return the reduction of one element, all reduced axes in loops.
+    def emit_element(self) -> Stmt:
+        """Emit the reduction of one element, all reduced axes in loops.
 
         A vector loop around it makes it a vector of elements.
         """
         total = Buffer("total", (const(1),), self.dtype, "register")
         update = BufferStore(total, self.combine(total[0], self.source), (const(0),))
         finish = BufferStore(self.buffer, total[0], (self.index,))
-        begin = BufferStore(total, self.start(), (const(0),))
-        return Allocate(total, sequence(begin, serial(self.reduced, update), finish))
+        begin = BufferStore(total, self.initial_value(), (const(0),))
+        return Allocate(total, flatten_seq(begin, serial_loops(self.reduced, update), finish))
 
-    def over_columns(self, inner: Axis, group_size: int, work: int, top: bool) -> Stmt:
-        """Sum groups of vectors of columns, each row of a group read before the next; then the
+    def emit_column_groups(self, inner: LoopAxis, group_size: int, work: int, top: bool) -> Stmt:
+        """Emit groups of vectors of columns, each row of a group read before the next; then the
         tail, a vector at a time.
 
         Args:
@@ -178,7 +184,7 @@ class ReduceNest:
         assert isinstance(inner.extent, IntImm)
         step, group = (
             group_size * self.lanes,
-            Axis(Var("group"), const(inner.extent.value // (group_size * self.lanes))),
+            LoopAxis(Var("group"), const(inner.extent.value // (group_size * self.lanes))),
         )
         sums = Buffer(
             "sums", (const(group_size),), dt.with_lanes(self.dtype, self.lanes), "register"
@@ -187,61 +193,76 @@ class ReduceNest:
             Vectorizer(inner.var, group.var * step + n * self.lanes, self.lanes)
             for n in range(group_size)
         ]
-        begin = [BufferStore(sums, self.start(self.lanes), (const(n),)) for n in range(group_size)]
-        row_updates = [self._step(sums, n, v, self.lanes, None) for n, v in enumerate(vectorizers)]
+        begin = [
+            BufferStore(sums, self.initial_value(self.lanes), (const(n),))
+            for n in range(group_size)
+        ]
+        # Vectors run along the result, so each lane is a sum of its own: no horizontal operation at
+        # the end.
+        row_updates = [
+            self._emit_step(sums, n, v, self.lanes, None) for n, v in enumerate(vectorizers)
+        ]
         result = Var("result", self.dtype)
         finish: list[Stmt] = []
         for n, vectors in enumerate(vectorizers):
             vectors.define(result, sums[n])
             finish.append(vectors.visit(BufferStore(self.buffer, result, (self.index,))))
         group_body = Allocate(
-            sums, sequence(*begin, serial(self.reduced, sequence(*row_updates)), *finish)
+            sums,
+            flatten_seq(*begin, serial_loops(self.reduced, flatten_seq(*row_updates)), *finish),
         )
         outer = [*self.axes[:-1], group]
         groups = (
-            parallel_outer(outer, work * step, group_body) if top else serial(outer, group_body)
+            parallel_outer_loops(outer, work * step, group_body)
+            if top
+            else serial_loops(outer, group_body)
         )
         done = const(inner.extent.value // step * step)
-        tail_axis = Axis(inner.var, simplify(inner.extent - done))
+        tail_axis = LoopAxis(inner.var, simplify(inner.extent - done))
         if is_const(tail_axis.extent, 0):
             return groups
-        tail = vectorized(tail_axis, self.lanes, self.element(), done)
-        return sequence(groups, self._rows(tail, tail_axis.extent, work, top))
+        # Columns behind the last whole group, a vector at a time; the very last vector is masked.
+        tail = vectorized_loop(tail_axis, self.lanes, self.emit_element(), done)
+        return flatten_seq(groups, self._emit_outer_loops(tail, tail_axis.extent, work, top))
 
     # Vectors along the reduced axis.
 
-    def over_reduced(self) -> Stmt:
-        """Return the reduction of one element: accumulator vectors along the last reduced axis,
+    def emit_accumulators(self) -> Stmt:
+        """Emit the reduction of one element: accumulator vectors along the last reduced axis,
         combined at the end.
         """
         last = self.reduced[-1]
         lanes = self.lanes
         if isinstance(last.extent, IntImm):
+            # A short row takes narrower vectors instead of a single masked step.
             lanes = min(lanes, tail_lanes(last.extent.value, lanes))
-        num_accumulators = self._accumulators(last, lanes)
+        num_accumulators = self._num_accumulators(last, lanes)
         sums = Buffer(
             "sums", (const(num_accumulators),), dt.with_lanes(self.dtype, lanes), "register"
         )
-        begin = [BufferStore(sums, self.start(lanes), (const(n),)) for n in range(num_accumulators)]
-        loops = serial(self.reduced[:-1], self._row(sums, last, lanes, num_accumulators))
+        begin = [
+            BufferStore(sums, self.initial_value(lanes), (const(n),))
+            for n in range(num_accumulators)
+        ]
+        loops = serial_loops(self.reduced[:-1], self._emit_row(sums, last, lanes, num_accumulators))
         # Lanes are combined once, after the accumulators: horizontal operations are slow.
         total: PrimExpr = sums[0]
         for n in range(1, num_accumulators):
             total = self.combine(total, sums[n])
         value = VectorReduce(total, self.kind, self.dtype) if lanes > 1 else total
         return Allocate(
-            sums, sequence(*begin, loops, BufferStore(self.buffer, value, (self.index,)))
+            sums, flatten_seq(*begin, loops, BufferStore(self.buffer, value, (self.index,)))
         )
 
-    def _accumulators(self, last: Axis, lanes: int) -> int:
-        if cost(self.values) > 1:
+    def _num_accumulators(self, last: LoopAxis, lanes: int) -> int:
+        if element_cost(self.values) > 1:
             return 1
         if not isinstance(last.extent, IntImm):
-            return ACCUMULATORS
-        return max(1, min(ACCUMULATORS, last.extent.value // lanes))
+            return NUM_ACCUMULATORS
+        return max(1, min(NUM_ACCUMULATORS, last.extent.value // lanes))
 
-    def _row(self, sums: Buffer, last: Axis, lanes: int, group_size: int) -> Stmt:
-        """Reduce all of the last axis: groups of vectors, single vectors, a masked tail."""
+    def _emit_row(self, sums: Buffer, last: LoopAxis, lanes: int, group_size: int) -> Stmt:
+        """Emit the reduction of the last axis: groups of vectors, single vectors, a masked tail."""
         step = lanes * group_size
         # Several accumulators hide the latency of the operation; singles and the tail use the
         # first.
@@ -250,55 +271,61 @@ class ReduceNest:
         tail_lanes_count = simplify(last.extent % lanes)
         k, s = Var("k"), Var("k")
         together = [
-            self._update(sums, n, last, k * step + n * lanes, lanes) for n in range(group_size)
+            self._emit_update(sums, n, last, k * step + n * lanes, lanes) for n in range(group_size)
         ]
-        group = For(k, const(0), groups, ForKind.SERIAL, sequence(*together))
+        group = For(k, const(0), groups, ForKind.SERIAL, flatten_seq(*together))
         after = groups * step
         single = For(
             s,
             const(0),
             singles,
             ForKind.SERIAL,
-            self._update(sums, 0, last, after + s * lanes, lanes),
+            self._emit_update(sums, 0, last, after + s * lanes, lanes),
         )
         if is_const(tail_lanes_count, 0):
-            return sequence(group, single)
-        tail = self._masked(sums, last, after + singles * lanes, lanes, tail_lanes_count)
+            return flatten_seq(group, single)
+        tail = self._emit_masked_update(
+            sums, last, after + singles * lanes, lanes, tail_lanes_count
+        )
         guarded = (
             tail if isinstance(tail_lanes_count, IntImm) else IfThenElse(tail_lanes_count > 0, tail)
         )
-        return sequence(group, single if group_size > 1 else EMPTY_STMT, guarded)
+        return flatten_seq(group, single if group_size > 1 else NO_OP, guarded)
 
-    def _update(self, sums: Buffer, n: int, last: Axis, base: PrimExpr, lanes: int) -> Stmt:
+    def _emit_update(
+        self, sums: Buffer, n: int, last: LoopAxis, base: PrimExpr, lanes: int
+    ) -> Stmt:
         """Return `sums[n] = combine(sums[n], the vector at base)`."""
-        return self._step(sums, n, Vectorizer(last.var, base, lanes), lanes, None)
+        return self._emit_step(sums, n, Vectorizer(last.var, base, lanes), lanes, None)
 
-    def _masked(
-        self, sums: Buffer, last: Axis, base: PrimExpr, lanes: int, tail_width: PrimExpr
+    def _emit_masked_update(
+        self, sums: Buffer, last: LoopAxis, base: PrimExpr, lanes: int, tail_width: PrimExpr
     ) -> Stmt:
         """Update as `_update` does, for the first `tail_width` lanes alone."""
         wide = dt.with_lanes("bool", lanes)
         mask = LT(
             ramp(const(0, "int32"), 1, lanes), broadcast(tail_width.astype("int32"), lanes), wide
         )
-        return self._step(sums, 0, Vectorizer(last.var, base, lanes, mask), lanes, mask)
+        return self._emit_step(sums, 0, Vectorizer(last.var, base, lanes, mask), lanes, mask)
 
-    def _step(
+    def _emit_step(
         self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None
     ) -> Stmt:
         stream = self.stream
         if stream is None:
-            return self._add(sums, n, vectors, lanes, mask)
-        stream_value = broadcast(vectors.expr(stream.value), lanes)
+            return self._emit_add(sums, n, vectors, lanes, mask)
+        stream_value = broadcast(vectors.rewrite_expr(stream.value), lanes)
         wide = Var(stream.var.name, stream_value.dtype)
         vectors.define(stream.var, wide)
         keep = vectors.visit(BufferStore(stream.buffer, stream.var, (stream.index,)))
-        return LetStmt(wide, stream_value, sequence(keep, self._add(sums, n, vectors, lanes, mask)))
+        return LetStmt(
+            wide, stream_value, flatten_seq(keep, self._emit_add(sums, n, vectors, lanes, mask))
+        )
 
-    def _add(
+    def _emit_add(
         self, sums: Buffer, n: int, vectors: Vectorizer, lanes: int, mask: PrimExpr | None
     ) -> Stmt:
-        value = broadcast(vectors.expr(self.source), lanes)
+        value = broadcast(vectors.rewrite_expr(self.source), lanes)
         if mask is not None:
-            value = Select(mask, value, self.start(lanes), value.dtype)
+            value = Select(mask, value, self.initial_value(lanes), value.dtype)
         return BufferStore(sums, self.combine(sums[n], value), (const(n),))

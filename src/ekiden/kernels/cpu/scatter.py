@@ -30,26 +30,32 @@ from ekiden.ir.prim import (
 )  # fmt: skip
 from ekiden.kernels.cost_model import (
     CACHE_LINE_BYTES,
+    PREFETCH_AHEAD_LATENCIES,
     PREFETCH_DISTANCES,
-    PREFETCH_LATENCIES,
     cache_levels,
 )
-from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial, vectorized
+from ekiden.kernels.cpu.loops import (
+    LoopAxis,
+    estimated_product,
+    parallel_outer_loops,
+    serial_loops,
+    vectorized_loop,
+)
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
-from ekiden.kernels.family import Family, size_of
-from ekiden.kernels.prim_builder import extern_buffers
+from ekiden.kernels.family import Family, known_extent
+from ekiden.kernels.prim_builder import declare_extern_parameters
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.range_checks import from_either_end
+from ekiden.te.range_checks import normalize_negative_index
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 
 Combine = Callable[[PrimExpr, PrimExpr], PrimExpr]
-LANES = 16
+SCATTER_VECTOR_LANES = 16
 """Of the vectors that rows are copied in."""
-MAX_PREFETCHED_LINES = 8
+MAX_SCATTER_PREFETCH_LINES = 8
 """Of a row that are brought near: a processor follows longer ones by itself."""
-REDUCTIONS: Mapping[str, Combine] = {
+SCATTER_REDUCTIONS: Mapping[str, Combine] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
     "mul": lambda old, new: old * new,
@@ -60,36 +66,39 @@ REDUCTIONS: Mapping[str, Combine] = {
 """How an element takes in an update; "mean" halves the sum with each one, as TVM's does."""
 
 
-def axes_of(shape: Sequence[PrimExpr], name: str = "i") -> list[Axis]:
-    """Loops over a shape."""
-    return [Axis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
+def loops_of_shape(shape: Sequence[PrimExpr], name: str = "i") -> list[LoopAxis]:
+    """Return the loops over a shape."""
+    return [LoopAxis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
 
 
-def variables(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
-    """Their variables."""
+def axis_vars(axes: Sequence[LoopAxis]) -> tuple[PrimExpr, ...]:
+    """Return the variables of loops."""
     return tuple(a.var for a in axes)
 
 
-def copied(source: Buffer, target: Buffer) -> Stmt:
-    """Copy every element of one buffer to another of its shape, unless both are the same memory."""
-    axes = axes_of(target.shape)
-    store: Stmt = BufferStore(target, source[variables(axes)], variables(axes))
+def emit_copy(source: Buffer, target: Buffer) -> Stmt:
+    """Emit the copy of every element of one buffer to another of its shape, unless both are the
+    same memory.
+    """
+    axes = loops_of_shape(target.shape)
+    store: Stmt = BufferStore(target, source[axis_vars(axes)], axis_vars(axes))
     if axes:
-        store = vectorized(axes[-1], LANES, store)
-    copy = parallel_outer(axes[:-1], estimate(target.shape[-1:]), store)
+        store = vectorized_loop(axes[-1], SCATTER_VECTOR_LANES, store)
+    copy = parallel_outer_loops(axes[:-1], estimated_product(target.shape[-1:]), store)
     is_there = Intrinsic("same_memory", (source.access_ptr("r"), target.access_ptr("r")), "bool")
     return IfThenElse(Not(is_there), copy)
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
-    """`count` coordinates, along the first axis of indices, say where a slice of updates goes;
-    `mode` is one of REDUCTIONS."""
+class SliceScatter:
+    """A scatter of slices: `count` coordinates, along the first axis of the indices, select the
+    slice that an update goes to; `mode` is one of the scatter reductions.
+    """
 
     count: int
     mode: str
 
-    def body(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
+    def emit_scatter(self, inputs: Sequence[Buffer], result: Buffer, ahead: int = 0) -> Stmt:
         """Return the statement.
 
         Args:
@@ -99,83 +108,99 @@ class Slices:
         """
         data, indices, updates = inputs
         rank = len(indices.shape) - 1
-        axes = axes_of(updates.shape)
+        axes = loops_of_shape(updates.shape)
         lead, columns = axes[:rank], axes[rank:]
-        target_index = (*self._place(indices, data, variables(lead)), *variables(columns))
-        value = REDUCTIONS[self.mode](result[target_index], updates[variables(axes)])
+        target_index = (
+            *self._slice_coordinates(indices, data, axis_vars(lead)),
+            *axis_vars(columns),
+        )
+        value = SCATTER_REDUCTIONS[self.mode](result[target_index], updates[axis_vars(axes)])
         store: Stmt = BufferStore(result, value, target_index)
         if columns:  # whole rows go in: their elements do not meet
-            store = serial(columns[:-1], vectorized(columns[-1], LANES, store))
+            store = serial_loops(
+                columns[:-1], vectorized_loop(columns[-1], SCATTER_VECTOR_LANES, store)
+            )
         if ahead and lead:
-            store = seq(*self._prefetches(indices, data, result, lead, columns, ahead), store)
-        return seq(copied(data, result), serial(lead, store))
+            store = seq(*self._emit_prefetches(indices, data, result, lead, columns, ahead), store)
+        return seq(emit_copy(data, result), serial_loops(lead, store))
 
-    def _place(
+    def _slice_coordinates(
         self, indices: Buffer, data: Buffer, lead: Sequence[PrimExpr]
     ) -> tuple[PrimExpr, ...]:
         coordinates = (indices[(const(n), *lead)] for n in range(self.count))
-        return tuple(from_either_end(p, d) for p, d in zip(coordinates, data.shape, strict=False))
+        return tuple(
+            normalize_negative_index(p, d) for p, d in zip(coordinates, data.shape, strict=False)
+        )
 
-    def _prefetches(
+    def _emit_prefetches(
         self,
         indices: Buffer,
         data: Buffer,
         result: Buffer,
-        lead: Sequence[Axis],
-        columns: Sequence[Axis],
+        lead: Sequence[LoopAxis],
+        columns: Sequence[LoopAxis],
         ahead: int,
     ) -> list[Stmt]:
-        """Prefetches of the row of a later update, along the last of the leading axes."""
+        """Emit prefetches of the row of a later update, along the last of the leading axes."""
         last = lead[-1]
         later = minimum(last.var + ahead, last.extent - 1)
-        later_index = self._place(indices, data, (*variables(lead[:-1]), later))
+        later_index = self._slice_coordinates(indices, data, (*axis_vars(lead[:-1]), later))
         if not columns:
             return [Prefetch(result, later_index, 3)]
         elements = CACHE_LINE_BYTES // dt.itemsize(result.dtype)
         width = columns[-1].extent
         lines = (
-            MAX_PREFETCHED_LINES if not isinstance(width, IntImm) else -(-width.value // elements)
+            MAX_SCATTER_PREFETCH_LINES
+            if not isinstance(width, IntImm)
+            else -(-width.value // elements)
         )
         start = (const(0),) * (len(columns) - 1)
         return [
             Prefetch(result, (*later_index, *start, const(n * elements)), 3)
-            for n in range(min(lines, MAX_PREFETCHED_LINES))
+            for n in range(min(lines, MAX_SCATTER_PREFETCH_LINES))
         ]
 
 
-def _row(anchor: te.Tensor) -> int | None:
-    """Elements of a slice."""
+def _slice_elements(anchor: te.Tensor) -> int | None:
+    """Return the number of elements of a slice."""
     slices = anchor.op.attrs["slices"]
-    assert isinstance(slices, Slices)
-    sizes = [size_of(d) for d in anchor.shape[slices.count :]]
+    assert isinstance(slices, SliceScatter)
+    sizes = [known_extent(d) for d in anchor.shape[slices.count :]]
     return None if None in sizes else math.prod(s for s in sizes if s is not None)
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a scatter of slices."""
     return (Knob("ahead", PREFETCH_DISTANCES, "updates by which rows are brought near"),)
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a scatter of slices."""
-    return Decision.of({"ahead": fixed.get("ahead", prefetch_distance(anchor, target))})
+    return Decision.from_mapping({"ahead": fixed.get("ahead", prefetch_distance(anchor, target))})
 
 
 def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
-    """Updates within which the last cache gives a row; 0 where the second one holds all rows."""
+    """Return the number of updates within which the last cache delivers a row; 0 where the second
+    one holds all rows.
+    """
     _, second, third = cache_levels(target)
-    sizes = [size_of(d) for d in anchor.shape]
+    sizes = [known_extent(d) for d in anchor.shape]
     if None not in sizes:
         total = math.prod(s for s in sizes if s is not None) * dt.itemsize(anchor.dtype)
         if 2 * total <= second.size:
             return 0
     # a row is read and written, an update read from memory
-    cycles = 3 * (_row(anchor) or LANES) * dt.itemsize(anchor.dtype) / third.bandwidth
-    min_distance = PREFETCH_LATENCIES * third.latency / max(cycles, 1.0)
+    cycles = (
+        3
+        * (_slice_elements(anchor) or SCATTER_VECTOR_LANES)
+        * dt.itemsize(anchor.dtype)
+        / third.bandwidth
+    )
+    min_distance = PREFETCH_AHEAD_LATENCIES * third.latency / max(cycles, 1.0)
     return next((d for d in PREFETCH_DISTANCES[1:] if d >= min_distance), PREFETCH_DISTANCES[-1])
 
 
-def scatter(
+def build_scatter(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -184,20 +209,28 @@ def scatter(
 ) -> PrimFunc:
     """Build the kernel of tag "scatter"."""
     slices = outputs[0].op.attrs["slices"]
-    assert isinstance(slices, Slices)
-    buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    body = slices.body(operands, result, decision.number("ahead"))
+    assert isinstance(slices, SliceScatter)
+    buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
+    body = slices.emit_scatter(operands, result, decision.int_value("ahead"))
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc((*buffers.values(),), body, attrs)
 
 
 FAMILY = Family(
     name="scatter",
-    build=scatter,
+    build=build_scatter,
     why="rows may meet: they take in updates in order, and blocks of a schedule are in any order",
-    space=space,
-    default=default,
+    space=search_space,
+    default=default_decision,
     is_whole=True,
 )
 
-__all__ = ["REDUCTIONS", "Combine", "Slices", "axes_of", "copied", "scatter", "variables"]
+__all__ = [
+    "SCATTER_REDUCTIONS",
+    "Combine",
+    "SliceScatter",
+    "axis_vars",
+    "build_scatter",
+    "emit_copy",
+    "loops_of_shape",
+]

@@ -37,13 +37,13 @@ from ekiden.tir.stmt import (
     seq,
 )
 
-MAX_DEPTH = 8
+MAX_LINES_PER_STEP = 8
 """Lines of the matrix that are read at a time."""
-SPARE_REGISTERS = 8
+SKINNY_SPARE_REGISTERS = 8
 """Registers beside those for elements of the few rows."""
-CACHE_FRACTION = 3
+RUN_CACHE_DIVISOR = 3
 """Sums take at most this part of the first-level cache: they stay there beside what streams by."""
-MIN_RUN = 256
+MIN_RUN_COLUMNS = 256
 """Columns below which a run is not cut for threads."""
 
 Store = Callable[[int, PrimExpr, PrimExpr, PrimExpr | None], Stmt]
@@ -62,35 +62,42 @@ class SkinnyProduct:
     origin: PrimExpr
     dtype: str = "float32"
 
-    def depth(self, target: Target) -> int:
-        """Lines read at a time: their factors are in registers."""
-        return max(1, min(MAX_DEPTH, (target.registers - SPARE_REGISTERS) // len(self.rows)))
+    def lines_per_step(self, target: Target) -> int:
+        """Return the lines of the matrix that are read at a time: their factors are in
+        registers.
+        """
+        return max(
+            1,
+            min(MAX_LINES_PER_STEP, (target.registers - SKINNY_SPARE_REGISTERS) // len(self.rows)),
+        )
 
-    def run(self, target: Target) -> int:
-        """Columns summed together: a part for each thread, of what fits."""
+    def columns_per_run(self, target: Target) -> int:
+        """Return the columns that are summed together: a share for each thread, limited to what the
+        cache holds.
+        """
         lanes = target.lanes(self.dtype)
-        max_columns = target.l1 // (dt.itemsize(self.dtype) * CACHE_FRACTION) // len(self.rows)
+        max_columns = target.l1 // (dt.itemsize(self.dtype) * RUN_CACHE_DIVISOR) // len(self.rows)
         if isinstance(self.columns, IntImm):
             thread_columns = -(-self.columns.value // target.cores)
-            max_columns = min(max_columns, max(thread_columns, MIN_RUN))
+            max_columns = min(max_columns, max(thread_columns, MIN_RUN_COLUMNS))
         return -(-max_columns // lanes) * lanes
 
 
-class _Run:
-    """A run of columns being built."""
+class _ColumnRun:
+    """A builder of one run of columns."""
 
     def __init__(self, shape: SkinnyProduct, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b, self.target = shape, a, b, target
         self.dtype = shape.dtype
         self.lanes = target.lanes(self.dtype)
-        self.width = shape.run(target)
+        self.width = shape.columns_per_run(target)
         self.begin = Var("begin")
         self.left = Var("left")
         count = const(self.width * len(shape.rows))
         self.sums = Buffer("sums", (count,), self.dtype, "local")
         self.vector = dt.with_lanes(self.dtype, self.lanes)
 
-    def vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
+    def emit_vectors(self, make: Callable[[PrimExpr, PrimExpr | None], Stmt]) -> Stmt:
         """Run `make(first column in the run, mask)` for all vectors; the last may be masked."""
         at, full_vectors = Var("v"), self.left // self.lanes
         loop = For(at, const(0), full_vectors, ForKind.SERIAL, make(at * self.lanes, None))
@@ -100,53 +107,55 @@ class _Run:
         mask = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
         return seq(loop, IfThenElse(tail_width > 0, make(full_vectors * self.lanes, mask)))
 
-    def place(self, row: int, column: PrimExpr) -> PrimExpr:
+    def sums_index(self, row: int, column: PrimExpr) -> PrimExpr:
         """Return the index of the sums of a vector of columns."""
         return ramp(column + row * self.width, 1, self.lanes)
 
-    def line(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def load_line(self, k: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load a vector of a line of the matrix."""
         at = self.shape.origin + k * self.shape.columns + self.begin + column
         load = self.b[ramp(at, 1, self.lanes)].with_fields(dtype=self.vector)
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         return load if mask is None else if_then_else(mask, load, zero)
 
-    def clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
-        """sums = 0."""
+    def emit_clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
+        """Emit sums = 0."""
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         rows = range(len(self.shape.rows))
-        return seq(*(BufferStore(self.sums, zero, (self.place(r, column),)) for r in rows))
+        return seq(*(BufferStore(self.sums, zero, (self.sums_index(r, column),)) for r in rows))
 
-    def lines(self, k: PrimExpr, depth: int) -> Stmt:
-        """Add `depth` lines from number `k` to the sums."""
+    def emit_lines(self, k: PrimExpr, depth: int) -> Stmt:
+        """Emit the addition of `depth` lines from number `k` to the sums."""
         rows = range(len(self.shape.rows))
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
-        def add(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def add_lines(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
             """Add `depth` lines of one vector of columns: each row's sum is loaded and stored once
             for all of them.
             """
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
             for r in rows:
-                at = self.place(r, column)
+                # The sums are in L1, not in registers: they are loaded and stored once per `depth`
+                # lines, which amortises that traffic.
+                at = self.sums_index(r, column)
                 total: PrimExpr = self.sums[at].with_fields(dtype=self.vector)
                 for factor, value in zip(factors[r], values, strict=True):
                     total = call_intrin("fma", factor, value, total, dtype=self.vector)
                 steps.append(BufferStore(self.sums, total, (at,)))
-            body = seq(*self.ahead(k + depth, column, depth), *steps)
+            body = seq(*self.emit_prefetches(k + depth, column, depth), *steps)
             for d in reversed(range(depth)):
-                body = LetStmt(values[d], self.line(k + d, column, mask), body)
+                body = LetStmt(values[d], self.load_line(k + d, column, mask), body)
             return body
 
-        stmt = self.vectors(add)
+        stmt = self.emit_vectors(add_lines)
         for r in rows:
             for d in range(depth):
                 at = self.shape.rows[r] + (k + d) * self.shape.a_step
                 stmt = LetStmt(factors[r][d], broadcast(self.a[at], self.lanes), stmt)
         return stmt
 
-    def ahead(self, k: PrimExpr, column: PrimExpr, depth: int) -> list[Stmt]:
+    def emit_prefetches(self, k: PrimExpr, column: PrimExpr, depth: int) -> list[Stmt]:
         """Prefetch the next lines at the same columns to L2.
 
         In L1, lines at a distance of a power of two drive each other out (4096 columns: 15 to 27
@@ -155,38 +164,38 @@ class _Run:
         start = self.shape.origin + self.begin + column
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
-    def body(self, store: Store) -> Stmt:
-        """Clear, add all lines, store."""
-        depth, block, tail_line = self.shape.depth(self.target), Var("block"), Var("rest")
+    def emit_run(self, store: Store) -> Stmt:
+        """Emit the clearing, the sum over all lines, and the store."""
+        depth, block, tail_line = self.shape.lines_per_step(self.target), Var("block"), Var("rest")
         num_blocks = simplify(self.shape.k // depth)
         num_tail_lines = simplify(self.shape.k - num_blocks * depth)
 
         def store_sums(column: PrimExpr, mask: PrimExpr | None) -> Stmt:
             """Store the sums of a vector of columns to the result."""
             values = [
-                self.sums[self.place(r, column)].with_fields(dtype=self.vector)
+                self.sums[self.sums_index(r, column)].with_fields(dtype=self.vector)
                 for r in range(len(self.shape.rows))
             ]
             return seq(*(store(r, self.begin + column, v, mask) for r, v in enumerate(values)))
 
         return seq(
-            self.vectors(self.clear),
-            For(block, const(0), num_blocks, ForKind.SERIAL, self.lines(block * depth, depth)),
+            self.emit_vectors(self.emit_clear),
+            For(block, const(0), num_blocks, ForKind.SERIAL, self.emit_lines(block * depth, depth)),
             For(
                 tail_line,
                 const(0),
                 num_tail_lines,
                 ForKind.SERIAL,
-                self.lines(num_blocks * depth + tail_line, 1),
+                self.emit_lines(num_blocks * depth + tail_line, 1),
             ),
-            self.vectors(store_sums),
+            self.emit_vectors(store_sums),
         )
 
 
-def skinny_product(
+def emit_skinny_product(
     shape: SkinnyProduct, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Return the product; its runs of columns are loops of the given kind.
+    """Emit the product; its runs of columns are loops of the given kind.
 
     Args:
         shape: The sizes and strides of the operands.
@@ -196,8 +205,8 @@ def skinny_product(
         target: The processor.
         kind: Whether runs of columns are parallel or serial.
     """
-    run, number = _Run(shape, a, b, target), Var("run")
-    run_body = Allocate(run.sums, run.body(store))
+    run, number = _ColumnRun(shape, a, b, target), Var("run")
+    run_body = Allocate(run.sums, run.emit_run(store))
     extent = minimum(const(run.width), shape.columns - number * run.width)
     bound = LetStmt(run.begin, number * run.width, LetStmt(run.left, extent, run_body))
     count = simplify((shape.columns + (run.width - 1)) // run.width)

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr, const
-from ekiden.kernels.cpu.loops import Accesses, Axis, estimate, parallel_outer, serial
-from ekiden.te.prim_func import stores
+from ekiden.kernels.cpu.loops import (
+    LoopAxis,
+    NestAccesses,
+    estimated_product,
+    parallel_outer_loops,
+    serial_loops,
+)
+from ekiden.te.prim_func import emit_stores
 from ekiden.te.reducer import CommReducer
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, Stmt
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 
-def combine_nest(
+def emit_tuple_reduction(
     targets: Sequence[tuple[Buffer, PrimExpr]],
     reducer: CommReducer,
     sources: Sequence[PrimExpr],
-    axes: Sequence[Axis],
-    reduced: Sequence[Axis],
+    axes: Sequence[LoopAxis],
+    reduced: Sequence[LoopAxis],
 ) -> Stmt:
-    """Return the nest of every output of a reduction: one element at a time, accumulators in
+    """Emit the nest of every output of a reduction: one element at a time, accumulators in
     registers, the outer axes in parallel.
 
     Args:
@@ -34,11 +40,11 @@ def combine_nest(
     totals = [Buffer(f"total_{n}", (const(1),), s.dtype, "register") for n, s in enumerate(sources)]
     starts = zip(totals, reducer.identity_element, strict=True)
     begin = [BufferStore(t, e, zero_index) for t, e in starts]
-    update = stores(totals, reducer.combine([t[0] for t in totals], sources), zero_index)
+    update = emit_stores(totals, reducer.combine([t[0] for t in totals], sources), zero_index)
     finish = [BufferStore(b, t[0], (i,)) for (b, i), t in zip(targets, totals, strict=True)]
-    body: Stmt = sequence(*begin, serial(reduced, update), *finish)
+    body: Stmt = flatten_seq(*begin, serial_loops(reduced, update), *finish)
     for total in totals:
         body = Allocate(total, body)
-    loads = len(Accesses([], list(sources)).loads)
-    work = estimate([a.extent for a in reduced]) * max(1, loads)
-    return parallel_outer(list(axes), work, body)
+    loads = len(NestAccesses([], list(sources)).loads)
+    work = estimated_product([a.extent for a in reduced]) * max(1, loads)
+    return parallel_outer_loops(list(axes), work, body)

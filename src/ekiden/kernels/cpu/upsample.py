@@ -16,19 +16,19 @@ from ekiden import te
 from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const, logical_and
-from ekiden.kernels.cost_model import most_rows
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
-from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.cost_model import max_register_rows
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
 from ekiden.kernels.micro_kernels.register_tiles import (
-    KLoop,
-    Tile,
-    balanced_rows,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
     column_mask,
-    compute_tile,
+    emit_register_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, tiled_builder
-from ekiden.kernels.spaces.product import MAX_TILE_ROWS
+from ekiden.kernels.prim_builder import build_function_of, declare_parameters
+from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
 from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
@@ -36,12 +36,12 @@ from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stm
 from ekiden.topi.dimensions import as_ints
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
 
-TAG = "conv2d_transpose"
-MAX_LANES = 16
+UPSAMPLE_CONV_TAG = "conv2d_transpose"
+MAX_UPSAMPLE_LANES = 16
 """Of the widest vectors."""
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the kernel covers a transposed convolution."""
     attrs = anchor.op.attrs
     data, weight = operands_of(anchor)
@@ -51,20 +51,22 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     if layouts != ("NHWC", "IOHW", 1, (1, 1)) or any(attrs["padding"]):  # type: ignore[arg-type]
         return False
     # Windows of kernel = stride do not overlap, so each output has one tap.
-    sizes = zip(anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _pair(anchor), strict=True)
+    sizes = zip(
+        anchor.shape[1:3], data.shape[1:3], weight.shape[2:], _stride_pair(anchor), strict=True
+    )
     if not all(is_const(k, s) and prove_equal(out, size * s) for out, size, k, s in sizes):
         return False
-    return fits_one_panel(as_ints(weight.shape)[1], _pair(anchor), MAX_LANES)
+    return fits_one_panel(as_ints(weight.shape)[1], _stride_pair(anchor), MAX_UPSAMPLE_LANES)
 
 
-def _pair(anchor: te.Tensor) -> tuple[int, int]:
+def _stride_pair(anchor: te.Tensor) -> tuple[int, int]:
     strides = anchor.op.attrs["strides"]
     assert isinstance(strides, tuple)
     return int(strides[0]), int(strides[1])
 
 
-class _Upsample:
-    """One kernel being built."""
+class _UpsampleKernel:
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -73,12 +75,12 @@ class _Upsample:
         target: Target,
         decision: Decision,
     ) -> None:
-        self.limit = decision.number("rows")
-        self.anchor = find_anchor(outputs, TAG)
-        self.buffers = make_buffers(inputs, outputs)
+        self.limit = decision.int_value("rows")
+        self.anchor = find_anchor(outputs, UPSAMPLE_CONV_TAG)
+        self.buffers = declare_parameters(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
-        self.kernel = _pair(self.anchor)
+        self.kernel = _stride_pair(self.anchor)
         self.taps = self.kernel[0] * self.kernel[1]
         depth, channels = weight.shape[:2]
         assert isinstance(depth, IntImm)
@@ -89,8 +91,8 @@ class _Upsample:
         self.width = -(-self.channels * self.taps // self.lanes) * self.lanes
         self.packed = Buffer("packed", (const(self.width * self.depth),))
 
-    def pack(self) -> Stmt:
-        """packed[c][tap, o] of weight[c, o, tap]."""
+    def emit_pack(self) -> Stmt:
+        """Emit packed[c][tap, o] = weight[c, o, tap]."""
         tap, c, o = Var("tap"), Var("c"), Var("o")
         source = self.weight[(c * self.channels + o) * self.taps + tap]
         index = c * self.width + tap * self.channels + o
@@ -99,42 +101,44 @@ class _Upsample:
             body = For(var, const(0), const(extent), ForKind.SERIAL, body)
         return body
 
-    def rows(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
+    def pixel_offsets(self, line: PrimExpr, first: PrimExpr, rows: int) -> list[PrimExpr]:
         """Return the data offsets of input pixels of a line."""
         return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
 
-    def line(self, line: PrimExpr) -> Stmt:
-        """Compute all taps of a line as one product, then its output lines from a buffer."""
+    def emit_line(self, line: PrimExpr) -> Stmt:
+        """Emit the product of a line with all taps, then its output lines from a buffer."""
         (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
         across = simplify(width * (sx * self.channels))
         # vectors that begin in it are read whole, and what is beyond a line is left
         stage = Buffer("lines", (simplify(across * sy + (self.lanes - 1)),))
         vectors, valid = self.width // self.lanes, self.taps * self.channels
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
+        def multiply_pixels(rows: int, first: PrimExpr) -> Stmt:
             """Multiply some pixels of a line by all taps at once, stored to the stage's lines."""
 
-            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            def store_to_stage(
+                i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
+            ) -> Stmt:
                 assert isinstance(at, IntImm)
-                return self.scatter(stage, across, first + i, at.value, value)
+                return self.emit_scatter(stage, across, first + i, at.value, value)
 
-            return compute_tile(
-                Tile(rows, vectors, self.lanes, valid),
-                [KLoop(const(self.depth), const(1), const(self.width))],
+            return emit_register_tile(
+                RegisterTile(rows, vectors, self.lanes, valid),
+                [ReductionLoop(const(self.depth), const(1), const(self.width))],
                 self.data,
-                self.rows(line, first, rows),
+                self.pixel_offsets(line, first, rows),
                 self.packed,
                 const(0),
-                store,
+                store_to_stage,
             )
 
-        tiles = balanced_rows(width, self.limit, body)
-        return Allocate(stage, seq(tiles, self.finish(stage, across, line)))
+        tiles = balanced_row_tiles(width, self.limit, multiply_pixels)
+        return Allocate(stage, seq(tiles, self.emit_epilogue(stage, across, line)))
 
-    def scatter(
+    def emit_scatter(
         self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
     ) -> Stmt:
-        """Store the columns of one pixel from column `at` on, each to its output line."""
+        """Emit the store of one pixel's columns from column `at` on, each to its output line."""
         run = self.kernel[1] * self.channels
         stores: list[Stmt] = []
         for i in range(self.kernel[0]):
@@ -150,66 +154,66 @@ class _Upsample:
             stores.append(BufferStore(stage, value, (ramp(start, 1, self.lanes),), mask))
         return seq(*stores)
 
-    def finish(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """Finish the output lines from their buffer."""
+    def emit_epilogue(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
+        """Emit the output lines from their buffer, through the epilogue."""
         i, x = Var("i"), Var("x")
         n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
         wide = simplify(self.data.shape[2] * self.kernel[1])
         base = (line * self.kernel[0] + i) * across
 
-        def store(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store_vector(at: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> Stmt:
             """Store a vector of the stage through the epilogue."""
             offset = at * self.channels
             lanes = ramp(across * i + offset, 1, self.lanes)
             value = stage[lanes].with_fields(dtype=dt.with_lanes("float32", self.lanes))
             # With one channel, vectors run along the pixels of a line.
             axis = -2 if self.channels == 1 else -1
-            return self.epilogue.store([n, y, at, column], base + offset, value, mask, axis)
+            return self.epilogue.emit_store([n, y, at, column], base + offset, value, mask, axis)
 
         if self.channels > 1:
             mask = column_mask(self.channels, self.lanes)
-            inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store(x, const(0), mask))
+            inside: Stmt = For(x, const(0), wide, ForKind.SERIAL, store_vector(x, const(0), mask))
         else:
             full_vectors, tail_width = simplify(wide // self.lanes), simplify(wide % self.lanes)
-            body = store(x * self.lanes, const(0), None)
+            body = store_vector(x * self.lanes, const(0), None)
             inside = For(x, const(0), full_vectors, ForKind.SERIAL, body)
             tail = ramp(const(0), 1, self.lanes) < broadcast(tail_width, self.lanes)
-            last = store(full_vectors * self.lanes, const(0), tail)
+            last = store_vector(full_vectors * self.lanes, const(0), tail)
             inside = seq(inside, IfThenElse(tail_width > 0, last))
         return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
 
     def body(self) -> Stmt:
-        """Return the copy of the weights to a panel, then all lines."""
+        """Emit the copy of the weights to a panel, then all lines."""
         line = Var("line")
         total = simplify(self.data.shape[0] * self.data.shape[1])
-        lines = For(line, const(0), total, ForKind.PARALLEL, self.line(line), {"grain": 2})
-        return Allocate(self.packed, seq(self.pack(), lines))
+        lines = For(line, const(0), total, ForKind.PARALLEL, self.emit_line(line), {"grain": 2})
+        return Allocate(self.packed, seq(self.emit_pack(), lines))
 
 
-def _vectors(anchor: te.Tensor, target: Target) -> int:
+def _panel_vectors(anchor: te.Tensor, target: Target) -> int:
     """Return the vectors of the panel that holds all taps."""
-    channels = size_of(operands_of(anchor)[1].shape[1])
+    channels = known_extent(operands_of(anchor)[1].shape[1])
     assert channels is not None, "weights are known"
-    return -(-channels * math.prod(_pair(anchor)) // target.lanes("float32"))
+    return -(-channels * math.prod(_stride_pair(anchor)) // target.lanes("float32"))
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space."""
-    rows = descending(most_rows(_vectors(anchor, target), target))
+    rows = descending_range(max_register_rows(_panel_vectors(anchor, target), target))
     return (Knob("rows", rows, "pixels of a tile"),)
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return as many rows as registers hold: the panel stays in the first-level cache."""
-    rows = min(MAX_TILE_ROWS, most_rows(_vectors(anchor, target), target))
-    return Decision.of({"rows": fixed.get("rows", rows)})
+    rows = min(MAX_PRODUCT_TILE_ROWS, max_register_rows(_panel_vectors(anchor, target), target))
+    return Decision.from_mapping({"rows": fixed.get("rows", rows)})
 
 
 FAMILY = Family(
     name="conv2d_transpose",
-    accepts=accepts,
-    space=space,
-    default=default,
-    build=tiled_builder(_Upsample),
+    accepts=is_supported,
+    space=search_space,
+    default=default_decision,
+    build=build_function_of(_UpsampleKernel),
     why="pixels of each phase take taps of their own, and some at borders none",
 )

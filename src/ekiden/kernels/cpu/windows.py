@@ -23,9 +23,10 @@ ResultRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Along one axis: how many data there are, taps, steps from a result to the next and from a tap
-    to the next, and zeros before and behind the data."""
+class WindowAxis:
+    """One axis of a convolution's window: the data's extent, taps, stride, dilation, and zeros
+    before and behind the data.
+    """
 
     size: PrimExpr
     kernel: int
@@ -34,7 +35,7 @@ class Window:
     before: int | PrimExpr
     after: int | PrimExpr
 
-    def leaves_out(self, results: int = 1) -> bool:
+    def may_skip_taps(self, results: int = 1) -> bool:
         """Return whether `results` neighbouring results may have a tap that reads data for none of
         them.
         """
@@ -43,7 +44,7 @@ class Window:
             not isinstance(zeros, int) or zeros > between for zeros in (self.before, self.after)
         )
 
-    def taps(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def taps_reading_data(self, first: PrimExpr, last: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Return the first tap that reads data for one of the results from `first` to `last`, and
         the number of taps up to the last one that does.
         """
@@ -57,15 +58,17 @@ class Window:
         return simplify(begin), simplify(maximum(const(0), end - begin))
 
 
-def taps_inside(windows: Sequence[Window], result_ranges: ResultRanges) -> tuple[Lets, TapRanges]:
+def taps_inside(
+    windows: Sequence[WindowAxis], result_ranges: ResultRanges
+) -> tuple[Lets, TapRanges]:
     """Return the taps of windows that read data for ranges of results, and their names."""
     lets: Lets = []
     taps: dict[int, tuple[PrimExpr, PrimExpr]] = {}
     for axis, (first, last) in result_ranges.items():
         begin, count = Var("tap"), Var("taps")
         taps[axis] = begin, count
-        lets += zip((begin, count), windows[axis].taps(first, last), strict=True)
+        lets += zip((begin, count), windows[axis].taps_reading_data(first, last), strict=True)
     return lets, taps
 
 
-__all__ = ["ResultRanges", "TapRanges", "Window", "taps_inside"]
+__all__ = ["ResultRanges", "TapRanges", "WindowAxis", "taps_inside"]

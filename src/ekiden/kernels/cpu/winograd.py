@@ -39,42 +39,47 @@ from ekiden.ir.prim import (
     PrimExpr,
     Sub,
     Var,
-    binary,
     cast,
     const,
+    fold_binary,
     is_const,
     logical_and,
     minimum,
 )
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES as CACHE_LINE_BYTES
-from ekiden.kernels.cost_model import most_rows, panel_choice, panel_width
+from ekiden.kernels.cost_model import choose_panel_width, max_register_rows, panel_width_knob
 from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     WIDENED_DTYPE,
-    KLoop,
-    Tile,
-    balanced_rows,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
     column_mask,
-    compute_tile,
+    emit_register_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, tiled_builder
-from ekiden.kernels.spaces.winograd import BYTES, arithmetic_of, default, space
+from ekiden.kernels.prim_builder import build_function_of, declare_parameters
+from ekiden.kernels.spaces.winograd import (
+    INT8_ARITHMETIC,
+    arithmetic_of,
+    default_decision,
+    search_space,
+)
 from ekiden.target import Target
-from ekiden.te.inline import inputs_of
+from ekiden.te.inline import input_tensors
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.topi.nn.winograd import WINOGRAD_TAPS, matrices, suits
+from ekiden.topi.nn.winograd import WINOGRAD_TAPS, fills_vectors, transform_matrices
 
-TAG = "winograd_conv2d"
-BLOCKS_PER_CORE = 2
+WINOGRAD_CONV_TAG = "winograd_conv2d"
+MIN_BLOCKS_PER_CORE = 2
 """Blocks per core from which they run in parallel as a whole."""
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the kernel covers a convolution: known channels, vectors of them, float32 or
     bytes. Relay asks the same before it transforms weights: transformed weights have no other
     kernel.
@@ -82,19 +87,17 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
     data, weight = operands_of(anchor)
     if not all(isinstance(d, IntImm) for d in (data.shape[3], *weight.shape, anchor.shape[3])):
         return False
-    depth, channels = _values((data.shape[3], anchor.shape[3]))
+    depth, channels = _constant_dims((data.shape[3], anchor.shape[3]))
     is_known = anchor.dtype == "float32" or (data.dtype, weight.dtype) == ("uint8", WIDENED_DTYPE)
-    return is_known and suits(depth, channels, target.lanes("float32"))
+    return is_known and fills_vectors(depth, channels, target.lanes("float32"))
 
 
-def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """Return the tensor that `outputs` is the maximum over windows of 2x2 of, if it is that; else
-    `outputs`.
-    """
+def producer_of_fused_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """Return the tensor whose 2x2 maximum pooling `outputs` is, else `outputs`."""
     output = outputs[0]
     if output.is_part:
-        (output,) = inputs_of(output)
-    sources = inputs_of(output)
+        (output,) = input_tensors(output)
+    sources = input_tensors(output)
     if len(outputs) != 1 or output.op.name != "max_pool" or len(sources) != 1:
         return list(outputs)
     assert isinstance(output.op, te.ComputeOp)
@@ -104,37 +107,39 @@ def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
         for e in te.tensor_loads(output.op)
     }
     # An index that is not constant becomes None, which matches no window.
-    taps = {tuple(map(as_int, offset)) for offset in offsets}
-    sides = [as_int(d) for d in sources[0].shape[1:3]]
+    taps = {tuple(map(const_int_or_none, offset)) for offset in offsets}
+    sides = [const_int_or_none(d) for d in sources[0].shape[1:3]]
     is_even = all(d is not None and d % 2 == 0 for d in sides)
     return (
         sources if is_even and taps == {(0, i, j, 0) for i in (0, 1) for j in (0, 1)} else [output]
     )
 
 
-def as_int(expr: PrimExpr) -> int | None:
+def const_int_or_none(expr: PrimExpr) -> int | None:
     """Return the value of a constant."""
     return expr.value if isinstance(expr, IntImm) else None
 
 
-def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
+def _constant_dims(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
     constants = tuple(d.value for d in dims if isinstance(d, IntImm))
     assert len(constants) == len(dims)
     return constants
 
 
-class _Transform:
-    """One-dimensional transforms: linear combinations of vectors by a constant matrix."""
+class _LinearTransform:
+    """A one-dimensional transform: linear combinations of vectors by a constant matrix."""
 
     def __init__(self, matrix: np.ndarray, lanes: int, dtype: str = "float32") -> None:
         self.matrix, self.lanes, self.dtype = matrix, lanes, dtype
         self.vector = dt.with_lanes(dtype, lanes)
 
-    def scaled(self, value: float) -> PrimExpr:
+    def splat_weight(self, value: float) -> PrimExpr:
         number = float(value) if dt.is_float(self.dtype) else int(value)
         return broadcast(const(number, self.dtype), self.lanes)
 
-    def combination(self, weights: Sequence[float], vectors: Sequence[PrimExpr]) -> PrimExpr | None:
+    def linear_combination(
+        self, weights: Sequence[float], vectors: Sequence[PrimExpr]
+    ) -> PrimExpr | None:
         """Return the sum of weighted vectors; None if all weights are 0."""
         total: PrimExpr | None = None
         for weight, vector in sorted(
@@ -143,26 +148,34 @@ class _Transform:
             if weight == 0:
                 continue
             if total is None:
-                total = vector if weight == 1 else binary(Mul, vector, self.scaled(weight))
+                total = (
+                    vector if weight == 1 else fold_binary(Mul, vector, self.splat_weight(weight))
+                )
             elif abs(weight) == 1:
-                total = binary(Add if weight > 0 else Sub, total, vector)
+                total = fold_binary(Add if weight > 0 else Sub, total, vector)
             elif dt.is_float(self.dtype):
-                total = call_intrin("fma", vector, self.scaled(weight), total, dtype=self.vector)
+                total = call_intrin(
+                    "fma", vector, self.splat_weight(weight), total, dtype=self.vector
+                )
             else:
-                scaled = binary(Mul, vector, self.scaled(abs(weight)))
-                total = binary(Add if weight > 0 else Sub, total, scaled)
+                scaled = fold_binary(Mul, vector, self.splat_weight(abs(weight)))
+                total = fold_binary(Add if weight > 0 else Sub, total, scaled)
         return total
 
-    def apply(
+    def transform(
         self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         """Return (names of shared sums, the combinations). Opposite points share their even and odd
         sums, whether they are rows of the matrix or columns.
         """
         rows, columns = self.matrix.shape
-        return self._by_rows(vectors) if rows == columns else self._by_columns(vectors)
+        return (
+            self._transform_by_row_pairs(vectors)
+            if rows == columns
+            else self._transform_by_column_pairs(vectors)
+        )
 
-    def _by_rows(
+    def _transform_by_row_pairs(
         self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         lets: list[tuple[Var, PrimExpr]] = []
@@ -171,41 +184,43 @@ class _Transform:
         for k in (0, *range(1, last, 2), last):
             row = self.matrix[k]
             if k in (0, last):
-                edge_result = self.combination(row, vectors)
+                edge_result = self.linear_combination(row, vectors)
                 assert edge_result is not None
                 results.append(edge_result)
                 continue
             next_row = self.matrix[k + 1]
             # Points k and k + 1 are opposite: their rows differ in sign at odd powers alone.
             pair = [
-                self.combination(half, vectors)
+                self.linear_combination(half, vectors)
                 for half in ((row + next_row) / 2, (row - next_row) / 2)
             ]
             even, odd = Var("even", self.vector), Var("odd", self.vector)
             for name, value in zip((even, odd), pair, strict=True):
                 assert value is not None
                 lets.append((name, value))
-            results += [binary(Add, even, odd), binary(Sub, even, odd)]
+            results += [fold_binary(Add, even, odd), fold_binary(Sub, even, odd)]
         return lets, results
 
-    def _by_columns(
+    def _transform_by_column_pairs(
         self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         lets: list[tuple[Var, PrimExpr]] = []
+        # Opposite interpolation points share sum and difference of two vectors, which nearly halves
+        # the multiplications.
         matrix, values = self.matrix.copy(), list(vectors)
         for k in range(1, len(values) - 1, 2):
             total, difference = Var("both", self.vector), Var("apart", self.vector)
-            lets.append((total, binary(Add, vectors[k], vectors[k + 1])))
-            lets.append((difference, binary(Sub, vectors[k], vectors[k + 1])))
+            lets.append((total, fold_binary(Add, vectors[k], vectors[k + 1])))
+            lets.append((difference, fold_binary(Sub, vectors[k], vectors[k + 1])))
             even, odd = (matrix[:, k] + matrix[:, k + 1]) / 2, (matrix[:, k] - matrix[:, k + 1]) / 2
             matrix[:, k], matrix[:, k + 1] = even, odd
             values[k], values[k + 1] = total, difference
-        results = [self.combination(row, values) for row in matrix]
+        results = [self.linear_combination(row, values) for row in matrix]
         return lets, [result for result in results if result is not None]
 
 
-class _Winograd:
-    """One kernel being built."""
+class _WinogradKernel:
+    """A builder of one Winograd kernel."""
 
     def __init__(
         self,
@@ -215,8 +230,8 @@ class _Winograd:
         decision: Decision,
     ) -> None:
         self.decision = decision
-        self.anchor = find_anchor(outputs, TAG)
-        self.buffers = make_buffers(inputs, outputs)
+        self.anchor = find_anchor(outputs, WINOGRAD_CONV_TAG)
+        self.buffers = declare_parameters(inputs, outputs)
         data, weight = operands_of(self.anchor)
         self.data, self.weight = self.buffers[data], self.buffers[weight]
         attrs = self.anchor.op.attrs
@@ -224,30 +239,31 @@ class _Winograd:
         self.size = self.m + WINOGRAD_TAPS - 1
         self.places = self.size**2
         self.n, self.height, self.width, channels = self.anchor.shape
-        (self.channels,) = _values((channels,))
-        (self.depth,) = _values(data.shape[3:])
-        self.panels, self.steps, self.panel = _values(weight.shape)[1:4]
+        (self.channels,) = _constant_dims((channels,))
+        (self.depth,) = _constant_dims(data.shape[3:])
+        self.panels, self.steps, self.panel = _constant_dims(weight.shape)[1:4]
         kind = arithmetic_of(self.anchor)
         self.word = kind.word
         up = self.m - 1
         self.down = simplify((self.height + up) // self.m)
         self.across = simplify((self.width + up) // self.m)
         self.tiles = simplify(self.n * self.down * self.across)
-        self.block = decision.number("block")
+        self.block = decision.int_value("block")
         self.count = simplify((self.tiles + (self.block - 1)) // self.block)
         self.is_even = is_const(simplify(self.tiles % self.block), 0)
         self.lanes, self.target = target.lanes("float32"), target
-        (result,) = before_pool(outputs)
+        (result,) = producer_of_fused_pool(outputs)
         self.is_pooled = result is not outputs[0]  # or a part of that
         target_of = {**self.buffers, result: self.buffers[outputs[0]]}
         self.epilogue = Epilogue(self.anchor, result, target_of)
-        a, b, _ = matrices(self.m, is_integer=kind is BYTES)
+        a, b, _ = transform_matrices(self.m, is_integer=kind is INT8_ARITHMETIC)
         self.spread_lanes = target.lanes(kind.dtype)
         """Channels of the data that are transformed at once."""
-        self.data_transform = _Transform(b, self.spread_lanes, kind.dtype)
-        self.output_transform = _Transform(a, self.lanes, self.anchor.dtype)
+        self.data_transform = _LinearTransform(b, self.spread_lanes, kind.dtype)
+        self.output_transform = _LinearTransform(a, self.lanes, self.anchor.dtype)
         self.pitch = -(-self.depth // self.spread_lanes) * self.spread_lanes
         """From the channels of a tile to those of the next, in V."""
+        # One vector more than needed: planes a power of two apart would map to the same cache sets.
         self.v_plane = self.block * self.pitch + self.spread_lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
         self.m_plane = self.block * self.columns + self.lanes
@@ -257,7 +273,7 @@ class _Winograd:
         assert isinstance(padding, tuple)
         self.top, self.left = int(padding[0]), int(padding[1])
 
-    def is_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
+    def is_patch_inside(self, line: PrimExpr, column: PrimExpr) -> PrimExpr:
         """Return whether the patch that begins there has no point outside of the data; a constant
         where that is so for all.
         """
@@ -275,14 +291,14 @@ class _Winograd:
                 condition = logical_and(condition, at <= extent - self.size)
         return condition
 
-    def patch(
+    def emit_patch_copy(
         self,
         to: Buffer,
         corner: tuple[PrimExpr, PrimExpr],
         pixel: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Copy a vector of channels of a patch, zeros for what lies outside of the data."""
+        """Emit the copy of a vector of channels of a patch, with zeros outside of the data."""
         _, height, width, _ = self.data.shape
         i, j = Var("i"), Var("j")
         line, column = corner[0] + i, corner[1] + j
@@ -290,7 +306,7 @@ class _Winograd:
         test = logical_and(test, logical_and(column >= 0, column < width))
         lanes = self.spread_lanes
         stage_index = (ramp((i * self.size + j) * lanes, 1, lanes),)
-        load = self.vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
+        load = self.load_vector(self.data, pixel + (i * width + j) * self.depth, lanes, mask)
         zero = broadcast(const(0, to.dtype), lanes)
         copy_pixel = IfThenElse(
             test, BufferStore(to, load, stage_index), BufferStore(to, zero, stage_index)
@@ -298,15 +314,15 @@ class _Winograd:
         inner = For(j, const(0), const(self.size), ForKind.SERIAL, copy_pixel)
         return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
-    def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """(image, line, column) of the first output pixel of a tile."""
+    def tile_coordinates(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """Return (image, line, column) of the first output pixel of a tile."""
         if not self.is_even:
             tile = minimum(tile, self.tiles - 1)
         area = self.down * self.across
         down = tile % area // self.across
         return tile // area, down * self.m, tile % self.across * self.m
 
-    def vector(
+    def load_vector(
         self, buffer: Buffer, at: PrimExpr, lanes: int, mask: PrimExpr | None = None
     ) -> PrimExpr:
         """Load a vector of a buffer, zero where the mask is off."""
@@ -315,38 +331,42 @@ class _Winograd:
             return vector
         return if_then_else(mask, vector, broadcast(const(0, buffer.dtype), lanes))
 
-    def apply_transform(
-        self, transform: _Transform, vectors: list[PrimExpr], to: Buffer, at: list[PrimExpr]
+    def emit_transform(
+        self, transform: _LinearTransform, vectors: list[PrimExpr], to: Buffer, at: list[PrimExpr]
     ) -> Stmt:
         """Transform vectors and store the results."""
         names = [Var("part", transform.vector) for _ in vectors]
-        lets, results = transform.apply(names)
+        lets, results = transform.transform(names)
         stores = [
             BufferStore(to, value, (ramp(offset, 1, transform.lanes),))
             for value, offset in zip(results, at, strict=True)
         ]
-        return bound([*zip(names, vectors, strict=True), *lets], seq(*stores))
+        return wrap_in_lets([*zip(names, vectors, strict=True), *lets], seq(*stores))
 
-    def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """V of a block of tiles."""
+    def emit_data_transform(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """Emit V = B' d B of a block of tiles."""
         tile, group = Var("tile"), Var("group")
-        n, y, x = self.place(first + tile)
+        n, y, x = self.tile_coordinates(first + tile)
         corner = line, column = Var("line"), Var("column")
         pixel = Var("pixel")
         full_groups, tail_width = divmod(self.depth, self.spread_lanes)
         stmts: list[Stmt] = []
         if full_groups:
-            body = self.transform_data_group(tile, corner, pixel, group, None)
+            body = self.emit_data_transform_group(tile, corner, pixel, group, None)
             stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
         if tail_width:
             mask = column_mask(tail_width, self.spread_lanes)
-            stmts.append(self.transform_data_group(tile, corner, pixel, const(full_groups), mask))
+            stmts.append(
+                self.emit_data_transform_group(tile, corner, pixel, const(full_groups), mask)
+            )
         _, height, width, _ = self.data.shape
         start = ((n * height + line) * width + column) * self.depth
         lets = [(line, y - self.top), (column, x - self.left), (pixel, start)]
-        return For(tile, const(0), const(self.block), kind, bound(lets, seq(*stmts)), {"grain": 2})
+        return For(
+            tile, const(0), const(self.block), kind, wrap_in_lets(lets, seq(*stmts)), {"grain": 2}
+        )
 
-    def transform_data_group(
+    def emit_data_transform_group(
         self,
         tile: PrimExpr,
         corner: tuple[PrimExpr, PrimExpr],
@@ -358,23 +378,24 @@ class _Winograd:
         i, size, width = Var("i"), self.size, self.data.shape[2]
         lanes = self.spread_lanes
         stage = Buffer("stage", (const(self.places * lanes),), self.v.dtype, "local")
+        # Private to the tile: threads transform tiles in parallel.
         patch = Buffer("patch", (const(self.places * lanes),), self.data.dtype, "local")
         offset = pixel + group * lanes
         row = simplify(width * self.depth)
-        near = self.transform_data_columns(self.data, offset, row, self.depth, stage, mask)
-        far = self.transform_data_columns(patch, const(0), const(size * lanes), lanes, stage)
-        fill = self.patch(patch, corner, offset, mask)
-        inside = self.is_inside(*corner)
+        near = self.emit_data_transform_columns(self.data, offset, row, self.depth, stage, mask)
+        far = self.emit_data_transform_columns(patch, const(0), const(size * lanes), lanes, stage)
+        fill = self.emit_patch_copy(patch, corner, offset, mask)
+        inside = self.is_patch_inside(*corner)
         # Only patches over the border are copied first: inside, columns are read as they lie.
         columns = near if is_const(inside, 1) else IfThenElse(inside, near, seq(fill, far))
-        staged = [self.vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
+        staged = [self.load_vector(stage, (i * size + c) * lanes, lanes) for c in range(size)]
         base = tile * self.pitch + group * lanes
         out = [(i * size + c) * self.v_plane + base for c in range(size)]
-        transform = self.apply_transform(self.data_transform, staged, self.v, out)
+        transform = self.emit_transform(self.data_transform, staged, self.v, out)
         rows = For(i, const(0), const(size), ForKind.SERIAL, transform)
         return Allocate(patch, Allocate(stage, seq(columns, rows)))
 
-    def transform_data_columns(
+    def emit_data_transform_columns(
         self,
         source: Buffer,
         start: PrimExpr,
@@ -387,91 +408,95 @@ class _Winograd:
         j, size = Var("j"), self.size
         lanes = self.spread_lanes
         columns = [
-            self.vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
+            self.load_vector(source, start + row * r + j * step, lanes, mask) for r in range(size)
         ]
         loads = [cast(column, self.data_transform.vector) for column in columns]
         stage_offsets = [(j + r * size) * lanes for r in range(size)]
-        transform = self.apply_transform(self.data_transform, loads, to, stage_offsets)
+        transform = self.emit_transform(self.data_transform, loads, to, stage_offsets)
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
-    def multiply(self, kind: ForKind) -> Stmt:
-        """M of a block: a matrix product per place."""
+    def emit_products(self, kind: ForKind) -> Stmt:
+        """Emit M = U V of a block: a matrix product per tile position."""
         full_panels, tail_columns = divmod(self.channels, self.panel)
         stmts: list[Stmt] = []
         if full_panels:
-            stmts.append(self.multiply_panels(full_panels, 0, self.panel, kind))
+            stmts.append(self.emit_panel_products(full_panels, 0, self.panel, kind))
         if tail_columns:
-            stmts.append(self.multiply_panels(1, full_panels, tail_columns, kind))
+            stmts.append(self.emit_panel_products(1, full_panels, tail_columns, kind))
         return seq(*stmts)
 
-    def multiply_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
+    def emit_panel_products(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
         """Multiply by some panels of the weights."""
         step = Var("step")
+        # Positions outside, panels inside: the transformed data of a position stay in L1 for all of
+        # its panels.
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
         row = self.panel * self.word
-        loops = [KLoop(const(self.steps), const(self.word), const(row))]
+        loops = [ReductionLoop(const(self.steps), const(self.word), const(row))]
         base, source, to = Var("base"), Var("source"), Var("to")
-        own, unroll = self.decision.number("own"), self.decision.number("unroll")
+        own, unroll = self.decision.int_value("own"), self.decision.int_value("unroll")
         steps = const(self.steps)
         line = CACHE_LINE_BYTES // dt.itemsize(self.weight.dtype)
-        prefetch = Prefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
-        ahead = prefetch.of(base, None)[1] if own else None
-        max_rows = most_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
+        prefetch = PanelPrefetches(self.weight, row, line, steps, const(0), own, 0, unroll)
+        ahead = prefetch.of_tile(base, None)[1] if own else None
+        max_rows = max_register_rows(vectors, self.target, arithmetic_of(self.anchor).dtype)
         is_whole = vectors * self.lanes >= self.panel
-        limit = self.decision.number("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
+        limit = self.decision.int_value("rows") if is_whole else min(MAX_NARROW_TILE_ROWS, max_rows)
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
+        def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
             """Products of some tiles' transformed data with a panel at one place (u, v)."""
 
-            def store(i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
+            def store_product(
+                i: PrimExpr, at: PrimExpr, value: PrimExpr, _: PrimExpr | None
+            ) -> Stmt:
                 offset = to + (first + i) * self.columns + at
                 return BufferStore(self.products, value, (ramp(offset, 1, self.lanes),))
 
             valid = vectors * self.lanes
-            shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype)
+            shape = RegisterTile(rows, vectors, self.lanes, valid, self.anchor.dtype)
             a_rows = [source + (first + i) * self.pitch for i in range(rows)]
-            return compute_tile(
+            return emit_register_tile(
                 shape,
                 loops,
                 self.v,
                 a_rows,
                 self.weight,
                 base,
-                store,
+                store_product,
                 False,
                 ahead,
                 prefetch.unroll,
             )
 
-        tiles = balanced_rows(const(self.block), limit, body)
+        tiles = balanced_row_tiles(const(self.block), limit, emit_row_tile)
         lets = [
             (base, (e * self.panels + panel) * (self.steps * row)),
             (source, e * self.v_plane),
             (to, e * self.m_plane + panel * self.panel),
         ]
         every = const(count * self.places)
-        return For(step, const(0), every, kind, bound(lets, tiles), {"grain": 1})
+        return For(step, const(0), every, kind, wrap_in_lets(lets, tiles), {"grain": 1})
 
-    def transform_output(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """Transform and finish the output tiles of a block."""
+    def emit_output_transform(self, first: PrimExpr, kind: ForKind) -> Stmt:
+        """Emit Y = A' M A of the output tiles of a block, and their epilogue."""
         tile, group = Var("tile"), Var("group")
         corner = n, y, x = Var("n"), Var("y"), Var("x")
         full_groups, tail_width = divmod(self.channels, self.lanes)
         stmts: list[Stmt] = []
         if full_groups:
-            body = self.transform_output_group(tile, corner, group, None)
+            body = self.emit_output_transform_group(tile, corner, group, None)
             stmts.append(For(group, const(0), const(full_groups), ForKind.SERIAL, body))
         if tail_width:
             mask = column_mask(tail_width, self.lanes)
-            stmts.append(self.transform_output_group(tile, corner, const(full_groups), mask))
-        corner_lets = list(zip((n, y, x), self.place(first + tile), strict=True))
-        body = bound(corner_lets, seq(*stmts))
+            stmts.append(self.emit_output_transform_group(tile, corner, const(full_groups), mask))
+        corner_lets = list(zip((n, y, x), self.tile_coordinates(first + tile), strict=True))
+        body = wrap_in_lets(corner_lets, seq(*stmts))
         if not self.is_even:
-            body = IfThenElse(binary(LT, first + tile, self.tiles), body)
+            body = IfThenElse(fold_binary(LT, first + tile, self.tiles), body)
         return For(tile, const(0), const(self.block), kind, body, {"grain": 2})
 
-    def transform_output_group(
+    def emit_output_transform_group(
         self, tile: PrimExpr, corner: tuple[Var, Var, Var], group: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Transform one vector of channels of an output tile."""
@@ -480,28 +505,30 @@ class _Winograd:
         stage = Buffer("stage", (const(m * size * self.lanes),), self.anchor.dtype, "local")
         base = tile * self.columns + group * self.lanes
         loads = [
-            self.vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
+            self.load_vector(self.products, (r * size + j) * self.m_plane + base, self.lanes)
             for r in range(size)
         ]
         stage_offsets = [(j + r * size) * self.lanes for r in range(m)]
-        column = self.apply_transform(self.output_transform, loads, stage, stage_offsets)
+        column = self.emit_transform(self.output_transform, loads, stage, stage_offsets)
         columns = For(j, const(0), const(size), ForKind.SERIAL, column)
-        staged = [self.vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)]
+        staged = [
+            self.load_vector(stage, (i * size + c) * self.lanes, self.lanes) for c in range(size)
+        ]
         names = [Var("part", self.output_transform.vector) for _ in staged]
-        lets, results = self.output_transform.apply(names)
+        lets, results = self.output_transform.transform(names)
         lets_held = [*zip(names, staged, strict=True), *lets]
         # The maximum comes before the store, so four pixels become one in registers.
         if self.is_pooled:
-            rows = self.pooled_rows((n, y, x), group, i, (lets_held, results), mask)
+            rows = self.emit_pooled_rows((n, y, x), group, i, (lets_held, results), mask)
             return Allocate(stage, seq(columns, rows))
-        stores = [self.pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(results)]
-        line = bound(lets_held, seq(*stores))
+        stores = [self.emit_pixel((n, y + i, x + c), group, v, mask) for c, v in enumerate(results)]
+        line = wrap_in_lets(lets_held, seq(*stores))
         if not is_const(simplify(self.height % m), 0):
-            line = IfThenElse(binary(LT, y + i, self.height), line)
+            line = IfThenElse(fold_binary(LT, y + i, self.height), line)
         rows = For(i, const(0), const(m), ForKind.SERIAL, line)
         return Allocate(stage, seq(columns, rows))
 
-    def pixel(
+    def emit_pixel(
         self,
         at: tuple[PrimExpr, PrimExpr, PrimExpr],
         group: PrimExpr,
@@ -511,16 +538,16 @@ class _Winograd:
         """Finish and store a vector of one output pixel, if it is in the image."""
         (n, y, x), channel = at, group * self.lanes
         flat = ((n * self.height + y) * self.width + x) * self.channels + channel
-        stored = self.epilogue.store([n, y, x, channel], flat, value, mask)
+        stored = self.epilogue.emit_store([n, y, x, channel], flat, value, mask)
         return self.guard_column(x, stored)
 
     def guard_column(self, x: PrimExpr, stored: Stmt) -> Stmt:
         """Return a statement for a column, guarded by whether that is in the image."""
         if is_const(simplify(self.width % self.m), 0):
             return stored
-        return IfThenElse(binary(LT, x, self.width), stored)
+        return IfThenElse(fold_binary(LT, x, self.width), stored)
 
-    def pooled_rows(
+    def emit_pooled_rows(
         self,
         corner: tuple[PrimExpr, PrimExpr, PrimExpr],
         group: PrimExpr,
@@ -544,55 +571,58 @@ class _Winograd:
         upper = Buffer("upper", (const(m // 2 * self.lanes),), dtype, "local")
         wide = [Var("pair", vector) for _ in range(m // 2)]
         ends = [
-            self.epilogue.finished([n, y + i, x + c, channel], v, mask)
+            self.epilogue.apply([n, y + i, x + c, channel], v, mask)
             for c, v in enumerate(line_values)
         ]
-        pairs = [binary(Max, a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
+        pairs = [fold_binary(Max, a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)]
         height, width = simplify(self.height // 2), simplify(self.width // 2)
         first, second = [], []
         for k, pair in enumerate(wide):
             offset = ramp(const(k * self.lanes), 1, self.lanes)
             first.append(BufferStore(upper, pair, (offset,)))
-            above = self.vector(upper, const(k * self.lanes), self.lanes)
+            above = self.load_vector(upper, const(k * self.lanes), self.lanes)
             at = (n * height + (y + i) // 2) * width + x // 2 + k
-            both = binary(Max, above, pair)
-            stored = self.epilogue.put(at * self.channels + channel, channel, both, mask)
+            both = fold_binary(Max, above, pair)
+            stored = self.epilogue.emit_raw_store(at * self.channels + channel, channel, both, mask)
             second.append(self.guard_column(x + 2 * k, stored))
         # Even lines wait in `upper` for the odd line below them.
-        half = IfThenElse(binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
-        body = bound([*held, *zip(wide, pairs, strict=True)], half)
+        half = IfThenElse(fold_binary(EQ, i % 2, const(0)), seq(*first), seq(*second))
+        body = wrap_in_lets([*held, *zip(wide, pairs, strict=True)], half)
         if not is_const(simplify(self.height % m), 0):
-            body = IfThenElse(binary(LT, y + i, self.height), body)
+            body = IfThenElse(fold_binary(LT, y + i, self.height), body)
         return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
 
     def body(self) -> Stmt:
-        """Return the loop over all blocks."""
+        """Emit the loop over all blocks."""
         is_static = isinstance(self.count, IntImm)
         # With few blocks, threads share the iterations of each phase instead of whole blocks.
         is_parallel = (
-            not is_static or _values((self.count,))[0] >= BLOCKS_PER_CORE * self.target.cores
+            not is_static
+            or _constant_dims((self.count,))[0] >= MIN_BLOCKS_PER_CORE * self.target.cores
         )
         kinds = ForKind.PARALLEL, ForKind.SERIAL
         outer, inner = kinds if is_parallel else kinds[::-1]
         block = Var("block")
         first = block * self.block
         steps = seq(
-            self.spread(first, inner), self.multiply(inner), self.transform_output(first, inner)
+            self.emit_data_transform(first, inner),
+            self.emit_products(inner),
+            self.emit_output_transform(first, inner),
         )
         block_body = Allocate(self.v, Allocate(self.products, steps))
         return For(block, const(0), self.count, outer, block_body, {"grain": 1})
 
 
 FAMILY = Family(
-    name=TAG,
-    accepts=accepts,
-    space=space,
-    default=default,
-    build=tiled_builder(_Winograd),
+    name=WINOGRAD_CONV_TAG,
+    accepts=is_supported,
+    space=search_space,
+    default=default_decision,
+    build=build_function_of(_WinogradKernel),
     why="borders leave out terms of the transforms, which share a nest with the products",
-    ends=before_pool,
-    panel=panel_width,
-    panels=panel_choice,
+    ends=producer_of_fused_pool,
+    panel=choose_panel_width,
+    panels=panel_width_knob,
     endings=("pairs_max",),
     writes_rows=True,
 )

@@ -32,20 +32,25 @@ from ekiden.ir.prim import (
     maximum,
     minimum,
 )
-from ekiden.kernels.attention.scaled_dot_product import AttentionConfig, StridedOperand, sizes_of
+from ekiden.kernels.attention.scaled_dot_product import (
+    AttentionConfig,
+    StridedOperand,
+    attention_sizes,
+)
+from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family
-from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.launch import bound, serial
-from ekiden.kernels.prim_builder import extern_buffers, product, tiled_function
+from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.launch import serial_loop, thread_loop
+from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated
+from ekiden.te.prim_func import wrap_in_allocations
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
-ROWS, LANES, KEYS = 16, 16, 32
+DEFAULT_QUERY_ROWS, DEFAULT_LANES_PER_QUERY, DEFAULT_KEY_TILE = 16, 16, 32
 """Queries of a block, threads of each, keys of a tile, where memory of a block has room."""
 SINGLE_QUERY_THREADS = 64
 """Threads of a block, and keys of a tile, of one query."""
@@ -53,22 +58,22 @@ MAX_REGISTER_SCORES = 8
 """Scores of a tile that a thread keeps in registers."""
 MIN_SHARED_BYTES = 1 << 15
 """Bytes of memory of a block where nothing is known of it: what OpenCL grants at least."""
-F32 = "float32"
+F32_DTYPE = "float32"
 
 
-def _accepts(anchor: te.Tensor, target: Target) -> bool:
+def _is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether this is an attention of the kernel's own inputs, of constant depth
     and width.
     """
     op = anchor.op
     if op.tag != "attention" or not isinstance(op, te.ExternOp):
         return False
-    _, query, value = sizes_of(anchor)
+    _, query, value = attention_sizes(anchor)
     is_known = query["d"] is not None and value["d"] is not None
     return is_known and all(isinstance(t.op, te.PlaceholderOp) for t in op.inputs)
 
 
-def _space(anchor: te.Tensor, target: Target) -> Space:
+def _search_space(anchor: te.Tensor, target: Target) -> Space:
     return (
         Knob("rows", (32, 16, 8, 4, 2, 1), "queries of a block"),
         Knob("lanes", (64, 32, 16, 8, 4, 2, 1), "threads of a query"),
@@ -76,36 +81,36 @@ def _space(anchor: te.Tensor, target: Target) -> Space:
     )
 
 
-def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def _default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return a decision that fits shared memory: of one query as many threads as of several
     together.
     """
-    _, query, value = sizes_of(anchor)
+    _, query, value = attention_sizes(anchor)
     depth, width, queries = query["d"], value["d"], query["s"]
     assert depth is not None and width is not None
-    rows, lanes, keys = ROWS, LANES, KEYS
+    rows, lanes, keys = DEFAULT_QUERY_ROWS, DEFAULT_LANES_PER_QUERY, DEFAULT_KEY_TILE
     if queries is not None and queries < rows:
         rows = 2 ** math.ceil(math.log2(max(queries, 1)))
-        lanes = min(SINGLE_QUERY_THREADS, LANES * ROWS // rows)
-        keys = max(lanes, KEYS)
+        lanes = min(SINGLE_QUERY_THREADS, DEFAULT_LANES_PER_QUERY * DEFAULT_QUERY_ROWS // rows)
+        keys = max(lanes, DEFAULT_KEY_TILE)
     room = int(str(target.attrs.get("max_shared_memory_per_block") or MIN_SHARED_BYTES))
     # Fewer keys per tile cost barriers, fewer rows would cost reuse of keys.
-    while keys > 1 and 4 * _shared(rows, keys, depth, width) > room:
+    while keys > 1 and 4 * _shared_elements(rows, keys, depth, width) > room:
         keys //= 2
     lanes = min(lanes, keys)
     while rows * lanes > target.max_num_threads:
         lanes, rows = (lanes // 2, rows) if lanes > rows else (lanes, rows // 2)
     values: dict[str, int | str] = {"rows": rows, "lanes": lanes, "keys": keys}
-    return Decision.of(values | dict(fixed))
+    return Decision.from_mapping(values | dict(fixed))
 
 
-def _shared(rows: int, keys: int, depth: int, width: int) -> int:
-    """Elements in memory of a block."""
+def _shared_elements(rows: int, keys: int, depth: int, width: int) -> int:
+    """Return the elements of shared memory that a block takes."""
     return (rows + keys) * (depth + 1) + keys * width + rows * (keys + 1)
 
 
-class _Kernel:
-    """One program being built."""
+class _GpuAttentionKernel:
+    """A builder of one attention kernel."""
 
     def __init__(
         self,
@@ -117,9 +122,11 @@ class _Kernel:
     ) -> None:
         operands = zip((*inputs[:3], out), heads.layouts, strict=True)
         self.heads = heads
-        self.q, self.k, self.v, self.out = (StridedOperand.of(b, layout) for b, layout in operands)
+        self.q, self.k, self.v, self.out = (
+            StridedOperand.from_buffer(b, layout) for b, layout in operands
+        )
         self.bias = inputs[3] if len(inputs) > 3 else None
-        self.rows, self.lanes, self.tile = (cut.number(n) for n in ("rows", "lanes", "keys"))
+        self.rows, self.lanes, self.tile = (cut.int_value(n) for n in ("rows", "lanes", "keys"))
         if self.tile % self.lanes:
             raise CompileError(
                 f"decisions: 'thread_attention' {cut}: keys are no multiple of lanes"
@@ -130,62 +137,66 @@ class _Kernel:
         self.depth, self.width = depth.value, width.value
         self.columns = -(-self.width // self.lanes)
         self.block, self.thread = Var("block"), Var("thread")
-        self.team = Team.of(self.thread, self.rows * self.lanes, target, self.lanes)
+        self.team = ThreadTeam.create(self.thread, self.rows * self.lanes, target, self.lanes)
         self.row, self.lane = self.thread // self.lanes, self.thread % self.lanes
         self.tiles = simplify((self.queries + (self.rows - 1)) // self.rows)
         image = self.block // self.tiles
         self.b, self.h = image // self.q.dims["h"], image % self.q.dims["h"]
         self.first = self.block % self.tiles * self.rows
 
-        def shared(name: str, count: int) -> Buffer:
-            return Buffer(name, (const(count),), F32, "shared")
+        def shared_buffer(name: str, count: int) -> Buffer:
+            return Buffer(name, (const(count),), F32_DTYPE, "shared")
 
-        def own(name: str, count: int = 1) -> Buffer:
-            return Buffer(name, (const(count),), F32, "local")
+        def local_buffer(name: str, count: int = 1) -> Buffer:
+            return Buffer(name, (const(count),), F32_DTYPE, "local")
 
-        self.shared_q = shared("queries", self.rows * (self.depth + 1))
-        self.shared_k = shared("keys", self.tile * (self.depth + 1))
-        self.shared_v = shared("values", self.tile * self.width)
-        self.shares = shared("shares", self.rows * (self.tile + 1))
-        self.best, self.next, self.total, self.dot = map(own, ("best", "next", "total", "dot"))
-        self.sums = own("sums", self.columns)
+        self.shared_q = shared_buffer("queries", self.rows * (self.depth + 1))
+        self.shared_k = shared_buffer("keys", self.tile * (self.depth + 1))
+        # Values need no padding: neighbouring threads read neighbouring columns, which are in
+        # different banks.
+        self.shared_v = shared_buffer("values", self.tile * self.width)
+        self.shares = shared_buffer("shares", self.rows * (self.tile + 1))
+        self.best, self.next, self.total, self.dot = map(
+            local_buffer, ("best", "next", "total", "dot")
+        )
+        self.sums = local_buffer("sums", self.columns)
         self.by_warps = self.team.has_warps and self.tile // self.lanes <= MAX_REGISTER_SCORES
-        self.own_scores = own("scores", self.tile // self.lanes)
+        self.own_scores = local_buffer("scores", self.tile // self.lanes)
         if self.by_warps:
-            self.largest = self.team.combined([self.next], lambda a, b: [maximum(a[0], b[0])])
+            self.largest = self.team.emit_reduction([self.next], lambda a, b: [maximum(a[0], b[0])])
 
     # Places
 
-    def at(
+    def element_indices(
         self, operand: StridedOperand, h: PrimExpr, s: PrimExpr, d: PrimExpr
     ) -> tuple[PrimExpr, ...]:
         """Return the indices of an element."""
         named = {"b": self.b, "h": h, "s": s, "d": d}
         return tuple(named[axis] for axis in operand.dims)
 
-    def group(self) -> PrimExpr:
+    def kv_head(self) -> PrimExpr:
         """Return the head of keys and values: several heads of queries may share one."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         return self.h if heads is groups else self.h // simplify(heads // groups)
 
-    def seen(self, query: PrimExpr) -> PrimExpr:
+    def num_visible_keys(self, query: PrimExpr) -> PrimExpr:
         """Return the number of keys that a query sees, of those from the first."""
         if not self.heads.causal:
             return self.keys
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return maximum(minimum(query + shift + 1, self.keys), const(0))
 
-    def query(self) -> PrimExpr:
+    def query_index(self) -> PrimExpr:
         """Return the query of a thread, clamped to those that exist."""
         return minimum(self.first + self.row, self.queries - 1)
 
     # Statements
 
-    def bring(
+    def emit_cooperative_load(
         self, to: Buffer, lines: int, width: int, pitch: int,
         value: Callable[[PrimExpr, PrimExpr], PrimExpr],
     ) -> Stmt:  # fmt: skip
-        """Fill lines of shared memory by all threads together.
+        """Emit the cooperative load of lines into shared memory by all threads.
 
         Args:
             to: The buffer in shared memory.
@@ -199,201 +210,246 @@ class _Kernel:
         line, column = at // width, at % width
         store = BufferStore(to, value(line, column), (line * pitch + column,))
         guarded = store if count % threads == 0 else IfThenElse(at < count, store)
-        return serial(round_index, -(-count // threads), guarded)
+        return serial_loop(round_index, -(-count // threads), guarded)
 
-    def start(self) -> Stmt:
-        """Load the queries of the block, and initialize the sums."""
+    def emit_start(self) -> Stmt:
+        """Emit the load of the block's queries and the initialisation of the sums."""
         # Lines of queries and keys are one element longer than the depth, against bank conflicts.
-        zeros = [self.put(self.sums, const(0.0, F32), n) for n in range(self.columns)]
+        zeros = [self.store_local(self.sums, const(0.0, F32_DTYPE), n) for n in range(self.columns)]
 
-        def query(line: PrimExpr, d: PrimExpr) -> PrimExpr:
+        def load_query(line: PrimExpr, d: PrimExpr) -> PrimExpr:
             s = minimum(self.first + line, self.queries - 1)
-            return BufferLoad(self.q.buffer, self.at(self.q, self.h, s, d), F32)
+            return BufferLoad(self.q.buffer, self.element_indices(self.q, self.h, s, d), F32_DTYPE)
 
         return seq(
-            self.bring(self.shared_q, self.rows, self.depth, self.depth + 1, query),
-            self.put(self.best, const(-math.inf, F32)),
-            self.put(self.total, const(0.0, F32)),
+            self.emit_cooperative_load(
+                self.shared_q, self.rows, self.depth, self.depth + 1, load_query
+            ),
+            self.store_local(self.best, const(-math.inf, F32_DTYPE)),
+            self.store_local(self.total, const(0.0, F32_DTYPE)),
             *zeros,
         )
 
     @staticmethod
-    def put(to: Buffer, value: PrimExpr, at: int = 0) -> Stmt:
+    def store_local(to: Buffer, value: PrimExpr, at: int = 0) -> Stmt:
         """Store a number of the thread."""
         return BufferStore(to, value, (const(at),))
 
     @staticmethod
-    def get(of: Buffer, at: int = 0) -> PrimExpr:
+    def load_local(of: Buffer, at: int = 0) -> PrimExpr:
         """Load a number of the thread."""
-        return BufferLoad(of, (const(at),), F32)
+        return BufferLoad(of, (const(at),), F32_DTYPE)
 
-    def near(self, buffer: Buffer, line: PrimExpr, pitch: int, column: PrimExpr) -> PrimExpr:
+    def load_shared(self, buffer: Buffer, line: PrimExpr, pitch: int, column: PrimExpr) -> PrimExpr:
         """Load an element from shared memory."""
-        return BufferLoad(buffer, (line * pitch + column,), F32)
+        return BufferLoad(buffer, (line * pitch + column,), F32_DTYPE)
 
-    def step(self, begin: PrimExpr) -> Stmt:
-        """Return the statements of a tile of keys."""
+    def emit_key_tile(self, begin: PrimExpr) -> Stmt:
+        """Emit the statements of a tile of keys."""
 
-        def element(operand: StridedOperand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
+        def element_loader(operand: StridedOperand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
             """Return the loader of keys or values, by line of the tile and column of the row."""
 
-            def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
-                """Zero behind the last key, which the last tile may reach over."""
+            def load_or_zero(line: PrimExpr, d: PrimExpr) -> PrimExpr:
+                """Return the element, or zero behind the last key, which the last tile may
+                exceed.
+                """
                 key = begin + line
-                read = BufferLoad(operand.buffer, self.at(operand, self.group(), key, d), F32)
-                return if_then_else(key < self.keys, read, const(0.0, F32))
+                read = BufferLoad(
+                    operand.buffer, self.element_indices(operand, self.kv_head(), key, d), F32_DTYPE
+                )
+                return if_then_else(key < self.keys, read, const(0.0, F32_DTYPE))
 
-            return value
+            return load_or_zero
 
         # The first barrier keeps a tile in place until the slowest thread has finished reading it.
         return seq(
-            BARRIER,
-            self.bring(self.shared_k, self.tile, self.depth, self.depth + 1, element(self.k)),
-            self.bring(self.shared_v, self.tile, self.width, self.width, element(self.v)),
-            BARRIER,
-            *self.scored(begin),
-            self.accumulate(),
+            STORAGE_SYNC,
+            self.emit_cooperative_load(
+                self.shared_k, self.tile, self.depth, self.depth + 1, element_loader(self.k)
+            ),
+            self.emit_cooperative_load(
+                self.shared_v, self.tile, self.width, self.width, element_loader(self.v)
+            ),
+            STORAGE_SYNC,
+            *self.emit_scores(begin),
+            self.emit_accumulate(),
         )
 
-    def scored(self, begin: PrimExpr) -> list[Stmt]:
-        """Scores of the tile, and the largest so far."""
+    def emit_scores(self, begin: PrimExpr) -> list[Stmt]:
+        """Emit the scores of the tile, and the running maximum."""
         if not self.by_warps:
-            return [self.scores(begin), BARRIER, self.update_max(), BARRIER]
-        return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
+            return [
+                self.emit_thread_scores(begin),
+                STORAGE_SYNC,
+                self.emit_running_max(),
+                STORAGE_SYNC,
+            ]
+        return [
+            self.store_local(self.next, self.load_local(self.best)),
+            self.emit_thread_scores(begin),
+            self.largest.body,
+        ]
 
-    def scores(self, begin: PrimExpr) -> Stmt:
-        """Compute the scores of the thread's keys of the tile with its query."""
+    def emit_thread_scores(self, begin: PrimExpr) -> Stmt:
+        """Emit the scores of the thread's keys of the tile with its query."""
         d = Var("d")
 
-        def score_of(key_index: PrimExpr) -> Stmt:
+        def emit_score(key_index: PrimExpr) -> Stmt:
             """Compute one score, stored to shared memory, or to registers by warps."""
             line = key_index * self.lanes + self.lane
             pair = (
-                self.near(self.shared_q, self.row, self.depth + 1, d),
-                self.near(self.shared_k, line, self.depth + 1, d),
+                self.load_shared(self.shared_q, self.row, self.depth + 1, d),
+                self.load_shared(self.shared_k, line, self.depth + 1, d),
             )
-            more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
-            at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
+            more = self.store_local(self.dot, self.load_local(self.dot) + pair[0] * pair[1])
+            at, score = self.row * (self.tile + 1) + line, self.finish_score(begin + line)
+            # A query's keys belong to one warp segment, so the maximum is found by shuffles,
+            # without shared memory.
             if self.by_warps:
-                own_score = BufferLoad(self.own_scores, (key_index,), F32)
-                larger = self.put(self.next, maximum(self.get(self.next), own_score))
+                own_score = BufferLoad(self.own_scores, (key_index,), F32_DTYPE)
+                larger = self.store_local(self.next, maximum(self.load_local(self.next), own_score))
                 store_score = seq(BufferStore(self.own_scores, score, (key_index,)), larger)
             else:
                 store_score = BufferStore(self.shares, score, (at,))
             return seq(
-                self.put(self.dot, const(0.0, F32)), serial(d, self.depth, more), store_score
+                self.store_local(self.dot, const(0.0, F32_DTYPE)),
+                serial_loop(d, self.depth, more),
+                store_score,
             )
 
-        return self.in_turn(score_of)
+        return self.emit_key_loop(emit_score)
 
-    def in_turn(self, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Run `body` for each of a thread's keys of a tile; unrolled, where registers hold
+    def emit_key_loop(self, body: Callable[[PrimExpr], Stmt]) -> Stmt:
+        """Emit `body` for each of a thread's keys of a tile; unrolled where registers hold
         something for each.
         """
         key_index = Var("turn")
         kind = ForKind.UNROLLED if self.by_warps else ForKind.SERIAL
         return For(key_index, const(0), const(self.tile // self.lanes), kind, body(key_index))
 
-    def score(self, key: PrimExpr) -> PrimExpr:
-        """Return the score that a product becomes before the softmax; -inf for a key that is not
-        seen.
-        """
+    def finish_score(self, key: PrimExpr) -> PrimExpr:
+        """Return a product as the score before the softmax; -inf for a masked key."""
         scale = self.heads.scale
-        value = self.get(self.dot) * const(
-            1 / math.sqrt(self.depth) if scale is None else scale, F32
+        value = self.load_local(self.dot) * const(
+            1 / math.sqrt(self.depth) if scale is None else scale, F32_DTYPE
         )
         if cap := self.heads.softcap:
-            value = call_intrin("tanh", value * const(1 / cap, F32)) * const(cap, F32)
+            value = call_intrin("tanh", value * const(1 / cap, F32_DTYPE)) * const(cap, F32_DTYPE)
         if self.bias is not None:
             index = tuple(
                 const(0) if is_const(dim, 1) else coordinate
                 for coordinate, dim in zip(
-                    (self.b, self.h, self.query(), minimum(key, self.keys - 1)),
+                    (self.b, self.h, self.query_index(), minimum(key, self.keys - 1)),
                     self.bias.shape,
                     strict=True,
                 )
             )
-            value = value + BufferLoad(self.bias, index, F32)
-        return Select(key < self.seen(self.query()), value, const(-math.inf, F32))
+            value = value + BufferLoad(self.bias, index, F32_DTYPE)
+        return Select(
+            key < self.num_visible_keys(self.query_index()), value, const(-math.inf, F32_DTYPE)
+        )
 
-    def update_max(self) -> Stmt:
-        """Compute the running maximum, which every thread of a query finds."""
+    def emit_running_max(self) -> Stmt:
+        """Emit the running maximum, which every thread of a query computes."""
         c = Var("c")
-        score = self.near(self.shares, self.row, self.tile + 1, c)
-        larger = self.put(self.next, maximum(self.get(self.next), score))
-        return seq(self.put(self.next, self.get(self.best)), serial(c, self.tile, larger))
+        score = self.load_shared(self.shares, self.row, self.tile + 1, c)
+        larger = self.store_local(self.next, maximum(self.load_local(self.next), score))
+        return seq(
+            self.store_local(self.next, self.load_local(self.best)),
+            serial_loop(c, self.tile, larger),
+        )
 
-    def accumulate(self) -> Stmt:
-        """Compute probabilities by the running maximum, and add their products to all sums."""
-        base, factor = Var("base", F32), Var("factor", F32)
-        c, share = Var("c"), Var("share", F32)
+    def emit_accumulate(self) -> Stmt:
+        """Emit probabilities by the running maximum, and the addition of their products to all
+        sums.
+        """
+        base, factor = Var("base", F32_DTYPE), Var("factor", F32_DTYPE)
+        c, share = Var("c"), Var("share", F32_DTYPE)
         # exp(-inf - -inf) is NaN: a row that has seen no key uses a base of 0 instead.
-        is_empty = self.get(self.next).equal(const(-math.inf, F32))
+        is_empty = self.load_local(self.next).equal(const(-math.inf, F32_DTYPE))
 
-        def share_of(key_index: PrimExpr) -> Stmt:
+        def emit_probability(key_index: PrimExpr) -> Stmt:
             """Compute the probability of a score."""
             line = key_index * self.lanes + self.lane
-            score = self.near(self.shares, self.row, self.tile + 1, line)
+            score = self.load_shared(self.shares, self.row, self.tile + 1, line)
             if self.by_warps:
-                score = BufferLoad(self.own_scores, (key_index,), F32)
+                score = BufferLoad(self.own_scores, (key_index,), F32_DTYPE)
             index = (self.row * (self.tile + 1) + line,)
             return BufferStore(self.shares, call_intrin("exp", score - base), index)
 
-        added: list[Stmt] = [self.put(self.total, self.get(self.total) + share)]
+        added: list[Stmt] = [self.store_local(self.total, self.load_local(self.total) + share)]
         for n in range(self.columns):
             column = minimum(self.lane + n * self.lanes, self.width - 1)
-            value = self.near(self.shared_v, c, self.width, column)
-            added.append(self.put(self.sums, self.get(self.sums, n) + share * value, n))
-        read = self.near(self.shares, self.row, self.tile + 1, c)
-        scaled = [self.put(b, self.get(b, n) * factor, n) for b, n in self.all_sums()]
+            value = self.load_shared(self.shared_v, c, self.width, column)
+            added.append(
+                self.store_local(self.sums, self.load_local(self.sums, n) + share * value, n)
+            )
+        read = self.load_shared(self.shares, self.row, self.tile + 1, c)
+        # Online softmax: earlier sums are rescaled to the new maximum before this tile's products
+        # are added.
+        scaled = [
+            self.store_local(b, self.load_local(b, n) * factor, n) for b, n in self.accumulators()
+        ]
         body = seq(
-            self.in_turn(share_of),
+            self.emit_key_loop(emit_probability),
             *scaled,
-            self.put(self.best, self.get(self.next)),
-            BARRIER,
-            serial(c, self.tile, LetStmt(share, read, seq(*added))),
+            self.store_local(self.best, self.load_local(self.next)),
+            STORAGE_SYNC,
+            serial_loop(c, self.tile, LetStmt(share, read, seq(*added))),
         )
-        body = LetStmt(factor, call_intrin("exp", self.get(self.best) - base), body)
-        return LetStmt(base, Select(is_empty, const(0.0, F32), self.get(self.next)), body)
+        body = LetStmt(factor, call_intrin("exp", self.load_local(self.best) - base), body)
+        return LetStmt(
+            base, Select(is_empty, const(0.0, F32_DTYPE), self.load_local(self.next)), body
+        )
 
-    def all_sums(self) -> list[tuple[Buffer, int]]:
+    def accumulators(self) -> list[tuple[Buffer, int]]:
         """Return the accumulators of a thread's query."""
         return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
 
-    def finish(self) -> Stmt:
-        """Store the results of the thread."""
-        query, total = self.first + self.row, self.get(self.total)
+    def emit_results(self) -> Stmt:
+        """Emit the store of the thread's results."""
+        query, total = self.first + self.row, self.load_local(self.total)
         stores: list[Stmt] = []
         for n in range(self.columns):
             column = self.lane + n * self.lanes
-            value = self.get(self.sums, n) / total
+            value = self.load_local(self.sums, n) / total
             # A total of 0 means that every key was masked.
             if self.heads.nan_as_zero:
-                value = Select(total > const(0.0, F32), value, const(0.0, F32))
-            index = self.at(self.out, self.h, query, column)
+                value = Select(total > const(0.0, F32_DTYPE), value, const(0.0, F32_DTYPE))
+            index = self.element_indices(self.out, self.h, query, column)
             inside = logical_and(query < self.queries, column < self.width)
             stores.append(IfThenElse(inside, BufferStore(self.out.buffer, value, index)))
         return seq(*stores)
 
-    def body(self) -> Stmt:
-        """Return the complete kernel."""
+    def emit_kernel(self) -> Stmt:
+        """Emit the complete kernel."""
         tile = Var("tile")
         last = minimum(self.first + (self.rows - 1), self.queries - 1)
         # Under a causal mask, tiles behind the last query's keys are skipped.
-        count = simplify((self.seen(last) + (self.tile - 1)) // self.tile)
-        phases = seq(self.start(), serial(tile, count, self.step(tile * self.tile)), self.finish())
+        count = simplify((self.num_visible_keys(last) + (self.tile - 1)) // self.tile)
+        phases = seq(
+            self.emit_start(),
+            serial_loop(tile, count, self.emit_key_tile(tile * self.tile)),
+            self.emit_results(),
+        )
         local_buffers = [self.best, self.next, self.total, self.dot, self.sums]
         local_buffers += [self.own_scores] if self.by_warps else []
-        inner = bound(
-            self.thread, self.rows * self.lanes, "threadIdx.x", allocated(phases, local_buffers)
+        inner = thread_loop(
+            self.thread,
+            self.rows * self.lanes,
+            "threadIdx.x",
+            wrap_in_allocations(phases, local_buffers),
         )
         shared_buffers = [self.shared_q, self.shared_k, self.shared_v, self.shares]
         shared_buffers += self.largest.shared if self.by_warps else []
-        blocks = simplify(product([self.q.dims["b"], self.q.dims["h"], self.tiles]))
-        return bound(self.block, blocks, "blockIdx.x", allocated(inner, shared_buffers))
+        blocks = simplify(product_of_extents([self.q.dims["b"], self.q.dims["h"], self.tiles]))
+        return thread_loop(
+            self.block, blocks, "blockIdx.x", wrap_in_allocations(inner, shared_buffers)
+        )
 
 
-def build(
+def build_attention(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -403,9 +459,9 @@ def build(
     """Build the kernel of an attention."""
     heads = outputs[0].op.attrs["heads"]
     assert isinstance(heads, AttentionConfig)
-    buffers, operands, (result,) = extern_buffers(inputs, outputs)
-    kernel = _Kernel(heads, operands, result, decision, target)
-    return tiled_function(name, buffers, kernel.body(), len(outputs))
+    buffers, operands, (result,) = declare_extern_parameters(inputs, outputs)
+    kernel = _GpuAttentionKernel(heads, operands, result, decision, target)
+    return create_tiled_function(name, buffers, kernel.emit_kernel(), len(outputs))
 
 
 FAMILY = Family(
@@ -413,10 +469,10 @@ FAMILY = Family(
     on_threads=True,
     together=True,
     why="a softmax that runs along between two products rescales sums that are not whole",
-    accepts=_accepts,
-    space=_space,
-    default=_default,
-    build=build,
+    accepts=_is_supported,
+    space=_search_space,
+    default=_default_decision,
+    build=build_attention,
 )
 """As the family "attention" of processors; where threads run one after the other, each row of
 queries is one's own work (the family "threads")."""

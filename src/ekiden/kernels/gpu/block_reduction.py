@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ekiden.ir.intrinsic import WARP
+from ekiden.ir.intrinsic import WARP_SIZE
 from ekiden.ir.prim import PrimExpr, Var, const, maximum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated, stores
+from ekiden.te.prim_func import emit_stores, wrap_in_allocations
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 from ekiden.tir.transform.thread_tree import (
     WARP_SHUFFLES_FEATURE,
-    elements,
-    fold_by_halves,
-    shuffled,
+    element_loads,
+    emit_shuffles,
+    emit_tree_reduction,
 )
 
 Combine: TypeAlias = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Sequence[PrimExpr]]
@@ -38,9 +38,10 @@ SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
-    """What threads do, the values that all of them then know, and the memory that they share or
-    have by themselves."""
+class BlockReduction:
+    """A block-wide combination: its statements, the values that all threads then know, and its
+    shared and local buffers.
+    """
 
     body: Stmt
     values: list[PrimExpr]
@@ -49,8 +50,8 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """Threads that combine: each `size` neighbours of a block of `threads`."""
+class ThreadTeam:
+    """Threads that combine values: each `size` neighbours of a block of `threads`."""
 
     thread: Var
     threads: int
@@ -59,7 +60,7 @@ class Team:
     """Whether they do so by registers."""
 
     @staticmethod
-    def of(thread: Var, threads: int, target: Target, size: int | None = None) -> Team:
+    def create(thread: Var, threads: int, target: Target, size: int | None = None) -> ThreadTeam:
         """Return the team of all of a block, or of `size` neighbours; both are powers of 2.
 
         Args:
@@ -69,13 +70,17 @@ class Team:
             size: Threads of a team; None for the block.
         """
         size = threads if size is None else size
-        is_apt = threads % WARP == 0 and size <= WARP * WARP and target.thread_warp_size == WARP
-        return Team(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
+        is_apt = (
+            threads % WARP_SIZE == 0
+            and size <= WARP_SIZE * WARP_SIZE
+            and target.thread_warp_size == WARP_SIZE
+        )
+        return ThreadTeam(thread, threads, size, is_apt and target.has(WARP_SHUFFLES_FEATURE))
 
-    def combined(
+    def emit_reduction(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
-    ) -> Reduction:
-        """Reduce the values that threads have in buffers of one element.
+    ) -> BlockReduction:
+        """Emit the reduction of the values that threads have in buffers of one element.
 
         Without warps a team is all of a block.
 
@@ -85,111 +90,135 @@ class Team:
             everywhere: Whether all threads need the result, or at least the first.
         """
         if self.has_warps:
-            return self._by_warps(own, combine, everywhere)
+            return self._emit_warp_reduction(own, combine, everywhere)
         assert self.size == self.threads, (self.size, self.threads)
-        return self._by_halves(own, combine)
+        return self._emit_shared_memory_tree(own, combine)
 
-    def _by_warps(self, own: Sequence[Buffer], combine: Combine, everywhere: bool) -> Reduction:
+    def _emit_warp_reduction(
+        self, own: Sequence[Buffer], combine: Combine, everywhere: bool
+    ) -> BlockReduction:
         near = [Buffer("near", (const(1),), b.dtype, "local") for b in own]
-        statements = self._folds(own, near, combine, min(self.size, WARP))
+        statements = self._emit_warp_folds(own, near, combine, min(self.size, WARP_SIZE))
         shared: list[Buffer] = []
-        if self.size > WARP:
-            warps = self.size // WARP
-            shared = [_shared(b, self.threads // WARP) for b in own]
-            lane = self.thread % WARP
+        if self.size > WARP_SIZE:
+            warps = self.size // WARP_SIZE
+            shared = [_shared_buffer_like(b, self.threads // WARP_SIZE) for b in own]
+            lane = self.thread % WARP_SIZE
             # Lanes beyond the number of warps repeat partial results, so that all lanes load valid
             # memory.
             partial_index = self.thread // self.size * warps + lane % warps
-            mine = stores(shared, elements(own), (self.thread // WARP,))
-            statements += [IfThenElse(lane.equal(0), mine), BARRIER]
-            statements.append(stores(own, elements(shared, partial_index), (const(0),)))
-            statements += self._folds(own, near, combine, warps)
+            mine = emit_stores(shared, element_loads(own), (self.thread // WARP_SIZE,))
+            statements += [IfThenElse(lane.equal(0), mine), STORAGE_SYNC]
+            # Every warp combines the partial results redundantly, which saves a second barrier and
+            # a broadcast.
+            statements.append(emit_stores(own, element_loads(shared, partial_index), (const(0),)))
+            statements += self._emit_warp_folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
-            first = shuffled(own, SHUFFLE_BROADCAST, 0, min(self.size, WARP))
-            statements.append(stores(own, first, (const(0),)))
-        return Reduction(allocated(seq(*statements), near), elements(own), shared)
+            first = emit_shuffles(own, SHUFFLE_BROADCAST, 0, min(self.size, WARP_SIZE))
+            statements.append(emit_stores(own, first, (const(0),)))
+        return BlockReduction(
+            wrap_in_allocations(seq(*statements), near), element_loads(own), shared
+        )
 
-    def scan(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Reduction:
-        """Scan: combine each thread's value with those of all threads before, in their order.
+    def emit_scan(
+        self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
+    ) -> BlockReduction:
+        """Emit the inclusive scan: each thread's value combined with those of all threads before,
+        in their order.
 
         The result is in each thread's buffer, and the total is known to all. For complete blocks of
         warps.
         """
         assert self.has_warps and self.size == self.threads
-        zero, lane, warp = (const(0),), self.thread % WARP, self.thread // WARP
+        zero, lane, warp = (const(0),), self.thread % WARP_SIZE, self.thread // WARP_SIZE
         near, sums = (Buffer(n, (const(1),), own.dtype, "local") for n in ("near", "sums"))
-        statements, warps = self._warp_scan(own, near, combine, WARP), self.threads // WARP
+        statements, warps = (
+            self._emit_warp_scan(own, near, combine, WARP_SIZE),
+            self.threads // WARP_SIZE,
+        )
         shared: list[Buffer] = []
         if warps > 1:
-            shared = [_shared(own, warps)]
+            shared = [_shared_buffer_like(own, warps)]
             last = BufferStore(shared[0], own[0], (warp,))
-            statements += [IfThenElse(lane.equal(WARP - 1), last), BARRIER]
+            statements += [IfThenElse(lane.equal(WARP_SIZE - 1), last), STORAGE_SYNC]
             statements.append(BufferStore(sums, shared[0][lane % warps], zero))
-            statements += self._warp_scan(sums, near, combine, warps)
+            statements += self._emit_warp_scan(sums, near, combine, warps)
             before = maximum(warp - 1, 0)
             statements.append(
-                BufferStore(near, shuffled([sums], SHUFFLE_BROADCAST, before, WARP)[0], zero)
+                BufferStore(
+                    near, emit_shuffles([sums], SHUFFLE_BROADCAST, before, WARP_SIZE)[0], zero
+                )
             )
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements.append(IfThenElse(warp > 0, joined))
-        total_source, at = (sums, warps - 1) if warps > 1 else (own, WARP - 1)
+        total_source, at = (sums, warps - 1) if warps > 1 else (own, WARP_SIZE - 1)
         statements.append(
-            BufferStore(sums, shuffled([total_source], SHUFFLE_BROADCAST, at, WARP)[0], zero)
+            BufferStore(
+                sums, emit_shuffles([total_source], SHUFFLE_BROADCAST, at, WARP_SIZE)[0], zero
+            )
         )
         if warps > 1:
-            statements.append(BARRIER)  # what they share is written again in the next turn
-        return Reduction(allocated(seq(*statements), [near]), [sums[0]], shared, [sums])
+            statements.append(STORAGE_SYNC)  # what they share is written again in the next turn
+        return BlockReduction(
+            wrap_in_allocations(seq(*statements), [near]), [sums[0]], shared, [sums]
+        )
 
-    def _warp_scan(
+    def _emit_warp_scan(
         self,
         own: Buffer,
         near: Buffer,
         combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
         count: int,
     ) -> list[Stmt]:
-        """Scan the first `count` lanes of a warp."""
+        """Emit the scan of the first `count` lanes of a warp (Hillis and Steele)."""
         statements: list[Stmt] = []
         zero, by = (const(0),), 1
         while by < count:
-            shuffled_values = shuffled([own], "tvm_warp_shuffle_up", by, WARP)
+            shuffled_values = emit_shuffles([own], "tvm_warp_shuffle_up", by, WARP_SIZE)
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements += [BufferStore(near, shuffled_values[0], zero)]
-            statements += [IfThenElse(self.thread % WARP >= by, joined)]
+            # Shuffles are executed by all lanes, only the combination is guarded: a shuffle in a
+            # divergent branch is undefined.
+            statements += [IfThenElse(self.thread % WARP_SIZE >= by, joined)]
             by *= 2
         return statements
 
-    def _folds(
+    def _emit_warp_folds(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
     ) -> list[Stmt]:
-        """Fold each `count` lanes into the first of them."""
+        """Emit the reduction of each `count` lanes into the first of them, by shuffles at halving
+        distances.
+        """
         statements: list[Stmt] = []
         by = count // 2
         while by:
-            shuffled_values = shuffled(own, "tvm_warp_shuffle_down", by, min(count, WARP))
+            shuffled_values = emit_shuffles(own, "tvm_warp_shuffle_down", by, min(count, WARP_SIZE))
             statements.append(
-                stores(near, shuffled_values, (const(0),))
+                emit_stores(near, shuffled_values, (const(0),))
             )  # once each: a combination may ask twice
-            statements.append(stores(own, combine(elements(own), elements(near)), (const(0),)))
+            statements.append(
+                emit_stores(own, combine(element_loads(own), element_loads(near)), (const(0),))
+            )
             by //= 2
         return statements
 
-    def _by_halves(self, own: Sequence[Buffer], combine: Combine) -> Reduction:
-        partials = [_shared(b, self.threads) for b in own]
+    def _emit_shared_memory_tree(self, own: Sequence[Buffer], combine: Combine) -> BlockReduction:
+        partials = [_shared_buffer_like(b, self.threads) for b in own]
 
-        def joined(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+        def combine_into_first(lower: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
             """Combine two threads' values into those of the first."""
-            return stores(partials, combine(lower, right), (self.thread,))
+            return emit_stores(partials, combine(lower, right), (self.thread,))
 
         statements = [
-            stores(partials, elements(own), (self.thread,)),
-            *fold_by_halves(partials, const(0), self.thread, self.threads, joined),
-            BARRIER,
+            emit_stores(partials, element_loads(own), (self.thread,)),
+            *emit_tree_reduction(partials, const(0), self.thread, self.threads, combine_into_first),
+            STORAGE_SYNC,
         ]
-        return Reduction(seq(*statements), elements(partials), partials)
+        return BlockReduction(seq(*statements), element_loads(partials), partials)
 
 
-def _shared(like: Buffer, count: int) -> Buffer:
+def _shared_buffer_like(like: Buffer, count: int) -> Buffer:
     return Buffer("parts", (const(count),), like.dtype, "shared")
 
 
-__all__ = ["Reduction", "Team"]
+__all__ = ["BlockReduction", "ThreadTeam"]

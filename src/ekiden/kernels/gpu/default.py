@@ -18,47 +18,53 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
+from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.launch import (
     MAX_LOCAL_BYTES,
-    ROW_THREADS,
-    THREADS,
-    Nest,
-    launch,
-    threads_of,
+    ROW_LOOP_THREADS_PER_BLOCK,
+    THREADS_PER_BLOCK,
+    ComputationNest,
+    emit_launch,
+    threads_per_block,
 )
-from ekiden.kernels.gpu.reduction import row_of
-from ekiden.kernels.gpu.row_groups import build_joined, is_joined, runs_of
-from ekiden.kernels.gpu.scan import scan_stage
-from ekiden.kernels.gpu.vector_access import coordinates
-from ekiden.kernels.prim_builder import product
-from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
+from ekiden.kernels.gpu.reduction import emit_vector_row
+from ekiden.kernels.gpu.row_groups import emit_joined_launch, launch_runs, needs_joined_launch
+from ekiden.kernels.gpu.scan import emit_scan_launch
+from ekiden.kernels.gpu.vector_access import unravel_index
+from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.target import Target
-from ekiden.te.inline import inputs_of
-from ekiden.te.prim_func import BufferMap, allocated, extern_stage, stage_block, whole_operations
+from ekiden.te.inline import input_tensors
+from ekiden.te.prim_func import (
+    TensorBufferMap,
+    create_extern_stage,
+    create_stage_nest,
+    group_by_operation,
+    wrap_in_allocations,
+)
 from ekiden.te.tensor import ComputeOp, ExternOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.visitor import ExprRewriter, is_nothing, rename, sequence, walk
+from ekiden.tir.visitor import ExprRewriter, flatten_seq, is_no_op, pre_order_stmts, rename
 from ekiden.tir.visitor import substitute as substitute_statement
 
 
-def schedule_threads(
+def build_default_kernels(
     inputs: list[Tensor], outputs: list[Tensor], target: Target, name: str
 ) -> PrimFunc:
     """Build the default kernels for kinds of targets that have threads."""
-    chosen = chosen_stages(distinct_outputs(outputs))
-    buffers = BufferMap()
+    chosen = inline_cheap_stages(copy_repeated_outputs(outputs))
+    buffers = TensorBufferMap()
     params = tuple(buffers.declare(t) for t in (*inputs, *chosen))
-    groups = whole_operations(stages_of(chosen))
+    groups = group_by_operation(stages_of(chosen))
     intermediates = [t for group in groups for t in group if t not in buffers.buffers]
     for t in intermediates:
         buffers.declare(t)
     statements = []
-    for run in runs_of(groups, target):
-        if is_joined(run, target):
-            body, inside = build_joined(
-                run, buffers, _private_tensors(intermediates, run, groups), target
+    for run in launch_runs(groups, target):
+        if needs_joined_launch(run, target):
+            body, inside = emit_joined_launch(
+                run, buffers, _single_reader_tensors(intermediates, run, groups), target
             )
             intermediates = [t for t in intermediates if t not in inside]
             statements.append(body)
@@ -66,69 +72,84 @@ def schedule_threads(
         (group,) = run
         op = group[0].op
         if isinstance(op, ComputeOp):
-            statements.append(_stage(op, group, buffers, target))
+            statements.append(_emit_launch(op, group, buffers, target))
         elif isinstance(op, ExternOp):
-            scan = scan_stage(op, group, buffers, target)
-            statements.append(scan or _bound_statements(extern_stage(op, group, buffers)))
+            scan = emit_scan_launch(op, group, buffers, target)
+            statements.append(
+                scan or _bind_statements_to_threads(create_extern_stage(op, group, buffers))
+            )
     attrs = {"global_symbol": name, "num_outputs": len(outputs)}
     return PrimFunc(
-        params, allocated(sequence(*statements), [buffers.buffers[t] for t in intermediates]), attrs
+        params,
+        wrap_in_allocations(flatten_seq(*statements), [buffers.buffers[t] for t in intermediates]),
+        attrs,
     )
 
 
-def _private_tensors(
+def _single_reader_tensors(
     intermediates: Sequence[Tensor],
     run: Sequence[Sequence[Tensor]],
     groups: Sequence[Sequence[Tensor]],
 ) -> set[Tensor]:
     """Return the tensors that operations of a run compute and no other operation reads."""
     inside = {t for group in run for t in group}
-    read = {t for group in groups if group not in run for t in inputs_of(group[0])}
+    read = {t for group in groups if group not in run for t in input_tensors(group[0])}
     return {t for t in intermediates if t in inside and t not in read}
 
 
-def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
-    """Return the launch of a computation."""
-    row = row_of(op, group[0], buffers, target) if len(group) == 1 else None
+def _emit_launch(
+    op: ComputeOp, group: Sequence[Tensor], buffers: TensorBufferMap, target: Target
+) -> Stmt:
+    """Emit the launch of a computation."""
+    row = emit_vector_row(op, group[0], buffers, target) if len(group) == 1 else None
     if row is None:
-        return _bound_block(stage_block(op, group, buffers), target)
+        return _bind_loops_to_threads(create_stage_nest(op, group, buffers), target)
     index, extents = Var("index"), [a.extent for a in op.axis]
-    count = product(extents)
-    at = dict(zip((a.var for a in op.axis), coordinates(index, extents), strict=True))
-    return launch(index, count, threads_of(count, target), substitute_statement(row, at))
+    count = product_of_extents(extents)
+    at = dict(zip((a.var for a in op.axis), unravel_index(index, extents), strict=True))
+    return emit_launch(
+        index, count, threads_per_block(count, target), substitute_statement(row, at)
+    )
 
 
-def _bound_block(nest: Stmt, target: Target) -> Stmt:
+def _bind_loops_to_threads(nest: Stmt, target: Target) -> Stmt:
     """Bind a computation's loops: the spatial ones become threads, the others stay inside."""
     index = Var("index")
-    body, count, lanes = Nest.of(nest).part(index, (), target)
+    body, count, lanes = ComputationNest.from_stage(nest).vector_body(index, (), target)
     # Where threads run one after the other with vectors, a block needs only as many as there are.
     alone = lanes > 1 and target.thread_warp_size == 1
-    return launch(index, count, threads_of(count, target) if alone else THREADS, body)
+    return emit_launch(
+        index, count, threads_per_block(count, target) if alone else THREADS_PER_BLOCK, body
+    )
 
 
-def _bound_statements(body: Stmt) -> Stmt:
-    """Parallel loops become threads; what stands outside of them runs on one thread, as much of it
-    in one launch as follows without such a loop."""
-    if is_nothing(body):
+def _bind_statements_to_threads(body: Stmt) -> Stmt:
+    """Bind parallel loops to threads; the statements around them run on one thread, as many as
+    possible in one launch.
+    """
+    if is_no_op(body):
         return body
     if not _has_parallel_loop(body):
-        return _launched(Var("index"), convert(1), 1, body)
+        return _emit_row_launch(Var("index"), convert(1), 1, body)
     match body:
         case SeqStmt():
             groups = groupby(body.seq, _has_parallel_loop)
-            groups_of_stmts = [list(g) if rows else [sequence(*g)] for rows, g in groups]
-            return sequence(*(_bound_statements(s) for group in groups_of_stmts for s in group))
+            groups_of_stmts = [list(g) if rows else [flatten_seq(*g)] for rows, g in groups]
+            return flatten_seq(
+                *(_bind_statements_to_threads(s) for group in groups_of_stmts for s in group)
+            )
         case Allocate():  # several launches have it: memory of the device
             global_buffer = body.buffer.with_fields(scope="global")
             inner = rename(body.body, {}, {body.buffer: global_buffer})
-            return Allocate(global_buffer, _bound_statements(inner))
+            return Allocate(global_buffer, _bind_statements_to_threads(inner))
         case LetStmt():
-            return body.with_fields(body=_bound_statements(body.body))
+            return body.with_fields(body=_bind_statements_to_threads(body.body))
         # The caller has split sequences, so this is the outermost parallel loop.
         case For() if _is_parallel_loop(body):
-            return _launched(body.loop_var, body.extent, ROW_THREADS, body.body)
-    return _launched(Var("index"), convert(1), 1, body)
+            return _emit_row_launch(
+                body.loop_var, body.extent, ROW_LOOP_THREADS_PER_BLOCK, body.body
+            )
+    return _emit_row_launch(Var("index"), convert(1), 1, body)
 
 
 def _is_parallel_loop(s: Stmt) -> bool:
@@ -138,24 +159,24 @@ def _is_parallel_loop(s: Stmt) -> bool:
 
 def _has_parallel_loop(s: Stmt) -> bool:
     """Return whether a statement contains a parallel loop."""
-    return any(map(_is_parallel_loop, walk(s)))
+    return any(map(_is_parallel_loop, pre_order_stmts(s)))
 
 
-def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Return the launch of a body for each row."""
-    workspaces = _Workspaces(row, count)
-    launched = launch(row, count, threads, workspaces.visit(body))
-    return allocated(launched, list(workspaces.moved.values()))
+def _emit_row_launch(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """Emit the launch of a body for each row."""
+    workspaces = _WorkspaceRewriter(row, count)
+    launched = emit_launch(row, count, threads, workspaces.visit(body))
+    return wrap_in_allocations(launched, list(workspaces.moved.values()))
 
 
-class _Workspaces(ExprRewriter):
-    """Rewriter that moves memory that no thread can have by itself into one buffer for all rows.
+class _WorkspaceRewriter(ExprRewriter):
+    """A rewriter that moves memory that no thread can have privately into one buffer for all rows.
 
     for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
     """
 
     def __init__(self, row: Var, count: PrimExpr) -> None:
-        super().__init__(self._load)
+        super().__init__(self._rewrite_load)
         self._row, self._count = row, count
         self._inside: set[Var] = {row}
         self.moved: dict[Buffer, Buffer] = {}
@@ -163,7 +184,7 @@ class _Workspaces(ExprRewriter):
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Move a buffer that is too large, or of a dynamic size, before the row begins."""
         buffer = stmt.buffer
-        size = simplify(product(buffer.shape) * dt.itemsize(buffer.dtype))
+        size = simplify(product_of_extents(buffer.shape) * dt.itemsize(buffer.dtype))
         is_own = isinstance(size, IntImm) and size.value <= MAX_LOCAL_BYTES
         if is_own or buffer.scope != "global" or not self._inside.isdisjoint(free_vars(size)):
             return super().visit_allocate(stmt)
@@ -181,12 +202,12 @@ class _Workspaces(ExprRewriter):
         self._inside.add(stmt.var)
         return super().visit_let(stmt)
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self.moved:
-            return e.with_fields(buffer=self.moved[e.buffer], indices=self._row_indices(e.indices))
+            return e.with_fields(buffer=self.moved[e.buffer], indices=self._prepend_row(e.indices))
         return e
 
-    def _row_indices(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _prepend_row(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return (self._row, *indices)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -195,7 +216,7 @@ class _Workspaces(ExprRewriter):
         assert isinstance(store, BufferStore)
         if store.buffer not in self.moved:
             return store
-        indices = self._row_indices(store.indices)
+        indices = self._prepend_row(store.indices)
         return store.with_fields(buffer=self.moved[store.buffer], indices=indices)
 
 
@@ -207,6 +228,8 @@ FAMILY = Family(
         "them, which have no blocks to bind"
     ),
     accepts=lambda anchor, target: False,
-    build=lambda inputs, outputs, target, name, _: schedule_threads(inputs, outputs, target, name),
+    build=lambda inputs, outputs, target, name, _: build_default_kernels(
+        inputs, outputs, target, name
+    ),
 )
 """What no other family takes on devices of many threads."""

@@ -8,17 +8,17 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, Mul, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars, post_order
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.vector_access import access_distance
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.cpu.loops import product_of_extents
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.vector_access import access_stride
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """A sum of products: its factors, and axes by who reads them."""
+class ProductFactors:
+    """The factors of a sum of products, and its axes by which factor reads them."""
 
     a: PrimExpr
     b: PrimExpr
@@ -29,16 +29,16 @@ class Factors:
     reduce: Reduce
 
     @property
-    def depth(self) -> PrimExpr:
+    def num_products(self) -> PrimExpr:
         """Return the number of products of a sum."""
-        return simplify(product([r.extent for r in self.reduce.axis]))
+        return simplify(product_of_extents([r.extent for r in self.reduce.axis]))
 
-    def size(self, axes: Sequence[Var]) -> PrimExpr:
+    def num_elements(self, axes: Sequence[Var]) -> PrimExpr:
         """Return the number of elements of axes."""
-        return simplify(product([self.extents[v] for v in axes])) if axes else const(1)
+        return simplify(product_of_extents([self.extents[v] for v in axes])) if axes else const(1)
 
 
-def factors_of(anchor: Tensor) -> Factors | None:
+def match_product(anchor: Tensor) -> ProductFactors | None:
     """Return the factors of a computation that is a sum of products; else None."""
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
@@ -58,15 +58,15 @@ def factors_of(anchor: Tensor) -> Factors | None:
     if not rows and not columns:
         return None
     extents = {a.var: a.extent for a in op.axis}
-    order = {v: n for n, v in enumerate(axes) if size_of(extents[v]) != 1}
+    order = {v: n for n, v in enumerate(axes) if known_extent(extents[v]) != 1}
     last = [max((order.get(v, -1) for v in group), default=-1) for group in (rows, columns)]
     # The factor that has the innermost axis of the result becomes b, whose axes are columns.
     if last[0] > last[1]:
-        return Factors(source.b, source.a, batch, columns, rows, extents, body)
-    return Factors(source.a, source.b, batch, rows, columns, extents, body)
+        return ProductFactors(source.b, source.a, batch, columns, rows, extents, body)
+    return ProductFactors(source.a, source.b, batch, rows, columns, extents, body)
 
 
-def are_neighbours(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var) -> bool:
+def is_unit_stride(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var) -> bool:
     """Return whether an expression reads the next element, or the same, at the next value of a
     variable.
 
@@ -76,17 +76,18 @@ def are_neighbours(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var
         step: The variable.
     """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
-    distances = [access_distance(e.producer.shape, e.indices, positions, step) for e in reads]
+    distances = [access_stride(e.producer.shape, e.indices, positions, step) for e in reads]
     return all(is_const(d, 0) or is_const(d, 1) for d in distances)
 
 
-def distance_in(value: PrimExpr, axis: Var) -> int:
-    """Elements from what an expression over tensors reads to what it reads at the next value of an
-    axis, at most; 0 where only a run knows."""
+def stride_bound(value: PrimExpr, axis: Var) -> int:
+    """Return an upper bound of the elements between what an expression reads and what it reads at
+    the next value of an axis; 0 where only a run knows.
+    """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
     step = Var("step")
-    distances = [access_distance(e.producer.shape, e.indices, {axis: step}, step) for e in reads]
+    distances = [access_stride(e.producer.shape, e.indices, {axis: step}, step) for e in reads]
     return max((abs(d.value) for d in distances if isinstance(d, IntImm)), default=0)
 
 
-__all__ = ["Factors", "are_neighbours", "distance_in", "factors_of"]
+__all__ = ["ProductFactors", "is_unit_stride", "match_product", "stride_bound"]

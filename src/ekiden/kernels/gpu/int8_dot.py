@@ -17,11 +17,11 @@ from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import Cast, Intrinsic, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
-from ekiden.kernels.gpu.launch import Group
-from ekiden.kernels.gpu.tiled_product import TileKernel
-from ekiden.kernels.gpu.vector_access import coordinates
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_product
+from ekiden.kernels.gpu.launch import ReductionGroup
+from ekiden.kernels.gpu.tiled_product import TiledProductKernel
+from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.reducer import Reduce, ReduceAxis, reduce_axis
@@ -29,23 +29,23 @@ from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import BufferLoad, ramp
 from ekiden.tir.stmt import BufferStore, LetStmt, PrimFunc, Stmt, seq
 
-WORD_BYTES = 4
+DOT_WORD_BYTES = 4
 """Bytes of a word."""
-DEPTH = 16
+DEFAULT_WORD_DEPTH = 16
 """Words of k between two barriers, at most: as many as the other kernels have numbers."""
-MIN_DEPTH = 4
+MIN_WORD_DEPTH = 4
 FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 """What is multiplied, with sums in int32 -> how instructions name it."""
 
 
-def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """Bytes that are widened to int32."""
+def strip_int32_widening(factor: PrimExpr) -> PrimExpr | None:
+    """Return the bytes that an expression widens to int32; None for another one."""
     if not isinstance(factor, Cast) or factor.dtype != "int32":
         return None
     return factor.value if factor.value.dtype in FACTORS else None
 
 
-def ability(a: str, b: str) -> str:
+def dot_feature(a: str, b: str) -> str:
     """Return the instruction for bytes of two types, in either order."""
     first_kind, second_kind = sorted(
         (FACTORS[a], FACTORS[b]), reverse=True
@@ -53,62 +53,65 @@ def ability(a: str, b: str) -> str:
     return f"dot4_{first_kind}{second_kind}"
 
 
-def can_multiply(factors: Factors, target: Target) -> bool:
+def can_multiply(factors: ProductFactors, target: Target) -> bool:
     """Return whether a target has an instruction for such sums."""
-    a, b = narrow(factors.a), narrow(factors.b)
-    return a is not None and b is not None and target.has(ability(a.dtype, b.dtype))
+    a, b = strip_int32_widening(factors.a), strip_int32_widening(factors.b)
+    return a is not None and b is not None and target.has(dot_feature(a.dtype, b.dtype))
 
 
-def depth_of(factors: Factors) -> int:
-    """Words of k between two barriers: no more than there are."""
-    size, depth = size_of(factors.depth), DEPTH
-    while size is not None and depth > MIN_DEPTH and size <= depth // 2 * WORD_BYTES:
+def words_per_k_block(factors: ProductFactors) -> int:
+    """Return the words of k between two barriers: no more than the product has."""
+    size, depth = known_extent(factors.num_products), DEFAULT_WORD_DEPTH
+    while size is not None and depth > MIN_WORD_DEPTH and size <= depth // 2 * DOT_WORD_BYTES:
         depth //= 2
     return depth
 
 
-class WordAxes:
-    """Axes of k of a product, in words.
+class KWordAxes:
+    """The axes of k of a product, in words of four bytes.
 
     Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
     divisions than words of all axes as one do.
     """
 
-    def __init__(self, factors: Factors) -> None:
-        self.axes, self.depth = factors.reduce.axis, factors.depth
-        self.is_exact = is_const(simplify(self.axes[-1].extent % WORD_BYTES), 0)
+    def __init__(self, factors: ProductFactors) -> None:
+        self.axes, self.depth = factors.reduce.axis, factors.num_products
+        self.is_exact = is_const(simplify(self.axes[-1].extent % DOT_WORD_BYTES), 0)
         outer = self.axes[:-1] if self.is_exact else ()
-        size = self.axes[-1].extent if self.is_exact else self.depth + (WORD_BYTES - 1)
-        self.word = reduce_axis((0, simplify(size // WORD_BYTES)), "word")
+        size = self.axes[-1].extent if self.is_exact else self.depth + (DOT_WORD_BYTES - 1)
+        self.word = reduce_axis((0, simplify(size // DOT_WORD_BYTES)), "word")
         self.words: tuple[ReduceAxis, ...] = (*outer, self.word)
 
-    def byte(self, value: PrimExpr, number: int) -> PrimExpr:
+    def load_byte(self, value: PrimExpr, number: int) -> PrimExpr:
         """Return a byte of a word of a factor, as an unsigned number; 0 behind the last k."""
-        step = self.word * WORD_BYTES + number
+        step = self.word * DOT_WORD_BYTES + number
         at: dict[Var, PrimExpr] = (
-            {self.axes[-1]: step} if self.is_exact else self._axis_values(step)
+            {self.axes[-1]: step} if self.is_exact else self._values_at_step(step)
         )
         byte = cast(cast(substitute(value, at), "uint8"), "uint32")
-        if self.is_exact or number == 0 or is_const(simplify(self.depth % WORD_BYTES), 0):
+        if self.is_exact or number == 0 or is_const(simplify(self.depth % DOT_WORD_BYTES), 0):
             return byte
         return if_then_else(step < self.depth, byte, const(0, "uint32"))
 
-    def _axis_values(self, step: PrimExpr) -> dict[Var, PrimExpr]:
-        at = coordinates(step, [r.extent for r in self.axes])
+    def _values_at_step(self, step: PrimExpr) -> dict[Var, PrimExpr]:
+        at = unravel_index(step, [r.extent for r in self.axes])
         return dict(zip(self.axes, at, strict=True))
 
-    def packed(self, value: PrimExpr) -> PrimExpr:
+    def pack_word(self, value: PrimExpr) -> PrimExpr:
         """Pack a word of a factor, its first byte the lowest."""
-        if self.is_exact and (near := self._packed_contiguous(value)) is not None:
+        if self.is_exact and (near := self._load_contiguous_word(value)) is not None:
             return near
-        word = self.byte(value, 0)
-        for number in range(1, WORD_BYTES):
-            moved = call_intrin("left_shift", self.byte(value, number), const(8 * number, "uint32"))
+        word = self.load_byte(value, 0)
+        for number in range(1, DOT_WORD_BYTES):
+            moved = call_intrin(
+                "left_shift", self.load_byte(value, number), const(8 * number, "uint32")
+            )
             word = call_intrin("bitwise_or", word, moved)
         return cast(word, "int32")
 
-    def _packed_contiguous(self, value: PrimExpr) -> PrimExpr | None:
-        """Pack bytes that are neighbours in memory by one read.
+    def _load_contiguous_word(self, value: PrimExpr) -> PrimExpr | None:
+        """Return one load of four contiguous bytes as a word; None where they are not contiguous. A
+        condition that holds for all of them stays in front of the read.
 
         A condition that holds for all of them stays in front of the read. None where they are no
         neighbours.
@@ -116,7 +119,7 @@ class WordAxes:
         last = self.axes[-1]
         match value:
             case Intrinsic(op="if_then_else", args=(condition, inside, outside)):
-                near = None if last in free_vars(condition) else self._packed_contiguous(inside)
+                near = None if last in free_vars(condition) else self._load_contiguous_word(inside)
                 if near is None or not is_const(outside, 0):
                     return None
                 return if_then_else(condition, near, const(0, "int32"))
@@ -124,15 +127,15 @@ class WordAxes:
                 is_near = is_const(simplify(substitute(index, {last: last + 1}) - index), 1)
                 if not is_near or any(last in free_vars(outer_index) for outer_index in outer):
                     return None
-                first = substitute(index, {last: self.word * WORD_BYTES})
-                kind = dt.with_lanes(value.dtype, WORD_BYTES)
-                read = ProducerLoad(tensor, (*outer, ramp(first, 1, WORD_BYTES)), kind)
+                first = substitute(index, {last: self.word * DOT_WORD_BYTES})
+                kind = dt.with_lanes(value.dtype, DOT_WORD_BYTES)
+                read = ProducerLoad(tensor, (*outer, ramp(first, 1, DOT_WORD_BYTES)), kind)
                 return Intrinsic("reinterpret", (read,), "int32")
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class WordGroup(Group):
+class WordProductGroup(ReductionGroup):
     """A group whose reduction runs over words."""
 
     words: Reduce
@@ -143,43 +146,43 @@ class WordGroup(Group):
         return self.words
 
 
-class WordKernel(TileKernel):
-    """One program being built."""
+class DotWordKernel(TiledProductKernel):
+    """A builder of a kernel that multiplies words of four bytes."""
 
-    steps_each = WORD_BYTES
+    steps_each = DOT_WORD_BYTES
 
     @classmethod
-    def max_access_width(cls, target: Target, factors: Factors) -> int:
+    def max_access_width_of(cls, target: Target, factors: ProductFactors) -> int:
         """Words come one at a time, be their bytes neighbours or not."""
         return 1
 
-    def __init__(self, group: Group, decision: Decision) -> None:
-        f = factors_of(group.anchor)
+    def __init__(self, group: ReductionGroup, decision: Decision) -> None:
+        f = match_product(group.anchor)
         assert f is not None
-        a, b = narrow(f.a), narrow(f.b)
+        a, b = strip_int32_widening(f.a), strip_int32_widening(f.b)
         assert a is not None and b is not None
         self.bytes_, self.last = (a, b), f.reduce.axis[-1]
         self.kinds = a.dtype, b.dtype
         super().__init__(group, decision)
-        steps = WordAxes(f)
-        x, y = steps.packed(a), steps.packed(b)
+        steps = KWordAxes(f)
+        x, y = steps.pack_word(a), steps.pack_word(b)
         words = f.reduce.with_fields(sources=(x * y,), axis=steps.words)
-        self.group = WordGroup(group.params, group.inputs, group.output, group.anchor, words)
-        self.factors = Factors(x, y, f.batch, f.rows, f.columns, f.extents, words)
+        self.group = WordProductGroup(group.params, group.inputs, group.output, group.anchor, words)
+        self.factors = ProductFactors(x, y, f.batch, f.rows, f.columns, f.extents, words)
 
-    def lies_by_steps(self, factor: PrimExpr) -> bool:
+    def is_k_contiguous(self, factor: PrimExpr) -> bool:
         """Return whether words are neighbours in the memory that a factor comes from."""
         step = Var("step")
         read = self.bytes_[0 if factor is self.factors.a else 1]  # of bytes, or of words
-        return are_neighbours(read, {self.last: step}, step)
+        return is_unit_stride(read, {self.last: step}, step)
 
-    def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
+    def emit_step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
         """Add the products of two words to every sum."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         body = seq(
             *(
-                self._accumulate(i * self.columns + j, x, y)
+                self._emit_dot(i * self.columns + j, x, y)
                 for i, x in enumerate(names_a)
                 for j, y in enumerate(names_b)
             )
@@ -188,9 +191,9 @@ class WordKernel(TileKernel):
             body = LetStmt(name, value, body)
         return body
 
-    def _accumulate(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
+    def _emit_dot(self, number: int, x: PrimExpr, y: PrimExpr) -> Stmt:
         """Add the products of two words to a sum."""
-        at, op = (const(number),), ability(*self.kinds)
+        at, op = (const(number),), dot_feature(*self.kinds)
         total = BufferLoad(self.sums, at, self.dtype)
         # The mixed instruction takes the unsigned operand first.
         x, y = (y, x) if self.kinds == ("int8", "uint8") else (x, y)
@@ -201,4 +204,4 @@ class WordKernel(TileKernel):
         return super().build(name, shared=True)
 
 
-__all__ = ["FACTORS", "WordKernel", "can_multiply", "depth_of"]
+__all__ = ["FACTORS", "DotWordKernel", "can_multiply", "words_per_k_block"]

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.vector_access import Lanes, access_lanes, coordinates, tile_start
-from ekiden.kernels.prim_builder import product
-from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
+from ekiden.kernels.cpu.loops import product_of_extents
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.vector_access import VectorAxes, tile_start, unravel_index, wide_access_axes
+from ekiden.kernels.stages import copy_repeated_outputs, inline_cheap_stages, stages_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.inline import Inliner, is_injective, post_order_tensors
-from ekiden.te.prim_func import BufferMap
+from ekiden.te.inline import ProducerInliner, is_injective, post_order_tensors
+from ekiden.te.prim_func import TensorBufferMap
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import BufferLoad
@@ -33,9 +33,9 @@ from ekiden.tir.stmt import (
 )
 from ekiden.tir.visitor import substitute as substitute_statement
 
-THREADS = 256
+THREADS_PER_BLOCK = 256
 """Threads of a block, where elements are independent."""
-ROW_THREADS = 32
+ROW_LOOP_THREADS_PER_BLOCK = 32
 """Threads of a block, where each walks a whole row."""
 MAX_LOCAL_BYTES = 1 << 12
 """Bytes of an array that a thread has by itself: registers and the memory behind them."""
@@ -49,10 +49,10 @@ MAX_FEW_RESULTS = 256
 """Up to so many results; of more, a thread for each keeps a device busy."""
 
 
-def is_long(op: ComputeOp) -> bool:
+def is_long_reduction(op: ComputeOp) -> bool:
     """Return whether a reduction has few results of many elements each, as far as is known."""
-    results = size_of(simplify(product([a.extent for a in op.axis])))
-    elements = size_of(simplify(product([r.extent for r in op.reduce_axis])))
+    results = known_extent(simplify(product_of_extents([a.extent for a in op.axis])))
+    elements = known_extent(simplify(product_of_extents([r.extent for r in op.reduce_axis])))
     return (
         results is not None
         and elements is not None
@@ -62,28 +62,29 @@ def is_long(op: ComputeOp) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A reduction and the output that is computed from it element by element, over buffers.
+class ReductionGroup:
+    """A reduction and the output computed from it element by element, over buffers.
 
     Made of a group whose elementwise producers are substituted into the reduction.
     """
 
-    params: BufferMap
+    params: TensorBufferMap
     inputs: Sequence[Tensor]
     output: Tensor
     anchor: Tensor
 
     @staticmethod
-    def of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Group:
-        """Return the group of inputs and outputs of which `chosen_stages` leaves a reduction and no
+    def from_tensors(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> ReductionGroup:
+        """Return the group of inputs and outputs of which `inline_cheap_stages` leaves a reduction
+        and no
         other.
         """
-        (output,) = chosen_stages(distinct_outputs(outputs))
+        (output,) = inline_cheap_stages(copy_repeated_outputs(outputs))
         anchor = next(t for t in stages_of([output]) if not is_injective(t))
-        buffers = BufferMap()
+        buffers = TensorBufferMap()
         for tensor in (*inputs, output):
             buffers.declare(tensor)
-        return Group(buffers, inputs, output, anchor)
+        return ReductionGroup(buffers, inputs, output, anchor)
 
     @property
     def reduce(self) -> Reduce:
@@ -94,10 +95,10 @@ class Group:
         assert isinstance(body, Reduce)
         return body
 
-    def element(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
+    def replace_tensor_loads(self, value: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return an expression over tensors at values of its variables."""
 
-        def change(e: PrimExpr) -> PrimExpr:
+        def lower_node(e: PrimExpr) -> PrimExpr:
             """Replace a variable by its value, and a read of a tensor by a load from its buffer."""
             if isinstance(e, Var):
                 return values.get(e, e)
@@ -105,54 +106,56 @@ class Group:
                 return BufferLoad(self.params.buffers[e.producer], e.indices, e.dtype)
             return e
 
-        return rewrite(value, change)
+        return rewrite(value, lower_node)
 
-    def store(self, coordinates: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
-        """Store the element of the output at some coordinates, from that of the reduction."""
+    def emit_store(self, coordinates: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
+        """Emit the store of the output's element at some coordinates, from that of the
+        reduction.
+        """
         op = self.output.op
         assert isinstance(op, ComputeOp)
         result = value
         if self.output is not self.anchor:
             # What lies between the reduction and the output is computed on the way to the store.
             between = {t for t in post_order_tensors([self.output]) if is_injective(t)}
-            body = Inliner(between - {self.output}).expr(op.body[self.output.value_index])
+            body = ProducerInliner(between - {self.output}).expr(op.body[self.output.value_index])
 
-            def change(e: PrimExpr) -> PrimExpr:
+            def substitute_reduction(e: PrimExpr) -> PrimExpr:
                 is_sum = isinstance(e, ProducerLoad) and e.producer is self.anchor
                 return value if is_sum else e
 
             at = {a.var: p for a, p in zip(op.axis, coordinates, strict=True)}
-            result = self.element(rewrite(body, change), at)
+            result = self.replace_tensor_loads(rewrite(body, substitute_reduction), at)
         buffer = self.params.buffers[self.output]
         return BufferStore(buffer, result, tuple(coordinates))
 
-    def function(self, body: Stmt, name: str) -> PrimFunc:
+    def create_prim_func(self, body: Stmt, name: str) -> PrimFunc:
         """Return the program."""
         params = (*(self.params.buffers[t] for t in self.inputs), self.params.buffers[self.output])
         return PrimFunc(params, body, {"global_symbol": name, "num_outputs": 1})
 
 
-def bound(var: Var, extent: PrimExpr | int, axis: str, body: Stmt) -> Stmt:
-    """Return a loop over a thread axis."""
+def thread_loop(var: Var, extent: PrimExpr | int, axis: str, body: Stmt) -> Stmt:
+    """Return a loop bound to a thread axis."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.THREAD_BINDING, body, {"thread": axis})
 
 
-def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
-    """Return a loop inside of a thread."""
+def serial_loop(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
+    """Return a serial loop within a thread."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.SERIAL, body)
 
 
-def unrolled(var: Var, count: int, body: Stmt) -> Stmt:
+def unrolled_loop(var: Var, count: int, body: Stmt) -> Stmt:
     """Return a loop of so few iterations that each is written out: arrays indexed by it are in
     registers.
     """
     return For(var, const(0), const(count), ForKind.UNROLLED, body)
 
 
-def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Return the launch of a body for all values of the index below the extent, one thread each.
+def emit_launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
+    """Emit the launch of a body for all values of the index below the extent, one thread each.
 
     Args:
         index: The index.
@@ -166,20 +169,25 @@ def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
     inner = substitute_statement(body, {index: flat})
     guarded = inner if exact else IfThenElse(flat < extent, inner)
     blocks = simplify((extent + (threads - 1)) // threads)
-    return bound(block, blocks, "blockIdx.x", bound(thread, threads, "threadIdx.x", guarded))
+    return thread_loop(
+        block, blocks, "blockIdx.x", thread_loop(thread, threads, "threadIdx.x", guarded)
+    )
 
 
-def threads_of(count: PrimExpr, target: Target) -> int:
-    """Threads of a block that run one after the other: few enough that all units have some."""
-    threads = THREADS
+def threads_per_block(count: PrimExpr, target: Target) -> int:
+    """Return the threads of a block where threads run one after the other: few enough that all
+    units have some.
+    """
+    threads = THREADS_PER_BLOCK
     while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
         threads //= 2
     return threads
 
 
-def threads_of_row(length: int | None, target: Target) -> int:
-    """Threads of a block that take the elements of a row in turn: as many as have some turns each,
-    by halves."""
+def threads_per_row(length: int | None, target: Target) -> int:
+    """Return the threads of a block that stride over the elements of a row: as many as have some
+    iterations each, by halves.
+    """
     threads = MIN_ROW_THREADS
     while threads < MAX_ROW_THREADS and (
         length is None or threads * MIN_ELEMENTS_PER_THREAD < length
@@ -191,30 +199,30 @@ def threads_of_row(length: int | None, target: Target) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Nest:
-    """The loops of a computation, those over its elements and those that reduce, and its block."""
+class ComputationNest:
+    """The loops of a computation, over its elements and its reduction axes, and its block."""
 
     spatial: Sequence[For]
     reduced: Sequence[For]
     realize: BlockRealize
 
     @staticmethod
-    def of(nest: Stmt) -> Nest:
-        """Return the nest of what `te.prim_func.stage_block` gives."""
+    def from_stage(nest: Stmt) -> ComputationNest:
+        """Return the nest of what `te.prim_func.create_stage_nest` gives."""
         loops: list[For] = []
         while isinstance(nest, For):
             loops.append(nest)
             nest = nest.body
         assert isinstance(nest, BlockRealize)
         count = sum(i.kind is IterKind.SPATIAL for i in nest.block.iter_vars)
-        return Nest(loops[:count], loops[count:], nest)
+        return ComputationNest(loops[:count], loops[count:], nest)
 
     @property
     def block(self) -> Block:
         """Return the block of an element."""
         return self.realize.block
 
-    def part(
+    def vector_body(
         self, number: Var, at: Sequence[PrimExpr], target: Target
     ) -> tuple[Stmt, PrimExpr, int]:
         """Return the body of one number: an element, or a vector of elements.
@@ -228,23 +236,25 @@ class Nest:
             The body, the number of elements or vectors, and the lanes of a vector.
         """
         extents = [f.extent for f in self.spatial]
-        lanes = Lanes.of(self.block, target, len(at))
+        lanes = VectorAxes.widest(self.block, target, len(at))
         if not at and lanes is None:
-            lanes = access_lanes(self.block, target, THREADS)
+            lanes = wide_access_axes(self.block, target, THREADS_PER_BLOCK)
         if lanes is None:
-            own = coordinates(number, extents[len(at) :])
-            return self.at((*at, *own)), product(extents[len(at) :]), 1
+            own = unravel_index(number, extents[len(at) :])
+            return self.element_at((*at, *own)), product_of_extents(extents[len(at) :]), 1
         outside, inside = extents[len(at) : lanes.first], extents[lanes.first :]
-        size, lane = simplify(product(inside)), Var("lane")
+        size, lane = simplify(product_of_extents(inside)), Var("lane")
         vectors_per_row = simplify((size + (lanes.count - 1)) // lanes.count)
-        around, vector_index = coordinates(number, [product(outside), vectors_per_row])
+        around, vector_index = unravel_index(number, [product_of_extents(outside), vectors_per_row])
         # The last vector may overlap the one before, so no lane needs a guard.
         element_index = tile_start(vector_index, lanes.count, size) + lane
-        body = self.at((*at, *coordinates(around, outside), *coordinates(element_index, inside)))
+        body = self.element_at(
+            (*at, *unravel_index(around, outside), *unravel_index(element_index, inside))
+        )
         body = For(lane, const(0), const(lanes.count), ForKind.VECTORIZED, body)
-        return body, simplify(product(outside) * vectors_per_row), lanes.count
+        return body, simplify(product_of_extents(outside) * vectors_per_row), lanes.count
 
-    def at(self, coordinates: Sequence[PrimExpr]) -> Stmt:
+    def element_at(self, coordinates: Sequence[PrimExpr]) -> Stmt:
         """Return the element at some coordinates, its reduced axes in loops."""
         values = (*coordinates, *self.realize.iter_values[len(coordinates) :])
         body: Stmt = self.realize.with_fields(iter_values=values)

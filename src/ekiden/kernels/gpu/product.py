@@ -25,21 +25,21 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
-from ekiden.kernels.family import Family, size_of
+from ekiden.kernels.family import Family, known_extent
 from ekiden.kernels.gpu import int8_dot, tensor_cores
-from ekiden.kernels.gpu.factors import Factors, factors_of
-from ekiden.kernels.gpu.launch import Group
-from ekiden.kernels.gpu.tiled_product import TileKernel
+from ekiden.kernels.gpu.factors import ProductFactors, match_product
+from ekiden.kernels.gpu.launch import ReductionGroup
+from ekiden.kernels.gpu.tiled_product import TiledProductKernel
 from ekiden.kernels.gpu.vector_product import (
-    COLUMNS,
-    DEPTH,
-    PANELS,
-    PanelKernel,
-    VectorKernel,
-    band_of,
-    columns_of,
-    panel_of,
-    tile_of,
+    ALONG_COLUMNS,
+    ALONG_DEPTH,
+    PANEL_STEPS,
+    PackedPanelKernel,
+    VectorProductKernel,
+    choose_band,
+    choose_panel,
+    choose_tile,
+    contiguous_column_axes,
     vector_axis,
 )
 from ekiden.runtime.errors import CompileError
@@ -47,21 +47,21 @@ from ekiden.target import Target
 from ekiden.te.tensor import Tensor
 from ekiden.tir.stmt import PrimFunc
 
-ROWS, SUMS = 4, 4
+DEFAULT_THREAD_ROWS, DEFAULT_THREAD_COLUMNS = 4, 4
 """Sums of a thread: as many as keep loads below multiply-adds and still fit its registers."""
-LANES = 16
+MAX_BLOCK_LANES = 16
 """Threads beside each other along columns."""
 
-SERIAL_ROWS, SERIAL_COLUMNS, SERIAL_LANES = 8, 2, 64
+DEFAULT_SERIAL_ROWS, DEFAULT_SERIAL_COLUMNS, DEFAULT_SERIAL_LANES = 8, 2, 64
 """The same where threads run one after the other, as in PoCL on a processor, whose compiler makes
 vectors along the threads of a block (512x512x512 on a Zen 4: 2.9 GFLOP/s, 1.3 with the above)."""
-BLOCK_DEPTH = 16
+DEFAULT_K_BLOCK = 16
 """Steps of k between two barriers."""
-BLOCK_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
+BLOCK_TILE_KNOBS = ("lanes", "lines", "depth", "shared", "buffers", "near", "dot")
 """Choices of kernels whose blocks have several threads."""
 
 
-def _space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> Space:
     return (
         Knob("rows", (12, 8, 6, 4, 3, 2, 1), "rows of a thread"),
         Knob("columns", (12, 8, 6, 4, 3, 2, 1), "columns of a thread"),
@@ -76,7 +76,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
             "neighbours that a thread brings, reads or writes as one, of shared=1",
         ),
         Knob("vector", (16, 8, 4, 2, 1), "lanes of the vectors of a thread alone in its block"),
-        Knob("along", (COLUMNS, DEPTH), "what its vectors run over"),
+        Knob("along", (ALONG_COLUMNS, ALONG_DEPTH), "what its vectors run over"),
         Knob(
             "band",
             (64, 32, 16, 8, 4, 2, 1, 0),
@@ -84,7 +84,7 @@ def _space(anchor: Tensor, target: Target) -> Space:
         ),
         Knob(
             "panel",
-            (*PANELS, 0),
+            (*PANEL_STEPS, 0),
             "steps of k whose columns a thread copies before it takes the rows of a band",
         ),
         Knob(
@@ -102,22 +102,26 @@ def _power_of_two(limit: int, size: int | None) -> int:
     return limit if size is None else max(1, min(limit, 2 ** math.ceil(math.log2(max(size, 1)))))
 
 
-def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Squares of sums; where threads run alone (a warp of 1), as on processors, fewer threads and
-    no barriers, which make each of them stop."""
-    factors = factors_of(anchor)
+def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+    """Return the default decision: square tiles of sums; where threads run alone (a warp of 1), as
+    on processors, fewer threads and no barriers, which make each of them stop.
+    """
+    factors = match_product(anchor)
     assert factors is not None
     if (vectors := _vector_decision(anchor, factors, target, fixed)) is not None:
         return vectors
-    if (tensor := tensor_cores.decide(factors, target, fixed)) is not None:
+    if (tensor := tensor_cores.tensor_core_decision(factors, target, fixed)) is not None:
         return tensor
-    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
+    m, n = (
+        known_extent(factors.num_elements(factors.rows)),
+        known_extent(factors.num_elements(factors.columns)),
+    )
     has_warps = target.thread_warp_size > 1
-    lanes = _power_of_two(LANES if has_warps else SERIAL_LANES, n)
-    rows = _power_of_two(ROWS if has_warps else SERIAL_ROWS, m)
-    max_columns = SUMS if has_warps else SERIAL_COLUMNS
+    lanes = _power_of_two(MAX_BLOCK_LANES if has_warps else DEFAULT_SERIAL_LANES, n)
+    rows = _power_of_two(DEFAULT_THREAD_ROWS if has_warps else DEFAULT_SERIAL_ROWS, m)
+    max_columns = DEFAULT_THREAD_COLUMNS if has_warps else DEFAULT_SERIAL_COLUMNS
     columns = _power_of_two(max_columns, None if n is None else -(-n // lanes))
-    lines = _power_of_two(LANES if has_warps else 1, None if m is None else -(-m // rows))
+    lines = _power_of_two(MAX_BLOCK_LANES if has_warps else 1, None if m is None else -(-m // rows))
     # Lanes go last: neighbours along columns make accesses contiguous.
     while lanes * lines > target.max_num_threads:
         lanes, lines = (lanes, lines // 2) if lines > 1 else (lanes // 2, lines)
@@ -126,22 +130,27 @@ def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     needs_shared = dot or fixed.get("buffers", 1) != 1 or fixed.get("near", 1) != 1
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines,
-        "depth": int8_dot.depth_of(factors) if dot else BLOCK_DEPTH,
-        "shared": int(has_warps or needs_shared), "vector": 1, "along": COLUMNS,
+        "depth": int8_dot.words_per_k_block(factors) if dot else DEFAULT_K_BLOCK,
+        "shared": int(has_warps or needs_shared), "vector": 1, "along": ALONG_COLUMNS,
         "band": 0, "panel": 0, "tensor": 0, "dot": dot,
     }  # fmt: skip
-    kind = int8_dot.WordKernel if dot else TileKernel
-    decision = kind.with_memory(factors, target, values | dict(fixed))
+    kind = int8_dot.DotWordKernel if dot else TiledProductKernel
+    decision = kind.complete_decision(factors, target, values | dict(fixed))
     # Without room for tiles, the kernel reads global memory; overrides are refused later instead.
-    if not decision.number("shared") or kind.shared_bytes(factors, decision) <= target.block_memory:
+    if (
+        not decision.int_value("shared")
+        or kind.shared_bytes(factors, decision) <= target.block_memory
+    ):
         return decision
     if not fixed.keys().isdisjoint(("shared", "dot", "buffers", "near")):
         return decision  # which is refused, with what it takes
-    return TileKernel.with_memory(factors, target, values | dict(fixed) | {"shared": 0, "dot": 0})
+    return TiledProductKernel.complete_decision(
+        factors, target, values | dict(fixed) | {"shared": 0, "dot": 0}
+    )
 
 
 def _vector_decision(
-    anchor: Tensor, factors: Factors, target: Target, fixed: Fixed
+    anchor: Tensor, factors: ProductFactors, target: Target, fixed: Fixed
 ) -> Decision | None:
     """Return the decision with vectors, where threads run one after the other and have them.
 
@@ -150,29 +159,32 @@ def _vector_decision(
     """
     max_lanes = target.lanes(factors.a.dtype)
     vector = fixed.get("vector", max_lanes if target.thread_warp_size == 1 else 1)
-    if vector == 1 or not fixed.keys().isdisjoint(BLOCK_KNOBS):
+    if vector == 1 or not fixed.keys().isdisjoint(BLOCK_TILE_KNOBS):
         return None
     along, lanes = vector_axis(factors, int(vector))
     if lanes == 1 and "vector" not in fixed:
         return None
-    inner = columns_of(factors) if along == COLUMNS else factors.columns
-    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(inner))
-    vectors = n if n is None or along == DEPTH else n // lanes
-    rows, columns = tile_of(target, m, vectors)
-    depth = size_of(factors.depth)
+    inner = contiguous_column_axes(factors) if along == ALONG_COLUMNS else factors.columns
+    m, n = (
+        known_extent(factors.num_elements(factors.rows)),
+        known_extent(factors.num_elements(inner)),
+    )
+    vectors = n if n is None or along == ALONG_DEPTH else n // lanes
+    rows, columns = choose_tile(target, m, vectors)
+    depth = known_extent(factors.num_products)
     tiles = None if m is None else -(-m // rows)
     values: dict[str, int | str] = {
-        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": BLOCK_DEPTH,
+        "rows": rows, "columns": columns, "lanes": 1, "lines": 1, "depth": DEFAULT_K_BLOCK,
         "shared": 0, "buffers": 1, "near": 1, "vector": lanes, "along": along,
-        "band": band_of(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
+        "band": choose_band(target, rows, tiles, depth, factors.a.dtype), "panel": 0,
         "tensor": 0, "dot": 0,
     }  # fmt: skip
     if fixed.keys().isdisjoint(("along", "panel")):
-        values = dict(panel_of(target, factors, values, int(vector)) or values)
-    return Decision.of(values | dict(fixed))
+        values = dict(choose_panel(target, factors, values, int(vector)) or values)
+    return Decision.from_mapping(values | dict(fixed))
 
 
-def build(
+def build_product(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     target: Target,
@@ -191,36 +203,40 @@ def build(
     Raises:
         CompileError: For decisions that no kernel follows.
     """
-    group = Group.of(inputs, outputs)
-    if decision.number("vector") > 1:
-        if decision.number("panel"):
-            return PanelKernel(group, decision).build(name)
-        return VectorKernel(group, decision).build(name)
-    kind: type[TileKernel] = TileKernel
-    if decision.number("tensor"):
-        _check(tensor_cores, "tensor cores", group, target, decision)
-        kind = tensor_cores.TensorKernel
-    elif decision.number("dot"):
-        _check(int8_dot, "products of words", group, target, decision)
-        kind = int8_dot.WordKernel
+    group = ReductionGroup.from_tensors(inputs, outputs)
+    if decision.int_value("vector") > 1:
+        if decision.int_value("panel"):
+            return PackedPanelKernel(group, decision).build(name)
+        return VectorProductKernel(group, decision).build(name)
+    kind: type[TiledProductKernel] = TiledProductKernel
+    if decision.int_value("tensor"):
+        _require_supported(tensor_cores, "tensor cores", group, target, decision)
+        kind = tensor_cores.TensorCoreKernel
+    elif decision.int_value("dot"):
+        _require_supported(int8_dot, "products of words", group, target, decision)
+        kind = int8_dot.DotWordKernel
     try:
-        return kind(group, decision).checked(target).build(name, bool(decision.number("shared")))
+        return (
+            kind(group, decision).validate(target).build(name, bool(decision.int_value("shared")))
+        )
     except CompileError as error:
         raise CompileError(f"decisions: 'thread_product' {decision}: {error}") from error
 
 
-class _Kernels(Protocol):
-    """A file of kernels for factors of some types."""
+class _KernelModule(Protocol):
+    """The interface of a module with kernels for factors of some types."""
 
     FACTORS: Mapping[str, str]
 
-    def can_multiply(self, factors: Factors, target: Target) -> bool:
+    def can_multiply(self, factors: ProductFactors, target: Target) -> bool:
         """Return whether a target has what the kernels need."""
 
 
-def _check(kernels: _Kernels, what: str, group: Group, target: Target, decision: Decision) -> None:
+def _require_supported(
+    kernels: _KernelModule, what: str, group: ReductionGroup, target: Target, decision: Decision
+) -> None:
     """Check that a decision asks for kernels that exist. Raises CompileError."""
-    factors = factors_of(group.anchor)
+    factors = match_product(group.anchor)
     if factors is None or not kernels.can_multiply(factors, target):
         raise CompileError(
             f"decisions: 'thread_product' {decision}: target {str(target)!r} has no {what} for "
@@ -236,8 +252,8 @@ FAMILY = Family(
         "what others read: tiles of fused axes, some of sizes that a run tells, are not "
         "proven yet"
     ),
-    accepts=lambda anchor, target: factors_of(anchor) is not None,
-    space=_space,
-    default=_default,
-    build=build,
+    accepts=lambda anchor, target: match_product(anchor) is not None,
+    space=_search_space,
+    default=_default_decision,
+    build=build_product,
 )

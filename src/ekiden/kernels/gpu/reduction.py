@@ -22,48 +22,48 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
+from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
-from ekiden.kernels.family import Family, size_of
-from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.launch import Group, bound, is_long, serial
+from ekiden.kernels.family import Family, known_extent
+from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.launch import ReductionGroup, is_long_reduction, serial_loop, thread_loop
 from ekiden.kernels.gpu.vector_access import (
     are_contiguous,
-    coordinates,
-    has_vectors,
-    lanes_of,
-    loads_of,
+    collect_loads,
+    computes_with_vectors,
+    lanes_fitting,
     max_lanes,
+    unravel_index,
 )
-from ekiden.kernels.prim_builder import product
 from ekiden.target import Target
-from ekiden.te.prim_func import BufferMap, allocated
+from ekiden.te.prim_func import TensorBufferMap, wrap_in_allocations
 from ekiden.te.reducer import COMBINE, Reduce, identity
 from ekiden.te.tensor import ComputeOp, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, PrimFunc, Stmt, seq
 
 
-def _accepts(anchor: Tensor, target: Target) -> bool:
+def _is_supported(anchor: Tensor, target: Target) -> bool:
     op = anchor.op
     body = op.body[anchor.value_index] if isinstance(op, ComputeOp) else None
     if not isinstance(op, ComputeOp) or not isinstance(body, Reduce) or not body.kind:
         return False
-    return is_long(op)
+    return is_long_reduction(op)
 
 
-def _space(anchor: Tensor, target: Target) -> Space:
+def _search_space(anchor: Tensor, target: Target) -> Space:
     return (Knob("threads", (256, 128, 64, 32), "threads of a block"),)
 
 
-def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
+def _default_decision(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
     threads = 64
     while threads > target.max_num_threads:
         threads //= 2
     values: dict[str, int | str] = {"threads": threads}
-    return Decision.of(values | dict(fixed))
+    return Decision.from_mapping(values | dict(fixed))
 
 
-def build(
+def build_reduction(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     target: Target,
@@ -71,36 +71,38 @@ def build(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of a reduction, and of what follows it."""
-    group = Group.of(inputs, outputs)
-    reduce, op, threads = group.reduce, group.anchor.op, decision.number("threads")
+    group = ReductionGroup.from_tensors(inputs, outputs)
+    reduce, op, threads = group.reduce, group.anchor.op, decision.int_value("threads")
     assert isinstance(op, ComputeOp)
     block, thread, iteration = Var("block"), Var("thread"), Var("turn")
     dtype = reduce.dtype
     own = Buffer("own", (const(1),), dtype, "local")
     combine = COMBINE[reduce.kind]
     extents = [r.extent for r in reduce.axis]
-    total = simplify(product(extents))
+    total = simplify(product_of_extents(extents))
     # Threads stride by the block: neighbours read neighbouring elements.
     number = iteration * threads + thread
     values: dict[Var, PrimExpr] = {}
-    values |= dict(zip(reduce.axis, coordinates(number, extents), strict=True))
-    results = coordinates(block, [a.extent for a in op.axis]) if op.axis else []
+    values |= dict(zip(reduce.axis, unravel_index(number, extents), strict=True))
+    results = unravel_index(block, [a.extent for a in op.axis]) if op.axis else []
     values |= {a.var: at for a, at in zip(op.axis, results, strict=True)}
     zero = (const(0),)
-    value = combine(BufferLoad(own, zero, dtype), group.element(reduce.source, values))
+    value = combine(BufferLoad(own, zero, dtype), group.replace_tensor_loads(reduce.source, values))
     inside: Stmt = IfThenElse(number < total, BufferStore(own, value, zero))
     num_iterations = simplify((total + (threads - 1)) // threads)
     statements = [
         BufferStore(own, identity(reduce.kind, dtype), zero),
-        serial(iteration, num_iterations, inside),
+        serial_loop(iteration, num_iterations, inside),
     ]
-    team = Team.of(thread, threads, target)
-    total_value = team.combined([own], reduce.reducer.combine, everywhere=False)
-    store = IfThenElse(thread.equal(0), group.store(results, total_value.values[0]))
-    body = allocated(seq(*statements, total_value.body, store), [own])
-    count = simplify(product([a.extent for a in op.axis])) if op.axis else const(1)
-    lanes = allocated(bound(thread, threads, "threadIdx.x", body), total_value.shared)
-    return group.function(bound(block, count, "blockIdx.x", lanes), name)
+    team = ThreadTeam.create(thread, threads, target)
+    total_value = team.emit_reduction([own], reduce.reducer.combine, everywhere=False)
+    store = IfThenElse(thread.equal(0), group.emit_store(results, total_value.values[0]))
+    body = wrap_in_allocations(seq(*statements, total_value.body, store), [own])
+    count = simplify(product_of_extents([a.extent for a in op.axis])) if op.axis else const(1)
+    lanes = wrap_in_allocations(
+        thread_loop(thread, threads, "threadIdx.x", body), total_value.shared
+    )
+    return group.create_prim_func(thread_loop(block, count, "blockIdx.x", lanes), name)
 
 
 FAMILY = Family(
@@ -108,21 +110,24 @@ FAMILY = Family(
     on_threads=True,
     together=True,
     why="threads combine what they have between barriers: blocks of a schedule know none",
-    accepts=_accepts,
-    space=_space,
-    default=_default,
-    build=build,
+    accepts=_is_supported,
+    space=_search_space,
+    default=_default_decision,
+    build=build_reduction,
 )
 
 
 Value: TypeAlias = Callable[[Var, tuple[PrimExpr, ...]], PrimExpr]
 """(lane, the place of its partial result) -> what is stored there."""
-VECTOR_CHAINS = 4
+MAX_VECTOR_CHAINS = 4
 """Vectors that are summed side by side: none waits for the one before."""
 
 
-def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) -> Stmt | None:
-    """Return the element of a reduction at the axes of its operation, by vectors.
+def emit_vector_row(
+    op: ComputeOp, tensor: Tensor, buffers: TensorBufferMap, target: Target
+) -> Stmt | None:
+    """Emit the element of a reduction at the axes of its operation, by vectors; return None where
+    it has none.
 
     Args:
         op: The reduction.
@@ -136,21 +141,21 @@ def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) ->
     reduce = op.body[tensor.value_index]
     if not isinstance(reduce, Reduce) or not reduce.kind or len(reduce.sources) != 1:
         return None
-    if not has_vectors(target) or reduce.dtype == "bool":
+    if not computes_with_vectors(target) or reduce.dtype == "bool":
         return None
     last, step = reduce.axis[-1], Var("step")
-    source = buffers.loads(reduce.source)
-    loads = loads_of(source)
+    source = buffers.replace_loads(reduce.source)
+    loads = collect_loads(source)
     max_lanes_ = max_lanes(target, (reduce.dtype, *(buffer.dtype for buffer, _ in loads)))
-    size = size_of(last.extent)
-    lanes = lanes_of(max_lanes_, max_lanes_ if size is None else size)
+    size = known_extent(last.extent)
+    lanes = lanes_fitting(max_lanes_, max_lanes_ if size is None else size)
     if lanes == 1 or not loads or not are_contiguous(loads, {last: step}, step, 1):
         return None
-    chains = VECTOR_CHAINS if size is None or size >= VECTOR_CHAINS * lanes else 1
-    return _VectorRow(reduce, source, buffers.buffers[tensor], lanes, chains).element(op)
+    chains = MAX_VECTOR_CHAINS if size is None or size >= MAX_VECTOR_CHAINS * lanes else 1
+    return _VectorReduction(reduce, source, buffers.buffers[tensor], lanes, chains).emit_element(op)
 
 
-class _VectorRow:
+class _VectorReduction:
     def __init__(
         self, reduce: Reduce, source: PrimExpr, out: Buffer, lanes: int, chains: int
     ) -> None:
@@ -161,58 +166,62 @@ class _VectorRow:
         self.combine = COMBINE[reduce.kind]
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
-    def element(self, op: ComputeOp) -> Stmt:
-        """Compute one element of the result: chains of vectors are reduced side by side and
-        combined at the end, with the remainder reduced in a scalar.
+    def emit_element(self, op: ComputeOp) -> Stmt:
+        """Emit one element of the result: independent chains of vectors, combined at the end, with
+        the remainder reduced in a scalar.
         """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
         statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
-        statements += [self.lane_by_lane(n, lambda lane, at: start) for n in range(self.chains)]
-        statements.append(self.steps())
+        statements += [self.emit_store_lanes(n, lambda lane, at: start) for n in range(self.chains)]
+        statements.append(self.emit_steps())
         result: PrimExpr = BufferLoad(self.rest, zero, self.dtype)
         for n in range(self.chains):
             index = ramp(const(n * self.lanes), 1, self.lanes)
             lanes = BufferLoad(self.parts, (index,), f"{self.dtype}x{self.lanes}")
             result = self.combine(result, VectorReduce(lanes, self.reduce.kind, self.dtype))
         statements.append(BufferStore(self.out, result, tuple(a.var for a in op.axis)))
-        return allocated(seq(*statements), [self.parts, self.rest])
+        return wrap_in_allocations(seq(*statements), [self.parts, self.rest])
 
-    def lane_by_lane(self, chain: int, value: Value) -> Stmt:
+    def emit_store_lanes(self, chain: int, value: Value) -> Stmt:
         """Store a value to each lane of a vector of partial results."""
         lane = Var("lane")
         at = (const(chain * self.lanes) + lane,)
         store = BufferStore(self.parts, value(lane, at), at)
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, store)
 
-    def value(self, last: PrimExpr) -> PrimExpr:
+    def source_at(self, last: PrimExpr) -> PrimExpr:
         """Return what is reduced, at an index of the last axis."""
         return substitute(self.source, self.names | {self.reduce.axis[-1]: last})
 
-    def steps(self) -> Stmt:
-        """Reduce by vectors, then the remainder, for every value of the outer axes."""
+    def emit_steps(self) -> Stmt:
+        """Emit the reduction by vectors, then the remainder, for every value of the outer axes."""
         *outer_axes, last = self.reduce.axis
         width, block, tail_index = self.lanes * self.chains, Var(last.name), Var(last.name)
         num_blocks = simplify(last.extent // width)
 
-        def more(chain: int) -> Stmt:
+        def accumulate_chain(chain: int) -> Stmt:
             """Add one vector to a chain."""
             first = block * width + chain * self.lanes
-            return self.lane_by_lane(
+            return self.emit_store_lanes(
                 chain,
                 lambda lane, at: self.combine(
-                    BufferLoad(self.parts, at, self.dtype), self.value(first + lane)
+                    BufferLoad(self.parts, at, self.dtype), self.source_at(first + lane)
                 ),
             )
 
-        body = serial(block, num_blocks, seq(*(more(n) for n in range(self.chains))))
+        body = serial_loop(
+            block, num_blocks, seq(*(accumulate_chain(n) for n in range(self.chains)))
+        )
         tail_extent = simplify(last.extent - num_blocks * width)
         if not isinstance(tail_extent, IntImm) or tail_extent.value:
             zero = (const(0),)
             old = BufferLoad(self.rest, zero, self.dtype)
-            one = self.combine(old, self.value(num_blocks * width + tail_index))
-            body = seq(body, serial(tail_index, tail_extent, BufferStore(self.rest, one, zero)))
+            one = self.combine(old, self.source_at(num_blocks * width + tail_index))
+            body = seq(
+                body, serial_loop(tail_index, tail_extent, BufferStore(self.rest, one, zero))
+            )
         for r in reversed(outer_axes):
             var = self.names[r]
             assert isinstance(var, Var)
-            body = serial(var, r.extent, body)
+            body = serial_loop(var, r.extent, body)
         return body

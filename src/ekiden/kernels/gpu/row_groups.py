@@ -22,45 +22,45 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, substitute
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.block_reduction import Team
+from ekiden.kernels.cpu.loops import product_of_extents
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.block_reduction import ThreadTeam
 from ekiden.kernels.gpu.launch import (
     MIN_ROW_THREADS,
-    ROW_THREADS,
-    Nest,
-    bound,
-    is_long,
-    launch,
-    serial,
-    threads_of,
-    threads_of_row,
+    ROW_LOOP_THREADS_PER_BLOCK,
+    ComputationNest,
+    emit_launch,
+    is_long_reduction,
+    serial_loop,
+    thread_loop,
+    threads_per_block,
+    threads_per_row,
 )
-from ekiden.kernels.gpu.reduction import row_of
-from ekiden.kernels.gpu.vector_access import coordinates, has_vectors
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.gpu.reduction import emit_vector_row
+from ekiden.kernels.gpu.vector_access import computes_with_vectors, unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores
+from ekiden.te.prim_func import TensorBufferMap, create_stage_nest, emit_stores, wrap_in_allocations
 from ekiden.te.reducer import Reduce
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
-from ekiden.tir.transform.thread_tree import elements
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
+from ekiden.tir.transform.thread_tree import element_loads
 from ekiden.tir.visitor import ExprRewriter
 from ekiden.tir.visitor import substitute as substitute_statement
 
 MAX_THREAD_BYTES, MAX_BLOCK_BYTES = 1 << 14, 1 << 13
 """Bytes of a row that a thread keeps, half of what first caches have at least; that a block keeps,
 half of what every device gives one, so that there may be two."""
-WORD = 4
+TYPICAL_ELEMENT_BYTES = 4
 """Bytes of most elements."""
 Group: TypeAlias = Sequence[Tensor]
 """All results of one operation."""
 
 
-def is_joined(run: Sequence[Group], target: Target) -> bool:
-    """Return whether `build_joined` is for a run.
+def needs_joined_launch(run: Sequence[Group], target: Target) -> bool:
+    """Return whether `emit_joined_launch` is for a run.
 
     A run is of several operations, or of one whose few results have a block of threads each, where
     threads run together.
@@ -69,26 +69,26 @@ def is_joined(run: Sequence[Group], target: Target) -> bool:
         return True
     op = run[0][0].op
     is_reduction = isinstance(op, ComputeOp) and isinstance(op.body[0], Reduce)
-    return is_reduction and target.thread_warp_size > 1 and is_long(_op(run[0]))
+    return is_reduction and target.thread_warp_size > 1 and is_long_reduction(_compute_op(run[0]))
 
 
-def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
-    """Operations in their order, those together that are worth one launch."""
+def launch_runs(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
+    """Yield operations in their order, grouped where one launch pays."""
     run: list[Group] = []
     for group in groups:
-        if run and not _joins(group, run):
+        if run and not _shares_rows_with(group, run):
             yield from _profitable_runs(run, target)
             run = []
         run.append(group)
     yield from _profitable_runs(run, target)
 
 
-def _joins(group: Group, run: Sequence[Group]) -> bool:
+def _shares_rows_with(group: Group, run: Sequence[Group]) -> bool:
     """Return whether an operation shares rows with those before, which are not fewer for that."""
-    axes = _shared_axes([*run, group])
+    axes = _num_shared_axes([*run, group])
     if axes == 0 or len(run) == 1:
         return axes > 0
-    shared = _op(run[0]).axis[axes : _shared_axes(run)]
+    shared = _compute_op(run[0]).axis[axes : _num_shared_axes(run)]
     return all(is_const(a.extent, 1) for a in shared)
 
 
@@ -98,22 +98,25 @@ def _profitable_runs(run: Sequence[Group], target: Target) -> Iterator[Sequence[
     Where rows are fewer than units of the device, the elements of one must not be so many that
     other units would have computed some of them.
     """
-    is_one = len(run) > 1 and any(isinstance(_op(g).body[0], Reduce) for g in run)
+    is_one = len(run) > 1 and any(isinstance(_compute_op(g).body[0], Reduce) for g in run)
     if is_one:
-        shape = _Shape.of(run, target)
-        count = size_of(simplify(product(shape.rows)))
+        shape = _RunShape.from_run(run, target)
+        count = known_extent(simplify(product_of_extents(shape.rows)))
         few = count is not None and count < target.cores
-        is_one = not few or (shape.length is not None and shape.length * WORD <= shape.room)
+        is_one = not few or (
+            shape.length is not None
+            and shape.length * TYPICAL_ELEMENT_BYTES <= shape.row_memory_bytes
+        )
     yield from (run,) if is_one else ((g,) for g in run)
 
 
-def _op(group: Group) -> ComputeOp:
+def _compute_op(group: Group) -> ComputeOp:
     op = group[0].op
     assert isinstance(op, ComputeOp)
     return op
 
 
-def _shared_axes(run: Sequence[Group]) -> int:
+def _num_shared_axes(run: Sequence[Group]) -> int:
     """Return the number of first axes that computations share, so that no element needs one at
     other coordinates of these.
 
@@ -122,7 +125,7 @@ def _shared_axes(run: Sequence[Group]) -> int:
     """
     if not all(isinstance(g[0].op, ComputeOp) for g in run):
         return 0
-    ops = [_op(g) for g in run]
+    ops = [_compute_op(g) for g in run]
     results = {t for g in run for t in g}
     first = ops[0].axis
     count = min(len(op.axis) for op in ops)
@@ -145,9 +148,11 @@ def _count_leading(flags: Sequence[bool]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a run looks like. rows: the extents of its first `axes` axes; length: elements of its
-    longest computation in a row; by_thread: whether a row has one thread."""
+class _RunShape:
+    """The shape of a run: leading axes, row extents, row length, and whether a thread computes a
+    row. rows: the extents of its first `axes` axes; length: elements of its longest computation
+    in a row; by_thread: whether a row has one thread.
+    """
 
     axes: int
     rows: list[PrimExpr]
@@ -155,35 +160,35 @@ class _Shape:
     by_thread: bool
 
     @staticmethod
-    def of(run: Sequence[Group], target: Target) -> _Shape:
+    def from_run(run: Sequence[Group], target: Target) -> _RunShape:
         """Return the shape of operations that share rows."""
-        axes = _shared_axes(run)
-        ops = [_op(g) for g in run]
+        axes = _num_shared_axes(run)
+        ops = [_compute_op(g) for g in run]
         inside = [
             [*(a.extent for a in op.axis[axes:]), *(r.extent for r in op.reduce_axis)] for op in ops
         ]
-        sizes = [size_of(simplify(product(extents))) for extents in inside]
+        sizes = [known_extent(simplify(product_of_extents(extents))) for extents in inside]
         static_sizes = [n for n in sizes if n is not None]
         length = max(static_sizes) if len(static_sizes) == len(sizes) else None
         is_short = length is not None and length < MIN_ROW_THREADS
         rows = [a.extent for a in ops[0].axis[:axes]]
-        return _Shape(axes, rows, length, has_vectors(target) or is_short)
+        return _RunShape(axes, rows, length, computes_with_vectors(target) or is_short)
 
     @property
-    def room(self) -> int:
-        """Bytes that a row may have in memory of its own."""
+    def row_memory_bytes(self) -> int:
+        """Return the bytes of memory that a row may have of its own."""
         return MAX_THREAD_BYTES if self.by_thread else MAX_BLOCK_BYTES
 
     @property
-    def scope(self) -> str:
+    def row_memory_scope(self) -> str:
         """Return the scope of the memory of a row."""
         return "local" if self.by_thread else "shared"
 
 
-def build_joined(
-    run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
+def emit_joined_launch(
+    run: Sequence[Group], buffers: TensorBufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
-    """Build the launch of a run.
+    """Emit the launch of a run.
 
     Args:
         run: The operations.
@@ -194,35 +199,38 @@ def build_joined(
     Returns:
         The launch, and those of `own` that it has in memory of rows; the others are in `buffers`.
     """
-    shape = _Shape.of(run, target)
-    team = Team.of(Var("thread"), threads_of_row(shape.length, target), target)
-    row = _Row(run, shape, buffers, target, team)
-    moved = _row_buffers(row, own)
-    body = (_by_thread if shape.by_thread else _by_block)(
+    shape = _RunShape.from_run(run, target)
+    team = ThreadTeam.create(Var("thread"), threads_per_row(shape.length, target), target)
+    row = _RowEmitter(run, shape, buffers, target, team)
+    moved = _choose_row_buffers(row, own)
+    body = (_emit_rows_by_thread if shape.by_thread else _emit_rows_by_block)(
         row, _RowBufferRewriter(shape.axes, moved)
     )
     row_tensors = {t for t in own if buffers.buffers[t] in moved}
     return body, row_tensors
 
 
-def _row_buffers(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
-    """Buffer of all rows -> that of one, for what has room, small ones first. What every thread of
-    a block knows, each has by itself."""
+def _choose_row_buffers(row: _RowEmitter, own: set[Tensor]) -> dict[Buffer, Buffer]:
+    """Return the map from buffers of all rows to buffers of one row, for those that fit, small ones
+    first. What every thread of a block knows, each has by itself.
+    """
     shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
     for t in (t for g in row.run for t in g if t in own and not t.is_part):
-        size = size_of(simplify(product(t.shape[shape.axes :]) * dt.itemsize(t.dtype)))
+        size = known_extent(
+            simplify(product_of_extents(t.shape[shape.axes :]) * dt.itemsize(t.dtype))
+        )
         if size is not None:
             sizes[t] = size
-    room, replacements = shape.room, {}
-    replicable = {t for g in row.run if row.is_known(g) and sizes.keys() >= set(g) for t in g}
+    room, replacements = shape.row_memory_bytes, {}
+    replicable = {t for g in row.run if row.is_replicable(g) and sizes.keys() >= set(g) for t in g}
     # Small tensors are read most often per byte, so they get the room first.
     for t in sorted(sizes, key=lambda t: sizes[t]):
         if sizes[t] <= room:
             room -= sizes[t]
             global_buffer = buffers[t]
             inside = global_buffer.shape[shape.axes :] or (const(1),)
-            scope = "local" if t in replicable else shape.scope
+            scope = "local" if t in replicable else shape.row_memory_scope
             replacements[global_buffer] = global_buffer.with_fields(shape=inside, scope=scope)
     return replacements
 
@@ -231,7 +239,7 @@ class _RowBufferRewriter(ExprRewriter):
     """Rewriter of accesses to memory of a row: they lose the axes of rows."""
 
     def __init__(self, axes: int, moved: Mapping[Buffer, Buffer]) -> None:
-        super().__init__(self._load)
+        super().__init__(self._rewrite_load)
         self._axes, self._moved = axes, moved
 
     def buffers(self, scope: str) -> list[Buffer]:
@@ -242,12 +250,14 @@ class _RowBufferRewriter(ExprRewriter):
         """Return whether each thread has a buffer by itself."""
         return global_buffer in self._moved and self._moved[global_buffer].scope == "local"
 
-    def _inside(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _drop_row_axes(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return tuple(indices[self._axes :]) or (const(0),)
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self._moved:
-            return e.with_fields(buffer=self._moved[e.buffer], indices=self._inside(e.indices))
+            return e.with_fields(
+                buffer=self._moved[e.buffer], indices=self._drop_row_axes(e.indices)
+            )
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -257,92 +267,96 @@ class _RowBufferRewriter(ExprRewriter):
         if store.buffer not in self._moved:
             return store
         buffer = self._moved[store.buffer]
-        return store.with_fields(buffer=buffer, indices=self._inside(store.indices))
+        return store.with_fields(buffer=buffer, indices=self._drop_row_axes(store.indices))
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One row of a run, being written."""
+class _RowEmitter:
+    """An emitter of one row of a run."""
 
     run: Sequence[Group]
-    shape: _Shape
-    buffers: BufferMap
+    shape: _RunShape
+    buffers: TensorBufferMap
     target: Target
-    team: Team
+    team: ThreadTeam
     """The threads of a block, where a row has one."""
 
-    def inner(self, op: ComputeOp) -> list[PrimExpr]:
+    def inner_extents(self, op: ComputeOp) -> list[PrimExpr]:
         """Return the extents of a computation in a row."""
         return [a.extent for a in op.axis[self.shape.axes :]]
 
-    def serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute a row by one thread: by vectors where neighbours are contiguous."""
-        op, axes = _op(group), self.shape.axes
-        row = row_of(op, group[0], self.buffers, self.target) if len(group) == 1 else None
+    def emit_serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """Emit a row computed by one thread: by vectors where neighbours are contiguous."""
+        op, axes = _compute_op(group), self.shape.axes
+        row = emit_vector_row(op, group[0], self.buffers, self.target) if len(group) == 1 else None
         if row is not None:
             names = [Var(a.var.name) for a in op.axis[axes:]]
             values = zip((a.var for a in op.axis), (*at, *names), strict=True)
             body = substitute_statement(row, dict(values))
-            for name, extent in reversed(list(zip(names, self.inner(op), strict=True))):
-                body = serial(name, extent, body)
+            for name, extent in reversed(list(zip(names, self.inner_extents(op), strict=True))):
+                body = serial_loop(name, extent, body)
             return body
         number = Var("number")
-        nest = Nest.of(stage_block(op, group, self.buffers))
-        body, count, _ = nest.part(number, at, self.target)
-        return serial(number, count, body)
+        nest = ComputationNest.from_stage(create_stage_nest(op, group, self.buffers))
+        body, count, _ = nest.vector_body(number, at, self.target)
+        return serial_loop(number, count, body)
 
-    def in_turn(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute a row by threads of a block that stride over its elements."""
-        op, thread, threads = _op(group), self.team.thread, self.team.threads
-        size, iteration = simplify(product(self.inner(op))), Var("turn")
+    def emit_strided(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """Emit a row computed by threads of a block that stride over its elements."""
+        op, thread, threads = _compute_op(group), self.team.thread, self.team.threads
+        size, iteration = simplify(product_of_extents(self.inner_extents(op))), Var("turn")
         number = iteration * threads + thread
-        coordinates_ = (*at, *coordinates(number, self.inner(op)))
+        coordinates_ = (*at, *unravel_index(number, self.inner_extents(op)))
         if isinstance(op.body[0], Reduce):
-            body = self.alone(group, coordinates_)
+            body = self.emit_private_reduction(group, coordinates_)
         else:
-            body = Nest.of(stage_block(op, group, self.buffers)).at(coordinates_)
+            body = ComputationNest.from_stage(
+                create_stage_nest(op, group, self.buffers)
+            ).element_at(coordinates_)
         num_iterations = simplify((size + (threads - 1)) // threads)
-        return serial(iteration, num_iterations, IfThenElse(number < size, body))
+        return serial_loop(iteration, num_iterations, IfThenElse(number < size, body))
 
-    def alone(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute an element of a reduction by one thread, in memory of its own until it is
-        complete.
-        """
-        op = _op(group)
+    def emit_private_reduction(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """Emit an element of a reduction by one thread, in private memory until it is complete."""
+        op = _compute_op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
         values = steps | {a.var: coordinate for a, coordinate in zip(op.axis, at, strict=True)}
-        own, body = self.more(group, values)
+        own, body = self.accumulate_one(group, values)
         for r in reversed(op.reduce_axis):
             step = steps[r]
             assert isinstance(step, Var)
-            body = serial(step, substitute(r.extent, values), body)
-        store = self.kept(group, elements(own), at)
-        return allocated(seq(self.start(group, own), body, store), own)
+            body = serial_loop(step, substitute(r.extent, values), body)
+        store = self.emit_store(group, element_loads(own), at)
+        return wrap_in_allocations(seq(self.emit_initialize(group, own), body, store), own)
 
-    def more(self, group: Group, values: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
-        """Memory of a thread, and what combines it with one value more."""
-        reduce = _op(group).body[0]
+    def accumulate_one(
+        self, group: Group, values: Mapping[Var, PrimExpr]
+    ) -> tuple[list[Buffer], Stmt]:
+        """Return the accumulators of a thread, and the statement that combines them with one more
+        value.
+        """
+        reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
         own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
-        terms = [substitute(self.buffers.loads(s), dict(values)) for s in reduce.sources]
-        combined = reduce.reducer.combine(elements(own), terms)
-        return own, stores(own, combined, (const(0),))
+        terms = [substitute(self.buffers.replace_loads(s), dict(values)) for s in reduce.sources]
+        combined = reduce.reducer.combine(element_loads(own), terms)
+        return own, emit_stores(own, combined, (const(0),))
 
-    def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
-        """Initialize the accumulators of a thread."""
-        reduce = _op(group).body[0]
+    def emit_initialize(self, group: Group, own: Sequence[Buffer]) -> Stmt:
+        """Emit the initialisation of a thread's accumulators."""
+        reduce = _compute_op(group).body[0]
         assert isinstance(reduce, Reduce)
         starts = zip(own, reduce.reducer.identity_element, strict=True)
         return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
 
-    def kept(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
-        """Store an element of the results."""
-        return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
+    def emit_store(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
+        """Emit the store of an element of the results."""
+        return emit_stores([self.buffers.buffers[t] for t in group], values, tuple(at))
 
-    def together(
+    def emit_block_reduction(
         self, group: Group, at: Sequence[PrimExpr], is_private: bool
     ) -> tuple[Stmt, list[Buffer]]:
-        """Compute the one element of a reduction at a row, by all threads of a block.
+        """Emit the one element of a reduction at a row, by all threads of a block.
 
         Each thread reduces some elements, then they combine theirs.
 
@@ -354,71 +368,78 @@ class _Row:
         Returns:
             The statement, and the memory that threads share.
         """
-        op, zero, team = _op(group), const(0), self.team
+        op, zero, team = _compute_op(group), const(0), self.team
         reduce = op.body[0]
         assert isinstance(reduce, Reduce)
-        where = (*at, *(zero for _ in self.inner(op)))
+        where = (*at, *(zero for _ in self.inner_extents(op)))
         values = {a.var: coordinate for a, coordinate in zip(op.axis, where, strict=True)}
         # what a sum runs over may depend on the element it is for
         extents = [substitute(r.extent, values) for r in op.reduce_axis]
-        iteration, total = Var("turn"), simplify(product(extents))
+        iteration, total = Var("turn"), simplify(product_of_extents(extents))
+        # Strided by the block: neighbouring threads read neighbouring elements, which coalesces.
         number = iteration * team.threads + team.thread
-        values |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
-        own, more = self.more(group, values)
+        values |= dict(zip(op.reduce_axis, unravel_index(number, extents), strict=True))
+        own, more = self.accumulate_one(group, values)
         num_iterations = simplify((total + (team.threads - 1)) // team.threads)
-        reduction = team.combined(own, reduce.reducer.combine, everywhere=is_private)
-        store = self.kept(group, reduction.values, where)
+        reduction = team.emit_reduction(own, reduce.reducer.combine, everywhere=is_private)
+        store = self.emit_store(group, reduction.values, where)
         statements: list[Stmt] = [
-            self.start(group, own),
-            serial(iteration, num_iterations, IfThenElse(number < total, more)),
+            self.emit_initialize(group, own),
+            serial_loop(iteration, num_iterations, IfThenElse(number < total, more)),
             reduction.body,
             store if is_private else IfThenElse(team.thread.equal(0), store),
         ]
-        return allocated(seq(*statements), own), reduction.shared
+        return wrap_in_allocations(seq(*statements), own), reduction.shared
 
-    def is_one(self, group: Group) -> bool:
+    def has_single_element(self, group: Group) -> bool:
         """Return whether a computation has one element in a row."""
-        return is_const(simplify(product(self.inner(_op(group)))), 1)
+        return is_const(simplify(product_of_extents(self.inner_extents(_compute_op(group)))), 1)
 
-    def is_known(self, group: Group) -> bool:
+    def is_replicable(self, group: Group) -> bool:
         """Return whether all threads of a block may have the result of a computation: one element,
         which they have together or each by itself.
         """
-        return self.team.has_warps and not self.shape.by_thread and self.is_one(group)
+        return self.team.has_warps and not self.shape.by_thread and self.has_single_element(group)
 
-    def every(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute the one element of a computation at a row, by each thread for itself."""
-        op = _op(group)
-        where = (*at, *(const(0) for _ in self.inner(op)))
-        return Nest.of(stage_block(op, group, self.buffers)).at(where)
+    def emit_replicated(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
+        """Emit the one element of a computation at a row, by each thread for itself."""
+        op = _compute_op(group)
+        where = (*at, *(const(0) for _ in self.inner_extents(op)))
+        return ComputationNest.from_stage(create_stage_nest(op, group, self.buffers)).element_at(
+            where
+        )
 
 
-def _by_thread(row: _Row, inside: _RowBufferRewriter) -> Stmt:
+def _emit_rows_by_thread(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     index, rows = Var("index"), row.shape.rows
-    at, count = coordinates(index, rows), simplify(product(rows))
-    body = seq(*(row.serial(group, at) for group in row.run))
-    body = allocated(inside.visit(body), inside.buffers("local"))
-    return launch(index, count, min(threads_of(count, row.target), ROW_THREADS), body)
+    at, count = unravel_index(index, rows), simplify(product_of_extents(rows))
+    body = seq(*(row.emit_serial(group, at) for group in row.run))
+    body = wrap_in_allocations(inside.visit(body), inside.buffers("local"))
+    return emit_launch(
+        index, count, min(threads_per_block(count, row.target), ROW_LOOP_THREADS_PER_BLOCK), body
+    )
 
 
-def _by_block(row: _Row, inside: _RowBufferRewriter) -> Stmt:
+def _emit_rows_by_block(row: _RowEmitter, inside: _RowBufferRewriter) -> Stmt:
     block, rows, team = Var("block"), row.shape.rows, row.team
-    at, shared_buffers = coordinates(block, rows), inside.buffers("shared")
+    at, shared_buffers = unravel_index(block, rows), inside.buffers("shared")
     statements: list[Stmt] = []
     for group in row.run:
         is_private = all(inside.is_private(row.buffers.buffers[t]) for t in group)
-        if isinstance(_op(group).body[0], Reduce) and row.is_one(group):
-            stmt, scratch = row.together(group, at, is_private)
+        if isinstance(_compute_op(group).body[0], Reduce) and row.has_single_element(group):
+            stmt, scratch = row.emit_block_reduction(group, at, is_private)
             shared_buffers = [*shared_buffers, *scratch]
         elif is_private:
-            stmt = row.every(group, at)
+            stmt = row.emit_replicated(group, at)
         else:
-            stmt = row.in_turn(group, at)
+            stmt = row.emit_strided(group, at)
         # A private result needs no barrier: each thread reads what it has written itself.
-        statements += [stmt] if is_private else [stmt, BARRIER]
-    body = allocated(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
-    lanes = allocated(bound(team.thread, team.threads, "threadIdx.x", body), shared_buffers)
-    return bound(block, simplify(product(rows)), "blockIdx.x", lanes)
+        statements += [stmt] if is_private else [stmt, STORAGE_SYNC]
+    body = wrap_in_allocations(inside.visit(seq(*statements[:-1])), inside.buffers("local"))
+    lanes = wrap_in_allocations(
+        thread_loop(team.thread, team.threads, "threadIdx.x", body), shared_buffers
+    )
+    return thread_loop(block, simplify(product_of_extents(rows)), "blockIdx.x", lanes)
 
 
-__all__ = ["build_joined", "is_joined", "runs_of"]
+__all__ = ["emit_joined_launch", "launch_runs", "needs_joined_launch"]

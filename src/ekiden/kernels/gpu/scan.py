@@ -12,25 +12,26 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.block_reduction import Team
-from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, bound, serial, threads_of_row
-from ekiden.kernels.gpu.vector_access import coordinates
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.cpu.loops import product_of_extents
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.block_reduction import ThreadTeam
+from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, serial_loop, thread_loop, threads_per_row
+from ekiden.kernels.gpu.vector_access import unravel_index
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.prim_func import BufferMap, allocated
+from ekiden.te.prim_func import TensorBufferMap, wrap_in_allocations
 from ekiden.te.tensor import ExternOp, Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Stmt, seq
 
-ATTRIBUTE = "scan"
+SCAN_ATTR_KEY = "scan"
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """What is fixed about a scan: how two values are combined, the value that changes nothing, the
-    axis, and whether elements are left out of their own results."""
+class ScanSpec:
+    """The static parameters of a scan: how two values are combined, the identity, the axis, and
+    whether it is exclusive.
+    """
 
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
     start: PrimExpr
@@ -38,38 +39,38 @@ class Scan:
     exclusive: bool
 
 
-def scan_stage(
-    op: ExternOp, group: Sequence[Tensor], buffers: BufferMap, target: Target
+def emit_scan_launch(
+    op: ExternOp, group: Sequence[Tensor], buffers: TensorBufferMap, target: Target
 ) -> Stmt | None:
-    """Return the launch of a scan; None for other statements, short rows, and threads without
+    """Emit the launch of a scan; return None for other statements, short rows, and threads without
     warps.
     """
-    scan = op.attrs.get(ATTRIBUTE)
-    if not isinstance(scan, Scan):
+    scan = op.attrs.get(SCAN_ATTR_KEY)
+    if not isinstance(scan, ScanSpec):
         return None
     source, out = buffers.buffers[op.inputs[0]], buffers.buffers[group[0]]
-    length = size_of(out.shape[scan.axis])
-    team = Team.of(Var("thread"), threads_of_row(length, target), target)
+    length = known_extent(out.shape[scan.axis])
+    team = ThreadTeam.create(Var("thread"), threads_per_row(length, target), target)
     if not team.has_warps or (length is not None and length < MIN_ROW_THREADS):
         return None
-    return _rows(scan, source, out, team)
+    return _emit_rows(scan, source, out, team)
 
 
-def _rows(scan: Scan, source: Buffer, out: Buffer, team: Team) -> Stmt:
+def _emit_rows(scan: ScanSpec, source: Buffer, out: Buffer, team: ThreadTeam) -> Stmt:
     extent, zero = out.shape[scan.axis], (const(0),)
     outer_extents = [d for n, d in enumerate(out.shape) if n != scan.axis]
     block, iteration = Var("block"), Var("turn")
-    at, number = coordinates(block, outer_extents), iteration * team.threads + team.thread
+    at, number = unravel_index(block, outer_extents), iteration * team.threads + team.thread
 
-    def index_at(index: PrimExpr) -> tuple[PrimExpr, ...]:
+    def full_index(index: PrimExpr) -> tuple[PrimExpr, ...]:
         return (*at[: scan.axis], index, *at[scan.axis :])
 
     own, carried = (Buffer(n, (const(1),), out.dtype, "local") for n in ("own", "carried"))
     inside = number < extent
     # An exclusive scan is the inclusive one of elements shifted by one.
     first = logical_and(number > 0, inside) if scan.exclusive else inside
-    element = cast(source[index_at(number - 1 if scan.exclusive else number)], out.dtype)
-    block_scan = team.scan(own, scan.combine)
+    element = cast(source[full_index(number - 1 if scan.exclusive else number)], out.dtype)
+    block_scan = team.emit_scan(own, scan.combine)
     total, begins = (
         block_scan.values[0],
         iteration.equal(0),
@@ -78,17 +79,17 @@ def _rows(scan: Scan, source: Buffer, out: Buffer, team: Team) -> Stmt:
         BufferStore(own, if_then_else(first, element, scan.start), zero),
         block_scan.body,
         IfThenElse(iteration > 0, BufferStore(own, scan.combine(carried[0], own[0]), zero)),
-        IfThenElse(inside, BufferStore(out, own[0], index_at(number))),
+        IfThenElse(inside, BufferStore(out, own[0], full_index(number))),
         BufferStore(carried, Select(begins, total, scan.combine(carried[0], total)), zero),
     )
     num_iterations = simplify((extent + (team.threads - 1)) // team.threads)
     begin = BufferStore(carried, scan.start, zero)
-    loops = allocated(
-        seq(begin, serial(iteration, num_iterations, body)), [own, carried, *block_scan.local]
+    loops = wrap_in_allocations(
+        seq(begin, serial_loop(iteration, num_iterations, body)), [own, carried, *block_scan.local]
     )
-    threads = bound(team.thread, team.threads, "threadIdx.x", loops)
-    rows = simplify(product(outer_extents)) if outer_extents else const(1)
-    return bound(block, rows, "blockIdx.x", allocated(threads, block_scan.shared))
+    threads = thread_loop(team.thread, team.threads, "threadIdx.x", loops)
+    rows = simplify(product_of_extents(outer_extents)) if outer_extents else const(1)
+    return thread_loop(block, rows, "blockIdx.x", wrap_in_allocations(threads, block_scan.shared))
 
 
-__all__ = ["ATTRIBUTE", "Scan", "scan_stage"]
+__all__ = ["SCAN_ATTR_KEY", "ScanSpec", "emit_scan_launch"]

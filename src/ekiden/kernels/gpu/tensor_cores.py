@@ -17,21 +17,21 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, PrimExpr, StringImm, Var, const, logical_and
 from ekiden.kernels.decision import Decision, Fixed
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.factors import Factors
-from ekiden.kernels.gpu.launch import Group, serial
-from ekiden.kernels.gpu.tiled_product import SharedTile, TileKernel
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.factors import ProductFactors
+from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop
+from ekiden.kernels.gpu.tiled_product import SharedTile, TiledProductKernel
 from ekiden.kernels.gpu.vector_access import vector_loop
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated
+from ekiden.te.prim_func import wrap_in_allocations
 from ekiden.te.tensor import ComputeOp
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Evaluate, IfThenElse, PrimFunc, Stmt, seq
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 FRAGMENT_SIDE = 16
 """Rows and columns of a square."""
-WARP = 32
+TENSOR_WARP_SIZE = 32
 """Threads that hold one together."""
 FACTORS: Mapping[str, str] = {
     "float16": "float32",
@@ -40,31 +40,41 @@ FACTORS: Mapping[str, str] = {
     "uint8": "int32",
 }
 """What is multiplied -> the type of sums."""
-ABILITY = "tensor_cores"
-SUMS_GAP = 4
+TENSOR_CORES_FEATURE = "tensor_cores"
+SUMS_PITCH_PADDING = 4
 """Elements between rows of sums in memory of the block."""
-ROWS, COLUMNS, LINES, LANES, DEPTH = 2, 2, 2, 2, 32
+(
+    DEFAULT_FRAGMENT_ROWS,
+    DEFAULT_FRAGMENT_COLUMNS,
+    DEFAULT_WARP_ROWS,
+    DEFAULT_WARP_COLUMNS,
+    DEFAULT_TENSOR_DEPTH,
+) = 2, 2, 2, 2, 32
 """Squares of a warp and warps of a block: 64 x 64 sums, of which 4 warps have 16 each thread, and a
 block of k takes 10 KB for both factors of two bytes, which are half as deep as those of one."""
-LINE = 16
+FRAGMENT_LINE_BYTES = 16
 """Bytes that an instruction loads of a line of a square."""
 
 
-def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """Return a factor in the type that it has in memory, if tensor cores multiply that."""
+def stored_factor(factor: PrimExpr) -> PrimExpr | None:
+    """Return a factor in the dtype that it has in memory, if tensor cores multiply that;
+    else None.
+    """
     if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
 
 
-def can_multiply(factors: Factors, target: Target) -> bool:
+def can_multiply(factors: ProductFactors, target: Target) -> bool:
     """Return whether a target's tensor cores compute such sums."""
-    stored = [narrow(factors.a), narrow(factors.b)]
+    stored = [stored_factor(factors.a), stored_factor(factors.b)]
     a, b = stored
-    return a is not None and b is not None and a.dtype == b.dtype and target.has(ABILITY)
+    return (
+        a is not None and b is not None and a.dtype == b.dtype and target.has(TENSOR_CORES_FEATURE)
+    )
 
 
-def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
+def tensor_core_decision(factors: ProductFactors, target: Target, fixed: Fixed) -> Decision | None:
     """Return the decision with tensor cores, where they exist and squares are filled to a half at
     least.
 
@@ -84,183 +94,207 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
         return None
     if not can_multiply(factors, target):
         return None
-    m, n = (size_of(factors.size(axes)) for axes in (factors.rows, factors.columns))
+    m, n = (known_extent(factors.num_elements(axes)) for axes in (factors.rows, factors.columns))
     is_small = any(size is not None and size < FRAGMENT_SIDE // 2 for size in (m, n))
     if is_small and "tensor" not in fixed:
         return None
-    lines, rows = _split_squares(m, LINES, ROWS)
-    lanes, columns = _split_squares(n, LANES, COLUMNS)
-    stored = narrow(factors.a)
+    lines, rows = _split_fragments(m, DEFAULT_WARP_ROWS, DEFAULT_FRAGMENT_ROWS)
+    lanes, columns = _split_fragments(n, DEFAULT_WARP_COLUMNS, DEFAULT_FRAGMENT_COLUMNS)
+    stored = stored_factor(factors.a)
     # Bytes per line stay the same for every type.
-    depth = DEPTH if stored is None else DEPTH * 2 // dt.itemsize(stored.dtype)
+    depth = (
+        DEFAULT_TENSOR_DEPTH
+        if stored is None
+        else DEFAULT_TENSOR_DEPTH * 2 // dt.itemsize(stored.dtype)
+    )
     values: dict[str, int | str] = {
         "rows": rows, "columns": columns, "lanes": lanes, "lines": lines, "depth": depth,
         "shared": 1, "vector": 1, "along": "columns", "tensor": 1, "dot": 0, "band": 0, "panel": 0,
     }  # fmt: skip
-    decision = TensorKernel.with_memory(factors, target, values | dict(fixed))
-    has_room = TensorKernel.shared_bytes(factors, decision) <= target.block_memory
+    decision = TensorCoreKernel.complete_decision(factors, target, values | dict(fixed))
+    has_room = TensorCoreKernel.shared_bytes(factors, decision) <= target.block_memory
     return decision if has_room or "tensor" in fixed else None
 
 
-def _split_squares(size: int | None, warps: int, squares: int) -> tuple[int, int]:
-    """Warps along an axis and squares of each: no more than the axis has."""
+def _split_fragments(size: int | None, warps: int, squares: int) -> tuple[int, int]:
+    """Return the warps along an axis and the fragments of each: no more than the axis has."""
     available = warps * squares if size is None else -(-size // FRAGMENT_SIDE)
     while warps * squares >= 2 * available and warps * squares > 1:
         warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
     return warps, squares
 
 
-class TensorKernel(TileKernel):
-    """One program being built; rows and columns of a warp are squares."""
+class TensorCoreKernel(TiledProductKernel):
+    """A builder of one kernel; rows and columns of a warp are fragments."""
 
     side = FRAGMENT_SIDE
-    threads_each = WARP
-    gap = LINE // 2
+    threads_each = TENSOR_WARP_SIZE
+    gap = FRAGMENT_LINE_BYTES // 2
     """Instructions load whole lines, and other banks for each."""
 
-    def __init__(self, group: Group, decision: Decision) -> None:
+    def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
         squares = self.rows * self.columns
-        dtype = self.kept(self.factors.a).dtype
-        self.gap = LINE // dt.itemsize(dtype)
-        self.pitch = self.tile_n + SUMS_GAP
-        self.a = _squares("a", self.rows, dtype, "matrix_a")
-        self.b = _squares("b", self.columns, dtype, "matrix_b")
-        self.sums = _squares("sums", squares, self.dtype, "accumulator")
+        dtype = self.stored_value(self.factors.a).dtype
+        self.gap = FRAGMENT_LINE_BYTES // dt.itemsize(dtype)
+        self.pitch = self.tile_n + SUMS_PITCH_PADDING
+        self.a = _fragment_buffer("a", self.rows, dtype, "matrix_a")
+        self.b = _fragment_buffer("b", self.columns, dtype, "matrix_b")
+        self.sums = _fragment_buffer("sums", squares, self.dtype, "accumulator")
         size = const(self.tile_m * self.pitch)
         self.totals = Buffer("totals", (size,), self.dtype, "shared")
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return self.lanes * self.lines * WARP
+        """Return the threads of a block."""
+        return self.lanes * self.lines * TENSOR_WARP_SIZE
 
     @property
     def tile_m(self) -> int:
-        """Rows of a block."""
+        """Return the rows of a block."""
         return self.rows * self.lines * FRAGMENT_SIDE
 
     @property
     def tile_n(self) -> int:
-        """Columns of a block."""
+        """Return the columns of a block."""
         return self.columns * self.lanes * FRAGMENT_SIDE
 
-    def neighbours(self) -> tuple[int, int]:
+    def access_widths(self) -> tuple[int, int]:
         """Columns that a thread writes as one; rows and columns of squares are what they are."""
-        return 1, self.written(math.gcd(self.near, FRAGMENT_SIDE))
+        return 1, self.store_width(math.gcd(self.near, FRAGMENT_SIDE))
 
-    def pitch_of(self, line: int, read: int) -> int:
+    def line_pitch(self, line: int, read: int) -> int:
         """Return the distance of lines of k."""
         return line + self.gap
 
     @staticmethod
-    def beyond(tile_m: int, tile_n: int) -> int:
+    def extra_shared_bytes(tile_m: int, tile_n: int) -> int:
         """Bytes of the sums that threads make results of."""
-        return tile_m * (tile_n + SUMS_GAP) * 4
+        return tile_m * (tile_n + SUMS_PITCH_PADDING) * 4
 
     @staticmethod
-    def kept(factor: PrimExpr) -> PrimExpr:
+    def stored_value(factor: PrimExpr) -> PrimExpr:
         """Return a factor as it is in memory."""
-        stored = narrow(factor)
+        stored = stored_factor(factor)
         assert stored is not None, factor
         return stored
 
-    def own_row(self, i: int) -> PrimExpr:
+    def tile_row(self, i: int) -> PrimExpr:
         """Return the first row of a square of this thread's warp."""
-        return (self.thread // WARP // self.lanes * self.rows + i) * FRAGMENT_SIDE
+        return (self.thread // TENSOR_WARP_SIZE // self.lanes * self.rows + i) * FRAGMENT_SIDE
 
-    def own_column(self, j: int) -> PrimExpr:
+    def tile_column(self, j: int) -> PrimExpr:
         """Return the first column of a square of this thread's warp."""
-        return (self.thread // WARP % self.lanes * self.columns + j) * FRAGMENT_SIDE
+        return (self.thread // TENSOR_WARP_SIZE % self.lanes * self.columns + j) * FRAGMENT_SIDE
 
-    def start(self) -> Stmt:
+    def emit_start(self) -> Stmt:
         """Set all sums to 0."""
         zero = const(0, self.dtype)
         squares = range(self.rows * self.columns)
-        return seq(*(_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
+        return seq(*(_fragment_call("tvm_fill_fragment", self.sums, n, zero) for n in squares))
 
-    def steps(self, rows_share: SharedTile, columns_share: SharedTile) -> Stmt:
+    def emit_steps(self, rows_share: SharedTile, columns_share: SharedTile) -> Stmt:
         """Return the products of a block of k."""
         stmts: list[Stmt] = []
         for first in range(0, self.depth, FRAGMENT_SIDE):
             for i in range(self.rows):
                 stmts.append(
-                    _load_square(self.a, i, rows_share, self.own_row(i), const(first), True)
+                    _emit_load_fragment(self.a, i, rows_share, self.tile_row(i), const(first), True)
                 )
             for j in range(self.columns):
                 stmts.append(
-                    _load_square(self.b, j, columns_share, self.own_column(j), const(first), False)
+                    _emit_load_fragment(
+                        self.b, j, columns_share, self.tile_column(j), const(first), False
+                    )
                 )
-            stmts += [self.multiplied(i, j) for i in range(self.rows) for j in range(self.columns)]
+            stmts += [self.emit_mma(i, j) for i in range(self.rows) for j in range(self.columns)]
         return seq(*stmts)
 
-    def multiplied(self, i: int, j: int) -> Stmt:
-        """Add a product of two squares to a square of sums."""
+    def emit_mma(self, i: int, j: int) -> Stmt:
+        """Emit the product of two fragments, added to a fragment of sums."""
         total, number = BufferAddress(self.sums), const(i * self.columns + j)
         a, b = BufferAddress(self.a, access="r"), BufferAddress(self.b, access="r")
         args = (total, number, a, const(i), b, const(j), total, number)
         return Evaluate(call_intrin("tvm_mma_sync", *args, dtype="handle"))
 
-    def finish(self) -> Stmt:
+    def emit_results(self) -> Stmt:
         """Store the results, neighbours by neighbouring threads."""
         stored: list[Stmt] = []
         for i in range(self.rows):
             for j in range(self.columns):
-                at = self.own_row(i) * self.pitch + self.own_column(j)
+                at = self.tile_row(i) * self.pitch + self.tile_column(j)
                 address = BufferAddress(self.totals, (at,), access="w")
                 number, row = i * self.columns + j, StringImm("row_major")
                 target_args = (address, const(self.pitch), row)
                 stored.append(
-                    _call("tvm_store_matrix_sync", self.sums, number, *target_args, access="r")
+                    _fragment_call(
+                        "tvm_store_matrix_sync", self.sums, number, *target_args, access="r"
+                    )
                 )
         round_index, lane = Var("turn"), Var("lane")
         at = round_index * self.threads + self.thread
         line, count = self.tile_n // self.beside, self.tile_m * self.tile_n // self.beside
-        store = self.result(at // line, at % line * self.beside, lane)
+        store = self.emit_result(at // line, at % line * self.beside, lane)
         store = store if count % self.threads == 0 else IfThenElse(at < count, store)
         # The layout of fragments in registers is opaque: results go through shared memory.
-        return seq(*stored, BARRIER, serial(round_index, -(-count // self.threads), store))
+        return seq(
+            *stored, STORAGE_SYNC, serial_loop(round_index, -(-count // self.threads), store)
+        )
 
-    def result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
-        """Store the result of a sum, or of neighbours."""
+    def emit_result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
+        """Emit the store of a sum's result, or of contiguous ones."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
         m, n = self.block_m * self.tile_m + row, self.block_n * self.tile_n + column
-        at = self.places(f.rows, m) | self.places(f.columns, n + by)
-        at |= self.places(f.batch, self.block_z)
+        at = self.axis_values(f.rows, m) | self.axis_values(f.columns, n + by)
+        at |= self.axis_values(f.batch, self.block_z)
         value = BufferLoad(self.totals, (row * self.pitch + column + by,), self.dtype)
-        store = self.group.store([at[a.var] for a in anchor.axis], value)
+        store = self.group.emit_store([at[a.var] for a in anchor.axis], value)
         store = vector_loop(lane, self.beside, store) if self.beside > 1 else store
         return IfThenElse(logical_and(m < self.m, n < self.n), store)
 
     def build(self, name: str, shared: bool = True) -> PrimFunc:
         """Build the program."""
-        sums, shared_buffers = self.blocks(self.steps)
-        body = seq(self.start(), sums, self.finish())
-        return self.launched(
-            allocated(body, [self.a, self.b, self.sums]), [*shared_buffers, self.totals], name
+        sums, shared_buffers = self.emit_k_blocks(self.emit_steps)
+        body = seq(self.emit_start(), sums, self.emit_results())
+        return self.emit_launch(
+            wrap_in_allocations(body, [self.a, self.b, self.sums]),
+            [*shared_buffers, self.totals],
+            name,
         )
 
 
-def _squares(name: str, count: int, dtype: str, kind: str) -> Buffer:
+def _fragment_buffer(name: str, count: int, dtype: str, kind: str) -> Buffer:
     return Buffer(name, (const(count * FRAGMENT_SIDE * FRAGMENT_SIDE),), dtype, f"wmma.{kind}")
 
 
-def _call(op: str, buffer: Buffer, number: int, *operands: PrimExpr, access: str = "w") -> Stmt:
+def _fragment_call(
+    op: str, buffer: Buffer, number: int, *operands: PrimExpr, access: str = "w"
+) -> Stmt:
     sides: Sequence[PrimExpr] = [const(FRAGMENT_SIDE)] * 3
     args = (BufferAddress(buffer, access=access), *sides, const(number), *operands)
     return Evaluate(call_intrin(op, *args, dtype="handle"))
 
 
-def _load_square(
+def _emit_load_fragment(
     buffer: Buffer, number: int, share: SharedTile, first: PrimExpr, step: PrimExpr, is_a: bool
 ) -> Stmt:
-    """Load a square of a factor: a has its rows as lines where k is contiguous, b its columns."""
-    by_rows = share.by_steps if is_a else not share.by_steps
+    """Emit the load of a fragment of a factor: a has its rows as lines where k is contiguous, b its
+    columns.
+    """
+    by_rows = share.is_k_contiguous if is_a else not share.is_k_contiguous
     layout = StringImm("row_major" if by_rows else "col_major")
-    address = BufferAddress(share.buffer, (share.at(first, step),), access="r")
-    return _call("tvm_load_matrix_sync", buffer, number, address, const(share.pitch), layout)
+    address = BufferAddress(share.buffer, (share.element_index(first, step),), access="r")
+    return _fragment_call(
+        "tvm_load_matrix_sync", buffer, number, address, const(share.pitch), layout
+    )
 
 
-__all__ = ["ABILITY", "FACTORS", "TensorKernel", "can_multiply", "decide"]
+__all__ = [
+    "FACTORS",
+    "TENSOR_CORES_FEATURE",
+    "TensorCoreKernel",
+    "can_multiply",
+    "tensor_core_decision",
+]

@@ -14,23 +14,23 @@ from typing import TypeAlias
 from ekiden.arith import Analyzer, simplify
 from ekiden.codegen.wide_access import MAX_ACCESS_BYTES
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const, maximum, minimum
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import Block, BufferStore, For, ForKind, IterKind, Stmt
 from ekiden.tir.transform.loop_vectorization import Vectorizer
-from ekiden.tir.visitor import expressions, walk
+from ekiden.tir.visitor import pre_order_stmts, stmt_exprs
 
-MAX_LANES = 16
+MAX_DEVICE_VECTOR_LANES = 16
 """Of the vectors that languages of devices have."""
 
 
-def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
+def unravel_index(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
     """Return the coordinates of the element with a number, the last axis fastest; axes of one have
     0.
     """
@@ -43,15 +43,16 @@ def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """Which axes of a computation vectors run over: those from `first` on, `count` elements at a
-    time."""
+class VectorAxes:
+    """The axes of a computation that vectors run over: those from `first` on, `count` elements at a
+    time.
+    """
 
     first: int
     count: int
 
     @staticmethod
-    def of(block: Block, target: Target, min_axis: int = 0) -> Lanes | None:
+    def widest(block: Block, target: Target, min_axis: int = 0) -> VectorAxes | None:
         """Return the most axes across which all that is read and written are neighbours.
 
         What a block adds to, it may not add to twice: then vectors fit the axes exactly.
@@ -64,31 +65,31 @@ class Lanes:
         Returns:
             None where there are no such axes, or the target's threads have no vectors.
         """
-        if not has_vectors(target):
+        if not computes_with_vectors(target):
             return None
-        loads, stores = accesses_of(block.body)
+        loads, stores = collect_accesses(block.body)
         limit = max_lanes(target, (buffer.dtype for buffer, _ in (*loads, *stores)))
         axes = [i for i in block.iter_vars if i.kind is IterKind.SPATIAL]
         step, adds = Var("step"), len(axes) < len(block.iter_vars)
         for first in range(min_axis, len(axes)):
             extents = [i.extent for i in axes[first:]]
-            size = simplify(product(extents))
-            count = lanes_of(limit, size.value if isinstance(size, IntImm) else None)
+            size = simplify(product_of_extents(extents))
+            count = lanes_fitting(limit, size.value if isinstance(size, IntImm) else None)
             # The last vector overlaps the one before, which is harmless for stores but not for
             # sums.
             while adds and count > 1 and not is_const(simplify(size % count), 0):
                 count //= 2
-            at = coordinates(step, extents)
+            at = unravel_index(step, extents)
             positions = {i.var: value for i, value in zip(axes[first:], at, strict=True)}
             is_near = are_contiguous(loads, positions, step) and are_contiguous(
                 stores, positions, step, 1
             )
             if count > 1 and is_near:
-                return Lanes(first, count)
+                return VectorAxes(first, count)
         return None
 
 
-def has_vectors(target: Target) -> bool:
+def computes_with_vectors(target: Target) -> bool:
     """Return whether threads run one after the other, and each computes with vectors."""
     return target.thread_warp_size == 1 and target.lanes("float32") > 1
 
@@ -96,10 +97,10 @@ def has_vectors(target: Target) -> bool:
 def max_lanes(target: Target, dtypes: Iterable[str]) -> int:
     """Return the lanes of vectors that registers hold of all of some types."""
     widest = max((dt.itemsize(dtype) for dtype in dtypes), default=1)
-    return min(target.vector_bits // (8 * widest), MAX_LANES)
+    return min(target.vector_bits // (8 * widest), MAX_DEVICE_VECTOR_LANES)
 
 
-def lanes_of(limit: int, size: int | None) -> int:
+def lanes_fitting(limit: int, size: int | None) -> int:
     """Return the lanes of vectors that fit a size; 1 where it is not known."""
     return next((n for n in (16, 8, 4, 2) if size is not None and n <= min(limit, size)), 1)
 
@@ -107,17 +108,17 @@ def lanes_of(limit: int, size: int | None) -> int:
 Access: TypeAlias = tuple[Buffer, tuple[PrimExpr, ...]]
 
 
-def loads_of(*exprs: PrimExpr) -> list[Access]:
+def collect_loads(*exprs: PrimExpr) -> list[Access]:
     """Return what expressions read, and where."""
     return [(e.buffer, e.indices) for e in post_order(*exprs) if isinstance(e, BufferLoad)]
 
 
-def accesses_of(body: Stmt) -> tuple[list[Access], list[Access]]:
+def collect_accesses(body: Stmt) -> tuple[list[Access], list[Access]]:
     """Return what a statement reads, and what it writes."""
     loads: list[Access] = []
     stores: list[Access] = []
-    for s in walk(body):
-        loads += loads_of(*expressions(s))
+    for s in pre_order_stmts(body):
+        loads += collect_loads(*stmt_exprs(s))
         if isinstance(s, BufferStore):
             stores.append((s.buffer, s.indices))
     return loads, stores
@@ -137,18 +138,19 @@ def are_contiguous(
     """
     return all(
         isinstance(d, IntImm) and 0 <= d.value <= limit
-        for d in (access_distance(b.shape, at, positions, step) for b, at in accesses)
+        for d in (access_stride(b.shape, at, positions, step) for b, at in accesses)
     )
 
 
-def access_distance(
+def access_stride(
     shape: Sequence[PrimExpr],
     indices: Sequence[PrimExpr],
     positions: Mapping[Var, PrimExpr],
     step: Var,
 ) -> PrimExpr:
-    """Elements from what is accessed to what is at the next value of a variable, which others are
-    given in terms of."""
+    """Return the elements between what is accessed and what is accessed at the next value of a
+    variable.
+    """
     flat: PrimExpr = const(0)
     for index, extent in zip(indices, shape, strict=True):
         flat = flat * extent + index
@@ -167,19 +169,21 @@ def tile_start(tile: PrimExpr, width: int, extent: PrimExpr) -> PrimExpr:
     return minimum(tile * width, simplify(last))
 
 
-ABILITY = "near_memory"
-WIDTHS = (16, 8, 4, 2)
+WIDE_ACCESS_FEATURE = "near_memory"
+ACCESS_WIDTHS = (16, 8, 4, 2)
 ShapedAccess: TypeAlias = tuple[Sequence[PrimExpr], Sequence[PrimExpr]]
 """The shape of what is accessed, and where."""
 
 
 def max_access_width(target: Target, *dtypes: str) -> int:
     """Return the most elements that a target's threads access as one, of all of some types."""
-    has_none = not target.has(ABILITY) or any(dt.is_small(d) or d == "bool" for d in dtypes)
+    has_none = not target.has(WIDE_ACCESS_FEATURE) or any(
+        dt.is_byte_stored(d) or d == "bool" for d in dtypes
+    )
     return 1 if has_none else max(1, MAX_ACCESS_BYTES // max(map(dt.itemsize, dtypes)))
 
 
-def reads_of(value: PrimExpr) -> list[ProducerLoad]:
+def tensor_reads(value: PrimExpr) -> list[ProducerLoad]:
     """Return what an expression over tensors reads."""
     return [e for e in post_order(value) if isinstance(e, ProducerLoad)]
 
@@ -198,15 +202,17 @@ def read_width(
     Returns:
         The lanes; 1 where no read is one access, or where a condition differs between lanes.
     """
-    reads = reads_of(value)
-    widths = [MAX_ACCESS_BYTES // dt.itemsize(e.dtype) for e in reads if not dt.is_small(e.dtype)]
+    reads = tensor_reads(value)
+    widths = [
+        MAX_ACCESS_BYTES // dt.itemsize(e.dtype) for e in reads if not dt.is_byte_stored(e.dtype)
+    ]
     if len(widths) < len(reads):
         return 1
     accesses = [(e.producer.shape, e.indices) for e in reads]
-    return access_width(accesses, axes, extents, min([limit, *widths]), _conditions(value))
+    return access_width(accesses, axes, extents, min([limit, *widths]), _guard_conditions(value))
 
 
-def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
+def wide_access_axes(block: Block, target: Target, threads: int) -> VectorAxes | None:
     """Return the axes of a computation, from one on, along which neighbours are one access.
 
     Returns:
@@ -220,13 +226,13 @@ def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
         return None
     assert isinstance(body, BufferStore)
     nodes = post_order(body.value)
-    if any(isinstance(e, Intrinsic) and row_of(e.op).effects for e in nodes):
+    if any(isinstance(e, Intrinsic) and find_intrinsic(e.op).effects for e in nodes):
         return None
-    loads, stores = accesses_of(body)
+    loads, stores = collect_accesses(body)
     accesses = [(buffer.shape, at) for buffer, at in (*loads, *stores)]
     limit = max_access_width(target, *(buffer.dtype for buffer, _ in (*loads, *stores)))
-    total = simplify(product([i.extent for i in axes])) if axes else const(1)
-    conditions = _conditions(body.value)
+    total = simplify(product_of_extents([i.extent for i in axes])) if axes else const(1)
+    conditions = _guard_conditions(body.value)
     for first in range(len(axes)) if limit > 1 else ():
         extents = [i.extent for i in axes[first:]]
         lanes = access_width(accesses, [i.var for i in axes[first:]], extents, limit, conditions)
@@ -234,11 +240,11 @@ def access_lanes(block: Block, target: Target, threads: int) -> Lanes | None:
         if isinstance(total, IntImm) and total.value < lanes * threads * target.cores:
             return None
         if lanes > 1:
-            return Lanes(first, lanes)
+            return VectorAxes(first, lanes)
     return None
 
 
-def _conditions(value: PrimExpr) -> list[PrimExpr]:
+def _guard_conditions(value: PrimExpr) -> list[PrimExpr]:
     """Return the conditions under which subexpressions are evaluated."""
     intrinsics = [e for e in post_order(value) if isinstance(e, Intrinsic)]
     return [e.args[0] for e in intrinsics if e.op == "if_then_else"]
@@ -260,12 +266,12 @@ def access_width(
         most: The upper limit of the lanes.
         conditions: Expressions that must be the same for all lanes.
     """
-    size = simplify(product(extents)) if extents else const(1)
+    size = simplify(product_of_extents(extents)) if extents else const(1)
     first, lane = Var("first"), Var("lane")
-    for lanes in WIDTHS:
+    for lanes in ACCESS_WIDTHS:
         if lanes > limit or not is_const(simplify(size % lanes), 0):
             continue
-        at = dict(zip(axes, coordinates(first * lanes + lane, extents), strict=True))
+        at = dict(zip(axes, unravel_index(first * lanes + lane, extents), strict=True))
         # A condition that depends on the lane would guard part of a vector.
         is_same = all(lane not in free_vars(simplify(substitute(c, at))) for c in conditions)
         if is_same and all(_is_contiguous(access, at, lane, lanes) for access in accesses):
@@ -282,7 +288,7 @@ def _is_contiguous(access: ShapedAccess, at: Mapping[Var, PrimExpr], lane: Var, 
     address = analyzer.simplify(substitute(flat, dict(at)))
     if lane not in free_vars(address):
         return True
-    index = Vectorizer(lane, const(0), lanes).expr(address)
+    index = Vectorizer(lane, const(0), lanes).rewrite_expr(address)
     if not isinstance(index, Ramp) or not is_const(simplify(index.stride), 1):
         return False
     # An aligned vector access needs the first index to be a multiple of the lanes.

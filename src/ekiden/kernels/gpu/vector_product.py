@@ -27,66 +27,68 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
+from ekiden.kernels.cpu.loops import product_of_extents
 from ekiden.kernels.decision import Decision, Fixed
-from ekiden.kernels.family import size_of
-from ekiden.kernels.gpu.factors import Factors, are_neighbours, distance_in, factors_of
-from ekiden.kernels.gpu.launch import Group, bound, serial
-from ekiden.kernels.gpu.vector_access import coordinates, lanes_of, tile_start
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.family import known_extent
+from ekiden.kernels.gpu.factors import ProductFactors, is_unit_stride, match_product, stride_bound
+from ekiden.kernels.gpu.launch import ReductionGroup, serial_loop, thread_loop
+from ekiden.kernels.gpu.vector_access import lanes_fitting, tile_start, unravel_index
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
-from ekiden.te.prim_func import allocated
+from ekiden.te.prim_func import wrap_in_allocations
 from ekiden.te.reducer import ReduceAxis
 from ekiden.te.tensor import ComputeOp, ProducerLoad
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, PrimFunc, Stmt, seq
 from ekiden.tir.visitor import substitute
 
-COLUMNS, DEPTH = "columns", "depth"
-TILE_SIZES = (12, 8, 6, 4, 3, 2, 1)
-UNKNOWN_EXTENT = 1024
+ALONG_COLUMNS, ALONG_DEPTH = "columns", "depth"
+VECTOR_TILE_SIZES = (12, 8, 6, 4, 3, 2, 1)
+ASSUMED_EXTENT = 1024
 """Stands for an extent that only a run knows."""
 MIN_GATHERED_LANES = 4
 """Lanes that are worth being brought together one by one."""
 
 
-def columns_of(factors: Factors) -> tuple[Var, ...]:
+def contiguous_column_axes(factors: ProductFactors) -> tuple[Var, ...]:
     """Return the axes that vectors of columns run over: the last ones across which elements are
     neighbours.
     """
     step, columns = Var("step"), factors.columns
     for first in range(len(columns) - 1):
-        if are_neighbours(factors.b, _axis_values(factors, columns[first:], step), step):
+        if is_unit_stride(factors.b, _values_of_axes(factors, columns[first:], step), step):
             return columns[first:]
     return columns[-1:]
 
 
-def _axis_values(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
-    """Axes at the element of a number."""
-    at = coordinates(number, [factors.extents[v] for v in axes])
+def _values_of_axes(
+    factors: ProductFactors, axes: Sequence[Var], number: PrimExpr
+) -> dict[Var, PrimExpr]:
+    """Return the values of axes at the element of a number."""
+    at = unravel_index(number, [factors.extents[v] for v in axes])
     return dict(zip(axes, at, strict=True))
 
 
-def vector_axis(factors: Factors, max_lanes_: int) -> tuple[str, int]:
-    """Along what vectors of up to so many lanes lie, and how many they have: 1 for none."""
-    step, axes = Var("step"), columns_of(factors)
-    columns = lanes_of(max_lanes_, size_of(factors.size(axes)) if axes else 1)
-    is_near = bool(axes) and are_neighbours(factors.b, _axis_values(factors, axes, step), step)
+def vector_axis(factors: ProductFactors, max_lanes_: int) -> tuple[str, int]:
+    """Return what vectors run over, and their lanes (at most `max_lanes_`): 1 for no vectors."""
+    step, axes = Var("step"), contiguous_column_axes(factors)
+    columns = lanes_fitting(max_lanes_, known_extent(factors.num_elements(axes)) if axes else 1)
+    is_near = bool(axes) and is_unit_stride(factors.b, _values_of_axes(factors, axes, step), step)
     if is_near and columns > 1:
-        return COLUMNS, columns
+        return ALONG_COLUMNS, columns
     last = factors.reduce.axis[-1]
-    depth = lanes_of(max_lanes_, size_of(last.extent) or max_lanes_)
-    if depth > 1 and all(are_neighbours(x, {last: step}, step) for x in (factors.a, factors.b)):
-        return DEPTH, depth
-    return COLUMNS, columns if columns >= MIN_GATHERED_LANES else 1
+    depth = lanes_fitting(max_lanes_, known_extent(last.extent) or max_lanes_)
+    if depth > 1 and all(is_unit_stride(x, {last: step}, step) for x in (factors.a, factors.b)):
+        return ALONG_DEPTH, depth
+    return ALONG_COLUMNS, columns if columns >= MIN_GATHERED_LANES else 1
 
 
-def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
-    """Rows and columns (or vectors of them) of a thread: as many sums as stay in registers beside
-    what one step multiplies, of the shape that takes least for all of the result, if a load takes
-    half of a multiply-add."""
+def choose_tile(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
+    """Return the rows and columns (or vectors of them) of a thread: as many sums as stay in
+    registers besides one step's operands, of the shape with the least work for the whole result.
+    """
 
-    def fits(r: int, c: int) -> bool:
+    def fits_registers(r: int, c: int) -> bool:
         """Return whether sums and what an iteration multiplies fit the registers, and the tile the
         result.
         """
@@ -94,22 +96,26 @@ def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int,
         fewer = (rows is None or r <= rows) and (columns is None or c <= columns)
         return fewer and r * c + c + 1 < target.registers
 
-    def work(shape: tuple[int, int]) -> tuple[int, int]:
+    def estimate_work(shape: tuple[int, int]) -> tuple[int, int]:
         """Return the work of all tiles: two for each multiply-add and one for each load; the higher
         tile of equals.
         """
         r, c = shape
-        tiles = -(-(rows or UNKNOWN_EXTENT) // r) * -(-(columns or UNKNOWN_EXTENT) // c)
+        tiles = -(-(rows or ASSUMED_EXTENT) // r) * -(-(columns or ASSUMED_EXTENT) // c)
+        # Partial tiles count as whole ones: they compute all their sums, and store some.
         return tiles * (2 * r * c + r + c), -r
 
     return min(
-        ((r, c) for r in TILE_SIZES for c in TILE_SIZES if fits(r, c)), key=work, default=(1, 1)
+        ((r, c) for r in VECTOR_TILE_SIZES for c in VECTOR_TILE_SIZES if fits_registers(r, c)),
+        key=estimate_work,
+        default=(1, 1),
     )
 
 
-def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
-    """Tiles of rows that are done with some columns before the next: as many as half of the second
-    cache holds the rows of, so that they come from there for all columns; 0 for all."""
+def choose_band(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
+    """Return the row tiles that are multiplied by some columns before the next columns: as many as
+    half of L2 holds the rows of; 0 for all.
+    """
     if tiles is None or depth is None:
         return 0
     max_tiles = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
@@ -117,77 +123,77 @@ def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dty
     return 0 if band >= tiles else band
 
 
-class VectorKernel:
-    """One program being built."""
+class VectorProductKernel:
+    """A builder of one kernel of vectors."""
 
-    def __init__(self, group: Group, decision: Decision) -> None:
-        factors = factors_of(group.anchor)
+    def __init__(self, group: ReductionGroup, decision: Decision) -> None:
+        factors = match_product(group.anchor)
         assert factors is not None
         self.group, self.factors = group, factors
         self.rows, self.columns, self.lanes = (
-            decision.number(n) for n in ("rows", "columns", "vector")
+            decision.int_value(n) for n in ("rows", "columns", "vector")
         )
-        self.along, self.band = str(decision["along"]), decision.number("band")
-        self.inner = self.inner_of(factors)
+        self.along, self.band = str(decision["along"]), decision.int_value("band")
+        self.inner = self.tiled_column_axes(factors)
         self.outer = factors.columns[: len(factors.columns) - len(self.inner)]
         self.dtype = group.reduce.dtype
-        self.width = self.columns * (self.lanes if self.along == COLUMNS else 1)
-        self.m, self.n = factors.size(factors.rows), factors.size(self.inner)
-        tiles = size_of(self.tiles_m)
+        self.width = self.columns * (self.lanes if self.along == ALONG_COLUMNS else 1)
+        self.m, self.n = factors.num_elements(factors.rows), factors.num_elements(self.inner)
+        tiles = known_extent(self.num_row_tiles)
         if self.band and tiles:  # of all bands the same
             self.band = -(-tiles // -(-tiles // self.band))
-        num_columns = size_of(self.n)
+        num_columns = known_extent(self.n)
         # The last tile must begin inside of the result: it needs as many columns as it is wide.
-        if self.along == COLUMNS and (num_columns is None or num_columns < self.width):
+        if self.along == ALONG_COLUMNS and (num_columns is None or num_columns < self.width):
             raise CompileError(
                 f"decisions: 'thread_product' {decision}: {self.width} columns of a thread, of "
                 f"which there are {'an unknown number' if num_columns is None else num_columns}"
             )
         self.block_m, self.block_n = Var("tile"), Var("part")
         self.block, self.number = Var("block"), Var("band")
-        self.lines = factors.size(self.outer)
+        self.lines = factors.num_elements(self.outer)
         count = self.rows * self.columns * self.lanes
         self.sums = Buffer("sums", (const(count),), self.dtype, "local")
         self.rest = Buffer("rest", (const(self.rows * self.columns),), self.dtype, "local")
 
-    def inner_of(self, factors: Factors) -> tuple[Var, ...]:
+    def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
         """Return the axes that tiles of columns run over."""
-        return columns_of(factors) if self.along == COLUMNS else factors.columns
+        return contiguous_column_axes(factors) if self.along == ALONG_COLUMNS else factors.columns
 
-    def row(self, i: int) -> PrimExpr:
-        """Row i of this thread; of fewer than it has, the last again."""
-        size = size_of(self.m)
+    def row_index(self, i: int) -> PrimExpr:
+        """Return row i of this thread, clamped to the last row."""
+        size = known_extent(self.m)
         at = tile_start(self.block_m, self.rows, self.m) + i
         return at if size is not None and size >= self.rows else minimum(at, self.m - 1)
 
-    def column(self, j: int) -> PrimExpr:
-        """Column j of this thread, likewise."""
-        size = size_of(self.n)
+    def column_index(self, j: int) -> PrimExpr:
+        """Return column j of this thread, clamped to the last column."""
+        size = known_extent(self.n)
         at = tile_start(self.block_n, self.width, self.n) + j
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
 
-    def around(self) -> dict[Var, PrimExpr]:
+    def outer_axis_values(self) -> dict[Var, PrimExpr]:
         """Return values of the axes that no tile runs over."""
         f = self.factors
-        batch, line = coordinates(self.block, [f.size(f.batch), self.lines])
-        return _axis_values(f, f.batch, batch) | _axis_values(f, self.outer, line)
+        batch, line = unravel_index(self.block, [f.num_elements(f.batch), self.lines])
+        return _values_of_axes(f, f.batch, batch) | _values_of_axes(f, self.outer, line)
 
     def factor_a(self, i: int, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the factor of a row at values of k."""
         f = self.factors
-        return self.group.element(
-            f.a, _axis_values(f, f.rows, self.row(i)) | self.around() | dict(k)
+        return self.group.replace_tensor_loads(
+            f.a, _values_of_axes(f, f.rows, self.row_index(i)) | self.outer_axis_values() | dict(k)
         )
 
     def factor_b(self, column: PrimExpr, k: Mapping[Var, PrimExpr]) -> PrimExpr:
         """Return the factor of a column at values of k."""
         f = self.factors
-        return self.group.element(
-            f.b, _axis_values(f, self.inner, column) | self.around() | dict(k)
+        return self.group.replace_tensor_loads(
+            f.b, _values_of_axes(f, self.inner, column) | self.outer_axis_values() | dict(k)
         )
 
-    def pairs(self) -> Iterator[tuple[int, int, int]]:
-        """Rows, columns (or vectors of them), and the number of their sum."""
+    def sum_indices(self) -> Iterator[tuple[int, int, int]]:
+        """Yield rows, columns (or vectors of them), and the number of their sum."""
         for i in range(self.rows):
             for j in range(self.columns):
                 yield i, j, i * self.columns + j
@@ -196,115 +202,117 @@ class VectorKernel:
         """Return the index of a lane of a sum."""
         return const(number * self.lanes) + lane
 
-    def vector(self, lane: Var, body: Stmt) -> Stmt:
+    def lane_loop(self, lane: Var, body: Stmt) -> Stmt:
         """Return a loop over all lanes at once."""
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, body)
 
-    def added(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
-        """Add a product to a sum."""
+    def emit_accumulate(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
+        """Emit the addition of a product to a sum."""
         at = (self.sum_at(number, lane),)
         return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
 
-    def start(self) -> Stmt:
-        """Set all sums to 0."""
+    def emit_start(self) -> Stmt:
+        """Emit the initialisation of all sums to 0."""
         zeros: list[Stmt] = []
-        for _, _, number in self.pairs():
+        for _, _, number in self.sum_indices():
             lane = Var("lane")
             store = BufferStore(self.sums, const(0, self.dtype), (self.sum_at(number, lane),))
-            zeros.append(self.vector(lane, store))
+            zeros.append(self.lane_loop(lane, store))
         return seq(*zeros)
 
-    def column_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Vectors of columns with elements of rows."""
+    def emit_column_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
+        """Emit the products of vectors of columns with elements of rows."""
         lane = Var("lane")
-        first = self.column(0) + lane
+        first = self.column_index(0) + lane
         b = [self.factor_b(first + j * self.lanes, k) for j in range(self.columns)]
-        return self.vector(lane, self.products(lane, b, k))
+        return self.lane_loop(lane, self.emit_products(lane, b, k))
 
-    def depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
-        """Vectors of columns with those of rows."""
+    def emit_depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
+        """Emit the products of vectors of columns with vectors of rows, along k."""
         lane = Var("lane")
         at = dict(k) | {axis: k[axis] + lane}
-        b = [self.factor_b(self.column(j), at) for j in range(self.columns)]
-        return self.vector(lane, self.products(lane, b, at))
+        b = [self.factor_b(self.column_index(j), at) for j in range(self.columns)]
+        return self.lane_loop(lane, self.emit_products(lane, b, at))
 
-    def products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Add products to all sums: registers hold the elements of columns, and those of rows one
-        at a time.
+    def emit_products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
+        """Emit the addition of products to all sums: registers hold the elements of columns, and
+        those of rows one at a time.
         """
         names = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         rows_of_sums: list[Stmt] = []
         for i in range(self.rows):
             value = self.factor_a(i, k)
             a = Var(f"a{i}", value.dtype)
-            sums = [self.added(i * self.columns + j, lane, a * y) for j, y in enumerate(names)]
+            sums = [
+                self.emit_accumulate(i * self.columns + j, lane, a * y) for j, y in enumerate(names)
+            ]
             rows_of_sums.append(LetStmt(a, value, seq(*sums)))
-        return _lets(zip(names, b, strict=True), seq(*rows_of_sums))
+        return _wrap_in_lets(zip(names, b, strict=True), seq(*rows_of_sums))
 
-    def remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Add the products of the remainder of the depth, which no vector covers."""
+    def emit_remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
+        """Emit the products of the remainder of the depth, which no vector covers."""
         stores: list[Stmt] = []
-        for i, j, number in self.pairs():
+        for i, j, number in self.sum_indices():
             at = (const(number),)
-            value = self.factor_a(i, k) * self.factor_b(self.column(j), k)
+            value = self.factor_a(i, k) * self.factor_b(self.column_index(j), k)
             old = BufferLoad(self.rest, at, self.dtype)
             stores.append(BufferStore(self.rest, old + value, at))
         return seq(*stores)
 
-    def k_nest(self) -> Stmt:
-        """Return the loops of all products."""
+    def emit_k_nest(self) -> Stmt:
+        """Emit the loops of all products."""
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
-        if self.along == COLUMNS:
-            body = self.column_step(k)
+        if self.along == ALONG_COLUMNS:
+            body = self.emit_column_step(k)
             outside = list(axes)
         else:
             block = Var(last.name)
             num_vectors = simplify(last.extent // self.lanes)
             at = k | {last: block * self.lanes}
-            body = serial(block, num_vectors, self.depth_step(at, last))
+            body = serial_loop(block, num_vectors, self.emit_depth_step(at, last))
             step = Var(last.name)
             remainder = simplify(last.extent - num_vectors * self.lanes)
-            scalar_step = self.remainder_step(k | {last: num_vectors * self.lanes + step})
-            if size_of(remainder) != 0:
-                body = seq(body, serial(step, remainder, scalar_step))
+            scalar_step = self.emit_remainder_step(k | {last: num_vectors * self.lanes + step})
+            if known_extent(remainder) != 0:
+                body = seq(body, serial_loop(step, remainder, scalar_step))
             outside = list(axes[:-1])
         for r in reversed(outside):
             var = k[r]
             assert isinstance(var, Var)
-            body = serial(var, r.extent, body)
+            body = serial_loop(var, r.extent, body)
         return body
 
-    def finish(self) -> Stmt:
-        """Apply what follows the sums, and store."""
+    def emit_results(self) -> Stmt:
+        """Emit the epilogue of the sums, and the stores."""
         stores: list[Stmt] = []
-        for i, j, number in self.pairs():
-            if self.along == COLUMNS:
+        for i, j, number in self.sum_indices():
+            if self.along == ALONG_COLUMNS:
                 lane = Var("lane")
                 value = BufferLoad(self.sums, (self.sum_at(number, lane),), self.dtype)
-                column = self.column(0) + j * self.lanes + lane
-                stores.append(self.vector(lane, self.result(i, column, value)))
+                column = self.column_index(0) + j * self.lanes + lane
+                stores.append(self.lane_loop(lane, self.emit_result(i, column, value)))
             else:
                 at = BufferLoad(self.rest, (const(number),), self.dtype)
-                stores.append(self.result(i, self.column(j), at))
+                stores.append(self.emit_result(i, self.column_index(j), at))
         return seq(*stores)
 
-    def result(self, i: int, column: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store an element of the output."""
+    def emit_result(self, i: int, column: PrimExpr, value: PrimExpr) -> Stmt:
+        """Emit the store of an element of the output."""
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
         at = (
-            _axis_values(f, f.rows, self.row(i))
-            | _axis_values(f, self.inner, column)
-            | self.around()
+            _values_of_axes(f, f.rows, self.row_index(i))
+            | _values_of_axes(f, self.inner, column)
+            | self.outer_axis_values()
         )
-        return self.group.store([at[a.var] for a in anchor.axis], value)
+        return self.group.emit_store([at[a.var] for a in anchor.axis], value)
 
-    def joined(self) -> Stmt:
-        """Reduce the lanes of every sum to one number."""
+    def emit_lane_reduction(self) -> Stmt:
+        """Emit the reduction of the lanes of every sum to one number."""
         stores: list[Stmt] = []
-        for _, _, number in self.pairs():
+        for _, _, number in self.sum_indices():
             # Lanes are summed once, after all of k: a horizontal sum takes several instructions.
             index = ramp(self.sum_at(number, const(0)), 1, self.lanes)
             lanes = BufferLoad(self.sums, (index,), f"{self.dtype}x{self.lanes}")
@@ -316,79 +324,83 @@ class VectorKernel:
 
     def build(self, name: str) -> PrimFunc:
         """Build the program."""
-        phases = [self.start(), self.k_nest()]
+        phases = [self.emit_start(), self.emit_k_nest()]
         local_buffers = [self.sums]
-        if self.along == DEPTH:
+        if self.along == ALONG_DEPTH:
             zero = const(0, self.dtype)
             count = self.rows * self.columns
             phases.insert(
                 0, seq(*(BufferStore(self.rest, zero, (const(n),)) for n in range(count)))
             )
-            phases.append(self.joined())
+            phases.append(self.emit_lane_reduction())
             local_buffers.append(self.rest)
         tile_index = Var("place")
-        body = self.in_tile(tile_index, allocated(seq(*phases, self.finish()), local_buffers))
-        return self.launched(body, name, tile_index)
+        body = self.guard_tile(
+            tile_index, wrap_in_allocations(seq(*phases, self.emit_results()), local_buffers)
+        )
+        return self.emit_launch(body, name, tile_index)
 
     @property
-    def tiles_m(self) -> PrimExpr:
-        """Tiles of rows."""
+    def num_row_tiles(self) -> PrimExpr:
+        """Return the number of row tiles."""
         return simplify((self.m + (self.rows - 1)) // self.rows)
 
-    def in_tile(self, tile_index: Var, body: Stmt) -> Stmt:
+    def guard_tile(self, tile_index: Var, body: Stmt) -> Stmt:
         """Return the body for a tile of the band, if that exists."""
         if not self.band:
             return substitute(body, {self.block_m: tile_index})
-        exact = is_const(simplify(self.tiles_m % self.band), 0)
-        guarded = body if exact else IfThenElse(self.block_m < self.tiles_m, body)
+        exact = is_const(simplify(self.num_row_tiles % self.band), 0)
+        guarded = body if exact else IfThenElse(self.block_m < self.num_row_tiles, body)
         return substitute(guarded, {self.block_m: self.number * self.band + tile_index})
 
-    def launched(self, body: Stmt, name: str, tile_index: Var | None = None) -> PrimFunc:
-        """Launch the body of one thread for all threads; those of a band after each other."""
+    def emit_launch(self, body: Stmt, name: str, tile_index: Var | None = None) -> PrimFunc:
+        """Emit the launch of one thread's body for all threads; those of a band after each
+        other.
+        """
         tiles_n = simplify((self.n + (self.width - 1)) // self.width)
         bands: PrimExpr = const(1)
         if self.band:
-            bands = simplify((self.tiles_m + (self.band - 1)) // self.band)
+            bands = simplify((self.num_row_tiles + (self.band - 1)) // self.band)
         around = Var("around")
         at = {self.block: around // bands, self.number: around % bands}
-        body = bound(Var("thread"), 1, "threadIdx.x", substitute(body, at))
-        outside = simplify(self.factors.size(self.factors.batch) * self.lines * bands)
+        body = thread_loop(Var("thread"), 1, "threadIdx.x", substitute(body, at))
+        outside = simplify(self.factors.num_elements(self.factors.batch) * self.lines * bands)
         if tile_index is not None:
-            body = bound(tile_index, self.band or self.tiles_m, "blockIdx.x", body)
-        body = bound(self.block_n, tiles_n, "blockIdx.y", body)
-        return self.group.function(bound(around, outside, "blockIdx.z", body), name)
+            body = thread_loop(tile_index, self.band or self.num_row_tiles, "blockIdx.x", body)
+        body = thread_loop(self.block_n, tiles_n, "blockIdx.y", body)
+        return self.group.create_prim_func(thread_loop(around, outside, "blockIdx.z", body), name)
 
 
-def _lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
+def _wrap_in_lets(named: Iterable[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
     for var, value in reversed(list(named)):
         body = LetStmt(var, value, body)
     return body
 
 
-PANELS = (1024, 512, 256, 128, 64, 32, 16)
-PANEL_TILES, MIN_PANEL_TILES = (64, 32, 16, 8), 8
+PANEL_STEPS = (1024, 512, 256, 128, 64, 32, 16)
+PANEL_BAND_TILES, MIN_PANEL_TILES = (64, 32, 16, 8), 8
 """Of rows, that a thread takes with one panel."""
-THREADS_PER_CORE = 4
+MIN_THREADS_PER_CORE = 4
 """Threads for each unit of a device, so that all have work until the end."""
 Steps: TypeAlias = Callable[[Mapping[Var, PrimExpr], PrimExpr], Stmt]
 """(a step of k, its number in the part) -> what is done there."""
 
 
-def axes_of(factors: Factors) -> list[ReduceAxis]:
+def ordered_reduce_axes(factors: ProductFactors) -> list[ReduceAxis]:
     """Return the axes of the sum, in the order in which elements of rows follow one another in
     memory.
     """
-    return sorted(factors.reduce.axis, key=lambda r: -distance_in(factors.a, r))
+    return sorted(factors.reduce.axis, key=lambda r: -stride_bound(factors.a, r))
 
 
-def split_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
+def split_k_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
     """Return the axis that chunks of at most `steps` iterations split, and its values per chunk.
 
     Axes behind it are complete in a chunk. All chunks have the same number of values if they can.
     """
     inner = 1
     for at in reversed(range(len(axes))):
-        size = size_of(axes[at].extent)
+        size = known_extent(axes[at].extent)
         if at == 0 or size is None or size * inner > steps:
             limit = max(1, steps // inner)
             # Equal chunks: a short last one would pay the traffic of sums for little work.
@@ -398,7 +410,9 @@ def split_axis(axes: Sequence[ReduceAxis], steps: int) -> tuple[int, int]:
     return 0, 1
 
 
-def panel_of(target: Target, factors: Factors, plain: Fixed, max_vector: int) -> Fixed | None:
+def choose_panel(
+    target: Target, factors: ProductFactors, plain: Fixed, max_vector: int
+) -> Fixed | None:
     """Return the decision of a kernel with panels; None where `plain`, one without, is cheaper.
 
     Args:
@@ -407,15 +421,18 @@ def panel_of(target: Target, factors: Factors, plain: Fixed, max_vector: int) ->
         plain: The decision without panels.
         most: The most lanes of a vector.
     """
-    m, n = size_of(factors.size(factors.rows)), size_of(factors.size(factors.columns))
-    lanes = lanes_of(max_vector, n if factors.columns else 1)
+    m, n = (
+        known_extent(factors.num_elements(factors.rows)),
+        known_extent(factors.num_elements(factors.columns)),
+    )
+    lanes = lanes_fitting(max_vector, n if factors.columns else 1)
     if n is None or lanes == 1:
         return None
-    rows, columns = tile_of(target, m, n // lanes)
+    rows, columns = choose_tile(target, m, n // lanes)
     width = columns * lanes
-    steps = _largest(PANELS, target.l1 // (dt.itemsize(factors.b.dtype) * width))
-    most_tiles = _largest(
-        PANEL_TILES, target.l1 // (dt.itemsize(factors.reduce.dtype) * rows * width)
+    steps = _largest_up_to(PANEL_STEPS, target.l1 // (dt.itemsize(factors.b.dtype) * width))
+    most_tiles = _largest_up_to(
+        PANEL_BAND_TILES, target.l1 // (dt.itemsize(factors.reduce.dtype) * rows * width)
     )
     if steps is None or most_tiles is None:
         return None
@@ -423,28 +440,31 @@ def panel_of(target: Target, factors: Factors, plain: Fixed, max_vector: int) ->
         "rows": rows,
         "columns": columns,
         "vector": lanes,
-        "along": COLUMNS,
+        "along": ALONG_COLUMNS,
         "panel": steps,
     }
-    tiles = -(-(m or UNKNOWN_EXTENT) // rows)
-    if not _is_cheaper(target, factors, values, plain, tiles, -(-tiles // most_tiles)):
+    tiles = -(-(m or ASSUMED_EXTENT) // rows)
+    if not _are_panels_cheaper(target, factors, values, plain, tiles, -(-tiles // most_tiles)):
         return None
     band = most_tiles
-    num_threads = (size_of(simplify(factors.size(factors.batch))) or 1) * -(-n // width)
+    num_threads = (known_extent(simplify(factors.num_elements(factors.batch))) or 1) * -(
+        -n // width
+    )
     # Shorter bands copy panels more often, but give threads to all units.
     while (
-        band > MIN_PANEL_TILES and num_threads * -(-tiles // band) < THREADS_PER_CORE * target.cores
+        band > MIN_PANEL_TILES
+        and num_threads * -(-tiles // band) < MIN_THREADS_PER_CORE * target.cores
     ):
         band //= 2
     return {**plain, **values, "band": band}
 
 
-def _largest(values: Sequence[int], limit: int) -> int | None:
+def _largest_up_to(values: Sequence[int], limit: int) -> int | None:
     return next((n for n in values if n <= limit), None)
 
 
-def _is_cheaper(
-    target: Target, factors: Factors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
+def _are_panels_cheaper(
+    target: Target, factors: ProductFactors, paneled: Fixed, plain: Fixed, tiles: int, bands: int
 ) -> bool:
     """Return whether panels are cheaper than no panels.
 
@@ -461,14 +481,14 @@ def _is_cheaper(
         bands: Bands of tiles.
     """
     rows, columns, lanes = (int(paneled[name]) for name in ("rows", "columns", "vector"))
-    depth = size_of(factors.depth) or UNKNOWN_EXTENT
+    depth = known_extent(factors.num_products) or ASSUMED_EXTENT
     is_near = isinstance(factors.b, ProducerLoad) and vector_axis(factors, lanes) == (
-        COLUMNS,
+        ALONG_COLUMNS,
         lanes,
     )
     load_cost = 1 if is_near else 2 * lanes
     tile_cost = tiles * (2 * rows + rows / columns)
-    if plain["along"] == DEPTH:
+    if plain["along"] == ALONG_DEPTH:
         lane_sum_cost = 4 * math.log2(lanes) * lanes / depth
         loads = 1 / int(plain["rows"]) + 1 / int(plain["columns"])
         plain_cost = tiles * rows * (2 + loads + lane_sum_cost)
@@ -478,33 +498,33 @@ def _is_cheaper(
     return tile_cost + tiles + bands * (load_cost + 1) < plain_cost
 
 
-class PanelKernel(VectorKernel):
-    """One program being built."""
+class PackedPanelKernel(VectorProductKernel):
+    """A builder of one kernel with copied panels."""
 
-    def __init__(self, group: Group, decision: Decision) -> None:
+    def __init__(self, group: ReductionGroup, decision: Decision) -> None:
         super().__init__(group, decision)
-        if self.along != COLUMNS or not self.band:
+        if self.along != ALONG_COLUMNS or not self.band:
             raise CompileError(
-                f"decisions: 'thread_product' {decision}: 'panel' goes with along={COLUMNS} and a "
-                "'band' that is not 0"
+                f"decisions: 'thread_product' {decision}: 'panel' goes with along={ALONG_COLUMNS} "
+                "and a 'band' that is not 0"
             )
-        axes = axes_of(self.factors)
-        at, self.most = split_axis(axes, decision.number("panel"))
+        axes = ordered_reduce_axes(self.factors)
+        at, self.most = split_k_axis(axes, decision.int_value("panel"))
         self.before, self.split, self.behind = axes[:at], axes[at], axes[at + 1 :]
         self.outer_vars: dict[Var, PrimExpr] = {r: Var(r.name) for r in self.before}
         self.part, self.tile = Var("part"), Var("tile")
-        steps = simplify(product([const(self.most), *(r.extent for r in self.behind)]))
+        steps = simplify(product_of_extents([const(self.most), *(r.extent for r in self.behind)]))
         self.panel = Buffer("panel", (steps * self.width,), self.factors.b.dtype, "local")
-        self.is_whole = not self.before and size_of(self.split.extent) == self.most
+        self.is_whole = not self.before and known_extent(self.split.extent) == self.most
         self.count = self.rows * self.columns * self.lanes
         self.kept = Buffer("kept", (const(self.band * self.count),), self.dtype, "local")
 
-    def inner_of(self, factors: Factors) -> tuple[Var, ...]:
+    def tiled_column_axes(self, factors: ProductFactors) -> tuple[Var, ...]:
         """Return all column axes: the distance between elements matters once, in the copy."""
         return factors.columns
 
-    def for_chunk(self, make: Steps) -> Stmt:
-        """Run `make` for all iterations of a chunk."""
+    def emit_chunk_loop(self, make: Steps) -> Stmt:
+        """Emit `make` for all iterations of a chunk."""
         step = Var("step")
         first = self.part * self.most
         k = {**self.outer_vars, self.split: first + step}
@@ -516,65 +536,70 @@ class PanelKernel(VectorKernel):
         for r in reversed(self.behind):
             var = k[r]
             assert isinstance(var, Var)
-            body = serial(var, r.extent, body)
+            body = serial_loop(var, r.extent, body)
         remaining = minimum(self.split.extent - first, self.most)
-        return serial(step, self.most if self.is_whole else remaining, body)
+        return serial_loop(step, self.most if self.is_whole else remaining, body)
 
-    def copied(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Copy the elements of all columns at one iteration to the panel."""
+    def emit_copy_columns(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
+        """Emit the copy of the elements of all columns at one iteration to the panel."""
         stores: list[Stmt] = []
         for j in range(self.columns):
             lane = Var("lane")
             at = const(j * self.lanes) + lane
-            value = self.factor_b(self.column(0) + at, k)
+            value = self.factor_b(self.column_index(0) + at, k)
             store = BufferStore(self.panel, value, (number * self.width + at,))
-            stores.append(self.vector(lane, store))
+            stores.append(self.lane_loop(lane, store))
         return seq(*stores)
 
-    def accumulate_step(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Add the products of a panel's row with the elements of rows."""
+    def emit_panel_step(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
+        """Emit the products of a panel's row with the elements of rows."""
         lane = Var("lane")
         panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
         b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
-        return self.vector(lane, self.products(lane, b, k))
+        return self.lane_loop(lane, self.emit_products(lane, b, k))
 
-    def moved(self, to: Buffer, source: Buffer) -> Stmt:
-        """Move the sums of the tile between registers and the memory of the thread."""
+    def emit_move_sums(self, to: Buffer, source: Buffer) -> Stmt:
+        """Emit the move of the tile's sums between registers and the memory of the thread."""
         begin = {self.sums: const(0), self.kept: self.tile * self.count}
         stores: list[Stmt] = []
         for at in range(0, self.count, self.lanes):
             lane = Var("lane")
             value = BufferLoad(source, (begin[source] + at + lane,), self.dtype)
-            stores.append(self.vector(lane, BufferStore(to, value, (begin[to] + at + lane,))))
+            stores.append(self.lane_loop(lane, BufferStore(to, value, (begin[to] + at + lane,))))
         return seq(*stores)
 
-    def for_band(self, *stmts: Stmt) -> Stmt:
-        """Run statements for all tiles of the band."""
+    def emit_band_loop(self, *stmts: Stmt) -> Stmt:
+        """Emit statements for all tiles of the band."""
         tile = Var("tile")
-        return serial(
-            tile, self.band, self.in_tile(tile, substitute(seq(*stmts), {self.tile: tile}))
+        return serial_loop(
+            tile, self.band, self.guard_tile(tile, substitute(seq(*stmts), {self.tile: tile}))
         )
 
     def build(self, name: str) -> PrimFunc:
         """Build the program."""
-        sums = self.for_chunk(self.accumulate_step)
-        copies = self.for_chunk(self.copied)
+        sums = self.emit_chunk_loop(self.emit_panel_step)
+        copies = self.emit_chunk_loop(self.emit_copy_columns)
         local_buffers = [self.panel, self.sums]
         # With a single chunk, sums stay in registers from start to finish.
         if self.is_whole:
-            body = seq(copies, self.for_band(self.start(), sums, self.finish()))
+            body = seq(copies, self.emit_band_loop(self.emit_start(), sums, self.emit_results()))
             body = substitute(body, {self.part: const(0)})
         else:
             local_buffers.append(self.kept)
-            load, save = self.moved(self.sums, self.kept), self.moved(self.kept, self.sums)
-            chunks = seq(copies, self.for_band(load, sums, save))
+            load, save = (
+                self.emit_move_sums(self.sums, self.kept),
+                self.emit_move_sums(self.kept, self.sums),
+            )
+            chunks = seq(copies, self.emit_band_loop(load, sums, save))
             count = (self.split.extent + (self.most - 1)) // self.most
-            chunks = serial(self.part, simplify(count), chunks)
+            chunks = serial_loop(self.part, simplify(count), chunks)
             for r in reversed(self.before):
                 var = self.outer_vars[r]
                 assert isinstance(var, Var)
-                chunks = serial(var, r.extent, chunks)
+                chunks = serial_loop(var, r.extent, chunks)
             body = seq(
-                self.for_band(self.start(), save), chunks, self.for_band(load, self.finish())
+                self.emit_band_loop(self.emit_start(), save),
+                chunks,
+                self.emit_band_loop(load, self.emit_results()),
             )
-        return self.launched(allocated(body, local_buffers), name)
+        return self.emit_launch(wrap_in_allocations(body, local_buffers), name)

@@ -29,12 +29,12 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
-    binary,
     const,
+    fold_binary,
     is_const,
 )
 from ekiden.ir.prim_visitor import post_order
-from ekiden.te.inline import Inliner, is_injective, post_order_tensors
+from ekiden.te.inline import ProducerInliner, is_injective, post_order_tensors
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, Stmt
 
@@ -44,8 +44,9 @@ MAX_LIGHT_OPERATIONS = 3
 
 
 class Epilogue:
-    """Writes `output` (the anchor itself, or injective on it and on other inputs) a vector at a
-    time."""
+    """A builder of the epilogue: `output` (the anchor itself, or injective on it and on other
+    inputs) is computed and stored a vector at a time.
+    """
 
     def __init__(
         self, anchor: te.Tensor, output: te.Tensor, buffers: Mapping[te.Tensor, Buffer]
@@ -60,10 +61,12 @@ class Epilogue:
             chosen = {
                 t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)
             }
-            self.body = Inliner(chosen).expr(op.body[output.value_index])
+            # All elementwise operators between anchor and output become one expression of the
+            # anchor's element.
+            self.body = ProducerInliner(chosen).expr(op.body[output.value_index])
 
     @property
-    def is_light(self) -> bool:
+    def is_cheap(self) -> bool:
         """Return whether it is a few instructions per vector: then it is done in registers, at
         every accumulator.
         """
@@ -74,7 +77,7 @@ class Epilogue:
         )
         return sum(dt.is_float(e.dtype) for e in work) <= MAX_LIGHT_OPERATIONS
 
-    def store(
+    def emit_store(
         self,
         indices: Sequence[PrimExpr],
         flat: PrimExpr,
@@ -82,7 +85,7 @@ class Epilogue:
         mask: PrimExpr | None,
         axis: int = -1,
     ) -> Stmt:
-        """Store `output[indices] = f(value)`.
+        """Emit `output[indices] = f(value)`.
 
         Args:
             indices: The index of the first element; that of `axis` is the first of neighbours.
@@ -91,9 +94,9 @@ class Epilogue:
             mask: The valid lanes, or None for all.
             axis: The axis that vectors run along.
         """
-        return self.put(flat, indices[-1], self.finished(indices, value, mask, axis), mask)
+        return self.emit_raw_store(flat, indices[-1], self.apply(indices, value, mask, axis), mask)
 
-    def finished(
+    def apply(
         self,
         indices: Sequence[PrimExpr],
         value: PrimExpr,
@@ -107,20 +110,22 @@ class Epilogue:
         env[self.axis[axis]] = ramp(first, 1, lanes)
         return broadcast(self._vectorize(env, value, mask), lanes)
 
-    def put(self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
-        the output is a part of a larger tensor.
+    def emit_raw_store(
+        self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """Emit the store of a vector from element `flat` on, whose last index is `last`; in longer
+        rows where the output is a part of a larger tensor.
         """
-        address = self._place(flat, last, dt.lanes(value.dtype))
+        address = self._vector_index(flat, last, dt.lanes(value.dtype))
         return BufferStore(self.target, value, (address,), mask)
 
-    def kept(self, flat: PrimExpr, last: PrimExpr, lanes: int, mask: PrimExpr) -> PrimExpr:
+    def load_raw(self, flat: PrimExpr, last: PrimExpr, lanes: int, mask: PrimExpr) -> PrimExpr:
         """Load what `put` has stored; zeros where the mask is off."""
         dtype = dt.with_lanes(self.target.dtype, lanes)
-        load = BufferLoad(self.target, (self._place(flat, last, lanes),), dtype)
+        load = BufferLoad(self.target, (self._vector_index(flat, last, lanes),), dtype)
         return if_then_else(mask, load, broadcast(const(0, self.target.dtype), lanes))
 
-    def _place(self, flat: PrimExpr, last: PrimExpr, lanes: int) -> PrimExpr:
+    def _vector_index(self, flat: PrimExpr, last: PrimExpr, lanes: int) -> PrimExpr:
         row, target_row = self.output.shape[-1], self.target.shape[-1]
         # The output is a slice of rows of a concatenation, whose pitch is longer.
         if target_row is not row and not is_const(simplify(target_row - row), 0):
@@ -135,10 +140,10 @@ class Epilogue:
         for expr in post_order(self.body):
             # Postorder: operands are rewritten before the expressions that use them.
             if expr not in new:
-                new[expr] = self._rebuild(expr, new, value, mask)
+                new[expr] = self._vectorize_node(expr, new, value, mask)
         return new[self.body]
 
-    def _rebuild(
+    def _vectorize_node(
         self, expr: PrimExpr, new: Env, value: PrimExpr, mask: PrimExpr | None
     ) -> PrimExpr:
         match expr:
@@ -146,7 +151,7 @@ class Epilogue:
                 return (
                     value
                     if producer is self.anchor
-                    else self._load(producer, [new[i] for i in indices], mask)
+                    else self._load_operand(producer, [new[i] for i in indices], mask)
                 )
             case Var():
                 return expr
@@ -157,19 +162,19 @@ class Epilogue:
             case Not(a=a):
                 return Not(new[a], dt.with_lanes("bool", dt.lanes(new[a].dtype)))
             case Select(condition=condition, true_value=yes, false_value=no):
-                test, if_true, if_false = _widen([new[condition], new[yes], new[no]])
+                test, if_true, if_false = _broadcast_to_widest([new[condition], new[yes], new[no]])
                 return Select(
                     test, if_true, if_false, dt.with_lanes(expr.dtype, dt.lanes(test.dtype))
                 )
             case Intrinsic(op=name, args=args):
-                operands = _widen([new[a] for a in args])
+                operands = _broadcast_to_widest([new[a] for a in args])
                 return Intrinsic(
                     name, tuple(operands), dt.with_lanes(expr.dtype, dt.lanes(operands[0].dtype))
                 )
             case _:
                 return expr
 
-    def _load(
+    def _load_operand(
         self, producer: te.Tensor, indices: Sequence[PrimExpr], mask: PrimExpr | None
     ) -> PrimExpr:
         lanes = max((dt.lanes(i.dtype) for i in indices), default=1)
@@ -184,7 +189,9 @@ class Epilogue:
 
 
 def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
-    """kind(a, b) where either may be a vector; ramps stay ramps under + - and * by scalars."""
+    """Return kind(a, b) where either may be a vector; ramps stay ramps under + - and * by
+    scalars.
+    """
     # A ramp index becomes one contiguous load; any other vector index would become a gather.
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind in (Add, Sub):
         return Ramp(a.base + b if kind is Add else a.base - b, a.stride, a.lanes, a.dtype)
@@ -193,12 +200,12 @@ def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) 
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind is Mul:
         return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
     if dt.lanes(a.dtype) == dt.lanes(b.dtype) == 1:
-        return binary(kind, a, b)
-    wide_a, wide_b = _widen([a, b])
+        return fold_binary(kind, a, b)
+    wide_a, wide_b = _broadcast_to_widest([a, b])
     return kind(wide_a, wide_b, dt.with_lanes(dtype, dt.lanes(wide_a.dtype)))
 
 
-def _widen(values: Sequence[PrimExpr]) -> list[PrimExpr]:
+def _broadcast_to_widest(values: Sequence[PrimExpr]) -> list[PrimExpr]:
     lanes = max(dt.lanes(p.dtype) for p in values)
     return [broadcast(p, lanes) for p in values]
 

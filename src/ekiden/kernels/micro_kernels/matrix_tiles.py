@@ -25,7 +25,7 @@ from ekiden.arith import simplify
 from ekiden.ir.dtype import itemsize, with_lanes
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, Var, const, minimum
-from ekiden.kernels.micro_kernels.register_tiles import KLoop, Store, column_mask
+from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, Store, column_mask
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, ramp
 from ekiden.tir.stmt import (
@@ -39,22 +39,23 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
-ROWS, WORDS, LANES = 16, 16, 16
+AMX_ROWS, AMX_WORDS, AMX_LANES = 16, 16, 16
 """Of a register: rows, words of a row; columns of a register of sums."""
-WORD_BYTES = 4
-REGISTERS = 8
-MAX_LEVELS = 2
+AMX_WORD_BYTES = 4
+NUM_TILE_REGISTERS = 8
+MAX_TILE_LEVELS = 2
 """Registers of sums one above the other: a panel's words are loaded half as often."""
-TILE_HEIGHTS = (MAX_LEVELS * ROWS, ROWS)
+AMX_TILE_HEIGHTS = (MAX_TILE_LEVELS * AMX_ROWS, AMX_ROWS)
 """Rows of a tile that is whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
-    """What can be multiplied: dtypes of data, of a panel and of sums; the ability of a target; the
-    intrinsic."""
+class MatrixDotTypes:
+    """The types of a product that matrix registers compute: dtypes of data, panel and sums, the
+    target feature, and the intrinsic.
+    """
 
     data: str
     panel: str
@@ -63,13 +64,13 @@ class Products:
     dot: str
 
 
-PRODUCTS = (
-    Products("uint8", "int8", "int32", "amx_int8", "matrix_dot4_u8s8"),
-    Products("bfloat16", "bfloat16", "float32", "amx_bf16", "matrix_dot2_bf16"),
+MATRIX_DOT_TYPES = (
+    MatrixDotTypes("uint8", "int8", "int32", "amx_int8", "matrix_dot4_u8s8"),
+    MatrixDotTypes("bfloat16", "bfloat16", "float32", "amx_bf16", "matrix_dot2_bf16"),
 )
-BY_DATA = {products.data: products for products in PRODUCTS}
-BY_PANEL = {products.panel: products for products in PRODUCTS}
-MATRIX_DOTS = frozenset(products.ability for products in PRODUCTS)
+MATRIX_DOT_BY_DATA = {products.data: products for products in MATRIX_DOT_TYPES}
+MATRIX_DOT_BY_PANEL = {products.panel: products for products in MATRIX_DOT_TYPES}
+MATRIX_DOT_FEATURES = frozenset(products.ability for products in MATRIX_DOT_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,10 @@ class MatrixTile:
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """What is multiplied: rows of `a` from element `a_base` on, `a_stride` apart; a panel of `b`
-    from element `b_base` on."""
+class MatrixOperands:
+    """The operands of a tile: rows of `a` from element `a_base` on, `a_stride` apart; a panel of
+    `b` from element `b_base` on.
+    """
 
     a: Buffer
     a_base: PrimExpr
@@ -95,10 +97,10 @@ class Factors:
     b_base: PrimExpr
 
 
-def compute_matrix_tile(
-    tile: MatrixTile, loops: Sequence[KLoop], factors: Factors, store: Store
+def emit_matrix_tile(
+    tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands, store: Store
 ) -> Stmt:
-    """Compute all sums of a tile over k, and run `store` on them.
+    """Emit all sums of a tile over k, and `store` on them.
 
     Args:
         tile: The shape.
@@ -106,17 +108,17 @@ def compute_matrix_tile(
         factors: The operands.
         store: Stores a vector of sums.
     """
-    one = _TileBuilder(1, tile, loops, factors).stmt(store)
-    if tile.rows <= ROWS:
+    one = _AmxTileBuilder(1, tile, loops, factors).emit_tile(store)
+    if tile.rows <= AMX_ROWS:
         return one
     # Two levels share each load of the panel.
-    both = _TileBuilder(MAX_LEVELS, tile, loops, factors).stmt(store)
+    both = _AmxTileBuilder(MAX_TILE_LEVELS, tile, loops, factors).emit_tile(store)
     if isinstance(tile.many, IntImm):
-        return both if tile.many.value > ROWS else one
-    return IfThenElse(tile.many > ROWS, both, one)
+        return both if tile.many.value > AMX_ROWS else one
+    return IfThenElse(tile.many > AMX_ROWS, both, one)
 
 
-def short_rows(
+def row_tiles_with_tail(
     total: PrimExpr,
     limit: int,
     body: Callable[[PrimExpr, PrimExpr], Stmt],
@@ -146,155 +148,160 @@ def matrix_call(op: str, *args: ExprLike) -> Stmt:
     return Evaluate(call_intrin(op, *args, dtype="int32"))
 
 
-class _TileBuilder:
-    """The statements of a tile that is `high` registers high: their numbers are those of the data
-    by level, of the panel, the same of the words left over if there are, then of sums."""
+class _AmxTileBuilder:
+    """A builder of the statements of a tile that is `high` registers high."""
 
     def __init__(
-        self, high: int, tile: MatrixTile, loops: Sequence[KLoop], factors: Factors
+        self, high: int, tile: MatrixTile, loops: Sequence[ReductionLoop], factors: MatrixOperands
     ) -> None:
         self.high, self.tile, self.factors = high, tile, factors
         *self.outer, self.inner = loops
         extent = self.inner.extent
         assert isinstance(extent, IntImm), "weights are known"
-        self.steps, self.rest = divmod(extent.value, WORDS)
+        self.steps, self.rest = divmod(extent.value, AMX_WORDS)
         # Operand registers come first, twice if the remainder needs a shape of its own; sums
         # follow.
         self.first = (high + 1) * (2 if self.rest else 1)
-        self.wide = -(-tile.valid // LANES)
-        max_columns = (REGISTERS - self.first) // high
+        self.wide = -(-tile.valid // AMX_LANES)
+        # Eight tile registers in all: operands take `first` of them, the rest hold sums.
+        max_columns = (NUM_TILE_REGISTERS - self.first) // high
         self.columns = -(
             -self.wide // -(-self.wide // max_columns)
         )  # of a part, as equal as can be
-        self.word = WORD_BY_DTYPE[factors.b.dtype]
-        size = const(high * self.wide * ROWS * LANES)
-        self.rows = [self._rows_of(level) for level in range(high)]
+        self.word = DOT_WORD_BY_DTYPE[factors.b.dtype]
+        size = const(high * self.wide * AMX_ROWS * AMX_LANES)
+        self.rows = [self._level_rows(level) for level in range(high)]
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
-    def stmt(self, store: Store) -> Stmt:
-        """Shapes, sums part by part, and what becomes of them."""
+    def emit_tile(self, store: Store) -> Stmt:
+        """Emit the configuration, the sums part by part, and their stores."""
         group_starts = range(0, self.wide, self.columns)
-        sums = [self.part(at, min(self.columns, self.wide - at)) for at in group_starts]
-        return Allocate(self.stage, seq(self.shape(), *sums, *self.endings(store)))
+        sums = [self.emit_part(at, min(self.columns, self.wide - at)) for at in group_starts]
+        return Allocate(self.stage, seq(self.emit_configuration(), *sums, *self.emit_stores(store)))
 
-    def _rows_of(self, level: int) -> PrimExpr:
+    def _level_rows(self, level: int) -> PrimExpr:
         """Return the rows of a level: of the last one the remainder."""
         if level < self.high - 1:
-            return const(ROWS)
-        return simplify(self.tile.many - level * ROWS)
+            return const(AMX_ROWS)
+        return simplify(self.tile.many - level * AMX_ROWS)
 
-    def shape(self) -> Stmt:
-        """Configure all registers: rows, and bytes of a row."""
+    def emit_configuration(self) -> Stmt:
+        """Emit the configuration of all registers: rows, and bytes of a row."""
         levels = range(self.high)
         sizes: list[tuple[ExprLike, int]] = []
         # Shapes are set once per tile: a new configuration clears every register.
-        for words in (WORDS, self.rest) if self.rest else (WORDS,):
-            sizes += [(self.rows[n], words * WORD_BYTES) for n in levels]
-            sizes.append((words, LANES * WORD_BYTES))
+        for words in (AMX_WORDS, self.rest) if self.rest else (AMX_WORDS,):
+            sizes += [(self.rows[n], words * AMX_WORD_BYTES) for n in levels]
+            sizes.append((words, AMX_LANES * AMX_WORD_BYTES))
         for level in levels:
-            sizes += [(self.rows[level], LANES * WORD_BYTES)] * self.columns
+            sizes += [(self.rows[level], AMX_LANES * AMX_WORD_BYTES)] * self.columns
         return matrix_call("matrix_shape", *(n for size in sizes for n in size))
 
     def sum(self, level: int, column: int) -> int:
         """Return the register of some sums."""
         return self.first + level * self.columns + column
 
-    def part(self, at: int, count: int) -> Stmt:
-        """Compute the sums of `count` registers of columns from number `at` on."""
+    def emit_part(self, at: int, count: int) -> Stmt:
+        """Emit the sums of `count` registers of columns from number `at` on."""
         every = [(level, n) for level in range(self.high) for n in range(count)]
         zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
         stores = []
         for level, n in every:
-            value = call_intrin("matrix_value", self.sum(level, n), dtype=self.whole)
-            stage_index = ramp(self.place(level, at + n, const(0)), 1, ROWS * LANES)
+            value = call_intrin("matrix_value", self.sum(level, n), dtype=self.sums_dtype)
+            stage_index = ramp(self.stage_index(level, at + n, const(0)), 1, AMX_ROWS * AMX_LANES)
             stores.append(BufferStore(self.stage, value, (stage_index,)))
-        return seq(*zeros, self.k_nest(at, count), *stores)
+        return seq(*zeros, self.emit_k_nest(at, count), *stores)
 
     @property
-    def whole(self) -> str:
+    def sums_dtype(self) -> str:
         """Return the vector type of a whole register of sums."""
-        return with_lanes(self.tile.dtype, ROWS * LANES)
+        return with_lanes(self.tile.dtype, AMX_ROWS * AMX_LANES)
 
-    def place(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
+    def stage_index(self, level: int, column: PrimExpr | int, row: PrimExpr) -> PrimExpr:
         """Return the index of the stored sums of a row, of a register of columns by its number."""
-        return ((column + level * self.wide) * ROWS + row) * LANES
+        return ((column + level * self.wide) * AMX_ROWS + row) * AMX_LANES
 
-    def k_nest(self, at: int, count: int) -> Stmt:
-        """Return the loops over all of k."""
+    def emit_k_nest(self, at: int, count: int) -> Stmt:
+        """Emit the loops over all of k."""
         f, inner = self.factors, self.inner
         variables = [Var(f"k{i}") for i in range(len(self.outer))]
-        a_base, b_base = f.a_base, f.b_base + at * (LANES * self.word)
+        a_base, b_base = f.a_base, f.b_base + at * (AMX_LANES * self.word)
         for variable, loop in zip(variables, self.outer, strict=True):
             a_base = a_base + variable * loop.a_stride
             b_base = b_base + variable * loop.b_stride
 
-        def step(k: PrimExpr, is_rest: bool) -> Stmt:
+        def emit_words(k: PrimExpr, is_rest: bool) -> Stmt:
             """Multiply WORDS words of k, or the remainder of them."""
-            words = k * WORDS
+            words = k * AMX_WORDS
             a, b = a_base + words * inner.a_stride, b_base + words * inner.b_stride
-            return self.step(a, b, count, is_rest)
+            return self.emit_step(a, b, count, is_rest)
 
         k = Var("k")
-        steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, step(k, False))]
-        tail = [step(const(self.steps), True)] if self.rest else []
+        steps = [For(k, const(0), const(self.steps), ForKind.SERIAL, emit_words(k, False))]
+        tail = [emit_words(const(self.steps), True)] if self.rest else []
         body = seq(*(steps if self.steps else []), *tail)
         for variable, loop in zip(reversed(variables), reversed(self.outer), strict=True):
             body = For(variable, const(0), loop.extent, ForKind.SERIAL, body)
         return body
 
-    def step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
-        """Multiply one group of words: those of the panel are loaded once, those of the data for
-        each level.
+    def emit_step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
+        """Emit the product of one group of words: those of the panel are loaded once, those of the
+        data for each level.
         """
         f, begin = self.factors, self.high + 1 if is_rest else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
         b_bytes = self.inner.b_stride * itemsize(f.b.dtype)
         done: list[Stmt] = []
         for level in range(self.high):
-            address = BufferAddress(f.a, (a + f.a_stride * (level * ROWS),), access="r")
+            address = BufferAddress(f.a, (a + f.a_stride * (level * AMX_ROWS),), access="r")
+            # The data's tiles are loaded once per step and reused for all columns; the panel's
+            # register is reloaded per column.
             done.append(matrix_call("matrix_load", begin + level, address, a_bytes))
         for n in range(count):
-            address = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
+            address = BufferAddress(f.b, (b + n * (AMX_LANES * self.word),), access="r")
             done.append(matrix_call("matrix_load", begin + self.high, address, b_bytes))
             done += [
                 matrix_call(
-                    BY_PANEL[f.b.dtype].dot, self.sum(level, n), begin + level, begin + self.high
+                    MATRIX_DOT_BY_PANEL[f.b.dtype].dot,
+                    self.sum(level, n),
+                    begin + level,
+                    begin + self.high,
                 )
                 for level in range(self.high)
             ]
         return seq(*done)
 
-    def endings(self, store: Store) -> list[Stmt]:
-        """Run `store` on all sums, level by level, row by row."""
+    def emit_stores(self, store: Store) -> list[Stmt]:
+        """Emit `store` on all sums, level by level, row by row."""
         loops: list[Stmt] = []
         for level in range(self.high):
             row = Var("row")
             stores: list[Stmt] = []
             for n in range(self.wide):
-                at = ramp(self.place(level, n, row), 1, LANES)
-                value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, LANES))
-                num_valid = self.tile.valid - n * LANES
-                mask = None if num_valid >= LANES else column_mask(num_valid, LANES)
-                stores.append(store(row + level * ROWS, const(n * LANES), value, mask))
+                at = ramp(self.stage_index(level, n, row), 1, AMX_LANES)
+                value = self.stage[at].with_fields(dtype=with_lanes(self.tile.dtype, AMX_LANES))
+                num_valid = self.tile.valid - n * AMX_LANES
+                mask = None if num_valid >= AMX_LANES else column_mask(num_valid, AMX_LANES)
+                stores.append(store(row + level * AMX_ROWS, const(n * AMX_LANES), value, mask))
             loops.append(For(row, const(0), self.rows[level], ForKind.SERIAL, seq(*stores)))
         return loops
 
 
 __all__ = [
-    "BY_DATA",
-    "BY_PANEL",
-    "LANES",
-    "MATRIX_DOTS",
-    "PRODUCTS",
-    "REGISTERS",
-    "ROWS",
-    "TILE_HEIGHTS",
-    "WORDS",
-    "WORD_BYTES",
-    "Factors",
+    "AMX_LANES",
+    "AMX_ROWS",
+    "AMX_TILE_HEIGHTS",
+    "AMX_WORDS",
+    "AMX_WORD_BYTES",
+    "MATRIX_DOT_BY_DATA",
+    "MATRIX_DOT_BY_PANEL",
+    "MATRIX_DOT_FEATURES",
+    "MATRIX_DOT_TYPES",
+    "NUM_TILE_REGISTERS",
+    "MatrixDotTypes",
+    "MatrixOperands",
     "MatrixTile",
-    "Products",
-    "compute_matrix_tile",
+    "emit_matrix_tile",
     "matrix_call",
-    "short_rows",
+    "row_tiles_with_tail",
 ]

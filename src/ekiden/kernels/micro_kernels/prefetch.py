@@ -23,9 +23,10 @@ Lets: TypeAlias = list[tuple[Var, PrimExpr]]
 
 
 @dataclass(frozen=True, slots=True)
-class Prefetches:
-    """Of tiles over `steps` steps of k on panels whose rows are `row` elements, `line` of which
-    are a cache line; the next panel begins `following` elements behind one."""
+class PanelPrefetches:
+    """The prefetches of tiles over `steps` steps of k on panels whose rows are `row` elements,
+    `line` of which are a cache line.
+    """
 
     buffer: Buffer
     row: int
@@ -36,13 +37,15 @@ class Prefetches:
     spread: int
     unroll: int
 
-    def near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
-        """Prefetch the row `own` iterations later, where iteration 0 reads the one at `origin`."""
+    def emit_near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
+        """Emit the prefetch of the row `own` iterations later, where iteration 0 reads the one at
+        `origin`.
+        """
         at = origin + (k + self.own) * self.row
         rows = range(0, self.row if self.own else 0, self.line)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
 
-    def of(
+    def of_tile(
         self, base: PrimExpr, number: PrimExpr | None
     ) -> tuple[list[tuple[Var, PrimExpr]], PrefetchStep]:
         """Return the prefetches of one tile.
@@ -55,7 +58,7 @@ class Prefetches:
             The names to bind around the tile, and what its iterations prefetch.
         """
         if number is None or not self.spread:
-            return [], lambda origin, k, unrolled_index: self.near(origin, k)
+            return [], lambda origin, k, unrolled_index: self.emit_near(origin, k)
         lines_per_step = -(-self.row // (self.line * self.spread))
         steps_per_line = max(1, self.spread * self.line // self.row)
         begin, step = Var("begin"), Var("step")
@@ -67,13 +70,13 @@ class Prefetches:
             (step, if_then_else(is_early, const(self.line), const(0))),
         ]
 
-        def ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
-            """Prefetch near rows to the first cache, and lines of the next panel to the second one
+        def emit_ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
+            """Emit prefetches of near rows into L1, and of lines of the next panel into L2
             (locality 2).
 
             Lines of the next panel are spread evenly over the first tiles' iterations.
             """
-            prefetches = self.near(origin, k)
+            prefetches = self.emit_near(origin, k)
             if unrolled_index % steps_per_line == 0 or self.unroll % steps_per_line:
                 step_number = simplify((origin - base) // self.row + k)
                 at = simplify(step_number // steps_per_line) * lines_per_step
@@ -83,14 +86,14 @@ class Prefetches:
                 ]
             return prefetches
 
-        return lets, ahead
+        return lets, emit_ahead
 
 
-def bound(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
+def wrap_in_lets(lets: Sequence[tuple[Var, PrimExpr]], body: Stmt) -> Stmt:
     """Bind names around a statement."""
     for name, value in reversed(lets):
         body = LetStmt(name, value, body)
     return body
 
 
-__all__ = ["Lets", "Prefetches", "bound"]
+__all__ = ["Lets", "PanelPrefetches", "wrap_in_lets"]

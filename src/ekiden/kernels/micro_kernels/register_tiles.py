@@ -32,29 +32,30 @@ from dataclasses import field
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
-from ekiden.ir.prim import Add, IntImm, PrimExpr, Var, binary, cast, const, minimum
+from ekiden.ir.prim import Add, IntImm, PrimExpr, Var, cast, const, fold_binary, minimum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
-from ekiden.topi.nn.winograd import CHANNELS_PER_STEP
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import CHANNELS_PER_PAIR
 
 LANES_OF_256_BITS = 8
 """Floats of 256 bits: wider vectors are two operations on some cores."""
 WIDENED_DTYPE = "int16"
 """The type of data that were bytes: words.py. Beside panels of it words of two are multiplied,
 beside panels of bytes two of them."""
-DOT_OF = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENED_DTYPE: "madd_s16"}
+DOT_INSTRUCTION_BY_DTYPE = {"int8": "dot4_u8s8", "bfloat16": "dot2_bf16", WIDENED_DTYPE: "madd_s16"}
 """dtype of a panel -> what multiplies its words."""
-MAX_DYNAMIC_ROWS = 6
+MAX_DYNAMIC_TILE_ROWS = 6
 """Most rows of a tile where their number is known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
-class KLoop:
-    """One loop of the reduction: its extent, how far a step moves in the data and in the panel
-    (elements), and the first step; the innermost loop begins at 0."""
+class ReductionLoop:
+    """One loop of the reduction: its extent, its strides in the data and in the panel (elements),
+    and its first iteration; the innermost loop begins at 0.
+    """
 
     extent: PrimExpr
     a_stride: PrimExpr
@@ -63,9 +64,10 @@ class KLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """A register tile: rows known when code is made, columns from `vectors` of `lanes`; `valid`
-    columns are stored."""
+class RegisterTile:
+    """A register tile: rows known at compile time, columns from `vectors` of `lanes`; `valid`
+    columns are stored.
+    """
 
     rows: int
     vectors: int
@@ -74,43 +76,47 @@ class Tile:
     dtype: str = "float32"
     """Of results: int32 where data are bytes."""
     dot: str = ""
-    """What multiplies words, where that is not what DOT_OF says."""
+    """What multiplies words, where that is not what DOT_INSTRUCTION_BY_DTYPE says."""
     chains: int = 1
     """Accumulators of a result, which steps of a known number take in turn: where there are few
     results, each step would wait for the one before."""
 
     @property
-    def size(self) -> int:
-        """Vectors of results."""
+    def num_vectors(self) -> int:
+        """Return the number of result vectors."""
         return self.rows * self.vectors
 
     @property
-    def vector(self) -> str:
+    def vector_dtype(self) -> str:
         """Return the type of an accumulator."""
         return dt.with_lanes(self.dtype, self.lanes)
 
-    def accumulator(self) -> Buffer:
+    def accumulator_buffer(self) -> Buffer:
         """Return the registers."""
-        return Buffer("acc", (const(self.size * self.chains),), self.vector, "register")
+        return Buffer(
+            "acc", (const(self.num_vectors * self.chains),), self.vector_dtype, "register"
+        )
 
 
-def max_rows(vectors: int, target: Target) -> int:
-    """Rows that fit in the register file beside one panel row and one broadcast; at most 12, as
-    more only cost code."""
+def max_tile_rows(vectors: int, target: Target) -> int:
+    """Return the rows that fit in the register file besides one panel row and one broadcast; at
+    most 12, as more only cost code.
+    """
     return max(1, min(12, (target.registers - 1 - vectors) // vectors))
 
 
-def fitting_lanes(valid: int, target: Target) -> int:
-    """Lanes of the vectors of a panel with `valid` columns in use: half of 512 bits where that
-    holds them all. No core is slower at that, those that cut a wide vector in two are twice as fast
-    (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9 to 1.8).
+def narrowest_lanes(valid: int, target: Target) -> int:
+    """Return the lanes of the vectors of a panel with `valid` columns in use: half of 512 bits
+    where that holds them all. No core is slower at that, those that cut a wide vector in two are
+    twice as fast (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9
+    to 1.8).
     """
     lanes = target.lanes("float32")
     return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
 
 
 @dataclass(frozen=True, slots=True)
-class IndexedSteps:
+class ListedWords:
     """Iterations of k behind the others: iteration n takes the data of a listed word, and the n-th
     row of the panel behind the one at `origin`.
     """
@@ -132,8 +138,9 @@ written one after the other) -> prefetches."""
 
 
 @dataclass(frozen=True, slots=True)
-class PartialSums:
-    """Sums of a chunk of k.
+class ChunkSums:
+    """The sums of a chunk of k: whether it is the last one, and how sums of earlier chunks are
+    loaded and stored.
 
     They begin with what `load` gives (row, first column, mask), and are stored to be continued
     while `is_last` does not hold.
@@ -144,9 +151,9 @@ class PartialSums:
     keep: Store
 
 
-def compute_tile(
-    tile: Tile,
-    loops: Sequence[KLoop],
+def emit_register_tile(
+    tile: RegisterTile,
+    loops: Sequence[ReductionLoop],
     a: Buffer,
     a_rows: Sequence[PrimExpr],
     b: Buffer,
@@ -155,10 +162,10 @@ def compute_tile(
     staged: bool = False,
     ahead: PrefetchStep | None = None,
     unroll: int = 1,
-    parts: PartialSums | None = None,
-    listed: IndexedSteps | None = None,
+    parts: ChunkSums | None = None,
+    listed: ListedWords | None = None,
 ) -> Stmt:
-    """Zero the accumulators, run over k, store.
+    """Emit a register tile: clear the accumulators, run over k, store.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop, in a function of its own, instead of once per accumulator: for stores that compute much.
@@ -177,84 +184,92 @@ def compute_tile(
         parts: How sums continue those of an earlier chunk of k.
         listed: Iterations over listed words, behind the loops.
     """
-    acc = tile.accumulator()
+    acc = tile.accumulator_buffer()
     zero = broadcast(const(0, tile.dtype), tile.lanes)
-    begin = [zero] * tile.size if parts is None else _initial_sums(tile, parts.load)
+    begin = [zero] * tile.num_vectors if parts is None else _load_initial_sums(tile, parts.load)
     # Only the first chain continues earlier sums; the others are added to it at the end.
-    begin += [zero] * (tile.size * (tile.chains - 1))
+    begin += [zero] * (tile.num_vectors * (tile.chains - 1))
     clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
+    # Each unrolled step of k adds to its own chain, so there are at least as many steps as chains.
     steps = max(unroll, tile.chains)
     multiply = seq(
-        _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps), *_sum_chains(tile, acc)
+        _emit_k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps),
+        *_emit_chain_sums(tile, acc),
     )
     if listed is not None and listed.count:
-        multiply = seq(multiply, _indexed_nest(tile, listed, acc, a, a_rows, b))
+        multiply = seq(multiply, _emit_listed_nest(tile, listed, acc, a, a_rows, b))
     if not staged:
-        ending = seq(*_stores(tile, acc, store))
+        ending = seq(*_emit_stores(tile, acc, store))
         if parts is not None:
-            ending = IfThenElse(parts.is_last, ending, seq(*_stores(tile, acc, parts.keep)))
+            ending = IfThenElse(parts.is_last, ending, seq(*_emit_stores(tile, acc, parts.keep)))
         return Allocate(acc, seq(*clear, multiply, ending))
-    stage = Buffer("stage", (const(tile.size * tile.lanes),), tile.dtype, "local")
+    # A long epilogue would need the accumulators' registers: the sums are spilled to L1 once, and
+    # the epilogue runs as a loop.
+    stage = Buffer("stage", (const(tile.num_vectors * tile.lanes),), tile.dtype, "local")
     keep_sums = seq(
         *(
             BufferStore(stage, acc[i], (ramp(const(i * tile.lanes), 1, tile.lanes),))
-            for i in range(tile.size)
+            for i in range(tile.num_vectors)
         )
     )
-    finish = _staged_stores(tile, stage, store)
+    finish = _emit_staged_stores(tile, stage, store)
     if parts is not None:
-        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_stores(tile, acc, parts.keep)))
+        keep_sums = IfThenElse(parts.is_last, keep_sums, seq(*_emit_stores(tile, acc, parts.keep)))
         finish = IfThenElse(parts.is_last, finish)
     return Allocate(stage, seq(Allocate(acc, seq(*clear, multiply, keep_sums)), finish))
 
 
-def _sum_chains(tile: Tile, acc: Buffer) -> list[Stmt]:
-    """Sum all accumulators of each result into the first, by halves."""
+def _emit_chain_sums(tile: RegisterTile, acc: Buffer) -> list[Stmt]:
+    """Emit the sum of all accumulators of each result into the first, by halves."""
     stores: list[Stmt] = []
     count = tile.chains
     while count > 1:
         # Pairwise sums take log2(chains) dependent additions.
         half = -(-count // 2)
-        for n in range(tile.size * (count - half)):
-            total = binary(Add, acc[n], acc[n + tile.size * half])
+        for n in range(tile.num_vectors * (count - half)):
+            total = fold_binary(Add, acc[n], acc[n + tile.num_vectors * half])
             stores.append(BufferStore(acc, total, (const(n),)))
         count = half
     return stores
 
 
-def _initial_sums(
-    tile: Tile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
+def _load_initial_sums(
+    tile: RegisterTile, load: Callable[[PrimExpr, PrimExpr, PrimExpr | None], PrimExpr]
 ) -> list[PrimExpr]:
     """Return what is loaded for each accumulator."""
     return [
-        load(const(i), const(v * tile.lanes), _mask(tile, v))
+        load(const(i), const(v * tile.lanes), _vector_mask(tile, v))
         for i in range(tile.rows)
         for v in range(tile.vectors)
     ]
 
 
-def _mask(tile: Tile, v: int) -> PrimExpr | None:
+def _vector_mask(tile: RegisterTile, v: int) -> PrimExpr | None:
     """Return the lanes of a vector that are stored; None for all."""
     num_valid = tile.valid - v * tile.lanes
     return None if num_valid >= tile.lanes else column_mask(num_valid, tile.lanes)
 
 
-def _staged_stores(tile: Tile, stage: Buffer, store: Store) -> Stmt:
+def _emit_staged_stores(tile: RegisterTile, stage: Buffer, store: Store) -> Stmt:
     row, vector = Var("row"), Var("vector")
     full_vectors, tail_width = divmod(tile.valid, tile.lanes)
 
-    def one(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
+    def store_vector(at: PrimExpr, mask: PrimExpr | None) -> Stmt:
         """Store one vector of a staged row."""
         stage_index = ramp((row * tile.vectors + at) * tile.lanes, 1, tile.lanes)
-        value = stage[stage_index].with_fields(dtype=tile.vector)
+        value = stage[stage_index].with_fields(dtype=tile.vector_dtype)
         return store(row, at * tile.lanes, value, mask)
 
     loops = (
-        [For(vector, const(0), const(full_vectors), ForKind.SERIAL, one(vector, None))]
+        [For(vector, const(0), const(full_vectors), ForKind.SERIAL, store_vector(vector, None))]
         if full_vectors
         else []
     )
-    masked = [one(const(full_vectors), column_mask(tail_width, tile.lanes))] if tail_width else []
+    masked = (
+        [store_vector(const(full_vectors), column_mask(tail_width, tile.lanes))]
+        if tail_width
+        else []
+    )
     return For(row, const(0), const(tile.rows), ForKind.SERIAL, seq(*loops, *masked), {"apart": 1})
 
 
@@ -263,9 +278,9 @@ def column_mask(valid: int, lanes: int) -> PrimExpr:
     return ramp(const(0), 1, lanes) < broadcast(const(valid), lanes)
 
 
-def _k_nest(
-    tile: Tile,
-    loops: Sequence[KLoop],
+def _emit_k_nest(
+    tile: RegisterTile,
+    loops: Sequence[ReductionLoop],
     acc: Buffer,
     a: Buffer,
     a_rows: Sequence[PrimExpr],
@@ -282,30 +297,35 @@ def _k_nest(
         a_step = a_step + variable * loop.a_stride
         b_step = b_step + variable * loop.b_stride
 
-    def step(k: PrimExpr, unrolled_index: int) -> Stmt:
+    def emit_step(k: PrimExpr, unrolled_index: int) -> Stmt:
         """Run an iteration of k for all rows of the tile, with its prefetches."""
         rows = [row + a_step + k * inner.a_stride for row in a_rows]
         chain = unrolled_index % tile.chains
-        body = _k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
+        body = _emit_k_step(tile, acc, a, rows, b, b_step + k * inner.b_stride, chain)
         return body if ahead is None else seq(*ahead(b_step, k, unrolled_index), body)
 
-    body = _steps(inner.extent, unroll, step)
+    body = _unrolled_loop(inner.extent, unroll, emit_step)
     for variable, loop in zip(reversed(variables), reversed(outer), strict=True):
         body = For(variable, loop.begin, loop.extent, ForKind.SERIAL, body)
     return body
 
 
-def _indexed_nest(
-    tile: Tile, listed: IndexedSteps, acc: Buffer, a: Buffer, a_rows: Sequence[PrimExpr], b: Buffer
+def _emit_listed_nest(
+    tile: RegisterTile,
+    listed: ListedWords,
+    acc: Buffer,
+    a: Buffer,
+    a_rows: Sequence[PrimExpr],
+    b: Buffer,
 ) -> Stmt:
     n, word_index = Var("n"), Var("place")
     rows = [row + word_index * listed.a_stride for row in a_rows]
-    body = _k_step(tile, acc, a, rows, b, listed.origin + n * listed.b_stride)
+    body = _emit_k_step(tile, acc, a, rows, b, listed.origin + n * listed.b_stride)
     value = cast(listed.places[listed.begin + n], "int64")
     return For(n, const(0), const(listed.count), ForKind.SERIAL, LetStmt(word_index, value, body))
 
 
-def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
+def _unrolled_loop(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt]) -> Stmt:
     """Return a loop over iterations, `unroll` of which stand one after the other.
 
     The remainder follows if the number of iterations is known; else nothing is unrolled.
@@ -319,8 +339,8 @@ def _steps(extent: PrimExpr, unroll: int, step: Callable[[PrimExpr, int], Stmt])
     return seq(For(k, const(0), const(num_groups), ForKind.SERIAL, group), *tail)
 
 
-def _k_step(
-    tile: Tile,
+def _emit_k_step(
+    tile: RegisterTile,
     acc: Buffer,
     a: Buffer,
     a_index: Sequence[PrimExpr],
@@ -330,30 +350,38 @@ def _k_step(
 ) -> Stmt:
     is_halved = a.dtype == WIDENED_DTYPE and b.dtype != WIDENED_DTYPE
     halves = (0, 1) if is_halved else (0,)
-    columns = {(v, h): Var(f"b{v}_{h}", tile.vector) for v in range(tile.vectors) for h in halves}
-    dot = DOT_OF[WIDENED_DTYPE] if is_halved else tile.dot or DOT_OF.get(b.dtype)
+    columns = {
+        (v, h): Var(f"b{v}_{h}", tile.vector_dtype) for v in range(tile.vectors) for h in halves
+    }
+    dot = (
+        DOT_INSTRUCTION_BY_DTYPE[WIDENED_DTYPE]
+        if is_halved
+        else tile.dot or DOT_INSTRUCTION_BY_DTYPE.get(b.dtype)
+    )
     steps: list[Stmt] = []
     for i in range(tile.rows):
-        scalars = {h: Var(f"a{i}_{h}", tile.vector) for h in halves}
+        scalars = {h: Var(f"a{i}_{h}", tile.vector_dtype) for h in halves}
         # Both halves of a sum at once: a compiler would keep the first ones of a row apart.
         updates = [
-            _update(dot, acc, chain * tile.size + i * tile.vectors + v, scalars[h], columns[v, h])
+            _emit_accumulate(
+                dot, acc, chain * tile.num_vectors + i * tile.vectors + v, scalars[h], columns[v, h]
+            )
             for v in range(tile.vectors)
             for h in halves
         ]
         row = seq(*updates)
         for h in reversed(halves):
-            row = LetStmt(scalars[h], _broadcast(tile, a, a_index[i] + 2 * h), row)
+            row = LetStmt(scalars[h], _broadcast_data(tile, a, a_index[i] + 2 * h), row)
         steps.append(row)
     # A panel row is loaded once and stays in registers for all rows of the tile.
     body = seq(*steps)
     for (v, h), column in reversed(columns.items()):
-        value = _column(tile, b, b_index, v)
-        body = LetStmt(column, value if len(halves) == 1 else _widened(tile, value, h), body)
+        value = _load_panel_vector(tile, b, b_index, v)
+        body = LetStmt(column, value if len(halves) == 1 else _widen_half(tile, value, h), body)
     return body
 
 
-def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
+def _widen_half(tile: RegisterTile, words: PrimExpr, half: int) -> PrimExpr:
     """Return the even bytes of words as pairs of int16, or the odd ones."""
     pairs = dt.with_lanes("int16", 2 * tile.lanes)
     by = broadcast(const(8, "int16"), 2 * tile.lanes)
@@ -363,50 +391,51 @@ def _widened(tile: Tile, words: PrimExpr, half: int) -> PrimExpr:
     if half == 0:
         value = call_intrin("left_shift", value, by, dtype=pairs)
     value = call_intrin("right_shift", value, by, dtype=pairs)
-    return call_intrin("reinterpret", value, dtype=tile.vector)
+    return call_intrin("reinterpret", value, dtype=tile.vector_dtype)
 
 
-def _broadcast(tile: Tile, a: Buffer, index: PrimExpr) -> PrimExpr:
+def _broadcast_data(tile: RegisterTile, a: Buffer, index: PrimExpr) -> PrimExpr:
     """Broadcast what an iteration takes of a row to every lane."""
-    word = CHANNELS_PER_STEP if a.dtype == WIDENED_DTYPE else WORD_BY_DTYPE.get(a.dtype)
+    word = CHANNELS_PER_PAIR if a.dtype == WIDENED_DTYPE else DOT_WORD_BY_DTYPE.get(a.dtype)
     if word is None:
         return broadcast(a[index], tile.lanes)
     word_vector = a[ramp(index, 1, word)].with_fields(dtype=dt.with_lanes(a.dtype, word))
     return broadcast(call_intrin("reinterpret", word_vector, dtype=tile.dtype), tile.lanes)
 
 
-def _column(tile: Tile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
+def _load_panel_vector(tile: RegisterTile, b: Buffer, index: PrimExpr, v: int) -> PrimExpr:
     """Load a vector of a panel row."""
-    word = CHANNELS_PER_STEP if b.dtype == WIDENED_DTYPE else WORD_BY_DTYPE.get(b.dtype)
+    word = CHANNELS_PER_PAIR if b.dtype == WIDENED_DTYPE else DOT_WORD_BY_DTYPE.get(b.dtype)
     if word is None:
-        return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector)
+        return b[ramp(index + v * tile.lanes, 1, tile.lanes)].with_fields(dtype=tile.vector_dtype)
     count = tile.lanes * word
     row = b[ramp(index + v * count, 1, count)].with_fields(dtype=dt.with_lanes(b.dtype, count))
-    return call_intrin("reinterpret", row, dtype=tile.vector)
+    return call_intrin("reinterpret", row, dtype=tile.vector_dtype)
 
 
-def _update(dot: str | None, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:
+def _emit_accumulate(dot: str | None, acc: Buffer, index: int, a: PrimExpr, b: PrimExpr) -> Stmt:
     args = ("fma", a, b, acc[index]) if dot is None else (dot, acc[index], a, b)
     return BufferStore(acc, call_intrin(*args, dtype=acc.dtype), (const(index),))
 
 
-def _stores(tile: Tile, acc: Buffer, store: Store) -> list[Stmt]:
+def _emit_stores(tile: RegisterTile, acc: Buffer, store: Store) -> list[Stmt]:
     stores = []
     for i in range(tile.rows):
         for v in range(tile.vectors):
             value = acc[i * tile.vectors + v]
-            stores.append(store(const(i), const(v * tile.lanes), value, _mask(tile, v)))
+            stores.append(store(const(i), const(v * tile.lanes), value, _vector_mask(tile, v)))
     return stores
 
 
-def balanced_rows(
+def balanced_row_tiles(
     total: PrimExpr,
     limit: int,
     body: Callable[[int, PrimExpr], Stmt],
     kind: ForKind = ForKind.SERIAL,
     index: Var | None = None,
 ) -> Stmt:
-    """Return a loop over tiles of at most `limit` rows that cover [0, total).
+    """Return a loop over tiles of at most `limit` rows that cover [0, total); their sizes differ by
+    at most one.
 
     Where the total is not known, tiles have at most DYNAMIC_ROWS rows: there is code for every
     number of rows.
@@ -420,12 +449,13 @@ def balanced_rows(
     """
     index = Var("t") if index is None else index
     if isinstance(total, IntImm):
-        return _static_rows(total.value, limit, body, index, kind)
+        return _static_row_tiles(total.value, limit, body, index, kind)
     # Every candidate is a copy of the tile: code size bounds their number.
-    limit = min(limit, MAX_DYNAMIC_ROWS)
+    limit = min(limit, MAX_DYNAMIC_TILE_ROWS)
     tiles, base, extra, rows, first = (Var(n) for n in ("tiles", "base", "extra", "rows", "first"))
     choice: Stmt = body(1, first)
     for candidate in range(2, limit + 1):
+        # Rows must be constant in each copy, so that accumulators are registers and not an array.
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
     is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
     tile_body = LetStmt(
@@ -437,13 +467,13 @@ def balanced_rows(
     return LetStmt(tiles, count, IfThenElse(tiles > 0, divided))
 
 
-def stepped_rows(
+def stepped_row_tiles(
     total: PrimExpr, sizes: Sequence[int], body: Callable[[int, PrimExpr], Stmt], kind: ForKind
 ) -> Stmt:
-    """Tiles that cover [0, total) where it is not known: as many as fit of each size, the largest
-    first; the last is 1.
+    """Return loops over tiles that cover [0, total) where it is not known: as many as fit of each
+    size, the largest first; the last size is 1.
 
-    Less code than `balanced_rows`, and slower where few rows are left over.
+    Less code than `balanced_row_tiles`, and slower where few rows are left over.
     """
     # Tiles of one row cover any remainder.
     assert sizes[-1] == 1, sizes
@@ -466,7 +496,7 @@ def stepped_rows(
     return stmt
 
 
-def _static_rows(
+def _static_row_tiles(
     total: int,
     limit: int,
     body: Callable[[int, PrimExpr], Stmt],
@@ -486,7 +516,7 @@ def _static_rows(
 def vector_loop_with_tail(
     count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]
 ) -> Stmt:
-    """Run `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
+    """Emit `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
     remainder.
     """
     main, tail = Var("i"), Var("j")
@@ -501,14 +531,14 @@ def vector_loop_with_tail(
 
 
 __all__ = [
-    "IndexedSteps",
-    "KLoop",
-    "Tile",
-    "balanced_rows",
+    "ListedWords",
+    "ReductionLoop",
+    "RegisterTile",
+    "balanced_row_tiles",
     "column_mask",
-    "compute_tile",
-    "fitting_lanes",
-    "max_rows",
-    "stepped_rows",
+    "emit_register_tile",
+    "max_tile_rows",
+    "narrowest_lanes",
+    "stepped_row_tiles",
     "vector_loop_with_tail",
 ]

@@ -19,9 +19,9 @@ from ekiden.ir.prim import PrimExpr, Var
 from ekiden.target import Target
 from ekiden.tir.stmt import LetStmt, Stmt, seq
 
-SHUFFLE_BITS = 128
+SHUFFLE_GROUP_BITS = 128
 """Bits within which every processor shuffles in one instruction."""
-MAX_VECTORS = 16
+MAX_TRANSPOSE_VECTORS = 16
 """Vectors of a tile: more leave no registers."""
 TRANSPOSABLE_DTYPES = frozenset(
     ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -29,16 +29,16 @@ TRANSPOSABLE_DTYPES = frozenset(
 """The types of elements that memory and registers hold alike."""
 
 
-def tile_size(dtype: str, target: Target) -> int:
-    """Rows and columns of a tile; 1 where there is none for a type of elements."""
+def transpose_tile_size(dtype: str, target: Target) -> int:
+    """Return the rows and columns of a tile; 1 where there is none for a dtype."""
     if dtype not in TRANSPOSABLE_DTYPES or not target.has("shuffles"):
         return 1
     bits = dt.SCALAR_BITS[dtype]
-    return min(target.vector_bits // bits, max(MAX_VECTORS, SHUFFLE_BITS // bits))
+    return min(target.vector_bits // bits, max(MAX_TRANSPOSE_VECTORS, SHUFFLE_GROUP_BITS // bits))
 
 
-def _pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
-    """Neighbours half a group apart, in each group."""
+def _butterfly_pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
+    """Return the vectors half a group apart, in each group: the pairs of a butterfly."""
     half = group // 2
     return [
         (vectors[g + i], vectors[g + i + half])
@@ -68,19 +68,21 @@ def _alternate_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int
     return first, [at + group_lanes for at in first]
 
 
-def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
-    """Transpose a square tile: run `keep(n, vector)` for each column.
+def emit_transpose(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
+    """Emit the transposition of a square tile: `keep(n, vector)` for each column.
 
     Args:
         rows: Vectors of as many lanes as there are rows.
         keep: Returns the statement that stores a column.
     """
     count, dtype = len(rows), rows[0].dtype
-    group_lanes = min(count, SHUFFLE_BITS // dt.SCALAR_BITS[dt.element(dtype)])
+    # Shuffles within 128 bits are one instruction on x86 and Arm; crossing 128-bit groups is left
+    # to the last rounds.
+    group_lanes = min(count, SHUFFLE_GROUP_BITS // dt.SCALAR_BITS[dt.element_dtype(dtype)])
     lets: list[tuple[Var, PrimExpr]] = [(Var("row", dtype), row) for row in rows]
     current = [var for var, _ in lets]
 
-    def shuffle_pairs(
+    def apply_shuffles(
         orders: tuple[list[int], list[int]], pairs: list[tuple[Var, Var]]
     ) -> list[Var]:
         """Apply both shuffles to each pair of vectors: one round of the transpose."""
@@ -90,8 +92,8 @@ def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
 
     step = group_lanes
     while step > 1:  # the rows of each part: column n of a part is vector n of its group
-        current = shuffle_pairs(
-            _interleave_orders(count, group_lanes), _pairs(current, group_lanes)
+        current = apply_shuffles(
+            _interleave_orders(count, group_lanes), _butterfly_pairs(current, group_lanes)
         )
         step //= 2
     groups = count // group_lanes
@@ -101,7 +103,7 @@ def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
         line = [current[g * group_lanes + n] for g in range(groups)]
         for _ in range(groups.bit_length() - 1):
             pairs = [(line[i], line[i + 1]) for i in range(0, groups, 2)]
-            shuffled = shuffle_pairs(_alternate_orders(count, group_lanes), pairs)
+            shuffled = apply_shuffles(_alternate_orders(count, group_lanes), pairs)
             line = [*shuffled[0::2], *shuffled[1::2]]
         for group_index, var in enumerate(line):
             columns[group_index * group_lanes + n] = var
@@ -111,10 +113,11 @@ def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
     return body
 
 
-def interleave(
+def emit_interleave(
     vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
 ) -> Stmt:
-    """Interleave vectors, as planar channels to pixels; or deinterleave pixels to channels.
+    """Emit the interleaving of vectors, as planar channels to pixels; or the deinterleaving of
+    pixels to channels.
 
     Args:
         vectors: The vectors.
@@ -148,4 +151,4 @@ def interleave(
     return body
 
 
-__all__ = ["TRANSPOSABLE_DTYPES", "interleave", "tile_size", "transpose_rows"]
+__all__ = ["TRANSPOSABLE_DTYPES", "emit_interleave", "emit_transpose", "transpose_tile_size"]

@@ -13,36 +13,36 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and
 from ekiden.kernels.micro_kernels.epilogue import MAX_LIGHT_OPERATIONS
-from ekiden.kernels.micro_kernels.matrix_tiles import Factors, MatrixTile, compute_matrix_tile
-from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.matrix_tiles import MatrixOperands, MatrixTile, emit_matrix_tile
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
     LANES_OF_256_BITS,
     WIDENED_DTYPE,
-    KLoop,
-    PartialSums,
-    Tile,
-    compute_tile,
+    ChunkSums,
+    ReductionLoop,
+    RegisterTile,
+    emit_register_tile,
 )
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import Stmt
-from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, SumLoop, TileNest
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.tir.tensor_intrin.micro import MatmulTileNest, MicroKernel, Options, SumLoop
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 
 CACHE_LINE_BYTES = 64
 """Bytes of a cache line."""
-_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
+_WORD_PAIR_LOOPS = ((2, 1, 2), (2, 2, 1))
 """The loops over a word of bytes whose first and third come first in one factor."""
 
 
-def _register_tile(nest: TileNest, options: Options) -> Stmt:
-    """Emit a tile of sums in registers by `compute_tile`."""
-    loops, word = _outer_loops(nest)
+def _emit_register_tile(nest: MatmulTileNest, options: Options) -> Stmt:
+    """Emit a tile of sums in registers by `emit_register_tile`."""
+    loops, word = _loops_outside_words(nest)
     lanes = options["lanes"]
     # Half a vector holds all columns, and no core is slower at 256 bits than at 512.
     if word == 1 and lanes > LANES_OF_256_BITS and 2 * nest.columns <= lanes:
         lanes //= 2
-    shape = Tile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
+    shape = RegisterTile(nest.rows, -(-nest.columns // lanes), lanes, nest.columns, nest.dtype)
     wide = shape.vectors * lanes
     if wide > max(nest.columns, nest.b_width):
         raise ScheduleError(
@@ -50,24 +50,24 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
             f" {nest.b.name!r}, whose rows are not known to have {wide}"
         )
     base, inner = Var("base"), loops[-1]
-    row = _number(inner.b_stride)
+    row = _static_extent(inner.b_stride)
     is_narrow = nest.columns < nest.b_width
     # A tile of few rows finishes before its prefetches arrive.
     has_time = nest.rows >= options["own_rows_narrow" if is_narrow else "own_rows"]
-    near = Prefetches(
+    near = PanelPrefetches(
         nest.b,
         row,
         CACHE_LINE_BYTES // itemsize(nest.b.dtype),
         inner.extent,
-        nest.following,
+        nest.next_panel_offset,
         options["own"] if row and has_time else 0,
         options["spread"] if row else 0,
         options["unroll"],
     )
-    lets, ahead = near.of(base, nest.number)
-    tile_stmt = compute_tile(
+    lets, ahead = near.of_tile(base, nest.number)
+    tile_stmt = emit_register_tile(
         shape,
-        [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
+        [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops],
         nest.a,
         nest.a_rows,
         nest.b,
@@ -76,18 +76,18 @@ def _register_tile(nest: TileNest, options: Options) -> Stmt:
         nest.epilogue_flops > MAX_LIGHT_OPERATIONS,
         ahead,
         near.unroll,
-        _partial_sums(nest, lanes),
+        _convert_partial_sums(nest, lanes),
     )
-    return bound([(base, nest.b_base), *lets], tile_stmt)
+    return wrap_in_lets([(base, nest.b_base), *lets], tile_stmt)
 
 
-def _outer_loops(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
+def _loops_outside_words(nest: MatmulTileNest) -> tuple[tuple[SumLoop, ...], int]:
     """Return the loops of the sums outside of words, and the elements of a word.
 
     Raises:
         ScheduleError: If the factors do not have the layout that words need.
     """
-    word = WORD_BY_DTYPE.get(nest.b.dtype, 1)
+    word = DOT_WORD_BY_DTYPE.get(nest.b.dtype, 1)
     if nest.columns > 1 and nest.b_columns != word:
         raise ScheduleError(
             f"register_tile: columns of {nest.b.name!r} must lie {word} elements apart, they lie "
@@ -95,9 +95,12 @@ def _outer_loops(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
         )
     if word == 1:
         return nest.loops, 1
-    expected = _PAIR_LOOPS if nest.a.dtype == WIDENED_DTYPE else ((word, 1, 1),)
+    expected = _WORD_PAIR_LOOPS if nest.a.dtype == WIDENED_DTYPE else ((word, 1, 1),)
     inner = nest.loops[-len(expected) :]
-    actual = tuple((_number(s.extent), _number(s.a_stride), _number(s.b_stride)) for s in inner)
+    actual = tuple(
+        (_static_extent(s.extent), _static_extent(s.a_stride), _static_extent(s.b_stride))
+        for s in inner
+    )
     if actual != expected or len(nest.loops) == len(inner):
         raise ScheduleError(
             f"register_tile: the innermost loops must be {expected} (steps, how far they move in"
@@ -106,17 +109,17 @@ def _outer_loops(nest: TileNest) -> tuple[tuple[SumLoop, ...], int]:
     return nest.loops[: -len(expected)], word
 
 
-def _number(size: PrimExpr) -> int:
+def _static_extent(size: PrimExpr) -> int:
     return size.value if isinstance(size, IntImm) else 0
 
 
-def _partial_sums(nest: TileNest, lanes: int) -> PartialSums | None:
+def _convert_partial_sums(nest: MatmulTileNest, lanes: int) -> ChunkSums | None:
     """Return how sums continue those of the chunk before; zeros in the first chunk."""
     chunk = nest.part
     if chunk is None:
         return None
 
-    def load(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
+    def load_or_zero(row: PrimExpr, column: PrimExpr, mask: PrimExpr | None) -> PrimExpr:
         """Load what a sum begins with: the sum of the chunk before or, in the first chunk,
         zeros.
         """
@@ -125,25 +128,25 @@ def _partial_sums(nest: TileNest, lanes: int) -> PartialSums | None:
         load_mask = has_previous if mask is None else logical_and(has_previous, mask)
         return if_then_else(load_mask, chunk.load(row, column, lanes), zero)
 
-    return PartialSums(chunk.is_last, load, chunk.keep)
+    return ChunkSums(chunk.is_last, load_or_zero, chunk.keep)
 
 
-def _matrix_tile(nest: TileNest, options: Options) -> Stmt:
-    """Emit a tile of sums in registers that hold matrices by `compute_matrix_tile`."""
-    loops, word = _outer_loops(nest)
+def _emit_matrix_tile(nest: MatmulTileNest, options: Options) -> Stmt:
+    """Emit a tile of sums in registers that hold matrices by `emit_matrix_tile`."""
+    loops, word = _loops_outside_words(nest)
     # Sums in these registers cannot be continued: a chunk of k would have to reload them.
     if word == 1 or nest.part is not None or nest.many is None or nest.a_stride is None:
         raise ScheduleError("matrix_tile: sums of words, all of them at once, expected")
     shape = MatrixTile(nest.rows, nest.many, nest.columns, nest.dtype)
-    factors = Factors(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
-    steps = [KLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
-    return compute_matrix_tile(shape, steps, factors, nest.store)
+    factors = MatrixOperands(nest.a, nest.a_rows[0], nest.a_stride, nest.b, nest.b_base)
+    steps = [ReductionLoop(s.extent, s.a_stride, s.b_stride) for s in loops]
+    return emit_matrix_tile(shape, steps, factors, nest.store)
 
 
-REGISTER_TILE = MicroKernel.register(
+REGISTER_TILE_KERNEL = MicroKernel.register(
     MicroKernel(
         name="register_tile",
-        needs=(),
+        required_features=(),
         defaults={
             "lanes": 16,
             "own": 0,
@@ -152,15 +155,21 @@ REGISTER_TILE = MicroKernel.register(
             "spread": 0,
             "unroll": 1,
         },
-        write=_register_tile,
+        write=_emit_register_tile,
     )
 )
 """lanes: of a vector. own, spread: see `ahead`. own_rows: fewest rows of a tile for which `own` is
 done; own_rows_narrow: of one that leaves columns of its panel out. unroll: steps that stand one
 after the other."""
 
-MATRIX_TILE = MicroKernel.register(
-    MicroKernel(name="matrix_tile", needs=(), defaults={}, write=_matrix_tile, any_rows=True)
+MATRIX_TILE_KERNEL = MicroKernel.register(
+    MicroKernel(
+        name="matrix_tile",
+        required_features=(),
+        defaults={},
+        write=_emit_matrix_tile,
+        accepts_any_rows=True,
+    )
 )
 
-__all__ = ["MATRIX_TILE", "REGISTER_TILE"]
+__all__ = ["MATRIX_TILE_KERNEL", "REGISTER_TILE_KERNEL"]

@@ -24,12 +24,23 @@ from ekiden.kernels.cost_model import (
     STREAM_PREFETCH_STRIDE_BYTES,
 )
 from ekiden.kernels.decision import Decision, Fixed, Knob
-from ekiden.kernels.family import Family, Product, clamped_panel
+from ekiden.kernels.family import Family, MatmulSizes, clamp_panel_width
 from ekiden.kernels.micro_kernels.epilogue import find_anchor
-from ekiden.kernels.prim_builder import tiled_builder
-from ekiden.kernels.quantized.dynamic_quantization import MAX_LEVEL, DynamicQuantization
-from ekiden.kernels.quantized.int8_dot import DOT4, NARROW_DOT, SHORT_DOT, SIGNED_DOT, exact_dot
-from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
+from ekiden.kernels.prim_builder import build_function_of
+from ekiden.kernels.quantized.dynamic_quantization import MAX_INT8_LEVEL, DynamicQuantization
+from ekiden.kernels.quantized.int8_dot import (
+    DOT4_FEATURE,
+    NARROW_DOT_FEATURE,
+    SHORT_DOT_FEATURE,
+    SIGNED_DOT_FEATURE,
+    exact_dot_instruction,
+)
+from ekiden.kernels.quantized.word_panels import (
+    WordPanelKernel,
+    anchor_operands,
+    rows_in_registers,
+    search_space,
+)
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import (
@@ -43,25 +54,25 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.topi.nn.block_formats import BLOCK_FORMATS
-from ekiden.topi.nn.blocks import UNIT_VALUES, WORD_BYTES, PackedBlock
+from ekiden.topi.nn.block_formats import BLOCK_FORMATS_BY_NAME
+from ekiden.topi.nn.blocks import BYTES_PER_WORD, VALUES_PER_UNIT, PackedBlock
 
-TAG = "dense_blocks_pack"
-SPARE_REGISTERS = 6
+BLOCK_DENSE_TAG = "dense_blocks_pack"
+BLOCK_SPARE_REGISTERS = 6
 """Registers beside sums: what is unpacked of words, scales and offsets, and masks."""
-PANEL_VECTORS = 2
+MIN_PANEL_VECTORS = 2
 """Of a panel: as many as a tile of many rows has, so that every tile reads its panel as it lies.
 Half a panel at a time came from memory at a third of the speed (Zen 4: four rows took 3.3 ms of a
 weight of 32 MB, now 1.5, sixteen 7.1 and 6.0, one and two the same)."""
-WORDS_PER_UNIT = UNIT_VALUES // WORD_BYTES
-NARROW_BITS = 7
+WORDS_PER_UNIT = VALUES_PER_UNIT // BYTES_PER_WORD
+MAX_NARROW_DOT_BITS = 7
 """Of levels whose products with bytes fit int16 two by two."""
 INT16_MAX, SIGN_BIT = (1 << 15) - 1, 1 << 7
 """Of int16, and what bytes with a sign are less than those without."""
 
 
-class _BlockKernel(WordPanels):
-    """One kernel being built."""
+class _BlockDenseKernel(WordPanelKernel):
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -70,10 +81,12 @@ class _BlockKernel(WordPanels):
         target: Target,
         decision: Decision,
     ) -> None:
-        self.of = packed_of(find_anchor(outputs, TAG))
-        super().__init__(inputs, outputs, target, decision, TAG, self.of.panel)
+        self.of = packed_layout_of(find_anchor(outputs, BLOCK_DENSE_TAG))
+        super().__init__(inputs, outputs, target, decision, BLOCK_DENSE_TAG, self.of.panel)
         self.data, self.weight = self.operands
-        self.rounded = DynamicQuantization.of(self.data, UNIT_VALUES, self.of.format.group)
+        # A step per unit and a sum per group: the sum times the smallest level corrects for
+        # unsigned levels.
+        self.rounded = DynamicQuantization.create(self.data, VALUES_PER_UNIT, self.of.format.group)
         self.bytes = self.rounded.bytes
         self.is_rounded = self.anchor.op.attrs["activations"] == "int8"
         self.blocks = self.weight.shape[1]
@@ -82,15 +95,17 @@ class _BlockKernel(WordPanels):
             dt.with_lanes("float32", self.lanes),
         )
         levels = self.of.format.levels
-        self.dot = exact_dot(target)
-        if self.dot == NARROW_DOT and levels.bits > NARROW_BITS:
-            self.dot = SIGNED_DOT
-        self.least = levels.least + (SIGN_BIT if self.dot == SIGNED_DOT else 0)
+        self.dot = exact_dot_instruction(target)
+        if self.dot == NARROW_DOT_FEATURE and levels.bits > MAX_NARROW_DOT_BITS:
+            # The narrow dot adds two u8 * s8 products in int16 with saturation: levels above 7 bits
+            # could saturate it.
+            self.dot = SIGNED_DOT_FEATURE
+        self.least = levels.min_value + (SIGN_BIT if self.dot == SIGNED_DOT_FEATURE else 0)
         """Of a level, more than what is multiplied."""
-        self.is_short = fits_int16(self.of, target)
+        self.is_short = sums_fit_int16(self.of, target)
 
     @property
-    def narrow(self) -> int:
+    def narrow_tile_vectors(self) -> int:
         """Return one where sums are int16: the levels of a group stay in registers, and rows go by
         one after the other.
 
@@ -98,15 +113,15 @@ class _BlockKernel(WordPanels):
         of such processors do not hold (Zen 3, q4_0, alternately: 16 rows 140 to 164 GFLOP/s, 4 rows
         of weights in memory 83 to 149).
         """
-        return 1 if self.is_short else super().narrow
+        return 1 if self.is_short else super().narrow_tile_vectors
 
-    def vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
+    def load_vector(self, at: PrimExpr, dtype: str) -> PrimExpr:
         """Load a vector of the weight's bytes as numbers of a type."""
         size = {"int32": 4, "float16": 2, "int8": 1}[dtype] * self.lanes
         raw = self.weight[ramp(at, 1, size)].with_fields(dtype=f"uint8x{size}")
         return call_intrin("reinterpret", raw, dtype=dt.with_lanes(dtype, self.lanes))
 
-    def scales(
+    def load_scales(
         self, base: PrimExpr, unit: PrimExpr, group: int, column: PrimExpr
     ) -> list[PrimExpr]:
         """Return the scale, and the offset if there is one, of a group.
@@ -118,79 +133,81 @@ class _BlockKernel(WordPanels):
             column: The first column.
         """
         factors, factor = [], 0
-        for n, real in enumerate(self.of.scales):
+        for n, real in enumerate(self.of.group_scales):
             at = base + 2 * (self.panel * n + column)
-            value: PrimExpr = Cast(self.vector(at, "float16"), self.real)
+            value: PrimExpr = Cast(self.load_vector(at, "float16"), self.real)
             if real.factor is not None:
-                line = self.of.factors_at + (group * self.of.factors + factor) * self.panel
-                multiplier = self.vector(unit + line + column, "int8")
+                line = self.of.factors_offset + (group * self.of.num_factors + factor) * self.panel
+                multiplier = self.load_vector(unit + line + column, "int8")
                 value = Mul(value, Cast(multiplier, self.real), self.real)
                 factor += 1
             factors.append(value)
         return factors
 
-    def level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
-        """Four levels in each lane, of step `step` of a unit."""
+    def unpack_level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
+        """Return four levels in each lane, of step `step` of a unit."""
         levels: PrimExpr | None = None
         low = 0
         for n, bit_field in enumerate(self.of.format.levels.parts):
             word: PrimExpr = words[n, step * bit_field.bits // 8, v]
             if bit_field.bits < 8:
-                word = self.bits(
+                word = self.extract_bits(
                     word, step % (8 // bit_field.bits) * bit_field.bits, bit_field.bits, low
                 )
-            levels = word if levels is None else _intrin("bitwise_or", self.kind, levels, word)
+            levels = (
+                word if levels is None else _call_intrinsic("bitwise_or", self.kind, levels, word)
+            )
             low += bit_field.bits
         assert levels is not None
         return levels
 
-    def bits(self, word: PrimExpr, at: int, bits: int, low: int) -> PrimExpr:
+    def extract_bits(self, word: PrimExpr, at: int, bits: int, low: int) -> PrimExpr:
         """Extract bits of every byte from `at` on, moved to `low`."""
         by = at - low
         if by:
             name = "right_shift" if by > 0 else "left_shift"
-            word = _intrin(name, self.kind, word, self.number(abs(by)))
+            word = _call_intrinsic(name, self.kind, word, self.splat(abs(by)))
         # A word shift moves bits across bytes; the mask removes those of the neighbour.
         mask = ((1 << bits) - 1 << low) * 0x01010101
-        return _intrin("bitwise_and", self.kind, word, self.number(mask))
+        return _call_intrinsic("bitwise_and", self.kind, word, self.splat(mask))
 
-    def byte(self, word: PrimExpr, number: int) -> PrimExpr:
+    def extract_byte(self, word: PrimExpr, number: int) -> PrimExpr:
         """Extract one of the four bytes, unsigned."""
         if number:
-            word = _intrin("right_shift", self.kind, word, self.number(8 * number))
-        return _intrin("bitwise_and", self.kind, word, self.number(255))
+            word = _call_intrinsic("right_shift", self.kind, word, self.splat(8 * number))
+        return _call_intrinsic("bitwise_and", self.kind, word, self.splat(255))
 
-    def number(self, value: int) -> PrimExpr:
+    def splat(self, value: int) -> PrimExpr:
         """Broadcast a number to every lane."""
         return broadcast(const(value, "int32"), self.lanes)
 
-    def factor(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
+    def multiplicand(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
         """Return the levels of an iteration in the form that is multiplied."""
-        levels = self.level(words, step, v)
-        if self.dot != SIGNED_DOT:
+        levels = self.unpack_level(words, step, v)
+        if self.dot != SIGNED_DOT_FEATURE:
             return levels
         # Flipping the sign bit subtracts 128; the smallest level compensates for it.
-        return _intrin(
-            "bitwise_xor", self.kind, levels, self.number(SIGN_BIT * 0x01010101 - (1 << 32))
+        return _call_intrinsic(
+            "bitwise_xor", self.kind, levels, self.splat(SIGN_BIT * 0x01010101 - (1 << 32))
         )
 
-    def block(
+    def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """Return the loop over all blocks of k for a tile."""
+        """Emit the loop over all blocks of k for a tile."""
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
-        kind = _Unit if self.is_rounded else _FloatUnit
+        kind = _UnitEmitter if self.is_rounded else _FloatUnitEmitter
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
-        inside = seq(self.ahead(rows, first, panel, at, unit.number), unit.body())
-        unit_body = LetStmt(at, base + u * self.of.unit + self.of.words_at, inside)
-        units = For(u, const(0), const(self.of.units), ForKind.SERIAL, unit_body)
-        block_offset = (panel * self.blocks + b) * self.of.size
+        inside = seq(self.emit_prefetches(rows, first, panel, at, unit.number), unit.emit_steps())
+        unit_body = LetStmt(at, base + u * self.of.unit_bytes + self.of.words_offset, inside)
+        units = For(u, const(0), const(self.of.num_units), ForKind.SERIAL, unit_body)
+        block_offset = (panel * self.blocks + b) * self.of.block_bytes
         return For(b, const(0), self.blocks, ForKind.SERIAL, LetStmt(base, block_offset, units))
 
-    def ahead(
+    def emit_prefetches(
         self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
     ) -> Stmt:
-        """Prefetch the next panel from several tiles, or the stream of one tile.
+        """Emit the prefetch of the next panel from several tiles, or of the stream of one tile.
 
         Several tiles of a panel each prefetch some units of the next one, which the first of them
         would wait for: into L2, as two panels of bytes are more than L1. One tile alone reads a
@@ -198,13 +215,15 @@ class _BlockKernel(WordPanels):
         where constants are stored in their order.
         """
         following = minimum(panel + 1, self.weight.shape[0] - 1)
-        away = (following - panel) * self.blocks * self.of.size
-        lines = range(0, self.of.unit + self.of.words_at // self.of.units, CACHE_LINE_BYTES)
+        away = (following - panel) * self.blocks * self.of.block_bytes
+        lines = range(
+            0, self.of.unit_bytes + self.of.words_offset // self.of.num_units, CACHE_LINE_BYTES
+        )
         panel_prefetches = [Prefetch(self.weight, (at + away + n,), 2) for n in lines]
         tile_phase = unit % self.rows
         # Tiles share the units of the next panel, so that each line is requested once.
         is_own = logical_and(tile_phase >= first, tile_phase < first + rows)
-        touched = range(0, self.of.unit, STREAM_PREFETCH_STRIDE_BYTES)
+        touched = range(0, self.of.unit_bytes, STREAM_PREFETCH_STRIDE_BYTES)
         stream = [Prefetch(self.weight, (at + STREAM_PREFETCH_BYTES + n,), 2) for n in touched]
         return IfThenElse(
             self.rows > rows, IfThenElse(is_own, seq(*panel_prefetches)), seq(*stream)
@@ -213,15 +232,15 @@ class _BlockKernel(WordPanels):
     def body(self) -> Stmt:
         """Quantize the data first, unless they are multiplied as they are."""
         inner = super().body()
-        return self.rounded.around(self.rows, self.lanes, inner) if self.is_rounded else inner
+        return self.rounded.emit_around(self.rows, self.lanes, inner) if self.is_rounded else inner
 
 
-class _Unit:
-    """The values of a unit for a tile."""
+class _UnitEmitter:
+    """An emitter of the values of a unit for a tile."""
 
     def __init__(
         self,
-        kernel: _BlockKernel,
+        kernel: _BlockDenseKernel,
         acc: Buffer,
         rows: int,
         first: PrimExpr,
@@ -234,9 +253,9 @@ class _Unit:
     ) -> None:
         self.kernel, self.acc, self.rows, self.first = kernel, acc, rows, first
         self.column, self.vectors, self.base, self.place = column, vectors, base, words_at
-        self.number = block * kernel.of.units + unit
+        self.number = block * kernel.of.num_units + unit
         """Of the unit in a row of the data."""
-        self.groups = UNIT_VALUES // kernel.of.format.group
+        self.groups = VALUES_PER_UNIT // kernel.of.format.group
         count = const(rows * vectors)
         self.halves = dt.with_lanes("int16", 2 * kernel.lanes)
         kind = self.halves if kernel.is_short else kernel.kind
@@ -244,39 +263,42 @@ class _Unit:
         self.words: dict[tuple[int, int, int], Var] = {}
         self.scales: dict[tuple[int, int], list[Var]] = {}
 
-    def body(self, step: int = 0) -> Stmt:
-        """Return the statements from an iteration on; a word is loaded where it is used first."""
+    def emit_steps(self, step: int = 0) -> Stmt:
+        """Emit the statements from an iteration on; a word is loaded where it is used first."""
         if step == WORDS_PER_UNIT:
             return seq()
         loads = []
         for n, bit_field in enumerate(self.kernel.of.format.levels.parts):
             if step * bit_field.bits % 8 == 0:
-                loads += [self.load(n, step * bit_field.bits // 8, v) for v in range(self.vectors)]
+                loads += [
+                    self.load_field_word(n, step * bit_field.bits // 8, v)
+                    for v in range(self.vectors)
+                ]
         group, inside = divmod(step, WORDS_PER_UNIT // self.groups)
-        stmts = self.begin(group) if inside == 0 else []
-        stmts.append(self.products(step))
+        stmts = self.emit_begin_group(group) if inside == 0 else []
+        stmts.append(self.emit_products(step))
         if inside == WORDS_PER_UNIT // self.groups - 1:
-            stmts.append(self.end(group))
-        inner = seq(*stmts, self.body(step + 1)) if step + 1 < WORDS_PER_UNIT else seq(*stmts)
+            stmts.append(self.emit_end_group(group))
+        inner = seq(*stmts, self.emit_steps(step + 1)) if step + 1 < WORDS_PER_UNIT else seq(*stmts)
         if inside == 0:
-            inner = self.within(group, inner)
+            inner = self.bind_group_values(group, inner)
         for var, value in reversed(loads):
             inner = LetStmt(var, value, inner)
         return Allocate(self.sums, inner) if step == 0 else inner
 
-    def within(self, group: int, body: Stmt) -> Stmt:
+    def bind_group_values(self, group: int, body: Stmt) -> Stmt:
         """Return all from the first iteration of a group on, with what that needs."""
         return body
 
-    def load(self, field_index: int, word: int, v: int) -> tuple[Var, PrimExpr]:
+    def load_field_word(self, field_index: int, word: int, v: int) -> tuple[Var, PrimExpr]:
         """Load a word of a bit field of the levels."""
         of = self.kernel.of
-        at = of.word(field_index, word) * of.panel + self.column + v * self.kernel.lanes
+        at = of.word_position(field_index, word) * of.panel + self.column + v * self.kernel.lanes
         var = self.words[field_index, word, v] = Var(f"w{field_index}_{word}_{v}", self.kernel.kind)
-        return var, self.kernel.vector(self.place + at * WORD_BYTES, "int32")
+        return var, self.kernel.load_vector(self.place + at * BYTES_PER_WORD, "int32")
 
-    def products(self, step: int) -> Stmt:
-        """Multiply four values of all rows."""
+    def emit_products(self, step: int) -> Stmt:
+        """Emit the products of four values of all rows."""
         kernel = self.kernel
         levels = [Var(f"l{v}", kernel.kind) for v in range(self.vectors)]
         rows_of_products: list[Stmt] = []
@@ -285,25 +307,29 @@ class _Unit:
             updates = []
             for v in range(self.vectors):
                 n = const(i * self.vectors + v)
-                instruction = SHORT_DOT if kernel.is_short else kernel.dot
+                # int16 sums hold twice as many lanes; they are chosen only where a group cannot
+                # overflow them.
+                instruction = SHORT_DOT_FEATURE if kernel.is_short else kernel.dot
                 sums = self.sums[n]
-                total = _intrin(instruction, sums.dtype, sums, levels[v], value)
+                total = _call_intrinsic(instruction, sums.dtype, sums, levels[v], value)
                 updates.append(BufferStore(self.sums, total, (n,)))
-            data_word = kernel.word(self.first + i, self.number * UNIT_VALUES + step * WORD_BYTES)
+            data_word = kernel.broadcast_word(
+                self.first + i, self.number * VALUES_PER_UNIT + step * BYTES_PER_WORD
+            )
             rows_of_products.append(LetStmt(value, data_word, seq(*updates)))
         stmt = seq(*rows_of_products)
         for v in reversed(range(self.vectors)):
-            stmt = LetStmt(levels[v], kernel.factor(self.words, step, v), stmt)
+            stmt = LetStmt(levels[v], kernel.multiplicand(self.words, step, v), stmt)
         return stmt
 
-    def total(self, row: int, group: int) -> PrimExpr:
+    def group_data_sum(self, row: int, group: int) -> PrimExpr:
         """Return the sum of the data of a group: int32."""
         groups = self.kernel.rounded.total.shape[-1]
         at = (self.first + row) * groups + self.number * self.groups + group
         return self.kernel.rounded.total[at]
 
-    def begin(self, group: int) -> list[Stmt]:
-        """Initialize the sums of a group: levels are counted from the smallest."""
+    def emit_begin_group(self, group: int) -> list[Stmt]:
+        """Emit the initial sums of a group: levels are counted from the smallest."""
         if self.kernel.is_short:
             zero = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
             count = self.rows * self.vectors
@@ -313,30 +339,32 @@ class _Unit:
             var = Var(f"t{i}", self.kernel.kind)
             sum_indices = range(i * self.vectors, (i + 1) * self.vectors)
             stores = [BufferStore(self.sums, var, (const(n),)) for n in sum_indices]
-            stmts.append(LetStmt(var, self.start(i, group), seq(*stores)))
+            stmts.append(LetStmt(var, self.initial_sum(i, group), seq(*stores)))
         return stmts
 
-    def start(self, row: int, group: int) -> PrimExpr:
+    def initial_sum(self, row: int, group: int) -> PrimExpr:
         """Return the initial sum of a group, in every lane."""
         min_level = self.kernel.least
         # sum(a * (q + min)) = sum(a * q) + min * sum(a): the second term starts the sums.
         initial = (
-            self.total(row, group) * const(min_level, "int32") if min_level else const(0, "int32")
+            self.group_data_sum(row, group) * const(min_level, "int32")
+            if min_level
+            else const(0, "int32")
         )
         return broadcast(initial, self.kernel.lanes)
 
-    def sum_of(self, row: int, v: int, start: Var) -> PrimExpr:
+    def widen_sum(self, row: int, v: int, start: Var) -> PrimExpr:
         """Return a sum of a group in int32."""
         partial = self.sums[const(row * self.vectors + v)]
         if not self.kernel.is_short:
             return partial
         kind = self.kernel.kind
-        words = _intrin("reinterpret", kind, partial)
+        words = _call_intrinsic("reinterpret", kind, partial)
         # A product with ones adds pairs of int16 into int32 lanes.
-        return _intrin("madd_s16", kind, start, words, self.kernel.number(0x00010001))
+        return _call_intrinsic("madd_s16", kind, start, words, self.kernel.splat(0x00010001))
 
-    def end(self, group: int) -> Stmt:
-        """Add the scaled sums of a group to the results."""
+    def emit_end_group(self, group: int) -> Stmt:
+        """Emit the addition of a group's scaled sums to the results."""
         kernel = self.kernel
         has_offset = kernel.of.format.offset is not None
         steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
@@ -345,16 +373,16 @@ class _Unit:
         stmts: list[Stmt] = []
         for v in range(self.vectors):
             column = const(self.column + v * kernel.lanes)
-            values = kernel.scales(self.base, self.place, group, column)
+            values = kernel.load_scales(self.base, self.place, group, column)
             scales = [Var(f"scale{n}", kernel.real) for n in range(len(values))]
             stores: list[Stmt] = []
             for i in range(self.rows):
                 n = const(i * self.vectors + v)
                 factor = Mul(steps[i], scales[0], kernel.real)
-                real = Cast(self.sum_of(i, v, starts[i]), kernel.real)
-                result = _intrin("fma", kernel.real, real, factor, self.acc[n])
+                real = Cast(self.widen_sum(i, v, starts[i]), kernel.real)
+                result = _call_intrinsic("fma", kernel.real, real, factor, self.acc[n])
                 if has_offset:
-                    result = _intrin("fma", kernel.real, moved[i], scales[1], result)
+                    result = _call_intrinsic("fma", kernel.real, moved[i], scales[1], result)
                 stores.append(BufferStore(self.acc, result, (n,)))
             inside = seq(*stores)
             for var, value in zip(reversed(scales), reversed(values), strict=True):
@@ -366,125 +394,134 @@ class _Unit:
                 (self.first + i) * kernel.rounded.step.shape[-1] + self.number
             ]
             if has_offset:
-                offset_total = step * cast(self.total(i, group), "float32")
+                offset_total = step * cast(self.group_data_sum(i, group), "float32")
                 found_all = LetStmt(moved[i], broadcast(offset_total, kernel.lanes), found_all)
             found_all = LetStmt(steps[i], broadcast(step, kernel.lanes), found_all)
             if kernel.is_short:
-                found_all = LetStmt(starts[i], self.start(i, group), found_all)
+                found_all = LetStmt(starts[i], self.initial_sum(i, group), found_all)
         return found_all
 
 
-class _FloatUnit(_Unit):
-    """Unit whose data stay floats: numbers of the weight are decoded one by one."""
+class _FloatUnitEmitter(_UnitEmitter):
+    """An emitter for data that stay floats: numbers of the weight are decoded one by one."""
 
-    def begin(self, group: int) -> list[Stmt]:
+    def emit_begin_group(self, group: int) -> list[Stmt]:
         """Name the scales: nothing is summed in integers."""
-        count = len(self.kernel.of.scales)
+        count = len(self.kernel.of.group_scales)
         for v in range(self.vectors):
             names = [f"scale{group}_{v}_{n}" for n in range(count)]
             self.scales[group, v] = [Var(name, self.kernel.real) for name in names]
         return []
 
-    def within(self, group: int, body: Stmt) -> Stmt:
+    def bind_group_values(self, group: int, body: Stmt) -> Stmt:
         """Bind the scales once for all values of a group."""
         for v in range(self.vectors):
             column = const(self.column + v * self.kernel.lanes)
-            values = self.kernel.scales(self.base, self.place, group, column)
+            values = self.kernel.load_scales(self.base, self.place, group, column)
             for var, value in zip(self.scales[group, v], values, strict=True):
                 body = LetStmt(var, value, body)
         return body
 
-    def products(self, step: int) -> Stmt:
+    def emit_products(self, step: int) -> Stmt:
         """Multiply four values of all rows."""
         kernel, stmts = self.kernel, list[Stmt]()
-        group = step * WORD_BYTES // kernel.of.format.group
+        group = step * BYTES_PER_WORD // kernel.of.format.group
         for v in range(self.vectors):
             level = Var(f"l{v}", kernel.kind)
             scales = self.scales[group, v]
             inside = seq(
-                *(self.value(step * WORD_BYTES + b, b, v, level, scales) for b in range(WORD_BYTES))
+                *(
+                    self.emit_decoded_product(step * BYTES_PER_WORD + b, b, v, level, scales)
+                    for b in range(BYTES_PER_WORD)
+                )
             )
-            stmts.append(LetStmt(level, kernel.level(self.words, step, v), inside))
+            stmts.append(LetStmt(level, kernel.unpack_level(self.words, step, v), inside))
         return seq(*stmts)
 
-    def value(self, k: int, byte: int, v: int, level: Var, scales: list[Var]) -> Stmt:
-        """Decode value k of the unit, byte `byte` of levels, and multiply it."""
+    def emit_decoded_product(
+        self, k: int, byte: int, v: int, level: Var, scales: list[Var]
+    ) -> Stmt:
+        """Emit the decoding of value k of the unit, byte `byte` of levels, and its product."""
         kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
-        level_value = kernel.byte(level, byte)
-        min_level = kernel.of.format.levels.least
+        level_value = kernel.extract_byte(level, byte)
+        min_level = kernel.of.format.levels.min_value
         level_value = (
-            Add(level_value, kernel.number(min_level), kernel.kind) if min_level else level_value
+            Add(level_value, kernel.splat(min_level), kernel.kind) if min_level else level_value
         )
         decoded: PrimExpr = Mul(Cast(level_value, kernel.real), scales[0], kernel.real)
         if len(scales) > 1:
             decoded = Add(decoded, scales[1], kernel.real)
         stores: list[Stmt] = []
         for i in range(self.rows):
-            at = (self.first + i) * kernel.data.shape[-1] + self.number * UNIT_VALUES + k
+            at = (self.first + i) * kernel.data.shape[-1] + self.number * VALUES_PER_UNIT + k
             n = const(i * self.vectors + v)
             factor = broadcast(kernel.data[at], kernel.lanes)
-            result = _intrin("fma", kernel.real, factor, number, self.acc[n])
+            result = _call_intrinsic("fma", kernel.real, factor, number, self.acc[n])
             stores.append(BufferStore(self.acc, result, (n,)))
         return LetStmt(number, decoded, seq(*stores))
 
-    def end(self, group: int) -> Stmt:
-        """Do nothing: sums are complete."""
+    def emit_end_group(self, group: int) -> Stmt:
+        """Emit nothing: sums are complete."""
         return seq()
 
 
-def _intrin(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
+def _call_intrinsic(name: str, dtype: str, *args: PrimExpr) -> PrimExpr:
     return call_intrin(name, *args, dtype=dtype)
 
 
-def packed_of(anchor: te.Tensor) -> PackedBlock:
+def packed_layout_of(anchor: te.Tensor) -> PackedBlock:
     """Return the layout of an anchor's weight."""
     attrs = anchor.op.attrs
-    return PackedBlock(BLOCK_FORMATS[str(attrs["format"])], int(str(attrs["panel"])))
+    return PackedBlock(BLOCK_FORMATS_BY_NAME[str(attrs["format"])], int(str(attrs["panel"])))
 
 
-def fits_int16(of: PackedBlock, target: Target) -> bool:
+def sums_fit_int16(of: PackedBlock, target: Target) -> bool:
     """Return whether sums of a group fit int16, and are computed so."""
     levels = of.format.levels
     # Each of the two int16 halves of a lane adds half of the group's products.
-    max_sum = ((1 << levels.bits) - 1) * int(MAX_LEVEL) * of.format.group // 2
-    return exact_dot(target) == NARROW_DOT and levels.bits <= NARROW_BITS and max_sum <= INT16_MAX
+    max_sum = ((1 << levels.bits) - 1) * int(MAX_INT8_LEVEL) * of.format.group // 2
+    return (
+        exact_dot_instruction(target) == NARROW_DOT_FEATURE
+        and levels.bits <= MAX_NARROW_DOT_BITS
+        and max_sum <= INT16_MAX
+    )
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the kernel covers a product: the shape of the weight is known."""
-    return all(isinstance(d, IntImm) for d in operands_of(anchor)[1].shape)
+    return all(isinstance(d, IntImm) for d in anchor_operands(anchor)[1].shape)
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return as many rows as registers hold sums of; those of int16 sums hold the levels of a
     group, which serve as many rows.
     """
-    if fits_int16(packed_of(anchor), target):
+    if sums_fit_int16(packed_layout_of(anchor), target):
         fixed = {"rows": WORDS_PER_UNIT, **fixed}
-    return rows_in_registers(target, fixed, packed_of(anchor).panel, SPARE_REGISTERS)
+    return rows_in_registers(target, fixed, packed_layout_of(anchor).panel, BLOCK_SPARE_REGISTERS)
 
 
-def panel(product: Product, target: Target) -> int:
+def panel_columns(product: MatmulSizes, target: Target) -> int:
     """Return the columns of a panel: vectors enough that none of one row waits for another."""
-    return clamped_panel(PANEL_VECTORS * target.lanes("float32"), product, target)
+    return clamp_panel_width(MIN_PANEL_VECTORS * target.lanes("float32"), product, target)
 
 
-def panels(target: Target) -> Knob:
+def panel_knob(target: Target) -> Knob:
     """Return the knob of the columns of a panel."""
     lanes = target.lanes("float32")
     return Knob(
-        "panel", tuple(lanes * n for n in range(1, 2 * PANEL_VECTORS + 1)), "rows of a panel"
+        "panel", tuple(lanes * n for n in range(1, 2 * MIN_PANEL_VECTORS + 1)), "rows of a panel"
     )
 
 
 FAMILY = Family(
-    name=TAG,
-    accepts=accepts,
-    needs_one=(DOT4, NARROW_DOT),
-    space=space,
-    default=default,
-    build=tiled_builder(_BlockKernel),
-    panel=panel,
-    panels=panels,
+    name=BLOCK_DENSE_TAG,
+    accepts=is_supported,
+    needs_one=(DOT4_FEATURE, NARROW_DOT_FEATURE),
+    space=search_space,
+    default=default_decision,
+    build=build_function_of(_BlockDenseKernel),
+    panel=panel_columns,
+    panels=panel_knob,
     why="each group of k is scaled on its way into the sums, which are of two types",
 )

@@ -18,62 +18,67 @@ from dataclasses import replace
 from ekiden import te
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, Min, PrimExpr, Var, const, is_const
-from ekiden.kernels.cost_model import CACHE_LINE_BYTES, hides_prefetches, most_rows
+from ekiden.kernels.cost_model import CACHE_LINE_BYTES, can_hide_prefetches, max_register_rows
 from ekiden.kernels.cpu import dense
 from ekiden.kernels.cpu.dense import MAX_NARROW_TILE_ROWS
 from ekiden.kernels.decision import Decision
-from ekiden.kernels.family import NARROW
+from ekiden.kernels.family import NARROW_EPILOGUE
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor, operands_of
-from ekiden.kernels.micro_kernels.prefetch import Prefetches, bound
+from ekiden.kernels.micro_kernels.prefetch import PanelPrefetches, wrap_in_lets
 from ekiden.kernels.micro_kernels.register_tiles import (
-    IndexedSteps,
-    KLoop,
-    Tile,
-    balanced_rows,
-    compute_tile,
+    ListedWords,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
+    emit_register_tile,
 )
-from ekiden.kernels.prim_builder import make_buffers, product, tiled_builder, unflatten
-from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
+from ekiden.kernels.prim_builder import (
+    build_function_of,
+    declare_parameters,
+    product_of_dims,
+    unflatten_row,
+)
+from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
 from ekiden.target import Target
 from ekiden.tir.stmt import Allocate, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 
-class _IndexedDense:
-    """One kernel being built."""
+class _ListedDenseKernel:
+    """A builder of one kernel."""
 
     def __init__(
         self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
     ) -> None:
         self.anchor = find_anchor(outputs, "dense_pack")
-        self.buffers = make_buffers(inputs, outputs)
+        self.buffers = declare_parameters(inputs, outputs)
         attrs = self.anchor.op.attrs
         data, weight = operands_of(self.anchor)
         self.a, self.b = self.buffers[data], self.buffers[weight]
         self.units, self.width = int(str(attrs["units"])), int(str(attrs["tile"]))
         self.lanes = target.lanes("float32")
         self.target, self.decision = target, decision
-        self.rows, self.k = product(data.shape[:-1]), data.shape[-1]
+        self.rows, self.k = product_of_dims(data.shape[:-1]), data.shape[-1]
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
-        self.pairs = widened_buffer(self.a, decision)
+        self.pairs = create_widened_buffer(self.a, decision)
         index_tensor = attrs["places"]
         assert isinstance(index_tensor, te.Tensor)
         count = index_tensor.shape[1]
         assert isinstance(count, IntImm), "weights are known"
         self.places, self.listed = self.buffers[index_tensor], count.value
-        self.panel_size = simplify((self.k + self.listed * WORD) * self.width)
-        self.step = self.width * WORD
-        self.steps = simplify(self.k // WORD)
-        numbers = (decision.number(name) for name in ("own", "spread", "unroll"))
-        self.near = Prefetches(
+        self.panel_size = simplify((self.k + self.listed * DOT_WORD_CHANNELS) * self.width)
+        self.step = self.width * DOT_WORD_CHANNELS
+        self.steps = simplify(self.k // DOT_WORD_CHANNELS)
+        numbers = (decision.int_value(name) for name in ("own", "spread", "unroll"))
+        self.near = PanelPrefetches(
             self.b, self.step, CACHE_LINE_BYTES, self.steps, self.panel_size, *numbers
         )
 
-    def tile(
+    def emit_tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
     ) -> Stmt:
-        """Compute one tile of `rows` rows and one panel.
+        """Emit one tile of `rows` rows and one panel.
 
         Args:
             rows: Rows of the tile.
@@ -83,117 +88,125 @@ class _IndexedDense:
             number: The tile among those of the panel, if the next tile has the same panel.
         """
         dot, vectors = str(self.decision["dot"]), -(-valid // self.lanes)
-        shape = Tile(rows, vectors, self.lanes, valid, self.anchor.dtype, dot)
+        shape = RegisterTile(rows, vectors, self.lanes, valid, self.anchor.dtype, dot)
 
-        def store(i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
+        def store_vector(
+            i: PrimExpr, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None
+        ) -> Stmt:
             """Store a vector of the result through the epilogue."""
             row, at = first + i, panel * self.width + column
-            indices = unflatten(row, self.leading, at)
-            return self.epilogue.store(indices, row * self.units + at, value, mask)
+            indices = unflatten_row(row, self.leading, at)
+            return self.epilogue.emit_store(indices, row * self.units + at, value, mask)
 
         prefetches, base = self.near, Var("base")
         # The decision knows the rows of static tiles only; short dynamic ones skip the prefetches
         # here.
-        if not isinstance(self.rows, IntImm) and not self.has_time(rows, vectors):
+        if not isinstance(self.rows, IntImm) and not self.can_hide_prefetches(rows, vectors):
             prefetches = replace(prefetches, own=0)
-        lets, ahead = prefetches.of(base, number)
-        tile_stmt = compute_tile(
+        lets, ahead = prefetches.of_tile(base, number)
+        tile_stmt = emit_register_tile(
             shape,
-            [KLoop(self.steps, const(WORD), const(self.step))],
+            [ReductionLoop(self.steps, const(DOT_WORD_CHANNELS), const(self.step))],
             self.a if self.pairs is None else self.pairs,
             [(first + i) * self.k for i in range(rows)],
             self.b,
             base,
-            store,
-            not self.epilogue.is_light,
+            store_vector,
+            not self.epilogue.is_cheap,
             ahead,
             prefetches.unroll,
-            listed=self.rest(panel),
+            listed=self.listed_words(panel),
         )
-        return bound([(base, simplify(panel * self.panel_size)), *lets], tile_stmt)
+        return wrap_in_lets([(base, simplify(panel * self.panel_size)), *lets], tile_stmt)
 
-    def has_time(self, rows: int, vectors: int) -> bool:
+    def can_hide_prefetches(self, rows: int, vectors: int) -> bool:
         """Return whether a tile has time to prefetch its panel."""
-        return hides_prefetches(rows, vectors, self.target, NARROW)
+        return can_hide_prefetches(rows, vectors, self.target, NARROW_EPILOGUE)
 
-    def rest(self, panel: PrimExpr) -> IndexedSteps:
+    def listed_words(self, panel: PrimExpr) -> ListedWords:
         """Return the rows of a panel behind those for all words of data."""
         origin = panel * self.panel_size + self.k * self.width
         begin = panel * self.listed
-        return IndexedSteps(self.listed, self.places, begin, origin, const(WORD), const(self.step))
+        return ListedWords(
+            self.listed, self.places, begin, origin, const(DOT_WORD_CHANNELS), const(self.step)
+        )
 
-    def row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
-        """Return row tiles outside, panels [begin, begin + panels) inside."""
+    def emit_row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
+        """Emit row tiles outside, panels [begin, begin + panels) inside."""
         panel = Var("p")
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            tile = self.tile(rows, first, panel, valid, None)
+        def emit_panels(rows: int, first: PrimExpr) -> Stmt:
+            tile = self.emit_tile(rows, first, panel, valid, None)
             return For(panel, begin, panels, ForKind.SERIAL, tile)
 
-        return balanced_rows(self.rows, self.limit(valid), body, kind)
+        return balanced_row_tiles(self.rows, self.max_tile_rows(valid), emit_panels, kind)
 
-    def panel_tiles(self, panel: PrimExpr, valid: int) -> Stmt:
-        """Return all rows of one panel."""
+    def emit_panel(self, panel: PrimExpr, valid: int) -> Stmt:
+        """Emit all rows of one panel."""
         number = Var("t")
 
-        def body(rows: int, first: PrimExpr) -> Stmt:
-            return self.tile(rows, first, panel, valid, number)
+        def emit_row_tile(rows: int, first: PrimExpr) -> Stmt:
+            return self.emit_tile(rows, first, panel, valid, number)
 
-        return balanced_rows(self.rows, self.limit(valid), body, ForKind.SERIAL, number)
+        return balanced_row_tiles(
+            self.rows, self.max_tile_rows(valid), emit_row_tile, ForKind.SERIAL, number
+        )
 
-    def limit(self, valid: int) -> int:
+    def max_tile_rows(self, valid: int) -> int:
         """Return the most rows of a tile; of a narrow panel as many as there are registers for."""
-        rows = self.decision.number("rows")
+        rows = self.decision.int_value("rows")
         if valid == self.width:
             return rows
-        register_rows = most_rows(-(-valid // self.lanes), self.target, NARROW)
+        register_rows = max_register_rows(-(-valid // self.lanes), self.target, NARROW_EPILOGUE)
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_rows))
 
-    def any_panel(self, panel: PrimExpr) -> Stmt:
-        """Return all rows of a panel, which may be the narrow one."""
+    def emit_any_panel(self, panel: PrimExpr) -> Stmt:
+        """Emit all rows of a panel, which may be the narrow one."""
         num_full, tail_columns = divmod(self.units, self.width)
         if tail_columns == 0:
-            return self.panel_tiles(panel, self.width)
-        narrow = self.panel_tiles(const(num_full), tail_columns)
+            return self.emit_panel(panel, self.width)
+        narrow = self.emit_panel(const(num_full), tail_columns)
         if num_full == 0:
             return narrow
-        return IfThenElse(panel < num_full, self.panel_tiles(panel, self.width), narrow)
+        return IfThenElse(panel < num_full, self.emit_panel(panel, self.width), narrow)
 
-    def run(self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind) -> Stmt:
-        """Return row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
+    def emit_panel_run(
+        self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind
+    ) -> Stmt:
+        """Emit row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
         num_full, tail_columns = divmod(self.units, self.width)
         stmts = []
         if num_full:
             count = simplify(
                 (Min(end, const(num_full), end.dtype) if tail_columns else end) - begin
             )
-            stmts.append(self.row_tiles(count, begin, self.width, kind))
+            stmts.append(self.emit_row_tiles(count, begin, self.width, kind))
         if tail_columns:
-            narrow = self.row_tiles(const(1), const(num_full), tail_columns, kind)
+            narrow = self.emit_row_tiles(const(1), const(num_full), tail_columns, kind)
             stmts.append(narrow if is_const(is_end, 1) else IfThenElse(is_end, narrow))
         return seq(*stmts)
 
     def body(self) -> Stmt:
-        """Return all panels, on data widened before if their words are multiplied in pairs."""
+        """Emit all panels, on data widened before if their words are multiplied in pairs."""
         if self.pairs is None:
-            return self.all_panels()
-        wide = widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
-        return Allocate(self.pairs, seq(wide, self.all_panels()))
+            return self.emit_all_panels()
+        wide = emit_widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
+        return Allocate(self.pairs, seq(wide, self.emit_all_panels()))
 
-    def all_panels(self) -> Stmt:
-        """Return all panels, of which the last one may be narrower."""
+    def emit_all_panels(self) -> Stmt:
+        """Emit all panels, of which the last one may be narrower."""
         panels, always = -(-self.units // self.width), const(True, "bool")
         if self.decision["split"] == "rows":
-            return self.run(const(0), const(panels), always, ForKind.PARALLEL)
+            return self.emit_panel_run(const(0), const(panels), always, ForKind.PARALLEL)
         if self.decision["order"] == "panel":
             panel = Var("p")
-            inside = self.any_panel(panel)
+            inside = self.emit_any_panel(panel)
             return For(panel, const(0), const(panels), ForKind.PARALLEL, inside, {"grain": 1})
         chunk, count = Var("c"), min(self.target.cores, panels)
         # Each core walks a contiguous run of panels, whose sizes differ by at most one.
         begin, end = chunk * panels // count, (chunk + 1) * panels // count
         last = chunk.equal(count - 1) if count > 1 else always
-        inside = self.run(begin, end, last, ForKind.SERIAL)
+        inside = self.emit_panel_run(begin, end, last, ForKind.SERIAL)
         return For(chunk, const(0), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
 
@@ -204,7 +217,7 @@ def has_word_list(anchor: te.Tensor) -> bool:
 
 FAMILY = replace(
     dense.FAMILY,
-    build=tiled_builder(_IndexedDense),
+    build=build_function_of(_ListedDenseKernel),
     by_hand=has_word_list,
     why="sums go on over words of data that a list says: no step cuts a sum by where its terms lie",
 )

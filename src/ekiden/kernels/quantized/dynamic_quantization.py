@@ -18,23 +18,23 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Add, Cast, Div, IntImm, Max, Mul, PrimExpr, Var, const
-from ekiden.kernels.quantized.int8_dot import pair_order
+from ekiden.kernels.quantized.int8_dot import to_pair_order
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
 
-MAX_LEVEL = 127.0
+MAX_INT8_LEVEL = 127.0
 """What the largest number of a block becomes."""
 MIN_MAGNITUDE = float(np.finfo(np.float32).tiny)
 """Of a block: its numbers are multiplied by a finite one."""
-MIN_THREAD_ELEMENTS = 1 << 13
+MIN_QUANTIZED_ELEMENTS_PER_THREAD = 1 << 13
 """Numbers from which a thread of its own is worth having."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicQuantization:
-    """Buffers of quantized data; `block` numbers of a row have a step, and `group` of them
-    a sum.
+    """The buffers of dynamically quantised data; `block` numbers of a row have a step, and `group`
+    of them a sum.
     """
 
     data: Buffer
@@ -45,7 +45,9 @@ class DynamicQuantization:
     total: Buffer
 
     @staticmethod
-    def of(data: Buffer, block: int, group: int, is_paired: bool = False) -> DynamicQuantization:
+    def create(
+        data: Buffer, block: int, group: int, is_paired: bool = False
+    ) -> DynamicQuantization:
         """Return buffers for data whose last axis blocks divide."""
         leading, depth = data.shape[:-1], data.shape[-1]
         assert isinstance(depth, IntImm)
@@ -59,15 +61,15 @@ class DynamicQuantization:
             Buffer("total", (*leading, totals), "int32"),
         )
 
-    def around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
-        """Return the body after the data are quantized; rows in parallel."""
+    def emit_around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
+        """Emit the quantisation of the data, rows in parallel, then the body."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
         blocks = depth.value // self.block
         quantizer = _BlockQuantizer(self, row, simplify(row * blocks + n), lanes)
-        inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.body())
-        grain = max(1, MIN_THREAD_ELEMENTS // max(1, depth.value))
+        inside = For(n, const(0), const(blocks), ForKind.SERIAL, quantizer.emit_block())
+        grain = max(1, MIN_QUANTIZED_ELEMENTS_PER_THREAD // max(1, depth.value))
         work = For(row, const(0), rows, ForKind.PARALLEL, inside, {"grain": grain})
         stmt = seq(work, body)
         for buffer in (self.total, self.step, self.bytes):
@@ -76,7 +78,7 @@ class DynamicQuantization:
 
 
 class _BlockQuantizer:
-    """One block of a row."""
+    """A builder of the quantisation of one block of a row."""
 
     def __init__(self, to: DynamicQuantization, row: Var, number: PrimExpr, lanes: int) -> None:
         self.to, self.row, self.number, self.lanes = to, row, number, lanes
@@ -85,18 +87,18 @@ class _BlockQuantizer:
         self.values = [Var(f"x{i}", self.real) for i in range(count)]
         self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
 
-    def body(self) -> Stmt:
-        """Return the quantization of a block, the largest magnitude first."""
+    def emit_block(self) -> Stmt:
+        """Emit the quantisation of a block, the largest magnitude first."""
         magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
-        stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
+        stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.emit_stores())
         for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
             scaled = Mul(value, broadcast(inverse_step, self.lanes), self.real)
             near = call_intrin("round", scaled, dtype=self.real)
             stmt = LetStmt(var, Cast(near, self.whole), stmt)
         # A block of zeros would divide by 0; the smallest normal number keeps the inverse finite.
         bound = Max(magnitude, const(MIN_MAGNITUDE, "float32"), "float32")
-        stmt = LetStmt(inverse_step, Div(const(MAX_LEVEL, "float32"), bound, "float32"), stmt)
-        stmt = LetStmt(step, Mul(magnitude, const(1 / MAX_LEVEL, "float32"), "float32"), stmt)
+        stmt = LetStmt(inverse_step, Div(const(MAX_INT8_LEVEL, "float32"), bound, "float32"), stmt)
+        stmt = LetStmt(step, Mul(magnitude, const(1 / MAX_INT8_LEVEL, "float32"), "float32"), stmt)
         magnitudes = [call_intrin("abs", value, dtype=self.real) for value in self.values]
         largest = magnitudes[0]
         for candidate in magnitudes[1:]:
@@ -107,28 +109,30 @@ class _BlockQuantizer:
             stmt = LetStmt(value, self.to.data[at].with_fields(dtype=self.real), stmt)
         return stmt
 
-    def stores(self) -> list[Stmt]:
-        """Return the stores of the bytes, and of the sums of groups."""
+    def emit_stores(self) -> list[Stmt]:
+        """Emit the stores of the bytes, and of the sums of groups."""
         stmts: list[Stmt] = []
         for i, value in enumerate(self.rounded):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)
             is_paired = self.to.bytes.dtype == "int16"
             level = (
-                pair_order(value) if is_paired else Cast(value, dt.with_lanes("int8", self.lanes))
+                to_pair_order(value)
+                if is_paired
+                else Cast(value, dt.with_lanes("int8", self.lanes))
             )
             stmts.append(BufferStore(self.to.bytes, level, (at,)))
         size = self.to.group // self.lanes
         groups = self.to.block // self.to.group
         for group in range(groups):
             # Sums are taken from int32 registers, before the bytes lose their upper bits.
-            total = _sum(self.rounded[group * size : (group + 1) * size], self.whole)
+            total = _sum_lanes(self.rounded[group * size : (group + 1) * size], self.whole)
             total_index = self.number * groups + group
             group_total = VectorReduce(total, "sum", "int32")
             stmts.append(BufferStore(self.to.total, group_total, (total_index,)))
         return stmts
 
 
-def _sum(vectors: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+def _sum_lanes(vectors: Sequence[PrimExpr], dtype: str) -> PrimExpr:
     total = vectors[0]
     for vector in vectors[1:]:
         total = Add(total, vector, dtype)

@@ -16,20 +16,25 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Cast, IntImm, Mul, PrimExpr, Var, const
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import Family
-from ekiden.kernels.prim_builder import tiled_builder
-from ekiden.kernels.quantized.word_panels import WordPanels, operands_of, rows_in_registers, space
+from ekiden.kernels.prim_builder import build_function_of
+from ekiden.kernels.quantized.word_panels import (
+    WordPanelKernel,
+    anchor_operands,
+    rows_in_registers,
+    search_space,
+)
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, Stmt, seq
-from ekiden.topi.nn.nibbles import PANEL_ROWS, WORD_VALUES
+from ekiden.topi.nn.nibbles import ROWS_PER_PANEL, VALUES_PER_WORD
 
-SPARE_REGISTERS = 4
+INT4_SPARE_REGISTERS = 4
 """Registers beside sums: what is unpacked of a word, and the mask."""
-TAG = "dense_nibbles_pack"
+INT4_DENSE_TAG = "dense_nibbles_pack"
 
 
-class _Int4Kernel(WordPanels):
-    """One kernel being built."""
+class _Int4DenseKernel(WordPanelKernel):
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -38,16 +43,16 @@ class _Int4Kernel(WordPanels):
         target: Target,
         decision: Decision,
     ) -> None:
-        super().__init__(inputs, outputs, target, decision, TAG, PANEL_ROWS)
+        super().__init__(inputs, outputs, target, decision, INT4_DENSE_TAG, ROWS_PER_PANEL)
         _, self.step, self.total, self.weight, self.scale, self.point = self.operands
         self.blocks, self.words = self.weight.shape[1:3]
 
-    def load(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
+    def load_vector(self, buffer: Buffer, at: PrimExpr) -> PrimExpr:
         """Load a vector."""
         vector = dt.with_lanes(buffer.dtype, self.lanes)
         return buffer[ramp(at, 1, self.lanes)].with_fields(dtype=vector)
 
-    def add_word(
+    def emit_word(
         self,
         sums: Buffer,
         rows: int,
@@ -56,7 +61,7 @@ class _Int4Kernel(WordPanels):
         at: PrimExpr,
         vectors: int,
     ) -> Stmt:
-        """Add a word of each row of the weight to the sums.
+        """Emit the addition of a word of each row of the weight to the sums.
 
         Args:
             sums: The sums of the block.
@@ -78,7 +83,7 @@ class _Int4Kernel(WordPanels):
                     n = const(i * vectors + v)
                     updated = call_intrin("dot4_u8s8", sums[n], halves[v][half], value, dtype=kind)
                     updates.append(BufferStore(sums, updated, (n,)))
-                data_word = self.word(first + i, at + half * (WORD_VALUES // 2))
+                data_word = self.broadcast_word(first + i, at + half * (VALUES_PER_WORD // 2))
                 steps.append(LetStmt(value, data_word, seq(*updates)))
         stmt = seq(*steps)
         mask, four = (broadcast(const(n, "int32"), self.lanes) for n in (0x0F0F0F0F, 4))
@@ -89,10 +94,12 @@ class _Int4Kernel(WordPanels):
             nibbles = [call_intrin("bitwise_and", x, mask, dtype=kind) for x in (loaded[v], upper)]
             stmt = LetStmt(halves[v][1], nibbles[1], stmt)
             stmt = LetStmt(halves[v][0], nibbles[0], stmt)
-            stmt = LetStmt(loaded[v], self.load(self.weight, word_offset + v * self.lanes), stmt)
+            stmt = LetStmt(
+                loaded[v], self.load_vector(self.weight, word_offset + v * self.lanes), stmt
+            )
         return stmt
 
-    def block(
+    def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
         """Return the loop over all blocks of k for a tile."""
@@ -103,9 +110,9 @@ class _Int4Kernel(WordPanels):
         begin: list[Stmt] = []
         end: list[Stmt] = []
         for v in range(vectors):
-            at = line * PANEL_ROWS + (column + v * self.lanes)
-            point = Cast(self.load(self.point, at), kind)
-            scale = self.load(self.scale, at)
+            at = line * ROWS_PER_PANEL + (column + v * self.lanes)
+            point = Cast(self.load_vector(self.point, at), kind)
+            scale = self.load_vector(self.scale, at)
             for i in range(rows):
                 n, of_row = const(i * vectors + v), (first + i) * self.blocks + b
                 # sum(a * (q - point)) = sum(a * q) - point * sum(a): the second term starts the
@@ -115,31 +122,31 @@ class _Int4Kernel(WordPanels):
                 step = Mul(broadcast(self.step[of_row], self.lanes), scale, real)
                 grown = call_intrin("fma", Cast(sums[n], real), step, acc[n], dtype=real)
                 end.append(BufferStore(acc, grown, (n,)))
-        word_offset = (line * self.words + w) * PANEL_ROWS + column
-        words = self.add_word(
-            sums, rows, first, word_offset, (b * self.words + w) * WORD_VALUES, vectors
+        word_offset = (line * self.words + w) * ROWS_PER_PANEL + column
+        words = self.emit_word(
+            sums, rows, first, word_offset, (b * self.words + w) * VALUES_PER_WORD, vectors
         )
         loop = For(w, const(0), self.words, ForKind.SERIAL, words)
         block_body = Allocate(sums, seq(*begin, loop, *end))
         return For(b, const(0), self.blocks, ForKind.SERIAL, block_body)
 
 
-def accepts(anchor: te.Tensor, target: Target) -> bool:
+def is_supported(anchor: te.Tensor, target: Target) -> bool:
     """Return whether the kernel covers a product: the shape of the weight is known."""
-    return all(isinstance(d, IntImm) for t in operands_of(anchor)[3:] for d in t.shape)
+    return all(isinstance(d, IntImm) for t in anchor_operands(anchor)[3:] for d in t.shape)
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return as many rows as registers hold sums of."""
-    return rows_in_registers(target, fixed, PANEL_ROWS, SPARE_REGISTERS)
+    return rows_in_registers(target, fixed, ROWS_PER_PANEL, INT4_SPARE_REGISTERS)
 
 
 FAMILY = Family(
-    name=TAG,
-    accepts=accepts,
+    name=INT4_DENSE_TAG,
+    accepts=is_supported,
     needs=("dot4_u8s8",),
-    space=space,
-    default=default,
-    build=tiled_builder(_Int4Kernel),
+    space=search_space,
+    default=default_decision,
+    build=build_function_of(_Int4DenseKernel),
     why="each block of k is scaled on its way into the sums, which are of two types",
 )

@@ -37,14 +37,19 @@ from ekiden.ir.intrinsic import call_intrin, shuffle
 from ekiden.ir.op import Array
 from ekiden.ir.prim import Cast, PrimExpr, Var, const, is_const
 from ekiden.kernels.decision import Decision, Knob, Space
-from ekiden.kernels.micro_kernels.matrix_tiles import BY_PANEL
+from ekiden.kernels.micro_kernels.matrix_tiles import MATRIX_DOT_BY_PANEL
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import BufferStore, For, ForKind, Stmt, seq
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
-DOT4, MADD, NARROW_DOT, PAIR = "dot4_u8s8", "madd_s16", "madd_u8s8", "dot2_bf16"
-SIGNED_DOT, SHORT_DOT = "madd_s8s8", "sum2_u8s8"
+DOT4_FEATURE, MADD_FEATURE, NARROW_DOT_FEATURE, BF16_PAIR_FEATURE = (
+    "dot4_u8s8",
+    "madd_s16",
+    "madd_u8s8",
+    "dot2_bf16",
+)
+SIGNED_DOT_FEATURE, SHORT_DOT_FEATURE = "madd_s8s8", "sum2_u8s8"
 """The first is exact for all bytes of the first word and those from -127 on of the second."""
 MAX_PAIR_SUM = 128
 """Of the sum of two neighbours of one sign: 255 times that fits int16."""
@@ -52,14 +57,14 @@ EVEN_BYTES_MASK = 0x00FF00FF
 """The bytes 0 and 2 of a word."""
 INT16_ONES = 0x00010001
 """1 in each int16 of a word."""
-COLUMN_SUM_ABILITY = "helium"
+COLUMN_SUM_FEATURE = "helium"
 """What targets are able to that add up the products of a vector of words of one column."""
-MIN_THREAD_BYTES = 1 << 14
+MIN_WIDENED_BYTES_PER_THREAD = 1 << 14
 """Bytes from which a thread of its own is worth having: widening them takes about as long as
 calling one."""
 
 
-def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
+def supported_dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     """Return the instructions by which a target can multiply words of bytes, the best first.
 
     Args:
@@ -69,43 +74,56 @@ def dots(target: Target, is_narrow: bool = False) -> tuple[str, ...]:
     Returns:
         Names of intrinsics. The exact dot product is always among them, if not as an instruction.
     """
-    instructions = [MADD] if target.has(MADD) else []
-    if is_narrow and target.has(NARROW_DOT):
-        instructions.insert(0, NARROW_DOT)
-    return (DOT4, *instructions) if target.has(DOT4) else (*instructions, DOT4)
+    instructions = [MADD_FEATURE] if target.has(MADD_FEATURE) else []
+    if is_narrow and target.has(NARROW_DOT_FEATURE):
+        instructions.insert(0, NARROW_DOT_FEATURE)
+    return (
+        (DOT4_FEATURE, *instructions) if target.has(DOT4_FEATURE) else (*instructions, DOT4_FEATURE)
+    )
 
 
-def exact_dot(target: Target) -> str:
+def exact_dot_instruction(target: Target) -> str:
     """Return the instruction of a target for products of unsigned by signed bytes.
 
     It holds for all bytes, or where sums of two products fit int16; "" where the target has
     neither.
     """
-    return next((instruction for instruction in (DOT4, NARROW_DOT) if target.has(instruction)), "")
+    return next(
+        (
+            instruction
+            for instruction in (DOT4_FEATURE, NARROW_DOT_FEATURE)
+            if target.has(instruction)
+        ),
+        "",
+    )
 
 
-def word_products(target: Target) -> tuple[str, ...]:
+def word_dot_instructions(target: Target) -> tuple[str, ...]:
     """Return the instructions of a target that multiply words of bytes or of int16."""
-    needs = {DOT4: DOT4, MADD: MADD, SHORT_DOT: NARROW_DOT}
+    needs = {
+        DOT4_FEATURE: DOT4_FEATURE,
+        MADD_FEATURE: MADD_FEATURE,
+        SHORT_DOT_FEATURE: NARROW_DOT_FEATURE,
+    }
     return tuple(instruction for instruction, ability in needs.items() if target.has(ability))
 
 
-def has_few_products(target: Target) -> bool:
+def has_narrow_dot(target: Target) -> bool:
     """Return whether a target multiplies so few bytes at a time that windows of the data are worth
     copying to have none with zeros. On x86-64 they are not: pmaddwd takes 1.2 to 2.4 times as
     long with them.
     """
-    return target.has(COLUMN_SUM_ABILITY) or target.has("smlad")
+    return target.has(COLUMN_SUM_FEATURE) or target.has("smlad")
 
 
-def words_of_step(target: Target) -> int:
+def words_per_step(target: Target) -> int:
     """Return the words of a row that are multiplied at once: rows that are built have a multiple of
     it.
     """
-    return target.lanes("int32") if target.has(COLUMN_SUM_ABILITY) else 1
+    return target.lanes("int32") if target.has(COLUMN_SUM_FEATURE) else 1
 
 
-def dot_space(
+def dot_instruction_knobs(
     weight: te.Tensor, target: Target, is_narrow: bool = False, matrices: str | None = None
 ) -> Space:
     """Return the knob of a kernel whose weight may be of words.
@@ -114,9 +132,12 @@ def dot_space(
         weight: The weight.
         target: The processor.
         is_narrow: Whether sums of two products fit int16.
-        matrices: The instruction of registers that hold matrices (`matrix_dot`), or None.
+        matrices: The instruction of registers that hold matrices (`matrix_dot_instruction`), or
+            None.
     """
-    instructions = dots(target, is_narrow) if weight.dtype == "int8" else (PAIR,)
+    instructions = (
+        supported_dots(target, is_narrow) if weight.dtype == "int8" else (BF16_PAIR_FEATURE,)
+    )
     if matrices is not None:
         instructions = (matrices, *instructions)
     elif weight.dtype != "int8":
@@ -124,13 +145,13 @@ def dot_space(
     return (Knob("dot", instructions, "how words of a few neighbours are multiplied"),)
 
 
-def matrix_dot(weight: te.Tensor, target: Target) -> str | None:
+def matrix_dot_instruction(weight: te.Tensor, target: Target) -> str | None:
     """Return the instruction that multiplies words in registers that hold matrices, if a target has
     it.
 
     Its loads are not checked, so it is not used where all accesses shall be.
     """
-    products = BY_PANEL.get(weight.dtype)
+    products = MATRIX_DOT_BY_PANEL.get(weight.dtype)
     # Checks of bounds instrument vector loads, not loads of matrix registers.
     has_it = products is not None and target.has(products.ability) and not target.bounds
     return products.ability if products is not None and has_it else None
@@ -147,6 +168,8 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
     above = np.maximum(wide, 0).sum(-1) > MAX_PAIR_SUM
     is_large = above | (np.minimum(wide, 0).sum(-1) < -MAX_PAIR_SUM)
     # Half of a pair, and the other half, are each at most 128 in sum; both are exact integers.
+    # 255 * 128 = 32640 fits int16: with pair sums of at most 128, the saturating instruction never
+    # saturates.
     remainder = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
     has_remainder = is_large.any((-1, -2))
     count = int(has_remainder.sum(1).max(initial=0))
@@ -157,86 +180,99 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
     return extended, first.astype(np.int32)
 
 
-def widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
+def create_widened_buffer(data: Buffer, decision: Decision) -> Buffer | None:
     """Return the buffer that data are widened to, if they are.
 
     It has the same elements, but of each word the first and the third come first.
     """
-    if decision.get("dot") != MADD:
+    if decision.get("dot") != MADD_FEATURE:
         return None
     return Buffer("pairs", data.shape, "int16")
 
 
-def widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
+def emit_widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt:
     """Emit a copy of `size` bytes to `pairs`, in parallel. Rows are whole words and follow one
     another, so that all are taken as one: few words of a row leave lanes idle (12544 rows of 32
     bytes and 16 columns by AVX-512 on Zen 5: 177 us row by row, 57 as one)."""
-    words = simplify(size // WORD)
+    words = simplify(size // DOT_WORD_CHANNELS)
 
-    def body(at: PrimExpr, width: int) -> Stmt:
-        """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
-        word.
+    def widen_words(at: PrimExpr, width: int) -> Stmt:
+        """Emit the widening of words of four bytes b0 b1 b2 b3 to int16 b0 b2 b1 b3, by masks and
+        shifts within each word.
         """
-        first = at * WORD
+        first = at * DOT_WORD_CHANNELS
         wide = f"int64x{width}" if width > 1 else "int64"
         word = dt.with_lanes("int32", width) if width > 1 else "int32"
 
-        def number(value: int) -> PrimExpr:
+        def splat(value: int) -> PrimExpr:
             return broadcast(const(value, "int64"), width) if width > 1 else const(value, "int64")
 
-        load = data[ramp(first, 1, WORD * width)].with_fields(
-            dtype=dt.with_lanes("uint8", WORD * width)
+        load = data[ramp(first, 1, DOT_WORD_CHANNELS * width)].with_fields(
+            dtype=dt.with_lanes("uint8", DOT_WORD_CHANNELS * width)
         )
         value = Cast(call_intrin("reinterpret", load, dtype=word), wide)
-        even = call_intrin("bitwise_and", value, number(EVEN_BYTES_MASK), dtype=wide)
-        odd = call_intrin("right_shift", value, number(8), dtype=wide)
-        odd = call_intrin("bitwise_and", odd, number(EVEN_BYTES_MASK), dtype=wide)
+        even = call_intrin("bitwise_and", value, splat(EVEN_BYTES_MASK), dtype=wide)
+        odd = call_intrin("right_shift", value, splat(8), dtype=wide)
+        odd = call_intrin("bitwise_and", odd, splat(EVEN_BYTES_MASK), dtype=wide)
         # Even bytes fill the lower 32 bits, odd ones the upper, so one OR gives the order b0 b2 b1
         # b3.
-        odd = call_intrin("left_shift", odd, number(32), dtype=wide)
+        odd = call_intrin("left_shift", odd, splat(32), dtype=wide)
         both = call_intrin("bitwise_or", even, odd, dtype=wide)
-        widened = call_intrin("reinterpret", both, dtype=dt.with_lanes("int16", WORD * width))
-        return BufferStore(pairs, widened, (ramp(first, 1, WORD * width),))
+        widened = call_intrin(
+            "reinterpret", both, dtype=dt.with_lanes("int16", DOT_WORD_CHANNELS * width)
+        )
+        return BufferStore(pairs, widened, (ramp(first, 1, DOT_WORD_CHANNELS * width),))
 
     vector, tail = Var("vector"), Var("tail")
     whole = simplify(words // lanes)
-    grain = max(1, MIN_THREAD_BYTES // (WORD * lanes))
+    # A copy is memory-bound: a thread needs enough bytes to pay for its start.
+    grain = max(1, MIN_WIDENED_BYTES_PER_THREAD // (DOT_WORD_CHANNELS * lanes))
     vectors = For(
-        vector, const(0), whole, ForKind.PARALLEL, body(vector * lanes, lanes), {"grain": grain}
+        vector,
+        const(0),
+        whole,
+        ForKind.PARALLEL,
+        widen_words(vector * lanes, lanes),
+        {"grain": grain},
     )
     rest = simplify(words - whole * lanes)
     if is_const(rest, 0):
         return vectors
-    return seq(vectors, For(tail, const(0), rest, ForKind.SERIAL, body(whole * lanes + tail, 1)))
+    return seq(
+        vectors, For(tail, const(0), rest, ForKind.SERIAL, widen_words(whole * lanes + tail, 1))
+    )
 
 
-def pair_order(levels: PrimExpr) -> PrimExpr:
+def to_pair_order(levels: PrimExpr) -> PrimExpr:
     """Return the lower halves of a vector of int32 in the order that products of int16
     take them.
     """
     count = dt.lanes(levels.dtype)
     halves = call_intrin("reinterpret", levels, dtype=dt.with_lanes("int16", 2 * count))
-    first = [WORD * (n // WORD) + (0, 2, 1, 3)[n % WORD] for n in range(count)]
+    first = [
+        DOT_WORD_CHANNELS * (n // DOT_WORD_CHANNELS) + (0, 2, 1, 3)[n % DOT_WORD_CHANNELS]
+        for n in range(count)
+    ]
     return shuffle(halves, halves, [2 * n for n in first])
 
 
 __all__ = [
-    "DOT4",
+    "BF16_PAIR_FEATURE",
+    "DOT4_FEATURE",
     "INT16_ONES",
-    "MADD",
-    "NARROW_DOT",
-    "PAIR",
-    "SHORT_DOT",
-    "SIGNED_DOT",
-    "dot_space",
-    "dots",
-    "exact_dot",
-    "has_few_products",
-    "matrix_dot",
-    "pair_order",
+    "MADD_FEATURE",
+    "NARROW_DOT_FEATURE",
+    "SHORT_DOT_FEATURE",
+    "SIGNED_DOT_FEATURE",
+    "create_widened_buffer",
+    "dot_instruction_knobs",
+    "emit_widen_pairs",
+    "exact_dot_instruction",
+    "has_narrow_dot",
+    "matrix_dot_instruction",
     "split_large_pairs",
-    "widen_pairs",
-    "widened_buffer",
-    "word_products",
-    "words_of_step",
+    "supported_dots",
+    "to_pair_order",
+    "word_dot_instructions",
+    "words_per_step",
 ]

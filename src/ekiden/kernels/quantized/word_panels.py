@@ -11,21 +11,21 @@ from ekiden import te
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, const
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
 from ekiden.kernels.micro_kernels.epilogue import Epilogue, find_anchor
-from ekiden.kernels.micro_kernels.register_tiles import balanced_rows, column_mask
-from ekiden.kernels.prim_builder import make_buffers, product, unflatten
-from ekiden.kernels.spaces.product import MAX_TILE_ROWS
+from ekiden.kernels.micro_kernels.register_tiles import balanced_row_tiles, column_mask
+from ekiden.kernels.prim_builder import declare_parameters, product_of_dims, unflatten_row
+from ekiden.kernels.spaces.product import MAX_PRODUCT_TILE_ROWS
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
 
-NARROW_VECTORS = 2
+NARROW_TILE_VECTORS = 2
 """Vectors of tiles of many rows, by default."""
 
 
-class WordPanels:
-    """Kernel under construction: `block` emits the sums of a tile."""
+class WordPanelKernel:
+    """A builder of a kernel: `block` emits the sums of a tile."""
 
     def __init__(
         self,
@@ -38,39 +38,41 @@ class WordPanels:
     ) -> None:
         self.decision, self.panel, self.target = decision, panel, target
         self.anchor = find_anchor(outputs, tag)
-        self.buffers = make_buffers(inputs, outputs)
-        self.operands = [self.buffers[t] for t in operands_of(self.anchor)]
+        self.buffers = declare_parameters(inputs, outputs)
+        self.operands = [self.buffers[t] for t in anchor_operands(self.anchor)]
         self.bytes = self.operands[0]
         """Of the data."""
         self.units = int(str(self.anchor.op.attrs["units"]))
         self.lanes = target.lanes("float32")
-        self.rows = product(self.bytes.shape[:-1])
+        self.rows = product_of_dims(self.bytes.shape[:-1])
         self.epilogue = Epilogue(self.anchor, outputs[0], self.buffers)
         self.leading = list(outputs[0].shape[:-1])
 
     @property
-    def narrow(self) -> int:
-        """Vectors of tiles of many rows."""
-        return NARROW_VECTORS
+    def narrow_tile_vectors(self) -> int:
+        """Return the vectors of tiles of many rows."""
+        return NARROW_TILE_VECTORS
 
-    def block(
+    def emit_blocks(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
         """Emit all blocks of k for a tile, which add to the sums in `acc`."""
         raise NotImplementedError
 
-    def word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
+    def broadcast_word(self, row: PrimExpr, at: PrimExpr) -> PrimExpr:
         """Broadcast four bytes of the data to every lane."""
         start = row * self.bytes.shape[-1] + at
         bytes_ = self.bytes[ramp(start, 1, 4)].with_fields(dtype="int8x4")
         return broadcast(call_intrin("reinterpret", bytes_, dtype="int32"), self.lanes)
 
-    def tile(self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int) -> Stmt:
+    def emit_tile(
+        self, rows: int, first: PrimExpr, panel: PrimExpr, column: int, valid: int
+    ) -> Stmt:
         """Emit the tiles from a column of a panel on, of whose columns from there `valid` are
         stored.
         """
-        is_wide = rows <= self.decision.number("wide_rows")
-        max_vectors = self.panel // self.lanes if is_wide else self.narrow
+        is_wide = rows <= self.decision.int_value("wide_rows")
+        max_vectors = self.panel // self.lanes if is_wide else self.narrow_tile_vectors
         vectors = min(max_vectors, -(-valid // self.lanes))
         acc = Buffer(
             "acc", (const(rows * vectors),), dt.with_lanes("float32", self.lanes), "register"
@@ -85,44 +87,44 @@ class WordPanels:
             mask = None if num_valid >= self.lanes else column_mask(num_valid, self.lanes)
             row, at = first + i, panel * self.panel + (column + v * self.lanes)
             offset = row * self.units + at
-            indices = unflatten(row, self.leading, at)
-            stores.append(self.epilogue.store(indices, offset, acc[const(n)], mask))
-        work = self.block(acc, rows, first, panel, column, vectors)
+            indices = unflatten_row(row, self.leading, at)
+            stores.append(self.epilogue.emit_store(indices, offset, acc[const(n)], mask))
+        work = self.emit_blocks(acc, rows, first, panel, column, vectors)
         tile_stmt = Allocate(acc, seq(*clear, work, *stores))
         width = vectors * self.lanes
         if valid <= width:
             return tile_stmt
-        return seq(tile_stmt, self.tile(rows, first, panel, column + width, valid - width))
+        return seq(tile_stmt, self.emit_tile(rows, first, panel, column + width, valid - width))
 
-    def panels(self, count: int, begin: int, valid: int) -> Stmt:
-        """Return some panels in parallel, all rows of each."""
+    def emit_panels(self, count: int, begin: int, valid: int) -> Stmt:
+        """Emit some panels in parallel, all rows of each."""
         panel = Var("p")
-        inside = balanced_rows(
+        inside = balanced_row_tiles(
             self.rows,
-            self.decision.number("rows"),
-            lambda rows, first: self.tile(rows, first, panel, 0, valid),
+            self.decision.int_value("rows"),
+            lambda rows, first: self.emit_tile(rows, first, panel, 0, valid),
         )
         return For(panel, const(begin), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
     def body(self) -> Stmt:
-        """Return the full panels, then the last one if it is narrower."""
+        """Emit the full panels, then the last one if it is narrower."""
         num_full, tail_columns = divmod(self.units, self.panel)
-        stmts = [self.panels(num_full, 0, self.panel)] if num_full else []
+        stmts = [self.emit_panels(num_full, 0, self.panel)] if num_full else []
         if tail_columns:
-            stmts.append(self.panels(1, num_full, tail_columns))
+            stmts.append(self.emit_panels(1, num_full, tail_columns))
         return seq(*stmts)
 
 
-def operands_of(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
+def anchor_operands(anchor: te.Tensor) -> tuple[te.Tensor, ...]:
     """Return what an anchor multiplies."""
     operands = anchor.op.attrs["inputs"]
     assert isinstance(operands, tuple)
     return operands
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space."""
-    rows = descending(MAX_TILE_ROWS)
+    rows = descending_range(MAX_PRODUCT_TILE_ROWS)
     return (
         Knob("rows", rows, "rows of a tile"),
         Knob("wide_rows", (*rows, 0), "rows up to which a tile has all columns of a panel"),
@@ -141,8 +143,16 @@ def rows_in_registers(target: Target, fixed: Fixed, panel: int, spare: int) -> D
     """
     vectors = panel // target.lanes("float32")
     wide = max(1, (target.registers - spare) // (2 * vectors))
-    rows = max(wide, wide * vectors // NARROW_VECTORS)
-    return Decision.of({"rows": fixed.get("rows", rows), "wide_rows": fixed.get("wide_rows", wide)})
+    rows = max(wide, wide * vectors // NARROW_TILE_VECTORS)
+    return Decision.from_mapping(
+        {"rows": fixed.get("rows", rows), "wide_rows": fixed.get("wide_rows", wide)}
+    )
 
 
-__all__ = ["NARROW_VECTORS", "WordPanels", "operands_of", "rows_in_registers", "space"]
+__all__ = [
+    "NARROW_TILE_VECTORS",
+    "WordPanelKernel",
+    "anchor_operands",
+    "rows_in_registers",
+    "search_space",
+]

@@ -37,42 +37,49 @@ from ekiden.ir.prim import (
     cast,
     const,
 )
-from ekiden.kernels.cost_model import chains_of
+from ekiden.kernels.cost_model import accumulator_chains
 from ekiden.kernels.decision import Decision
 from ekiden.kernels.family import Family
 from ekiden.kernels.micro_kernels.register_tiles import (
-    IndexedSteps,
-    KLoop,
-    Tile,
-    balanced_rows,
-    compute_tile,
+    ListedWords,
+    ReductionLoop,
+    RegisterTile,
+    balanced_row_tiles,
+    emit_register_tile,
 )
-from ekiden.kernels.prim_builder import extern_buffers, tiled_function
-from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
-from ekiden.kernels.spaces.recurrent import default, gate_groups, space, state_dtype
+from ekiden.kernels.prim_builder import create_tiled_function, declare_extern_parameters
+from ekiden.kernels.quantized.int8_dot import create_widened_buffer, emit_widen_pairs
+from ekiden.kernels.spaces.recurrent import (
+    default_decision,
+    register_gate_groups,
+    search_space,
+    state_dtype,
+)
 from ekiden.target import Target
-from ekiden.te.range_checks import checks_of
+from ekiden.te.range_checks import range_checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
-from ekiden.topi.cells import Cell, VectorMath
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.cells import RecurrentCell, VectorMath
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
-LANES = 16
+DEFAULT_RECURRENT_LANES = 16
 """Hidden units of a panel where no target is known."""
-PARALLEL_PRODUCTS = 1 << 17
+MIN_PARALLEL_PRODUCTS = 1 << 17
 """Multiplications of a step from which threads share it: less takes no longer than to call them."""
-DEFAULT_ROWS = 6
+DEFAULT_BATCH_ROWS = 6
 """Sequences of a batch that a register tile takes where no target is known."""
-PEEPHOLES = ("p_i", "p_f", "p_o")
+PEEPHOLE_NAMES = ("p_i", "p_f", "p_o")
 
 
-class Layer:
-    """The statement of one layer. `inputs` are data [steps, batch, gates * hidden], weight (packed,
-    or as it is), and those of `cell.given`; `outputs` all hidden states and the last states."""
+class RecurrentLayerKernel:
+    """A builder of the statement of one layer. `inputs` are data [steps, batch, gates * hidden],
+    weight (packed, or as it is), and those of `cell.given`; `outputs` all hidden states and the
+    last states.
+    """
 
     def __init__(
         self,
-        cell: Cell,
+        cell: RecurrentCell,
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
         target: Target | None = None,
@@ -84,14 +91,14 @@ class Layer:
         self.extras = dict(zip(cell.given, inputs[2:], strict=True))
         self.is_packed = len(self.weight.shape) > 2
         self.is_bytes = self.weight.dtype == "int8"
-        lanes = target.lanes("float32") if target is not None else LANES
+        lanes = target.lanes("float32") if target is not None else DEFAULT_RECURRENT_LANES
         self.lanes = self._packed_lanes() if self.is_packed else lanes
         self.steps, self.batch = self.data.shape[:2]
         rows = self.data.shape[2]
         assert isinstance(rows, IntImm)
         self.hidden = rows.value // cell.gates
         self.panels = -(-self.hidden // self.lanes)
-        self.word = WORD if self.is_bytes else 1
+        self.word = DOT_WORD_CHANNELS if self.is_bytes else 1
         self.depth = -(-self.hidden // self.word)
         self.width = self.panels * self.lanes
         self.size = simplify(self.batch * self.width)
@@ -102,10 +109,10 @@ class Layer:
         self.update = Buffer("update", (self.size,))
         self.quantized = Buffer("quantized", (self.size,), "uint8")
         self.dot = str((decision or Decision()).get("dot", ""))
-        self.rows = int((decision or Decision()).get("rows", DEFAULT_ROWS))
+        self.rows = int((decision or Decision()).get("rows", DEFAULT_BATCH_ROWS))
         self.places = self.extras.get("places")
         self.listed = 0 if self.places is None else _static_size(self.places.shape[1])
-        self.pairs = widened_buffer(self.quantized, decision or Decision())
+        self.pairs = create_widened_buffer(self.quantized, decision or Decision())
         self.scale = Buffer("state_scale", (const(1),))
         self.zero_point = Buffer("state_zero_point", (const(1),), "int32")
         self.factor = state_dtype(self.weight.dtype, cell)
@@ -118,7 +125,7 @@ class Layer:
 
     # Vectors.
 
-    def load(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
+    def load_vector(self, buffer: Buffer, at: PrimExpr, mask: PrimExpr | None = None) -> PrimExpr:
         """Load a vector; zeros where the mask is not set."""
         vector = BufferLoad(
             buffer, (ramp(at, 1, self.lanes),), dt.with_lanes(buffer.dtype, self.lanes)
@@ -126,7 +133,7 @@ class Layer:
         zero = broadcast(const(0, buffer.dtype), self.lanes)
         return vector if mask is None else if_then_else(mask, vector, zero)
 
-    def store(
+    def store_vector(
         self, buffer: Buffer, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None = None
     ) -> Stmt:
         """Store a vector."""
@@ -137,7 +144,7 @@ class Layer:
         """Return a vector of zeros."""
         return broadcast(const(0.0, "float32"), self.lanes)
 
-    def mask(self, panel: PrimExpr) -> PrimExpr | None:
+    def unit_mask(self, panel: PrimExpr) -> PrimExpr | None:
         """Return the lanes of a panel that are hidden units; None where all are."""
         if self.hidden == self.width:
             return None
@@ -146,29 +153,29 @@ class Layer:
 
     # Before and after the loop.
 
-    def copy_state(self, name: str, first: bool) -> Stmt:
-        """Copy a state from its initial value, or to its output."""
+    def emit_copy_state(self, name: str, first: bool) -> Stmt:
+        """Emit the copy of a state from its initial value, or to its output."""
         row, panel = Var("row"), Var("panel")
-        state, mask = self.states[name], self.mask(panel)
+        state, mask = self.states[name], self.unit_mask(panel)
         inside, outside = (row * n + panel * self.lanes for n in (self.width, self.hidden))
         if first:
             initial = self.extras.get(f"initial_{name}")
-            value = self.zero if initial is None else self.load(initial, outside, mask)
-            body = self.store(state, inside, value)
+            value = self.zero if initial is None else self.load_vector(initial, outside, mask)
+            body = self.store_vector(state, inside, value)
         else:
             output = self.outputs[1 + list(self.states).index(name)]
             half = self.steps % 2 * self.size if name == "h" else const(0)
-            body = self.store(output, outside, self.load(state, half + inside), mask)
+            body = self.store_vector(output, outside, self.load_vector(state, half + inside), mask)
         panels_loop = For(panel, const(0), const(self.panels), ForKind.SERIAL, body)
         return For(row, const(0), self.batch, ForKind.SERIAL, panels_loop)
 
-    def packed(self) -> tuple[Buffer, Stmt]:
+    def pack_weight(self) -> tuple[Buffer, Stmt]:
         """Return a copy of the weight in panels, and the statement that fills it."""
         gates, lanes, dtype = self.cell.gates, self.lanes, self.weight.dtype
         count = self.panels * self.depth * gates * lanes * self.word
         copy = Buffer("packed", (const(count),), dtype)
         panel, k = Var("panel"), Var("k")
-        mask, zero = self.mask(panel), broadcast(const(0, dtype), lanes)
+        mask, zero = self.unit_mask(panel), broadcast(const(0, dtype), lanes)
         steps = []
         for gate, byte in product(range(gates), range(self.word)):
             column = k * self.word + byte
@@ -177,6 +184,7 @@ class Layer:
             value: PrimExpr = BufferLoad(self.weight, index, dt.with_lanes(dtype, lanes))
             if mask is not None:
                 value = if_then_else(mask, value, zero)
+            # The last word of a row is padded with zeros, which add nothing to the products.
             if self.depth * self.word != self.hidden:
                 value = if_then_else(column < self.hidden, value, zero)
             offset = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
@@ -186,7 +194,7 @@ class Layer:
 
     # One step.
 
-    def time(self, t: PrimExpr, row: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
+    def time_of_step(self, t: PrimExpr, row: PrimExpr) -> tuple[PrimExpr, PrimExpr | None]:
         """Return (the row of the data that step t of a sequence takes, whether the sequence has a
         step t).
         """
@@ -198,83 +206,83 @@ class Layer:
         at = length - 1 - t
         return (if_then_else(is_active, at, t) if self.cell.reverse else t), is_active
 
-    def multiplied(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
+    def product_source(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """Return what a phase multiplies with the weight, and where it begins."""
         if self.is_bytes:
             return self.quantized if self.pairs is None else self.pairs, const(0)
-        return self.state(t, phase)
+        return self.phase_state(t, phase)
 
-    def state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
+    def phase_state(self, t: PrimExpr, phase: int) -> tuple[Buffer, PrimExpr]:
         """Return the state that a phase takes, and where it begins."""
         return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
 
-    def quantize(self, t: PrimExpr, phase: int) -> Stmt:
-        """Quantize the state of a phase to bytes, with a scale and zero point: those of the
-        smallest range that holds the state and 0.
+    def emit_quantize(self, t: PrimExpr, phase: int) -> Stmt:
+        """Emit the quantisation of a phase's state to bytes, with a scale and zero point: those of
+        the smallest range that holds the state and 0.
         """
-        source, start = self.state(t, phase)
+        source, start = self.phase_state(t, phase)
         shape, one = (const(self.lanes),), const(0)
         # Both start at 0, so that 0 is a level of the range (as in ONNX DynamicQuantizeLinear).
         low, high = (Buffer(name, shape, scope="local") for name in ("low", "high"))
         i, j = Var("i"), Var("j")
         count = simplify(self.size // self.lanes)
-        value = self.load(source, start + i * self.lanes)
+        value = self.load_vector(source, start + i * self.lanes)
         vector = value.dtype
         extremes = seq(
-            self.store(low, one, Min(self.load(low, one), value, vector)),
-            self.store(high, one, Max(self.load(high, one), value, vector)),
+            self.store_vector(low, one, Min(self.load_vector(low, one), value, vector)),
+            self.store_vector(high, one, Max(self.load_vector(high, one), value, vector)),
         )
-        minimum = VectorReduce(self.load(low, one), "min", "float32")
-        maximum = VectorReduce(self.load(high, one), "max", "float32")
+        minimum = VectorReduce(self.load_vector(low, one), "min", "float32")
+        maximum = VectorReduce(self.load_vector(high, one), "max", "float32")
         spread = (maximum - minimum) / const(255.0, "float32")
         step = if_then_else(maximum > minimum, spread, const(1.0, "float32"))
         scale = self.scale[const(0)]
         zero = call_intrin("round", (const(0.0, "float32") - minimum) / scale)
-        level = call_intrin("round", Div(self.load(source, start + j * self.lanes),
+        level = call_intrin("round", Div(self.load_vector(source, start + j * self.lanes),
                                          broadcast(scale, self.lanes), vector))  # fmt: skip
         shift = broadcast(cast(self.zero_point[const(0)], "float32"), self.lanes)
         top = broadcast(const(255.0, "float32"), self.lanes)
         byte = Max(Min(Add(level, shift, vector), top, vector), self.zero, vector)
         bytes_ = Cast(byte, dt.with_lanes("uint8", self.lanes))
         stmt = seq(
-            self.store(low, one, self.zero),
-            self.store(high, one, self.zero),
+            self.store_vector(low, one, self.zero),
+            self.store_vector(high, one, self.zero),
             For(i, const(0), count, ForKind.SERIAL, extremes),
             BufferStore(self.scale, step, (const(0),)),
             BufferStore(self.zero_point, cast(zero, "int32"), (const(0),)),
             For(j, const(0), count, ForKind.SERIAL,
-                self.store(self.quantized, j * self.lanes, bytes_)),
+                self.store_vector(self.quantized, j * self.lanes, bytes_)),
         )  # fmt: skip
         if self.pairs is not None:
             width = const(self.width)
             stmt = seq(
-                stmt, widen_pairs(self.quantized, self.pairs, self.batch * width, self.lanes)
+                stmt, emit_widen_pairs(self.quantized, self.pairs, self.batch * width, self.lanes)
             )
         return Allocate(low, Allocate(high, stmt))
 
-    def products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
-                 mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
+    def gate_products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
+                      mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
         """Return the products of a phase's gates for a panel, in float32."""
         gate_values: list[PrimExpr] = []
-        for n, gate in enumerate(self.cell.phases[phase]):
-            value = self.load(products, at + n * self.lanes)
+        for n, gate in enumerate(self.cell.gate_phases[phase]):
+            value = self.load_vector(products, at + n * self.lanes)
             if self.is_bytes:
                 row, vector = unit + gate * self.hidden, dt.with_lanes("int32", self.lanes)
                 zero = broadcast(self.zero_point[const(0)], self.lanes)
-                sums = Mul(zero, self.load(self.extras["sums"], row, mask), vector)
+                sums = Mul(zero, self.load_vector(self.extras["sums"], row, mask), vector)
                 step = broadcast(self.scale[const(0)], self.lanes)
-                weight = self.load(self.extras["scale"], row, mask)
+                weight = self.load_vector(self.extras["scale"], row, mask)
                 total = Cast(Sub(value, sums, vector), weight.dtype)
                 value = Mul(total, Mul(step, weight, weight.dtype), weight.dtype)
             gate_values.append(value)
         return gate_values
 
-    def units(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
-        """Return the product and the cell of a panel, for all sequences."""
-        chosen, lanes = self.cell.phases[phase], self.lanes
+    def emit_panel(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
+        """Emit the product and the cell of a panel, for all sequences."""
+        chosen, lanes = self.cell.gate_phases[phase], self.lanes
         dtype = "int32" if self.is_bytes else "float32"
 
-        def tile(rows: int, first: PrimExpr) -> Stmt:
+        def emit_rows(rows: int, first: PrimExpr) -> Stmt:
             """Compute some rows of the batch: the products of their states with the gates of a
             panel, in the thread's own memory, then the cell.
             """
@@ -282,24 +290,28 @@ class Layer:
             products = Buffer("products", (count,), dtype, "local")
             multiply = seq(
                 *(
-                    self.multiply((t, phase), group, (rows, first), (panel, weight), products)
-                    for group in self.parts(chosen, rows)
+                    self.emit_products((t, phase), group, (rows, first), (panel, weight), products)
+                    for group in self.register_gate_groups(chosen, rows)
                 )
             )
             row = Var("row")
-            one = self.one(t, phase, panel, first + row, products, row * (len(chosen) * lanes))
+            one = self.emit_cell(
+                t, phase, panel, first + row, products, row * (len(chosen) * lanes)
+            )
             rows_loop = For(row, const(0), const(rows), ForKind.SERIAL, one)
             return Allocate(products, seq(multiply, rows_loop))
 
-        return balanced_rows(self.batch, self.rows, tile)
+        return balanced_row_tiles(self.batch, self.rows, emit_rows)
 
-    def parts(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
+    def register_gate_groups(self, gates: Sequence[int], rows: int) -> Sequence[Sequence[int]]:
         """Return groups of gates whose sums are in registers together."""
         return (
-            (gates,) if self.target is None else gate_groups(gates, rows, self.target, self.factor)
+            (gates,)
+            if self.target is None
+            else register_gate_groups(gates, rows, self.target, self.factor)
         )
 
-    def multiply(
+    def emit_products(
         self,
         when: tuple[PrimExpr, int],
         gates: Sequence[int],
@@ -307,7 +319,7 @@ class Layer:
         panel: tuple[PrimExpr, Buffer],
         products: Buffer,
     ) -> Stmt:
-        """Compute the products of some gates in a step and a phase.
+        """Emit the products of some gates in a step and a phase.
 
         Args:
             when: The step and the phase.
@@ -317,35 +329,39 @@ class Layer:
             products: Where they are stored.
         """
         (t, phase), (rows, first), (number, weight), lanes = when, tile, panel, self.lanes
-        chosen = self.cell.phases[phase]
+        chosen = self.cell.gate_phases[phase]
         count, wide, chains = len(gates), len(gates) * lanes, 1
         if self.target is not None:
-            chains = chains_of(rows, count, self.target, self.factor)
-        shape = Tile(rows, count, lanes, wide, products.dtype, self.dot, chains)
+            # With few rows and gates, one accumulator per sum would wait for the latency of each
+            # multiply-add.
+            chains = accumulator_chains(rows, count, self.target, self.factor)
+        shape = RegisterTile(rows, count, lanes, wide, products.dtype, self.dot, chains)
         behind = (gates[0] - chosen[0]) * lanes
 
-        def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
-            return self.store(products, i * (len(chosen) * lanes) + behind + column, value)
+        def store_product(
+            i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None
+        ) -> Stmt:
+            return self.store_vector(products, i * (len(chosen) * lanes) + behind + column, value)
 
         step = self.cell.gates * lanes * self.word
         base = number * ((self.depth + self.listed) * step) + gates[0] * (lanes * self.word)
-        source, half = self.multiplied(t, phase)
+        source, half = self.product_source(t, phase)
         starts = [half + (first + i) * self.width for i in range(rows)]
-        loops = [KLoop(const(self.depth), const(self.word), const(step))]
-        indexed = self.rest(number, base)
-        return compute_tile(shape, loops, source, starts, weight, base, keep, listed=indexed)
+        loops = [ReductionLoop(const(self.depth), const(self.word), const(step))]
+        indexed = self.listed_words(number, base)
+        return emit_register_tile(
+            shape, loops, source, starts, weight, base, store_product, listed=indexed
+        )
 
-    def rest(self, panel: PrimExpr, base: PrimExpr) -> IndexedSteps | None:
+    def listed_words(self, panel: PrimExpr, base: PrimExpr) -> ListedWords | None:
         """Return the rows of a panel behind those for all words of the states, if there are any."""
         if self.places is None:
             return None
         step = self.cell.gates * self.lanes * self.word
         word, origin = const(self.word), base + self.depth * step
-        return IndexedSteps(
-            self.listed, self.places, panel * self.listed, origin, word, const(step)
-        )
+        return ListedWords(self.listed, self.places, panel * self.listed, origin, word, const(step))
 
-    def one(
+    def emit_cell(
         self,
         t: PrimExpr,
         phase: int,
@@ -354,32 +370,32 @@ class Layer:
         products: Buffer,
         at: PrimExpr,
     ) -> Stmt:
-        """Compute the cell of a panel's units in one sequence; its products begin at `at`."""
-        chosen, lanes, mask = self.cell.phases[phase], self.lanes, self.mask(panel)
+        """Emit the cell of a panel's units in one sequence; its products begin at `at`."""
+        chosen, lanes, mask = self.cell.gate_phases[phase], self.lanes, self.unit_mask(panel)
         unit, state_offset = panel * lanes, row * self.width + panel * lanes
-        when, is_active = self.time(t, row)
+        when, is_active = self.time_of_step(t, row)
         time = Var("time")
         line = (time * self.batch + row) * self.cell.gates
-        x = [self.load(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
-        r = self.products(products, at, phase, unit, mask)
+        x = [self.load_vector(self.data, (line + g) * self.hidden + unit, mask) for g in chosen]
+        r = self.gate_products(products, at, phase, unit, mask)
         if "bias" in self.extras:
             bias = self.extras["bias"]
             r = [
-                value + self.load(bias, unit + g * self.hidden, mask)
+                value + self.load_vector(bias, unit + g * self.hidden, mask)
                 for g, value in zip(chosen, r, strict=True)
             ]
-        old = {"h": self.load(self.h, t % 2 * self.size + state_offset)}
+        old = {"h": self.load_vector(self.h, t % 2 * self.size + state_offset)}
         if "c" in self.states:
-            old["c"] = self.load(self.c, state_offset)
+            old["c"] = self.load_vector(self.c, state_offset)
         cell_inputs = old | {
-            name: self.load(self.extras["peephole"], unit + n * self.hidden, mask)
-            for n, name in enumerate(PEEPHOLES)
+            name: self.load_vector(self.extras["peephole"], unit + n * self.hidden, mask)
+            for n, name in enumerate(PEEPHOLE_NAMES)
             if "peephole" in self.extras
         }
         if phase:
-            cell_inputs["update"] = self.load(self.update, state_offset)
-        new_values = self.cell.step(VectorMath(lanes), phase, x, r, cell_inputs)
-        body = self.keep(
+            cell_inputs["update"] = self.load_vector(self.update, state_offset)
+        new_values = self.cell.compute_phase(VectorMath(lanes), phase, x, r, cell_inputs)
+        body = self.emit_store_cell(
             t,
             new_values,
             old,
@@ -388,7 +404,7 @@ class Layer:
         )
         return LetStmt(time, when, body)
 
-    def keep(
+    def emit_store_cell(
         self,
         t: PrimExpr,
         new_values: dict[str, PrimExpr],
@@ -396,11 +412,12 @@ class Layer:
         state_offset: PrimExpr,
         output: tuple[PrimExpr, PrimExpr | None, PrimExpr | None],
     ) -> Stmt:
-        """Store what a cell computed. A sequence that has ended keeps its state, and its output is
-        zero.
+        """Emit the stores of a cell's new values. A sequence that has ended keeps its state, and
+        its output is zero.
         """
         at, is_active, mask = output
         targets = {
+            # Double-buffered: other panels of this step still read the previous state.
             "h": (self.h, (1 - t % 2) * self.size + state_offset),
             "c": (self.c, state_offset),
             "reset": (self.reset, state_offset),
@@ -415,46 +432,47 @@ class Layer:
             if is_active is not None and name in old:
                 # Shorter sequences of a batch carry their last state to the end.
                 stored = Select(broadcast(is_active, self.lanes), stored, old[name], stored.dtype)
-            stores.append(self.store(*targets[name], stored))
+            stores.append(self.store_vector(*targets[name], stored))
         if "h" in names:
             shown: PrimExpr = names["h"]
             if is_active is not None:
                 shown = Select(broadcast(is_active, self.lanes), shown, self.zero, shown.dtype)
-            stores.append(self.store(self.outputs[0], at, shown, mask))
+            stores.append(self.store_vector(self.outputs[0], at, shown, mask))
         body = seq(*stores)
         for name, value in reversed(new_values.items()):
             body = LetStmt(names[name], value, body)
         return body
 
-    def step(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
-        """Return all panels of a phase; the run of each thread forth in even steps, back in odd
+    def emit_phase(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
+        """Emit all panels of a phase; each thread runs its panels forth in even steps, back in odd
         ones.
         """
-        products = self.hidden * self.hidden * len(self.cell.phases[phase])
+        # Each step ends in a barrier of all threads: small layers are faster on one thread.
+        products = self.hidden * self.hidden * len(self.cell.gate_phases[phase])
         if isinstance(self.batch, IntImm):
             products *= self.batch.value
-        count = min(self.cores, self.panels) if products >= PARALLEL_PRODUCTS else 1
+        count = min(self.cores, self.panels) if products >= MIN_PARALLEL_PRODUCTS else 1
         chunk, position, panel = Var("chunk"), Var("turn"), Var("panel")
         begin = chunk * self.panels // count
         extent = simplify((chunk + 1) * self.panels // count - begin)
         # Odd steps reverse the run: what is left in the cache from the step before comes first.
         at = begin + position + t % 2 * (extent - 1 - position * 2)
-        inside = LetStmt(panel, at, self.units(t, phase, panel, weight))
+        inside = LetStmt(panel, at, self.emit_panel(t, phase, panel, weight))
         run = For(position, const(0), extent, ForKind.SERIAL, inside)
         kind = ForKind.PARALLEL if count > 1 else ForKind.SERIAL
         grain = {"grain": 1} if count > 1 else None
         shared = For(chunk, const(0), const(count), kind, run, grain)
-        return seq(self.quantize(t, phase), shared) if self.is_bytes else shared
+        return seq(self.emit_quantize(t, phase), shared) if self.is_bytes else shared
 
-    def body(self) -> Stmt:
-        """Return the complete layer."""
-        weight, pack_stmt = (self.weight, None) if self.is_packed else self.packed()
+    def emit_layer(self) -> Stmt:
+        """Emit the complete layer."""
+        weight, pack_stmt = (self.weight, None) if self.is_packed else self.pack_weight()
         t = Var("t")
-        phases = [self.step(t, n, weight) for n in range(len(self.cell.phases))]
+        phases = [self.emit_phase(t, n, weight) for n in range(len(self.cell.gate_phases))]
         statements = [
-            *(self.copy_state(name, True) for name in self.states),
+            *(self.emit_copy_state(name, True) for name in self.states),
             For(t, const(0), self.steps, ForKind.SERIAL, seq(*phases)),
-            *(self.copy_state(name, False) for name in self.states),
+            *(self.emit_copy_state(name, False) for name in self.states),
         ]
         stmt = seq(*([] if pack_stmt is None else [pack_stmt]), *statements)
         # GRU resets the state in a first phase, which all units must finish before the second.
@@ -468,7 +486,7 @@ class Layer:
         return stmt
 
 
-def recurrent(
+def build_recurrent(
     inputs: list[te.Tensor],
     outputs: list[te.Tensor],
     target: Target,
@@ -477,11 +495,11 @@ def recurrent(
 ) -> PrimFunc:
     """Build the kernel of tag "recurrent": all outputs of one layer."""
     cell = outputs[0].op.attrs["cell"]
-    assert isinstance(cell, Cell)
-    buffers, operands, results = extern_buffers(inputs, outputs)
-    layer = Layer(cell, operands, results, target, decision)
-    func = tiled_function(name, buffers, layer.body(), len(outputs))
-    if checks_of(outputs[0].op):
+    assert isinstance(cell, RecurrentCell)
+    buffers, operands, results = declare_extern_parameters(inputs, outputs)
+    layer = RecurrentLayerKernel(cell, operands, results, target, decision)
+    func = create_tiled_function(name, buffers, layer.emit_layer(), len(outputs))
+    if range_checks_of(outputs[0].op):
         func = func.with_attr({"tir.has_blocks": 1})  # the checks of lengths are loops as others
     # gates that stay shut make states decay through subnormal numbers
     return func.with_attr({"tir.flush_subnormals": 1})
@@ -494,11 +512,11 @@ def _static_size(dim: PrimExpr) -> int:
 
 FAMILY = Family(
     name="recurrent",
-    build=recurrent,
+    build=build_recurrent,
     why="steps of a sequence carry a state: blocks of a schedule are in any order",
-    space=space,
-    default=default,
+    space=search_space,
+    default=default_decision,
     is_whole=True,
 )
 
-__all__ = ["LANES", "Layer", "recurrent"]
+__all__ = ["DEFAULT_RECURRENT_LANES", "RecurrentLayerKernel", "build_recurrent"]

@@ -1,7 +1,8 @@
 """Search space and default decision of products of computed matrices.
 
 The right matrix is copied into panels, which costs k * n writes beside m * k * n / lanes
-multiply-adds: with m below NARROW_ROWS copying is most of the time, and lines are read in place
+multiply-adds: with m below MAX_STREAMED_ROWS copying is most of the time, and lines are read in
+place
 instead: from 4 to 27 times as fast for 1 to 7 rows by a transposed matrix (Zen 4). Of more rows the
 tile follows from registers (cost_model.py), and the panel's width from the remainder of columns:
 1024^3 forced to AVX2 on a Sapphire Rapids reached 80 percent of that class's peak with panels of
@@ -21,24 +22,24 @@ from ekiden.ir.prim import const
 from ekiden.kernels.cost_model import (
     MAX_PANEL_VECTORS,
     PREFETCH_DISTANCES,
-    Blocking,
-    shared_evenly,
+    LoopBlocking,
+    is_evenly_shared,
     step_cycles,
     tile_rows,
 )
-from ekiden.kernels.cpu.dense import UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
-from ekiden.kernels.family import Product, size_of
+from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.prim_builder import product
+from ekiden.kernels.prim_builder import product_of_dims
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-MAX_TILE_ROWS = 12
+MAX_PRODUCT_TILE_ROWS = 12
 """Rows of a tile: more only cost code."""
-NARROW_ROWS = 8
+MAX_STREAMED_ROWS = 8
 """Rows of a tile one vector wide: enough to hide the latency of a multiply-add."""
-ASSUMED_ROWS = 1 << 12
+ASSUMED_PRODUCT_ROWS = 1 << 12
 """What a number of rows is taken for that is not known."""
 
 
@@ -48,7 +49,10 @@ def is_transposed(anchor: te.Tensor) -> bool:
 
     It has one column then, and a vector of results can run along its rows.
     """
-    columns, rows = size_of(anchor.shape[-1]), size_of(anchor.shape[-2]) if anchor.ndim > 1 else 1
+    columns, rows = (
+        known_extent(anchor.shape[-1]),
+        known_extent(anchor.shape[-2]) if anchor.ndim > 1 else 1,
+    )
     return columns == 1 != rows and (anchor.op.tag == "batch_matmul" or anchor.ndim == 2)
 
 
@@ -56,7 +60,7 @@ def is_transposed(anchor: te.Tensor) -> bool:
 class ProductSizes:
     """Sizes that a decision depends on."""
 
-    product: Product
+    product: MatmulSizes
     """Its depth in words of 4 bytes, which the model counts."""
     batch: int | None
     transpose_a: bool
@@ -66,40 +70,40 @@ class ProductSizes:
     target: Target
 
     @staticmethod
-    def of(anchor: te.Tensor, target: Target) -> ProductSizes:
+    def from_anchor(anchor: te.Tensor, target: Target) -> ProductSizes:
         """Return the sizes of a product of computed matrices."""
         a, _ = operands_of(anchor)
         attrs, tag = anchor.op.attrs, anchor.op.tag
         batched = tag == "batch_matmul"
         transpose_a = bool(attrs.get("transpose_a", False))
         depth = a.shape[-2] if transpose_a else a.shape[-1]
-        rows = anchor.shape[1] if batched else product(list(anchor.shape[:-1]))
+        rows = anchor.shape[1] if batched else product_of_dims(list(anchor.shape[:-1]))
         transpose_b = bool(attrs.get("transpose_b", tag == "dense"))
-        batch = size_of(anchor.shape[0]) if batched else 1
+        batch = known_extent(anchor.shape[0]) if batched else 1
         # The cost model counts words of 4 bytes.
         words = simplify(depth * (itemsize(anchor.dtype) // itemsize("float32")))
         columns, lanes = anchor.shape[-1], target.lanes(anchor.dtype)
         if is_transposed(anchor):
             rows, columns = const(1), rows
             transpose_a, transpose_b = False, not transpose_a
-        size = Product.of(rows, columns, words)
+        size = MatmulSizes.from_dims(rows, columns, words)
         return ProductSizes(size, batch, transpose_a, transpose_b, lanes, target)
 
     @property
-    def columns(self) -> int | None:
+    def num_columns(self) -> int | None:
         """Return the columns of the result."""
         return self.product.columns
 
-    def with_known_rows(self) -> Product:
+    def with_known_rows(self) -> MatmulSizes:
         """Return the product with a known number of rows: tiles are of few sizes in any case."""
         size = self.product
-        return Product(size.rows or ASSUMED_ROWS, size.columns, size.depth)
+        return MatmulSizes(size.rows or ASSUMED_PRODUCT_ROWS, size.columns, size.depth)
 
-    def vectors(self) -> int:
+    def panel_vectors(self) -> int:
         """Return the vectors of a full panel: the remaining columns take panels of one vector."""
         product, target = self.with_known_rows(), self.target
 
-        def cost(wide: int) -> float:
+        def panel_cost(wide: int) -> float:
             """Return the cycles of an iteration of k for one row, in panels of `wide` vectors and
             the remainder.
             """
@@ -107,67 +111,69 @@ class ProductSizes:
             if product.columns is None:
                 return panel_cycles / wide
             num_panels, tail_columns = divmod(product.columns, wide * self.lanes)
-            narrow = step_cycles(NARROW_ROWS, 1, target) / NARROW_ROWS
+            narrow = step_cycles(MAX_STREAMED_ROWS, 1, target) / MAX_STREAMED_ROWS
             return num_panels * panel_cycles + -(-tail_columns // self.lanes) * narrow
 
         # Rounding lets equal costs tie, and the widest panel win.
-        return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(cost(wide), 6))
+        return min(range(MAX_PANEL_VECTORS, 1, -1), key=lambda wide: round(panel_cost(wide), 6))
 
     def rows(self, vectors: int) -> int:
         """Return the rows of a tile on a full panel."""
-        return min(MAX_TILE_ROWS, tile_rows(vectors, self.with_known_rows(), self.target))
+        return min(MAX_PRODUCT_TILE_ROWS, tile_rows(vectors, self.with_known_rows(), self.target))
 
-    def ways(self, vectors: int) -> tuple[str, ...]:
+    def methods(self, vectors: int) -> tuple[str, ...]:
         """Return the methods that can compute the product, the best first."""
         rows, width = self.product.rows, vectors * self.lanes
-        methods = ["panels", "whole"] if self.shares_panels(width) else ["whole", "panels"]
-        columns = -1 if self.columns is None or self.transpose_b else self.columns
+        methods = ["panels", "whole"] if self.can_share_panels(width) else ["whole", "panels"]
+        columns = -1 if self.num_columns is None or self.transpose_b else self.num_columns
         # One panel of full vectors is already in the order of reading: no copy is needed.
         if 0 <= columns <= MAX_PANEL_VECTORS * self.lanes and columns % self.lanes == 0:
             methods.insert(0, "direct")
-        if rows is not None and 0 < rows < NARROW_ROWS:
+        if rows is not None and 0 < rows < MAX_STREAMED_ROWS:
             if not self.transpose_b:
                 methods.insert(0, "streamed")
             elif not self.transpose_a:
                 methods.insert(0, "dots")
         return tuple(methods)
 
-    def shares_panels(self, width: int) -> bool:
+    def can_share_panels(self, width: int) -> bool:
         """Return whether threads have other matrices of a batch, or can share out the panels."""
         if self.batch != 1:
             return True
-        columns = self.columns
-        return columns is not None and shared_evenly(columns // width, self.target.cores)
+        columns = self.num_columns
+        return columns is not None and is_evenly_shared(columns // width, self.target.cores)
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a product of computed matrices."""
-    sizes = ProductSizes.of(anchor, target)
+    sizes = ProductSizes.from_anchor(anchor, target)
     own = "steps by which a copied panel is brought to the first cache ahead"
     return (
-        Knob("vectors", descending(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
-        Knob("rows", descending(MAX_TILE_ROWS), "rows of a tile"),
-        Knob("how", tuple(sorted(sizes.ways(MAX_PANEL_VECTORS))), "how the right matrix is read"),
+        Knob("vectors", descending_range(MAX_PANEL_VECTORS, 2), "vectors of a panel"),
+        Knob("rows", descending_range(MAX_PRODUCT_TILE_ROWS), "rows of a tile"),
+        Knob(
+            "how", tuple(sorted(sizes.methods(MAX_PANEL_VECTORS))), "how the right matrix is read"
+        ),
         Knob("ahead", ("first", "second"), "the cache that what is copied next is brought to"),
         Knob("own", PREFETCH_DISTANCES, own),
-        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a product of computed matrices."""
-    sizes = ProductSizes.of(anchor, target)
-    vectors = int(fixed.get("vectors", sizes.vectors()))
+    sizes = ProductSizes.from_anchor(anchor, target)
+    vectors = int(fixed.get("vectors", sizes.panel_vectors()))
     rows = int(fixed.get("rows", sizes.rows(vectors)))
-    blocking = Blocking(sizes.with_known_rows(), vectors * sizes.lanes, rows, target)
-    own = int(fixed.get("own", blocking.own("panel")))
-    return Decision.of(
+    blocking = LoopBlocking(sizes.with_known_rows(), vectors * sizes.lanes, rows, target)
+    own = int(fixed.get("own", blocking.prefetch_distance("panel")))
+    return Decision.from_mapping(
         {
             "vectors": vectors,
             "rows": rows,
-            "how": fixed.get("how", sizes.ways(vectors)[0]),
-            "ahead": fixed.get("ahead", blocking.copied_to()),
+            "how": fixed.get("how", sizes.methods(vectors)[0]),
+            "ahead": fixed.get("ahead", blocking.pack_prefetch_cache()),
             "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll("panel", own)),
+            "unroll": fixed.get("unroll", blocking.unroll_factor("panel", own)),
         }
     )

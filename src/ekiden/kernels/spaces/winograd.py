@@ -25,43 +25,56 @@ from ekiden import te
 from ekiden.arith import simplify
 from ekiden.kernels.cost_model import (
     PREFETCH_DISTANCES,
-    Blocking,
+    LoopBlocking,
     cache_levels,
-    most_rows,
+    max_register_rows,
     step_cycles,
     tile_rows,
 )
-from ekiden.kernels.cpu.dense import UNROLL_FACTORS
-from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending
-from ekiden.kernels.family import Product, size_of
+from ekiden.kernels.cpu.dense import K_UNROLL_FACTORS
+from ekiden.kernels.decision import Decision, Fixed, Knob, Space, descending_range
+from ekiden.kernels.family import MatmulSizes, known_extent
 from ekiden.kernels.micro_kernels.epilogue import operands_of
-from ekiden.kernels.micro_kernels.matrix_tiles import BY_DATA, LANES, WORD_BYTES, WORDS
+from ekiden.kernels.micro_kernels.matrix_tiles import (
+    AMX_LANES,
+    AMX_WORD_BYTES,
+    AMX_WORDS,
+    MATRIX_DOT_BY_DATA,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import (
-    CHANNELS_PER_STEP,
+    CHANNELS_PER_PAIR,
     INTERPOLATION_POINTS,
-    MIN_TILES,
+    MIN_WINOGRAD_TILES,
     WINOGRAD_TAPS,
 )
 
-MAX_BLOCK_TILES = 36
+MAX_TILES_PER_BLOCK = 36
 """Most tiles of a block, if their number can be divided so."""
-UNEVEN_BLOCK_TILES = 24
+DEFAULT_TILES_PER_BLOCK = 24
 """Tiles of a block otherwise."""
-BLOCK_TILES = (8, 12, 16, UNEVEN_BLOCK_TILES, MAX_BLOCK_TILES, 48, 2 * MAX_BLOCK_TILES)
+TILES_PER_BLOCK_DOMAIN = (
+    8,
+    12,
+    16,
+    DEFAULT_TILES_PER_BLOCK,
+    MAX_TILES_PER_BLOCK,
+    48,
+    2 * MAX_TILES_PER_BLOCK,
+)
 """Tiles of a block that may be asked for in any case."""
-EXPOSED_WEIGHT_TIME = 0.5
+EXPOSED_WEIGHT_TIME_FRACTION = 0.5
 """Of the time that weights take from a cache, what is seen behind multiply-adds."""
 TILE_SIDE_KNOB = "m"
 """The choice of the side of an output tile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """Arithmetic of transformed data and weights: the dtype that iterations of k count in, the
-    bytes of an element of both, the elements of an iteration, and the dtype of data before.
+class WinogradArithmetic:
+    """The arithmetic of transformed data and weights: the dtype that iterations of k count in, the
+    bytes of an element of both, the elements of an iteration, and the dtype of data.
     """
 
     dtype: str
@@ -70,22 +83,26 @@ class Arithmetic:
     data: str
 
 
-FLOATS = Arithmetic("float32", 4, 1, "float32")
-BYTES = Arithmetic("int16", 2, CHANNELS_PER_STEP, "uint8")
-SUM_BYTES = 4
+FLOAT_ARITHMETIC = WinogradArithmetic("float32", 4, 1, "float32")
+INT8_ARITHMETIC = WinogradArithmetic("int16", 2, CHANNELS_PER_PAIR, "uint8")
+BYTES_PER_SUM = 4
 """Bytes of a sum, of float32 or of int32."""
-STEP_ELEMENTS = {**WORD_BY_DTYPE, BYTES.dtype: BYTES.word}
+STEP_ELEMENTS_BY_DTYPE = {**DOT_WORD_BY_DTYPE, INT8_ARITHMETIC.dtype: INT8_ARITHMETIC.word}
 """dtype of data -> elements that a step of a product takes, where that is more than one."""
-UNKNOWN_SIDE = 32
+ASSUMED_IMAGE_SIDE = 32
 """Height and width that an image is taken to have where only the run knows them."""
 
 
-def arithmetic_of(anchor: te.Tensor) -> Arithmetic:
+def arithmetic_of(anchor: te.Tensor) -> WinogradArithmetic:
     """Return the arithmetic of a convolution."""
-    return BYTES if operands_of(anchor)[1].dtype == BYTES.dtype else FLOATS
+    return (
+        INT8_ARITHMETIC
+        if operands_of(anchor)[1].dtype == INT8_ARITHMETIC.dtype
+        else FLOAT_ARITHMETIC
+    )
 
 
-def side_knob() -> Knob:
+def tile_side_knob() -> Knob:
     """Return the knob of the side of output tiles."""
     return Knob(
         TILE_SIDE_KNOB,
@@ -95,22 +112,22 @@ def side_knob() -> Knob:
     )
 
 
-def block_size(tiles: int | None) -> int:
+def tiles_per_block(tiles: int | None) -> int:
     """Return the tiles of a block: a divisor of their number if a good one is known.
 
     The last block repeats tiles where it does not divide. A block's V and M are to stay in the
     second-level cache: 2 * 36 points * 36 tiles * 64 channels * 4 bytes are 660 KB.
     """
     if tiles is None:
-        return UNEVEN_BLOCK_TILES
+        return DEFAULT_TILES_PER_BLOCK
     # A prime number of tiles has no good divisor: repeating some tiles is cheaper than tiny blocks.
-    best = max(d for d in range(1, MAX_BLOCK_TILES + 1) if tiles % d == 0)
-    if best > MIN_TILES:
+    best = max(d for d in range(1, MAX_TILES_PER_BLOCK + 1) if tiles % d == 0)
+    if best > MIN_WINOGRAD_TILES:
         return best
-    return tiles if 0 < tiles <= 2 * MAX_BLOCK_TILES else UNEVEN_BLOCK_TILES
+    return tiles if 0 < tiles <= 2 * MAX_TILES_PER_BLOCK else DEFAULT_TILES_PER_BLOCK
 
 
-def _product(anchor: te.Tensor) -> tuple[Product, int]:
+def _point_product(anchor: te.Tensor) -> tuple[MatmulSizes, int]:
     """Return the product of one point of a patch, with all tiles as rows, and the columns of a
     panel.
     """
@@ -118,109 +135,118 @@ def _product(anchor: te.Tensor) -> tuple[Product, int]:
     m = int(str(anchor.op.attrs[TILE_SIDE_KNOB]))
     n, height, width, channels = anchor.shape
     tiles = simplify(n * ((height + (m - 1)) // m) * ((width + (m - 1)) // m))
-    panel = size_of(weight.shape[3])
+    panel = known_extent(weight.shape[3])
     assert panel is not None, "weights are known"
     kind = arithmetic_of(anchor)
     words = simplify((data.shape[3] + (kind.word - 1)) // kind.word)
-    return Product.of(tiles, channels, words, kind.dtype), panel
+    return MatmulSizes.from_dims(tiles, channels, words, kind.dtype), panel
 
 
-def space(anchor: te.Tensor, target: Target) -> Space:
+def search_space(anchor: te.Tensor, target: Target) -> Space:
     """Return the search space of a convolution."""
-    product, panel = _product(anchor)
-    rows = descending(most_rows(-(-panel // target.lanes("float32")), target, product.dtype))
-    blocks = tuple(sorted({*BLOCK_TILES, block_size(product.rows)}))
+    product, panel = _point_product(anchor)
+    rows = descending_range(
+        max_register_rows(-(-panel // target.lanes("float32")), target, product.dtype)
+    )
+    blocks = tuple(sorted({*TILES_PER_BLOCK_DOMAIN, tiles_per_block(product.rows)}))
     # fmt: off
     return (
-        side_knob(),
+        tile_side_knob(),
         Knob("panel", (panel,), "columns of a panel of weights", is_early=True),
         Knob("rows", rows, "output tiles of a register tile"),
         Knob("block", blocks, "output tiles whose three steps follow one another"),
         Knob("own", PREFETCH_DISTANCES,
              "steps by which a panel is brought to the first cache ahead"),
-        Knob("unroll", UNROLL_FACTORS, "steps of k that stand one after the other"),
+        Knob("unroll", K_UNROLL_FACTORS, "steps of k that stand one after the other"),
     )
     # fmt: on
 
 
-def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
+def default_decision(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     """Return the default decision for a convolution."""
-    product, panel = _product(anchor)
-    block = int(fixed.get("block", block_size(product.rows)))
+    product, panel = _point_product(anchor)
+    block = int(fixed.get("block", tiles_per_block(product.rows)))
     within = replace(product, rows=block)
     rows = int(fixed.get("rows", tile_rows(-(-panel // target.lanes("float32")), within, target)))
-    blocking = Blocking(within, panel, rows, target)
-    own = int(fixed.get("own", blocking.own("panel")))
-    return Decision.of(
+    blocking = LoopBlocking(within, panel, rows, target)
+    own = int(fixed.get("own", blocking.prefetch_distance("panel")))
+    return Decision.from_mapping(
         {
             TILE_SIDE_KNOB: int(str(anchor.op.attrs[TILE_SIDE_KNOB])),
             "panel": panel,
             "rows": rows,
             "block": block,
             "own": own,
-            "unroll": fixed.get("unroll", blocking.unroll("row", own)),
+            "unroll": fixed.get("unroll", blocking.unroll_factor("row", own)),
         }
     )
 
 
-def tile_side(
+def choose_tile_side(
     image: tuple[int, int, int] | None,
     channels: tuple[int, int],
     target: Target,
     fixed: Fixed,
-    kind: Arithmetic = FLOATS,
+    kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
     """Return the side of output tiles, one of `sides`, for an output image (how many, height,
     width; None if unknown) of a convolution of (input, output) channels; 0 where the direct sum is
     faster. Raises CompileError for a fixed one that cannot be."""
     if TILE_SIDE_KNOB in fixed:
-        side_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
+        tile_side_knob().check(fixed[TILE_SIDE_KNOB], "'winograd_conv2d'")
         side = int(fixed[TILE_SIDE_KNOB])
         return side if side in sides else 0
     # A guess of the size, not of the decision: weights are transformed before shapes are known.
     if image is None:
-        image = (1, UNKNOWN_SIDE, UNKNOWN_SIDE)
-    costs = {m: c for m, c in _costs(image, channels, target, kind).items() if m in sides}
+        image = (1, ASSUMED_IMAGE_SIDE, ASSUMED_IMAGE_SIDE)
+    costs = {m: c for m, c in _cycles_by_side(image, channels, target, kind).items() if m in sides}
     best = min(costs, key=costs.__getitem__, default=0)
     direct = math.prod(image) * WINOGRAD_TAPS**2 * channels[0] * channels[1]
     return best if best and costs[best] < direct_cycles(direct, target, kind.data) else 0
 
 
-def _costs(
-    image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: Arithmetic
+def _cycles_by_side(
+    image: tuple[int, int, int], channels: tuple[int, int], target: Target, kind: WinogradArithmetic
 ) -> dict[int, float]:
     """Return side of output tiles -> cycles."""
     images, height, width = image
     counts = {m: images * -(-height // m) * -(-width // m) for m in INTERPOLATION_POINTS}
-    return {m: _cost(m, n, channels, target, kind) for m, n in counts.items() if n >= MIN_TILES}
+    return {
+        m: _cycles(m, n, channels, target, kind)
+        for m, n in counts.items()
+        if n >= MIN_WINOGRAD_TILES
+    }
 
 
 def winograd_cycles(
     image: tuple[int, int, int],
     channels: tuple[int, int],
     target: Target,
-    kind: Arithmetic = FLOATS,
+    kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     side: int = 0,
 ) -> float:
-    """Return the cycles of the method with a side of tiles, or with the best one, as `tile_side`
+    """Return the cycles of the method with a side of tiles, or with the best one, as
+    `choose_tile_side`
     has its arguments; infinite where there are too few tiles."""
-    costs = _costs(image, channels, target, kind)
+    costs = _cycles_by_side(image, channels, target, kind)
     return costs.get(side, math.inf) if side else min(costs.values(), default=math.inf)
 
 
 def direct_cycles(products: float, target: Target, dtype: str = "float32") -> float:
     """Return the cycles of so many multiply-adds of data of a dtype in good tiles."""
-    matrices = BY_DATA.get(dtype)
+    matrices = MATRIX_DOT_BY_DATA.get(dtype)
     if matrices is not None and target.has(matrices.ability):  # a row of a register takes a cycle
-        return products / (LANES * WORDS * WORD_BYTES)
-    lanes = target.lanes("float32") * STEP_ELEMENTS.get(dtype, 1)
-    rows = tile_rows(3, Product(1 << 12, None, None, dtype), target)
+        return products / (AMX_LANES * AMX_WORDS * AMX_WORD_BYTES)
+    lanes = target.lanes("float32") * STEP_ELEMENTS_BY_DTYPE.get(dtype, 1)
+    rows = tile_rows(3, MatmulSizes(1 << 12, None, None, dtype), target)
     share = rows * 3 / target.fma_units / step_cycles(rows, 3, target, dtype)
     return products / (target.fma_units * lanes) / share
 
 
-def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: Arithmetic) -> float:
+def _cycles(
+    m: int, tiles: int, channels: tuple[int, int], target: Target, kind: WinogradArithmetic
+) -> float:
     """Return the cycles of the method: multiply-adds, reading the weights once for each block of
     tiles, and the transforms' way through the second-level cache."""
     points, (before, behind) = (m + WINOGRAD_TAPS - 1) ** 2, channels
@@ -230,10 +256,10 @@ def _cost(m: int, tiles: int, channels: tuple[int, int], target: Target, kind: A
     speed = second.bandwidth if weights <= second.size // 2 else third.bandwidth
     # Weights beyond their share of the third cache come from memory.
     speed = speed if weights <= max(share, second.size) else speed / 2
-    blocks = -(-tiles // block_size(tiles))
+    blocks = -(-tiles // tiles_per_block(tiles))
     lanes = target.lanes("float32")
     inner, outer = (-(-num_channels // lanes) * lanes for num_channels in channels)
-    moved = 2 * tiles * points * (kind.element_bytes * inner + SUM_BYTES * outer)
+    moved = 2 * tiles * points * (kind.element_bytes * inner + BYTES_PER_SUM * outer)
     read = weights * (blocks if weights <= second.size // 2 else 1) / speed
     multiply = direct_cycles(tiles * points * before * behind, target, kind.dtype)
-    return multiply + EXPOSED_WEIGHT_TIME * read + moved / second.bandwidth
+    return multiply + EXPOSED_WEIGHT_TIME_FRACTION * read + moved / second.bandwidth

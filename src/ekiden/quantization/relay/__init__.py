@@ -3,7 +3,11 @@ where values are rounded, calibration to which steps, `realize` makes integers o
 """
 
 from ekiden.quantization.relay.annotate import annotate
-from ekiden.quantization.relay.calibrate import WEIGHT_RANGES, collect, with_steps
+from ekiden.quantization.relay.calibrate import (
+    WEIGHT_RANGES,
+    collect_float_values,
+    set_quantization_steps,
+)
 from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qconfig, qconfig
 from ekiden.quantization.relay.conversions import partition_conversions
 from ekiden.quantization.relay.realize import realize
@@ -13,10 +17,10 @@ __all__ = [
     "QAnnotateKind",
     "QConfig",
     "annotate",
-    "collect",
+    "collect_float_values",
     "current_qconfig",
     "partition_conversions",
     "qconfig",
     "realize",
-    "with_steps",
+    "set_quantization_steps",
 ]

@@ -24,12 +24,18 @@ from ekiden.ir.type import TensorType
 from ekiden.quantization.relay.config import QAnnotateKind, QConfig, current_qconfig
 from ekiden.relay.expr import Call, Constant, Tuple, const
 from ekiden.relay.op.annotation import simulated_quantize
-from ekiden.relay.op.op import ALONE, BIASES, KEEPS, MIXES, RULES
+from ekiden.relay.op.op import (
+    BIASES,
+    CONVERTS_ALONE_ATTR,
+    FAKE_QUANTIZATION_ATTR,
+    KEEPS_SCALE_ATTR,
+    MIXES,
+)
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     rewrite_graph,
 )
 from ekiden.relay.visitor import children
@@ -39,35 +45,37 @@ __all__ = ["SIMULATED_QUANTIZE", "annotate"]
 SIMULATED_QUANTIZE = "relay.op.annotation.simulated_quantize"
 
 
-class State(Enum):
-    """The state of a value on its way to integers."""
+class AnnotationState(Enum):
+    """Annotation state of an expression."""
 
     FLOAT = "not rounded"
-    BYTES = "rounded"
-    SUMS = "sums of products of bytes, in 32 bits"
-    OPEN = "of bytes, in steps that the next rounding gives"
+    INT8 = "rounded"
+    INT32_ACCUMULATOR = "sums of products of bytes, in 32 bits"
+    SCALE_PENDING = "of bytes, in steps that the next rounding gives"
 
 
-def is_product(name: str) -> bool:
-    """Return whether an operator sums products and has an integer form."""
-    has_rules = name in OP_ATTRS.get(RULES, {}) and OP_ATTRS.get(ALONE, {}).get(name)
+def is_quantizable_contraction(name: str) -> bool:
+    """Return whether an operator is a contraction that has an integer form."""
+    has_rules = name in OP_ATTRS.get(FAKE_QUANTIZATION_ATTR, {}) and OP_ATTRS.get(
+        CONVERTS_ALONE_ATTR, {}
+    ).get(name)
     return bool(has_rules) and Op.get(name).definition.macs is not None
 
 
 class _Annotator:
-    """Rewrites one function; `states` holds the states of its new expressions."""
+    """Annotation rewriter of one function; `states` maps its new expressions to their states."""
 
     def __init__(self, body: RelayExpr, config: QConfig) -> None:
         self.config = config
-        self.states: dict[RelayExpr, State] = {}
+        self.states: dict[RelayExpr, AnnotationState] = {}
         self.rounded: dict[tuple[RelayExpr, int], Call] = {}
         order = evaluation_order(body)
         self.readers = Counter(child for expr in order for child in children(expr))
-        self.numbers = _numbers(order)
-        self.useful = _useful(order, self._is_wanted)
+        self.numbers = _number_convolutions(order)
+        self.useful = _values_reaching_contractions(order, self._should_quantize)
 
-    def _is_wanted(self, call: Call, name: str) -> bool:
-        """Return whether a product is to be computed in integers."""
+    def _should_quantize(self, call: Call, name: str) -> bool:
+        """Return whether the configuration requests this contraction in integers."""
         skipped = self.config.skip_conv_layers
         if name == "nn.dense" and self.config.skip_dense_layer:
             return False
@@ -76,78 +84,87 @@ class _Annotator:
         return all(_is_float(arg) for arg in call.args) and self.config.guard(call)
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return the expression with its operands quantized according to the rule table."""
+        """Return the expression with its operands quantized according to the operator rules."""
         if not isinstance(old, Call) or not isinstance(new, Call) or not isinstance(old.op, Op):
             return new
         name = old.op.name
-        if is_product(name):
-            if not self._is_wanted(old, name):
+        if is_quantizable_contraction(name):
+            if not self._should_quantize(old, name):
                 return new
-            quantised = self._on_bytes(new, new.args)
-            return self._once(old, quantised, State.SUMS)
-        if not self.config.guard(old) or name not in OP_ATTRS.get(RULES, {}):
+            quantised = self._quantize_operands(new, new.args)
+            return self._quantize_shared_result(old, quantised, AnnotationState.INT32_ACCUMULATOR)
+        if not self.config.guard(old) or name not in OP_ATTRS.get(FAKE_QUANTIZATION_ATTR, {}):
             return new
-        state, quantised = self._follow(old, new, name)
-        return self._once(old, quantised, state)
+        state, quantised = self._propagate_state(old, new, name)
+        return self._quantize_shared_result(old, quantised, state)
 
-    def _follow(self, old: Call, new: Call, name: str) -> tuple[State, Call]:
-        """Return the state and call of an operator that is no product."""
-        states = [self._state(arg) for arg in new.args]
+    def _propagate_state(self, old: Call, new: Call, name: str) -> tuple[AnnotationState, Call]:
+        """Return the state and rewritten call of an operator that is no contraction, from its
+        operands' states.
+        """
+        states = [self._state_of(arg) for arg in new.args]
         first = states[0]
-        if all(state_of_arg is State.FLOAT for state_of_arg in states):
-            return State.FLOAT, new
-        if OP_ATTRS.get(KEEPS, {}).get(name):
+        if all(state_of_arg is AnnotationState.FLOAT for state_of_arg in states):
+            return AnnotationState.FLOAT, new
+        if OP_ATTRS.get(KEEPS_SCALE_ATTR, {}).get(name):
             if not isinstance(old.op, Op) or len(new.args) > 1:
-                return State.FLOAT, new
-            if old.op.definition.pattern is OpPattern.ELEMWISE or first is State.BYTES:
+                return AnnotationState.FLOAT, new
+            if old.op.definition.pattern is OpPattern.ELEMWISE or first is AnnotationState.INT8:
                 return first, new
-            return State.BYTES, self._on_bytes(new, new.args)
-        takes_sums = OP_ATTRS.get(BIASES, {}).get(name) and first is State.SUMS
+            return AnnotationState.INT8, self._quantize_operands(new, new.args)
+        takes_sums = (
+            OP_ATTRS.get(BIASES, {}).get(name) and first is AnnotationState.INT32_ACCUMULATOR
+        )
         if takes_sums and isinstance(new.args[1], Constant):
-            return State.SUMS, new
+            return AnnotationState.INT32_ACCUMULATOR, new
         if OP_ATTRS.get(MIXES, {}).get(name) and old in self.useful:
-            return State.OPEN, self._on_bytes(new, new.args)
-        return State.FLOAT, new
+            return AnnotationState.SCALE_PENDING, self._quantize_operands(new, new.args)
+        return AnnotationState.FLOAT, new
 
-    def _state(self, expr: RelayExpr) -> State:
+    def _state_of(self, expr: RelayExpr) -> AnnotationState:
         """Return the state of an expression."""
         if isinstance(expr, Tuple):
-            field_states = {self._state(field) for field in expr.fields}
-            return State.OPEN if field_states - {State.FLOAT} else State.FLOAT
-        return self.states.get(expr, State.FLOAT)
+            field_states = {self._state_of(field) for field in expr.fields}
+            return (
+                AnnotationState.SCALE_PENDING
+                if field_states - {AnnotationState.FLOAT}
+                else AnnotationState.FLOAT
+            )
+        return self.states.get(expr, AnnotationState.FLOAT)
 
-    def _on_bytes(self, call: Call, args: Sequence[RelayExpr]) -> Call:
-        """Return the call with every operand quantized, tuples elementwise."""
+    def _quantize_operands(self, call: Call, args: Sequence[RelayExpr]) -> Call:
+        """Return the call with every operand quantized, tuples field by field."""
         quantised_args = [
-            Tuple(tuple(map(self._bytes, arg.fields))) if isinstance(arg, Tuple)
-            else self._bytes(arg)
+            Tuple(tuple(map(self._quantize_value, arg.fields))) if isinstance(arg, Tuple)
+            else self._quantize_value(arg)
             for arg in args
         ]  # fmt: skip
         return Call(call.op, tuple(quantised_args), call.attrs, call.type_args, call.span)
 
-    def _bytes(self, expr: RelayExpr) -> RelayExpr:
-        """Quantize a value, once for all its readers."""
-        if self._state(expr) is State.BYTES:
+    def _quantize_value(self, expr: RelayExpr) -> RelayExpr:
+        """Return the simulated quantization of a value, shared by all its uses."""
+        if self._state_of(expr) is AnnotationState.INT8:
             return expr
         constant = isinstance(expr, Constant)
         kind = QAnnotateKind.WEIGHT if constant else QAnnotateKind.INPUT
         if (expr, kind) not in self.rounded:
+            # Symmetric range without the lowest integer, so that negation cannot overflow.
             max_level = float(2 ** (self.config.get_nbit_by_kind(kind) - 1) - 1)
             step, low, high = (const(np.float32(bound)) for bound in (0.0, -max_level, max_level))
             quantised = simulated_quantize(expr, step, low, high, kind)
             self.rounded[expr, kind] = quantised
-            self.states[quantised] = State.BYTES
+            self.states[quantised] = AnnotationState.INT8
         return self.rounded[expr, kind]
 
-    def _once(self, old: RelayExpr, result: Call, state: State) -> RelayExpr:
-        """Return the result, quantized here if it has several readers, so that none
-        recomputes it.
-        """
-        if state is State.FLOAT:
+    def _quantize_shared_result(
+        self, old: RelayExpr, result: Call, state: AnnotationState
+    ) -> RelayExpr:
+        """Return the result, quantized here if it has several uses, so that none recomputes it."""
+        if state is AnnotationState.FLOAT:
             return result
         self.states[result] = state
-        several = state is not State.BYTES and self.readers[old] > 1
-        return self._bytes(result) if several else result
+        several = state is not AnnotationState.INT8 and self.readers[old] > 1
+        return self._quantize_value(result) if several else result
 
 
 def _is_float(expr: RelayExpr) -> bool:
@@ -155,23 +172,30 @@ def _is_float(expr: RelayExpr) -> bool:
     return isinstance(kind, TensorType) and kind.dtype == "float32"
 
 
-def _numbers(order: Sequence[RelayExpr]) -> dict[RelayExpr, int]:
-    """Number the convolutions in evaluation order."""
+def _number_convolutions(order: Sequence[RelayExpr]) -> dict[RelayExpr, int]:
+    """Number the conv2d calls in evaluation order."""
     convolutions = [e for e in order if isinstance(e, Call) and e.op == Op.get("nn.conv2d")]
     return {conv: at for at, conv in enumerate(convolutions)}
 
 
-def _useful(order: Sequence[RelayExpr], is_wanted: Callable[[Call, str], bool]) -> set[RelayExpr]:
-    """Return the values that an integer product reads, through operators that have rules."""
+def _values_reaching_contractions(
+    order: Sequence[RelayExpr], is_wanted: Callable[[Call, str], bool]
+) -> set[RelayExpr]:
+    """Return the values that reach an integer contraction through operators with rules."""
     used: set[RelayExpr] = set()
-    rules = OP_ATTRS.get(RULES, {})
+    rules = OP_ATTRS.get(FAKE_QUANTIZATION_ATTR, {})
+    # Reverse post-order: all uses of an expression are seen before the expression itself.
     for expr in reversed(order):
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
             if isinstance(expr, Tuple) and expr in used:
                 used.update(expr.fields)
             continue
         name = expr.op.name
-        is_used = is_wanted(expr, name) if is_product(name) else expr in used and name in rules
+        is_used = (
+            is_wanted(expr, name)
+            if is_quantizable_contraction(name)
+            else expr in used and name in rules
+        )
         if is_used:
             used.update(expr.args)
     return used
@@ -187,6 +211,6 @@ def annotate() -> Pass:
         def rewrite(body: RelayExpr) -> RelayExpr:
             return rewrite_graph(body, _Annotator(body, config).rewrite)
 
-        return InferType()(map_functions(module, on_body(rewrite)))
+        return InferType()(map_functions(module, lift_body_rewrite(rewrite)))
 
     return Pass("QuantizeAnnotate", transform, 1, (InferType(),))

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ekiden.quantization.ranges import METHODS
-from ekiden.relay.qnn.config import ROUNDINGS
+from ekiden.relay.qnn.config import ROUNDING_MODES
 from ekiden.runtime.errors import InputError
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -25,7 +25,7 @@ CALIBRATE_MODES = {"global_scale": "", "kl_divergence": "entropy"} | {
 }
 """Ways to choose the range of an input -> the row of METHODS that finds it in data; "": none."""
 WEIGHT_SCALES = ("power2", "max")
-PARTITIONS = ("disabled", "enabled", "fully_integral")
+PARTITION_MODES = ("disabled", "enabled", "fully_integral")
 
 
 class QAnnotateKind:
@@ -34,14 +34,14 @@ class QAnnotateKind:
     IDENTITY, INPUT, WEIGHT, ACTIVATION = range(4)
 
 
-_WORDS = {
+_KIND_NAMES = {
     number: name.lower() for name, number in vars(QAnnotateKind).items() if not name.startswith("_")
 }
 
 
 def kind2str(kind: int) -> str:
     """Return the name of a `QAnnotateKind` number."""
-    return _WORDS[kind]
+    return _KIND_NAMES[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class QConfig:
 
     def __post_init__(self) -> None:
         """Validate the fields. Raises InputError."""
-        for name, allowed in _ALLOWED_VALUES.items():
+        for name, allowed in _ALLOWED_FIELD_VALUES.items():
             value = getattr(self, name)
             if value not in allowed:
                 choices = ", ".join(map(repr, allowed))
@@ -105,27 +105,27 @@ class QConfig:
 
     def __enter__(self) -> QConfig:
         """Make it the configuration inside the `with` block."""
-        _STACK.set((*_STACK.get(), self))
+        _CONFIG_STACK.set((*_CONFIG_STACK.get(), self))
         return self
 
     def __exit__(self, *error: object) -> None:
         """Restore the enclosing configuration."""
-        _STACK.set(_STACK.get()[:-1])
+        _CONFIG_STACK.set(_CONFIG_STACK.get()[:-1])
 
 
-_ALLOWED_VALUES: dict[str, Sequence[object]] = {
+_ALLOWED_FIELD_VALUES: dict[str, Sequence[object]] = {
     "nbit_input": range(2, 9), "nbit_weight": range(2, 9), "nbit_activation": (32,),
     "dtype_input": ("int8",), "dtype_weight": ("int8",), "dtype_activation": ("int32",),
     "calibrate_mode": tuple(CALIBRATE_MODES), "weight_scale": WEIGHT_SCALES,
     "round_for_shift": (True,),
-    "rounding": ROUNDINGS, "partition_conversions": PARTITIONS,
+    "rounding": ROUNDING_MODES, "partition_conversions": PARTITION_MODES,
 }  # fmt: skip
-_STACK: ContextVar[tuple[QConfig, ...]] = ContextVar("qconfig", default=())
+_CONFIG_STACK: ContextVar[tuple[QConfig, ...]] = ContextVar("qconfig", default=())
 
 
 def current_qconfig() -> QConfig:
     """Return the innermost configuration."""
-    stack = _STACK.get()
+    stack = _CONFIG_STACK.get()
     return stack[-1] if stack else QConfig()
 
 

@@ -20,9 +20,9 @@ from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.qnn.config import requantize_config
 from ekiden.relay.qnn.rescale import dequantize, quantize
 from ekiden.relay.transform.graph.fold_constant import FoldConstant
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.relay.transform.quantization.fake_quantization_to_integer import (
     FakeQuantizationToInteger,
 )
@@ -30,13 +30,13 @@ from ekiden.runtime.errors import CompileError
 
 __all__ = ["realize"]
 
-INT8_LIMIT = 127.0
+MAX_SYMMETRIC_INT8 = 127.0
 """The most of the integers of 8 bits on both sides of 0."""
 
 
-def _numbers(call: Call) -> list[float]:
-    """Return the step and bounds of a simulated quantization. Raises CompileError if they are not
-    calibrated.
+def _quantization_parameters(call: Call) -> list[float]:
+    """Return the step, lower and upper bound of a simulated quantization. Raises CompileError if
+    they are not calibrated.
     """
     values = [arg.data.item() for arg in call.args[1:] if isinstance(arg, Constant)]
     if len(values) != 3 or not values[0] > 0.0:
@@ -46,13 +46,14 @@ def _numbers(call: Call) -> list[float]:
     return values
 
 
-def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _realize_quantize(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     """simulated_quantize(x, s, low, high) -> dequantize(quantize(clip(x), s, 0), s, 0)"""
-    if not isinstance(new, Call) or op_of(new) != SIMULATED_QUANTIZE:
+    if not isinstance(new, Call) or op_name_of(new) != SIMULATED_QUANTIZE:
         return new
-    step, low, high = _numbers(new)
+    step, low, high = _quantization_parameters(new)
     data = new.args[0]
-    if (low, high) != (-INT8_LIMIT, INT8_LIMIT):
+    # `qnn.quantize` saturates at int8 only; narrower ranges need a clip in floats.
+    if (low, high) != (-MAX_SYMMETRIC_INT8, MAX_SYMMETRIC_INT8):
         data = op.clip(data, low * step, high * step)
     steps = const(np.float32(step)), const(np.int32(0))
     return dequantize(quantize(data, *steps), *steps)
@@ -66,7 +67,9 @@ def realize() -> Pass:
         """Replace simulated quantization by qnn.quantize and dequantize, and operators in between
         by integer ones.
         """
-        realized = map_functions(module, on_body(lambda body: rewrite_graph(body, _as_bytes)))
+        realized = map_functions(
+            module, lift_body_rewrite(lambda body: rewrite_graph(body, _realize_quantize))
+        )
         realized = InferType()(realized)
         with requantize_config(rounding=config.rounding):
             realized = FakeQuantizationToInteger(use_qat=True)(realized)

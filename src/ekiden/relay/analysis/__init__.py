@@ -1,4 +1,4 @@
-"""Questions about programs; nothing here changes one.
+"""Analyses of Relay programs; none changes a program.
 
 Names follow `tvm.relay.analysis`. `get_calibration_data` runs programs: it stands on a higher floor
 and is loaded when it is first used.

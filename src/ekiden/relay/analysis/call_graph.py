@@ -1,4 +1,4 @@
-"""Which functions of a module refer to which."""
+"""Call graph of a module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.relay.visitor import children, post_order
 
 
 class CallGraph:
-    """The references between the Relay functions of a module; a kernel refers to nothing.
+    """Call graph of the Relay functions of a module; kernels are leaves.
 
     Methods take a GlobalVar or a name. They raise KeyError for a function the module lacks.
     """
@@ -23,7 +23,7 @@ class CallGraph:
         for name, function in module.functions.items():
             used: Counter[GlobalVar] = Counter()
             if isinstance(function, Function):
-                used.update(_references(function, module))
+                used.update(_count_references(function, module))
             self._callees[name] = used
         # Every function has an entry, so that unknown names are a KeyError and uncalled ones are
         # not.
@@ -37,28 +37,28 @@ class CallGraph:
 
     def __getitem__(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
         """Return the functions that a function refers to, with the number of references."""
-        return self._callees[self._var(var)]
+        return self._callees[self._resolve_var(var)]
 
     def callers(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
-        """Return the functions that refer to a function, with the number of references."""
-        return self._callers[self._var(var)]
+        """Return the functions that reference a function, with counts."""
+        return self._callers[self._resolve_var(var)]
 
     def ref_count(self, var: GlobalVar | str) -> int:
-        """Return how many references to a function the module has."""
-        return self._callers[self._var(var)].total()
+        """Return the number of references to a function."""
+        return self._callers[self._resolve_var(var)].total()
 
     def global_call_count(self, var: GlobalVar | str) -> int:
-        """Return how many references to functions a function has."""
-        return self._callees[self._var(var)].total()
+        """Return the number of references that a function makes."""
+        return self._callees[self._resolve_var(var)].total()
 
     def is_recursive(self, var: GlobalVar | str) -> bool:
-        """Return whether a function refers to itself, directly or through others."""
-        name = self._var(var)
+        """Return whether a function is directly or mutually recursive."""
+        name = self._resolve_var(var)
         return any(name in group for group in self.cycles())
 
     def print_var(self, var: GlobalVar | str) -> str:
-        """Return a function and its references as text."""
-        name = self._var(var)
+        """Format a function and its references."""
+        name = self._resolve_var(var)
         lines = [f"@{name.name_hint}: #refs = {self.ref_count(name)}"]
         used = self._callees[name].items()
         return "\n".join(lines + [f"  @{g.name_hint}, {count} times" for g, count in used])
@@ -67,19 +67,20 @@ class CallGraph:
         return "\n".join(self.print_var(g) for g in self._callees)
 
     def components(self) -> list[list[GlobalVar]]:
-        """Return the functions in groups that refer to each other in a cycle, or of one alone.
+        """Return the strongly connected components, callees first.
 
         A group comes after those that it refers to (R. Tarjan, 1972).
         """
-        return _Components(self._callees).found
+        return _StronglyConnectedComponents(self._callees).found
 
     def cycles(self) -> list[list[GlobalVar]]:
-        """Return the groups that are recursive."""
+        """Return the recursive components."""
         return [c for c in self.components() if len(c) > 1 or c[0] in self._callees[c[0]]]
 
     def unreachable(self, roots: tuple[str, ...] = ("main",)) -> list[GlobalVar]:
-        """Return the functions that no root reaches."""
-        work = [self._var(r) for r in roots if r in self.module]
+        """Return the functions unreachable from the roots."""
+        # A module without the root, such as a library, reaches nothing from it.
+        work = [self._resolve_var(r) for r in roots if r in self.module]
         reached = set(work)
         while work:
             new = [g for g in self._callees[work.pop()] if g not in reached]
@@ -87,12 +88,12 @@ class CallGraph:
             work.extend(new)
         return [g for g in self._callees if g not in reached]
 
-    def _var(self, var: GlobalVar | str) -> GlobalVar:
+    def _resolve_var(self, var: GlobalVar | str) -> GlobalVar:
         return self.module.get_global_var(var) if isinstance(var, str) else var
 
 
-def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
-    """Return how often a function refers to each function of the module."""
+def _count_references(function: Function, module: IRModule) -> Counter[GlobalVar]:
+    """Count a function's references to each function of the module."""
     counts: Counter[GlobalVar] = Counter()
     for expr in post_order(function, into_functions=True):
         for child in children(expr):
@@ -101,8 +102,8 @@ def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
     return counts
 
 
-class _Components:
-    """Tarjan's algorithm without recursion."""
+class _StronglyConnectedComponents:
+    """Tarjan's strongly connected components algorithm, iterative."""
 
     def __init__(self, edges: Mapping[GlobalVar, Mapping[GlobalVar, int]]) -> None:
         self.edges = edges
@@ -113,33 +114,36 @@ class _Components:
         """Nodes not yet in a group, with their numbers, in the order met."""
         for root in edges:
             if root not in self.low:
-                self._walk(root)
+                self._visit_from(root)
 
-    def _enter(self, node: GlobalVar) -> tuple[GlobalVar, list[GlobalVar]]:
+    def _open_node(self, node: GlobalVar) -> tuple[GlobalVar, list[GlobalVar]]:
         self.open[node] = self.low[node] = len(self.low)
         return node, list(self.edges[node])
 
-    def _walk(self, root: GlobalVar) -> None:
-        stack = [self._enter(root)]
+    def _visit_from(self, root: GlobalVar) -> None:
+        stack = [self._open_node(root)]
         while stack:
             node, unvisited = stack[-1]
             if unvisited:
+                # In the order of the references, so that groups come out the same in every run.
                 callee = unvisited.pop(0)
                 if callee not in self.low:
-                    stack.append(self._enter(callee))
+                    stack.append(self._open_node(callee))
                 elif callee in self.open:
                     self.low[node] = min(self.low[node], self.open[callee])
                 continue
             stack.pop()
             if stack:
                 above = stack[-1][0]
+                # The result of the callee, as a recursion would return it.
                 self.low[above] = min(self.low[above], self.low[node])
             # No callee leads further up: the node is the first of its group.
             if self.low[node] == self.open[node]:
-                self._close(node)
+                self._close_component(node)
 
-    def _close(self, node: GlobalVar) -> None:
+    def _close_component(self, node: GlobalVar) -> None:
         group: list[GlobalVar] = []
+        # All above the first node of a group on the stack belong to it.
         while node in self.open:
             group.append(self.open.popitem()[0])
         self.found.append(group[::-1])

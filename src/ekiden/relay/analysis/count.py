@@ -1,4 +1,4 @@
-"""Figures about programs: operators, layers, multiplications; and what is constant."""
+"""Program statistics: operator frequencies, layers, MACs; constant checks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ekiden.relay.visitor import children, post_order
 
 
 def post_order_visit(expr: Expr, fvisit: Callable[[Expr], object]) -> None:
-    """Call a function on every expression below one, children first, each shared one once."""
+    """Visit every distinct expression in post-order."""
     for subexpression in post_order(expr, into_functions=True):
         fvisit(subexpression)
 
 
 def check_constant(expr: Expr) -> bool:
-    """Return whether an expression is a constant, or a tuple of constants."""
+    """Return whether an expression is a constant or a tuple of constants."""
     work = [expr]
     while work:
         at = work.pop()
@@ -35,81 +35,82 @@ def check_constant(expr: Expr) -> bool:
 
 
 def list_op_freqs(mod: IRModule | Expr) -> dict[str, int]:
-    """Return how many calls of each operator a module or expression has.
+    """Count the calls of each operator in a module or expression.
 
     Bodies of fused functions are included.
     """
-    calls = (e for root in _roots(mod) for e in post_order(root, into_functions=True))
+    calls = (e for root in _root_exprs(mod) for e in post_order(root, into_functions=True))
     names = (e.op.name for e in calls if isinstance(e, Call) and isinstance(e.op, Op))
     return dict(Counter(names))
 
 
 def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
-    """Return the largest number of calls of some operators on one path to the result."""
+    """Return the largest number of calls of the given operators on any path."""
     deepest: dict[Expr, int] = {}
-    for root in _roots(expr):
+    for root in _root_exprs(expr):
         for at in post_order(root, into_functions=True):
             is_layer = isinstance(at, Call) and isinstance(at.op, Op) and at.op.name in valid_ops
             below = max((deepest[c] for c in children(at)), default=0)
             deepest[at] = below + is_layer
-    return max((deepest[r] for r in _roots(expr)), default=0)
+    return max((deepest[r] for r in _root_exprs(expr)), default=0)
 
 
 def get_total_mac_number(expr: IRModule | Expr) -> int:
-    """Return how often products, convolutions, attention and recurrent layers multiply and add.
+    """Return the total MACs of products, convolutions, attention and recurrent layers.
 
     Shapes must be constant, and types inferred; a call with a symbolic shape counts 0.
     """
     calls = (
         e
-        for root in _roots(expr)
+        for root in _root_exprs(expr)
         for e in post_order(root, into_functions=True)
         if isinstance(e, Call) and isinstance(e.op, Op)
     )
-    counts = (simplify(n) for c in calls if (n := macs_of(c)) is not None)
+    counts = (simplify(n) for c in calls if (n := call_macs(c)) is not None)
+    # Calls of symbolic sizes have no number, and are left out.
     return sum(n.value for n in counts if isinstance(n, IntImm))
 
 
 def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
-    """Return the primitive functions of a module, by structural hash, each once.
+    """Return the distinct primitive functions of a module by structural hash.
 
     A module that has none is simplified for inference and fused first.
     """
     existing = _primitive_functions(mod)
     if existing:
         return existing
+    # At the full level, so that the functions are those of a compilation, whatever the context
+    # around.
     with PassContext(opt_level=3):
         return _primitive_functions(Sequential(("SimplifyInference", "FuseOps"))(mod))
 
 
 def _primitive_functions(module: IRModule) -> dict[int, Function]:
     by_hash: dict[int, Function] = {}
-    for root in _roots(module):
+    for root in _root_exprs(module):
         for at in post_order(root, into_functions=True):
             if isinstance(at, Function) and at.attr("Primitive"):
                 by_hash.setdefault(structural_hash(at), at)
     return by_hash
 
 
-def _roots(value: IRModule | Expr) -> list[Expr]:
+def _root_exprs(value: IRModule | Expr) -> list[Expr]:
     if not isinstance(value, IRModule):
         return [value]
     return [f for f in value.functions.values() if isinstance(f, Function)]
 
 
-def macs_of(call: Call) -> PrimExpr | None:
-    """Return how often a call of typed arguments multiplies and adds, or None if it is no
-    product.
-    """
+def call_macs(call: Call) -> PrimExpr | None:
+    """Return the MACs of a typed call, or None if it is no product."""
     assert isinstance(call.op, Op)
     count = call.op.definition.macs
     if count is None:
         return None
-    shapes = [shape for arg in call.args for shape in _shapes(arg.checked_type)]
-    return count(call.attrs, shapes, _shapes(call.checked_type)[0])
+    shapes = [shape for arg in call.args for shape in _tensor_shapes(arg.checked_type)]
+    return count(call.attrs, shapes, _tensor_shapes(call.checked_type)[0])
 
 
-def _shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
-    """Return the shapes of a tensor, or of the tensors of a tuple."""
+def _tensor_shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
+    """Return the shapes of a tensor type or of a tuple's tensors."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
     return [t.shape for t in fields if isinstance(t, TensorType)]

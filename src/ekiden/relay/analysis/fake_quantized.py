@@ -1,4 +1,4 @@
-"""Regions of models that compute on floating point between integers: dequantize to quantize."""
+"""Fake-quantised regions: float computation between dequantize and quantize."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.visitor import post_order
 
-BEGIN = "qnn.dequantize"
-END = "qnn.quantize"
+DEQUANTIZE_OP = "qnn.dequantize"
+QUANTIZE_OP = "qnn.quantize"
 """The operators at which regions begin and end."""
 
 
-def _name(expr: RelayExpr) -> str:
+def _op_name(expr: RelayExpr) -> str:
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
-def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
-    """Return the expressions that one in a region is computed from, or None if it cannot
-    be in one.
-    """
+def region_operands(expr: RelayExpr) -> Sequence[RelayExpr] | None:
+    """Return the operands of an expression in a region, or None if it cannot be in one."""
     match expr:
         case Call(op=Op(name=name), args=args):
-            if name == BEGIN:
+            if name == DEQUANTIZE_OP:
                 return ()
-            return args[:1] if name == END else args
+            # Scales and zero points belong to the quantization, not to the region.
+            return args[:1] if name == QUANTIZE_OP else args
         case Tuple(fields=fields):
             return fields
         case TupleGetItem(tuple_value=value):
@@ -40,7 +39,7 @@ def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
 
 
 def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
-    """Return the expressions from dequantizes to the quantize `root`, in order.
+    """Return the expressions between dequantizes and the quantize `root` in post-order, or None.
 
     None if there are other expressions between, or no dequantize.
     """
@@ -53,26 +52,26 @@ def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
             order.append(expr)
         elif expr not in visited:
             visited.add(expr)
-            below = inputs_within(expr)
+            below = region_operands(expr)
             if below is None:
                 return None
             stack.append((expr, True))
             stack.extend((operand, False) for operand in reversed(below))
-    return order if any(_name(e) == BEGIN for e in order) else None
+    return order if any(_op_name(e) == DEQUANTIZE_OP for e in order) else None
 
 
 def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
-    """Return how many calls of each operator are in such regions, each counted once (TVM's
-    name).
-    """
+    """Count the calls of each operator in fake-quantised regions (TVM's name)."""
     names: dict[RelayExpr, str] = {}
     for function in mod.functions.values():
         if not isinstance(function, Function):
             continue
         for expr in post_order(function, into_functions=True):
-            if isinstance(expr, Call) and _name(expr) == END:
-                names |= {e: _name(e) for e in fake_quantized_region(expr) or ()}
-    return dict(Counter(name for name in names.values() if name not in ("", BEGIN, END)))
+            if isinstance(expr, Call) and _op_name(expr) == QUANTIZE_OP:
+                names |= {e: _op_name(e) for e in fake_quantized_region(expr) or ()}
+    return dict(
+        Counter(name for name in names.values() if name not in ("", DEQUANTIZE_OP, QUANTIZE_OP))
+    )
 
 
-__all__ = ["fake_quantized_region", "inputs_within", "list_fake_quantized_op_freqs"]
+__all__ = ["fake_quantized_region", "list_fake_quantized_op_freqs", "region_operands"]

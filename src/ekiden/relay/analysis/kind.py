@@ -1,11 +1,11 @@
-"""Kinds: what a type stands for. A tensor of tensors or a tuple of shapes has none."""
+"""Kind checking of types. A tensor of tensors or a tuple of shapes has none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ekiden.ir.module import IRModule
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import (
     FuncType,
     GlobalTypeVar,
@@ -22,10 +22,10 @@ from ekiden.ir.type import (
 )
 from ekiden.relay.adjoint_type import definition
 from ekiden.relay.expr import Expr, TypeData
-from ekiden.relay.visitor import type_post_order, types_in
+from ekiden.relay.visitor import annotated_types, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-_NAMES = {
+_KIND_NAMES = {
     TypeKind.TYPE: "a type",
     TypeKind.SHAPE_VAR: "a shape",
     TypeKind.BASE_TYPE: "a dtype",
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
-    """Return the kind of a type, after checking the kinds of its components.
+    """Return the kind of a type after checking its components.
 
     With a module, data types are looked up in it.
 
@@ -45,93 +45,97 @@ def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
     """
     kinds: dict[Type, TypeKind] = {}
     for at in type_post_order(t):
-        kinds[at] = _kind(at, kinds, mod)
+        kinds[at] = _infer_kind(at, kinds, mod)
     return kinds[t]
 
 
 def kind_errors(exprs: Iterable[Expr], module: IRModule) -> list[str]:
-    """Return the errors of `check_kind` for types written in expressions; each must be a type."""
+    """Return the kind errors of the types in expressions."""
     errors: list[str] = []
-    for written in (t for e in exprs for t in types_in(e)):
+    for written in (t for e in exprs for t in annotated_types(e)):
         # By far the most frequent annotation, which cannot be wrong.
         if type(written) is TensorType:
             continue
         try:
-            _require(written, check_kind(written, module), TypeKind.TYPE, "an annotation")
+            _require_kind(written, check_kind(written, module), TypeKind.TYPE, "an annotation")
         except TypeInferenceError as error:
             errors.append(str(error))
     return errors
 
 
-def _kind(at: Type, kinds: dict[Type, TypeKind], module: IRModule | None) -> TypeKind:
+def _infer_kind(at: Type, kinds: dict[Type, TypeKind], module: IRModule | None) -> TypeKind:
     match at:
         case TypeVar(kind=kind) | GlobalTypeVar(kind=kind) | IncompleteType(kind=kind):
             return kind
         case TensorType() | StorageType():
             return TypeKind.TYPE
         case TupleType(fields=fields):
-            return _all_types(fields, kinds, "a field of a tuple")
+            return _require_all_types(fields, kinds, "a field of a tuple")
         case RelayRefType(value=value):
-            return _all_types((value,), kinds, "the value of a reference")
+            return _require_all_types((value,), kinds, "the value of a reference")
         case TypeRelation(args=args):
-            _all_types(args, kinds, "what a relation relates")
+            _require_all_types(args, kinds, "what a relation relates")
             return TypeKind.CONSTRAINT
         case FuncType(arg_types=args, ret_type=ret, type_constraints=held):
-            _all_types(args, kinds, "a parameter of a function")
+            _require_all_types(args, kinds, "a parameter of a function")
             for constraint in held:
-                _require(
+                _require_kind(
                     constraint, kinds[constraint], TypeKind.CONSTRAINT, "a relation of a function"
                 )
-            return _all_types((ret,), kinds, "the result of a function")
+            return _require_all_types((ret,), kinds, "the result of a function")
         case TypeCall():
-            return _type_call_kind(at, kinds, module)
+            return _infer_type_call_kind(at, kinds, module)
         case TypeData(header=header, constructors=constructors):
-            _require(header, header.kind, TypeKind.ADT_HANDLE, "the header of a data type")
+            _require_kind(header, header.kind, TypeKind.ADT_HANDLE, "the header of a data type")
             for constructor in constructors:
                 for field in constructor.inputs:
                     what = f"a field of {constructor.name_hint}"
-                    _require(field, check_kind(field, module), TypeKind.TYPE, what)
+                    _require_kind(field, check_kind(field, module), TypeKind.TYPE, what)
             return TypeKind.TYPE_DATA
         case _:
             raise TypeInferenceError(f"kind check: expected a type, got {at!r}")
 
 
-def _type_call_kind(at: TypeCall, kinds: dict[Type, TypeKind], module: IRModule | None) -> TypeKind:
-    what = f"what is applied in {type_text(at)}"
-    _require(at.func, kinds[at.func], TypeKind.ADT_HANDLE, what)
-    _all_types(at.args, kinds, f"an argument in {type_text(at)}")
+def _infer_type_call_kind(
+    at: TypeCall, kinds: dict[Type, TypeKind], module: IRModule | None
+) -> TypeKind:
+    what = f"what is applied in {format_type(at)}"
+    _require_kind(at.func, kinds[at.func], TypeKind.ADT_HANDLE, what)
+    _require_all_types(at.args, kinds, f"an argument in {format_type(at)}")
     if module is None:
         return TypeKind.TYPE
     data = definition(module, at.func)
     if data is None:
         raise TypeInferenceError(
-            f"kind check: {type_text(at)}: the module has no type {type_text(at.func)}"
+            f"kind check: {format_type(at)}: the module has no type {format_type(at.func)}"
         )
     if len(data.type_vars) != len(at.args):
         params = ", ".join(v.name_hint for v in data.type_vars)
         raise TypeInferenceError(
-            f"kind check: {type_text(at)}: expected arguments for [{params}], got {len(at.args)}"
+            f"kind check: {format_type(at)}: expected arguments for [{params}], got {len(at.args)}"
         )
     return TypeKind.TYPE
 
 
-def _all_types(components: tuple[Type, ...], kinds: dict[Type, TypeKind], what: str) -> TypeKind:
+def _require_all_types(
+    components: tuple[Type, ...], kinds: dict[Type, TypeKind], what: str
+) -> TypeKind:
     for component in components:
-        _require(component, kinds[component], TypeKind.TYPE, what)
+        _require_kind(component, kinds[component], TypeKind.TYPE, what)
     return TypeKind.TYPE
 
 
-def _require(component: Type, actual: TypeKind, expected: TypeKind, what: str) -> None:
+def _require_kind(component: Type, actual: TypeKind, expected: TypeKind, what: str) -> None:
     if actual != expected:
         raise TypeInferenceError(
-            f"kind check: {what} must be {_NAMES[expected]}, got {_NAMES[actual]}: "
-            f"{_shown(component)}"
+            f"kind check: {what} must be {_KIND_NAMES[expected]}, got {_KIND_NAMES[actual]}: "
+            f"{_format_component(component)}"
         )
 
 
-def _shown(component: Type) -> str:
+def _format_component(component: Type) -> str:
     return (
         f"the definition of {component.header.name_hint}"
         if isinstance(component, TypeData)
-        else type_text(component)
+        else format_type(component)
     )

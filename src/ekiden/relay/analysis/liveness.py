@@ -1,20 +1,21 @@
-"""Where the variables of let-chains are used for the last time, and which are never used."""
+"""Liveness of let-bound variables."""
 
 from __future__ import annotations
 
 from ekiden.relay.expr import Expr, Let, Var
-from ekiden.relay.visitor import binders, children, free_vars, post_order
+from ekiden.relay.visitor import bound_by, children, free_vars, post_order
 
 
 def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
-    """Return, for every `Let` below an expression, the variables of its chain that die there.
+    """Map every `Let` to the variables of its chain whose last use it contains.
 
     Nothing after the value of that `Let` uses them; its own variable is among them if nothing uses
     it at all. `let %a = f(%x); let %b = g(%a); %b`: %a dies at the second binding, nothing at the
     first.
     """
     dying_at: dict[Let, tuple[Var, ...]] = {}
-    for chain in _chains(root):
+    for chain in _let_chains(root):
+        # What the result of the chain uses dies nowhere in it.
         alive = set(free_vars(chain[-1].body))
         own = {let.var: number for number, let in enumerate(chain)}
         # From the end of the chain: a use is the last one if the variable is not alive after it.
@@ -29,20 +30,19 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
 
 
 def dead_bindings(root: Expr) -> list[Let]:
-    """Return every `Let` below an expression whose variable nothing uses, in order of
-    evaluation.
-    """
-    used = {v for e in post_order(root, into_functions=True) for v in _uses(e)}
+    """Return every `Let` whose variable is unused, in order of evaluation."""
+    used = {v for e in post_order(root, into_functions=True) for v in _used_vars(e)}
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     return [let for let in reversed(lets) if let.var not in used]
 
 
-def _chains(root: Expr) -> list[list[Let]]:
-    """Return the let-chains below an expression, each from its first binding."""
+def _let_chains(root: Expr) -> list[list[Let]]:
+    """Return the let chains of an expression."""
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     inner = {let.body for let in lets}
     chains: list[list[Let]] = []
     for let in lets:
+        # An inner Let is part of the chain of the one around it.
         if let in inner:
             continue
         chain = [let]
@@ -52,7 +52,7 @@ def _chains(root: Expr) -> list[list[Let]]:
     return chains
 
 
-def _uses(expr: Expr) -> list[Var]:
+def _used_vars(expr: Expr) -> list[Var]:
     """Return the variables that an expression uses directly."""
-    bound = binders(expr)
+    bound = bound_by(expr)
     return [c for c in children(expr) if isinstance(c, Var) and c not in bound]

@@ -1,17 +1,17 @@
-"""The cheapest way to part the nodes of a network in two, by Dinic's method."""
+"""Minimum s-t cut by Dinic's algorithm."""
 
 from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["NEVER", "Network"]
+__all__ = ["INFINITE_COST", "FlowNetwork"]
 
-NEVER = 1 << 60
+INFINITE_COST = 1 << 60
 """A cost that no cut pays."""
 
 
-class Network:
-    """Nodes by number, 0 the source and 1 the sink, and edges with what it costs to cut them."""
+class FlowNetwork:
+    """Flow network with integer nodes (0 the source, 1 the sink) and edge capacities."""
 
     SOURCE, SINK = 0, 1
 
@@ -21,31 +21,34 @@ class Network:
         self._left: list[int] = []
         self._edges: list[list[int]] = [[], []]
 
-    def node(self) -> int:
-        """Return a new node."""
+    def add_node(self) -> int:
+        """Add a node, and return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
-    def edge(self, start: int, end: int, cost: int) -> None:
-        """Add an edge: a cut pays `cost` if `start` is with the source and `end` with the sink."""
+    def add_edge(self, start: int, end: int, cost: int) -> None:
+        """Add an edge whose `cost` a cut pays if it separates `start` (source side) from `end`."""
+        # An edge and its reverse are neighbours in the list: `edge ^ 1` is the other one.
         for tail, head, capacity in ((start, end, cost), (end, start, 0)):
             self._edges[tail].append(len(self._to))
             self._to.append(head)
             self._left.append(capacity)
 
-    def with_source(self) -> set[int]:
-        """Return the nodes that the cheapest cut leaves with the source.
+    def source_side(self) -> set[int]:
+        """Return the nodes on the source side of a minimum cut.
 
         Of several such cuts, the one with the fewest nodes is taken.
         """
-        while self.SINK in (levels := self._levels()):
+        while self.SINK in (levels := self._bfs_levels()):
+            # An edge that leads nowhere stays so within one level graph: each is tried once.
             nexts = [0] * len(self._edges)
-            while self._augment(levels, nexts):
+            while self._augment_path(levels, nexts):
                 pass
+        # Max-flow min-cut: what the residual graph still reaches lies on the source's side.
         return set(levels)
 
-    def _levels(self) -> dict[int, int]:
-        """Return the distance of nodes from the source, by edges with remaining capacity."""
+    def _bfs_levels(self) -> dict[int, int]:
+        """Return the BFS levels of nodes in the residual network."""
         levels, work = {self.SOURCE: 0}, deque([self.SOURCE])
         while work:
             at = work.popleft()
@@ -55,8 +58,8 @@ class Network:
                     work.append(self._to[edge])
         return levels
 
-    def _augment(self, levels: dict[int, int], nexts: list[int]) -> bool:
-        """Push as much as one shortest path allows, and return whether there was a path.
+    def _augment_path(self, levels: dict[int, int], nexts: list[int]) -> bool:
+        """Augment the flow along one shortest path; return whether there was one.
 
         `nexts` has the edge of each node that is to be tried next.
         """
@@ -64,7 +67,7 @@ class Network:
         at = self.SOURCE
         while at != self.SINK:
             edges = self._edges[at]
-            while nexts[at] < len(edges) and not self._leads(levels, at, edges[nexts[at]]):
+            while nexts[at] < len(edges) and not self._is_admissible(levels, at, edges[nexts[at]]):
                 nexts[at] += 1
             if nexts[at] < len(edges):
                 path.append(edges[nexts[at]])
@@ -83,5 +86,8 @@ class Network:
             self._left[edge ^ 1] += pushed
         return True
 
-    def _leads(self, levels: dict[int, int], at: int, edge: int) -> bool:
+    def _is_admissible(self, levels: dict[int, int], at: int, edge: int) -> bool:
+        """Return whether an edge is admissible: residual capacity left, and one level further from
+        the source.
+        """
         return self._left[edge] > 0 and levels.get(self._to[edge]) == levels[at] + 1

@@ -1,4 +1,4 @@
-"""The names of `ekiden.relay.analysis`, loaded when the first is used."""
+"""Exports of `ekiden.relay.analysis`, loaded on first use."""
 
 from ekiden._lazy import attach
 from ekiden.relay.analysis.call_graph import CallGraph

@@ -1,4 +1,4 @@
-"""Whether programs are well formed: names, scopes, arities, kinds of types, cases of matches."""
+"""Well-formedness checks: unique names, scopes, arities, kinds, exhaustive matches."""
 
 from __future__ import annotations
 
@@ -13,41 +13,39 @@ from ekiden.relay.analysis.matches import pattern_text, unmatched_cases
 from ekiden.relay.analysis.variables import free_type_vars
 from ekiden.relay.expr import Call, Expr, Function, If, Let, Match, Var
 from ekiden.relay.visitor import (
-    ATOMS,
-    CHILDREN,
+    ATOM_CLASSES,
+    CHILD_GETTERS,
+    annotated_types,
     pattern_vars,
     post_order,
     type_post_order,
-    types_in,
 )
 from ekiden.runtime.errors import InternalError
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class _Scope:
-    """Where the variables of one binder can be seen; `first` and `last` number the scopes inside
-    it.
-    """
+class _BinderScope:
+    """Scope of one binder; `first` and `last` number its nested scopes."""
 
-    parent: _Scope | None = None
+    parent: _BinderScope | None = None
     depth: int = 0
-    inner: list[_Scope] = field(default_factory=list)
+    inner: list[_BinderScope] = field(default_factory=list)
     first: int = 0
     last: int = 0
-    block: _Scope | None = None
+    block: _BinderScope | None = None
     """The innermost scope around this one (or itself) that is no body of a Let."""
 
-    def open(self, is_block: bool) -> _Scope:
-        """Return a new scope inside this one."""
-        opened = _Scope(self, self.depth + 1)
+    def open_child(self, is_block: bool) -> _BinderScope:
+        """Open a child scope."""
+        opened = _BinderScope(self, self.depth + 1)
         opened.block = opened if is_block else self.block
         self.inner.append(opened)
         return opened
 
 
 def _subscopes(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
-    """Return the expressions in the scope of an expression, and those in scopes that it opens.
+    """Return an expression's children in its own scope, and those in scopes that it opens.
 
     The latter are pairs (variables, body).
     """
@@ -63,22 +61,23 @@ def _subscopes(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr
         case Match(data=data, clauses=clauses):
             return [data], [(pattern_vars(c.lhs), c.rhs) for c in clauses]
         case _:
-            return list(CHILDREN[type(expr)](expr)), []
+            return list(CHILD_GETTERS[type(expr)](expr)), []
 
 
-def _common(a: _Scope | None, b: _Scope) -> _Scope:
+def _lowest_common_ancestor(a: _BinderScope | None, b: _BinderScope) -> _BinderScope:
     if a is None:
         return b
     while a is not b:
         if a.depth < b.depth:
             a, b = b, a
         assert a.parent is not None
+        # The deeper one steps out until both are one scope.
         a = a.parent
     return a
 
 
-def _number(top: _Scope) -> None:
-    """Number scopes so that those inside another have numbers between its first and last."""
+def _number_scopes(top: _BinderScope) -> None:
+    """Number scopes in preorder, so that ancestry is an interval test."""
     count = 0
     stack = [(top, False)]
     while stack:
@@ -92,31 +91,35 @@ def _number(top: _Scope) -> None:
         stack.extend((s, False) for s in scope.inner)
 
 
-class _Scoping:
-    """The scope of every expression below a root: the innermost one around all its uses."""
+class _ScopeAssignment:
+    """Assignment of every expression to the innermost scope around all its uses."""
 
     def __init__(self, root: Expr) -> None:
-        self.top = _Scope()
+        self.top = _BinderScope()
         self.top.block = self.top
-        self.where: dict[Expr, _Scope] = {root: self.top}
-        self.binders: dict[Var, list[_Scope]] = {}
+        self.where: dict[Expr, _BinderScope] = {root: self.top}
+        self.binders: dict[Var, list[_BinderScope]] = {}
         self.twice: list[Var] = []
-        self.order = [e for e in post_order(root, into_functions=True) if not isinstance(e, ATOMS)]
+        self.order = [
+            e for e in post_order(root, into_functions=True) if not isinstance(e, ATOM_CLASSES)
+        ]
         # Users come before their operands, so that the scope of an operand is known from all its
         # uses.
         for expr in reversed(self.order):
-            self._place(expr)
-        _number(self.top)
+            self._assign_scope(expr)
+        _number_scopes(self.top)
 
-    def _place(self, expr: Expr) -> None:
+    def _assign_scope(self, expr: Expr) -> None:
         scope = self.where[expr]
         in_scope, opened = _subscopes(expr)
         for subexpression in in_scope:
-            self.where[subexpression] = _common(self.where.get(subexpression), scope)
-        new: dict[Var, list[_Scope]] = {}
+            self.where[subexpression] = _lowest_common_ancestor(
+                self.where.get(subexpression), scope
+            )
+        new: dict[Var, list[_BinderScope]] = {}
         for variables, body in opened:
-            inner = scope.open(is_block=not isinstance(expr, Let))
-            self.where[body] = _common(self.where.get(body), inner)
+            inner = scope.open_child(is_block=not isinstance(expr, Let))
+            self.where[body] = _lowest_common_ancestor(self.where.get(body), inner)
             once = dict.fromkeys(variables, inner)
             # A parameter list that names one variable twice.
             self.twice += [v for v in once if variables.count(v) > 1]
@@ -124,17 +127,19 @@ class _Scoping:
                 self.twice += [v for v in once if v in new]
             for var in once:
                 new.setdefault(var, []).append(inner)
+        # A variable bound by two binders would be ambiguous after inlining.
         self.twice += [v for v in new if v in self.binders]
         self.binders.update(new)
 
-    def sees(self, expr: Expr, var: Var) -> bool:
-        """Return whether a variable used by an expression is bound around it."""
+    def is_visible(self, expr: Expr, var: Var) -> bool:
+        """Return whether a variable is bound in an enclosing scope of the expression."""
         at = self.where[expr].first
+        # Scopes are numbered in preorder: those inside another have numbers in its interval.
         return any(scope.first <= at <= scope.last for scope in self.binders.get(var, ()))
 
 
 def find_errors(module: IRModule) -> list[str]:
-    """Return every way in which the Relay functions of a module are not well formed.
+    """Return all well-formedness errors of a module's Relay functions.
 
     Each variable is bound once in the module and used only where it is bound, type variables too;
     each global name is a function of the module; each operator exists and has its number of
@@ -144,33 +149,42 @@ def find_errors(module: IRModule) -> list[str]:
     bound: set[Var] = set()
     for name, function in module.functions.items():
         if isinstance(function, Function):
-            errors = [*_errors_in(function, module, bound), *_type_errors(function, module)]
+            errors = [
+                *_find_expr_errors(function, module, bound),
+                *_find_type_errors(function, module),
+            ]
             problems += [f"@{name.name_hint}: {e}" for e in errors]
     return problems
 
 
-def match_error(match: Match, module: IRModule) -> str | None:
-    """Return the error of a match that promises to be complete and is not, or None."""
+def find_match_error(match: Match, module: IRModule) -> str | None:
+    """Return the error of an inexhaustive match declared complete, or None."""
     missing = unmatched_cases(match, module) if match.complete else []
     if not missing:
         return None
+    # A type of many constructors may have more missing cases than a message should list.
     shown = [pattern_text(p) for p in missing[:3]] + ["..."] * (len(missing) > 3)
     return f"match: expected a clause for every value, got none for {', '.join(shown)}"
 
 
-def _type_errors(root: Function, module: IRModule) -> list[str]:
-    """Ill-kinded types, type variables out of scope, and values that no clause fits."""
+def _find_type_errors(root: Function, module: IRModule) -> list[str]:
+    """Return ill-kinded types, unbound type variables and inexhaustive matches."""
     exprs = post_order(root, into_functions=True)
     problems = kind_errors(exprs, module)
-    if any(isinstance(t, TypeVar) for e in exprs for w in types_in(e) for t in type_post_order(w)):
+    if any(
+        isinstance(t, TypeVar)
+        for e in exprs
+        for w in annotated_types(e)
+        for t in type_post_order(w)
+    ):
         unbound = free_type_vars(root)
         problems += [f"type variable {v.name_hint} is used where it is not bound" for v in unbound]
-    errors = (match_error(e, module) for e in exprs if isinstance(e, Match))
+    errors = (find_match_error(e, module) for e in exprs if isinstance(e, Match))
     return problems + [e for e in errors if e is not None]
 
 
-def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str]:
-    scoping = _Scoping(root)
+def _find_expr_errors(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str]:
+    scoping = _ScopeAssignment(root)
     problems = [f"%{v.name_hint} is bound more than once" for v in scoping.twice]
     problems += [f"%{v.name_hint} is bound in two functions" for v in scoping.binders if v in bound]
     bound.update(scoping.binders)
@@ -178,7 +192,7 @@ def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str
         in_scope, opened = _subscopes(expr)
         inside = [b for variables, b in opened if b not in variables]
         for subexpression in (*in_scope, *inside):
-            if isinstance(subexpression, Var) and not scoping.sees(expr, subexpression):
+            if isinstance(subexpression, Var) and not scoping.is_visible(expr, subexpression):
                 problems.append(f"%{subexpression.name_hint} is used where it is not bound")
             elif (
                 isinstance(subexpression, GlobalVar)
@@ -186,11 +200,11 @@ def _errors_in(root: Expr, module: IRModule | None, bound: set[Var]) -> list[str
                 and subexpression not in module.functions
             ):
                 problems.append(f"@{subexpression.name_hint} is not a function of the module")
-        problems += _arity_errors(expr)
+        problems += _find_arity_errors(expr)
     return problems
 
 
-def _arity_errors(expr: Expr) -> list[str]:
+def _find_arity_errors(expr: Expr) -> list[str]:
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return []
     definition = OPS.get(expr.op.name)
@@ -209,35 +223,35 @@ def well_formed(value: IRModule | Expr) -> bool:
     """
     if isinstance(value, IRModule):
         return not find_errors(value)
-    scoping = _Scoping(value)
+    scoping = _ScopeAssignment(value)
     free = [v for v in scoping.where if isinstance(v, Var) and v not in scoping.binders]
-    return not _errors_in(Function(tuple(free), value, None), None, set())
+    return not _find_expr_errors(Function(tuple(free), value, None), None, set())
 
 
 def check_basic_block_normal_form(expr: Expr) -> bool:
-    """Return whether every value that is used in two blocks is bound by a Let.
+    """Return whether every value shared between blocks is let-bound.
 
     A block is a function's body, a branch of an If, or a clause of a Match.
     `ToBasicBlockNormalForm` establishes this form.
     """
-    scoping = _Scoping(expr)
+    scoping = _ScopeAssignment(expr)
     for at in scoping.order:
         block = scoping.where[at].block
         in_scope, opened = _subscopes(at)
         for subexpression in in_scope:
             if (
-                not isinstance(subexpression, ATOMS)
+                not isinstance(subexpression, ATOM_CLASSES)
                 and scoping.where[subexpression].block is not block
             ):
                 return False
-        bodies = [body for _, body in opened if not isinstance(body, ATOMS)]
+        bodies = [body for _, body in opened if not isinstance(body, ATOM_CLASSES)]
         if any(scoping.where[body].depth <= scoping.where[at].depth for body in bodies):
             return False
     return True
 
 
 def verify(module: IRModule) -> None:
-    """Raise InternalError with every error that `find_errors` finds."""
+    """Raise InternalError listing every well-formedness error of a module."""
     problems = find_errors(module)
     if problems:
         raise InternalError("the module is not well formed: " + "; ".join(problems[:10]))

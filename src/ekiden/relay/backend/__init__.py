@@ -1,5 +1,6 @@
-"""TVM's places for compiling and running Relay: what stands here is built on the compiler, and
-nothing that compiles imports it. The modules that need the compiler are loaded when first used."""
+"""TVM's entry points for compiling and running Relay, on top of the compiler. The modules that need
+the compiler are loaded when first used.
+"""
 
 from ekiden._lazy import attach
 from ekiden.relay.backend import interpreter, name_transforms, utils

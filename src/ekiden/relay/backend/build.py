@@ -1,4 +1,4 @@
-"""`relay.build` and `relay.optimize`: TVM's names for compiling a module."""
+"""`relay.build` and `relay.optimize`, TVM's names for compiling a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ekiden.backend.crt.module import POOL_ALIGNMENT_BYTES, Pool
-from ekiden.backend.vm.pipeline import optimize as optimize_module
+from ekiden.backend.vm.pipeline import optimize_module as optimize_module
 from ekiden.compiler.build import compile_model
 from ekiden.compiler.export.micro import MicroProgram
 from ekiden.compiler.export.micro import compile as compile_micro
@@ -15,7 +15,7 @@ from ekiden.ir.expr import BaseFunc
 from ekiden.ir.memory_pools import WorkspaceMemoryPools
 from ekiden.ir.module import IRModule
 from ekiden.relay.backend import Executor, Runtime
-from ekiden.relay.backend.choices import refusal
+from ekiden.relay.backend.choices import combination_error
 from ekiden.relay.backend.executor_factory import ExecutorFactoryModule
 from ekiden.relay.build_module import bind_params_in_module
 from ekiden.relay.transform.language.infer_type import InferType
@@ -30,7 +30,7 @@ from ekiden.target.virtual_device import Targets, compilation_config, with_host
 Params = Mapping[str, object]
 
 
-def _module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
+def _to_module(ir_mod: IRModule | BaseFunc, params: Params | None) -> IRModule:
     module = ir_mod if isinstance(ir_mod, IRModule) else IRModule.from_expr(ir_mod)
     return bind_params_in_module(module, params) if params else module
 
@@ -46,7 +46,7 @@ def build(
     mod_name: str = "default",
     workspace_memory_pools: WorkspaceMemoryPools | None = None,
 ) -> ExecutorFactoryModule | MicroProgram:
-    """Compile a module or function.
+    """Compile a module or function (TVM's relay.build).
 
     The result can be called; `["default"](device)`, or that of `mod_name`, creates a graph executor
     of it, here and where it was exported to. With `runtime` "crt" and executor "aot" it is C for a
@@ -70,28 +70,28 @@ def build(
     target = with_host(target, target_host)
     how = Executor(executor) if isinstance(executor, str) else executor
     on = Runtime(runtime) if isinstance(runtime, str) else runtime
-    if reason := refusal(how, on):
+    if reason := combination_error(how, on):
         raise CompileError(f"relay.build: {reason}")
     if on.name == "crt":
-        return _without_runtime(
-            _module(ir_mod, params), target, how, mod_name, workspace_memory_pools
+        return _build_micro(
+            _to_module(ir_mod, params), target, how, mod_name, workspace_memory_pools
         )
     if workspace_memory_pools is not None:
         raise CompileError("relay.build: workspace_memory_pools are for runtime 'crt'")
     kind = "vm" if how.name == "graph" else how.name
-    name = "" if mod_name == "default" else _checked_name(mod_name, _module(ir_mod, None))
+    name = "" if mod_name == "default" else _check_module_name(mod_name, _to_module(ir_mod, None))
     executable = to_executable(ir_mod, target, params, kind, in_place=False, mod_name=name)
     return ExecutorFactoryModule(executable)
 
 
-def _without_runtime(
+def _build_micro(
     module: IRModule,
     target: Targets,
     how: Executor,
     name: str,
     pools: WorkspaceMemoryPools | None,
 ) -> MicroProgram:
-    """Return a module as C that needs no runtime."""
+    """Compile a module to C code that needs no runtime library."""
     if isinstance(target, Mapping) or (
         isinstance(target, Sequence) and not isinstance(target, str)
     ):
@@ -112,7 +112,7 @@ def _int_option(how: Executor, option: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _checked_name(name: str, module: IRModule) -> str:
+def _check_module_name(name: str, module: IRModule) -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise CompileError(f"build: expected a word as mod_name, got {name!r}")
     if name in module:
@@ -129,32 +129,32 @@ def to_executable(
     in_place: bool = True,
     mod_name: str = "",
 ) -> Compiled:
-    """Return the executable of a module or function.
+    """Compile a module or function to an executable.
 
     `in_place` is as in `pipeline`, `mod_name` as in `CompileOptions`.
     """
-    module = _module(ir_mod, params)
+    module = _to_module(ir_mod, params)
     options = CompileOptions(target, executor=executor, in_place=in_place, mod_name=mod_name)
     compiled = compile_model(module, options)
-    return executable_of(compiled.joined())
+    return executable_of(compiled.to_bytes())
 
 
 def optimize(
     mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
 ) -> tuple[IRModule, dict[str, object]]:
-    """Return the module as it is lowered to kernels, and no parameters: they are constants
-    in it.
+    """Return the module as lowered to kernels, and an empty parameter dictionary (TVM's
+    relay.optimize).
     """
     config = compilation_config(target)
     assert config.target is not None
-    return optimize_module(InferType()(_module(mod, params)), config.target, config), {}
+    return optimize_module(InferType()(_to_module(mod, params)), config.target, config), {}
 
 
-def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
-    """Return a module with the functions of a program, for other languages."""
+def _export_to_runtime_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
+    """Return a runtime module with a program's functions, for other languages."""
     return Executable(to_executable(program, target, None)).module
 
 
-register_func("ekiden.compile", _compile_to_module, override=True)
+register_func("ekiden.compile", _export_to_runtime_module, override=True)
 
 __all__ = ["build", "optimize"]

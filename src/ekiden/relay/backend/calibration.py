@@ -1,4 +1,4 @@
-"""What goes into the functions that external compilers take, and what comes out, for some data."""
+"""Calibration data of external compilers' functions: their inputs and outputs on sample data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Runner = Callable[..., Iterable[Tensor]]
 
 
 def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[GlobalVar, Values]:
-    """Return the arguments and results of each function that `main` calls and that has a
-    `Compiler`.
+    """Return the inputs and outputs of each external function that `main` calls, on sample data.
 
     Each function is compiled as if it were Ekiden's own.
 
@@ -43,9 +42,12 @@ def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[Glob
         for name, f in typed.functions.items()
         if isinstance(f, Function) and f.attr("Compiler") is not None
     }
-    calls = _calls(main, external)
-    observed = [value for call in calls for value in (*call.args, *_results(call))]
-    plain: dict[GlobalVar, BaseFunc] = {**typed.functions, **{n: _own(typed[n]) for n in external}}
+    calls = _external_calls(main, external)
+    observed = [value for call in calls for value in (*call.args, *_call_outputs(call))]
+    plain: dict[GlobalVar, BaseFunc] = {
+        **typed.functions,
+        **{n: _strip_compiler(typed[n]) for n in external},
+    }
     # `main` now returns all arguments and results of the calls instead of its own result.
     plain[typed.get_global_var("main")] = main.with_fields(
         body=Tuple(tuple(observed)), ret_type=None
@@ -57,16 +59,19 @@ def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[Glob
     for call in calls:
         assert isinstance(call.op, GlobalVar)
         inputs = [next(values) for _ in call.args]
-        by_function[call.op] = {"inputs": inputs, "outputs": [next(values) for _ in _results(call)]}
+        by_function[call.op] = {
+            "inputs": inputs,
+            "outputs": [next(values) for _ in _call_outputs(call)],
+        }
     return by_function
 
 
-def _own(function: BaseFunc) -> Function:
+def _strip_compiler(function: BaseFunc) -> Function:
     assert isinstance(function, Function)
     return function.without_attr("Compiler")
 
 
-def _calls(main: Function, external: set[GlobalVar]) -> list[Call]:
+def _external_calls(main: Function, external: set[GlobalVar]) -> list[Call]:
     calls = [e for e in post_order(main) if isinstance(e, Call) and e.op in external]
     inside = [e for e in post_order(main, True) if isinstance(e, Call) and e.op in external]
     once = {c.op for c in calls}
@@ -75,7 +80,7 @@ def _calls(main: Function, external: set[GlobalVar]) -> list[Call]:
     return calls
 
 
-def _results(call: Call) -> list[Call | TupleGetItem]:
+def _call_outputs(call: Call) -> list[Call | TupleGetItem]:
     kind = call.checked_type
     if not isinstance(kind, TupleType):
         return [call]

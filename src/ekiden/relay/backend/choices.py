@@ -1,4 +1,4 @@
-"""Executor and runtime selection as values: `Executor` and `Runtime`, with TVM's names and options.
+"""Executor and Runtime options of relay.build, with TVM's names.
 
 The constructor checks that the option exists and has a value of its type. An option that is not
 supported here is rejected where code would be generated: see `refused`.
@@ -16,13 +16,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 Option = tuple[type, object]
 """The type of an option's value, and what it is where nobody says; None: it is not set."""
 
-TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
+TVM_TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
 """The names that TVM has for the types of values."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A name from a table, and options."""
+class RegisteredChoice:
+    """Name from a registry table, with options."""
 
     name: str
     options: Mapping[str, object] | None = field(default=None)
@@ -38,11 +38,11 @@ class Choice:
                     f" there are {', '.join(available) or 'none'}"
                 )
             expected = available[key][0]
-            if TYPE_NAMES.get(type(value)) != TYPE_NAMES[expected]:
-                actual = TYPE_NAMES.get(type(value), type(value).__name__)
+            if TVM_TYPE_NAMES.get(type(value)) != TVM_TYPE_NAMES[expected]:
+                actual = TVM_TYPE_NAMES.get(type(value), type(value).__name__)
                 raise CompileError(
-                    f'{self._kind()}: Attribute "{key}" should have type "{TYPE_NAMES[expected]}"'
-                    f' but instead found "{actual}"'
+                    f'{self._kind()}: Attribute "{key}" should have type '
+                    f'"{TVM_TYPE_NAMES[expected]}" but instead found "{actual}"'
                 )
 
     @classmethod
@@ -65,18 +65,18 @@ class Choice:
 
     @classmethod
     def list_registered(cls) -> list[str]:
-        """Return the names in the table."""
+        """Return the registered names."""
         return list(cls.TABLE)
 
     @classmethod
-    def list_registered_options(cls, choice: str | Choice) -> dict[str, str]:
-        """Return the name of the type of each option, for a name or a choice."""
+    def list_registered_options(cls, choice: str | RegisteredChoice) -> dict[str, str]:
+        """Return the type names of the options of a name or choice."""
         name = choice if isinstance(choice, str) else choice.name
         options = cls.list_registered_options_of(name).items()
-        return {key: TYPE_NAMES[kind] for key, (kind, _) in options}
+        return {key: TVM_TYPE_NAMES[kind] for key, (kind, _) in options}
 
     def refused(self) -> str:
-        """Return the option that is set and has no effect here; empty if there is none."""
+        """Return the first set option that has no effect here, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
             is_always = key == "link-params" and value is True  # constants are in the artifact
@@ -105,10 +105,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Executor(Choice):
-    """Kind of executor for `relay.build(executor=)`: "graph" (bytecode) or "aot" (native code as
-    well).
-    """
+class Executor(RegisteredChoice):
+    """Executor of `relay.build(executor=)`: "graph" (bytecode) or "aot" (also native code)."""
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "graph": {"link-params": (bool, False)},
@@ -123,9 +121,9 @@ class Executor(Choice):
 
 
 @dataclass(frozen=True)
-class Runtime(Choice):
-    """Runtime for `relay.build(runtime=)`: "cpp", the runtime library, or "crt", C without it, for
-    machines without an allocator.
+class Runtime(RegisteredChoice):
+    """Runtime of `relay.build(runtime=)`: "cpp" (runtime library) or "crt" (C without
+    allocator).
     """
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -134,10 +132,10 @@ class Runtime(Choice):
     }
 
 
-def refusal(how: Executor, on: Runtime) -> str:
-    """Return the reason why an executor on a runtime is refused; empty if it is not."""
+def combination_error(how: Executor, on: Runtime) -> str:
+    """Return why an executor is unsupported on a runtime, or ""."""
     if on.name == "crt":
-        return on.refused() or _refused_without_runtime(how)
+        return on.refused() or _micro_executor_error(how)
     unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
     if how.name == "aot":
         interface = str(how["interface-api"])
@@ -149,8 +147,8 @@ def refusal(how: Executor, on: Runtime) -> str:
     return how.refused() or on.refused()
 
 
-def _refused_without_runtime(how: Executor) -> str:
-    """Return the reason why an executor is refused without the runtime library.
+def _micro_executor_error(how: Executor) -> str:
+    """Return why an executor is unsupported without the runtime library, or "".
 
     Functions of C take addresses, with `unpacked-api` or not; `interface-api` decides the entry
     point.
@@ -170,4 +168,4 @@ def _refused_without_runtime(how: Executor) -> str:
     return ""
 
 
-__all__ = ["Choice", "Executor", "Runtime", "refusal"]
+__all__ = ["Executor", "RegisteredChoice", "Runtime", "combination_error"]

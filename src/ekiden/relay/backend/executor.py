@@ -1,4 +1,4 @@
-"""Where TVM has `Executor`."""
+"""`Executor`, at TVM's place."""
 
 from ekiden.relay.backend.choices import Executor
 

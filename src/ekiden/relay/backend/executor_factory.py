@@ -1,4 +1,6 @@
-"""The result of `relay.build`: an executable that is also TVM's factory of graph executors."""
+"""ExecutorFactoryModule, the result of `relay.build`: an executable that creates graph
+executors.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
-from ekiden.backend.graph.write_bytecode import new_module
+from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
 from ekiden.runtime.compiler import compiler_module
@@ -17,7 +19,7 @@ from ekiden.runtime.files import File, PathName
 
 
 class ExecutorFactoryModule(Executable):
-    """An executable that is also a factory: `lib["default"](device)` creates a graph executor.
+    """Executable that is also a factory: `lib["default"](device)` creates a graph executor.
 
     A request for its graph raises CompileError with the reason if the program has none (control
     flow, computed shapes); calling it works for all.
@@ -34,17 +36,15 @@ class ExecutorFactoryModule(Executable):
         return self._read
 
     def get_graph_json(self) -> str:
-        """Return the program as a graph in TVM's JSON."""
+        """Return the program as TVM graph JSON."""
         return self._graph()[0].to_json()
 
     def get_params(self) -> dict[str, Tensor]:
-        """Return the constants of the graph by their nodes' names, sharing the
-        executable's memory.
-        """
+        """Return the graph's constants by node name, sharing the executable's memory."""
         return dict(self._graph()[1])
 
     def get_lib(self) -> Module:
-        """Return the module with the kernels, always the same one.
+        """Return the module with the kernels, always the same object.
 
         Modules that it is made to import are part of the file that `export_library` writes.
         """
@@ -61,8 +61,9 @@ class ExecutorFactoryModule(Executable):
         fcompile: object = None,
         name: str = "",
     ) -> None:
-        """Write one shared library with the model, the modules that `get_lib()` imports and the
-        runtime; see `Executable.export_library`."""
+        """Export the model, imported modules and the runtime as one shared library; see
+        `Executable.export_library`.
+        """
         lib = self.get_lib()
         if not lib.imported_modules:
             super().export_library(path, cc=cc, options=options, fcompile=fcompile, name=name)
@@ -71,7 +72,7 @@ class ExecutorFactoryModule(Executable):
         library.export_library(lib, path, cc=cc, options=options, fcompile=fcompile, name=name)
 
     def save(self, path: File | None = None) -> Any:  # noqa: ANN401
-        """Write the artifact; see `Executable.save`.
+        """Save the artifact; see `Executable.save`.
 
         Raises:
             ExportError: `get_lib()` imports other modules, which an artifact cannot hold.
@@ -84,12 +85,12 @@ class ExecutorFactoryModule(Executable):
         return super().save(path) if path is not None else super().save()
 
     def get_executor_config(self) -> str:
-        """Return the graph; TVM's name."""
+        """Return the graph JSON (TVM's name)."""
         return self.get_graph_json()
 
     @property
     def libmod_name(self) -> str:
-        """Return the name by which `lib[name](device)` is called, besides "default"."""
+        """Return the name accepted by `lib[name](device)` besides "default"."""
         return str(self.raw.metadata.get("mod_name", "default"))
 
     graph_json = property(get_graph_json)
@@ -106,11 +107,9 @@ class ExecutorFactoryModule(Executable):
         return self.module[name]
 
     def _debug_create(self, name: str, *device: object) -> Module:
-        """Return the module that `debug_executor.GraphModuleDebug` takes, with its
-        constants set.
-        """
+        """Return the module for `debug_executor.GraphModuleDebug`, with its constants set."""
         check_devices("debug_create", device, self.raw.devices)
-        return new_module(self._graph()[0], self.module, every_entry=True)
+        return create_graph_module(self._graph()[0], self.module, every_entry=True)
 
     def __iter__(self) -> Iterator[object]:
         """Yield graph, library and parameters: `graph, lib, params = relay.build(...)`, as

@@ -1,7 +1,6 @@
-"""Executors: ways to evaluate Relay at once (TVM's `relay.create_executor`).
+"""Executors for immediate evaluation of Relay (TVM's `relay.create_executor`).
 
-f = create_executor("vm", module, target="llvm").evaluate()
-y = f(x).numpy()
+f = create_executor("vm", module, target="llvm").evaluate() y = f(x).numpy()
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.remove_unused_functions import RemoveUnusedFunctions
 from ekiden.relay.values import Closure, ConstructorValue, RefValue
-from ekiden.relay.visitor import bind, closed, free_vars
+from ekiden.relay.visitor import bind, close_over_free_vars, free_vars
 from ekiden.runtime.errors import CompileError, InputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.target import Target, TargetLike
@@ -46,7 +45,7 @@ class Executor:
     def evaluate(
         self, expr: Expr | None = None, binds: Mapping[Var, object] | None = None
     ) -> Result:
-        """Return the value of an expression, or of `main` by default.
+        """Evaluate an expression, by default `main`.
 
         A function becomes a Python function of arrays, tensors and numbers, by position or name.
 
@@ -63,62 +62,64 @@ class Executor:
                 raise CompileError("evaluate: no expression given, and the module has no 'main'")
             expr = self.mod["main"]
         if binds:
-            expr = bind(expr, {v: _bound(value) for v, value in binds.items()})
+            expr = bind(expr, {v: _to_bound_expr(value) for v, value in binds.items()})
         function = self.mod[expr] if isinstance(expr, GlobalVar) else expr
         if isinstance(function, BaseFunc):
-            return self._callable(function)
+            return self._make_callable(function)
         if isinstance(expr, Constructor):
-            return partial(_construct, expr)
+            return partial(_constructor_function, expr)
         if unbound := free_vars(expr):
             names = ", ".join(f"%{v.name_hint}" for v in unbound)
             raise CompileError(f"evaluate: the expression has free variables: {names}")
-        return self._callable(closed(expr))()
+        return self._make_callable(close_over_free_vars(expr))()
 
-    def _callable(self, function: BaseFunc) -> Callable[..., Result]:
+    def _make_callable(self, function: BaseFunc) -> Callable[..., Result]:
         if not isinstance(function, Function):
             raise CompileError(f"evaluate: expected a Relay function, got {function!r}")
+        # As main, beside the functions of the module, which it may call.
         module = self.mod.with_function("main", function)
-        return self._compiled(module, InferType()(module)["main"])
+        return self._compile(module, InferType()(module)["main"])
 
-    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+    def _compile(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         raise NotImplementedError
 
 
-def _bound(value: object) -> Expr:
+def _to_bound_expr(value: object) -> Expr:
     return value if isinstance(value, Expr) else const(value)
 
 
 class DebugExecutor(Executor):
-    """Interpreter of the whole language, slow, with each operator's reference implementation."""
+    """Interpreter of the whole language by the operators' reference implementations."""
 
-    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+    def _compile(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
+        # So that shapes are checked where compiled programs check them.
         module = MatchDeclaredShapes()(module)
         checked = module["main"]
         machine = Interpreter(module)
 
         def run(*args: object, **named: object) -> Result:
             """Run `main` once by the interpreter; arguments by position or by name."""
-            arguments = _arrange(main, args, named)
-            value = machine.evaluate(checked, *map(_to_value, arguments))
+            arguments = _bind_arguments(main, args, named)
+            value = machine.evaluate(checked, *map(_to_interpreter_value, arguments))
             return _to_result(value, machine)
 
         return run
 
 
 class VMExecutor(Executor):
-    """Executor that compiles to the virtual machine."""
+    """Executor that compiles to VM bytecode."""
 
     kind = "vm"
 
-    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+    def _compile(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
         executable: Executable = compile(
             RemoveUnusedFunctions()(module), self.target, executor=self.kind
         )
 
         def run(*args: object, **named: object) -> Result:
-            arguments = _arrange(main, args, named)
+            arguments = _bind_arguments(main, args, named)
             return executable(*map(_to_argument, arguments))
 
         return run
@@ -131,13 +132,12 @@ class AOTExecutor(VMExecutor):
 
 
 class GraphExecutor(Executor):
-    """Executor that compiles to a graph; a program that is not straight-line is a CompileError with
-    the reason.
+    """Executor that compiles to a graph; programs that are not straight-line raise CompileError.
 
     An array of another dtype is converted to that of its input, as TVM's graph executor does.
     """
 
-    def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
+    def _compile(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
         executable = compile(RemoveUnusedFunctions()(module), self.target)
         graph = runtime.get_global_func("ek.graph_executor.create")(executable.raw, None)
@@ -148,31 +148,31 @@ class GraphExecutor(Executor):
             """Run once: inputs are converted to their dtypes, results have the structure of main's
             type.
             """
-            for index, value in enumerate(_arrange(main, args, named)):
-                converted = _of_dtype(_to_argument(value), main.params[index])
+            for index, value in enumerate(_bind_arguments(main, args, named)):
+                converted = _cast_array(_to_argument(value), main.params[index])
                 set_input(index, runtime.tensor(converted))  # type: ignore[arg-type]
             start()
-            return _unflatten(main.body.checked_type, map(get_output, count()))
+            return _unflatten_outputs(main.body.checked_type, map(get_output, count()))
 
         return run
 
 
-def _of_dtype(value: object, param: Var) -> object:
-    """Return a NumPy array in the dtype of a parameter."""
+def _cast_array(value: object, param: Var) -> object:
+    """Cast a NumPy array to the dtype of a parameter."""
     kind = param.checked_type
     if not isinstance(value, np.ndarray) or not isinstance(kind, TensorType):
         return value
     return value.astype(to_numpy(kind.dtype), copy=False)
 
 
-def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:
-    """Return the results of a graph as the tuples that they are fields of."""
+def _unflatten_outputs(kind: Type, leaves: Iterator[object]) -> Result:
+    """Unflatten the outputs of a graph to nested tuples."""
     if isinstance(kind, TupleType):
-        return tuple(_unflatten(field, leaves) for field in kind.fields)
+        return tuple(_unflatten_outputs(field, leaves) for field in kind.fields)
     return next(leaves)
 
 
-EXECUTORS: dict[str, type[Executor]] = {
+EXECUTOR_CLASSES: dict[str, type[Executor]] = {
     "debug": DebugExecutor,
     "vm": VMExecutor,
     "aot": AOTExecutor,
@@ -188,7 +188,7 @@ def create_executor(
     target: Targets = None,
     params: Mapping[str, object] | None = None,
 ) -> Executor:
-    """Return an executor of a kind.
+    """Create an executor by kind.
 
     Args:
         kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and "graph", for
@@ -205,12 +205,14 @@ def create_executor(
         InputError: `target` names other devices, or "debug", which interprets on the host, is asked
             for another device.
     """
-    if kind not in EXECUTORS:
-        raise CompileError(f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTORS)}")
+    if kind not in EXECUTOR_CLASSES:
+        raise CompileError(
+            f"create_executor: no kind {kind!r}; there are {', '.join(EXECUTOR_CLASSES)}"
+        )
     module = mod if mod is not None else IRModule()
     if params:
         module = bind_params_in_module(module, params)
-    targets = _placed(device, target)
+    targets = _resolve_targets(device, target)
     devices = [
         place_of_code.device for place_of_code in compilation_config(targets).devices
     ]  # its errors come here
@@ -218,12 +220,13 @@ def create_executor(
         runtime.check_devices("create_executor: 'debug' interprets on the host", devices)
     for needed in devices:
         if needed.type != runtime.cpu().type:
+            # Now and not at the first run.
             runtime.get_global_func("ek.device.open")(needed)  # says what is missing
-    return EXECUTORS[kind](module, targets)
+    return EXECUTOR_CLASSES[kind](module, targets)
 
 
-def _placed(device: object, target: Targets) -> Targets:
-    """Return the targets that `compile` takes for a device, or some, and a target.
+def _resolve_targets(device: object, target: Targets) -> Targets:
+    """Return the compile targets for a device (or several) and a target.
 
     Raises:
         InputError: The devices are not those of the target.
@@ -247,8 +250,10 @@ def _placed(device: object, target: Targets) -> Targets:
     return chosen
 
 
-def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-    """Return arguments in the order of the parameters.
+def _bind_arguments(
+    main: Function, args: Sequence[object], named: Mapping[str, object]
+) -> list[object]:
+    """Bind positional and named arguments to the parameters.
 
     Raises:
         InputError: Arguments are missing, too many, or of unknown names.
@@ -263,39 +268,41 @@ def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]
     return [*args, *(named[n] for n in names[len(args) :])]
 
 
-def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
-    return ConstructorValue(constructor, tuple(map(_to_value, args)))
+def _constructor_function(constructor: Constructor, *args: object) -> ConstructorValue:
+    return ConstructorValue(constructor, tuple(map(_to_interpreter_value, args)))
 
 
-def _to_value(value: object) -> object:
-    """Return a value of the interpreter. Python numbers become int32 and float32, as in TVM."""
+def _to_interpreter_value(value: object) -> object:
+    """Convert an argument to an interpreter value. Python numbers become int32 and float32, as in
+    TVM.
+    """
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
-        return tuple(map(_to_value, value))
+        return tuple(map(_to_interpreter_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
-        return _plain(value)
+        return _unwrap_tensors(value)
     if isinstance(value, Constant):
         return np.asarray(value.data)
     return np.asarray(const(value).data.view(np.ndarray))
 
 
-def _plain(value: object) -> object:
-    """Return a value with its results as arrays again.
+def _unwrap_tensors(value: object) -> object:
+    """Convert tensors in a value back to arrays.
 
     The fields of a constructed value would be shared otherwise.
     """
     if isinstance(value, ConstructorValue):
-        return _rebuild(value, _to_value)
+        return _map_constructed(value, _to_interpreter_value)
     if isinstance(value, RefValue):
-        return RefValue(_to_value(value.value))  # type: ignore[arg-type]
+        return RefValue(_to_interpreter_value(value.value))  # type: ignore[arg-type]
     return value
 
 
 def _to_argument(value: object) -> object:
-    """Return an argument of a compiled function."""
+    """Convert an argument for a compiled function."""
     if isinstance(value, Constant):
         return np.asarray(value.data)
     if isinstance(value, ConstructorValue):
-        return _rebuild(value, _to_argument)
+        return _map_constructed(value, _to_argument)
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
         return tuple(map(_to_argument, value))
     if isinstance(value, np.generic):
@@ -306,26 +313,26 @@ def _to_argument(value: object) -> object:
 
 
 def _to_result(value: object, machine: Interpreter) -> Result:
-    """Return a result for a caller: tensors for arrays, Python functions for closures."""
+    """Convert a result for the caller: tensors for arrays, Python functions for closures."""
     match value:
         case np.ndarray():
             return runtime.tensor(np.asarray(value, order="C"))
         case ConstructorValue():
-            return _rebuild(value, lambda leaf: _to_result(leaf, machine))
+            return _map_constructed(value, lambda leaf: _to_result(leaf, machine))
         case tuple():
             return tuple(_to_result(v, machine) for v in value)
         case RefValue():
             return RefValue(_to_result(value.value, machine))  # type: ignore[arg-type]
         case Closure():
-            return lambda *args: _to_result(machine.apply(value, *map(_to_value, args)), machine)
+            return lambda *args: _to_result(
+                machine.apply(value, *map(_to_interpreter_value, args)), machine
+            )
         case _:
             return value
 
 
-def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> object:
-    """Return a constructed value with its leaves converted; a long list does not nest
-    Python calls.
-    """
+def _map_constructed(root: ConstructorValue, convert: Callable[[object], object]) -> object:
+    """Map a conversion over the leaves of a constructed value, iteratively for long lists."""
     rebuilt: dict[int, object] = {}
     stack: list[tuple[ConstructorValue, bool]] = [(root, False)]
     while stack:
@@ -344,7 +351,7 @@ def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> obj
 
 
 __all__ = [
-    "EXECUTORS",
+    "EXECUTOR_CLASSES",
     "AOTExecutor",
     "DebugExecutor",
     "Executor",

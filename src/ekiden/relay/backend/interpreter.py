@@ -1,4 +1,4 @@
-"""The values that evaluation gives, at TVM's place."""
+"""Interpreter value classes, at TVM's place."""
 
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.values import Closure, ConstructorValue, RefValue

@@ -1,4 +1,4 @@
-"""Names of C functions, variables and constants of a model, in TVM's manner.
+"""C identifier conventions for generated code, as in TVM.
 
     to_c_function_style(prefix_generated_name(["model", "run"]))   ->   TVMGenModelRun
 
@@ -13,32 +13,32 @@ from ekiden.runtime.errors import InputError
 
 
 def to_c_function_style(original_name: str) -> str:
-    """Return `TVM_woof_moo` as `TVMWoofMoo`."""
-    first, *words = _words("Function", original_name)
+    """Convert `TVM_woof_moo` to `TVMWoofMoo`."""
+    first, *words = _split_words("Function", original_name)
     return first + "".join(word[:1].upper() + word[1:] for word in words)
 
 
 def to_c_variable_style(original_name: str) -> str:
-    """Return `TVM_Woof` as `tvm_woof`."""
-    return "_".join(_words("Variable", original_name)).lower()
+    """Convert `TVM_Woof` to `tvm_woof`."""
+    return "_".join(_split_words("Variable", original_name)).lower()
 
 
 def to_c_constant_style(original_name: str) -> str:
-    """Return `TVM_Woof` as `TVM_WOOF`."""
-    return "_".join(_words("Constant", original_name)).upper()
+    """Convert `TVM_Woof` to `TVM_WOOF`."""
+    return "_".join(_split_words("Constant", original_name)).upper()
 
 
 def prefix_name(names: str | Sequence[str]) -> str:
-    """Return `woof` or `["woof", "moo"]` as `TVM_woof` or `TVM_woof_moo`."""
-    return _prefixed("TVM", names)
+    """Prefix names with TVM: `woof` or `["woof", "moo"]` becomes `TVM_woof` or `TVM_woof_moo`."""
+    return _join_with_prefix("TVM", names)
 
 
 def prefix_generated_name(names: str | Sequence[str]) -> str:
-    """Return names with the prefix of generated code, such as `TVMGen_woof`."""
-    return _prefixed("TVMGen", names)
+    """Prefix names with TVMGen, such as `TVMGen_woof`."""
+    return _join_with_prefix("TVMGen", names)
 
 
-def _words(what: str, name: str) -> list[str]:
+def _split_words(what: str, name: str) -> list[str]:
     if not name:
         raise InputError(f"{what} name is empty")
     if not name.startswith("TVM"):
@@ -46,7 +46,7 @@ def _words(what: str, name: str) -> list[str]:
     return name.split("_")
 
 
-def _prefixed(prefix: str, names: str | Sequence[str]) -> str:
+def _join_with_prefix(prefix: str, names: str | Sequence[str]) -> str:
     if names == "":
         raise InputError("Name is empty")
     segments = [names] if isinstance(names, str) else list(names)

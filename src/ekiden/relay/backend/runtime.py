@@ -1,4 +1,4 @@
-"""Where TVM has `Runtime`."""
+"""`Runtime`, at TVM's place."""
 
 from ekiden.relay.backend.choices import Runtime
 

@@ -1,4 +1,4 @@
-"""Compile single functions to kernels: TVM's `relay.backend.te_compiler`.
+"""TECompiler: compile single primitive functions to kernels (TVM's relay.backend.te_compiler).
 
     compiler = te_compiler.get()
     kernel = compiler.jit(function, "llvm")
@@ -35,7 +35,7 @@ from ekiden.tir.stmt import PrimFunc
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedFunc:
-    """A lowered function: the function, its target, and its loop program."""
+    """Lowered primitive function: source, target and PrimFunc."""
 
     source: Function
     target: Target
@@ -43,16 +43,16 @@ class CachedFunc:
 
     @property
     def funcs(self) -> IRModule:
-        """Return the program as a module."""
+        """Return the PrimFunc as a module."""
         return IRModule({"main": self.prim_func})
 
     def same_as(self, other: object) -> bool:
-        """Return whether the argument is the very same object."""
+        """Return whether the other is the identical object."""
         return self is other
 
 
 class TECompiler:
-    """Lowering of primitive functions, as fusion creates them, with a cache of the results."""
+    """Compiler of primitive functions with a result cache."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], list[CachedFunc]] = {}
@@ -61,7 +61,7 @@ class TECompiler:
     def lower(
         self, source_func: Function, target: TargetLike | None = None, mod_name: str = "default"
     ) -> CachedFunc:
-        """Return the scheduled loop program of a function, inputs first and results last.
+        """Lower a primitive function to a scheduled PrimFunc, inputs first, outputs last.
 
         It is the same one for equal functions, targets, module names and current PassContexts.
 
@@ -85,7 +85,7 @@ class TECompiler:
         return lowered
 
     def jit(self, source_func: Function, target: TargetLike | None = None) -> PackedFunc:
-        """Return the compiled kernel, a function of the inputs and of the tensors for results."""
+        """Compile the kernel to a function of input and output tensors."""
         lowered = self.lower(source_func, target)
         if lowered not in self._jitted:
             module = build(lowered.prim_func, target=lowered.target)
@@ -93,26 +93,27 @@ class TECompiler:
         return self._jitted[lowered]
 
     def items(self) -> Iterator[tuple[Function, CachedFunc]]:
-        """Yield the functions that were lowered, with their programs."""
+        """Yield the lowered functions with their PrimFuncs."""
         for entries in self._made.values():
             yield from ((entry.source, entry) for entry in entries)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Clear the cache."""
         self._made.clear()
         self._jitted.clear()
 
 
 @cache
 def get() -> TECompiler:
-    """Return the compiler of this process."""
+    """Return the process-wide compiler."""
     return TECompiler()
 
 
 def get_valid_implementations(
     op: Op, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: TargetLike
 ) -> list[OpImplementation]:
-    """Return the implementations of an operator's strategy for a call, or Ekiden's own lowering.
+    """Return the valid implementations of an operator's strategy for a call, or the default
+    lowering.
 
     Raises:
         CompileError: The operator has no kernel.
@@ -134,7 +135,7 @@ def select_implementation(
     target: TargetLike,
     use_autotvm: bool = True,
 ) -> tuple[OpImplementation, list[Tensor]]:
-    """Return the implementation of the highest level, and its tensors.
+    """Return the implementation of the highest level, and its output tensors.
 
     AutoTVM's records are not read: `use_autotvm` changes nothing.
 

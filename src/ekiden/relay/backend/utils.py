@@ -1,4 +1,4 @@
-"""Names in modules, as TVM makes them."""
+"""Module name mangling, as in TVM."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from ekiden.runtime.name_transforms import sanitize_name
 
 
 def mangle_module_name(name: str | None) -> str:
-    """Return the prefix of a module's functions, such as `tvmgen_default`; without a name,
-    `tvmgen`.
+    """Return the mangled prefix of a module's functions, such as `tvmgen_default` (`tvmgen` without
+    a name).
 
     Raises:
         InputError: The name has characters that are not ASCII.

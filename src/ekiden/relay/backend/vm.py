@@ -21,7 +21,7 @@ def compile(
     *,
     target_host: TargetLike | None = None,
 ) -> Executable:
-    """Compile a module or function; `params` become constants by name, `target_host` is as in
+    """Compile a module or function for the VM; `params` become constants, `target_host` is as in
     `relay.build`.
 
     `ekiden.runtime.vm.VirtualMachine` runs the result, which can be called as well.
@@ -30,7 +30,7 @@ def compile(
 
 
 class VMCompiler:
-    """Step-by-step compiler with TVM's interface: `set_params`, `lower`, `get_exec`."""
+    """Stepwise VM compiler with TVM's interface: `set_params`, `lower`, `get_exec`."""
 
     def __init__(self) -> None:
         self._params: dict[str, object] = {}
@@ -49,14 +49,14 @@ class VMCompiler:
     def lower(
         self, mod: IRModule, target: Targets = None, target_host: TargetLike | None = None
     ) -> None:
-        """Compile."""
+        """Compile a module."""
         self._made = compile(mod, target, self._params, target_host=target_host)
 
     def codegen(self) -> None:
-        """Do nothing: `lower` has generated the code."""
+        """Do nothing: `lower` has already generated code."""
 
     def get_exec(self) -> Executable:
-        """Return the compiled program.
+        """Return the compiled executable.
 
         Raises:
             CompileError: `lower` was not called before.

@@ -1,4 +1,4 @@
-"""Programs and the values of their parameters, changed together."""
+"""Optimisations that change a program together with its parameter values."""
 
 from ekiden.relay.data_dep_optimization import bsr_conv2d, bsr_dense, simplify_fc_transpose
 

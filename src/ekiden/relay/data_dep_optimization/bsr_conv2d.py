@@ -1,13 +1,18 @@
-"""Convolutions with weights of few elements."""
+"""Conversion of sparse convolution weights to BSR."""
 
 from __future__ import annotations
 
-from ekiden.relay.data_dep_optimization.parameters import Params, in_blocks, run_on, weights_of
+from ekiden.relay.data_dep_optimization.parameters import (
+    Params,
+    replace_by_bsr,
+    run_pass_on_function,
+    weight_names,
+)
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.graph.sparse_weights import (
     Conv2dToSparse,
     Conv2dToSparse2,
-    conv_matrix,
+    conv_weight_matrix,
     is_plain_conv,
 )
 from ekiden.relay.transform.language.infer_type import InferType
@@ -21,29 +26,29 @@ def convert(
     layout: str = "NHWC",
     kernel_size: int = 1,
 ) -> tuple[Function, Params]:
-    """Return a function with `nn.conv2d` as `nn.sparse_conv2d` where the weight is sparse enough.
+    """Convert `nn.conv2d` with sparse weights to `nn.sparse_conv2d`.
 
     At least the share `sparsity_threshold` of a weight, a parameter, must be 0. The parameters
     change in place.
     """
-    typed = run_on(func, InferType())
-    fitting = weights_of(
+    typed = run_pass_on_function(func, InferType())
+    fitting = weight_names(
         typed,
         "nn.conv2d",
-        lambda call: _weight(call) if is_plain_conv(call, layout, kernel_size) else None,
+        lambda call: _weight_operand(call) if is_plain_conv(call, layout, kernel_size) else None,
     )
     shapes = {}
     for name in fitting:
         if name in params:
-            shapes_of_blocks = in_blocks(
-                params, name, lambda w: conv_matrix(w, layout), blocksize, sparsity_threshold
+            shapes_of_blocks = replace_by_bsr(
+                params, name, lambda w: conv_weight_matrix(w, layout), blocksize, sparsity_threshold
             )
             shapes.update({} if shapes_of_blocks is None else {name: shapes_of_blocks})
     names, sizes = list(shapes), list(shapes.values())
-    return run_on(typed, Conv2dToSparse(names, sizes, layout, kernel_size)), params
+    return run_pass_on_function(typed, Conv2dToSparse(names, sizes, layout, kernel_size)), params
 
 
-def _weight(call: Call) -> object:
+def _weight_operand(call: Call) -> object:
     return call.args[1]
 
 
@@ -55,8 +60,6 @@ def convert2(
     layout: str,
     kernel_size: int,
 ) -> tuple[Function, Params]:
-    """Return a function converted as by `convert`, for weights that are constants of the
-    function.
-    """
+    """Convert as `convert`, for constant weights."""
     convert = Conv2dToSparse2(layout, kernel_size, blocksize, sparsity_threshold)
-    return run_on(func, convert), params
+    return run_pass_on_function(func, convert), params

@@ -1,18 +1,18 @@
-"""Weights that are transposed in the program, transposed beforehand."""
+"""Pre-transposition of dense weights that the program transposes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ekiden.relay.analysis.search import search_fc_transpose
-from ekiden.relay.data_dep_optimization.parameters import Params, run_on
+from ekiden.relay.data_dep_optimization.parameters import Params, run_pass_on_function
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.graph.sparse_weights import SimplifyFCTranspose
 from ekiden.runtime.ndarray import array as new_tensor
 
 
 def convert(func: Function, params: Params) -> tuple[Function, Params]:
-    """Return a function with `nn.dense(x, transpose(w))` as `nn.dense(x, w.T)`.
+    """Convert `nn.dense(x, transpose(w))` to `nn.dense(x, w.T)`.
 
     The weights are parameters, which change in place.
     """
@@ -20,4 +20,4 @@ def convert(func: Function, params: Params) -> tuple[Function, Params]:
     for name in names:
         params[f"{name}.T"] = new_tensor(np.ascontiguousarray(params[name].numpy().T))
         del params[name]
-    return run_on(func, SimplifyFCTranspose(names)), params
+    return run_pass_on_function(func, SimplifyFCTranspose(names)), params

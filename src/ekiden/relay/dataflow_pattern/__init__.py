@@ -1,4 +1,4 @@
-"""The pattern language: find, replace and cut out parts of programs by their form.
+"""Dataflow pattern language: match, rewrite and partition Relay expressions.
 
 TVM's relay.dataflow_pattern, under its names.
 """

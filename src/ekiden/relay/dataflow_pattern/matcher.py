@@ -1,4 +1,4 @@
-"""Whether and how an expression matches a pattern.
+"""Dataflow pattern matching with backtracking.
 
 The matcher recurses over the pattern, never over the program: paths to a dominator are walked with
 a list. The first way that fits is taken: where an alternative or an order of arguments has matched,
@@ -38,8 +38,8 @@ Users = Mapping[RelayExpr, Sequence[RelayExpr]]
 """The expressions that have an expression as a child."""
 
 
-def users_below(root: RelayExpr) -> Users:
-    """Return the users of every expression below root."""
+def build_user_map(root: RelayExpr) -> Users:
+    """Map every expression below root to its users."""
     users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in post_order(root, into_functions=True):
         for child in children(expr):
@@ -56,16 +56,16 @@ p.DFPattern.matcher = match
 
 
 def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None) -> NodeMap | None:
-    """Return the expressions that the components of a pattern match, or None if it does not match.
+    """Match a pattern; return the expressions that its components match, or None.
 
     `users` are those of the full program, for dominators; without them, those below `expr`.
     """
-    matcher = _Matcher(expr, users)
+    matcher = _PatternMatcher(expr, users)
     return matcher.found if matcher.matches(pattern, expr) else None
 
 
-class _Matcher:
-    """One attempt: what has matched so far, and how to take a part of it back."""
+class _PatternMatcher:
+    """Backtracking matcher with a trail of the components matched so far."""
 
     def __init__(self, root: RelayExpr, users: Users | None) -> None:
         self.found: NodeMap = {}
@@ -74,52 +74,55 @@ class _Matcher:
         self._users = users
 
     def matches(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
-        """Match and remember; matches of a failed attempt are forgotten."""
+        """Match a pattern, and record it; a failed attempt is rolled back."""
         if pattern in self.found:
             earlier = self.found[pattern]
             return len(earlier) == 1 and earlier[0] is expr
+        # The length of the trail: going back to it forgets what this attempt has added.
         mark = len(self._order)
-        if not _TESTS[type(pattern)](self, pattern, expr):
-            self._forget(mark)
+        if not _MATCH_RULES[type(pattern)](self, pattern, expr):
+            self._backtrack(mark)
             return False
-        self._remember(pattern, [expr])
+        self._record(pattern, [expr])
         return True
 
-    def _remember(self, pattern: p.DFPattern, exprs: list[RelayExpr]) -> None:
+    def _record(self, pattern: p.DFPattern, exprs: list[RelayExpr]) -> None:
         self.found[pattern] = exprs
         self._order.append(pattern)
 
-    def _forget(self, mark: int) -> None:
+    def _backtrack(self, mark: int) -> None:
         while len(self._order) > mark:
             self.found.pop(self._order.pop(), None)
 
     def all_match(self, patterns: Sequence[p.DFPattern], exprs: Sequence[RelayExpr]) -> bool:
-        """Match one by one, or nothing."""
+        """Match patterns pairwise, or record nothing."""
         mark = len(self._order)
         if len(patterns) == len(exprs) and all(map(self.matches, patterns, exprs)):
             return True
-        self._forget(mark)
+        self._backtrack(mark)
         return False
 
-    def call(self, pattern: p.CallPattern, expr: RelayExpr) -> bool:
-        """Match the callee and the arguments, these in either order if the operator commutes."""
+    def match_call(self, pattern: p.CallPattern, expr: RelayExpr) -> bool:
+        """Match callee and arguments, in either order for commutative operators."""
         if not isinstance(expr, Call) or not self.matches(pattern.op, expr.op):
             return False
         if pattern.args is None or self.all_match(pattern.args, expr.args):
             return True
+        # The other order is tried only after the written one has failed.
         is_commutative = isinstance(expr.op, Op) and expr.op.definition.commutes
         return is_commutative and self.all_match(pattern.args, expr.args[::-1])
 
-    def function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:
-        """Match the parameters and the body."""
+    def match_function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:
+        """Match parameters and body."""
         return (
             isinstance(expr, Function)
             and (pattern.params is None or self.all_match(pattern.params, expr.params))
             and self.matches(pattern.body, expr.body)
         )
 
-    def dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
-        """Match the child, then all paths back from it, then all uses of the parent forward to it.
+    def match_dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
+        """Match the child, then all backward paths to the parent, then all forward uses of the
+        parent.
 
         A dominator is a fuzzy region: parent, any number of operators on the path, child, such that
         nothing inside is used outside. Backwards it ends at the parent or at constants; forwards
@@ -127,20 +130,23 @@ class _Matcher:
         """
         if not self.matches(pattern.child, expr):
             return False
-        path = self._path_back(pattern, expr)
+        path = self._path_to_parent(pattern, expr)
         if path is None or pattern.parent not in self.found:
             return False
-        users = users_below(self._root) if self._users is None else self._users
+        users = build_user_map(self._root) if self._users is None else self._users
+        # The parent is not inside: others may use what it uses.
         inside = {expr, *path}
         parent = self.found[pattern.parent][0]
         if any(user not in inside for node in (parent, *path) for user in users.get(node, ())):
             return False
-        self._remember(pattern.path, path)
+        self._record(pattern.path, path)
         return True
 
-    def _path_back(self, pattern: p.DominatorPattern, child: RelayExpr) -> list[RelayExpr] | None:
-        """Return the expressions between a child and the one parent, or None if a path does not
-        lead there.
+    def _path_to_parent(
+        self, pattern: p.DominatorPattern, child: RelayExpr
+    ) -> list[RelayExpr] | None:
+        """Return the expressions between a child and the single parent, or None if a path misses
+        it.
         """
         path: dict[RelayExpr, None] = {}
         stack = [child]
@@ -154,21 +160,21 @@ class _Matcher:
                     continue
                 if isinstance(operand, Constant) and len(inputs) > 1:
                     continue
-                if not self._on_path(pattern.path, operand):
+                if not self._matches_path_node(pattern.path, operand):
                     return None
                 path[operand] = None
                 stack.append(operand)
         return list(path)
 
-    def _on_path(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
-        """Match a node of the path without remembering it: the next may be another."""
+    def _matches_path_node(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
+        """Match a path node without recording it, since several may match."""
         mark = len(self._order)
         matched = self.matches(pattern, expr)
-        self._forget(mark)
+        self._backtrack(mark)
         return matched
 
 
-def _type_of(expr: RelayExpr) -> Type | None:
+def _known_type(expr: RelayExpr) -> Type | None:
     checked = expr.checked_type_or_none()
     if checked is not None:
         return checked
@@ -179,7 +185,7 @@ def _type_of(expr: RelayExpr) -> Type | None:
 
 
 def _has_shape(expr: RelayExpr, shape: Sequence[int | PrimExpr]) -> bool:
-    kind = _type_of(expr)
+    kind = _known_type(expr)
     if not isinstance(kind, TensorType) or len(kind.shape) != len(shape):
         return False
     expected = [const(d, "int64") if isinstance(d, int) else d for d in shape]
@@ -194,7 +200,9 @@ def _has_attributes(expr: RelayExpr, expected: Mapping[str, object]) -> bool:
         )
     if isinstance(expr, Function):
         have = expr.attrs or {}
-        return all(key in have and _same(have[key], value) for key, value in expected.items())
+        return all(
+            key in have and _is_equal_attr(have[key], value) for key, value in expected.items()
+        )
     if isinstance(expr, Call):
         attrs = expr.attrs
         attributes = {k: v for k, v in expected.items() if k != "TOpPattern"}
@@ -207,34 +215,34 @@ def _has_attributes(expr: RelayExpr, expected: Mapping[str, object]) -> bool:
 
 def _has_attribute(attrs: object, key: str, value: object) -> bool:
     if isinstance(attrs, Mapping):
-        return key in attrs and _same(attrs[key], value)
-    return hasattr(attrs, key) and _same(getattr(attrs, key), value)
+        return key in attrs and _is_equal_attr(attrs[key], value)
+    return hasattr(attrs, key) and _is_equal_attr(getattr(attrs, key), value)
 
 
-def _same(have: object, expected: object) -> bool:
-    """Return whether attribute values are equal: lists equal tuples, expressions compare
-    by value.
+def _is_equal_attr(have: object, expected: object) -> bool:
+    """Return whether attribute values are equal; lists equal tuples, expressions compare
+    structurally.
     """
     if isinstance(have, (tuple, list)) and isinstance(expected, (tuple, list)):
-        return len(have) == len(expected) and all(map(_same, have, expected))
+        return len(have) == len(expected) and all(map(_is_equal_attr, have, expected))
     if isinstance(have, PrimExpr) or isinstance(expected, PrimExpr):
         pair = [const(v, "int64") if isinstance(v, int) else v for v in (have, expected)]
         return all(isinstance(v, PrimExpr) for v in pair) and prove_equal(*pair)  # type: ignore[arg-type]
     return have == expected
 
 
-def _match_type(m: _Matcher, q: p.TypePattern, e: RelayExpr) -> bool:
-    kind = _type_of(e)
+def _match_type(m: _PatternMatcher, q: p.TypePattern, e: RelayExpr) -> bool:
+    kind = _known_type(e)
     return kind is not None and structural_equal(kind, q.type) and m.matches(q.pattern, e)
 
 
-def _match_dtype(m: _Matcher, q: p.DataTypePattern, e: RelayExpr) -> bool:
-    kind = _type_of(e)
+def _match_dtype(m: _PatternMatcher, q: p.DataTypePattern, e: RelayExpr) -> bool:
+    kind = _known_type(e)
     return isinstance(kind, TensorType) and kind.dtype == q.dtype and m.matches(q.pattern, e)
 
 
 # fmt: off
-_TESTS: dict[type[p.DFPattern], Callable[..., bool]] = {
+_MATCH_RULES: dict[type[p.DFPattern], Callable[..., bool]] = {
     p.WildcardPattern:     lambda m, q, e: (q.redirected is None
                                             or m.matches(q.redirected, e)),
     p.PredicatePattern:    lambda m, q, e: q.accepts(e),
@@ -242,9 +250,9 @@ _TESTS: dict[type[p.DFPattern], Callable[..., bool]] = {
                                                            and structural_equal(q.expr, e)),
     p.VarPattern:          lambda m, q, e: isinstance(e, Var) and q.name in ("", e.name_hint),
     p.ConstantPattern:     lambda m, q, e: isinstance(e, Constant),
-    p.CallPattern:         _Matcher.call,
-    p.FunctionPattern:     _Matcher.function,
-    p.DominatorPattern:    _Matcher.dominator,
+    p.CallPattern:         _PatternMatcher.match_call,
+    p.FunctionPattern:     _PatternMatcher.match_function,
+    p.DominatorPattern:    _PatternMatcher.match_dominator,
     p.TuplePattern:        lambda m, q, e: isinstance(e, Tuple) and (
                                q.fields is None or m.all_match(q.fields, e.fields)),
     p.TupleGetItemPattern: lambda m, q, e: isinstance(e, TupleGetItem) and (

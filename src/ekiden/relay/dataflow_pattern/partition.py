@@ -1,4 +1,4 @@
-"""Put what matches a pattern into functions of its own.
+"""Pattern partitioning: move matches into functions.
 
     nn.relu(nn.conv2d(%x, %w))
 ->  fn (%a, %b, PartitionedFromPattern="nn.conv2d_nn.relu_") { nn.relu(nn.conv2d(%a, %b)) }(%x, %w)
@@ -12,19 +12,19 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.op import Op
 from ekiden.ir.type import Type
 from ekiden.relay.dataflow_pattern import pattern as p
-from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, find_match, users_below
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, Users, build_user_map, find_match
 from ekiden.relay.expr import Call, Constant, Constructor, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.scopes import with_children
-from ekiden.relay.visitor import binders, children, post_order
+from ekiden.relay.transform.language.scopes import replace_children
+from ekiden.relay.visitor import bound_by, children, post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 
-OPEN = (p.WildcardPattern, p.VarPattern)
+UNBOUND_PATTERNS = (p.WildcardPattern, p.VarPattern)
 """What these match stays outside of the function and becomes an argument."""
 
 
 @dataclass(slots=True)
-class Group:
-    """One match: its root and all expressions that move into the function, in post-order."""
+class PartitionGroup:
+    """Match to partition: its root and members in post-order."""
 
     root: RelayExpr
     members: dict[RelayExpr, None]
@@ -36,7 +36,7 @@ def partition(
     attrs: Mapping[str, object] | None = None,
     check: Callable[[RelayExpr], bool] | None = None,
 ) -> RelayExpr:
-    """Return the expression with every match as the call of a function.
+    """Partition every match of a pattern into a function call.
 
     Matches do not overlap: those nearer to the result come first. A match is left alone where
     `check(its root)` is false, or where something outside uses a value inside of it.
@@ -52,9 +52,9 @@ def partition(
     new: dict[RelayExpr, RelayExpr] = {}
     for subexpression in post_order(expr, into_functions=True):
         if subexpression in groups:
-            new[subexpression] = _extract(groups[subexpression], attrs or {}, new)
+            new[subexpression] = _extract_function(groups[subexpression], attrs or {}, new)
         elif subexpression not in inside:
-            new[subexpression] = with_children(subexpression, new)
+            new[subexpression] = replace_children(subexpression, new)
     return new[expr]
 
 
@@ -63,26 +63,26 @@ p.DFPattern.partitioner = partition
 
 def _find_groups(
     pattern: p.DFPattern, root: RelayExpr, check: Callable[[RelayExpr], bool] | None
-) -> dict[RelayExpr, Group]:
-    users = users_below(root)
-    grouped = _partitioned_before(root)
-    groups: dict[RelayExpr, Group] = {}
+) -> dict[RelayExpr, PartitionGroup]:
+    users = build_user_map(root)
+    grouped = _already_partitioned(root)
+    groups: dict[RelayExpr, PartitionGroup] = {}
     # From the result backwards, so that the largest matches are cut out first.
     for expr in reversed(post_order(root, into_functions=True)):
         matched = None if expr in grouped else find_match(pattern, expr, users)
         if matched is None:
             continue
-        members = _members(expr, matched)
+        members = _group_members(expr, matched)
         own = [m for m in members if not isinstance(m, Constant)]  # constants may be in several
-        is_free = grouped.isdisjoint(own) and _is_closed(expr, members, users)
+        is_free = grouped.isdisjoint(own) and _has_single_output(expr, members, users)
         if is_free and (check is None or check(expr)):
             grouped.update(own)
-            groups[expr] = Group(expr, members)
+            groups[expr] = PartitionGroup(expr, members)
     return groups
 
 
-def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
-    """Return the expressions inside of functions that partitioning has created."""
+def _already_partitioned(root: RelayExpr) -> set[RelayExpr]:
+    """Return the expressions inside functions created by earlier partitioning."""
     functions = [e for e in post_order(root, into_functions=True) if isinstance(e, Function)]
     return {
         inner
@@ -92,16 +92,18 @@ def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
     }
 
 
-def _members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
+def _group_members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
     """Return the expressions that move into the function.
 
     These are all that a closed pattern matched, and those in functions that it matched which use
     their parameters; operators never move.
     """
     paths = {q.path for q in matched if isinstance(q, p.DominatorPattern)}
-    closed = {e for q in matched if not isinstance(q, OPEN) or q in paths for e in matched[q]}
+    closed = {
+        e for q in matched if not isinstance(q, UNBOUND_PATTERNS) or q in paths for e in matched[q]
+    }
     for function in [e for e in closed if isinstance(e, Function)]:
-        closed.update(_bound_inside(function))
+        closed.update(_depends_on_bound_vars(function))
     inside = {e for e in closed | {root} if not isinstance(e, (Op, GlobalVar, Constructor, Var))}
     order: dict[RelayExpr, None] = {}
     stack: list[tuple[RelayExpr, bool]] = [(root, False)]
@@ -115,18 +117,18 @@ def _members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
     return order
 
 
-def _bound_inside(function: Function) -> set[RelayExpr]:
-    """Return the expressions in a function's body that depend on a variable bound in it."""
+def _depends_on_bound_vars(function: Function) -> set[RelayExpr]:
+    """Return the expressions of a function's body that depend on a variable bound in it."""
     order = post_order(function, into_functions=True)
-    dependent: set[RelayExpr] = {v for binder in order for v in binders(binder)}
+    dependent: set[RelayExpr] = {v for binder in order for v in bound_by(binder)}
     for expr in order:
         if not dependent.isdisjoint(children(expr)):
             dependent.add(expr)
     return dependent
 
 
-def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users) -> bool:
-    """Return whether nothing outside uses a value computed inside, but for the result."""
+def _has_single_output(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users) -> bool:
+    """Return whether the result is the only member used outside."""
     return all(
         member is root
         or isinstance(member, Constant)
@@ -135,16 +137,17 @@ def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users)
     )
 
 
-def _extract(
-    group: Group, attrs: Mapping[str, object], new: Mapping[RelayExpr, RelayExpr]
+def _extract_function(
+    group: PartitionGroup, attrs: Mapping[str, object], new: Mapping[RelayExpr, RelayExpr]
 ) -> RelayExpr:
     params = {
-        leaf: Var(f"FunctionVar_{i}", _known_type(leaf)) for i, leaf in enumerate(_leaves(group))
+        leaf: Var(f"FunctionVar_{i}", _known_type(leaf))
+        for i, leaf in enumerate(_group_inputs(group))
     }
     inner: dict[RelayExpr, RelayExpr] = {}
     for member in group.members:
-        inner[member] = with_children(member, {**params, **inner})
-    name = "".join(f"{_label(member)}_" for member in group.members if _label(member))
+        inner[member] = replace_children(member, {**params, **inner})
+    name = "".join(f"{_param_hint(member)}_" for member in group.members if _param_hint(member))
     function = Function(
         tuple(params.values()),
         inner[group.root],
@@ -158,10 +161,10 @@ def _extract(
     return call
 
 
-def _leaves(group: Group) -> list[RelayExpr]:
-    """Return the outside expressions that a group uses, in the order in which they are read."""
+def _group_inputs(group: PartitionGroup) -> list[RelayExpr]:
+    """Return the outer expressions that a group uses, in order of first use."""
     leaves: dict[RelayExpr, None] = {}
-    visited: set[RelayExpr] = {v for member in group.members for v in binders(member)}
+    visited: set[RelayExpr] = {v for member in group.members for v in bound_by(member)}
     stack = [group.root]
     while stack:
         expr = stack.pop()
@@ -181,11 +184,11 @@ def _known_type(expr: RelayExpr) -> Type | None:
 
 
 def needs_parameter(expr: RelayExpr) -> bool:
-    """Return whether an expression from outside a function is passed to it as an argument."""
+    """Return whether an outer expression becomes a parameter of the function."""
     return not isinstance(expr, (Op, GlobalVar, Constructor))
 
 
-def _label(expr: RelayExpr) -> str:
+def _param_hint(expr: RelayExpr) -> str:
     match expr:
         case Call(op=Op(name=name)):
             return name

@@ -1,4 +1,4 @@
-"""The patterns: what an expression may look like (TVM's relay.dataflow_pattern).
+"""Dataflow patterns (TVM's relay.dataflow_pattern).
 
     conv = is_op("nn.conv2d")(wildcard(), is_constant()).has_attr({"kernel_size": (3, 3)})
     block = conv.optional(lambda x: is_op("nn.relu")(x)) | is_op("nn.dense")(wildcard(), wildcard())
@@ -20,8 +20,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 class DFPattern:
-    """Base of patterns. `p(args)` matches calls, `p | q` either, `p + q` and its kind the operators
-    of that name.
+    """Base class of dataflow patterns. `p(args)` matches calls, `p | q` either, `p + q` and its
+    kind the operators of that name.
     """
 
     __slots__ = ()
@@ -50,27 +50,27 @@ class DFPattern:
         return is_op("divide")(self, operand)
 
     def has_attr(self, attrs: Mapping[str, object]) -> AttrPattern:
-        """Return the same pattern with attributes of these values.
+        """Return this pattern constrained to attribute values.
 
         They are those of a call, a function, or an operator (`TOpPattern`).
         """
         return AttrPattern(self, dict(attrs))
 
     def has_type(self, kind: Type) -> TypePattern:
-        """Return the same pattern with this type."""
+        """Return this pattern constrained to a type."""
         return TypePattern(self, kind)
 
     def has_dtype(self, dtype: str) -> DataTypePattern:
-        """Return the same pattern for a tensor of this dtype."""
+        """Return this pattern constrained to a dtype."""
         return DataTypePattern(self, dtype)
 
     def has_shape(self, shape: Sequence[int | PrimExpr]) -> ShapePattern:
-        """Return the same pattern for a tensor of this shape."""
+        """Return this pattern constrained to a shape."""
         return ShapePattern(self, tuple(shape))
 
     def optional(self, option: Callable[[DFPattern], DFPattern]) -> AltPattern:
-        """Return this pattern with or without `option` around it; the longer form is tried
-        first.
+        """Return an alternative of this pattern with and without `option` around it; the longer is
+        tried first.
         """
         return AltPattern(option(self), self)
 
@@ -88,7 +88,7 @@ class DFPattern:
         attrs: Mapping[str, object] | None = None,
         check: Callable[[RelayExpr], bool] = lambda expr: True,
     ) -> RelayExpr:
-        """Return the expression with every match in a function of its own; see `partition`."""
+        """Partition every match into a function; see `partition`."""
         return DFPattern.partitioner(self, expr, attrs, check)
 
     matcher: ClassVar[Callable[[DFPattern, RelayExpr], bool]]
@@ -99,12 +99,14 @@ class DFPattern:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WildcardPattern(DFPattern):
-    """Anything, or what it was redirected to: so a pattern holds itself."""
+    """Pattern of any expression, or a forward reference set by redirect_to, for recursive
+    patterns.
+    """
 
     redirected: DFPattern | None = field(default=None, init=False)
 
     def redirect_to(self, pat: DFPattern) -> None:
-        """Match, from now on, the same as `pat`, which may hold this one.
+        """Redirect this wildcard to a pattern, which may contain it.
 
         A chain that matches so costs a few frames of Python's stack for each link.
         """
@@ -113,33 +115,33 @@ class WildcardPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ExprPattern(DFPattern):
-    """An expression that is structurally equal to this one; an operator."""
+    """Pattern of a structurally equal expression, such as an operator."""
 
     expr: RelayExpr
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PredicatePattern(DFPattern):
-    """An expression that a function accepts."""
+    """Pattern of expressions accepted by a predicate."""
 
     accepts: Callable[[RelayExpr], bool]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VarPattern(DFPattern):
-    """A variable, of any name if this one is empty."""
+    """Pattern of a variable by name; any if the name is empty."""
 
     name: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ConstantPattern(DFPattern):
-    """A constant."""
+    """Pattern of a constant."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CallPattern(DFPattern):
-    """A call; `args` None: of any arguments.
+    """Pattern of a call; `args` None matches any arguments.
 
     The two arguments of add, multiply, maximum and minimum match in either order.
     """
@@ -150,7 +152,7 @@ class CallPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FunctionPattern(DFPattern):
-    """A function; `params` None: of any parameters."""
+    """Pattern of a function; `params` None matches any parameters."""
 
     params: tuple[DFPattern, ...] | None
     body: DFPattern
@@ -158,14 +160,14 @@ class FunctionPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TuplePattern(DFPattern):
-    """A tuple; `fields` None: of any fields."""
+    """Pattern of a tuple; `fields` None matches any fields."""
 
     fields: tuple[DFPattern, ...] | None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TupleGetItemPattern(DFPattern):
-    """A projection; `index` None: any."""
+    """Pattern of a projection; `index` None matches any index."""
 
     tuple: DFPattern
     index: int | None = None
@@ -173,7 +175,7 @@ class TupleGetItemPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class IfPattern(DFPattern):
-    """An If."""
+    """Pattern of an If."""
 
     cond: DFPattern
     true_branch: DFPattern
@@ -182,7 +184,7 @@ class IfPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LetPattern(DFPattern):
-    """A Let."""
+    """Pattern of a Let."""
 
     var: DFPattern
     value: DFPattern
@@ -191,7 +193,7 @@ class LetPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AltPattern(DFPattern):
-    """The left pattern, or else the right one."""
+    """Pattern of alternatives, left before right."""
 
     left: DFPattern
     right: DFPattern
@@ -199,7 +201,7 @@ class AltPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AttrPattern(DFPattern):
-    """A pattern with attributes."""
+    """Pattern with attribute constraints."""
 
     pattern: DFPattern
     attrs: Mapping[str, object]
@@ -207,7 +209,7 @@ class AttrPattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TypePattern(DFPattern):
-    """A pattern of a type."""
+    """Pattern with a type constraint."""
 
     pattern: DFPattern
     type: Type
@@ -215,7 +217,7 @@ class TypePattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DataTypePattern(DFPattern):
-    """A pattern of a dtype."""
+    """Pattern with a dtype constraint."""
 
     pattern: DFPattern
     dtype: str
@@ -223,7 +225,7 @@ class DataTypePattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ShapePattern(DFPattern):
-    """A pattern of a shape."""
+    """Pattern with a shape constraint."""
 
     pattern: DFPattern
     shape: tuple[int | PrimExpr, ...]
@@ -231,8 +233,8 @@ class ShapePattern(DFPattern):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DominatorPattern(DFPattern):
-    """`child`, all of whose inputs lead back over `path` nodes to one `parent`, and every use of
-    the parent leads to the child.
+    """Pattern of a diamond: all paths from `child` back over `path` nodes reach one `parent` that
+    the child post-dominates.
     """
 
     parent: DFPattern
@@ -241,14 +243,12 @@ class DominatorPattern(DFPattern):
 
 
 def wildcard() -> WildcardPattern:
-    """Return a pattern of anything, a new object each time, so that two of them may match
-    differently.
-    """
+    """Return a fresh wildcard pattern."""
     return WildcardPattern()
 
 
 def is_op(name: str) -> ExprPattern:
-    """Return the pattern of an operator.
+    """Return a pattern of an operator.
 
     Raises:
         KeyError: There is no operator of that name.
@@ -257,27 +257,27 @@ def is_op(name: str) -> ExprPattern:
 
 
 def is_expr(expr: RelayExpr) -> ExprPattern:
-    """Return the pattern of an expression structurally equal to this one."""
+    """Return a pattern of a structurally equal expression."""
     return ExprPattern(expr)
 
 
 def is_var(name: str = "") -> VarPattern:
-    """Return the pattern of a variable, of this name if it is not empty."""
+    """Return a pattern of a variable, by name unless it is empty."""
     return VarPattern(name)
 
 
 def is_constant() -> ConstantPattern:
-    """Return the pattern of a constant."""
+    """Return a pattern of a constant."""
     return ConstantPattern()
 
 
 def is_tuple(fields: Sequence[DFPattern] | None) -> TuplePattern:
-    """Return the pattern of a tuple of these fields; None means any fields."""
+    """Return a pattern of a tuple; None matches any fields."""
     return TuplePattern(None if fields is None else tuple(fields))
 
 
 def is_tuple_get_item(tuple_value: DFPattern, index: int | None = None) -> TupleGetItemPattern:
-    """Return the pattern of a projection of a tuple; `index` None means any field."""
+    """Return a pattern of a projection; `index` None matches any field."""
     return TupleGetItemPattern(tuple_value, index)
 
 
@@ -292,27 +292,27 @@ def is_let(var: DFPattern, value: DFPattern, body: DFPattern) -> LetPattern:
 
 
 def has_attr(attrs: Mapping[str, object], pattern: DFPattern | None = None) -> AttrPattern:
-    """Return the pattern, or a wildcard, with these attributes."""
+    """Constrain a pattern (default: a wildcard) to attribute values."""
     return AttrPattern(pattern or wildcard(), dict(attrs))
 
 
 def has_type(kind: Type, pattern: DFPattern | None = None) -> TypePattern:
-    """Return the pattern, or a wildcard, with this type."""
+    """Constrain a pattern (default: a wildcard) to a type."""
     return TypePattern(pattern or wildcard(), kind)
 
 
 def has_dtype(dtype: str, pattern: DFPattern | None = None) -> DataTypePattern:
-    """Return the pattern, or a wildcard, for a tensor of this dtype."""
+    """Constrain a pattern (default: a wildcard) to a dtype."""
     return DataTypePattern(pattern or wildcard(), dtype)
 
 
 def has_shape(shape: Sequence[int | PrimExpr], pattern: DFPattern | None = None) -> ShapePattern:
-    """Return the pattern, or a wildcard, for a tensor of this shape."""
+    """Constrain a pattern (default: a wildcard) to a shape."""
     return ShapePattern(pattern or wildcard(), tuple(shape))
 
 
 def dominates(
     parent: DFPattern, path: DFPattern | None = None, child: DFPattern | None = None
 ) -> DominatorPattern:
-    """Return a DominatorPattern; omitted patterns are wildcards."""
+    """Return a dominator pattern; omitted patterns are wildcards."""
     return DominatorPattern(parent, path or wildcard(), child or wildcard())

@@ -1,4 +1,4 @@
-"""Replace what matches a pattern.
+"""Pattern-based rewriting.
 
 class DropDoubleNegation(DFPatternCallback):
     def __init__(self):
@@ -24,18 +24,18 @@ from collections.abc import Sequence
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_equal
-from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match, users_below
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, build_user_map, find_match
 from ekiden.relay.dataflow_pattern.pattern import DFPattern, wildcard
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import children, post_order, rebuild
 from ekiden.runtime.errors import PassError
 
-MAX_ROUNDS = 100
+MAX_REWRITE_ROUNDS = 100
 """Rewriting stops after this many rounds over the whole program, as in TVM."""
 
 
 class DFPatternCallback:
-    """A pattern and what replaces it: set `pattern`, override `callback`.
+    """Rewrite callback: set `pattern`, override `callback`.
 
     rewrite_once: one round over the program, not until nothing changes. require_type: `pre` and the
     matched expressions have checked types.
@@ -57,7 +57,7 @@ class DFPatternCallback:
         raise NotImplementedError
 
     def rewrite(self, expr: RelayExpr) -> RelayExpr:
-        """Rewrite an expression with this callback alone."""
+        """Rewrite an expression by this callback alone."""
         return rewrite(self, expr)
 
 
@@ -66,8 +66,7 @@ def rewrite(
     expr: RelayExpr,
     mod: IRModule | None = None,
 ) -> RelayExpr:
-    """Return the expression with every match replaced, by each callback in order until nothing
-    changes.
+    """Rewrite every match of the callbacks, in order, to a fixed point.
 
     Args:
         callbacks: The callbacks.
@@ -78,21 +77,21 @@ def rewrite(
         PassError: The program still changes after MAX_ROUNDS rounds.
     """
     todo = [callbacks] if isinstance(callbacks, DFPatternCallback) else list(callbacks)
-    for count in range(MAX_ROUNDS):
+    for count in range(MAX_REWRITE_ROUNDS):
         before = expr
         for callback in todo:
             if count == 0 or not callback.rewrite_once:
-                expr = _one_round(callback, expr, mod)
+                expr = _rewrite_once(callback, expr, mod)
         if expr is before or structural_equal(before, expr):
             return before
     names = ", ".join(type(active).__name__ for active in todo)
-    raise PassError(f"rewrite: {names} still changes the program after {MAX_ROUNDS} rounds")
+    raise PassError(f"rewrite: {names} still changes the program after {MAX_REWRITE_ROUNDS} rounds")
 
 
-def _one_round(callback: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
+def _rewrite_once(callback: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
     if callback.require_type:
         infer_expr_type(root, mod)
-    users = users_below(root)
+    users = build_user_map(root)
     new: dict[RelayExpr, RelayExpr] = {}
     for pre in post_order(root, into_functions=True):
         post = rebuild(pre, [new.get(c, c) for c in children(pre)])

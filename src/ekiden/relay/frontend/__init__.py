@@ -1,6 +1,5 @@
-"""TVM's place for importers: `relay.frontend.from_onnx`, and the modules that its programs import
-them from (`relay.frontend.onnx`). They stand on a higher floor, in ekiden.frontend.relay, and are
-loaded when one is used.
+"""TVM's importer entry points, `relay.frontend.from_onnx` and others. They stand on a higher floor,
+in ekiden.frontend.relay, and are loaded when one is used.
 """
 
 from ekiden._lazy import attach

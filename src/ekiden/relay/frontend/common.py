@@ -1,4 +1,4 @@
-"""What TVM's importers of models share, for importers that users wrote with it."""
+"""Helpers of TVM's importers, for user-written importers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ekiden.runtime.errors import InputError
 
 
 def get_relay_op(op_name: str) -> object:
-    """Return the function that calls an operator. Raises AttributeError."""
+    """Look up an operator function by name. Raises AttributeError."""
     for namespace in (op, op.nn, op.image, op.vision, op.contrib):
         if hasattr(namespace, op_name):
             return getattr(namespace, op_name)
@@ -34,13 +34,13 @@ def get_name(node: Var) -> str:
 
 
 def infer_type(node: RelayExpr, mod: IRModule | None = None) -> RelayExpr:
-    """Return an expression with its type."""
+    """Infer the type of an expression, and return the typed expression."""
     node.set_checked_type(infer_expr_type(node))
     return node
 
 
 def infer_shape(inputs: RelayExpr, mod: IRModule | None = None) -> tuple[object, ...]:
-    """Return the shape of an expression's value: ints, and expressions where a size is not known.
+    """Return the shape of an expression: ints, and expressions for unknown sizes.
 
     Raises InputError for one that is no tensor.
     """
@@ -51,20 +51,20 @@ def infer_shape(inputs: RelayExpr, mod: IRModule | None = None) -> tuple[object,
 
 
 def infer_channels(inputs: RelayExpr, transpose: bool = False) -> object:
-    """Return the output channels of a weight: its first dimension, or the second to transpose."""
+    """Return the number of output channels of a weight: dimension 0, or 1 if transposed."""
     return infer_shape(inputs)[1 if transpose else 0]
 
 
 def fold_constant(node: RelayExpr, mod: IRModule | None = None) -> RelayExpr:
-    """Return an expression with its constant subexpressions computed."""
+    """Fold the constants of an expression."""
     return FoldConstantExpr(node, mod or IRModule())
 
 
 def infer_value(
     input_val: RelayExpr, params: Mapping[str, object], mod: IRModule | None = None
 ) -> Array:
-    """Return the value of an expression over parameters by name. Raises InputError for a variable
-    that is none of these.
+    """Evaluate an expression over named parameters. Raises InputError for a variable that is none
+    of these.
     """
     values = {}
     for variable in free_vars(input_val):
@@ -85,7 +85,7 @@ def to_int_list(np_array: Array) -> list[int]:
 
 
 def unbind(data: RelayExpr, axis: int = 0) -> TupleWrapper:
-    """Return the slices of a tensor along an axis, without that axis."""
+    """Split a tensor into slices along an axis, and drop the axis."""
     count = infer_shape(data)[axis]
     assert isinstance(count, int), "the number of slices is known"
     slices = TupleWrapper(op.split(data, count, axis), count)

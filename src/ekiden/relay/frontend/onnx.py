@@ -1,4 +1,4 @@
-"""TVM's module of `from_onnx` (see ekiden.relay.frontend)."""
+"""`from_onnx`, at TVM's place (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

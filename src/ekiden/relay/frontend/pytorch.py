@@ -1,4 +1,4 @@
-"""TVM's module of `from_pytorch` (see ekiden.relay.frontend)."""
+"""`from_pytorch`, at TVM's place (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

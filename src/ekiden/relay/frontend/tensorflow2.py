@@ -1,4 +1,4 @@
-"""TVM's module of `from_tensorflow` (see ekiden.relay.frontend)."""
+"""`from_tensorflow` for TensorFlow 2, at TVM's place (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

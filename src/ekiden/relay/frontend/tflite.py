@@ -1,4 +1,4 @@
-"""TVM's module of `from_tflite` (see ekiden.relay.frontend)."""
+"""`from_tflite`, at TVM's place (see ekiden.relay.frontend)."""
 
 from ekiden._lazy import attach
 

@@ -1,4 +1,4 @@
-"""Gradients of operators, as a table that `transform.gradient` reads."""
+"""Gradient rules of operators, read by `transform.gradient`."""
 
 from ekiden.relay.gradient import elementwise, movement, nn
 from ekiden.relay.op.gradient import GRADIENTS, Gradient, register_gradient

@@ -1,4 +1,4 @@
-"""What gradients are made of: sums over broadcast axes, reshapes, constants of the right dtype."""
+"""Helpers of gradient rules: sums over broadcast axes, reshapes, typed constants."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ekiden.relay.expr import const as literal
 from ekiden.topi.dimensions import as_dim
 
 
-def tensor(expr: RelayExpr) -> TensorType:
-    """Return the type of a tensor-valued expression."""
+def tensor_type_of(expr: RelayExpr) -> TensorType:
+    """Return the tensor type of an expression."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind}"
     return kind
 
 
-def scalar(value: float, like: RelayExpr) -> Constant:
-    """Return a constant of the dtype of another expression."""
-    return literal(value, tensor(like).dtype)
+def scalar_like(value: float, like: RelayExpr) -> Constant:
+    """Return a scalar constant of another expression's dtype."""
+    return literal(value, tensor_type_of(like).dtype)
 
 
-def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
-    """Return `grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
+def sum_to_shape(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
+    """Sum a gradient of `shape` to the shape of `target`, which was broadcast to it.
 
     Raises:
         ValueError: A dimension is not known to be broadcast or not.
     """
-    target_shape = tensor(target).shape
+    target_shape = tensor_type_of(target).shape
     lead = len(shape) - len(target_shape)
     axes = list(range(lead))
     for at, (small, large) in enumerate(zip(target_shape, shape[lead:], strict=True)):
@@ -45,29 +45,29 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
     return op.squeeze(grad, axis=list(range(lead))) if lead else grad
 
 
-def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """Return `grad` with its elements in the shape of `target`."""
-    if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
+def reshape_to(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+    """Reshape a gradient to the shape of `target`."""
+    if any(isinstance(dim, AnyDim) for dim in tensor_type_of(target).shape):
         return op.reshape_like(grad, target)
-    return op.reshape(grad, tensor(target).shape, allowzero=True)
+    return op.reshape(grad, tensor_type_of(target).shape, allowzero=True)
 
 
-def shaped(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
-    """Return the elements of `x` in a shape, whose sizes may be 0."""
+def reshape_static(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
+    """Reshape `x` to a shape that may have empty axes."""
     return op.reshape(x, shape, allowzero=True)
 
 
-def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
-    """Return the elements of `x` as a matrix, with its leading dimensions merged."""
+def flatten_to_matrix(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
+    """Flatten the leading dimensions of `x` to a matrix."""
     lead: PrimExpr = as_dim(1)
     for dim in shape[:-1]:
         # The number of rows is left to the reshape, which computes it at run time.
         if isinstance(dim, AnyDim):
             return op.reshape(x, (-1, shape[-1]))
         lead = dim * lead
-    return shaped(x, (lead, shape[-1]))
+    return reshape_static(x, (lead, shape[-1]))
 
 
-def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """Return `grad` broadcast to the shape of `target`."""
-    return op.broadcast_to(grad, tensor(target).shape)
+def broadcast_to_target(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+    """Broadcast a gradient to the shape of `target`."""
+    return op.broadcast_to(grad, tensor_type_of(target).shape)

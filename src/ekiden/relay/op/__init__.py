@@ -1,11 +1,12 @@
-"""The operators of Relay: each is declared once (see ekiden.ir.op) and called by the function of
-its TVM name. Each family is a module, whose `__all__` is the one list of its names."""
+"""Relay operators, each declared once (see ekiden.ir.op) and called by the function of its TVM
+name. Each family is a module, whose `__all__` is the one list of its names.
+"""
 
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach, defer, exported_names
 from ekiden.ir.op import OP_NODES, OPS
-from ekiden.relay.op._document import documenting
+from ekiden.relay.op._document import make_documenting_getattr
 from ekiden.relay.op._exports import EXPORTS, OPERATORS
 
 if TYPE_CHECKING:
@@ -110,4 +111,4 @@ __all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
-    __getattr__ = documenting("", __getattr__)
+    __getattr__ = make_documenting_getattr("", __getattr__)

@@ -1,4 +1,4 @@
-"""What the declarations of operators share: calls, checks of arguments, and their error form."""
+"""Helpers shared by operator declarations: calls, argument checks, type errors."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.op import Array, get
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import prim_text, shape_text, type_text
+from ekiden.ir.text import format_prim_expr, format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.runtime.errors import IndexRangeError, LinAlgError, TypeInferenceError
-from ekiden.te.range_checks import bound_text, message
+from ekiden.te.range_checks import check_message_format, index_bound_text
 from ekiden.topi.dimensions import unify_dim
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_A = TypeVar("_A", bound=Attrs)
-_C = TypeVar("_C")
-_L = TypeVar("_L", bound=Hashable)
+_Params = ParamSpec("_Params")
+_ReturnT = TypeVar("_ReturnT")
+_AttrsT = TypeVar("_AttrsT", bound=Attrs)
+_EntryT = TypeVar("_EntryT")
+_LayoutT = TypeVar("_LayoutT", bound=Hashable)
 
 
-def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
-    """Return a call of a registered operator."""
+def call_op(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
+    """Build a call of a registered operator."""
     return Call(get(name), args, attrs)
 
 
-def fail(name: str, message: str) -> NoReturn:
-    """Raise the type error of an operator."""
+def raise_type_error(name: str, message: str) -> NoReturn:
+    """Raise a TypeInferenceError for an operator."""
     raise TypeInferenceError(f"{name}: {message}")
 
 
-def attempt(name: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Call a shape function of topi; its ValueError becomes the operator's type error."""
+def call_shape_rule(
+    name: str, function: Callable[_Params, _ReturnT], *args: _Params.args, **kwargs: _Params.kwargs
+) -> _ReturnT:
+    """Call a topi shape function; turn its ValueError into the operator's type error."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
-        fail(name, str(error).removeprefix(f"{name}: "))
+        raise_type_error(name, str(error).removeprefix(f"{name}: "))
 
 
-def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
-    """Return the attributes, checked to be of the class that the operator declares."""
+def check_attrs(kind: type[_AttrsT], attrs: Attrs | None) -> _AttrsT:
+    """Check that the attributes are of the operator's attribute class, and return them."""
     assert isinstance(attrs, kind), f"expected attributes {kind.__name__}, got {attrs!r}"
     return attrs
 
@@ -52,9 +54,10 @@ def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
 def check_indices(
     name: str, indices: Array, size: int, axis: int | None, what: str = "index"
 ) -> None:
-    """Raise IndexRangeError for an index out of range, as the kernel of an `index_check` does."""
+    """Raise IndexRangeError for an out-of-range index, as the `index_check` of kernels does."""
+    # Negative indices count from the end, as NumPy's do; unsigned ones have none.
     low = 0 if indices.dtype.kind == "u" else -size
-    check_range(f"{name}: {what}", indices, (low, size), bound_text(axis), (size,))
+    check_range(f"{name}: {what}", indices, (low, size), index_bound_text(axis), (size,))
 
 
 def check_range(
@@ -64,59 +67,65 @@ def check_range(
     bound: str = "",
     shown: Sequence[int] = (),
 ) -> None:
-    """Raise IndexRangeError for a value outside [low, high), as the kernel of a `range_check`
-    does.
+    """Raise IndexRangeError for a value outside [low, high), as the `range_check` of
+    kernels does.
     """
     low, high = ends
     # uint8 values must not wrap around in the comparison with a negative bound.
     wide = values.astype(np.int64)
     wrong = np.argwhere((wide < low) | (wide >= high))
     if len(wrong):
+        # argwhere is in row-major order: the same element that the kernel reports.
         at = tuple(int(i) for i in wrong[0])
-        text = message(subject, len(at), bound)
+        text = check_message_format(subject, len(at), bound)
+        # The bound that is shown is the last valid value, not the end of the interval.
         raise IndexRangeError(text.format(int(wide[at]), *at, *shown, low, high - 1))
 
 
 def check_info(subject: str, info: Array, problem: str) -> None:
-    """Raise LinAlgError for what is not 0, as the kernel of an `info_check` does."""
+    """Raise LinAlgError for a non-zero LAPACK info, as the `info_check` of kernels does."""
     wrong = np.argwhere(info)
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
-        raise LinAlgError(message(subject, len(at), "", problem).format(int(info[at]), *at))
+        raise LinAlgError(
+            check_message_format(subject, len(at), "", problem).format(int(info[at]), *at)
+        )
 
 
-def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:
-    """Return the argument types, checked to be `count` tensors.
+def check_tensors(
+    name: str, types: Sequence[Type], count: int | None = None
+) -> tuple[TensorType, ...]:
+    """Check that the arguments are `count` tensors, and return their types.
 
     Raises:
         TypeInferenceError: Arguments are too many, too few, or no tensors.
     """
     if count is not None and len(types) != count:
-        fail(name, f"expected {count} arguments, got {len(types)}")
+        raise_type_error(name, f"expected {count} arguments, got {len(types)}")
     for position, kind in enumerate(types):
         if not isinstance(kind, TensorType):
-            fail(name, f"argument {position} must be a tensor, got {type_text(kind)}")
+            raise_type_error(name, f"argument {position} must be a tensor, got {format_type(kind)}")
     return tuple(t for t in types if isinstance(t, TensorType))
 
 
-def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
-    """Return the fields of the one tuple argument of a variadic operator.
+def check_tuple_of_tensors(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
+    """Check that the only argument is a tuple of tensors, and return their types.
 
     Raises:
         TypeInferenceError: The argument is not one tuple of at least one tensor.
     """
     if len(types) != 1 or not isinstance(types[0], TupleType):
-        actual = ", ".join(map(type_text, types))
-        fail(name, f"the argument must be one tuple of tensors, got {actual}")
-    fields = tensors(name, types[0].fields)
+        actual = ", ".join(map(format_type, types))
+        raise_type_error(name, f"the argument must be one tuple of tensors, got {actual}")
+    fields = check_tensors(name, types[0].fields)
     if not fields:
-        fail(name, "expected at least one tensor, got an empty tuple")
+        raise_type_error(name, "expected at least one tensor, got an empty tuple")
     return fields
 
 
 Takes = Literal["any", "number", "floating point", "integer", "bits", "int32"]
 """What elements an argument may have: bool is no number, and bits are integers or bools."""
-_TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
+_DTYPE_PREDICATES: dict[Takes, tuple[Callable[[str], bool], str]] = {
     "any": (lambda dtype: True, "anything"),
     "number": (lambda dtype: dtype != "bool", "a number"),
     "floating point": (is_float, "floating point"),
@@ -127,75 +136,83 @@ _TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
 
 
 def check_dtype(name: str, what: str, dtype: str, takes: Takes) -> None:
-    """Check that an argument has elements that an operator can take."""
-    fits, requirement = _TAKES[takes]
+    """Check that an argument's dtype is of the accepted kind."""
+    # bool is no number here, though NumPy counts it as one.
+    fits, requirement = _DTYPE_PREDICATES[takes]
     if not fits(dtype):
-        fail(name, f"{what!r} must be {requirement}, got {dtype}")
+        raise_type_error(name, f"{what!r} must be {requirement}, got {dtype}")
 
 
-def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
-    """Return the dtype that all arguments have.
+def check_same_dtype(name: str, arguments: Sequence[TensorType]) -> str:
+    """Check that all arguments have the same dtype, and return it.
 
     Raises:
         TypeInferenceError: Arguments have several dtypes.
     """
     dtypes = [a.dtype for a in arguments]
     if len(set(dtypes)) > 1:
-        fail(name, f"arguments must have one dtype, got {', '.join(dtypes)}")
+        raise_type_error(name, f"arguments must have one dtype, got {', '.join(dtypes)}")
     return dtypes[0]
 
 
-def rank_at_least(name: str, argument: TensorType, rank: int, what: str) -> None:
-    """Check the rank of an argument."""
+def check_min_rank(name: str, argument: TensorType, rank: int, what: str) -> None:
+    """Check the minimum rank of an argument."""
     if len(argument.shape) < rank:
-        fail(name, f"{what!r} must have at least {rank} dimensions, got {show(argument.shape)}")
+        raise_type_error(
+            name, f"{what!r} must have at least {rank} dimensions, got {show(argument.shape)}"
+        )
 
 
-def rank_is(name: str, argument: TensorType, rank: int, what: str) -> None:
+def check_rank(name: str, argument: TensorType, rank: int, what: str) -> None:
     """Check the rank of an argument."""
     if len(argument.shape) != rank:
-        fail(
+        raise_type_error(
             name,
             f"{what!r} must have {rank} dimensions, got {len(argument.shape)}:"
             f" {show(argument.shape)}",
         )
 
 
-def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
-    """Return the common value of two dimensions that must be equal.
+def unify_dims(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
+    """Unify two dimensions that must be equal.
 
     Raises:
         TypeInferenceError: The dimensions are known to differ.
     """
     common = unify_dim(a, b)
     if common is None:
-        fail(name, f"{what} must agree, got {prim_text(a)} and {prim_text(b)}")
+        raise_type_error(
+            name, f"{what} must agree, got {format_prim_expr(a)} and {format_prim_expr(b)}"
+        )
     return common
 
 
-def along_vector(
+def unify_vector_axis(
     name: str, data: TensorType, axis: int, vector: TensorType, what: str
 ) -> TensorType:
-    """Return the type of data with the extent along an axis that a vector for that axis confirms.
+    """Unify the extent of an axis with the length of a vector along it, and return the data's type.
 
     The extent may be known from either, as if the vector were spread over the data.
     """
-    extent = agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and {what}")
+    # The known one of the two extents goes into the result, so that inference learns it.
+    extent = unify_dims(
+        name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and {what}"
+    )
     return TensorType((*data.shape[:axis], extent, *data.shape[axis + 1 :]), data.dtype)
 
 
-def summable(data: Array) -> Array:
-    """Return an array whose products NumPy can sum: float32 for dtypes that NumPy lacks."""
+def to_summable(data: Array) -> Array:
+    """Return an array that NumPy can sum products of: float32 for dtypes that NumPy lacks."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data
 
 
 def show(shape: Sequence[PrimExpr]) -> str:
-    """Return a shape as text for messages."""
-    return shape_text(tuple(shape))
+    """Format a shape for error messages."""
+    return format_shape(tuple(shape))
 
 
-def by_layout(layout: _L, entries: Mapping[_L, _C]) -> _C:
-    """Return the entry for a layout, or for several.
+def lookup_layout(layout: _LayoutT, entries: Mapping[_LayoutT, _EntryT]) -> _EntryT:
+    """Return the entry of a table for a layout or a combination of layouts.
 
     Raises:
         ValueError: There is no entry for the layout.
@@ -206,8 +223,8 @@ def by_layout(layout: _L, entries: Mapping[_L, _C]) -> _C:
     return entries[layout]
 
 
-def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two layouts
-    """Raise ValueError where the result is asked for in another layout than the data's."""
+def check_out_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two layouts
+    """Raise ValueError where the result's layout differs from the data's."""
     if attrs.out_layout not in ("", attrs.layout):
         raise ValueError(
             f"out_layout must be that of the data, {attrs.layout!r}, got {attrs.out_layout!r}"
@@ -217,7 +234,7 @@ def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two 
 def identity_relation(
     name: str, count: int = 1, takes: Takes = "any"
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
-    """Return a relation whose result is the first argument's type; all arguments share its
+    """Return a type relation whose result is the first argument's type; all arguments share its
     dtype.
     """
 
@@ -227,8 +244,8 @@ def identity_relation(
         Raises:
             TypeInferenceError: The operator does not take the dtype, or arguments have several.
         """
-        arguments = tensors(name, types, count)
-        check_dtype(name, "data", one_dtype(name, arguments), takes)
+        arguments = check_tensors(name, types, count)
+        check_dtype(name, "data", check_same_dtype(name, arguments), takes)
         return arguments[0]
 
     return relation

@@ -58,8 +58,9 @@ class InterpretedReference:
         """Return the results. Raises StepLimitError where they take more steps than a budget."""
         func, outputs, is_tuple = self.program_of(attrs, arrays)
         if func is not None:
+            # Copies: the program may write its parameters, and arguments are the caller's.
             inputs = (np.array(a, order="C") for a in arrays)
-            interpreter.run(func, *inputs, *outputs, budget=budget)
+            interpreter.run_prim_func(func, *inputs, *outputs, budget=budget)
         return outputs if is_tuple else outputs[0]
 
 

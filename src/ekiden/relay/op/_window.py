@@ -1,4 +1,4 @@
-"""What the attributes of windows have in common."""
+"""Base class of the attributes of sliding-window operators."""
 
 from __future__ import annotations
 
@@ -10,55 +10,56 @@ from ekiden.ir.node import NODE_TYPES
 
 
 class WindowAttrs(Attrs):
-    """Attributes of what moves over spatial axes: a class for a number of axes has as many numbers
-    in each field as its defaults have."""
+    """Attributes of an operator that slides a window over spatial axes; the defaults' lengths give
+    the number of axes.
+    """
 
     __slots__ = ()
 
     @classmethod
     def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Return the fields with one number, or one width for both borders, repeated for
-        all axes.
-        """
-        for name, default in _defaults(cls.type_key):
+        """Expand scalars to one value per axis, and one padding to both sides."""
+        for name, default in _numeric_defaults(cls.type_key):
             numbers, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
+            # A padding of half the numbers is one width per axis for both of its borders.
             short = (1, count // 2) if name == "padding" else (1,)
             if count and isinstance(numbers, tuple) and len(numbers) in short:
                 fields[name] = numbers * (count // len(numbers))
         return fields
 
     def check(self) -> None:
-        """Check the numbers of all fields.
+        """Check the number of values in each field.
 
         Raises:
             ValueError: A field has too many or too few numbers, a step, an extent or a count is
             below 1,
                 or padding is below 0.
         """
-        for name, default in _defaults(self.type_key):
+        for name, default in _numeric_defaults(self.type_key):
             value = getattr(self, name)
             numbers = value if isinstance(value, tuple) else (value,)
             if isinstance(default, tuple) and len(numbers) != len(default):
                 raise ValueError(f"{name} must be {len(default)} numbers, got {numbers}")
-            if name in COUNTED and any(isinstance(n, int) and n < 1 for n in numbers):
+            # A stride of 0 would divide by 0 when windows are counted.
+            if name in PER_AXIS_FIELDS and any(isinstance(n, int) and n < 1 for n in numbers):
                 raise ValueError(f"{name} must be at least 1, got {value}")
-            if name in BORDERS and any(isinstance(n, int) and n < 0 for n in numbers):
+            if name in PADDING_FIELDS and any(isinstance(n, int) and n < 0 for n in numbers):
                 raise ValueError(f"{name} must not be negative, got {value}; nn.pad crops")
 
 
-COUNTED = frozenset(
+PER_AXIS_FIELDS = frozenset(
     {"strides", "dilation", "dilations", "pool_size", "kernel_size", "pooled_size", "groups",
      "deformable_groups", "stride1", "stride2"}
 )  # fmt: skip
 """Fields whose numbers are steps, extents or counts; None says nothing."""
 
-BORDERS = frozenset({"padding", "output_padding"})
+PADDING_FIELDS = frozenset({"padding", "output_padding"})
 """Fields whose numbers are widths of borders."""
 
 
 @cache
-def _defaults(type_key: str) -> tuple[tuple[str, object], ...]:
-    """(field, default) of numbers, where there is a default and it is not empty."""
+def _numeric_defaults(type_key: str) -> tuple[tuple[str, object], ...]:
+    """Return the (field, default) pairs of the class's numeric fields."""
     fields = dataclasses.fields(NODE_TYPES[type_key])  # type: ignore[arg-type]
     return tuple((f.name, f.default) for f in fields if f.default != () and f.name != "layout")
 

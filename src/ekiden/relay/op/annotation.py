@@ -1,4 +1,6 @@
-"""The annotation dialect: marks for passes: code of external compilers, places of values."""
+"""Annotation operators: device placement, external compiler regions, fusion barriers,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,32 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, register_op, same_type
+from ekiden.ir.op import Array, MemoryAliasing, OpDef, OpPattern, identity_relation, register_op
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call, fail, tensors
-from ekiden.target.virtual_device import ANYWHERE, HOST, DeviceLike, VirtualDevice, virtual_device
+from ekiden.relay.op._declare import call_op, check_tensors, raise_type_error
+from ekiden.target.virtual_device import (
+    ANY_VIRTUAL_DEVICE,
+    HOST,
+    DeviceLike,
+    VirtualDevice,
+    virtual_device,
+)
 from ekiden.te import Tensor
 
 
 @node("relay.attrs.CompilerAttrs")
 class CompilerAttrs(Attrs):
-    """The external compiler that code is for."""
+    """Attributes of compiler_begin and compiler_end: the external compiler's name."""
 
     compiler: str = "default"
 
 
 @node("relay.attrs.OnDeviceAttrs")
 class OnDeviceAttrs(Attrs):
-    """The device of an expression: of what computes it, of its result, or of both."""
+    """Attributes of on_device: the device, and whether it constrains the body, the result
+    or both.
+    """
 
     virtual_device: VirtualDevice = HOST
     constrain_result: bool = False
@@ -35,13 +45,13 @@ class OnDeviceAttrs(Attrs):
 
 @node("relay.attrs.DeviceCopyAttrs")
 class DeviceCopyAttrs(Attrs):
-    """From where to where."""
+    """Attributes of device_copy: the source and destination devices."""
 
     src_virtual_device: VirtualDevice = HOST
     dst_virtual_device: VirtualDevice = HOST
 
 
-def _identity(attrs: Attrs | None, data: Array) -> Array:
+def _identity_reference(attrs: Attrs | None, data: Array) -> Array:
     return data
 
 
@@ -54,9 +64,9 @@ for _name, _what in (
             name=_name,
             arguments=("data",),
             attrs=CompilerAttrs,
-            relation=same_type,
+            relation=identity_relation,
             result="the type of data",
-            reference=_identity,
+            reference=_identity_reference,
             description=_what,
         )
     )
@@ -67,21 +77,21 @@ register_op(
         name="on_device",
         arguments=("body",),
         attrs=OnDeviceAttrs,
-        relation=same_type,
+        relation=identity_relation,
         result="the type of body",
-        reference=_identity,
+        reference=_identity_reference,
         description="A value whose place is said; where it is used elsewhere, it is copied.",
     )
 )
 register_op(
     OpDef(
         name="device_copy",
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("data",),
         attrs=DeviceCopyAttrs,
-        relation=same_type,
+        relation=identity_relation,
         result="the type of data",
-        reference=_identity,
+        reference=_identity_reference,
         description="A copy on another device.",
     )
 )
@@ -89,9 +99,9 @@ register_op(
     OpDef(
         name="annotation.stop_fusion",
         arguments=("data",),
-        relation=same_type,
+        relation=identity_relation,
         result="the type of data",
-        reference=_identity,
+        reference=_identity_reference,
         lower=lambda attrs, inputs, out: [topi.copy(inputs[0])],
         pattern=OpPattern.OPAQUE,
         fence=True,
@@ -105,9 +115,9 @@ register_op(
         name="annotation.checkpoint",
         hint=True,
         arguments=("data",),
-        relation=same_type,
+        relation=identity_relation,
         result="the type of data",
-        reference=_identity,
+        reference=_identity_reference,
         description="The same value, which a gradient may compute again rather than keep: what is"
         " worth that is found by Rematerialize.",
     )
@@ -116,7 +126,7 @@ register_op(
 
 @node("relay.attrs.CastHintAttrs")
 class CastHintAttrs(Attrs):
-    """The dtype that a value shall have."""
+    """Attributes of cast_hint: the desired dtype."""
 
     dtype: str = ""
 
@@ -127,9 +137,9 @@ register_op(
         hint=True,
         arguments=("data",),
         attrs=CastHintAttrs,
-        relation=same_type,
+        relation=identity_relation,
         result="the type of data",
-        reference=_identity,
+        reference=_identity_reference,
         description="The same value, with a hint for passes of a user's own.",
     )
 )
@@ -137,25 +147,29 @@ register_op(
 
 @node("relay.attrs.AnnotatedQuantizeAttrs")
 class AnnotatedQuantizeAttrs(Attrs):
-    """What is rounded: a number of `relay.quantize.QAnnotateKind`; to integers with a sign."""
+    """Attributes of relay.op.annotation.simulated_quantize: kind (QAnnotateKind), signedness,
+    rounding.
+    """
 
     kind: int = 1
     sign: bool = True
     rounding: str = "round"
 
 
-def _simulated_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def _simulated_quantize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "relay.op.annotation.simulated_quantize"
-    data, *steps = tensors(name, types, 4)
+    data, *steps = check_tensors(name, types, 4)
     for what, kind in zip(("dom_scale", "clip_min", "clip_max"), steps, strict=True):
         if kind.shape or kind.dtype != "float32":
-            fail(name, f"'{what}' must be a float32 scalar, got {kind}")
+            raise_type_error(name, f"'{what}' must be a float32 scalar, got {kind}")
     if data.dtype != "float32":
-        fail(name, f"'data' must be float32, got {data.dtype}")
+        raise_type_error(name, f"'data' must be float32, got {data.dtype}")
     return data
 
 
-def _simulated(attrs: Attrs | None, data: Array, scale: Array, low: Array, high: Array) -> Array:
+def _simulated_quantize_reference(
+    attrs: Attrs | None, data: Array, scale: Array, low: Array, high: Array
+) -> Array:
     return np.asarray(np.round(np.clip(data / scale, low, high)) * scale, np.float32)
 
 
@@ -164,10 +178,10 @@ register_op(
         name="relay.op.annotation.simulated_quantize",
         arguments=("data", "dom_scale", "clip_min", "clip_max"),
         attrs=AnnotatedQuantizeAttrs,
-        relation=_simulated_relation,
+        relation=_simulated_quantize_relation,
         result="the type of data",
-        reference=_simulated,
-        lower=lambda attrs, inputs, out: [_simulated_compute(*inputs)],
+        reference=_simulated_quantize_reference,
+        lower=lambda attrs, inputs, out: [_simulated_quantize_compute(*inputs)],
         pattern=OpPattern.BROADCAST,
         description="The data as integers times `dom_scale` say it, in floats: what"
         " `relay.quantize` puts in before it makes integers.",
@@ -175,7 +189,8 @@ register_op(
 )
 
 
-def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _simulated_quantize_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    # Clipped before rounding, as the integers are: rounding first could leave the range by one.
     steps = topi.minimum(topi.maximum(topi.divide(data, scale), low), high)
     return topi.multiply(topi.round(steps), scale)
 
@@ -183,14 +198,14 @@ def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -
 def simulated_quantize(
     data: Expr, dom_scale: Expr, clip_min: Expr, clip_max: Expr, kind: int = 1
 ) -> Call:
-    """Return float32 data rounded to multiples of `dom_scale`, from `clip_min` to `clip_max` of
-    them.
+    """Return float32 data rounded to multiples of `dom_scale` and clipped to `clip_min`..`clip_max`
+    of them.
 
     All three are float32 scalars.
     """
     args = data, dom_scale, clip_min, clip_max
     attrs = AnnotatedQuantizeAttrs(kind)
-    return call("relay.op.annotation.simulated_quantize", *args, attrs=attrs)
+    return call_op("relay.op.annotation.simulated_quantize", *args, attrs=attrs)
 
 
 def on_device(
@@ -199,7 +214,7 @@ def on_device(
     constrain_result: bool = False,
     constrain_body: bool = True,
 ) -> Expr:
-    """Return `body`, computed on a device (`constrain_body`), or with its result there, or both.
+    """Annotate the device of `body` (`constrain_body`), of its result, or of both.
 
     With neither set, the value may be copied to no device in particular. Without a device `body` is
     returned itself. Of a function, the device is that of its result.
@@ -207,38 +222,38 @@ def on_device(
     if device is None:
         return body
     is_free = not (constrain_result or constrain_body)
-    target_device = ANYWHERE if is_free else virtual_device(device)
-    return call(
+    target_device = ANY_VIRTUAL_DEVICE if is_free else virtual_device(device)
+    return call_op(
         "on_device", body, attrs=OnDeviceAttrs(target_device, constrain_result, constrain_body)
     )
 
 
 def device_copy(data: Expr, src_device: DeviceLike, dst_device: DeviceLike) -> Call:
-    """Return `data`, which is on the first device, copied to the second."""
+    """Copy `data` from the first device to the second."""
     attrs = DeviceCopyAttrs(virtual_device(src_device), virtual_device(dst_device))
-    return call("device_copy", data, attrs=attrs)
+    return call_op("device_copy", data, attrs=attrs)
 
 
 def stop_fusion(data: Expr) -> Call:
-    """Return the same value; operators before it are not fused with those after it."""
-    return call("annotation.stop_fusion", data)
+    """Return the same value behind a fusion barrier."""
+    return call_op("annotation.stop_fusion", data)
 
 
 def checkpoint(data: Expr) -> Call:
-    """Return the same value, a tensor or a tuple, which gradients may compute again."""
-    return call("annotation.checkpoint", data)
+    """Return the same value, marked for recomputation in gradients (gradient checkpointing)."""
+    return call_op("annotation.checkpoint", data)
 
 
 def cast_hint(data: Expr, dtype: str) -> Call:
-    """Return the same value, with a note of the dtype that it shall have."""
-    return call("annotation.cast_hint", data, attrs=CastHintAttrs(dtype))
+    """Return the same value with a hint of its desired dtype."""
+    return call_op("annotation.cast_hint", data, attrs=CastHintAttrs(dtype))
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:
-    """Return a mark at which a value enters code of an external compiler."""
-    return call("annotation.compiler_begin", data, attrs=CompilerAttrs(compiler))
+    """Mark a value that enters a region of an external compiler."""
+    return call_op("annotation.compiler_begin", data, attrs=CompilerAttrs(compiler))
 
 
 def compiler_end(data: Expr, compiler: str) -> Call:
-    """Return a mark at which a value leaves code of an external compiler."""
-    return call("annotation.compiler_end", data, attrs=CompilerAttrs(compiler))
+    """Mark a value that leaves a region of an external compiler."""
+    return call_op("annotation.compiler_end", data, attrs=CompilerAttrs(compiler))

@@ -1,5 +1,4 @@
-"""Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic,
-choice.
+"""Broadcasting operators: arithmetic, comparisons, logic, bit operations, where.
 
 Shapes are paired from the last axis on; of two extents they are equal, or one is 1. A symbol beside
 a 1 is the symbol; two symbols must be equal, which a run checks where a proof does not. Dtypes are
@@ -19,26 +18,34 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.intrinsic import INTRINSICS
-from ekiden.ir.op import RELATIONS, Array, Linear, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import (
+    NAMED_TYPE_RELATIONS,
+    Array,
+    LinearForm,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    register_op,
+)
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
     Takes,
-    call,
+    call_op,
     check_dtype,
-    fail,
+    check_same_dtype,
+    check_tensors,
     identity_relation,
-    one_dtype,
+    raise_type_error,
     show,
-    tensors,
 )
 from ekiden.runtime import register_func
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import Shape, broadcast_shape
 
 
-def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
-    """Return the shape that arguments broadcast to.
+def infer_broadcast_shape(name: str, arguments: Sequence[TensorType]) -> Shape:
+    """Infer the shape that arguments broadcast to.
 
     Raises:
         TypeInferenceError: The shapes do not broadcast.
@@ -47,55 +54,58 @@ def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
     for argument in arguments:
         joint = broadcast_shape(shape, argument.shape)
         if joint is None:
-            fail(name, f"shapes {' and '.join(show(a.shape) for a in arguments)} do not broadcast")
+            raise_type_error(
+                name, f"shapes {' and '.join(show(a.shape) for a in arguments)} do not broadcast"
+            )
         shape = joint
     return shape
 
 
-def _relation(
+def _broadcast_relation(
     name: str, dtype: str | None, takes: Takes
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the broadcast shape, in the operator's dtype or the one that both arguments share.
+        """Infer the broadcast shape, in the operator's dtype or in the arguments' common one.
 
         Raises:
             TypeInferenceError: Shapes or dtypes do not fit.
         """
-        arguments = tensors(name, types, 2)
-        operand_dtype = one_dtype(name, arguments)
+        arguments = check_tensors(name, types, 2)
+        # Relay has no implicit promotion: frontends insert casts.
+        operand_dtype = check_same_dtype(name, arguments)
         check_dtype(name, "lhs", operand_dtype, takes)
-        return TensorType(broadcast_types(name, arguments), dtype or operand_dtype)
+        return TensorType(infer_broadcast_shape(name, arguments), dtype or operand_dtype)
 
     return relation
 
 
-def _identity_of_bool(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("IdentityCompRel", types, 1)
+def _bool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = check_tensors("IdentityCompRel", types, 1)
     return TensorType(data.shape, "bool")
 
 
-RELATIONS.update(
+NAMED_TYPE_RELATIONS.update(
     Identity=identity_relation("Identity"),
-    IdentityCompRel=_identity_of_bool,
-    Broadcast=_relation("Broadcast", None, "any"),
-    BroadcastComp=_relation("BroadcastComp", "bool", "any"),
+    IdentityCompRel=_bool_relation,
+    Broadcast=_broadcast_relation("Broadcast", None, "any"),
+    BroadcastComp=_broadcast_relation("BroadcastComp", "bool", "any"),
 )
-for _name, _of_types in RELATIONS.items():
+for _name, _of_types in NAMED_TYPE_RELATIONS.items():
     register_func(f"tvm.relay.type_relation.{_name}", _of_types, override=True)
 
 
-def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
-    """NumPy's function, whose result is brought back to the dtype of the arguments where NumPy
-    promotes them."""
+def _numpy_reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
+    """Wrap a NumPy function so that its result has the arguments' dtype where NumPy promotes."""
 
     def reference(attrs: Attrs | None, lhs: Array, rhs: Array) -> Array:
+        # Infinities and NaN are results of the operator, not mistakes of the program.
         with np.errstate(all="ignore"):
             return np.asarray(function(lhs, rhs)).astype(dtype or lhs.dtype, copy=False)
 
     return reference
 
 
-_MEANINGS = {
+_DESCRIPTIONS = {
     "add": "lhs + rhs",
     "subtract": "lhs - rhs",
     "multiply": "lhs * rhs",
@@ -123,25 +133,27 @@ _MEANINGS = {
 """What precedes "elementwise" in descriptions."""
 
 
-def binary(
+def declare_binary(
     name: str,
     function: Callable[..., Array],
     compute: Callable[[Tensor, Tensor], Tensor],
     dtype: str | None = None,
     takes: Takes = "any",
-    mixed: Precision = Precision.UNKNOWN,
+    mixed: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     commutes: bool = False,
-    linear: Linear = Linear.NO,
+    linear: LinearForm = LinearForm.NO,
     costly: bool = False,
 ) -> Callable[[Expr, Expr], Call]:
-    """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
+    """Declare a broadcasting binary operator; `dtype` is the result's where it differs from the
+    arguments'.
+    """
     register_op(
         OpDef(
             name=name,
             arguments=("lhs", "rhs"),
             precision=mixed,
-            relation=_relation(name, dtype, takes),
-            reference=_reference(function, dtype),
+            relation=_broadcast_relation(name, dtype, takes),
+            reference=_numpy_reference(function, dtype),
             lower=lambda attrs, inputs, out: [compute(inputs[0], inputs[1])],
             pattern=OpPattern.BROADCAST,
             result=f"the shape both broadcast to, with {dtype or 'their dtype'}",
@@ -151,103 +163,116 @@ def binary(
         )
     )
 
-    def construct(lhs: Expr, rhs: Expr) -> Call:
-        return call(name, lhs, rhs)
+    def build_call(lhs: Expr, rhs: Expr) -> Call:
+        return call_op(name, lhs, rhs)
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"{_MEANINGS.get(name, f'`{name}`')}, elementwise; both broadcast."
-    return construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"{_DESCRIPTIONS.get(name, f'`{name}`')}, elementwise; both broadcast."
+    return build_call
 
 
-def _divide(a: Array, b: Array) -> Array:
-    """C's division: integers truncate towards zero, and give 0 when divided by it."""
+def _divide_reference(a: Array, b: Array) -> Array:
+    """Divide as C does: integers truncate towards zero; division of integers by zero gives 0."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b))
-    return _trunc_divide(a, b)
+    return _trunc_divide_reference(a, b)
 
 
-def _floor_divide(a: Array, b: Array) -> Array:
-    """NumPy's; of floats by a quotient, so that what is infinite stays so."""
+def _floor_divide_reference(a: Array, b: Array) -> Array:
+    """Floor-divide as NumPy does, but keep infinite float quotients."""
     quotient = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind in "iub":
         return quotient
+    # NumPy gives NaN for inf // x, where the floor of the quotient is infinite.
     ratio = np.divide(a, b)
     return np.where(np.isinf(ratio), ratio, quotient)
 
 
-def _trunc_divide(a: Array, b: Array) -> Array:
-    """Return the quotient without its fraction, or 0 for integers divided by 0.
+def _trunc_divide_reference(a: Array, b: Array) -> Array:
+    """Divide and truncate towards zero; division of integers by zero gives 0.
 
     Integers are divided by way of the floor, as a float64 holds no integers above 2**53; the least
     number by -1 wraps around to itself.
     """
     if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
+    # Divided by 1 where the divisor is 0: the result there is replaced below.
     floor = np.floor_divide(a, np.where(b == 0, 1, b))
     inexact = np.subtract(a, floor * b, dtype=a.dtype) != 0
+    # Floor and truncation differ by one where the signs differ and the division has a remainder.
     toward_zero = inexact & ((a < 0) != (b < 0))
     return np.where(b == 0, 0, floor + toward_zero.astype(a.dtype)).astype(a.dtype)
 
 
-def _power(a: Array, b: Array) -> Array:
-    """C's pow: 0 ** 0 is 1, and of integers the ring's, where a negative exponent is 0 but for
-    bases of 1 and -1."""
+def _power_reference(a: Array, b: Array) -> Array:
+    """Raise to a power as C's pow does (0 ** 0 = 1); integers wrap, and negative exponents give 0
+    except for bases 1 and -1.
+    """
     shape = np.broadcast_shapes(a.shape, b.shape)  # to one exponent of 0.5 NumPy takes roots
     operands = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
     return np.asarray(INTRINSICS["pow"].reference(*operands)).reshape(shape)
 
 
-FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
-SCALES, SHIFTS, SHIFTS_BACK = Linear.SCALES, Linear.SHIFTS, Linear.SHIFTS_BACK
+FOLLOW, NEVER = PrecisionPolicy.FOLLOW, PrecisionPolicy.NEVER
+SCALES, SHIFTS, SHIFTS_BACK = LinearForm.SCALES, LinearForm.SHIFTS, LinearForm.SHIFTS_BACK
 
 # fmt: off
-add           = binary("add", np.add, topi.add, mixed=FOLLOW, commutes=True, linear=SHIFTS)
-subtract      = binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW,
-                       linear=SHIFTS_BACK)
-multiply      = binary("multiply", np.multiply, topi.multiply, mixed=FOLLOW, commutes=True,
-                       linear=SCALES)
-widening_multiply = binary("widening_multiply", lambda a, b: np.multiply(a, b, dtype=np.int64),
-                           topi.widening_multiply, "int64", takes="int32", commutes=True)
-divide        = binary("divide", _divide, topi.divide, takes="number", mixed=FOLLOW, costly=True)
-power         = binary("power", _power, topi.power, takes="number", mixed=NEVER, costly=True)
-maximum       = binary("maximum", np.maximum, topi.maximum, mixed=FOLLOW, commutes=True)
-minimum       = binary("minimum", np.minimum, topi.minimum, mixed=FOLLOW, commutes=True)
-mod           = binary("mod", np.fmod, topi.mod, takes="number", costly=True)
-floor_divide  = binary("floor_divide", _floor_divide, topi.floor_divide, takes="number",
-                       costly=True)
-floor_mod     = binary("floor_mod", np.mod, topi.floor_mod, takes="number", costly=True)
-trunc_divide  = binary("trunc_divide", _trunc_divide, topi.trunc_divide, takes="number",
-                       costly=True)
-trunc_mod     = binary("trunc_mod", np.fmod, topi.trunc_mod, takes="number", costly=True)
-left_shift    = binary("left_shift", np.left_shift, topi.left_shift, takes="integer")
-right_shift   = binary("right_shift", np.right_shift, topi.right_shift, takes="integer")
-bitwise_and   = binary("bitwise_and", np.bitwise_and, topi.bitwise_and, takes="bits",
-                       commutes=True)
-bitwise_or    = binary("bitwise_or", np.bitwise_or, topi.bitwise_or, takes="bits", commutes=True)
-bitwise_xor   = binary("bitwise_xor", np.bitwise_xor, topi.bitwise_xor, takes="bits",
-                       commutes=True)
-equal         = binary("equal", np.equal, topi.equal, "bool", mixed=FOLLOW, commutes=True)
-not_equal     = binary("not_equal", np.not_equal, topi.not_equal, "bool", mixed=FOLLOW,
-                       commutes=True)
-less          = binary("less", np.less, topi.less, "bool", mixed=FOLLOW)
-less_equal    = binary("less_equal", np.less_equal, topi.less_equal, "bool", mixed=FOLLOW)
-greater       = binary("greater", np.greater, topi.greater, "bool", mixed=FOLLOW)
-greater_equal = binary("greater_equal", np.greater_equal, topi.greater_equal, "bool", mixed=FOLLOW)
-logical_and   = binary("logical_and", np.logical_and, topi.logical_and, "bool", commutes=True)
-logical_or    = binary("logical_or", np.logical_or, topi.logical_or, "bool", commutes=True)
-logical_xor   = binary("logical_xor", np.logical_xor, topi.logical_xor, "bool", commutes=True)
+add           = declare_binary("add", np.add, topi.add, mixed=FOLLOW, commutes=True, linear=SHIFTS)
+subtract      = declare_binary("subtract", np.subtract, topi.subtract, takes="number", mixed=FOLLOW,
+                               linear=SHIFTS_BACK)
+multiply      = declare_binary("multiply", np.multiply, topi.multiply, mixed=FOLLOW, commutes=True,
+                               linear=SCALES)
+widening_multiply = declare_binary(
+    "widening_multiply", lambda a, b: np.multiply(a, b, dtype=np.int64),
+    topi.widening_multiply, "int64", takes="int32", commutes=True)
+divide        = declare_binary("divide", _divide_reference, topi.divide, takes="number",
+                               mixed=FOLLOW, costly=True)
+power         = declare_binary("power", _power_reference, topi.power, takes="number", mixed=NEVER,
+                               costly=True)
+maximum       = declare_binary("maximum", np.maximum, topi.maximum, mixed=FOLLOW, commutes=True)
+minimum       = declare_binary("minimum", np.minimum, topi.minimum, mixed=FOLLOW, commutes=True)
+mod           = declare_binary("mod", np.fmod, topi.mod, takes="number", costly=True)
+floor_divide  = declare_binary("floor_divide", _floor_divide_reference, topi.floor_divide,
+                               takes="number", costly=True)
+floor_mod     = declare_binary("floor_mod", np.mod, topi.floor_mod, takes="number", costly=True)
+trunc_divide  = declare_binary("trunc_divide", _trunc_divide_reference, topi.trunc_divide,
+                               takes="number", costly=True)
+trunc_mod     = declare_binary("trunc_mod", np.fmod, topi.trunc_mod, takes="number", costly=True)
+left_shift    = declare_binary("left_shift", np.left_shift, topi.left_shift, takes="integer")
+right_shift   = declare_binary("right_shift", np.right_shift, topi.right_shift, takes="integer")
+bitwise_and   = declare_binary("bitwise_and", np.bitwise_and, topi.bitwise_and, takes="bits",
+                               commutes=True)
+bitwise_or    = declare_binary("bitwise_or", np.bitwise_or, topi.bitwise_or, takes="bits",
+                               commutes=True)
+bitwise_xor   = declare_binary("bitwise_xor", np.bitwise_xor, topi.bitwise_xor, takes="bits",
+                               commutes=True)
+equal         = declare_binary("equal", np.equal, topi.equal, "bool", mixed=FOLLOW, commutes=True)
+not_equal     = declare_binary("not_equal", np.not_equal, topi.not_equal, "bool", mixed=FOLLOW,
+                               commutes=True)
+less          = declare_binary("less", np.less, topi.less, "bool", mixed=FOLLOW)
+less_equal    = declare_binary("less_equal", np.less_equal, topi.less_equal, "bool", mixed=FOLLOW)
+greater       = declare_binary("greater", np.greater, topi.greater, "bool", mixed=FOLLOW)
+greater_equal = declare_binary("greater_equal", np.greater_equal, topi.greater_equal, "bool",
+                               mixed=FOLLOW)
+logical_and   = declare_binary("logical_and", np.logical_and, topi.logical_and, "bool",
+                               commutes=True)
+logical_or    = declare_binary("logical_or", np.logical_or, topi.logical_or, "bool", commutes=True)
+logical_xor   = declare_binary("logical_xor", np.logical_xor, topi.logical_xor, "bool",
+                               commutes=True)
 # fmt: on
 
 
 def _where_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    condition, x, y = tensors("where", types, 3)
-    return TensorType(broadcast_types("where", (condition, x, y)), one_dtype("where", (x, y)))
+    condition, x, y = check_tensors("where", types, 3)
+    return TensorType(
+        infer_broadcast_shape("where", (condition, x, y)), check_same_dtype("where", (x, y))
+    )
 
 
 register_op(
     OpDef(
         name="where",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("condition", "x", "y"),
         relation=_where_relation,
         reference=lambda attrs, condition, x, y: np.where(condition != 0, x, y),
@@ -259,10 +284,8 @@ register_op(
 
 
 def where(condition: Expr, x: Expr, y: Expr) -> Call:
-    """Return elements of `x` where the condition is not 0, and of `y` elsewhere; all three
-    broadcast.
-    """
-    return call("where", condition, x, y)
+    """Select elements of `x` where the condition is non-zero, else of `y`; all three broadcast."""
+    return call_op("where", condition, x, y)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Operators that make tensors out of nothing, or out of shapes.
+"""Tensor creation operators: full, zeros, ones, arange, shape_of.
 
 arange(start, stop, step) has ceil((stop - start) / step) elements, at least none, each start + i *
 step and not a running sum, so that the last is as exact as the first. A shape of symbols is one of
@@ -17,31 +17,49 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, MemoryAliasing, OpDef, OpPattern, PrecisionPolicy, register_op
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr, maximum
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.expr import const as relay_const
-from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, rank_is, tensors
-from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.topi.create import sequence
-from ekiden.topi.dimensions import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
+from ekiden.relay.op._declare import (
+    call_op,
+    check_attrs,
+    check_rank,
+    check_tensors,
+    identity_relation,
+    raise_type_error,
+)
+from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic, constant_value
+from ekiden.topi.create import arithmetic_sequence
+from ekiden.topi.dimensions import (
+    Dim,
+    Dims,
+    as_attr,
+    as_dim,
+    as_ints,
+    as_shape,
+    ceil_div,
+    simplify_dim,
+)
 
 Number = int | float | PrimExpr
 
 
 @node("relay.attrs.InitOpAttrs")
 class InitOpAttrs(Attrs):
-    """The shape and dtype of the result; no dtype means that of the fill value."""
+    """Attributes of full, zeros and ones: shape and dtype; an empty dtype means the fill
+    value's.
+    """
 
     shape: Dims = ()
     dtype: str = "float32"
 
 
 def _full_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (fill_value,) = tensors("full", types, 1)
-    settings = attrs_of(InitOpAttrs, attrs)
-    rank_is("full", fill_value, 0, "fill_value")
+    (fill_value,) = check_tensors("full", types, 1)
+    settings = check_attrs(InitOpAttrs, attrs)
+    check_rank("full", fill_value, 0, "fill_value")
     return TensorType(as_shape(settings.shape), settings.dtype or fill_value.dtype)
 
 
@@ -64,18 +82,19 @@ register_op(
 
 
 def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = "") -> Call:
-    """Return a tensor of one value (a scalar expression)."""
-    if (known_shape := constant_of(shape)) is None:
+    """Return a tensor filled with a scalar."""
+    if (known_shape := constant_value(shape)) is None:
         assert isinstance(shape, Expr)
-        return dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
-    return call("full", fill_value, attrs=InitOpAttrs(as_attr(known_shape), dtype))
+        return call_dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
+    return call_op("full", fill_value, attrs=InitOpAttrs(as_attr(known_shape), dtype))
 
 
-def _fill(name: str, value: int) -> Callable[..., Call]:
+def _declare_fill(name: str, value: int) -> Callable[..., Call]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return a tensor of the shape and dtype in the attributes."""
-        tensors(name, types, 0)
-        settings = attrs_of(InitOpAttrs, attrs)
+        """Infer a tensor of the attributes' shape and dtype."""
+        # The shape is an attribute: a call has no arguments.
+        check_tensors(name, types, 0)
+        settings = check_attrs(InitOpAttrs, attrs)
         return TensorType(as_shape(settings.shape), settings.dtype)
 
     def reference(attrs: InitOpAttrs) -> Array:
@@ -95,18 +114,18 @@ def _fill(name: str, value: int) -> Callable[..., Call]:
         )
     )
 
-    def _construct(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
-        if (known_shape := constant_of(shape)) is None:
+    def build_call(shape: Sequence[Dim] | Dim | Expr, dtype: str) -> Call:
+        if (known_shape := constant_value(shape)) is None:
             assert isinstance(shape, Expr)
-            return dynamic(name, shape, attrs=DynamicAttrs(dtype))
-        return call(name, attrs=InitOpAttrs(as_attr(known_shape), dtype))
+            return call_dynamic(name, shape, attrs=DynamicAttrs(dtype))
+        return call_op(name, attrs=InitOpAttrs(as_attr(known_shape), dtype))
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"A tensor of {name}."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"A tensor of {name}."
+    return build_call
 
 
-def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
+def _declare_fill_like(name: str, value: int) -> Callable[[Expr], Call]:
     register_op(
         OpDef(
             name=name,
@@ -115,31 +134,31 @@ def _fill_like(name: str, value: int) -> Callable[[Expr], Call]:
             reference=lambda attrs, data: np.full_like(data, value),
             lower=lambda attrs, inputs, out: [topi.constant(value, out.shape, out.dtype, name)],
             pattern=OpPattern.ELEMWISE,
-            precision=Precision.FOLLOW,
+            precision=PrecisionPolicy.FOLLOW,
             fills=value,
             result="the type of data",
         )
     )
 
-    def _construct(data: Expr) -> Call:
-        return call(name, data)
+    def build_call(data: Expr) -> Call:
+        return call_op(name, data)
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"A tensor of {name.partition('_')[0]} with the type of `data`."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"A tensor of {name.partition('_')[0]} with the type of `data`."
+    return build_call
 
 
-FILLED = ("zeros", "ones", "zeros_like", "ones_like")
+CONSTANT_FILL_OPS = ("zeros", "ones", "zeros_like", "ones_like")
 """The operators whose result is one number everywhere, by their names alone."""
-zeros: Callable[..., Call] = _fill("zeros", 0)
-ones: Callable[..., Call] = _fill("ones", 1)
-zeros_like: Callable[[Expr], Call] = _fill_like("zeros_like", 0)
-ones_like: Callable[[Expr], Call] = _fill_like("ones_like", 1)
+zeros: Callable[..., Call] = _declare_fill("zeros", 0)
+ones: Callable[..., Call] = _declare_fill("ones", 1)
+zeros_like: Callable[[Expr], Call] = _declare_fill_like("zeros_like", 0)
+ones_like: Callable[[Expr], Call] = _declare_fill_like("ones_like", 1)
 
 
 @node("relay.attrs.ArangeAttrs")
 class ArangeAttrs(Attrs):
-    """Numbers or expressions of dimensions; the extent is known from them, not from data."""
+    """Attributes of arange: start, stop and step as numbers or expressions over dimensions."""
 
     start: Number = 0
     stop: Number = 0
@@ -147,41 +166,43 @@ class ArangeAttrs(Attrs):
     dtype: str = "float32"
 
 
-def _number(value: Number) -> int | float | None:
+def _as_number(value: Number) -> int | float | None:
     if isinstance(value, (IntImm, FloatImm)):
         return value.value
     return None if isinstance(value, PrimExpr) else value
 
 
 def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
-    """Return how many numbers a range has.
+    """Return the number of elements of a range.
 
     Raises:
         ValueError: The step is 0, or symbolic.
     """
-    start, stop, step = _number(attrs.start), _number(attrs.stop), _number(attrs.step)
+    start, stop, step = _as_number(attrs.start), _as_number(attrs.stop), _as_number(attrs.step)
     if step is None or step == 0:
         raise ValueError(f"step must be a number other than 0, got {attrs.step!r}")
     if start is not None and stop is not None:
         return as_dim(max(0, math.ceil((stop - start) / step)))
     if not all(isinstance(v, (int, PrimExpr)) for v in (attrs.start, attrs.stop, step)):
         raise ValueError("symbolic bounds need an integer step")
+    # Symbolic bounds are integers, so that the count is a ceiling division of expressions.
     distance = as_dim(attrs.stop) - attrs.start if step > 0 else as_dim(attrs.start) - attrs.stop
-    return tidy(maximum(ceil_div(tidy(distance), int(abs(step))), 0))
+    # An empty range where the stop is before the start.
+    return simplify_dim(maximum(ceil_div(simplify_dim(distance), int(abs(step))), 0))
 
 
 def _arange_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    tensors("arange", types, 0)
-    settings = attrs_of(ArangeAttrs, attrs)
+    check_tensors("arange", types, 0)
+    settings = check_attrs(ArangeAttrs, attrs)
     try:
         return TensorType((arange_extent(settings),), settings.dtype)
     except ValueError as error:
-        fail("arange", str(error))
+        raise_type_error("arange", str(error))
 
 
 def _arange_reference(attrs: ArangeAttrs) -> Array:
     (count,) = as_ints((arange_extent(attrs),))
-    start, step = _number(attrs.start) or 0, _number(attrs.step) or 0
+    start, step = _as_number(attrs.start) or 0, _as_number(attrs.step) or 0
     # Numbers are computed in a wide type and rounded once.
     exact = np.dtype("float64" if is_float(attrs.dtype) else "int64").type
     numbers: Array = exact(start) + np.arange(count).astype(exact) * exact(step)
@@ -191,13 +212,13 @@ def _arange_reference(attrs: ArangeAttrs) -> Array:
 register_op(
     OpDef(
         name="arange",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=(),
         attrs=ArangeAttrs,
         relation=_arange_relation,
         reference=_arange_reference,
         lower=lambda attrs, inputs, out: [
-            sequence(attrs.start, attrs.step, out.shape[0], out.dtype)
+            arithmetic_sequence(attrs.start, attrs.step, out.shape[0], out.dtype)
         ],
         pattern=OpPattern.INJECTIVE,
         result="(max(0, ceil((stop - start) / step)),)",
@@ -205,14 +226,14 @@ register_op(
 )
 
 
-def _as_constant(value: Number, dtype: str) -> Expr:
-    number = _number(value)
+def _to_constant(value: Number, dtype: str) -> Expr:
+    number = _as_number(value)
     if number is None:
         raise ValueError(f"arange: expected numbers beside expressions, got {value!r}")
     return relay_const(number, dtype)
 
 
-def _scalar(value: Number | Expr) -> Number:
+def _scalar_value(value: Number | Expr) -> Number:
     if isinstance(value, Constant):
         number = value.data.item()
         assert isinstance(number, (int, float)), f"arange: expected a number, got {value.data!r}"
@@ -227,36 +248,40 @@ def arange(
     step: Number | Expr = 1,
     dtype: str = "float32",
 ) -> Call:
-    """Return start, start + step, ... below `stop`; with one argument, from 0 to it.
+    """Return the range start, start + step, ... below `stop`; with one argument, from 0 to it.
 
     Bounds may be symbolic dimensions.
     """
     first, last = (0, start) if stop is None else (start, stop)
     bounds = [b for b in (first, last, step) if not isinstance(b, Constant)]
     if any(isinstance(b, Expr) for b in bounds):
+        # Bounds travel in the widest type, as their own dtype may not hold them all.
         exact = "float64" if is_float(dtype) else "int64"
-        args = (b if isinstance(b, Expr) else _as_constant(b, exact) for b in (first, last, step))
-        return dynamic("arange", *args, attrs=DynamicAttrs(dtype))
-    return call("arange", attrs=ArangeAttrs(_scalar(first), _scalar(last), _scalar(step), dtype))
+        args = (b if isinstance(b, Expr) else _to_constant(b, exact) for b in (first, last, step))
+        return call_dynamic("arange", *args, attrs=DynamicAttrs(dtype))
+    return call_op(
+        "arange",
+        attrs=ArangeAttrs(_scalar_value(first), _scalar_value(last), _scalar_value(step), dtype),
+    )
 
 
 @node("relay.attrs.ShapeOfAttrs")
 class ShapeOfAttrs(Attrs):
-    """The dtype of the result."""
+    """Attributes of shape_of: the result's dtype."""
 
     dtype: str = "int64"
 
 
 def _shape_of_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("shape_of", types, 1)
-    return TensorType((as_dim(len(data.shape)),), attrs_of(ShapeOfAttrs, attrs).dtype)
+    (data,) = check_tensors("shape_of", types, 1)
+    return TensorType((as_dim(len(data.shape)),), check_attrs(ShapeOfAttrs, attrs).dtype)
 
 
 register_op(
     OpDef(
         name="shape_of",
         shape_only=True,
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("data",),
         attrs=ShapeOfAttrs,
         relation=_shape_of_relation,
@@ -269,20 +294,20 @@ register_op(
 
 
 def shape_of(data: Expr, dtype: str = "int32") -> Call:
-    """Return the dimensions of `data` as a vector."""
-    return call("shape_of", data, attrs=ShapeOfAttrs(dtype))
+    """Return the shape of `data` as a vector."""
+    return call_op("shape_of", data, attrs=ShapeOfAttrs(dtype))
 
 
 @node("relay.attrs.NdarraySizeAttrs")
 class NdarraySizeAttrs(Attrs):
-    """The dtype of the result."""
+    """Attributes of ndarray_size: the result's dtype."""
 
     dtype: str = "int64"
 
 
 def _ndarray_size_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    tensors("ndarray_size", types, 1)
-    return TensorType((), attrs_of(NdarraySizeAttrs, attrs).dtype)
+    check_tensors("ndarray_size", types, 1)
+    return TensorType((), check_attrs(NdarraySizeAttrs, attrs).dtype)
 
 
 register_op(
@@ -301,16 +326,16 @@ register_op(
 
 
 def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
-    """Return how many elements `data` has, as a scalar."""
-    return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
+    """Return the number of elements of `data` as a scalar."""
+    return call_op("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
 
 
 def extents(sizes: Expr) -> Call:
-    """Return an empty tensor whose dimensions, after a first one of 0, are the elements of a
-    vector.
+    """Return an empty tensor of shape (0, *sizes), which carries the elements of a vector as
+    dimensions.
     """
     nothing = relay_const(np.zeros(0, np.uint8))
-    return dynamic("extents", nothing, sizes, attrs=DynamicAttrs())
+    return call_dynamic("extents", nothing, sizes, attrs=DynamicAttrs())
 
 
 __all__ = [

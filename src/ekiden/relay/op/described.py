@@ -1,4 +1,4 @@
-"""All operators with their descriptions: imported when all rows of the table are asked for."""
+"""All operators with descriptions, imported when the whole registry is enumerated."""
 
 from ekiden.relay import op
 from ekiden.relay.op import nn

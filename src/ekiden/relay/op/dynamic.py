@@ -1,4 +1,4 @@
-"""Operators whose result's shape is data: an argument says what is an attribute elsewhere.
+"""Dynamic operators: shapes, sizes or bounds are tensor arguments instead of attributes.
 
 TVM's `dyn.*`. The functions that make calls stand with their static forms, which take an expression
 in place of the attribute: `reshape(x, newshape)`.
@@ -14,13 +14,13 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, DimsOf, OpDef, OpPattern, ShapeCheck, register_op
 from ekiden.ir.prim import AnyDim, PrimExpr, Select, SizeVar, cast, const
-from ekiden.ir.type import TensorType, Type, with_dims
+from ekiden.ir.type import TensorType, Type, substitute_unknown_dims
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.op._declare import attempt, call, fail, tensors
+from ekiden.relay.op._declare import call_op, call_shape_rule, check_tensors, raise_type_error
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor, placeholder
 from ekiden.tir.expr import Buffer
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 Dims = tuple[list[PrimExpr], list[ShapeCheck]]
 """The unknown dimensions of a result, and what must hold at run time."""
@@ -28,8 +28,9 @@ Dims = tuple[list[PrimExpr], list[ShapeCheck]]
 
 @node("relay.attrs.DynamicAttrs")
 class DynamicAttrs(Attrs):
-    """The unknown dimensions of the result, where they have names; the dtype, where there is one
-    to choose."""
+    """Attributes of dynamic operators: symbols for the unknown dimensions of the result, and its
+    dtype.
+    """
 
     dtype: str = ""
     symbols: tuple[PrimExpr, ...] = ()
@@ -39,7 +40,7 @@ Kind = Callable[[Any, Sequence[TensorType]], Type]
 """(attributes, argument types) -> the result's type, with `?` where data decides."""
 
 
-def declare_dynamic(
+def declare_dynamic_op(
     name: str,
     arguments: Sequence[str],
     attrs: type[Attrs],
@@ -56,7 +57,7 @@ def declare_dynamic(
     description: str = "",
     refuses: bool = False,
 ) -> None:
-    """Declare an operator of a result with unknown dimensions; see OpDef.
+    """Declare an operator whose result has unknown dimensions; see OpDef.
 
     Where the shapes of the arguments are known, the type relation runs the computation on
     placeholders as well, whose result has dimensions of any size: what it refuses is a type error.
@@ -64,20 +65,24 @@ def declare_dynamic(
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the type, whose unknown dimensions are the attributes' symbols where the call
-        names them.
+        """Infer the type, with the attributes' symbols for unknown dimensions where the call names
+        them.
 
         Where all arguments have known shapes the kernel's computation is made once, so that its
         errors are a TypeInferenceError here and not a failure later.
         """
-        inputs_of_call = tensors(name, types, len(arguments))
+        inputs_of_call = check_tensors(name, types, len(arguments))
         result_type = kind(attrs, inputs_of_call)
         symbols = getattr(attrs, "symbols", ())
         if symbols:
-            return with_dims(result_type, iter(symbols))
+            return substitute_unknown_dims(result_type, iter(symbols))
         if not any(isinstance(d, AnyDim) for t in inputs_of_call for d in t.shape):
             inputs = [placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(inputs_of_call)]
-            attempt(name, lower, attrs, inputs, with_dims(result_type, _sizes()))
+            # The lowering checks the arguments too; its errors must come with the types, not in the
+            # compiler.
+            call_shape_rule(
+                name, lower, attrs, inputs, substitute_unknown_dims(result_type, _fresh_sizes())
+            )
         return result_type
 
     def lowering(attrs: Attrs, inputs: Sequence[Tensor], out: Type) -> Sequence[Tensor]:
@@ -100,62 +105,65 @@ def declare_dynamic(
             result=result,
             refuses=refuses,
             description=description
-            or f"`{name.removeprefix('dyn.')}`, where {_and(arguments[1:] or arguments)}"
+            or f"`{name.removeprefix('dyn.')}`, where {_join_names(arguments[1:] or arguments)}"
             " say at run time what is an attribute there.",
         )
     )
 
 
-def _sizes() -> Iterator[PrimExpr]:
-    """Dimensions of any size."""
+def _fresh_sizes() -> Iterator[PrimExpr]:
+    """Yield fresh symbols for dimensions of any size."""
     return (SizeVar(f"d{n}") for n in count())
 
 
-def _and(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join(f"`{n}`" for n in names)
 
 
-def unknown_shape(rank: int, dtype: str) -> TensorType:
-    """Return a tensor type of a rank, whose dimensions are data."""
+def unknown_tensor_type(rank: int, dtype: str) -> TensorType:
+    """Return a tensor type of a given rank with unknown dimensions."""
     return TensorType(tuple(AnyDim() for _ in range(rank)), dtype)
 
 
-def length_of(name: str, what: str, vector: TensorType) -> int:
-    """Return how many numbers a vector of the result's shape has: the rank must be known.
+def shape_vector_length(name: str, what: str, vector: TensorType) -> int:
+    """Return the length of a shape vector, which determines the result's rank.
 
     Raises:
         TypeInferenceError: It is no vector of known length.
     """
-    number = known(vector.shape[0]) if len(vector.shape) == 1 else None
+    # The rank of the result is the length of this vector, and ranks are static.
+    number = known_int(vector.shape[0]) if len(vector.shape) == 1 else None
     if number is None:
-        fail(name, f"{what!r} must be a vector of known length, got {list(vector.shape)}")
+        raise_type_error(
+            name, f"{what!r} must be a vector of known length, got {list(vector.shape)}"
+        )
     return number
 
 
-def element(buffer: Buffer, *index: int) -> PrimExpr:
-    """Return an element of an argument as an int64."""
+def load_scalar(buffer: Buffer, *index: int) -> PrimExpr:
+    """Return the scalar element of an argument as int64."""
     return cast(buffer[tuple(const(i) for i in index)], "int64")
 
 
-def elements(buffer: Buffer) -> list[PrimExpr]:
-    """Return all elements of a vector of known length, as int64."""
-    number = known(buffer.shape[0])
+def load_elements(buffer: Buffer) -> list[PrimExpr]:
+    """Return the elements of a vector of static length as int64."""
+    number = known_int(buffer.shape[0])
     assert number is not None
-    return [element(buffer, i) for i in range(number)]
+    return [load_scalar(buffer, i) for i in range(number)]
 
 
-def choose(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
-    """Return `yes` if a condition holds, else `no`, as int64."""
+def select_int64(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
+    """Return a select between two int64 expressions."""
     return Select(condition, yes, no, "int64")
 
 
-def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
+def dims_from_shape_argument(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
     """Return the elements of the last argument as the unknown dimensions."""
-    return elements(buffers[-1]), []
+    return load_elements(buffers[-1]), []
 
 
-def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return sizes unchanged.
+def check_non_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Check that sizes are non-negative, and return them.
 
     Raises:
         InputError: A size is below 0.
@@ -165,27 +173,39 @@ def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...
     return sizes
 
 
-def ints(shape: Array) -> tuple[int, ...]:
-    """Return the elements of a vector."""
+def to_int_tuple(shape: Array) -> tuple[int, ...]:
+    """Return the elements of an integer vector as a tuple."""
     return tuple(int(n) for n in shape)
 
 
-def constant_of(value: object) -> Any:  # noqa: ANN401
-    """Return the numbers of an argument that is a constant, None for any other expression.
+def constant_value(value: object) -> Any:  # noqa: ANN401
+    """Return the value of a constant argument, or None.
 
     An argument that is no expression is returned itself.
     """
     if isinstance(value, Constant):
+        # As Python's numbers, of which attributes are made.
         return value.data.tolist()
     return None if isinstance(value, Expr) else value
 
 
-def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
-    """Return a call of an operator of this file."""
-    return call(f"dyn.{name}", *args, attrs=attrs)
+def call_dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
+    """Build a call of a dynamic operator."""
+    return call_op(f"dyn.{name}", *args, attrs=attrs)
 
 
 __all__ = [
-    "Dims", "DynamicAttrs", "choose", "constant_of", "declare_dynamic", "dynamic", "element",
-    "elements", "ints", "length_of", "not_negative", "shape_dims", "unknown_shape",
+    "Dims",
+    "DynamicAttrs",
+    "call_dynamic",
+    "check_non_negative",
+    "constant_value",
+    "declare_dynamic_op",
+    "dims_from_shape_argument",
+    "load_elements",
+    "load_scalar",
+    "select_int64",
+    "shape_vector_length",
+    "to_int_tuple",
+    "unknown_tensor_type",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reshapes to shapes that are data.
+"""reshape, expand_dims and squeeze with shapes or axes given as tensor arguments.
 
 The rank is the length of the shape, so it must be known; its numbers are read where the program
 runs: 0 copies an extent unless `allowzero`, one -1 is what is left. That the elements fit is
@@ -15,26 +15,26 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, ShapeCheck
-from ekiden.ir.prim import NE, Or, PrimExpr, binary, cast, const
+from ekiden.ir.prim import NE, Or, PrimExpr, cast, const, fold_binary
 from ekiden.ir.type import TensorType
-from ekiden.relay.op._declare import attempt, fail
+from ekiden.relay.op._declare import call_shape_rule, raise_type_error
 from ekiden.relay.op.dynamic import (
     Dims,
     DynamicAttrs,
-    choose,
-    declare_dynamic,
-    element,
-    elements,
-    length_of,
-    unknown_shape,
+    declare_dynamic_op,
+    load_elements,
+    load_scalar,
+    select_int64,
+    shape_vector_length,
+    unknown_tensor_type,
 )
 from ekiden.tir.expr import Buffer
-from ekiden.topi.dimensions import expect_result_rank, normalize_axis, product
+from ekiden.topi.dimensions import normalize_axis, product_of_dims, require_result_rank
 
 
 @node("relay.attrs.DynReshapeAttrs")
 class DynReshapeAttrs(Attrs):
-    """Whether a 0 is a dimension of 0 and not a copy of the data's."""
+    """Attributes of dyn.reshape: whether 0 means an empty dimension rather than a copied one."""
 
     allowzero: bool = False
     symbols: tuple[PrimExpr, ...] = ()
@@ -42,25 +42,28 @@ class DynReshapeAttrs(Attrs):
 
 def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, newshape = buffers
-    requested = elements(newshape)
+    requested = load_elements(newshape)
     checks = []
     if not attrs.allowzero:
         none = "a 0 stands for a dimension that the data has not"
-        checks = [ShapeCheck(binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
+        checks = [ShapeCheck(fold_binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
+        # A 0 copies the dimension at its own position, which only those of the data's rank have.
         copied = data.shape[: len(requested)]
         beyond = requested[len(copied) :]
         pairs = zip(requested, copied, strict=False)
-        requested = [*(choose(w.equal(0), d, w) for w, d in pairs), *beyond]
-    total = product(data.shape)
-    fixed = product([choose(w.equal(-1), const(1), w) for w in requested])
+        requested = [*(select_int64(w.equal(0), d, w) for w, d in pairs), *beyond]
+    total = product_of_dims(data.shape)
+    fixed = product_of_dims([select_int64(w.equal(-1), const(1), w) for w in requested])
     # The -1 dimension; a product of 0 is checked below.
-    free = total // choose(fixed.equal(0), const(1), fixed)
-    dims = [choose(w.equal(-1), free, w) for w in requested]
-    wrong, result_size = "the data has another number of elements", product(dims)
+    free = total // select_int64(fixed.equal(0), const(1), fixed)
+    dims = [select_int64(w.equal(-1), free, w) for w in requested]
+    wrong, result_size = "the data has another number of elements", product_of_dims(dims)
     shown = {"that of the data": total, "that of the new shape": result_size}
-    open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in requested), const(0))
+    # Two of them would have no unique answer.
+    open_ends = sum((select_int64(w.equal(-1), const(1), const(0)) for w in requested), const(0))
     once = ShapeCheck(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
-    clear = Or(open_ends.equal(0), binary(NE, fixed, 0), "bool")
+    # 0 * x = 0 holds for every x: -1 beside a dimension of 0 is not determined.
+    clear = Or(open_ends.equal(0), fold_binary(NE, fixed, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
     return dims, [
         *checks,
@@ -83,12 +86,12 @@ def _reshape_reference(attrs: DynReshapeAttrs, data: Array, newshape: Array) -> 
     return np.reshape(data, requested)
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.reshape",
     ("data", "newshape"),
     DynReshapeAttrs,
-    lambda attrs, types: unknown_shape(
-        length_of("dyn.reshape", "newshape", types[1]), types[0].dtype
+    lambda attrs, types: unknown_tensor_type(
+        shape_vector_length("dyn.reshape", "newshape", types[1]), types[0].dtype
     ),
     _reshape_dims,
     lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
@@ -100,57 +103,60 @@ declare_dynamic(
 
 @node("relay.attrs.DynExpandDimsAttrs")
 class DynExpandDimsAttrs(Attrs):
-    """How many axes are new."""
+    """Attributes of dyn.expand_dims: the number of new axes."""
 
     num_newaxis: int = 1
     symbols: tuple[PrimExpr, ...] = ()
 
 
-def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims:
+def _expand_dims_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, axis = buffers
     rank, count = len(data.shape), attrs.num_newaxis
-    requested_axis = element(axis, *(0 for _ in axis.shape))
-    at = choose(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
+    requested_axis = load_scalar(axis, *(0 for _ in axis.shape))
+    at = select_int64(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
     dims = []
+    # The axis is data: each dimension of the result is selected from all it may be.
     for i in range(rank + count):
         before = data.shape[i] if i < rank else const(1)
         after = data.shape[i - count] if i >= count else const(1)
-        dims.append(choose(at > i, before, choose(at <= i - count, after, const(1))))
+        dims.append(select_int64(at > i, before, select_int64(at <= i - count, after, const(1))))
     wrong, shown = "axis is out of range", {"it": requested_axis, "the rank": const(rank)}
     return dims, [ShapeCheck(at >= 0, wrong, shown), ShapeCheck(at <= rank, wrong, shown)]
 
 
-def _expanded_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
+def _expand_dims_type(attrs: DynExpandDimsAttrs, types: Sequence[TensorType]) -> TensorType:
     if attrs.num_newaxis < 0:
-        fail("dyn.expand_dims", f"num_newaxis must not be negative, got {attrs.num_newaxis}")
+        raise_type_error(
+            "dyn.expand_dims", f"num_newaxis must not be negative, got {attrs.num_newaxis}"
+        )
     rank = len(types[0].shape) + attrs.num_newaxis
-    attempt("dyn.expand_dims", expect_result_rank, rank, "num_newaxis")
-    return unknown_shape(rank, types[0].dtype)
+    call_shape_rule("dyn.expand_dims", require_result_rank, rank, "num_newaxis")
+    return unknown_tensor_type(rank, types[0].dtype)
 
 
-def _expanded(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
+def _expand_dims_reference(attrs: DynExpandDimsAttrs, data: Array, axis: Array) -> Array:
     requested_axis = int(axis.reshape(-1)[0])
     at = normalize_axis(requested_axis, data.ndim + 1, "expand_dims")
     return data.reshape(*data.shape[:at], *[1] * attrs.num_newaxis, *data.shape[at:])
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.expand_dims",
     ("data", "axis"),
     DynExpandDimsAttrs,
-    _expanded_type,
-    _expanded_dims,
+    _expand_dims_type,
+    _expand_dims_dims,
     lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
-    _expanded,
+    _expand_dims_reference,
     "data's shape with `num_newaxis` ones at the axis",
     reshape_only=True,
 )
 
 
-def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+def _squeeze_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, axis = buffers
     rank = len(data.shape)
-    axes = [choose(a < 0, a + rank, a) for a in elements(axis)]
+    axes = [select_int64(a < 0, a + rank, a) for a in load_elements(axis)]
     position: PrimExpr = const(0)
     dims: list[PrimExpr] = [const(0)] * (rank - len(axes))
     wrong = "axis is out of range"
@@ -161,9 +167,11 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
         # The number of times that the axis is among those to drop.
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):
+            # Of a dropped axis the position is pushed beyond the rank, where no dimension is.
             is_source = (position + dropped * rank).equal(j)
-            dims[j] = choose(is_source, extent, dims[j])
+            dims[j] = select_int64(is_source, extent, dims[j])
         checks.append(ShapeCheck(dropped <= 1, f"axis {i} is dropped twice"))
+        # Holds for axes that stay, as `dropped` is 0 there.
         one = (dropped * (extent - 1)).equal(0)
         wrong = f"dimension {i} of data is dropped and not 1"
         checks.append(ShapeCheck(one, wrong, {"it": extent}))
@@ -171,14 +179,14 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     return dims, checks
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.squeeze",
     ("data", "axis"),
     DynamicAttrs,
-    lambda attrs, types: unknown_shape(
-        len(types[0].shape) - length_of("dyn.squeeze", "axis", types[1]), types[0].dtype
+    lambda attrs, types: unknown_tensor_type(
+        len(types[0].shape) - shape_vector_length("dyn.squeeze", "axis", types[1]), types[0].dtype
     ),
-    _squeezed_dims,
+    _squeeze_dims,
     lambda attrs, inputs, out: [topi.reshape(inputs[0], out.shape)],
     lambda attrs, data, axis: np.squeeze(data, tuple(int(a) for a in axis)),
     "data's shape without the axes, which are 1",

@@ -1,4 +1,4 @@
-"""Encodings and selections of as many as data say."""
+"""one_hot and topk with depth or k given as tensor arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern, ShapeCheck
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
-from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, element
+from ekiden.relay.op.dynamic import Dims, declare_dynamic_op, load_scalar, select_int64
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
@@ -22,7 +22,7 @@ from ekiden.topi.dimensions import normalize_axis
 
 @node("relay.attrs.DynOneHotAttrs")
 class DynOneHotAttrs(Attrs):
-    """Where the new axis stands, and the dtype of the result."""
+    """Attributes of dyn.one_hot: the new axis and the result's dtype."""
 
     axis: int = -1
     dtype: str = "float32"
@@ -31,7 +31,7 @@ class DynOneHotAttrs(Attrs):
 
 @node("relay.attrs.DynTopKAttrs")
 class DynTopKAttrs(Attrs):
-    """As of topk."""
+    """Attributes of dyn.topk, as those of topk without k."""
 
     axis: int = -1
     ret_type: str = "both"
@@ -40,13 +40,15 @@ class DynTopKAttrs(Attrs):
     symbols: tuple[PrimExpr, ...] = ()
 
 
-def _one_hot_kind(attrs: DynOneHotAttrs, types: Sequence[TensorType]) -> TensorType:
+def _one_hot_type(attrs: DynOneHotAttrs, types: Sequence[TensorType]) -> TensorType:
     shape = types[0].shape
     at = normalize_axis(attrs.axis, len(shape) + 1, "dyn.one_hot")
     return TensorType((*shape[:at], AnyDim(), *shape[at:]), attrs.dtype)
 
 
-def _one_hot(attrs: DynOneHotAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+def _one_hot_lower(
+    attrs: DynOneHotAttrs, inputs: Sequence[Tensor], out: TensorType
+) -> list[Tensor]:
     at = attrs.axis % len(out.shape)
     return [topi.one_hot(inputs[0], inputs[1], inputs[2], out.shape[at], at, attrs.dtype)]
 
@@ -59,24 +61,25 @@ def _one_hot_reference(
     if count < 0:
         raise InputError(f"run: dyn.one_hot: a dimension of the result is negative; it is {count}")
     positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - at))
+    # An index out of range equals no position, and gives `off` everywhere.
     chosen = np.expand_dims(indices, at).astype(np.int64) == positions
     return np.where(chosen, on, off).astype(to_numpy(attrs.dtype))
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.one_hot",
     ("indices", "on_value", "off_value", "depth"),
     DynOneHotAttrs,
-    _one_hot_kind,
-    lambda attrs, buffers: ([element(buffers[3], *(0 for _ in buffers[3].shape))], []),
-    _one_hot,
+    _one_hot_type,
+    lambda attrs, buffers: ([load_scalar(buffers[3], *(0 for _ in buffers[3].shape))], []),
+    _one_hot_lower,
     _one_hot_reference,
     "the shape of indices with `depth` inserted at `axis`",
     sizes=(3,),
 )
 
 
-def _topk_kind(attrs: DynTopKAttrs, types: Sequence[TensorType]) -> Type:
+def _topk_type(attrs: DynTopKAttrs, types: Sequence[TensorType]) -> Type:
     data = types[0]
     at = normalize_axis(attrs.axis, len(data.shape), "dyn.topk")
     shape = (*data.shape[:at], AnyDim(), *data.shape[at + 1 :])
@@ -87,14 +90,15 @@ def _topk_kind(attrs: DynTopKAttrs, types: Sequence[TensorType]) -> Type:
 def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, number = buffers
     size = data.shape[attrs.axis % len(data.shape)]
-    k = element(number, *(0 for _ in number.shape))
-    count = choose(k < 1, size, k)
+    k = load_scalar(number, *(0 for _ in number.shape))
+    # TVM's rule: no positive k means all elements.
+    count = select_int64(k < 1, size, k)
     wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
     both = 2 if attrs.ret_type == "both" else 1
     return [count] * both, [ShapeCheck(k <= size, wrong, shown)]
 
 
-def _topk(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+def _topk_lower(attrs: DynTopKAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     first = out.fields[0] if isinstance(out, TupleType) else out
     assert isinstance(first, TensorType)
     k = first.shape[attrs.axis % len(first.shape)]
@@ -108,6 +112,7 @@ def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, 
         raise InputError(f"run: dyn.topk: k is larger than the extent of the axis, {size}: {count}")
     order = np.argsort(data, attrs.axis, kind="stable")
     if not attrs.is_ascend:
+        # A stable descending sort: negating the keys would overflow the least integer.
         backwards = np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable")
         order = size - 1 - np.flip(backwards, attrs.axis)
     order = order.take(range(count if count >= 1 else size), attrs.axis)
@@ -116,13 +121,13 @@ def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, 
     return {"values": values, "indices": positions}.get(attrs.ret_type, (values, positions))
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.topk",
     ("data", "k"),
     DynTopKAttrs,
-    _topk_kind,
+    _topk_type,
     _topk_dims,
-    _topk,
+    _topk_lower,
     _topk_reference,
     "data's shape with `k` along the axis: values, indices, or a tuple of both",
     pattern=OpPattern.OPAQUE,

@@ -1,4 +1,4 @@
-"""Slices whose bounds are data.
+"""strided_slice with bounds given as tensor arguments.
 
 Bounds are clamped by the same rules as constant ones (slice.py), written as expressions on the
 elements of `begin`, `end` and `strides`: the extents they give have names from there on. A stride
@@ -12,10 +12,16 @@ from collections.abc import Sequence
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, ShapeCheck
-from ekiden.ir.prim import NE, AnyDim, PrimExpr, binary, const, maximum, minimum
+from ekiden.ir.prim import NE, AnyDim, PrimExpr, const, fold_binary, maximum, minimum
 from ekiden.ir.type import TensorType
-from ekiden.relay.op._declare import fail
-from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, elements, length_of
+from ekiden.relay.op._declare import raise_type_error
+from ekiden.relay.op.dynamic import (
+    Dims,
+    declare_dynamic_op,
+    load_elements,
+    select_int64,
+    shape_vector_length,
+)
 from ekiden.tir.expr import Buffer
 from ekiden.topi.dimensions import normalize_axis
 from ekiden.topi.slice import dynamic_strided_slice
@@ -23,8 +29,9 @@ from ekiden.topi.slice import dynamic_strided_slice
 
 @node("relay.attrs.DynStridedSliceAttrs")
 class DynStridedSliceAttrs(Attrs):
-    """slice_mode "size" takes `end` as extents, negative ones as all that is left; axes are the
-    leading ones by default."""
+    """Attributes of dyn.strided_slice; in slice_mode "size", `end` holds extents (-1: all the
+    rest); axes default to the leading ones.
+    """
 
     slice_mode: str = "end"
     axes: tuple[int, ...] | None = None
@@ -36,21 +43,27 @@ def _sliced_axes(attrs: DynStridedSliceAttrs, rank: int, count: int) -> list[int
     return [normalize_axis(a, rank, "dyn.strided_slice") for a in chosen]
 
 
-def _slice_kind(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> TensorType:
+def _slice_type(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> TensorType:
     data = types[0]
     what = "begin", "end", "strides"
-    counts = [length_of("dyn.strided_slice", n, t) for n, t in zip(what, types[1:], strict=True)]
+    counts = [
+        shape_vector_length("dyn.strided_slice", n, t) for n, t in zip(what, types[1:], strict=True)
+    ]
     count = max(counts)
     if attrs.slice_mode not in ("end", "size"):
-        fail("dyn.strided_slice", f"slice_mode must be 'end' or 'size', got {attrs.slice_mode!r}")
+        raise_type_error(
+            "dyn.strided_slice", f"slice_mode must be 'end' or 'size', got {attrs.slice_mode!r}"
+        )
     if attrs.axes is not None and {*counts} != {len(attrs.axes)}:
-        fail(
+        raise_type_error(
             "dyn.strided_slice",
             "begin, end, strides and axes must have one length,"
             f" got {', '.join(map(str, counts))} and {len(attrs.axes)}",
         )
     if count > len(data.shape):
-        fail("dyn.strided_slice", f"{count} bounds for an input of rank {len(data.shape)}")
+        raise_type_error(
+            "dyn.strided_slice", f"{count} bounds for an input of rank {len(data.shape)}"
+        )
     axes = _sliced_axes(attrs, len(data.shape), count)
     shape = tuple(AnyDim() if i in axes else d for i, d in enumerate(data.shape))
     return TensorType(shape, data.dtype)
@@ -58,7 +71,7 @@ def _slice_kind(attrs: DynStridedSliceAttrs, types: Sequence[TensorType]) -> Ten
 
 def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, begin, end, strides = buffers
-    begins, ends, steps = map(elements, (begin, end, strides))
+    begins, ends, steps = map(load_elements, (begin, end, strides))
     count = max(map(len, (begins, ends, steps)))
     axes = _sliced_axes(attrs, len(data.shape), count)
     by_end = attrs.slice_mode == "end"
@@ -66,20 +79,23 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
     for n, axis in enumerate(axes):
         size, step = data.shape[axis], steps[n] if by_end and n < len(steps) else const(1)
         back = step < 0
-        requested = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
-        first = choose(requested < 0, requested + size, requested)
-        low, high = choose(back, const(-1), const(0)), choose(back, size - 1, size)
+        requested = begins[n] if n < len(begins) else select_int64(back, size - 1, const(0))
+        first = select_int64(requested < 0, requested + size, requested)
+        # Backwards, the valid positions are -1 (the end) to size - 1; forwards 0 to size.
+        low, high = select_int64(back, const(-1), const(0)), select_int64(back, size - 1, size)
         first = maximum(minimum(first, high), low)
         if n >= len(ends):
-            last = choose(back, const(-1), size)
+            last = select_int64(back, const(-1), size)
         elif by_end:
-            last = choose(ends[n] < 0, ends[n] + size, ends[n])
+            last = select_int64(ends[n] < 0, ends[n] + size, ends[n])
         else:
-            last = choose(ends[n] < 0, size, first + minimum(ends[n], size))
+            last = select_int64(ends[n] < 0, size, first + minimum(ends[n], size))
         last = maximum(minimum(last, high), low)  # both are, or their difference may be none
-        by = choose(step.equal(0), const(1), step)
+        # A stride of 0 is refused by the check; until then the division must be valid.
+        by = select_int64(step.equal(0), const(1), step)
+        # A ceiling division: -((first - last) // by) for either sign of the stride.
         dims[axis] = maximum(const(0) - (first - last) // by, 0)
-    checks = [ShapeCheck(binary(NE, s, 0), "a stride is 0") for s in steps if by_end]
+    checks = [ShapeCheck(fold_binary(NE, s, 0), "a stride is 0") for s in steps if by_end]
     return [dims[a] for a in sorted(dims)], checks
 
 
@@ -96,6 +112,7 @@ def _slice_reference(
         last = int(end[n]) if n < len(end) else None
         if last is not None and not by_end:
             first = max(first + size if first < 0 else first, 0)
+            # A negative size takes all that is left (TVM's slice_mode "size").
             last = None if last < 0 else first + last
         elif last is not None and step < 0 and last < -size:
             last = None
@@ -103,11 +120,11 @@ def _slice_reference(
     return data[tuple(cuts)]
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.strided_slice",
     ("data", "begin", "end", "strides"),
     DynStridedSliceAttrs,
-    _slice_kind,
+    _slice_type,
     _slice_dims,
     lambda attrs, inputs, out: [
         dynamic_strided_slice(

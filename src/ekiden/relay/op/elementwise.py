@@ -1,4 +1,4 @@
-"""Operators on each element alone: arithmetic functions of one argument, casts, clipping.
+"""Elementwise unary operators: arithmetic functions, casts, clip.
 
 y[i] = f(x[i]), of any shape. References of what rounds compute in float64 and round once, so that
 they are the better of two that are compared; kernels are within a few units in the last place (the
@@ -17,10 +17,16 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, LowestOf, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, LowestOf, OpDef, OpPattern, PrecisionPolicy, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, tensors
+from ekiden.relay.op._declare import (
+    call_op,
+    check_attrs,
+    check_tensors,
+    identity_relation,
+    raise_type_error,
+)
 from ekiden.te import Tensor
 
 Relation = Callable[[Sequence[Type], Attrs | None], Type]
@@ -34,20 +40,20 @@ def _number_relation(name: str) -> Relation:
     return identity_relation(name, takes="number")
 
 
-def _bits_relation(name: str) -> Relation:
+def _integer_relation(name: str) -> Relation:
     return identity_relation(name, takes="bits")
 
 
 def _bool_relation(name: str) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        (data,) = tensors(name, types, 1)
+        (data,) = check_tensors(name, types, 1)
         return TensorType(data.shape, "bool")
 
     return relation
 
 
-def _keep_dtype(function: Callable[..., Array]) -> Callable[..., Array]:
-    """NumPy's function on (attrs, data), its result in the dtype of the data."""
+def _in_data_dtype(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Wrap a NumPy function so that its result has the data's dtype."""
 
     def reference(attrs: Attrs | None, data: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -60,7 +66,7 @@ def _as_bool(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda attrs, data: np.asarray(function(data), dtype=bool)
 
 
-_MEANINGS = {
+_DESCRIPTIONS = {
     "exp": "e to the power",
     "log": "The natural logarithm",
     "sqrt": "The square root",
@@ -87,18 +93,19 @@ _MEANINGS = {
 """What precedes "of each element" in descriptions."""
 
 
-def unary(
+def declare_unary(
     name: str,
     function: Callable[..., Array],
     compute: Callable[[Tensor], Tensor],
     relation: Callable[[str], Relation] = identity_relation,
-    result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
-    mixed: Precision = Precision.UNKNOWN,
+    result: Callable[[Callable[..., Array]], Callable[..., Array]] = _in_data_dtype,
+    mixed: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     fast: str = "",
     lowest: LowestOf | None = None,
 ) -> Callable[[Expr], Call]:
-    """Declare an operator of one argument; gives the function that calls it. Those of floats alone
-    are roots, powers and transcendental functions."""
+    """Declare an elementwise unary operator, and return the function that calls it. Those of floats
+    alone are roots, powers and transcendental functions.
+    """
     register_op(
         OpDef(
             name=name,
@@ -115,28 +122,28 @@ def unary(
         )
     )
 
-    def construct(data: Expr) -> Call:
-        return call(name, data)
+    def build_call(data: Expr) -> Call:
+        return call_op(name, data)
 
-    construct.__name__ = construct.__qualname__ = name
-    construct.__doc__ = f"{_MEANINGS.get(name, f'`{name}`')} of each element."
-    return construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"{_DESCRIPTIONS.get(name, f'`{name}`')} of each element."
+    return build_call
 
 
-def _sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)) = (tanh(x / 2) + 1) / 2, as exp would overflow for x below -709."""
+def _sigmoid_reference(x: Array) -> Array:
+    """Return sigmoid as (tanh(x / 2) + 1) / 2, since exp(-x) overflows for x below -709."""
     return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))
 
 
-def _rsqrt(x: Array) -> Array:
+def _rsqrt_reference(x: Array) -> Array:
     return np.asarray(1 / np.sqrt(x.astype(np.float64)))
 
 
-def _erf(x: Array) -> Array:
+def _erf_reference(x: Array) -> Array:
     return np.asarray(INTRINSICS["erf"].reference(x.astype(np.float64)))
 
 
-FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
+FOLLOW, NEVER = PrecisionPolicy.FOLLOW, PrecisionPolicy.NEVER
 
 
 def _zero(attrs: Attrs | None) -> float:
@@ -145,64 +152,67 @@ def _zero(attrs: Attrs | None) -> float:
 
 
 # fmt: off
-exp         = unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
-                    fast="fast_exp", lowest=_zero)
-log         = unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
-sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
-rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation, mixed=FOLLOW)
-tanh        = unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW,
-                    fast="fast_tanh")
-fast_exp    = unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
-fast_tanh   = unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
-fast_erf    = unary("fast_erf",    _erf,         topi.fast_erf, _float_relation)
-tan         = unary("tan",         np.tan,       topi.tan, _float_relation)
-asin        = unary("asin",        np.arcsin,    topi.asin, _float_relation)
-acos        = unary("acos",        np.arccos,    topi.acos, _float_relation)
-atan        = unary("atan",        np.arctan,    topi.atan, _float_relation)
-sinh        = unary("sinh",        np.sinh,      topi.sinh, _float_relation)
-cosh        = unary("cosh",        np.cosh,      topi.cosh, _float_relation)
-asinh       = unary("asinh",       np.arcsinh,   topi.asinh, _float_relation)
-acosh       = unary("acosh",       np.arccosh,   topi.acosh, _float_relation)
-atanh       = unary("atanh",       np.arctanh,   topi.atanh, _float_relation)
-log2        = unary("log2",        np.log2,      topi.log2, _float_relation)
-log10       = unary("log10",       np.log10,     topi.log10, _float_relation)
-erf         = unary("erf",         _erf,         topi.erf, _float_relation, mixed=NEVER,
-                    fast="fast_erf")
-sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation, mixed=FOLLOW,
-                    lowest=_zero)
-sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
-cos         = unary("cos",         np.cos,       topi.cos, _float_relation)
-abs         = unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero)
-negative    = unary("negative",    np.negative,  topi.negative, _number_relation, mixed=FOLLOW)
-sign        = unary("sign",        np.sign,      topi.sign, _number_relation, mixed=FOLLOW)
-floor       = unary("floor",       np.floor,     topi.floor, mixed=FOLLOW)
-ceil        = unary("ceil",        np.ceil,      topi.ceil, mixed=FOLLOW)
-round       = unary("round",       np.round,     topi.round, mixed=FOLLOW)
-trunc       = unary("trunc",       np.trunc,     topi.trunc)
-bitwise_not = unary("bitwise_not", np.invert,    topi.bitwise_not, _bits_relation)
-copy        = unary("copy",        np.array,     topi.copy, mixed=FOLLOW)
-logical_not = unary("logical_not", np.logical_not,topi.logical_not, _bool_relation, _as_bool)
-isnan       = unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
-isfinite    = unary("isfinite",    np.isfinite,  topi.isfinite, _bool_relation, _as_bool)
-isinf       = unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as_bool)
+exp         = declare_unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
+                            fast="fast_exp", lowest=_zero)
+log         = declare_unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
+sqrt        = declare_unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
+rsqrt    = declare_unary("rsqrt",    _rsqrt_reference,    topi.rsqrt, _float_relation, mixed=FOLLOW)
+tanh        = declare_unary("tanh",        np.tanh,      topi.tanh, _float_relation, mixed=FOLLOW,
+                            fast="fast_tanh")
+fast_exp    = declare_unary("fast_exp",    np.exp,       topi.fast_exp, _float_relation)
+fast_tanh   = declare_unary("fast_tanh",   np.tanh,      topi.fast_tanh, _float_relation)
+fast_erf    = declare_unary("fast_erf",    _erf_reference,         topi.fast_erf, _float_relation)
+tan         = declare_unary("tan",         np.tan,       topi.tan, _float_relation)
+asin        = declare_unary("asin",        np.arcsin,    topi.asin, _float_relation)
+acos        = declare_unary("acos",        np.arccos,    topi.acos, _float_relation)
+atan        = declare_unary("atan",        np.arctan,    topi.atan, _float_relation)
+sinh        = declare_unary("sinh",        np.sinh,      topi.sinh, _float_relation)
+cosh        = declare_unary("cosh",        np.cosh,      topi.cosh, _float_relation)
+asinh       = declare_unary("asinh",       np.arcsinh,   topi.asinh, _float_relation)
+acosh       = declare_unary("acosh",       np.arccosh,   topi.acosh, _float_relation)
+atanh       = declare_unary("atanh",       np.arctanh,   topi.atanh, _float_relation)
+log2        = declare_unary("log2",        np.log2,      topi.log2, _float_relation)
+log10       = declare_unary("log10",       np.log10,     topi.log10, _float_relation)
+erf       = declare_unary("erf",       _erf_reference,       topi.erf, _float_relation, mixed=NEVER,
+                          fast="fast_erf")
+sigmoid  = declare_unary("sigmoid", _sigmoid_reference, topi.sigmoid, _float_relation, mixed=FOLLOW,
+                         lowest=_zero)
+sin         = declare_unary("sin",         np.sin,       topi.sin, _float_relation)
+cos         = declare_unary("cos",         np.cos,       topi.cos, _float_relation)
+abs         = declare_unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero)
+negative   = declare_unary("negative",  np.negative,  topi.negative, _number_relation, mixed=FOLLOW)
+sign        = declare_unary("sign",        np.sign,      topi.sign, _number_relation, mixed=FOLLOW)
+floor       = declare_unary("floor",       np.floor,     topi.floor, mixed=FOLLOW)
+ceil        = declare_unary("ceil",        np.ceil,      topi.ceil, mixed=FOLLOW)
+round       = declare_unary("round",       np.round,     topi.round, mixed=FOLLOW)
+trunc       = declare_unary("trunc",       np.trunc,     topi.trunc)
+bitwise_not = declare_unary("bitwise_not", np.invert,    topi.bitwise_not, _integer_relation)
+copy        = declare_unary("copy",        np.array,     topi.copy, mixed=FOLLOW)
+logical_not = declare_unary("logical_not", np.logical_not, topi.logical_not, _bool_relation,
+                            _as_bool)
+isnan       = declare_unary("isnan",       np.isnan,     topi.isnan, _bool_relation, _as_bool)
+isfinite    = declare_unary("isfinite",    np.isfinite,  topi.isfinite, _bool_relation, _as_bool)
+isinf       = declare_unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as_bool)
 # fmt: on
 
 
 @node("relay.attrs.CastAttrs")
 class CastAttrs(Attrs):
-    """The dtype to convert to."""
+    """Attributes of cast: the target dtype."""
 
     dtype: str = "float32"
 
 
 def _cast_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("cast", types, 1)
-    return TensorType(data.shape, attrs_of(CastAttrs, attrs).dtype)
+    (data,) = check_tensors("cast", types, 1)
+    return TensorType(data.shape, check_attrs(CastAttrs, attrs).dtype)
 
 
 def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
-    """NumPy's conversion. What the target cannot hold (NaN or 1e10 as int32) is what the processor
-    makes of it: kernels and interpreter may differ there, as C leaves it open."""
+    """Convert as NumPy does. What the target cannot hold (NaN or 1e10 as int32) is what the
+    processor makes of it: kernels and interpreter may differ there, as C leaves it open.
+    """
+    # NaN and values out of range become integers in a way that the machine decides.
     with np.errstate(invalid="ignore"):
         return data.astype(to_numpy(attrs.dtype))
 
@@ -210,7 +220,7 @@ def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="cast",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data",),
         attrs=CastAttrs,
         relation=_cast_relation,
@@ -223,15 +233,18 @@ register_op(
 
 
 def cast(data: Expr, dtype: str) -> Call:
-    """Return each element as `dtype`; floats truncate towards zero, anything but 0 becomes True."""
-    return call("cast", data, attrs=CastAttrs(dtype))
+    """Convert each element to `dtype`; floats truncate towards zero, non-zero values
+    become True.
+    """
+    return call_op("cast", data, attrs=CastAttrs(dtype))
 
 
 def _reinterpret_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("reinterpret", types, 1)
-    dtype = attrs_of(CastAttrs, attrs).dtype
+    (data,) = check_tensors("reinterpret", types, 1)
+    dtype = check_attrs(CastAttrs, attrs).dtype
+    # The bits of one element are those of another: extents do not change.
     if SCALAR_BITS[data.dtype] != SCALAR_BITS[dtype]:
-        fail("reinterpret", f"{data.dtype} and {dtype} have different sizes")
+        raise_type_error("reinterpret", f"{data.dtype} and {dtype} have different sizes")
     return TensorType(data.shape, dtype)
 
 
@@ -250,26 +263,28 @@ register_op(
 
 
 def reinterpret(data: Expr, dtype: str) -> Call:
-    """Return the bits of each element as a `dtype` of the same size."""
-    return call("reinterpret", data, attrs=CastAttrs(dtype))
+    """Reinterpret the bits of each element as a `dtype` of the same size."""
+    return call_op("reinterpret", data, attrs=CastAttrs(dtype))
 
 
 @node("relay.attrs.ClipAttrs")
 class ClipAttrs(Attrs):
-    """Bounds, both included."""
+    """Attributes of clip: the inclusive bounds."""
 
     a_min: float = -np.inf
     a_max: float = np.inf
 
 
 def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
-    """Bounds are floats whatever the data: of integers they are cut to what the dtype holds before
-    they become integers, as inf is none. NaN stays NaN. Where a_min > a_max the result is a_max.
+    """Clip by float bounds; for integer data they are first limited to the dtype's range, as inf
+    has no integer value.
     """
     if data.dtype.kind == "b":
+        # False is 0 and True is 1: bounds either force a value or leave it.
         return np.asarray((data | (attrs.a_min > 0)) & (attrs.a_max >= 1))
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
+        # inf has no integer, and a bound beyond the dtype would wrap around.
         low, high = (int(min(max(x, info.min), info.max)) for x in (attrs.a_min, attrs.a_max))
         return np.asarray(np.clip(data, low, high), dtype=data.dtype)
     return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)
@@ -278,7 +293,7 @@ def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="clip",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("a",),
         attrs=ClipAttrs,
         relation=identity_relation("clip"),
@@ -292,11 +307,11 @@ register_op(
 
 
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
-    """Return elements with those below `a_min` set to a_min, then those above `a_max` to a_max.
+    """Return max(min(x, a_max), a_min) elementwise, lower bound first.
 
     Bounds beyond the limits of an integer dtype become these limits.
     """
-    return call("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))
+    return call_op("clip", a, attrs=ClipAttrs(float(a_min), float(a_max)))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The table of gradients: how each operator hands the gradient of its result to its arguments.
+"""Registry of operator gradients (vector-Jacobian products).
 
 A row is a function (call, grad) -> one expression per argument, None where an argument gets nothing
 (integers, conditions). `call` is the forward call, with checked types on itself and its arguments,
@@ -35,17 +35,17 @@ def register_gradient(
 def register_gradient(
     op_name: str, fgradient: Gradient | None = None, override: bool = False
 ) -> Gradient | Callable[[Gradient], Gradient]:
-    """Give an operator its gradient; without one, a decorator `@register_gradient("nn.relu")`.
+    """Register an operator's gradient function; without one, a decorator
+    `@register_gradient("nn.relu")`.
 
     Raises KeyError when there is no such operator and ValueError when it has a gradient already.
     """
 
     def register(gradient: Gradient) -> Gradient:
-        """Raises what `register_gradient` says; gives the gradient as it is, so that it can
-        decorate.
-        """
+        """Register the gradient and return it, for use as a decorator."""
         if op_name not in OPS:
             raise KeyError(f"register gradient: no operator {op_name!r}")
+        # An accidental second gradient would silently change what is trained.
         if op_name in GRADIENTS and not override:
             raise ValueError(f"register gradient: operator {op_name!r} has one already")
         GRADIENTS[op_name] = gradient

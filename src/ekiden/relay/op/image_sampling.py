@@ -1,5 +1,6 @@
-"""Image operators beside resizing in two axes: signals and volumes, places that are data,
-morphology."""
+"""Image sampling operators: 1-D and 3-D resize, crop_and_resize, grid_sample, affine_grid,
+dilation2d.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import by_layout, call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, lookup_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import Dim, Dims, as_attr
@@ -21,7 +22,9 @@ Sizes = Dim | Sequence[Dim]
 
 @node("relay.attrs.Resize1DAttrs")
 class Resize1DAttrs(Attrs):
-    """As Resize2DAttrs, with the part `roi` that the mode "tf_crop_and_resize" reads."""
+    """Attributes of image.resize1d: those of Resize2DAttrs for one axis, with `roi` for
+    "tf_crop_and_resize".
+    """
 
     size: Dims = ()
     roi: tuple[float, ...] = ()
@@ -37,7 +40,7 @@ class Resize1DAttrs(Attrs):
 
 @node("relay.attrs.Resize3DAttrs")
 class Resize3DAttrs(Attrs):
-    """As Resize1DAttrs, over three axes."""
+    """Attributes of image.resize3d: those of Resize1DAttrs for three axes."""
 
     size: Dims = ()
     roi: tuple[float, ...] = ()
@@ -53,7 +56,7 @@ class Resize3DAttrs(Attrs):
 
 @node("relay.attrs.CropAndResizeAttrs")
 class CropAndResizeAttrs(Attrs):
-    """The extents of the result, layout, method and value outside."""
+    """Attributes of image.crop_and_resize: crop size, layout, method, extrapolation value."""
 
     crop_size: Dims = ()
     layout: str = "NCHW"
@@ -64,7 +67,7 @@ class CropAndResizeAttrs(Attrs):
 
 @node("relay.attrs.GridSampleAttrs")
 class GridSampleAttrs(Attrs):
-    """Method, layout, what is outside, and whether corners are the centres of pixels."""
+    """Attributes of image.grid_sample: method, layout, padding mode, align_corners."""
 
     method: str = "bilinear"
     layout: str = "NCHW"
@@ -74,14 +77,16 @@ class GridSampleAttrs(Attrs):
 
 @node("relay.attrs.AffineGridAttrs")
 class AffineGridAttrs(Attrs):
-    """Height and width of the grid."""
+    """Attributes of image.affine_grid: the grid's height and width."""
 
     target_shape: Dims = ()
 
 
 @node("relay.attrs.Dilation2DAttrs")
 class Dilation2DAttrs(WindowAttrs):
-    """Geometry and layouts; padding is (top, left, bottom, right)."""
+    """Attributes of image.dilation2d: strides, padding (top, left, bottom, right), dilations,
+    layouts.
+    """
 
     strides: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -91,7 +96,7 @@ class Dilation2DAttrs(WindowAttrs):
     out_dtype: str = ""
 
 
-def _resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
+def _lower_resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
     resize = topi.image.resize1d if isinstance(attrs, Resize1DAttrs) else topi.image.resize3d
     return resize(
         data, attrs.roi or None, attrs.size, attrs.layout, attrs.method,
@@ -100,10 +105,14 @@ def _resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-_RESIZED = "data's shape with `size` on the spatial axes"
-declare("image.resize1d", ("data",), _resize, _RESIZED, Resize1DAttrs, OpPattern.INJECTIVE)
-declare("image.resize3d", ("data",), _resize, _RESIZED, Resize3DAttrs, OpPattern.INJECTIVE)
-declare(
+_RESIZED_RESULT = "data's shape with `size` on the spatial axes"
+declare_topi_op(
+    "image.resize1d", ("data",), _lower_resize, _RESIZED_RESULT, Resize1DAttrs, OpPattern.INJECTIVE
+)
+declare_topi_op(
+    "image.resize3d", ("data",), _lower_resize, _RESIZED_RESULT, Resize3DAttrs, OpPattern.INJECTIVE
+)
+declare_topi_op(
     "image.crop_and_resize",
     ("data", "boxes", "box_indices"),
     lambda attrs, data, boxes, box_indices: topi.image.crop_and_resize(
@@ -122,7 +131,7 @@ declare(
     refuses=True,
     layout="layout",
 )
-declare(
+declare_topi_op(
     "image.grid_sample",
     ("data", "grid"),
     lambda attrs, data, grid: topi.image.grid_sample(
@@ -132,7 +141,7 @@ declare(
     GridSampleAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "image.affine_grid",
     ("data",),
     lambda attrs, data: topi.image.affine_grid(data, attrs.target_shape),
@@ -140,10 +149,10 @@ declare(
     AffineGridAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "image.dilation2d",
     ("data", "weight"),
-    lambda attrs, data, weight: by_layout(
+    lambda attrs, data, weight: lookup_layout(
         (attrs.data_layout, attrs.kernel_layout),
         {
             ("NCHW", "IHW"): topi.image.dilation2d_nchw,
@@ -155,7 +164,7 @@ declare(
 )
 
 
-def _extents(size: Sizes, rank: int) -> Dims:
+def _target_extents(size: Sizes, rank: int) -> Dims:
     return as_attr((size,) * rank if isinstance(size, Dim) else size)
 
 
@@ -172,12 +181,12 @@ def resize1d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return signals resized along one axis."""
+    """Resize signals along one axis."""
     attrs = Resize1DAttrs(
-        _extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        _target_extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
     )  # fmt: skip
-    return call("image.resize1d", data, attrs=attrs)
+    return call_op("image.resize1d", data, attrs=attrs)
 
 
 def resize3d(
@@ -193,12 +202,12 @@ def resize3d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return volumes resized along three axes."""
+    """Resize volumes along three axes."""
     attrs = Resize3DAttrs(
-        _extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        _target_extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
     )  # fmt: skip
-    return call("image.resize3d", data, attrs=attrs)
+    return call_op("image.resize3d", data, attrs=attrs)
 
 
 def crop_and_resize(
@@ -211,9 +220,11 @@ def crop_and_resize(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return regions of images, as boxes in [0, 1], at one size."""
+    """Crop boxes with normalised coordinates in [0, 1] out of images, and resize them to
+    one size.
+    """
     attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
-    return call("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
+    return call_op("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
 
 
 def grid_sample(
@@ -224,14 +235,14 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = True,
 ) -> Call:
-    """Return images sampled at positions in [-1, 1]."""
+    """Sample images at normalised grid positions in [-1, 1]."""
     attrs = GridSampleAttrs(method, layout, padding_mode, align_corners)
-    return call("image.grid_sample", data, grid, attrs=attrs)
+    return call_op("image.grid_sample", data, grid, attrs=attrs)
 
 
 def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
-    """Return the positions that affine maps [batch, 2, 3] sample."""
-    return call("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
+    """Return the sampling grid of affine transforms [batch, 2, 3]."""
+    return call_op("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
 
 
 def dilation2d(
@@ -244,12 +255,12 @@ def dilation2d(
     kernel_layout: str = "IHW",
     out_dtype: str = "",
 ) -> Call:
-    """Return the maximum over windows of data plus weight."""
+    """Return the morphological dilation: the maximum over windows of data plus weight."""
     sides = tuple(padding) * (2 if len(padding) == 2 else 1)
     attrs = Dilation2DAttrs(
         tuple(strides), sides, tuple(dilations), data_layout, kernel_layout, out_dtype
     )
-    return call("image.dilation2d", data, weight, attrs=attrs)
+    return call_op("image.dilation2d", data, weight, attrs=attrs)
 
 
 __all__ = [

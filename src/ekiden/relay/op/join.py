@@ -1,4 +1,4 @@
-"""Operators that join tensors and take them apart: concatenate, stack, split.
+"""Joining and splitting operators: concatenate, stack, split.
 
     concatenate((a, b), axis)    extents along the axis add up, all others agree
     stack((a, b), axis)          a new axis, with one entry for each
@@ -17,20 +17,20 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, TransposeRule, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import (
-    agree,
-    attempt,
-    attrs_of,
-    call,
-    fail,
-    one_dtype,
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_same_dtype,
+    check_tensors,
+    check_tuple_of_tensors,
+    raise_type_error,
     show,
-    tensor_fields,
-    tensors,
+    unify_dims,
 )
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
@@ -39,54 +39,64 @@ from ekiden.topi.dimensions import (
     as_attr,
     as_dim,
     as_ints,
-    is_any,
+    is_unknown_dim,
     normalize_axis,
-    replaced,
-    tidy,
+    replace_dim,
+    simplify_dim,
 )
 from ekiden.topi.slice import SliceRange, split_ranges
 
 
 @node("relay.attrs.ConcatenateAttrs")
 class ConcatenateAttrs(Attrs):
-    """The axis to join along."""
+    """Attributes of concatenate: the axis."""
 
     axis: int = 0
 
 
-def _total(dims: Sequence[PrimExpr]) -> PrimExpr:
-    unknown = next((d for d in dims if is_any(d)), None)
+def _sum_dims(dims: Sequence[PrimExpr]) -> PrimExpr:
+    # A sum with an unknown term is unknown; an expression of it would claim to know more.
+    unknown = next((d for d in dims if is_unknown_dim(d)), None)
     if unknown is not None:
         return unknown
     total = as_dim(0)
     for dim in dims:
         total = total + dim
-    return tidy(total)
+    return simplify_dim(total)
 
 
 def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    fields = tensor_fields("concatenate", types)
-    dtype, rank = one_dtype("concatenate", fields), len(fields[0].shape)
+    fields = check_tuple_of_tensors("concatenate", types)
+    dtype, rank = check_same_dtype("concatenate", fields), len(fields[0].shape)
     if any(len(f.shape) != rank for f in fields):
-        fail("concatenate", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}")
-    at = attempt(
-        "concatenate", normalize_axis, attrs_of(ConcatenateAttrs, attrs).axis, rank, "concatenate"
+        raise_type_error(
+            "concatenate", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}"
+        )
+    at = call_shape_rule(
+        "concatenate",
+        normalize_axis,
+        check_attrs(ConcatenateAttrs, attrs).axis,
+        rank,
+        "concatenate",
     )
     shape = list(fields[0].shape)
     for field in fields[1:]:
         for i, dim in enumerate(field.shape):
+            # An extent that one tensor knows becomes that of the result.
             shape[i] = (
-                shape[i] if i == at else agree("concatenate", shape[i], dim, f"extents of axis {i}")
+                shape[i]
+                if i == at
+                else unify_dims("concatenate", shape[i], dim, f"extents of axis {i}")
             )
-    shape[at] = _total([f.shape[at] for f in fields])
+    shape[at] = _sum_dims([f.shape[at] for f in fields])
     return TensorType(tuple(shape), dtype)
 
 
 register_op(
     OpDef(
         name="concatenate",
-        turns=Transposes.FIELDS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.FIELDS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=ConcatenateAttrs,
         relation=_concatenate_relation,
@@ -100,40 +110,44 @@ register_op(
 
 
 def concatenate(data: Sequence[Expr] | Expr, axis: int) -> Call:
-    """Return tensors (a sequence, or an expression of tuple type) joined along an axis."""
-    return call("concatenate", as_tuple(data), attrs=ConcatenateAttrs(axis))
+    """Concatenate tensors (a sequence, or a tuple expression) along an axis."""
+    return call_op("concatenate", to_tuple_expr(data), attrs=ConcatenateAttrs(axis))
 
 
-def as_tuple(data: Sequence[Expr] | Expr) -> Expr:
+def to_tuple_expr(data: Sequence[Expr] | Expr) -> Expr:
     """Return a tuple expression."""
     return Tuple(tuple(data)) if isinstance(data, Sequence) else data
 
 
 @node("relay.attrs.StackAttrs")
 class StackAttrs(Attrs):
-    """The position of the new axis in the result."""
+    """Attributes of stack: the index of the new axis."""
 
     axis: int = 0
 
 
 def _stack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    fields = tensor_fields("stack", types)
-    dtype, shape = one_dtype("stack", fields), list(fields[0].shape)
+    fields = check_tuple_of_tensors("stack", types)
+    dtype, shape = check_same_dtype("stack", fields), list(fields[0].shape)
     for field in fields[1:]:
         if len(field.shape) != len(shape):
-            fail("stack", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}")
+            raise_type_error(
+                "stack", f"ranks must agree, got {', '.join(show(f.shape) for f in fields)}"
+            )
         shape = [
-            agree("stack", a, b, f"extents of axis {i}")
+            unify_dims("stack", a, b, f"extents of axis {i}")
             for i, (a, b) in enumerate(zip(shape, field.shape, strict=True))
         ]
-    at = attempt("stack", normalize_axis, attrs_of(StackAttrs, attrs).axis, len(shape) + 1, "stack")
+    at = call_shape_rule(
+        "stack", normalize_axis, check_attrs(StackAttrs, attrs).axis, len(shape) + 1, "stack"
+    )
     return TensorType((*shape[:at], as_dim(len(fields)), *shape[at:]), dtype)
 
 
 register_op(
     OpDef(
         name="stack",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=StackAttrs,
         relation=_stack_relation,
@@ -147,30 +161,30 @@ register_op(
 
 
 def stack(data: Sequence[Expr] | Expr, axis: int = 0) -> Call:
-    """Return tensors of one shape joined along a new axis."""
-    return call("stack", as_tuple(data), attrs=StackAttrs(axis))
+    """Stack tensors of equal shape along a new axis."""
+    return call_op("stack", to_tuple_expr(data), attrs=StackAttrs(axis))
 
 
 @node("relay.attrs.SplitAttrs")
 class SplitAttrs(Attrs):
-    """How many equal parts, or the positions to cut at; and the axis."""
+    """Attributes of split: the number of equal sections or the split indices, and the axis."""
 
     indices_or_sections: int | Dims = 1
     axis: int = 0
 
 
-def _split_count(attrs: Attrs | None) -> int:
-    cuts = attrs_of(SplitAttrs, attrs).indices_or_sections
+def _num_sections(attrs: Attrs | None) -> int:
+    cuts = check_attrs(SplitAttrs, attrs).indices_or_sections
     return cuts if isinstance(cuts, int) else len(cuts) + 1
 
 
 def _split_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("split", types, 1)
-    settings = attrs_of(SplitAttrs, attrs)
-    at = attempt("split", normalize_axis, settings.axis, len(data.shape), "split")
-    ranges = attempt("split", split_ranges, settings.indices_or_sections, data.shape[at])
+    (data,) = check_tensors("split", types, 1)
+    settings = check_attrs(SplitAttrs, attrs)
+    at = call_shape_rule("split", normalize_axis, settings.axis, len(data.shape), "split")
+    ranges = call_shape_rule("split", split_ranges, settings.indices_or_sections, data.shape[at])
     return TupleType(
-        tuple(TensorType(replaced(data.shape, at, extent), data.dtype) for _, extent in ranges)
+        tuple(TensorType(replace_dim(data.shape, at, extent), data.dtype) for _, extent in ranges)
     )
 
 
@@ -180,14 +194,15 @@ def _split_reference(attrs: SplitAttrs, data: Array) -> tuple[Array, ...]:
     return tuple(np.take(data, range(begin, begin + extent), axis=at) for begin, extent in ranges)
 
 
-def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[SliceRange]]:
+def _section_ranges(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[SliceRange]]:
     at = normalize_axis(attrs.axis, len(shape), "split")
     full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
     ranges = split_ranges(attrs.indices_or_sections, shape[at])
+    # Each part reads a box of the argument, with which it may share memory.
     return [[*full_ranges[:at], (b, 1, n), *full_ranges[at + 1 :]] for b, n in ranges]
 
 
-def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+def _lower_split(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     at = normalize_axis(attrs.axis, inputs[0].ndim, "split")
     return topi.split(inputs[0], attrs.indices_or_sections, at)
 
@@ -195,25 +210,25 @@ def _split_lower(attrs: SplitAttrs, inputs: Sequence[Tensor], out: Type) -> list
 register_op(
     OpDef(
         name="split",
-        turns=Transposes.PARTS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.PARTS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=SplitAttrs,
         relation=_split_relation,
         reference=_split_reference,
-        lower=_split_lower,
+        lower=_lower_split,
         pattern=OpPattern.INJECTIVE,
-        boxes=_split_boxes,
+        boxes=_section_ranges,
         result="a tuple of tensors that share data's extent along `axis`",
-        fields=_split_count,
+        fields=_num_sections,
     )
 )
 
 
 def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> Call:
-    """Return a tuple of sections of `data` along an axis: equal ones, or cut at positions."""
+    """Split `data` along an axis into equal sections or at indices; return a tuple."""
     cuts = indices_or_sections
-    return call(
+    return call_op(
         "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)
     )
 

@@ -1,4 +1,4 @@
-"""Loop programs as functions of Relay: what a PrimFunc is to whoever calls it by its GlobalVar.
+"""Calls of PrimFuncs from Relay: call_lowered, and loop programs as Relay functions.
 
 The parameters that it writes, its last ones, are its results. A named dimension of its parameters
 is any size that the arguments of a call have. A parameter that is a number is a tensor of no
@@ -14,12 +14,12 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, get, register_op
 from ekiden.ir.prim import Intrinsic, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
@@ -32,61 +32,64 @@ from ekiden.tir.stmt import Block, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import (
     StmtMutator,
-    all_expressions,
+    all_exprs,
     buffers_read,
     buffers_written,
+    pre_order_stmts,
     rename,
-    walk,
     with_body,
 )
 
 
 @node("relay.attrs.CallLoweredAttrs")
 class CallLoweredAttrs(Attrs):
-    """The loop program that is called."""
+    """Attributes of call_lowered: the called PrimFunc."""
 
     func: PrimFunc
 
-    def calls_out(self) -> bool:
-        """Return whether the program calls functions that are not included in it.
+    def has_external_calls(self) -> bool:
+        """Return whether the PrimFunc calls external functions.
 
         Such functions may have effects, and need not do the same whenever they are called.
         """
         return any(
-            isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(self.func.body)
+            isinstance(e, Intrinsic) and find_intrinsic(e.op).calls
+            for e in all_exprs(self.func.body)
         )
 
 
-class _Inputs(StmtMutator):
-    """Hands buffers to the functions that a program calls as what they read."""
+class _AddressMarker(StmtMutator):
+    """Mutator that marks the buffers whose addresses are passed to external functions as read."""
 
     def __init__(self, buffers: set[Buffer]) -> None:
         self.buffers = buffers
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Return the expression, with the addresses of the buffers marked."""
-        return rewrite(expr, self._address)
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+        """Return the expression with buffer addresses marked as reads."""
+        return rewrite(expr, self._mark_address)
 
-    def _address(self, e: PrimExpr) -> PrimExpr:
+    def _mark_address(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferAddress) and e.access == "rw" and e.buffer in self.buffers:
             return e.with_fields(access="r")
         return e
 
 
-def _as_called(func: PrimFunc) -> PrimFunc:
+def _with_external_reads(func: PrimFunc) -> PrimFunc:
     """Return a loop program over tensors, whose parameters before the results that its attribute
     "num_outputs" counts are read by the functions that it calls with them: an address alone says
     nothing of what a callee does there."""
     func = numbers_as_tensors(func)
+    # An address passed to a foreign function may be written through: without the attribute every
+    # buffer counts as written.
     count = (func.attrs or {}).get("num_outputs")
     if not isinstance(count, int) or count >= len(func.params):
         return func
-    body = _Inputs(set(func.buffers[: len(func.params) - count])).visit(func.body)
+    body = _AddressMarker(set(func.buffers[: len(func.params) - count])).visit(func.body)
     return func if body is func.body else with_body(func, body)
 
 
-def result_count(func: PrimFunc) -> int:
-    """Return how many of its last parameters a loop program writes as its results.
+def num_outputs(func: PrimFunc) -> int:
+    """Return the number of trailing parameters that a PrimFunc writes as results.
 
     The attribute "num_outputs" decides, or else the parameters that are written.
 
@@ -95,14 +98,16 @@ def result_count(func: PrimFunc) -> int:
             Relay do not change.
     """
     written = set(buffers_written(func.body))
+    # Without the attribute, the parameters that are written count as results.
     declared = (func.attrs or {}).get("num_outputs")
     count = declared if isinstance(declared, int) else len(written.intersection(func.params))
     params = func.buffers
+    # `-0` would be the start, not the end.
     inputs, outputs = params[: len(params) - count], params[-count or None :]
     if count == 0 or not written.issuperset(outputs):
         raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
     changed = [b for b in inputs if b in written]
-    changed += [b for b in outputs if declared is None and b in _read_as_given(func)]
+    changed += [b for b in outputs if declared is None and b in _uninitialized_reads(func)]
     if changed:
         raise TypeInferenceError(
             f"@{func.name}: parameter '{changed[0].name}' is read and written, and an argument of a"
@@ -112,26 +117,26 @@ def result_count(func: PrimFunc) -> int:
     return count
 
 
-def _read_as_given(func: PrimFunc) -> set[Buffer]:
-    """Return the buffers that are read elsewhere than in a reduction that initializes them."""
+def _uninitialized_reads(func: PrimFunc) -> set[Buffer]:
+    """Return the buffers read outside of reductions that initialise them."""
     begun = {
         buffer
-        for s in walk(func.body)
+        for s in pre_order_stmts(func.body)
         if isinstance(s, Block) and s.init is not None
         for buffer in buffers_written(s.init)
     }
     return set(buffers_read(func.body)) - begun
 
 
-def relay_type(func: PrimFunc) -> FuncType:
-    """Return the type of a loop program as a function of Relay.
+def relay_function_type(func: PrimFunc) -> FuncType:
+    """Return the Relay function type of a PrimFunc.
 
     Raises:
-        TypeInferenceError: As in `result_count`, and if a result has a dimension that no argument
+        TypeInferenceError: As in `num_outputs`, and if a result has a dimension that no argument
             has.
     """
-    func = _as_called(func)
-    count = result_count(func)
+    func = _with_external_reads(func)
+    count = num_outputs(func)
     dims: dict[Var, PrimExpr] = {
         v: SizeVar(v.name)
         for b in func.buffers
@@ -140,6 +145,7 @@ def relay_type(func: PrimFunc) -> FuncType:
     }
     kinds = [tensor_type([substitute(d, dims) for d in b.shape], b.dtype) for b in func.buffers]
     inputs, outputs = kinds[:-count], kinds[-count:]
+    # A dimension that only results have could not be known before the call.
     missing = set(size_vars(outputs)) - set(size_vars(inputs))
     if missing:
         names = ", ".join(sorted(v.name for v in missing))
@@ -147,24 +153,24 @@ def relay_type(func: PrimFunc) -> FuncType:
     return FuncType(tuple(inputs), outputs[0] if count == 1 else TupleType(tuple(outputs)))
 
 
-def as_function(func: PrimFunc) -> Function:
-    """Return a function of Relay that calls a loop program; to be inlined."""
-    kind = relay_type(func)
-    func = _as_called(func)
+def wrap_prim_func(func: PrimFunc) -> Function:
+    """Wrap a PrimFunc in a Relay function that calls it, for inlining."""
+    kind = relay_function_type(func)
+    func = _with_external_reads(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
     params = tuple(RelayVar(b.name, param_type) for b, param_type in inputs)
     return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
 
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
-    """Return a call of a loop program that returns its results."""
-    attrs = CallLoweredAttrs(_as_called(func))
+    """Build a call of a PrimFunc that returns its results."""
+    attrs = CallLoweredAttrs(_with_external_reads(func))
     return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
 
-def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def _call_lowered_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, CallLoweredAttrs) and isinstance(types[0], TupleType)
-    kind, name, arg_types = relay_type(attrs.func), attrs.func.name, types[0].fields
+    kind, name, arg_types = relay_function_type(attrs.func), attrs.func.name, types[0].fields
     if len(arg_types) != len(kind.arg_types):
         expected = f"{len(kind.arg_types)} arguments"
         raise TypeInferenceError(f"call of @{name}: expected {expected}, got {len(arg_types)}")
@@ -172,16 +178,17 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dims: dict[Var, PrimExpr] = {}
     for param, arg in zip(kind.arg_types, arg_types, strict=True):
         match_dims(param, arg, flexible, dims)
+    # A second pass, as a dimension may be bound by a later argument than the one that disagrees.
     for at, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
         wanted_type = substitute_dims(param, dims)
-        if not _may_agree(wanted_type, arg):
-            expected = f"{type_text(wanted_type)}, got {type_text(arg)}"
+        if not _is_compatible(wanted_type, arg):
+            expected = f"{format_type(wanted_type)}, got {format_type(arg)}"
             raise TypeInferenceError(f"call of @{name}: argument {at}: expected {expected}")
     return substitute_dims(kind.ret_type, dims)
 
 
-def _may_agree(expected: Type, actual: Type) -> bool:
-    """Return whether a tensor may have the expected type; sizes that are no numbers are not
+def _is_compatible(expected: Type, actual: Type) -> bool:
+    """Return whether a tensor type is compatible with the expected one; symbolic sizes are not
     compared.
     """
     if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
@@ -193,34 +200,36 @@ def _may_agree(expected: Type, actual: Type) -> bool:
     return all(a == b for a, b in sizes if a is not None and b is not None)
 
 
-def _lowering(
+def _lower_call(
     attrs: CallLoweredAttrs, inputs: Sequence[te.Tensor], out: Type
 ) -> Sequence[te.Tensor]:
-    """Return the tensors that the loop program's statements compute in a kernel."""
+    """Return the tensors computed by the PrimFunc's statements within a kernel."""
     func = attrs.func
     fields = out.fields if isinstance(out, TupleType) else (out,)
     kinds = [field for field in fields if isinstance(field, TensorType)]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Return the body over the kernel's buffers.
+    def build_body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Build the PrimFunc's body over the kernel's buffers.
 
         Symbolic sizes become those of the buffers; the first buffer that has one decides.
         """
         real = (*ins, *outs)
         pairs = ((b.shape, r.shape) for b, r in zip(func.buffers, real, strict=True))
         dims = [(a, b) for shapes in pairs for a, b in zip(*shapes, strict=True)]
+        # Reversed, so that of a dimension that occurs often the first occurrence stays.
         sizes = {old: new for old, new in reversed(dims) if isinstance(old, Var)}
         return rename(func.body, sizes, dict(zip(func.buffers, real, strict=True)))
 
     shapes, dtypes = [k.shape for k in kinds], [k.dtype for k in kinds]
-    return te.extern_op(shapes, inputs, build, dtypes, func.name)
+    return te.extern_op(shapes, inputs, build_body, dtypes, func.name)
 
 
 def _program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
     assert isinstance(attrs, CallLoweredAttrs)
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
-    result = _relation([TupleType(kinds)], attrs)
+    result = _call_lowered_relation([TupleType(kinds)], attrs)
     fields = result.fields if isinstance(result, TupleType) else (result,)
+    # Zeros, as a program may leave elements unwritten.
     outputs = tuple(
         np.zeros(field.concrete_shape, to_numpy(field.dtype))
         for field in fields
@@ -235,12 +244,18 @@ register_op(
         arguments=("args",),
         variadic=True,
         attrs=CallLoweredAttrs,
-        relation=_relation,
+        relation=_call_lowered_relation,
         reference=InterpretedReference(_program_of),
-        lower=_lowering,
+        lower=_lower_call,
         result="what the loop program writes",
         description="Call a loop program with the tensors that it reads.",
     )
 )
 
-__all__ = ["CallLoweredAttrs", "as_function", "call_lowered", "relay_type", "result_count"]
+__all__ = [
+    "CallLoweredAttrs",
+    "call_lowered",
+    "num_outputs",
+    "relay_function_type",
+    "wrap_prim_func",
+]

@@ -1,4 +1,4 @@
-"""The memory dialect.
+"""Memory dialect: explicit storage and tensor allocation.
 
 Explicit storage, made by manifest_alloc. Sizes, offsets and shapes are expressions on symbols.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Memory, OpDef, get, register_op
+from ekiden.ir.op import MemoryAliasing, OpDef, get, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
@@ -17,7 +17,7 @@ from ekiden.relay.expr import Call, Expr
 
 @node("relay.attrs.AllocStorageAttrs")
 class AllocStorageAttrs(Attrs):
-    """`size` and `alignment` in bytes.
+    """Attributes of memory.alloc_storage: size and alignment in bytes, arena flag, device.
 
     An `arena` holds nothing that outlives the run, so that the next run may have it again. `device`
     is a number of the module's table of devices, 0 the host.
@@ -31,7 +31,7 @@ class AllocStorageAttrs(Attrs):
 
 @node("relay.attrs.AllocTensorAttrs")
 class AllocTensorAttrs(Attrs):
-    """A tensor of `shape` at byte `offset` of a storage."""
+    """Attributes of memory.alloc_tensor: byte offset in the storage, shape, dtype."""
 
     offset: PrimExpr
     shape: tuple[PrimExpr, ...]
@@ -48,7 +48,7 @@ def _tensor_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def unit_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Return (), for any arguments."""
+    """Return the unit type () for any arguments."""
     return TupleType(())
 
 
@@ -66,7 +66,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.alloc_tensor",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("storage",),
         attrs=AllocTensorAttrs,
         relation=_tensor_relation,
@@ -79,7 +79,7 @@ register_op(
 
 @node("relay.attrs.OwnAttrs")
 class OwnAttrs(Attrs):
-    """`device` is a number of the module's table of devices, 0 the host."""
+    """Attributes of memory.own: the device's index in the module's table, 0 for the host."""
 
     device: int = 0
 
@@ -103,7 +103,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.kill",
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("value",),
         relation=unit_relation,
         result="the empty tuple",
@@ -116,22 +116,22 @@ register_op(
 def alloc_storage(
     size: PrimExpr, alignment: int = 64, arena: bool = False, device: int = 0
 ) -> Call:
-    """Return the allocation of a buffer of `size` bytes."""
+    """Allocate a storage of `size` bytes."""
     return Call(get("memory.alloc_storage"), (), AllocStorageAttrs(size, alignment, arena, device))
 
 
 def alloc_tensor(
     storage: Expr, offset: PrimExpr, shape: tuple[PrimExpr, ...], dtype: str = "float32"
 ) -> Call:
-    """Return the tensor at byte `offset` of `storage`."""
+    """Allocate a tensor at byte `offset` of `storage`."""
     return Call(get("memory.alloc_tensor"), (storage,), AllocTensorAttrs(offset, shape, dtype))
 
 
 def kill(value: Expr) -> Call:
-    """Forget `value`, a variable."""
+    """End the lifetime of a variable."""
     return Call(get("memory.kill"), (value,))
 
 
 def own(data: Expr, device: int = 0) -> Call:
-    """Return `data`, or a copy of it if something else refers to it, on a device."""
+    """Return `data` if it is uniquely referenced and on the device, else a copy there."""
     return Call(get("memory.own"), (data,), OwnAttrs(device))

@@ -1,4 +1,4 @@
-"""Operators of classical models."""
+"""Operators of classical machine learning: tree ensembles, pairwise coupling."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
 
 
 @node("relay.attrs.TreeLeavesAttrs")
 class TreeLeavesAttrs(Attrs):
-    """How long the longest path through a tree is."""
+    """Attributes of tree_leaves: the maximum depth of a tree."""
 
     depth: int = 1
 
 
-def _leaves(attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array) -> Array:
+def _tree_leaves_reference(
+    attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array
+) -> Array:
     features, limits, children, missing = nodes
     at = np.broadcast_to(roots, (len(data), len(roots)))
+    # A leaf is its own child: rows that have arrived stay there.
     for _ in range(attrs.depth):
         value = np.take_along_axis(data, features[at], 1)
+        # A missing value goes where its node says.
         yes = (value <= limits[at]) | (np.isnan(value) & (missing[at] != 0))
         at = np.where(yes, children[at, 0], children[at, 1])
     return at.astype(np.int32)
 
 
-declare(
+declare_topi_op(
     "ml.tree_leaves",
     ("data", "roots", "features", "limits", "children", "missing"),
     lambda attrs, data, roots, *nodes: topi.ml.tree_leaves(data, roots, nodes, attrs.depth),
     "int32 [n, trees]: the node at which each tree ends for each row",
     TreeLeavesAttrs,
-    reference=_leaves,
+    reference=_tree_leaves_reference,
 )
-declare(
+declare_topi_op(
     "ml.couple",
     ("pairs",),
     lambda attrs, pairs: topi.ml.couple(pairs),
@@ -55,14 +59,14 @@ def tree_leaves(
     missing: Expr,
     depth: int,
 ) -> Call:
-    """Return the node at which each tree ends for each row; see ekiden.topi.ml.tree_leaves."""
+    """Return the leaf that each tree reaches for each row; see ekiden.topi.ml.tree_leaves."""
     attrs = TreeLeavesAttrs(depth)
-    return call("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
+    return call_op("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
 
 
 def couple(pairs: Expr) -> Call:
-    """Return probabilities of classes; see ekiden.topi.ml.couple."""
-    return call("ml.couple", pairs)
+    """Return class probabilities from pairwise ones; see ekiden.topi.ml.couple."""
+    return call_op("ml.couple", pairs)
 
 
 __all__ = ["couple", "tree_leaves"]

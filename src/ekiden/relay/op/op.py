@@ -1,4 +1,4 @@
-"""The registry of operators under the module that TVM has it in, and what users attach to them."""
+"""Operator registry at TVM's place, and the attributes that users attach to operators."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ekiden.ir.op import (
     Op,
     OpPattern,
     get,
+    make_attr_registrar,
     register_op_attr,
     register_reference,
-    registrar,
     set_op_attr,
     set_pattern,
     set_stateful,
@@ -20,9 +20,9 @@ from ekiden.ir.op import (
 from ekiden.ir.op import declare_own as register
 from ekiden.relay.expr import Call
 
-RULES = "FTVMFakeQuantizationToInteger"
-OPTIONAL = "FTVMOptionalFakeQuantizationToInteger"
-KEEPS, ALONE = "FakeQuantizationKeeps", "FakeQuantizationAlone"
+FAKE_QUANTIZATION_ATTR = "FTVMFakeQuantizationToInteger"
+OPTIONAL_FAKE_QUANTIZATION_ATTR = "FTVMOptionalFakeQuantizationToInteger"
+KEEPS_SCALE_ATTR, CONVERTS_ALONE_ATTR = "FakeQuantizationKeeps", "FakeQuantizationAlone"
 MIXES, BIASES = "FakeQuantizationMixes", "FakeQuantizationBiases"
 """The attributes of operators that FakeQuantizationToInteger and relay.quantize read."""
 
@@ -42,7 +42,7 @@ def register_fake_quantization_to_integer(
     mixes: bool = False,
     biases: bool = False,
 ) -> Callable[[QuantizationRule], QuantizationRule]:
-    """Register the rule of an operator for FakeQuantizationToInteger.
+    """Register an operator's rule for FakeQuantizationToInteger.
 
     Args:
         op_name: The operator.
@@ -58,9 +58,15 @@ def register_fake_quantization_to_integer(
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
-        """Set the rule and its columns; of several rules the latest counts, whatever its level."""
-        register_op_attr(op_name, RULES, rule, level)
-        columns = {KEEPS: keeps, ALONE: alone, MIXES: mixes, BIASES: biases}
+        """Set the rule and its columns; the latest registration wins, whatever its level."""
+        register_op_attr(op_name, FAKE_QUANTIZATION_ATTR, rule, level)
+        # All of them, so that a second registration takes back what the first one said.
+        columns = {
+            KEEPS_SCALE_ATTR: keeps,
+            CONVERTS_ALONE_ATTR: alone,
+            MIXES: mixes,
+            BIASES: biases,
+        }
         for attribute, value in columns.items():
             set_op_attr(op_name, attribute, value)
         return rule
@@ -70,23 +76,23 @@ def register_fake_quantization_to_integer(
     return register
 
 
-CONVERSION = "FTVMMixedPrecisionConversionType"
+MIXED_PRECISION_ATTR = "FTVMMixedPrecisionConversionType"
 """The attribute of operators that ToMixedPrecision reads."""
 
 
-register_mixed_precision_conversion = registrar(
-    CONVERSION,
+register_mixed_precision_conversion = make_attr_registrar(
+    MIXED_PRECISION_ATTR,
     "Give an operator its rule of ToMixedPrecision (ekiden.relay.transform.mixed_precision).",
 )
-register_optional_fake_quantization_to_integer = registrar(
-    OPTIONAL,
+register_optional_fake_quantization_to_integer = make_attr_registrar(
+    OPTIONAL_FAKE_QUANTIZATION_ATTR,
     "As `register_fake_quantization_to_integer`, of a rule that is used where the pass is given"
     " the operator's name in `optional_qnn_ops`: it changes results by more than rounding.",
 )
 
 
 def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
-    """Set how a program's own operator fuses.
+    """Set the fusion pattern of a user-defined operator.
 
     Raises:
         ValueError: The operator is one of Ekiden's.
@@ -95,7 +101,7 @@ def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
 
 
 def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
-    """Set whether calls of a program's own operator must all be made.
+    """Set whether a user-defined operator has side effects.
 
     Raises:
         ValueError: The operator is one of Ekiden's.
@@ -103,17 +109,17 @@ def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
     set_stateful(op_name, stateful)
 
 
-register_alter_op_layout = registrar(
+register_alter_op_layout = make_attr_registrar(
     "FTVMAlterOpLayout",
     "What AlterOpLayout() makes of calls: (attributes, arguments, tensors with their shapes and"
     " dtypes, type of the result) -> another call, or None.",
 )
-register_convert_op_layout = registrar(
+register_convert_op_layout = make_attr_registrar(
     "FTVMConvertOpLayout",
     "What ConvertLayout makes of calls that it is given layouts for: (attributes, arguments,"
     " tensors, layouts) -> another call, or None.",
 )
-register_infer_correct_layout = registrar(
+register_infer_correct_layout = make_attr_registrar(
     "FInferCorrectLayout",
     "How an operator follows layouts: (attributes, layouts now or None, layouts before, types) ->"
     " InferCorrectLayoutOutput.",

@@ -1,4 +1,4 @@
-"""The classes of operators' attributes at TVM's place: `op_attrs.Conv2DAttrs`."""
+"""Attribute classes of operators at TVM's place: `op_attrs.Conv2DAttrs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Operators that write at positions which are data, and choose at them.
+"""Scatter operators and advanced indexing: scatter_elements, scatter_nd, strided_set,
+sequence_mask.
 
     scatter_elements(x, i, u, axis)[.., i[.., k, ..], ..] = u[.., k, ..]
     scatter_nd(x, i, u)[i[:, b..], ..] = u[b.., ..]        coordinates along the first axis
@@ -19,28 +20,29 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call, check_indices, check_range
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_indices, check_range
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.dynamic import (
     DynamicAttrs,
-    constant_of,
-    declare_dynamic,
-    dynamic,
-    ints,
-    length_of,
-    not_negative,
-    shape_dims,
-    unknown_shape,
+    call_dynamic,
+    check_non_negative,
+    constant_value,
+    declare_dynamic_op,
+    dims_from_shape_argument,
+    shape_vector_length,
+    to_int_tuple,
+    unknown_tensor_type,
 )
-from ekiden.relay.op.join import as_tuple
-from ekiden.te.range_checks import bound_text
+from ekiden.relay.op.join import to_tuple_expr
+from ekiden.te.range_checks import index_bound_text
 from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape, normalize_axis
 
 
 @node("relay.attrs.ScatterElementsAttrs")
 class ScatterElementsAttrs(Attrs):
-    """The axis that positions are along, and how an element takes in an update ("update", "add",
-    "mul", "mean", "min", "max")."""
+    """Attributes of scatter_elements: the axis, and the reduction ("update", "add", "mul", "mean",
+    "min", "max").
+    """
 
     axis: int = 0
     reduction: str = "update"
@@ -48,21 +50,21 @@ class ScatterElementsAttrs(Attrs):
 
 @node("relay.attrs.ScatterNDAttrs")
 class ScatterNDAttrs(Attrs):
-    """How an element takes in an update ("update", "add", "mul", "min", "max")."""
+    """Attributes of scatter_nd: the reduction ("update", "add", "mul", "min", "max")."""
 
     mode: str = "update"
 
 
 @node("relay.attrs.SparseToDenseAttrs")
 class SparseToDenseAttrs(Attrs):
-    """The shape of the result."""
+    """Attributes of sparse_to_dense: the output shape."""
 
     output_shape: Dims = ()
 
 
 @node("relay.attrs.SequenceMaskAttrs")
 class SequenceMaskAttrs(Attrs):
-    """What replaces elements beyond a length, and the axis of the sequence (0 or 1)."""
+    """Attributes of sequence_mask: mask value and sequence axis (0 or 1)."""
 
     mask_value: float = 0.0
     axis: int = 0
@@ -70,13 +72,13 @@ class SequenceMaskAttrs(Attrs):
 
 @node("relay.attrs.ReverseSequenceAttrs")
 class ReverseSequenceAttrs(Attrs):
-    """The axes of the sequence and of the batch."""
+    """Attributes of reverse_sequence: sequence and batch axes."""
 
     seq_axis: int = 1
     batch_axis: int = 0
 
 
-def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
+def _adv_index_reference(attrs: None, data: Array, *indices: Array) -> Array:
     joint = np.broadcast_shapes(*(i.shape for i in indices))
     shape = (*joint, *data.shape[len(indices) :])
     if 0 in shape:  # nothing is read
@@ -86,7 +88,7 @@ def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
     return np.asarray(data[tuple(i.astype(np.int64) for i in indices)])
 
 
-declare(
+declare_topi_op(
     "scatter_elements",
     ("data", "indices", "updates"),
     lambda attrs, data, indices, updates: topi.scatter_elements(
@@ -97,7 +99,7 @@ declare(
     refuses=True,
     costly=True,
 )
-declare(
+declare_topi_op(
     "scatter_nd",
     ("data", "indices", "updates"),
     lambda attrs, data, indices, updates: topi.scatter_nd(data, indices, updates, attrs.mode),
@@ -106,7 +108,7 @@ declare(
     refuses=True,
     costly=True,
 )
-declare(
+declare_topi_op(
     "sparse_to_dense",
     ("sparse_indices", "sparse_values", "default_value"),
     lambda attrs, indices, values, default: topi.sparse_to_dense(
@@ -118,53 +120,54 @@ declare(
 )
 
 
-def _densely(
+def _sparse_to_dense_reference(
     attrs: DynamicAttrs, indices: Array, values: Array, default: Array, shape: Array
 ) -> Array:
-    sizes = not_negative("dyn.sparse_to_dense", "a dimension", ints(shape))
+    sizes = check_non_negative("dyn.sparse_to_dense", "a dimension", to_int_tuple(shape))
     dense = np.full(sizes, default, values.dtype)
     if not dense.size or not dense.ndim:  # no place, or no position of it
         return dense
     at = indices.reshape(-1, dense.ndim)
     for n, extent in enumerate(dense.shape):
         check_indices("sparse_to_dense", at[:, n], extent, n)
+    # In order: of equal positions the last value stays.
     for position, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
         dense[tuple(position)] = value
     return dense
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.sparse_to_dense",
     ("sparse_indices", "sparse_values", "default_value", "output_shape"),
     DynamicAttrs,
-    lambda attrs, types: unknown_shape(
-        length_of("dyn.sparse_to_dense", "output_shape", types[3]), types[1].dtype
+    lambda attrs, types: unknown_tensor_type(
+        shape_vector_length("dyn.sparse_to_dense", "output_shape", types[3]), types[1].dtype
     ),
-    shape_dims,
+    dims_from_shape_argument,
     lambda attrs, inputs, out: [topi.sparse_to_dense(inputs[0], out.shape, inputs[1], inputs[2])],
-    _densely,
+    _sparse_to_dense_reference,
     "`output_shape`, with the dtype of the values",
     OpPattern.OPAQUE,
     sizes=(3,),
     refuses=True,
 )
-declare(
+declare_topi_op(
     "strided_set",
     ("data", "v", "begin", "end", "strides"),
     lambda attrs, data, v, begin, end, strides: topi.strided_set(data, v, begin, end, strides),
     "the type of data",
 )
-declare(
+declare_topi_op(
     "adv_index",
     ("inputs",),
     lambda attrs, data, *indices: topi.adv_index(data, indices),
     "what the indices broadcast to, then the axes that are not indexed",
     pattern=OpPattern.INJECTIVE,
     variadic=True,
-    reference=_adv_index,
+    reference=_adv_index_reference,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "sequence_mask",
     ("data", "valid_length"),
     lambda attrs, data, lengths: topi.sequence_mask(data, lengths, attrs.mask_value, attrs.axis),
@@ -174,26 +177,28 @@ declare(
 )
 
 
-def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
+def _reverse_sequence_reference(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
     along, size = normalize_axis(attrs.seq_axis, data.ndim, ""), data.shape[attrs.seq_axis]
     if not data.size:  # nothing is read
         return data
     subject = "reverse_sequence: length"
-    check_range(subject, lengths, (0, size + 1), bound_text(along), (size,))
+    check_range(subject, lengths, (0, size + 1), index_bound_text(along), (size,))
     reversed_data = data.copy()
     rows, moved = (
         np.moveaxis(data, attrs.batch_axis, 0),
         np.moveaxis(reversed_data, attrs.batch_axis, 0),
     )
     axis = attrs.seq_axis % data.ndim
+    # Of a row, which has lost the batch axis.
     axis -= attrs.batch_axis % data.ndim < axis
     for row, target, length in zip(rows, moved, lengths, strict=True):
+        # Elements behind a sequence's length keep their places.
         prefix = (slice(None),) * axis + (slice(0, int(length)),)
         target[prefix] = np.flip(row[prefix], axis)
     return reversed_data
 
 
-declare(
+declare_topi_op(
     "reverse_sequence",
     ("data", "seq_lengths"),
     lambda attrs, data, lengths: topi.reverse_sequence(
@@ -202,7 +207,7 @@ declare(
     "the type of data",
     ReverseSequenceAttrs,
     pattern=OpPattern.INJECTIVE,
-    reference=_reverse_sequence,
+    reference=_reverse_sequence_reference,
     refuses=True,
 )
 
@@ -210,14 +215,16 @@ declare(
 def scatter_elements(
     data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
 ) -> Call:
-    """Return `data` with data[i, ..., indices[i, ..., k], ..., k] updated by updates[i, ..., k]."""
+    """Scatter updates into `data`: data[i, ..., indices[i, ..., k], ..., k] is updated by
+    updates[i, ..., k].
+    """
     attrs = ScatterElementsAttrs(axis, reduction)
-    return call("scatter_elements", data, indices, updates, attrs=attrs)
+    return call_op("scatter_elements", data, indices, updates, attrs=attrs)
 
 
 def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
-    """Return `data` with slices at coordinates, along the first axis of `indices`, updated."""
-    return call("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
+    """Scatter slices into `data` at coordinates held by the first axis of `indices`."""
+    return call_op("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
 
 
 def sparse_to_dense(
@@ -227,7 +234,7 @@ def sparse_to_dense(
     default_value: Expr | float = 0,
     dtype: str = "",
 ) -> Call:
-    """Return a tensor with values at coordinates and a default elsewhere, of the values' dtype.
+    """Return a dense tensor with values at coordinates and a default elsewhere.
 
     The shape may be data.
     """
@@ -235,12 +242,12 @@ def sparse_to_dense(
         default = default_value
     else:
         default = const(default_value, dtype or None)
-    if (shape := constant_of(output_shape)) is None:
+    if (shape := constant_value(output_shape)) is None:
         assert isinstance(output_shape, Expr)
         operands = sparse_indices, sparse_values, default, output_shape
-        return dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
+        return call_dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
     attrs = SparseToDenseAttrs(as_attr(shape))
-    return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
+    return call_op("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 
 def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | None = None) -> Call:
@@ -248,24 +255,25 @@ def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | Non
 
     Without strides they are 1.
     """
-    steps = call("ones_like", begin) if strides is None else strides
-    return call("strided_set", data, v, begin, end, steps)
+    # The length of `begin` may be data's: its ones have the same.
+    steps = call_op("ones_like", begin) if strides is None else strides
+    return call_op("strided_set", data, v, begin, end, steps)
 
 
 def adv_index(inputs: Sequence[Expr] | Expr) -> Call:
-    """Return `data[i0, i1, ...]`, for the tuple (data, i0, i1, ...), as NumPy indexes."""
-    return call("adv_index", as_tuple(inputs))
+    """Return NumPy advanced indexing `data[i0, i1, ...]` of the tuple (data, i0, i1, ...)."""
+    return call_op("adv_index", to_tuple_expr(inputs))
 
 
 def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0.0, axis: int = 0) -> Call:
-    """Return `data` with elements at or beyond a batch's length along `axis` replaced."""
-    return call("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
+    """Replace the elements at or beyond each batch's valid length by the mask value."""
+    return call_op("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
 
 
 def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
-    """Return `data` with the first elements of each batch, as many as its length, reversed."""
+    """Reverse the first `seq_lengths[b]` elements of each batch."""
     attrs = ReverseSequenceAttrs(seq_axis, batch_axis)
-    return call("reverse_sequence", data, seq_lengths, attrs=attrs)
+    return call_op("reverse_sequence", data, seq_lengths, attrs=attrs)
 
 
 __all__ = [

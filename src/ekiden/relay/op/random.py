@@ -1,4 +1,4 @@
-"""Random numbers from a generator that is passed on (see ekiden.topi.random)."""
+"""Random number operators over an explicit generator state (see ekiden.topi.random)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
-from ekiden.relay.op._declare import call, check_range
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_range
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape
 from ekiden.topi.random import threefry_key as key_words
 
 
 @node("relay.attrs.ThreefryGenerateAttrs")
 class ThreefryGenerateAttrs(Attrs):
-    """The shape of the result."""
+    """Attributes of threefry_generate: the output shape."""
 
     out_shape: Dims = ()
 
 
 @node("relay.attrs.UniformAttrs")
 class UniformAttrs(Attrs):
-    """The shape and dtype of the result."""
+    """Attributes of uniform: output shape and dtype."""
 
     out_shape: Dims = ()
     out_dtype: str = "float32"
@@ -34,7 +34,7 @@ class UniformAttrs(Attrs):
 
 @node("relay.attrs.NormalAttrs")
 class NormalAttrs(Attrs):
-    """The shape and dtype of the result."""
+    """Attributes of normal: output shape and dtype."""
 
     out_shape: Dims = ()
     out_dtype: str = "float32"
@@ -42,18 +42,23 @@ class NormalAttrs(Attrs):
 
 @node("relay.attrs.MultinomialAttrs")
 class MultinomialAttrs(Attrs):
-    """How often to draw."""
+    """Attributes of multinomial: the number of samples."""
 
     num_samples: Dim = 1
 
 
-declare("random.threefry_generate", ("key",),
+declare_topi_op("random.threefry_generate", ("key",),
         lambda attrs, key: topi.random.threefry_generate(key, as_shape(attrs.out_shape)),
         "a tuple: the generator afterwards, uint64 of `out_shape`", ThreefryGenerateAttrs,
         fields=2)  # fmt: skip
-declare("random.threefry_split", ("key",), lambda attrs, key: topi.random.threefry_split(key),
-        "a tuple of two generators", fields=2)  # fmt: skip
-declare(
+declare_topi_op(
+    "random.threefry_split",
+    ("key",),
+    lambda attrs, key: topi.random.threefry_split(key),
+    "a tuple of two generators",
+    fields=2,
+)
+declare_topi_op(
     "random.uniform",
     ("key", "low", "high"),
     lambda attrs, key, low, high: topi.random.uniform(
@@ -63,7 +68,7 @@ declare(
     UniformAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "random.normal",
     ("key", "mean", "scale"),
     lambda attrs, key, mean, scale: topi.random.normal(
@@ -73,7 +78,7 @@ declare(
     NormalAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "random.multinomial",
     ("key", "probs"),
     lambda attrs, key, probs: topi.random.multinomial(key, probs, attrs.num_samples),
@@ -83,7 +88,7 @@ declare(
 )
 
 
-def _constrain(
+def _constrain_reference(
     attrs: Attrs | None, logits: Array, history: Array, rows: Array, lengths: Array,
     penalties: Array, moves: Array, states: Array,
 ) -> Array:  # fmt: skip
@@ -94,26 +99,31 @@ def _constrain(
     check_range("constrain: length", lengths, (0, history.shape[1] + 1))
     check_range("constrain: state", states, (-(2**31), len(moves)))
     for n, out in enumerate(constrained):
+        # The repetition penalty counts each token once, however often it occurred.
         past = np.unique(history[rows[n], : lengths[n]])
+        # Numbers outside the vocabulary are no tokens, and have no logit.
         past = past[(past >= 0) & (past < len(out))]
+        # A penalty of 1 leaves the bits as they are.
         if penalties[n] != 1:
             by = penalties[n]
+            # A penalty above 1 makes every logit smaller: dividing would make negative ones larger.
             out[past] = np.where(out[past] > 0, out[past] / by, out[past] * by)
+        # A negative state marks a row that no grammar constrains.
         if states[n] >= 0:
             out[moves[states[n]] < 0] = -np.inf
     return constrained
 
 
-declare(
+declare_topi_op(
     "random.contrib_constrain",
     ("logits", "history", "rows", "lengths", "penalties", "moves", "states"),
     lambda attrs, *operands: topi.sampling.constrain_logits(*operands),
     "logits [n, tokens], those of tokens that came before smaller and those that an automaton does"
     " not take -inf",
-    reference=_constrain,
+    reference=_constrain_reference,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "random.contrib_draw",
     ("weights", "settings", "seeds", "places"),
     lambda attrs, *operands: topi.sampling.draw_token(*operands),
@@ -126,36 +136,36 @@ def contrib_constrain(
     logits: Expr, history: Expr, rows: Expr, lengths: Expr, penalties: Expr, moves: Expr,
     states: Expr,
 ) -> Call:  # fmt: skip
-    """Return logits reduced where a text makes them less likely, and -inf where an automaton
-    forbids.
+    """Return logits with repetition penalties applied, and -inf where a grammar automaton forbids
+    the token.
 
     See ekiden.topi.sampling.constrain_logits.
     """
     operands = (logits, history, rows, lengths, penalties, moves, states)
-    return call("random.contrib_constrain", *operands)
+    return call_op("random.contrib_constrain", *operands)
 
 
 def contrib_draw(weights: Expr, settings: Expr, seeds: Expr, places: Expr) -> Call:
-    """Return a token for each row of weights; see ekiden.topi.sampling.draw_token."""
-    return call("random.contrib_draw", weights, settings, seeds, places)
+    """Sample a token per row of weights; see ekiden.topi.sampling.draw_token."""
+    return call_op("random.contrib_draw", weights, settings, seeds, places)
 
 
 def threefry_key(seed: int) -> Constant:
-    """Return a new generator."""
+    """Return a Threefry generator key for a seed."""
     return const(np.array(key_words(seed), np.uint64))
 
 
 def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
-    """Return a tuple of the generator afterwards and random words."""
-    return call("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
+    """Return the advanced generator and random words."""
+    return call_op("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
 
 
 def threefry_split(key: Expr) -> Call:
-    """Return a tuple of two independent generators."""
-    return call("random.threefry_split", key)
+    """Split a generator into two independent ones."""
+    return call_op("random.threefry_split", key)
 
 
-def _scalar(value: Expr | float, dtype: str) -> Expr:
+def _scalar_expr(value: Expr | float, dtype: str) -> Expr:
     return value if isinstance(value, Expr) else const(value, dtype)
 
 
@@ -166,9 +176,9 @@ def uniform(
     low: Expr | float = 0.0,
     high: Expr | float = 1.0,
 ) -> Call:
-    """Return a tuple of the generator afterwards and numbers in [low, high)."""
-    bounds = (_scalar(v, dtype) for v in (low, high))
-    return call("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
+    """Return the advanced generator and uniform samples in [low, high)."""
+    bounds = (_scalar_expr(v, dtype) for v in (low, high))
+    return call_op("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
 
 
 def normal(
@@ -178,16 +188,14 @@ def normal(
     mean: Expr | float = 0.0,
     scale: Expr | float = 1.0,
 ) -> Call:
-    """Return a tuple of the generator afterwards and normally distributed numbers."""
-    moments = (_scalar(v, dtype) for v in (mean, scale))
-    return call("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
+    """Return the advanced generator and normally distributed samples."""
+    moments = (_scalar_expr(v, dtype) for v in (mean, scale))
+    return call_op("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
 
 
 def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
-    """Return a tuple of the generator afterwards and indices drawn by the weights in the
-    last axis.
-    """
-    return call("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
+    """Return the advanced generator and indices sampled by the weights in the last axis."""
+    return call_op("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Reductions over axes.
+"""Reduction operators.
 
 Axes are counted from the end when negative; `axis=()` reduces none, None all. What is reduced has
 the neutral element's value where there is nothing: 0, 1, the least and the greatest number of the
@@ -21,17 +21,25 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Transposes, register_op
+from ekiden.ir.op import (
+    Array,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    TransposeRule,
+    TypeRelationFunc,
+    register_op,
+)
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, check_tensors
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Shape, as_dim, axes_attr, expect_least, normalize_axes
+from ekiden.topi.dimensions import Shape, as_dim, axes_attr, normalize_axes, require_min_extent
 
 
 @node("relay.attrs.ReduceAttrs")
 class ReduceAttrs(Attrs):
-    """Axes to reduce (None: all); `exclude` reduces all others instead."""
+    """Attributes of reductions: axes (None: all), keepdims; `exclude` reduces the complement."""
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -40,8 +48,9 @@ class ReduceAttrs(Attrs):
 
 @node("relay.attrs.ArgReduceAttrs")
 class ArgReduceAttrs(Attrs):
-    """Axes to search (None: all, giving the flat position); ties go to the first unless
-    `select_last_index`."""
+    """Attributes of argmax and argmin: axes (None: flattened), keepdims, tie-breaking by
+    `select_last_index`.
+    """
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -49,8 +58,8 @@ class ArgReduceAttrs(Attrs):
     exclude: bool = False
 
 
-class Reduces(Protocol):
-    """Attributes that say which axes are reduced."""
+class ReductionAttrs(Protocol):
+    """Protocol of attributes with reduced axes."""
 
     @property
     def axis(self) -> tuple[int, ...] | None: ...
@@ -58,8 +67,8 @@ class Reduces(Protocol):
     def exclude(self) -> bool: ...
 
 
-def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
-    """Return the axes that are reduced, from the front, in order.
+def reduced_axes(name: str, attrs: ReductionAttrs, rank: int) -> tuple[int, ...]:
+    """Return the reduced axes, non-negative and sorted.
 
     Raises:
         ValueError: An axis is out of range.
@@ -68,39 +77,42 @@ def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
     return tuple(a for a in range(rank) if a not in axes) if attrs.exclude else axes
 
 
-def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
-    """Return the shape without `axes`, or with 1 for them."""
+def infer_reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
+    """Return the shape without the reduced axes, or with extent 1 for them."""
     one = as_dim(1)
     return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
 
 
-def _relation(
+def _reduce_relation(
     name: str, kind: type[Attrs], dtype: str | None
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the shape without the reduced axes, or with 1 for them.
+        """Infer the shape without the reduced axes, or with extent 1 for them.
 
         Raises:
             TypeInferenceError: The data does not have the axes.
         """
-        (data,) = tensors(name, types, 1)
-        settings = attrs_of(kind, attrs)
+        (data,) = check_tensors(name, types, 1)
+        settings = check_attrs(kind, attrs)
         assert isinstance(settings, (ReduceAttrs, ArgReduceAttrs))
-        axes = attempt(name, reduced_axes, name, settings, len(data.shape))
-        return TensorType(reduced_shape(data.shape, axes, settings.keepdims), dtype or data.dtype)
+        axes = call_shape_rule(name, reduced_axes, name, settings, len(data.shape))
+        return TensorType(
+            infer_reduced_shape(data.shape, axes, settings.keepdims), dtype or data.dtype
+        )
 
     return relation
 
 
-def _reference(
+def _reduce_reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
-        """Return the reduction by NumPy, of narrow floats in float32.
+        """Reduce by NumPy; 16-bit floats accumulate in float32.
 
         Sums of nothing and overflows are intended, and cause no warning.
         """
         axes = reduced_axes(name, attrs, data.ndim)
+        # Kernels accumulate float16 and bfloat16 in float32.
         is_narrow = is_float(str(data.dtype)) and data.dtype.itemsize < 4
         wide = data.astype(np.float32) if is_narrow else data
         with np.errstate(all="ignore"):
@@ -111,33 +123,35 @@ def _reference(
     return reference
 
 
-def _ends(data: Array) -> tuple[Any, Any]:
-    """Return the least and the greatest value of a dtype, the results of max and min of nothing."""
+def _dtype_limits(data: Array) -> tuple[Any, Any]:
+    """Return the lowest and the highest value of a dtype, the identities of max and min."""
     if data.dtype.kind == "b":
         return False, True
     if data.dtype.kind in "iu":
         return np.iinfo(data.dtype).min, np.iinfo(data.dtype).max
+    # As arrays of the dtype: Python's inf would promote narrow floats.
     return np.asarray(-np.inf, data.dtype), np.asarray(np.inf, data.dtype)
 
 
-def _max(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    """NaN if there is one, as NumPy's; the least number of nothing."""
-    return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_ends(data)[0]))
+def _max_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """Return NumPy's max (NaN propagates), or the lowest value for an empty reduction."""
+    return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_dtype_limits(data)[0]))
 
 
-def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return np.asarray(np.min(data, axis=axis, keepdims=keepdims, initial=_ends(data)[1]))
+def _min_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    return np.asarray(np.min(data, axis=axis, keepdims=keepdims, initial=_dtype_limits(data)[1]))
 
 
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
-        """Return positions along the reduced axes in their order, as in a row flattened from them.
+        """Return flattened indices over the reduced axes.
 
         The last of equal elements is searched from the row's end.
         """
         axes = reduced_axes(name, attrs, data.ndim)
         outer_axes = tuple(i for i in range(data.ndim) if i not in axes)
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
+        # The reduced axes last and flattened, so that positions count over all of them.
         rows = data.transpose(outer_axes + axes).reshape(
             [data.shape[k] for k in outer_axes] + [count]
         )
@@ -156,7 +170,7 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
     return reference
 
 
-_MEANINGS = {
+_DESCRIPTIONS = {
     "sum": "sum",
     "mean": "mean",
     "max": "largest element",
@@ -167,23 +181,25 @@ _MEANINGS = {
 }
 
 
-def reduction(
+def declare_reduction(
     name: str,
     function: Callable[..., Array],
     compute: Callable[..., Tensor],
     dtype: str | None = None,
-    precision: Precision = Precision.UNKNOWN,
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
 ) -> Callable[..., Call]:
-    """Declare a reduction, to `dtype` if not the data's; gives the function that calls it."""
+    """Declare a reduction, and return the function that calls it; `dtype` is the result's if not
+    the data's.
+    """
     register_op(
         OpDef(
             name=name,
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
-            turns=Transposes.AXES,
-            relation=_relation(name, ReduceAttrs, dtype),
-            reference=_reference(name, function, dtype),
+            turns=TransposeRule.AXES,
+            relation=_reduce_relation(name, ReduceAttrs, dtype),
+            reference=_reduce_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [
                 compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims)
             ],
@@ -192,22 +208,22 @@ def reduction(
         )
     )
 
-    def _construct(
+    def build_call(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
         exclude: bool = False,
     ) -> Call:
-        return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
+        return call_op(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"The {_MEANINGS.get(name, name)} over `axis` (all axes by default)."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"The {_DESCRIPTIONS.get(name, name)} over `axis` (all axes by default)."
+    return build_call
 
 
-def _arg_relation(name: str) -> Relation:
-    """Return the relation of a reduction that also refuses empty axes, which have no position."""
-    plain = _relation(name, ArgReduceAttrs, "int32")
+def _arg_reduce_relation(name: str) -> TypeRelationFunc:
+    """Return the relation of an arg-reduction, which rejects empty axes."""
+    plain = _reduce_relation(name, ArgReduceAttrs, "int32")
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Return the type of a reduction.
@@ -216,25 +232,26 @@ def _arg_relation(name: str) -> Relation:
             TypeInferenceError: A reduced axis is known to be empty.
         """
         result_type = plain(types, attrs)
-        (data,) = tensors(name, types, 1)
-        axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
+        (data,) = check_tensors(name, types, 1)
+        axes = reduced_axes(name, check_attrs(ArgReduceAttrs, attrs), len(data.shape))
+        # Of no elements there is no position to return.
         minimums = [1 if at in axes else None for at in range(len(data.shape))]
-        attempt(name, expect_least, name, "data", data.shape, minimums)
+        call_shape_rule(name, require_min_extent, name, "data", data.shape, minimums)
         return result_type
 
     return relation
 
 
-def arg_reduction(
+def declare_arg_reduction(
     name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
 ) -> Callable[..., Call]:
-    """Declare a search for a position (int32); gives the function that calls it."""
+    """Declare an arg-reduction (int32 indices), and return the function that calls it."""
     register_op(
         OpDef(
             name=name,
             arguments=("data",),
             attrs=ArgReduceAttrs,
-            relation=_arg_relation(name),
+            relation=_arg_reduce_relation(name),
             reference=_arg_reference(name, function),
             lower=lambda attrs, inputs, out: [
                 compute(
@@ -249,44 +266,46 @@ def arg_reduction(
         )
     )
 
-    def _construct(
+    def build_call(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
         exclude: bool = False,
         select_last_index: bool = False,
     ) -> Call:
-        return call(
+        return call_op(
             name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
         )
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
+    return build_call
 
 
-def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    """NumPy's mean; the sum of integers is divided as C does."""
+def _mean_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """Return NumPy's mean; integer sums divide as in C."""
     if is_float(str(data.dtype)):
         return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
+    # Sums of narrow integers would wrap around in their own type.
     wide = np.uint64 if data.dtype == np.uint64 else np.int64
     total = np.sum(data, axis=axis, keepdims=keepdims, dtype=wide)
     count = data.size // (total.size or 1) or 1
     floor = np.floor_divide(total, count)
+    # NumPy floors; C truncates negative quotients.
     toward_zero = (total < 0) & (floor * count != total)
     return np.asarray(floor + toward_zero.astype(total.dtype))
 
 
 # fmt: off
-sum    = reduction("sum",  np.sum, topi.sum, precision=Precision.NEVER)
-mean   = reduction("mean", _mean, topi.mean, precision=Precision.NEVER)
-max    = reduction("max",  _max,   topi.max, precision=Precision.FOLLOW)
-min    = reduction("min",  _min,   topi.min, precision=Precision.FOLLOW)
-prod   = reduction("prod", np.prod, topi.prod, precision=Precision.NEVER)
-all    = reduction("all",  np.all, topi.all, "bool")
-any    = reduction("any",  np.any, topi.any, "bool")
-argmax = arg_reduction("argmax", np.argmax, topi.argmax)
-argmin = arg_reduction("argmin", np.argmin, topi.argmin)
+sum    = declare_reduction("sum",  np.sum, topi.sum, precision=PrecisionPolicy.NEVER)
+mean   = declare_reduction("mean", _mean_reference, topi.mean, precision=PrecisionPolicy.NEVER)
+max    = declare_reduction("max",  _max_reference,   topi.max, precision=PrecisionPolicy.FOLLOW)
+min    = declare_reduction("min",  _min_reference,   topi.min, precision=PrecisionPolicy.FOLLOW)
+prod   = declare_reduction("prod", np.prod, topi.prod, precision=PrecisionPolicy.NEVER)
+all    = declare_reduction("all",  np.all, topi.all, "bool")
+any    = declare_reduction("any",  np.any, topi.any, "bool")
+argmax = declare_arg_reduction("argmax", np.argmax, topi.argmax)
+argmin = declare_arg_reduction("argmin", np.argmin, topi.argmin)
 # fmt: on
 
 __all__ = [

@@ -1,5 +1,4 @@
-"""Operators that give the same elements in the same order another shape: no kernel runs, the result
-is a view.
+"""View operators: reshape, expand_dims, squeeze, batch_flatten; no kernel runs.
 
 The number of elements stays, which a run checks where symbols leave it open. `nn.batch_flatten` and
 `squeeze` without axes are reshapes whose shape follows from the data's. As no kernel runs, FuseOps
@@ -15,13 +14,29 @@ from typing import TYPE_CHECKING
 from ekiden import topi
 from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.node import node, shown
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Transposes, register_op
+from ekiden.ir.node import always_printed_field, node
+from ekiden.ir.op import (
+    Array,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    TransposeRule,
+    TypeRelationFunc,
+    register_op,
+)
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
-from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
+from ekiden.relay.op._declare import (
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_min_rank,
+    check_tensors,
+    raise_type_error,
+    show,
+)
+from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic, constant_value
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
@@ -29,14 +44,14 @@ from ekiden.topi.dimensions import (
     as_dim,
     as_ints,
     as_shape,
-    assume,
+    assume_condition,
     axes_attr,
-    expect_result_rank,
     infer_reshape,
-    known,
+    known_int,
     normalize_axes,
     normalize_axis,
-    product,
+    product_of_dims,
+    require_result_rank,
 )
 
 if TYPE_CHECKING:
@@ -47,19 +62,18 @@ else:
 
 @node("relay.attrs.ReshapeAttrs")
 class ReshapeAttrs(Attrs):
-    """The new shape, read from the left beside the data's: 0 copies a dimension unless
-    `allowzero`, one -1 takes what is left, -2 copies all that are left, -3 joins two, and -4 splits
-    one into the two extents that follow it.
+    """Attributes of reshape: the new shape with TVM's special values: 0 copies a dimension (unless
+    `allowzero`), -1 infers one, -2 copies the rest, -3 merges two, -4 splits one.
     """
 
-    newshape: Dims = shown(())
+    newshape: Dims = always_printed_field(())
     allowzero: bool = False
 
 
-def _declare(
+def _declare_reshape_op(
     name: str,
     attrs: type[Attrs] | None,
-    relation: Relation,
+    relation: TypeRelationFunc,
     reference: Callable[..., Array],
     result: str,
 ) -> None:
@@ -74,28 +88,32 @@ def _declare(
             pattern=OpPattern.INJECTIVE,
             result=result,
             reshape_only=True,
-            turns=Transposes.SHAPE,
-            precision=Precision.FOLLOW,
+            turns=TransposeRule.SHAPE,
+            precision=PrecisionPolicy.FOLLOW,
         )
     )
 
 
 def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Return the type of `newshape` with its special numbers resolved.
+    """Infer the type with the special values of `newshape` resolved.
 
     Equal numbers of elements are proved, or, of symbols, noted as an assumption that is checked
     when the function is entered.
     """
-    (data,) = tensors("reshape", types, 1)
-    settings = attrs_of(ReshapeAttrs, attrs)
+    (data,) = check_tensors("reshape", types, 1)
+    settings = check_attrs(ReshapeAttrs, attrs)
     try:
         shape = infer_reshape(data.shape, settings.newshape, settings.allowzero)
-        before, after = product(data.shape), product(shape)
+        before, after = product_of_dims(data.shape), product_of_dims(shape)
+        # One object where the reshape is of nothing but signs.
         if before is not after:
-            assume(lambda: before.equal(after), (before, after))
+            # Sizes that are symbols are checked at run time, and taken as equal until then.
+            assume_condition(lambda: before.equal(after), (before, after))
         return TensorType(shape, data.dtype)
     except ValueError as error:
-        fail("reshape", f"{show(data.shape)} to {show(as_shape(settings.newshape))}: {error}")
+        raise_type_error(
+            "reshape", f"{show(data.shape)} to {show(as_shape(settings.newshape))}: {error}"
+        )
 
 
 def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
@@ -104,7 +122,7 @@ def _reshape_reference(attrs: ReshapeAttrs, data: Array) -> Array:
     )
 
 
-_declare(
+_declare_reshape_op(
     "reshape",
     ReshapeAttrs,
     _reshape_relation,
@@ -114,36 +132,37 @@ _declare(
 
 
 def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = False) -> Call:
-    """Return the elements of `data` in order, in another shape; see ReshapeAttrs for numbers below
-    1.
+    """Reshape `data`; see ReshapeAttrs for special values.
 
     A `newshape` that is data may hold 0 and -1 alone: its length is the result's rank.
     """
-    if (constant_shape := constant_of(newshape)) is None:
+    if (constant_shape := constant_value(newshape)) is None:
         assert isinstance(newshape, Expr)
-        return dynamic("reshape", data, newshape, attrs=dynamic_reshape.DynReshapeAttrs(allowzero))
+        return call_dynamic(
+            "reshape", data, newshape, attrs=dynamic_reshape.DynReshapeAttrs(allowzero)
+        )
     dims = constant_shape if isinstance(constant_shape, Sequence) else (constant_shape,)
-    return call("reshape", data, attrs=ReshapeAttrs(as_attr(dims), allowzero))
+    return call_op("reshape", data, attrs=ReshapeAttrs(as_attr(dims), allowzero))
 
 
 @node("relay.attrs.ExpandDimsAttrs")
 class ExpandDimsAttrs(Attrs):
-    """Where the new axes begin in the result, and how many there are."""
+    """Attributes of expand_dims: index and number of the new axes."""
 
     axis: int = 0
     num_newaxis: int = 1
 
 
-def _expanded(attrs: ExpandDimsAttrs, rank: int) -> int:
+def _insert_position(attrs: ExpandDimsAttrs, rank: int) -> int:
     return normalize_axis(attrs.axis, rank + 1, "expand_dims")
 
 
 def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("expand_dims", types, 1)
-    settings = attrs_of(ExpandDimsAttrs, attrs)
-    at = attempt("expand_dims", _expanded, settings, len(data.shape))
-    attempt(
-        "expand_dims", expect_result_rank, len(data.shape) + settings.num_newaxis, "num_newaxis"
+    (data,) = check_tensors("expand_dims", types, 1)
+    settings = check_attrs(ExpandDimsAttrs, attrs)
+    at = call_shape_rule("expand_dims", _insert_position, settings, len(data.shape))
+    call_shape_rule(
+        "expand_dims", require_result_rank, len(data.shape) + settings.num_newaxis, "num_newaxis"
     )
     return TensorType(
         (*data.shape[:at], *(as_dim(1),) * settings.num_newaxis, *data.shape[at:]), data.dtype
@@ -151,11 +170,11 @@ def _expand_dims_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _expand_dims_reference(attrs: ExpandDimsAttrs, data: Array) -> Array:
-    at = _expanded(attrs, data.ndim)
+    at = _insert_position(attrs, data.ndim)
     return data.reshape(data.shape[:at] + (1,) * attrs.num_newaxis + data.shape[at:])
 
 
-_declare(
+_declare_reshape_op(
     "expand_dims",
     ExpandDimsAttrs,
     _expand_dims_relation,
@@ -164,45 +183,44 @@ _declare(
 )
 
 
-def _one(value: int | Sequence[int]) -> tuple[int]:
+def _single_axis(value: int | Sequence[int]) -> tuple[int]:
     (number,) = value if isinstance(value, Sequence) else (value,)
     return (number,)
 
 
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
-    """Return `data` with new axes of extent 1 before `axis` (counted in the result when
-    negative).
-    """
-    if (at := constant_of(axis)) is None:
+    """Insert unit axes before `axis` (counted in the result when negative)."""
+    if (at := constant_value(axis)) is None:
         assert isinstance(axis, Expr)
-        return dynamic(
+        return call_dynamic(
             "expand_dims", data, axis, attrs=dynamic_reshape.DynExpandDimsAttrs(num_newaxis)
         )
-    return call("expand_dims", data, attrs=ExpandDimsAttrs(*_one(at), num_newaxis))
+    return call_op("expand_dims", data, attrs=ExpandDimsAttrs(*_single_axis(at), num_newaxis))
 
 
 @node("relay.attrs.SqueezeAttrs")
 class SqueezeAttrs(Attrs):
-    """Axes of extent 1 to remove; None removes all that are known to be 1."""
+    """Attributes of squeeze: the unit axes to remove; None for all that are known to be 1."""
 
     axis: tuple[int, ...] | None = None
 
 
 def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("squeeze", types, 1)
-    dropped = attrs_of(SqueezeAttrs, attrs).axis
+    (data,) = check_tensors("squeeze", types, 1)
+    dropped = check_attrs(SqueezeAttrs, attrs).axis
     if dropped is None:
-        if any(known(d) is None for d in data.shape):  # the rank of the result cannot wait
-            fail(
+        if any(known_int(d) is None for d in data.shape):  # the rank of the result cannot wait
+            raise_type_error(
                 "squeeze", f"'axis' is needed where dimensions are symbols, got {show(data.shape)}"
             )
         return TensorType(tuple(d for d in data.shape if not is_const(d, 1)), data.dtype)
-    axes = attempt("squeeze", normalize_axes, dropped, len(data.shape), "squeeze")
+    axes = call_shape_rule("squeeze", normalize_axes, dropped, len(data.shape), "squeeze")
     if len(axes) < len(dropped):
-        fail("squeeze", f"an axis is there twice, got {dropped}")
+        raise_type_error("squeeze", f"an axis is there twice, got {dropped}")
     for axis in axes:
-        if known(data.shape[axis]) not in (None, 1):
-            fail("squeeze", f"axis {axis} must have extent 1, got {show(data.shape)}")
+        # A symbol may be 1: run time decides.
+        if known_int(data.shape[axis]) not in (None, 1):
+            raise_type_error("squeeze", f"axis {axis} must have extent 1, got {show(data.shape)}")
     return TensorType(tuple(d for i, d in enumerate(data.shape) if i not in axes), data.dtype)
 
 
@@ -210,7 +228,7 @@ def _squeeze_reference(attrs: SqueezeAttrs, data: Array) -> Array:
     return data.squeeze(attrs.axis)
 
 
-_declare(
+_declare_reshape_op(
     "squeeze",
     SqueezeAttrs,
     _squeeze_relation,
@@ -220,24 +238,24 @@ _declare(
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
-    """Return `data` without some axes of extent 1."""
-    axes = constant_of(axis)
+    """Remove unit axes of `data`."""
+    axes = constant_value(axis)
     if isinstance(axis, Expr) and axes is None:
-        return dynamic("squeeze", data, axis, attrs=DynamicAttrs())
-    return call("squeeze", data, attrs=SqueezeAttrs(axes_attr(axes)))
+        return call_dynamic("squeeze", data, axis, attrs=DynamicAttrs())
+    return call_op("squeeze", data, attrs=SqueezeAttrs(axes_attr(axes)))
 
 
 def _batch_flatten_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("nn.batch_flatten", types, 1)
-    rank_at_least("nn.batch_flatten", data, 1, "data")
-    return TensorType((data.shape[0], product(data.shape[1:])), data.dtype)
+    (data,) = check_tensors("nn.batch_flatten", types, 1)
+    check_min_rank("nn.batch_flatten", data, 1, "data")
+    return TensorType((data.shape[0], product_of_dims(data.shape[1:])), data.dtype)
 
 
 def _batch_flatten_reference(attrs: None, data: Array) -> Array:
-    return data.reshape(data.shape[0], as_ints((product(as_shape(data.shape[1:])),))[0])
+    return data.reshape(data.shape[0], as_ints((product_of_dims(as_shape(data.shape[1:])),))[0])
 
 
-_declare(
+_declare_reshape_op(
     "nn.batch_flatten",
     None,
     _batch_flatten_relation,
@@ -247,8 +265,8 @@ _declare(
 
 
 def batch_flatten(data: Expr) -> Call:
-    """Return `data` with all axes but the first as one."""
-    return call("nn.batch_flatten", data)
+    """Flatten all axes except the first."""
+    return call_op("nn.batch_flatten", data)
 
 
 __all__ = ["expand_dims", "reshape", "squeeze"]

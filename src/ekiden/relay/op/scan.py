@@ -1,4 +1,4 @@
-"""Running sums, products and extremes.
+"""Scan operators: cumulative sums and products.
 
     cumsum(x)[i] = sum over j <= i of x[j];   exclusive: over j < i, which begins with 0
 
@@ -19,77 +19,79 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import int_range, is_float, to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, TypeRelationFunc, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, check_tensors
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import normalize_axis, product
-from ekiden.topi.reduce import accumulator
+from ekiden.topi.dimensions import normalize_axis, product_of_dims
+from ekiden.topi.reduce import accumulator_dtype
 
 
 @node("relay.attrs.CumsumAttrs")
 class ScanAttrs(Attrs):
-    """The axis (None: over the flattened data), the dtype to compute in, and whether to leave out
-    the element itself."""
+    """Attributes of cumsum and cumprod: axis (None: flattened), accumulation dtype, exclusive."""
 
     axis: int | None = None
     dtype: str = ""
     exclusive: bool = False
 
 
-def _relation(name: str) -> Relation:
+def _scan_relation(name: str) -> TypeRelationFunc:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the data's shape, or one axis of all elements without an axis, in the attributes'
+        """Infer the data's shape, or the flattened one without an axis, in the attributes'
         dtype.
         """
-        (data,) = tensors(name, types, 1)
-        settings = attrs_of(ScanAttrs, attrs)
+        (data,) = check_tensors(name, types, 1)
+        settings = check_attrs(ScanAttrs, attrs)
         dtype = settings.dtype or data.dtype
         if settings.axis is None:
-            return TensorType((product(data.shape),), dtype)
-        attempt(name, normalize_axis, settings.axis, len(data.shape), name)
+            return TensorType((product_of_dims(data.shape),), dtype)
+        call_shape_rule(name, normalize_axis, settings.axis, len(data.shape), name)
         return TensorType(data.shape, dtype)
 
     return relation
 
 
-def _reference(
+def _scan_reference(
     function: Callable[..., Array], identity: Callable[[str], float]
 ) -> Callable[[ScanAttrs, Array], Array]:
     def reference(attrs: ScanAttrs, data: Array) -> Array:
-        """Return running results; `exclusive` ones are those of the element before.
+        """Return cumulative results; exclusive ones are shifted by one element.
 
         The first of these is the identity.
         """
         dtype = str(attrs.dtype or data.dtype)
-        wide = to_numpy(accumulator(dtype) if is_float(dtype) else dtype)
+        # A running sum loses a rounding error per element in its own type.
+        wide = to_numpy(accumulator_dtype(dtype) if is_float(dtype) else dtype)
         running = function(data.astype(wide), attrs.axis, dtype=wide).astype(to_numpy(dtype))
         if not attrs.exclusive:
             return np.asarray(running)
         axis = attrs.axis or 0
+        # All but the last running result, moved by one.
         before = running.take(range(max(running.shape[axis] - 1, 0)), axis)
         first = running.take(range(min(running.shape[axis], 1)), axis)
+        # The exclusive scan starts with the operation's identity.
         first = np.full_like(first, identity(dtype))
         return np.concatenate([first, before], axis)
 
     return reference
 
 
-def _declare(
+def _declare_scan(
     name: str,
     function: Callable[..., Array],
     identity: Callable[[str], float],
     compute: Callable[..., Tensor],
-    precision: Precision = Precision.UNKNOWN,
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
 ) -> None:
     register_op(
         OpDef(
             name=name,
             arguments=("data",),
             attrs=ScanAttrs,
-            relation=_relation(name),
-            reference=_reference(function, identity),
+            relation=_scan_relation(name),
+            reference=_scan_reference(function, identity),
             lower=lambda attrs, inputs, out: [
                 compute(inputs[0], attrs.axis, out.dtype, attrs.exclusive)
             ],
@@ -116,26 +118,26 @@ def _accumulate(function: np.ufunc) -> Callable[..., Array]:
     return accumulate
 
 
-_declare("cumsum", np.cumsum, lambda dtype: 0, topi.cumsum, Precision.NEVER)
-_declare("cumprod", np.cumprod, lambda dtype: 1, topi.cumprod)
-_declare("cummax", _accumulate(np.maximum), lambda dtype: _end_of_range(dtype, 0), topi.cummax)
-_declare("cummin", _accumulate(np.minimum), lambda dtype: _end_of_range(dtype, 1), topi.cummin)
+_declare_scan("cumsum", np.cumsum, lambda dtype: 0, topi.cumsum, PrecisionPolicy.NEVER)
+_declare_scan("cumprod", np.cumprod, lambda dtype: 1, topi.cumprod)
+_declare_scan("cummax", _accumulate(np.maximum), lambda dtype: _end_of_range(dtype, 0), topi.cummax)
+_declare_scan("cummin", _accumulate(np.minimum), lambda dtype: _end_of_range(dtype, 1), topi.cummin)
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Return running sums along an axis (None: of the flattened data).
+    """Return cumulative sums along an axis (None: of the flattened data).
 
     `exclusive` leaves out the element itself.
     """
-    return call("cumsum", data, attrs=ScanAttrs(axis, dtype, exclusive))
+    return call_op("cumsum", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
 def cumprod(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Return running products along an axis (None: of the flattened data).
+    """Return cumulative products along an axis (None: of the flattened data).
 
     `exclusive` leaves out the element itself.
     """
-    return call("cumprod", data, attrs=ScanAttrs(axis, dtype, exclusive))
+    return call_op("cumprod", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
 def cummax(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
@@ -143,7 +145,7 @@ def cummax(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool
 
     `exclusive` leaves out the element itself.
     """
-    return call("cummax", data, attrs=ScanAttrs(axis, dtype, exclusive))
+    return call_op("cummax", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
 def cummin(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
@@ -151,7 +153,7 @@ def cummin(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool
 
     `exclusive` leaves out the element itself.
     """
-    return call("cummin", data, attrs=ScanAttrs(axis, dtype, exclusive))
+    return call_op("cummin", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum"]

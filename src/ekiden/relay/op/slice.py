@@ -1,4 +1,4 @@
-"""Slices with strides, which may have symbolic bounds.
+"""Strided slices with static or symbolic bounds.
 
 As NumPy's: negative bounds count from the end, and bounds beyond an axis are moved to its ends,
 which of symbols are expressions (min(n, 5)); a stride below 0 goes backwards from `begin`, which is
@@ -14,13 +14,13 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, TransposeRule, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Constant, Expr, const
-from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, check_tensors
 from ekiden.relay.op.create import ones_like
-from ekiden.relay.op.dynamic import constant_of, dynamic
+from ekiden.relay.op.dynamic import call_dynamic, constant_value
 from ekiden.relay.op.dynamic_slice import DynStridedSliceAttrs
 from ekiden.topi.dimensions import Dim, Dims, Shape, as_attr, as_ints, as_shape
 from ekiden.topi.slice import slice_ranges, take_ranges
@@ -28,7 +28,8 @@ from ekiden.topi.slice import slice_ranges, take_ranges
 
 @node("relay.attrs.StridedSliceAttrs")
 class StridedSliceAttrs(Attrs):
-    """begin:end:stride per axis as NumPy slices; None for axes means the leading ones.
+    """Attributes of strided_slice: begin:end:stride per axis as in NumPy; axes None means the
+    leading ones.
 
     Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
     end".
@@ -41,8 +42,8 @@ class StridedSliceAttrs(Attrs):
     axes: tuple[int, ...] | None = None
 
 
-def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
-    """Return (first index, stride, extent) for every axis.
+def normalize_slice(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
+    """Return the normalised (begin, stride, extent) of every axis.
 
     Raises:
         ValueError: An axis is out of range, or a stride is 0.
@@ -51,14 +52,17 @@ def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, 
 
 
 def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("strided_slice", types, 1)
-    ranges = attempt("strided_slice", sliced, attrs_of(StridedSliceAttrs, attrs), data.shape)
+    (data,) = check_tensors("strided_slice", types, 1)
+    ranges = call_shape_rule(
+        "strided_slice", normalize_slice, check_attrs(StridedSliceAttrs, attrs), data.shape
+    )
     return TensorType(tuple(extent for _, _, extent in ranges), data.dtype)
 
 
 def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
-    for at, (first, stride, extent) in enumerate(sliced(attrs, as_shape(data.shape))):
+    for at, (first, stride, extent) in enumerate(normalize_slice(attrs, as_shape(data.shape))):
         begin, count = as_ints((first, extent))
+        # NumPy's slices cannot end before the first element with a negative stride.
         data = np.take(data, begin + stride * np.arange(count), axis=at)
     return data
 
@@ -66,21 +70,23 @@ def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="strided_slice",
-        turns=Transposes.BOX,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.BOX,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=StridedSliceAttrs,
         relation=_strided_slice_relation,
         reference=_strided_slice_reference,
-        lower=lambda attrs, inputs, out: [take_ranges(inputs[0], sliced(attrs, inputs[0].shape))],
+        lower=lambda attrs, inputs, out: [
+            take_ranges(inputs[0], normalize_slice(attrs, inputs[0].shape))
+        ],
         pattern=OpPattern.INJECTIVE,
-        boxes=lambda attrs, shape: [sliced(attrs, tuple(shape))],
+        boxes=lambda attrs, shape: [normalize_slice(attrs, tuple(shape))],
         result="per axis, ceil((end - begin) / stride) clipped to data's extent",
     )
 )
 
 
-def _dynamic_slice(
+def _build_dynamic_slice(
     data: Expr,
     bounds: Sequence[Sequence[Dim] | Expr | None],
     axes: tuple[int, ...] | None,
@@ -93,7 +99,7 @@ def _dynamic_slice(
     assert begin is not None and end is not None
     steps = ones_like(begin) if strides is None else strides
     attrs = DynStridedSliceAttrs(slice_mode, axes)
-    return dynamic("strided_slice", data, begin, end, steps, attrs=attrs)
+    return call_dynamic("strided_slice", data, begin, end, steps, attrs=attrs)
 
 
 def strided_slice(
@@ -104,18 +110,19 @@ def strided_slice(
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
 ) -> Call:
-    """Return a slice per axis; see StridedSliceAttrs.
+    """Slice each axis; see StridedSliceAttrs.
 
     If bounds are expressions that are no constants, the result's shape is data.
     """
     bounds = begin, end, strides
+    # One bound that is data makes all of them data.
     if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in bounds):
-        return _dynamic_slice(data, bounds, None if axes is None else tuple(axes), slice_mode)
-    first, last, by = map(constant_of, bounds)
+        return _build_dynamic_slice(data, bounds, None if axes is None else tuple(axes), slice_mode)
+    first, last, by = map(constant_value, bounds)
     steps = (1,) * len(first) if by is None else tuple(by)
     chosen = None if axes is None else tuple(axes)
     attrs = StridedSliceAttrs(as_attr(first), as_attr(last), steps, slice_mode, chosen)
-    return call("strided_slice", data, attrs=attrs)
+    return call_op("strided_slice", data, attrs=attrs)
 
 
 __all__ = ["strided_slice"]

@@ -1,4 +1,4 @@
-"""Operators on tensors given by the coordinates of their elements, made of other operators."""
+"""Operators on COO sparse tensors, composed of other operators."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from ekiden.relay.op.sorting import argsort, argwhere
 
 
 def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
-    """Return coordinates [n, ranks] of the same elements in another shape, and that shape.
+    """Reshape a COO sparse tensor: return the new coordinates [n, rank] and the new shape.
 
     The new shape may hold one -1. Shapes are vectors of the coordinates' dtype.
     """
     one = cast_like(const(1), new_shape)
     is_free = equal(new_shape, cast_like(const(-1), new_shape))
+    # The -1 counts as 1, so that the quotient is its size.
     fixed_product = prod(where(is_free, one, new_shape))
     shape = where(is_free, floor_divide(prod(prev_shape), fixed_product), new_shape)
-    flat = total(multiply(sparse_indices, _steps(prev_shape)), axis=[1], keepdims=True)
-    new_indices = floor_mod(floor_divide(flat, _steps(shape)), shape)
+    # Row-major positions are what both shapes have in common.
+    flat = total(multiply(sparse_indices, _row_major_strides(prev_shape)), axis=[1], keepdims=True)
+    new_indices = floor_mod(floor_divide(flat, _row_major_strides(shape)), shape)
     return TupleWrapper(Tuple((new_indices, shape)), 2)
 
 
-def _steps(shape: Expr) -> Expr:
-    """Return how many elements lie between two neighbours along each axis."""
+def _row_major_strides(shape: Expr) -> Expr:
+    """Return the row-major strides of a shape, in elements."""
     backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
+    # Row-major strides: the product of all later extents.
     products = cumprod(backwards, 0, exclusive=True)
     return strided_slice(products, [-1], [-(1 << 30)], [-1])
 
@@ -43,8 +46,8 @@ def _steps(shape: Expr) -> Expr:
 def sparse_fill_empty_rows(
     sparse_indices: Expr, sparse_values: Expr, dense_shape: Expr, default_value: Expr
 ) -> TupleWrapper:
-    """Return coordinates [n, rank] in order of rows, values [n], and the rows that were empty
-    (bool).
+    """Fill the empty rows of a COO matrix with a default; return coordinates, values and the
+    empty-row mask.
 
     Every row of a tensor of `dense_shape` has an element in the result: empty ones get
     `default_value` in their first column.
@@ -52,6 +55,7 @@ def sparse_fill_empty_rows(
     count = reshape(strided_slice(dense_shape, [0], [1]), ())
     rows = reshape(strided_slice(sparse_indices, [0], [1], axes=[1]), (-1,))
     no_row = full(const(True), reshape(count, (1,)), "bool")
+    # Rows that occur are cleared; repeated ones write the same value.
     empty = scatter_elements(no_row, rows, full_like(cast(rows, "bool"), const(False)))
     missing = cast_like(argwhere(empty), sparse_indices)
     rank = reshape(strided_slice(shape_of(sparse_indices, "int64"), [1], [2]), ())
@@ -61,6 +65,7 @@ def sparse_fill_empty_rows(
     flat = cast_like(reshape(missing, (-1,)), default_value)
     defaults = full_like(flat, reshape(default_value, ()))
     values = concatenate([sparse_values, defaults], 0)
+    # Stable: elements of one row keep their order.
     order = argsort(
         reshape(strided_slice(coordinates, [0], [1], axes=[1]), (-1,)), 0, True, "int64"
     )

@@ -1,4 +1,4 @@
-"""A user's own implementations of operators, by target (TVM's names).
+"""Operator strategies: user-supplied implementations by target (TVM's names).
 
     def strategy(attrs, inputs, out_type, target):
         made = OpStrategy()
@@ -25,10 +25,10 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
-from ekiden.ir.attrs import Attrs, own_attrs
-from ekiden.ir.op import OP_ATTRS, get, registrar
+from ekiden.ir.attrs import Attrs, unwrap_user_attrs
+from ekiden.ir.op import OP_ATTRS, get, make_attr_registrar
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -41,13 +41,14 @@ Schedule = Callable[[Any, Sequence[Tensor], Target], Any]
 """(attributes, results of the kernel, target) -> a tir.Schedule, or None."""
 
 STRATEGY, COMPUTE, SCHEDULE = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
-_VERSIONS = itertools.count()
+_VERSION_COUNTER = itertools.count()
 _versions: dict[str, int] = {}
 
 
 class SpecializedCondition:
-    """While it is entered, implementations are added for tensors of which all clauses hold:
-    conditions on dimensions, or whether they hold (TVM's name)."""
+    """Context in which implementations are added for tensors that satisfy all clauses
+    (TVM's name).
+    """
 
     entered: ClassVar[list[SpecializedCondition]] = []
 
@@ -56,7 +57,8 @@ class SpecializedCondition:
         self.clauses = tuple(itertools.chain(*flat))
 
     def holds(self) -> bool:
-        """Return whether all clauses are known to hold."""
+        """Return whether all clauses are proven."""
+        # A clause that cannot be proved does not hold: the general implementation stays valid.
         prove = Analyzer().can_prove
         return all(c if isinstance(c, bool) else prove(c) for c in self.clauses)
 
@@ -73,8 +75,8 @@ class SpecializedCondition:
         SpecializedCondition.entered.pop()
 
 
-def _is_of(tensor: Tensor, kind: Type) -> bool:
-    """Return whether a tensor is of a type, as far as sizes are numbers."""
+def _matches_type(tensor: Tensor, kind: Type) -> bool:
+    """Return whether a tensor matches a type as far as static sizes go."""
     if not isinstance(kind, TensorType):
         return True
     shapes = zip(tensor.shape, kind.shape, strict=False)
@@ -85,7 +87,7 @@ def _is_of(tensor: Tensor, kind: Type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OpImplementation:
-    """One way to compute an operator."""
+    """Implementation of an operator: compute, schedule, priority level."""
 
     fcompute: Compute
     fschedule: Schedule | None = None
@@ -95,7 +97,7 @@ class OpImplementation:
     def compute(
         self, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
     ) -> list[Tensor]:
-        """Return the tensors of the result; a single tensor stands for a list of one.
+        """Return the result tensors; a single tensor stands for a one-element list.
 
         Raises:
             CompileError: The computation raises, or returns anything but tensors of the number,
@@ -103,7 +105,7 @@ class OpImplementation:
                 and shape of `out_type`.
         """
         try:
-            computed: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+            computed: object = self.fcompute(unwrap_user_attrs(attrs), inputs, out_type)
         except EkidenError:
             raise
         except Exception as error:
@@ -116,26 +118,24 @@ class OpImplementation:
                 f"{computed!r:.100}"
             )
         kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
-        if len(tensors) != len(kinds) or not all(map(_is_of, tensors, kinds)):
-            actual = ", ".join(f"{t.dtype} of shape {shape_text(t.shape)}" for t in tensors)
+        if len(tensors) != len(kinds) or not all(map(_matches_type, tensors, kinds)):
+            actual = ", ".join(f"{t.dtype} of shape {format_shape(t.shape)}" for t in tensors)
             raise CompileError(
-                f"compute '{self.name}': expected {type_text(out_type)}, as the type relation says,"
-                f" got {actual or 'no tensor'}"
+                f"compute '{self.name}': expected {format_type(out_type)}, as the type relation"
+                f" says, got {actual or 'no tensor'}"
             )
         return list(tensors)
 
     def schedule(self, attrs: Attrs | None, outs: Sequence[Tensor], target: Target) -> Any:  # noqa: ANN401
-        """Return the schedule of a kernel with these results, or None if a family of kernels
-        chooses.
-        """
+        """Return the schedule of a kernel with these results, or None for the family's default."""
         if self.fschedule is None:
             return None
-        return self.fschedule(own_attrs(attrs), outs, target)
+        return self.fschedule(unwrap_user_attrs(attrs), outs, target)
 
 
 @dataclass(frozen=True, slots=True)
 class OpSpecialization:
-    """Implementations for tensors of which a condition holds; None: for all."""
+    """Implementations under one condition; None for all tensors."""
 
     condition: SpecializedCondition | None
     implementations: list[OpImplementation] = field(default_factory=list)
@@ -143,7 +143,7 @@ class OpSpecialization:
 
 @dataclass(slots=True)
 class OpStrategy:
-    """The implementations of an operator for one target and given tensors."""
+    """Implementations of an operator for one target and given tensors."""
 
     specializations: list[OpSpecialization] = field(default_factory=list)
 
@@ -154,7 +154,7 @@ class OpStrategy:
         name: str = "default",
         plevel: int = 10,
     ) -> None:
-        """Add an implementation, under the innermost SpecializedCondition that is entered."""
+        """Add an implementation under the innermost active SpecializedCondition."""
         entered = SpecializedCondition.entered
         condition = entered[-1] if entered else None
         group = next((s for s in self.specializations if s.condition is condition), None)
@@ -164,7 +164,7 @@ class OpStrategy:
         group.implementations.append(OpImplementation(compute, schedule, name, plevel))
 
     def valid(self) -> list[OpImplementation]:
-        """Return the implementations whose condition holds."""
+        """Return the implementations whose conditions hold."""
         return [
             i
             for s in self.specializations
@@ -173,36 +173,37 @@ class OpStrategy:
         ]
 
     def best(self) -> OpImplementation | None:
-        """Return the valid implementation of the highest level, the latest of several."""
+        """Return the valid implementation of the highest level (the latest of equals), or None."""
+        # max keeps the first of equal levels: reversed, that is the latest registration.
         return max(reversed(self.valid()), key=lambda i: i.plevel, default=None)
 
 
-def _count_version(op_name: str) -> None:
-    """Note a new version of the operator: kernels cached for an old one are not used."""
-    _versions[op_name] = next(_VERSIONS)
+def _bump_version(op_name: str) -> None:
+    """Bump an operator's version, which invalidates cached kernels."""
+    _versions[op_name] = next(_VERSION_COUNTER)
 
 
-register_strategy = registrar(
+register_strategy = make_attr_registrar(
     STRATEGY,
     "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy.",
-    _count_version,
+    _bump_version,
 )
-register_compute = registrar(
+register_compute = make_attr_registrar(
     COMPUTE,
     "Give an operator one computation for all targets: see Compute in this file.",
-    _count_version,
+    _bump_version,
 )
-register_schedule = registrar(
+register_schedule = make_attr_registrar(
     SCHEDULE,
     "Give an operator the schedule of its `register_compute`: see Schedule in this file.",
-    _count_version,
+    _bump_version,
 )
 
 
 def strategy_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpStrategy | None:
-    """Return the result of an operator's strategy for a call, or None if it has none.
+    """Evaluate an operator's strategy for a call, or return None if it has none.
 
     Raises:
         CompileError: The result is no OpStrategy.
@@ -210,28 +211,30 @@ def strategy_of(
     strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
     if strategy is None:
         return None
-    chosen = strategy(own_attrs(attrs), inputs, out_type, target)
+    chosen = strategy(unwrap_user_attrs(attrs), inputs, out_type, target)
     if not isinstance(chosen, OpStrategy):
         raise CompileError(f"{name}: its strategy gave {chosen!r}, expected an OpStrategy")
     return chosen
 
 
 def own_lowering(name: str) -> OpImplementation | None:
-    """Return Ekiden's own computation of an operator, or None if it has no kernel."""
+    """Return the default implementation of an operator, or None if it has no kernel."""
     lower = get(name).definition.lower
     if lower is None:
         return None
 
-    def own(attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type) -> Sequence[Tensor]:
+    def lower_default(
+        attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
+    ) -> Sequence[Tensor]:
         return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
 
-    return OpImplementation(own, None, name)
+    return OpImplementation(lower_default, None, name)
 
 
 def implementation_of(
     name: str, attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type, target: Target | None
 ) -> OpImplementation | None:
-    """Return the user's implementation of an operator, or None for its own lowering.
+    """Select the user's implementation of an operator, or None for the default lowering.
 
     Raises:
         CompileError: A schedule is registered for an operator that has no kernel.
@@ -243,6 +246,7 @@ def implementation_of(
     schedule: Any = OP_ATTRS.get(SCHEDULE, {}).get(name)
     if compute is not None:
         return OpImplementation(compute, schedule, name)
+    # A schedule alone goes with the operator's own computation.
     if schedule is None:
         return None
     own = own_lowering(name)
@@ -252,11 +256,10 @@ def implementation_of(
 
 
 def version_of(name: str) -> int | None:
-    """Return a number that changes whenever an operator is given an implementation, or None if it
-    has none.
-    """
+    """Return the version of an operator's user implementations, or None if it has none."""
     has_any = any(name in OP_ATTRS.get(key, {}) for key in (STRATEGY, COMPUTE, SCHEDULE))
-    return _versions.setdefault(name, next(_VERSIONS)) if has_any else None
+    # Attributes set directly, without the registration functions, have a version from here on.
+    return _versions.setdefault(name, next(_VERSION_COUNTER)) if has_any else None
 
 
 __all__ = [

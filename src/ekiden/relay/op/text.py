@@ -1,5 +1,4 @@
-"""Operators on texts, which are tensors of bytes: see ekiden.topi.text. Their kernels are compiled
-like those of numbers."""
+"""String operators on byte tensors: see ekiden.topi.text."""
 
 from __future__ import annotations
 
@@ -12,15 +11,23 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
-from ekiden.runtime.text import TEXT_END, decode, encode
-from ekiden.topi.text import INFINITE_SIGN, MAX_CASE_GROWTH, MAX_DIGITS, NAN_SIGN, NUMBER_BYTES
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
+from ekiden.runtime.text import TEXT_TERMINATOR, decode, encode
+from ekiden.topi.text import (
+    INFINITE_SIGN,
+    MAX_CASE_GROWTH,
+    MAX_NUMBER_TEXT_BYTES,
+    MAX_SIGNIFICANT_DIGITS,
+    NAN_SIGN,
+)
 
 
 @node("relay.attrs.TextSplitAttrs")
 class TextSplitAttrs(Attrs):
-    """The delimiter, empty for runs of white space, and the most cuts, below 0 for any number."""
+    """Attributes of text.split: the delimiter (empty: runs of whitespace) and maxsplit (negative:
+    unlimited).
+    """
 
     delimiter: str = ""
     maxsplit: int = -1
@@ -28,53 +35,57 @@ class TextSplitAttrs(Attrs):
 
 @node("relay.attrs.TextWrittenAttrs")
 class TextWrittenAttrs(Attrs):
-    """How many digits are significant, as C's %g has them; 0 for whole numbers."""
+    """Attributes of text.written: significant digits as in C's %g; 0 for integers."""
 
     precision: int = 0
 
 
-def _concat(attrs: Attrs | None, first: Array, second: Array) -> Array:
+def _concat_reference(attrs: Attrs | None, first: Array, second: Array) -> Array:
     width = first.shape[-1] + second.shape[-1]
     return encode(decode(first) + decode(second), width)
 
 
-def _find(attrs: Attrs | None, text: Array, keys: Array) -> Array:
+def _find_reference(attrs: Attrs | None, text: Array, keys: Array) -> Array:
     positions = {k: i for i, k in enumerate(decode(keys))}
     return np.array([positions.get(t, -1) for t in decode(text)], np.int64)
 
 
-def _match(attrs: Attrs | None, text: Array, moves: Array, kinds: Array, accepts: Array) -> Array:
+def _match_reference(
+    attrs: Attrs | None, text: Array, moves: Array, kinds: Array, accepts: Array
+) -> Array:
     accepted = np.zeros(len(text), np.bool_)
     for i, row in enumerate(text):
         state = 0
-        for byte in row[row != TEXT_END]:
+        # The automaton sees the text alone, not the padding behind it.
+        for byte in row[row != TEXT_TERMINATOR]:
             state = moves[state, kinds[byte]]
         accepted[i] = accepts[state]
     return accepted
 
 
-def _change(
+def _change_case_reference(
     attrs: Attrs | None, text: Array, letters: Array, sizes: Array, replacements: Array
 ) -> Array:
     table = {
         chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, replacements, strict=True)
     }
     changed = ["".join(table.get(c, c) for c in t) for t in decode(text)]
+    # A letter may become longer: the width allows for the worst case.
     return encode(changed, text.shape[-1] * MAX_CASE_GROWTH)
 
 
-def _parts(attrs: TextSplitAttrs, text: Array) -> list[list[str]]:
+def _split_strings(attrs: TextSplitAttrs, text: Array) -> list[list[str]]:
     return [t.split(attrs.delimiter or None, attrs.maxsplit) for t in decode(text)]
 
 
-def _split(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
+def _split_reference(attrs: TextSplitAttrs, text: Array, slots: Array) -> Array:
     slots_of_text = np.full((len(text), slots.size), "", object)
-    for i, pieces in enumerate(_parts(attrs, text)):
+    for i, pieces in enumerate(_split_strings(attrs, text)):
         slots_of_text[i, : len(pieces)] = pieces
     return encode(slots_of_text, text.shape[-1])
 
 
-def _number_parts(attrs: Attrs | None, text: Array) -> Array:
+def _number_parts_reference(attrs: Attrs | None, text: Array) -> Array:
     """See topi.text.number_parts; digits beyond those that are read are cut off there."""
     rows = []
     for source in decode(text):
@@ -86,35 +97,42 @@ def _number_parts(attrs: Attrs | None, text: Array) -> Array:
         mantissa, _, exponent = word.lstrip("+-").partition("e")
         integer, _, fraction = mantissa.partition(".")
         digits = (integer + fraction).lstrip("0")
-        read_digits = digits[:MAX_DIGITS]
+        read_digits = digits[:MAX_SIGNIFICANT_DIGITS]
+        # Digits that are cut off count as a power of ten.
         power = len(digits) - len(read_digits) - len(fraction) + int(exponent or 0)
         rows.append((-1 if word.startswith("-") else 1, int(read_digits or 0), power))
     return np.array(rows, np.int64).reshape(len(text), 3)
 
 
-def _whole_number(attrs: Attrs | None, text: Array) -> Array:
+def _whole_number_reference(attrs: Attrs | None, text: Array) -> Array:
     numbers = [int(t.partition(".")[0] or 0) for t in decode(text)]
+    # Python's integers are reduced modulo 2**64, and read as two's complement.
     return np.array([n & (1 << 64) - 1 for n in numbers], np.uint64).view(np.int64)
 
 
-def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Array) -> Array:
+def _written_reference(
+    attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Array
+) -> Array:
     special = {INFINITE_SIGN: "INF", -INFINITE_SIGN: "-INF", NAN_SIGN: "NaN"}
     texts = []
     for sign, number, exponent in zip(signs, digits, exponents, strict=True):
         plain = "-" * bool(sign < 0)
         if attrs.precision:
             value = Decimal(int(number)).scaleb(int(exponent))
-            plain += f"%.{attrs.precision}g" % value if not number else _general(value, attrs)
+            plain += (
+                f"%.{attrs.precision}g" % value if not number else _format_general(value, attrs)
+            )
         else:
             plain += str(number)
         texts.append(special.get(int(sign), plain))
-    return encode(texts, NUMBER_BYTES)
+    return encode(texts, MAX_NUMBER_TEXT_BYTES)
 
 
-def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:
-    """Return a decimal as %g writes it; a float would be rounded to binary first."""
+def _format_general(value: Decimal, attrs: TextWrittenAttrs) -> str:
+    """Format a decimal as %g does, without rounding to binary first."""
     first = value.adjusted()
     digits = "".join(map(str, value.normalize().as_tuple().digits))
+    # C's %g switches to an exponent below 1e-4 and from the precision on.
     if first < -4 or first >= attrs.precision:
         return f"{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e{first:+03d}"
     if first < 0:
@@ -124,83 +142,83 @@ def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:
 
 
 # fmt: off
-declare("text.concat", ("first", "second"), lambda attrs, a, b: topi.text.concat(a, b),
-        "texts [n, width of both]", reference=_concat)
-declare("text.find", ("text", "keys"), lambda attrs, text, keys: topi.text.find(text, keys),
-        "int64 [n]: which of the sorted keys each text is, -1 for none", reference=_find)
-declare("text.match", ("text", "moves", "kinds", "accepts"),
+declare_topi_op("text.concat", ("first", "second"), lambda attrs, a, b: topi.text.concat(a, b),
+        "texts [n, width of both]", reference=_concat_reference)
+declare_topi_op("text.find", ("text", "keys"), lambda attrs, text, keys: topi.text.find(text, keys),
+        "int64 [n]: which of the sorted keys each text is, -1 for none", reference=_find_reference)
+declare_topi_op("text.match", ("text", "moves", "kinds", "accepts"),
         lambda attrs, *operands: topi.text.match(*operands),
-        "bool [n]: whether the automaton accepts each text", reference=_match)
-declare("text.change_case", ("text", "letters", "sizes", "others"),
+        "bool [n]: whether the automaton accepts each text", reference=_match_reference)
+declare_topi_op("text.change_case", ("text", "letters", "sizes", "others"),
         lambda attrs, *operands: topi.text.change_case(*operands),
-        "texts [n, 3 * width] with letters replaced", reference=_change)
-declare("text.count_parts", ("text",),
+        "texts [n, 3 * width] with letters replaced", reference=_change_case_reference)
+declare_topi_op("text.count_parts", ("text",),
         lambda attrs, text: topi.text.count_parts(text, attrs.delimiter, attrs.maxsplit),
         "int64 [n]: how many parts each text has", TextSplitAttrs,
-        reference=lambda attrs, text: np.array([len(p) for p in _parts(attrs, text)], np.int64))
-declare("text.whole_number", ("text",), lambda attrs, text: topi.text.whole_number(text),
-        "int64 [n]: the whole number that each text is, modulo 2**64", reference=_whole_number)
-declare("text.number_parts", ("text",), lambda attrs, text: topi.text.number_parts(text),
+        reference=lambda attrs, text: np.array(
+            [len(p) for p in _split_strings(attrs, text)], np.int64))
+declare_topi_op("text.whole_number", ("text",), lambda attrs, text: topi.text.whole_number(text),
+        "int64 [n]: the whole number that each text is, modulo 2**64",
+        reference=_whole_number_reference)
+declare_topi_op("text.number_parts", ("text",), lambda attrs, text: topi.text.number_parts(text),
         "int64 [n, 3]: sign, digits and exponent of ten of the number that each text is",
-        reference=_number_parts)
-declare("text.written", ("signs", "digits", "exponents"),
+        reference=_number_parts_reference)
+declare_topi_op("text.written", ("signs", "digits", "exponents"),
         lambda attrs, s, d, e: topi.text.written(s, d, e, attrs.precision),
         "texts [n, 32]: the numbers as C's %g or %d writes them", TextWrittenAttrs,
-        reference=_written)
-declare("text.split", ("text", "slots"),
+        reference=_written_reference)
+declare_topi_op("text.split", ("text", "slots"),
         lambda attrs, text, slots: topi.text.split(text, slots, attrs.delimiter, attrs.maxsplit),
-        "texts [n, slots, width]: the parts of each", TextSplitAttrs, reference=_split)
+        "texts [n, slots, width]: the parts of each", TextSplitAttrs, reference=_split_reference)
 # fmt: on
 
 
 def concat(first: Expr, second: Expr) -> Call:
-    """Return each text followed by another; both are [n, width]."""
-    return call("text.concat", first, second)
+    """Concatenate strings pairwise; both are [n, width]."""
+    return call_op("text.concat", first, second)
 
 
 def find(text: Expr, keys: Expr) -> Call:
-    """Return which of the keys (distinct, sorted by their bytes) each text is: int64 [n], -1 for
-    none.
-    """
-    return call("text.find", text, keys)
+    """Look each string up among sorted distinct keys: int64 [n], -1 if absent."""
+    return call_op("text.find", text, keys)
 
 
 def match(text: Expr, moves: Expr, kinds: Expr, accepts: Expr) -> Call:
-    """Return whether an automaton accepts each whole text; see ekiden.topi.text.match."""
-    return call("text.match", text, moves, kinds, accepts)
+    """Return whether an automaton accepts each whole string; see ekiden.topi.text.match."""
+    return call_op("text.match", text, moves, kinds, accepts)
 
 
 def change_case(text: Expr, letters: Expr, sizes: Expr, others: Expr) -> Call:
-    """Return texts with letters replaced; see ekiden.topi.text.change_case."""
-    return call("text.change_case", text, letters, sizes, others)
+    """Map letters of strings; see ekiden.topi.text.change_case."""
+    return call_op("text.change_case", text, letters, sizes, others)
 
 
 def count_parts(text: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """Return into how many pieces each text is cut: int64 [n]."""
-    return call("text.count_parts", text, attrs=TextSplitAttrs(delimiter, maxsplit))
+    """Return the number of pieces each string splits into: int64 [n]."""
+    return call_op("text.count_parts", text, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def split(text: Expr, slots: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """Return the pieces of each text [n, slots, width]; `slots` is a vector of that length."""
-    return call("text.split", text, slots, attrs=TextSplitAttrs(delimiter, maxsplit))
+    """Split each string into [n, slots, width]; the vector `slots` has the length of that axis."""
+    return call_op("text.split", text, slots, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def whole_number(text: Expr) -> Call:
-    """Return each text as a whole number: int64 [n], modulo 2**64."""
-    return call("text.whole_number", text)
+    """Parse each string as an integer: int64 [n], modulo 2**64."""
+    return call_op("text.whole_number", text)
 
 
 def number_parts(text: Expr) -> Call:
-    """Return sign, digits and exponent of the number that each text is.
+    """Parse each string as a decimal number; return sign, digits and exponent.
 
     See ekiden.topi.text.number_parts.
     """
-    return call("text.number_parts", text)
+    return call_op("text.number_parts", text)
 
 
 def written(signs: Expr, digits: Expr, exponents: Expr, precision: int = 0) -> Call:
-    """Return numbers as texts; see ekiden.topi.text.written."""
-    return call("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
+    """Format numbers as strings; see ekiden.topi.text.written."""
+    return call_op("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
 
 
 __all__ = [

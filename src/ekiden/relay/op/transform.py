@@ -1,4 +1,4 @@
-"""Operators that move elements: transposes, joins and splits, slices, repetition, layouts.
+"""Data movement operators: transpose, broadcast_to, tile, repeat, reverse, layout_transform.
 
     transpose(x, p)[i] = x at j with j[p[k]] = i[k]:      result axis k is axis p[k] of the data
     tile(x, r)    whole copies side by side;   repeat(x, r, axis)    each element r times
@@ -17,11 +17,18 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import OpDef, OpPattern, PrecisionPolicy, TransposeRule, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, fail, show, tensors
-from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
+from ekiden.relay.op._declare import (
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_tensors,
+    raise_type_error,
+    show,
+)
+from ekiden.relay.op.dynamic import DynamicAttrs, call_dynamic, constant_value
 from ekiden.topi.dimensions import (
     Dim,
     Dims,
@@ -30,25 +37,25 @@ from ekiden.topi.dimensions import (
     as_ints,
     as_shape,
     axes_attr,
-    broadcasts_to,
-    is_any,
+    is_broadcastable_to,
+    is_unknown_dim,
     normalize_axes,
     normalize_axis,
-    replaced,
-    tidy,
+    replace_dim,
+    simplify_dim,
 )
 from ekiden.topi.layout import transform_array, transform_shape
 
 
 @node("relay.attrs.TransposeAttrs")
 class TransposeAttrs(Attrs):
-    """Which input axis each result axis is; None reverses them."""
+    """Attributes of transpose: the permutation; None reverses the axes."""
 
     axes: tuple[int, ...] | None = None
 
 
-def transposed_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
-    """Return the permutation, counted from the front.
+def normalize_transpose_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
+    """Return the permutation with non-negative axes.
 
     Raises:
         ValueError: The axes are no permutation.
@@ -62,22 +69,25 @@ def transposed_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
 
 
 def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("transpose", types, 1)
-    axes = attempt("transpose", transposed_axes, attrs_of(TransposeAttrs, attrs), len(data.shape))
+    (data,) = check_tensors("transpose", types, 1)
+    # Negative axes are counted from the front once, so that kernels need not.
+    axes = call_shape_rule(
+        "transpose", normalize_transpose_axes, check_attrs(TransposeAttrs, attrs), len(data.shape)
+    )
     return TensorType(tuple(data.shape[a] for a in axes), data.dtype)
 
 
 register_op(
     OpDef(
         name="transpose",
-        turns=Transposes.ORDER,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.ORDER,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=TransposeAttrs,
         relation=_transpose_relation,
         reference=lambda attrs, data: np.transpose(data, attrs.axes),
         lower=lambda attrs, inputs, out: [
-            topi.transpose(inputs[0], transposed_axes(attrs, inputs[0].ndim))
+            topi.transpose(inputs[0], normalize_transpose_axes(attrs, inputs[0].ndim))
         ],
         pattern=OpPattern.INJECTIVE,
         result="data's dimensions in the order `axes`",
@@ -86,30 +96,32 @@ register_op(
 
 
 def transpose(data: Expr, axes: Sequence[int] | None = None) -> Call:
-    """Return `data` with its axes permuted."""
-    return call("transpose", data, attrs=TransposeAttrs(None if axes is None else tuple(axes)))
+    """Permute the axes of `data`."""
+    return call_op("transpose", data, attrs=TransposeAttrs(None if axes is None else tuple(axes)))
 
 
 @node("relay.attrs.BroadcastAttrs")
 class BroadcastAttrs(Attrs):
-    """The shape to broadcast to."""
+    """Attributes of broadcast_to: the target shape."""
 
     shape: Dims = ()
 
 
 def _broadcast_to_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("broadcast_to", types, 1)
-    target_shape = as_shape(attrs_of(BroadcastAttrs, attrs).shape)
-    if not broadcasts_to(data.shape, target_shape):
-        fail("broadcast_to", f"{show(data.shape)} does not broadcast to {show(target_shape)}")
+    (data,) = check_tensors("broadcast_to", types, 1)
+    target_shape = as_shape(check_attrs(BroadcastAttrs, attrs).shape)
+    if not is_broadcastable_to(data.shape, target_shape):
+        raise_type_error(
+            "broadcast_to", f"{show(data.shape)} does not broadcast to {show(target_shape)}"
+        )
     return TensorType(target_shape, data.dtype)
 
 
 register_op(
     OpDef(
         name="broadcast_to",
-        turns=Transposes.EXTENTS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.EXTENTS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=BroadcastAttrs,
         relation=_broadcast_to_relation,
@@ -122,29 +134,33 @@ register_op(
 
 
 def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
-    """Return `data` repeated along axes of extent 1 and new leading axes."""
-    if (constant_shape := constant_of(shape)) is None:
+    """Broadcast `data` to a shape."""
+    if (constant_shape := constant_value(shape)) is None:
         assert isinstance(shape, Expr)
-        return dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
-    return call("broadcast_to", data, attrs=BroadcastAttrs(as_attr(constant_shape)))
+        return call_dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
+    return call_op("broadcast_to", data, attrs=BroadcastAttrs(as_attr(constant_shape)))
 
 
 @node("relay.attrs.TileAttrs")
 class TileAttrs(Attrs):
-    """How often to repeat along each axis, aligned at the last one."""
+    """Attributes of tile: repetitions per axis, aligned at the last one."""
 
     reps: Dims = ()
 
 
 def _tile_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("tile", types, 1)
-    reps = as_shape(attrs_of(TileAttrs, attrs).reps)
+    (data,) = check_tensors("tile", types, 1)
+    reps = as_shape(check_attrs(TileAttrs, attrs).reps)
     rank = max(len(reps), len(data.shape))
     one = as_dim(1)
+    # NumPy's rule: the shorter of both is filled up with ones in front.
     shape = (one,) * (rank - len(data.shape)) + data.shape
     times = (one,) * (rank - len(reps)) + reps
     return TensorType(
-        tuple(d if is_any(d) else tidy(d * r) for d, r in zip(shape, times, strict=True)),
+        tuple(
+            d if is_unknown_dim(d) else simplify_dim(d * r)
+            for d, r in zip(shape, times, strict=True)
+        ),
         data.dtype,
     )
 
@@ -152,7 +168,7 @@ def _tile_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="tile",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=TileAttrs,
         relation=_tile_relation,
@@ -165,28 +181,30 @@ register_op(
 
 
 def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
-    """Return `data` repeated as one block along each axis."""
-    if (times := constant_of(reps)) is None:
+    """Repeat `data` as a whole along each axis."""
+    if (times := constant_value(reps)) is None:
         assert isinstance(reps, Expr)
-        return dynamic("tile", data, reps, attrs=DynamicAttrs())
-    return call("tile", data, attrs=TileAttrs(as_attr(times)))
+        return call_dynamic("tile", data, reps, attrs=DynamicAttrs())
+    return call_op("tile", data, attrs=TileAttrs(as_attr(times)))
 
 
 @node("relay.attrs.RepeatAttrs")
 class RepeatAttrs(Attrs):
-    """How often each element is repeated along the axis."""
+    """Attributes of repeat: repetitions of each element, and the axis."""
 
     repeats: int = 1
     axis: int = 0
 
 
 def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("repeat", types, 1)
-    settings = attrs_of(RepeatAttrs, attrs)
-    at = attempt("repeat", normalize_axis, settings.axis, len(data.shape), "repeat")
+    (data,) = check_tensors("repeat", types, 1)
+    settings = check_attrs(RepeatAttrs, attrs)
+    at = call_shape_rule("repeat", normalize_axis, settings.axis, len(data.shape), "repeat")
     size = data.shape[at]
     return TensorType(
-        replaced(data.shape, at, size if is_any(size) else tidy(size * settings.repeats)),
+        replace_dim(
+            data.shape, at, size if is_unknown_dim(size) else simplify_dim(size * settings.repeats)
+        ),
         data.dtype,
     )
 
@@ -194,7 +212,7 @@ def _repeat_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="repeat",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=RepeatAttrs,
         relation=_repeat_relation,
@@ -209,30 +227,30 @@ register_op(
 
 
 def repeat(data: Expr, repeats: int, axis: int) -> Call:
-    """Return each element repeated along an axis."""
-    return call("repeat", data, attrs=RepeatAttrs(repeats, axis))
+    """Repeat each element along an axis."""
+    return call_op("repeat", data, attrs=RepeatAttrs(repeats, axis))
 
 
 @node("relay.attrs.ReverseAttrs")
 class ReverseAttrs(Attrs):
-    """The axes to reverse."""
+    """Attributes of reverse: the axes."""
 
     axis: tuple[int, ...] = (0,)
 
 
 def _reverse_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("reverse", types, 1)
-    requested = attrs_of(ReverseAttrs, attrs).axis
-    axes = attempt("reverse", normalize_axes, requested, len(data.shape), "reverse")
+    (data,) = check_tensors("reverse", types, 1)
+    requested = check_attrs(ReverseAttrs, attrs).axis
+    axes = call_shape_rule("reverse", normalize_axes, requested, len(data.shape), "reverse")
     if len(axes) < len(requested):
-        fail("reverse", f"an axis is there twice, got {requested}")
+        raise_type_error("reverse", f"an axis is there twice, got {requested}")
     return data
 
 
 register_op(
     OpDef(
         name="reverse",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=ReverseAttrs,
         relation=_reverse_relation,
@@ -245,22 +263,22 @@ register_op(
 
 
 def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
-    """Return `data` backwards along axes."""
-    return call("reverse", data, attrs=ReverseAttrs(axes_attr(axis) or ()))
+    """Reverse `data` along axes."""
+    return call_op("reverse", data, attrs=ReverseAttrs(axes_attr(axis) or ()))
 
 
 @node("relay.attrs.LayoutTransformAttrs")
 class LayoutTransformAttrs(Attrs):
-    """Layout strings: NCHW, NHWC, NCHW16c."""
+    """Attributes of layout_transform: source and target layouts such as NCHW and NCHW16c."""
 
     src_layout: str = "NCHW"
     dst_layout: str = "NCHW"
 
 
 def _layout_transform_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("layout_transform", types, 1)
-    settings = attrs_of(LayoutTransformAttrs, attrs)
-    shape = attempt(
+    (data,) = check_tensors("layout_transform", types, 1)
+    settings = check_attrs(LayoutTransformAttrs, attrs)
+    shape = call_shape_rule(
         "layout_transform", transform_shape, data.shape, settings.src_layout, settings.dst_layout
     )
     return TensorType(shape, data.dtype)
@@ -269,7 +287,7 @@ def _layout_transform_relation(types: Sequence[Type], attrs: Attrs | None) -> Ty
 register_op(
     OpDef(
         name="layout_transform",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=LayoutTransformAttrs,
         relation=_layout_transform_relation,
@@ -284,8 +302,8 @@ register_op(
 
 
 def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
-    """Return `data` from one layout to another; an inner factor must divide its axis."""
-    return call("layout_transform", data, attrs=LayoutTransformAttrs(src_layout, dst_layout))
+    """Transform `data` between layouts; a block factor must divide its axis."""
+    return call_op("layout_transform", data, attrs=LayoutTransformAttrs(src_layout, dst_layout))
 
 
 __all__ = [

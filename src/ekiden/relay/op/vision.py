@@ -1,5 +1,4 @@
-"""Operators of detection: boxes, anchors, regions. Where the number of boxes that stay is data, the
-result is padded and says how many count."""
+"""Object detection operators: box filtering, NMS, anchors, ROI pooling."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import by_layout, call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, lookup_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 
 Floats = tuple[float, ...]
@@ -19,7 +18,7 @@ Floats = tuple[float, ...]
 
 @node("relay.attrs.GetValidCountsAttrs")
 class GetValidCountsAttrs(Attrs):
-    """The fields of a box that hold its class (below 0: none) and score."""
+    """Attributes of get_valid_counts: indices of class (negative: none) and score in a box."""
 
     id_index: int = 0
     score_index: int = 1
@@ -27,7 +26,7 @@ class GetValidCountsAttrs(Attrs):
 
 @node("relay.attrs.NonMaximumSuppressionAttrs")
 class NonMaximumSuppressionAttrs(Attrs):
-    """Whether classes suppress each other, how many boxes compete, and what the fields mean."""
+    """Attributes of non_max_suppression: suppression across classes, top_k, field indices."""
 
     force_suppress: bool = False
     top_k: int = -1
@@ -40,14 +39,14 @@ class NonMaximumSuppressionAttrs(Attrs):
 
 @node("relay.attrs.AllClassNonMaximumSuppressionAttrs")
 class AllClassNonMaximumSuppressionAttrs(Attrs):
-    """The form of the result: "onnx" or "tensorflow"."""
+    """Attributes of all_class_non_max_suppression: output format "onnx" or "tensorflow"."""
 
     output_format: str = "onnx"
 
 
 @node("relay.attrs.MultiBoxPriorAttrs")
 class MultiBoxPriorAttrs(Attrs):
-    """Sizes and ratios of anchors, steps and offsets of pixels, and whether to clip."""
+    """Attributes of multibox_prior: anchor sizes and ratios, steps, offsets, clip."""
 
     sizes: Floats = (1.0,)
     ratios: Floats = (1.0,)
@@ -58,7 +57,7 @@ class MultiBoxPriorAttrs(Attrs):
 
 @node("relay.attrs.MultiBoxTransformLocAttrs")
 class MultiBoxTransformLocAttrs(Attrs):
-    """Whether to clip to the image, the lowest score, and the variances of moves."""
+    """Attributes of multibox_transform_loc: clip, score threshold, variances, background class."""
 
     clip: bool = True
     threshold: float = 0.01
@@ -68,7 +67,7 @@ class MultiBoxTransformLocAttrs(Attrs):
 
 @node("relay.attrs.ROIAlignAttrs")
 class ROIAlignAttrs(WindowAttrs):
-    """The extents of the result, the scale of regions, samples per bin, layout and mode."""
+    """Attributes of roi_align: pooled size, spatial scale, sampling ratio, layout, mode."""
 
     pooled_size: tuple[int, ...] = (1, 1)
     spatial_scale: float = 1.0
@@ -80,7 +79,7 @@ class ROIAlignAttrs(WindowAttrs):
 
 @node("relay.attrs.ROIPoolAttrs")
 class ROIPoolAttrs(WindowAttrs):
-    """The extents of the result and the scale of regions; the layout is NCHW."""
+    """Attributes of roi_pool: pooled size and spatial scale; the layout is NCHW."""
 
     pooled_size: tuple[int, ...] = (1, 1)
     spatial_scale: float = 1.0
@@ -89,7 +88,7 @@ class ROIPoolAttrs(WindowAttrs):
 
 @node("relay.attrs.ProposalAttrs")
 class ProposalAttrs(Attrs):
-    """Anchors, overlap that suppresses, and how many boxes go in and come out."""
+    """Attributes of proposal: anchors, NMS threshold, numbers of boxes before and after NMS."""
 
     scales: Floats = ()
     ratios: Floats = ()
@@ -103,12 +102,12 @@ class ProposalAttrs(Attrs):
 
 @node("relay.attrs.YoloReorgAttrs")
 class YoloReorgAttrs(Attrs):
-    """The distance of pixels that become channels."""
+    """Attributes of yolo_reorg: the stride."""
 
     stride: int = 1
 
 
-declare(
+declare_topi_op(
     "vision.get_valid_counts",
     ("data", "score_threshold"),
     lambda attrs, data, score: topi.vision.get_valid_counts(
@@ -118,7 +117,7 @@ declare(
     GetValidCountsAttrs,
     fields=3,
 )
-declare(
+declare_topi_op(
     "vision.non_max_suppression",
     ("data", "valid_count", "indices", "max_output_size", "iou_threshold"),
     lambda attrs, data, valid_count, indices, max_boxes, overlap: topi.vision.non_max_suppression(
@@ -139,7 +138,7 @@ declare(
     NonMaximumSuppressionAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "vision.all_class_non_max_suppression",
     ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold"),
     lambda attrs, boxes, scores, max_boxes, overlap, score: (
@@ -151,7 +150,7 @@ declare(
     AllClassNonMaximumSuppressionAttrs,
     fields=lambda attrs: 2 if getattr(attrs, "output_format", "") == "onnx" else 3,
 )
-declare(
+declare_topi_op(
     "vision.multibox_prior",
     ("data",),
     lambda attrs, data: topi.vision.multibox_prior(
@@ -161,7 +160,7 @@ declare(
     MultiBoxPriorAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "vision.multibox_transform_loc",
     ("cls_prob", "loc_pred", "anchor"),
     lambda attrs, cls_prob, loc_pred, anchor: topi.vision.multibox_transform_loc(
@@ -177,10 +176,10 @@ declare(
     MultiBoxTransformLocAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "vision.roi_align",
     ("data", "rois"),
-    lambda attrs, data, rois: by_layout(
+    lambda attrs, data, rois: lookup_layout(
         attrs.layout, {"NCHW": topi.vision.roi_align_nchw, "NHWC": topi.vision.roi_align_nhwc}
     )(
         data,
@@ -196,17 +195,17 @@ declare(
     refuses=True,
     layout="layout",
 )
-declare(
+declare_topi_op(
     "vision.roi_pool",
     ("data", "rois"),
-    lambda attrs, data, rois: by_layout(attrs.layout, {"NCHW": topi.vision.roi_pool_nchw})(
+    lambda attrs, data, rois: lookup_layout(attrs.layout, {"NCHW": topi.vision.roi_pool_nchw})(
         data, rois, attrs.pooled_size, attrs.spatial_scale
     ),
     "a region per row of rois, with `pooled_size`",
     ROIPoolAttrs,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "vision.proposal",
     ("cls_prob", "bbox_pred", "im_info"),
     lambda attrs, cls_prob, bbox_pred, im_info: topi.vision.proposal(
@@ -225,7 +224,7 @@ declare(
     "(batch * rpn_post_nms_top_n, 5)",
     ProposalAttrs,
 )
-declare(
+declare_topi_op(
     "vision.yolo_reorg",
     ("data",),
     lambda attrs, data: topi.vision.reorg(data, attrs.stride),
@@ -235,20 +234,21 @@ declare(
 )
 
 
-def _number(value: Expr | float, dtype: str) -> Expr:
+def _scalar_expr(value: Expr | float, dtype: str) -> Expr:
     return value if isinstance(value, Expr) else const(value, dtype)
 
 
 def get_valid_counts(
     data: Expr, score_threshold: Expr | float, id_index: int = 0, score_index: int = 1
 ) -> Call:
-    """Return a tuple: the number of boxes with a score above the threshold, the boxes, their
-    positions.
+    """Return the number of boxes above the score threshold, the boxes and their indices.
 
     The boxes that count come first in each batch; the positions are those that they had.
     """
     attrs = GetValidCountsAttrs(id_index, score_index)
-    return call("vision.get_valid_counts", data, _number(score_threshold, "float32"), attrs=attrs)
+    return call_op(
+        "vision.get_valid_counts", data, _scalar_expr(score_threshold, "float32"), attrs=attrs
+    )
 
 
 def non_max_suppression(
@@ -265,13 +265,16 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> Call:
-    """Return remaining boxes, from highest score, where overlapping ones suppress each other."""
+    """Return the boxes that survive greedy non-maximum suppression, by descending score."""
     attrs = NonMaximumSuppressionAttrs(
         force_suppress, top_k, coord_start, score_index, id_index, return_indices, invalid_to_bottom
     )
-    max_boxes, overlap = _number(max_output_size, "int32"), _number(iou_threshold, "float32")
+    max_boxes, overlap = (
+        _scalar_expr(max_output_size, "int32"),
+        _scalar_expr(iou_threshold, "float32"),
+    )
     name = "vision.non_max_suppression"
-    return call(name, data, valid_count, indices, max_boxes, overlap, attrs=attrs)
+    return call_op(name, data, valid_count, indices, max_boxes, overlap, attrs=attrs)
 
 
 def all_class_non_max_suppression(
@@ -282,12 +285,12 @@ def all_class_non_max_suppression(
     score_threshold: Expr | float = -1.0,
     output_format: str = "onnx",
 ) -> Call:
-    """Return, per class, the boxes with the highest scores that do not overlap."""
+    """Return the boxes that survive non-maximum suppression per class."""
     attrs = AllClassNonMaximumSuppressionAttrs(output_format)
-    bounds = (_number(v, "float32") for v in (iou_threshold, score_threshold))
-    max_boxes = _number(max_output_boxes_per_class, "int64")
+    bounds = (_scalar_expr(v, "float32") for v in (iou_threshold, score_threshold))
+    max_boxes = _scalar_expr(max_output_boxes_per_class, "int64")
     name = "vision.all_class_non_max_suppression"
-    return call(name, boxes, scores, max_boxes, *bounds, attrs=attrs)
+    return call_op(name, boxes, scores, max_boxes, *bounds, attrs=attrs)
 
 
 def multibox_prior(
@@ -298,10 +301,10 @@ def multibox_prior(
     offsets: Sequence[float] = (0.5, 0.5),
     clip: bool = False,
 ) -> Call:
-    """Return anchor boxes around every pixel."""
+    """Return SSD prior (anchor) boxes around every pixel."""
     size, ratio, step, offset = (tuple(map(float, v)) for v in (sizes, ratios, steps, offsets))
     attrs = MultiBoxPriorAttrs(size, ratio, step, offset, clip)
-    return call("vision.multibox_prior", data, attrs=attrs)
+    return call_op("vision.multibox_prior", data, attrs=attrs)
 
 
 def multibox_transform_loc(
@@ -313,9 +316,9 @@ def multibox_transform_loc(
     variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
     keep_background: bool = False,
 ) -> Call:
-    """Return class, score and box of the anchors that show something, and their number."""
+    """Decode SSD predictions: class, score and box of detections, and their number."""
     attrs = MultiBoxTransformLocAttrs(clip, threshold, tuple(variances), keep_background)
-    return call("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
+    return call_op("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
 
 
 def roi_align(
@@ -328,18 +331,18 @@ def roi_align(
     mode: str = "avg",
     aligned: bool = False,
 ) -> Call:
-    """Return regions sampled between pixels, at one size."""
+    """Pool regions by bilinear sampling (ROI align)."""
     size = tuple(pooled_size)
     attrs = ROIAlignAttrs(size, spatial_scale, sample_ratio, layout, mode, aligned)
-    return call("vision.roi_align", data, rois, attrs=attrs)
+    return call_op("vision.roi_align", data, rois, attrs=attrs)
 
 
 def roi_pool(
     data: Expr, rois: Expr, pooled_size: Sequence[int], spatial_scale: float, layout: str = "NCHW"
 ) -> Call:
-    """Return the maxima of bins of regions, at one size."""
+    """Pool regions by the maximum of their bins (ROI pooling)."""
     attrs = ROIPoolAttrs(tuple(pooled_size), spatial_scale, layout)
-    return call("vision.roi_pool", data, rois, attrs=attrs)
+    return call_op("vision.roi_pool", data, rois, attrs=attrs)
 
 
 def proposal(
@@ -355,17 +358,17 @@ def proposal(
     rpn_min_size: int,
     iou_loss: bool,
 ) -> Call:
-    """Return regions for the second stage of a detector."""
+    """Return region proposals of a two-stage detector (Faster R-CNN)."""
     attrs = ProposalAttrs(
         tuple(map(float, scales)), tuple(map(float, ratios)), feature_stride, threshold,
         rpn_pre_nms_top_n, rpn_post_nms_top_n, rpn_min_size, iou_loss,
     )  # fmt: skip
-    return call("vision.proposal", cls_prob, bbox_pred, im_info, attrs=attrs)
+    return call_op("vision.proposal", cls_prob, bbox_pred, im_info, attrs=attrs)
 
 
 def yolo_reorg(data: Expr, stride: int) -> Call:
-    """Return pixels `stride` apart as channels, in Darknet's order."""
-    return call("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
+    """Rearrange pixels `stride` apart into channels, in Darknet's order."""
+    return call_op("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
 
 
 __all__ = [

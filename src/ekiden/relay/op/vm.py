@@ -1,4 +1,4 @@
-"""The vm dialect: operators that are instructions of the virtual machine."""
+"""VM dialect: operators that are instructions of the virtual machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, Relation, get, register_op
+from ekiden.ir.op import Array, MemoryAliasing, OpDef, OpPattern, TypeRelationFunc, get, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
-from ekiden.relay.op._declare import fail
+from ekiden.relay.op._declare import raise_type_error
 from ekiden.relay.op.memory import unit_relation
 from ekiden.topi.dimensions import as_ints
 
 
 @node("relay.attrs.ReshapeTensorAttrs")
 class ReshapeTensorAttrs(Attrs):
-    """The new shape."""
+    """Attributes of vm.reshape_tensor: the new shape."""
 
     shape: tuple[PrimExpr, ...]
 
@@ -37,8 +37,8 @@ def _reshape_reference(attrs: ReshapeTensorAttrs, data: Array) -> Array:
 
 @node("relay.attrs.MatchShapeAttrs")
 class MatchShapeAttrs(Attrs):
-    """What the dimensions are called: a symbol that stands nowhere before is the dimension's name
-    from here on, `?` says nothing, any other is checked. `place` is what declares them, for errors.
+    """Attributes of vm.match_shape: the shape; a fresh symbol is bound, `?` matches anything, other
+    dimensions are checked. `place` is what declares them, for errors.
     """
 
     shape: tuple[PrimExpr, ...]
@@ -47,8 +47,8 @@ class MatchShapeAttrs(Attrs):
 
 @node("relay.attrs.BindDimsAttrs")
 class BindDimsAttrs(Attrs):
-    """Symbols, and the operator whose `dims` says what they are, with its attributes; without an
-    operator they are the elements of the one vector.
+    """Attributes of vm.bind_dims: the symbols, and the operator whose `dims` rule computes them;
+    without one, the vector's elements.
     """
 
     symbols: tuple[PrimExpr, ...]
@@ -58,31 +58,31 @@ class BindDimsAttrs(Attrs):
 
 @node("relay.attrs.InvokeAttrs")
 class InvokeAttrs(Attrs):
-    """Where a kernel runs: a number of the module's table of devices, 0 the host."""
+    """Attributes of vm.invoke_tvm_op: the device's index in the module's table, 0 for the host."""
 
     device: int = 0
 
 
-def _match_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def _match_shape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, MatchShapeAttrs) and isinstance(types[0], TensorType)
     return TensorType(attrs.shape, types[0].dtype)
 
 
 @node("relay.attrs.PrefixAttrs")
 class PrefixAttrs(Attrs):
-    """How much is taken."""
+    """Attributes of vm.prefix and vm.part: the shape of the smaller or larger tensor."""
 
     shape: tuple[PrimExpr, ...]
 
 
-def _within(name: str, is_part: bool) -> Relation:
-    """Return the relation of vm.prefix, and of vm.part, where the result is the larger tensor.
+def _make_slice_relation(name: str, is_part: bool) -> TypeRelationFunc:
+    """Return the relation of vm.prefix, or of vm.part, whose result is the larger tensor.
 
     It refuses tensors that are known not to lie inside.
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return a tensor type of the attributes' shape and the dtype of the larger tensor.
+        """Infer a tensor type of the attributes' shape and the larger tensor's dtype.
 
         Raises:
             TypeInferenceError: The ranks differ, or an extent is known to be too large.
@@ -92,16 +92,16 @@ def _within(name: str, is_part: bool) -> Relation:
         if is_part:
             inner, outer = outer, inner
         if len(inner) != len(outer):
-            fail(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
+            raise_type_error(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
         for own, limit in zip(inner, outer, strict=True):
             if isinstance(own, IntImm) and isinstance(limit, IntImm) and own.value > limit.value:
-                fail(name, f"a part of extent {own.value} of a whole of {limit.value}")
+                raise_type_error(name, f"a part of extent {own.value} of a whole of {limit.value}")
         return TensorType(attrs.shape, types[0].dtype)
 
     return relation
 
 
-def _prefix_lowering(
+def _lower_prefix(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
@@ -113,7 +113,7 @@ def _part_reference(attrs: PrefixAttrs, data: Array) -> Array:
     return np.pad(data, after)
 
 
-def _part_lowering(
+def _lower_part(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
@@ -142,7 +142,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.reshape_tensor",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=ReshapeTensorAttrs,
         relation=_reshape_relation,
@@ -154,10 +154,10 @@ register_op(
 register_op(
     OpDef(
         name="vm.match_shape",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
-        relation=_match_relation,
+        relation=_match_shape_relation,
         result="`shape`",
         reference=lambda attrs, data: data,
         stateful=True,
@@ -167,10 +167,10 @@ register_op(
 register_op(
     OpDef(
         name="vm.forget_shape",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
-        relation=_match_relation,
+        relation=_match_shape_relation,
         result="`shape`",
         reference=lambda attrs, data: data,
         description="The same tensor under a type that says less of its shape.",
@@ -179,7 +179,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.bind_dims",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data", "sources"),
         attrs=BindDimsAttrs,
         relation=lambda types, attrs: types[0],
@@ -194,10 +194,10 @@ register_op(
         name="vm.prefix",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_within("vm.prefix", False),
+        relation=_make_slice_relation("vm.prefix", False),
         result="`shape`",
         reference=lambda attrs, data: data[tuple(slice(n) for n in as_ints(attrs.shape))],
-        lower=_prefix_lowering,
+        lower=_lower_prefix,
         pattern=OpPattern.INJECTIVE,
         description="The first elements along each axis.",
     )
@@ -207,10 +207,10 @@ register_op(
         name="vm.part",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_within("vm.part", True),
+        relation=_make_slice_relation("vm.part", True),
         result="`shape`",
         reference=_part_reference,
-        lower=_part_lowering,
+        lower=_lower_part,
         pattern=OpPattern.INJECTIVE,
         description="A tensor whose first elements along each axis are those of data. A kernel "
         "does not write the others; elsewhere they are zero.",
@@ -220,7 +220,7 @@ register_op(
     OpDef(
         name="vm.shape_of",
         shape_only=True,
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("data",),
         relation=_shape_of_relation,
         result="(rank of data,), int64",
@@ -233,7 +233,7 @@ register_op(
 def invoke_tvm_op(
     func: Expr, inputs: Sequence[Expr], outputs: Sequence[Expr], device: int = 0
 ) -> Call:
-    """Return a call of the kernel `func`, whose inputs and outputs are on one device.
+    """Build the call of a kernel with explicit inputs and outputs on one device.
 
     A fourth operand, bytes, is where its working memory lies, as far as it fits.
     """
@@ -242,19 +242,19 @@ def invoke_tvm_op(
 
 
 def reshape_tensor(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return a view of `data` under `shape`."""
+    """Return a view of `data` with another shape."""
     return Call(get("vm.reshape_tensor"), (data,), ReshapeTensorAttrs(shape))
 
 
 def match_shape(data: Expr, shape: tuple[PrimExpr, ...], place: str = "") -> Call:
-    """Return `data`, whose dimensions are called `shape` from here on; `place` is what declares
-    them.
+    """Check `data` against `shape`, and bind its fresh symbols; `place` describes the declaration
+    in errors.
     """
     return Call(get("vm.match_shape"), (data,), MatchShapeAttrs(shape, place))
 
 
 def forget_shape(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return `data` under a type that says less."""
+    """Return `data` under a less specific type."""
     return Call(get("vm.forget_shape"), (data,), MatchShapeAttrs(shape))
 
 
@@ -265,16 +265,16 @@ def bind_dims(
     operator: str = "",
     attrs: Attrs | None = None,
 ) -> Call:
-    """Return `data`, after `symbols` were bound to the values in the sources."""
+    """Return `data` after binding `symbols` to the values of the sources."""
     args = (data, Tuple(tuple(sources)))
     return Call(get("vm.bind_dims"), args, BindDimsAttrs(symbols, operator, attrs))
 
 
 def prefix(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return the first elements of `data` along each axis."""
+    """Return the leading elements of `data` along each axis."""
     return Call(get("vm.prefix"), (data,), PrefixAttrs(shape))
 
 
 def part(data: Expr, shape: tuple[PrimExpr, ...]) -> Call:
-    """Return `data` as the first elements along each axis of a tensor of `shape`."""
+    """Return `data` as the leading part of a tensor of `shape`."""
     return Call(get("vm.part"), (data,), PrefixAttrs(shape))

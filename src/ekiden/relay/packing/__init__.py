@@ -1,5 +1,6 @@
-"""How operators are rewritten so that their weights lie as kernels read them: what AlterOpLayout
-looks up. One file per family of operators; a rule gives the call itself where it has nothing to do.
+"""Weight packing rules: rewrite operators so that their weights have the layout kernels read, for
+AlterOpLayout. One file per family of operators; a rule gives the call itself where it has
+nothing to do.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.packing.common import dtype_of
-from ekiden.relay.packing.dense import batch_words, dense, dense_words
+from ekiden.relay.packing.common import tensor_dtype
+from ekiden.relay.packing.dense import pack_dense, pack_int8_batch_matmul, pack_int8_dense
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
@@ -25,73 +26,77 @@ else:  # what few models have
 
 Pack: TypeAlias = Callable[[Call, Target], RelayExpr]
 """(call with checked types, target) -> what stands for it."""
-FLOAT = ("float32", "float32", "float32")
+FLOAT32_SIGNATURE = ("float32", "float32", "float32")
 
 
-def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
-    """Return a rule whose result may be a dense layer, which has a rule of its own."""
+def _then_pack_dense(pack: Callable[[Call, Target], Call]) -> Pack:
+    """Return a rule whose resulting dense layer is packed by its own rule."""
 
-    def packed(call: Call, target: Target) -> RelayExpr:
-        """Return the result of the rule, packed again by its own rule, unless the call is
-        unchanged.
-        """
+    def pack_call(call: Call, target: Target) -> RelayExpr:
+        """Apply the rule, then the rule of its result, unless the call is unchanged."""
         result = pack(call, target)
-        rule = rule_of(result)
+        rule = packing_rule_of(result)
         return result if rule is None or result is call else rule(result, target)
 
-    return packed
+    return pack_call
 
 
-def _conv(call: Call, target: Target) -> RelayExpr:
-    return conv.conv(call, target)
+def _pack_conv(call: Call, target: Target) -> RelayExpr:
+    return conv.pack_conv(call, target)
 
 
-def _conv_words(call: Call, target: Target) -> RelayExpr:
-    return conv.conv_words(call, target)
+def _pack_int8_conv(call: Call, target: Target) -> RelayExpr:
+    return conv.pack_int8_conv(call, target)
 
 
-def _conv_transpose(call: Call, target: Target) -> RelayExpr:
-    return conv.conv_transpose(call, target)
+def _pack_conv_transpose(call: Call, target: Target) -> RelayExpr:
+    return conv.pack_conv_transpose(call, target)
 
 
-def _depthwise_bytes(call: Call, target: Target) -> RelayExpr:
-    return conv.depthwise_bytes(call, target)
+def _pack_int8_depthwise(call: Call, target: Target) -> RelayExpr:
+    return conv.pack_int8_depthwise(call, target)
 
 
-def _nibbles(call: Call, target: Target) -> Call:
-    return nibbles.dense_nibbles(call, target)
+def _pack_int4_dense(call: Call, target: Target) -> Call:
+    return nibbles.pack_int4_dense(call, target)
 
 
-def _blocks(call: Call, target: Target) -> Call:
-    return blocks.dense_blocks(call, target)
+def _pack_block_quantized(call: Call, target: Target) -> Call:
+    return blocks.pack_dense_blocks(call, target)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A rule, and whether it also packs weights that are no constants, at run time: that costs
-    little beside a convolution."""
+class PackingRule:
+    """Packing rule, and whether it also packs weights computed at run time."""
 
     pack: Pack
-    computed: bool = False
+    packs_computed_weights: bool = False
 
 
 # fmt: off
-RULES: Mapping[tuple[str, str, str, str], Row] = {
-    ("nn.dense", *FLOAT):                              Row(dense),
-    ("nn.dense", "uint8", "int8", "int32"):            Row(dense_words),
-    ("nn.dense", "uint8", "int8", "float32"):          Row(dense_words),
-    ("nn.batch_matmul", "uint8", "int8", "int32"):     Row(batch_words, computed=True),
-    ("nn.dense", "bfloat16", "bfloat16", "float32"):   Row(dense_words),
-    ("nn.conv2d", *FLOAT):                             Row(_conv, computed=True),
-    ("nn.conv3d", *FLOAT):                             Row(_conv, computed=True),
-    ("nn.conv2d", "uint8", "int8", "int32"):           Row(_conv_words),
-    ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  Row(_conv_words),
-    ("nn.conv2d", "uint8", "float32", "float32"):      Row(_depthwise_bytes),
-    ("nn.conv2d", "int8", "float32", "float32"):       Row(_depthwise_bytes),
-    ("nn.conv2d_transpose", *FLOAT):                   Row(_conv_transpose, computed=True),
-    ("nn.conv3d_transpose", *FLOAT):                   Row(_conv_transpose, computed=True),
-    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"): Row(_in_turn(_nibbles)),
-    ("nn.dense_blocks", "float32", "uint8", "float32"): Row(_in_turn(_blocks)),
+PACKING_RULES: Mapping[tuple[str, str, str, str], PackingRule] = {
+    ("nn.dense", *FLOAT32_SIGNATURE):                  PackingRule(pack_dense),
+    ("nn.dense", "uint8", "int8", "int32"):            PackingRule(pack_int8_dense),
+    ("nn.dense", "uint8", "int8", "float32"):          PackingRule(pack_int8_dense),
+    ("nn.batch_matmul", "uint8", "int8", "int32"):
+        PackingRule(pack_int8_batch_matmul, packs_computed_weights=True),
+    ("nn.dense", "bfloat16", "bfloat16", "float32"):   PackingRule(pack_int8_dense),
+    ("nn.conv2d", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv, packs_computed_weights=True),
+    ("nn.conv3d", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv, packs_computed_weights=True),
+    ("nn.conv2d", "uint8", "int8", "int32"):           PackingRule(_pack_int8_conv),
+    ("nn.conv2d", "bfloat16", "bfloat16", "float32"):  PackingRule(_pack_int8_conv),
+    ("nn.conv2d", "uint8", "float32", "float32"):      PackingRule(_pack_int8_depthwise),
+    ("nn.conv2d", "int8", "float32", "float32"):       PackingRule(_pack_int8_depthwise),
+    ("nn.conv2d_transpose", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv_transpose, packs_computed_weights=True),
+    ("nn.conv3d_transpose", *FLOAT32_SIGNATURE):
+        PackingRule(_pack_conv_transpose, packs_computed_weights=True),
+    ("nn.contrib_dense_nibbles", "float32", "uint8", "float32"):
+        PackingRule(_then_pack_dense(_pack_int4_dense)),
+    ("nn.dense_blocks", "float32", "uint8", "float32"):
+        PackingRule(_then_pack_dense(_pack_block_quantized)),
 }
 # fmt: on
 """Operator, dtypes of data, weight and result -> its rule."""
@@ -101,31 +106,31 @@ Share: TypeAlias = Callable[[Call, Call], Call]
 """(call that reads a constant as it is, packed call of the same constant) -> what stands for it."""
 
 
-def _taken(call: Call, product: Call) -> Call:
-    return blocks.take_blocks(call, product)
+def _take_from_packed(call: Call, product: Call) -> Call:
+    return blocks.take_from_packed_blocks(call, product)
 
 
-READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _taken)}
+WEIGHT_READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _take_from_packed)}
 """Operators that can read a weight also where it is packed: which argument, and how."""
 
 
-def reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
-    """Return the weight of a call that reads one, with its rule, or None."""
-    entry = READERS.get(getattr(call.op, "name", ""))
+def weight_reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
+    """Return the weight that a call reads besides products, with its sharing rule, or None."""
+    entry = WEIGHT_READERS.get(getattr(call.op, "name", ""))
     return None if entry is None else (call.args[entry[0]], entry[1])
 
 
-def rule_of(call: Call) -> Pack | None:
-    """Return the rule for a call, if there is one."""
+def packing_rule_of(call: Call) -> Pack | None:
+    """Return the packing rule of a call, or None."""
     name = getattr(call.op, "name", "")
     if name == "nn.recurrent":
-        return recurrent.recurrent
+        return recurrent.pack_recurrent
     if len(call.args) < 2:
         return None
-    dtypes = dtype_of(call.args[0]), dtype_of(call.args[1]), dtype_of(call)
-    row = RULES.get((name, *dtypes))
+    dtypes = tensor_dtype(call.args[0]), tensor_dtype(call.args[1]), tensor_dtype(call)
+    row = PACKING_RULES.get((name, *dtypes))
     is_known = isinstance(call.args[1], Constant)
-    return row.pack if row is not None and (is_known or row.computed) else None
+    return row.pack if row is not None and (is_known or row.packs_computed_weights) else None
 
 
-__all__ = ["READERS", "RULES", "reader_of", "rule_of"]
+__all__ = ["PACKING_RULES", "WEIGHT_READERS", "packing_rule_of", "weight_reader_of"]

@@ -1,33 +1,33 @@
-"""What the rules of this folder ask of expressions and of families of kernels."""
+"""Helpers of packing rules: static shapes, panel widths, decision names."""
 
 from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.families import FAMILIES, overrides_for
-from ekiden.kernels.family import Product
+from ekiden.kernels.families import FAMILIES, merged_overrides
+from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.expr import Call
 from ekiden.target import Target
 
 
-def dtype_of(expr: RelayExpr) -> str:
-    """Return the dtype of a tensor, or "" for any other expression."""
+def tensor_dtype(expr: RelayExpr) -> str:
+    """Return a tensor's dtype, or "" for other expressions."""
     kind = expr.checked_type
     return kind.dtype if isinstance(kind, TensorType) else ""
 
 
-def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, if all of it is known."""
+def static_shape(expr: RelayExpr) -> tuple[int, ...] | None:
+    """Return a tensor's static shape, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     extents = tuple(d.value for d in kind.shape if isinstance(d, IntImm))
     return extents if len(extents) == len(kind.shape) else None
 
 
-def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
-    """Return how many rows a tensor has over its last axis, from axis `first` on, if that
-    is known.
+def num_rows(expr: RelayExpr, first: int = 0) -> int | None:
+    """Return the number of rows over the last axis, counted from axis `first`, or None if
+    dynamic.
     """
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
@@ -39,25 +39,25 @@ def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
     return total
 
 
-def last_dim(expr: RelayExpr) -> int | None:
-    """Return the last dimension of a tensor, if it is known."""
+def static_last_dim(expr: RelayExpr) -> int | None:
+    """Return a tensor's static last dimension, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     last = kind.shape[-1]
     return last.value if isinstance(last, IntImm) else None
 
 
-def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
-    """Return the columns of a panel of a call's weight that a family of kernels needs.
+def panel_width(family: str, product: MatmulSizes, target: Target, call: Call) -> int:
+    """Return the panel width in columns that a kernel family requires for a call's weight.
 
     Raises:
         CompileError: A decision for it is not valid.
     """
-    return FAMILIES[family].panel_of(product, target, overrides_for(names_of(family, call)))
+    return FAMILIES[family].panel_of(
+        product, target, merged_overrides(decision_names(family, call))
+    )
 
 
-def names_of(family: str, call: Call) -> tuple[str, ...]:
-    """Return the names by which decisions about a call's weight are made: the family and
-    the node.
-    """
+def decision_names(family: str, call: Call) -> tuple[str, ...]:
+    """Return the names under which decisions about a call's weight are made: family and node."""
     return (family, str(call.span)) if call.span else (family,)

@@ -1,4 +1,4 @@
-"""Convolutions and transposed ones: weights in panels.
+"""Packing of convolution weights into panels; Winograd, pointwise and depthwise forms.
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
@@ -24,49 +24,59 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.families import overrides_for
-from ekiden.kernels.family import Product
-from ekiden.kernels.micro_kernels.register_tiles import DOT_OF
-from ekiden.kernels.quantized.int8_dot import has_few_products, words_of_step
-from ekiden.kernels.spaces.winograd import BYTES, FLOATS, Arithmetic, tile_side
+from ekiden.kernels.families import merged_overrides
+from ekiden.kernels.family import MatmulSizes
+from ekiden.kernels.micro_kernels.register_tiles import DOT_INSTRUCTION_BY_DTYPE
+from ekiden.kernels.quantized.int8_dot import has_narrow_dot, words_per_step
+from ekiden.kernels.spaces.winograd import (
+    FLOAT_ARITHMETIC,
+    INT8_ARITHMETIC,
+    WinogradArithmetic,
+    choose_tile_side,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs, ConvAttrs, ConvTransposeAttrs
 from ekiden.relay.packing.common import (
-    dtype_of,
-    known_shape,
-    last_dim,
-    names_of,
+    decision_names,
+    num_rows,
     panel_width,
-    rows_of,
+    static_last_dim,
+    static_shape,
+    tensor_dtype,
 )
-from ekiden.relay.packing.dense import dense_words
-from ekiden.relay.transform.graph.float_rewrites import allows
-from ekiden.relay.transform.language.scopes import infer_here
-from ekiden.relay.transform.layout.convert_layout import transpose
+from ekiden.relay.packing.dense import pack_int8_dense
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.language.scopes import infer_local_type
+from ekiden.relay.transform.layout.convert_layout import emit_transpose
 from ekiden.target import Target
-from ekiden.topi.layout import permutation
+from ekiden.topi.layout import transpose_axes
 from ekiden.topi.nn.transposed_convolution import fits_one_panel
-from ekiden.topi.nn.weights import WORD_BY_DTYPE
-from ekiden.topi.nn.winograd import INTERPOLATION_POINTS, WINOGRAD_TAPS, suits, sums_fit
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE
+from ekiden.topi.nn.winograd import (
+    INTERPOLATION_POINTS,
+    WINOGRAD_TAPS,
+    do_sums_fit_int32,
+    fills_vectors,
+)
 
 PACKED, WINOGRAD, TRANSPOSED = "conv_nhwc_pack", "winograd_conv2d", "conv_transpose_pack"
 """Families of kernels."""
-PLAIN = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
+CONV_LAYOUTS = (("NHWC", "OIHW"), ("NDHWC", "OIDHW"))
 """Layouts of data and weights of convolutions that have kernels, once packed."""
-PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
+CONV_TRANSPOSE_LAYOUTS = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
-def conv_words(call: Call, target: Target) -> RelayExpr:
-    """Return a convolution of uint8 and int8, or of bfloat16, with a packed weight.
+def pack_int8_conv(call: Call, target: Target) -> RelayExpr:
+    """Pack the weight of a uint8/int8 or bfloat16 convolution.
 
     A border is added before, as zeros.
     """
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, Conv2DAttrs)
     assert isinstance(weight, Constant)
-    dtype = dtype_of(data)
-    word, kind = WORD_BY_DTYPE[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
+    dtype = tensor_dtype(data)
+    word, kind = DOT_WORD_BY_DTYPE[dtype], "conv2d_bf16" if dtype == "bfloat16" else "conv2d_u8s8"
     plain = attrs.data_layout == "NHWC" and attrs.kernel_layout == "OIHW"
     if not plain or attrs.out_dtype != ("int32" if dtype == "uint8" else "float32"):
         return call
@@ -78,19 +88,22 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         return call  # words would be of two groups
     if (
         dtype == "uint8"
-        and has_few_products(target)
+        and has_narrow_dot(target)
         and 2 * depth <= word
         and groups == 1
         and math.prod(kernel) > 1
         and attrs.dilation == (1, 1)
     ):
-        return conv_words(_of_windows(call, attrs, weight, word * words_of_step(target)), target)
+        return pack_int8_conv(
+            _im2col_conv(call, attrs, weight, word * words_per_step(target)), target
+        )
     is_pointwise = tuple(kernel) == attrs.strides == (1, 1) and not any(attrs.padding)
     if dtype == "uint8" and groups == 1 and is_pointwise:
-        return dense_words(_as_dense(call, weight), target)
-    m = _winograd_bytes_tile(call, attrs, target) if dtype == "uint8" else 0
+        return pack_int8_dense(_pointwise_to_dense(call, weight), target)
+    m = _choose_int8_winograd_tile(call, attrs, target) if dtype == "uint8" else 0
     if m:
-        return _winograd(call, attrs, m, target, BYTES)
+        return _emit_winograd(call, attrs, m, target, INT8_ARITHMETIC)
+    # Words are read whole: channels are filled up, and the border exists in memory.
     if missing or any(attrs.padding):
         top, left_pad, bottom, right = attrs.padding
         widths = (none, (top, bottom), (left_pad, right), (0, missing))
@@ -98,7 +111,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
         padded = np.pad(weight.data, (none, (0, missing), none, none))
         weight = Constant(padded, span=weight.span)
     steps = -(-depth // word) * math.prod(kernel)
-    product = Product(rows_of(call), channels // groups, steps, dtype)
+    product = MatmulSizes(num_rows(call), channels // groups, steps, dtype)
     tile = panel_width(PACKED, product, target, call)
     kind, group = (kind, "") if groups == 1 else (f"group_{kind}", "G")
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=groups)
@@ -111,52 +124,55 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (data, packed), changed, span=call.span)
 
 
-def _as_dense(call: Call, weight: Constant) -> Call:
-    """Return a pointwise convolution as the dense layer over all pixels."""
+def _pointwise_to_dense(call: Call, weight: Constant) -> Call:
+    """Rewrite a pointwise convolution as a dense layer over all pixels."""
     channels, depth = weight.data.shape[:2]
-    flat = infer_here(Constant(weight.data.reshape(channels, depth), span=weight.span))
-    product = op.nn.dense(call.args[0], flat, channels, out_dtype=dtype_of(call))
+    flat = infer_local_type(Constant(weight.data.reshape(channels, depth), span=weight.span))
+    product = op.nn.dense(call.args[0], flat, channels, out_dtype=tensor_dtype(call))
     product = product.with_fields(span=call.span)
     product.set_checked_type(call.checked_type)
     return product
 
 
-def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
-    """Return a convolution of few channels as a pointwise one of the windows of its data.
+def _im2col_conv(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
+    """Rewrite a convolution of few channels as a pointwise one over im2col windows.
 
     Words of one channel would be zeros by half and more.
     """
     top, left_pad, bottom, right = attrs.padding
     channels, depth, *kernel = weight.data.shape
+    # Channels fastest, as the windows of NHWC data have them.
     size, none = depth * math.prod(kernel), (0, 0)
     missing = (0, -size % step)
-    zero, data = infer_here(Constant(np.zeros((), np.uint8))), call.args[0]
+    zero, data = infer_local_type(Constant(np.zeros((), np.uint8))), call.args[0]
     if any(attrs.padding):
-        data = infer_here(op.nn.pad(data, (none, (top, bottom), (left_pad, right), none), zero))
-    windows = infer_here(op.sliding_window(data, 1, (*kernel, depth), (*attrs.strides, 1)))
-    rows = infer_here(op.reshape(windows, (0, 0, 0, size)))
+        data = infer_local_type(
+            op.nn.pad(data, (none, (top, bottom), (left_pad, right), none), zero)
+        )
+    windows = infer_local_type(op.sliding_window(data, 1, (*kernel, depth), (*attrs.strides, 1)))
+    rows = infer_local_type(op.reshape(windows, (0, 0, 0, size)))
     if missing[1]:
-        rows = infer_here(op.nn.pad(rows, (none, none, none, missing), zero))
+        rows = infer_local_type(op.nn.pad(rows, (none, none, none, missing), zero))
     flat = np.pad(weight.data.transpose(0, 2, 3, 1).reshape(channels, size), (none, missing))
     packed = Constant(flat[:, :, None, None], span=weight.span)
     changed = attrs.with_fields(
         strides=(1, 1), padding=(0, 0, 0, 0), kernel_size=(1, 1), channels=channels
     )
-    pointwise = Call(call.op, (rows, infer_here(packed)), changed, span=call.span)
+    pointwise = Call(call.op, (rows, infer_local_type(packed)), changed, span=call.span)
     pointwise.set_checked_type(call.checked_type)
     return pointwise
 
 
-def _winograd_tile(
+def _choose_winograd_tile(
     call: Call,
     attrs: Conv2DAttrs,
     target: Target,
-    kind: Arithmetic = FLOATS,
+    kind: WinogradArithmetic = FLOAT_ARITHMETIC,
     sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
-    """Return the side of output tiles, one of `sides`, if the convolution is to be done by
-    Winograd's method, whose weights take up to four times the memory (of bytes eight times); else
-    0."""
+    """Return the Winograd output tile size from `sides` if the method pays, else 0; its weights
+    take up to four times the memory (int8: eight).
+    """
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
@@ -164,35 +180,41 @@ def _winograd_tile(
     if (
         not plain
         or kernel != [WINOGRAD_TAPS, WINOGRAD_TAPS]
-        or not suits(channels, out, target.lanes("float32"))
+        or not fills_vectors(channels, out, target.lanes("float32"))
     ):
         return 0
     assert isinstance(result, TensorType)
     sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
     n, height, width, *_ = (*sizes, 0, 0, 0)
+    # Of an image of unknown size the tile is chosen for the method alone.
     image = (n, height, width) if len(sizes) == len(result.shape) else None
-    fixed = overrides_for(names_of(WINOGRAD, call))
-    return tile_side(image, (channels, out), target, fixed, kind, sides)
+    fixed = merged_overrides(decision_names(WINOGRAD, call))
+    return choose_tile_side(image, (channels, out), target, fixed, kind, sides)
 
 
-def _winograd_bytes_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
-    """Return the same for bytes: a side for which the method has all sums; 0 where the target has
-    no products of int16."""
+def _choose_int8_winograd_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
+    """Return the int8 Winograd tile size whose sums fit, or 0; needs int16 products on the
+    target.
+    """
     weight = call.args[1]
     assert isinstance(weight, Constant)
-    if not target.has(DOT_OF[BYTES.dtype]):
+    if not target.has(DOT_INSTRUCTION_BY_DTYPE[INT8_ARITHMETIC.dtype]):
         return 0
-    sides = [m for m in INTERPOLATION_POINTS if sums_fit(weight.data, m)]
-    return _winograd_tile(call, attrs, target, BYTES, sides)
+    sides = [m for m in INTERPOLATION_POINTS if do_sums_fit_int32(weight.data, m)]
+    return _choose_winograd_tile(call, attrs, target, INT8_ARITHMETIC, sides)
 
 
-def _winograd(
-    call: Call, attrs: Conv2DAttrs, m: int, target: Target, kind: Arithmetic = FLOATS
+def _emit_winograd(
+    call: Call,
+    attrs: Conv2DAttrs,
+    m: int,
+    target: Target,
+    kind: WinogradArithmetic = FLOAT_ARITHMETIC,
 ) -> RelayExpr:
     weight = call.args[1]
     assert isinstance(weight, Constant)
     channels, depth = weight.data.shape[:2]
-    product = Product(None, channels, -(-depth // kind.word), kind.dtype)
+    product = MatmulSizes(None, channels, -(-depth // kind.word), kind.dtype)
     tile = panel_width(WINOGRAD, product, target, call)
     transformed = op.nn.contrib_conv2d_winograd_weight_transform(weight, m, tile)
     top, left_pad, bottom, right = attrs.padding
@@ -201,8 +223,8 @@ def _winograd(
     ).with_fields(span=call.span)
 
 
-def _with_plain_weight(call: Call, pair: str) -> Call:
-    """Return a convolution with its weight in the order `pair` (of channels), then the window.
+def _to_plain_weight(call: Call, pair: str) -> Call:
+    """Return a convolution with its weight transposed to channels `pair`, then window.
 
     Only weights in another order without tiles are changed.
     """
@@ -211,34 +233,34 @@ def _with_plain_weight(call: Call, pair: str) -> Call:
     plain_layout = pair + attrs.data_layout[1:-1]
     if sorted(attrs.kernel_layout) != sorted(plain_layout) or attrs.kernel_layout == plain_layout:
         return call
-    moved = transpose(weight, permutation(attrs.kernel_layout, plain_layout))
+    moved = emit_transpose(weight, transpose_axes(attrs.kernel_layout, plain_layout))
     changed = attrs.with_fields(kernel_layout=plain_layout)
     changed_call = Call(call.op, (call.args[0], moved), changed, span=call.span)
     changed_call.set_checked_type(call.checked_type)
     return changed_call
 
 
-def conv(call: Call, target: Target) -> RelayExpr:
-    """Return a float32 convolution by Winograd's method, depthwise, or with packed weights."""
-    call = _with_plain_weight(call, "OI")
+def pack_conv(call: Call, target: Target) -> RelayExpr:
+    """Pack a float32 convolution: Winograd, depthwise or panels."""
+    call = _to_plain_weight(call, "OI")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
-    shape = known_shape(weight)
-    if (attrs.data_layout, attrs.kernel_layout) not in PLAIN or shape is None or 0 in shape:
+    shape = static_shape(weight)
+    if (attrs.data_layout, attrs.kernel_layout) not in CONV_LAYOUTS or shape is None or 0 in shape:
         return call
     axes = attrs.data_layout[1:-1]
     if isinstance(weight, Constant) and isinstance(attrs, Conv2DAttrs):
-        m = _winograd_tile(call, attrs, target) if allows("Winograd") else 0
+        m = _choose_winograd_tile(call, attrs, target) if is_rewrite_allowed("Winograd") else 0
         if m:
-            return _winograd(call, attrs, m, target)
+            return _emit_winograd(call, attrs, m, target)
     channels, _, *kernel = shape
-    if attrs.groups > 1 and attrs.groups == channels == last_dim(call):
+    if attrs.groups > 1 and attrs.groups == channels == static_last_dim(call):
         packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
         layout = f"{axes}OI"
     else:
         kind = "conv2d" if attrs.groups == 1 else "group_conv2d"
         depth = shape[1] * math.prod(kernel)
-        product = Product(rows_of(call), channels // attrs.groups, depth)
+        product = MatmulSizes(num_rows(call), channels // attrs.groups, depth)
         tile = panel_width(PACKED, product, target, call)
         packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile, groups=attrs.groups)
         layout = f"{'' if attrs.groups == 1 else 'G'}O{axes}I{tile}o"
@@ -246,19 +268,19 @@ def conv(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
-def _is_one_panel(
+def _fits_upsample_kernel(
     attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
 ) -> bool:
-    """Return whether kernels/cpu/upsample.py serves a transposed convolution."""
+    """Return whether kernels/cpu/upsample.py supports a transposed convolution."""
     cuts = any(attrs.padding) or any(attrs.output_padding)
     plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
     fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
     return fits and fits_one_panel(channels, kernel, target.lanes("float32"))
 
 
-def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
-    """Return a transposed convolution without strides as a convolution, unless that would cut off
-    data.
+def _conv_transpose_to_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
+    """Rewrite a transposed convolution of unit stride as a convolution, or return None where it
+    would crop.
     """
     kernel = weight.data.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, attrs.dilation, strict=True)]
@@ -274,41 +296,50 @@ def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | 
     )
     axes = attrs.data_layout[1:-1]
     convolution = (op.nn.conv2d if len(axes) == 2 else op.nn.conv3d)(
-        call.args[0], infer_here(flipped), attrs.strides, padding, attrs.dilation, attrs.groups,
-        len(flipped.data), kernel, attrs.data_layout, f"OI{axes}", attrs.out_layout,
+        call.args[0],
+        infer_local_type(flipped),
+        attrs.strides,
+        padding,
+        attrs.dilation,
+        attrs.groups,
+        len(flipped.data),
+        kernel,
+        attrs.data_layout,
+        f"OI{axes}",
+        attrs.out_layout,
         attrs.out_dtype,
-    ).with_fields(span=call.span)  # fmt: skip
+    ).with_fields(span=call.span)
     convolution.set_checked_type(call.checked_type)
     return convolution
 
 
-def conv_transpose(call: Call, target: Target) -> RelayExpr:
-    """Return a transposed convolution with packed weights, or depthwise HWIO.
+def pack_conv_transpose(call: Call, target: Target) -> RelayExpr:
+    """Pack a transposed convolution's weight, or rewrite it as depthwise HWIO.
 
     It stays as it is where all taps together are one panel (kernels/cpu/upsample.py).
     """
-    call = _with_plain_weight(call, "IO")
+    call = _to_plain_weight(call, "IO")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, ConvTransposeAttrs)
-    shape = known_shape(weight)
+    shape = static_shape(weight)
     layouts = attrs.data_layout, attrs.kernel_layout
-    if layouts not in PLAIN_TRANSPOSED or shape is None or 0 in shape:
+    if layouts not in CONV_TRANSPOSE_LAYOUTS or shape is None or 0 in shape:
         return call
     axes = attrs.data_layout[1:-1]
     inputs, per_group, *kernel = shape
     groups, channels = attrs.groups, per_group * attrs.groups
-    if _is_one_panel(attrs, channels, kernel, target):
+    if _fits_upsample_kernel(attrs, channels, kernel, target):
         return call
     # Flipping is possible at compile time only.
     if isinstance(weight, Constant) and set(attrs.strides) == {1}:
-        flipped = _as_conv(call, attrs, weight)
+        flipped = _conv_transpose_to_conv(call, attrs, weight)
         if flipped is not None:
-            return conv(flipped, target)
+            return pack_conv(flipped, target)
     if 1 < groups == inputs == channels:
         packed: RelayExpr = op.transpose(weight, (*range(2, len(shape)), 0, 1))
         layout = f"{axes}IO"
     else:
-        product = Product(None, per_group, inputs // groups)
+        product = MatmulSizes(None, per_group, inputs // groups)
         tile = panel_width(TRANSPOSED, product, target, call)
         sizes = (groups, inputs // groups, per_group, *kernel)
         split = op.reshape(weight, sizes, allowzero=True)
@@ -321,8 +352,10 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
     return Call(call.op, (call.args[0], packed), changed, span=call.span)
 
 
-def depthwise_bytes(call: Call, target: Target) -> RelayExpr:
-    """Return a convolution of bytes and float32, packed if the depthwise kernel takes it."""
+def pack_int8_depthwise(call: Call, target: Target) -> RelayExpr:
+    """Pack an int8 or float32 convolution if the depthwise kernel supports it."""
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
-    return conv(call, target) if attrs.groups == attrs.channels == last_dim(call) else call
+    return (
+        pack_conv(call, target) if attrs.groups == attrs.channels == static_last_dim(call) else call
+    )

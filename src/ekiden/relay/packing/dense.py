@@ -1,4 +1,4 @@
-"""Dense layers: weights in panels.
+"""Packing of dense weights into panels.
 
 nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
 nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side, made so
@@ -19,39 +19,41 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Array
 from ekiden.ir.prim import is_const
 from ekiden.ir.type import TensorType
-from ekiden.kernels.cost_model import narrowing_pays
-from ekiden.kernels.family import NARROW, Product
+from ekiden.kernels.cost_model import pays_int16_sums
+from ekiden.kernels.family import NARROW_EPILOGUE, MatmulSizes
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs
-from ekiden.relay.packing.common import dtype_of, known_shape, panel_width, rows_of
-from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.relay.packing.common import num_rows, panel_width, static_shape, tensor_dtype
+from ekiden.relay.transform.language.scopes import infer_local_type
 from ekiden.target import Target
-from ekiden.topi.nn.weights import WORD, WORD_BY_DTYPE, pack_weight
+from ekiden.topi.nn.weights import DOT_WORD_BY_DTYPE, DOT_WORD_CHANNELS, pack_weight
 
-FAMILY = "dense_pack"
+DENSE_PACK_FAMILY = "dense_pack"
 
 
-def dense(call: Call, target: Target) -> RelayExpr:
-    """Return a float32 layer with a packed weight."""
+def pack_dense(call: Call, target: Target) -> RelayExpr:
+    """Pack the weight of a float32 dense layer."""
     weight = call.args[1]
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    product = Product(rows_of(call), units, depth)
-    tile = max(panel_width(FAMILY, product, target, call), 1)  # of no units a panel is none wide
+    product = MatmulSizes(num_rows(call), units, depth)
+    tile = max(
+        panel_width(DENSE_PACK_FAMILY, product, target, call), 1
+    )  # of no units a panel is none wide
     packed = op.nn.contrib_pack_weight(weight, kind="dense", tile=tile)
     return op.nn.contrib_dense_pack(call.args[0], packed, units=units, tile=tile).with_fields(
         span=call.span
     )
 
 
-def dense_words(call: Call, target: Target) -> RelayExpr:
-    """Return a layer of bytes or bfloat16 with a weight in words of neighbours in k."""
+def pack_int8_dense(call: Call, target: Target) -> RelayExpr:
+    """Pack the weight of an int8 or bfloat16 dense layer into dot-product words along k."""
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
-    missing = -depth % WORD_BY_DTYPE[dtype_of(data)]
+    missing = -depth % DOT_WORD_BY_DTYPE[tensor_dtype(data)]
     # Both sides are padded with zeros to full words.
     if missing:
         shape = data.checked_type
@@ -60,64 +62,66 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
         zero = Constant(np.zeros((), to_numpy(shape.dtype)))
         data = op.nn.pad(data, (*rows, (0, missing)), zero)
         weight = Constant(np.pad(weight.data, ((0, 0), (0, missing))), span=weight.span)
-    word = WORD_BY_DTYPE[dtype_of(call.args[0])]
-    product = Product(rows_of(call), units, -(-depth // word), dtype_of(call.args[0]))
-    kind = "dense_bf16" if dtype_of(call.args[0]) == "bfloat16" else "dense_u8s8"
-    out = dtype_of(call)
-    if kind == "dense_u8s8" and (narrowed := _narrow(call, weight.data, product, target)):
+    word = DOT_WORD_BY_DTYPE[tensor_dtype(call.args[0])]
+    product = MatmulSizes(num_rows(call), units, -(-depth // word), tensor_dtype(call.args[0]))
+    kind = "dense_bf16" if tensor_dtype(call.args[0]) == "bfloat16" else "dense_u8s8"
+    out = tensor_dtype(call)
+    if kind == "dense_u8s8" and (narrowed := _choose_panel(call, weight.data, product, target)):
         tile, words, word_indices = narrowed
         packed = op.nn.contrib_dense_pack(
             data, Constant(words, span=weight.span), units, tile, out, Constant(word_indices)
         )
         return packed.with_fields(span=call.span)
-    tile = panel_width(FAMILY, product, target, call)
+    tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     packed = op.nn.contrib_pack_weight(weight, kind=kind, tile=tile)
     return op.nn.contrib_dense_pack(data, packed, units, tile, out).with_fields(span=call.span)
 
 
-def batch_words(call: Call, target: Target) -> RelayExpr:
-    """Return a batch of products of bytes with matrices that a run computes, packed there.
+def pack_int8_batch_matmul(call: Call, target: Target) -> RelayExpr:
+    """Pack the right operand of an int8 batch_matmul at run time.
 
     It is the call itself if their sizes are not known.
     """
     attrs, (data, weight) = call.attrs, call.args
     assert isinstance(attrs, BatchMatmulAttrs)
-    shape, kind = known_shape(weight), data.checked_type
+    shape, kind = static_shape(weight), data.checked_type
     assert isinstance(kind, TensorType)
     batch = kind.shape[0]
     if shape is None or 0 in shape or not is_const(batch, shape[0]):
         return call
     if attrs.transpose_a:
-        data = infer_here(op.transpose(data, (0, 2, 1)))
+        data = infer_local_type(op.transpose(data, (0, 2, 1)))
     if not attrs.transpose_b:
-        weight = infer_here(op.transpose(weight, (0, 2, 1)))
+        weight = infer_local_type(op.transpose(weight, (0, 2, 1)))
         shape = (shape[0], shape[2], shape[1])
-    missing, none = -shape[2] % WORD, (0, 0)
+    missing, none = -shape[2] % DOT_WORD_CHANNELS, (0, 0)
     if missing:
         zeros = [Constant(np.zeros((), d)) for d in (np.uint8, np.int8)]
         data = op.nn.pad(data, (none, none, (0, missing)), zeros[0])
         weight = op.nn.pad(weight, (none, none, (0, missing)), zeros[1])
     count, units, depth = shape[0], shape[1], shape[2] + missing
-    product = Product(rows_of(call, 1), units, depth // WORD, "uint8")
-    tile = panel_width(FAMILY, product, target, call)
+    product = MatmulSizes(num_rows(call, 1), units, depth // DOT_WORD_CHANNELS, "uint8")
+    tile = panel_width(DENSE_PACK_FAMILY, product, target, call)
     # The batch is packed as the groups of one pointwise convolution.
     plain = op.reshape(weight, (count * units, depth, 1, 1))
     packed = op.nn.contrib_pack_weight(plain, "group_conv2d_u8s8", tile, count)
-    packed = op.reshape(packed, (count, -(-units // tile), depth // WORD, tile, WORD))
-    product_call = op.nn.contrib_dense_pack(data, packed, units, tile, dtype_of(call))
+    packed = op.reshape(
+        packed, (count, -(-units // tile), depth // DOT_WORD_CHANNELS, tile, DOT_WORD_CHANNELS)
+    )
+    product_call = op.nn.contrib_dense_pack(data, packed, units, tile, tensor_dtype(call))
     return product_call.with_fields(span=call.span)
 
 
-def _narrow(
-    call: Call, weight: Array, product: Product, target: Target
+def _choose_panel(
+    call: Call, weight: Array, product: MatmulSizes, target: Target
 ) -> tuple[int, Array, Array] | None:
-    """Return (columns of a panel, words, word indices) of a weight, or None.
+    """Return (panel width, words, word indices) for a weight, or None.
 
     Sums of two products fit int16 with it; None means that this is not faster.
     """
-    narrow = replace(product, dtype=NARROW)
-    tile = panel_width(FAMILY, narrow, target, call)
+    narrow = replace(product, dtype=NARROW_EPILOGUE)
+    tile = panel_width(DENSE_PACK_FAMILY, narrow, target, call)
     words, word_indices = split_large_pairs(pack_weight(weight, "dense_u8s8", tile))
-    if not narrowing_pays(word_indices.shape[1], product.depth or 0, target):
+    if not pays_int16_sums(word_indices.shape[1], product.depth or 0, target):
         return None
     return tile, words, word_indices

@@ -1,4 +1,4 @@
-"""Products with weights of four bits as a target computes them.
+"""Packing of int4 dense weights.
 
 nn.contrib_dense_nibbles(%x, W, S, P), bytes multiplied  ->
     %q, %step, %total = %x rounded to bytes for each block, of what a step is, their sum
@@ -15,17 +15,17 @@ from ekiden.ir.type import TensorType
 from ekiden.kernels.families import FAMILIES
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
-from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.transform.graph.calls import infer_new_types
 from ekiden.target import Target
-from ekiden.topi.nn.nibbles import WORD_VALUES, pack_nibbles, unpack_nibbles
+from ekiden.topi.nn.nibbles import VALUES_PER_WORD, pack_nibbles, unpack_nibbles
 
-FAMILY = "dense_nibbles_pack"
-LEVELS = 127.0
+DENSE_NIBBLES_FAMILY = "dense_nibbles_pack"
+MAX_INT8_LEVEL = 127.0
 """What the largest number of a block becomes."""
 
 
-def dense_nibbles(call: Call, target: Target) -> Call:
-    """Return the product in operators of which the target has kernels.
+def pack_int4_dense(call: Call, target: Target) -> Call:
+    """Rewrite an int4 product to operators with kernels on the target.
 
     It is the call itself if its weight is computed, or its depth unknown.
     """
@@ -37,8 +37,8 @@ def dense_nibbles(call: Call, target: Target) -> Call:
     if len(arrays) != len(parameters) or not isinstance(depth, IntImm):
         return call
     weight, scale, point = arrays
-    if FAMILIES[FAMILY].serves(target) and weight.shape[2] * 2 % WORD_VALUES == 0:
-        rounded = _rounded(data, len(kind.shape), depth.value, weight.shape[2] * 2)
+    if FAMILIES[DENSE_NIBBLES_FAMILY].serves(target) and weight.shape[2] * 2 % VALUES_PER_WORD == 0:
+        rounded = _quantize_blocks(data, len(kind.shape), depth.value, weight.shape[2] * 2)
         packed, scales, points = (Constant(a) for a in pack_nibbles(weight, scale, point))
         units = len(weight)
         product = op.nn.contrib_dense_nibbles_pack(*rounded, packed, scales, points, units)
@@ -46,13 +46,13 @@ def dense_nibbles(call: Call, target: Target) -> Call:
         levels = (unpack_nibbles(weight) - point[..., None].astype(np.float32)) * scale[..., None]
         plain = levels.reshape(len(weight), -1)[:, : depth.value]
         product = op.nn.dense(data, Constant(np.ascontiguousarray(plain, np.float32)))
-    checked = typed(product.with_fields(span=call.span))
+    checked = infer_new_types(product.with_fields(span=call.span))
     assert isinstance(checked, Call)
     return checked
 
 
-def _rounded(data: Expr, rank: int, depth: int, block: int) -> tuple[Expr, Expr, Expr]:
-    """Return data as bytes, the step of each block, and the sum of its bytes."""
+def _quantize_blocks(data: Expr, rank: int, depth: int, block: int) -> tuple[Expr, Expr, Expr]:
+    """Quantise data to int8 per block: return the data, the scale and the sum of each block."""
     same, missing = (0,) * (rank - 1), -depth % block
     if missing:
         data = op.nn.pad(data, (*((0, 0) for _ in same), (0, missing)))
@@ -61,8 +61,8 @@ def _rounded(data: Expr, rank: int, depth: int, block: int) -> tuple[Expr, Expr,
     largest = op.max(op.abs(blocked), axis=[-1], keepdims=True)
     smallest = Constant(np.array(np.finfo(np.float32).tiny))
     # The floor keeps the division of a block of zeros finite.
-    finer = op.divide(Constant(np.array(LEVELS, np.float32)), op.maximum(largest, smallest))
+    finer = op.divide(Constant(np.array(MAX_INT8_LEVEL, np.float32)), op.maximum(largest, smallest))
     bytes_ = op.cast(op.round(op.multiply(blocked, finer)), "int8")
     total = op.sum(op.cast(bytes_, "int32"), axis=[-1])
-    step = op.multiply(largest, Constant(np.array(1 / LEVELS, np.float32)))
+    step = op.multiply(largest, Constant(np.array(1 / MAX_INT8_LEVEL, np.float32)))
     return op.reshape(bytes_, (*same, blocks * block)), op.squeeze(step, axis=[-1]), total

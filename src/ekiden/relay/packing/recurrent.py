@@ -1,4 +1,4 @@
-"""Recurrent layers: weights in panels of hidden units, with those of all gates side by side.
+"""Packing of recurrent weights: panels of hidden units, all gates interleaved.
 
 nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
 nn.recurrent((%x, W s8, ...))         ->  nn.recurrent((%x, packed W, ..., places)), so that sums of
@@ -12,16 +12,20 @@ from dataclasses import replace
 import numpy as np
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.kernels.cost_model import narrowing_pays
+from ekiden.kernels.cost_model import pays_int16_sums
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.recurrent_layers import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
+from ekiden.relay.op.nn.recurrent_layers import (
+    PackRecurrentAttrs,
+    RecurrentAttrs,
+    packed_recurrent,
+)
 from ekiden.target import Target
 
 
-def recurrent(call: Call, target: Target) -> RelayExpr:
-    """Return a recurrent layer with its weight packed, if that is a constant."""
+def pack_recurrent(call: Call, target: Target) -> RelayExpr:
+    """Pack the constant weight of a recurrent layer."""
     operands, attrs = call.args[0], call.attrs
     assert isinstance(attrs, RecurrentAttrs)
     if not isinstance(operands, Tuple):
@@ -35,7 +39,7 @@ def recurrent(call: Call, target: Target) -> RelayExpr:
         words = packed_recurrent(PackRecurrentAttrs(gates, lanes), weight.data)
         depth = words.shape[1]
         words, word_indices = split_large_pairs(words)
-        if narrowing_pays(word_indices.shape[1], depth, target):
+        if pays_int16_sums(word_indices.shape[1], depth, target):
             narrowed = Tuple(
                 (data, Constant(words, span=weight.span), *extras, Constant(word_indices))
             )

@@ -1,5 +1,6 @@
-"""How `qnn.requantize` computes where a call does not say so: a stack of configurations, innermost
-last (TVM's `relay.qnn.op.requantize_config`)."""
+"""Default rounding and compute dtype of `qnn.requantize`, as a stack of contexts (TVM's
+`requantize_config`).
+"""
 
 from __future__ import annotations
 
@@ -10,23 +11,23 @@ from contextvars import ContextVar
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ROUNDINGS = ("UPWARD", "TONEAREST")
+ROUNDING_MODES = ("UPWARD", "TONEAREST")
 """Of values midway between two whole numbers: to the larger one, or away from zero."""
-COMPUTE_DTYPES = ("int64", "float32", "float64")
+REQUANTIZE_COMPUTE_DTYPES = ("int64", "float32", "float64")
 """What the product with the quotient of the scales is computed in; int64 is fixed point."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequantizeConfig:
-    """The rounding and the dtype of a requantisation. Raises CompileError for unknown ones."""
+    """Rounding mode and compute dtype of requantisation. Raises CompileError for unknown ones."""
 
     rounding: str = "UPWARD"
     compute_dtype: str = "int64"
 
     def __post_init__(self) -> None:
         """Check both fields."""
-        check_choice("rounding", self.rounding, ROUNDINGS)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        check_choice("rounding", self.rounding, ROUNDING_MODES)
+        check_choice("compute_dtype", self.compute_dtype, REQUANTIZE_COMPUTE_DTYPES)
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
@@ -40,29 +41,29 @@ def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
         raise CompileError(f"qnn.requantize: {what!r} must be one of {names}, got {value!r}")
 
 
-_CURRENT: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
+_CURRENT_CONFIG: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
 
 
 def current_requantize_config() -> RequantizeConfig:
-    """Return the innermost configuration."""
-    return _CURRENT.get(RequantizeConfig())
+    """Return the innermost active configuration."""
+    return _CURRENT_CONFIG.get(RequantizeConfig())
 
 
 @contextmanager
 def requantize_config(
     rounding: str = "UPWARD", compute_dtype: str = "int64"
 ) -> Iterator[RequantizeConfig]:
-    """Set a configuration for the calls of `requantize` that are created inside `with`.
+    """Set the configuration of `requantize` calls that are built inside `with`.
 
     It is written into these calls: the meaning of a module does not depend on where it is compiled.
     (TVM looks it up when it compiles.)
     """
     config = RequantizeConfig(rounding, compute_dtype)
-    token = _CURRENT.set(config)
+    token = _CURRENT_CONFIG.set(config)
     try:
         yield config
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_CONFIG.reset(token)
 
 
 __all__ = ["RequantizeConfig", "current_requantize_config", "requantize_config"]

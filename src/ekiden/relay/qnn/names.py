@@ -1,4 +1,4 @@
-"""The names of `ekiden.relay.qnn`, loaded when the first is used."""
+"""Exports of `ekiden.relay.qnn`, loaded on first use."""
 
 from ekiden.relay.qnn import affine_rules, op, transform
 from ekiden.relay.qnn.config import requantize_config

@@ -1,4 +1,4 @@
-"""Operators on quantised tensors: functions that build them from ordinary operators.
+"""Lower quantised products to Relay operators with zero-point corrections.
 
 A quantised tensor stands for scale * (bytes - zero_point). What is built here needs no pass to
 become ordinary: constants fold, the product of bytes is `nn.dense`, and the terms of the zero
@@ -31,53 +31,57 @@ from ekiden.relay.op import (
 from ekiden.relay.op import max as largest
 from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
-from ekiden.relay.op._declare import call
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, expand_padding, expand_per_axis
 from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.slice import strided_slice
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
-EXACT = 1 << 24
+MAX_EXACT_FLOAT32_INT = 1 << 24
 """Whole numbers of less are exact as float32, and so is each sum of such parts."""
-MOST = 255
+MAX_UINT8 = 255
 """How far a byte may be from its zero point."""
-SIGN = 128
+UINT8_TO_INT8_OFFSET = 128
 """Between the numbers of uint8 and those of int8."""
 
 
-def _int32(value: int) -> Constant:
+def _int32_constant(value: int) -> Constant:
     return const(np.int32(value))
 
 
-def _is_zero(point: Expr) -> bool:
+def _is_zero_point_zero(point: Expr) -> bool:
     return isinstance(point, Constant) and not np.any(point.data)
 
 
 def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
-    """Return bytes and their zero point as uint8 and int32, both moved by the same number.
+    """Return 8-bit data and its zero point as uint8 and int32, both shifted alike.
 
     The zero point is a constant if it was one.
     """
-    by = 0 if dtype == "uint8" else SIGN
+    by = 0 if dtype == "uint8" else UINT8_TO_INT8_OFFSET
     if isinstance(point, Constant):
         moved: Expr = const(np.asarray(point.data.astype(np.int32) + by, np.int32))
     else:
-        moved = add(cast(point, "int32"), _int32(by)) if by else cast(point, "int32")
+        moved = add(cast(point, "int32"), _int32_constant(by)) if by else cast(point, "int32")
     if dtype == "uint8":
         return data, moved
-    return cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8"), moved
+    # In int16, in which the sum cannot wrap around.
+    return cast(add(cast(data, "int16"), const(np.int16(UINT8_TO_INT8_OFFSET))), "uint8"), moved
 
 
 def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
     if weight.data.dtype == np.int8:
         return weight, cast(point, "int32")
-    moved = (weight.data.astype(np.int16) - SIGN).astype(np.int8)
-    return Constant(moved, span=weight.span), subtract(cast(point, "int32"), _int32(SIGN))
+    # uint8 - 128 fits int8; the zero point moves along.
+    moved = (weight.data.astype(np.int16) - UINT8_TO_INT8_OFFSET).astype(np.int8)
+    return Constant(moved, span=weight.span), subtract(
+        cast(point, "int32"), _int32_constant(UINT8_TO_INT8_OFFSET)
+    )
 
 
 def _is_symmetric(weight: Constant, point: Expr) -> bool:
-    """Return whether the weight as int8 has no zero point."""
-    middle = 0 if weight.data.dtype == np.int8 else SIGN
+    """Return whether the weight as int8 has zero point 0."""
+    middle = 0 if weight.data.dtype == np.int8 else UINT8_TO_INT8_OFFSET
     return isinstance(point, Constant) and bool(np.all(point.data == middle))
 
 
@@ -98,47 +102,52 @@ def dense(
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     int_product: Expr = nn.dense(data, weight, out_dtype="int32")
-    if not _is_zero(point):
+    if not _is_zero_point_zero(point):
+        # sum(w * (q - z)) = sum(w * q) - z * sum(w): the second term is known but for z.
         rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
         int_product = subtract(int_product, multiply(rows, point))
     if is_symmetric:
         return int_product
+    # A zero point of the weight needs the sums of the data's rows, at run time.
     sums = total(subtract(cast(data, "int32"), point), axis=(-1,), keepdims=True)
     return subtract(int_product, multiply(sums, kernel_point))
 
 
-def _grouped(
+def _expand_grouped_conv(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """Return a convolution of groups whose channels fill no words of bytes.
+    """Return a grouped convolution whose channels do not fill words of four bytes.
 
     It is computed in float32 where that is exact. One of each channel reads bytes as they are, if
     their zero point is 0, or has no border and is subtracted from the sums.
     """
-    centred = _centred(weight.data, points[1], 0)
+    centred = _subtract_zero_point(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_slices(centred, 0, 1)) == 1
+    # A float kernel serves where float32 holds every sum exactly: below 2**24.
     wide = "float32" if is_exact else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
+    # One channel per group: the kernel for bytes times floats needs no words.
     is_depthwise = is_exact and weight.data.shape[:2] == (window.groups, 1)
+    # The kernel takes the bytes without a conversion.
     mixed = window.with_fields(channels=window.groups, out_dtype=wide)
     levels, point = _as_uint8(data, points[0], data_dtype)
     if is_depthwise and not any(window.padding):
         levels, point = data, cast(points[0], "int32")
-    elif not _is_zero(point):
+    elif not _is_zero_point_zero(point):
         is_depthwise = False
     if not is_depthwise:
         shifted = subtract(cast(data, wide), cast(points[0], wide))
-        return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
-    sums: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
-    if _is_zero(points[0] if levels is data else point):
+        return cast(call_op("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    sums: Expr = cast(call_op("nn.conv2d", levels, kernel, attrs=mixed), "int32")
+    if _is_zero_point_zero(points[0] if levels is data else point):
         return sums
     assert centred is not None
     rows = const(centred.sum(axis=(1, 2, 3)).astype(np.int32)[:, None, None])
     return subtract(sums, multiply(rows, point))
 
 
-def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
-    """Return weights less their zero point as int64, or None if that is no constant.
+def _subtract_zero_point(kernel: Array, point: Expr, channels: int) -> Array | None:
+    """Return weights minus their zero point in int64, or None if that is not constant.
 
     The zero point is one for all or one for each of their channels.
     """
@@ -149,7 +158,7 @@ def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
 
 
 def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
-    """Return slices of the axis `terms` of weights for which float32 holds every sum of products.
+    """Return slices of the reduction axis small enough that float32 accumulates each exactly.
 
     The list is empty if not even the sums of one element fit.
     """
@@ -159,25 +168,27 @@ def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
         magnitudes.reshape(*magnitudes.shape[:2], -1).sum(axis=2) if inner_axes else magnitudes
     )
     slices, begin, so_far = list[slice](), 0, np.zeros_like(magnitudes[0])
-    for at, one in enumerate(MOST * magnitudes):
+    # The worst case: each byte is MOST away from its zero point, all products of one sign.
+    for at, one in enumerate(MAX_UINT8 * magnitudes):
         # A single element may overflow already: no slice is exact.
-        if one.max(initial=0) >= EXACT:
+        if one.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
             return []
         so_far = so_far + one
-        if so_far.max(initial=0) >= EXACT:
+        # Any channel may exceed the range first: the slice ends there for all.
+        if so_far.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
             slices.append(slice(begin, at))
             begin, so_far = at, one
     return [*slices, slice(begin, len(magnitudes))]
 
 
-def in_floats(
+def product_in_float32(
     data: Expr,
     weight: Expr,
     points: tuple[Expr, Expr],
     axes: tuple[int, int, int],
     product: Callable[[Expr, Expr], Expr],
 ) -> Expr | None:
-    """Return a product of shifted bytes as sums of int32, computed in float32, or None.
+    """Return a product of shifted 8-bit operands, computed exactly in float32, or None.
 
     As few slices as are exact are computed; None means that the weights are no constants or too
     large.
@@ -192,7 +203,11 @@ def in_floats(
         product: Computes the product of float32 data and weights.
     """
     across, terms, channels = axes
-    kernel = _centred(weight.data, points[1], channels) if isinstance(weight, Constant) else None
+    kernel = (
+        _subtract_zero_point(weight.data, points[1], channels)
+        if isinstance(weight, Constant)
+        else None
+    )
     slices = [] if kernel is None else _exact_slices(kernel, channels, terms)
     if kernel is None or not slices:
         return None
@@ -223,22 +238,27 @@ def conv2d(
     groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
     TVM's qnn.conv2d with out_dtype int32.
     """
-    if groups > 1 and weight.data.shape[1] % WORD:
-        window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
+    if groups > 1 and weight.data.shape[1] % DOT_WORD_CHANNELS:
+        window = Conv2DAttrs(
+            expand_per_axis(strides, 2),
+            expand_padding(padding, 2),
+            expand_per_axis(dilation, 2),
+            groups,
+        )
         points = input_zero_point, kernel_zero_point
-        return _grouped(data, weight, points, window, data_dtype)
+        return _expand_grouped_conv(data, weight, points, window, data_dtype)
     data, point = _as_uint8(data, input_zero_point, data_dtype)
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
-    is_plain = _is_zero(point)
+    is_plain = _is_zero_point_zero(point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    top, left_pad, bottom, right = sides(padding, 2)
+    top, left_pad, bottom, right = expand_padding(padding, 2)
     if top or left_pad or bottom or right:
         around = ((0, 0), (0, 0), (top, bottom), (left_pad, right))
+        # The border stands for 0, which is the zero point in bytes.
         data = nn.pad(data, around, cast(point, "uint8"))
 
-    def convolved(kernel: Array) -> Expr:
-        """Return the convolution with a kernel of one dtype, less the effect of the input's zero
-        point.
+    def convolve(kernel: Array) -> Expr:
+        """Convolve with a kernel of one dtype, corrected for the input's zero point.
 
         sum((x - z) * w) = sum(x * w) - z * sum(w).
         """
@@ -253,21 +273,22 @@ def conv2d(
         rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
         return result if is_plain else subtract(result, multiply(const(rows), point))
 
-    total = convolved(weight.data)
+    total = convolve(weight.data)
     if is_symmetric:
         return total
     # of one channel where they are those of all, else of each: groups read other data
-    sums = convolved(np.ones_like(weight.data[: 1 if groups == 1 else None]))
+    sums = convolve(np.ones_like(weight.data[: 1 if groups == 1 else None]))
     return subtract(total, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 
 def dynamic_quantize(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """Return (bytes of uint8, scale, zero point of uint8) of a float32 tensor.
+    """Quantise a float32 tensor at run time: return uint8 data, scale and uint8 zero point.
 
     The least range that holds its elements and 0 is divided into 256 steps (ONNX
     DynamicQuantizeLinear 11).
     """
     zero = const(np.float32(0))
+    # The range includes 0, so that 0 is a level: padding and ReLU stay exact.
     low, high = minimum(smallest(data), zero), maximum(largest(data), zero)
     spread = divide(subtract(high, low), const(np.float32(255)))
     # A tensor of zeros has no range; any scale serves.
@@ -290,7 +311,7 @@ def dynamic_lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> tuple[Expr, Expr, Expr]:
-    """Return the hidden states, the last one and the last cell state of a quantised LSTM layer.
+    """Return a dynamically quantised LSTM layer: hidden states, last hidden state, last cell state.
 
     Weights are int8; inputs and states are quantised as they come (com.microsoft
     DynamicQuantizeLSTM 1).
@@ -325,4 +346,4 @@ def dynamic_lstm(
     return TupleGetItem(layer, 0), TupleGetItem(layer, 1), TupleGetItem(layer, 2)
 
 
-__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize", "in_floats"]
+__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize", "product_in_float32"]

@@ -1,4 +1,4 @@
-"""The passes of the dialect.
+"""Passes of the QNN dialect.
 
 qnn.quantize(%x, 0.5f, 3)   ->   cast(clip(add(round(divide(%x, 0.5f)), 3f), -128, 127), "int8")
 """
@@ -11,7 +11,7 @@ from ekiden.relay.transform.graph import legalize
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
-    """Return the pass that replaces the operators of the dialect by ordinary ones (TVM's name).
+    """Return a pass that expands qnn operators into Relay operators (TVM's CanonicalizeOps).
 
     It runs at every level: there are no kernels for the dialect itself.
     """
@@ -19,7 +19,7 @@ def CanonicalizeOps() -> Pass:  # noqa: N802
 
 
 def Legalize() -> Pass:  # noqa: N802
-    """Return the pass that replaces calls of the dialect by functions that users register.
+    """Return a pass that applies user-registered legalisations to qnn calls.
 
     They are registered under "FTVMQnnLegalize" (TVM's name).
     """

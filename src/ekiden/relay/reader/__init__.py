@@ -1,4 +1,4 @@
-"""Python functions as Relay programs.
+"""Relay script: Python functions parsed to Relay.
 
     @relay.script
     def power(x: "Tensor[(n,), float32]", k: "int32") -> "Tensor[(n,), float32]":
@@ -17,8 +17,8 @@ Python value is decided. An assignment is a `let`; `if`, `while`, `for ... in ra
 on constructors, inner functions, `lambda` and calls of the function itself become what Relay has
 for them.
 
-A type is Relay text in quotes (none are needed under `from __future__ import annotations`), a
-relay type, or int, float, bool for scalars of int32, float32 and bool. What cannot be said raises
+A type is Relay text in quotes (none are needed under `from __future__ import annotations`), a relay
+type, or int, float, bool for scalars of int32, float32 and bool. What cannot be said raises
 ParseError, a wrong type TypeInferenceError; both show the line.
 """
 
@@ -37,30 +37,30 @@ from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import FuncType
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.lexer import Source
-from ekiden.relay.reader.place import Place
-from ekiden.relay.reader.statements import Body
+from ekiden.relay.lexer import SourceText
+from ekiden.relay.reader.place import SourceLocation
+from ekiden.relay.reader.statements import StatementTranslator
 from ekiden.relay.type_infer import infer_type
 from ekiden.runtime.errors import TypeInferenceError
 
 
-class Script:
-    """A Python function read as Relay. Inside another one it is called like any function."""
+class RelayScript:
+    """Python function parsed to Relay."""
 
     def __init__(self, function: FunctionType, base: IRModule) -> None:
         """Read the source of `function`, which may call the functions of `base`."""
         self.name = function.__name__
         self.__doc__ = function.__doc__
-        location = _place_of(function)
+        location = _source_location(function)
         tree = location.tree
         self.global_var = GlobalVar(self.name)
-        body = Body(location, _names_around(function), base, self)
-        params, ret_type = body.signature(tree)
+        body = StatementTranslator(location, _captured_names(function), base, self)
+        params, ret_type = body.translate_signature(tree)
         kinds = [p.type_annotation for p in params]
         if ret_type is not None and all(k is not None for k in kinds):
             param_types = tuple(k for k in kinds if k is not None)
             self.global_var.set_checked_type(FuncType(param_types, ret_type))
-        relay_function = body.function(tree, params, ret_type)
+        relay_function = body.translate_function(tree, params, ret_type)
         module = IRModule(dict(base.functions.items()), base.type_definitions, base.attrs)
         for callee in body.used:
             module.update(callee.module)
@@ -68,11 +68,11 @@ class Script:
         try:
             self.module: IRModule = infer_type(module)
         except TypeInferenceError as error:
-            raise location.source.shown(error) from None
+            raise location.source.with_source_line(error) from None
 
     @property
     def function(self) -> Function:
-        """Return the function in Relay."""
+        """Return the Relay function."""
         function = self.module[self.global_var.name_hint]
         assert isinstance(function, Function)
         return function
@@ -85,7 +85,7 @@ class Script:
         return self.module.astext(show_meta_data=False)
 
 
-def _place_of(function: FunctionType) -> Place:
+def _source_location(function: FunctionType) -> SourceLocation:
     lines, first = inspect.getsourcelines(function)
     text = "".join(lines)
     indent = len(text) - len(text.lstrip())
@@ -94,14 +94,14 @@ def _place_of(function: FunctionType) -> Place:
     name = inspect.getsourcefile(function) or "<python>"
     try:
         with open(name, encoding="utf-8") as file:
-            source = Source(file.read(), name)
+            source = SourceText(file.read(), name)
     except OSError:  # a notebook's cell, whose lines Python keeps elsewhere
-        source, first = Source(text, name), 1
-    return Place(tree, source, first - 1, indent)
+        source, first = SourceText(text, name), 1
+    return SourceLocation(tree, source, first - 1, indent)
 
 
-def _names_around(function: FunctionType) -> dict[str, object]:
-    """Return the meanings of the names of a function that it does not set itself."""
+def _captured_names(function: FunctionType) -> dict[str, object]:
+    """Return the values of a function's global and closure names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     names = {**vars(builtins), **function.__globals__}
     for name, cell in cells:
@@ -111,17 +111,19 @@ def _names_around(function: FunctionType) -> dict[str, object]:
 
 
 @overload
-def script(function: FunctionType) -> Script: ...
+def script(function: FunctionType) -> RelayScript: ...
 @overload
-def script(function: IRModule | None = None) -> Callable[[FunctionType], Script]: ...
+def script(function: IRModule | None = None) -> Callable[[FunctionType], RelayScript]: ...
 def script(
     function: FunctionType | IRModule | None = None,
-) -> Script | Callable[[FunctionType], Script]:
-    """Decorator: `@script`, or `@script(module)` for a function that uses what a module defines."""
+) -> RelayScript | Callable[[FunctionType], RelayScript]:
+    """Decorate a Python function as Relay script: `@script`, or `@script(module)` to use a module's
+    definitions.
+    """
     if isinstance(function, IRModule) or function is None:
         base = function if function is not None else IRModule()
-        return lambda decorated: Script(decorated, base)
-    return Script(function, IRModule())
+        return lambda decorated: RelayScript(decorated, base)
+    return RelayScript(function, IRModule())
 
 
-__all__ = ["Script", "script"]
+__all__ = ["RelayScript", "script"]

@@ -1,4 +1,4 @@
-"""Where in a user's file a piece of a Python function stands."""
+"""Source locations of script functions in user files."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ import ast
 from typing import NoReturn
 
 from ekiden.ir.span import Span
-from ekiden.relay.lexer import Source
+from ekiden.relay.lexer import SourceText
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A function's tree, the text of its file, the line before it there, and how far it is
-    indented.
-    """
+class SourceLocation:
+    """Location of a function: its AST, file text, first line and indentation."""
 
     tree: ast.FunctionDef
-    source: Source
+    source: SourceText
     lines_before: int
     indent: int
 
     def span(self, node: ast.AST) -> Span:
         """Return the span of a node."""
-        line, column = self._start(node)
+        line, column = self._line_and_column(node)
         end = getattr(node, "end_lineno", 1) + self.lines_before
         end_column = getattr(node, "end_col_offset", 0) + self.indent + 1
         return Span(self.source.name, line, end, column, end_column)
 
-    def fail(self, node: ast.AST, message: str) -> NoReturn:
+    def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError with the user's line and a caret."""
-        line, column = self._start(node)
+        line, column = self._line_and_column(node)
         at = 0
         for _ in range(line - 1):
             at = self.source.text.find("\n", at) + 1
-        self.source.fail(at + column - 1, message)
+        self.source.raise_parse_error(at + column - 1, message)
 
-    def _start(self, node: ast.AST) -> tuple[int, int]:
+    def _line_and_column(self, node: ast.AST) -> tuple[int, int]:
         line = getattr(node, "lineno", 1) + self.lines_before
         return line, getattr(node, "col_offset", 0) + self.indent + 1

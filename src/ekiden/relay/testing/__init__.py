@@ -34,7 +34,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 
 
 def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Expr:
-    """Return the expression after type inference and a pass, or its body if it is no function."""
+    """Run a pass on an expression after type inference; return its body if it is no function."""
     module = IRModule.from_expr(expr)
     if import_prelude:
         Prelude(module)
@@ -43,17 +43,17 @@ def run_opt_pass(expr: Expr, opt_pass: Pass, import_prelude: bool = False) -> Ex
 
 
 def run_infer_type(expr: Expr) -> Expr:
-    """Return the expression with types."""
+    """Infer the types of an expression."""
     return run_opt_pass(expr, InferType())
 
 
 def rand(dtype: str, *shape: int) -> runtime.Tensor:
-    """Return a tensor of random numbers in [0, 1)."""
+    """Return a random tensor in [0, 1)."""
     return runtime.tensor(np.random.rand(*shape).astype(to_numpy(dtype)))
 
 
 def count_ops(expr: Expr) -> Counter[str]:
-    """Return how often each operator is called in an expression."""
+    """Count the operator calls in an expression."""
     return Counter(list_op_freqs(IRModule.from_expr(expr)))
 
 

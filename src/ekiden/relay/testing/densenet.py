@@ -1,4 +1,4 @@
-"""DenseNet: each layer sees all before it (Huang and others, 2016)."""
+"""DenseNet (Huang et al. 2016)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ekiden.relay.testing import layers
 from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
-SIZES = {
+DENSENET_CONFIGS = {
     121: (64, 32, (6, 12, 24, 16)),
     161: (96, 48, (6, 12, 36, 24)),
     169: (64, 32, (6, 12, 32, 32)),
     201: (64, 32, (6, 12, 48, 32)),
 }
 """Layers -> channels of the first convolution, growth of each layer, layers of each block."""
-_SQUEEZE = 4
+_BOTTLENECK_FACTOR = 4
 
 
-def _activated(data: Expr, name: str) -> Expr:
+def _bn_relu(data: Expr, name: str) -> Expr:
     return nn.relu(layers.batch_norm_infer(data, name))
 
 
-def _layer(data: Expr, growth: int, index: str) -> Expr:
-    body = _activated(data, f"batch_1_{index}")
-    body = layers.conv2d(body, _SQUEEZE * growth, (1, 1), f"conv2d_1_{index}")
-    body = _activated(body, f"batch_2_{index}")
+def _dense_layer(data: Expr, growth: int, index: str) -> Expr:
+    body = _bn_relu(data, f"batch_1_{index}")
+    body = layers.conv2d(body, _BOTTLENECK_FACTOR * growth, (1, 1), f"conv2d_1_{index}")
+    body = _bn_relu(body, f"batch_2_{index}")
     body = layers.conv2d(body, growth, (3, 3), f"conv2d_2_{index}", padding=(1, 1))
     return concatenate((data, body), axis=1)
 
@@ -38,27 +38,27 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """Return the network of 121, 161, 169 or 201 layers.
+    """Return DenseNet-121, -161, -169 or -201.
 
     Raises:
         ValueError: There is no network of that number of layers.
     """
-    if densenet_size not in SIZES:
-        sizes = ", ".join(map(str, SIZES))
+    if densenet_size not in DENSENET_CONFIGS:
+        sizes = ", ".join(map(str, DENSENET_CONFIGS))
         raise ValueError(f"densenet: no network of {densenet_size} layers; there are {sizes}")
-    first, growth, blocks = SIZES[densenet_size]
+    first, growth, blocks = DENSENET_CONFIGS[densenet_size]
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
-    body = _activated(layers.conv2d(body, first, (7, 7), "conv1", (2, 2), (3, 3)), "batch1")
+    body = _bn_relu(layers.conv2d(body, first, (7, 7), "conv1", (2, 2), (3, 3)), "batch1")
     body = nn.max_pool2d(body, pool_size=(3, 3), strides=(2, 2), padding=(1, 1))
     for block, count in enumerate(blocks):
         for number in range(count):
-            body = _layer(body, growth, f"{block}_{number}")
+            body = _dense_layer(body, growth, f"{block}_{number}")
         if block < len(blocks) - 1:
             half = layers.shape_of(body)[1] // 2
-            body = _activated(body, f"batch_t_{block}")
+            body = _bn_relu(body, f"batch_t_{block}")
             body = layers.conv2d(body, half, (1, 1), f"conv_t_{block}")
             body = nn.avg_pool2d(body, pool_size=(2, 2), strides=(2, 2))
-    body = nn.batch_flatten(nn.global_avg_pool2d(_activated(body, "batch2")))
+    body = nn.batch_flatten(nn.global_avg_pool2d(_bn_relu(body, "batch2")))
     return layers.closed(layers.dense_add_bias(body, classes, "dense"))
 
 
@@ -69,7 +69,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(densenet_size, classes, batch_size, image_shape, dtype))
 
 

@@ -1,4 +1,4 @@
-"""The network of Mnih and others, "Human-level control by deep reinforcement learning" (2015)."""
+"""Deep Q-network (Mnih et al. 2015)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get_net(
     image_shape: tuple[int, ...] = (4, 84, 84),
     dtype: str = "float32",
 ) -> Function:
-    """Return the network from four frames to the value of each action."""
+    """Return the Q-network from four frames to action values."""
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
     for number, (channels, size, stride) in enumerate(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 1):
         name = f"conv{number}"
@@ -32,7 +32,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (4, 84, 84),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, num_actions, image_shape, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Gradients compared with finite differences."""
+"""Numerical gradient checking by finite differences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def check_grad(
     target_devices: Sequence[tuple[object, object]] | None = None,
     executor_kind: str = "debug",
 ) -> None:
-    """Raise AssertionError unless the gradient of the sum of `func` is that of two-sided
-    differences.
+    """Raise AssertionError unless the gradient of sum(func) matches central differences.
 
     Args:
         func: The function.
@@ -53,7 +52,7 @@ def check_grad(
     if inputs is None:
         kinds = [p.checked_type for p in forward.params]
         spread = 10 * eps if scale is None else scale
-        inputs = [_random(k, spread, mean) for k in kinds if isinstance(k, TensorType)]
+        inputs = [_random_input(k, spread, mean) for k in kinds if isinstance(k, TensorType)]
     machine = Interpreter()
     create: Callable[..., Any] = relay.create_executor  # type: ignore[attr-defined]  # of a floor above
     results = [
@@ -63,21 +62,21 @@ def check_grad(
     for position, tested in enumerate(inputs):
         if test_inputs is not None and not any(tested is t for t in test_inputs):
             continue
-        expected = _differences(machine, forward, inputs, position, eps)
+        expected = _numerical_gradient(machine, forward, inputs, position, eps)
         for result in results:
             computed = np.asarray(result[1][position].numpy(), "float64")
             np.testing.assert_allclose(computed, expected, rtol=rtol, atol=atol)
 
 
-def _random(kind: TensorType, scale: float, mean: float) -> Array:
+def _random_input(kind: TensorType, scale: float, mean: float) -> Array:
     drawn = mean + scale * np.random.randn(*kind.concrete_shape)
     return np.asarray(drawn).astype(kind.dtype)
 
 
-def _differences(
+def _numerical_gradient(
     machine: Interpreter, function: Function, inputs: Sequence[Array], position: int, eps: float
 ) -> Array:
-    """Return the derivative of the sum of the results by each element of one input."""
+    """Return the central-difference gradient of the results' sum with respect to one input."""
     slopes = np.zeros(inputs[position].shape)
     for index in np.ndindex(*slopes.shape):
         sums = []

@@ -1,4 +1,4 @@
-"""First values of parameters, and modules with them."""
+"""Parameter initialisers and workload creation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
 from ekiden.relay.type_infer import infer_type
 
-DATA = "data"
+DATA_INPUT_NAME = "data"
 """The parameter of a network that is its input."""
 
 
 class Initializer:
-    """Fills an array by what the end of its name says; weights are a subclass's."""
+    """Initialiser of a parameter by the suffix of its name; weights by subclasses."""
 
     def __call__(self, desc: str, arr: Array) -> None:
         """Set the elements of `arr`. Raises ValueError for a name of no known end."""
@@ -34,12 +34,12 @@ class Initializer:
             )
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """Return the elements of a weight."""
+        """Return the initial value of a weight."""
         raise NotImplementedError
 
 
 class Xavier(Initializer):
-    """Uniform in +-sqrt(magnitude / fan), after Glorot and Bengio (2010).
+    """Xavier (Glorot) uniform initialiser (Glorot and Bengio 2010).
 
     The fan is that of inputs ("in"), of outputs ("out"), or their mean ("avg").
     """
@@ -53,7 +53,7 @@ class Xavier(Initializer):
         self.magnitude = float(magnitude)
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
-        """Return random numbers from NumPy's global generator.
+        """Return Xavier-uniform values from NumPy's global generator.
 
         Raises:
             ValueError: There are fewer than two dimensions.
@@ -68,7 +68,7 @@ class Xavier(Initializer):
 
 
 class Constant(Initializer):
-    """Every weight is 1 / (number of elements)."""
+    """Initialiser of every weight to 1 / (number of elements)."""
 
     def weight(self, desc: str, shape: tuple[int, ...]) -> Array | float:
         """Return one number for all elements."""
@@ -78,8 +78,8 @@ class Constant(Initializer):
 def create_workload(
     net: Function, initializer: Initializer | None = None, seed: int = 0
 ) -> tuple[IRModule, dict[str, runtime.Tensor]]:
-    """Return a module whose `main` is a network, and values of its parameters but `data`, `data1`,
-    ...
+    """Return a module whose `main` is the network, and initialised values of all parameters except
+    `data`.
     """
     module = infer_type(IRModule.from_expr(net))
     main = module["main"]
@@ -89,7 +89,7 @@ def create_workload(
     params: dict[str, runtime.Tensor] = {}
     for param in main.params:
         kind = param.checked_type
-        is_data = param.name_hint.rstrip("0123456789") == DATA
+        is_data = param.name_hint.rstrip("0123456789") == DATA_INPUT_NAME
         if not is_data and isinstance(kind, TensorType):
             value = np.zeros(kind.concrete_shape, to_numpy(kind.dtype))
             fill(param.name_hint, value)

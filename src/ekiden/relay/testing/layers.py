@@ -1,6 +1,4 @@
-"""Layers with their parameters: variables named after the layer, of the shapes that its data asks
-for.
-"""
+"""Layers with implicitly declared parameters, named after the layer."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def dtype_of(data: Expr) -> str:
     return kind.dtype
 
 
-def _param(name: str, shape: Sequence[int], data: Expr) -> Var:
+def _layer_param(name: str, shape: Sequence[int], data: Expr) -> Var:
     return var(name, shape=shape, dtype=dtype_of(data))
 
 
@@ -41,9 +39,9 @@ def conv2d(
     groups: int = 1,
     weight: Expr | None = None,
 ) -> Expr:
-    """Return a convolution in NCHW with a weight `{name}_weight`."""
+    """Return an NCHW convolution with weight `{name}_weight`."""
     inputs = shape_of(data)[1]
-    new_weight = _param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
+    new_weight = _layer_param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
     return nn.conv2d(
         data,
         new_weight if weight is None else weight,
@@ -58,7 +56,7 @@ def conv2d(
 def conv2d_transpose(
     data: Expr, weight: Expr | None = None, *, name: str, **options: object
 ) -> Expr:
-    """Return a transposed convolution with a weight `{name}_weight`; options as
+    """Return a transposed convolution with weight `{name}_weight`; options as in
     `nn.conv2d_transpose`.
     """
     kernel = var(f"{name}_weight") if weight is None else weight
@@ -68,13 +66,13 @@ def conv2d_transpose(
 def batch_norm_infer(
     data: Expr, name: str, epsilon: float = 1e-5, scale: bool = True, axis: int = 1
 ) -> Expr:
-    """Return a batch normalisation with vectors of its own.
+    """Return batch normalisation with its own parameters.
 
     They are `{name}_gamma`, `_beta`, `_moving_mean`, `_moving_var`.
     """
     size = (shape_of(data)[axis],)
     gamma, beta, mean, variance = (
-        _param(f"{name}_{suffix}", size, data)
+        _layer_param(f"{name}_{suffix}", size, data)
         for suffix in ("gamma", "beta", "moving_mean", "moving_var")
     )
     normalized = nn.batch_norm(
@@ -85,18 +83,18 @@ def batch_norm_infer(
 
 def dense_add_bias(data: Expr, units: int, name: str) -> Expr:
     """Return a dense layer with `{name}_weight` and `{name}_bias`."""
-    weight = _param(f"{name}_weight", (units, shape_of(data)[-1]), data)
+    weight = _layer_param(f"{name}_weight", (units, shape_of(data)[-1]), data)
     product = nn.dense(data, weight, units=units)
-    return nn.bias_add(product, _param(f"{name}_bias", (units,), data), axis=-1)
+    return nn.bias_add(product, _layer_param(f"{name}_bias", (units,), data), axis=-1)
 
 
 def add_bias(data: Expr, name: str, axis: int = 1) -> Expr:
-    """Return data plus a vector `{name}_bias` along an axis."""
-    return nn.bias_add(data, _param(f"{name}_bias", (shape_of(data)[axis],), data), axis=axis)
+    """Add a bias vector `{name}_bias` along an axis."""
+    return nn.bias_add(data, _layer_param(f"{name}_bias", (shape_of(data)[axis],), data), axis=axis)
 
 
 def closed(net: Expr) -> Function:
-    """Return a network as a function of its input and parameters."""
+    """Close a network over its free variables as a function."""
     return Function(tuple(free_vars(net)), net)
 
 

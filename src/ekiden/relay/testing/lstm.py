@@ -1,4 +1,4 @@
-"""A chain of LSTM cells (Hochreiter and Schmidhuber, 1997), unrolled."""
+"""Unrolled LSTM network (Hochreiter and Schmidhuber 1997)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ekiden.relay.testing import layers
 from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
-_PARAMETERS = ("i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias")
+_PARAMETER_NAMES = ("i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias")
 
 
-def _parameters(num_hidden: int, dtype: str, infix: str = "") -> list[Var]:
+def _cell_parameters(num_hidden: int, dtype: str, infix: str = "") -> list[Var]:
     weight = tensor_type((4 * num_hidden, num_hidden), dtype)
     bias = tensor_type((4 * num_hidden,), dtype)
-    names = [name.replace("_", f"_{infix}", 1) for name in _PARAMETERS]
+    names = [name.replace("_", f"_{infix}", 1) for name in _PARAMETER_NAMES]
     return [Var(n, weight if n.endswith("weight") else bias) for n in names]
 
 
 def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> Function:
-    """Return the function (input, (h, c), weights and biases) -> (h', (h', c'))."""
+    """Return an LSTM cell (input, (h, c), weights and biases) -> (h', (h', c'))."""
     state = tensor_type((batch_size, num_hidden), dtype)
     inputs, states = Var("inputs", state), Var("states", TupleType((state, state)))
-    params = _parameters(num_hidden, dtype)
+    params = _cell_parameters(num_hidden, dtype)
     i2h_weight, i2h_bias, h2h_weight, h2h_bias = params
     sb = ScopeBuilder()
     i2h = sb.let("i2h", nn.bias_add(nn.dense(inputs, i2h_weight), i2h_bias, axis=-1))
@@ -42,7 +42,7 @@ def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> F
 def get_net(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> Function:
-    """Return the output after a number of cells.
+    """Return an LSTM unrolled over a number of steps.
 
     Each cell has an input ("data", "data1", ...) and parameters of its own.
     """
@@ -53,7 +53,7 @@ def get_net(
     out: Expr = nothing
     for i in range(iterations):
         cell = lstm_cell(num_hidden, batch_size, dtype)
-        params = _parameters(num_hidden, dtype, f"{i}_")
+        params = _cell_parameters(num_hidden, dtype, f"{i}_")
         data = Var(f"data{i or ''}", state)
         cell_result = sb.let(f"call_{i}", cell(data, states, *params))
         out, states = sb.let(f"out_{i}", cell_result[0]), sb.let(f"states_{i}", cell_result[1])
@@ -64,7 +64,7 @@ def get_net(
 def get_workload(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(iterations, num_hidden, batch_size, dtype))
 
 

@@ -1,4 +1,4 @@
-"""A perceptron of three layers."""
+"""Multilayer perceptron with three layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get_net(
     image_shape: tuple[int, ...] = (1, 28, 28),
     dtype: str = "float32",
 ) -> Function:
-    """Return the network from images to probabilities of classes, through 128 and 64 units."""
+    """Return the perceptron with hidden layers of 128 and 64 units and a softmax output."""
     body = nn.batch_flatten(var("data", shape=(batch_size, *image_shape), dtype=dtype))
     body = nn.relu(layers.dense_add_bias(body, 128, "fc1"))
     body = nn.relu(layers.dense_add_bias(body, 64, "fc2"))
@@ -29,7 +29,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (1, 28, 28),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, num_classes, image_shape, dtype))
 
 

@@ -1,4 +1,4 @@
-"""MobileNet: depthwise and pointwise convolutions by turns (Howard and others, 2017)."""
+"""MobileNet v1 (Howard et al. 2017)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
 # fmt: off
-BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
-          (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
+MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
+                    (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
 # fmt: on
 """Channels and stride of each block after the first convolution."""
 
 
-def _activated(data: Expr, name: str) -> Expr:
+def _bn_relu(data: Expr, name: str) -> Expr:
     return nn.relu(layers.batch_norm_infer(data, name))
 
 
 def separable_block(data: Expr, name: str, channels: int, stride: int) -> Expr:
-    """Return a depthwise convolution of 3x3 and a pointwise one, each normalised and rectified."""
+    """Return a depthwise separable convolution: 3x3 depthwise and 1x1 pointwise, each with BN and
+    ReLU.
+    """
     inputs = layers.shape_of(data)[1]
     step = (stride, stride)
     body = layers.conv2d(
         data, inputs, (3, 3), f"{name}_depthwise_conv1", step, (1, 1), groups=inputs
     )
-    body = _activated(body, f"{name}_bn1")
-    return _activated(layers.conv2d(body, channels, (1, 1), f"{name}_conv2"), f"{name}_bn2")
+    body = _bn_relu(body, f"{name}_bn1")
+    return _bn_relu(layers.conv2d(body, channels, (1, 1), f"{name}_conv2"), f"{name}_bn2")
 
 
 def mobile_net(
@@ -37,11 +39,11 @@ def mobile_net(
     dtype: str = "float32",
     alpha: float = 1.0,
 ) -> Function:
-    """Return the network with `alpha` times the channels."""
+    """Return the network with width multiplier `alpha`."""
     body: Expr = var("data", shape=data_shape, dtype=dtype)
     body = layers.conv2d(body, int(32 * alpha), (3, 3), "conv_block_1_conv", (2, 2), (1, 1))
-    body = _activated(body, "conv_block_1_bn")
-    for number, (channels, stride) in enumerate(BLOCKS, 1):
+    body = _bn_relu(body, "conv_block_1_bn")
+    for number, (channels, stride) in enumerate(MOBILENET_BLOCKS, 1):
         name = f"separable_conv_block_{number}"
         body = separable_block(body, name, int(channels * alpha), stride)
     body = nn.batch_flatten(nn.global_avg_pool2d(body))
@@ -54,7 +56,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(mobile_net(num_classes, (batch_size, *image_shape), dtype))
 
 

@@ -1,4 +1,4 @@
-"""Natural numbers of `nat.rly` from and to Python."""
+"""Conversion of the Peano numbers of `nat.rly` from and to Python."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from ekiden.relay.prelude import Prelude
 from ekiden.relay.values import ConstructorValue
 
 
-def constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
-    """Return `zero` and `succ`."""
+def nat_constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
+    """Return the constructors `zero` and `succ`."""
     _, zero, succ = prelude.mod.get_type("nat")
     assert isinstance(zero, Constructor) and isinstance(succ, Constructor)
     return zero, succ
 
 
 def count(prelude: Prelude, n: object) -> int:
-    """Return the number that a value stands for."""
-    zero, _ = constructors(prelude)
+    """Return the number that a Peano value represents."""
+    zero, _ = nat_constructors(prelude)
     number = 0
     while isinstance(n, ConstructorValue) and n.tag != zero.tag:
         number, n = number + 1, n.fields[0]
@@ -24,8 +24,8 @@ def count(prelude: Prelude, n: object) -> int:
 
 
 def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
-    """Return the value for a number."""
-    zero, succ = constructors(prelude)
+    """Return the Peano value of a number."""
+    zero, succ = nat_constructors(prelude)
     value = ConstructorValue(zero)
     for _ in range(n):
         value = ConstructorValue(succ, (value,))
@@ -33,8 +33,8 @@ def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
 
 
 def make_nat_expr(prelude: Prelude, n: int) -> Expr:
-    """Return an expression with the value for a number."""
-    zero, succ = constructors(prelude)
+    """Return an expression of a number's Peano value."""
+    zero, succ = nat_constructors(prelude)
     expr: Expr = zero()
     for _ in range(n):
         expr = succ(expr)

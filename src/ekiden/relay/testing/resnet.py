@@ -1,6 +1,4 @@
-"""Residual networks with normalisation before each convolution: He, Zhang, Ren, Sun, "Identity
-Mappings in Deep Residual Networks" (2016).
-"""
+"""Pre-activation ResNet (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from ekiden.relay.testing import layers
 from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
-UNITS = {
+RESNET_UNITS = {
     18: (2, 2, 2, 2),
     34: (3, 4, 6, 3),
     50: (3, 4, 6, 3),
@@ -19,17 +17,17 @@ UNITS = {
     152: (3, 8, 36, 3),
 }
 """Layers of a network for large images -> residual units of its stages."""
-_EPSILON = 2e-5
+_BN_EPSILON = 2e-5
 
 
-def _normalized(data: Expr, name: str, scale: bool = True) -> Expr:
-    return layers.batch_norm_infer(data, name, _EPSILON, scale)
+def _bn_relu(data: Expr, name: str, scale: bool = True) -> Expr:
+    return layers.batch_norm_infer(data, name, _BN_EPSILON, scale)
 
 
 def residual_unit(
     data: Expr, channels: int, stride: int, is_same: bool, name: str, is_bottleneck: bool
 ) -> Expr:
-    """Return one unit: two convolutions of 3x3, or 1x1, 3x3, 1x1, beside a shortcut."""
+    """Return a residual unit: two 3x3 convolutions, or 1x1, 3x3, 1x1, with a shortcut."""
     inner = channels // 4
     # fmt: off
     steps = (
@@ -38,11 +36,11 @@ def residual_unit(
         else ((channels, 3, stride), (channels, 3, 1))
     )
     # fmt: on
-    body: Expr = nn.relu(_normalized(data, f"{name}_bn1"))
+    body: Expr = nn.relu(_bn_relu(data, f"{name}_bn1"))
     first = body
     for number, (outputs, size, step) in enumerate(steps, 1):
         if number > 1:
-            body = nn.relu(_normalized(body, f"{name}_bn{number}"))
+            body = nn.relu(_bn_relu(body, f"{name}_bn{number}"))
         pad = (size // 2, size // 2)
         body = layers.conv2d(body, outputs, (size, size), f"{name}_conv{number}", (step, step), pad)
     if is_same:
@@ -58,20 +56,20 @@ def resnet(
     is_bottleneck: bool,
     dtype: str = "float32",
 ) -> Function:
-    """Return a network of a number of units in each stage."""
-    body: Expr = _normalized(var("data", shape=data_shape, dtype=dtype), "bn_data", scale=False)
+    """Return a ResNet with the given number of units per stage."""
+    body: Expr = _bn_relu(var("data", shape=data_shape, dtype=dtype), "bn_data", scale=False)
     if data_shape[2] <= 32:
         body = layers.conv2d(body, filters[0], (3, 3), "conv0", padding=(1, 1))
     else:
         body = layers.conv2d(body, filters[0], (7, 7), "conv0", (2, 2), (3, 3))
-        body = nn.relu(_normalized(body, "bn0"))
+        body = nn.relu(_bn_relu(body, "bn0"))
         body = nn.max_pool2d(body, pool_size=(3, 3), strides=(2, 2), padding=(1, 1))
     for stage, (count, channels) in enumerate(zip(units, filters[1:], strict=True), 1):
         for unit in range(1, count + 1):
             stride = 2 if stage > 1 and unit == 1 else 1
             name = f"stage{stage}_unit{unit}"
             body = residual_unit(body, channels, stride, unit > 1, name, is_bottleneck)
-    body = nn.relu(_normalized(body, "bn1"))
+    body = nn.relu(_bn_relu(body, "bn1"))
     body = nn.batch_flatten(nn.global_avg_pool2d(body))
     return layers.closed(nn.softmax(layers.dense_add_bias(body, num_classes, "fc1")))
 
@@ -83,7 +81,7 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """Return a network of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows.
+    """Return a ResNet of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows.
 
     Raises:
         ValueError: There is no network of that number of layers.
@@ -94,12 +92,12 @@ def get_net(
             raise ValueError(f"resnet: small images take 6n + 2 layers, got {num_layers}")
         units = ((num_layers - 2) // 6,) * 3
         return resnet(units, (16, 16, 32, 64), num_classes, shape, False, dtype)
-    if num_layers not in UNITS:
-        sizes = ", ".join(map(str, UNITS))
+    if num_layers not in RESNET_UNITS:
+        sizes = ", ".join(map(str, RESNET_UNITS))
         raise ValueError(f"resnet: no network of {num_layers} layers; there are {sizes}")
     is_deep = num_layers >= 50
     filters = (64, 256, 512, 1024, 2048) if is_deep else (64, 64, 128, 256, 512)
-    return resnet(UNITS[num_layers], filters, num_classes, shape, is_deep, dtype)
+    return resnet(RESNET_UNITS[num_layers], filters, num_classes, shape, is_deep, dtype)
 
 
 def get_workload(
@@ -109,7 +107,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, num_classes, num_layers, image_shape, dtype))
 
 

@@ -1,4 +1,4 @@
-"""SqueezeNet: few channels, then 1x1 and 3x3 side by side (Iandola and others, 2016)."""
+"""SqueezeNet (Iandola et al. 2016)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
 # fmt: off
-VERSIONS: dict[str, tuple[int, int, tuple[int | str, ...]]] = {
+SQUEEZENET_CONFIGS: dict[str, tuple[int, int, tuple[int | str, ...]]] = {
     "1.0": (96, 7, ("pool", 16, 16, 32, "pool", 32, 48, 48, 64, "pool", 64)),
     "1.1": (64, 3, ("pool", 16, 16, "pool", 32, 32, "pool", 48, 48, 64, 64)),
 }
@@ -20,16 +20,18 @@ and the pools between them.
 """
 
 
-def _conv(data: Expr, channels: int, size: int, name: str, stride: int = 1, pad: int = 0) -> Expr:
+def _conv_relu(
+    data: Expr, channels: int, size: int, name: str, stride: int = 1, pad: int = 0
+) -> Expr:
     convolution = layers.conv2d(data, channels, (size, size), name, (stride, stride), (pad, pad))
     return nn.relu(layers.add_bias(convolution, name))
 
 
 def fire(data: Expr, squeezed: int, name: str) -> Expr:
-    """Return the squeeze and the two expansions to four times its channels each."""
-    body = _conv(data, squeezed, 1, f"{name}_squeeze1x1")
-    pointwise = _conv(body, 4 * squeezed, 1, f"{name}_left_expand1x1")
-    spatial = _conv(body, 4 * squeezed, 3, f"{name}_right_expand3x3", pad=1)
+    """Return a fire module: a squeeze layer and two expand layers of four times its channels."""
+    body = _conv_relu(data, squeezed, 1, f"{name}_squeeze1x1")
+    pointwise = _conv_relu(body, 4 * squeezed, 1, f"{name}_left_expand1x1")
+    spatial = _conv_relu(body, 4 * squeezed, 3, f"{name}_right_expand3x3", pad=1)
     return concatenate((pointwise, spatial), axis=1)
 
 
@@ -40,22 +42,24 @@ def get_net(
     version: str = "1.0",
     dtype: str = "float32",
 ) -> Function:
-    """Return the network of a version.
+    """Return the network of version 1.0 or 1.1.
 
     Raises:
         ValueError: There is no such version.
     """
-    if version not in VERSIONS:
-        raise ValueError(f"squeezenet: no version {version!r}; there are {', '.join(VERSIONS)}")
-    channels, size, steps = VERSIONS[version]
+    if version not in SQUEEZENET_CONFIGS:
+        raise ValueError(
+            f"squeezenet: no version {version!r}; there are {', '.join(SQUEEZENET_CONFIGS)}"
+        )
+    channels, size, steps = SQUEEZENET_CONFIGS[version]
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
-    body = _conv(body, channels, size, "conv1", stride=2)
+    body = _conv_relu(body, channels, size, "conv1", stride=2)
     for number, step in enumerate(steps, 1):
         if isinstance(step, int):
             body = fire(body, step, f"fire{number}")
         else:
             body = nn.max_pool2d(body, pool_size=(3, 3), strides=(2, 2))
-    body = _conv(nn.dropout(body), num_classes, 1, "conv_final")
+    body = _conv_relu(nn.dropout(body), num_classes, 1, "conv_final")
     return layers.closed(nn.softmax(nn.batch_flatten(nn.global_avg_pool2d(body))))
 
 
@@ -66,7 +70,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, image_shape, num_classes, version, dtype))
 
 

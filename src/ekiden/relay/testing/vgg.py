@@ -1,4 +1,4 @@
-"""VGG: stacks of 3x3 convolutions (Simonyan and Zisserman, 2014)."""
+"""VGG (Simonyan and Zisserman 2014)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ekiden.relay.testing import layers
 from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
-STACKS = {
+VGG_CONFIGS = {
     11: (1, 1, 2, 2, 2),
     13: (2, 2, 2, 2, 2),
     16: (2, 2, 3, 3, 3),
     19: (2, 2, 4, 4, 4),
 }
 """Layers -> convolutions of each stack."""
-_FILTERS = (64, 128, 256, 512, 512)
+_STAGE_CHANNELS = (64, 128, 256, 512, 512)
 
 
 def get_net(
@@ -27,16 +27,18 @@ def get_net(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> Function:
-    """Return the network of 11, 13, 16 or 19 layers.
+    """Return VGG-11, -13, -16 or -19.
 
     Raises:
         ValueError: There is no network of that number of layers.
     """
-    if num_layers not in STACKS:
-        sizes = ", ".join(map(str, STACKS))
+    if num_layers not in VGG_CONFIGS:
+        sizes = ", ".join(map(str, VGG_CONFIGS))
         raise ValueError(f"vgg: no network of {num_layers} layers; there are {sizes}")
     body: Expr = var("data", shape=(batch_size, *image_shape), dtype=dtype)
-    for stack, (count, channels) in enumerate(zip(STACKS[num_layers], _FILTERS, strict=True), 1):
+    for stack, (count, channels) in enumerate(
+        zip(VGG_CONFIGS[num_layers], _STAGE_CHANNELS, strict=True), 1
+    ):
         for number in range(1, count + 1):
             name = f"{stack}_{number}"
             body = layers.conv2d(body, channels, (3, 3), f"conv{name}", padding=(1, 1))
@@ -59,7 +61,7 @@ def get_workload(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     net = get_net(batch_size, image_shape, num_classes, dtype, num_layers, batch_norm)
     return create_workload(net)
 

@@ -1,4 +1,4 @@
-"""The passes over Relay: one file, one pass, one name."""
+"""Relay-to-Relay passes: each file holds one pass and is named after it."""
 
 from typing import TYPE_CHECKING
 

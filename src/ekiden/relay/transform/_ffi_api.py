@@ -6,7 +6,9 @@ from ekiden.runtime import get_global_func
 
 
 def __getattr__(name: str) -> object:
-    """Return a global function. Raises AttributeError where there is none."""
+    """Return the global function `relay._transform.NAME` as an attribute of this module. Raises
+    AttributeError where there is none.
+    """
     function = get_global_func(f"relay._transform.{name}", True)
     if function is None:
         raise AttributeError(f"no global function is named 'relay._transform.{name}'")

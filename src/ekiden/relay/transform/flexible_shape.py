@@ -1,4 +1,5 @@
-"""Dispatch on the size of an axis: kernels for some sizes, and a general function for all others.
+"""Dispatch on a dynamic axis size: specialised functions for bucket sizes, a general one for the
+rest.
 
     FlexibleShapeDispatch([1, 4])
     def @main(%x: Tensor[(2, 3), float32]) -> Tensor[(2, 3), float32] { nn.relu(%x) }
@@ -36,7 +37,8 @@ def FlexibleShapeDispatch(  # noqa: N802
     input_indices: Sequence[int] | None = None,
     affects_output: bool = True,
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that dispatches on an axis size to functions specialised to bucket sizes (TVM's
+    FlexibleShapeDispatch).
 
     Args:
         buckets: The sizes.
@@ -56,13 +58,15 @@ def FlexibleShapeDispatch(  # noqa: N802
     )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return InferType()(_Dispatch(module, options).made(sorted(set(buckets))))
+        return InferType()(_ShapeDispatcher(module, options).build_module(sorted(set(buckets))))
 
     return Pass("FlexibleShapeDispatch", transform, 0, (InferType(),))
 
 
 @dataclass(frozen=True, slots=True)
 class _DispatchOptions:
+    """Options of FlexibleShapeDispatch."""
+
     axis: int
     auto_pad: bool
     pad_value: float
@@ -70,70 +74,80 @@ class _DispatchOptions:
     affects_output: bool
 
 
-class _Dispatch:
-    """Builder of the function that tests the size, and those that it calls."""
+class _ShapeDispatcher:
+    """Builder of the dispatching `main` and of its specialised variants."""
 
     def __init__(self, module: IRModule, options: _DispatchOptions) -> None:
-        self.module, self.asked = module, options
+        self.module, self.options = module, options
         main = module["main"]
         assert isinstance(main, Function)
         self.main, self.size = main, SizeVar("n")
         for number in options.inputs:
-            self._check(number)
+            self._check_input(number)
 
-    def _check(self, number: int) -> None:
+    def _check_input(self, number: int) -> None:
         params = self.main.params
         what = f"FlexibleShapeDispatch: input {number}"
         if not 0 <= number < len(params):
             raise CompileError(f"{what}: @main has {len(params)} inputs")
-        kind, axis = params[number].checked_type, self.asked.axis
+        kind, axis = params[number].checked_type, self.options.axis
         if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):
             raise CompileError(f"{what}: a tensor with axis {axis} expected, got {kind}")
 
-    def made(self, buckets: Sequence[int]) -> IRModule:
-        """Return the module with the dispatching function and one variant per size."""
-        params = self._params(self.size)
-        anything, module = self._variant(self.module, "any", params)
-        kind = self._result(module, anything)
+    def build_module(self, buckets: Sequence[int]) -> IRModule:
+        """Build the module with the dispatcher and one variant per bucket size."""
+        params = self._params_with_size(self.size)
+        # The general function comes first: the type of its results is that of all.
+        anything, module = self._add_variant(self.module, "any", params)
+        kind = self._check_result_type(module, anything)
         body: Expr = anything(*params)
         # Built from the innermost `else` outwards: the smallest bucket is tested first.
         for bucket in reversed(buckets):
-            one, module = self._variant(module, str(bucket), self._params(const(bucket, "int64")))
-            body = If(self._is_for(bucket, params), self._call(one, bucket, params, kind), body)
+            one, module = self._add_variant(
+                module, str(bucket), self._params_with_size(const(bucket, "int64"))
+            )
+            body = If(
+                self._bucket_condition(bucket, params),
+                self._call_variant(one, bucket, params, kind),
+                body,
+            )
         dispatcher = self.main.with_fields(params=tuple(params), body=body, ret_type=kind)
         return module.with_function("main", dispatcher)
 
-    def _params(self, dim: PrimExpr) -> list[Var]:
-        """Return the parameters with a size on the axis."""
+    def _params_with_size(self, dim: PrimExpr) -> list[Var]:
+        """Return the parameters with a given size on the dispatched axis."""
         params = list(self.main.params)
-        for number in self.asked.inputs:
+        for number in self.options.inputs:
             var = params[number]
             kind = var.checked_type
             assert isinstance(kind, TensorType)
             shape = list(kind.shape)
-            shape[self.asked.axis] = dim
+            shape[self.options.axis] = dim
             params[number] = Var(var.name_hint, TensorType(tuple(shape), kind.dtype), var.span)
         return params
 
-    def _variant(
+    def _add_variant(
         self, module: IRModule, name: str, params: Sequence[Var]
     ) -> tuple[GlobalVar, IRModule]:
-        """Add a function with these parameters and the body of `main`."""
+        """Add a variant of `main` with the given parameters to the module."""
         full = f"main_{name}"
         if full in module:
             raise CompileError(f"FlexibleShapeDispatch: the module has a function @{full} already")
+        # Variables of its own, as each variant declares another type for them.
         own = [Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params]
         body = bind(self.main.body, dict(zip(self.main.params, own, strict=True)))
         variant = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
         extended = module.with_function(full, variant.with_attr("Inline", 1))
         return extended.get_global_var(full), extended
 
-    def _result(self, module: IRModule, anything: GlobalVar) -> Type:
-        """Return the type of the results, of any size."""
+    def _check_result_type(self, module: IRModule, anything: GlobalVar) -> Type:
+        """Return the result type, and check that the dynamic size occurs in it as `affects_output`
+        says.
+        """
         typed = InferType()(module)[anything]
         assert isinstance(typed, Function) and typed.ret_type is not None
-        axis, affects = self.asked.axis, self.asked.affects_output
-        for leaf in _leaves(typed.ret_type):
+        axis, affects = self.options.axis, self.options.affects_output
+        for leaf in _tensor_leaves(typed.ret_type):
             has_size = axis < len(leaf.shape) and leaf.shape[axis] is self.size
             if has_size != affects:
                 has = "has" if has_size else "has not"
@@ -143,51 +157,53 @@ class _Dispatch:
                 )
         return typed.ret_type
 
-    def _is_for(self, bucket: int, params: Sequence[Var]) -> Expr:
-        first = params[self.asked.inputs[0]]
-        size = op.take(op.shape_of(first, "int64"), constant(self.asked.axis, "int64"))
-        compare = op.less_equal if self.asked.auto_pad else op.equal
+    def _bucket_condition(self, bucket: int, params: Sequence[Var]) -> Expr:
+        first = params[self.options.inputs[0]]
+        size = op.take(op.shape_of(first, "int64"), constant(self.options.axis, "int64"))
+        # With padding a bucket takes smaller sizes as well.
+        compare = op.less_equal if self.options.auto_pad else op.equal
         return compare(size, constant(bucket, "int64"))
 
-    def _call(self, one: GlobalVar, bucket: int, params: Sequence[Var], kind: Type) -> Expr:
+    def _call_variant(self, one: GlobalVar, bucket: int, params: Sequence[Var], kind: Type) -> Expr:
         args: list[Expr] = list(params)
-        for number in self.asked.inputs:
-            args[number] = self._of_size(params[number], bucket)
+        for number in self.options.inputs:
+            args[number] = self._to_bucket_size(params[number], bucket)
         result = one(*args)
-        return _mapped(result, kind, self._of_any_size)
+        return _map_tensors(result, kind, self._to_dynamic_size)
 
-    def _of_size(self, var: Var, bucket: int) -> Expr:
-        """Return an input as a tensor of a bucket's size."""
-        kind, axis = var.type_annotation, self.asked.axis
+    def _to_bucket_size(self, var: Var, bucket: int) -> Expr:
+        """Pad (with auto_pad) or reshape an input to a bucket's size."""
+        kind, axis = var.type_annotation, self.options.axis
         assert isinstance(kind, TensorType)
         data: Expr = var
-        if self.asked.auto_pad:
+        if self.options.auto_pad:
             widths: list[tuple[Dim, Dim]] = [(0, 0)] * len(kind.shape)
             widths[axis] = (0, as_dim(bucket) - self.size)
-            data = op.nn.pad(var, widths, constant(self.asked.pad_value, kind.dtype))
+            data = op.nn.pad(var, widths, constant(self.options.pad_value, kind.dtype))
         shape = [*kind.shape[:axis], as_dim(bucket), *kind.shape[axis + 1 :]]
         # The reshape asserts the static size, so that the variant gets a kernel of its own.
         return op.reshape(data, shape, allowzero=True)
 
-    def _of_any_size(self, data: Expr, kind: TensorType) -> Expr:
-        """Return a result of a bucket's size as one of any size."""
-        if self.asked.auto_pad and self.asked.affects_output:
-            data = op.strided_slice(data, [0], [self.size], axes=[self.asked.axis])
+    def _to_dynamic_size(self, data: Expr, kind: TensorType) -> Expr:
+        """Slice and reshape a variant's result to the dynamic size."""
+        if self.options.auto_pad and self.options.affects_output:
+            # The rows that were added to the input are cut off.
+            data = op.strided_slice(data, [0], [self.size], axes=[self.options.axis])
         return op.reshape(data, kind.shape, allowzero=True)
 
 
-def _leaves(kind: Type) -> list[TensorType]:
+def _tensor_leaves(kind: Type) -> list[TensorType]:
     if isinstance(kind, TensorType):
         return [kind]
     if not isinstance(kind, TupleType):
         raise CompileError(f"FlexibleShapeDispatch: results must be tensors, got {kind}")
-    return [leaf for field in kind.fields for leaf in _leaves(field)]
+    return [leaf for field in kind.fields for leaf in _tensor_leaves(field)]
 
 
-def _mapped(value: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
-    """Change every tensor in a value."""
+def _map_tensors(value: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
+    """Map a function over every tensor of a nested tuple."""
     if isinstance(kind, TensorType):
         return change(value, kind)
     assert isinstance(kind, TupleType)
-    fields = [_mapped(TupleGetItem(value, i), k, change) for i, k in enumerate(kind.fields)]
+    fields = [_map_tensors(TupleGetItem(value, i), k, change) for i, k in enumerate(kind.fields)]
     return Tuple(tuple(fields))

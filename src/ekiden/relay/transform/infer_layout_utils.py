@@ -1,4 +1,4 @@
-"""Layout inference: how operators follow the layouts of their inputs, for ConvertLayout and
+"""Layout inference rules: how each operator adapts to its inputs' layouts, for ConvertLayout and
 AlterOpLayout.
 
 A rule gets the layouts that a call's inputs had ("NCHW"; None where they are unknown) and, the
@@ -28,7 +28,7 @@ from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.layout import parse
+from ekiden.tir.data_layout import parse_layout
 
 Layout = str | None
 Layouts = Sequence[Layout]
@@ -36,45 +36,47 @@ Layouts = Sequence[Layout]
 
 @dataclass(frozen=True, slots=True)
 class InferCorrectLayoutOutput:
-    """Result of a rule (TVM's name): layouts of inputs and results, attributes."""
+    """Result of a layout rule (TVM's name): layouts of inputs and outputs, and the adapted
+    attributes.
+    """
 
     input_layouts: Layouts
     output_layouts: Layouts
     new_attrs: Any
 
 
-_Output = InferCorrectLayoutOutput
-Fields = Any
+_InferredLayouts = InferCorrectLayoutOutput
+OpAttrs = Any
 """Attributes, of any operator."""
 NewLayouts = Layouts | None
-Types = Sequence[Type]
-Rule = Callable[[Fields, NewLayouts, Layouts, Types], _Output]
+ArgumentTypes = Sequence[Type]
+LayoutRule = Callable[[OpAttrs, NewLayouts, Layouts, ArgumentTypes], _InferredLayouts]
 """(attributes, layouts now or None, layouts before, types before) -> what the call takes."""
 
 
 def primal_axes(layout: str) -> list[str]:
-    """Return the primal axes of a layout, in order: NCHW16c -> N, C, H, W."""
-    return [letter for letter, _ in parse(layout) if letter.isupper()]
+    """Return the primal axes of a layout in order: NCHW16c -> N, C, H, W."""
+    return [letter for letter, _ in parse_layout(layout) if letter.isupper()]
 
 
-def factor_of(layout: str, letter: str) -> int:
-    """Return how an axis is split: 16 for C in NCHW16c, 0 if it is not."""
-    return next((size for name, size in parse(layout) if name == letter.lower()), 0)
+def block_factor(layout: str, letter: str) -> int:
+    """Return the block factor of an axis: 16 for C in NCHW16c, 0 if the axis is not split."""
+    return next((size for name, size in parse_layout(layout) if name == letter.lower()), 0)
 
 
-def axis_of(layout: str, letter: str) -> int:
-    """Return the index of a primal axis, -1 if there is none."""
-    names = [name for name, _ in parse(layout)]
+def axis_index(layout: str, letter: str) -> int:
+    """Return the index of a primal axis in a layout, or -1."""
+    names = [name for name, _ in parse_layout(layout)]
     return names.index(letter) if letter in names else -1
 
 
-def join_axes(axes: Sequence[tuple[str, int]]) -> str:
-    """Return the layout of axes: the inverse of `parse`."""
+def format_layout(axes: Sequence[tuple[str, int]]) -> str:
+    """Format (letter, factor) pairs as a layout string, the inverse of `parse`."""
     return "".join(f"{size or ''}{letter}" for letter, size in axes)
 
 
-def _letter(layout: str, axis: int) -> str:
-    return parse(layout)[axis][0]
+def _axis_letter(layout: str, axis: int) -> str:
+    return parse_layout(layout)[axis][0]
 
 
 def _rank(kind: Type) -> int:
@@ -84,26 +86,29 @@ def _rank(kind: Type) -> int:
 # --- element by element ---------------------------------------------------------------------------
 
 
-def elementwise(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Accept any layout, the same for all."""
+def infer_elementwise(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer one common layout for all operands of an elementwise operator."""
     chosen = new[0] if new is not None else next((layout for layout in old if layout), None)
-    return _Output((chosen,) * len(old), (chosen,), attrs)
+    return _InferredLayouts((chosen,) * len(old), (chosen,), attrs)
 
 
-def _is_alike(layout_a: str, layout_b: str) -> bool:
-    """Return whether two layouts differ by the names of their axes alone."""
-    a, b = parse(layout_a), parse(layout_b)
+def _is_renaming(layout_a: str, layout_b: str) -> bool:
+    """Return whether two layouts are equal up to a renaming of axes."""
+    a, b = parse_layout(layout_a), parse_layout(layout_b)
     if len(a) != len(b) or any(
         s != t or x.isupper() != y.isupper() for (x, s), (y, t) in zip(a, b, strict=True)
     ):
         return False
     forward = {x: y for (x, _), (y, _) in zip(a, b, strict=True)}
+    # Both directions: the renaming must be one to one.
     back = {y: x for (x, _), (y, _) in zip(a, b, strict=True)}
     return all(forward[x] == y and back[y] == x for (x, _), (y, _) in zip(a, b, strict=True))
 
 
-def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
-    """Change `old` as `like_old` is changed to `like_new`.
+def _transform_like(old: str, like_old: str, like_new: str) -> str | None:
+    """Transform `old` in the way that `like_old` became `like_new`; None where that is undefined.
 
     The two broadcast, and may name axes differently: (W, NCHW, NHWC) -> NHWC; dropping what W lacks
     is left to the caller. Axes that broadcast together are paired from the last one on; those that
@@ -112,54 +117,58 @@ def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
     """
     if not old:
         return old
-    longer, shorter = parse(like_old), parse(old)
+    longer, shorter = parse_layout(like_old), parse_layout(old)
     if len(longer) < len(shorter):
         longer, shorter = shorter, longer
     head, tail = longer[: len(longer) - len(shorter)], longer[len(longer) - len(shorter) :]
     # A letter in both parts would be an axis split across the boundary of broadcasting.
     if {x.upper() for x, _ in head} & {x.upper() for x, _ in tail}:
         return None
-    if not _is_alike(join_axes(tail), join_axes(shorter)):
+    if not _is_renaming(format_layout(tail), format_layout(shorter)):
         return None
+    # From the right, as broadcasting aligns axes.
     names = dict(
         zip(
-            (x.upper() for x, _ in reversed(parse(like_old))),
-            (x.upper() for x, _ in reversed(parse(old))),
+            (x.upper() for x, _ in reversed(parse_layout(like_old))),
+            (x.upper() for x, _ in reversed(parse_layout(old))),
             strict=False,
         )
     )
     used = set(names.values())
     for letter in reversed(primal_axes(like_old)):
         if letter not in names:
+            # Axes that only the longer tensor has need letters that are not taken.
             free = next(c for c in (letter, *map(chr, range(65, 91))) if c not in used)
             names[letter] = free
             used.add(free)
     renamed = []
-    for letter, size in parse(like_new):
+    for letter, size in parse_layout(like_new):
         if letter.upper() not in names:
             return None
         renamed_letter = names[letter.upper()]
         renamed.append((renamed_letter if letter.isupper() else renamed_letter.lower(), size))
-    return join_axes(renamed)
+    return format_layout(renamed)
 
 
-def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
-    """Inner axes of what broadcasts have extent 1: NCHW16c -> NCHW1c, where C is 1 or absent."""
+def _unit_block_layout(layout: str, old: str, shape: Sequence[Any]) -> str:
+    """Return the layout for a broadcast operand: blocks of a unit or absent axis have factor 1
+    (NCHW16c -> NCHW1c).
+    """
     axes = []
-    for letter, size in parse(layout):
+    for letter, size in parse_layout(layout):
         if letter.islower():
-            at = axis_of(old, letter.upper())
-            is_one = at < 0 or (is_const(shape[at], 1) and not factor_of(old, letter))
+            at = axis_index(old, letter.upper())
+            is_one = at < 0 or (is_const(shape[at], 1) and not block_factor(old, letter))
             size = 1 if is_one else size
         axes.append((letter, size))
-    return join_axes(axes)
+    return format_layout(axes)
 
 
-def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Return the layouts of two tensors that broadcast: the smaller is changed as the
-    larger was.
-    """
-    failed = _Output((None, None), (None,), attrs)
+def infer_broadcast(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of two broadcasting operands: the smaller follows the larger."""
+    failed = _InferredLayouts((None, None), (None,), attrs)
     shapes = [t.shape if isinstance(t, TensorType) else () for t in types[:2]]
     large = 0 if len(shapes[0]) >= len(shapes[1]) else 1
     layouts: list[Layout] = list(old[:2])
@@ -170,153 +179,178 @@ def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Ou
         # Axes that only the other tensor has would be without names.
         if len(shapes[known_index]) < len(shapes[1 - known_index]):
             return failed
-        axes = parse(layouts[known_index] or "")
-        layouts[1 - known_index] = join_axes(axes[len(axes) - len(shapes[1 - known_index]) :])
+        axes = parse_layout(layouts[known_index] or "")
+        layouts[1 - known_index] = format_layout(axes[len(axes) - len(shapes[1 - known_index]) :])
         result = layouts[known_index]
     else:
         result = layouts[large]
     if new is None:
-        return _Output(layouts, (result,), attrs)
+        return _InferredLayouts(layouts, (result,), attrs)
+    # An unknown layout counts as one without axes.
     current = [new_layout or "" for new_layout in new[:2]]
     more = 0 if len(primal_axes(current[0])) >= len(primal_axes(current[1])) else 1
     small = 1 - more
-    changed = _change_alike(layouts[small] or "", layouts[more] or "", current[more])
+    changed = _transform_like(layouts[small] or "", layouts[more] or "", current[more])
     if changed is None:
         return failed
     result = current[large]
-    layouts[small] = _for_ones(changed, layouts[small] or "", shapes[small])
+    layouts[small] = _unit_block_layout(changed, layouts[small] or "", shapes[small])
     layouts[more] = current[more]
-    return _Output(layouts, (result,), attrs)
+    return _InferredLayouts(layouts, (result,), attrs)
 
 
 # --- operators with layouts of their own ----------------------------------------------------------
 
 
-def _convolution(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Keep the layouts of a convolution: others follow it."""
+def _infer_convolution(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of a convolution, which keeps its own."""
     more = ("C",) * (len(old) - 2)
     inputs = (attrs.data_layout, attrs.kernel_layout, *more)
-    return _Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
+    return _InferredLayouts(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
 
 
-def _deformable(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_deformable_conv(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     inputs = (attrs.data_layout, attrs.data_layout, attrs.kernel_layout)
-    return _Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
+    return _InferredLayouts(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
 
 
-def _follow_data(fits: Callable[[str, str], bool]) -> Rule:
-    """Operators with one attribute `layout`, which follow their data where that fits."""
+def _make_data_layout_rule(fits: Callable[[str, str], bool]) -> LayoutRule:
+    """Return a rule for operators with one `layout` attribute, which adopt their data's layout
+    where `fits` allows it.
+    """
 
-    def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-        """Return the data's layout where it changed and fits, else the call's own, which a user may
-        have chosen.
+    def infer_from_data(
+        attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+    ) -> _InferredLayouts:
+        """Adopt the data's changed layout where it fits, else keep the call's own.
 
         Further inputs are vectors of channels.
         """
+        # If the call's layout differs from the data's, it has been changed deliberately.
         new_layout = new[0] if new is not None and attrs.layout == old[0] else None
         if new_layout and new_layout != old[0] and fits(new_layout, attrs.layout):
             attrs = attrs.with_fields(layout=new_layout)
         result = getattr(attrs, "out_layout", "") or attrs.layout
-        return _Output((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
+        return _InferredLayouts((attrs.layout, *("C",) * (len(old) - 1)), (result,), attrs)
 
-    return rule
-
-
-def _same_windows(layout: str, own: str) -> bool:
-    """Return whether the axes of windows keep their indices, unsplit."""
-    axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
-    return all(axis_of(layout, a) == axis_of(own, a) and not factor_of(layout, a) for a in axes)
+    return infer_from_data
 
 
-def _pool(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow any layout that does not split the axes of windows."""
+def _keeps_spatial_axes(layout: str, own: str) -> bool:
+    """Return whether the spatial axes keep their positions and stay unsplit."""
+    axes = [letter for letter in "DHW" if axis_index(own, letter) >= 0]
+    return all(
+        axis_index(layout, a) == axis_index(own, a) and not block_factor(layout, a) for a in axes
+    )
+
+
+def _infer_pool(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of a pooling, which adopts any layout with unsplit spatial axes."""
 
     def fits(layout: str, own: str) -> bool:
-        axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
-        return all(axis_of(layout, a) >= 0 and not factor_of(layout, a) for a in axes)
+        axes = [letter for letter in "DHW" if axis_index(own, letter) >= 0]
+        return all(axis_index(layout, a) >= 0 and not block_factor(layout, a) for a in axes)
 
     # An explicit output layout fixes the call's own layout, too.
     if new is not None and attrs["out_layout"]:
-        return _Output((attrs.layout,), (attrs.out_layout,), attrs)
-    return _follow_data(fits)(attrs, new, old, types)
+        return _InferredLayouts((attrs.layout,), (attrs.out_layout,), attrs)
+    return _make_data_layout_rule(fits)(attrs, new, old, types)
 
 
-def _channels(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow batch normalization's data, parameters along the axis."""
+def _infer_batch_norm(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of batch_norm: data and per-channel parameters along `axis`."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return _Output((None,), (None,), attrs)
-    letter = _letter(old[0], attrs.axis)
+        return _InferredLayouts((None,), (None,), attrs)
+    letter = _axis_letter(old[0], attrs.axis)
     if new is not None:
-        if axis_of(layout, letter) < 0 or factor_of(layout, letter):
+        if axis_index(layout, letter) < 0 or block_factor(layout, letter):
             layout = old[0]
-        attrs = attrs.with_fields(axis=axis_of(layout, letter))
-    return _Output((layout, "C", "C", "C", "C"), (layout, "C", "C"), attrs)
+        attrs = attrs.with_fields(axis=axis_index(layout, letter))
+    return _InferredLayouts((layout, "C", "C", "C", "C"), (layout, "C", "C"), attrs)
 
 
-def _one_axis(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of an operator along `axis`; further inputs are vectors along it."""
+def _infer_axis_op(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of an operator along one `axis`; further inputs are vectors along it."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return _Output((None,), (None,), attrs)
+        return _InferredLayouts((None,), (None,), attrs)
     if new is not None:
-        letter = _letter(old[0], attrs.axis)
-        if axis_of(layout, letter) < 0 or factor_of(layout, letter):
+        letter = _axis_letter(old[0], attrs.axis)
+        if axis_index(layout, letter) < 0 or block_factor(layout, letter):
             layout = old[0]
-        attrs = attrs.with_fields(axis=axis_of(layout, letter))
-    return _Output((layout, *("C",) * (len(old) - 1)), (layout,), attrs)
+        attrs = attrs.with_fields(axis=axis_index(layout, letter))
+    return _InferredLayouts((layout, *("C",) * (len(old) - 1)), (layout,), attrs)
 
 
-def _axes(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of an operator along `axis`, a tuple, of one result like the data."""
+def _infer_axes_op(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of an operator along a tuple `axis`, whose result has its data's shape."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return _Output((None,), (None,), attrs)
+        return _InferredLayouts((None,), (None,), attrs)
     if new is not None:
-        letters = [_letter(old[0], int(a)) for a in attrs.axis]
+        letters = [_axis_letter(old[0], int(a)) for a in attrs.axis]
         if any(
-            axis_of(layout, letter_checked) < 0 or factor_of(layout, letter_checked)
+            axis_index(layout, letter_checked) < 0 or block_factor(layout, letter_checked)
             for letter_checked in letters
         ):
             layout = old[0]
-        attrs = attrs.with_fields(axis=tuple(axis_of(layout, letter) for letter in letters))
-    return _Output((layout,), (layout,), attrs)
+        attrs = attrs.with_fields(axis=tuple(axis_index(layout, letter) for letter in letters))
+    return _InferredLayouts((layout,), (layout,), attrs)
 
 
-def _fixed(*layouts: str) -> Rule:
-    """Return a rule of fixed layouts: of the inputs, then of the result."""
+def _make_fixed_rule(*layouts: str) -> LayoutRule:
+    """Return a rule with fixed layouts, inputs first, result last."""
 
-    def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-        return _Output(layouts[:-1], layouts[-1:], attrs)
+    def rule(
+        attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+    ) -> _InferredLayouts:
+        return _InferredLayouts(layouts[:-1], layouts[-1:], attrs)
 
     return rule
 
 
-def _regions(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    return _Output((attrs.layout, "N5"), (attrs.layout,), attrs)
+def _infer_roi_op(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    return _InferredLayouts((attrs.layout, "N5"), (attrs.layout,), attrs)
 
 
 # --- operators that count axes --------------------------------------------------------------------
 
 
-def _reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of a reduction: the axes by their letters; inner axes with their
-    primal ones.
+def _infer_reduce(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of a reduction: reduced axes map by letter, blocks follow their primal
+    axes.
     """
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return _Output((None,), (None,), attrs)
+        return _InferredLayouts((None,), (None,), attrs)
     rank, axis = _rank(types[0]), attrs.axis
     old_axes = (
         range(rank)
         if axis is None
         else [int(a) % rank for a in (axis if isinstance(axis, Sequence) else (axis,))]
     )
-    gone = {_letter(old[0], a) for a in old_axes}
+    gone = {_axis_letter(old[0], a) for a in old_axes}
     if getattr(attrs, "exclude", False):
         gone = set(primal_axes(old[0])) - gone
     kept_axes, new_axes = [], []
-    for at, (letter, size) in enumerate(parse(layout)):
+    for at, (letter, size) in enumerate(parse_layout(layout)):
         if letter.upper() in gone:
             new_axes.append(at)
             if attrs.keepdims:
@@ -328,128 +362,160 @@ def _reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Outp
         attrs = attrs.with_fields(axis=tuple(new_axes))
         if getattr(attrs, "exclude", False):
             attrs = attrs.with_fields(exclude=False)
-    return _Output((layout,) * len(old), (join_axes(kept_axes),), attrs)
+    return _InferredLayouts((layout,) * len(old), (format_layout(kept_axes),), attrs)
 
 
-def _arg_reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of `argmax` and `argmin` if their axes keep their order.
+def _infer_arg_reduce(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of argmax and argmin, whose flattened index requires the order of axes to
+    be preserved.
 
     The index among the elements of several axes is counted in the order of these axes. Along one
     axis it is the same in any layout.
     """
     if new is None or new[0] is None or old[0] is None:
-        return _reduce(attrs, new, old, types)
+        return _infer_reduce(attrs, new, old, types)
     old_axes = range(_rank(types[0])) if attrs.axis is None else np.atleast_1d(attrs.axis)
-    named = {_letter(old[0], int(a)) for a in old_axes}
+    named = {_axis_letter(old[0], int(a)) for a in old_axes}
     gone = [candidate for candidate in primal_axes(old[0]) if (candidate in named) != attrs.exclude]
-    new_axes = [axis_of(new[0], letter) for letter in gone]
-    stays = new_axes == sorted(new_axes) and not any(factor_of(new[0], reduced) for reduced in gone)
-    return _reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
+    new_axes = [axis_index(new[0], letter) for letter in gone]
+    # The index counts through the reduced axes in order, so another order would change it.
+    stays = new_axes == sorted(new_axes) and not any(
+        block_factor(new[0], reduced) for reduced in gone
+    )
+    return _infer_reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
 
 
-def _transpose(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_transpose(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     if old[0] is None:
-        return _Output((None,), (None,), attrs)
-    rank = len(parse(old[0]))
+        return _InferredLayouts((None,), (None,), attrs)
+    rank = len(parse_layout(old[0]))
     axes = [int(a) % rank for a in attrs.axes] if attrs.axes else list(reversed(range(rank)))
     layout = old[0]
     if new is not None and new[0] and sorted(new[0]) == sorted(old[0]):
         layout = new[0]
-        axes = [axis_of(layout, _letter(old[0], a)) for a in axes]
-    result = join_axes([parse(layout)[a] for a in axes])
+        axes = [axis_index(layout, _axis_letter(old[0], a)) for a in axes]
+    result = format_layout([parse_layout(layout)[a] for a in axes])
     new_attrs = attrs.with_fields(axes=tuple(axes)) if new is not None else attrs
-    return _Output((layout,), (result,), new_attrs)
+    return _InferredLayouts((layout,), (result,), new_attrs)
 
 
-def _squeeze(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_squeeze(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
-        return _Output((None,), (None,), attrs)
+        return _InferredLayouts((None,), (None,), attrs)
     kind = types[0]
     assert isinstance(kind, TensorType)
     ones = [i for i, d in enumerate(kind.shape) if is_const(d, 1)]
     axes = ones if attrs.axis is None else [int(a) % len(kind.shape) for a in attrs.axis]
-    gone = {_letter(old[0], a) for a in axes}
-    if any(factor_of(layout, letter) for letter in gone):
+    gone = {_axis_letter(old[0], a) for a in axes}
+    if any(block_factor(layout, letter) for letter in gone):
         layout = old[0]
     if new is not None:
-        attrs = attrs.with_fields(axis=tuple(axis_of(layout, _letter(old[0], a)) for a in axes))
-    remaining = join_axes([(letter, size) for letter, size in parse(layout) if letter not in gone])
-    return _Output((layout,), (remaining,), attrs)
+        attrs = attrs.with_fields(
+            axis=tuple(axis_index(layout, _axis_letter(old[0], a)) for a in axes)
+        )
+    remaining = format_layout(
+        [(letter, size) for letter, size in parse_layout(layout) if letter not in gone]
+    )
+    return _InferredLayouts((layout,), (remaining,), attrs)
 
 
-def _pad(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Move widths with their axes; a split axis is not padded."""
+def _infer_pad(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of a padding: widths move with their axes, split axes must not be
+    padded.
+    """
     layout = old[0]
     if layout is None:
-        return _Output((None,), (None,), attrs)
+        return _InferredLayouts((None,), (None,), attrs)
     if new is not None and new[0]:
         widths = {
-            letter: tuple(w) for (letter, _), w in zip(parse(layout), attrs.pad_width, strict=True)
+            letter: tuple(w)
+            for (letter, _), w in zip(parse_layout(layout), attrs.pad_width, strict=True)
         }
-        split = [letter.upper() for letter, _ in parse(new[0]) if letter.islower()]
+        split = [letter.upper() for letter, _ in parse_layout(new[0]) if letter.islower()]
         if all(widths.get(letter) == (0, 0) for letter in split):
             layout = new[0]
-            moved = tuple(widths[letter.upper()] for letter, _ in parse(layout))
+            moved = tuple(widths[letter.upper()] for letter, _ in parse_layout(layout))
             attrs = attrs.with_fields(pad_width=moved)
-    return _Output((layout, "1") if len(old) > 1 else (layout,), (layout,), attrs)
+    return _InferredLayouts((layout, "1") if len(old) > 1 else (layout,), (layout,), attrs)
 
 
-def _concatenate(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_concatenate(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     tuple_type = types[0]
     count = len(tuple_type.fields) if isinstance(tuple_type, TupleType) else 1
     before = next((layout_or_none for layout_or_none in old[:count] if layout_or_none), None)
     if before is None:
-        return _Output((None,), (None,), attrs)
-    axis = attrs.axis % len(parse(before))
+        return _InferredLayouts((None,), (None,), attrs)
+    axis = attrs.axis % len(parse_layout(before))
     layout = before
     if new is not None and len(set(new[:count])) == 1 and new[0] and old[0]:
         layout = new[0]
-        attrs = attrs.with_fields(axis=axis_of(layout, _letter(old[0], axis)))
-    elif not _letter(layout, axis).isupper():
-        return _Output((None,), (None,), attrs)
+        attrs = attrs.with_fields(axis=axis_index(layout, _axis_letter(old[0], axis)))
+    elif not _axis_letter(layout, axis).isupper():
+        return _InferredLayouts((None,), (None,), attrs)
     more = ("C",) * (len(old) - count)
-    return _Output((layout,) * count + more, (layout,), attrs)
+    return _InferredLayouts((layout,) * count + more, (layout,), attrs)
 
 
-def _split(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_split(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     sections = attrs.indices_or_sections
     count = len(sections) + 1 if isinstance(sections, tuple) else int(sections)
     layout = old[0]
     if layout is None:
-        return _Output((None,), (None,) * count, attrs)
+        return _InferredLayouts((None,), (None,) * count, attrs)
     if new is not None and new[0]:
-        letter = _letter(layout, attrs.axis)
-        factor = factor_of(new[0], letter) or 1
+        letter = _axis_letter(layout, attrs.axis)
+        factor = block_factor(new[0], letter) or 1
+        # Equal sections stay equal in any layout, while cuts are positions.
         is_list = isinstance(sections, tuple)
-        if axis_of(new[0], letter) >= 0 and (not is_list or all(s % factor == 0 for s in sections)):
+        if axis_index(new[0], letter) >= 0 and (
+            not is_list or all(s % factor == 0 for s in sections)
+        ):
             layout = new[0]
-            attrs = attrs.with_fields(axis=axis_of(layout, letter))
+            attrs = attrs.with_fields(axis=axis_index(layout, letter))
             if is_list and factor > 1:
                 attrs = attrs.with_fields(indices_or_sections=tuple(s // factor for s in sections))
-    return _Output((layout,), (layout,) * count, attrs)
+    return _InferredLayouts((layout,), (layout,) * count, attrs)
 
 
-def _numbers(values: Sequence[Any] | None) -> list[int] | None:
+def _static_ints(values: Sequence[Any] | None) -> list[int] | None:
     if values is None:
         return []
     values_as_ints = [v.value if isinstance(v, IntImm) else v for v in values]
     return values_as_ints if all(isinstance(v, int) for v in values_as_ints) else None
 
 
-def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Move bounds with their axes, divided by the factor of a split one."""
+def _infer_strided_slice(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    """Infer the layouts of strided_slice: bounds move with their axes and are divided by block
+    factors.
+    """
     layout = old[0]
-    failed = _Output((None,), (None,), attrs)
+    failed = _InferredLayouts((None,), (None,), attrs)
     if layout is None or new is None or new[0] is None:
-        return _Output((layout,) * len(old), (layout,), attrs)
-    rank = len(parse(layout))
-    bound_lists = [_numbers(attr_values) for attr_values in (attrs.begin, attrs.end, attrs.strides)]
+        return _InferredLayouts((layout,) * len(old), (layout,), attrs)
+    rank = len(parse_layout(layout))
+    bound_lists = [
+        _static_ints(attr_values) for attr_values in (attrs.begin, attrs.end, attrs.strides)
+    ]
     if any(bound_list is None for bound_list in bound_lists):
         return failed
     begin, end, strides = (bounds_or_none or [] for bounds_or_none in bound_lists)
     if len(end) < len(begin):
-        return _Output((layout,) * len(old), (layout,), attrs)
+        return _InferredLayouts((layout,) * len(old), (layout,), attrs)
     begin = begin + [0] * (len(end) - len(begin))
     axes = list(range(len(begin))) if attrs.axes is None else [int(a) % rank for a in attrs.axes]
     strides = (strides + [1] * len(begin))[: len(begin)]
@@ -457,11 +523,11 @@ def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -
         strides = [1] * len(begin)
     bounds: dict[int, tuple[int, int, int]] = {}
     for a, b, e, s in zip(axes, begin, end, strides, strict=True):
-        letter = _letter(layout, a)
-        at, factor = axis_of(new[0], letter), factor_of(new[0], letter) or 1
+        letter = _axis_letter(layout, a)
+        at, factor = axis_index(new[0], letter), block_factor(new[0], letter) or 1
         # Bounds inside of a block have no counterpart along the outer axis.
         if at < 0 or b % factor or (e % factor and e > 0) or (factor > 1 and s != 1):
-            return _Output((layout,) * len(old), (layout,), attrs)
+            return _InferredLayouts((layout,) * len(old), (layout,), attrs)
         bounds[at] = (b // factor, e // factor if e >= 0 else e, s)
     if attrs.axes is not None:
         order = list(bounds)
@@ -471,109 +537,116 @@ def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -
     else:
         kind = types[0]
         assert isinstance(kind, TensorType)
-        order = list(range(len(parse(new[0]))))
-        for at, (letter, size) in enumerate(parse(new[0])):
-            extent = _numbers([kind.shape[axis_of(layout, letter.upper())]])
+        order = list(range(len(parse_layout(new[0]))))
+        for at, (letter, size) in enumerate(parse_layout(new[0])):
+            extent = _static_ints([kind.shape[axis_index(layout, letter.upper())]])
             if at not in bounds and (extent is None or letter.islower()):
                 bounds[at] = (0, size, 1) if extent is not None else (0, 1 << 30, 1)
             elif at not in bounds:
                 assert extent is not None
-                bounds[at] = (0, extent[0] // (factor_of(new[0], letter) or 1), 1)
+                bounds[at] = (0, extent[0] // (block_factor(new[0], letter) or 1), 1)
     new_bounds = [tuple(bounds[at][i] for at in order) for i in range(3)]
     attrs = attrs.with_fields(begin=new_bounds[0], end=new_bounds[1], strides=new_bounds[2])
-    return _Output((new[0],) * len(old), (new[0],), attrs)
+    return _InferredLayouts((new[0],) * len(old), (new[0],), attrs)
 
 
-def _slice_like(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
+def _infer_slice_like(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
     if new is not None and old[0] and old[0] == old[1] and new[0] and new[0] == new[1]:
         axes = attrs.axes or range(_rank(types[0]))
-        moved = tuple(axis_of(new[0], _letter(old[0], int(a))) for a in axes)
+        moved = tuple(axis_index(new[0], _axis_letter(old[0], int(a))) for a in axes)
         if -1 not in moved:
-            return _Output(new, (new[0],), attrs.with_fields(axes=moved))
-    return _Output(old, (old[0],), attrs)
+            return _InferredLayouts(new, (new[0],), attrs.with_fields(axes=moved))
+    return _InferredLayouts(old, (old[0],), attrs)
 
 
-def _topk(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    output = _one_axis(attrs, new, old, types)
+def _infer_topk(
+    attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts:
+    output = _infer_axis_op(attrs, new, old, types)
     count = 2 if attrs.ret_type == "both" else 1
     return InferCorrectLayoutOutput(
         output.input_layouts, tuple(output.output_layouts) * count, output.new_attrs
     )
 
 
-def _with_qparams(rule: Rule, data: int) -> Rule:
-    """Return a rule for the first `data` inputs; the others are scales and zero points."""
+def _with_qparams(rule: LayoutRule, data: int) -> LayoutRule:
+    """Extend a rule to quantised operators: the first `data` inputs are data, the others scales and
+    zero points.
+    """
 
-    def extended(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-        """Extend the rule's answer by "C" for each scale and zero point, vectors of channels or
-        scalars.
-        """
+    def infer_with_qparams(
+        attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+    ) -> _InferredLayouts:
+        """Apply the rule to the data inputs, with layout "C" for scales and zero points."""
         output = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
         inputs = (*output.input_layouts, *("C",) * (len(old) - data))
-        return _Output(inputs, output.output_layouts, output.new_attrs)
+        return _InferredLayouts(inputs, output.output_layouts, output.new_attrs)
 
-    return extended
+    return infer_with_qparams
 
 
-_POOLS = [
+_POOL_OP_NAMES = [
     *(f"nn.{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)),
     *(f"nn.adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)),
     *(f"nn.global_{kind}_pool2d" for kind in ("avg", "max")),
 ]
-_CONVS = "conv1d conv2d conv3d conv1d_transpose conv2d_transpose conv3d_transpose"
+_CONV_OP_NAMES = "conv1d conv2d conv3d conv1d_transpose conv2d_transpose conv3d_transpose"
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys((f"nn.{name}" for name in _CONVS.split()), _convolution),
-    **dict.fromkeys(("qnn.conv2d", "qnn.conv2d_transpose"), _convolution),
-    "nn.deformable_conv2d": _deformable,
-    **dict.fromkeys(_POOLS, _pool),
-    "qnn.avg_pool2d": _with_qparams(_pool, 1),
-    **dict.fromkeys(("nn.upsampling", "nn.upsampling3d"), _follow_data(_same_windows)),
+LAYOUT_RULES: dict[str, LayoutRule] = {
+    **dict.fromkeys((f"nn.{name}" for name in _CONV_OP_NAMES.split()), _infer_convolution),
+    **dict.fromkeys(("qnn.conv2d", "qnn.conv2d_transpose"), _infer_convolution),
+    "nn.deformable_conv2d": _infer_deformable_conv,
+    **dict.fromkeys(_POOL_OP_NAMES, _infer_pool),
+    "qnn.avg_pool2d": _with_qparams(_infer_pool, 1),
+    **dict.fromkeys(
+        ("nn.upsampling", "nn.upsampling3d"), _make_data_layout_rule(_keeps_spatial_axes)
+    ),
     **dict.fromkeys(
         ("image.resize1d", "image.resize2d", "image.resize3d"),
-        _follow_data(lambda layout, own: sorted(layout) == sorted(own)),
+        _make_data_layout_rule(lambda layout, own: sorted(layout) == sorted(own)),
     ),
-    **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _regions),
-    "nn.dense": _fixed("NC", "NC", "NC"),
-    "nn.batch_norm": _channels,
-    **dict.fromkeys(("nn.instance_norm", "nn.layer_norm", "nn.lrn", "nn.rms_norm"), _one_axis),
-    "nn.l2_normalize": _axes,
-    "nn.prelu": _one_axis,
-    "nn.dropout": elementwise,
-    **dict.fromkeys("sum mean max min prod any all".split(), _reduce),
-    **dict.fromkeys(("argmax", "argmin"), _arg_reduce),
-    "variance": _reduce,
-    "transpose": _transpose,
-    "squeeze": _squeeze,
-    "nn.pad": _pad,
-    "concatenate": _concatenate,
-    "qnn.concatenate": _concatenate,
-    "split": _split,
-    "strided_slice": _strided_slice,
-    "slice_like": _slice_like,
-    "topk": _topk,
-    **dict.fromkeys(("qnn.requantize", "qnn.quantize", "qnn.dequantize"), _one_axis),
-    **dict.fromkeys(("qnn.add", "qnn.subtract", "qnn.mul"), _with_qparams(broadcast, 2)),
+    **dict.fromkeys(("vision.roi_align", "vision.roi_pool"), _infer_roi_op),
+    "nn.dense": _make_fixed_rule("NC", "NC", "NC"),
+    "nn.batch_norm": _infer_batch_norm,
+    **dict.fromkeys(("nn.instance_norm", "nn.layer_norm", "nn.lrn", "nn.rms_norm"), _infer_axis_op),
+    "nn.l2_normalize": _infer_axes_op,
+    "nn.prelu": _infer_axis_op,
+    "nn.dropout": infer_elementwise,
+    **dict.fromkeys("sum mean max min prod any all".split(), _infer_reduce),
+    **dict.fromkeys(("argmax", "argmin"), _infer_arg_reduce),
+    "variance": _infer_reduce,
+    "transpose": _infer_transpose,
+    "squeeze": _infer_squeeze,
+    "nn.pad": _infer_pad,
+    "concatenate": _infer_concatenate,
+    "qnn.concatenate": _infer_concatenate,
+    "split": _infer_split,
+    "strided_slice": _infer_strided_slice,
+    "slice_like": _infer_slice_like,
+    "topk": _infer_topk,
+    **dict.fromkeys(("qnn.requantize", "qnn.quantize", "qnn.dequantize"), _infer_axis_op),
+    **dict.fromkeys(("qnn.add", "qnn.subtract", "qnn.mul"), _with_qparams(infer_broadcast, 2)),
 }
 """Operator -> its rule; those that go element by element need none."""
 
 
 def infer_layouts(
-    op: Op, attrs: Fields, new: NewLayouts, old: Layouts, types: Types
-) -> _Output | None:
-    """Return the layouts of a call by its operator's rule; None if there is none, or if it does not
-    know.
-    """
-    rule: Any = OP_ATTRS.get("FInferCorrectLayout", {}).get(op.name) or RULES.get(op.name)
+    op: Op, attrs: OpAttrs, new: NewLayouts, old: Layouts, types: ArgumentTypes
+) -> _InferredLayouts | None:
+    """Infer the layouts of a call by its operator's rule, or return None."""
+    # A user's rule comes before the one of the table.
+    rule: Any = OP_ATTRS.get("FInferCorrectLayout", {}).get(op.name) or LAYOUT_RULES.get(op.name)
     if rule is None:
         pattern = OPS[op.name].pattern
         if pattern == OpPattern.ELEMWISE:
-            rule = elementwise
+            rule = infer_elementwise
         elif pattern == OpPattern.BROADCAST and len(old) == 2:
-            rule = broadcast
+            rule = infer_broadcast
         else:
             return None
-    output: _Output = rule(attrs, new, old, types)
+    output: _InferredLayouts = rule(attrs, new, old, types)
     if None in output.input_layouts or None in output.output_layouts:
         return None
     return output

@@ -1,5 +1,5 @@
-"""Memory planning: the intermediate tensors of a function get offsets in one storage, so that those
-not alive together share bytes.
+"""Static memory planning: assign the intermediate tensors of a function offsets in one arena, where
+lifetimes allow sharing.
 
     let %s0 = memory.alloc_storage(size=64); let %t0 = memory.alloc_tensor(%s0, offset=0, ...); ...
     let %s1 = memory.alloc_storage(size=64); let %t1 = memory.alloc_tensor(%s1, offset=0, ...); ...
@@ -48,81 +48,91 @@ from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import InvokeAttrs
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, op_name
-from ekiden.relay.transform.language.scopes import bodies, on_body, with_children
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, called_op_name, map_chains
+from ekiden.relay.transform.language.scopes import bodies, lift_body_rewrite, replace_children
 from ekiden.relay.transform.memory.storage_in_place import merge_in_place
-from ekiden.relay.transform.memory.storage_lifetimes import Block, Lifetimes, Request, stretch_of
-from ekiden.relay.transform.memory.storage_places import ALIGNMENT, assign_offsets
+from ekiden.relay.transform.memory.storage_lifetimes import (
+    LifetimeBlock,
+    StorageLifetimes,
+    StorageRequest,
+    barrier_free_region,
+)
+from ekiden.relay.transform.memory.storage_places import ARENA_ALIGNMENT_BYTES, assign_offsets
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ArenaKey = tuple[Block, int, int]
+ArenaRegion = tuple[LifetimeBlock, int, int]
 """A block, how many barriers stand before the stretch, and the device of an arena of it."""
-MIN_PLANNED_WORKSPACE = 1 << 16
+MIN_PLANNED_WORKSPACE_BYTES = 1 << 16
 """Working memory below this many bytes a kernel takes from its thread, which keeps a little."""
 
 
 @dataclass(frozen=True, slots=True)
-class KernelFacts:
-    """Facts of a kernel that the plan needs.
+class KernelMemoryInfo:
+    """Memory properties of a kernel that the plan uses.
 
-    workspace   bytes that it needs at once beside its arguments
-    in_place    numbers of the inputs that may share the bytes of its output
-    vectors     whether its code has any
-    updates     whether the one input that may share them needs no copy then
+    workspace   bytes that it needs at once beside its arguments in_place    numbers of the inputs
+    that may share the bytes of its output vectors     whether its code has any updates     whether
+    the one input that may share them needs no copy then
     """
 
     workspace: PrimExpr
     in_place: tuple[int, ...] = ()
-    vectors: bool = True
-    updates: bool = False
+    is_vectorized: bool = True
+    updates_input: bool = False
 
 
-Kernels = Mapping[RelayExpr, KernelFacts]
+KernelInfoMap = Mapping[RelayExpr, KernelMemoryInfo]
 """Primitive function -> what is known of its kernel."""
 
 
-def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Kernels) -> Function:
-    """Add a storage for the working memory of each kernel that needs much."""
+def _add_workspaces(
+    function: Function, entry_symbols_: set[PrimVar], kernels: KernelInfoMap
+) -> Function:
+    """Allocate a storage for the workspace of each kernel that needs a large one."""
 
-    def lower(binding: Binding) -> list[Binding]:
-        """Allocate the working memory of a call of a kernel before it.
+    def add_workspace(binding: LetBinding) -> list[LetBinding]:
+        """Allocate a kernel call's workspace before the call.
 
         Small working memory comes from the thread's own; one whose size depends on names that are
         not known at the function's entry cannot share, and does too.
         """
         variable, value = binding
-        if not (isinstance(value, Call) and op_name(value) == "vm.invoke_tvm_op"):
+        if not (isinstance(value, Call) and called_op_name(value) == "vm.invoke_tvm_op"):
             return [binding]
         facts = kernels.get(value.args[0])
+        # The arena is allocated at entry, where only these symbols have values.
         if facts is None or not entry_symbols_.issuperset(free_vars(facts.workspace)):
             return [binding]
         size = facts.workspace
         # A thread keeps a small scratch buffer, so nothing is allocated for it.
-        if isinstance(size, IntImm) and size.value < MIN_PLANNED_WORKSPACE:
+        if isinstance(size, IntImm) and size.value < MIN_PLANNED_WORKSPACE_BYTES:
             return [binding]
         assert isinstance(value.attrs, InvokeAttrs)
         storage, scratch = Var("storage"), Var("scratch")
         scratch.set_checked_type(TensorType((size,), "uint8"))
         return [
-            (storage, alloc_storage(size, ALIGNMENT, device=value.attrs.device)),
+            (storage, alloc_storage(size, ARENA_ALIGNMENT_BYTES, device=value.attrs.device)),
             (scratch, alloc_tensor(storage, const(0), (size,), "uint8")),
             (variable, value.with_fields(args=(*value.args, scratch))),
         ]
 
-    def rewrite(chain: Chain, _: bool) -> Chain:
-        return Chain([b for binding in chain.bindings for b in lower(binding)], chain.result)
+    def rewrite(chain: LetChain, _: bool) -> LetChain:
+        return LetChain(
+            [b for binding in chain.bindings for b in add_workspace(binding)], chain.result
+        )
 
-    return on_body(lambda body: map_chains(body, rewrite))(function)
+    return lift_body_rewrite(lambda body: map_chains(body, rewrite))(function)
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
-    """Return the symbols in the types of a function's parameters, of which sizes at entry may
-    consist.
+    """Return the symbols that a function's parameter types determine, over which sizes at entry are
+    expressed.
 
     Of a lifted closure, those of what it captures too.
     """
     inner = function.body
     params = function.params
+    # A closure gets captured values and arguments from two parameter lists.
     if function.attr("Closure") is not None and isinstance(inner, Function):
         params = (*params, *inner.params)
     kinds: list[Type] = [p.checked_type for p in params]
@@ -136,60 +146,61 @@ def known_at_entry(function: Function) -> set[PrimVar]:
     return symbols
 
 
-class _Planner:
-    """Planner of one function."""
+class _ArenaPlanner:
+    """Arena planner of one function."""
 
     def __init__(
         self,
         body: RelayExpr,
         entry_symbols_: set[PrimVar],
         group: Collection[str],
-        kernels: Kernels,
+        kernels: KernelInfoMap,
         concurrent: bool,
         user_params_: Collection[Var],
     ) -> None:
-        self.lifetimes = Lifetimes(body, lambda callee: callee.name_hint in group)
+        self.lifetimes = StorageLifetimes(body, lambda callee: callee.name_hint in group)
         self.order = KernelOrder(self.lifetimes) if concurrent else None
         self.known = entry_symbols_
         self.kernels = kernels
-        self.given = user_params_
+        self.user_params = user_params_
         """What someone outside the program has, and which is copied before it is changed."""
-        self.moved: dict[Var, tuple[Var, PrimExpr]] = {}
+        self.arena_offsets: dict[Var, tuple[Var, PrimExpr]] = {}
         """Storage -> the arena it is in, and where."""
-        self.arenas: dict[tuple[Block, int], list[Binding]] = {}
+        self.arenas: dict[tuple[LifetimeBlock, int], list[LetBinding]] = {}
         """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
-        """Return the body with its arenas."""
+        """Return the body with its storages replaced by arenas."""
         for stretch, requests in self._group_requests().items():
-            merged = merge_in_place(self.lifetimes, requests, self._may_replace)
+            # Merged requests share one storage, and each of them gets its offset.
+            merged = merge_in_place(self.lifetimes, requests, self._replaceable_inputs)
             placements, total = assign_offsets(merged, self.order)
             arena = Var("arena")
-            arena_call = alloc_storage(total, ALIGNMENT, arena=True, device=stretch[2])
+            arena_call = alloc_storage(total, ARENA_ALIGNMENT_BYTES, arena=True, device=stretch[2])
             self.arenas.setdefault(stretch[:2], []).append((arena, arena_call))
             for placement in placements:
                 for request in (placement.request, *placement.request.shares):
-                    self.moved[request.storage] = arena, placement.offset
-        return self._rewritten() if self.arenas else self.lifetimes.blocks[0].root
+                    self.arena_offsets[request.storage] = arena, placement.offset
+        return self._rewrite_blocks() if self.arenas else self.lifetimes.blocks[0].root
 
-    def _may_replace(self, kernel: RelayExpr) -> tuple[int, ...]:
+    def _replaceable_inputs(self, kernel: RelayExpr) -> tuple[int, ...]:
         facts = self.kernels.get(kernel)
         return () if facts is None else facts.in_place
 
-    def _group_requests(self) -> dict[ArenaKey, list[Request]]:
-        groups: dict[ArenaKey, list[Request]] = {}
+    def _group_requests(self) -> dict[ArenaRegion, list[StorageRequest]]:
+        groups: dict[ArenaRegion, list[StorageRequest]] = {}
         # Such storages outlive the arena, or are reused by reference count at run time.
         apart = self.lifetimes.escaped | self._updated_storages()
         for storage, request in self.lifetimes.requests.items():
             if storage in apart or not self.known.issuperset(free_vars(request.size)):
                 continue
-            stretch = *stretch_of(request.block, request.index), request.device
-            if _ends_within(request, stretch):
+            stretch = *barrier_free_region(request.block, request.index), request.device
+            if _is_dead_at_region_end(request, stretch):
                 groups.setdefault(stretch, []).append(request)
         return groups
 
     def _updated_storages(self) -> set[Var]:
-        """Return the storages of results that may have the memory of something from elsewhere.
+        """Return the storages of in-place results that may reuse memory from outside the function.
 
         A kernel that changes elements of a tensor (`updates`) need not copy it where it may have
         its memory, which is known at run time (UpdateInPlace); an offset in an arena would make
@@ -198,42 +209,48 @@ class _Planner:
         result counts as elsewhere.
         """
         storages: set[Var] = set()
-        homes, escaped = self.lifetimes.home, self.lifetimes.escaped
+        homes, escaped = self.lifetimes.storages_by_value, self.lifetimes.escaped
         for _, call in self.lifetimes.invocations:
             facts = self.kernels.get(call.args[0])
-            if facts is None or not facts.updates:
+            if facts is None or not facts.updates_input:
                 continue
             inputs, outputs = call.args[1:3]
             assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
             old = inputs.fields[facts.in_place[0]]
-            if not isinstance(old, Var) or old in self.given:
+            if not isinstance(old, Var) or old in self.user_params:
                 continue
+            # Only a tensor outside of the arena hands its memory on to the result.
             if homes.get(old, frozenset()) <= storages | escaped:
                 storages |= homes.get(outputs.fields[0], frozenset())
         return storages
 
-    def _rewritten(self) -> RelayExpr:
+    def _rewrite_blocks(self) -> RelayExpr:
         new: dict[RelayExpr, RelayExpr] = {}
+        # Inner blocks come later in the list, and must exist before the outer ones.
         for block in reversed(self.lifetimes.blocks):
-            new[block.root] = self._chain(block, new).wrap()
+            new[block.root] = self._rewrite_chain(block, new).wrap()
         return new[self.lifetimes.blocks[0].root]
 
-    def _chain(self, block: Block, new: Mapping[RelayExpr, RelayExpr]) -> Chain:
+    def _rewrite_chain(self, block: LifetimeBlock, new: Mapping[RelayExpr, RelayExpr]) -> LetChain:
         starts = [0, *(b + 1 for b in block.barriers)]
         arenas = {start: self.arenas.get((block, n), ()) for n, start in enumerate(starts)}
-        bindings: list[Binding] = []
+        bindings: list[LetBinding] = []
         for index, binding in enumerate(block.chain.bindings):
             bindings += arenas.get(index, ())
-            if binding[0] not in self.moved:
-                bindings.append(self._binding(binding, new))
-        return Chain(bindings, block.chain.result)
+            if binding[0] not in self.arena_offsets:
+                bindings.append(self._rewrite_binding(binding, new))
+        return LetChain(bindings, block.chain.result)
 
-    def _binding(self, binding: Binding, new: Mapping[RelayExpr, RelayExpr]) -> Binding:
+    def _rewrite_binding(
+        self, binding: LetBinding, new: Mapping[RelayExpr, RelayExpr]
+    ) -> LetBinding:
         variable, value = binding
         if bodies(value):
-            return variable, with_children(value, new)
+            return variable, replace_children(value, new)
         if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs):
-            arena_offset = self.moved.get(value.args[0]) if isinstance(value.args[0], Var) else None
+            arena_offset = (
+                self.arena_offsets.get(value.args[0]) if isinstance(value.args[0], Var) else None
+            )
             if arena_offset is not None:
                 arena, start = arena_offset  # in normal form, by what knows all of them
                 within = value.attrs.offset
@@ -244,35 +261,38 @@ class _Planner:
         return binding
 
 
-def _ends_within(request: Request, stretch: ArenaKey) -> bool:
-    """Return whether a storage is dead when the stretch ends."""
+def _is_dead_at_region_end(request: StorageRequest, stretch: ArenaRegion) -> bool:
+    """Return whether a storage is dead at the end of its region."""
     block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
+    # The barrier may call this function again, so nothing may live into it.
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
-def _planned(
+def _plan_function(
     function: Function,
     group: Collection[str],
-    kernels: Kernels,
+    kernels: KernelInfoMap,
     concurrent: bool,
     is_root: bool,
 ) -> Function:
-    """Plan a function; `group` are the names of those it calls that may call it."""
+    """Plan one function; `group` holds the names of its mutually recursive callees."""
     entry_symbols_ = known_at_entry(function)
-    with_scratch = _with_scratch(function, entry_symbols_, kernels)
+    with_scratch = _add_workspaces(function, entry_symbols_, kernels)
     # Parameters of entry points belong to the user: an update of them is always a copy.
     user_params = function.params if is_root else ()
-    return on_body(
-        lambda body: _Planner(body, entry_symbols_, group, kernels, concurrent, user_params).plan()
+    return lift_body_rewrite(
+        lambda body: _ArenaPlanner(
+            body, entry_symbols_, group, kernels, concurrent, user_params
+        ).plan()
     )(with_scratch)
 
 
 def MemoryPlan(  # noqa: N802
-    kernels: Kernels | None = None, *, concurrent: bool = False
+    kernels: KernelInfoMap | None = None, *, concurrent: bool = False
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that places intermediate tensors in arenas.
 
     Args:
         kernels: What is known of kernels; nothing is known of those left out.
@@ -281,10 +301,11 @@ def MemoryPlan(  # noqa: N802
             the other by their data, so that independent kernels can run at the same time. Then no
             kernel replaces what it reads, and threads have working memory of their own.
     """
+    # Kernels that run at the same time must not overwrite the inputs of each other.
     facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Plan each function of a module for itself.
+        """Plan each function of a module separately.
 
         A call of a function in a cycle of calls with it is a barrier, over which no storage is
         reused.
@@ -297,7 +318,7 @@ def MemoryPlan(  # noqa: N802
         for name, function in functions.items():
             if isinstance(function, Function):
                 group, is_root = cycles.get(name.name_hint, ()), graph.ref_count(name) == 0
-                functions[name] = _planned(function, group, facts, concurrent, is_root)
+                functions[name] = _plan_function(function, group, facts, concurrent, is_root)
         return module.with_functions(functions)
 
     return Pass("MemoryPlan", transform)

@@ -1,4 +1,4 @@
-"""The names of `ekiden.relay.transform`, loaded when the first is used."""
+"""Exports of `ekiden.relay.transform`, loaded on first use."""
 
 from ekiden.ir.transform import (
     FunctionPass,

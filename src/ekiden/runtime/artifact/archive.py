@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     mmap, tarfile = LazyModule("mmap"), LazyModule("tarfile")
 
-_RETAINED_MAPS: list[mmap.mmap] = []
+_RETAINED_MAPPINGS: list[mmap.mmap] = []
 """What modules lie in: code of theirs may run as long as the process."""
 
 
@@ -31,15 +31,15 @@ def load_archive(path: str) -> Module:
     """
     try:
         with tarfile.open(path, "r:") as archive:
-            content = _content(path, archive, os.path.getsize(path))
+            content = _extract_artifact(path, archive, os.path.getsize(path))
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         raise LoadError(f"load module '{path}': {error}") from error
     module = module_from_bytes(memoryview(content))
-    _RETAINED_MAPS.append(content)
+    _RETAINED_MAPPINGS.append(content)
     return module
 
 
-def _content(path: str, archive: tarfile.TarFile, size_limit: int) -> mmap.mmap:
+def _extract_artifact(path: str, archive: tarfile.TarFile, size_limit: int) -> mmap.mmap:
     """Copy the archive's single .eki, of at most `size_limit` bytes, into anonymous memory: a
     session server may write in few places.
     """

@@ -36,69 +36,73 @@ THREAD_CHUNK_BYTES = 1 << 23
 """Bytes that a thread takes at a time."""
 
 
-def size_of(piece: Piece) -> int:
+def piece_nbytes(piece: Piece) -> int:
     """Return the size of a piece in bytes."""
     return piece.nbytes if isinstance(piece, np.ndarray) else len(piece)
 
 
-def joined(pieces: Sequence[Piece]) -> memoryview:
+def join_pieces(pieces: Sequence[Piece]) -> memoryview:
     """Join pieces in a tensor's memory: with huge pages it takes a third of the time of joined
-    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy.
+    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy them.
     """
-    buffer = empty((sum(map(size_of, pieces)),), "uint8").numpy()
+    buffer = empty((sum(map(piece_nbytes, pieces)),), "uint8").numpy()
     at, copies = 0, []
     for piece in pieces:
-        end = at + size_of(piece)
+        end = at + piece_nbytes(piece)
         copies.append((buffer[at:end], piece))
         at = end
-    put_all(copies)
+    copy_pieces(copies)
     return buffer.data
 
 
-def put_all(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
+def copy_pieces(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
     """Copy pieces to their destinations bit for bit, large ones by several threads."""
     large = [(large_destination[a:b], chunk) for large_destination, piece in copies if
-    len(large_destination) >= MIN_THREADED_BYTES
-             for a, b, chunk in _split(piece, len(large_destination))]  # fmt: skip
+             len(large_destination) >= MIN_THREADED_BYTES
+             for a, b, chunk in _split_rows(piece, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.compile_jobs())
+    # Small copies cost less than handing them to a thread.
     for destination, piece in copies:
         if len(destination) < MIN_THREADED_BYTES:
-            _put(destination, piece)
+            _copy_piece(destination, piece)
     if jobs < 2:
-        list(starmap(_put, large))
+        list(starmap(_copy_piece, large))
         return
     with futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(_put, *zip(*large, strict=True)))
+        list(pool.map(_copy_piece, *zip(*large, strict=True)))
 
 
-def parts_of(pieces: Iterable[Piece]) -> Iterator[memoryview]:
+def iter_chunks(pieces: Iterable[Piece]) -> Iterator[memoryview]:
     """Yield the bytes of pieces in non-empty chunks: contiguous data without a copy, other arrays
     as copies that threads make ahead.
     """
     for piece in pieces:
-        size = size_of(piece)
+        size = piece_nbytes(piece)
         if size == 0:
             continue
-        row = _row_of(piece)
+        row = _contiguous_bytes(piece)
         if row is not None:
             yield from (
                 row[at : at + THREAD_CHUNK_BYTES] for at in range(0, size, THREAD_CHUNK_BYTES)
             )
         elif size < MIN_THREADED_BYTES:
-            yield _copied(piece, size)
+            yield _contiguous_copy(piece, size)
         else:
-            yield from _by_threads(piece, size)
+            yield from _copy_ahead(piece, size)
         if isinstance(piece, np.ndarray):
-            mapped_files.drop(piece)
+            # Without it, weights of the size of main memory would stay resident once they are
+            # written.
+            mapped_files.advise_dontneed(piece)
 
 
-def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
+def _copy_ahead(piece: Piece, size: int) -> Iterator[memoryview]:
     """Yield copies of a piece in order, prepared by as many threads as compile jobs."""
     jobs = environment.compile_jobs()
     waiting: deque[futures.Future[memoryview]] = deque()
     with futures.ThreadPoolExecutor(jobs) as pool:
-        for begin, end, chunk in _split(piece, size):
-            waiting.append(pool.submit(_copied, chunk, end - begin))
+        for begin, end, chunk in _split_rows(piece, size):
+            waiting.append(pool.submit(_contiguous_copy, chunk, end - begin))
+            # At most jobs + 1 copies exist at a time, which bounds the memory of writing.
             if len(waiting) > jobs:
                 yield waiting.popleft().result()
         while waiting:
@@ -106,8 +110,8 @@ def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
 
 
 def checksum(data: Bytes, before: int = 0) -> int:
-    """Return the CRC-32 of data after the checksum `before`, by the runtime, which takes less than
-    half of zlib's time.
+    """Return the CRC-32 of data, continued from `before`; the runtime's takes less than half of
+    zlib's time.
     """
     data_tensor = tensor(np.frombuffer(data, np.uint8))
     crc = get_global_func("ek.runtime.crc32")(data_tensor, before)
@@ -115,7 +119,7 @@ def checksum(data: Bytes, before: int = 0) -> int:
     return crc
 
 
-def _split(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
+def _split_rows(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
     """Yield (start, end, chunk) of a piece along its first axis, in chunks of about
     THREAD_CHUNK_BYTES: a network's largest weight may be as large as all others together.
     """
@@ -130,21 +134,21 @@ def _split(piece: Piece, size: int) -> Iterator[tuple[int, int, Piece]]:
         yield at * row, end * row, array[at:end] if array.ndim else array
 
 
-def _row_of(piece: Piece) -> memoryview | None:
+def _contiguous_bytes(piece: Piece) -> memoryview | None:
     """Return a piece's bytes in place, or None if they are not contiguous."""
     if not isinstance(piece, np.ndarray):
         return memoryview(piece)
     return piece.reshape(-1).view(np.uint8).data if piece.flags.c_contiguous else None
 
 
-def _copied(piece: Piece, size: int) -> memoryview:
+def _contiguous_copy(piece: Piece, size: int) -> memoryview:
     """Return a contiguous copy of a piece's bytes."""
     buffer = np.empty(size, np.uint8)
-    _put(buffer, piece)
+    _copy_piece(buffer, piece)
     return buffer.data
 
 
-def _put(destination: np.ndarray, piece: Piece) -> None:
+def _copy_piece(destination: np.ndarray, piece: Piece) -> None:
     """Copy a piece bit for bit to a destination of its size."""
     if not isinstance(piece, np.ndarray):
         destination[:] = np.frombuffer(piece, np.uint8)
@@ -152,7 +156,7 @@ def _put(destination: np.ndarray, piece: Piece) -> None:
     # Copied as unsigned integers: a float copy could quieten signalling NaNs.
     kind = np.dtype(f"u{piece.itemsize}") if piece.itemsize in (1, 2, 4, 8) else piece.dtype
     destination.view(kind).reshape(piece.shape)[...] = piece.view(kind)
-    mapped_files.drop(piece)
+    mapped_files.advise_dontneed(piece)
 
 
 __all__ = [
@@ -161,8 +165,8 @@ __all__ = [
     "Piece",
     "Pieces",
     "checksum",
-    "joined",
-    "parts_of",
-    "put_all",
-    "size_of",
+    "copy_pieces",
+    "iter_chunks",
+    "join_pieces",
+    "piece_nbytes",
 ]

@@ -27,8 +27,8 @@ class DeviceKernel:
     code: bytes
     checks: tuple[tuple[str, str], ...] = ()
 
-    def as_json(self) -> dict[str, object]:
-        """Return the kernel as JSON for the kernel cache; `of_json` reads it."""
+    def to_json(self) -> dict[str, object]:
+        """Return the kernel as JSON for the kernel cache; `from_json` reads it."""
         return {
             "name": self.name,
             "device_type": self.device_type,
@@ -39,7 +39,7 @@ class DeviceKernel:
         }
 
     @staticmethod
-    def of_json(row: Mapping[str, object]) -> DeviceKernel:
+    def from_json(row: Mapping[str, object]) -> DeviceKernel:
         """Return the kernel that `as_json` describes."""
         checks = row["checks"]
         assert isinstance(checks, list)
@@ -53,7 +53,7 @@ class DeviceKernel:
         )
 
 
-def _string(data: str | bytes) -> bytes:
+def _length_prefixed(data: str | bytes) -> bytes:
     encoded = data.encode() if isinstance(data, str) else data
     return struct.pack("<I", len(encoded)) + encoded
 
@@ -64,11 +64,11 @@ def pack_kernels(kernels: Sequence[DeviceKernel]) -> bytes:
     for kernel in kernels:
         fields += [
             struct.pack("<I", kernel.device_type),
-            *map(_string, (kernel.format, kernel.name)),
+            *map(_length_prefixed, (kernel.format, kernel.name)),
         ]
-        fields += [_string(kernel.args), struct.pack("<I", len(kernel.checks))]
-        fields += [_string(text) for check in kernel.checks for text in check]
-        fields.append(_string(kernel.code))
+        fields += [_length_prefixed(kernel.args), struct.pack("<I", len(kernel.checks))]
+        fields += [_length_prefixed(text) for check in kernel.checks for text in check]
+        fields.append(_length_prefixed(kernel.code))
     return b"".join(fields)
 
 
@@ -76,24 +76,29 @@ def unpack_kernels(data: bytes) -> list[DeviceKernel]:
     """Deserialise what `pack_kernels` returns."""
     at = len(DEVICE_CODE_MAGIC)
 
-    def number() -> int:
+    def read_uint32() -> int:
         """Read a little-endian uint32 and advance."""
         nonlocal at
         at += 4
         return int(struct.unpack_from("<I", data, at - 4)[0])
 
-    def string() -> bytes:
+    def read_bytes() -> bytes:
         """Read a length-prefixed byte string and advance."""
         nonlocal at
-        size = number()
+        size = read_uint32()
         at += size
         return data[at - size : at]
 
     kernels = []
-    for _ in range(number()):
-        kind, form, name, args = number(), string().decode(), string().decode(), string().decode()
-        checks = tuple((string().decode(), string().decode()) for _ in range(number()))
-        kernels.append(DeviceKernel(name, kind, form, args, string(), checks))
+    for _ in range(read_uint32()):
+        kind, form, name, args = (
+            read_uint32(),
+            read_bytes().decode(),
+            read_bytes().decode(),
+            read_bytes().decode(),
+        )
+        checks = tuple((read_bytes().decode(), read_bytes().decode()) for _ in range(read_uint32()))
+        kernels.append(DeviceKernel(name, kind, form, args, read_bytes(), checks))
     return kernels
 
 

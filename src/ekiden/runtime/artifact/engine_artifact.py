@@ -16,7 +16,7 @@ def load(symbol: str, code: bytes) -> Callable[..., None]:
     executable = Executable.from_bytes(code)
     inputs = len(executable.params("main"))
 
-    def kernel(*tensors: Tensor) -> None:
+    def run_region(*tensors: Tensor) -> None:
         """Run once: `tensors` are the region's inputs, then the tensors for its results, which are
         copied because the program has memory of its own.
         """
@@ -26,4 +26,4 @@ def load(symbol: str, code: bytes) -> Callable[..., None]:
             assert isinstance(result, Tensor)
             result.copyto(to)
 
-    return kernel
+    return run_region

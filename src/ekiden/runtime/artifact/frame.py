@@ -17,10 +17,10 @@ from ekiden.runtime.artifact.chunks import (
     Piece,
     Pieces,
     checksum,
-    joined,
-    parts_of,
-    put_all,
-    size_of,
+    copy_pieces,
+    iter_chunks,
+    join_pieces,
+    piece_nbytes,
 )
 from ekiden.runtime.artifact.metadata import read_metadata
 from ekiden.runtime.binding._core import Executable, Tensor, empty, get_global_func, tensor
@@ -36,15 +36,15 @@ BYTE_ORDER_MARK = 0x01020304
 SECTION_ALIGNMENT_BYTES = 64
 """Of sections and of the data of constants, in the file and so in memory."""
 
-_HEADER = struct.Struct("<8sIIQII")
-_ENTRY = struct.Struct("<IIQQ")
-_CONSTANT = struct.Struct("<BBHI")
+_HEADER_STRUCT = struct.Struct("<8sIIQII")
+_SECTION_ENTRY_STRUCT = struct.Struct("<IIQQ")
+_CONSTANT_RECORD_STRUCT = struct.Struct("<BBHI")
 
 
 @dataclass(frozen=True, slots=True)
 class SectionSource:
-    """Section source: its kind, its variant (0: common to all), and the function from its file
-    offset to its bytes in pieces.
+    """Source of one section of the .eki file, written lazily: kind, variant (0: common to all), and
+    a function from the file offset to the bytes in pieces.
     """
 
     kind: Section
@@ -70,8 +70,8 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
-    """File whose sections are laid out and whose bytes stay in pieces where they were computed. The
-    pieces may be read more than once and must not be written.
+    """Artifact file with laid-out sections, whose bytes stay in the pieces in which they were
+    computed. The pieces may be read more than once and must not be written.
     """
 
     rows: tuple[tuple[int, int, int], ...]
@@ -80,70 +80,74 @@ class ArtifactFile:
     """The bytes of each, and the zeros behind them."""
     size: int
 
-    def joined(self) -> memoryview:
+    def to_bytes(self) -> memoryview:
         """Return the file in memory."""
-        contents = joined([bytes(self._begin), *chain(*self.sections)])
+        contents = join_pieces([bytes(self._first_section_offset), *chain(*self.sections)])
         sums = [checksum(contents[start : start + length]) for _, start, length in self.rows]
-        contents[: self._begin] = self._head(sums)
+        contents[: self._first_section_offset] = self._header_bytes(sums)
         return contents
 
     def write(self, file: Writer) -> None:
         """Write the file to a stream, a piece at a time. The header holds checksums of all
         sections, so the data is read twice.
         """
+        # The header holds the checksums, so a stream without seek needs two passes over the data.
         sums = [
-            self._sum(parts_of(pieces), length)
+            self._section_checksum(iter_chunks(pieces), length)
             for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
         ]
-        file.write(self._head(sums))
-        for chunk in parts_of(chain(*self.sections)):
+        file.write(self._header_bytes(sums))
+        for chunk in iter_chunks(chain(*self.sections)):
             file.write(chunk)
 
-    def write_once(self, file: Seekable) -> None:
+    def write_seekable(self, file: Seekable) -> None:
         """Write the file to a seekable stream: the data is read once and the header
         written last.
         """
-        file.write(bytes(self._begin))
+        file.write(bytes(self._first_section_offset))
         sums = [
-            self._sum(_written(parts_of(pieces), file), length)
+            self._section_checksum(_tee(iter_chunks(pieces), file), length)
             for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
         ]
         file.seek(0)
-        file.write(self._head(sums))
+        file.write(self._header_bytes(sums))
         file.seek(self.size)
 
     @property
-    def _begin(self) -> int:
-        return _aligned(_HEADER.size + len(self.rows) * _ENTRY.size)
+    def _first_section_offset(self) -> int:
+        return _align_section(_HEADER_STRUCT.size + len(self.rows) * _SECTION_ENTRY_STRUCT.size)
 
-    def _sum(self, chunks: Iterable[memoryview], length: int) -> int:
+    def _section_checksum(self, chunks: Iterable[memoryview], length: int) -> int:
         """Return the checksum of `length` bytes, without the padding after them."""
         crc = 0
         for chunk in chunks:
+            # Alignment padding is not part of the checksum.
             if length > 0:
                 crc = checksum(chunk[:length], crc)
             length -= len(chunk)
         return crc
 
-    def _head(self, sums: Sequence[int]) -> bytes:
+    def _header_bytes(self, sums: Sequence[int]) -> bytes:
         """Return header, section table and padding up to the first section."""
         rows = zip(self.rows, sums, strict=True)
-        table = b"".join(_ENTRY.pack(kind, crc, start, n) for (kind, start, n), crc in rows)
-        header = _HEADER.pack(
+        table = b"".join(
+            _SECTION_ENTRY_STRUCT.pack(kind, crc, start, n) for (kind, start, n), crc in rows
+        )
+        header = _HEADER_STRUCT.pack(
             ARTIFACT_MAGIC, FORMAT_VERSION, BYTE_ORDER_MARK, self.size, len(sums), crc32(table)
         )
         return header + table + bytes(-len(header + table) % SECTION_ALIGNMENT_BYTES)
 
 
 class Seekable(Writer, Protocol):
-    """Stream of its own from the beginning that can seek back."""
+    """Stream that starts at its beginning and can seek back."""
 
     def seek(self, offset: int, /) -> object:
         """Go to a byte."""
 
 
-def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
-    """Yield chunks after writing each."""
+def _tee(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
+    """Yield chunks after writing each to a stream."""
     for chunk in chunks:
         file.write(chunk)
         yield chunk
@@ -151,12 +155,14 @@ def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]
 
 def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     """Lay out the sections of a file: of each variant at most one of each kind."""
+    # A canonical order makes equal programs equal files, which caches and tests rely on.
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
-    at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
+    at = _align_section(_HEADER_STRUCT.size + len(ordered) * _SECTION_ENTRY_STRUCT.size)
     rows, sections = [], []
     for source in ordered:
+        # The constants section stores absolute file offsets, so it must know its own.
         payload = source.payload_at(at)
-        length = sum(map(size_of, payload))
+        length = sum(map(piece_nbytes, payload))
         rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
         is_last = source is ordered[-1]  # nothing follows it
         zeros = 0 if is_last else -length % SECTION_ALIGNMENT_BYTES
@@ -165,40 +171,42 @@ def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     return ArtifactFile(tuple(rows), tuple(sections), at)
 
 
-def write_sections(sources: Iterable[SectionSource]) -> memoryview:
+def assemble_in_memory(sources: Iterable[SectionSource]) -> memoryview:
     """Return the file of sections in memory."""
-    return assemble(sources).joined()
+    return assemble(sources).to_bytes()
 
 
 def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
-    """Load the program in a file's bytes, which must not be written any more: constants share the
-    memory where it is aligned as `write_sections` aligns it. `apart` are constants by number
-    that the file lacks; they are copied, or used in place where they are immutable and aligned.
+    """Load the program in a file's bytes. They must not change any more: constants share the memory
+    where it is aligned as `assemble_in_memory` aligns it. `apart` are constants by number that the
+    file lacks; they are copied, or used in place where they are immutable and aligned.
     """
     executable = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
     assert isinstance(executable, Executable)
     if apart:
         bind = get_global_func("ek.executable.bind_constant")
-        for number, value in zip(apart, _settled(list(apart.values())), strict=True):
+        for number, value in zip(apart, _as_constant_tensors(list(apart.values())), strict=True):
             bind(executable, number, value)
     return executable
 
 
-def _settled(arrays: Sequence[np.ndarray]) -> list[Tensor]:
+def _as_constant_tensors(arrays: Sequence[np.ndarray]) -> list[Tensor]:
     """Return arrays as tensors that do not change."""
     tensors = [
-        tensor(np.asarray(a)) if is_settled(a) else empty(a.shape, a.dtype.name) for a in arrays
+        tensor(np.asarray(a)) if is_constant_memory(a) else empty(a.shape, a.dtype.name)
+        for a in arrays
     ]
-    copied = [(f, a) for f, a in zip(tensors, arrays, strict=True) if not is_settled(a)]
-    put_all([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
+    copied = [(f, a) for f, a in zip(tensors, arrays, strict=True) if not is_constant_memory(a)]
+    copy_pieces([(f.reinterpret("uint8", (f.nbytes,)).numpy(), a) for f, a in copied])
     return tensors
 
 
-def is_settled(array: np.ndarray) -> bool:
+def is_constant_memory(array: np.ndarray) -> bool:
     """Return whether an array is immutable memory of a tensor, aligned as constants are. NumPy's
     own arrays are not, even if read-only: their owner may make them writable again.
     """
     owner = array
+    # A view may be read-only while the array that owns its memory is not.
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     base: object = owner.base
@@ -208,7 +216,7 @@ def is_settled(array: np.ndarray) -> bool:
     return is_own and not owner.flags.writeable and is_placed and is_plain
 
 
-def file_of(executable: Executable) -> memoryview:
+def artifact_bytes(executable: Executable) -> memoryview:
     """Return the bytes of an executable's file, in its memory; late-bound constants are not part of
     them.
     """
@@ -219,10 +227,12 @@ def file_of(executable: Executable) -> memoryview:
 
 def read_sections(data: Bytes) -> list[tuple[Section, int, memoryview]]:
     """Return the sections of a valid file: kind, variant, bytes."""
-    count = _HEADER.unpack_from(data)[4]
+    count = _HEADER_STRUCT.unpack_from(data)[4]
     sections = []
     for index in range(count):
-        kind, _, at, length = _ENTRY.unpack_from(data, _HEADER.size + index * _ENTRY.size)
+        kind, _, at, length = _SECTION_ENTRY_STRUCT.unpack_from(
+            data, _HEADER_STRUCT.size + index * _SECTION_ENTRY_STRUCT.size
+        )
         variant, kind = divmod(kind, 1 << VARIANT_BITS)
         sections.append((Section(kind), variant, memoryview(data)[at : at + length]))
     return sections
@@ -232,8 +242,8 @@ def write_constants(constants: Sequence[ConstantRecord], start: int) -> Pieces:
     """Return the constants section that begins at file offset `start`: records, then each
     constant's data.
     """
-    records_size = 4 + sum(_CONSTANT.size + 8 * len(c.shape) + 16 for c in constants)
-    at = start + _aligned(records_size)
+    records_size = 4 + sum(_CONSTANT_RECORD_STRUCT.size + 8 * len(c.shape) + 16 for c in constants)
+    at = start + _align_section(records_size)
     records = [struct.pack("<I", len(constants))]
     data: Pieces = []
     for index, constant in enumerate(constants):
@@ -241,13 +251,15 @@ def write_constants(constants: Sequence[ConstantRecord], start: int) -> Pieces:
         lanes = (
             MADE_AT_LOAD if constant.is_made else LATE_BOUND if constant.data is None else STORED
         )
-        records.append(_CONSTANT.pack(constant.code, constant.bits, lanes, len(constant.shape)))
+        records.append(
+            _CONSTANT_RECORD_STRUCT.pack(constant.code, constant.bits, lanes, len(constant.shape))
+        )
         records.append(
             struct.pack(f"<{len(constant.shape)}qQQ", *constant.shape, constant.nbytes, at)
         )
         is_last = index == len(constants) - 1
-        data += [stored, b"" if is_last else bytes(-size_of(stored) % SECTION_ALIGNMENT_BYTES)]
-        at += _aligned(size_of(stored))
+        data += [stored, b"" if is_last else bytes(-piece_nbytes(stored) % SECTION_ALIGNMENT_BYTES)]
+        at += _align_section(piece_nbytes(stored))
     padding = bytes(-records_size % SECTION_ALIGNMENT_BYTES) if constants else b""
     return [b"".join(records) + padding, *data]
 
@@ -258,9 +270,11 @@ def read_constants(data: Bytes) -> list[ConstantRecord]:
     (count,) = struct.unpack_from("<I", section)
     at, constants = 4, []
     for _ in range(count):
-        code, bits, lanes, ndim = _CONSTANT.unpack_from(section, at)
-        *shape, nbytes, offset = struct.unpack_from(f"<{ndim}qQQ", section, at + _CONSTANT.size)
-        at += _CONSTANT.size + 8 * ndim + 16
+        code, bits, lanes, ndim = _CONSTANT_RECORD_STRUCT.unpack_from(section, at)
+        *shape, nbytes, offset = struct.unpack_from(
+            f"<{ndim}qQQ", section, at + _CONSTANT_RECORD_STRUCT.size
+        )
+        at += _CONSTANT_RECORD_STRUCT.size + 8 * ndim + 16
         stored = memoryview(data)[offset : offset + nbytes] if lanes == STORED else None
         is_made = lanes == MADE_AT_LOAD
         constants.append(ConstantRecord(code, bits, tuple(shape), nbytes, stored, is_made))
@@ -279,49 +293,50 @@ def function_names(data: Bytes) -> list[str]:
     (count,) = struct.unpack_from("<I", section)
     at, names = 4, []
     for _ in range(count):
-        name, at = _string(section, at)
+        name, at = _read_string(section, at)
         names.append(name)
         (params,) = struct.unpack_from("<I", section, at)
         at += 4
         for _ in range(params):
-            _, at = _string(section, at)
+            _, at = _read_string(section, at)
     return names
 
 
-def _string(section: memoryview, at: int) -> tuple[str, int]:
+def _read_string(section: memoryview, at: int) -> tuple[str, int]:
     (size,) = struct.unpack_from("<I", section, at)
     end = at + 4 + size
     return bytes(section[at + 4 : end]).decode(), end
 
 
 def with_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> ArtifactFile:
-    """Return the file with its constants' data replaced, or removed for some."""
+    """Build the file with the data of its constants replaced, or removed for some."""
     return assemble(
-        _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
+        _constants_section(constants)
+        if kind is Section.CONSTANTS
+        else _unchanged_section(kind, payload, variant)
         for kind, variant, payload in read_sections(data)
     )
 
 
 def without_kernels(data: Bytes, variant: int) -> memoryview:
-    """Return the file of one variant without native code; `variant` is 0 where there is
-    only one.
-    """
-    constants = _constants_part(read_constants(data))  # their data moves
+    """Build the file of one variant without native code; `variant` is 0 where there is only one."""
+    # Removing a section moves the constants, whose records hold offsets.
+    constants = _constants_section(read_constants(data))  # their data moves
     sources = [
-        _same(kind, payload)
+        _unchanged_section(kind, payload)
         for kind, of, payload in read_sections(data)
         if kind not in (Section.IMAGE, Section.CONSTANTS) and of in (0, variant)
     ]
-    return write_sections([constants, *sources])
+    return assemble_in_memory([constants, *sources])
 
 
-def _constants_part(constants: Sequence[ConstantRecord]) -> SectionSource:
+def _constants_section(constants: Sequence[ConstantRecord]) -> SectionSource:
     return SectionSource(Section.CONSTANTS, lambda at: write_constants(constants, at))
 
 
-def _same(kind: Section, payload: Bytes, variant: int = 0) -> SectionSource:
+def _unchanged_section(kind: Section, payload: Bytes, variant: int = 0) -> SectionSource:
     return SectionSource(kind, lambda at: [payload], variant)
 
 
-def _aligned(size: int) -> int:
+def _align_section(size: int) -> int:
     return size + -size % SECTION_ALIGNMENT_BYTES

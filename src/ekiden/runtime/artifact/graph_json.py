@@ -45,19 +45,19 @@ from ekiden.runtime.binding._core import (
 )
 from ekiden.runtime.errors import LoadError
 
-JSON_FORMAT = "1"
+GRAPH_JSON_FORMAT = "1"
 NodeFields = list[tuple[str, object]]
 Decode = Callable[[object, type[Enum] | None], object]
 
 
 class NodeFamily(NamedTuple):
-    """Serialisation of a family of classes as nodes."""
+    """Serialisation of a family of classes: how a node becomes a key and fields, and back."""
 
     classes: tuple[type, ...]
-    take_apart: Callable[[Any], tuple[str, NodeFields]]
+    to_fields: Callable[[Any], tuple[str, NodeFields]]
     """Type key and fields of an object; TypeError if it cannot be saved."""
     has_key: Callable[[str], bool]
-    make: Callable[[str, Mapping[str, object], Decode], object]
+    from_fields: Callable[[str, Mapping[str, object], Decode], object]
     """The object of a key and encoded fields, which the function decodes."""
 
 
@@ -70,13 +70,13 @@ def register_family(family: NodeFamily) -> None:
     NODE_FAMILIES.append(family)
 
 
-FOREIGN_READERS: list[Callable[[Mapping[str, Any]], object]] = []
+FOREIGN_FORMAT_READERS: list[Callable[[Mapping[str, Any]], object]] = []
 """What reads documents of TVM, if anything does."""
 
 
-def register_foreign(read: Callable[[Mapping[str, Any]], object]) -> None:
+def register_foreign_reader(read: Callable[[Mapping[str, Any]], object]) -> None:
     """Register a reader of TVM documents, a function of the whole document."""
-    FOREIGN_READERS[:] = [read]
+    FOREIGN_FORMAT_READERS[:] = [read]
 
 
 def save_json(value: object) -> str:
@@ -84,9 +84,14 @@ def save_json(value: object) -> str:
     value always gives the same text. Raises TypeError for what has no serialisation (functions,
     machines, types without fields), and ValueError for cyclic objects.
     """
-    writer = _Writer()
+    writer = _GraphWriter()
     root = writer.write(value)
-    document = {"ekiden": JSON_FORMAT, "root": root, "nodes": writer.nodes, "arrays": writer.arrays}
+    document = {
+        "ekiden": GRAPH_JSON_FORMAT,
+        "root": root,
+        "nodes": writer.nodes,
+        "arrays": writer.arrays,
+    }
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -96,22 +101,24 @@ def load_json(text: str | bytes) -> object:
     """
     try:
         document = json.loads(text)
-        if _is_of_tvm(document):
-            return _read_tvm(document)
-        if document["ekiden"] != JSON_FORMAT:
-            raise LoadError(f"JSON of format {document['ekiden']!r}, expected {JSON_FORMAT!r}")
-        return _Reader(document).read()
+        if _is_tvm_document(document):
+            return _read_foreign(document)
+        if document["ekiden"] != GRAPH_JSON_FORMAT:
+            raise LoadError(
+                f"JSON of format {document['ekiden']!r}, expected {GRAPH_JSON_FORMAT!r}"
+            )
+        return _GraphReader(document).read()
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise LoadError(f"not a saved node: {type(error).__name__}: {error}") from error
 
 
-def _is_of_tvm(document: object) -> bool:
+def _is_tvm_document(document: object) -> bool:
     return isinstance(document, dict) and "ekiden" not in document and "nodes" in document
 
 
-def _read_tvm(document: Mapping[str, Any]) -> object:
-    if FOREIGN_READERS and "root" in document:
-        return FOREIGN_READERS[0](document)
+def _read_foreign(document: Mapping[str, Any]) -> object:
+    if FOREIGN_FORMAT_READERS and "root" in document:
+        return FOREIGN_FORMAT_READERS[0](document)
     attrs = document.get("attrs")
     version = attrs.get("tvm_version", "?") if isinstance(attrs, dict) else "?"
     raise LoadError(
@@ -147,7 +154,7 @@ def _identity(value: object) -> object:
     return value if isinstance(value, Object) else id(value)
 
 
-class _Writer:
+class _GraphWriter:
     """Writer of nodes, operands before users."""
 
     def __init__(self) -> None:
@@ -164,6 +171,7 @@ class _Writer:
             (inner, None) for inner in reversed(list(_inner_objects(root)))
         ]
         begun: set[object] = set()
+        # Iterative, because graphs nest deeper than Python's recursion limit.
         while stack:
             at, record = stack.pop()
             identity = _identity(at)
@@ -171,19 +179,22 @@ class _Writer:
                 record[1] = {name: self._encode(value) for name, value in record[1]}  # type: ignore[attr-defined]
                 self.nodes.append(record)
                 self.numbers[identity] = len(self.nodes) - 1
+                # Identities are reused once an object is freed.
                 self._alive.append(at)
             elif identity not in self.numbers:
+                # Begun but not numbered: the object is its own descendant, and JSON cannot refer
+                # forwards.
                 if identity in begun:
                     raise ValueError(f"save_json: an object of {type(at).__name__} contains itself")
                 begun.add(identity)
-                stack.extend(self._begin(at))
+                stack.extend(self._pending_objects(at))
         return self._encode(root)
 
-    def _begin(self, at: object) -> list[tuple[object, list[object] | None]]:
+    def _pending_objects(self, at: object) -> list[tuple[object, list[object] | None]]:
         """Return the work items of an object: itself, then its contents."""
         family = _family_of(at)
         assert family is not None, "only what has a family becomes a node"
-        key, fields = family.take_apart(at)
+        key, fields = family.to_fields(at)
         inside = [inner for _, value in fields for inner in _inner_objects(value)]
         return [(at, [key, fields]), *((nested, None) for nested in reversed(inside))]
 
@@ -196,9 +207,10 @@ class _Writer:
             case None | bool() | str() | int():
                 return value
             case float():
+                # JSON has no infinities and NaN.
                 return value if math.isfinite(value) else {"float": repr(value)}
             case Tensor():
-                return {"tensor": self._array(value, value.numpy())}
+                return {"tensor": self._encode_array(value, value.numpy())}
             case Device():
                 return {"device": list(value)}
             case Shape():
@@ -212,7 +224,7 @@ class _Writer:
             case bytes():
                 return {"bytes": base64.b64encode(value).decode()}
             case np.ndarray() | np.generic():
-                return {"array": self._array(value, np.asarray(value))}
+                return {"array": self._encode_array(value, np.asarray(value))}
             case BaseException():
                 return {"error": list(kind_of_error(value))}
         if _identity(value) in self.numbers:
@@ -221,7 +233,7 @@ class _Writer:
             return {"map": [[self._encode(k), self._encode(v)] for k, v in value.items()]}
         raise TypeError(f"save_json: cannot save a {type(value).__name__}: {value!r}")
 
-    def _array(self, owner: object, value: NDArray[Any]) -> int:
+    def _encode_array(self, owner: object, value: NDArray[Any]) -> int:
         number = self.numbers.setdefault(_identity(owner), len(self.arrays))
         if number == len(self.arrays):
             self._alive.append(owner)
@@ -230,7 +242,7 @@ class _Writer:
         return number
 
 
-class _Reader:
+class _GraphReader:
     """Reader of nodes. References only go backwards: cycles cannot be written."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -248,7 +260,7 @@ class _Reader:
     def _node(self, key: str, fields: Mapping[str, object]) -> object:
         for family in NODE_FAMILIES:
             if family.has_key(key):
-                return family.make(key, fields, self._decode)
+                return family.from_fields(key, fields, self._decode)
         raise LoadError(f"no node type {key!r}")
 
     def _tensor(self, number: int) -> Tensor:
@@ -280,14 +292,14 @@ class _Reader:
                 return ADT(inside[0], [self._decode(v) for v in inside[1]])
             case "enum" if enum is not None:
                 return enum[inside]
-            case _ if key in _SCALARS:
-                return _SCALARS[key](inside)
+            case _ if key in _SCALAR_DECODERS:
+                return _SCALAR_DECODERS[key](inside)
             case "tensor":
                 return self._tensor(inside)
         raise LoadError(f"unexpected {key!r}")
 
 
-_SCALARS: dict[str, Callable[[Any], object]] = {
+_SCALAR_DECODERS: dict[str, Callable[[Any], object]] = {
     "float": float,
     "bytes": lambda text: base64.b64decode(text, validate=True),
     "dtype": DataType,
@@ -303,7 +315,7 @@ def _read_array(dtype: str, shape: list[int], content: str) -> NDArray[Any]:
     return np.frombuffer(base64.b64decode(content, validate=True), numpy_dtype).reshape(shape)
 
 
-def _take_apart(value: Object) -> tuple[str, NodeFields]:
+def _node_to_fields(value: Object) -> tuple[str, NodeFields]:
     if isinstance(value, Executable):
         return value.type_key, [("file", value.to_bytes())]
     if not is_defined(value.type_key):
@@ -311,7 +323,7 @@ def _take_apart(value: Object) -> tuple[str, NodeFields]:
     return value.type_key, list(fields_of(value).items())
 
 
-def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
+def _node_from_fields(key: str, fields: Mapping[str, object], decode: Decode) -> object:
     values = {name: decode(value, None) for name, value in fields.items()}
     if key == "ek.Executable":
         return Executable.from_bytes(values["file"])  # type: ignore[arg-type]
@@ -321,8 +333,8 @@ def _make(key: str, fields: Mapping[str, object], decode: Decode) -> object:
 register_family(
     NodeFamily(
         (Object,),
-        _take_apart,
+        _node_to_fields,
         lambda key: key == "ek.Executable" or (is_defined(key) and not is_node_type(key)),
-        _make,
+        _node_from_fields,
     )
 )

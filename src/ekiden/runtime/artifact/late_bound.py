@@ -24,7 +24,7 @@ else:
     frame = LazyModule("ekiden.runtime.artifact.frame")
     params = LazyModule("ekiden.runtime.params")
 
-CONSTANT_PREFIX = "const_"
+LATE_BOUND_PREFIX = "const_"
 
 
 def missing_constants(executable: Executable) -> list[str]:
@@ -32,8 +32,8 @@ def missing_constants(executable: Executable) -> list[str]:
     unknown = [i for i, c in enumerate(executable.constants) if c is None]
     if not unknown:
         return []
-    kinds = frame.read_constants(frame.file_of(executable))
-    return [f"{CONSTANT_PREFIX}{i}" for i in unknown if not kinds[i].is_made]
+    kinds = frame.read_constants(frame.artifact_bytes(executable))
+    return [f"{LATE_BOUND_PREFIX}{i}" for i in unknown if not kinds[i].is_made]
 
 
 def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str, Tensor]]:
@@ -42,19 +42,19 @@ def split(executable: Executable, byte_limit: int) -> tuple[Executable, dict[str
     """
     if waiting := missing_constants(executable):
         raise LoadError(f"late-bound constants: they are moved already: {', '.join(waiting)}")
-    data = frame.file_of(executable)
+    data = frame.artifact_bytes(executable)
     constants = frame.read_constants(data)
     values = executable.constants
     chosen = {i for i, c in enumerate(constants) if c.nbytes >= byte_limit and not c.is_made}
     remaining = [
-        replace(c, data=None) if i in chosen else _filled(c, v)
+        replace(c, data=None) if i in chosen else _filled_record(c, v)
         for i, (c, v) in enumerate(zip(constants, values, strict=True))
     ]
-    moved = {f"{CONSTANT_PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
-    return frame.executable_of(frame.with_constants(data, remaining).joined()), moved
+    moved = {f"{LATE_BOUND_PREFIX}{i}": v for i in sorted(chosen) if (v := values[i]) is not None}
+    return frame.executable_of(frame.with_constants(data, remaining).to_bytes()), moved
 
 
-def bind(executable: Executable, constants: Mapping[str, object]) -> None:
+def bind_constants(executable: Executable, constants: Mapping[str, object]) -> None:
     """Bind the constants that an executable waits for.
 
     Raises:
@@ -71,51 +71,51 @@ def bind(executable: Executable, constants: Mapping[str, object]) -> None:
     for name in waiting:
         value = constants[name]
         data = value if isinstance(value, Tensor) else tensor(value)  # type: ignore[arg-type]
-        set_constant(executable, int(name.removeprefix(CONSTANT_PREFIX)), data)
+        set_constant(executable, int(name.removeprefix(LATE_BOUND_PREFIX)), data)
 
 
 @register_func("ek.program.load_late_bound_consts_from_map")
-def _from_map(executable: Executable, constants: Mapping[str, object]) -> None:
+def _bind_from_map(executable: Executable, constants: Mapping[str, object]) -> None:
     """Implement a module's `load_late_bound_consts_from_map`."""
-    bind(executable, {str(name): value for name, value in constants.items()})
+    bind_constants(executable, {str(name): value for name, value in constants.items()})
 
 
 @register_func("ek.program.load_late_bound_consts")
-def _from_file(executable: Executable, path: str) -> None:
+def _bind_from_file(executable: Executable, path: str) -> None:
     """Bind the constants in a file that `move_late_bound_consts` wrote; it is mapped."""
-    bind(executable, params.map_params(path))
+    bind_constants(executable, params.map_params(path))
 
 
-def complete_file(executable: Executable) -> memoryview:
+def complete_artifact_bytes(executable: Executable) -> memoryview:
     """Return the bytes of an executable with all bound constants; its own memory if none were
     bound.
     """
-    rebuilt = _with_bound(executable)
-    return frame.file_of(executable) if rebuilt is None else rebuilt.joined()
+    rebuilt = _file_with_bound(executable)
+    return frame.artifact_bytes(executable) if rebuilt is None else rebuilt.to_bytes()
 
 
 def write(executable: Executable, file: Writer) -> None:
     """Write an executable with all bound constants to a file, without a copy in memory."""
-    rebuilt = _with_bound(executable)
+    rebuilt = _file_with_bound(executable)
     if rebuilt is None:
-        file.write(frame.file_of(executable))
+        file.write(frame.artifact_bytes(executable))
     else:
         rebuilt.write(file)
 
 
-def _with_bound(executable: Executable) -> frame.ArtifactFile | None:
+def _file_with_bound(executable: Executable) -> frame.ArtifactFile | None:
     """Return the file with the bound constants, or None where it is complete."""
-    data = frame.file_of(executable)
+    data = frame.artifact_bytes(executable)
     constants = frame.read_constants(data)
     if all(c.data is not None or c.is_made for c in constants):
         return None
     values = executable.constants
     return frame.with_constants(
-        data, [_filled(c, v) for c, v in zip(constants, values, strict=True)]
+        data, [_filled_record(c, v) for c, v in zip(constants, values, strict=True)]
     )
 
 
-def _filled(constant: frame.ConstantRecord, value: Tensor | None) -> frame.ConstantRecord:
+def _filled_record(constant: frame.ConstantRecord, value: Tensor | None) -> frame.ConstantRecord:
     if constant.data is not None or constant.is_made or value is None:
         return constant
     elements = value.reinterpret("uint8", (value.nbytes,)).numpy()

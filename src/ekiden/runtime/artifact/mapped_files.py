@@ -36,7 +36,7 @@ MAX_OPEN_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _File:
+class _MappedFile:
     """Mapped file, kept open so that its state can be checked."""
 
     path: str
@@ -46,9 +46,11 @@ class _File:
 
     def check(self, what: str, error: type[EkidenError]) -> None:
         """Raise an error if the file has changed."""
+        # Truncation would raise SIGBUS; the runtime maps zeros there and sets a flag that is tested
+        # here.
         if (
             get_global_func("ek.files.is_cut")(self.mapped)
-            or _state(os.fstat(self.handle)) != self.state
+            or _file_state(os.fstat(self.handle)) != self.state
         ):
             raise error(
                 f"{what}: the file {self.path!r} was changed while weights were read from it: write"
@@ -60,7 +62,7 @@ class _File:
 class MappedFiles:
     """Files that one reader has mapped, until the last array over each is gone."""
 
-    files: list[_File] = field(default_factory=list)
+    files: list[_MappedFile] = field(default_factory=list)
 
     def map(self, path: PathName) -> memoryview | None:
         """Map a whole file. Return None for what must be read instead: no regular file, too small,
@@ -78,10 +80,11 @@ class MappedFiles:
         returns None.
         """
         status = os.fstat(handle)
-        mapped = _mapped(handle, status) if len(self.files) < MAX_OPEN_FILES else None
+        # Each mapped file holds a descriptor open, of which a process has few.
+        mapped = _map_file(handle, status) if len(self.files) < MAX_OPEN_FILES else None
         if mapped is None:
             return None
-        self.files.append(_File(os.fspath(path), mapped, handle, _state(status)))
+        self.files.append(_MappedFile(os.fspath(path), mapped, handle, _file_state(status)))
         return mapped.numpy().data
 
     def check(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
@@ -113,7 +116,7 @@ def read_whole(file: io.FileIO) -> memoryview:
     return memoryview(data[:size].tobytes() + remaining)
 
 
-def _mapped(handle: int, status: os.stat_result) -> Tensor | None:
+def _map_file(handle: int, status: os.stat_result) -> Tensor | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size < MIN_MAPPED_BYTES:
         return None
     return guarded_map(handle, status.st_size)
@@ -131,8 +134,10 @@ def guarded_map(handle: int, size: int) -> Tensor | None:
     return mapped_tensor
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
-    """Return what changes with a file's contents, and not with its names."""
+def _file_state(status: os.stat_result) -> tuple[int, int]:
+    """Return the inode state that changes with a file's contents but not with its names: size and
+    modification time.
+    """
     return status.st_size, status.st_mtime_ns
 
 
@@ -141,8 +146,8 @@ _BORROWED_FILES: ContextVar[MappedFiles | None] = ContextVar("borrowed_files", d
 
 @contextmanager
 def borrowing() -> Iterator[MappedFiles]:
-    """Allow readers inside to return arrays in mapped files, to a caller that copies what it keeps
-    and calls `check`.
+    """Allow readers inside to return arrays that borrow mapped files; the caller copies what it
+    keeps and calls `check`.
     """
     files = MappedFiles()
     token = _BORROWED_FILES.set(files)
@@ -157,14 +162,22 @@ def borrowed_files() -> MappedFiles | None:
     return _BORROWED_FILES.get()
 
 
-def drop(array: NDArray[np.generic]) -> None:
-    """Release the pages of a mapped file under an array; it comes again when it is read. Nothing,
-    for an array that lies elsewhere.
+def advise_dontneed(array: NDArray[np.generic]) -> None:
+    """Release the resident pages of a mapped file under an array (MADV_DONTNEED); reading them
+    again reloads them. Nothing, for an array that lies elsewhere.
     """
+    # The span of a strided view in bytes; negative strides would need another begin.
     steps = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
     if array.size and min(steps, default=0) >= 0:
         begin: int = array.__array_interface__["data"][0]
         get_global_func("ek.files.drop")(begin, sum(steps) + array.itemsize)
 
 
-__all__ = ["MappedFiles", "borrowed_files", "borrowing", "drop", "guarded_map", "read_whole"]
+__all__ = [
+    "MappedFiles",
+    "advise_dontneed",
+    "borrowed_files",
+    "borrowing",
+    "guarded_map",
+    "read_whole",
+]

@@ -24,15 +24,15 @@ SEQUENCE_PREFIX = "sequence of "
 its shape is theirs.
 """
 ANY_RANK_PREFIX = "any rank of "
-"""How the dtype of an output begins that has one of several ranks; its shape is ANY_SHAPE."""
-ANY_SHAPE = ("...",)
+"""How the dtype of an output begins that has one of several ranks; its shape is ANY_RANK_SHAPE."""
+ANY_RANK_SHAPE = ("...",)
 """The shape of an input or output whose rank is not known before a run."""
-MAPS_PREFIX = "maps to "
+SEQUENCE_OF_MAPS_PREFIX = "maps to "
 """How the dtype of an output begins that is a list of dictionaries, one for each row of it."""
 
 HOST_NAME = "cpu(0)"
 """The host's name among the devices of `placement`."""
-EXECUTORS = ("aot", "async", "vm")
+EXECUTOR_KINDS = ("aot", "async", "vm")
 INT64_MAX = 2**63 - 1
 
 Dim: TypeAlias = int | str
@@ -41,7 +41,7 @@ Key: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Description of an input or output: its name, shape (numbers, symbol names, expressions) and
+    """Signature entry of an input or output: name, shape (numbers, symbol names, expressions) and
     dtype.
     """
 
@@ -67,7 +67,7 @@ class Tables:
     primitives: frozenset[str]
 
 
-class _WrongError(Exception):
+class _SchemaError(Exception):
     """Exception with an error message and the field path to it, innermost first."""
 
     def __init__(self, message: str) -> None:
@@ -75,55 +75,57 @@ class _WrongError(Exception):
         self.path: list[str] = []
 
 
-def _wrong(expected: str, value: object) -> _WrongError:
+def _schema_error(expected: str, value: object) -> _SchemaError:
     text = ascii(value)
-    return _WrongError(f"{expected} expected, got {text if len(text) <= 60 else text[:57] + '...'}")
+    return _SchemaError(
+        f"{expected} expected, got {text if len(text) <= 60 else text[:57] + '...'}"
+    )
 
 
 FieldCheck: TypeAlias = Callable[[object], None]
 
 
-def _text(value: object) -> None:
+def _check_text(value: object) -> None:
     if not isinstance(value, str):
-        raise _wrong("a text", value)
+        raise _schema_error("a text", value)
     if any("\ud800" <= c <= "\udfff" for c in value):
-        raise _wrong("a text in UTF-8", value)
+        raise _schema_error("a text in UTF-8", value)
 
 
-def _name(value: object) -> None:
-    _text(value)
+def _check_name(value: object) -> None:
+    _check_text(value)
     if not value:
-        raise _wrong("a text that is not empty", value)
+        raise _schema_error("a text that is not empty", value)
 
 
-def _flag(value: object) -> None:
+def _check_flag(value: object) -> None:
     if not isinstance(value, bool):
-        raise _wrong("true or false", value)
+        raise _schema_error("true or false", value)
 
 
-def _size(value: object) -> None:
+def _check_size(value: object) -> None:
     if type(value) is not int or not 0 <= value <= INT64_MAX:
-        raise _wrong("an integer from 0 to 2**63 - 1", value)
+        raise _schema_error("an integer from 0 to 2**63 - 1", value)
 
 
-def _key(value: object) -> None:
+def _check_key(value: object) -> None:
     if type(value) is not int and not isinstance(value, str):
-        raise _wrong("an integer or a text", value)
+        raise _schema_error("an integer or a text", value)
 
 
-def _dim(value: object) -> None:
+def _check_dim(value: object) -> None:
     if isinstance(value, str):
-        _name(value)
+        _check_name(value)
     else:
-        _size(value)
+        _check_size(value)
 
 
-def _dtype(value: object) -> None:
-    _text(value)
+def _check_dtype(value: object) -> None:
+    _check_text(value)
     text = (
         str(value)
         .removeprefix(SEQUENCE_PREFIX)
-        .removeprefix(MAPS_PREFIX)
+        .removeprefix(SEQUENCE_OF_MAPS_PREFIX)
         .removeprefix(ANY_RANK_PREFIX)
     )
     try:
@@ -131,135 +133,157 @@ def _dtype(value: object) -> None:
     except (InternalError, ValueError):
         bits = 0
     if not 1 <= bits <= 128:
-        raise _wrong("a dtype", value)
+        raise _schema_error("a dtype", value)
 
 
-def _one_of(*allowed: str) -> FieldCheck:
-    def check(value: object) -> None:
+def _one_of_check(*allowed: str) -> FieldCheck:
+    def check_choice(value: object) -> None:
         if value not in allowed:
-            raise _wrong("one of " + ", ".join(map(repr, allowed)), value)
+            raise _schema_error("one of " + ", ".join(map(repr, allowed)), value)
 
-    return check
+    return check_choice
 
 
-def _within(step: str, check: FieldCheck, value: object) -> None:
+def _check_component(step: str, check: FieldCheck, value: object) -> None:
     """Check a component and add its path to errors."""
     try:
         check(value)
-    except _WrongError as error:
+    except _SchemaError as error:
         error.path.append(step)
         raise
 
 
-def _list_of(item: FieldCheck, min_items: int = 0) -> FieldCheck:
-    def check(value: object) -> None:
-        """Raise _WrongError, with the item's number, for anything but such a list."""
+def _list_check(item: FieldCheck, min_items: int = 0) -> FieldCheck:
+    def check_list(value: object) -> None:
+        """Raise _SchemaError, with the item's number, for anything but such a list."""
         if not isinstance(value, list) or len(value) < min_items:
-            raise _wrong(f"a list of at least {min_items} items" if min_items else "a list", value)
+            raise _schema_error(
+                f"a list of at least {min_items} items" if min_items else "a list", value
+            )
         for at, item_value in enumerate(value):
-            _within(f"[{at}]", item, item_value)
+            _check_component(f"[{at}]", item, item_value)
 
-    return check
+    return check_list
 
 
-def _pair_of(first: FieldCheck, second: FieldCheck) -> FieldCheck:
-    def check(value: object) -> None:
-        """Raise _WrongError, with the item's number, for anything but a list of two."""
+def _pair_check(first: FieldCheck, second: FieldCheck) -> FieldCheck:
+    def check_pair(value: object) -> None:
+        """Raise _SchemaError, with the item's number, for anything but a list of two."""
         if not isinstance(value, list) or len(value) != 2:
-            raise _wrong("a list of 2 items", value)
-        _within("[0]", first, value[0])
-        _within("[1]", second, value[1])
+            raise _schema_error("a list of 2 items", value)
+        _check_component("[0]", first, value[0])
+        _check_component("[1]", second, value[1])
 
-    return check
+    return check_pair
 
 
-def _map_of(item: FieldCheck) -> FieldCheck:
-    def check(value: object) -> None:
-        """Raise _WrongError, with the value's key, for anything but an object with such values."""
+def _map_check(item: FieldCheck) -> FieldCheck:
+    def check_map(value: object) -> None:
+        """Raise _SchemaError, with the value's key, for anything but an object with such values."""
         if not isinstance(value, dict):
-            raise _wrong("an object", value)
+            raise _schema_error("an object", value)
         for key, item_value in value.items():
-            _text(key)
-            _within(f"[{key!a}]", item, item_value)
+            _check_text(key)
+            _check_component(f"[{key!a}]", item, item_value)
 
-    return check
+    return check_map
 
 
-def _record(required: Mapping[str, FieldCheck], optional: Mapping[str, FieldCheck]) -> FieldCheck:
+def _record_check(
+    required: Mapping[str, FieldCheck], optional: Mapping[str, FieldCheck]
+) -> FieldCheck:
     fields = {**required, **optional}
 
-    def check(value: object) -> None:
-        """Raise _WrongError for a field that is missing, unknown or invalid."""
+    def check_record(value: object) -> None:
+        """Raise _SchemaError for a field that is missing, unknown or invalid."""
         if not isinstance(value, dict):
-            raise _wrong("an object", value)
+            raise _schema_error("an object", value)
         if missing := [name for name in required if name not in value]:
-            raise _WrongError(f"the field '{missing[0]}' is missing")
+            raise _SchemaError(f"the field '{missing[0]}' is missing")
         if unknown := [name for name in value if name not in fields]:
-            raise _WrongError(
+            raise _SchemaError(
                 f"there is no field {unknown[0]!a}; there are {', '.join(sorted(fields))}"
             )
         for name, field_value in value.items():
-            _within(f".{name}", fields[name], field_value)
+            _check_component(f".{name}", fields[name], field_value)
 
-    return check
+    return check_record
 
 
-_INFO = _record({"name": _text, "shape": _list_of(_dim), "dtype": _dtype}, {"keys": _list_of(_key)})
-_MAIN = _record(
-    {"inputs": _list_of(_INFO), "outputs": _list_of(_INFO), "limits": _map_of(_size)}, {}
+_TENSOR_INFO_SCHEMA = _record_check(
+    {"name": _check_text, "shape": _list_check(_check_dim), "dtype": _check_dtype},
+    {"keys": _list_check(_check_key)},
 )
-_KERNEL = _record(
-    {"flops": _text, "operators": _list_of(_text), "params": _list_of(_list_of(_text))},
-    {"reads": _list_of(_text), "vectors": _flag, "over_floats": _text},
+_MAIN_SCHEMA = _record_check(
+    {
+        "inputs": _list_check(_TENSOR_INFO_SCHEMA),
+        "outputs": _list_check(_TENSOR_INFO_SCHEMA),
+        "limits": _map_check(_check_size),
+    },
+    {},
 )
-_METADATA = _record(
+_KERNEL_SCHEMA = _record_check(
+    {
+        "flops": _check_text,
+        "operators": _list_check(_check_text),
+        "params": _list_check(_list_check(_check_text)),
+    },
+    {"reads": _list_check(_check_text), "vectors": _check_flag, "over_floats": _check_text},
+)
+_METADATA_SCHEMA = _record_check(
     {},
     {
-        "checks": _map_of(_list_of(_pair_of(_size, _list_of(_text, min_items=1)))),
-        "denormals": _one_of("flush"),
-        "device_targets": _list_of(_text, min_items=1),
-        "executor": _one_of(*EXECUTORS),
-        "external": _map_of(_pair_of(_name, _text)),
-        "host_functions": _list_of(_name),
-        "kernels": _map_of(_KERNEL),
-        "main": _MAIN,
-        "memory": _record({"peak": _size}, {}),
-        "mod_name": _name,
-        "placement": _record(
-            {"kernels": _map_of(_size), "host": _list_of(_list_of(_text, min_items=2))}, {}
+        "checks": _map_check(
+            _list_check(_pair_check(_check_size, _list_check(_check_text, min_items=1)))
         ),
-        "producer": _text,
-        "regions": _list_of(_text, min_items=1),
-        "states": _list_of(_text, min_items=1),
-        "sources": _map_of(_list_of(_pair_of(_size, _text))),
-        "target": _text,
-        "tensors": _map_of(_pair_of(_text, _size)),
-        "weights": _size,
-        "variants": _list_of(_text, min_items=1),
+        "denormals": _one_of_check("flush"),
+        "device_targets": _list_check(_check_text, min_items=1),
+        "executor": _one_of_check(*EXECUTOR_KINDS),
+        "external": _map_check(_pair_check(_check_name, _check_text)),
+        "host_functions": _list_check(_check_name),
+        "kernels": _map_check(_KERNEL_SCHEMA),
+        "main": _MAIN_SCHEMA,
+        "memory": _record_check({"peak": _check_size}, {}),
+        "mod_name": _check_name,
+        "placement": _record_check(
+            {
+                "kernels": _map_check(_check_size),
+                "host": _list_check(_list_check(_check_text, min_items=2)),
+            },
+            {},
+        ),
+        "producer": _check_text,
+        "regions": _list_check(_check_text, min_items=1),
+        "states": _list_check(_check_text, min_items=1),
+        "sources": _map_check(_list_check(_pair_check(_check_size, _check_text))),
+        "target": _check_text,
+        "tensors": _map_check(_pair_check(_check_text, _check_size)),
+        "weights": _check_size,
+        "variants": _list_check(_check_text, min_items=1),
     },
 )
 """The table. docs/artifact-format.md says what the fields mean."""
 
 
-def _against(metadata: Mapping[str, object], tables: Tables) -> None:
-    """Check the metadata against the artifact's tables."""
+def _check_tables(metadata: Mapping[str, object], tables: Tables) -> None:
+    """Check that the indices in the metadata exist in the artifact's tables."""
     if "main" in metadata:
-        _within(".main", lambda main: _check_main(main, tables), metadata["main"])
+        _check_component(".main", lambda main: _check_main(main, tables), metadata["main"])
     for field in ("sources", "checks"):
         rows = cast("InstructionRows", metadata.get(field, {}))
-        _within(f".{field}", partial(_check_rows, tables=tables), rows)
+        _check_component(f".{field}", partial(_check_instruction_rows, tables=tables), rows)
     if "states" in metadata:
-        _within(
+        _check_component(
             ".states", lambda states: _check_states(states, metadata, tables), metadata["states"]
         )
     for field in ("kernels", "host_functions", "external"):
         names = cast("Sequence[str]", metadata.get(field, ()))
         if unknown := [name for name in names if name not in tables.primitives]:
-            raise _within_error(field, f"no primitive is named {unknown[0]!a}")
+            raise _field_error(field, f"no primitive is named {unknown[0]!a}")
 
 
-def _within_error(field: str, message: str) -> _WrongError:
-    error = _WrongError(message)
+def _field_error(field: str, message: str) -> _SchemaError:
+    error = _SchemaError(message)
     error.path.append(f".{field}")
     return error
 
@@ -267,15 +291,15 @@ def _within_error(field: str, message: str) -> _WrongError:
 def _check_main(main: object, tables: Tables) -> None:
     assert isinstance(main, dict), "the table says so"
     if "main" not in tables.params:
-        raise _WrongError("there is no function 'main'")
+        raise _SchemaError("there is no function 'main'")
     count = tables.params["main"]
     if len(main["inputs"]) != count:
-        raise _within_error("inputs", f"{count} items expected, got {len(main['inputs'])}")
+        raise _field_error("inputs", f"{count} items expected, got {len(main['inputs'])}")
 
 
 INITIAL_STATE_FUNCTION = "initial_state"
 """The function that gives what a program keeps between runs, before the first."""
-CALL_CLOSURE = "call closure"
+CALL_CLOSURE_FUNCTION = "call closure"
 """Begins the names of functions by which a caller of the program calls closures that it gave."""
 
 
@@ -283,39 +307,39 @@ def _check_states(states: object, metadata: Mapping[str, object], tables: Tables
     """Check that the last inputs and outputs of main are the states."""
     names, main = cast("Sequence[str]", states), metadata.get("main")
     if tables.params.get(INITIAL_STATE_FUNCTION) != 0:
-        raise _WrongError(f"a function {INITIAL_STATE_FUNCTION!a} without parameters expected")
+        raise _SchemaError(f"a function {INITIAL_STATE_FUNCTION!a} without parameters expected")
     for field in ("inputs", "outputs"):
         infos = cast(
             "Sequence[Mapping[str, object]]", main[field] if isinstance(main, dict) else ()
         )
         if [info["name"] for info in infos[-len(names) :]] != list(names):
-            raise _WrongError(f"the names of the last {field} of main expected")
+            raise _SchemaError(f"the names of the last {field} of main expected")
 
 
 InstructionRows = Mapping[str, Sequence[Sequence[object]]]
 """Function -> rows about its instructions, which begin with the number of one."""
 
 
-def _check_rows(value: object, tables: Tables) -> None:
+def _check_instruction_rows(value: object, tables: Tables) -> None:
     for function, rows in cast("InstructionRows", value).items():
         if function not in tables.instructions:
-            raise _WrongError(f"no function is named {function!a}")
+            raise _SchemaError(f"no function is named {function!a}")
         numbers = [cast(int, row[0]) for row in rows]
         count = tables.instructions[function]
         if numbers != sorted(set(numbers)) or numbers[-1:] >= [count]:
-            raise _WrongError(
+            raise _SchemaError(
                 f"[{function!a}]: instructions in ascending order below {count} expected"
             )
 
 
-def _no_constant(text: str) -> object:
-    raise _WrongError(f"{text} is no JSON")
+def _reject_json_constant(text: str) -> object:
+    raise _SchemaError(f"{text} is no JSON")
 
 
-def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise _WrongError("a field is there twice")
+        raise _SchemaError("a field is there twice")
     return fields
 
 
@@ -324,21 +348,23 @@ def read_metadata(text: str | bytes, source: str, tables: Tables | None) -> dict
     artifact and the field.
     """
     try:
-        metadata = _parsed(text or "{}")
-        _METADATA(metadata)
+        metadata = _parse_json(text or "{}")
+        _METADATA_SCHEMA(metadata)
         if tables is not None:
-            _against(metadata, tables)
-    except _WrongError as error:
+            _check_tables(metadata, tables)
+    except _SchemaError as error:
         path = "".join(reversed(error.path)).removeprefix(".")
         raise LoadError(f"load {source}: METADATA: {f'{path}: ' if path else ''}{error}") from None
     return metadata
 
 
-def _parsed(text: str | bytes) -> dict[str, object]:
+def _parse_json(text: str | bytes) -> dict[str, object]:
     try:
-        document = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_distinct)
+        document = json.loads(
+            text, parse_constant=_reject_json_constant, object_pairs_hook=_reject_duplicate_keys
+        )
     except (ValueError, RecursionError) as error:
-        raise _WrongError(f"it is no JSON: {error}") from None
+        raise _SchemaError(f"it is no JSON: {error}") from None
     return cast("dict[str, object]", document)
 
 
@@ -349,10 +375,10 @@ def tensor_infos(metadata: Mapping[str, object], source: str) -> tuple[tuple[Ten
     main = cast("Mapping[str, list[dict[str, object]]] | None", metadata.get("main"))
     if main is None:
         raise LoadError(f"load {source}: METADATA: the field 'main' is missing")
-    return tuple(tuple(map(_info, main[field])) for field in ("inputs", "outputs"))
+    return tuple(tuple(map(_tensor_info, main[field])) for field in ("inputs", "outputs"))
 
 
-def _info(entry: Mapping[str, object]) -> TensorInfo:
+def _tensor_info(entry: Mapping[str, object]) -> TensorInfo:
     shape = tuple(cast("list[Dim]", entry["shape"]))
     keys = tuple(cast("list[Key]", entry.get("keys", [])))
     return TensorInfo(str(entry["name"]), shape, str(entry["dtype"]), keys)

@@ -11,7 +11,7 @@ import numpy
 from ekiden.runtime.binding.layout import DTypeCode
 from ekiden.runtime.errors import InternalError
 
-KIND_CODES: dict[str, int] = {
+DLPACK_KIND_CODES: dict[str, int] = {
     name: getattr(DTypeCode, name.upper())
     for name in ("int", "uint", "float", "bfloat", "complex", "bool")
 }
@@ -24,7 +24,7 @@ SMALL_FLOAT_CODES = {
     "float4_e2m1fn": (DTypeCode.FLOAT4_E2M1FN, 4),
 }
 """Floats whose name says more than their bits: (code, bits)."""
-_KIND_NAMES = {code: name for name, code in KIND_CODES.items()}
+_KIND_NAMES = {code: name for name, code in DLPACK_KIND_CODES.items()}
 _SMALL_NAMES = {code: name for name, (code, _) in SMALL_FLOAT_CODES.items()}
 
 
@@ -33,13 +33,13 @@ def dtype_code(dtype: str) -> tuple[int, int, int]:
     others.
     """
     if dtype == "bool":
-        return KIND_CODES["bool"], 8, 1
+        return DLPACK_KIND_CODES["bool"], 8, 1
     if dtype in SMALL_FLOAT_CODES:
         return (*SMALL_FLOAT_CODES[dtype], 1)
     kind = dtype.rstrip("0123456789")
-    if kind not in KIND_CODES or kind == dtype:
+    if kind not in DLPACK_KIND_CODES or kind == dtype:
         raise InternalError(f"a dtype such as 'float32' expected, got {dtype!r}")
-    return KIND_CODES[kind], int(dtype[len(kind) :]), 1
+    return DLPACK_KIND_CODES[kind], int(dtype[len(kind) :]), 1
 
 
 def dtype_name(code: int, bits: int, lanes: int) -> str:

@@ -16,12 +16,12 @@ from typing import NamedTuple, cast
 from ekiden.runtime.binding._core import Executable, Module, get_global_func
 from ekiden.runtime.binding._core import VirtualMachine as Machine
 from ekiden.runtime.errors import InputError, LoadError, RunError
-from ekiden.runtime.files import named, write_whole
-from ekiden.runtime.profile.report import instruction_sources, instructions
+from ekiden.runtime.files import rewrite_os_errors, write_atomic
+from ekiden.runtime.profile.report import instruction_sources, iter_instructions
 
 
 class Place(NamedTuple):
-    """Code location: a function and an instruction index."""
+    """Code location: a function, and the index of an instruction in it."""
 
     function: str
     instruction: int
@@ -45,9 +45,7 @@ class Stepper:
         self.breakpoints: set[Place] = set()
 
     def start(self, func_name: str, *args: object) -> None:
-        """Pause before the first instruction of a function; a call that was under way is
-        forgotten.
-        """
+        """Pause before the first instruction of a function; a call in progress is discarded."""
         self.stop()
         self._module["start"](self.executable.index(func_name), *args)
 
@@ -55,13 +53,13 @@ class Stepper:
         """Run this many instructions, fewer if a breakpoint is met or the call ends."""
         if count < 0:
             raise ValueError(f"step: a count >= 0 expected, got {count}")
-        return self._run(count)
+        return self._run_until(count)
 
     def resume(self) -> bool:
         """Run to the next breakpoint, or to the end. As `step`."""
-        return self._run(-1)
+        return self._run_until(-1)
 
-    def _run(self, limit: int) -> bool:
+    def _run_until(self, limit: int) -> bool:
         ended = self._module["step"](limit)
         if isinstance(ended, int):
             return False
@@ -107,24 +105,26 @@ class Stepper:
             instruction: the instruction's index; 0 by default.
             source: part of a model node's name, instead of the two.
         """
-        locations = self._places(function, instruction, source)
+        locations = self._breakpoint_locations(function, instruction, source)
         for location in locations:
-            self._set(location, 1)
+            self._set_breakpoint(location, 1)
         self.breakpoints.update(locations)
         return locations
 
     def clear_breakpoints(self) -> None:
         """Remove all breakpoints."""
         for location in self.breakpoints:
-            self._set(location, 0)
+            self._set_breakpoint(location, 0)
         self.breakpoints.clear()
 
-    def _set(self, location: Place, on: int) -> None:
+    def _set_breakpoint(self, location: Place, on: int) -> None:
         self._module["break"](self.executable.index(location.function), location.instruction, on)
 
-    def _places(self, function: str, instruction: int | None, source: str | None) -> list[Place]:
+    def _breakpoint_locations(
+        self, function: str, instruction: int | None, source: str | None
+    ) -> list[Place]:
         if source is None:
-            count = len(list(instructions(self.executable.code(function)[1])))
+            count = len(list(iter_instructions(self.executable.code(function)[1])))
             number = 0 if instruction is None else instruction
             if not 0 <= number < count:
                 raise InputError(f"break: '{function}' has {count} instructions, got {number}")
@@ -156,11 +156,11 @@ class Stepper:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write `state` to a file atomically."""
         state = self.state()
-        write_whole(path, lambda file: file.write(state))
+        write_atomic(path, lambda file: file.write(state))
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Restore a state from a file. Raises OSError and LoadError that name it."""
-        with named("load state", path):
+        with rewrite_os_errors("load state", path):
             state = Path(path).read_bytes()
         try:
             self.set_state(state)

@@ -60,17 +60,19 @@ def disassemble(executable: DisassemblableProgram) -> str:
     for name in executable.globals:
         n_registers, words = executable.code(name)
         functions.append((name, executable.params(name), n_registers, decode(words)))
-    return _listing(functions, executable.primitives)
+    return _format_listing(functions, executable.primitives)
 
 
 def disassemble_functions(
     functions: Iterable[DisassemblableFunction], primitives: Iterable[str]
 ) -> str:
     """Return the same text for functions outside of an executable."""
-    return _listing([(f.name, f.params, f.n_registers, f.code) for f in functions], primitives)
+    return _format_listing(
+        [(f.name, f.params, f.n_registers, f.code) for f in functions], primitives
+    )
 
 
-def _listing(
+def _format_listing(
     functions: Iterable[tuple[str, Sequence[str], int, Sequence[Instruction]]],
     primitives: Iterable[str],
 ) -> str:
@@ -89,9 +91,8 @@ def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction
     lines = [head, f"  # {n_registers} registers, {len(code)} instructions"]
     width = len(str(max(len(code) - 1, 0)))
     for pc, instruction in enumerate(code):
-        lines.append(
-            f"  {pc:>{width}}: {print_instruction(instruction)}{_targets(instruction, pc)}"
-        )
+        targets = _jump_targets_text(instruction, pc)
+        lines.append(f"  {pc:>{width}}: {print_instruction(instruction)}{targets}")
     return "\n".join(lines)
 
 
@@ -100,23 +101,23 @@ def print_instruction(instruction: Instruction) -> str:
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
     shown = {
-        name: _SHOW.get(letter, str)(value)
+        name: _OPERAND_FORMATTERS.get(letter, str)(value)
         for name, letter, value in zip(opcode.operands, letters, instruction.operands, strict=True)
     }
     if instruction.has("kernel"):
-        shown |= _inputs_and_outputs(instruction)
+        shown |= _kernel_operands(instruction)
     return opcode.text.format(**shown)
 
 
-def _inputs_and_outputs(instruction: Instruction) -> dict[str, str]:
+def _kernel_operands(instruction: Instruction) -> dict[str, str]:
     """Return a kernel's arguments as inputs and outputs."""
     args, output_size = instruction["args"], instruction["output_size"]
     assert isinstance(args, tuple) and isinstance(output_size, int)
     split = len(args) - output_size
-    return {"inputs": _registers(args[:split]), "outputs": _registers(args[split:])}
+    return {"inputs": _format_registers(args[:split]), "outputs": _format_registers(args[split:])}
 
 
-def _targets(instruction: Instruction, pc: int) -> str:
+def _jump_targets_text(instruction: Instruction, pc: int) -> str:
     """Return ' # to 5, 7' for an instruction that jumps."""
     opcode = BY_NAME[instruction.name]
     letters = opcode.format.replace("n", "")
@@ -127,48 +128,48 @@ def _targets(instruction: Instruction, pc: int) -> str:
     return f"  # to {', '.join(str(pc + offset) for offset in offsets)}" if offsets else ""
 
 
-def _register(value: Operand) -> str:
+def _format_register(value: Operand) -> str:
     return f"${value}"
 
 
-def _registers(value: Operand) -> str:
+def _format_registers(value: Operand) -> str:
     assert isinstance(value, tuple)
     return ", ".join(f"${register}" for register in value)
 
 
-def _moved(value: Operand) -> str:
+def _format_moved(value: Operand) -> str:
     """Return the text of a read register, with `~` if it is cleared by the read."""
     assert isinstance(value, int)
     return f"${value}" if value >= 0 else f"~${-1 - value}"
 
 
-def _values(value: Operand) -> str:
+def _format_values(value: Operand) -> str:
     assert isinstance(value, tuple)
-    return ", ".join(map(_moved, value))
+    return ", ".join(map(_format_moved, value))
 
 
-def _list(value: Operand) -> str:
+def _format_list(value: Operand) -> str:
     assert isinstance(value, tuple)
     return ", ".join(map(str, value))
 
 
-def _dtype(value: Operand) -> str:
+def _format_dtype(value: Operand) -> str:
     assert isinstance(value, tuple)
     return dtype_name(*value)
 
 
-_SHOW: dict[str, Callable[[Operand], str]] = {
-    "w": _register,
-    "r": _register,
-    "e": _register,
-    "E": _register,
-    "R": _registers,
-    "u": _moved,
-    "v": _moved,
-    "V": _values,
-    "J": _list,
-    "L": _list,
-    "t": _dtype,
+_OPERAND_FORMATTERS: dict[str, Callable[[Operand], str]] = {
+    "w": _format_register,
+    "r": _format_register,
+    "e": _format_register,
+    "E": _format_register,
+    "R": _format_registers,
+    "u": _format_moved,
+    "v": _format_moved,
+    "V": _format_values,
+    "J": _format_list,
+    "L": _format_list,
+    "t": _format_dtype,
     "f": "VMFunc[{}]".format,
     "F": "VMFunc[{}]".format,
     "p": "PackedFunc[{}]".format,

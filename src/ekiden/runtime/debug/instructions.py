@@ -15,7 +15,7 @@ from ekiden.runtime.binding.opcodes import BY_NAME, OPCODES, Opcode, operand_wor
 from ekiden.runtime.errors import InternalError, LoadError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make"]
+__all__ = ["Instruction", "decode", "dtype_code", "dtype_name", "encode", "make_instruction"]
 
 Operand: TypeAlias = int | tuple[int, ...]
 
@@ -45,7 +45,7 @@ class Instruction:
         return property in BY_NAME[self.name].properties
 
 
-def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
+def make_instruction(name: str, **operands: int | str | Sequence[int]) -> Instruction:
     """Build an instruction from operands by name; a dtype may be a string such as "float32". Raises
     InternalError for other operands than the opcode's.
     """
@@ -54,10 +54,12 @@ def make(name: str, **operands: int | str | Sequence[int]) -> Instruction:
         raise InternalError(
             f"{name}: expected the operands {', '.join(expected)}, got {', '.join(operands)}"
         )
-    return Instruction(name, tuple(_operand(operands[operand_name]) for operand_name in expected))
+    return Instruction(
+        name, tuple(_normalize_operand(operands[operand_name]) for operand_name in expected)
+    )
 
 
-def _operand(value: int | str | Sequence[int]) -> Operand:
+def _normalize_operand(value: int | str | Sequence[int]) -> Operand:
     if isinstance(value, str):
         return dtype_code(value)
     return value if isinstance(value, int) else tuple(int(item) for item in value)
@@ -73,7 +75,7 @@ def encode(instruction: Instruction) -> list[int]:
             f"{instruction.name}: expected {len(opcode.operands)} operands"
             f" ({', '.join(opcode.operands)}), got {len(instruction.operands)}"
         )
-    operands = dict(zip(_letters(opcode), instruction.operands, strict=True))
+    operands = dict(zip(_operand_letters(opcode), instruction.operands, strict=True))
     words = [opcode.number]
     values = iter(instruction.operands)
     for letter in opcode.format:
@@ -83,41 +85,45 @@ def encode(instruction: Instruction) -> list[int]:
                 for list_letter in LIST_OPERAND_LETTERS
                 if list_letter in operands
             )
-            words.append(len(_tuple(items, instruction)))
+            words.append(len(_expect_tuple(items, instruction)))
         else:
-            words += _operand_words(letter, next(values), instruction)
+            words += _encode_operand(letter, next(values), instruction)
     return words
 
 
-def _letters(opcode: Opcode) -> str:
+def _operand_letters(opcode: Opcode) -> str:
     """Return the format without 'n': a letter for each named operand."""
     return opcode.format.replace("n", "")
 
 
-def _operand_words(letter: str, value: Operand, instruction: Instruction) -> list[int]:
+def _encode_operand(letter: str, value: Operand, instruction: Instruction) -> list[int]:
     match letter:
         case "R" | "V" | "J":
-            return [_word(item, instruction) for item in _tuple(value, instruction)]
+            return [_expect_word(item, instruction) for item in _expect_tuple(value, instruction)]
         case "L":
-            return [w for number in _tuple(value, instruction) for w in _pair(number, instruction)]
+            return [
+                w
+                for number in _expect_tuple(value, instruction)
+                for w in _split_int64(number, instruction)
+            ]
         case "t":
-            dtype = _tuple(value, instruction)
+            dtype = _expect_tuple(value, instruction)
             if len(dtype) != 3:
                 raise InternalError(f"{instruction}: a dtype is (code, bits, lanes), got {dtype}")
-            return [_word(field, instruction) for field in dtype]
+            return [_expect_word(field, instruction) for field in dtype]
         case "I":
-            return _pair(value, instruction)
+            return _split_int64(value, instruction)
         case _:
-            return [_word(value, instruction)]
+            return [_expect_word(value, instruction)]
 
 
-def _tuple(value: Operand | None, instruction: Instruction) -> tuple[int, ...]:
+def _expect_tuple(value: Operand | None, instruction: Instruction) -> tuple[int, ...]:
     if not isinstance(value, tuple):
         raise InternalError(f"{instruction}: a tuple expected where the operand is {value}")
     return value
 
 
-def _word(value: Operand, instruction: Instruction) -> int:
+def _expect_word(value: Operand, instruction: Instruction) -> int:
     if isinstance(value, tuple) or not -(2**31) <= value < 2**31:
         raise InternalError(
             f"{instruction}: a 32-bit integer expected where the operand is {value}"
@@ -125,16 +131,16 @@ def _word(value: Operand, instruction: Instruction) -> int:
     return int(value)
 
 
-def _pair(value: Operand, instruction: Instruction) -> list[int]:
+def _split_int64(value: Operand, instruction: Instruction) -> list[int]:
     """Return the low and high word of a 64-bit integer."""
     if isinstance(value, tuple) or not -(2**63) <= value < 2**63:
         raise InternalError(
             f"{instruction}: a 64-bit integer expected where the operand is {value}"
         )
-    return [_signed(value), _signed(value >> 32)]
+    return [_to_int32(value), _to_int32(value >> 32)]
 
 
-def _signed(value: int) -> int:
+def _to_int32(value: int) -> int:
     """Return the low 32 bits as a signed integer."""
     return (value + 2**31) % 2**32 - 2**31
 
@@ -145,6 +151,7 @@ def decode(words: Sequence[int]) -> list[Instruction]:
     at = 0
     while at < len(words):
         number = words[at]
+        # Words come from files, so each is checked before it is used as an index.
         if not 0 <= number < len(OPCODES):
             raise LoadError(
                 f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"
@@ -160,7 +167,7 @@ def _decode_one(opcode: Opcode, words: Sequence[int], at: int) -> tuple[Instruct
     count = 0
     for letter in opcode.format:
         length = operand_words(letter, count)
-        operand_words_read = [_signed(word) for word in words[at : at + length]]
+        operand_words_read = [_to_int32(word) for word in words[at : at + length]]
         at += length
         if len(operand_words_read) != length:
             raise LoadError(f"decoding {opcode.name}: {at} words expected, got {len(words)}")
@@ -178,13 +185,13 @@ def _decode_operand(letter: str, words: list[int]) -> Operand:
         case "R" | "V" | "J" | "t":
             return tuple(words)
         case "L":
-            return tuple(map(_join, words[::2], words[1::2]))
+            return tuple(map(_join_int64, words[::2], words[1::2]))
         case "I":
-            return _join(*words)
+            return _join_int64(*words)
         case _:
             return words[0]
 
 
-def _join(low: int, high: int) -> int:
+def _join_int64(low: int, high: int) -> int:
     """Return the signed 64-bit integer of two words."""
     return (low & 0xFFFFFFFF) | high << 32

@@ -28,9 +28,14 @@ else:
     pathlib = LazyModule("pathlib")
 
 __all__ = [
-    "ENGINE_FOLDERS", "folder_of", "guarded", "kept_for", "load_region", "missing_engine",
+    "ENGINE_FOLDERS",
+    "encode_code",
+    "engine_folder",
+    "load_region",
+    "missing_engine_message",
+    "region_code",
     "register_loader",
-    "text_of",
+    "with_engine_errors",
 ]  # fmt: skip
 
 RegionLoader = Callable[[str, bytes], Callable[..., None]]
@@ -38,7 +43,7 @@ RegionLoader = Callable[[str, bytes], Callable[..., None]]
 writes."""
 
 
-def _in_package(package: str, folder: str) -> str:
+def _package_folder(package: str, folder: str) -> str:
     """Return a folder of an installed package without importing it; "" if it is not installed."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -46,7 +51,7 @@ def _in_package(package: str, folder: str) -> str:
     return str(pathlib.Path(spec.origin).parent / folder)
 
 
-def _in_environment(library: str) -> str:
+def _environment_folder(library: str) -> str:
     """Return the library folder of this Python's environment, or of another one on its path, that
     has a C library; "" if none has it.
     """
@@ -58,33 +63,33 @@ def _in_environment(library: str) -> str:
 
 
 ENGINE_FOLDERS: dict[str, Callable[[], str]] = {
-    "onednn": partial(_in_environment, "libdnnl.so.3"),
-    "onnxruntime": partial(_in_package, "onnxruntime", "capi"),
-    "openvino": partial(_in_package, "openvino", "libs"),
+    "onednn": partial(_environment_folder, "libdnnl.so.3"),
+    "onnxruntime": partial(_package_folder, "onnxruntime", "capi"),
+    "openvino": partial(_package_folder, "openvino", "libs"),
 }
 """Those that Ekiden has libraries for, by the name in artifacts: where their packages have theirs,
 if these are installed. The runtime looks in EKIDEN_ENGINES and where the system looks besides."""
 
 
-def folder_of(engine: str) -> str:
-    """Return the folder of an engine's library, which EKIDEN_ENGINES names for C programs; "" if no
+def engine_folder(engine: str) -> str:
+    """Return the folder of an engine's library, which EKIDEN_ENGINES sets for C programs; "" if no
     installed package has it.
     """
     return ENGINE_FOLDERS[engine]() if engine in ENGINE_FOLDERS else ""
 
 
-def text_of(code: bytes) -> str:
-    """Return code as text for an artifact's metadata."""
+def encode_code(code: bytes) -> str:
+    """Encode code as text for an artifact's metadata."""
     return base64.b64encode(code).decode()
 
 
-def kept_for(symbol: str, metadata: str) -> str:
-    """Return what an artifact's metadata stores for a region."""
+def region_code(symbol: str, metadata: str) -> str:
+    """Return the code of a region from an artifact's metadata."""
     stored: str = json.loads(metadata)["external"][symbol][1]
     return stored
 
 
-def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
+def with_engine_errors(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
     """Wrap a region's function: errors of other classes become RunErrors that name engine and
     region. Raises LoadError where `kernel` cannot be called.
     """
@@ -92,7 +97,7 @@ def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
         what = f"it gave a {type(kernel).__name__} of what runs a region"
         raise LoadError(f"load '{symbol}': engine '{engine}': {what}")
 
-    def run(*tensors: object) -> None:
+    def run_region(*tensors: object) -> None:
         try:
             kernel(*tensors)
         except EkidenError:
@@ -101,32 +106,32 @@ def guarded(engine: str, symbol: str, kernel: object) -> Callable[..., None]:
             what = f"{type(error).__name__}: {error}"
             raise RunError(f"run '{symbol}': engine '{engine}': {what}") from error
 
-    return run
+    return run_region
 
 
 def register_loader(engine: str, load: RegionLoader) -> None:
     """Register the loader of an engine's regions."""
 
-    def make(symbol: str, metadata: str) -> Callable[..., None]:
+    def load_from_metadata(symbol: str, metadata: str) -> Callable[..., None]:
         try:
-            return load(symbol, base64.b64decode(kept_for(symbol, metadata)))
+            return load(symbol, base64.b64decode(region_code(symbol, metadata)))
         except EkidenError:
             raise
         except Exception as error:  # of code that is not ours
             what = f"{type(error).__name__}: {error}"
             raise LoadError(f"load '{symbol}': engine '{engine}': {what}") from error
 
-    register_func(f"ek.external.{engine}", make, override=True)
+    register_func(f"ek.external.{engine}", load_from_metadata, override=True)
 
 
-def missing_engine(engine: str) -> str:
+def missing_engine_message(engine: str) -> str:
     """Return why an engine is unavailable, with what installs it; empty where it is here, or is
     none of the table.
     """
     if engine not in ENGINE_FOLDERS:
         return ""
     try:
-        get_global_func("ek.engine.open")(engine, folder_of(engine))
+        get_global_func("ek.engine.open")(engine, engine_folder(engine))
     except LoadError as error:
         return str(error)
     return ""
@@ -136,7 +141,7 @@ def load_region(engine: str, symbol: str, code: bytes) -> Callable[..., None]:
     """Load a region by an engine's native library. Raises LoadError if the engine is missing, with
     what installs it, or rejects the code.
     """
-    kernel = get_global_func("ek.engine.load")(engine, folder_of(engine), symbol, code)
+    kernel = get_global_func("ek.engine.load")(engine, engine_folder(engine), symbol, code)
     return cast("Callable[..., None]", kernel)
 
 

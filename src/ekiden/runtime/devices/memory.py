@@ -37,21 +37,22 @@ def memory_stats() -> MemoryStats:
 
 def reset_peak_memory() -> None:
     """Reset the peak to the memory in use now."""
-    _call("ek.runtime.reset_peak")
+    _call_runtime("ek.runtime.reset_peak")
 
 
 @contextmanager
 def within_free_memory() -> Iterator[None]:
-    """Limit programs to the free memory inside: a run that needs more raises MemoryLimitError
-    instead of being killed by the system. A limit that was set stays.
+    """Limit programs inside to the free memory of the system: a run that needs more raises
+    MemoryLimitError instead of being killed. A limit that was set stays.
     """
     free = free_memory()
+    # A limit that the user has set holds.
     is_bounded = memory_limit() != 0 or free is None
-    with nullcontext() if is_bounded else bounded_memory(memory_stats().held + (free or 0)):
+    with nullcontext() if is_bounded else memory_bound(memory_stats().held + (free or 0)):
         yield
 
 
-class _Bounds:
+class _MemoryBounds:
     """Active memory bounds, in whatever order they begin and end."""
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class _Bounds:
         self.before = 0
         """The limit without them."""
 
-    def change(self, change: Callable[[], None]) -> None:
+    def update(self, change: Callable[[], None]) -> None:
         """Add or remove a bound, and set the smallest as the limit."""
         with self.lock:
             if not self.active:
@@ -69,22 +70,22 @@ class _Bounds:
             memory_limit(min(filter(None, (self.before, *self.active)), default=0))
 
 
-_BOUNDS = _Bounds()
+_MEMORY_BOUNDS = _MemoryBounds()
 
 
 @contextmanager
-def bounded_memory(byte_limit: int) -> Iterator[None]:
-    """Limit the memory of programs inside to so many bytes, and no more than a previous limit; of
-    several threads' bounds the smallest holds.
+def memory_bound(byte_limit: int) -> Iterator[None]:
+    """Limit the memory of programs inside to `byte_limit` bytes, and to any outer limit; of several
+    threads' bounds the smallest holds.
     """
-    _BOUNDS.change(lambda: _BOUNDS.active.append(byte_limit))
+    _MEMORY_BOUNDS.update(lambda: _MEMORY_BOUNDS.active.append(byte_limit))
     try:
         yield
     finally:
-        _BOUNDS.change(lambda: _BOUNDS.active.remove(byte_limit))
+        _MEMORY_BOUNDS.update(lambda: _MEMORY_BOUNDS.active.remove(byte_limit))
 
 
-class _HostArrays:
+class _HostArrayAccounting:
     """Accounting of the arrays that a compiler holds: program constants and values computed from
     them.
 
@@ -98,26 +99,27 @@ class _HostArrays:
         """Identity of the array that owns memory -> its bytes."""
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Return the sum of all sizes."""
         return sum(list(self._sizes.values()))
 
-    def hold(self, array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+    def track(self, array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
         """Count an array as long as it lives."""
-        owner = _owner(array)
+        owner = _base_array(array)
         if owner is None:
             return
         key = id(owner)
         with self._lock:
             if key in self._sizes:
                 return
+            # Entered before the check, so that two threads do not both count one array.
             self._sizes[key] = 0
         weakref.finalize(owner, self._sizes.pop, key, None).atexit = False
-        check_room(owner.nbytes, "a constant")
+        check_memory_limit(owner.nbytes, "a constant")
         self._sizes[key] = owner.nbytes
 
 
-def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported here
+def _base_array(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported here
     """Return the array that owns a view's memory. None for memory of a mapped file."""
     kind = type(array).__mro__[-2]  # ndarray, of which some have classes of their own
     while isinstance(array.base, kind):
@@ -125,26 +127,27 @@ def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported her
     memory = array.base
     if isinstance(memory, memoryview):
         memory = memory.obj
+    # Mapped files are not anonymous memory: the system can drop their pages.
     return None if isinstance(memory, mmap.mmap) else array
 
 
-MIN_COUNTED_BYTES = 1 << 16
+MIN_TRACKED_BYTES = 1 << 16
 """Bytes of the smallest array that counts."""
-_HOST_ARRAYS = _HostArrays()
+_HOST_ARRAYS = _HostArrayAccounting()
 
 
-def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
-    """Count an array of a program under compilation as long as it lives."""
-    if array.nbytes >= MIN_COUNTED_BYTES:
-        _HOST_ARRAYS.hold(array)
+def track_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
+    """Count an array of a program under compilation for as long as it lives."""
+    if array.nbytes >= MIN_TRACKED_BYTES:
+        _HOST_ARRAYS.track(array)
 
 
-def check_room(size: int, what: str) -> None:
+def check_memory_limit(size: int, what: str) -> None:
     """Raise MemoryLimitError if `size` more bytes, of `what`, would exceed the limit."""
-    if size < MIN_COUNTED_BYTES:
+    if size < MIN_TRACKED_BYTES:
         return
     limit = memory_limit()
-    held = _HOST_ARRAYS.total + memory_stats().held
+    held = _HOST_ARRAYS.total_bytes + memory_stats().held
     if limit and held + size > limit:
         raise MemoryLimitError(
             f"compile: {what} takes {size} bytes beside {held} that are held, and the limit is"
@@ -156,25 +159,25 @@ def free_memory() -> int | None:
     """Return the bytes that this process may still allocate before the system kills it, swap
     included, according to kernel and control group; None if neither says.
     """
-    limits = [_available(), _left_of_group()]
+    limits = [_available_system_memory(), _cgroup_free_memory()]
     return min((n for n in limits if n is not None), default=None)
 
 
-def _available() -> int | None:
-    rows = dict(line.split(":", 1) for line in _lines("/proc/meminfo") if ":" in line)
+def _available_system_memory() -> int | None:
+    rows = dict(line.split(":", 1) for line in _read_lines("/proc/meminfo") if ":" in line)
     values = [rows[n].split()[0] for n in ("MemAvailable", "SwapFree") if n in rows]
     return sum(map(int, values)) << 10 if values else None
 
 
-def _left_of_group() -> int | None:
-    """Return what the container may still allocate (cgroup v2)."""
-    limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+def _cgroup_free_memory() -> int | None:
+    """Return the bytes that the control group (cgroup v2) may still allocate."""
+    limit, used = (_read_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     if not limit or not used or not limit[0].isdigit():
         return None
     return max(0, int(limit[0]) - int(used[0]))
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     try:
         with open(path) as file:
             return file.read().splitlines()
@@ -187,12 +190,12 @@ def memory_limit(limit: int | None = None) -> int:
     more raises MemoryLimitError after memory kept for reuse has been freed, that of idle
     programs too. `EKIDEN_MEMORY_LIMIT` is the initial limit.
     """
-    current = _call("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
+    current = _call_runtime("ek.runtime.memory_limit", *(() if limit is None else (limit,)))
     assert isinstance(current, int)
     return current
 
 
-def _call(name: str, *args: int) -> object:
+def _call_runtime(name: str, *args: int) -> object:
     function = get_global_func(name)
     assert function is not None
     return function(*args)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ForeignDevice(Device):
-    """Device of another machine: its tensors are created there, and only code that knows it accepts
-    it; subclasses implement it.
+    """Device of another machine: tensors are created there, and only code that knows the class
+    accepts it; subclasses implement it.
     """
 
     def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:
@@ -38,28 +38,28 @@ class ForeignTensor(Protocol):
         """Copy the elements to a local array."""
 
 
-def _kind(name: str) -> Callable[[int], Device]:
+def _device_constructor(name: str) -> Callable[[int], Device]:
     """Return the constructor of a kind of devices."""
 
-    def make(dev_id: int = 0) -> Device:
+    def make_device(dev_id: int = 0) -> Device:
         return device(name, dev_id)
 
-    make.__name__ = make.__qualname__ = name
-    make.__doc__ = (
+    make_device.__name__ = make_device.__qualname__ = name
+    make_device.__doc__ = (
         f"A device of the kind {name!r}, by its number: a value, whether or not it is there."
     )
-    return make
+    return make_device
 
 
-cuda = _kind("cuda")
-opencl = _kind("opencl")
-vulkan = _kind("vulkan")
-metal = _kind("metal")
-rocm = _kind("rocm")
-vpi = _kind("vpi")
-ext_dev = _kind("ext_dev")
-hexagon = _kind("hexagon")
-webgpu = _kind("webgpu")
+cuda = _device_constructor("cuda")
+opencl = _device_constructor("opencl")
+vulkan = _device_constructor("vulkan")
+metal = _device_constructor("metal")
+rocm = _device_constructor("rocm")
+vpi = _device_constructor("vpi")
+ext_dev = _device_constructor("ext_dev")
+hexagon = _device_constructor("hexagon")
+webgpu = _device_constructor("webgpu")
 gpu, cl, mtl = cuda, opencl, metal
 """TVM's older names."""
 
@@ -68,7 +68,7 @@ def _has_package(name: str) -> Callable[[], bool]:
     return lambda: import_module("importlib.util").find_spec(name) is not None
 
 
-_COMPILERS: dict[str, Callable[[], bool]] = {
+_AVAILABILITY_CHECKS: dict[str, Callable[[], bool]] = {
     "llvm": _has_package("llvmlite"),
     "c": lambda: (
         any(map(import_module("shutil").which, ("cc", "gcc", "clang"))) or _has_package("ziglang")()
@@ -83,7 +83,7 @@ def enabled(target: str) -> bool:
     this process. Raises ValueError for an unknown name.
     """
     name = target.split()[0] if target.strip() else target
-    return _COMPILERS[name]() if name in _COMPILERS else device(name).exist
+    return _AVAILABILITY_CHECKS[name]() if name in _AVAILABILITY_CHECKS else device(name).exist
 
 
 def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> None:
@@ -118,7 +118,7 @@ def check_devices(what: str, given: object, known: Sequence[Device] = ()) -> Non
         raise InputError(f"{what}: expected {accelerators[0]}, got {devices[0]}")
 
 
-def without_driver(devices: Iterable[Device]) -> list[Device]:
+def devices_without_driver(devices: Iterable[Device]) -> list[Device]:
     """Return the devices for which this machine has no working driver."""
     missing = []
     for device_ in devices:
@@ -130,7 +130,7 @@ def without_driver(devices: Iterable[Device]) -> list[Device]:
     return missing
 
 
-def check_here(devices: Iterable[Device]) -> None:
+def check_devices_present(devices: Iterable[Device]) -> None:
     """Raise LoadError for a device of which this machine has too few. Kinds without a driver are
     not checked.
     """
@@ -154,9 +154,10 @@ __all__ = [
     "ForeignDevice",
     "ForeignTensor",
     "check_devices",
-    "check_here",
+    "check_devices_present",
     "cl",
     "cuda",
+    "devices_without_driver",
     "enabled",
     "ext_dev",
     "gpu",
@@ -168,5 +169,4 @@ __all__ = [
     "vpi",
     "vulkan",
     "webgpu",
-    "without_driver",
 ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ekiden import runtime
-from ekiden.runtime.artifact.metadata import CALL_CLOSURE
+from ekiden.runtime.artifact.metadata import CALL_CLOSURE_FUNCTION
 from ekiden.runtime.errors import RunError
 from ekiden.runtime.executable.vm_pool import VMPool
 
-__all__ = ["Closure", "vm_argument", "with_functions"]
+__all__ = ["Closure", "vm_argument", "wrap_closures"]
 
 
 class Closure:
@@ -24,10 +24,10 @@ class Closure:
 
         Raises RunError for another number of arguments than its type says.
         """
-        name = f"{CALL_CLOSURE} {len(args)}"
+        name = f"{CALL_CLOSURE_FUNCTION} {len(args)}"
         if name not in self.machine.executable.globals:
             raise RunError(f"call: no function that the program gives takes {len(args)} arguments")
-        return with_functions(
+        return wrap_closures(
             self.machine.invoke(name, self.value, *map(vm_argument, args)), self.machine
         )
 
@@ -39,8 +39,8 @@ def vm_argument(value: object) -> object:
     return value.value if isinstance(value, Closure) else value
 
 
-def with_functions(root: object, machine: VMPool) -> object:
-    """Return a result with a Python function for each closure in it, however deep."""
+def wrap_closures(root: object, machine: VMPool) -> object:
+    """Wrap each closure in a result, however deep, in a Python function."""
     converted: dict[int, object] = {}
     stack = [root]
     while stack:
@@ -50,13 +50,13 @@ def with_functions(root: object, machine: VMPool) -> object:
             stack.extend(missing)
             continue
         stack.pop()
-        converted[id(value)] = _converted(
+        converted[id(value)] = _wrap_fields(
             value, [converted[id(element)] for element in inner], machine
         )
     return converted[id(root)]
 
 
-def _converted(value: object, fields: list[object], machine: VMPool) -> object:
+def _wrap_fields(value: object, fields: list[object], machine: VMPool) -> object:
     if isinstance(value, tuple):
         return runtime.ADT(value.tag, fields) if isinstance(value, runtime.ADT) else tuple(fields)
     return Closure(machine, value) if getattr(value, "type_key", "") == "ek.Closure" else value

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ekiden import runtime
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    MAPS_PREFIX,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
@@ -31,7 +31,7 @@ _CONS, _NIL = 0, 1
 
 
 def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
-    """Return a sequence of `element(position, value)`; the last element is the head."""
+    """Build a sequence (cons cells) of `element(position, value)`; the last element is the head."""
     sequence = runtime.ADT(_NIL, ())
     for position, value in enumerate(values):
         sequence = runtime.ADT(_CONS, (element(position, value), sequence))
@@ -66,8 +66,8 @@ def sum_content(value: object) -> object:
     return content
 
 
-def _words(value: object) -> object:
-    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
+def _unwrap_random_key(value: object) -> object:
+    """Return the words of a JAX random key as an array; other values unchanged."""
     if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
         return value
     words: object = sys.modules["jax"].random.key_data(value)
@@ -75,18 +75,20 @@ def _words(value: object) -> object:
 
 
 def to_argument(info: TensorInfo, value: object) -> object:
-    """The value as a tensor; anything at all where no tensor is declared."""
+    """Convert an argument to the declared type: a tensor, or the value unchanged where no tensor is
+    declared.
+    """
     if info.dtype == OBJECT_DTYPE:
         return vm_argument(value)
     if info.dtype.startswith(SEQUENCE_PREFIX):
         if not isinstance(value, (list, tuple)):
             wanted = f"a list of tensors, got {type(value).__name__}"
             raise InputError(f"input '{info.name}': expected {wanted}")
-        return from_list(value, lambda at, each: _element(info, at, each))
+        return from_list(value, lambda at, each: _convert_element(info, at, each))
     if info.dtype == STRING_DTYPE:
-        return _text(info, value)
+        return _encode_text(info, value)
     try:
-        value = _words(value)
+        value = _unwrap_random_key(value)
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
         dtype = getattr(value, "dtype", None)
@@ -106,12 +108,14 @@ def to_argument(info: TensorInfo, value: object) -> object:
 
 
 def to_result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    """Convert an output of the machine to its Python form. Raises RunError where the program gave
+    what is none such.
+    """
     if info.dtype.startswith(SEQUENCE_PREFIX):
         return to_list(value)
     if info.dtype.startswith(ANY_RANK_PREFIX):
         return sum_content(value)
-    if info.dtype != STRING_DTYPE and not info.dtype.startswith(MAPS_PREFIX):
+    if info.dtype != STRING_DTYPE and not info.dtype.startswith(SEQUENCE_OF_MAPS_PREFIX):
         return value
     if not isinstance(value, runtime.Tensor):
         raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
@@ -122,7 +126,7 @@ def to_result(info: TensorInfo, value: object) -> object:
     return decode(value.numpy())
 
 
-def _text(info: TensorInfo, value: object) -> runtime.Tensor:
+def _encode_text(info: TensorInfo, value: object) -> runtime.Tensor:
     try:
         found = runtime.tensor(encode(value))
     except TypeError as error:
@@ -134,8 +138,8 @@ def _text(info: TensorInfo, value: object) -> runtime.Tensor:
     return found
 
 
-def _element(info: TensorInfo, position: int, value: object) -> object:
-    """One element of a sequence, which has the rank and the known dimensions of all."""
+def _convert_element(info: TensorInfo, position: int, value: object) -> object:
+    """Convert one element of a sequence, which has the rank and the static dimensions of all."""
     name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE_PREFIX)
     tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)

@@ -16,10 +16,10 @@ from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.artifact import late_bound
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    CALL_CLOSURE,
+    CALL_CLOSURE_FUNCTION,
     INITIAL_STATE_FUNCTION,
-    MAPS_PREFIX,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
@@ -30,11 +30,11 @@ from ekiden.runtime.artifact.metadata import (
 )
 from ekiden.runtime.cached import cached_property
 from ekiden.runtime.compiler import compiler_module
-from ekiden.runtime.devices.named import without_driver
+from ekiden.runtime.devices.named import devices_without_driver
 from ekiden.runtime.errors import ExportError, InputError, MissingSymbolError, RunError
-from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, FILE_KINDS
+from ekiden.runtime.executable.formats import ARTIFACT_SUFFIX, MODEL_FILE_KINDS
 from ekiden.runtime.executable.state import program_state
-from ekiden.runtime.executable.vm_pool import VMPool, executor_of, start
+from ekiden.runtime.executable.vm_pool import VMPool, executor_kind, submit
 from ekiden.runtime.files import File, PathName, write_to
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class LoadedProgram:
         self._sites: tuple[int | None, ...] | None = None
 
     @cached_property
-    def machines(self) -> VMPool:
-        """Return the machines that run it. Raises LoadError if a constant or library is missing."""
-        return VMPool(self.raw, executor_of(self.raw))
+    def vm_pool(self) -> VMPool:
+        """Return the pool of virtual machines that run the program. Raises LoadError if a constant
+        or library is missing.
+        """
+        return VMPool(self.raw, executor_kind(self.raw))
 
-    def sites(self, count: int) -> tuple[int | None, ...]:
-        """Return `output_buffers.result_sites` for so many results, cached."""
+    def result_sites(self, count: int) -> tuple[int | None, ...]:
+        """Return `output_buffers.result_sites` for `count` results, cached."""
         if self._sites is None:
             self._sites = output_buffers.result_sites(self.raw, count)
         return self._sites
@@ -88,30 +90,31 @@ class HotSwap:
         self.program = program
 
     def follow(self, upgrade: Upgrade) -> None:
-        """Run an upgrade and swap in its program; the upgrade stops when nobody refers to this any
-        more.
+        """Start an upgrade and swap in its program; the upgrade stops when nothing references this
+        object any more.
         """
+        # The upgrade's thread must not keep an executable alive that nobody uses any more.
         weak_self = weakref.ref(self)
 
-        def become(raw: runtime.Executable) -> None:
+        def swap_in(raw: runtime.Executable) -> None:
             """Swap in the faster program if this is still referenced: the upgrade's thread must not
             keep it alive.
             """
             alive = weak_self()
             if alive is not None:
-                alive._replace(raw)
+                alive._swap(raw)
 
-        upgrade.begin(become)
+        upgrade.start(swap_in)
         weakref.finalize(self, upgrade.stop)
 
-    def _replace(self, raw: runtime.Executable) -> None:
-        _keep_threads(self.program.raw, raw)
+    def _swap(self, raw: runtime.Executable) -> None:
+        _copy_thread_setting(self.program.raw, raw)
         program = LoadedProgram(raw)
-        program.machines  # noqa: B018  # before any call needs them
+        program.vm_pool  # noqa: B018  # before any call needs them
         self.program = program
 
 
-def _keep_threads(old: runtime.Executable, new: runtime.Executable) -> None:
+def _copy_thread_setting(old: runtime.Executable, new: runtime.Executable) -> None:
     """Copy the thread setting of an executable to its replacement."""
     threads = runtime.get_global_func("ek.executable.num_threads")
     if own := threads(old):
@@ -132,7 +135,7 @@ class Executable:
         self._held = HotSwap(LoadedProgram(raw))
         self.inputs, self.outputs = tensor_infos(raw.metadata, raw.source)
         self._kept = program_state(
-            raw.metadata, lambda: self._machines.invoke(INITIAL_STATE_FUNCTION)
+            raw.metadata, lambda: self._vm_pool.invoke(INITIAL_STATE_FUNCTION)
         )
         if self._kept is not None:
             count = len(self._kept.names)
@@ -141,12 +144,15 @@ class Executable:
         names = [info.name for info in self.inputs]
         has_steps = any(mark in name for name in names for mark in ".[")
         self._nesting = nested.PytreeInputs.of(names) if has_steps else None
-        self._takes_tensors = not any(_is_object(i) or i.dtype == OBJECT_DTYPE for i in self.inputs)
-        self._gives_objects = any(_is_object(o) for o in self.outputs)
-        self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
-        if not late_bound.missing_constants(raw) and not without_driver(raw.devices):
+        self._takes_tensors = not any(
+            _is_object_input(i) or i.dtype == OBJECT_DTYPE for i in self.inputs
+        )
+        self._gives_objects = any(_is_object_input(o) for o in self.outputs)
+        self._gives_functions = any(name.startswith(CALL_CLOSURE_FUNCTION) for name in raw.globals)
+        if not late_bound.missing_constants(raw) and not devices_without_driver(raw.devices):
+            # Linking starts now instead of in the first run, which would be slow.
             with suppress(MissingSymbolError):  # it may be exported, and linked there
-                self._program.machines  # noqa: B018  # links it now, and says what is missing
+                self._program.vm_pool  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
         if upgrade is not None:
             self._held.follow(upgrade)
@@ -163,21 +169,21 @@ class Executable:
         return self._held.program
 
     @property
-    def _machines(self) -> VMPool:
-        return self._program.machines
+    def _vm_pool(self) -> VMPool:
+        return self._program.vm_pool
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Name of each kernel -> "general" for one that runs by a kernel for any sizes until its
-        own code is compiled, "compiled" for its own code.
+        """Return for each kernel "general", if it still runs as a kernel for any sizes, or
+        "compiled" for its own code.
         """
         if self._upgrade is None:
             return dict.fromkeys(self.raw.primitives, "compiled")
         return self._upgrade.tiers
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until each kernel has its own code (`compile(..., tier="quick")`), for so many
-        seconds at most; the executable is then what it would have been without tiers.
+        """Wait until each kernel has its own code (`compile(..., tier="quick")`), at most `timeout`
+        seconds; the executable is then equal to one compiled without tiers.
 
         Raises TimeoutError, and what compiling in the background raised: the general kernels go on
         then.
@@ -185,7 +191,7 @@ class Executable:
         if self._upgrade is not None:
             self._upgrade.wait(timeout)
 
-    def _upgraded(self) -> runtime.Executable:
+    def _await_upgrade(self) -> runtime.Executable:
         """Return the program with the code of all kernels."""
         self.wait()
         return self.raw
@@ -211,7 +217,7 @@ class Executable:
             named, timeout = {**named, "timeout": timeout}, None
         if out is not None:
             return self._run_into(args, named, out, timeout)
-        result = self._run(self._values(args, named), timeout)
+        result = self._run(self._check_arguments(args, named), timeout)
         return result  # type: ignore[return-value]  # also lists, functions and data
 
     def _run_into(
@@ -219,16 +225,17 @@ class Executable:
     ) -> runtime.Tensor | tuple[runtime.Tensor, ...]:
         """Run a call with `out`; an input of that name takes precedence."""
         if "out" in self._positions:
-            values = self._values(args, {**named, "out": out})
+            values = self._check_arguments(args, {**named, "out": out})
             return self._run(values, timeout)  # type: ignore[return-value]
-        output_arrays = outputs.places_of(self.outputs, out)
-        values = self._values(args, named)
+        output_arrays = outputs.output_destinations(self.outputs, out)
+        values = self._check_arguments(args, named)
+        # One program for the whole call: an upgrade in between moves the allocation sites.
         program = self._program
-        direct = self._direct(program, output_arrays, values)
+        direct = self._direct_outputs(program, output_arrays, values)
         result = self._run(values, timeout, direct, program)
         return outputs.write_results(self.outputs, result, output_arrays, out)  # type: ignore[return-value]
 
-    def _direct(
+    def _direct_outputs(
         self,
         program: LoadedProgram,
         output_arrays: Sequence[OutputBuffer | None],
@@ -238,7 +245,7 @@ class Executable:
         if self._kept is not None or self._gives_objects or self._gives_functions:
             return []
         return output_buffers.direct_buffers(
-            program.sites(len(self.outputs)), output_arrays, values
+            program.result_sites(len(self.outputs)), output_arrays, values
         )
 
     def bind(self, *args: object, out: object = None, **named: object) -> BoundRun:
@@ -248,15 +255,15 @@ class Executable:
         """
         if self._kept is not None:
             raise InputError("bind: the program keeps values between runs: call it")
-        read = self._values(args, named)
+        read = self._check_arguments(args, named)
         values = [runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in read]
-        sources = self._arrange(args, named)
+        sources = self._order_inputs(args, named)
         for info, value, source in zip(self.inputs, values, sources, strict=True):
-            if isinstance(value, runtime.Tensor) and not _is_shared(value, source):
+            if isinstance(value, runtime.Tensor) and not _shares_memory(value, source):
                 expected = "a contiguous array, which each run can read where it stands"
                 raise InputError(f"bind: input '{info.name}': expected {expected}")
         runtime.get_global_func("ek.executable.check")(self.raw, self.raw.index("main"), *values)
-        output_arrays = None if out is None else outputs.places_of(self.outputs, out)
+        output_arrays = None if out is None else outputs.output_destinations(self.outputs, out)
         planned: list[tuple[LoadedProgram, list[object]]] = []
 
         def call() -> object:
@@ -266,7 +273,9 @@ class Executable:
             program = self._program
             if not planned or planned[0][0] is not program:
                 direct = (
-                    [] if output_arrays is None else self._direct(program, output_arrays, values)
+                    []
+                    if output_arrays is None
+                    else self._direct_outputs(program, output_arrays, values)
                 )
                 planned[:] = [(program, direct)]
             result = self._run(values, output_buffers=planned[0][1], program=program)
@@ -279,13 +288,14 @@ class Executable:
         names = [info.name for info in self.inputs]
         return outputs.BoundRun(call, dict(zip(names, values, strict=True)))
 
-    def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-        """Check the arguments of a run and return them as the machine takes them."""
-        ordered = self._arrange(args, named) if named or self._nesting is not None else args
+    def _check_arguments(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """Check the arguments of a run and convert them to what the virtual machine accepts."""
+        ordered = self._order_inputs(args, named) if named or self._nesting is not None else args
         if len(ordered) != len(self.inputs):
             expected = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {expected}, got {len(ordered)}")
         if self._takes_tensors:
+            # The fast path in C reports no input by name; the slow path below finds the wrong one.
             try:
                 return runtime.run_arguments(ordered)
             except (TypeError, ValueError, RuntimeError, BufferError):
@@ -304,15 +314,15 @@ class Executable:
         """Run `main` and return its result as Python values. `output_buffers` belong to
         `program`.
         """
-        machines = (program or self._held.program).machines
+        machines = (program or self._held.program).vm_pool
         if self._kept is None:
             result = machines.run(values, timeout, output_buffers)
         else:
             result = self._kept.run(machines.run, values, timeout)
         if self._gives_objects:
-            result = self._with_objects(result)
+            result = self._convert_outputs(result)
         if self._gives_functions:
-            result = closures.with_functions(result, machines)
+            result = closures.wrap_closures(result, machines)
         return result
 
     @property
@@ -320,12 +330,12 @@ class Executable:
         """Return the current state that the program carries across runs, by name; most programs
         have none. Runs of a stateful program are serialised.
         """
-        return {} if self._kept is None else self._kept.now()
+        return {} if self._kept is None else self._kept.snapshot()
 
     def set_state(self, values: Mapping[str, object]) -> None:
         """Restore values that `state` returned, here or in another process."""
         if self._kept is not None:
-            self._kept.put(values)
+            self._kept.restore(values)
         elif values:
             raise InputError("state: the program keeps nothing between runs")
 
@@ -333,9 +343,10 @@ class Executable:
         """Return the same program with state of its own: its runs and those of this one do not see
         each other's. Code, weights and machines are shared.
         """
+        # Shares the program and its machines; only the state is its own.
         clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
-        clone._kept = None if self._kept is None else self._kept.fresh()
+        clone._kept = None if self._kept is None else self._kept.with_initial_values()
         return clone
 
     def reset_state(self) -> None:
@@ -344,14 +355,14 @@ class Executable:
             self._kept.reset()
 
     def run_async(self, *args: object, **named: object) -> Future[object]:
-        """Begin a run; arguments as for a call, and they stay as they are until it has ended.
+        """Start a run; arguments are those of a call and must not change until it has ended.
 
         `.result()` of what is returned waits for it, and gives or raises what the call would;
         `asyncio.wrap_future` awaits it. As many run at once as the pool has threads.
         """
-        return start(lambda: self(*args, **named))
+        return submit(lambda: self(*args, **named))
 
-    def _with_objects(self, result: object) -> object:
+    def _convert_outputs(self, result: object) -> object:
         """Return the outputs with sequences as lists, and strings as arrays."""
         values = result if len(self.outputs) > 1 else (result,)
         if not isinstance(values, tuple) or len(values) != len(self.outputs):
@@ -363,12 +374,12 @@ class Executable:
     def _names(self) -> str:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
 
-    def _arrange(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-        """Return the inputs in their order, those too that are parts of arguments; what is given by
-        position alone is as many as it is.
+    def _order_inputs(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+        """Order the inputs of a call; inputs that are leaves of container arguments are extracted.
+        Fewer positional values than inputs are allowed.
         """
-        if self._nesting is not None and self._nesting.is_meant(args, named):
-            return self._nesting.flat(args, named)
+        if self._nesting is not None and self._nesting.passes_containers(args, named):
+            return self._nesting.flatten(args, named)
         if not named:
             return list(args)
         values: dict[int, object] = dict(enumerate(args))
@@ -386,20 +397,20 @@ class Executable:
         return [values[i] for i in range(len(values))]
 
     def profile(self, *args: object, peak: bool = True, **named: object) -> profiling.Report:
-        """Run `main` and report where the time went; arguments as for a run.
+        """Run `main` and report where the time went; arguments are those of a call.
 
-        With `peak` the report says what share of the machine's measured limits each kernel
-        reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
+        With `peak` the report says what share of the machine's measured limits each kernel reaches;
+        measuring takes 0.3 s and the compiler, and is left out where that is missing.
         """
-        arguments = self._arrange(args, named)
+        arguments = self._order_inputs(args, named)
         self(*arguments)
         values = [
             conversions.to_argument(info, v) for info, v in zip(self.inputs, arguments, strict=True)
         ]
-        values += [] if self._kept is None else self._kept.now().values()
+        values += [] if self._kept is None else self._kept.snapshot().values()
         tiers = self.tiers if self._upgrade is not None else {}
         return profiling.profile(
-            self.raw, "main", values, peak=_peak() if peak else None, tiers=tiers
+            self.raw, "main", values, peak=_measured_peak() if peak else None, tiers=tiers
         )
 
     def jit(self, calls: int = 0) -> None:
@@ -409,7 +420,7 @@ class Executable:
         Needs the compiler. Machines of this executable that run go on as they are.
         """
         compiler = compiler_module("ekiden.backend.aot.jit", "jit")
-        executable = self._upgraded()
+        executable = self._await_upgrade()
         if calls == 0:
             compiler.compile_now(executable, executable.globals)
         else:
@@ -429,20 +440,22 @@ class Executable:
         `runtime.vm.Executable.load_exec`.
         """
         if path is None:
-            complete = late_bound.complete_file(self._upgraded())
+            complete = late_bound.complete_artifact_bytes(self._await_upgrade())
             number = self.variants.index(self.target) + 1 if len(self.variants) > 1 else 0
             return bytearray(frame.without_kernels(complete, number)), self.module
         suffix = pathlib.Path(path).suffix if isinstance(path, (str, os.PathLike)) else ""
-        if suffix in FILE_KINDS and suffix != ARTIFACT_SUFFIX:
-            kinds = f"save writes an artifact (.eki); export_library writes {FILE_KINDS[suffix]}"
+        if suffix in MODEL_FILE_KINDS and suffix != ARTIFACT_SUFFIX:
+            kinds = (
+                f"save writes an artifact (.eki); export_library writes {MODEL_FILE_KINDS[suffix]}"
+            )
             raise ExportError(f"save '{path}': {kinds}")
-        program = self._upgraded()
+        program = self._await_upgrade()
         write_to(path, lambda file: late_bound.write(program, file))
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
-        """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
-        on: what is saved then is the bytecode without them. They can be moved once; LoadError.
+        """Move the constants of `byte_limit` bytes and more to a file; the executable waits for
+        them, and artifacts saved from now on lack them. They can be moved once; LoadError.
         """
         runtime.save_params(path, self.get_late_bound_consts(byte_limit))
 
@@ -450,14 +463,14 @@ class Executable:
         """Move the constants of `byte_limit` bytes and more out of the executable and return them
         by name.
         """
-        executable = self._upgraded()
+        executable = self._await_upgrade()
         raw, moved = late_bound.split(executable, byte_limit)
-        _keep_threads(executable, raw)
+        _copy_thread_setting(executable, raw)
         self._held = HotSwap(LoadedProgram(raw))
         return moved
 
     def load_late_bound_consts(self, path: PathName) -> None:
-        """Take the constants that are waited for from a file, which is mapped.
+        """Bind the late-bound constants from a file, which is mapped.
 
         Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
         """
@@ -482,7 +495,7 @@ class Executable:
         """
         library = compiler_module("ekiden.compiler.export.library", "export_library")
         library.export_library(
-            self._upgraded(), path, cc=cc, options=options, fcompile=fcompile, name=name
+            self._await_upgrade(), path, cc=cc, options=options, fcompile=fcompile, name=name
         )
 
     @property
@@ -531,9 +544,10 @@ class Executable:
 
     @property
     def stored_weight_bytes(self) -> int:
-        """Bytes of the constants in the artifact: others are made of these when it is loaded
-        (`size="small"`)."""
-        constants = frame.read_constants(frame.file_of(self._upgraded()))
+        """Return the bytes of the constants in the artifact; with `size="small"` others are derived
+        from them when it is loaded.
+        """
+        constants = frame.read_constants(frame.artifact_bytes(self._await_upgrade()))
         return sum(c.nbytes for c in constants if not c.is_made)
 
     @property
@@ -556,7 +570,7 @@ class Executable:
     @property
     def module(self) -> runtime.Module:
         """Return the functions and kernels of the executable as a module."""
-        module = runtime.get_global_func("ek.executable.module")(self._upgraded())
+        module = runtime.get_global_func("ek.executable.module")(self._await_upgrade())
         assert isinstance(module, runtime.Module)
         return module
 
@@ -601,7 +615,10 @@ class Executable:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickled and copied as its artifact; `num_threads` is no part of that."""
-        return _unpickled, (type(self), bytes(late_bound.complete_file(self._upgraded())))
+        return _unpickle, (
+            type(self),
+            bytes(late_bound.complete_artifact_bytes(self._await_upgrade())),
+        )
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
@@ -610,12 +627,14 @@ class Executable:
     def _repr_html_(self) -> str:
         ports = [("input", i) for i in self.inputs] + [("output", o) for o in self.outputs]
         rows = [(w, i.name, i.dtype, ", ".join(map(str, i.shape))) for w, i in ports]
-        shown = html.table(("", "name", "dtype", "shape"), rows, f"Executable for {self.target}")
-        return shown + html.folded("bytecode", html.preformatted(self.disassemble()))
+        shown = html.table_html(
+            ("", "name", "dtype", "shape"), rows, f"Executable for {self.target}"
+        )
+        return shown + html.details_html("bytecode", html.preformatted_html(self.disassemble()))
 
 
 @cache
-def _peak() -> profiling.MachinePeak | None:
+def _measured_peak() -> profiling.MachinePeak | None:
     try:
         module = load_module("ekiden.compiler.peak")
     except ImportError:  # a machine that only runs models
@@ -623,9 +642,9 @@ def _peak() -> profiling.MachinePeak | None:
     return cast("profiling.MachinePeak", module.measure_peak())
 
 
-def _is_object(info: TensorInfo) -> bool:
+def _is_object_input(info: TensorInfo) -> bool:
     return info.dtype == STRING_DTYPE or info.dtype.startswith(
-        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
+        (SEQUENCE_PREFIX, SEQUENCE_OF_MAPS_PREFIX, ANY_RANK_PREFIX)
     )
 
 
@@ -635,10 +654,10 @@ def _constant_text(constant: runtime.Tensor | None) -> str:
     return f"{constant.dtype}[{', '.join(map(str, constant.shape))}]"
 
 
-def _is_shared(tensor: runtime.Tensor, source: object) -> bool:
+def _shares_memory(tensor: runtime.Tensor, source: object) -> bool:
     """Return whether a tensor shares the memory of the array that it was made from."""
     return tensor.nbytes == 0 or np.may_share_memory(tensor.numpy(), np.asarray(source))
 
 
-def _unpickled(kind: type[Executable], data: bytes) -> Executable:
+def _unpickle(kind: type[Executable], data: bytes) -> Executable:
     return kind(runtime.Executable.from_bytes(data))

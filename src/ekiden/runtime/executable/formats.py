@@ -2,7 +2,7 @@
 
 ARTIFACT_SUFFIX = ".eki"
 
-FILE_KINDS = {
+MODEL_FILE_KINDS = {
     ARTIFACT_SUFFIX: "the artifact, which ekiden.load maps",
     ".so": "a shared library with the runtime inside",
     ".o": "an object to link with libekiden_runtime.a",

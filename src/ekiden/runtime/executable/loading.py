@@ -10,7 +10,7 @@ from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
 from ekiden.runtime.errors import LoadError
 from ekiden.runtime.executable.executable import Executable
-from ekiden.runtime.files import PathName, named
+from ekiden.runtime.files import PathName, rewrite_os_errors
 
 if TYPE_CHECKING:
     import pathlib
@@ -52,16 +52,16 @@ def load(
         ValueError: for an invalid number of threads.
     """
     if isinstance(file, (str, os.PathLike)):
-        raw = _loaded(pathlib.Path(file))
+        raw = _load_path(pathlib.Path(file))
     else:
-        data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read(file)
+        data = file if isinstance(file, (bytes, bytearray, memoryview)) else _read_all(file)
         raw = runtime.Executable.from_bytes(data)
     if num_threads is not None:
         raw.num_threads = num_threads
     return Executable(raw)
 
 
-def _read(file: object) -> bytes:
+def _read_all(file: object) -> bytes:
     read = getattr(file, "read", None)
     data = read() if callable(read) else None
     if isinstance(data, bytes):
@@ -71,8 +71,8 @@ def _read(file: object) -> bytes:
     raise TypeError(f"load: expected {expected}, got {kind}")
 
 
-def _loaded(path: Path) -> runtime.Executable:
-    with named("load", path), open(path, "rb") as file:
+def _load_path(path: Path) -> runtime.Executable:
+    with rewrite_os_errors("load", path), open(path, "rb") as file:
         start = file.read(len(frame.ARTIFACT_MAGIC))
     if start.startswith(b"\x7fELF") or path.suffix == ".tar":
         module = runtime.load_module(path)
@@ -81,12 +81,12 @@ def _loaded(path: Path) -> runtime.Executable:
         executable = module["get_executable"]()
         assert isinstance(executable, runtime.Executable)
         return executable
-    if start != frame.ARTIFACT_MAGIC and _is_model(path):
+    if start != frame.ARTIFACT_MAGIC and _is_importable_model(path):
         raise LoadError(f"load '{path}': it is a model, which ekiden.compile takes")
     return runtime.Executable.load(os.fspath(path))
 
 
-def _is_model(path: Path) -> bool:
+def _is_importable_model(path: Path) -> bool:
     """Return whether the compiler imports the file; without the compiler, no file is a model."""
     if find_spec("ekiden.frontend") is None:
         return False

@@ -1,5 +1,5 @@
-"""Arguments that contain arrays (pytrees of JAX); dictionaries, lists and objects, whose leaves are
-inputs that are named after where they are (`params['w']`, `state.step`, `xs[0]`).
+"""Pytree arguments (JAX): dictionaries, lists and objects whose leaves are inputs, named by their
+path (`params['w']`, `state.step`).
 
 The names are all that is needed: an artifact is called in this way without JAX too.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from ekiden.runtime.errors import InputError
 
-_HEAD = re.compile(r"[A-Za-z_]\w*")
-_STEP = re.compile(
+_HEAD_PATTERN = re.compile(r"[A-Za-z_]\w*")
+_STEP_PATTERN = re.compile(
     r"""\.([A-Za-z_]\w*) | \[( '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | [^\]'"]+ )\]""", re.VERBOSE
 )
 
@@ -33,16 +33,16 @@ class PytreeLeaf:
     @staticmethod
     def of(name: str) -> PytreeLeaf | None:
         """Parse an input's name. None for one that says no such place."""
-        head = _HEAD.match(name)
+        head = _HEAD_PATTERN.match(name)
         if head is None:
             return None
         steps: list[tuple[str, object]] = []
         at = head.end()
         while at < len(name):
-            step = _STEP.match(name, at)
+            step = _STEP_PATTERN.match(name, at)
             if step is None:
                 return None
-            steps.append((step[0], None if step[1] is not None else _key(step[2])))
+            steps.append((step[0], None if step[1] is not None else _parse_key(step[2])))
             at = step.end()
         return PytreeLeaf(name, head[0], tuple(steps))
 
@@ -62,7 +62,7 @@ class PytreeLeaf:
         return value
 
 
-def _key(text: str) -> object:
+def _parse_key(text: str) -> object:
     try:
         key: object = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -86,7 +86,7 @@ class PytreeInputs:
             return None
         return PytreeInputs(parsed)
 
-    def is_meant(self, args: Sequence[object], named: Mapping[str, object]) -> bool:
+    def passes_containers(self, args: Sequence[object], named: Mapping[str, object]) -> bool:
         """Return whether a call passes containers rather than the arrays one by one. Where all
         names have dots alone, as other frameworks write names too, only objects count as
         containers.
@@ -94,16 +94,16 @@ class PytreeInputs:
         values = [*args, *named.values()]
         if all(key is None for leaf in self._leaves for _, key in leaf.steps):
             values = [v for v in values if hasattr(v, "_fields") or not _is_container(v)]
-        return any(map(_holds, values))
+        return any(map(_contains_arrays, values))
 
-    def flat(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
+    def flatten(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
         """Return the inputs in their order. Raises InputError for an argument that is missing, left
         over, or has other leaves than the program.
         """
         free = [head for head in self._heads if head not in named]
         positional = list(args)
         if len(positional) > len(free):
-            positional = [argument for argument in positional if not _is_empty(argument)]
+            positional = [argument for argument in positional if not _has_no_leaves(argument)]
         if len(positional) != len(free):
             names = ", ".join(f"'{head}'" for head in free)
             raise InputError(
@@ -121,17 +121,19 @@ class PytreeInputs:
         """Raise InputError for an array that the program has no input for."""
         input_names = {leaf.head + "".join(text for text, _ in leaf.steps) for leaf in self._leaves}
         for head, argument in arguments.items():
-            for leaf_name in _places(head, argument):
-                if leaf_name not in input_names and not _is_inside(leaf_name, input_names):
+            for leaf_name in _leaf_names(head, argument):
+                if leaf_name not in input_names and not _has_nested_inputs(leaf_name, input_names):
                     raise InputError(f"run: the program has no input {leaf_name!r}")
 
 
-def _is_inside(name_prefix: str, input_names: set[str]) -> bool:
-    """Return whether inputs are leaves of a leaf: an object of a user class."""
+def _has_nested_inputs(name_prefix: str, input_names: set[str]) -> bool:
+    """Return whether inputs are below a name: the leaf is an object of a user class with leaves of
+    its own.
+    """
     return any(name.startswith(name_prefix) for name in input_names)
 
 
-def _places(head: str, argument: object) -> Iterator[str]:
+def _leaf_names(head: str, argument: object) -> Iterator[str]:
     """Yield the names of the leaves of dictionaries, lists and tuples, in JAX's notation."""
     waiting = [(head, argument)]
     while waiting:
@@ -152,7 +154,7 @@ def _is_container(value: object) -> bool:
     return isinstance(value, (Mapping, list, tuple))
 
 
-def _holds(value: object) -> bool:
+def _contains_arrays(value: object) -> bool:
     """Return whether a value contains arrays and is none itself."""
     if _is_container(value):
         return True
@@ -160,6 +162,6 @@ def _holds(value: object) -> bool:
     return not is_array and not isinstance(value, (int, float, complex, str, bytes, np.generic))
 
 
-def _is_empty(value: object) -> bool:
+def _has_no_leaves(value: object) -> bool:
     """Return whether a value has no leaves, as None in JAX."""
-    return next(_places("", value), None) is None
+    return next(_leaf_names("", value), None) is None

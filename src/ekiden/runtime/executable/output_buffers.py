@@ -31,7 +31,7 @@ Range = tuple[int, int]
 STRAIGHT_LINE_OPCODES = frozenset({"AllocArena", "AllocStorage", "AllocTensor", "AllocTensorReg",
                                    "InvokePacked",
                       "InvokePackedScratch", "KillRegister", "LoadConst", "LoadConsti", "Move",
-                      "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
+                                   "Own", "ReadElement", "ReshapeTensor", "ShapeOf"})  # fmt: skip
 """Instructions that a program may be made of, but for the last ones: they go on to the next one,
 and no value outlives the run by them."""
 
@@ -48,26 +48,29 @@ def result_sites(
     if not code or code[-1].name != "Ret":
         return nowhere
     *before, last = code
-    results = _registers(last.operands[0])
+    results = _register_numbers(last.operands[0])
     if count > 1 and before and before[-1].name == "AllocADT":
         *before, tuple_instruction = before
         results = (
-            _registers(tuple_instruction["fields"]) if [tuple_instruction["dst"]] == results else []
+            _register_numbers(tuple_instruction["fields"])
+            if [tuple_instruction["dst"]] == results
+            else []
         )
+    # Behind a branch or call, which allocation a result comes from is known at run time only.
     if len(results) != count or any(i.name not in STRAIGHT_LINE_OPCODES for i in before):
         return nowhere
     ends = np.cumsum([0, *(len(encode(i)) for i in before)]).tolist()
-    sites = [_site(before, register) for register in results]
+    sites = [_allocation_site(before, register) for register in results]
     return tuple(None if s is None else int(ends[s]) for s in sites)
 
 
-def _registers(operand: Operand) -> list[int]:
+def _register_numbers(operand: Operand) -> list[int]:
     """Return registers as numbers; one that is cleared by the read is stored as its complement."""
     items = operand if isinstance(operand, tuple) else (operand,)
     return [~r if r < 0 else r for r in items]
 
 
-def _site(code: Sequence[Instruction], register: int) -> int | None:
+def _allocation_site(code: Sequence[Instruction], register: int) -> int | None:
     """Return the position of the AllocStorage behind a register's final value."""
     searched = "tensor"
     for at in range(len(code) - 1, -1, -1):
@@ -76,11 +79,11 @@ def _site(code: Sequence[Instruction], register: int) -> int | None:
             continue
         match instruction.name:
             case "AllocTensor" | "AllocTensorReg" if searched == "tensor":
-                (register,), searched = _registers(instruction["storage"]), "storage"
+                (register,), searched = _register_numbers(instruction["storage"]), "storage"
             case "ReshapeTensor" if searched == "tensor":
-                (register,) = _registers(instruction["tensor"])
+                (register,) = _register_numbers(instruction["tensor"])
             case "Move":
-                (register,) = _registers(instruction["src"])
+                (register,) = _register_numbers(instruction["src"])
             case "AllocStorage" if searched == "storage":
                 return at
             case _:
@@ -93,14 +96,15 @@ def direct_buffers(
     destinations: Sequence[OutputBuffer | None],
     values: Sequence[object],
 ) -> list[object]:
-    """Return (instruction, tensor) pairs for the machine: the buffers that kernels can write
-    directly. They are contiguous, aligned, not empty, and disjoint from each other and from all
+    """Return (instruction, tensor) pairs for the machine: the output buffers that kernels can write
+    in place. They are contiguous, aligned, not empty, and disjoint from each other and from all
     that the run reads.
     """
     if not all(isinstance(v, (Tensor, np.ndarray)) for v in values):
         return []
-    read = [_memory(v) for v in values]
-    output_ranges = [None if p is None else _memory(p) for p in destinations]
+    # A kernel must not write memory that a later kernel still reads as an input.
+    read = [_address_range(v) for v in values]
+    output_ranges = [None if p is None else _address_range(p) for p in destinations]
     pairs: list[object] = []
     for n, (site, destination) in enumerate(zip(sites, destinations, strict=True)):
         mine = output_ranges[n]
@@ -110,7 +114,7 @@ def direct_buffers(
             *read,
             *(t for k, t in enumerate(output_ranges) if k != n and t is not None),
         ]
-        if _is_plain(destination) and not any(
+        if _is_plain_buffer(destination) and not any(
             _overlap(mine, other_range) for other_range in other_ranges
         ):
             pairs += (site, destination)
@@ -120,8 +124,8 @@ def direct_buffers(
 def invoke_into(
     machine: VirtualMachine, buffer_pairs: Sequence[object], name: str, args: Sequence[object]
 ) -> object:
-    """Call a function with the buffers of `direct_buffers`, which are the machine's for this call
-    only. Its results share their memory and keep them alive.
+    """Call a function that writes its results to the buffers of `direct_buffers`, which hold for
+    this call only. Its results share their memory and keep them alive.
     """
     if not buffer_pairs:
         return machine.invoke(name, *args)
@@ -130,28 +134,29 @@ def invoke_into(
     try:
         return machine.invoke(name, *args)
     finally:
+        # The machine goes back to the pool, where another caller must not write to these buffers.
         set_places(machine)
 
 
-def is_same(one: Tensor, second: Tensor) -> bool:
+def is_same_memory(one: Tensor, second: Tensor) -> bool:
     """Return whether two host tensors are the same memory."""
     if (one.shape, one.dtype) != (second.shape, second.dtype):
         return False
     return bool(one.numpy().ctypes.data == second.numpy().ctypes.data)
 
 
-def _array(value: object) -> npt.NDArray[Any]:
+def _host_array(value: object) -> npt.NDArray[Any]:
     viewed = value if isinstance(value, np.ndarray) else cast(Tensor, value).numpy()
     return np.asarray(viewed)
 
 
-def _is_plain(destination: OutputBuffer) -> bool:
-    flags = _array(destination).flags
+def _is_plain_buffer(destination: OutputBuffer) -> bool:
+    flags = _host_array(destination).flags
     return flags.c_contiguous and flags.aligned
 
 
-def _memory(value: object) -> Range:
-    low, high = np.lib.array_utils.byte_bounds(_array(value))
+def _address_range(value: object) -> Range:
+    low, high = np.lib.array_utils.byte_bounds(_host_array(value))
     return int(low), int(high)
 
 
@@ -159,4 +164,4 @@ def _overlap(a: Range, b: Range) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-__all__ = ["OutputBuffer", "direct_buffers", "invoke_into", "is_same", "result_sites"]
+__all__ = ["OutputBuffer", "direct_buffers", "invoke_into", "is_same_memory", "result_sites"]

@@ -10,8 +10,8 @@ import numpy as np
 from ekiden import runtime
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    MAPS_PREFIX,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ekiden.runtime.executable.output_buffers import OutputBuffer
 
-__all__ = ["BoundRun", "places_of", "write_results"]
+__all__ = ["BoundRun", "output_destinations", "write_results"]
 
 
 class BoundRun:
@@ -41,16 +41,19 @@ class BoundRun:
         return self._call()
 
 
-def places_of(infos: Sequence[TensorInfo], out: object) -> list[OutputBuffer | None]:
-    """Return the array that each output is written to, None for none, from the caller's `out`: one
-    array for one output, else a sequence or a mapping by output names. Raises InputError for
-    what cannot be written, or has another dtype, rank or known dimension.
+def output_destinations(infos: Sequence[TensorInfo], out: object) -> list[OutputBuffer | None]:
+    """Return the destination of each output (None: none) from the caller's `out`: one array for one
+    output, else a sequence or a mapping by output names. Raises InputError for what cannot be
+    written, or has another dtype, rank or known dimension.
     """
-    by_output = _by_output(infos, out)
-    return [None if g is None else _place(i, g) for i, g in zip(infos, by_output, strict=True)]
+    by_output = _match_outputs(infos, out)
+    return [
+        None if g is None else _check_destination(i, g)
+        for i, g in zip(infos, by_output, strict=True)
+    ]
 
 
-def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
+def _match_outputs(infos: Sequence[TensorInfo], out: object) -> list[object]:
     names = ", ".join(f"'{i.name}'" for i in infos)
     if isinstance(out, Mapping):
         unknown = [name for name in out if name not in {i.name for i in infos}]
@@ -64,10 +67,10 @@ def _by_output(infos: Sequence[TensorInfo], out: object) -> list[object]:
     return list(out)
 
 
-def _place(info: TensorInfo, candidate: object) -> OutputBuffer:
+def _check_destination(info: TensorInfo, candidate: object) -> OutputBuffer:
     what = f"out '{info.name}'"
     if info.dtype in (OBJECT_DTYPE, STRING_DTYPE) or info.dtype.startswith(
-        (SEQUENCE_PREFIX, MAPS_PREFIX, ANY_RANK_PREFIX)
+        (SEQUENCE_PREFIX, SEQUENCE_OF_MAPS_PREFIX, ANY_RANK_PREFIX)
     ):
         raise InputError(
             f"{what}: the output is a {info.dtype}, not a tensor that could be written"
@@ -94,7 +97,8 @@ def _place(info: TensorInfo, candidate: object) -> OutputBuffer:
     )
     if not fits:
         raise InputError(
-            f"{what}: expected shape {_show(info.shape)}, got {_show(destination.shape)}"
+            f"{what}: expected shape {_format_shape(info.shape)}, "
+            f"got {_format_shape(destination.shape)}"
         )
     return destination
 
@@ -114,18 +118,20 @@ def write_results(
             continue
         source = cast(runtime.Tensor, result_value)
         if tuple(destination.shape) != tuple(source.shape):
-            expected = f"expected shape {_show(source.shape)}, as it is of this run"
-            raise InputError(f"out '{info.name}': {expected}, got {_show(destination.shape)}")
-        written, source_array = place_array(destination), source.numpy()
+            expected = f"expected shape {_format_shape(source.shape)}, as it is of this run"
+            raise InputError(
+                f"out '{info.name}': {expected}, got {_format_shape(destination.shape)}"
+            )
+        written, source_array = destination_array(destination), source.numpy()
         if written.ctypes.data != source_array.ctypes.data or not written.flags.c_contiguous:
             np.copyto(written, source_array)
     return out
 
 
-def place_array(destination: OutputBuffer) -> npt.NDArray[Any]:
+def destination_array(destination: OutputBuffer) -> npt.NDArray[Any]:
     """Return a destination as an array over its memory."""
     return destination.numpy() if isinstance(destination, runtime.Tensor) else destination
 
 
-def _show(shape: Sequence[object]) -> str:
+def _format_shape(shape: Sequence[object]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

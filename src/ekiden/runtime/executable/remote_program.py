@@ -16,12 +16,12 @@ from ekiden.runtime.errors import InputError, UnsupportedError
 from ekiden.runtime.executor import RemoteModule
 from ekiden.runtime.profile.timing import BenchmarkResult
 
-_MAX_NESTING = 64
+_MAX_ARGUMENT_NESTING = 64
 """Containers inside of each other that are looked into; messages take fewer."""
 
 
 class RemoteExecutable:
-    """Stand-in for an executable and its machine on another machine."""
+    """Proxy of an executable, and of its virtual machine, on another machine."""
 
     metadata: Mapping[str, object] = MappingProxyType({})
     source = "program of another machine"
@@ -45,19 +45,19 @@ class RemoteExecutable:
 
     def invoke(self, name: str, *args: object) -> object:
         """Call a function; arrays and tensors of this machine are sent."""
-        return self.program[name](*map(self._sent, args))
+        return self.program[name](*map(self._to_remote, args))
 
-    def _sent(self, value: object, depth: int = 0) -> object:
-        """Return a value whose arrays and tensors are on the other machine, whatever holds them.
+    def _to_remote(self, value: object, depth: int = 0) -> object:
+        """Copy the arrays and tensors in a value, at any depth of containers, to the other machine.
         One that is nested deeper than messages take is left for them to refuse.
         """
-        if isinstance(value, (tuple, list)) and depth <= _MAX_NESTING:
-            items = [self._sent(item, depth + 1) for item in value]
+        if isinstance(value, (tuple, list)) and depth <= _MAX_ARGUMENT_NESTING:
+            items = [self._to_remote(item, depth + 1) for item in value]
             if isinstance(value, ADT):
                 return ADT(value.tag, items)
             return items if isinstance(value, list) else tuple(items)
-        if isinstance(value, dict) and depth <= _MAX_NESTING:
-            return {key: self._sent(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, dict) and depth <= _MAX_ARGUMENT_NESTING:
+            return {key: self._to_remote(item, depth + 1) for key, item in value.items()}
         if isinstance(value, np.ndarray):
             value = tensor(value)
         return self.program.sent(value) if isinstance(value, Tensor) else value
@@ -68,13 +68,13 @@ class RemoteExecutable:
 
     def benchmark(self, name: str, args: tuple[object, ...], **options: Any) -> BenchmarkResult:  # noqa: ANN401
         """Measure a call by the remote machine's clock, in seconds."""
-        times = self.program.time_evaluator(name, **options)(*map(self._sent, args))
+        times = self.program.time_evaluator(name, **options)(*map(self._to_remote, args))
         assert isinstance(times, BenchmarkResult)
         return times
 
 
 def remote_executable(module: object, device: object) -> RemoteExecutable | None:
-    """Return the stand-in for a module of another machine; None for anything else."""
+    """Return the proxy for a module of another machine; None for anything else."""
     is_far = hasattr(module, "sent") and hasattr(module, "time_evaluator")
     return RemoteExecutable(module, device) if is_far else None  # type: ignore[arg-type]  # has both
 

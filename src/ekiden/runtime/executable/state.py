@@ -31,20 +31,21 @@ class ProgramState:
         """Run with these values and the state, serialised with other runs. If the run fails the
         state stays.
         """
+        # A run reads and replaces the whole state: concurrent runs would lose updates.
         with self._lock:
-            outputs = invoke([*values, *self._current()], timeout)
+            outputs = invoke([*values, *self._current_values()], timeout)
             assert isinstance(outputs, tuple), "metadata that were checked say so"
             cut = len(outputs) - len(self.names)
             self._values = outputs[cut:]
         return outputs[0] if cut == 1 else outputs[:cut]
 
-    def now(self) -> dict[str, runtime.Tensor]:
+    def snapshot(self) -> dict[str, runtime.Tensor]:
         """Return the values by name."""
         with self._lock:
-            pairs = zip(self.names, self._current(), strict=True)
+            pairs = zip(self.names, self._current_values(), strict=True)
             return {name: cast(runtime.Tensor, value) for name, value in pairs}
 
-    def put(self, values: Mapping[str, object]) -> None:
+    def restore(self, values: Mapping[str, object]) -> None:
         """Restore values that a snapshot returned, here or elsewhere. Raises InputError, without a
         change, for other names, shapes or dtypes.
         """
@@ -54,10 +55,10 @@ class ProgramState:
                 f"state: values of {expected_names} expected, got {', '.join(sorted(values))}"
             )
         with self._lock:
-            pairs = zip(self.names, self._current(), strict=True)
-            self._values = tuple(_like(name, old, values[name]) for name, old in pairs)
+            pairs = zip(self.names, self._current_values(), strict=True)
+            self._values = tuple(_check_replacement(name, old, values[name]) for name, old in pairs)
 
-    def fresh(self) -> ProgramState:
+    def with_initial_values(self) -> ProgramState:
         """Return a state with the same names and its initial values."""
         return ProgramState(self.names, self._first)
 
@@ -66,15 +67,17 @@ class ProgramState:
         with self._lock:
             self._values = None
 
-    def _current(self) -> tuple[object, ...]:
+    def _current_values(self) -> tuple[object, ...]:
         if self._values is None:
             initial = self._first()
             self._values = tuple(initial) if isinstance(initial, tuple) else (initial,)
         return self._values
 
 
-def _like(name: str, old: object, value: object) -> runtime.Tensor:
-    """Return a value that replaces another one. Raises InputError for another shape or dtype."""
+def _check_replacement(name: str, old: object, value: object) -> runtime.Tensor:
+    """Check a value against the one that it replaces, and return it as a tensor. Raises InputError
+    for another shape or dtype.
+    """
     replacement = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     assert isinstance(old, runtime.Tensor)
     if replacement.dtype != old.dtype or replacement.shape != old.shape:

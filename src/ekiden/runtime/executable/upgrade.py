@@ -13,9 +13,9 @@ class Upgrade(Protocol):
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Name of a kernel -> "general" or "compiled"."""
+        """Return "general" or "compiled" for each kernel."""
 
-    def begin(self, become: Callable[[Executable], None]) -> None:
+    def start(self, become: Callable[[Executable], None]) -> None:
         """Start the compilation; `become` is called with the final program."""
 
     def wait(self, timeout: float | None = None) -> Executable:
@@ -24,4 +24,4 @@ class Upgrade(Protocol):
         ...
 
     def stop(self) -> None:
-        """End the compilation; the kernels stay as they are."""
+        """Stop the compilation; kernels keep the code that they have."""

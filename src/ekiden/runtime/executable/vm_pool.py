@@ -23,8 +23,8 @@ else:
 CallResult = TypeVar("CallResult")
 
 
-def executor_of(executable: Executable) -> str:
-    """Return the kind of executor that an executable was compiled for."""
+def executor_kind(executable: Executable) -> str:
+    """Return the executor kind that an executable was compiled for."""
     return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
@@ -65,6 +65,7 @@ class VMPool:
             ValueError: for seconds that are not positive.
         """
         try:
+            # list.pop and append are atomic under the interpreter lock, so the pool needs no lock.
             machine = self._idle.pop()
         except IndexError:
             machine = VirtualMachine(self.executable, self._executor)
@@ -91,20 +92,21 @@ def _invoke_within(
         machine.limit(seconds=seconds)
         return output_buffers.invoke_into(machine, pairs, name, args)
     finally:
+        # Limits belong to the call, the machine to the pool.
         machine.limit()
 
 
 @cache
-def _pool() -> futures.ThreadPoolExecutor:
+def _thread_pool() -> futures.ThreadPoolExecutor:
     return futures.ThreadPoolExecutor(num_threads(), "ekiden")
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 
-def start(call: Callable[[], CallResult]) -> futures.Future[CallResult]:
+def submit(call: Callable[[], CallResult]) -> futures.Future[CallResult]:
     """Submit a call to the process's threads for asynchronous runs, as many as the runtime has, so
     that waiting calls take no core from running ones.
     """
-    return _pool().submit(call)
+    return _thread_pool().submit(call)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Bar", "flame"]
+__all__ = ["FlameBar", "flame_chart"]
 
 CHART_WIDTH_PX, ROW_HEIGHT_PX, SCALE_HEIGHT_PX, GLYPH_WIDTH_PX = 900, 20, 18, 6.6
 """Pixels: of the chart, of a row, of the scale below, of a glyph."""
@@ -22,8 +22,8 @@ BAR_COLOURS = (
 )
 
 
-class Bar(NamedTuple):
-    """Bar of the chart: what ran when, and its tooltip."""
+class FlameBar(NamedTuple):
+    """Bar of a flame chart: name, start and duration in nanoseconds, and tooltip."""
 
     name: str
     start: int
@@ -33,7 +33,7 @@ class Bar(NamedTuple):
     is_function: bool = False
 
 
-def flame(bars: Sequence[Bar]) -> str:
+def flame_chart(bars: Sequence[FlameBar]) -> str:
     """Return the chart as SVG. A bar is drawn below those that were active when it began; kernels
     of one name have one colour.
     """
@@ -53,7 +53,7 @@ def flame(bars: Sequence[Bar]) -> str:
             open_until.pop()
         x, y = (bar.start - begin) * scale, ROW_HEIGHT_PX * len(open_until)
         fill = "#c3ccd6" if bar.is_function else colour[bar.name]
-        drawn.append(_drawn(bar, x, y, bar.duration * scale, fill))
+        drawn.append(_draw_bar(bar, x, y, bar.duration * scale, fill))
         open_until.append(bar.start + bar.duration)
         rows = max(rows, len(open_until))
     height = rows * ROW_HEIGHT_PX + SCALE_HEIGHT_PX
@@ -68,7 +68,7 @@ def flame(bars: Sequence[Bar]) -> str:
     return f"{head}{''.join(drawn)}{foot}</svg>"
 
 
-def _drawn(bar: Bar, x: float, y: float, width: float, fill: str) -> str:
+def _draw_bar(bar: FlameBar, x: float, y: float, width: float, fill: str) -> str:
     room = int((width - 6) / GLYPH_WIDTH_PX)
     text = bar.name if len(bar.name) <= room else bar.name[: max(room - 1, 0)] + "…"
     label = "" if room < 3 else f'<text x="{x + 3:.1f}" y="{y + 14:.0f}">{escape(text)}</text>'

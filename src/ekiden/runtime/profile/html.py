@@ -8,9 +8,16 @@ import re
 from collections.abc import Container, Sequence
 from html import escape
 
-__all__ = ["PYTHON_TOKENS", "coloured", "folded", "preformatted", "styled", "table"]
+__all__ = [
+    "PYTHON_TOKENS",
+    "colour_tokens",
+    "details_html",
+    "preformatted_html",
+    "program_html",
+    "table_html",
+]
 
-_CELL = "padding: 0 0.8em; text-align: "
+_CELL_STYLE = "padding: 0 0.8em; text-align: "
 STYLESHEET = """
 .ek{font:12px/1.45 ui-monospace,monospace;overflow-x:auto;white-space:pre;margin:0;max-height:40em}
 .ek .comment{color:#8a8a8a}.ek .keyword{color:#a05fc4;font-weight:600}
@@ -29,14 +36,14 @@ PYTHON_TOKENS = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 """What is coloured in loop programs and traces, which are Python."""
-_SCRIPT = """
+_HIGHLIGHT_SCRIPT = """
 for(const e of document.querySelectorAll('.ek .name'))e.onmouseenter=e.onmouseleave=v=>{
 for(const o of e.closest('.ek').querySelectorAll('.name'))
 o.classList.toggle('on',v.type=='mouseenter'&&o.textContent==e.textContent)}
 """
 
 
-def coloured(text: str, words: re.Pattern[str]) -> str:
+def colour_tokens(text: str, words: re.Pattern[str]) -> str:
     """Return text as HTML, with each match of a pattern's group in the colour of the
     group's name.
     """
@@ -50,20 +57,22 @@ def coloured(text: str, words: re.Pattern[str]) -> str:
     return "".join(html)
 
 
-def styled(body: str) -> str:
+def program_html(body: str) -> str:
     """Return a program's coloured text in a scrolling box; occurrences of a name light up
     together.
     """
-    return f"<style>{STYLESHEET}</style><div class=ek>{body}</div><script>{_SCRIPT}</script>"
+    return (
+        f"<style>{STYLESHEET}</style><div class=ek>{body}</div><script>{_HIGHLIGHT_SCRIPT}</script>"
+    )
 
 
-def folded(summary: str, body: str, is_open: bool = False) -> str:
-    """HTML under a heading that opens and closes it."""
+def details_html(summary: str, body: str, is_open: bool = False) -> str:
+    """Return HTML with a heading that expands and collapses it (`<details>`)."""
     state = " open" if is_open else ""
     return f"<details{state}><summary>{summary}</summary>{body}</details>"
 
 
-def table(
+def table_html(
     heads: Sequence[str],
     rows: Sequence[Sequence[object]],
     caption: str = "",
@@ -71,20 +80,20 @@ def table(
 ) -> str:
     """Return an HTML table of texts; the columns in `numbers` are right-aligned."""
     sides = ["right" if at in numbers else "left" for at in range(len(heads))]
-    lines = [_row("th", heads, sides), *(_row("td", row, sides) for row in rows)]
+    lines = [_row_html("th", heads, sides), *(_row_html("td", row, sides) for row in rows)]
     head = f'<div style="padding: 0.3em 0">{escape(caption)}</div>' if caption else ""
     return f"{head}<table>{''.join(lines)}</table>"
 
 
-def _row(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:
+def _row_html(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:
     pairs = zip(cells, sides, strict=True)
     html_cells = (
-        f'<{tag} style="{_CELL}{side}">{escape(str(cell))}</{tag}>' for cell, side in pairs
+        f'<{tag} style="{_CELL_STYLE}{side}">{escape(str(cell))}</{tag}>' for cell, side in pairs
     )
     return f"<tr>{''.join(html_cells)}</tr>"
 
 
-def preformatted(text: str) -> str:
-    """Text as it stands, in a box that scrolls."""
+def preformatted_html(text: str) -> str:
+    """Return a text as preformatted HTML in a scrolling box."""
     style = "max-height: 40em; overflow: auto"
     return f'<pre style="{style}">{escape(text)}</pre>'

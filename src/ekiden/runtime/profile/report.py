@@ -17,18 +17,18 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ekiden.runtime.artifact.expression import evaluate
+from ekiden.runtime.artifact.expression import evaluate_dim
 from ekiden.runtime.binding._core import Executable, Module, get_global_func, num_threads
 from ekiden.runtime.binding.layout import Event
 from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.flame import Bar, flame
-from ekiden.runtime.profile.html import folded, table
+from ekiden.runtime.profile.flame import FlameBar, flame_chart
+from ekiden.runtime.profile.html import details_html, table_html
 
 MAX_EVENT_WORDS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
 
-_DTYPES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_DLPACK_KIND_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 class MachinePeak(NamedTuple):
@@ -44,14 +44,14 @@ class MachinePeak(NamedTuple):
     levels: tuple[tuple[int, float], ...] = ()
     words: Mapping[str, float] = MappingProxyType({})
 
-    def flops_of(self, dtypes: Collection[str]) -> float:
-        """Operations in a second of a kernel whose arguments have some dtypes."""
+    def peak_flops(self, dtypes: Collection[str]) -> float:
+        """Return the peak operations per second of a kernel with arguments of some dtypes."""
         return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
 
     def limit(self, nbytes: int) -> tuple[float, str]:
-        """Return the bandwidth for data of so many bytes, and its level, "cache" or "memory". The
-        data is in a cache at best, so the bound is that of the largest measured loop that is no
-        larger.
+        """Return the bandwidth in bytes per second for a working set of `nbytes`, and the level
+        that holds it: "cache" or "memory". The data is in a cache at best, so the bound is that
+        of the largest measured loop that is no larger.
         """
         fitting = [speed for size, speed in self.levels if size <= nbytes]
         if len(fitting) == len(self.levels):
@@ -158,11 +158,11 @@ class Report:
     def rows(self, aggregate: bool = True) -> list[ReportRow]:
         """Return the kernels, slowest first; or each call, in order."""
         if not aggregate:
-            return [_row([call]) for call in self.calls]
+            return [_aggregate_calls([call]) for call in self.calls]
         groups: dict[tuple[object, ...], list[KernelCall]] = defaultdict(list)
         for call in self.calls:
             groups[call.name, call.arguments].append(call)
-        return sorted(map(_row, groups.values()), key=lambda row: -row.duration)
+        return sorted(map(_aggregate_calls, groups.values()), key=lambda row: -row.duration)
 
     def table(
         self,
@@ -184,7 +184,7 @@ class Report:
         """
         rows = self.rows(aggregate)
         if not sort:
-            rows = sorted(rows, key=lambda row: self._first(row.name))
+            rows = sorted(rows, key=lambda row: self._first_row(row.name))
         lines = [COLUMN_HEADERS, *(self.cells(row, long_names) for row in rows)]
         if col_sums:
             lines.append(self.sums())
@@ -206,10 +206,10 @@ class Report:
             row.source,
             str(row.count),
             f"{row.duration / 1e3:.2f}",
-            f"{self._share(row.duration):.1%}",
+            f"{self._share_of_run(row.duration):.1%}",
             f"{row.flops / max(row.duration, 1):.1f}" if row.flops else "",
             f"{row.nbytes / max(row.duration, 1):.1f}",
-            self._of_peak(row),
+            self._share_of_roofline(row),
             row.shapes,
         )
 
@@ -220,10 +220,10 @@ class Report:
         count = sum(instruction.count for instruction in self.instructions)
         return "total", other_text, str(count), f"{self.duration / 1e3:.2f}", "", "", "", "", ""
 
-    def _share(self, duration: int) -> float:
+    def _share_of_run(self, duration: int) -> float:
         return duration / max(self.duration, 1)
 
-    def _of_peak(self, row: ReportRow) -> str:
+    def _share_of_roofline(self, row: ReportRow) -> str:
         """Return the share of the tighter roofline limit, operations or the bandwidth of the memory
         level that the data fits, and a mark for code without vectors.
         """
@@ -231,17 +231,17 @@ class Report:
         if self.peak is None or row.duration == 0:
             return mark
         seconds = row.duration * 1e-9
-        work = row.flops / seconds / self.peak.flops_of(row.dtypes)
+        work = row.flops / seconds / self.peak.peak_flops(row.dtypes)
         bandwidth, where = self.peak.limit(row.call_nbytes)
         traffic = row.nbytes / seconds / bandwidth
         share = f"{work:.0%} flops" if work >= traffic else f"{traffic:.0%} {where}"
         return f"{share} {mark}".rstrip()
 
-    def _first(self, name: str) -> int:
+    def _first_row(self, name: str) -> int:
         return next(i for i, call in enumerate(self.calls) if call.name == name)
 
     def json(self) -> str:
-        """Everything, as JSON: `calls`, `instructions`, `configuration`."""
+        """Return the whole report as JSON: `calls`, `instructions`, `configuration`."""
         calls = [
             {
                 "Name": c.name,
@@ -250,7 +250,7 @@ class Report:
                 "Instruction": c.instruction,
                 "Start (us)": c.start / 1e3,
                 "Duration (us)": c.duration / 1e3,
-                "Percent": 100 * self._share(c.duration),
+                "Percent": 100 * self._share_of_run(c.duration),
                 "Argument Shapes": [str(a) for a in c.arguments],
                 "Bytes": c.nbytes,
                 "FLOPs": c.flops,
@@ -293,8 +293,11 @@ class Report:
 
     def trace(self) -> str:
         """Return the run as JSON for chrome://tracing and ui.perfetto.dev."""
-        spans = [_span(c.name, "kernel", c.start, c.duration, _details(c)) for c in self.calls]
-        spans += [_span(name, "function", at, end - at, {}) for name, at, end in self.frames]
+        spans = [
+            _trace_event(c.name, "kernel", c.start, c.duration, _call_details(c))
+            for c in self.calls
+        ]
+        spans += [_trace_event(name, "function", at, end - at, {}) for name, at, end in self.frames]
         return json.dumps({"traceEvents": spans, "displayTimeUnit": "ns"})
 
     def __str__(self) -> str:
@@ -315,16 +318,16 @@ class Report:
         """Return the run as a flame chart in SVG: time to the right, functions above their
         kernels.
         """
-        bars = [Bar(name, at, end - at, is_function=True) for name, at, end in self.frames]
-        kernels = (Bar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
-        return flame([*bars, *kernels])
+        bars = [FlameBar(name, at, end - at, is_function=True) for name, at, end in self.frames]
+        kernels = (FlameBar(c.title or c.name, c.start, c.duration, c.source) for c in self.calls)
+        return flame_chart([*bars, *kernels])
 
     def _repr_html_(self) -> str:
         rows = [*map(self.cells, self.rows()), self.sums()]
-        shown = table(
+        shown = table_html(
             COLUMN_HEADERS, rows, numbers=frozenset(range(len(COLUMN_HEADERS))) - TEXT_COLUMNS
         )
-        return shown + folded("flame chart", self.flame(), is_open=True)
+        return shown + details_html("flame chart", self.flame(), is_open=True)
 
 
 COLUMN_HEADERS = (
@@ -342,7 +345,7 @@ TEXT_COLUMNS = frozenset((0, 1, 8))
 """The columns that hold text."""
 
 
-def _row(calls: Sequence[KernelCall]) -> ReportRow:
+def _aggregate_calls(calls: Sequence[KernelCall]) -> ReportRow:
     sources = list(dict.fromkeys(c.source for c in calls if c.source))
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     return ReportRow(
@@ -362,12 +365,14 @@ def _row(calls: Sequence[KernelCall]) -> ReportRow:
     )
 
 
-def _span(name: str, kind: str, start: int, duration: int, args: Mapping[str, object]) -> object:
+def _trace_event(
+    name: str, kind: str, start: int, duration: int, args: Mapping[str, object]
+) -> object:
     times = {"ts": start / 1e3, "dur": duration / 1e3, "pid": 0, "tid": 0}
     return {"name": name, "cat": kind, "ph": "X", **times, "args": args}
 
 
-def _details(call: KernelCall) -> dict[str, object]:
+def _call_details(call: KernelCall) -> dict[str, object]:
     return {
         "source": call.source,
         "at": f"{call.function}:{call.instruction}",
@@ -377,7 +382,7 @@ def _details(call: KernelCall) -> dict[str, object]:
     }
 
 
-NO_TIERS: Mapping[str, str] = {}
+NO_KERNEL_TIERS: Mapping[str, str] = {}
 
 
 def profile(
@@ -386,7 +391,7 @@ def profile(
     arguments: Sequence[object],
     warm_up: int = 1,
     peak: MachinePeak | None = None,
-    tiers: Mapping[str, str] = NO_TIERS,
+    tiers: Mapping[str, str] = NO_KERNEL_TIERS,
 ) -> Report:
     """Profile a run of a function.
 
@@ -417,18 +422,18 @@ def report_of(
     profile_data: object,
     threads: int,
     peak: MachinePeak | None = None,
-    tiers: Mapping[str, str] = NO_TIERS,
+    tiers: Mapping[str, str] = NO_KERNEL_TIERS,
 ) -> Report:
     """Return the report of a module's `profile` result, here or on another machine."""
     result, counts, events = cast("tuple[object, bytes, bytes]", profile_data)
-    reader = _Reader(executable, tiers)
+    reader = _ProfileReader(executable, tiers)
     calls, frames = reader.events(np.frombuffer(events, np.int64).tolist())
     times = reader.instructions(np.frombuffer(counts, np.int64).reshape(-1, 2).tolist())
     regions = cast("Sequence[str]", executable.metadata.get("regions", ()))
     return Report(tuple(calls), tuple(times), tuple(frames), result, threads, peak, tuple(regions))
 
 
-class _Reader:
+class _ProfileReader:
     """Reader that resolves the numbers of a profile to names."""
 
     def __init__(self, executable: Executable, tiers: Mapping[str, str]) -> None:
@@ -438,7 +443,9 @@ class _Reader:
         self.params = {name: executable.params(name) for name in self.functions}
         self.primitives = executable.primitives
         self.devices = executable.devices
-        self.code = {name: list(instructions(executable.code(name)[1])) for name in self.functions}
+        self.code = {
+            name: list(iter_instructions(executable.code(name)[1])) for name in self.functions
+        }
         self.words = {name: executable.code(name)[1] for name in self.functions}
         self.kernels = cast("dict[str, dict[str, object]]", metadata.get("kernels", {}))
         self.sources = instruction_sources(executable)
@@ -460,11 +467,11 @@ class _Reader:
         at = 0
         while at < len(words):
             if words[at] == Event.CALL:
-                call, at = self._call(words, at + 1)
+                call, at = self._read_call(words, at + 1)
                 calls.append(call)
                 continue
             if words[at] == Event.PLACE:
-                call, at = self._placed(words, at + 1)
+                call, at = self._read_device_copy(words, at + 1)
                 calls.append(call)
                 continue
             name, time = self.functions[words[at + 1]], words[at + 2]
@@ -475,23 +482,23 @@ class _Reader:
             at += 3
         return calls, frames
 
-    def _call(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+    def _read_call(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
         function, number, start, duration, n = words[at : at + 5]
         at += 5
         arguments = []
         for _ in range(n):
-            argument, at = _argument(words, at)
+            argument, at = _read_argument(words, at)
             arguments.append(argument)
         caller = self.functions[function]
         word_offset, opcode = self.code[caller][number]
-        name = self._name(opcode, self.words[caller][word_offset:])
+        name = self._primitive_name(opcode, self.words[caller][word_offset:])
         source = self.sources.get((caller, number), "")
         kernel_info = self.kernels.get(name, {})
-        values = _sizes(kernel_info, arguments)
+        values = _symbol_values(kernel_info, arguments)
         call = KernelCall(
             caller, number, name, source, start, duration, tuple(arguments),
-            _evaluated(kernel_info.get("flops"), values) or 0,
-            _moved(kernel_info, arguments, values),
+            _evaluate_optional(kernel_info.get("flops"), values) or 0,
+            _minimal_traffic(kernel_info, arguments, values),
             short_name(cast("Sequence[str]", kernel_info.get("operators", ()))) or name,
             kernel_info.get("vectors") is False,
             self.tiers.get(name) == "general",
@@ -499,10 +506,10 @@ class _Reader:
         )  # fmt: skip
         return call, at
 
-    def _placed(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
+    def _read_device_copy(self, words: Sequence[int], at: int) -> tuple[KernelCall, int]:
         """Return the copy of an argument to its device as a call."""
         function, index, device_index, start, duration = words[at : at + 5]
-        argument, at = _argument(words, at + 5)
+        argument, at = _read_argument(words, at + 5)
         caller = self.functions[function]
         name = f"device_copy argument -> {self.devices[device_index]}"
         source = f"'{self.params[caller][index]}'"
@@ -511,7 +518,7 @@ class _Reader:
         )
         return call, at
 
-    def _name(self, opcode: Opcode, words: Sequence[int]) -> str:
+    def _primitive_name(self, opcode: Opcode, words: Sequence[int]) -> str:
         """Return the primitive that an instruction calls; of a copy, its devices."""
         if opcode.name == "DeviceCopy":
             return f"device_copy {self.devices[words[4]]} -> {self.devices[words[3]]}"
@@ -539,7 +546,9 @@ def short_name(operators: Sequence[str]) -> str:
     return f"{shown}+{hidden_count}" if hidden_count else shown
 
 
-def _sizes(kernel_info: Mapping[str, object], arguments: Sequence[CallArgument]) -> dict[str, int]:
+def _symbol_values(
+    kernel_info: Mapping[str, object], arguments: Sequence[CallArgument]
+) -> dict[str, int]:
     """Return the values of a kernel's symbols, from its arguments."""
     values: dict[str, int] = {}
     shapes = cast("Sequence[Sequence[str]]", kernel_info.get("params", ()))
@@ -548,17 +557,17 @@ def _sizes(kernel_info: Mapping[str, object], arguments: Sequence[CallArgument])
     return values
 
 
-def _evaluated(text: object, values: Mapping[str, int]) -> int | None:
+def _evaluate_optional(text: object, values: Mapping[str, int]) -> int | None:
     """Return the value of an expression of the metadata; None if there is none."""
     if not isinstance(text, str) or not text:
         return None
     try:
-        return evaluate(text, values)
+        return evaluate_dim(text, values)
     except ValueError:
         return None
 
 
-def _moved(
+def _minimal_traffic(
     kernel_info: Mapping[str, object], arguments: Sequence[CallArgument], values: Mapping[str, int]
 ) -> int:
     """Return the bytes that a kernel moves if it reads each element it needs once."""
@@ -567,17 +576,17 @@ def _moved(
     reads = cast("Sequence[str]", kernel_info.get("reads", ()))
     total = 0
     for index, argument in enumerate(arguments):
-        read = _evaluated(reads[index], values) if index < len(reads) else None
+        read = _evaluate_optional(reads[index], values) if index < len(reads) else None
         count = prod(argument.shape or ())
         share = 1.0 if read is None or count == 0 else min(1.0, read / count)
         total += int(argument.nbytes * share)
     return total
 
 
-def _argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
+def _read_argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
     dtype, ndim = words[at], words[at + 1]
     code, bits = divmod(dtype, 256)
-    name = _DTYPES.get(code, f"dtype{code}_")
+    name = _DLPACK_KIND_NAMES.get(code, f"dtype{code}_")
     text = name if name == "bool" else f"{name}{bits}"
     if ndim < 0:
         return CallArgument(text, None, 8), at + 2
@@ -585,8 +594,8 @@ def _argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
     return CallArgument(text, shape, (prod(shape) * bits + 7) // 8), at + 2 + ndim
 
 
-def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
-    """(first word, kind) of each instruction of a function's code."""
+def iter_instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
+    """Yield (first word, opcode) of each instruction of a function's code."""
     at = 0
     while at < len(words):
         opcode = OPCODES[words[at]]
@@ -600,14 +609,14 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
 
 
 def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
-    """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
-    are made by an instruction, not inside a kernel.
+    """Return for each model tensor the node that computes it and its output index, for those that
+    an instruction computes rather than the inside of a kernel.
     """
     table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
     return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
 
 
 def instruction_sources(executable: Executable) -> dict[tuple[str, int], str]:
-    """(function, instruction) -> the node of the model it was made from, where that is known."""
+    """Return the model node of each instruction (function, index), where it is known."""
     table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
     return {(function, at): text for function, rows in table.items() for at, text in rows}

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-CALLS_GROWTH = 1.618
+CALLS_GROWTH_FACTOR = 1.618
 """By how much the number of calls grows at least while a repeat is too short; TVM's constant."""
-MIN_ROUNDS = 3
+MIN_TIMING_ROUNDS = 3
 
 
 class BenchmarkResult(NamedTuple):
@@ -54,7 +54,8 @@ class BenchmarkResult(NamedTuple):
 
 def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Return the minimum time of each function in seconds. The functions run in turns, for
-    `seconds` each and at least MIN_ROUNDS rounds after a warm-up, so that disturbances affect
+    `seconds` each and at least MIN_TIMING_ROUNDS rounds after a warm-up, so that disturbances
+    affect
     all alike. A run ends when its result is computed, on any device.
     """
     wait_for = import_module("ekiden.runtime.binding._core").wait_for  # which imports this file
@@ -63,8 +64,9 @@ def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) 
         wait_for(run())
     until = time.perf_counter() + seconds * len(runs)
     count = 0
-    while time.perf_counter() < until or count < MIN_ROUNDS:
+    while time.perf_counter() < until or count < MIN_TIMING_ROUNDS:
         count += 1
+        # Interleaved, so that changes of clock frequency and load hit all candidates alike.
         for at, run in enumerate(runs):
             start = time.perf_counter()
             wait_for(run())
@@ -73,7 +75,8 @@ def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) 
 
 
 class Evaluator(NamedTuple):
-    """Measures a function with the arguments it is called with. `Module.time_evaluator` makes it.
+    """Time evaluator: measures a function with the arguments it is called with (TVM's
+    time_evaluator). `Module.time_evaluator` makes it.
 
     Calls once to warm up, then `repeat` times `number` calls in a row. `number` grows until a
     repeat takes `min_repeat_ms`.
@@ -92,17 +95,18 @@ class Evaluator(NamedTuple):
 
     def __call__(self, *args: object) -> BenchmarkResult:
         """Run the function and return the times."""
+        # Warm-up: first calls fault pages in and fill caches.
         self.run(args, 1)
         results = []
         number = self.number
         for i in range(self.repeat):
-            number, seconds = self._repeat(args, number)
+            number, seconds = self._run_repeat(args, number)
             results.append(seconds / number)
             if self.cooldown_interval_ms > 0 and (i + 1) % self.repeats_to_cooldown == 0:
                 time.sleep(self.cooldown_interval_ms / 1e3)
         return BenchmarkResult(tuple(results))
 
-    def _repeat(self, args: tuple[object, ...], number: int) -> tuple[int, float]:
+    def _run_repeat(self, args: tuple[object, ...], number: int) -> tuple[int, float]:
         """Run one repeat; return the final number of calls and their seconds."""
         zeros = 0
         while True:
@@ -113,4 +117,4 @@ class Evaluator(NamedTuple):
             if seconds * 1e3 >= self.min_repeat_ms or zeros >= self.limit_zero_time_iterations:
                 return number, seconds
             needed_calls = self.min_repeat_ms / 1e3 / (seconds / number) + 1 if seconds > 0 else 0
-            number = int(max(needed_calls, number * CALLS_GROWTH + 1))
+            number = int(max(needed_calls, number * CALLS_GROWTH_FACTOR + 1))

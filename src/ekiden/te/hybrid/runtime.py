@@ -11,13 +11,15 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS
 
 
-def _zeros(shape: Sequence[int], dtype: str = "float32", scope: str = "global") -> np.ndarray:
+def _output_tensor(
+    shape: Sequence[int], dtype: str = "float32", scope: str = "global"
+) -> np.ndarray:
     """Return an array for `output_tensor` and `allocate`."""
     del scope
     return np.zeros(tuple(int(d) for d in shape), dtype)
 
 
-def _bind(thread: str, extent: int) -> Iterable[int]:
+def _serialized_bind(thread: str, extent: int) -> Iterable[int]:
     """Return the iterations of a thread axis, serialised."""
     del thread
     return range(extent)
@@ -40,22 +42,22 @@ MATH_INTRINSICS = {
 CAST_NAMES = tuple(name for name in dt.SCALAR_BITS if name != "handle")
 
 
-def _reference(op: str) -> Callable[..., object]:
+def _numpy_reference(op: str) -> Callable[..., object]:
     return INTRINSICS[op].reference
 
 
 HYBRID_GLOBALS: dict[str, object] = {
     **dict.fromkeys(LOOP_NAMES, range),
-    "bind": _bind,
-    "output_tensor": _zeros,
-    "allocate": _zeros,
+    "bind": _serialized_bind,
+    "output_tensor": _output_tensor,
+    "allocate": _output_tensor,
     "likely": lambda condition: condition,
     "max_num_threads": max_num_threads,
     "max": max,
     "min": min,
     "len": len,
     "ceil_div": lambda a, b: math.ceil(a / b),
-    **{name: _reference(op) for name, op in MATH_INTRINSICS.items()},
+    **{name: _numpy_reference(op) for name, op in MATH_INTRINSICS.items()},
     **{name: dt.to_numpy(name).type for name in CAST_NAMES},
 }
 """The names of hybrid scripts."""

@@ -17,8 +17,8 @@ from ekiden.ir.prim import Cast, IntImm, PrimExpr, Var, const, is_const, logical
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.errors import ScheduleError
-from ekiden.te.inline import Inliner, post_order_tensors
-from ekiden.te.prim_func import check_arguments, create_prim_func, with_numbers
+from ekiden.te.inline import ProducerInliner, post_order_tensors
+from ekiden.te.prim_func import create_prim_func, create_prim_func_with_scalars, validate_arguments
 from ekiden.te.schedule.relations import (
     Axis,
     AxisAttr,
@@ -28,23 +28,23 @@ from ekiden.te.schedule.relations import (
     Singleton,
     Split,
     Step,
-    is_reduced,
-    roots_of,
+    is_reduce_axis,
+    root_axes,
 )
-from ekiden.te.schedule.scan_threads import time_inside_threads
+from ekiden.te.schedule.scan_threads import interchange_time_and_threads
 from ekiden.te.schedule.schedule import Schedule
 from ekiden.te.schedule.stage import Attach, Stage
 from ekiden.te.statements import rename_blocks
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.te.tensor_intrin import tensorize_stage
 from ekiden.tir.index_map import IndexMap
-from ekiden.tir.predicates import conditions, conjunction
+from ekiden.tir.predicates import join_conjuncts, split_conjuncts
 from ekiden.tir.schedule.schedule import Schedule as LoopSchedule
 from ekiden.tir.schedule.trace import BlockRV, LoopRV
 from ekiden.tir.stmt import Block, BlockRealize, For, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
-MAX_BLOCK_THREADS = 1024
+MAX_THREADS_PER_BLOCK = 1024
 """How many threads a block has at most."""
 
 
@@ -53,22 +53,24 @@ def lower(schedule: Schedule, args: Sequence[Tensor | Var], name: str = "main") 
     `create_prim_func`. Raises ScheduleError for a step that would change its meaning; TypeError
     and ValueError as there.
     """
-    check_arguments(args, f"lower {name!r}")
-    return with_numbers(args, lambda tensors: Lowering(schedule, tensors, name).func)
+    validate_arguments(args, f"lower {name!r}")
+    return create_prim_func_with_scalars(
+        args, lambda tensors: ScheduleLowering(schedule, tensors, name).func
+    )
 
 
 def infer_bound(schedule: Schedule) -> dict[Axis, Range]:
     """Return the range of every axis of every stage in terms of the surrounding loop variables.
     TVM: `te.schedule.InferBound`.
     """
-    return _lower_all(schedule).bounds
+    return _lower_schedule(schedule).bounds
 
 
-def _lower_all(schedule: Schedule) -> Lowering:
+def _lower_schedule(schedule: Schedule) -> ScheduleLowering:
     """Lower a schedule over its inputs and outputs."""
     inputs = [s.op.output(0) for s in schedule.stages if isinstance(s.op, PlaceholderOp)]
     outputs = [op.output(n) for op in schedule.outputs for n in range(op.num_outputs)]
-    return Lowering(schedule, [*inputs, *outputs], "main")
+    return ScheduleLowering(schedule, [*inputs, *outputs], "main")
 
 
 def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None) -> Stmt:
@@ -76,11 +78,11 @@ def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None)
     inferred anew: `bounds` is TVM's. TVM: `te.schedule.ScheduleOps`.
     """
     del bounds
-    return _lower_all(schedule).func.body
+    return _lower_schedule(schedule).func.body
 
 
-class Dataflow:
-    """Operations of a schedule in their current form, with unique names."""
+class ScheduleDataflow:
+    """The operations of a schedule in their current form, with unique names."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
         self.schedule = schedule
@@ -94,24 +96,25 @@ class Dataflow:
         self.inlined = {s for s in schedule.stages if is_inlined(s) and s.within is None}
         for tensor in args:
             if isinstance(tensor.op, PlaceholderOp):
-                self._copy(tensor.op)
+                self._copy_operation(tensor.op)
         for stage in schedule.stages:
             assert stage.op is not None and stage.origin_op is not None
+            # Steps of a scan are part of its extern operation and are copied with that.
             if stage.within is None:
-                self._copy(stage.op, stage.origin_op)
-        self._inline()
+                self._copy_operation(stage.op, stage.origin_op)
+        self._inline_stages()
 
-    def _copy(self, op: Operation, origin: Operation | None = None) -> None:
+    def _copy_operation(self, op: Operation, origin: Operation | None = None) -> None:
         if op.output(0) in self.new:
             return
-        fields: dict[str, object] = {"name": self._unique(op.name)}
+        fields: dict[str, object] = {"name": self._unique_name(op.name)}
         if isinstance(op, ComputeOp):
-            fields["body"] = tuple(rewrite(b, self._current) for b in op.body)
+            fields["body"] = tuple(rewrite(b, self._redirect_load) for b in op.body)
         if isinstance(op, ExternOp):
             fields["inputs"] = tuple(self.new[t] for t in op.inputs)
             names: dict[str, str] = {}
             fields["body"] = rename_blocks(
-                op.body, lambda name: names.setdefault(name, self._unique(name))
+                op.body, lambda name: names.setdefault(name, self._unique_name(name))
             )
             self.steps |= {step: names[name] for step, name in op.steps}
             if op.steps:
@@ -121,7 +124,7 @@ class Dataflow:
             for n in range(copied.num_outputs):
                 self.new[source_op.output(n)] = copied.output(n)
 
-    def _unique(self, name: str) -> str:
+    def _unique_name(self, name: str) -> str:
         unique_name = name
         while unique_name in self._names:
             count = self._names[name]
@@ -142,7 +145,7 @@ class Dataflow:
         step_name = self.steps.get(stage.op)
         return self.tensors(stage)[0].name if step_name is None else step_name
 
-    def _current(self, e: PrimExpr) -> PrimExpr:
+    def _redirect_load(self, e: PrimExpr) -> PrimExpr:
         if not isinstance(e, ProducerLoad):
             return e
         current = self.new.get(e.producer)
@@ -152,15 +155,15 @@ class Dataflow:
             )
         return e.with_fields(producer=current)
 
-    def _inline(self) -> None:
+    def _inline_stages(self) -> None:
         """Inline the chosen stages into their readers."""
         chosen = [t for s in self.inlined for t in self.tensors(s)]
         if not chosen:
             return
-        inliner = Inliner(set(chosen))
+        inliner = ProducerInliner(set(chosen))
         again: dict[Tensor, Tensor] = {}
 
-        def repoint(e: PrimExpr) -> PrimExpr:
+        def redirect_load(e: PrimExpr) -> PrimExpr:
             """Redirect a read of an operation's result to its copy."""
             if isinstance(e, ProducerLoad) and e.producer in again:
                 return e.with_fields(producer=again[e.producer])
@@ -177,7 +180,9 @@ class Dataflow:
                     )
                 op = op.with_fields(inputs=tuple(again.get(t, t) for t in op.inputs))
             elif isinstance(op, ComputeOp) and tensor not in chosen:
-                op = op.with_fields(body=tuple(rewrite(inliner.expr(b), repoint) for b in op.body))
+                op = op.with_fields(
+                    body=tuple(rewrite(inliner.expr(b), redirect_load) for b in op.body)
+                )
             if op is not tensor.op:
                 for n in range(op.num_outputs):
                     again.setdefault(tensor.op.output(n), op.output(n))
@@ -189,15 +194,15 @@ class Dataflow:
         return [self.new[stage.op.output(n)] for n in range(stage.op.num_outputs)]
 
 
-class Lowering:
-    """Lowering of a schedule: `func` is the result, `bounds` the ranges of axes."""
+class ScheduleLowering:
+    """The lowering of a schedule: `func` is the resulting program, `bounds` the ranges of axes."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor], name: str) -> None:
-        self.flow = Dataflow(schedule, args)
+        self.flow = ScheduleDataflow(schedule, args)
         self.bounds: dict[Axis, Range] = {}
         self._loops: dict[Axis, LoopRV] = {}
         self._blocks: dict[Stage, BlockRV] = {}
-        arguments = [self._argument(a) for a in args]
+        arguments = [self._current_argument(a) for a in args]
         self._given = {t.op for t in arguments}
         self.sch = LoopSchedule(create_prim_func(arguments, name))
         operations = {t.op for t in post_order_tensors(arguments)}
@@ -206,26 +211,29 @@ class Lowering:
             for s in schedule.stages
             if isinstance(s.op, ComputeOp) and self.flow.is_among(s, operations)
         ]
-        self._scopes(schedule, operations)
+        self._set_memory_scopes(schedule, operations)
+        # Consumers before producers: compute_at needs the consumer's loops in their final form.
         for stage in reversed(stages):
-            self._place(stage)
+            self._apply_stage(stage)
         for stage in schedule.stages:
             if stage.is_input and stage.layouts:
                 self._lay_out_input(stage, stages)
         for stage in stages:
-            self._copy_on_threads(stage)
-        names = self._names()
+            self._bind_scan_copies(stage)
+        names = self._axis_var_map()
         for stage in stages:
             if not is_inlined(stage):
-                self._finish(stage)
+                self._annotate_stage(stage)
         self.bounds = {
             a: Range.from_min_extent(substitute(r.min, dict(names)), r.extent)
             for a, r in self.bounds.items()
         }
-        func = _Notes(names, self._predicates(stages)).visit_func(self.sch.func)
-        self.func = time_inside_threads(func, self.flow.steps.values())
+        func = _PredicateAndNameRewriter(names, self._store_predicates(stages)).visit_func(
+            self.sch.func
+        )
+        self.func = interchange_time_and_threads(func, self.flow.steps.values())
 
-    def _argument(self, tensor: Tensor) -> Tensor:
+    def _current_argument(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
             raise ScheduleError(
                 f"lower: expected tensors as arguments, got {type(tensor).__name__}"
@@ -238,12 +246,12 @@ class Lowering:
             raise ScheduleError(f"lower: argument {tensor.name!r} is inlined")
         return current
 
-    def _block(self, stage: Stage) -> BlockRV:
+    def _block_handle(self, stage: Stage) -> BlockRV:
         if stage not in self._blocks:
             self._blocks[stage] = self.sch.get_block(self.flow.block_name(stage))
         return self._blocks[stage]
 
-    def _scopes(self, schedule: Schedule, operations: set[Operation]) -> None:
+    def _set_memory_scopes(self, schedule: Schedule, operations: set[Operation]) -> None:
         """Set the memory scopes of intermediates, before any move that depends on them."""
         for stage in schedule.stages:
             if stage.is_input or not stage.scope or not self.flow.is_among(stage, operations):
@@ -258,15 +266,16 @@ class Lowering:
                 raise ScheduleError(f"set_scope of {stage.name!r}: what statements write is global")
             else:
                 for n in range(stage.op.num_outputs):
-                    self.sch.set_scope(self._block(stage), n, stage.scope)
+                    self.sch.set_scope(self._block_handle(stage), n, stage.scope)
 
     # Where a stage is computed, and its steps.
 
-    def _place(self, stage: Stage) -> None:
+    def _apply_stage(self, stage: Stage) -> None:
+        """Apply a stage's attachment, layouts, steps and thread bindings to its block."""
         if is_inlined(stage):
-            self.sch.compute_inline(self._block(stage))
+            self.sch.compute_inline(self._block_handle(stage))
             return
-        at = _attached(stage)
+        at = _attachment_of(stage)
         if at is not None:
             parent, axis = at
             loop = self._loops.get(axis)
@@ -275,37 +284,41 @@ class Lowering:
                     f"compute_at of {stage.name!r}: {axis.var.name!r} is no loop of"
                     f" {parent.name!r} any more"
                 )
-            self.sch.compute_at(self._block(stage), loop, preserve_unit_loops=True)
+            self.sch.compute_at(self._block_handle(stage), loop, preserve_unit_loops=True)
         for index_map, _ in stage.layouts:
-            self.sch.transform_layout(self._block(stage), ("write", 0), index_map)
-            self.sch.transform_block_layout(self._block(stage), _with_reduce_axes(index_map, stage))
-        self._begin(stage)
+            self.sch.transform_layout(self._block_handle(stage), ("write", 0), index_map)
+            self.sch.transform_block_layout(
+                self._block_handle(stage), _with_reduce_axes(index_map, stage)
+            )
+        self._record_axes(stage)
         for step in stage.steps:
-            self._step(step)
+            self._apply_step(step)
         for axis, attr in stage.iter_var_attrs.items():
             if attr.bind_thread is not None:
-                self.sch.bind(self._loop(stage, axis), attr.bind_thread.thread_tag)
+                self.sch.bind(self._loop_handle(stage, axis), attr.bind_thread.thread_tag)
         if stage.is_rolling:
-            self.sch.rolling_buffer(self._block(stage), 0)
+            self.sch.rolling_buffer(self._block_handle(stage), 0)
 
     # Only threads reach a device's memory: copies into a scan's state are made where they are.
-    def _copy_on_threads(self, stage: Stage) -> None:
-        """Run the copies of a stage on threads for a scan on the same threads."""
-        bound = [a for a in stage.leaf_iter_vars if _is_bound(stage, a) and not is_reduced(a)]
+    def _bind_scan_copies(self, stage: Stage) -> None:
+        """Bind the loops of a scan's copies to the threads that its computations run on."""
+        bound = [
+            a for a in stage.leaf_iter_vars if _is_thread_bound(stage, a) and not is_reduce_axis(a)
+        ]
         if not bound or not self.flow.copies or stage.layouts:
             return
         assert isinstance(stage.op, ComputeOp)
         axes = stage.op.axis if stage.within is None else stage.op.axis[1:]
-        for copy in self.sch.get_consumers(self._block(stage)):
+        for copy in self.sch.get_consumers(self._block_handle(stage)):
             block = self.sch.get(copy)
             if not isinstance(block, Block) or block.name not in self.flow.copies:
                 continue
             own = self.sch.get_loops(copy)[-len(axes) :] if axes else []
             loops: dict[Axis, LoopRV] = dict(zip(axes, own, strict=True))
             for step in stage.steps:
-                own_step = _of_elements(step)
+                own_step = _spatial_step(step)
                 if own_step is not None:
-                    loops |= _applied(self.sch, own_step, loops)
+                    loops |= _apply_to_loops(self.sch, own_step, loops)
             for axis in bound:
                 thread = stage.iter_var_attrs[axis].bind_thread
                 assert thread is not None
@@ -319,40 +332,40 @@ class Lowering:
         if not readers:
             raise ScheduleError(f"transform_layout of {stage.name!r}: no computation reads it")
         for index_map, _ in stage.layouts:
-            self.sch.transform_layout(self._block(readers[0]), tensor.name, index_map)
+            self.sch.transform_layout(self._block_handle(readers[0]), tensor.name, index_map)
 
-    def _begin(self, stage: Stage) -> None:
+    def _record_axes(self, stage: Stage) -> None:
         """Record the loops of the stage's own axes, and their ranges."""
-        block = self._block(stage)
+        block = self._block_handle(stage)
         realize = self.sch.statement(block)
         assert isinstance(realize, BlockRealize)
-        axes = _first_axes(stage)
+        axes = _initial_axes(stage)
         loops = self.sch.get_loops(block)
         own = loops[len(loops) - len(axes) :] if axes else []
         variables: dict[Var, PrimExpr] = {}
         for axis, loop in zip(axes, own, strict=True):
-            self._note(axis, loop)
-            loop_stmt = self._for(loop)
+            self._record_loop(axis, loop)
+            loop_stmt = self._loop_stmt(loop)
             variables[loop_stmt.loop_var] = loop_stmt.min
         for axis, value in zip(axes, realize.iter_values, strict=True):
-            low = _without_casts(substitute(value, variables))
+            low = _strip_casts(substitute(value, variables))
             self.bounds[axis] = Range.from_min_extent(low, self.bounds[axis].extent)
 
-    def _for(self, loop: LoopRV) -> For:
+    def _loop_stmt(self, loop: LoopRV) -> For:
         loop_stmt = self.sch.get(loop)
         assert isinstance(loop_stmt, For)
         return loop_stmt
 
-    def _note(self, axis: Axis, loop: LoopRV) -> None:
+    def _record_loop(self, axis: Axis, loop: LoopRV) -> None:
         self._loops[axis] = loop
-        loop_stmt = self._for(loop)
+        loop_stmt = self._loop_stmt(loop)
         self.bounds[axis] = Range.from_min_extent(loop_stmt.min, loop_stmt.extent)
 
-    def _step(self, step: Step) -> None:
-        for axis, loop in _applied(self.sch, step, self._loops).items():
-            self._note(axis, loop)
+    def _apply_step(self, step: Step) -> None:
+        for axis, loop in _apply_to_loops(self.sch, step, self._loops).items():
+            self._record_loop(axis, loop)
 
-    def _loop(self, stage: Stage, axis: Axis) -> LoopRV:
+    def _loop_handle(self, stage: Stage, axis: Axis) -> LoopRV:
         loop_rv = self._loops.get(axis)
         if loop_rv is None:
             raise ScheduleError(
@@ -363,34 +376,37 @@ class Lowering:
 
     # How its loops run.
 
-    def _finish(self, stage: Stage) -> None:
-        block = self._block(stage)
+    def _annotate_stage(self, stage: Stage) -> None:
+        """Apply a stage's storage alignment, pragmas, tensor intrinsics and loop kinds, and
+        decompose its reduction.
+        """
+        block = self._block_handle(stage)
         for axis, (factor, offset) in stage.aligned.items():
-            which = _first_axes(stage).index(axis)
+            which = _initial_axes(stage).index(axis)
             self.sch.storage_align(block, 0, which, factor, offset)
         if stage.is_double_buffered:
             self.sch.annotate(block, "double_buffer_scope", 0)
         tensorized = False
         for axis, attr in stage.iter_var_attrs.items():
-            loop = self._loop(stage, axis)
+            loop = self._loop_handle(stage, axis)
             for kind, value in attr.pragmas.items():
                 self.sch.annotate(loop, f"pragma_{kind}", 1 if value is None else value)
             if attr.tensor_intrin is not None:
-                reduced = self._outermost_sum(stage)
+                reduced = self._outermost_reduction_loop(stage)
                 tensorize_stage(self.sch, block, loop, reduced, attr.tensor_intrin)
                 tensorized = True
-            _set_kind(self.sch, loop, attr)
-        outermost = self._outermost_sum(stage)
+            _set_loop_kind(self.sch, loop, attr)
+        outermost = self._outermost_reduction_loop(stage)
         if outermost is not None and not tensorized and not _reduces_by_threads(stage):
-            self._decompose(block, outermost)
+            self._decompose_reduction(block, outermost)
 
-    def _outermost_sum(self, stage: Stage) -> LoopRV | None:
+    def _outermost_reduction_loop(self, stage: Stage) -> LoopRV | None:
         for axis in stage.leaf_iter_vars:
-            if is_reduced(axis):
+            if is_reduce_axis(axis):
                 return self._loops.get(axis)
         return None
 
-    def _decompose(self, block: BlockRV, loop: LoopRV) -> None:
+    def _decompose_reduction(self, block: BlockRV, loop: LoopRV) -> None:
         """Move the init before the reduction, as TVM does, so that no iteration tests for it. If
         that is rejected (a condition on reduction and other loops) it stays in the first
         iteration.
@@ -401,36 +417,38 @@ class Lowering:
         except ScheduleError:
             self.sch = backup
 
-    def _names(self) -> dict[Var, Var]:
+    def _axis_var_map(self) -> dict[Var, Var]:
         """Return the map from loop variables to the variables of derived axes, which user
         expressions name.
         """
-        loop_vars = {a: self._for(loop).loop_var for a, loop in self._loops.items()}
-        derived_axes = {a for s in self.flow.schedule.stages for a in s.all_iter_vars[_roots(s) :]}
+        loop_vars = {a: self._loop_stmt(loop).loop_var for a, loop in self._loops.items()}
+        derived_axes = {
+            a for s in self.flow.schedule.stages for a in s.all_iter_vars[_num_root_axes(s) :]
+        }
         return {v: a.var for a, v in loop_vars.items() if a in derived_axes}
 
-    def _predicates(self, stages: Sequence[Stage]) -> dict[str, PrimExpr]:
+    def _store_predicates(self, stages: Sequence[Stage]) -> dict[str, PrimExpr]:
         """Return the store conditions of blocks, with thread axes replaced by their bound loops."""
         threads: dict[Var, PrimExpr] = {}
         for stage in stages:
-            threads |= self._threads(stage)
+            threads |= self._thread_var_map(stage)
         return {
-            self.flow.block_name(s): self._stored_where(s, threads | self._threads(s))
+            self.flow.block_name(s): self._store_condition(s, threads | self._thread_var_map(s))
             for s in stages
             if s.store_predicate is not None
         }
 
-    def _threads(self, stage: Stage) -> dict[Var, PrimExpr]:
+    def _thread_var_map(self, stage: Stage) -> dict[Var, PrimExpr]:
         """Return the variables of a stage's thread axes, mapped to those of the loops bound to
         them.
         """
         return {
-            attr.bind_thread.var: self._for(self._loops[axis]).loop_var
+            attr.bind_thread.var: self._loop_stmt(self._loops[axis]).loop_var
             for axis, attr in stage.iter_var_attrs.items()
             if attr.bind_thread is not None
         }
 
-    def _threads_around(self, stage: Stage) -> set[Var]:
+    def _enclosing_thread_vars(self, stage: Stage) -> set[Var]:
         """Return the variables of the thread axes around a stage's store: its own, without reducing
         ones, and those of the stages that it is computed in.
         """
@@ -441,20 +459,20 @@ class Lowering:
             leaves = owner.leaf_iter_vars
             for axis in leaves if until is None else leaves[: leaves.index(until) + 1]:
                 attr = owner.iter_var_attrs.get(axis)
-                is_around = until is not None or not is_reduced(axis)
+                is_around = until is not None or not is_reduce_axis(axis)
                 if attr is not None and attr.bind_thread is not None and is_around:
                     around.add(attr.bind_thread.var)
-            at = _attached(owner)
+            at = _attachment_of(owner)
         return around
 
     # All threads of a sum have it in the end, and one stores it: lowering chooses which. So it is
     # with threads of another stage, all of which do the same here.
-    def _stored_where(self, stage: Stage, threads: dict[Var, PrimExpr]) -> PrimExpr:
+    def _store_condition(self, stage: Stage, threads: dict[Var, PrimExpr]) -> PrimExpr:
         """Return the condition under which a stage stores, without conjuncts that only select one
         of the reducing threads. Raises ScheduleError where no thread would store.
         """
         assert stage.store_predicate is not None
-        around = self._threads_around(stage)
+        around = self._enclosing_thread_vars(stage)
         either = {
             attr.bind_thread.var: axis.extent
             for stage_with_threads in self.flow.schedule.stages
@@ -462,56 +480,56 @@ class Lowering:
             if attr.bind_thread is not None and attr.bind_thread.var not in around
         }
         remaining: list[PrimExpr] = []
-        for condition in conditions(stage.store_predicate):
+        for condition in split_conjuncts(stage.store_predicate):
             used = either.keys() & set(free_vars(condition))
             if not used:
                 remaining.append(condition)
-            elif not _holds_somewhere(condition, {v: either[v] for v in used}):
+            elif not _is_satisfiable(condition, {v: either[v] for v in used}):
                 raise ScheduleError(
                     f"set_store_predicate of {stage.name!r}: {condition} is not known to hold for"
                     " any of the threads that reduce, one of which stores the result"
                 )
-        return substitute(conjunction(remaining), threads)
+        return substitute(join_conjuncts(remaining), threads)
 
 
 def _reduces_by_threads(stage: Stage) -> bool:
     """Return whether a reduction axis of a stage is bound to threads."""
-    return any(is_reduced(a) and _is_bound(stage, a) for a in stage.leaf_iter_vars)
+    return any(is_reduce_axis(a) and _is_thread_bound(stage, a) for a in stage.leaf_iter_vars)
 
 
-def _is_bound(stage: Stage, axis: Axis) -> bool:
+def _is_thread_bound(stage: Stage, axis: Axis) -> bool:
     """Return whether an axis of a stage is bound to threads."""
     attr = stage.iter_var_attrs.get(axis)
     return attr is not None and attr.bind_thread is not None
 
 
-def _holds_somewhere(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
+def _is_satisfiable(condition: PrimExpr, extents: Mapping[Var, PrimExpr]) -> bool:
     """Return whether a condition provably holds for one of the threads, by enumeration."""
     sizes = [e.value if isinstance(e, IntImm) else 1 for e in extents.values()]
-    for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_BLOCK_THREADS):
+    for numbers in itertools.islice(itertools.product(*map(range, sizes)), MAX_THREADS_PER_BLOCK):
         at: dict[Var, PrimExpr] = dict(zip(extents, map(const, numbers), strict=True))
         if is_const(simplify(substitute(condition, at)), True):
             return True
     return False
 
 
-def _of_elements(step: Step) -> Step | None:
+def _spatial_step(step: Step) -> Step | None:
     """Return a step restricted to spatial axes; None where it is on others."""
     match step:
-        case Split() if not is_reduced(step.parent):
+        case Split() if not is_reduce_axis(step.parent):
             return step
-        case Fuse() if not is_reduced(step.fused):
+        case Fuse() if not is_reduce_axis(step.fused):
             return step
         case Reorder():
-            return Reorder(tuple(a for a in step.order if not is_reduced(a)))
+            return Reorder(tuple(a for a in step.order if not is_reduce_axis(a)))
     return None
 
 
-def _applied(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[Axis, LoopRV]:
-    """Apply a step to the loops of axes and remove those that it replaces; gives the new ones."""
+def _apply_to_loops(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[Axis, LoopRV]:
+    """Apply a step to the loops of axes: remove those that it replaces, return the new ones."""
     match step:
         case Split():
-            factor = _number(step.factor if step.nparts is None else step.nparts)
+            factor = _int_or_expr(step.factor if step.nparts is None else step.nparts)
             factors = [None, factor] if step.nparts is None else [factor, None]
             outer, inner = sch.split(loops.pop(step.parent), factors)
             return {step.outer: outer, step.inner: inner}
@@ -530,12 +548,12 @@ def is_inlined(stage: Stage) -> bool:
     return stage.attach_type is Attach.INLINE
 
 
-def _roots(stage: Stage) -> int:
+def _num_root_axes(stage: Stage) -> int:
     """Return the number of root (unsplit, unfused) axes of a stage."""
-    return 0 if stage.op is None else len(roots_of(stage.op))
+    return 0 if stage.op is None else len(root_axes(stage.op))
 
 
-def _set_kind(sch: LoopSchedule, loop: LoopRV, attr: AxisAttr) -> None:
+def _set_loop_kind(sch: LoopSchedule, loop: LoopRV, attr: AxisAttr) -> None:
     match attr.iter_type:
         case IterVar.Vectorized:
             sch.vectorize(loop)
@@ -545,7 +563,7 @@ def _set_kind(sch: LoopSchedule, loop: LoopRV, attr: AxisAttr) -> None:
             sch.unroll(loop)
 
 
-def _number(factor: PrimExpr | None) -> int | PrimExpr:
+def _int_or_expr(factor: PrimExpr | None) -> int | PrimExpr:
     assert factor is not None
     return factor.value if isinstance(factor, IntImm) else factor
 
@@ -557,8 +575,8 @@ def _with_reduce_axes(index_map: IndexMap, stage: Stage) -> IndexMap:
     return IndexMap((*index_map.initial_indices, *sums), (*index_map.final_indices, *sums))
 
 
-class _Notes(StmtMutator):
-    """Mutator that renames loop variables to their axes' variables, and adds store conditions."""
+class _PredicateAndNameRewriter(StmtMutator):
+    """A mutator that renames loop variables to their axes' variables and adds store conditions."""
 
     def __init__(self, names: Mapping[Var, Var], predicates: Mapping[str, PrimExpr]) -> None:
         self._names = dict(names)
@@ -568,7 +586,7 @@ class _Notes(StmtMutator):
         """Return the changed function."""
         return func.with_fields(body=self.visit(func.body))
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Replace the variables of loops by those of axes."""
         return substitute(expr, dict(self._names))
 
@@ -586,10 +604,10 @@ class _Notes(StmtMutator):
         condition = self._predicates.get(name)
         if condition is None:
             return new
-        return new.with_fields(predicate=logical_and(new.predicate, self.expr(condition)))
+        return new.with_fields(predicate=logical_and(new.predicate, self.rewrite_expr(condition)))
 
 
-def _attached(stage: Stage) -> tuple[Stage, Axis] | None:
+def _attachment_of(stage: Stage) -> tuple[Stage, Axis] | None:
     """Return the stage and axis that a stage, or its group, is computed at."""
     at: Stage | None = stage
     while at is not None:
@@ -600,12 +618,12 @@ def _attached(stage: Stage) -> tuple[Stage, Axis] | None:
     return None
 
 
-def _first_axes(stage: Stage) -> list[Axis]:
+def _initial_axes(stage: Stage) -> list[Axis]:
     """Return the axes of a block's loops before any step."""
     assert isinstance(stage.op, ComputeOp)
     spatial: Sequence[Axis] = stage.layouts[-1][1] if stage.layouts else stage.op.axis
     return [*spatial, *stage.op.reduce_axis]
 
 
-def _without_casts(e: PrimExpr) -> PrimExpr:
+def _strip_casts(e: PrimExpr) -> PrimExpr:
     return rewrite(e, lambda x: x.value if isinstance(x, Cast) else x)

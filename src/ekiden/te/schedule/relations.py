@@ -23,8 +23,8 @@ Axis: TypeAlias = IterVar | ReduceAxis
 
 @node("te.ThreadAxis")
 class ThreadAxis(IterVar):
-    """Thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until a loop
-    is bound to it.
+    """A thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until a
+    loop is bound to it.
     """
 
     thread_tag: str = ""
@@ -44,11 +44,11 @@ def thread_axis(
         raise ValueError("thread_axis: a tag such as 'threadIdx.x' must be given")
     extent: PrimExpr = AnyDim("int64")
     if dom is not None:
-        extent = _range(dom).extent
+        extent = _as_range(dom).extent
     return ThreadAxis(Var(name or tag), extent, IterKind.OPAQUE, tag)
 
 
-def _range(dom: int | PrimExpr | tuple[int | PrimExpr, int | PrimExpr] | Range) -> Range:
+def _as_range(dom: int | PrimExpr | tuple[int | PrimExpr, int | PrimExpr] | Range) -> Range:
     if isinstance(dom, Range):
         return dom
     return Range(*dom) if isinstance(dom, (tuple, list)) else Range(dom)
@@ -118,17 +118,17 @@ class AxisAttr:
         return list(self.pragmas.values())
 
 
-def roots_of(op: Operation) -> tuple[Axis, ...]:
+def root_axes(op: Operation) -> tuple[Axis, ...]:
     """Return an operation's root axes: spatial, then reduction axes."""
     return (*getattr(op, "axis", ()), *getattr(op, "reduce_axis", ()))
 
 
-def is_reduced(axis: Axis) -> bool:
+def is_reduce_axis(axis: Axis) -> bool:
     """Return whether an axis is a reduction axis."""
     return isinstance(axis, ReduceAxis) or axis.kind is IterKind.REDUCE
 
 
-def kind_of(axis: Axis) -> IterKind:
+def iter_kind_of(axis: Axis) -> IterKind:
     """Return the kind of axes derived from this one."""
     return IterKind.REDUCE if isinstance(axis, ReduceAxis) else axis.kind
 
@@ -142,5 +142,5 @@ def ceil_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 __all__ = [
     "Axis", "AxisAttr", "Fuse", "IterVar", "Relation", "Reorder", "Singleton", "Split", "Step",
-    "ThreadAxis", "ceil_div", "is_reduced", "kind_of", "roots_of", "thread_axis",
+    "ThreadAxis", "ceil_div", "is_reduce_axis", "iter_kind_of", "root_axes", "thread_axis",
 ]  # fmt: skip

@@ -15,22 +15,23 @@ from collections.abc import Collection, Sequence
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.schedule.disjoint_iterations import steps_disjoint
+from ekiden.tir.schedule.disjoint_iterations import overlap_fault
 from ekiden.tir.schedule.program import ScheduleProgram
 from ekiden.tir.stmt import BlockRealize, For, ForKind, PrimFunc, SeqStmt, Stmt, seq
-from ekiden.tir.visitor import StmtMutator, buffers_written, substitute, walk
+from ekiden.tir.visitor import StmtMutator, buffers_written, pre_order_stmts, substitute
 
 
-def time_inside_threads(func: PrimFunc, steps: Collection[str]) -> PrimFunc:
-    """Return the function with loops over the time of scans, whose blocks are `steps`, moved into
-    loops over threads where that is proved to change nothing."""
+def interchange_time_and_threads(func: PrimFunc, steps: Collection[str]) -> PrimFunc:
+    """Move loops over the time of scans, whose blocks are `steps`, inside loops over threads, where
+    that is proved to change nothing.
+    """
     if not steps:
         return func
-    interchange = _Interchange(func, frozenset(steps))
+    interchange = _TimeThreadInterchange(func, frozenset(steps))
     return func.with_fields(body=interchange.visit(func.body))
 
 
-class _Interchange(StmtMutator):
+class _TimeThreadInterchange(StmtMutator):
     def __init__(self, func: PrimFunc, steps: frozenset[str]) -> None:
         self._func, self._steps = func, steps
 
@@ -38,12 +39,13 @@ class _Interchange(StmtMutator):
         """Interchange the time loop of a scan, the outermost serial loop around its steps, with its
         thread loops.
         """
-        inside = (s.block.name for s in walk(stmt) if isinstance(s, BlockRealize))
+        inside = (s.block.name for s in pre_order_stmts(stmt) if isinstance(s, BlockRealize))
         if stmt.kind is not ForKind.SERIAL or self._steps.isdisjoint(inside):
             return super().visit_for(stmt)
-        nests = [_threads_in(s, stmt) for s in _parts(stmt.body)]
+        nests = [_thread_loops_of(s, stmt) for s in _seq_statements(stmt.body)]
         threads = nests[0]
-        if not threads or not all(_same_threads(threads, nest) for nest in nests[1:]):
+        # Steps on different threads would need a barrier between them in every time step.
+        if not threads or not all(_have_same_threads(threads, nest) for nest in nests[1:]):
             return super().visit_for(stmt)
         bodies: list[Stmt] = []
         for loops in nests:
@@ -59,16 +61,18 @@ class _Interchange(StmtMutator):
         own = {s.loop_var for s in threads}
         program = ScheduleProgram(self._func.with_fields(body=body))
         for buffer in buffers_written(body):
-            if steps_disjoint(program, chain[-1], buffer, own, chain) is not None:
+            # After the interchange each thread runs all time steps alone, which is valid only if no
+            # thread reads what another one writes.
+            if overlap_fault(program, chain[-1], buffer, own, chain) is not None:
                 return super().visit_for(stmt)
         return body
 
 
-def _parts(body: Stmt) -> Sequence[Stmt]:
+def _seq_statements(body: Stmt) -> Sequence[Stmt]:
     return body.seq if isinstance(body, SeqStmt) else (body,)
 
 
-def _threads_in(nest: Stmt, time: For) -> list[For]:
+def _thread_loops_of(nest: Stmt, time: For) -> list[For]:
     """Return the loops of a nest, each alone in the one around, down to the last over threads;
     none where their ranges change with the time."""
     loops: list[For] = []
@@ -82,7 +86,7 @@ def _threads_in(nest: Stmt, time: For) -> list[For]:
     return loops
 
 
-def _same_threads(ours: Sequence[For], theirs: Sequence[For]) -> bool:
+def _have_same_threads(ours: Sequence[For], theirs: Sequence[For]) -> bool:
     """Return whether the loops of two nests are bound to the same threads, in the same order."""
     return len(ours) == len(theirs) and all(
         a.kind is b.kind
@@ -93,4 +97,4 @@ def _same_threads(ours: Sequence[For], theirs: Sequence[For]) -> bool:
     )
 
 
-__all__ = ["time_inside_threads"]
+__all__ = ["interchange_time_and_threads"]

@@ -18,10 +18,10 @@ from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
-from ekiden.te.inline import post_order_tensors, redirect_reads
+from ekiden.te.inline import post_order_tensors
 from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis, make_reduce
-from ekiden.te.schedule.axis_values import leaves_from_roots, roots_from_leaves
-from ekiden.te.schedule.relations import Axis, Fuse, Reorder, Split, Step, is_reduced
+from ekiden.te.schedule.axis_values import solve_leaves, solve_roots
+from ekiden.te.schedule.relations import Axis, Fuse, Reorder, Split, Step, is_reduce_axis
 from ekiden.te.schedule.stage import Attach, Stage
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp, ProducerLoad, Tensor
 from ekiden.tir.expr import SCOPES
@@ -43,11 +43,12 @@ class Schedule:
             if tensor.op in self.stage_map:
                 continue
             if isinstance(tensor.op, ExternOp):
+                # Steps before their scan: stages are in the order of producers.
                 for step, _ in tensor.op.steps:
-                    self._add(Stage(step, within=tensor.op), len(self.stages))
-            self._add(Stage(tensor.op, tensor.op in self.outputs), len(self.stages))
+                    self._insert_stage(Stage(step, within=tensor.op), len(self.stages))
+            self._insert_stage(Stage(tensor.op, tensor.op in self.outputs), len(self.stages))
 
-    def _add(self, stage: Stage, at: int) -> Stage:
+    def _insert_stage(self, stage: Stage, at: int) -> Stage:
         self.stages.insert(at, stage)
         assert stage.op is not None
         self.stage_map[stage.op] = stage
@@ -79,7 +80,7 @@ class Schedule:
         `include_inputs`, those too): its `compute_at` moves every member that is not attached
         elsewhere.
         """
-        ends, begins = _many(outputs), set(_many(inputs))
+        ends, begins = _as_list(outputs), set(_as_list(inputs))
         inside: dict[Operation, None] = {}
         stack = list(ends)
         while stack:
@@ -94,11 +95,11 @@ class Schedule:
         group = Stage(None)
         for stage in self.stages:
             if stage.origin_op in inside:
-                self._join(stage, group)
+                self._add_to_group(stage, group)
         self.groups.append(group)
         return group
 
-    def _join(self, stage: Stage, group: Stage) -> None:
+    def _add_to_group(self, stage: Stage, group: Stage) -> None:
         """Put a stage into a group: the outermost of its groups becomes a member of the new."""
         at = stage
         while at.group is not None and at.group is not group:
@@ -115,7 +116,7 @@ class Schedule:
         """Create a copy of a tensor in a memory scope for the readers, and return it. Raises
         ScheduleError for a reader that does not read the tensor.
         """
-        _check_scope("cache_read", tensor, scope)
+        _require_valid_scope("cache_read", tensor, scope)
         reader_list = [readers] if isinstance(readers, (Tensor, Operation)) else list(readers)
         if not reader_list:
             raise ScheduleError(f"cache_read of {tensor.name!r}: there must be a reader")
@@ -124,15 +125,15 @@ class Schedule:
         cached = ComputeOp(f"{tensor.name}.{scope}", "", {}, axis, (body,)).output(0)
         for reader in reader_list:
             stage = self[self[reader].within or reader]
-            redirected = _repointed(stage.op, {tensor: cached})
+            redirected = _redirect_inputs(stage.op, {tensor: cached})
             if redirected is stage.op:
                 raise ScheduleError(
                     f"cache_read of {tensor.name!r}: {stage.name!r} does not read it"
                 )
             stage.op = redirected
-        cache_stage = self._add(Stage(cached.op), self.stages.index(self[tensor]) + 1)
+        cache_stage = self._insert_stage(Stage(cached.op), self.stages.index(self[tensor]) + 1)
         cache_stage.scope = scope
-        _enter(cache_stage, self[tensor].group)
+        _join_group_of(cache_stage, self[tensor].group)
         return cached
 
     def cache_write(self, tensor: Tensors, scope: str) -> Tensor | list[Tensor]:
@@ -140,10 +141,10 @@ class Schedule:
         it; return the cached tensor. After steps on its axes, the cache is laid out as the
         leaves. Raises ScheduleError for what is no computation.
         """
-        outputs = _many(tensor)
+        outputs = _as_list(tensor)
         stage = self[outputs[0]]
         op = stage.op
-        _check_scope("cache_write", outputs[0], scope)
+        _require_valid_scope("cache_write", outputs[0], scope)
         stage.refuse_within("cache_write")
         if not isinstance(op, ComputeOp):
             raise ScheduleError(f"cache_write of {outputs[0].name!r}: it is no computation")
@@ -153,17 +154,18 @@ class Schedule:
                 "operation must"
                 " be given"
             )
-        cached, copying = _written_through(op, stage, scope)
+        cached, copying = _split_into_cache_and_copy(op, stage, scope)
         at = self.stages.index(stage)
-        cache_stage = self._add(Stage(cached), at)
-        cache_stage.steps = [s for s in stage.steps if _is_about_sums(s)]
+        cache_stage = self._insert_stage(Stage(cached), at)
+        cache_stage.steps = [s for s in stage.steps if _is_on_reduce_axes(s)]
         _replay_leaves(cache_stage)
-        stage.steps = [s for s in stage.steps if not _is_about_sums(s)]
+        # The reduction moves to the cache stage; the copy back has spatial axes only.
+        stage.steps = [s for s in stage.steps if not _is_on_reduce_axes(s)]
         stage.op = copying
-        stage.leaf_iter_vars = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
-        stage.all_iter_vars = [a for a in stage.all_iter_vars if not is_reduced(a)]
+        stage.leaf_iter_vars = [a for a in stage.leaf_iter_vars if not is_reduce_axis(a)]
+        stage.all_iter_vars = [a for a in stage.all_iter_vars if not is_reduce_axis(a)]
         cache_stage.scope = scope
-        _enter(cache_stage, stage.group)
+        _join_group_of(cache_stage, stage.group)
         cached_tensors = [cached.output(n) for n in range(len(cached.body))]
         return cached_tensors[0] if isinstance(tensor, Tensor) else cached_tensors
 
@@ -178,8 +180,8 @@ class Schedule:
         stage.refuse_within("rfactor")
         if not isinstance(op, ComputeOp) or not isinstance(op.body[0], Reduce):
             raise ScheduleError(f"rfactor of {tensor.name!r}: it is no reduction")
-        factored = stage._leaf("rfactor", axis)
-        if not is_reduced(factored):
+        factored = stage._leaf_axis("rfactor", axis)
+        if not is_reduce_axis(factored):
             raise ScheduleError(
                 f"rfactor of {tensor.name!r}: {axis.var.name!r} is not reduced over"
             )
@@ -190,8 +192,8 @@ class Schedule:
                 f"rfactor of {tensor.name!r}: factor_axis must be from 0 to {rank}, got"
                 f" {factor_axis}"
             )
-        partial_op, total_op = _factored(op, stage, factored, axis_position)
-        self._add(Stage(partial_op), self.stages.index(stage))
+        partial_op, total_op = _factor_reduction(op, stage, factored, axis_position)
+        self._insert_stage(Stage(partial_op), self.stages.index(stage))
         stage.op = total_op
         stage.begin_anew()
         partial_tensors = [partial_op.output(n) for n in range(len(partial_op.body))]
@@ -209,18 +211,18 @@ def create_schedule(ops: Tensor | Operation | Sequence[Tensor | Operation]) -> S
     return Schedule(list(dict.fromkeys(o.op if isinstance(o, Tensor) else o for o in op_list)))
 
 
-def _enter(stage: Stage, group: Stage | None) -> None:
+def _join_group_of(stage: Stage, group: Stage | None) -> None:
     """Add a new stage to the group of the one it was created for."""
     stage.group = group
     if group is not None:
         group.num_child_stages += 1
 
 
-def _many(tensors: Tensors) -> list[Tensor]:
+def _as_list(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _check_scope(what: str, tensor: Tensor, scope: str) -> None:
+def _require_valid_scope(what: str, tensor: Tensor, scope: str) -> None:
     if scope not in SCOPES:
         raise ScheduleError(
             f"{what} of {tensor.name!r}: expected one of {', '.join(SCOPES)}, got {scope!r}"
@@ -234,30 +236,37 @@ def _fresh_axes(shape: Sequence[PrimExpr], names: Sequence[str] = ()) -> tuple[I
     )
 
 
-def _repointed(op: Operation | None, new: Mapping[Tensor, Tensor]) -> Operation | None:
+def _redirect_inputs(op: Operation | None, new: Mapping[Tensor, Tensor]) -> Operation | None:
     """Return an operation with replaced inputs; itself where it reads none of them."""
     if isinstance(op, ExternOp):
         inputs = tuple(new.get(t, t) for t in op.inputs)
         return op if inputs == op.inputs else op.with_fields(inputs=inputs)
     if not isinstance(op, ComputeOp):
         return op
-    body = repointed_body(op, new)
+    body = redirect_body(op, new)
     return (
         op if all(a is b for a, b in zip(body, op.body, strict=True)) else op.with_fields(body=body)
     )
 
 
-def repointed_body(op: ComputeOp, new: Mapping[Tensor, Tensor]) -> tuple[PrimExpr, ...]:
+def redirect_body(op: ComputeOp, new: Mapping[Tensor, Tensor]) -> tuple[PrimExpr, ...]:
     """Return the expressions of a computation over replaced tensors."""
-    return tuple(rewrite(b, redirect_reads(new)) for b in op.body)
+
+    def redirect_load(e: PrimExpr) -> PrimExpr:
+        """Redirect a read of a replaced tensor."""
+        if isinstance(e, ProducerLoad) and e.producer in new:
+            return e.with_fields(producer=new[e.producer])
+        return e
+
+    return tuple(rewrite(b, redirect_load) for b in op.body)
 
 
-def _is_about_sums(step: Step) -> bool:
+def _is_on_reduce_axes(step: Step) -> bool:
     if isinstance(step, Reorder):
-        return all(map(is_reduced, step.order))
+        return all(map(is_reduce_axis, step.order))
     if isinstance(step, Split):
-        return is_reduced(step.parent)
-    return isinstance(step, Fuse) and is_reduced(step.fused)
+        return is_reduce_axis(step.parent)
+    return isinstance(step, Fuse) and is_reduce_axis(step.fused)
 
 
 def _replay_leaves(stage: Stage) -> None:
@@ -278,26 +287,28 @@ def _replay_leaves(stage: Stage) -> None:
                 leaves[position] = axis
 
 
-def _written_through(op: ComputeOp, stage: Stage, scope: str) -> tuple[ComputeOp, ComputeOp]:
+def _split_into_cache_and_copy(
+    op: ComputeOp, stage: Stage, scope: str
+) -> tuple[ComputeOp, ComputeOp]:
     """Return the computation into the cache, and the copy back over the operation's axes."""
-    spatial = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
+    spatial = [a for a in stage.leaf_iter_vars if not is_reduce_axis(a)]
     names = [a.var.name for a in spatial]
     axes = _fresh_axes([a.extent for a in spatial], [f"{n}.c" for n in names])
-    values, conditions = roots_from_leaves(
+    values, conditions = solve_roots(
         stage.steps, {a: new.var for a, new in zip(spatial, axes, strict=True)}
     )
     at = {root.var: values[root] for root in op.axis}
-    body = _moved(op, at, stage.steps)
+    body = _body_at_axes(op, at, stage.steps)
     if conditions:
-        body = tuple(_guarded(b, conditions) for b in body)
+        body = tuple(_guard_reads(b, conditions) for b in body)
     cached = ComputeOp(f"{op.name}.{scope}", op.tag, op.attrs, axes, body)
-    leaf_values = leaves_from_roots(stage.steps, {a: a.var for a in op.axis})
+    leaf_values = solve_leaves(stage.steps, {a: a.var for a in op.axis})
     indices = tuple(leaf_values[a] for a in spatial)
     copies = tuple(ProducerLoad(cached.output(n), indices, b.dtype) for n, b in enumerate(op.body))
     return cached, op.with_fields(body=copies)
 
 
-def _moved(
+def _body_at_axes(
     op: ComputeOp, at: Mapping[Var, PrimExpr], steps: Sequence[Step]
 ) -> tuple[PrimExpr, ...]:
     """Return what an operation computes at other axes. A reduction axis whose extent depends on a
@@ -314,7 +325,9 @@ def _moved(
             new[reduce_axis] = ReduceAxis(
                 reduce_axis.name, reduce_axis.dtype, extent, origin=origin
             )
-            if any(isinstance(s, (Split, Fuse)) and reduce_axis in _taken(s) for s in steps):
+            if any(
+                isinstance(s, (Split, Fuse)) and reduce_axis in _consumed_axes(s) for s in steps
+            ):
                 raise ScheduleError(
                     f"cache_write of {op.name!r}: {reduce_axis.name!r} is split or fused, and "
                     "its extent"
@@ -326,13 +339,13 @@ def _moved(
         if isinstance(moved_body, Reduce):
             axis = tuple(new.get(a, a) for a in moved_body.axis)
             moved_body = moved_body.with_fields(
-                axis=axis, reducer=_moved_reducer(moved_body.reducer, values)
+                axis=axis, reducer=_reducer_at_axes(moved_body.reducer, values)
             )
         bodies.append(moved_body)
     return tuple(bodies)
 
 
-def _moved_reducer(reducer: CommReducer, values: dict[Var, PrimExpr]) -> CommReducer:
+def _reducer_at_axes(reducer: CommReducer, values: dict[Var, PrimExpr]) -> CommReducer:
     """Return a reducer that names an axis in its combination or identity, at other axes."""
     substituted = [
         tuple(substitute(e, values) for e in es)
@@ -350,16 +363,18 @@ def _moved_reducer(reducer: CommReducer, values: dict[Var, PrimExpr]) -> CommRed
     return reducer.with_fields(result=substituted[0], identity_element=substituted[1])
 
 
-def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
+def _consumed_axes(step: Split | Fuse) -> tuple[Axis, ...]:
     return (step.parent,) if isinstance(step, Split) else (step.outer, step.inner)
 
 
-def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
-    """Return a body that reads nothing where a condition does not hold."""
+def _guard_reads(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
+    """Return a body whose reads happen only where the conditions hold."""
     conjunction = conditions[0]
     for condition in conditions[1:]:
         conjunction = logical_and(conjunction, condition)
     if isinstance(body, Reduce):
+        # Points outside contribute the identity, so that the guard does not change the result of
+        # the reduction.
         starts = body.reducer.identity_element
         sources = (
             if_then_else(conjunction, s, i) for s, i in zip(body.sources, starts, strict=True)
@@ -368,10 +383,12 @@ def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
     return if_then_else(conjunction, body, const(0, body.dtype))
 
 
-def _factored(
+def _factor_reduction(
     op: ComputeOp, stage: Stage, factored: Axis, axis_position: int
 ) -> tuple[ComputeOp, ComputeOp]:
-    """Return the partial reductions, and their total."""
+    """Return the partial reductions per iteration of the factored axis, and the reduction
+    of those.
+    """
     first = op.body[0]
     assert isinstance(first, Reduce)
     part_axis = IterVar(Var(factored.var.name), factored.extent, IterKind.SPATIAL)
@@ -387,10 +404,10 @@ def _factored(
     at: dict[Var, PrimExpr] = {
         old.var: new.var for old, new in zip(op.axis, spatial_axes, strict=True)
     }
-    other_sums = [a for a in stage.leaf_iter_vars if is_reduced(a) and a is not factored]
+    other_sums = [a for a in stage.leaf_iter_vars if is_reduce_axis(a) and a is not factored]
     inner = {a: ReduceAxis(a.var.name, "int64", substitute(a.extent, at)) for a in other_sums}
     leaves: dict[Axis, PrimExpr] = {factored: part_axis.var, **inner}
-    values, conditions = roots_from_leaves(stage.steps, leaves)
+    values, conditions = solve_roots(stage.steps, leaves)
     for root in op.reduce_axis:
         if root not in values:
             raise ScheduleError(f"rfactor of {op.name!r}: {root.name!r} is not made of its leaves")
@@ -398,8 +415,10 @@ def _factored(
     sources = [substitute(s, at) for s in first.sources]
     where = None
     for condition in conditions:
+        # Splits that do not divide the extent: surplus iterations are masked in the partial
+        # reductions.
         where = condition if where is None else logical_and(where, condition)
-    reducer = _moved_reducer(first.reducer, at)
+    reducer = _reducer_at_axes(first.reducer, at)
     body = make_reduce(reducer, sources, tuple(inner.values()), where)
     partial_op = ComputeOp(f"{op.name}.rf", op.tag, op.attrs, tuple(axes), body)
     again = ReduceAxis(f"{factored.var.name}.v", "int64", factored.extent)

@@ -21,9 +21,9 @@ from ekiden.te.schedule.relations import (
     Step,
     ThreadAxis,
     ceil_div,
-    is_reduced,
-    kind_of,
-    roots_of,
+    is_reduce_axis,
+    iter_kind_of,
+    root_axes,
 )
 from ekiden.te.tensor import ComputeOp, ExternOp, Operation, PlaceholderOp
 from ekiden.te.tensor_compute import TensorComputeOp
@@ -47,8 +47,9 @@ class Attach(IntEnum):
 
 @Object.register
 class Stage:
-    """Stage of a schedule: one computation. Methods record steps; `lower` applies them, and rejects
-    what would change the program's meaning with a ScheduleError.
+    """A stage of a schedule: one computation with its axes and the primitives applied to it.
+    Methods record steps; `lower` applies them, and rejects what would change the program's
+    meaning with a ScheduleError.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Stage:
         self.layouts: list[tuple[IndexMap, tuple[IterVar, ...]]] = []
         self.begin_anew()
         if isinstance(op, TensorComputeOp):
-            self._begin_with_instruction(op)
+            self._tensorize_own_axes(op)
 
     def __repr__(self) -> str:
         return f"stage({self.name})"
@@ -94,12 +95,12 @@ class Stage:
 
     def begin_anew(self) -> None:
         """Reset the stage to the operation's axes, without steps."""
-        roots = () if self.op is None else roots_of(self.op)
+        roots = () if self.op is None else root_axes(self.op)
         self.steps = []
         self.all_iter_vars: list[Axis] = list(roots)
         self.leaf_iter_vars: list[Axis] = list(roots if self.within is None else roots[1:])
 
-    def _begin_with_instruction(self, op: TensorComputeOp) -> None:
+    def _tensorize_own_axes(self, op: TensorComputeOp) -> None:
         """Make the instruction's own axes innermost, and tensorize them."""
         outer_sums = len(op.reduce_axis) - op.own_sums
         own: list[Axis] = [*op.axis[-op.own :], *op.reduce_axis[outer_sums:]]
@@ -125,8 +126,8 @@ class Stage:
         """
         if (factor is None) == (nparts is None):
             raise ValueError(f"split of {self.name!r}: give either factor or nparts")
-        parent = self._leaf("split", parent)
-        name, size, kind = parent.var.name, _extent(parent), kind_of(parent)
+        parent = self._leaf_axis("split", parent)
+        name, size, kind = parent.var.name, _axis_extent(parent), iter_kind_of(parent)
         requested = factor if nparts is None else nparts
         size_expr = convert(requested, "int64") if isinstance(requested, (int, PrimExpr)) else None
         if size_expr is None or not dt.is_int(size_expr.dtype):
@@ -142,7 +143,7 @@ class Stage:
         step = Split(
             parent, outer, inner, *((size_expr, None) if nparts is None else (None, size_expr))
         )
-        self._replace([parent], [outer, inner], step)
+        self._replace_leaves([parent], [outer, inner], step)
         return outer, inner
 
     def fuse(self, *args: Axis) -> IterVar:
@@ -151,40 +152,40 @@ class Stage:
         """
         if not args:
             singleton = IterVar(Var("singleton"), const(1), IterKind.SPATIAL)
-            self._replace([], [singleton], Singleton(singleton))
+            self._replace_leaves([], [singleton], Singleton(singleton))
             return singleton
-        fused = self._leaf("fuse", args[0])
+        fused = self._leaf_axis("fuse", args[0])
         for inner in args[1:]:
-            fused = self._fuse(fused, self._leaf("fuse", inner))
+            fused = self._fuse_pair(fused, self._leaf_axis("fuse", inner))
         if isinstance(fused, ReduceAxis):
             return IterVar(fused.var, fused.extent, IterKind.REDUCE)
         return fused
 
-    def _fuse(self, outer: Axis, inner: Axis) -> IterVar:
+    def _fuse_pair(self, outer: Axis, inner: Axis) -> IterVar:
         leaves = self.leaf_iter_vars
         if leaves.index(outer) + 1 != leaves.index(inner):
             raise ScheduleError(
                 f"fuse of {self.name!r}: {inner.var.name!r} must follow {outer.var.name!r};"
-                f" axes are {_names(leaves)}"
+                f" axes are {_axis_names(leaves)}"
             )
-        if is_reduced(outer) != is_reduced(inner):
+        if is_reduce_axis(outer) != is_reduce_axis(inner):
             raise ScheduleError(
                 f"fuse of {self.name!r}: {outer.var.name!r} and {inner.var.name!r}, one of which"
                 " is reduced over"
             )
         name = f"{outer.var.name}.{inner.var.name}.fused"
-        fused = IterVar(Var(name), _extent(outer) * _extent(inner), kind_of(outer))
-        self._replace([outer, inner], [fused], Fuse(outer, inner, fused))
+        fused = IterVar(Var(name), _axis_extent(outer) * _axis_extent(inner), iter_kind_of(outer))
+        self._replace_leaves([outer, inner], [fused], Fuse(outer, inner, fused))
         return fused
 
     def reorder(self, *args: Axis) -> None:
         """Reorder axes as given; others stay in place. Raises ScheduleError for an axis that is no
         leaf, or is given twice.
         """
-        order = tuple(self._leaf("reorder", a) for a in args)
+        order = tuple(self._leaf_axis("reorder", a) for a in args)
         if len(set(order)) != len(order):
             raise ScheduleError(
-                f"reorder of {self.name!r}: an axis is there twice: {_names(order)}"
+                f"reorder of {self.name!r}: an axis is there twice: {_axis_names(order)}"
             )
         positions = sorted(self.leaf_iter_vars.index(a) for a in order)
         for position, axis in zip(positions, order, strict=True):
@@ -200,7 +201,7 @@ class Stage:
         self.reorder(x_outer, y_outer, x_inner, y_inner)
         return x_outer, y_outer, x_inner, y_inner
 
-    def _leaf(self, what: str, axis: Axis) -> Axis:
+    def _leaf_axis(self, what: str, axis: Axis) -> Axis:
         for leaf in self.leaf_iter_vars:
             if leaf is axis or (isinstance(leaf, ReduceAxis) and leaf.origin is axis):
                 return leaf
@@ -215,10 +216,10 @@ class Stage:
             )
         raise ScheduleError(
             f"{what} of {self.name!r}: {axis.var.name!r} is not among its axes"
-            f" {_names(self.leaf_iter_vars)}"
+            f" {_axis_names(self.leaf_iter_vars)}"
         )
 
-    def _replace(self, old: Sequence[Axis], new: Sequence[IterVar], step: Step) -> None:
+    def _replace_leaves(self, old: Sequence[Axis], new: Sequence[IterVar], step: Step) -> None:
         at = self.leaf_iter_vars.index(old[0]) if old else 0
         self.leaf_iter_vars[at : at + len(old)] = new
         self.all_iter_vars += new
@@ -226,50 +227,53 @@ class Stage:
 
     # How axes run.
 
-    def _attr(self, what: str, axis: Axis) -> AxisAttr:
-        return self.iter_var_attrs.setdefault(self._leaf(what, axis), AxisAttr())
+    def _axis_attr(self, what: str, axis: Axis) -> AxisAttr:
+        return self.iter_var_attrs.setdefault(self._leaf_axis(what, axis), AxisAttr())
 
     def bind(self, ivar: Axis, thread_ivar: ThreadAxis) -> None:
-        """Run an axis on a thread axis. Raises ScheduleError for another axis."""
+        """Bind an axis to a thread axis. Raises ScheduleError for another axis."""
         if not isinstance(thread_ivar, ThreadAxis):
             raise ScheduleError(
                 f"bind of {self.name!r}: expected a te.thread_axis, got"
                 f" {type(thread_ivar).__name__}"
             )
-        self._attr("bind", ivar).bind_thread = thread_ivar
+        self._axis_attr("bind", ivar).bind_thread = thread_ivar
 
     def vectorize(self, var: Axis) -> None:
-        """Run an axis as vectors. Raises ScheduleError for one that is reduced over."""
+        """Vectorise an axis. Raises ScheduleError for one that is reduced over."""
         self._set_kind("vectorize", var, IterVar.Vectorized)
 
     def unroll(self, var: Axis) -> None:
-        """Write the steps of an axis out."""
-        self._attr("unroll", var).iter_type = IterVar.Unrolled
+        """Unroll an axis."""
+        self._axis_attr("unroll", var).iter_type = IterVar.Unrolled
 
     def parallel(self, var: Axis) -> None:
-        """Share an axis's steps between threads. Raises ScheduleError for one reduced over."""
+        """Distribute the iterations of an axis over threads. Raises ScheduleError for one reduced
+        over.
+        """
         self._set_kind("parallel", var, IterVar.Parallelized)
 
     def _set_kind(self, what: str, var: Axis, kind: int) -> None:
-        if is_reduced(self._leaf(what, var)):
+        if is_reduce_axis(self._leaf_axis(what, var)):
             raise ScheduleError(
                 f"{what} of {self.name!r}: {var.var.name!r} is reduced over; see rfactor"
             )
-        self._attr(what, var).iter_type = kind
+        self._axis_attr(what, var).iter_type = kind
 
     def pragma(self, var: Axis, pragma_type: str, pragma_value: object = None) -> None:
         """Annotate the loop of an axis with "pragma_<pragma_type>", for passes to read."""
-        self._attr("pragma", var).pragmas[pragma_type] = pragma_value
+        self._axis_attr("pragma", var).pragmas[pragma_type] = pragma_value
 
     def tensorize(self, var: Axis, tensor_intrin: TensorIntrin) -> None:
-        """Put an instruction in the place of an axis and those inside it."""
-        attr = self._attr("tensorize", var)
+        """Replace an axis and those inside it by a tensor intrinsic."""
+        attr = self._axis_attr("tensorize", var)
         attr.iter_type, attr.tensor_intrin = IterVar.Tensorized, tensor_intrin
 
     # Where it is computed, and kept.
 
     def compute_at(self, parent: Stage, scope: Axis) -> None:
-        """Compute, in each step of an axis of another stage, what the step reads.
+        """Compute, in each iteration of an axis of another stage, the elements that the iteration
+        reads.
 
         Raises ScheduleError for an axis that is no leaf of that stage.
         """
@@ -277,11 +281,11 @@ class Stage:
             raise ScheduleError(f"compute_at of {self.name!r}: it cannot be computed in itself")
         self.attach_type = Attach.SCOPE
         self.attach_stage = parent
-        self.attach_ivar = parent._leaf(f"compute_at {self.name!r}", scope)
+        self.attach_ivar = parent._leaf_axis(f"compute_at {self.name!r}", scope)
 
     def compute_inline(self) -> None:
-        """Compute each element where it is read. Raises ScheduleError for a reduction and for what
-        is no computation.
+        """Inline each element into the expressions that read it. Raises ScheduleError for a
+        reduction and for what is no computation.
         """
         if not isinstance(self.op, ComputeOp) or self.op.reduce_axis:
             kind = "a reduction" if isinstance(self.op, ComputeOp) else "no computation"
@@ -289,7 +293,7 @@ class Stage:
         self.attach_type = Attach.INLINE
 
     def compute_root(self) -> None:
-        """Compute it before what reads it, in loops of its own."""
+        """Compute the stage in loops of its own, before its readers."""
         self.attach_type, self.attach_stage, self.attach_ivar = Attach.ROOT, None, None
 
     def set_scope(self, scope: str) -> None:
@@ -318,14 +322,16 @@ class Stage:
 
     def storage_align(self, axis: Axis, factor: int, offset: int) -> None:
         """Pad the storage so that the stride of an axis is k * factor + offset elements."""
-        self.aligned[self._root("storage_align", axis)] = (int(factor), int(offset))
+        self.aligned[self._root_axis("storage_align", axis)] = (int(factor), int(offset))
 
     def double_buffer(self) -> None:
         """Double-buffer the storage; one is filled while the other is read."""
         self.is_double_buffered = True
 
     def rolling_buffer(self) -> None:
-        """Store the window that an iteration needs, and compute only what is new in it."""
+        """Keep the window that an iteration reads in a circular buffer, and compute only the
+        elements that enter it.
+        """
         self.is_rolling = True
 
     def transform_layout(
@@ -351,13 +357,13 @@ class Stage:
         self.layouts.append((index_map, new_axes))
         if self.is_input:
             return []
-        reduced = [a for a in self.leaf_iter_vars if is_reduced(a)]
+        reduced = [a for a in self.leaf_iter_vars if is_reduce_axis(a)]
         self.leaf_iter_vars = [*new_axes, *reduced]
         self.all_iter_vars += new_axes
         return list(new_axes)
 
-    def _root(self, what: str, axis: Axis) -> Axis:
-        if self.op is None or axis not in roots_of(self.op):
+    def _root_axis(self, what: str, axis: Axis) -> Axis:
+        if self.op is None or axis not in root_axes(self.op):
             raise ScheduleError(
                 f"{what} of {self.name!r}: {axis.var.name!r} is no axis of the operation"
             )
@@ -374,9 +380,9 @@ class Stage:
         return isinstance(self.op, ExternOp)
 
 
-def _extent(axis: Axis) -> PrimExpr:
+def _axis_extent(axis: Axis) -> PrimExpr:
     return axis.extent
 
 
-def _names(axes: Sequence[Axis]) -> list[str]:
+def _axis_names(axes: Sequence[Axis]) -> list[str]:
     return [a.var.name for a in axes]

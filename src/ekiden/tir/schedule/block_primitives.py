@@ -35,13 +35,15 @@ BufferSelector = int | str | Buffer
 IndexMapLike = IndexMap | Callable[..., ExprLike | Sequence[ExprLike]]
 
 
-def _block_handle(handles: Sequence[object]) -> BlockRV:
+def _single_block_handle(handles: Sequence[object]) -> BlockRV:
     assert isinstance(handles[0], BlockRV), "a step that makes a block gives its handle"
     return handles[0]
 
 
-class BlockSteps(ScheduleState):
-    """Primitives on blocks. A primitive that is refused leaves the schedule unchanged."""
+class BlockPrimitives(ScheduleState):
+    """The schedule primitives on blocks: a base class of Schedule. A primitive that is refused
+    leaves the schedule unchanged.
+    """
 
     # Where blocks are computed.
 
@@ -54,7 +56,7 @@ class BlockSteps(ScheduleState):
         writer, what it reads is not written again. Refused otherwise, for reductions and for
         outputs of the function.
         """
-        self._run("compute_inline", inline.compute_inline, (self._block(block),))
+        self._run_primitive("compute_inline", inline.compute_inline, (self._block_handle(block),))
 
     def reverse_compute_inline(self, block: BlockLike) -> None:
         """Inline a block into its only producer.
@@ -65,7 +67,9 @@ class BlockSteps(ScheduleState):
         writes all of its buffer, and has no other reader; the block reads each element of it once
         (at a bijection of its iterators).
         """
-        self._run("reverse_compute_inline", inline.reverse_compute_inline, (self._block(block),))
+        self._run_primitive(
+            "reverse_compute_inline", inline.reverse_compute_inline, (self._block_handle(block),)
+        )
 
     def compute_at(
         self,
@@ -74,7 +78,8 @@ class BlockSteps(ScheduleState):
         preserve_unit_loops: bool = False,
         index: int = -1,
     ) -> None:
-        """Compute, in each step of a loop, the part of a block's buffers that the step reads.
+        """Move a producer block under a loop: each iteration computes the part of its buffers that
+        the iteration reads.
 
             for i: b[i] = f(i)                      for j:
             for j: c[j] = b[j] + b[j + 1]     ->        for ax in range(2): b[j + ax] = f(j + ax)
@@ -86,11 +91,11 @@ class BlockSteps(ScheduleState):
         again in each (see `rolling_buffer`). A buffer of scope "shared" gets what all threads of
         the loops around need; its own loops may then be bound to the same thread axes.
         """
-        if self._compute_at_root_or_inline(block, loop):
+        if self._apply_compute_location(block, loop):
             return
-        handles = (self._block(block), self._loop(loop))
+        handles = (self._block_handle(block), self._loop_handle(loop))
         attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
-        self._run("compute_at", compute_at.compute_at, handles, attrs, moves=True)
+        self._run_primitive("compute_at", compute_at.compute_at, handles, attrs, moves=True)
 
     def reverse_compute_at(
         self,
@@ -99,26 +104,29 @@ class BlockSteps(ScheduleState):
         preserve_unit_loops: bool = False,
         index: int = -1,
     ) -> None:
-        """Compute, in each step of a loop, the part of a block that what the step wrote allows.
+        """Move a consumer block under a loop: each iteration computes the part that depends on what
+        the iteration has written.
 
             for i, j: b[i, j] = f(i, j)             for i:
             for i, j: c[i, j] = g(b[i, j])    ->        for j: b[i, j] = f(i, j)
                                                         for j: c[i, j] = g(b[i, j])
 
         Where loops around reduce, the block runs in their last step alone. Proved: what a step
-        writes is final then (no reduction over the loop itself) and a box;
-        the block reads it at its own iterators; over all steps it runs for every point (a
-        reduction: once); its other inputs are there before the loop.
+        writes is final then (no reduction over the loop itself) and a box; the block reads it at
+        its own iterators; over all steps it runs for every point (a reduction: once); its other
+        inputs are there before the loop.
         """
-        if self._compute_at_root_or_inline(block, loop):
+        if self._apply_compute_location(block, loop):
             return
-        handles = (self._block(block), self._loop(loop))
+        handles = (self._block_handle(block), self._loop_handle(loop))
         attrs = {"preserve_unit_loops": preserve_unit_loops, "index": index}
-        self._run("reverse_compute_at", compute_at.reverse_compute_at, handles, attrs, moves=True)
+        self._run_primitive(
+            "reverse_compute_at", compute_at.reverse_compute_at, handles, attrs, moves=True
+        )
 
-    def _compute_at_root_or_inline(self, block: BlockLike, loop: LoopLike) -> bool:
-        """Handle the results of sample_compute_location that are not a loop; return whether it was
-        one.
+    def _apply_compute_location(self, block: BlockLike, loop: LoopLike) -> bool:
+        """Apply a result of sample_compute_location that is not a loop (root or inline); return
+        whether it was one.
         """
         if not isinstance(loop, LoopRV) or loop not in self._values:
             return False
@@ -136,19 +144,21 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Copy what is read of a buffer to a new one first; return the copying block; gives the
-        copying block.
+        """Stage a buffer that a block reads in a new buffer of another scope; return the block that
+        copies.
 
             c[i] = a[i] * 2   ->   a_local[i] = a[i]; c[i] = a_local[i] * 2
 
         All readers use the copy, or only `consumer_blocks`. Proved: the buffer is not written after
         the copy is made.
         """
-        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
         if consumer_blocks is not None:
-            attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
-        handles = (self._block(block),)
-        return _block_handle(self._run("cache_read", cache.cache_read, handles, attrs, moves=True))
+            attrs["consumer_blocks"] = [self._block_handle(b) for b in consumer_blocks]
+        handles = (self._block_handle(block),)
+        return _single_block_handle(
+            self._run_primitive("cache_read", cache.cache_read, handles, attrs, moves=True)
+        )
 
     def cache_write(
         self,
@@ -157,26 +167,28 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Write a block's result to a new buffer first; return the block that copies it back.
+        """Compute a block's result in a new buffer of another scope; return the block that copies
+        it back.
 
             c[i] = f(i)   ->   c_local[i] = f(i); c[i] = c_local[i]
 
         Readers of the old buffer keep it, except `consumer_blocks`. Proved: the block is the only
         writer, and the copy reads exactly what it has written.
         """
-        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
+        attrs = self._cache_attrs("write_buffer_index", write_buffer_index, storage_scope)
         if consumer_blocks is not None:
-            attrs["consumer_blocks"] = [self._block(b) for b in consumer_blocks]
-        handles = (self._block(block),)
-        return _block_handle(
-            self._run("cache_write", cache.cache_write, handles, attrs, moves=True)
+            attrs["consumer_blocks"] = [self._block_handle(b) for b in consumer_blocks]
+        handles = (self._block_handle(block),)
+        return _single_block_handle(
+            self._run_primitive("cache_write", cache.cache_write, handles, attrs, moves=True)
         )
 
-    def _copying(self, key: str, which: BufferSelector, scope: str) -> dict[str, object]:
+    def _cache_attrs(self, key: str, which: BufferSelector, scope: str) -> dict[str, object]:
         return {key: which.name if isinstance(which, Buffer) else which, "storage_scope": scope}
 
     def reindex(self, block: BlockLike, buffer: tuple[str, int] | BufferSelector) -> BlockRV:
-        """Copy what a block reads (or writes) to a buffer indexed by its iterators alone.
+        """Copy a buffer that a block reads or writes to one that its iterators index directly;
+        return the copying block.
 
             c[i] += a[i + k] * w[k]
             -> reindex("c", ("read", 0))
@@ -187,8 +199,10 @@ class BlockSteps(ScheduleState):
         """
         side = buffer.name if isinstance(buffer, Buffer) else buffer
         attrs = {"buffer": list(side) if isinstance(side, tuple) else side}
-        handles = (self._block(block),)
-        return _block_handle(self._run("reindex", cache.reindex, handles, attrs, moves=True))
+        handles = (self._block_handle(block),)
+        return _single_block_handle(
+            self._run_primitive("reindex", cache.reindex, handles, attrs, moves=True)
+        )
 
     def reindex_cache_read(
         self,
@@ -197,7 +211,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         index_map: IndexMapLike,
     ) -> BlockRV:
-        """Copy what a block reads to a buffer laid out by a map of its iterators.
+        """Stage a buffer that a block reads in one laid out by an index map of the block's
+        iterators.
 
             c[i, j] = b[i, j]
             -> reindex_cache_read("c", 0, "shared", lambda i, j: (j, i))
@@ -205,10 +220,12 @@ class BlockSteps(ScheduleState):
 
         It is `reindex`, `transform_layout` and `set_scope`. Proved: what they prove.
         """
-        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
-        attrs["index_map"] = _index_map(index_map)
-        step, handles = reindex_cache_read, (self._block(block),)
-        return _block_handle(self._run("reindex_cache_read", step, handles, attrs, moves=True))
+        attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
+        attrs["index_map"] = _convert_index_map(index_map)
+        step, handles = reindex_cache_read, (self._block_handle(block),)
+        return _single_block_handle(
+            self._run_primitive("reindex_cache_read", step, handles, attrs, moves=True)
+        )
 
     def reindex_cache_write(
         self,
@@ -217,24 +234,26 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         index_map: IndexMapLike,
     ) -> BlockRV:
-        """Write a block's result to a buffer laid out by a map of its iterators, and copy it back
-        behind the block.
+        """Compute a block's result in a buffer laid out by an index map of the block's iterators,
+        and copy it back afterwards.
         """
-        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
-        attrs["index_map"] = _index_map(index_map)
-        step, handles = reindex_cache_write, (self._block(block),)
-        return _block_handle(self._run("reindex_cache_write", step, handles, attrs, moves=True))
+        attrs = self._cache_attrs("write_buffer_index", write_buffer_index, storage_scope)
+        attrs["index_map"] = _convert_index_map(index_map)
+        step, handles = reindex_cache_write, (self._block_handle(block),)
+        return _single_block_handle(
+            self._run_primitive("reindex_cache_write", step, handles, attrs, moves=True)
+        )
 
     def set_scope(self, block: BlockLike, buffer_index: BufferSelector, storage_scope: str) -> None:
         """Move an intermediate that a block writes to another scope.
 
         b = alloc(n)   ->   b = alloc(n, scope="local")
         """
-        self._run(
+        self._run_primitive(
             "set_scope",
             cache.set_scope,
-            (self._block(block),),
-            self._copying("buffer_index", buffer_index, storage_scope),
+            (self._block_handle(block),),
+            self._cache_attrs("buffer_index", buffer_index, storage_scope),
         )
 
     def unsafe_set_dtype(self, block: BlockLike, buffer_index: BufferSelector, dtype: str) -> None:
@@ -247,7 +266,9 @@ class BlockSteps(ScheduleState):
         """
         which = buffer_index.name if isinstance(buffer_index, Buffer) else buffer_index
         attrs = {"buffer_index": which, "dtype": str(dtype)}
-        self._run("unsafe_set_dtype", unsafe_set_dtype, (self._block(block),), attrs)
+        self._run_primitive(
+            "unsafe_set_dtype", unsafe_set_dtype, (self._block_handle(block),), attrs
+        )
 
     def storage_align(
         self, block: BlockLike, buffer_index: BufferSelector, axis: int, factor: int, offset: int
@@ -258,11 +279,13 @@ class BlockSteps(ScheduleState):
         """
         which = buffer_index.name if isinstance(buffer_index, Buffer) else buffer_index
         attrs = {"buffer_index": which, "axis": axis, "factor": factor, "offset": offset}
-        self._run("storage_align", cache.storage_align, (self._block(block),), attrs)
+        self._run_primitive(
+            "storage_align", cache.storage_align, (self._block_handle(block),), attrs
+        )
 
     def rolling_buffer(self, block: BlockLike, write_buffer_index: BufferSelector) -> None:
-        """Store the sliding window of a buffer that a loop's iteration needs, and compute only its
-        new elements.
+        """Keep a buffer's sliding window in a circular buffer: each iteration of a loop computes
+        only the elements that enter the window.
 
         for j:                                       for j:
                 for ax in 3: b[j + ax] = f(j + ax)  ->       for ax in 3: if j == 0 or ax == 2:
@@ -274,8 +297,8 @@ class BlockSteps(ScheduleState):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        handles = (self._block(block),)
-        self._run("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
+        handles = (self._block_handle(block),)
+        self._run_primitive("rolling_buffer", rolling.rolling_buffer, handles, attrs, moves=True)
 
     def read_at(
         self,
@@ -285,8 +308,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         pad: int = 0,
     ) -> BlockRV:
-        """Copy what an iteration of a loop reads of a buffer to one of exactly that size; return
-        the copying block; gives the copying block.
+        """Stage the region of a buffer that one iteration of a loop reads in a buffer of that size;
+        return the copying block.
 
             for k: for i, j: c[i] += a[i, k * 8 + j]
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
@@ -294,12 +317,12 @@ class BlockSteps(ScheduleState):
         `pad` elements follow each row of the copy. Proved: the buffer is not written in the loop,
         and steps read parts of one size.
         """
-        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
+        attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
         if pad:
             attrs["pad"] = pad
-        handles = (self._loop(loop), self._block(block))
-        return _block_handle(
-            self._run("read_at", read_write_at.read_at, handles, attrs, moves=True)
+        handles = (self._loop_handle(loop), self._block_handle(block))
+        return _single_block_handle(
+            self._run_primitive("read_at", read_write_at.read_at, handles, attrs, moves=True)
         )
 
     def write_at(
@@ -309,8 +332,8 @@ class BlockSteps(ScheduleState):
         write_buffer_index: BufferSelector,
         storage_scope: str,
     ) -> BlockRV:
-        """Write what an iteration of a loop computes to a buffer of exactly that size, and copy it
-        back at the iteration's end; return the copying block; gives the copying block.
+        """Compute the region of a buffer that one iteration of a loop writes in a buffer of that
+        size, copied back at the iteration's end; return the copying block.
 
             for i: for j: c[i, j] = f(i, j)
             -> for i: for j: c_global[j] = f(i, j); for j: c[i, j] = c_global[j]
@@ -318,27 +341,29 @@ class BlockSteps(ScheduleState):
         Proved: the block is the only writer and finished in each step, nobody reads the buffer in
         the loop, and steps write boxes of one size.
         """
-        attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
-        handles = (self._loop(loop), self._block(block))
-        return _block_handle(
-            self._run("write_at", read_write_at.write_at, handles, attrs, moves=True)
+        attrs = self._cache_attrs("write_buffer_index", write_buffer_index, storage_scope)
+        handles = (self._loop_handle(loop), self._block_handle(block))
+        return _single_block_handle(
+            self._run_primitive("write_at", read_write_at.write_at, handles, attrs, moves=True)
         )
 
     def cache_inplace(
         self, block: BlockLike, read_buffer_index: BufferSelector, storage_scope: str
     ) -> list[BlockRV]:
-        """Copy a buffer that a block updates to a new one first, and back after it; return both
-        copying blocks; gives both copying blocks.
+        """Stage a buffer that a block updates in place: copy it to a new buffer before the block
+        and back after it; return both copying blocks.
 
             c[i] = c[i] + 1   ->   c_local[i] = c[i]; c_local[i] = c_local[i] + 1; c[i] = c_local[i]
 
         The number is among the buffers that the block reads and writes. Proved: what is copied back
         is what it has written.
         """
-        attrs = self._copying("read_buffer_index", read_buffer_index, storage_scope)
-        handles = (self._block(block),)
-        block_handles = self._run("cache_inplace", cache.cache_inplace, handles, attrs, moves=True)
-        return [_block_handle([handle]) for handle in block_handles]
+        attrs = self._cache_attrs("read_buffer_index", read_buffer_index, storage_scope)
+        handles = (self._block_handle(block),)
+        block_handles = self._run_primitive(
+            "cache_inplace", cache.cache_inplace, handles, attrs, moves=True
+        )
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     def cache_index(
         self, block: BlockLike, storage_scope: str, cse_thresh: int = 0
@@ -352,10 +377,10 @@ class BlockSteps(ScheduleState):
         Only indices that occur more than `cse_thresh` times. Refused where there are none.
         """
         attrs = {"storage_scope": storage_scope, "cse_thresh": cse_thresh}
-        block_handles = self._run(
-            "cache_index", cache_index, (self._block(block),), attrs, moves=True
+        block_handles = self._run_primitive(
+            "cache_index", cache_index, (self._block_handle(block),), attrs, moves=True
         )
-        return [_block_handle([handle]) for handle in block_handles]
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     def decompose_padding(self, block: BlockLike, loop: LoopLike) -> BlockRV:
         """Split a padded copy into a constant fill and a copy of the data inside; return the fill's
@@ -366,14 +391,16 @@ class BlockSteps(ScheduleState):
 
         Proved: the block chooses between data and a constant by bounds of single loops.
         """
-        handles = (self._block(block), self._loop(loop))
-        return _block_handle(self._run("decompose_padding", decompose_padding, handles))
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        return _single_block_handle(
+            self._run_primitive("decompose_padding", decompose_padding, handles)
+        )
 
     def can_decompose_padding(self, block: BlockLike, loop: LoopLike) -> bool:
         """Return whether `decompose_padding` would be accepted."""
-        handles = (self._block(block), self._loop(loop))
-        program = self._program_of(handles)
-        realize, loop_stmt = (self._resolve(handle) for handle in handles)
+        handles = (self._block_handle(block), self._loop_handle(loop))
+        program = self._program_of_inputs(handles)
+        realize, loop_stmt = (self._resolve_handles(handle) for handle in handles)
         assert isinstance(realize, BlockRealize) and isinstance(loop_stmt, For)
         try:
             decompose_padding(program, realize, loop_stmt)
@@ -382,8 +409,8 @@ class BlockSteps(ScheduleState):
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder makes zero; return the block that checks
-        the sums afterwards, where one is needed.
+        """Leave out the terms of a sum that a remainder condition makes zero; return the block that
+        recomputes non-finite sums, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
             -> for h_phase in 2, h in 4, k in 2: c_sums[h_phase, h] += x[...] * w[2 * k + h_phase]
@@ -395,13 +422,13 @@ class BlockSteps(ScheduleState):
         "tir.fast_math" has "nnan ninf", or else where the sums, each factor being in one of them,
         turn out finite: the returned block checks that, in vectors of `lanes`.
         """
-        handles = (self._block(block),)
-        block_handles = self._run("skip_zeros", skip_zeros, handles, {"lanes": lanes})
-        return [_block_handle([handle]) for handle in block_handles]
+        handles = (self._block_handle(block),)
+        block_handles = self._run_primitive("skip_zeros", skip_zeros, handles, {"lanes": lanes})
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Skip the iterations of loops that only add zeros to a sum; return the block that checks
-        the other factor before, where one is needed.
+        """Guard loops whose iterations add only zeros to a sum; return the block that checks the
+        other factor for non-finite values, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)
@@ -414,17 +441,17 @@ class BlockSteps(ScheduleState):
         the other factor, an argument of the function, is checked, in vectors of `lanes`. Refused
         where there is no such condition.
         """
-        handles = (self._block(block), *map(self._loop, loops))
-        block_handles = self._run("skip_turns", skip_turns, handles, {"lanes": lanes})
-        return [_block_handle([handle]) for handle in block_handles]
+        handles = (self._block_handle(block), *map(self._loop_handle, loops))
+        block_handles = self._run_primitive("skip_turns", skip_turns, handles, {"lanes": lanes})
+        return [_single_block_handle([handle]) for handle in block_handles]
 
     def share_skipped(self, block: BlockLike, *loops: LoopLike) -> float:
         """Return the fraction of all iterations, from 0 to 1, that `skip_turns` would skip; 0 where
         it would be refused.
         """
-        handles = (self._block(block), *map(self._loop, loops))
-        program = self._program_of(handles)
-        realize, *loop_stmts = (self._resolve(handle) for handle in handles)
+        handles = (self._block_handle(block), *map(self._loop_handle, loops))
+        program = self._program_of_inputs(handles)
+        realize, *loop_stmts = (self._resolve_handles(handle) for handle in handles)
         assert isinstance(realize, BlockRealize)
         try:
             return share_skipped(program, realize, *(e for e in loop_stmts if isinstance(e, For)))
@@ -441,13 +468,12 @@ class BlockSteps(ScheduleState):
         """
         which = write_buffer_index
         attrs = {"write_buffer_index": which.name if isinstance(which, Buffer) else which}
-        self._run("reuse_buffer", reuse.reuse_buffer, (self._block(block),), attrs)
+        self._run_primitive("reuse_buffer", reuse.reuse_buffer, (self._block_handle(block),), attrs)
 
     # Reductions.
 
     def decompose_reduction(self, block: BlockLike, loop: LoopLike) -> BlockRV:
-        """Move the init of a reduction to a nest of its own before a loop; return its block; gives
-        its block.
+        """Move the init of a reduction to a nest of its own before a loop; return the init's block.
 
             for i: for k: c[i] = 0 at first; c[i] += a[i, k]
             -> decompose_reduction(c, i)
@@ -456,25 +482,26 @@ class BlockSteps(ScheduleState):
 
         Proved: all loops of the sum are in the loop, and each step runs once.
         """
-        handles = (self._block(block), self._loop(loop))
+        handles = (self._block_handle(block), self._loop_handle(loop))
         step = reduction.decompose_reduction
-        return _block_handle(self._run("decompose_reduction", step, handles, moves=True))
+        return _single_block_handle(
+            self._run_primitive("decompose_reduction", step, handles, moves=True)
+        )
 
     def merge_reduction(self, init: BlockLike, update: BlockLike) -> None:
-        """Merge an init back into its reduction: the inverse of decompose_reduction; the inverse of
-        decompose_reduction.
+        """Merge an init block back into its reduction: the inverse of decompose_reduction.
 
             for i: c[i] = 0
             for i: for k: c[i] += a[i, k]   ->   for i: for k: c[i] = 0 at first; c[i] += a[i, k]
 
         Proved: the init sets a constant in just what is summed, and nothing uses it between.
         """
-        handles = (self._block(init), self._block(update))
-        self._run("merge_reduction", reduction.merge_reduction, handles)
+        handles = (self._block_handle(init), self._block_handle(update))
+        self._run_primitive("merge_reduction", reduction.merge_reduction, handles)
 
     def rfactor(self, loop: LoopLike, factor_axis: int) -> BlockRV:
-        """Split a sum over a loop into a partial sum per iteration and the sum of those; return the
-        block of partial sums; gives the first.
+        """Factor a reduction over a loop into a partial result per iteration and the reduction of
+        those; return the block of partial results.
 
             for i: for k0, k1: c[i] += a[i, k0 * 4 + k1]
             -> rfactor(k1, 0)
@@ -484,9 +511,11 @@ class BlockSteps(ScheduleState):
         `factor_axis` is where the new buffer has the loop as an axis. Proved: the operator's order
         does not matter, the loop is reduced alone.
         """
-        handles = (self._loop(loop),)
+        handles = (self._loop_handle(loop),)
         attrs = {"factor_axis": factor_axis}
-        return _block_handle(self._run("rfactor", reduction.rfactor, handles, attrs, moves=True))
+        return _single_block_handle(
+            self._run_primitive("rfactor", reduction.rfactor, handles, attrs, moves=True)
+        )
 
     # Layouts.
 
@@ -508,16 +537,16 @@ class BlockSteps(ScheduleState):
         two elements share a location; for an argument, that there is no padding.
         """
         side = buffer.name if isinstance(buffer, Buffer) else buffer
-        handle = self._block(block)
+        handle = self._block_handle(block)
         attrs: dict[str, object] = {
             "buffer": list(side) if isinstance(side, tuple) else side,
-            "index_map": _index_map(index_map),
+            "index_map": _convert_index_map(index_map),
         }
         if pad_value is not None:
             attrs["pad_value"] = pad_value
         if assume_injective_transform:
             attrs["assume_injective_transform"] = True
-        self._run("transform_layout", layout.transform_layout, (handle,), attrs)
+        self._run_primitive("transform_layout", layout.transform_layout, (handle,), attrs)
 
     def transform_block_layout(self, block: BlockLike, index_map: IndexMapLike) -> None:
         """Replace a block's iterators and loops by functions of the old ones.
@@ -528,9 +557,9 @@ class BlockSteps(ScheduleState):
 
         Proved: the map is a bijection that does not mix spatial and reduced iterators.
         """
-        attrs = {"index_map": _index_map(index_map)}
-        handles = (self._block(block),)
-        self._run("transform_block_layout", layout.transform_block_layout, handles, attrs)
+        attrs = {"index_map": _convert_index_map(index_map)}
+        handles = (self._block_handle(block),)
+        self._run_primitive("transform_block_layout", layout.transform_block_layout, handles, attrs)
 
     def set_axis_separator(
         self,
@@ -546,7 +575,7 @@ class BlockSteps(ScheduleState):
                 f"set_axis_separator: memory has one dimension, so that {list(axis_separators)}"
                 " cannot be honoured"
             )
-        self._block(block)
+        self._block_handle(block)
 
     def unsafe_hide_buffer_access(
         self, block: BlockLike, buf_type: str, buf_index_array: Sequence[int]
@@ -571,12 +600,12 @@ class BlockSteps(ScheduleState):
         Proved: what is added is a product of elements at plain iterators, each padded with 0.
         """
         attrs = {"padding": [int(p) for p in padding]}
-        self._run("pad_einsum", layout.pad_einsum, (self._block(block),), attrs)
+        self._run_primitive("pad_einsum", layout.pad_einsum, (self._block_handle(block),), attrs)
 
     # Tensors.
 
     def blockize(self, target: LoopLike, preserve_unit_iters: bool = True) -> BlockRV:
-        """Turn the block and the loops inside a loop into one block; return it; gives it.
+        """Turn the block and the loops inside a loop into one block; return it.
 
             for i_0, i_1 in grid(4, 8): block(vi = i_0 * 8 + i_1)
             -> blockize(i_1)
@@ -586,8 +615,10 @@ class BlockSteps(ScheduleState):
         outside and a range inside.
         """
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        handles = (self._loop(target),)
-        return _block_handle(self._run("blockize", tensor.blockize, handles, attrs))
+        handles = (self._loop_handle(target),)
+        return _single_block_handle(
+            self._run_primitive("blockize", tensor.blockize, handles, attrs)
+        )
 
     def tensorize(
         self,
@@ -607,8 +638,8 @@ class BlockSteps(ScheduleState):
         """
         handles = (self._block_or_loop(block_or_loop),)
         attrs = {"tensor_intrin": tensor_intrin, "preserve_unit_iters": preserve_unit_iters}
-        self._run("tensorize", tensor.tensorize, handles, attrs)
+        self._run_primitive("tensorize", tensor.tensorize, handles, attrs)
 
 
-def _index_map(mapping: IndexMapLike) -> IndexMap:
+def _convert_index_map(mapping: IndexMapLike) -> IndexMap:
     return mapping if isinstance(mapping, IndexMap) else IndexMap.from_func(mapping)

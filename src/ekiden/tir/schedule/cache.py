@@ -11,26 +11,26 @@ from ekiden.ir.prim_visitor import free_vars, post_order, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import SCOPES, Buffer, BufferLoad
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.regions import Access, region
+from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.check import (
-    box_of,
-    require_no_conditions,
-    require_outermost,
+    box_written_by,
     require_sole_writer,
+    require_top_level_block,
+    require_unconditional,
 )
-from ekiden.tir.schedule.compute_at import moved_nest
-from ekiden.tir.schedule.inline import partial_domain
+from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.inline import partial_domain_fault
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
-    accesses,
-    inputs,
-    read,
+    accesses_of_buffer,
+    add_allocation,
+    block_inputs,
+    block_reads,
+    block_writes,
     refuse,
     replace_accesses,
     replace_buffer,
-    with_allocation,
-    written,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -45,10 +45,10 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import guarded_nodes, sequence, walk
+from ekiden.tir.visitor import conditional_nodes, flatten_seq, pre_order_stmts
 
 
-def pick_buffer(
+def resolve_buffer(
     step: str,
     realize: BlockRealize,
     which: int | str | Buffer,
@@ -69,7 +69,7 @@ def pick_buffer(
     refuse(f"{step} {name!r}: it {verb} {names}, not {wanted_name!r}", realize)
 
 
-def check_scope(step: str, realize: BlockRealize, scope: str) -> None:
+def require_valid_scope(step: str, realize: BlockRealize, scope: str) -> None:
     """Refuse an unknown memory scope."""
     if scope not in SCOPES:
         refuse(
@@ -91,23 +91,25 @@ def _copy_block(name: str, target: Buffer, source: Buffer) -> BlockRealize:
 
 def _copy_nest(copy: BlockRealize, box: Sequence[Range], outer: Sequence[For]) -> Stmt:
     ranges = {i.var: r for i, r in zip(copy.block.iter_vars, box, strict=True)}
-    return moved_nest(copy, ranges, outer)
+    return create_moved_nest(copy, ranges, outer)
 
 
-def _holds(program: ScheduleProgram, root: Stmt, blocks: Sequence[BlockRealize]) -> bool:
+def _contains_any(program: ScheduleProgram, root: Stmt, blocks: Sequence[BlockRealize]) -> bool:
     return any(program.is_inside(b, root) for b in blocks)
 
 
-def outermost(program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
+def outermost_insertion_point(
+    program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]
+) -> Stmt:
     """Return the outermost loop or block around a statement, in its scope, that contains none of
-    `apart`.
+    the blocks in `apart`.
     """
-    path = program.path(s)
+    path = program.path_to(s)
     for n, ancestor in enumerate(path):
         if isinstance(ancestor, (Block, Allocate, LetStmt, SeqStmt)):
             continue
         inside_block = any(isinstance(p, Block) for p in path[n:])
-        if not inside_block and not _holds(program, ancestor, apart):
+        if not inside_block and not _contains_any(program, ancestor, apart):
             return ancestor
     return s
 
@@ -121,19 +123,19 @@ def cache_read(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.cache_read`."""
     step, name = "cache_read", realize.block.name
-    require_outermost(step, program, realize)
-    check_scope(step, realize, storage_scope)
-    old = pick_buffer(step, realize, read_buffer_index, inputs(realize.block), "reads")
+    require_top_level_block(step, program, realize)
+    require_valid_scope(step, realize, storage_scope)
+    old = resolve_buffer(step, realize, read_buffer_index, block_inputs(realize.block), "reads")
     writers = program.writers(old)
     users = list(consumer_blocks or ()) or [x for x in program.readers(old) if x not in writers]
     for user in users:
-        if old not in read(user.block):
+        if old not in block_reads(user.block):
             refuse(f"{step} {name!r}: block {user.block.name!r} does not read {old.name!r}", user)
     users.sort(key=program.position)
     # The copy stands before the first reader, as far out as no writer is inside: between the last
     # write and the first read. What it takes is the region that is read in one step of the loops
     # around that place.
-    insertion_point = outermost(program, users[0], writers)
+    insertion_point = outermost_insertion_point(program, users[0], writers)
     outer = program.loops_above(insertion_point)
     for user in users:
         # The innermost of the loops is enough: who is inside it is inside those around it.
@@ -144,25 +146,27 @@ def cache_read(
                 user,
             )
     for user in writers:
-        if not program.before(user, insertion_point):
+        if not program.precedes(user, insertion_point):
             refuse(
                 f"{step} {name!r}: block {user.block.name!r} writes {old.name!r} after it is read",
                 user,
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
-    new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
-    copy = _copy_block(program.fresh_block(label), new, old)
-    nest = _copy_nest(copy, region(old, _uses(program, users, old, outer), outer), outer)
+    new = Buffer(program.fresh_buffer_name(label), old.shape, old.dtype, storage_scope)
+    copy = _copy_block(program.fresh_block_name(label), new, old)
+    nest = _copy_nest(
+        copy, bounding_region(old, _accesses_below(program, users, old, outer), outer), outer
+    )
     func = program.func
-    func = ScheduleProgram(func).replace(insertion_point, sequence(nest, insertion_point))
+    func = ScheduleProgram(func).replace(insertion_point, flatten_seq(nest, insertion_point))
     for user in users:
         after = ScheduleProgram(func)
         block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
-    return with_allocation(func, new), [copy.block.name]
+    return add_allocation(func, new), [copy.block.name]
 
 
-def _uses(
+def _accesses_below(
     program: ScheduleProgram, users: Sequence[BlockRealize], buffer: Buffer, outer: Sequence[For]
 ) -> list[Access]:
     """Return the accesses of blocks to a buffer, with the loops below the outer ones."""
@@ -172,7 +176,7 @@ def _uses(
         between = tuple(s for s in program.loops_above(user) if s.loop_var not in outer_vars)
         uses.extend(
             Access(a.indices, (*between, *a.loops), a.is_store, a.conditional)
-            for a in accesses(user, buffer)
+            for a in accesses_of_buffer(user, buffer)
         )
     return uses
 
@@ -186,14 +190,14 @@ def cache_write(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.cache_write`."""
     step, name = "cache_write", realize.block.name
-    require_outermost(step, program, realize)
-    check_scope(step, realize, storage_scope)
-    old = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    require_top_level_block(step, program, realize)
+    require_valid_scope(step, realize, storage_scope)
+    old = resolve_buffer(step, realize, write_buffer_index, block_writes(realize.block), "writes")
     require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
     require_sole_writer(step, program, realize, old)
     consumers = list(consumer_blocks or ())
     for user in consumers:
-        if old not in read(user.block) or not program.before(realize, user):
+        if old not in block_reads(user.block) or not program.precedes(realize, user):
             refuse(
                 f"{step} {name!r}: block {user.block.name!r} does not read {old.name!r} after it",
                 user,
@@ -201,7 +205,7 @@ def cache_write(
     # Readers that are no consumers go on reading the old buffer, so that the copy back must stand
     # before them; consumers read the new one, and stand anywhere behind in the same loops.
     other_readers = [x for x in program.readers(old) if x is not realize and x not in consumers]
-    insertion_point = outermost(program, realize, other_readers)
+    insertion_point = outermost_insertion_point(program, realize, other_readers)
     outer = program.loops_above(insertion_point)
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished where {old.name!r} is read", realize)
@@ -213,22 +217,22 @@ def cache_write(
                 user,
             )
     label = f"{old.name}_{storage_scope}".replace(".", "_")
-    new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
-    box = box_of(program, insertion_point, old, realize)
+    new = Buffer(program.fresh_buffer_name(label), old.shape, old.dtype, storage_scope)
+    box = box_written_by(program, insertion_point, old, realize)
     if isinstance(box, str):
         # Unknown what is written: all is copied back. That is harmless for an intermediate, whose
         # other elements nobody may read; the rest of an output is its caller's and stays.
         if outer or program.is_param(old):
             refuse(f"{step} {name!r}: {box}", realize)
         box = [Range.from_min_extent(const(0), d) for d in old.shape]
-    copy = _copy_block(program.fresh_block(label), old, new)
+    copy = _copy_block(program.fresh_block_name(label), old, new)
     nest = _copy_nest(copy, box, outer)
-    func = program.replace(insertion_point, sequence(insertion_point, nest))
+    func = program.replace(insertion_point, flatten_seq(insertion_point, nest))
     for user in (realize, *consumers):
         after = ScheduleProgram(func)
         block = after.blocks[user.block.name].block
         func = after.replace(block, replace_buffer(block, old, new))
-    return with_allocation(func, new), [copy.block.name]
+    return add_allocation(func, new), [copy.block.name]
 
 
 def cache_inplace(
@@ -239,23 +243,25 @@ def cache_inplace(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.cache_inplace`."""
     step, name = "cache_inplace", realize.block.name
-    require_outermost(step, program, realize)
-    check_scope(step, realize, storage_scope)
-    own = tuple(b for b in read(realize.block) if b in written(realize.block))
-    old = pick_buffer(step, realize, read_buffer_index, own, "reads and writes")
+    require_top_level_block(step, program, realize)
+    require_valid_scope(step, realize, storage_scope)
+    own = tuple(b for b in block_reads(realize.block) if b in block_writes(realize.block))
+    old = resolve_buffer(step, realize, read_buffer_index, own, "reads and writes")
     other_users = [x for x in (*program.writers(old), *program.readers(old)) if x is not realize]
-    insertion_point = outermost(program, realize, other_users)
+    insertion_point = outermost_insertion_point(program, realize, other_users)
     outer = program.loops_above(insertion_point)
-    box = box_of(program, insertion_point, old, realize)
+    box = box_written_by(program, insertion_point, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     label = f"{old.name}_{storage_scope}".replace(".", "_")
-    new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
-    begin, end = program.fresh_block(label), program.fresh_block(f"{old.name}_back")
-    read_box = region(old, _uses(program, [realize], old, outer), outer)
+    new = Buffer(program.fresh_buffer_name(label), old.shape, old.dtype, storage_scope)
+    begin, end = program.fresh_block_name(label), program.fresh_block_name(f"{old.name}_back")
+    # The box read may exceed the box written: elements that the block only reads must be in the
+    # copy, but must not be written back.
+    read_box = bounding_region(old, _accesses_below(program, [realize], old, outer), outer)
     func = program.replace(
         insertion_point,
-        sequence(
+        flatten_seq(
             _copy_nest(_copy_block(begin, new, old), read_box, outer),
             insertion_point,
             _copy_nest(_copy_block(end, old, new), box, outer),
@@ -264,26 +270,26 @@ def cache_inplace(
     after = ScheduleProgram(func)
     block = after.blocks[name].block
     func = after.replace(block, replace_buffer(block, old, new))
-    return with_allocation(func, new), [begin, end]
+    return add_allocation(func, new), [begin, end]
 
 
 def reindex(
     program: ScheduleProgram, realize: BlockRealize, buffer: tuple[str, int] | str | Buffer
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.reindex`."""
-    old, writes = pick_side("reindex", realize, buffer)
+    old, writes = resolve_buffer_and_side("reindex", realize, buffer)
     if writes:
         return _reindex_write(program, realize, old)
     return _reindex_read(program, realize, old)
 
 
-def pick_side(
+def resolve_buffer_and_side(
     step: str, realize: BlockRealize, buffer: tuple[str, int] | str | Buffer | int
 ) -> tuple[Buffer, bool]:
     """Return a buffer and whether it is written; selected by ("read" or "write", number), by name,
     or itself.
     """
-    reads, writes = inputs(realize.block), written(realize.block)
+    reads, writes = block_inputs(realize.block), block_writes(realize.block)
     if isinstance(buffer, (tuple, list)):
         side, number = buffer
         if side not in ("read", "write"):
@@ -293,19 +299,19 @@ def pick_side(
                 realize,
             )
         candidates = reads if side == "read" else writes
-        return pick_buffer(step, realize, number, candidates, f"{side}s"), side == "write"
+        return resolve_buffer(step, realize, number, candidates, f"{side}s"), side == "write"
     if isinstance(buffer, int):
-        return pick_buffer(step, realize, buffer, reads, "reads"), False
-    buffer_found = pick_buffer(step, realize, buffer, (*reads, *writes), "touches")
+        return resolve_buffer(step, realize, buffer, reads, "reads"), False
+    buffer_found = resolve_buffer(step, realize, buffer, (*reads, *writes), "touches")
     return buffer_found, buffer_found in writes
 
 
-def pattern_of(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
+def common_access_indices(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
     """Return the single tuple of indices, over iterators alone, at which a block accesses
     a buffer.
     """
     name = realize.block.name
-    block_accesses = accesses(realize.block, buffer)
+    block_accesses = accesses_of_buffer(realize.block, buffer)
     variables = {i.var for i in realize.block.iter_vars}
     for access in block_accesses:
         if not all(
@@ -317,7 +323,7 @@ def pattern_of(step: str, realize: BlockRealize, buffer: Buffer) -> tuple[PrimEx
     return block_accesses[0].indices
 
 
-def used_iters(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[IterVar]:
+def iterators_in(realize: BlockRealize, indices: Sequence[PrimExpr]) -> list[IterVar]:
     """Return the block iterators that occur in indices."""
     used = set(free_vars(*indices))
     return [i for i in realize.block.iter_vars if i.var in used]
@@ -327,11 +333,11 @@ def _require_unguarded(step: str, realize: BlockRealize, buffer: Buffer) -> None
     """Refuse a block that loads from the buffer only under a condition: elsewhere the load may be
     out of range.
     """
-    for s in walk(realize.block):
+    for s in pre_order_stmts(realize.block):
         if not isinstance(s, BufferStore):
             continue
         order = post_order(s.value)
-        guarded = guarded_nodes(s.value, order)
+        guarded = conditional_nodes(s.value, order)
         for e in order:
             if isinstance(e, BufferLoad) and e.buffer is buffer and id(e) in guarded:
                 refuse(
@@ -344,72 +350,79 @@ def _reindex_read(
     program: ScheduleProgram, realize: BlockRealize, old: Buffer
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
-    require_outermost(step, program, realize)
-    indices = pattern_of(step, realize, old)
-    require_no_conditions(step, realize)
+    require_top_level_block(step, program, realize)
+    indices = common_access_indices(step, realize, old)
+    require_unconditional(step, realize)
+    # The copy loads unconditionally: a load that the block guards may be out of range.
     _require_unguarded(step, realize, old)
-    iters = used_iters(realize, indices)
+    iters = iterators_in(realize, indices)
     for writer in program.writers(old):
-        if not program.before(writer, realize):
+        if not program.precedes(writer, realize):
             refuse(f"{step} {name!r}: {old.name!r} is written after it is read", writer)
-    new, copies, var_map = _reindexed(program, old, iters)
+    new, copies, var_map = _create_reindexed_buffer(program, old, iters)
     source = tuple(substitute(i, var_map) for i in indices)
     copy_vars = tuple(c.var for c in copies)
     body = BufferStore(new, BufferLoad(old, source, old.dtype), copy_vars)
-    copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
-    insertion_point = outermost(program, realize, program.writers(old))
-    nest = moved_nest(copy, {}, ())
-    func = program.replace(insertion_point, sequence(nest, insertion_point))
-    return _with_reindexed(func, name, old, new, iters), [copy.block.name]
+    copy = BlockRealize(
+        copy_vars, const(True), Block(program.fresh_block_name(new.name), copies, body)
+    )
+    insertion_point = outermost_insertion_point(program, realize, program.writers(old))
+    nest = create_moved_nest(copy, {}, ())
+    func = program.replace(insertion_point, flatten_seq(nest, insertion_point))
+    return _redirect_to_reindexed(func, name, old, new, iters), [copy.block.name]
 
 
-def _reindexed(
+def _create_reindexed_buffer(
     program: ScheduleProgram, old: Buffer, iters: Sequence[IterVar]
 ) -> tuple[Buffer, tuple[IterVar, ...], dict[Var, PrimExpr]]:
     """Return the new buffer, the copy block's iterators over it, and the map from old iterators to
     those.
     """
     shape = tuple(i.extent for i in iters)
-    new = Buffer(program.fresh_buffer(f"{old.name}_reindex"), shape, old.dtype)
+    new = Buffer(program.fresh_buffer_name(f"{old.name}_reindex"), shape, old.dtype)
     copies = tuple(IterVar(Var(i.var.name, i.var.dtype), i.extent, IterKind.SPATIAL) for i in iters)
     var_map: dict[Var, PrimExpr] = {i.var: c.var for i, c in zip(iters, copies, strict=True)}
     return new, copies, var_map
 
 
-def _with_reindexed(
+def _redirect_to_reindexed(
     func: PrimFunc, name: str, old: Buffer, new: Buffer, iters: Sequence[IterVar]
 ) -> PrimFunc:
     after = ScheduleProgram(func)
     block = after.blocks[name].block
     indices = tuple(i.var for i in iters)
     func = after.replace(block, replace_accesses(block, old, new, lambda _: indices))
-    return with_allocation(func, new)
+    return add_allocation(func, new)
 
 
 def _reindex_write(
     program: ScheduleProgram, realize: BlockRealize, old: Buffer
 ) -> tuple[PrimFunc, list[str]]:
     step, name = "reindex", realize.block.name
-    require_outermost(step, program, realize)
-    indices = pattern_of(step, realize, old)
+    require_top_level_block(step, program, realize)
+    indices = common_access_indices(step, realize, old)
     require_kind(step, realize, COMPLETE, REDUCTION)
-    require_no_conditions(step, realize)
+    require_unconditional(step, realize)
     require_sole_writer(step, program, realize, old)
-    fault = partial_domain(program, realize)
+    fault = partial_domain_fault(program, realize)
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
     readers = [x for x in program.readers(old) if x is not realize]
-    insertion_point = outermost(program, realize, readers)
+    insertion_point = outermost_insertion_point(program, realize, readers)
     if program.loops_above(insertion_point):
         refuse(f"{step} {name!r}: {old.name!r} is read in the same loops", realize)
-    iters = used_iters(realize, indices)
-    new, copies, var_map = _reindexed(program, old, iters)
+    iters = iterators_in(realize, indices)
+    new, copies, var_map = _create_reindexed_buffer(program, old, iters)
     copy_vars = tuple(c.var for c in copies)
     target = tuple(substitute(i, var_map) for i in indices)
     body = BufferStore(old, BufferLoad(new, copy_vars, old.dtype), target)
-    copy = BlockRealize(copy_vars, const(True), Block(program.fresh_block(new.name), copies, body))
-    func = program.replace(insertion_point, sequence(insertion_point, moved_nest(copy, {}, ())))
-    return _with_reindexed(func, name, old, new, iters), [copy.block.name]
+    copy = BlockRealize(
+        copy_vars, const(True), Block(program.fresh_block_name(new.name), copies, body)
+    )
+    func = program.replace(
+        insertion_point, flatten_seq(insertion_point, create_moved_nest(copy, {}, ()))
+    )
+    return _redirect_to_reindexed(func, name, old, new, iters), [copy.block.name]
 
 
 def set_scope(
@@ -420,12 +433,14 @@ def set_scope(
 ) -> PrimFunc:
     """See `Schedule.set_scope`."""
     step, name = "set_scope", realize.block.name
-    check_scope(step, realize, storage_scope)
-    old = pick_buffer(step, realize, buffer_index, written(realize.block), "writes")
+    require_valid_scope(step, realize, storage_scope)
+    old = resolve_buffer(step, realize, buffer_index, block_writes(realize.block), "writes")
     if program.is_param(old):
         refuse(f"{step} {name!r}: {old.name!r} is an output", realize)
     if old.scope == storage_scope:
         return program.func
+    # Buffers are compared by identity, so a changed scope is a new buffer, replaced at every
+    # access.
     new = old.with_fields(scope=storage_scope)
     return program.func.with_fields(body=replace_buffer(program.func.body, old, new))
 
@@ -440,8 +455,8 @@ def storage_align(
 ) -> PrimFunc:
     """See `Schedule.storage_align`."""
     step, name = "storage_align", realize.block.name
-    written_buffers = written(realize.block)
-    buffer = pick_buffer(step, realize, buffer_index, written_buffers, "writes")
+    written_buffers = block_writes(realize.block)
+    buffer = resolve_buffer(step, realize, buffer_index, written_buffers, "writes")
     if program.is_param(buffer):
         refuse(f"{step} {name!r}: {buffer.name!r} is an argument, whose strides are given", realize)
     rank = len(buffer.shape)
@@ -452,6 +467,7 @@ def storage_align(
     number = next(n for n, b in enumerate(written_buffers) if b is buffer)
     notes = dict(realize.block.annotations or {})
     alignments = [tuple(x) for x in notes.get("buffer_dim_align", ())]  # type: ignore[attr-defined]
+    # A later alignment of the same axis replaces the earlier one, as in TVM.
     other_alignments = [x for x in alignments if x[:2] != (number, axis % rank)]
     notes["buffer_dim_align"] = (*other_alignments, (number, axis % rank, factor, offset))
     return program.replace(realize.block, realize.block.with_fields(annotations=notes))

@@ -21,45 +21,45 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.regions import Access, region
+from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.check import (
-    exact_box,
-    first_changing,
-    reached,
-    reaches,
+    can_prove_covers,
+    find_rewriting_producer,
+    iter_sum_extent,
     require_final_inputs,
-    require_no_conditions,
-    require_outermost,
     require_sole_writer,
+    require_top_level_block,
+    require_unconditional,
+    written_box_in_iteration,
 )
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
     REDUCTION,
     UPDATE,
-    kind_of,
+    classify_block,
     reduce_loops,
     require_kind,
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
-    accesses,
+    accesses_of_buffer,
+    block_reads,
+    block_writes,
     bound_analyzer,
+    loop_ranges,
     narrow_index,
-    ranges_of,
-    read,
     refuse,
-    serial,
-    written,
+    serial_loop,
 )
-from ekiden.tir.schedule.ranges import iterator_ranges
+from ekiden.tir.schedule.ranges import solve_iterator_ranges
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, IfThenElse, IterKind, PrimFunc, Stmt
-from ekiden.tir.visitor import EMPTY_STMT, sequence, walk
+from ekiden.tir.visitor import NO_OP, flatten_seq, pre_order_stmts
 
 
 # Legal before: `realize` in any nest. After: loops ax0, ax1, ... of its own, iterators bound to
 # needed.min + ax, and a predicate for what of that is not known to be in the domain. A range that
 # reaches over the end of a buffer is so cut off here, once for all primitives that move blocks.
-def moved_nest(
+def create_moved_nest(
     realize: BlockRealize,
     ranges: Mapping[Var, Range],
     outer: Sequence[For],
@@ -84,13 +84,15 @@ def moved_nest(
         needed = ranges.get(iter_var.var, Range.from_min_extent(const(0), extent))
         value = narrow_index(simplify_around_digits(needed.min, analyzer), iter_var.var.dtype)
         if preserve_unit_loops or not is_const(needed.extent, 1):
-            loop = serial(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
+            loop = serial_loop(Var(f"ax{n}", iter_var.var.dtype), needed.extent)
             analyzer.bind(loop.loop_var, 0, needed.extent)
             loops.append(loop)
             value = value + loop.loop_var
-        if not any(_states_bounds_of(bounded, value, extent, analyzer) for bounded in inside):
+        if not any(_is_bound_of(bounded, value, extent, analyzer) for bounded in inside):
             for within in (value >= 0, value < extent):
                 if not analyzer.can_prove(within):
+                    # The required box may exceed the domain (halo of a convolution at the border):
+                    # the excess points are masked.
                     predicate = logical_and(predicate, within)
         values.append(value)
         before[iter_var.var] = value
@@ -100,7 +102,7 @@ def moved_nest(
     return nest
 
 
-def _states_bounds_of(
+def _is_bound_of(
     known_bound: tuple[PrimExpr, PrimExpr], value: PrimExpr, extent: PrimExpr, analyzer: Analyzer
 ) -> bool:
     """Return whether a known bound is about the given value and extent."""
@@ -109,7 +111,7 @@ def _states_bounds_of(
     )
 
 
-def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
+def _producer_domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
     """Return (binding, extent) of the iterators of blocks that run unconditionally."""
     return [
         (value, iter_var.extent)
@@ -121,7 +123,7 @@ def _domains(makers: Sequence[BlockRealize]) -> list[tuple[PrimExpr, PrimExpr]]:
 
 # An index that is one iterator plus a constant is turned around: v + 2 in [a, b) asks for v in
 # [a - 2, b - 2). Any other asks for all of the iterator, which computes more and is never wrong.
-def _required(
+def _required_iter_ranges(
     realize: BlockRealize, indices: Sequence[PrimExpr], needed: Sequence[Range]
 ) -> dict[Var, Range]:
     """Return the iterators' ranges that produce a part of the written buffer; an iterator whose
@@ -142,8 +144,8 @@ def _required(
     return ranges
 
 
-def _output_indices(realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
-    stores = [s for s in walk(realize.block.body) if isinstance(s, BufferStore)]
+def _store_indices(realize: BlockRealize, buffer: Buffer) -> tuple[PrimExpr, ...]:
+    stores = [s for s in pre_order_stmts(realize.block.body) if isinstance(s, BufferStore)]
     own = [s for s in stores if s.buffer is buffer]
     variables = {i.var for i in realize.block.iter_vars}
     if len(own) != 1 or not set(free_vars(*own[0].indices)) <= variables:
@@ -160,34 +162,38 @@ def compute_at(
 ) -> PrimFunc:
     """See `Schedule.compute_at`."""
     step, name = "compute_at", realize.block.name
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     if program.is_inside(realize, loop):
         refuse(
             f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
             realize,
         )
-    for buffer in written(realize.block):
+    for buffer in block_writes(realize.block):
+        # Only what the loop reads is computed, but the caller of the function reads all of an
+        # output.
         if program.is_param(buffer):
             refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
         require_sole_writer(step, program, realize, buffer)
     require_kind(step, realize, COMPLETE, REDUCTION)
-    require_no_conditions(step, realize)
+    require_unconditional(step, realize)
     require_final_inputs(step, program, realize)
-    consumers = _consumers(step, program, realize, loop)
+    consumers = _require_consumers(step, program, realize, loop)
     outer = [*program.loops_above(loop), loop]
-    ranges = _needed_ranges(realize, loop, outer)
-    nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
-    below = _place_before(step, program, realize, loop, consumers, index)
-    without = ScheduleProgram(program.replace(program.nest(realize), EMPTY_STMT))
-    return without.replace(loop.body, sequence(*below[0], nest, *below[1]))
+    ranges = _consumed_ranges(realize, loop, outer)
+    nest = create_moved_nest(realize, ranges, outer, preserve_unit_loops)
+    below = _split_at_producer(step, program, realize, loop, consumers, index)
+    # The loop is an ancestor of the consumers only, so removing the old nest leaves its identity,
+    # and `replace` finds it.
+    without = ScheduleProgram(program.replace(program.outermost_perfect_loop(realize), NO_OP))
+    return without.replace(loop.body, flatten_seq(*below[0], nest, *below[1]))
 
 
-def _consumers(
+def _require_consumers(
     step: str, program: ScheduleProgram, realize: BlockRealize, loop: For
 ) -> list[BlockRealize]:
     name = realize.block.name
     consumers: list[BlockRealize] = []
-    for buffer in written(realize.block):
+    for buffer in block_writes(realize.block):
         for reader in program.readers(buffer):
             if reader is realize:
                 continue
@@ -199,36 +205,40 @@ def _consumers(
                 )
             consumers.append(reader)
     if not consumers:
-        names = [b.name for b in written(realize.block)]
+        names = [b.name for b in block_writes(realize.block)]
         refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} does not read {names}", loop)
-    if not program.before(realize, loop):
+    if not program.precedes(realize, loop):
         refuse(f"{step} {name!r}: the block does not come before the loop", realize)
     return consumers
 
 
-def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> dict[Var, Range]:
+def _consumed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> dict[Var, Range]:
     ranges: dict[Var, Range] | None = None
-    for buffer in written(realize.block):
-        touched = accesses(loop.body, buffer)
+    for buffer in block_writes(realize.block):
+        touched = accesses_of_buffer(loop.body, buffer)
         if not touched:
             return {}
-        indices = _output_indices(realize, buffer)
+        indices = _store_indices(realize, buffer)
         if not indices and buffer.shape:
             return {}
-        shared = [x for x in outer if _shares(x, buffer)]
+        shared = [x for x in outer if _is_shared_by_threads(x, buffer)]
         unshared = [x for x in outer if x not in shared]
         touched = [
             Access(a.indices, (*shared, *a.loops), a.is_store, a.conditional, a.extents)
             for a in touched
         ]
-        buffer_ranges = _required(realize, indices, region(buffer, touched, unshared))
+        buffer_ranges = _required_iter_ranges(
+            realize, indices, bounding_region(buffer, touched, unshared)
+        )
+        # A block with several results runs its iterators once for all: where the results need
+        # different ranges, the whole domain is computed.
         if ranges is not None and not _same_ranges(ranges, buffer_ranges):
             return {}
         ranges = buffer_ranges
     return ranges or {}
 
 
-def _shares(loop: For, buffer: Buffer) -> bool:
+def _is_shared_by_threads(loop: For, buffer: Buffer) -> bool:
     """Return whether a loop's iterations are threads that share one copy of a buffer, which then
     holds what all of them need.
     """
@@ -242,7 +252,7 @@ def _same_ranges(a: Mapping[Var, Range], b: Mapping[Var, Range]) -> bool:
     )
 
 
-def _place_before(
+def _split_at_producer(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
@@ -253,20 +263,22 @@ def _place_before(
     """Return an iteration's statements before and after the moved block: it goes after what it
     reads and before what reads it.
     """
-    statements = _statements(loop.body)
+    statements = _body_statements(loop.body)
     first = min(
         n for n, s in enumerate(statements) if any(program.is_inside(c, s) for c in consumers)
     )
-    position = _chosen(step, realize, index, 0, first, last=first)
+    position = _insertion_index(step, realize, index, 0, first, last=first)
     return list(statements[:position]), list(statements[position:])
 
 
-def _statements(body: Stmt) -> tuple[Stmt, ...]:
+def _body_statements(body: Stmt) -> tuple[Stmt, ...]:
     seq = getattr(body, "seq", None)
     return (body,) if seq is None else tuple(seq)
 
 
-def _chosen(step: str, realize: BlockRealize, index: int, low: int, high: int, last: int) -> int:
+def _insertion_index(
+    step: str, realize: BlockRealize, index: int, low: int, high: int, last: int
+) -> int:
     """Return the requested position: -1 the last possible, -2 the first possible, or a number."""
     if index == -1:
         return last
@@ -290,53 +302,58 @@ def reverse_compute_at(
 ) -> PrimFunc:
     """See `Schedule.reverse_compute_at`."""
     step, name = "reverse_compute_at", realize.block.name
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     if program.is_inside(realize, loop):
         refuse(
             f"{step} {name!r}: loop {loop.loop_var.name!r} is an ancestor of block {name!r}",
             realize,
         )
     kind = require_kind(step, realize, COMPLETE, REDUCTION)
-    require_no_conditions(step, realize)
-    for buffer in written(realize.block):
+    require_unconditional(step, realize)
+    for buffer in block_writes(realize.block):
         require_sole_writer(step, program, realize, buffer)
-    if not program.before(loop, realize):
+    if not program.precedes(loop, realize):
         refuse(f"{step} {name!r}: the block does not come after the loop", realize)
-    changing = first_changing(program, realize.block)
+    changing = find_rewriting_producer(program, realize.block)
     if changing is not None:
         refuse(
             f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
             "elements change from step to step",
             changing,
         )
-    source = _source(step, program, realize, loop)
+    source = _require_source(step, program, realize, loop)
     _require_between(step, program, realize, loop, source)
     outer = [*program.loops_above(loop), loop]
-    finished = _finished(step, program, realize, loop, source, outer)
-    ranges = _written_ranges(step, program, realize, loop, source, outer)
-    domains = _domains(program.writers(source))
-    nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, domains)
-    _require_every_point(step, program, realize, nest, outer, kind)
-    statements = _statements(loop.body)
+    finished = _completion_condition(step, program, realize, loop, source, outer)
+    ranges = _consumable_ranges(step, program, realize, loop, source, outer)
+    domains = _producer_domains(program.writers(source))
+    nest = create_moved_nest(realize, ranges, outer, preserve_unit_loops, finished, domains)
+    # Unlike compute_at, nothing may be left out: no other block writes the consumer's output.
+    _require_full_coverage(step, program, realize, nest, outer, kind)
+    statements = _body_statements(loop.body)
     last = max(
         n
         for n, s in enumerate(statements)
         if any(program.is_inside(w, s) for w in program.writers(source))
     )
-    position = _chosen(step, realize, index, last + 1, len(statements), last=len(statements))
-    without = ScheduleProgram(program.replace(program.nest(realize), EMPTY_STMT))
+    position = _insertion_index(
+        step, realize, index, last + 1, len(statements), last=len(statements)
+    )
+    without = ScheduleProgram(program.replace(program.outermost_perfect_loop(realize), NO_OP))
     return without.replace(
-        loop.body, sequence(*statements[:position], nest, *statements[position:])
+        loop.body, flatten_seq(*statements[:position], nest, *statements[position:])
     )
 
 
-def _source(step: str, program: ScheduleProgram, realize: BlockRealize, loop: For) -> Buffer:
+def _require_source(
+    step: str, program: ScheduleProgram, realize: BlockRealize, loop: For
+) -> Buffer:
     """Return the buffer that the loop writes and the block reads."""
     name = realize.block.name
     candidates = [
         b
-        for b in read(realize.block)
-        if b not in written(realize.block)
+        for b in block_reads(realize.block)
+        if b not in block_writes(realize.block)
         and any(program.is_inside(w, loop) for w in program.writers(b))
     ]
     if len(candidates) != 1:
@@ -363,36 +380,36 @@ def _require_between(
     output before it.
     """
     name = realize.block.name
-    for buffer in read(realize.block):
-        if buffer is source or buffer in written(realize.block):
+    for buffer in block_reads(realize.block):
+        if buffer is source or buffer in block_writes(realize.block):
             continue
         for writer in program.writers(buffer):
-            if not program.before(writer, loop):
+            if not program.precedes(writer, loop):
                 refuse(
                     f"{step} {name!r}: {buffer.name!r}, which it reads, is written after the loop "
                     "began",
                     writer,
                 )
-    for buffer in written(realize.block):
+    for buffer in block_writes(realize.block):
         for reader in program.readers(buffer):
-            if reader is not realize and not program.before(realize, reader):
+            if reader is not realize and not program.precedes(realize, reader):
                 refuse(
                     f"{step} {name!r}: block {reader.block.name!r} reads {buffer.name!r} before it",
                     reader,
                 )
-    if buffers_rewritten(program, realize, source):
+    if is_source_rewritten(program, realize, source):
         refuse(f"{step} {name!r}: {source.name!r} is written after the block", realize)
 
 
-def buffers_rewritten(program: ScheduleProgram, realize: BlockRealize, source: Buffer) -> bool:
+def is_source_rewritten(program: ScheduleProgram, realize: BlockRealize, source: Buffer) -> bool:
     """Return whether a block's input is written at or after it."""
-    return any(not program.before(w, realize) for w in program.writers(source))
+    return any(not program.precedes(w, realize) for w in program.writers(source))
 
 
 # A step of the loop leaves a sum finished if no loop around both reduces, but in the last step of
 # those that do: from the first step on the sum is there, but not final, and would be read too
 # early.
-def _finished(
+def _completion_condition(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
@@ -415,19 +432,21 @@ def _finished(
                 writer,
             )
         for loop_var_loop in reducing:
+            # A consumer under a reduction loop may run only in its last iteration, when the sums
+            # are complete.
             last = logical_and(last, loop_var_loop.loop_var.equal(loop_var_loop.extent - 1))
-        ancestor = program.parent(writer)
+        ancestor = program.parent_of(writer)
         while ancestor is not None and ancestor is not loop:
             if isinstance(ancestor, IfThenElse):
                 refuse(
                     f"{step} {realize.block.name!r}: block {writer.block.name!r} is under a branch",
                     writer,
                 )
-            ancestor = program.parent(ancestor)
+            ancestor = program.parent_of(ancestor)
     return last
 
 
-def _written_ranges(
+def _consumable_ranges(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
@@ -439,20 +458,22 @@ def _written_ranges(
     of the source.
     """
     name = realize.block.name
-    reads = [a for a in accesses(realize.block.body, source) if not a.is_store]
+    reads = [a for a in accesses_of_buffer(realize.block.body, source) if not a.is_store]
     if not reads or any(not _same_access(reads[0], a) for a in reads) or reads[0].loops:
         refuse(f"{step} {name!r}: it must read {source.name!r} at its own iterators", realize)
     writers = program.writers(source)
-    kinds = [kind_of(w.block).kind for w in writers]
+    kinds = [classify_block(w.block).kind for w in writers]
     if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
         names = [w.block.name for w in writers]
         refuse(f"{step} {name!r}: {source.name!r} is written by all of {names}", writers[0])
-    written_box = exact_box(program, loop, source, writers[-1])
+    written_box = written_box_in_iteration(program, loop, source, writers[-1])
     if isinstance(written_box, str):
         refuse(f"{step} {name!r}: {written_box}", writers[-1])
     analyzer = bound_analyzer(outer)
-    ranges = iterator_ranges(realize.block.iter_vars, reads[0].indices, written_box, analyzer)
-    if ranges is None or not _reads_within(realize, reads[0].indices, written_box, ranges, outer):
+    ranges = solve_iterator_ranges(realize.block.iter_vars, reads[0].indices, written_box, analyzer)
+    if ranges is None or not _are_reads_within(
+        realize, reads[0].indices, written_box, ranges, outer
+    ):
         refuse(
             f"{step} {name!r}: no ranges of its iterators are known to read just what a step of "
             f"{loop.loop_var.name!r} has written of {source.name!r}",
@@ -461,7 +482,7 @@ def _written_ranges(
     return ranges
 
 
-def _reads_within(
+def _are_reads_within(
     realize: BlockRealize,
     indices: Sequence[PrimExpr],
     box: Sequence[Range],
@@ -491,7 +512,7 @@ def _same_access(a: Access, b: Access) -> bool:
 
 # Moving to where something was written may lose points that nobody wrote in time, or meet some
 # twice. A complete block may run twice for a point, a sum may not.
-def _require_every_point(
+def _require_full_coverage(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
@@ -510,7 +531,7 @@ def _require_every_point(
         inner = inner.body
     assert isinstance(inner, BlockRealize)
     values = [v for v in inner.iter_values if not is_const(v)]
-    ranges = ranges_of(loops)
+    ranges = loop_ranges(loops)
     iter_map = detect_iter_map(values, ranges, check_level=IterMapLevel.SURJECTIVE)
     if iter_map.errors:
         refuse(
@@ -523,11 +544,15 @@ def _require_every_point(
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
-            low, size = convert(total.base), reached(total)
-        if not analyzer.can_prove(low <= 0) or not reaches(low, size, iter_var.extent, analyzer):
+            low, size = convert(total.base), iter_sum_extent(total)
+        if not analyzer.can_prove(low <= 0) or not can_prove_covers(
+            low, size, iter_var.extent, analyzer
+        ):
             refuse(
                 f"{step} {name!r}: it would run for a part of {iter_var.var.name!r} only", realize
             )
+    # A complete block may be recomputed at a point; a reduction that ran twice would add its terms
+    # twice.
     if kind == REDUCTION:
         loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
         fault = determines(values, ranges, loop_vars)

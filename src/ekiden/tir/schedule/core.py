@@ -16,8 +16,8 @@ from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer
-from ekiden.tir.printer import text_and_lines
-from ekiden.tir.schedule.check import check_concurrent, is_within_block
+from ekiden.tir.printer import print_with_lines
+from ekiden.tir.schedule.check import is_bound_within_block, require_concurrent
 from ekiden.tir.schedule.program import RefusedError, ScheduleProgram
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, Handle, Instruction, LoopRV, Trace
 from ekiden.tir.stmt import Block, BlockRealize, For, ForKind, PrimFunc, Stmt
@@ -70,7 +70,7 @@ class ScheduleState:
             )
         self._detail = error_render_level == "detail"
         self._module = mod if isinstance(mod, IRModule) else None
-        self._programs = _programs(mod)
+        self._programs = _schedule_programs(mod)
         self._working = "main" if "main" in self._programs else next(iter(self._programs))
         self._values: dict[Handle, tuple[str, object]] = {}
         """Handle -> (function, name of the block / variable of the loop / number)."""
@@ -84,10 +84,10 @@ class ScheduleState:
     @property
     def func(self) -> PrimFunc:
         """Return the function being scheduled in its current form."""
-        return self._program.func
+        return self._current_program.func
 
     @property
-    def _program(self) -> ScheduleProgram:
+    def _current_program(self) -> ScheduleProgram:
         return self._programs[self._working]
 
     @property
@@ -163,7 +163,7 @@ class ScheduleState:
 
     def get(self, rand_var_or_sref: Handle | PrimExpr) -> Block | For | int:
         """Return the block, loop or number that a handle currently refers to."""
-        resolved = self._resolve(rand_var_or_sref)
+        resolved = self._resolve_handles(rand_var_or_sref)
         if isinstance(resolved, BlockRealize):
             return resolved.block
         assert isinstance(resolved, (For, int))
@@ -178,7 +178,7 @@ class ScheduleState:
 
     def statement(self, rand_var: Handle) -> Stmt:
         """Return the statement of a block (its BlockRealize) or of a loop."""
-        resolved = self._resolve(rand_var)
+        resolved = self._resolve_handles(rand_var)
         assert isinstance(resolved, Stmt)
         return resolved
 
@@ -188,7 +188,7 @@ class ScheduleState:
         if where is not None and self._handles.get(where) is rand_var:
             del self._handles[where]
 
-    def _new(self, referent: object, func: str | None = None) -> Handle:
+    def _new_handle(self, referent: object, func: str | None = None) -> Handle:
         """Return a new handle for a block's name, a loop's variable or a number."""
         where = (func or self._working, referent)
         handle: Handle
@@ -203,11 +203,11 @@ class ScheduleState:
             self._handles[where] = handle
         return handle
 
-    def _resolve(self, value: object) -> object:
+    def _resolve_handles(self, value: object) -> object:
         """Return the referents of the handles in an input: BlockRealize, For, int."""
         match value:
             case BlockRV() | LoopRV():
-                return self._place(value)
+                return self._find_stmt(value)
             case ExprRV() if value in self._values:
                 return self._values[value][1]
             case PrimExpr():
@@ -223,10 +223,10 @@ class ScheduleState:
                     return substitute(value, numbers)
                 return evaluate(value, sampled)
             case list() | tuple():
-                return [self._resolve(v) for v in value]
+                return [self._resolve_handles(v) for v in value]
         return value
 
-    def _place(self, handle: BlockRV | LoopRV) -> BlockRealize | For:
+    def _find_stmt(self, handle: BlockRV | LoopRV) -> BlockRealize | For:
         where = self._values.get(handle)
         kind = "block" if isinstance(handle, BlockRV) else "loop"
         if where is None:
@@ -248,11 +248,11 @@ class ScheduleState:
             )
         return stmt
 
-    def _loop(self, loop: LoopLike) -> LoopRV:
+    def _loop_handle(self, loop: LoopLike) -> LoopRV:
         """Return the handle of a loop given by handle, variable or name."""
         if isinstance(loop, LoopRV):
             return loop
-        program = self._program
+        program = self._current_program
         if isinstance(loop, str):
             named = [v for v in program.loops if v.name == loop]
             if len(named) != 1:
@@ -267,29 +267,31 @@ class ScheduleState:
         if isinstance(handle, LoopRV):
             return handle
         # A loop comes into a trace through the block it is around.
-        block = program.leaves(program.loops[loop])
+        block = program.outermost_blocks(program.loops[loop])
         if not block:
             raise ScheduleError(f"loop {loop.name!r}: there is no block in it")
-        name = self._block(block[0].block.name)
-        self._query("get_loops", (name,), {}, [s.loop_var for s in program.loops_above(block[0])])
-        return self._loop(loop)
+        name = self._block_handle(block[0].block.name)
+        self._run_query(
+            "get_loops", (name,), {}, [s.loop_var for s in program.loops_above(block[0])]
+        )
+        return self._loop_handle(loop)
 
-    def _block(self, block: BlockLike) -> BlockRV:
+    def _block_handle(self, block: BlockLike) -> BlockRV:
         """Return the handle of a block given by handle or name."""
         if isinstance(block, BlockRV):
             return block
-        if block not in self._program.blocks and block.endswith("_update"):
+        if block not in self._current_program.blocks and block.endswith("_update"):
             # What TVM calls a sum whose init is a block of its own; here it keeps its name.
             block = block.removesuffix("_update")
         handle = self._handles.get((self._working, block))
-        if isinstance(handle, BlockRV) and block in self._program.blocks:
+        if isinstance(handle, BlockRV) and block in self._current_program.blocks:
             return handle
-        if block not in self._program.blocks:
+        if block not in self._current_program.blocks:
             raise ScheduleError(
-                f"block {block!r}: there is none; blocks are {list(self._program.blocks)}"
+                f"block {block!r}: there is none; blocks are {list(self._current_program.blocks)}"
             )
         attrs = {"name": block, "func_name": self._working}
-        new_handle = self._query("get_block", (), attrs, [block])[0]
+        new_handle = self._run_query("get_block", (), attrs, [block])[0]
         assert isinstance(new_handle, BlockRV)
         return new_handle
 
@@ -297,13 +299,13 @@ class ScheduleState:
         """Return a handle of either kind; a name is looked up among blocks first, then loops."""
         if isinstance(block_or_loop, (BlockRV, LoopRV)):
             return block_or_loop
-        if isinstance(block_or_loop, str) and block_or_loop in self._program.blocks:
-            return self._block(block_or_loop)
-        return self._loop(block_or_loop)
+        if isinstance(block_or_loop, str) and block_or_loop in self._current_program.blocks:
+            return self._block_handle(block_or_loop)
+        return self._loop_handle(block_or_loop)
 
     # Steps.
 
-    def _query(
+    def _run_query(
         self,
         kind: str,
         inputs: tuple[object, ...],
@@ -312,11 +314,11 @@ class ScheduleState:
         decision: object = None,
         func: str | None = None,
     ) -> list[Handle]:
-        outputs = [self._new(referent, func) for referent in referents]
+        outputs = [self._new_handle(referent, func) for referent in referents]
         self._trace.append(Instruction(kind, inputs, attrs, tuple(outputs)), decision)
         return outputs
 
-    def _run(
+    def _run_primitive(
         self,
         kind: str,
         step: Callable[..., PrimitiveResult],
@@ -327,26 +329,28 @@ class ScheduleState:
         """Run a primitive and record it. `moves`: it moves blocks into loops, which may be
         concurrent.
         """
-        program = self._program_of(inputs)
+        program = self._program_of_inputs(inputs)
         notes = {k: v.name if isinstance(v, Buffer) else v for k, v in (attrs or {}).items()}
-        resolved = [self._resolve(v) for v in inputs]
-        named = {k: self._resolve(v) if _has_handles(v) else v for k, v in (attrs or {}).items()}
+        resolved = [self._resolve_handles(v) for v in inputs]
+        named = {
+            k: self._resolve_handles(v) if _has_handles(v) else v for k, v in (attrs or {}).items()
+        }
         try:
             result = step(program, *resolved, **named)
             func, outputs = result if isinstance(result, tuple) else (result, ())
             if func is not program.func:
                 new = ScheduleProgram(func)
                 if moves:
-                    _recheck(kind, new)
+                    _recheck_concurrent_loops(kind, new)
             else:
                 new = program
         except RefusedError as error:
             raise ScheduleError(self._error_text(error, program)) from None
         # Committed only after every check: a refused primitive leaves the schedule as it was.
         self._programs[self._working] = new
-        return self._query(kind, inputs, notes, outputs)
+        return self._run_query(kind, inputs, notes, outputs)
 
-    def _record(
+    def _record_instruction(
         self,
         kind: str,
         inputs: tuple[object, ...],
@@ -367,31 +371,31 @@ class ScheduleState:
         try:
             return step()
         except RefusedError as error:
-            raise ScheduleError(self._error_text(error, self._program)) from None
+            raise ScheduleError(self._error_text(error, self._current_program)) from None
 
     def _get_loop(self, handle: LoopRV) -> For:
-        stmt = self._place(handle)
+        stmt = self._find_stmt(handle)
         assert isinstance(stmt, For)
         return stmt
 
     def _get_block_realize(self, handle: BlockRV) -> BlockRealize:
-        stmt = self._place(handle)
+        stmt = self._find_stmt(handle)
         assert isinstance(stmt, BlockRealize)
         return stmt
 
-    def _program_of(self, inputs: tuple[object, ...]) -> ScheduleProgram:
+    def _program_of_inputs(self, inputs: tuple[object, ...]) -> ScheduleProgram:
         for handle in inputs:
             if isinstance(handle, (BlockRV, LoopRV)) and handle in self._values:
                 func = self._values[handle][0]
                 if func != self._working:
                     self.work_on(func)
                 break
-        return self._program
+        return self._current_program
 
     def _error_text(self, error: RefusedError, program: ScheduleProgram) -> str:
         if error.place is None or not self._detail:
             return str(error)
-        line = line_of(program, error.place)
+        line = source_line_of(program, error.place)
         return str(error) if line is None else f"{error}\n  {line}"
 
 
@@ -401,32 +405,32 @@ def _has_handles(value: object) -> bool:
     return isinstance(value, (BlockRV, LoopRV, ExprRV))
 
 
-def _recheck(kind: str, program: ScheduleProgram) -> None:
+def _recheck_concurrent_loops(kind: str, program: ScheduleProgram) -> None:
     """Check again that iterations of concurrent loops are independent; loops without blocks, such
     as those in a block's body, are unchanged.
     """
     for loop in program.loops.values():
-        if loop.kind in CONCURRENT_KINDS and program.leaves(loop.body):
+        if loop.kind in CONCURRENT_KINDS and program.outermost_blocks(loop.body):
             lanes = loop.kind is ForKind.VECTORIZED
-            together = is_within_block(loop.annotations)
-            check_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes, together)
+            together = is_bound_within_block(loop.annotations)
+            require_concurrent(f"{kind}: {loop.kind.value}", program, loop, lanes, together)
 
 
-def line_of(program: ScheduleProgram, stmt: Stmt) -> str | None:
+def source_line_of(program: ScheduleProgram, stmt: Stmt) -> str | None:
     """Return the line of the printed function where a statement begins: `line 3: for i in
     range(4):`.
     """
     if isinstance(stmt, Block):
-        above = program.parent(stmt)
+        above = program.parent_of(stmt)
         stmt = stmt if above is None else above
-    text, numbers = text_and_lines(program.func)
+    text, numbers = print_with_lines(program.func)
     number = numbers.get(stmt)
     if number is None:
         return None
     return f"line {number}: {text.splitlines()[number - 1].strip()}"
 
 
-def _programs(mod: PrimFunc | IRModule) -> dict[str, ScheduleProgram]:
+def _schedule_programs(mod: PrimFunc | IRModule) -> dict[str, ScheduleProgram]:
     """Return the functions by name; a single PrimFunc is "main", as in TVM."""
     if isinstance(mod, PrimFunc):
         return {"main": ScheduleProgram(lower_match_buffer(mod))}

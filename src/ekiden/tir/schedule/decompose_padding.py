@@ -25,12 +25,12 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.predicates import conjunction
+from ekiden.tir.predicates import join_conjuncts
 from ekiden.tir.schedule.check import single_store
-from ekiden.tir.schedule.loops import require_plain
-from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial
+from ekiden.tir.schedule.loops import require_unscheduled_loop
+from ekiden.tir.schedule.program import ScheduleProgram, bound_analyzer, refuse, serial_loop
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 
 def decompose_padding(
@@ -38,34 +38,42 @@ def decompose_padding(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.decompose_padding`."""
     step, name = "decompose_padding", realize.block.name
-    inside, value, border = _padding(realize)
-    nest = _nest(program, realize, loop)
+    inside, value, border = _match_padding(realize)
+    nest = _perfect_nest_from(program, realize, loop)
     if realize.block.init is not None:
         refuse(f"{step} {name!r}: it has an init", realize)
     if not is_const(realize.predicate, 1):
-        inside += _conjuncts(realize.predicate)
+        inside += _split_conjuncts(realize.predicate)
     bindings = {i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     analyzer = bound_analyzer([*program.loops_above(loop), *nest])
-    box = _Box(nest, {s.loop_var: const(0) for s in nest}, {s.loop_var: s.extent for s in nest})
-    unabsorbed = [c for c in inside if not box.narrow(substitute(c, bindings), analyzer, realize)]
+    box = _InteriorBox(
+        nest, {s.loop_var: const(0) for s in nest}, {s.loop_var: s.extent for s in nest}
+    )
+    unabsorbed = [
+        c for c in inside if not box.add_condition(substitute(c, bindings), analyzer, realize)
+    ]
     store = realize.block.body
     assert isinstance(store, BufferStore)
-    fill = program.fresh_block(f"{name}_pad_const")
-    filled = _copied(realize, fill, store.with_fields(value=border), {}, {})
+    fill = program.fresh_block_name(f"{name}_pad_const")
+    filled = _copy_block(realize, fill, store.with_fields(value=border), {}, {})
     filled = filled.with_fields(predicate=realize.predicate)
-    inner = _copied(
-        realize, name, store.with_fields(value=value), box.values(analyzer), box.fixed(analyzer)
+    inner = _copy_block(
+        realize,
+        name,
+        store.with_fields(value=value),
+        box.shifted_loop_vars(analyzer),
+        box.constant_ranges(analyzer),
     )
-    predicate = conjunction(substitute(c, bindings) for c in unabsorbed)
+    predicate = join_conjuncts(substitute(c, bindings) for c in unabsorbed)
     inner = inner.with_fields(predicate=predicate)
-    result = sequence(
-        _in_loops(filled, nest, [s.extent for s in nest]),
-        _in_loops(inner, nest, box.extents(analyzer)),
+    result = flatten_seq(
+        _wrap_in_loops(filled, nest, [s.extent for s in nest]),
+        _wrap_in_loops(inner, nest, box.extents(analyzer)),
     )
     return program.replace(loop, result), [fill]
 
 
-def _padding(realize: BlockRealize) -> tuple[list[PrimExpr], PrimExpr, PrimExpr]:
+def _match_padding(realize: BlockRealize) -> tuple[list[PrimExpr], PrimExpr, PrimExpr]:
     """Return the conditions under which a block copies, the copied value, and the value of the
     border.
     """
@@ -80,21 +88,21 @@ def _padding(realize: BlockRealize) -> tuple[list[PrimExpr], PrimExpr, PrimExpr]
             refuse(f"{step} {name!r}: it does not choose between data and a constant", realize)
     if any(isinstance(e, (BufferLoad, Var)) for e in post_order(border)):
         refuse(f"{step} {name!r}: what it stores in the border is no constant", realize)
-    return _conjuncts(condition), inner, border
+    return _split_conjuncts(condition), inner, border
 
 
-def _conjuncts(e: PrimExpr) -> list[PrimExpr]:
-    return [*_conjuncts(e.a), *_conjuncts(e.b)] if isinstance(e, And) else [e]
+def _split_conjuncts(e: PrimExpr) -> list[PrimExpr]:
+    return [*_split_conjuncts(e.a), *_split_conjuncts(e.b)] if isinstance(e, And) else [e]
 
 
-def _nest(program: ScheduleProgram, realize: BlockRealize, loop: For) -> list[For]:
+def _perfect_nest_from(program: ScheduleProgram, realize: BlockRealize, loop: For) -> list[For]:
     step, name = "decompose_padding", realize.block.name
     above = program.loops_above(realize)
     if loop not in above:
         refuse(f"{step} {name!r}: loop {loop.loop_var.name!r} is not around it", loop)
     nest = above[above.index(loop) :]
     for inner_loop, body in zip(nest, [*nest[1:], realize], strict=True):
-        require_plain(step, inner_loop)
+        require_unscheduled_loop(step, inner_loop)
         if inner_loop.body is not body or not is_const(inner_loop.min, 0):
             refuse(
                 f"{step} {name!r}: something else stands in loop {inner_loop.loop_var.name!r}",
@@ -108,14 +116,14 @@ def _nest(program: ScheduleProgram, realize: BlockRealize, loop: For) -> list[Fo
 
 
 @dataclass
-class _Box:
+class _InteriorBox:
     """The range of each loop in which all conditions hold: from `low` on, below `stop`."""
 
     nest: Sequence[For]
     low: dict[Var, PrimExpr]
     stop: dict[Var, PrimExpr]
 
-    def narrow(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
+    def add_condition(self, condition: PrimExpr, analyzer: Analyzer, realize: BlockRealize) -> bool:
         """Narrow a loop's range by a condition; return False where none of the loops
         occurs in it.
         """
@@ -137,11 +145,11 @@ class _Box:
             self.stop[var] = minimum(self.stop[var], offset + 1)
         return True
 
-    def values(self, analyzer: Analyzer) -> dict[Var, PrimExpr]:
+    def shifted_loop_vars(self, analyzer: Analyzer) -> dict[Var, PrimExpr]:
         """Return each loop variable in terms of one that counts from 0."""
         return {v: analyzer.simplify(v + low) for v, low in self.low.items()}
 
-    def fixed(self, analyzer: Analyzer) -> dict[Var, tuple[PrimExpr, PrimExpr]]:
+    def constant_ranges(self, analyzer: Analyzer) -> dict[Var, tuple[PrimExpr, PrimExpr]]:
         """Return (begin, extent) of each loop whose range does not depend on other loops."""
         extents = self.extents(analyzer)
         loop_ranges = {
@@ -168,7 +176,7 @@ def _nonnegative_form(condition: PrimExpr) -> PrimExpr | None:
     return None
 
 
-def _copied(
+def _copy_block(
     realize: BlockRealize,
     name: str,
     store: BufferStore,
@@ -190,19 +198,19 @@ def _copied(
         var_map[old.var] = new.var if is_const(low, 0) else new.var + low
     simplify = Analyzer().simplify
     body = store.with_fields(
-        value=rewrite(substitute(store.value, var_map), lambda e: _simple_load(e, simplify)),
+        value=rewrite(substitute(store.value, var_map), lambda e: _simplify_load(e, simplify)),
         indices=tuple(simplify(substitute(i, var_map)) for i in store.indices),
     )
     return BlockRealize(tuple(bindings), const(True), Block(name, tuple(iters), body))
 
 
-def _simple_load(e: PrimExpr, simplify: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
+def _simplify_load(e: PrimExpr, simplify: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
     if not isinstance(e, BufferLoad):
         return e
     return BufferLoad(e.buffer, tuple(map(simplify, e.indices)), e.dtype)
 
 
-def _in_loops(realize: BlockRealize, nest: Sequence[For], extents: Sequence[PrimExpr]) -> Stmt:
+def _wrap_in_loops(realize: BlockRealize, nest: Sequence[For], extents: Sequence[PrimExpr]) -> Stmt:
     news: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in nest}
     stmt: Stmt = realize.with_fields(
         iter_values=tuple(substitute(v, news) for v in realize.iter_values),
@@ -211,7 +219,7 @@ def _in_loops(realize: BlockRealize, nest: Sequence[For], extents: Sequence[Prim
     for loop, extent in zip(reversed(nest), reversed(extents), strict=True):
         var = news[loop.loop_var]
         assert isinstance(var, Var)
-        stmt = serial(var, extent, stmt)
+        stmt = serial_loop(var, extent, stmt)
     return stmt
 
 

@@ -17,14 +17,14 @@ from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.regions import Access, region
+from ekiden.tir.regions import Access, bounding_region
 from ekiden.tir.schedule.program import (
-    MAX_PART_EXTENT_ANNOTATION,
+    PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
-    accesses,
+    accesses_of_buffer,
     bound_analyzer,
-    determining_vars,
-    ranges_of,
+    loop_ranges,
+    parts_to_determining_vars,
     unit_loop_values,
 )
 from ekiden.tir.stmt import For
@@ -32,32 +32,35 @@ from ekiden.tir.transform.flat_buffers import flat_index
 
 
 # From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
-# the step reach (`_far_apart`), or its indices tell the steps (`determines`). (2) Several: the
+# the step reach (`_stride_exceeds_reach`), or its indices tell the steps (`determines`). (2)
+# Several: the
 # step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
 # boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
-def steps_disjoint(
+def overlap_fault(
     program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:
-    """Return why two iterations of the wanted loops may touch one element of a buffer; None if they
+    """Return why two iterations of the given loops may touch one element of a buffer; None if they
     cannot.
     """
-    touched = accesses(loop.body, buffer)
+    touched = accesses_of_buffer(loop.body, buffer)
     outer = [*program.loops_above(loop), loop]
     mine = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
     loop_vars = {s.loop_var for s in mine}
     if not loop_vars:
         return None
-    touched = [_without_unit_loops(a, outer) for a in touched]
+    touched = [_drop_unit_loops(a, outer) for a in touched]
     first = touched[0]
     if all(_same_access(first, access) for access in touched):
-        if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
+        if len(mine) == 1 and _stride_exceeds_reach(buffer, first, mine[0].loop_var, outer):
             return None
         loops = [*mine, *first.loops]
-        return _told_apart(
-            first.indices, ranges_of(loops), determining_vars(loops, loop_vars), outer
+        return _injectivity_fault(
+            first.indices, loop_ranges(loops), parts_to_determining_vars(loops, loop_vars), outer
         )
-    own = ranges_of(mine)
-    box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
+    own = loop_ranges(mine)
+    # Different access patterns: compare the bounding boxes instead, with a free coordinate within
+    # each axis.
+    box = bounding_region(buffer, [_widen_part_loops(a) for a in touched], outer)
     corners: list[PrimExpr] = []
     for axis, axis_range in enumerate(box):
         if is_const(axis_range.extent, 1):
@@ -66,10 +69,10 @@ def steps_disjoint(
         inside = Var(f"x{axis}")
         own[inside] = Range(axis_range.extent)
         corners.append(axis_range.min + inside)
-    return _told_apart(corners, own, loop_vars, outer)
+    return _injectivity_fault(corners, own, loop_vars, outer)
 
 
-def _without_unit_loops(access: Access, outer: Sequence[For]) -> Access:
+def _drop_unit_loops(access: Access, outer: Sequence[For]) -> Access:
     """Return the access without the variables of single-iteration loops."""
     values = unit_loop_values([*outer, *access.loops])
     if not values:
@@ -83,14 +86,16 @@ def _without_unit_loops(access: Access, outer: Sequence[For]) -> Access:
     return Access(indices, loops, access.is_store, access.conditional, access.extents)
 
 
-def _of_largest_parts(access: Access) -> Access:
-    """Return the access with every part over-estimated as the largest part."""
+def _widen_part_loops(access: Access) -> Access:
+    """Return the access with the extent of every loop over parts over-estimated by that of the
+    largest part.
+    """
     values: dict[Var, PrimExpr] = {}
     loops: list[For] = []
     for loop in access.loops:
         low, max_extent = (
             substitute_expr(loop.min, values),
-            (loop.annotations or {}).get(MAX_PART_EXTENT_ANNOTATION),
+            (loop.annotations or {}).get(PART_EXTENT_BOUND_ANNOTATION),
         )
         if max_extent is not None:
             inside = Var(loop.loop_var.name, loop.loop_var.dtype)
@@ -103,7 +108,7 @@ def _of_largest_parts(access: Access) -> Access:
     return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
 
 
-def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
+def _stride_exceeds_reach(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
     """Return whether an iteration's stride exceeds the combined reach of the loops inside it: the
     common case, cheaper than a proof over digits.
     """
@@ -112,7 +117,7 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
     sizes: dict[Var, int] = {}
     for inner_loop in access.loops:
         max_extent = (inner_loop.annotations or {}).get(
-            MAX_PART_EXTENT_ANNOTATION, inner_loop.extent
+            PART_EXTENT_BOUND_ANNOTATION, inner_loop.extent
         )
         size = max_extent.value if isinstance(max_extent, IntImm) else max_extent
         if not isinstance(size, int):
@@ -126,18 +131,20 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
     steps = [analyzer.coefficient(flat, x) for x in sizes]
     if not step or any(s is None for s in steps):
         return False
+    # Interval argument: an iteration touches [base, base + reach]; the next base is a stride away,
+    # so reach < stride means disjoint intervals.
     reach = sum(abs(s or 0) * max(n - 1, 0) for s, n in zip(steps, sizes.values(), strict=True))
     return reach < abs(step)
 
 
-def _told_apart(
+def _injectivity_fault(
     indices: Sequence[PrimExpr], iters: dict[Var, Range], loop_vars: set[Var], outer: Sequence[For]
 ) -> str | None:
-    """Return the fault of `determines` with the outer loops fixed, or free where only that can be
-    proved; None if the iterations are disjoint.
+    """Return why indices do not determine the given loop variables, with outer loops fixed or free;
+    None if they do (disjoint iterations).
     """
     fault = determines(indices, iters, loop_vars)
-    if fault is None or determines(indices, ranges_of(outer) | iters, loop_vars) is None:
+    if fault is None or determines(indices, loop_ranges(outer) | iters, loop_vars) is None:
         return None
     return fault
 
@@ -148,7 +155,7 @@ def _same_access(a: Access, b: Access) -> bool:
     """
     if a.indices == b.indices and a.loops == b.loops:
         return True
-    ours, theirs = _loops_of_indices(a), _loops_of_indices(b)
+    ours, theirs = _loops_in_indices(a), _loops_in_indices(b)
     if len(ours) != len(theirs):
         return False
     names: dict[Var, PrimExpr] = {}
@@ -161,7 +168,7 @@ def _same_access(a: Access, b: Access) -> bool:
     )
 
 
-def _loops_of_indices(access: Access) -> list[For]:
+def _loops_in_indices(access: Access) -> list[For]:
     """Return the loops that an access's indices depend on."""
     used = set(free_vars(*access.indices))
     used_loops: list[For] = []

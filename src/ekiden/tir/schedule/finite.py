@@ -13,9 +13,9 @@ from collections.abc import Callable
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import Intrinsic, Not, PrimExpr, Var, cast, const, is_const, maximum
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.schedule.program import serial
+from ekiden.tir.schedule.program import serial_loop
 from ekiden.tir.stmt import Allocate, BufferStore, ForKind, Stmt
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 ZERO_INDEX = (const(0),)
 
@@ -29,46 +29,51 @@ class NonFiniteFlags:
         self.any = Buffer("any_strange", (const(1),), "int32")
 
     @property
-    def flag(self) -> PrimExpr:
+    def combined_flag(self) -> PrimExpr:
         """Return the combined flag: above 0 where a value is not finite, once gathered."""
         return BufferLoad(self.any, ZERO_INDEX, "int32")
 
-    def row(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
-        """Return a loop over the columns of a row, in vectors and a scalar tail."""
+    def emit_row_loop(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
+        """Emit a loop over the columns of a row: vectors, then a scalar tail."""
         lanes, extent = lanes or self.lanes, self.extent
         vector_count = Analyzer().simplify(extent // lanes)
         tail_count = Analyzer().simplify(extent % lanes)
         outer, lane, tail = (Var(self.name, self.dtype) for _ in range(3))
         if lanes == 1:
-            return serial(outer, extent, body(outer))
-        vector = serial(lane, const(lanes), body(outer * lanes + lane))
-        main_loop = serial(outer, vector_count, vector.with_fields(kind=ForKind.VECTORIZED))
+            return serial_loop(outer, extent, body(outer))
+        vector = serial_loop(lane, const(lanes), body(outer * lanes + lane))
+        main_loop = serial_loop(outer, vector_count, vector.with_fields(kind=ForKind.VECTORIZED))
         if is_const(tail_count, 0):
             return main_loop
-        return sequence(main_loop, serial(tail, tail_count, body(vector_count * lanes + tail)))
+        return flatten_seq(
+            main_loop, serial_loop(tail, tail_count, body(vector_count * lanes + tail))
+        )
 
-    def cleared(self) -> Stmt:
-        """Return the statement that clears all flags."""
-        return self.row(lambda at: BufferStore(self.strange, const(0, "int32"), (at,)))
+    def emit_clear(self) -> Stmt:
+        """Emit the statement that clears all flags."""
+        return self.emit_row_loop(lambda at: BufferStore(self.strange, const(0, "int32"), (at,)))
 
-    def marked(self, column: PrimExpr, value: PrimExpr) -> Stmt:
-        """Return the statement that sets a column's flag if a value is not finite; a set flag stays
+    def emit_mark(self, column: PrimExpr, value: PrimExpr) -> Stmt:
+        """Emit the statement that sets a column's flag if a value is not finite; a set flag stays
         set.
         """
         is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
         before = BufferLoad(self.strange, (column,), "int32")
         return BufferStore(self.strange, maximum(before, is_strange), (column,))
 
-    def gathered(self) -> Stmt:
-        """Return the statement that combines all flags into one."""
+    def emit_combine(self) -> Stmt:
+        """Emit the loop that combines the flags of all columns into one."""
 
-        def combine(column: PrimExpr) -> Stmt:
+        def combine_column(column: PrimExpr) -> Stmt:
             load = BufferLoad(self.strange, (column,), "int32")
-            return BufferStore(self.any, maximum(self.flag, load), ZERO_INDEX)
+            return BufferStore(self.any, maximum(self.combined_flag, load), ZERO_INDEX)
 
-        return sequence(BufferStore(self.any, const(0, "int32"), ZERO_INDEX), self.row(combine, 1))
+        return flatten_seq(
+            BufferStore(self.any, const(0, "int32"), ZERO_INDEX),
+            self.emit_row_loop(combine_column, 1),
+        )
 
-    def within(self, body: Stmt) -> Stmt:
+    def allocate_around(self, body: Stmt) -> Stmt:
         """Allocate the per-column flags around a statement; the combined flag is allocated
         elsewhere.
         """

@@ -19,34 +19,34 @@ from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.reduction import same_expr
 from ekiden.tir.schedule.check import (
-    distinct_variables,
-    first_changing,
-    reached,
-    reaches,
+    can_prove_covers,
+    find_rewriting_producer,
+    iter_sum_extent,
+    require_distinct_iterators,
     require_final_inputs,
-    require_no_conditions,
-    require_outermost,
     require_sole_writer,
+    require_top_level_block,
+    require_unconditional,
     single_store,
 )
 from ekiden.tir.schedule.kinds import COMPLETE, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
-    accesses,
-    ranges_of,
-    read,
+    accesses_of_buffer,
+    block_reads,
+    block_writes,
+    loop_ranges,
     refuse,
-    without_allocation,
-    written,
+    remove_allocation,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, PrimFunc
-from ekiden.tir.visitor import EMPTY_STMT, ExprRewriter
+from ekiden.tir.visitor import NO_OP, ExprRewriter
 
 
 def compute_inline(program: ScheduleProgram, realize: BlockRealize) -> PrimFunc:
     """See `Schedule.compute_inline`."""
     step, name = "compute_inline", realize.block.name
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     store = single_store(step, realize)
     buffer = store.buffer
     if realize.block.init is not None:
@@ -56,16 +56,16 @@ def compute_inline(program: ScheduleProgram, realize: BlockRealize) -> PrimFunc:
     require_kind(step, realize, COMPLETE)
     require_sole_writer(step, program, realize, buffer)
     require_final_inputs(step, program, realize)
-    require_no_conditions(step, realize)
-    values = _by_index(step, realize, store)
+    require_unconditional(step, realize)
+    values = _iterator_positions(step, realize, store)
     readers = program.readers(buffer)
     for reader in readers:
-        if not program.before(realize, reader):
+        if not program.precedes(realize, reader):
             refuse(f"{step} {name!r}: block {reader.block.name!r} reads it before", reader)
-        if any(a.extents is not None for a in accesses(reader, buffer)):
+        if any(a.extents is not None for a in accesses_of_buffer(reader, buffer)):
             refuse(f"{step} {name!r}: block {reader.block.name!r} hands it to a call", reader)
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def inline_load(e: PrimExpr) -> PrimExpr:
         """Replace a read of the buffer by the stored value, with the block's variables replaced by
         the read's indices.
         """
@@ -74,20 +74,20 @@ def compute_inline(program: ScheduleProgram, realize: BlockRealize) -> PrimFunc:
             return substitute(store.value, index_values)
         return e
 
-    func = program.replace(program.nest(realize), EMPTY_STMT)
+    func = program.replace(program.outermost_perfect_loop(realize), NO_OP)
     for reader in readers:
         after = ScheduleProgram(func)
         old = after.blocks[reader.block.name].block
-        func = after.replace(old, ExprRewriter(change).visit(old))
-    return without_allocation(func, buffer)
+        func = after.replace(old, ExprRewriter(inline_load).visit(old))
+    return remove_allocation(func, buffer)
 
 
-def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var, int]:
+def _iterator_positions(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var, int]:
     """Return the index position of each iterator in the written element; iterators of extent 1 need
     none.
     """
     plain = [i for i in store.indices if not is_const(i, 0)]
-    variables = distinct_variables(step, realize.block.name, plain)
+    variables = require_distinct_iterators(step, realize.block.name, plain)
     position = {v: n for n, i in enumerate(store.indices) for v in variables if i is v}
     for iter_var in realize.block.iter_vars:
         if iter_var.var in position:
@@ -105,21 +105,21 @@ def _by_index(step: str, realize: BlockRealize, store: BufferStore) -> dict[Var,
 def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> PrimFunc:
     """See `Schedule.reverse_compute_inline`."""
     step = "reverse_compute_inline"
-    require_outermost(step, program, consumer)
+    require_top_level_block(step, program, consumer)
     store = single_store(step, consumer)
     require_kind(step, consumer, COMPLETE)
-    require_no_conditions(step, consumer)
+    require_unconditional(step, consumer)
     producer, buffer = _sole_producer(step, program, consumer)
     producer_store = single_store(step, producer)
     require_kind(step, producer, COMPLETE)
-    require_no_conditions(step, producer)
+    require_unconditional(step, producer)
     _require_only_reader(step, program, producer, consumer, buffer)
     require_sole_writer(step, program, consumer, store.buffer)
-    _require_early(step, program, producer, consumer, buffer)
-    _require_whole(step, program, producer, producer_store)
-    values, condition = _consumer_iterators(step, consumer, buffer, producer_store)
+    _require_final_consumer_inputs(step, program, producer, consumer, buffer)
+    _require_full_write(step, program, producer, producer_store)
+    values, condition = _solve_consumer_iterators(step, consumer, buffer, producer_store)
 
-    def change(e: PrimExpr) -> PrimExpr:
+    def inline_producer_load(e: PrimExpr) -> PrimExpr:
         """Replace a read of the buffer by the producer's value, and consumer variables by indices
         of the producer's store.
         """
@@ -129,7 +129,7 @@ def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> 
 
     new = BufferStore(
         store.buffer,
-        rewrite(store.value, change),
+        rewrite(store.value, inline_producer_load),
         tuple(substitute(i, dict(values)) for i in store.indices),
     )
     outside = dict(
@@ -138,12 +138,12 @@ def reverse_compute_inline(program: ScheduleProgram, consumer: BlockRealize) -> 
     predicate = logical_and(producer.predicate, substitute(condition, outside))
     annotations = {**(producer.block.annotations or {}), **(consumer.block.annotations or {})}
     block = Block(producer.block.name, producer.block.iter_vars, new, None, annotations or None)
-    func = program.replace(program.nest(consumer), EMPTY_STMT)
+    func = program.replace(program.outermost_perfect_loop(consumer), NO_OP)
     after = ScheduleProgram(func)
     func = after.replace(
         after.blocks[producer.block.name], BlockRealize(producer.iter_values, predicate, block)
     )
-    return without_allocation(func, buffer)
+    return remove_allocation(func, buffer)
 
 
 def _sole_producer(
@@ -153,7 +153,7 @@ def _sole_producer(
     between them.
     """
     producers: list[tuple[BlockRealize, Buffer]] = []
-    for buffer in read(consumer.block):
+    for buffer in block_reads(consumer.block):
         writers = program.writers(buffer)
         if len(writers) == 1 and writers[0] is not consumer and writers[0].block.init is None:
             producers.append((writers[0], buffer))
@@ -181,7 +181,7 @@ def _require_only_reader(
         refuse(f"{step} {name!r}: {buffer.name!r} is read by {other_readers} too", consumer)
 
 
-def _require_early(
+def _require_final_consumer_inputs(
     step: str,
     program: ScheduleProgram,
     producer: BlockRealize,
@@ -192,34 +192,34 @@ def _require_early(
     reads its output before it.
     """
     name = consumer.block.name
-    changing = first_changing(program, consumer.block)
+    changing = find_rewriting_producer(program, consumer.block)
     if changing is not None:
         refuse(
             f"{step} {name!r}: what it reads depends on block {changing.block.name!r}, whose "
             "elements change from step to step",
             changing,
         )
-    if not program.before(producer, consumer):
+    if not program.precedes(producer, consumer):
         refuse(f"{step} {name!r}: its producer does not come before it", consumer)
-    for input_buffer in read(consumer.block):
+    for input_buffer in block_reads(consumer.block):
         for writer in program.writers(input_buffer):
-            if input_buffer is not buffer and not program.before(writer, producer):
+            if input_buffer is not buffer and not program.precedes(writer, producer):
                 refuse(
                     f"{step} {name!r}: {input_buffer.name!r}, which it reads, is written "
                     "after block "
                     f"{producer.block.name!r}",
                     writer,
                 )
-    for target in written(consumer.block):
+    for target in block_writes(consumer.block):
         for reader in program.readers(target):
-            if not program.before(consumer, reader):
+            if not program.precedes(consumer, reader):
                 refuse(
                     f"{step} {name!r}: block {reader.block.name!r} reads {target.name!r} before it",
                     reader,
                 )
 
 
-def _require_whole(
+def _require_full_write(
     step: str, program: ScheduleProgram, producer: BlockRealize, store: BufferStore
 ) -> None:
     """Require that the producer writes every element of its buffer."""
@@ -230,19 +230,19 @@ def _require_whole(
         covers_axis = isinstance(index, Var) and analyzer.can_prove_equal(sizes[index], dim)
         if not covers_axis and not (is_const(index, 0) and is_const(dim, 1)):
             refuse(f"{step}: block {name!r} does not write all of {buffer.name!r}", producer)
-    distinct_variables(step, name, [i for i in store.indices if not is_const(i)])
-    fault = partial_domain(program, producer)
+    require_distinct_iterators(step, name, [i for i in store.indices if not is_const(i)])
+    fault = partial_domain_fault(program, producer)
     if fault is not None:
         refuse(
             f"{step}: block {name!r} is not known to run for all its iterators: {fault}", producer
         )
 
 
-def partial_domain(program: ScheduleProgram, realize: BlockRealize) -> str | None:
+def partial_domain_fault(program: ScheduleProgram, realize: BlockRealize) -> str | None:
     """Return why a block may not run for every value of its iterators; None if it does."""
     loops = program.loops_above(realize)
     values = [v for v in realize.iter_values if not is_const(v)]
-    iter_map = detect_iter_map(values, ranges_of(loops), check_level=IterMapLevel.SURJECTIVE)
+    iter_map = detect_iter_map(values, loop_ranges(loops), check_level=IterMapLevel.SURJECTIVE)
     if iter_map.errors:
         return iter_map.errors[0]
     analyzer = Analyzer()
@@ -251,13 +251,15 @@ def partial_domain(program: ScheduleProgram, realize: BlockRealize) -> str | Non
         low, size = value, const(1)
         if not is_const(value):
             total = next(sums)
-            low, size = convert(total.base), reached(total)
-        if not analyzer.can_prove(low <= 0) or not reaches(low, size, iter_var.extent, analyzer):
+            low, size = convert(total.base), iter_sum_extent(total)
+        if not analyzer.can_prove(low <= 0) or not can_prove_covers(
+            low, size, iter_var.extent, analyzer
+        ):
             return f"{iter_var.var.name!r} does not reach its end"
     return None
 
 
-def _consumer_iterators(
+def _solve_consumer_iterators(
     step: str, consumer: BlockRealize, buffer: Buffer, store: BufferStore
 ) -> tuple[Mapping[Var, PrimExpr], PrimExpr]:
     """Return the consumer's iterators in terms of the producer's, and the condition under which the
@@ -282,7 +284,7 @@ def _consumer_iterators(
     analyzer = Analyzer()
     condition: PrimExpr = const(True)
     for total, index, dim in zip(iter_map.indices, store.indices, buffer.shape, strict=True):
-        low, size = convert(total.base), reached(total)
+        low, size = convert(total.base), iter_sum_extent(total)
         if not analyzer.can_prove(low >= 0) or not analyzer.can_prove(low + size <= dim):
             refuse(f"{step} {name!r}: some of its points read nothing of {buffer.name!r}", consumer)
         if not analyzer.can_prove_equal(low, const(0)):

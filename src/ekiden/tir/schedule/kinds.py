@@ -19,9 +19,16 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.reduction import COMBINE, same_expr, update_of
-from ekiden.tir.regions import all_accesses
-from ekiden.tir.schedule.program import accesses, outer_blocks, ranges_of, read, refuse, written
+from ekiden.tir.reduction import COMBINE_ANNOTATION, match_update, same_expr
+from ekiden.tir.regions import iter_accesses
+from ekiden.tir.schedule.program import (
+    accesses_of_buffer,
+    block_reads,
+    block_writes,
+    iter_outermost_blocks,
+    loop_ranges,
+    refuse,
+)
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, IterKind, Stmt
 from ekiden.tir.visitor import sub_statements
 
@@ -29,53 +36,53 @@ COMPLETE, REDUCTION, UPDATE, OPAQUE = "complete", "reduction", "update", "opaque
 
 
 @dataclass(frozen=True, slots=True)
-class BlockKind:
+class BlockClassification:
     """The class of a block and, for an opaque one, the reason why it is in no better class."""
 
     kind: str
     reason: str = ""
 
 
-_KIND_CACHE: WeakKeyDictionary[Block, BlockKind] = WeakKeyDictionary()
+_CLASSIFICATION_CACHE: WeakKeyDictionary[Block, BlockClassification] = WeakKeyDictionary()
 
 
-def kind_of(block: Block) -> BlockKind:
+def classify_block(block: Block) -> BlockClassification:
     """Return whether a block is complete, a reduction, an update or opaque; cached by block."""
-    cached = _KIND_CACHE.get(block)
+    cached = _CLASSIFICATION_CACHE.get(block)
     if cached is None:
-        cached = _KIND_CACHE[block] = _classify(block)
+        cached = _CLASSIFICATION_CACHE[block] = _classify(block)
     return cached
 
 
-def spatial(block: Block) -> list[Var]:
+def spatial_iter_vars(block: Block) -> list[Var]:
     """Return the iterators that are not reduced."""
     return [i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL]
 
 
-def _classify(block: Block) -> BlockKind:
-    if not written(block):
-        return BlockKind(OPAQUE, "it writes no buffer")
-    fault = _multi_element_fault(block) or _own_elements(block)
+def _classify(block: Block) -> BlockClassification:
+    if not block_writes(block):
+        return BlockClassification(OPAQUE, "it writes no buffer")
+    fault = _multi_element_fault(block) or _shared_element_fault(block)
     if fault is not None:
-        return BlockKind(OPAQUE, fault)
-    own = set(written(block))
-    sums = own & set(read(block))
+        return BlockClassification(OPAQUE, fault)
+    own = set(block_writes(block))
+    sums = own & set(block_reads(block))
     reduced = any(i.kind is IterKind.REDUCE for i in block.iter_vars)
     if not sums and block.init is None:
         if reduced:
-            return BlockKind(OPAQUE, "it has reduction iterators and no sum")
-        return BlockKind(COMPLETE)
+            return BlockClassification(OPAQUE, "it has reduction iterators and no sum")
+        return BlockClassification(COMPLETE)
     if not reduced and block.init is None:
-        return BlockKind(OPAQUE, f"it reads {next(iter(sums)).name!r}, which it writes")
-    fault = _sum_fault(block)
+        return BlockClassification(OPAQUE, f"it reads {next(iter(sums)).name!r}, which it writes")
+    fault = _reduction_fault(block)
     if fault is not None:
-        return BlockKind(OPAQUE, fault)
-    return BlockKind(UPDATE if block.init is None else REDUCTION)
+        return BlockClassification(OPAQUE, fault)
+    return BlockClassification(UPDATE if block.init is None else REDUCTION)
 
 
 def _multi_element_fault(block: Block) -> str | None:
     """Return why a block touches more than one element at a time; None if it does not."""
-    for buffer, access in all_accesses(block.body):
+    for buffer, access in iter_accesses(block.body):
         if access.extents is not None:
             return f"it hands a part of {buffer.name!r} to a call"
         if any(dt.lanes(i.dtype) > 1 for i in access.indices):
@@ -83,24 +90,24 @@ def _multi_element_fault(block: Block) -> str | None:
     return None
 
 
-def _own_elements(block: Block) -> str | None:
-    """Why two spatial points may write one element; None if they never do."""
+def _shared_element_fault(block: Block) -> str | None:
+    """Return why two spatial points may write one element; None if they never do."""
     spatial_vars = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
     spatial_vars -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
-    for buffer in written(block):
-        stores = [a for a in accesses(block.body, buffer) if a.is_store]
+    for buffer in block_writes(block):
+        stores = [a for a in accesses_of_buffer(block.body, buffer) if a.is_store]
         for access in stores:
             if spatial_vars <= {i for i in access.indices if isinstance(i, Var)}:
                 continue
             iters = {i.var: Range(i.extent) for i in block.iter_vars}
-            iters |= ranges_of(access.loops)
+            iters |= loop_ranges(access.loops)
             fault = determines(access.indices, iters, spatial_vars)
             if fault is not None:
                 return f"its points may write one element of {buffer.name!r}: {fault}"
     return None
 
 
-def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
+def stores_with_loops(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
     """Return every store of the body with the loops around it."""
     stores: list[tuple[BufferStore, tuple[For, ...]]] = []
     stack: list[tuple[Stmt, tuple[For, ...]]] = [(block.body, ())]
@@ -113,35 +120,35 @@ def stores_of(block: Block) -> list[tuple[BufferStore, tuple[For, ...]]]:
     return stores
 
 
-def _sum_fault(block: Block) -> str | None:
+def _reduction_fault(block: Block) -> str | None:
     """Return why a block is not a reduction `c = op(c, x)`; None if it is one."""
-    if (block.annotations or {}).get(COMBINE):
-        return _reads_other_element(block)
-    nested = [s.block for s in outer_blocks(block.body)]
+    if (block.annotations or {}).get(COMBINE_ANNOTATION):
+        return _foreign_read_fault(block)
+    nested = [s.block for s in iter_outermost_blocks(block.body)]
     if nested:
-        faults = [_nested_fault(inner) for inner in nested]
+        faults = [_nested_block_fault(inner) for inner in nested]
         return next((f for f in faults if f is not None), None)
-    for store, _ in stores_of(block):
-        operands = update_of(store)
+    for store, _ in stores_with_loops(block):
+        operands = match_update(store)
         if operands is None:
             return (
                 f"its update of {store.buffer.name!r} is no sum, product, minimum or maximum with "
                 "the element itself"
             )
         if any(
-            isinstance(e, BufferLoad) and e.buffer in written(block)
+            isinstance(e, BufferLoad) and e.buffer in block_writes(block)
             for e in post_order(operands[1])
         ):
             return f"it reads {store.buffer.name!r} elsewhere too"
     return None
 
 
-def _reads_other_element(block: Block) -> str | None:
+def _foreign_read_fault(block: Block) -> str | None:
     """Return a fault if a block reads a buffer that it writes at another element than it writes;
     None if it does not.
     """
-    for buffer in written(block):
-        touched = accesses(block.body, buffer)
+    for buffer in block_writes(block):
+        touched = accesses_of_buffer(block.body, buffer)
         for access in touched:
             pairs = zip(access.indices, touched[-1].indices, strict=True)
             if not all(same_expr(a, b) for a, b in pairs):
@@ -149,25 +156,25 @@ def _reads_other_element(block: Block) -> str | None:
     return None
 
 
-def _nested_fault(inner: Block) -> str | None:
-    kind = kind_of(inner)
+def _nested_block_fault(inner: Block) -> str | None:
+    kind = classify_block(inner)
     return None if kind.kind in (REDUCTION, UPDATE) else f"block {inner.name!r} in it is no sum"
 
 
 def require_kind(step: str, realize: BlockRealize, *kinds: str) -> str:
     """Return the kind of a block; refuse it if it is none of `kinds`."""
-    block_kind = kind_of(realize.block)
+    block_kind = classify_block(realize.block)
     if block_kind.kind not in kinds:
         reason = f": {block_kind.reason}" if block_kind.reason else ""
         refuse(
-            f"{step} {realize.block.name!r}: expected {' or '.join(map(_article, kinds))} block, "
-            f"got {_article(block_kind.kind)} one{reason}",
+            f"{step} {realize.block.name!r}: expected {' or '.join(map(_with_article, kinds))} "
+            f"block, got {_with_article(block_kind.kind)} one{reason}",
             realize,
         )
     return block_kind.kind
 
 
-def _article(kind: str) -> str:
+def _with_article(kind: str) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 

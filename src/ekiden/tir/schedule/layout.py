@@ -18,28 +18,28 @@ from ekiden.ir.prim_visitor import free_vars, post_order
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.index_map import IndexMap
-from ekiden.tir.reduction import update_of
-from ekiden.tir.schedule.cache import pick_side
+from ekiden.tir.reduction import match_update
+from ekiden.tir.schedule.cache import resolve_buffer_and_side
 from ekiden.tir.schedule.check import (
-    check_permutable,
-    reached,
-    require_no_conditions,
-    require_outermost,
+    iter_sum_extent,
+    require_permutable,
     require_sole_writer,
+    require_top_level_block,
+    require_unconditional,
     single_store,
 )
-from ekiden.tir.schedule.compute_at import moved_nest
-from ekiden.tir.schedule.inline import partial_domain
+from ekiden.tir.schedule.compute_at import create_moved_nest
+from ekiden.tir.schedule.inline import partial_domain_fault
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
     ScheduleProgram,
+    add_allocation,
     loops_between,
     refuse,
     replace_accesses,
     replace_buffer,
-    serial,
-    with_allocation,
+    serial_loop,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -53,7 +53,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import StmtMutator, sequence
+from ekiden.tir.visitor import StmtMutator, flatten_seq
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 
@@ -71,10 +71,10 @@ class _LayoutRewriter(StmtMutator):
         for iter_var in stmt.iter_vars:
             analyzer.bind(iter_var.var, 0, iter_var.extent)
 
-        def move(indices: Indices) -> Indices:
+        def map_indices(indices: Indices) -> Indices:
             return tuple(analyzer.simplify(i) for i in self._map.map_indices(indices))
 
-        return replace_accesses(stmt, self._old, self._new, move)
+        return replace_accesses(stmt, self._old, self._new, map_indices)
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         buffer = self._new if stmt.buffer is self._old else stmt.buffer
@@ -92,7 +92,7 @@ def transform_layout(
     """See `Schedule.transform_layout`."""
     del assume_injective_transform
     step, name = "transform_layout", realize.block.name
-    old, _ = pick_side(step, realize, buffer)
+    old, _ = resolve_buffer_and_side(step, realize, buffer)
     if len(index_map.initial_indices) != len(old.shape):
         refuse(
             f"{step} {name!r}: {old.name!r} has {len(old.shape)} axes, the map takes "
@@ -127,17 +127,21 @@ def transform_layout(
                 f"{exact.errors[0] if exact.errors else 'it does not begin at 0'}",
                 realize,
             )
-    shape = tuple(reached(t) for t in exact.indices) if is_whole else index_map.map_shape(old.shape)
+    shape = (
+        tuple(iter_sum_extent(t) for t in exact.indices)
+        if is_whole
+        else index_map.map_shape(old.shape)
+    )
     new = old.with_fields(shape=tuple(Analyzer().simplify(d) for d in shape))
     params = tuple(new if p is old else p for p in program.func.params)
     body = _LayoutRewriter(old, new, index_map).visit(program.func.body)
     func = program.func.with_fields(params=params, body=body)
     if program.is_param(old):
-        _require_bound(step, name, func, realize)
+        _require_inferable_sizes(step, name, func, realize)
     return func
 
 
-def _require_bound(step: str, name: str, func: PrimFunc, realize: BlockRealize) -> None:
+def _require_inferable_sizes(step: str, name: str, func: PrimFunc, realize: BlockRealize) -> None:
     """Require that every symbolic size is still a dimension of an argument."""
     # A kernel reads n from the shape of an argument of shape (n,). From (n // 16, 16) it cannot: an
     # expression is not solved for its variables when the kernel is entered.
@@ -155,7 +159,7 @@ def transform_block_layout(
     step, block = "transform_block_layout", realize.block
     name = block.name
     require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
-    loops, nest = _own_loops(step, program, realize)
+    loops, nest = _require_one_to_one_loops(step, program, realize)
     if len(index_map.initial_indices) != len(block.iter_vars):
         refuse(
             f"{step} {name!r}: the block has {len(block.iter_vars)} iterators, the map takes "
@@ -176,12 +180,12 @@ def transform_block_layout(
             refuse(f"{step} {name!r}: index {n} would be both spatial and reduced", realize)
         if not is_const(convert(total.base), 0):
             refuse(f"{step} {name!r}: index {n} does not begin at 0", realize)
-        extent = Analyzer().simplify(reached(total))
+        extent = Analyzer().simplify(iter_sum_extent(total))
         kind = used.pop() if used else IterKind.SPATIAL
         new_iters.append(IterVar(Var(f"v{n}", extent.dtype), extent, kind))
-        new_loops.append(serial(Var(f"ax{n}", extent.dtype), extent))
+        new_loops.append(serial_loop(Var(f"ax{n}", extent.dtype), extent))
     if loops:
-        check_permutable(step, program, loops)
+        require_permutable(step, program, loops)
     # The body is written over the old iterators: they are the inverse of the map at the new ones.
     # Iterators of one value are in no digit of the map, so that the inverse lacks them; they are 0.
     values = dict(inverse_affine_iter_map(iter_map.indices, [i.var for i in new_iters]))
@@ -198,12 +202,12 @@ def transform_block_layout(
     return program.replace(nest, body)
 
 
-def _own_loops(
+def _require_one_to_one_loops(
     step: str, program: ScheduleProgram, realize: BlockRealize
 ) -> tuple[list[For], Stmt]:
     """Return the plain loops that a block's iterators are bound to one to one, and the nest."""
     name = realize.block.name
-    nest = program.nest(realize)
+    nest = program.outermost_perfect_loop(realize)
     loops = loops_between(nest, realize, program)
     bound = [v for v in realize.iter_values if not is_const(v, 0)]
     analyzer = Analyzer()
@@ -233,16 +237,16 @@ def _own_loops(
 def pad_einsum(program: ScheduleProgram, realize: BlockRealize, padding: Sequence[int]) -> PrimFunc:
     """See `Schedule.pad_einsum`."""
     step, block = "pad_einsum", realize.block
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     name = block.name
     require_kind(step, realize, REDUCTION)
     store = single_store(step, realize)
-    _, nest = _own_loops(step, program, realize)
+    _, nest = _require_one_to_one_loops(step, program, realize)
     if program.loops_above(nest):
         refuse(f"{step} {name!r}: it is inside other loops", realize)
-    require_no_conditions(step, realize)
+    require_unconditional(step, realize)
     require_sole_writer(step, program, realize, store.buffer)
-    fault = partial_domain(program, realize)
+    fault = partial_domain_fault(program, realize)
     if fault is not None:
         refuse(f"{step} {name!r}: it is not known to run for all its iterators: {fault}", realize)
     factors = [int(f) for f in padding]
@@ -255,7 +259,7 @@ def pad_einsum(program: ScheduleProgram, realize: BlockRealize, padding: Sequenc
     sizes: dict[Var, PrimExpr] = {}
     for iter_var, factor in zip(block.iter_vars, factors, strict=True):
         sizes[iter_var.var] = analyzer.simplify((iter_var.extent + factor - 1) // factor * factor)
-    loads = _einsum_loads(step, realize, store, sizes)
+    loads = _require_einsum_loads(step, realize, store, sizes)
     func = program.func
     before: list[Stmt] = []
     new_block = block.with_fields(
@@ -263,26 +267,28 @@ def pad_einsum(program: ScheduleProgram, realize: BlockRealize, padding: Sequenc
     )
     for old, indices in loads.items():
         padded = Buffer(
-            program.fresh_buffer(f"{old.name}_pad"), tuple(sizes[v] for v in indices), old.dtype
+            program.fresh_buffer_name(f"{old.name}_pad"),
+            tuple(sizes[v] for v in indices),
+            old.dtype,
         )
         if _same_shape(padded, old):
             continue
-        before.append(_pad_nest(program, old, padded))
-        new_block = _retargeted(new_block, old, padded)
-        func = with_allocation(func, padded)
+        before.append(_create_pad_nest(program, old, padded))
+        new_block = _redirect_accesses(new_block, old, padded)
+        func = add_allocation(func, padded)
     out = store.buffer
     result = Buffer(
-        program.fresh_buffer(f"{out.name}_pad"),
+        program.fresh_buffer_name(f"{out.name}_pad"),
         tuple(sizes[v] for v in store.indices if isinstance(v, Var)),
         out.dtype,
     )
     after: list[Stmt] = []
     if not _same_shape(result, out):
-        new_block = _retargeted(new_block, out, result)
-        func = with_allocation(func, result)
-        after.append(_unpad_nest(program, out, result))
-    moved = moved_nest(realize.with_fields(block=new_block), {}, ())
-    return ScheduleProgram(func).replace(nest, sequence(*before, moved, *after))
+        new_block = _redirect_accesses(new_block, out, result)
+        func = add_allocation(func, result)
+        after.append(_create_unpad_nest(program, out, result))
+    moved = create_moved_nest(realize.with_fields(block=new_block), {}, ())
+    return ScheduleProgram(func).replace(nest, flatten_seq(*before, moved, *after))
 
 
 def _same_shape(a: Buffer, b: Buffer) -> bool:
@@ -290,25 +296,25 @@ def _same_shape(a: Buffer, b: Buffer) -> bool:
     return all(analyzer.can_prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
 
 
-def _retargeted(block: Block, old: Buffer, new: Buffer) -> Block:
+def _redirect_accesses(block: Block, old: Buffer, new: Buffer) -> Block:
     replaced = replace_buffer(block, old, new)
     assert isinstance(replaced, Block)
     return replaced
 
 
-def _einsum_loads(
+def _require_einsum_loads(
     step: str, realize: BlockRealize, store: BufferStore, sizes: dict[Var, PrimExpr]
 ) -> dict[Buffer, tuple[Var, ...]]:
     """Return the sum's loads, each at iterators alone; require that padding adds nothing to the
     sum.
     """
     name = realize.block.name
-    update = update_of(store)
+    update = match_update(store)
     init = realize.block.init
     zero = isinstance(init, BufferStore) and is_const(init.value, 0)
     if update is None or update[0].symbol != "+" or not zero:
         refuse(f"{step} {name!r}: expected a sum from 0", realize)
-    factors = _factors(update[1])
+    factors = _product_loads(update[1])
     loads: dict[Buffer, tuple[Var, ...]] = {}
     for factor in factors:
         variables = tuple(i for i in factor.indices if isinstance(i, Var))
@@ -341,7 +347,7 @@ def _einsum_loads(
     return loads
 
 
-def _factors(value: PrimExpr) -> list[BufferLoad]:
+def _product_loads(value: PrimExpr) -> list[BufferLoad]:
     """Return the loads that a product consists of (through casts); none if it is something else."""
     allowed = {"BufferLoad", "Mul", "Cast", "Var"}
     order = post_order(value)
@@ -355,7 +361,7 @@ def _factors(value: PrimExpr) -> list[BufferLoad]:
     return [e for e in order if isinstance(e, BufferLoad)]
 
 
-def _pad_nest(program: ScheduleProgram, old: Buffer, padded: Buffer) -> Stmt:
+def _create_pad_nest(program: ScheduleProgram, old: Buffer, padded: Buffer) -> Stmt:
     """Return the nest padded[v] = old[v] where v is in bounds, else 0."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(padded.shape)
@@ -367,16 +373,16 @@ def _pad_nest(program: ScheduleProgram, old: Buffer, padded: Buffer) -> Stmt:
         if not analyzer.can_prove_equal(small, large):
             inside = logical_and(inside, LT(v, small, "bool"))
     value = if_then_else(inside, BufferLoad(old, indices, old.dtype), const(0, old.dtype))
-    block = Block(program.fresh_block(padded.name), iters, BufferStore(padded, value, indices))
-    return moved_nest(BlockRealize(indices, const(True), block), {}, ())
+    block = Block(program.fresh_block_name(padded.name), iters, BufferStore(padded, value, indices))
+    return create_moved_nest(BlockRealize(indices, const(True), block), {}, ())
 
 
-def _unpad_nest(program: ScheduleProgram, out: Buffer, padded: Buffer) -> Stmt:
+def _create_unpad_nest(program: ScheduleProgram, out: Buffer, padded: Buffer) -> Stmt:
     """Return the nest out[v] = padded[v]."""
     iters = tuple(
         IterVar(Var(f"v{n}", d.dtype), d, IterKind.SPATIAL) for n, d in enumerate(out.shape)
     )
     indices = tuple(i.var for i in iters)
     body = BufferStore(out, BufferLoad(padded, indices, out.dtype), indices)
-    block = Block(program.fresh_block(padded.name), iters, body)
-    return moved_nest(BlockRealize(indices, const(True), block), {}, ())
+    block = Block(program.fresh_block_name(padded.name), iters, body)
+    return create_moved_nest(BlockRealize(indices, const(True), block), {}, ())

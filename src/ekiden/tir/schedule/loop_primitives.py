@@ -11,17 +11,19 @@ from ekiden.tir.schedule.merge import merge
 from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 
 Factor = int | PrimExpr | None
-_EXPECTED_LOOP_HANDLES = "a step that makes loops gives their handles"
+_LOOP_HANDLES_EXPECTED_TEXT = "a step that makes loops gives their handles"
 
 
 def loop_handles(outputs: Sequence[object]) -> list[LoopRV]:
     """Return the outputs of a primitive that creates loops."""
-    assert all(isinstance(h, LoopRV) for h in outputs), _EXPECTED_LOOP_HANDLES
+    assert all(isinstance(h, LoopRV) for h in outputs), _LOOP_HANDLES_EXPECTED_TEXT
     return list(outputs)  # type: ignore[arg-type]
 
 
-class LoopSteps(ScheduleState):
-    """Primitives on loops. A primitive that is refused leaves the schedule unchanged."""
+class LoopPrimitives(ScheduleState):
+    """The schedule primitives on loops: a base class of Schedule. A primitive that is refused
+    leaves the schedule unchanged.
+    """
 
     def split(
         self,
@@ -57,8 +59,8 @@ class LoopSteps(ScheduleState):
             "disable_predication": disable_predication,
             "tail": tail,
         }
-        inputs = (self._loop(loop), list(factors))
-        return loop_handles(self._run("split", loops.split, inputs, attrs))
+        inputs = (self._loop_handle(loop), list(factors))
+        return loop_handles(self._run_primitive("split", loops.split, inputs, attrs))
 
     def partition(self, loop: LoopLike, points: Sequence[int | PrimExpr]) -> list[LoopRV]:
         """Partition a loop at given points into consecutive loops with blocks of their own.
@@ -71,8 +73,8 @@ class LoopSteps(ScheduleState):
         to be behind the one before and in the loop's range is clamped. Refused: a loop that is no
         longer serial.
         """
-        inputs = (self._loop(loop), list(points))
-        return loop_handles(self._run("partition", loops.partition, inputs))
+        inputs = (self._loop_handle(loop), list(points))
+        return loop_handles(self._run_primitive("partition", loops.partition, inputs))
 
     def loop_partition(
         self, loop: LoopLike, factors: Sequence[Factor], preserve_unit_iters: bool = True
@@ -91,14 +93,16 @@ class LoopSteps(ScheduleState):
         serial.
         """
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        inputs = (self._loop(loop), list(factors))
-        return loop_handles(self._run("loop_partition", loops.loop_partition, inputs, attrs))
+        inputs = (self._loop_handle(loop), list(factors))
+        return loop_handles(
+            self._run_primitive("loop_partition", loops.loop_partition, inputs, attrs)
+        )
 
     def enter_postproc(self) -> None:
         """Mark in the trace where postprocessing begins: primitives that make a sampled program
         executable, such as choosing threads; the program stays unchanged.
         """
-        self._record("enter_postproc", (), {}, ())
+        self._record_instruction("enter_postproc", (), {}, ())
 
     def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
         """Fuse perfectly nested loops into one loop over their product.
@@ -108,13 +112,12 @@ class LoopSteps(ScheduleState):
         Refused: something else between them, a range that depends on one of them, a loop that does
         not start at 0 or is no longer serial.
         """
-        handles = tuple(self._loop(x) for x in many)
+        handles = tuple(self._loop_handle(x) for x in many)
         attrs = {"preserve_unit_iters": preserve_unit_iters}
-        return loop_handles(self._run("fuse", loops.fuse, handles, attrs))[0]
+        return loop_handles(self._run_primitive("fuse", loops.fuse, handles, attrs))[0]
 
     def merge(self, *many: LoopLike) -> LoopRV:
-        """Merge sibling loops into one loop; the perfect nests around them are merged too; loops
-        around them, alone in each other, are merged too.
+        """Merge sibling loops into one loop, and the perfect nests around them into one nest.
 
             for i: a[i] = f(i)
             for j: b[j] = g(j)      ->   for m: a[m] = f(m); b[m] = g(m)
@@ -122,12 +125,11 @@ class LoopSteps(ScheduleState):
         Refused: other extents or depths, statements between them, a buffer that one writes and
         another touches, loops that are no longer serial.
         """
-        handles = tuple(self._loop(x) for x in many)
-        return loop_handles(self._run("merge", merge, handles))[0]
+        handles = tuple(self._loop_handle(x) for x in many)
+        return loop_handles(self._run_primitive("merge", merge, handles))[0]
 
     def reorder(self, *ordered_loops: LoopLike) -> None:
-        """Reorder loops of one nest; other loops between them keep their positions; others between
-        them stay where they are.
+        """Reorder loops of one nest; loops between them that are not named keep their positions.
 
             for i, j, k in grid(n, m, l): s   ->   reorder(k, i)   ->   for k, j, i in ...: s
 
@@ -136,19 +138,19 @@ class LoopSteps(ScheduleState):
         within one step. Refused otherwise, and where a range depends on a loop that would be
         inside.
         """
-        handles = tuple(self._loop(x) for x in ordered_loops)
-        self._run("reorder", loops.reorder, handles)
+        handles = tuple(self._loop_handle(x) for x in ordered_loops)
+        self._run_primitive("reorder", loops.reorder, handles)
 
     def reorder_block_iter_var(self, block: BlockLike, new_order: Sequence[int]) -> None:
-        """Reorder the iterators of a block; loops stay unchanged; loops stay as they are.
+        """Reorder the iterators of a block; its loops stay unchanged.
 
         with block(vi, vj, vk)   ->   reorder_block_iter_var(b, [2, 0, 1])   ->   block(vk, vi, vj)
         """
         attrs = {"new_order": [int(n) for n in new_order]}
-        self._run(
+        self._run_primitive(
             "reorder_block_iter_var",
             loops.reorder_block_iter_var,
-            (self._block(block),),
+            (self._block_handle(block),),
             attrs,
         )
 
@@ -157,7 +159,7 @@ class LoopSteps(ScheduleState):
 
         s   ->   for u in range(1): s
         """
-        outputs = self._run(
+        outputs = self._run_primitive(
             "add_unit_loop", loops.add_unit_loop, (self._block_or_loop(block_or_loop),)
         )
         return loop_handles(outputs)[0]
@@ -188,24 +190,26 @@ class LoopSteps(ScheduleState):
         each step's own (its step writes what it reads). Refused otherwise: a loop that a sum runs
         over, steps that overlap.
         """
-        self._run("parallel", loops.parallel, (self._loop(loop),), {"grain": grain})
+        self._run_primitive(
+            "parallel", loops.parallel, (self._loop_handle(loop),), {"grain": grain}
+        )
 
     def vectorize(self, loop: LoopLike, lanes: int | None = None) -> None:
-        """Vectorise a loop by `lanes`; the tail is masked; a rest is masked.
+        """Vectorise a loop by `lanes` elements; the tail is masked.
 
             for i in range(n): s   ->   for i in vectorized(n): s
 
         Without `lanes`, 16 steps at a time. Proved as for `parallel`.
         """
         attrs = {} if lanes is None else {"lanes": lanes}
-        self._run("vectorize", loops.vectorize, (self._loop(loop),), attrs)
+        self._run_primitive("vectorize", loops.vectorize, (self._loop_handle(loop),), attrs)
 
     def unroll(self, loop: LoopLike) -> None:
         """Unroll a loop of constant extent.
 
         for i in range(3): s(i)   ->   s(0); s(1); s(2)
         """
-        self._run("unroll", loops.unroll, (self._loop(loop),))
+        self._run_primitive("unroll", loops.unroll, (self._loop_handle(loop),))
 
     def bind(self, loop: LoopLike, thread_axis: str) -> None:
         """Bind a loop to a thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...
@@ -216,7 +220,9 @@ class LoopSteps(ScheduleState):
         reduce: each has a partial sum, and lowering for a GPU combines these. Elsewhere the loop
         runs as a loop. Refused too: an axis already bound in the same nest.
         """
-        self._run("bind", loops.bind, (self._loop(loop),), {"thread_axis": thread_axis})
+        self._run_primitive(
+            "bind", loops.bind, (self._loop_handle(loop),), {"thread_axis": thread_axis}
+        )
 
     def annotate(self, block_or_loop: BlockLike | LoopLike, ann_key: str, ann_val: object) -> None:
         """Set an annotation of a block or a loop; lowering and later steps may read it.
@@ -224,12 +230,14 @@ class LoopSteps(ScheduleState):
         The value is a number, a string, a sampled number, or lists and mappings of those.
         """
         inputs = (self._block_or_loop(block_or_loop),)
-        self._run("annotate", loops.annotate, inputs, {"ann_key": ann_key, "ann_val": ann_val})
+        self._run_primitive(
+            "annotate", loops.annotate, inputs, {"ann_key": ann_key, "ann_val": ann_val}
+        )
 
     def unannotate(self, block_or_loop: BlockLike | LoopLike, ann_key: str) -> None:
         """Remove an annotation. Refused if there is none of the name."""
         inputs = (self._block_or_loop(block_or_loop),)
-        self._run("unannotate", loops.unannotate, inputs, {"ann_key": ann_key})
+        self._run_primitive("unannotate", loops.unannotate, inputs, {"ann_key": ann_key})
 
     # Decisions.
 
@@ -244,15 +252,15 @@ class LoopSteps(ScheduleState):
 
         A given decision that does not fit the extent keeps the inner factors that divide it.
         """
-        handle = self._loop(loop)
+        handle = self._loop_handle(loop)
         loop_stmt = self._get_loop(handle)
         sizes = self._with_located_errors(
-            lambda: sampling.perfect_tile(
+            lambda: sampling.sample_perfect_tile(
                 loop_stmt, n, max_innermost_factor, decision, self._random
             )
         )
         attrs = {"n": n, "max_innermost_factor": max_innermost_factor}
-        outputs = self._query("sample_perfect_tile", (handle,), attrs, sizes, decision=sizes)
+        outputs = self._run_query("sample_perfect_tile", (handle,), attrs, sizes, decision=sizes)
         return list(outputs)  # type: ignore[arg-type]
 
     def sample_partitioned_tile(
@@ -267,14 +275,18 @@ class LoopSteps(ScheduleState):
         product of those from `partition_pos` on. Raises ScheduleError where it does not divide
         the extent, and for a decision that does not fit.
         """
-        handle = self._loop(loop)
+        handle = self._loop_handle(loop)
         loop_stmt = self._get_loop(handle)
         constraints = (n, partition_pos, innerpart_factor)
         sizes = self._with_located_errors(
-            lambda: sampling.partitioned_tile(loop_stmt, *constraints, decision, self._random)
+            lambda: sampling.sample_partitioned_tile(
+                loop_stmt, *constraints, decision, self._random
+            )
         )
         attrs = {"n": n, "partition_pos": partition_pos, "innerpart_factor": innerpart_factor}
-        outputs = self._query("sample_partitioned_tile", (handle,), attrs, sizes, decision=sizes)
+        outputs = self._run_query(
+            "sample_partitioned_tile", (handle,), attrs, sizes, decision=sizes
+        )
         return list(outputs)  # type: ignore[arg-type]
 
     def sample_categorical(
@@ -282,9 +294,9 @@ class LoopSteps(ScheduleState):
     ) -> ExprRV:
         """Draw one of the candidates by their probabilities; `decision` is its index."""
         numbers, weights = [int(c) for c in candidates], [float(p) for p in probs]
-        which, value = sampling.categorical(numbers, weights, decision, self._random)
+        which, value = sampling.sample_categorical(numbers, weights, decision, self._random)
         attrs = {"candidates": numbers, "probs": weights}
-        outputs = self._query("sample_categorical", (), attrs, [value], decision=which)
+        outputs = self._run_query("sample_categorical", (), attrs, [value], decision=which)
         assert isinstance(outputs[0], ExprRV)
         return outputs[0]
 
@@ -294,17 +306,19 @@ class LoopSteps(ScheduleState):
         `decision` counts those loops from outside; -1 leaves the block in place, -2 inlines it:
         `compute_at` and `reverse_compute_at` accept both.
         """
-        handle = self._block(block)
+        handle = self._block_handle(block)
         realize = self._get_block_realize(handle)
         which, location = self._with_located_errors(
-            lambda: sampling.compute_location(self._program, realize, decision, self._random)
+            lambda: sampling.sample_compute_location(
+                self._current_program, realize, decision, self._random
+            )
         )
         outputs: list[LoopRV | BlockRV | ExprRV]
         if isinstance(location, int):
             outputs = [self._location_handle(location)]
-            self._record("sample_compute_location", (handle,), {}, outputs, which)
+            self._record_instruction("sample_compute_location", (handle,), {}, outputs, which)
         else:
-            outputs = self._query(
+            outputs = self._run_query(
                 "sample_compute_location", (handle,), {}, [location], decision=which
             )
         return loop_handles(outputs)[0]

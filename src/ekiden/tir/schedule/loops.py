@@ -22,33 +22,33 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.tir.schedule.check import check_concurrent, check_permutable, is_within_block
+from ekiden.tir.schedule.check import is_bound_within_block, require_concurrent, require_permutable
 from ekiden.tir.schedule.program import (
-    MAX_PART_EXTENT_ANNOTATION,
+    PART_EXTENT_BOUND_ANNOTATION,
     PART_OF_ANNOTATION,
     ScheduleProgram,
+    block_writes,
     bound_analyzer,
     narrow_index,
     refuse,
-    serial,
+    serial_loop,
     substitute_loop_vars,
     wrap_in_loops,
-    written,
 )
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, For, ForKind, IterVar, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, sequence, sub_statements, substitute, walk
+from ekiden.tir.visitor import StmtMutator, flatten_seq, pre_order_stmts, sub_statements, substitute
 
 LOOP_KIND_ANNOTATIONS = ("grain", "lanes", "thread")
 """Annotations that belong to a kind of loop."""
-UNEVEN_TAILS = ("short", "balanced")
+UNEVEN_TAIL_MODES = ("short", "balanced")
 """Ways to split a loop into parts that are not all of one size."""
-TAIL_MODES = ("predicate", "loop", *UNEVEN_TAILS)
+TAIL_MODES = ("predicate", "loop", *UNEVEN_TAIL_MODES)
 """What becomes of a rest that a split leaves."""
-TAIL_SUFFIX = "_tail"
+TAIL_BLOCK_SUFFIX = "_tail"
 """What is appended to the names of blocks in the rest that a split into exact loops leaves."""
 
 
-def require_plain(step: str, loop: For) -> None:
+def require_unscheduled_loop(step: str, loop: For) -> None:
     """Refuse a loop that is not serial or has annotations: it has already been scheduled."""
     name = loop.loop_var.name
     if loop.kind is not ForKind.SERIAL:
@@ -108,7 +108,7 @@ def split(
     tail: str = "predicate",
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.split`."""
-    require_plain("split", loop)
+    require_unscheduled_loop("split", loop)
     if tail not in TAIL_MODES:
         names = ", ".join(map(repr, TAIL_MODES))
         refuse(f"split {loop.loop_var.name!r}: tail is one of {names}, got {tail!r}", loop)
@@ -116,20 +116,22 @@ def split(
     analyzer = bound_analyzer(above)
     factors = list(factors)
     if tail == "loop":
-        return _split_exactly(program, loop, factors, analyzer)
-    if tail in UNEVEN_TAILS:
-        return _split_unevenly(program, loop, factors, analyzer, tail)
+        return _split_with_tail_loop(program, loop, factors, analyzer)
+    if tail in UNEVEN_TAIL_MODES:
+        return _split_into_parts(program, loop, factors, analyzer, tail)
     extents, may_exceed = _split_extents(loop, factors, analyzer)
     variables = [Var(f"{loop.loop_var.name}_{n}", loop.loop_var.dtype) for n in range(len(extents))]
-    loops = [serial(v, e) for v, e in zip(variables, extents, strict=True)]
+    loops = [serial_loop(v, e) for v, e in zip(variables, extents, strict=True)]
     for new_loop in loops:
         analyzer.bind(new_loop.loop_var, new_loop.min, new_loop.extent)
-    index = _mixed_radix(variables, extents, preserve_unit_iters)
+    index = _flatten_loop_vars(variables, extents, preserve_unit_iters)
     body = substitute_and_simplify(loop.body, {loop.loop_var: loop.min + index}, analyzer)
+    # The product of the factors exceeds the extent: iterations past the end are masked at the
+    # blocks, never skipped by a break.
     if may_exceed and not disable_predication:
         condition = index < loop.extent
         if not analyzer.can_prove(condition):
-            body = _guarded(loop, body, condition)
+            body = _add_predicate(loop, body, condition)
     return program.replace(loop, wrap_in_loops(loops, body)), variables
 
 
@@ -143,7 +145,7 @@ def substitute_and_simplify(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer
     """
     simplified: dict[int, PrimExpr] = {}
 
-    def simplify(e: PrimExpr) -> PrimExpr:
+    def simplify_cached(e: PrimExpr) -> PrimExpr:
         """Return the simplified expression, memoised for the check that digits of one loop are
         still recognised.
         """
@@ -151,7 +153,7 @@ def substitute_and_simplify(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer
             simplified[id(e)] = analyzer.simplify(e)
         return simplified[id(e)]
 
-    result = substitute_loop_vars(stmt, values, simplify)
+    result = substitute_loop_vars(stmt, values, simplify_cached)
     if keep_digits(list(simplified.values()), analyzer):
         return result
     return substitute_loop_vars(stmt, values, lambda e: simplify_around_digits(e, analyzer))
@@ -159,9 +161,10 @@ def substitute_and_simplify(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer
 
 # Of digits d0, d1, d2 with extents e0, e1, e2: (d0 * e1 + d1) * e2 + d2, Horner's way. e0 is not
 # used.
-def _mixed_radix(
+def _flatten_loop_vars(
     variables: Sequence[Var], extents: Sequence[PrimExpr], keep_units: bool
 ) -> PrimExpr:
+    """Return the index ((i0 * e1 + i1) * e2 + i2) ... of loop variables with these extents."""
     index: PrimExpr = const(0, variables[0].dtype)
     for var, extent in zip(variables, extents, strict=True):
         unit = is_const(extent, 1) and not keep_units
@@ -179,7 +182,7 @@ class _PredicateAdder(StmtMutator):
         return stmt.with_fields(predicate=logical_and(stmt.predicate, self._condition))
 
 
-def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
+def _add_predicate(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
     stack = [loop.body]
     while stack:
         s = stack.pop()
@@ -196,7 +199,7 @@ def _guarded(loop: For, body: Stmt, condition: PrimExpr) -> Stmt:
 
 # The body twice: code grows, and no step asks whether it is there. Blocks of the copy have names of
 # their own, as names are how a schedule finds them.
-def _split_exactly(
+def _split_with_tail_loop(
     program: ScheduleProgram,
     loop: For,
     factors: Sequence[int | PrimExpr | None],
@@ -217,24 +220,26 @@ def _split_exactly(
         step = step * size
     outer = analyzer.simplify(loop.extent // step)
     variables = [Var(f"{name}_{n}", loop.loop_var.dtype) for n in range(len(factors))]
-    loops = [serial(v, e) for v, e in zip(variables, [outer, *inner], strict=True)]
-    index = _mixed_radix(variables, [outer, *inner], True)
+    loops = [serial_loop(v, e) for v, e in zip(variables, [outer, *inner], strict=True)]
+    index = _flatten_loop_vars(variables, [outer, *inner], True)
     main = substitute_loop_vars(loop.body, {loop.loop_var: loop.min + index})
     tail_extent = analyzer.simplify(loop.extent % step)
     statements = [wrap_in_loops(loops, main)]
     if not is_const(tail_extent, 0):
-        copied = copy_with_fresh_names(loop, TAIL_SUFFIX)
+        # The tail is a second copy of the blocks: names of blocks and variables must stay unique in
+        # a program.
+        copied = copy_with_fresh_names(loop, TAIL_BLOCK_SUFFIX)
         assert isinstance(copied, For)
         tail_index = copied.min + analyzer.simplify(outer * step) + copied.loop_var
         body = substitute_loop_vars(copied.body, {copied.loop_var: tail_index})
         statements.append(copied.with_fields(min=const(0), extent=tail_extent, body=body))
-    return program.replace(loop, sequence(*statements)), variables
+    return program.replace(loop, flatten_seq(*statements)), variables
 
 
 # Parts whose sizes differ by one at most (balanced), or one that is shorter (short): the inner loop
 # runs over its part by the old loop's own numbers, so that the body stays as it is. Its `min`
 # depends on the outer loop; MOST says how many steps it may have, for those who lay out buffers.
-def _split_unevenly(
+def _split_into_parts(
     program: ScheduleProgram,
     loop: For,
     factors: Sequence[int | PrimExpr | None],
@@ -264,7 +269,7 @@ def _split_unevenly(
         analyzer.bind(inner, 0, part_extent)
         values = {loop.loop_var: loop.min + outer * part_extent + inner}
         same = substitute_and_simplify(loop.body, values, analyzer)
-        nest = [serial(outer, count), serial(inner, part_extent)]
+        nest = [serial_loop(outer, count), serial_loop(inner, part_extent)]
         return program.replace(loop, wrap_in_loops(nest, same)), [outer, inner]
     if tail == "short":
         begin = outer * size
@@ -275,17 +280,17 @@ def _split_unevenly(
         begin = outer * min_size + minimum(outer, more)
         part_size = min_size + if_then_else(outer < more, const(1, dtype), const(0, dtype))
     low = analyzer.simplify(loop.min + begin)
-    notes: dict[str, object] = {PART_OF_ANNOTATION: _frozen_size(extent)}
-    max_size = _frozen_size(
+    notes: dict[str, object] = {PART_OF_ANNOTATION: _hashable_size(extent)}
+    max_size = _hashable_size(
         analyzer.simplify((extent + count - 1) // count) if counts_parts else size
     )
-    notes[MAX_PART_EXTENT_ANNOTATION] = max_size
+    notes[PART_EXTENT_BOUND_ANNOTATION] = max_size
     body = substitute_loop_vars(loop.body, {loop.loop_var: inner})
     over = For(inner, low, analyzer.simplify(part_size), ForKind.SERIAL, body, notes)
-    return program.replace(loop, serial(outer, count, over)), [outer, inner]
+    return program.replace(loop, serial_loop(outer, count, over)), [outer, inner]
 
 
-def _frozen_size(size: PrimExpr) -> object:
+def _hashable_size(size: PrimExpr) -> object:
     return size.value if isinstance(size, IntImm) else size
 
 
@@ -294,13 +299,15 @@ def partition(
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.partition`."""
     name, dtype = loop.loop_var.name, loop.loop_var.dtype
-    require_plain("partition", loop)
+    require_unscheduled_loop("partition", loop)
     if any(loop.loop_var in free_vars(s.min) for s in _loops_in(loop.body)):
         refuse(f"partition {name!r}: it must not count the parts of a loop", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
     ends: list[PrimExpr] = [const(0, dtype)]
     for point_arg in points:
         point = narrow_index(convert(point_arg, dtype), dtype)
+        # Clamped so that the parts stay in order and cover the extent exactly, whatever a symbolic
+        # point is at run time.
         if not analyzer.can_prove(ends[-1] <= point):
             point = maximum(point, ends[-1])
         if not analyzer.can_prove(point <= loop.extent):
@@ -313,17 +320,17 @@ def partition(
     for n, (low, high) in enumerate(pairwise(ends)):
         source_loop = loop
         if n:
-            source_loop = _copy_of(loop, used_names)
+            source_loop = _copy_with_unused_names(loop, used_names)
         var = Var(name, dtype)
         body = substitute_loop_vars(source_loop.body, {source_loop.loop_var: loop.min + low + var})
-        part_loops.append(serial(var, analyzer.simplify(high - low), body))
+        part_loops.append(serial_loop(var, analyzer.simplify(high - low), body))
         variables.append(var)
-    return program.replace(loop, sequence(*part_loops)), variables
+    return program.replace(loop, flatten_seq(*part_loops)), variables
 
 
-def _copy_of(loop: For, used_names: set[str]) -> For:
+def _copy_with_unused_names(loop: For, used_names: set[str]) -> For:
     """Return a copy whose blocks have unused names."""
-    names = [s.name for s in walk(loop) if isinstance(s, Block)]
+    names = [s.name for s in pre_order_stmts(loop) if isinstance(s, Block)]
     number = 1
     while any(f"{name}_{number}" in used_names for name in names):
         number += 1
@@ -342,7 +349,7 @@ def loop_partition(
     """See `Schedule.loop_partition`."""
     name = loop.loop_var.name
     step = f"loop_partition {name!r}"
-    require_plain("loop_partition", loop)
+    require_unscheduled_loop("loop_partition", loop)
     analyzer = bound_analyzer(program.loops_above(loop))
     pieces = _partition_extents(step, loop, factors, analyzer)
     variables: list[Var] = []
@@ -355,11 +362,11 @@ def loop_partition(
         is_unit = not preserve_unit_iters and is_const(size, 1)
         index = low if is_unit else analyzer.simplify(low) + var
         body = substitute_loop_vars(copied.body, {copied.loop_var: index})
-        statements.append(body if is_unit else serial(var, size, body))
+        statements.append(body if is_unit else serial_loop(var, size, body))
         if not is_unit:
             variables.append(var)
         low = analyzer.simplify(low + size)
-    return program.replace(loop, sequence(*statements)), variables
+    return program.replace(loop, flatten_seq(*statements)), variables
 
 
 def _partition_extents(
@@ -388,7 +395,7 @@ def _partition_extents(
 def copy_with_fresh_names(root: Stmt, suffix: str) -> Stmt:
     """Return a copy with fresh loop and iterator variables and blocks renamed by a suffix."""
 
-    class _Fresh(StmtMutator):
+    class _FreshNames(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
             """Rename the loop variable: two copies of a loop are two scopes."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
@@ -404,7 +411,7 @@ def copy_with_fresh_names(root: Stmt, suffix: str) -> Stmt:
             body = substitute(self.visit(stmt.body), values)
             return stmt.with_fields(name=stmt.name + suffix, iter_vars=iters, body=body, init=init)
 
-    return _Fresh().visit(root)
+    return _FreshNames().visit(root)
 
 
 def fuse(
@@ -420,10 +427,10 @@ def fuse(
                 outer,
             )
     for loop in nest:
-        require_plain("fuse", loop)
+        require_unscheduled_loop("fuse", loop)
         if not is_const(loop.min, 0):
             refuse(f"fuse: loop {loop.loop_var.name!r} must start at 0", loop)
-    _require_independent("fuse", nest)
+    _require_rectangular("fuse", nest)
     analyzer = bound_analyzer(program.loops_above(nest[0]))
     fused = Var("_".join([*(s.loop_var.name for s in nest), "fused"]), nest[0].loop_var.dtype)
     total: PrimExpr = const(1, fused.dtype)
@@ -431,7 +438,8 @@ def fuse(
         total = total * loop.extent
     total = analyzer.simplify(total)
     analyzer.bind(fused, 0, total)
-    # The reverse of `_mixed_radix`, from the innermost loop out: f % e, then f // e goes on. The
+    # The reverse of `_flatten_loop_vars`, from the innermost loop out: f % e, then f // e goes on.
+    # The
     # outermost of more than one step needs no remainder, as f is below the product.
     quotient: PrimExpr = fused
     values: dict[Var, PrimExpr] = {}
@@ -448,11 +456,11 @@ def fuse(
             values[loop.loop_var] = quotient % digits
             quotient = quotient // digits
     body = substitute_and_simplify(nest[-1].body, values, analyzer)
-    return program.replace(nest[0], serial(fused, total, body)), [fused]
+    return program.replace(nest[0], serial_loop(fused, total, body)), [fused]
 
 
-def _require_independent(step: str, nest: Sequence[For]) -> None:
-    """Require that no loop's range depends on an outer one of them."""
+def _require_rectangular(step: str, nest: Sequence[For]) -> None:
+    """Require a rectangular nest: no loop's range depends on an outer one of them."""
     defined: set[Var] = set()
     for loop in nest:
         for v in free_vars(loop.min, loop.extent):
@@ -469,9 +477,9 @@ def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
         refuse(f"reorder: {names} names a loop twice")
     if len(new_order) < 2:
         return program.func
-    depth = {s: len(program.path(s)) for s in new_order}
+    depth = {s: len(program.path_to(s)) for s in new_order}
     ordered = sorted(new_order, key=lambda s: depth[s])
-    nest = program.chain(ordered[0], ordered[-1])
+    nest = program.perfect_chain(ordered[0], ordered[-1])
     if nest is None or any(s not in nest for s in new_order):
         refuse(
             f"reorder: loops {names} must lie in one nest with nothing else between them",
@@ -485,13 +493,14 @@ def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
     defined: set[Var] = set()
     for loop in slots:
         for v in free_vars(loop.min, loop.extent):
+            # Triangular nests: a loop cannot move outside the loop that defines its bounds.
             if v in inside and v not in defined:
                 refuse(f"reorder: the range of {loop.loop_var.name!r} depends on {v.name!r}", loop)
         defined.add(loop.loop_var)
     for loop in nest:
         if loop.kind in (ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.THREAD_BINDING):
             refuse(f"reorder: loop {loop.loop_var.name!r} is already {loop.kind.value}", loop)
-    check_permutable("reorder", program, nest)
+    require_permutable("reorder", program, nest)
     return program.replace(nest[0], wrap_in_loops(slots, nest[-1].body))
 
 
@@ -519,10 +528,10 @@ def add_unit_loop(
 ) -> tuple[PrimFunc, list[Var]]:
     """See `Schedule.add_unit_loop`."""
     var = Var("u")
-    return program.replace(target, serial(var, const(1), target)), [var]
+    return program.replace(target, serial_loop(var, const(1), target)), [var]
 
 
-def set_kind(
+def set_loop_kind(
     program: ScheduleProgram,
     loop: For,
     kind: ForKind,
@@ -535,7 +544,7 @@ def set_kind(
             refuse(f"unroll {loop.loop_var.name!r}: the extent must be a constant", loop)
     else:
         lanes = kind is ForKind.VECTORIZED
-        check_concurrent(step, program, loop, lanes, together=is_within_block(annotations))
+        require_concurrent(step, program, loop, lanes, together=is_bound_within_block(annotations))
     # What an earlier kind needed goes with it.
     other_annotations = {
         k: v for k, v in (loop.annotations or {}).items() if k not in LOOP_KIND_ANNOTATIONS
@@ -549,14 +558,14 @@ def parallel(program: ScheduleProgram, loop: For, grain: int = 1) -> PrimFunc:
     if grain < 1:
         refuse(f"parallel {loop.loop_var.name!r}: grain must be at least 1, got {grain}", loop)
     notes = None if grain == 1 else {"grain": grain}
-    return set_kind(program, loop, ForKind.PARALLEL, "parallel", notes)
+    return set_loop_kind(program, loop, ForKind.PARALLEL, "parallel", notes)
 
 
 def vectorize(program: ScheduleProgram, loop: For, lanes: int | None = None) -> PrimFunc:
     """See `Schedule.vectorize`."""
     if lanes is not None and lanes < 1:
         refuse(f"vectorize {loop.loop_var.name!r}: lanes must be at least 1, got {lanes}", loop)
-    for other_loop in _same_nest(program, loop):
+    for other_loop in _loops_around_and_inside(program, loop):
         if other_loop.kind is ForKind.VECTORIZED:
             refuse(
                 f"vectorize {loop.loop_var.name!r}: loop {other_loop.loop_var.name!r} of the "
@@ -565,12 +574,12 @@ def vectorize(program: ScheduleProgram, loop: For, lanes: int | None = None) -> 
                 other_loop,
             )
     notes = None if lanes is None else {"lanes": lanes}
-    return set_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
+    return set_loop_kind(program, loop, ForKind.VECTORIZED, "vectorize", notes)
 
 
 def unroll(program: ScheduleProgram, loop: For) -> PrimFunc:
     """See `Schedule.unroll`."""
-    return set_kind(program, loop, ForKind.UNROLLED, "unroll")
+    return set_loop_kind(program, loop, ForKind.UNROLLED, "unroll")
 
 
 GPU_THREAD_AXES = tuple(f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz")
@@ -587,9 +596,11 @@ def bind(program: ScheduleProgram, loop: For, thread_axis: str) -> PrimFunc:
             loop,
         )
     # What is copied to shared memory is shared out between the threads that stand around it.
-    copied = [b.scope for leaf in program.leaves(loop.body) for b in written(leaf.block)]
+    copied = [
+        b.scope for leaf in program.outermost_blocks(loop.body) for b in block_writes(leaf.block)
+    ]
     together = bool(copied) and all(scope.startswith("shared") for scope in copied)
-    for other_loop in () if together else _same_nest(program, loop):
+    for other_loop in () if together else _loops_around_and_inside(program, loop):
         if (other_loop.annotations or {}).get(
             "thread"
         ) == thread_axis and thread_axis in GPU_THREAD_AXES:
@@ -598,14 +609,14 @@ def bind(program: ScheduleProgram, loop: For, thread_axis: str) -> PrimFunc:
                 f"{thread_axis!r}",
                 other_loop,
             )
-    return set_kind(
+    return set_loop_kind(
         program, loop, ForKind.THREAD_BINDING, f"bind to {thread_axis}", {"thread": thread_axis}
     )
 
 
-def _same_nest(program: ScheduleProgram, loop: For) -> list[For]:
+def _loops_around_and_inside(program: ScheduleProgram, loop: For) -> list[For]:
     """Return the loops around a loop, also those around enclosing blocks, and those inside it."""
-    around = [s for s in program.path(loop) if isinstance(s, For) and s is not loop]
+    around = [s for s in program.path_to(loop) if isinstance(s, For) and s is not loop]
     return [*around, *_loops_in(loop.body)]
 
 
@@ -625,13 +636,13 @@ def annotate(
 ) -> PrimFunc:
     """See `Schedule.annotate`."""
     target = loop_or_block.block if isinstance(loop_or_block, BlockRealize) else loop_or_block
-    notes = {**(target.annotations or {}), ann_key: _frozen(ann_val)}
+    notes = {**(target.annotations or {}), ann_key: _freeze_annotation(ann_val)}
     return program.replace(target, target.with_fields(annotations=notes))
 
 
-def _frozen(value: object) -> object:
+def _freeze_annotation(value: object) -> object:
     """Convert lists to tuples: nodes are immutable values."""
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_freeze_annotation, value)) if isinstance(value, (list, tuple)) else value
 
 
 def unannotate(

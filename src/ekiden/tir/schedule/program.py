@@ -35,17 +35,17 @@ from ekiden.tir.stmt import (
     While,
 )
 from ekiden.tir.visitor import (
-    EMPTY_STMT,
+    NO_OP,
     ExprRewriter,
     StmtMutator,
-    all_expressions,
+    all_exprs,
     buffers_read,
     buffers_written,
-    expressions,
-    is_nothing,
-    sequence,
+    flatten_seq,
+    is_no_op,
+    pre_order_stmts,
+    stmt_exprs,
     sub_statements,
-    walk,
 )
 
 
@@ -95,47 +95,47 @@ class ScheduleProgram:
                 self._parents[id(child)] = s
             stack.extend(reversed(inner))
 
-    def parent(self, s: Stmt) -> Stmt | None:
+    def parent_of(self, s: Stmt) -> Stmt | None:
         """Return the statement directly around one; None for the body of the function."""
         return self._parents.get(id(s))
 
-    def path(self, s: Stmt) -> list[Stmt]:
+    def path_to(self, s: Stmt) -> list[Stmt]:
         """Return the statements from the body of the function down to one."""
         trail = [s]
-        above = self.parent(s)
+        above = self.parent_of(s)
         while above is not None:
             trail.append(above)
-            above = self.parent(above)
+            above = self.parent_of(above)
         trail.reverse()
         return trail
 
     def loops_above(self, s: Stmt) -> list[For]:
         """Return the loops around a statement, outermost first, up to the enclosing block."""
         loops: list[For] = []
-        above = self.parent(s)
+        above = self.parent_of(s)
         while above is not None and not isinstance(above, Block):
             if isinstance(above, For):
                 loops.append(above)
-            above = self.parent(above)
+            above = self.parent_of(above)
         loops.reverse()
         return loops
 
-    def scope(self, s: Stmt) -> Stmt:
+    def scope_of(self, s: Stmt) -> Stmt:
         """Return the body of the block around a statement, or of the function."""
         inner = s
-        above = self.parent(s)
+        above = self.parent_of(s)
         while above is not None and not isinstance(above, Block):
-            inner, above = above, self.parent(above)
+            inner, above = above, self.parent_of(above)
         return inner
 
-    def nest(self, s: Stmt) -> Stmt:
+    def outermost_perfect_loop(self, s: Stmt) -> Stmt:
         """Return the outermost loop of the perfect nest around a statement, or the statement."""
-        above = self.parent(s)
+        above = self.parent_of(s)
         while isinstance(above, For):
-            s, above = above, self.parent(above)
+            s, above = above, self.parent_of(above)
         return s
 
-    def chain(self, first: For, last: For) -> list[For] | None:
+    def perfect_chain(self, first: For, last: For) -> list[For] | None:
         """Return the loops from one down to another if they are perfectly nested, else None."""
         loops = [first]
         while loops[-1] is not last:
@@ -147,19 +147,19 @@ class ScheduleProgram:
 
     def position(self, s: Stmt) -> int:
         """Return the position of a statement in program order."""
-        for n, stmt in enumerate(walk(self.func.body)):
+        for n, stmt in enumerate(pre_order_stmts(self.func.body)):
             if stmt is s:
                 return n
         raise AssertionError("the statement must be in the program")
 
-    def before(self, a: Stmt, b: Stmt) -> bool:
+    def precedes(self, a: Stmt, b: Stmt) -> bool:
         """Return whether a precedes b and neither is inside the other."""
-        x, y = self.path(a), self.path(b)
+        x, y = self.path_to(a), self.path_to(b)
         for n, (p, q) in enumerate(zip(x, y, strict=False)):
             if p is not q:
                 around = x[n - 1]
                 order = sub_statements(around)
-                return _index(order, p) < _index(order, q)
+                return _child_index(order, p) < _child_index(order, q)
         return False
 
     def is_inside(self, inner: Stmt, outer: Stmt) -> bool:
@@ -168,16 +168,16 @@ class ScheduleProgram:
         while ancestor is not None:
             if ancestor is outer:
                 return True
-            ancestor = self.parent(ancestor)
+            ancestor = self.parent_of(ancestor)
         return False
 
     def replace(self, old: Stmt, new: Stmt) -> PrimFunc:
         """Return the function with one statement replaced by another; loops left empty are
         removed.
         """
-        above = self.parent(old)
+        above = self.parent_of(old)
         while above is not None:
-            old, new, above = above, _with_child(above, old, new), self.parent(above)
+            old, new, above = above, _replace_child(above, old, new), self.parent_of(above)
         return self.func.with_fields(body=new)
 
     # Buffers.
@@ -188,31 +188,31 @@ class ScheduleProgram:
         Refuses a buffer that statements outside blocks touch: nothing is known of those.
         """
         self._require_in_blocks(buffer)
-        return [b for b in self.leaves() if buffer in written(b.block)]
+        return [b for b in self.outermost_blocks() if buffer in block_writes(b.block)]
 
     def readers(self, buffer: Buffer) -> list[BlockRealize]:
         """Return the outermost blocks that read a buffer; refuses as `writers`."""
         self._require_in_blocks(buffer)
-        return [b for b in self.leaves() if buffer in read(b.block)]
+        return [b for b in self.outermost_blocks() if buffer in block_reads(b.block)]
 
     def _require_in_blocks(self, buffer: Buffer) -> None:
         if self._outside is None:
-            self._outside = dict(_outside_blocks(self.func.body))
+            self._outside = dict(_accesses_outside_blocks(self.func.body))
         stmt = self._outside.get(buffer)
         if stmt is not None:
             refuse(f"{buffer.name!r} is used by statements that are in no block", stmt)
 
-    def leaves(self, root: Stmt | None = None) -> list[BlockRealize]:
+    def outermost_blocks(self, root: Stmt | None = None) -> list[BlockRealize]:
         """Return the outermost blocks under a statement (default: the function's body) in program
         order.
         """
-        return list(outer_blocks(self.func.body if root is None else root))
+        return list(iter_outermost_blocks(self.func.body if root is None else root))
 
     def is_param(self, buffer: Buffer) -> bool:
         """Return whether a buffer is an argument of the function."""
         return any(buffer is p for p in self.func.params)
 
-    def fresh_block(self, hint: str) -> str:
+    def fresh_block_name(self, hint: str) -> str:
         """Return an unused block name: the hint, numbered if necessary."""
         if hint not in self.blocks:
             return hint
@@ -221,10 +221,10 @@ class ScheduleProgram:
             n += 1
         return f"{hint}_{n}"
 
-    def fresh_buffer(self, hint: str) -> str:
+    def fresh_buffer_name(self, hint: str) -> str:
         """Return an unused buffer name."""
         names = {b.name for b in self.func.params}
-        names |= {s.buffer.name for s in walk(self.func.body) if isinstance(s, Allocate)}
+        names |= {s.buffer.name for s in pre_order_stmts(self.func.body) if isinstance(s, Allocate)}
         if hint not in names:
             return hint
         n = 1
@@ -233,17 +233,17 @@ class ScheduleProgram:
         return f"{hint}_{n}"
 
 
-def _index(order: Sequence[Stmt], s: Stmt) -> int:
+def _child_index(order: Sequence[Stmt], s: Stmt) -> int:
     return next(n for n, stmt in enumerate(order) if stmt is s)
 
 
-def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
+def _replace_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
     """Return a statement with one of its direct children replaced."""
     match above:
         case SeqStmt():
-            return sequence(*(new if s is old else s for s in above.seq))
+            return flatten_seq(*(new if s is old else s for s in above.seq))
         case For() | While() | LetStmt() | Allocate():
-            return new if is_nothing(new) else above.with_fields(body=new)
+            return new if is_no_op(new) else above.with_fields(body=new)
         case BlockRealize():
             return above.with_fields(block=new)
         case Block():
@@ -255,7 +255,7 @@ def _with_child(above: Stmt, old: Stmt, new: Stmt) -> Stmt:
             raise AssertionError(f"{type(above).__name__} has nothing inside")
 
 
-def _outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
+def _accesses_outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
     """Yield the buffers that statements outside blocks touch, with the statement."""
     stack = [root]
     while stack:
@@ -265,13 +265,13 @@ def _outside_blocks(root: Stmt) -> Iterator[tuple[Buffer, Stmt]]:
         inner = sub_statements(s)
         if isinstance(s, BufferStore):
             yield s.buffer, s
-        for e in post_order(*expressions(s)):
+        for e in post_order(*stmt_exprs(s)):
             if isinstance(e, (BufferLoad, BufferAddress)):
                 yield e.buffer, s
         stack.extend(inner)
 
 
-def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:
+def iter_outermost_blocks(root: Stmt) -> Iterator[BlockRealize]:
     """Yield the outermost blocks under a statement."""
     stack = [root]
     while stack:
@@ -284,30 +284,30 @@ def outer_blocks(root: Stmt) -> Iterator[BlockRealize]:
 
 # What a block touches, found once per block.
 
-_READ_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
-_WRITTEN_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_READ_BUFFERS_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
+_WRITTEN_BUFFERS_CACHE: WeakKeyDictionary[Block, tuple[Buffer, ...]] = WeakKeyDictionary()
 _FREE_VARS_CACHE: WeakKeyDictionary[Block, frozenset[Var]] = WeakKeyDictionary()
 
 
-def written(block: Block) -> tuple[Buffer, ...]:
+def block_writes(block: Block) -> tuple[Buffer, ...]:
     """Return the buffers a block stores to, in order; cached by block."""
-    cached = _WRITTEN_CACHE.get(block)
+    cached = _WRITTEN_BUFFERS_CACHE.get(block)
     if cached is None:
-        cached = _WRITTEN_CACHE[block] = tuple(buffers_written(block.body))
+        cached = _WRITTEN_BUFFERS_CACHE[block] = tuple(buffers_written(block.body))
     return cached
 
 
-def read(block: Block) -> tuple[Buffer, ...]:
+def block_reads(block: Block) -> tuple[Buffer, ...]:
     """Return the buffers a block loads from, in order of first use, accumulators included; cached
     by block.
     """
-    cached = _READ_CACHE.get(block)
+    cached = _READ_BUFFERS_CACHE.get(block)
     if cached is None:
-        cached = _READ_CACHE[block] = tuple(buffers_read(block))
+        cached = _READ_BUFFERS_CACHE[block] = tuple(buffers_read(block))
     return cached
 
 
-def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
+def accesses_of_buffer(root: Stmt, buffer: Buffer) -> list[Access]:
     """Return a statement's accesses of a buffer, as `regions.accesses` does, skipping blocks that
     do not touch it.
     """
@@ -316,16 +316,16 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     while stack:
         s, loops, conditional = stack.pop()
         if isinstance(s, BlockRealize):
-            if buffer not in read(s.block) and buffer not in written(s.block):
+            if buffer not in block_reads(s.block) and buffer not in block_writes(s.block):
                 continue
-            for a in regions.accesses(s, buffer):
+            for a in regions.buffer_accesses(s, buffer):
                 loops_in = (*loops, *a.loops)
                 under = conditional or a.conditional
                 found_accesses.append(Access(a.indices, loops_in, a.is_store, under, a.extents))
         elif not isinstance(s, (For, SeqStmt, Allocate, IfThenElse)):
             found_accesses.extend(
                 Access(a.indices, (*loops, *a.loops), a.is_store, conditional, a.extents)
-                for a in regions.accesses(s, buffer)
+                for a in regions.buffer_accesses(s, buffer)
             )
         else:
             inside = (*loops, s) if isinstance(s, For) else loops
@@ -334,22 +334,22 @@ def accesses(root: Stmt, buffer: Buffer) -> list[Access]:
     return found_accesses
 
 
-def inputs(block: Block) -> tuple[Buffer, ...]:
+def block_inputs(block: Block) -> tuple[Buffer, ...]:
     """Return the buffers a block reads and does not write: TVM's read numbering."""
-    own = written(block)
-    return tuple(b for b in read(block) if b not in own)
+    own = block_writes(block)
+    return tuple(b for b in block_reads(block) if b not in own)
 
 
-def free_in(block: Block) -> frozenset[Var]:
+def free_vars_of_block(block: Block) -> frozenset[Var]:
     """Return the variables a block uses that none of its own iterators, loops or lets define;
     cached by block.
     """
     cached = _FREE_VARS_CACHE.get(block)
     if cached is None:
-        used = {e for e in all_expressions(block) if isinstance(e, Var)}
-        own = {i.var for s in walk(block) if isinstance(s, Block) for i in s.iter_vars}
-        own |= {s.loop_var for s in walk(block) if isinstance(s, For)}
-        own |= {s.var for s in walk(block) if isinstance(s, LetStmt)}
+        used = {e for e in all_exprs(block) if isinstance(e, Var)}
+        own = {i.var for s in pre_order_stmts(block) if isinstance(s, Block) for i in s.iter_vars}
+        own |= {s.loop_var for s in pre_order_stmts(block) if isinstance(s, For)}
+        own |= {s.var for s in pre_order_stmts(block) if isinstance(s, LetStmt)}
         cached = _FREE_VARS_CACHE[block] = frozenset(used - own)
     return cached
 
@@ -357,7 +357,7 @@ def free_in(block: Block) -> frozenset[Var]:
 # Substitution.
 
 
-class _BindingRewriter(StmtMutator):
+class _LoopVarSubstituter(StmtMutator):
     """A rewriter of variables in loops and bindings; it enters only blocks that use one of them."""
 
     def __init__(
@@ -367,7 +367,7 @@ class _BindingRewriter(StmtMutator):
         self._change = change
         self._inside = ExprRewriter(lambda e: self._values.get(e, e) if isinstance(e, Var) else e)
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Substitute variables, then apply `change`."""
         if isinstance(expr, IntImm):
             return expr
@@ -376,7 +376,7 @@ class _BindingRewriter(StmtMutator):
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Return a block without these variables unchanged, as the same object; rewrite others."""
-        if free_in(stmt).isdisjoint(self._values):
+        if free_vars_of_block(stmt).isdisjoint(self._values):
             return stmt
         return self._inside.visit_block(stmt)
 
@@ -389,7 +389,7 @@ def substitute_loop_vars(
     """Return the statement with loop variables substituted; `change` is applied to the changed
     expressions.
     """
-    return _BindingRewriter(values, change).visit(stmt)
+    return _LoopVarSubstituter(values, change).visit(stmt)
 
 
 def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
@@ -400,17 +400,17 @@ def replace_buffer(root: Stmt, old: Buffer, new: Buffer) -> Stmt:
 Indices = tuple[PrimExpr, ...]
 
 
-def _stay(indices: Indices) -> Indices:
+def _same_indices(indices: Indices) -> Indices:
     return indices
 
 
 class _AccessRewriter(ExprRewriter):
     def __init__(self, old: Buffer, new: Buffer, move: Callable[[Indices], Indices] | None) -> None:
-        super().__init__(self._load)
+        super().__init__(self._rewrite_load)
         self._old, self._new, self._moves = old, new, move is not None
-        self._move = move if move is not None else _stay
+        self._move = move if move is not None else _same_indices
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is self._old:
             return BufferLoad(self._new, self._move(e.indices), e.dtype)
         if isinstance(e, BufferAddress) and e.buffer is self._old:
@@ -419,7 +419,7 @@ class _AccessRewriter(ExprRewriter):
             return e.with_fields(buffer=self._new)
         return e
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._new if buffer is self._old else buffer
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -440,7 +440,7 @@ def replace_accesses(
     return _AccessRewriter(old, new, move).visit(root)
 
 
-def with_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+def add_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """Return the function with a buffer allocated around its whole body."""
     around: list[Buffer] = []
     body = func.body
@@ -452,9 +452,9 @@ def with_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     return func.with_fields(body=body)
 
 
-def without_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
+def remove_allocation(func: PrimFunc, buffer: Buffer) -> PrimFunc:
     """Return the function without the Allocate of a buffer."""
-    for s in walk(func.body):
+    for s in pre_order_stmts(func.body):
         if isinstance(s, Allocate) and s.buffer is buffer:
             return ScheduleProgram(func).replace(s, s.body)
     return func
@@ -468,7 +468,7 @@ def bound_analyzer(loops: Iterable[For]) -> Analyzer:
     analyzer = Analyzer()
     for loop in loops:
         if PART_OF_ANNOTATION in (loop.annotations or {}):
-            analyzer.bind(loop.loop_var, _full_range_min(loop), _full_range_extent(loop))
+            analyzer.bind(loop.loop_var, _first_part_min(loop), _total_part_extent(loop))
         else:
             analyzer.bind(loop.loop_var, loop.min, loop.extent)
     return analyzer
@@ -478,11 +478,11 @@ PART_OF_ANNOTATION = "part_of"
 """Annotation of a loop that runs over one of the parts of a range, one for each step of the loop
 that its start depends on: how many steps all parts have together. Only `split` makes it."""
 
-MAX_PART_EXTENT_ANNOTATION = "at_most"
+PART_EXTENT_BOUND_ANNOTATION = "at_most"
 """Annotation of such a loop: the most steps of a part."""
 
 
-def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
+def loop_ranges(loops: Iterable[For]) -> dict[Var, Range]:
     """Return the range of each loop in the form that iteration maps take.
 
     A loop over parts has the full range where the loop that counts the parts is given too; the
@@ -493,14 +493,14 @@ def ranges_of(loops: Iterable[For]) -> dict[Var, Range]:
     counted = _part_loops_by_counter(loop_list)
     for part_loop in dict.fromkeys(counted.values()):
         ranges[part_loop.loop_var] = Range.from_min_extent(
-            _full_range_min(part_loop), _full_range_extent(part_loop)
+            _first_part_min(part_loop), _total_part_extent(part_loop)
         )
     for var in counted:
         del ranges[var]
     return ranges
 
 
-def determining_vars(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
+def parts_to_determining_vars(loops: Iterable[For], loop_vars: Iterable[Var]) -> set[Var]:
     """Return the variables that determine the wanted loops: a loop that counts parts is replaced by
     the loop over them.
     """
@@ -520,27 +520,27 @@ def _part_loops_by_counter(loops: Sequence[For]) -> dict[Var, For]:
     complete_vars: set[Var] = set()
     part_loops: dict[Var, For] = {}
     for loop in loops:
-        counters = _counters(loop)
+        counters = _part_counters(loop)
         if counters <= complete_vars:
             complete_vars.add(loop.loop_var)
             part_loops.update((v, loop) for v in counters)
     return part_loops
 
 
-def _counters(loop: For) -> set[Var]:
+def _part_counters(loop: For) -> set[Var]:
     """Return the loop variables that the start of a loop over parts depends on."""
     if is_const(loop.min) or PART_OF_ANNOTATION not in (loop.annotations or {}):
         return set()
     return {v for v in free_vars(loop.min) if not isinstance(v, SizeVar)}
 
 
-def _full_range_min(part_loop: For) -> PrimExpr:
+def _first_part_min(part_loop: For) -> PrimExpr:
     """Return the begin of the first part."""
-    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _counters(part_loop)}
+    zeros: dict[Var, PrimExpr] = {v: const(0, v.dtype) for v in _part_counters(part_loop)}
     return substitute_expr(part_loop.min, zeros)
 
 
-def _full_range_extent(part_loop: For) -> PrimExpr:
+def _total_part_extent(part_loop: For) -> PrimExpr:
     """Return the total extent of all parts."""
     assert part_loop.annotations is not None
     return convert(part_loop.annotations[PART_OF_ANNOTATION], part_loop.loop_var.dtype)  # type: ignore[arg-type]
@@ -564,7 +564,7 @@ def loops_between(root: Stmt, leaf: Stmt, program: ScheduleProgram) -> list[For]
             loops.append(ancestor)
         if ancestor is root:
             break
-        ancestor = program.parent(ancestor)
+        ancestor = program.parent_of(ancestor)
     loops.reverse()
     return loops
 
@@ -581,7 +581,7 @@ def narrow_index(e: PrimExpr, dtype: str) -> PrimExpr:
     widening.
     """
 
-    def change(x: PrimExpr) -> PrimExpr:
+    def narrow_node(x: PrimExpr) -> PrimExpr:
         """Convert constants to the dtype and drop integer casts from it."""
         if isinstance(x, Cast) and x.dtype in ("int32", "int64"):
             return x.value if x.value.dtype == dtype else x
@@ -591,15 +591,15 @@ def narrow_index(e: PrimExpr, dtype: str) -> PrimExpr:
 
     if e.dtype == dtype and not any(isinstance(x, Cast) for x in post_order(e)):
         return e
-    return cast(rewrite(e, change), dtype)
+    return cast(rewrite(e, narrow_node), dtype)
 
 
-def serial(var: Var, extent: PrimExpr, body: Stmt = EMPTY_STMT) -> For:
+def serial_loop(var: Var, extent: PrimExpr, body: Stmt = NO_OP) -> For:
     """Return a serial loop from 0."""
     return For(var, const(0, var.dtype), narrow_index(extent, var.dtype), ForKind.SERIAL, body)
 
 
-def uses(e: PrimExpr, variables: Iterable[Var]) -> bool:
+def uses_any_var(e: PrimExpr, variables: Iterable[Var]) -> bool:
     """Return whether an expression depends on any of the variables."""
     variable_set = set(variables)
     return any(v in variable_set for v in free_vars(e))

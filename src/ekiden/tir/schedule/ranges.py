@@ -17,7 +17,7 @@ DigitRange = tuple[int, int, Range]
 """A digit of an iterator: its unit, how many values it has, and the part of them."""
 
 
-def iterator_ranges(
+def solve_iterator_ranges(
     iters: Sequence[IterVar],
     indices: Sequence[PrimExpr],
     box: Sequence[Range],
@@ -33,27 +33,27 @@ def iterator_ranges(
         if is_const(index):
             continue
         iter_map = detect_iter_map([index], domains, check_level=IterMapLevel.NO_CHECK)
-        if iter_map.errors or not _add_digits(
+        if iter_map.errors or not _add_split_ranges(
             iter_map.indices[0].args, axis_range, analyzer, pieces
         ):
             return None
     ranges: dict[Var, Range] = {}
     for var, digits in pieces.items():
-        iterator_range = _combine_digits(digits, analyzer)
+        iterator_range = _merge_split_ranges(digits, analyzer)
         if iterator_range is None:
             return None
         ranges[var] = iterator_range
     return ranges
 
 
-def _add_digits(
+def _add_split_ranges(
     splits: Sequence[IterSplit],
     axis_range: Range,
     analyzer: Analyzer,
     pieces: dict[Var, list[DigitRange]],
 ) -> bool:
-    """Add the range of each digit of an index, most significant first, when the index runs over a
-    range; return whether that was possible.
+    """Add the range of each IterSplit of an index, most significant first, when the index runs over
+    a range; return whether that was possible.
     """
     if not all(isinstance(s.scale, int) and s.scale > 0 for s in splits):
         return False
@@ -70,7 +70,7 @@ def _add_digits(
             digit = Range.from_min_extent(const(0), convert(split.extent))
         elif scale == 1:
             digit = Range.from_min_extent(low, extent)
-        elif _divides(scale, low, analyzer) and _divides(scale, extent, analyzer):
+        elif _is_multiple_of(scale, low, analyzer) and _is_multiple_of(scale, extent, analyzer):
             digit = Range.from_min_extent(
                 analyzer.simplify(low // scale), analyzer.simplify(extent // scale)
             )
@@ -78,7 +78,7 @@ def _add_digits(
         elif (
             isinstance(extent, IntImm)
             and scale % extent.value == 0
-            and _divides(int(extent.value), low, analyzer)
+            and _is_multiple_of(int(extent.value), low, analyzer)
         ):
             digit = Range.from_min_extent(analyzer.simplify(low // scale), const(1))
             low = analyzer.simplify(low % scale)
@@ -89,12 +89,12 @@ def _add_digits(
     return True
 
 
-def _divides(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
+def _is_multiple_of(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
     return is_const(analyzer.simplify(e % factor), 0)
 
 
-def _combine_digits(digits: list[DigitRange], analyzer: Analyzer) -> Range | None:
-    """Return the range of an iterator from those of its digits."""
+def _merge_split_ranges(digits: list[DigitRange], analyzer: Analyzer) -> Range | None:
+    """Return the range of an iterator from the ranges of its splits; None where they leave gaps."""
     ordered = sorted(digits, key=lambda d: -d[0])
     unit, _, digit_range = ordered[0]
     low, extent = digit_range.min, digit_range.extent

@@ -10,20 +10,20 @@ from ekiden.arith import Analyzer
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.regions import Access, region
-from ekiden.tir.schedule.cache import check_scope, pick_buffer
-from ekiden.tir.schedule.check import box_of, require_sole_writer
+from ekiden.tir.regions import Access, bounding_region
+from ekiden.tir.schedule.cache import require_valid_scope, resolve_buffer
+from ekiden.tir.schedule.check import box_written_by, require_sole_writer
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
     PART_OF_ANNOTATION,
     ScheduleProgram,
-    accesses,
+    accesses_of_buffer,
+    block_inputs,
+    block_writes,
     bound_analyzer,
-    inputs,
     refuse,
     replace_accesses,
-    serial,
-    written,
+    serial_loop,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -36,7 +36,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 
 def read_at(
@@ -49,27 +49,27 @@ def read_at(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.read_at`."""
     step, name = "read_at", realize.block.name
-    check_scope(step, realize, storage_scope)
+    require_valid_scope(step, realize, storage_scope)
     if not program.is_inside(realize, loop):
         refuse(f"{step} {name!r}: the block is not in loop {loop.loop_var.name!r}", loop)
-    old = pick_buffer(step, realize, read_buffer_index, inputs(realize.block), "reads")
+    old = resolve_buffer(step, realize, read_buffer_index, block_inputs(realize.block), "reads")
     if any(program.is_inside(x, loop) for x in program.writers(old)):
         refuse(f"{step} {name!r}: {old.name!r} is written in loop {loop.loop_var.name!r}", loop)
     outer = [*program.loops_above(loop), loop]
     analyzer = bound_analyzer(outer)
     inside = {a.loop_var for a in outer}
-    touched = [_over_full_range(a, inside) for a in accesses(loop.body, old)]
-    box = region(old, touched, outer)
+    touched = [_extend_part_loops(a, inside) for a in accesses_of_buffer(loop.body, old)]
+    box = bounding_region(old, touched, outer)
     lows = [analyzer.simplify(r.min) for r in box]
     sizes = [analyzer.simplify(r.extent) for r in box]
     if any(v in inside for e in sizes for v in free_vars(e)):
         refuse(f"{step} {name!r}: steps read parts of {old.name!r} that differ in size", loop)
     shape = (*sizes[:-1], analyzer.simplify(sizes[-1] + pad))
     label = f"{old.name}_{storage_scope}".replace(".", "_")
-    new = Buffer(program.fresh_buffer(label), shape, old.dtype, storage_scope)
-    copy = _copy(program.fresh_block(label), new, old, sizes, lows)
-    body = Allocate(new, sequence(copy, _at_part(loop.body, old, new, lows)))
-    return program.replace(loop.body, body), [copy_name(copy)]
+    new = Buffer(program.fresh_buffer_name(label), shape, old.dtype, storage_scope)
+    copy = _create_copy_nest(program.fresh_block_name(label), new, old, sizes, lows)
+    body = Allocate(new, flatten_seq(copy, _redirect_to_region_buffer(loop.body, old, new, lows)))
+    return program.replace(loop.body, body), [copy_block_name(copy)]
 
 
 def write_at(
@@ -81,10 +81,10 @@ def write_at(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.write_at`."""
     step, name, var = "write_at", realize.block.name, loop.loop_var.name
-    check_scope(step, realize, storage_scope)
+    require_valid_scope(step, realize, storage_scope)
     if not program.is_inside(realize, loop):
         refuse(f"{step} {name!r}: the block is not in loop {var!r}", loop)
-    old = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    old = resolve_buffer(step, realize, write_buffer_index, block_writes(realize.block), "writes")
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_sole_writer(step, program, realize, old)
     for reader in program.readers(old):
@@ -93,7 +93,7 @@ def write_at(
     outer = [*program.loops_above(loop), loop]
     if reduce_loops(realize, outer):
         refuse(f"{step} {name!r}: it is not finished in a step of loop {var!r}", loop)
-    box = box_of(program, loop.body, old, realize)
+    box = box_written_by(program, loop.body, old, realize)
     if isinstance(box, str):
         refuse(f"{step} {name!r}: {box}", realize)
     analyzer = bound_analyzer(outer)
@@ -102,25 +102,25 @@ def write_at(
     if any(s.loop_var in free_vars(*sizes) for s in outer):
         refuse(f"{step} {name!r}: steps write parts of {old.name!r} that differ in size", loop)
     label = f"{old.name}_{storage_scope}".replace(".", "_")
-    new = Buffer(program.fresh_buffer(label), tuple(sizes), old.dtype, storage_scope)
+    new = Buffer(program.fresh_buffer_name(label), tuple(sizes), old.dtype, storage_scope)
     nothing = [const(0)] * len(sizes)
-    copy = _copy(program.fresh_block(label), old, new, sizes, nothing, lows)
-    body = Allocate(new, sequence(_at_part(loop.body, old, new, lows), copy))
-    return program.replace(loop.body, body), [copy_name(copy)]
+    copy = _create_copy_nest(program.fresh_block_name(label), old, new, sizes, nothing, lows)
+    body = Allocate(new, flatten_seq(_redirect_to_region_buffer(loop.body, old, new, lows), copy))
+    return program.replace(loop.body, body), [copy_block_name(copy)]
 
 
-def _at_part(root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]) -> Stmt:
-    """Return the statement with accesses of a buffer redirected to the buffer of its part that
-    begins at `lows`.
-    """
+def _redirect_to_region_buffer(
+    root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]
+) -> Stmt:
+    """Redirect accesses of a buffer to the buffer of its region that begins at `lows`."""
 
-    def moved(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
+    def subtract_lows(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         return tuple(Analyzer().simplify(i - low) for i, low in zip(indices, lows, strict=True))
 
-    return replace_accesses(root, old, new, moved)
+    return replace_accesses(root, old, new, subtract_lows)
 
 
-def _over_full_range(access: Access, outer: set[Var]) -> Access:
+def _extend_part_loops(access: Access, outer: set[Var]) -> Access:
     """Return the access with loops over parts extended over the full range, where the loop that
     counts the parts is inside.
     """
@@ -135,7 +135,7 @@ def _over_full_range(access: Access, outer: set[Var]) -> Access:
     return Access(access.indices, tuple(loops), access.is_store, access.conditional, access.extents)
 
 
-def _copy(
+def _create_copy_nest(
     name: str,
     to: Buffer,
     source: Buffer,
@@ -146,20 +146,20 @@ def _copy(
     """Return the nest to[into + i] = source[from_ + i]; an empty `into` means 0."""
     iters = tuple(IterVar(Var(f"v{n}"), s, IterKind.SPATIAL) for n, s in enumerate(sizes))
     indices = tuple(i.var for i in iters)
-    first, last = (_shifted(lows, indices) for lows in (from_, into or [const(0)] * len(indices)))
+    first, last = (_add_lows(lows, indices) for lows in (from_, into or [const(0)] * len(indices)))
     body = BufferStore(to, BufferLoad(source, first, source.dtype), last)
     loops = tuple(Var(f"ax{n}") for n in range(len(sizes)))
     nest: Stmt = BlockRealize(loops, const(True), Block(name, iters, body))
     for var, size in zip(reversed(loops), reversed(sizes), strict=True):
-        nest = serial(var, size, nest)
+        nest = serial_loop(var, size, nest)
     return nest
 
 
-def _shifted(lows: Sequence[PrimExpr], variables: Sequence[Var]) -> tuple[PrimExpr, ...]:
+def _add_lows(lows: Sequence[PrimExpr], variables: Sequence[Var]) -> tuple[PrimExpr, ...]:
     return tuple(v if is_const(low, 0) else low + v for low, v in zip(lows, variables, strict=True))
 
 
-def copy_name(nest: Stmt) -> str:
+def copy_block_name(nest: Stmt) -> str:
     """Return the name of the block in a loop nest."""
     while isinstance(nest, For):
         nest = nest.body

@@ -18,12 +18,17 @@ from collections.abc import Sequence
 
 from ekiden.arith import determines
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import PrimExpr, Var, binary, is_const
+from ekiden.ir.prim import PrimExpr, Var, fold_binary, is_const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.predicates import conditions, conjunction, init_conditions
-from ekiden.tir.reduction import update_of
-from ekiden.tir.schedule.check import box_of, require_outermost, require_sole_writer, single_store
+from ekiden.tir.predicates import init_conditions, join_conjuncts, split_conjuncts
+from ekiden.tir.reduction import match_update
+from ekiden.tir.schedule.check import (
+    box_written_by,
+    require_sole_writer,
+    require_top_level_block,
+    single_store,
+)
 from ekiden.tir.schedule.kinds import (
     COMPLETE,
     REDUCTION,
@@ -34,15 +39,15 @@ from ekiden.tir.schedule.kinds import (
 )
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
+    add_allocation,
+    block_reads,
     bound_analyzer,
+    loop_ranges,
     loops_between,
-    ranges_of,
-    read,
     refuse,
-    serial,
+    serial_loop,
     substitute_loop_vars,
-    uses,
-    with_allocation,
+    uses_any_var,
     wrap_in_loops,
 )
 from ekiden.tir.stmt import (
@@ -56,7 +61,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import EMPTY_STMT, sequence
+from ekiden.tir.visitor import NO_OP, flatten_seq
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 
@@ -74,7 +79,7 @@ def _spatial_conditions(step: str, realize: BlockRealize, reduced: set[Var]) -> 
                 f"{step} {realize.block.name!r}: its condition mixes reduced and other loops",
                 realize,
             )
-    return conjunction(spatial_conditions)
+    return join_conjuncts(spatial_conditions)
 
 
 def decompose_reduction(
@@ -85,7 +90,7 @@ def decompose_reduction(
     name = block.name
     if block.init is None:
         refuse(f"{step} {name!r}: the block is not a reduction", realize)
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     require_kind(step, realize, REDUCTION)
     if not program.is_inside(realize, loop):
         refuse(f"{step} {name!r}: the block is not in loop {loop.loop_var.name!r}", loop)
@@ -111,7 +116,7 @@ def decompose_reduction(
     # Each point is set once, then summed once.
     loop_vars = {s.loop_var for s in inner if not is_const(s.extent, 1)}
     fault = determines(
-        [v for v in realize.iter_values if not is_const(v)], ranges_of(inner), loop_vars
+        [v for v in realize.iter_values if not is_const(v)], loop_ranges(inner), loop_vars
     )
     if fault is not None:
         refuse(
@@ -122,7 +127,7 @@ def decompose_reduction(
     # The loop is looked up again by variable: after the edit it is another object.
     update = ScheduleProgram(program.replace(block, block.with_fields(init=None)))
     update_loop = update.loops[loop.loop_var]
-    return update.replace(update_loop, sequence(nest, update_loop)), [init_name]
+    return update.replace(update_loop, flatten_seq(nest, update_loop)), [init_name]
 
 
 def _init_nest(
@@ -145,10 +150,10 @@ def _init_nest(
         if i.kind is IterKind.SPATIAL
     ]
     iters: dict[Var, PrimExpr] = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in pairs}
-    init_name = program.fresh_block(f"{block.name}_init")
+    init_name = program.fresh_block_name(f"{block.name}_init")
     new = Block(
         init_name,
-        tuple(IterVar(_var(iters[i.var]), i.extent, i.kind) for i, _ in pairs),
+        tuple(IterVar(_as_var(iters[i.var]), i.extent, i.kind) for i, _ in pairs),
         substitute_stmt(block.init, iters),
     )
     nest: Stmt = BlockRealize(
@@ -158,11 +163,11 @@ def _init_nest(
         # A vector of sums begins as a vector; other kinds are decided for the sum alone.
         kind = loop.kind if loop.kind in (ForKind.VECTORIZED, ForKind.UNROLLED) else ForKind.SERIAL
         notes = None if kind is ForKind.SERIAL else loop.annotations
-        nest = For(_var(renamed[loop.loop_var]), loop.min, loop.extent, kind, nest, notes)
+        nest = For(_as_var(renamed[loop.loop_var]), loop.min, loop.extent, kind, nest, notes)
     return init_name, nest
 
 
-def _var(e: PrimExpr) -> Var:
+def _as_var(e: PrimExpr) -> Var:
     assert isinstance(e, Var)
     return e
 
@@ -170,8 +175,8 @@ def _var(e: PrimExpr) -> Var:
 def merge_reduction(program: ScheduleProgram, init: BlockRealize, update: BlockRealize) -> PrimFunc:
     """See `Schedule.merge_reduction`."""
     step, name = "merge_reduction", update.block.name
-    require_outermost(step, program, init)
-    require_outermost(step, program, update)
+    require_top_level_block(step, program, init)
+    require_top_level_block(step, program, update)
     require_kind(step, init, COMPLETE)
     require_kind(step, update, UPDATE)
     start, store = single_store(step, init), single_store(step, update)
@@ -182,25 +187,27 @@ def merge_reduction(program: ScheduleProgram, init: BlockRealize, update: BlockR
             f"{buffer.name!r}",
             init,
         )
-    if free_vars(start.value) or any(read(init.block)):
+    # A merged init runs later than before, so it may depend on nothing.
+    if free_vars(start.value) or any(block_reads(init.block)):
         refuse(f"{step} {name!r}: block {init.block.name!r} does not set a constant", init)
-    if not program.before(init, update):
+    if not program.precedes(init, update):
         refuse(f"{step} {name!r}: block {init.block.name!r} does not come before it", init)
     around, first, second = _lowest_common_loops(program, init, update)
     for user in program.writers(buffer) + program.readers(buffer):
-        if user not in (init, update) and not program.before(update, user):
+        if user not in (init, update) and not program.precedes(update, user):
             refuse(f"{step} {name!r}: block {user.block.name!r} uses {buffer.name!r} before", user)
     shared = [s.loop_var.name for s in reduce_loops(update, around)]
     if shared:
         refuse(f"{step} {name!r}: loops {shared}, which reduce, are around both blocks", update)
-    _require_same_part(step, program, (init, first), (update, second), buffer)
+    # Elements that only the init wrote would be lost with it.
+    _require_same_written_box(step, program, (init, first), (update, second), buffer)
     loops = loops_between(second, update, program)
     _require_single_reduction(step, update, loops)
     body = start.with_fields(indices=store.indices)
     block = update.block.with_fields(init=body)
     func = program.replace(update.block, block)
     after = ScheduleProgram(func)
-    return after.replace(after.nest(after.blocks[init.block.name]), EMPTY_STMT)
+    return after.replace(after.outermost_perfect_loop(after.blocks[init.block.name]), NO_OP)
 
 
 def _lowest_common_loops(
@@ -209,12 +216,12 @@ def _lowest_common_loops(
     """Return the loops around both of two statements, and the statements below them that contain
     each.
     """
-    x, y = program.path(a), program.path(b)
+    x, y = program.path_to(a), program.path_to(b)
     n = next(n for n, (p, q) in enumerate(zip(x, y, strict=False)) if p is not q)
     return [s for s in x[:n] if isinstance(s, For)], x[n], y[n]
 
 
-def _require_same_part(
+def _require_same_written_box(
     step: str,
     program: ScheduleProgram,
     init: tuple[BlockRealize, Stmt],
@@ -223,7 +230,7 @@ def _require_same_part(
 ) -> None:
     """Require that the init sets exactly the elements that the update accumulates."""
     name = update[0].block.name
-    boxes = [box_of(program, root, buffer, realize) for realize, root in (init, update)]
+    boxes = [box_written_by(program, root, buffer, realize) for realize, root in (init, update)]
     for box, (realize, _) in zip(boxes, (init, update), strict=True):
         if isinstance(box, str):
             refuse(f"{step} {name!r}: {box}", realize)
@@ -249,7 +256,7 @@ def _require_single_reduction(step: str, update: BlockRealize, loops: Sequence[F
         refuse(f"{step} {name!r}: loop {both[0]!r} is both spatial and reduced", update)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
     values = [v for v in update.iter_values if not is_const(v)]
-    fault = determines(values, ranges_of(loops), loop_vars)
+    fault = determines(values, loop_ranges(loops), loop_vars)
     if fault is not None:
         refuse(
             f"{step} {name!r}: it is not known to run once for each step of its loops: {fault}",
@@ -265,17 +272,17 @@ def _require_single_reduction(step: str, update: BlockRealize, loops: Sequence[F
 def rfactor(program: ScheduleProgram, loop: For, factor_axis: int) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.rfactor`."""
     step, var = "rfactor", loop.loop_var
-    blocks = program.leaves(loop)
+    blocks = program.outermost_blocks(loop)
     if len(blocks) != 1:
         names = [b.block.name for b in blocks]
         refuse(f"{step} {var.name!r}: expected one block in the loop, got {names}", loop)
     realize = blocks[0]
     name = realize.block.name
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     require_kind(step, realize, REDUCTION)
     store = single_store(step, realize)
     require_sole_writer(step, program, realize, store.buffer)
-    nest = program.nest(realize)
+    nest = program.outermost_perfect_loop(realize)
     loops = loops_between(nest, realize, program)
     if var in free_vars(*spatial_values(realize)):
         refuse(f"{step} {var.name!r}: block {name!r} is spatial in it", realize)
@@ -301,27 +308,31 @@ def rfactor(program: ScheduleProgram, loop: For, factor_axis: int) -> tuple[Prim
             loop,
         )
     axis = factor_axis % (rank + 1)
+    # One partial result per iteration of the loop: these are independent, so the loop may then be
+    # parallel, vectorised or bound to threads.
     shape = (*store.buffer.shape[:axis], loop.extent, *store.buffer.shape[axis:])
-    partial = Buffer(program.fresh_buffer(f"{store.buffer.name}_rf"), shape, store.buffer.dtype)
+    partial = Buffer(
+        program.fresh_buffer_name(f"{store.buffer.name}_rf"), shape, store.buffer.dtype
+    )
     factored_blocks = _FactoredReduction(
         step, program, realize, store, loop, reduced, partial, axis
     )
     spatial_loops = [s for s in loops if s not in reduced]
-    first = wrap_in_loops(loops, factored_blocks.factored())
-    second = _fresh_loops(spatial_loops, loop, factored_blocks.combined())
-    func = program.replace(nest, sequence(first, second))
-    return with_allocation(func, partial), [factored_blocks.made]
+    first = wrap_in_loops(loops, factored_blocks.partial_block())
+    second = _wrap_in_fresh_loops(spatial_loops, loop, factored_blocks.combining_block())
+    func = program.replace(nest, flatten_seq(first, second))
+    return add_allocation(func, partial), [factored_blocks.partial_block_name]
 
 
-def _fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
+def _wrap_in_fresh_loops(spatial: Sequence[For], loop: For, body: Stmt) -> Stmt:
     """Wrap a body in copies of the spatial loops and the factored one with fresh variables."""
     loops = [*spatial, loop]
     names: dict[Var, PrimExpr] = {s.loop_var: Var(s.loop_var.name, s.loop_var.dtype) for s in loops}
     body = substitute_loop_vars(body, names)
     for loop_to_copy in reversed(loops):
-        new = _var(names[loop_to_copy.loop_var])
+        new = _as_var(names[loop_to_copy.loop_var])
         low, extent = substitute(loop_to_copy.min, names), substitute(loop_to_copy.extent, names)
-        body = serial(new, extent, body).with_fields(min=low)
+        body = serial_loop(new, extent, body).with_fields(min=low)
     return body
 
 
@@ -345,8 +356,8 @@ class _FactoredReduction:
     ) -> None:
         self.realize, self.store, self.loop = realize, store, loop
         self.reduced, self.partial, self.axis = reduced, partial, axis
-        self.made = program.fresh_block(f"{realize.block.name}_rf")
-        update = update_of(store)
+        self.partial_block_name = program.fresh_block_name(f"{realize.block.name}_rf")
+        update = match_update(store)
         if update is None:
             refuse(
                 f"{step} {loop.loop_var.name!r}: block {realize.block.name!r} is not a sum, "
@@ -358,8 +369,8 @@ class _FactoredReduction:
         assert isinstance(init, BufferStore)
         self.identity = init.value
         names = {s.loop_var for s in reduced}
-        self.inside = [c for c in conditions(realize.predicate) if uses(c, names)]
-        self.outside = [c for c in conditions(realize.predicate) if not uses(c, names)]
+        self.inside = [c for c in split_conjuncts(realize.predicate) if uses_any_var(c, names)]
+        self.outside = [c for c in split_conjuncts(realize.predicate) if not uses_any_var(c, names)]
         for condition in self.inside:
             if set(free_vars(condition)) - names:
                 refuse(
@@ -368,10 +379,12 @@ class _FactoredReduction:
                     realize,
                 )
 
-    def _at(self, indices: Sequence[PrimExpr], inserted: PrimExpr) -> tuple[PrimExpr, ...]:
+    def _insert_factor_index(
+        self, indices: Sequence[PrimExpr], inserted: PrimExpr
+    ) -> tuple[PrimExpr, ...]:
         return (*indices[: self.axis], inserted, *indices[self.axis :])
 
-    def factored(self) -> BlockRealize:
+    def partial_block(self) -> BlockRealize:
         """Return the block of partial sums over the other reduced loops, one per iteration of the
         factored loop.
         """
@@ -390,28 +403,30 @@ class _FactoredReduction:
                 values[i.var] = substitute(v, as_iters)
         factor = loops[self.loop.loop_var]
         iters = [IterVar(factor, self.loop.extent, IterKind.SPATIAL)]  # TVM's order
-        iters.extend(IterVar(_var(names[i.var]), i.extent, i.kind) for i, _ in spatial)
+        iters.extend(IterVar(_as_var(names[i.var]), i.extent, i.kind) for i, _ in spatial)
         inner_reduced = [s for s in self.reduced if s is not self.loop]
         iters.extend(IterVar(loops[s.loop_var], s.extent, IterKind.REDUCE) for s in inner_reduced)
         indices = tuple(substitute(i, values) for i in self.store.indices)
-        partial_indices = self._at(indices, factor)
+        partial_indices = self._insert_factor_index(indices, factor)
         value = substitute(self.value, values)
         if self.inside:
-            condition = substitute(conjunction(self.inside), as_iters)
+            condition = substitute(join_conjuncts(self.inside), as_iters)
+            # The predicate's reduction part becomes a select: a masked term contributes the
+            # identity, so that every partial result is defined.
             value = if_then_else(condition, value, self.identity)
         init: Stmt | None = BufferStore(self.partial, self.identity, partial_indices)
         if inner_reduced:
-            value = binary(
+            value = fold_binary(
                 self.op, BufferLoad(self.partial, partial_indices, self.partial.dtype), value
             )
         else:
             init = None
         bound = (self.loop.loop_var, *(v for _, v in spatial), *(s.loop_var for s in inner_reduced))
         sums = BufferStore(self.partial, value, partial_indices)
-        block_rf = Block(self.made, tuple(iters), sums, init, block.annotations)
-        return BlockRealize(bound, conjunction(self.outside), block_rf)
+        block_rf = Block(self.partial_block_name, tuple(iters), sums, init, block.annotations)
+        return BlockRealize(bound, join_conjuncts(self.outside), block_rf)
 
-    def combined(self) -> BlockRealize:
+    def combining_block(self) -> BlockRealize:
         """Return the block that sums the partial results over the factored loop."""
         block = self.realize.block
         pairs = [
@@ -421,9 +436,11 @@ class _FactoredReduction:
         ]
         factor = Var(f"v{self.loop.loop_var.name}", self.loop.loop_var.dtype)
         iters = (IterVar(factor, self.loop.extent, IterKind.REDUCE), *(i for i, _ in pairs))
-        value = BufferLoad(self.partial, self._at(self.store.indices, factor), self.partial.dtype)
+        value = BufferLoad(
+            self.partial, self._insert_factor_index(self.store.indices, factor), self.partial.dtype
+        )
         own = BufferLoad(self.store.buffer, self.store.indices, self.partial.dtype)
-        body = self.store.with_fields(value=binary(self.op, own, value))
+        body = self.store.with_fields(value=fold_binary(self.op, own, value))
         new = block.with_fields(iter_vars=iters, body=body)
         bound = (self.loop.loop_var, *(v for _, v in pairs))
-        return BlockRealize(bound, conjunction(self.outside), new)
+        return BlockRealize(bound, join_conjuncts(self.outside), new)

@@ -7,9 +7,15 @@ from __future__ import annotations
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
 from ekiden.tir.index_map import IndexMap
-from ekiden.tir.schedule.cache import pattern_of, pick_side, reindex, set_scope, used_iters
+from ekiden.tir.schedule.cache import (
+    common_access_indices,
+    iterators_in,
+    reindex,
+    resolve_buffer_and_side,
+    set_scope,
+)
 from ekiden.tir.schedule.layout import transform_layout
-from ekiden.tir.schedule.program import ScheduleProgram, inputs, refuse, written
+from ekiden.tir.schedule.program import ScheduleProgram, block_inputs, block_writes, refuse
 from ekiden.tir.stmt import BlockRealize, PrimFunc
 
 
@@ -23,7 +29,7 @@ def reindex_cache_read(
     """See `Schedule.reindex_cache_read`."""
     step = "reindex_cache_read"
     side = ("read", read_buffer_index) if isinstance(read_buffer_index, int) else read_buffer_index
-    layout = _map_of_used(step, realize, side, index_map)
+    layout = _restrict_index_map(step, realize, side, index_map)
     func, (copy,) = reindex(program, realize, side)
     second = ScheduleProgram(func)
     third = ScheduleProgram(transform_layout(second, second.blocks[copy], ("write", 0), layout))
@@ -41,17 +47,17 @@ def reindex_cache_write(
     step = "reindex_cache_write"
     named = isinstance(write_buffer_index, int)
     side = ("write", write_buffer_index) if named else write_buffer_index
-    layout = _map_of_used(step, realize, side, index_map)  # type: ignore[arg-type]
+    layout = _restrict_index_map(step, realize, side, index_map)  # type: ignore[arg-type]
     func, (copy,) = reindex(program, realize, side)  # type: ignore[arg-type]
     second = ScheduleProgram(func)
     third = ScheduleProgram(transform_layout(second, second.blocks[copy], ("read", 0), layout))
-    (cache_buffer,) = inputs(third.blocks[copy].block)
+    (cache_buffer,) = block_inputs(third.blocks[copy].block)
     writer = third.blocks[realize.block.name]
-    assert cache_buffer in written(writer.block)
+    assert cache_buffer in block_writes(writer.block)
     return set_scope(third, writer, cache_buffer, storage_scope), [copy]
 
 
-def _map_of_used(
+def _restrict_index_map(
     step: str,
     realize: BlockRealize,
     side: tuple[str, int] | str | Buffer,
@@ -65,8 +71,8 @@ def _map_of_used(
             f"{step} {name!r}: it has {len(iters)} iterators, the map takes {len(map_indices)}",
             realize,
         )
-    old, _ = pick_side(step, realize, side)
-    used = used_iters(realize, pattern_of(step, realize, old))
+    old, _ = resolve_buffer_and_side(step, realize, side)
+    used = iterators_in(realize, common_access_indices(step, realize, old))
     used_indices = tuple(v for v, i in zip(map_indices, iters, strict=True) if i in used)
     # reindex gives the copy one axis per used iterator; an index over another iterator has no axis
     # to map.

@@ -12,19 +12,19 @@ from ekiden.arith import determines
 from ekiden.ir.prim import EQ, PrimExpr, Var, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.expr import Buffer
-from ekiden.tir.predicates import conditions
+from ekiden.tir.predicates import split_conjuncts
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.schedule.cache import pick_buffer
+from ekiden.tir.schedule.cache import resolve_buffer
 from ekiden.tir.schedule.check import single_store
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
-    accesses,
-    determining_vars,
-    ranges_of,
+    accesses_of_buffer,
+    block_writes,
+    loop_ranges,
+    parts_to_determining_vars,
     refuse,
+    remove_allocation,
     replace_buffer,
-    without_allocation,
-    written,
 )
 from ekiden.tir.stmt import BlockRealize, BufferStore, PrimFunc
 
@@ -34,7 +34,7 @@ def reuse_buffer(
 ) -> PrimFunc:
     """See `Schedule.reuse_buffer`."""
     step, name = "reuse_buffer", realize.block.name
-    old = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    old = resolve_buffer(step, realize, write_buffer_index, block_writes(realize.block), "writes")
     if program.is_param(old):
         refuse(f"{step} {name!r}: {old.name!r} is an argument, which has memory", realize)
     writers = program.writers(old)
@@ -52,8 +52,8 @@ def reuse_buffer(
             f"{step} {name!r}: block {other_users[0].block.name!r} uses {new.name!r} too",
             other_users[0],
         )
-    _require_once(step, program, reader)
-    func = without_allocation(program.func, old)
+    _require_single_run(step, program, reader)
+    func = remove_allocation(program.func, old)
     return func.with_fields(body=replace_buffer(func.body, old, new))
 
 
@@ -70,7 +70,7 @@ def _require_same_element(step: str, reader: BlockRealize, store: BufferStore, o
     non_unit_axes = [
         not (is_const(a, 1) and is_const(b, 1)) for a, b in extents
     ]  # of one, all are at 0
-    for access in accesses(reader.block.body, old):
+    for access in accesses_of_buffer(reader.block.body, old):
         pairs = zip(access.indices, store.indices, non_unit_axes, strict=True)
         if not all(same_expr(a, b) for a, b, is_many in pairs if is_many):
             refuse(
@@ -80,17 +80,17 @@ def _require_same_element(step: str, reader: BlockRealize, store: BufferStore, o
             )
 
 
-def _require_once(step: str, program: ScheduleProgram, reader: BlockRealize) -> None:
+def _require_single_run(step: str, program: ScheduleProgram, reader: BlockRealize) -> None:
     """Require that the reader runs once per point: a second time it would read its own result."""
     loops = program.loops_above(reader)
     fixed: set[Var] = set()
-    for condition in conditions(reader.predicate):
+    for condition in split_conjuncts(reader.predicate):
         # A predicate `i == c` fixes a loop variable: the block runs in one of its iterations only.
         if isinstance(condition, EQ) and not free_vars(condition.b):
             fixed.update(v for v in free_vars(condition.a) if condition.a is v)
     loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)} - fixed
     values: list[PrimExpr] = [v for v in reader.iter_values if not is_const(v)]
-    fault = determines(values, ranges_of(loops), determining_vars(loops, loop_vars))
+    fault = determines(values, loop_ranges(loops), parts_to_determining_vars(loops, loop_vars))
     if fault is not None:
         refuse(
             f"{step}: block {reader.block.name!r} is not known to run once for each point: {fault}",

@@ -6,31 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, binary, logical_and
+from ekiden.ir.prim import EQ, IntImm, PrimExpr, Var, fold_binary, logical_and
 from ekiden.ir.prim import Or as OrExpr
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.range import Range
 from ekiden.tir.expr import Buffer
-from ekiden.tir.regions import region
-from ekiden.tir.schedule.cache import pick_buffer
+from ekiden.tir.regions import bounding_region
+from ekiden.tir.schedule.cache import resolve_buffer
 from ekiden.tir.schedule.check import (
-    exact_box,
-    require_no_conditions,
-    require_outermost,
     require_sole_writer,
+    require_top_level_block,
+    require_unconditional,
+    written_box_in_iteration,
 )
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, require_kind
 from ekiden.tir.schedule.program import (
     Indices,
     ScheduleProgram,
-    accesses,
+    accesses_of_buffer,
+    block_writes,
     bound_analyzer,
     refuse,
     replace_accesses,
-    written,
 )
 from ekiden.tir.stmt import BlockRealize, BufferStore, For, ForKind, PrimFunc
-from ekiden.tir.visitor import walk
+from ekiden.tir.visitor import pre_order_stmts
 
 
 def rolling_buffer(
@@ -38,20 +38,22 @@ def rolling_buffer(
 ) -> PrimFunc:
     """See `Schedule.rolling_buffer`."""
     step, name = "rolling_buffer", realize.block.name
-    require_outermost(step, program, realize)
-    buffer = pick_buffer(step, realize, write_buffer_index, written(realize.block), "writes")
+    require_top_level_block(step, program, realize)
+    buffer = resolve_buffer(
+        step, realize, write_buffer_index, block_writes(realize.block), "writes"
+    )
     if program.is_param(buffer):
         refuse(f"{step} {name!r}: {buffer.name!r} is an argument", realize)
     require_kind(step, realize, COMPLETE, REDUCTION)
     require_sole_writer(step, program, realize, buffer)
-    require_no_conditions(step, realize)
-    loop = _common_loop(step, program, realize, buffer)
+    require_unconditional(step, realize)
+    loop = _innermost_common_loop(step, program, realize, buffer)
     outer = [*program.loops_above(loop), loop]
-    needed = region(buffer, accesses(loop.body, buffer), outer)
+    needed = bounding_region(buffer, accesses_of_buffer(loop.body, buffer), outer)
     axis, pace = _rolling_axis(step, realize, loop, needed, outer)
     window = needed[axis].extent
     assert isinstance(window, IntImm)
-    written_box = exact_box(program, loop, buffer, realize)
+    written_box = written_box_in_iteration(program, loop, buffer, realize)
     if isinstance(written_box, str):
         refuse(f"{step} {name!r}: {written_box}", realize)
     analyzer = bound_analyzer(outer)
@@ -59,23 +61,26 @@ def rolling_buffer(
         same = analyzer.can_prove_equal(a.min, b.min)
         if not same or not analyzer.can_prove_equal(a.extent, b.extent):
             refuse(f"{step} {name!r}: a step does not write just what it reads", realize)
-    index = _rolled_iterator(step, realize, buffer, axis)
+    index = _rolled_iter_value(step, realize, buffer, axis)
     fresh = index >= needed[axis].min + (window.value - pace)
     # The first iteration fills the whole window; later ones compute only the `pace` new elements at
     # its end.
-    first = binary(EQ, loop.loop_var, loop.min)
-    predicate = logical_and(realize.predicate, binary(OrExpr, first, fresh))
+    first = fold_binary(EQ, loop.loop_var, loop.min)
+    predicate = logical_and(realize.predicate, fold_binary(OrExpr, first, fresh))
     func = program.replace(realize, realize.with_fields(predicate=predicate))
     shape = tuple(window if n == axis else d for n, d in enumerate(buffer.shape))
     new = buffer.with_fields(shape=shape)
 
-    def roll(indices: Indices) -> Indices:
+    def wrap_index(indices: Indices) -> Indices:
+        """Reduce the rolled axis's index modulo the window."""
         return tuple(i % window if n == axis else i for n, i in enumerate(indices))
 
-    return func.with_fields(body=replace_accesses(func.body, buffer, new, roll))
+    return func.with_fields(body=replace_accesses(func.body, buffer, new, wrap_index))
 
 
-def _common_loop(step: str, program: ScheduleProgram, realize: BlockRealize, buffer: Buffer) -> For:
+def _innermost_common_loop(
+    step: str, program: ScheduleProgram, realize: BlockRealize, buffer: Buffer
+) -> For:
     """Return the innermost serial loop around all uses of the buffer."""
     name = realize.block.name
     users = [*program.readers(buffer), realize]
@@ -117,10 +122,10 @@ def _rolling_axis(
     return axis, pace
 
 
-def _rolled_iterator(step: str, realize: BlockRealize, buffer: Buffer, axis: int) -> PrimExpr:
+def _rolled_iter_value(step: str, realize: BlockRealize, buffer: Buffer, axis: int) -> PrimExpr:
     """Return the binding of the iterator along the rolled axis."""
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
-    for s in walk(realize.block.body):
+    for s in pre_order_stmts(realize.block.body):
         if isinstance(s, BufferStore) and s.buffer is buffer:
             index = s.indices[axis]
             if isinstance(index, Var) and index in values:

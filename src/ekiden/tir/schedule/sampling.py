@@ -11,14 +11,14 @@ from ekiden.ir.prim import IntImm, Var
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.schedule.compute_at import compute_at
 from ekiden.tir.schedule.inline import compute_inline
-from ekiden.tir.schedule.program import RefusedError, ScheduleProgram, refuse, written
+from ekiden.tir.schedule.program import RefusedError, ScheduleProgram, block_writes, refuse
 from ekiden.tir.stmt import BlockRealize, For
 
 ROOT, INLINE = -1, -2
 """Places that are no loop: where the block is, and in its readers."""
 
 
-def perfect_tile(
+def sample_perfect_tile(
     loop: For,
     n: int,
     max_innermost_factor: int,
@@ -33,11 +33,11 @@ def perfect_tile(
     if n < 1:
         refuse(f"sample_perfect_tile {name!r}: expected at least one factor, got {n}", loop)
     if decision is not None:
-        return _repaired(extent, n, [int(d) for d in decision], name, loop)
-    return _sampled(extent, n, max_innermost_factor, source)
+        return _adapt_decision(extent, n, [int(d) for d in decision], name, loop)
+    return _sample_factors(extent, n, max_innermost_factor, source)
 
 
-def _repaired(extent: int, n: int, decision: list[int], name: str, loop: For) -> list[int]:
+def _adapt_decision(extent: int, n: int, decision: list[int], name: str, loop: For) -> list[int]:
     """Return a decision adapted to this extent: a replay on another size keeps the inner factors
     that divide it.
     """
@@ -57,7 +57,7 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-def _sampled(extent: int, n: int, limit: int, source: random.Random) -> list[int]:
+def _sample_factors(extent: int, n: int, limit: int, source: random.Random) -> list[int]:
     """Return random factors: each prime factor goes to a random position; the last is at most the
     limit.
     """
@@ -75,7 +75,7 @@ def _sampled(extent: int, n: int, limit: int, source: random.Random) -> list[int
     return factors
 
 
-def partitioned_tile(
+def sample_partitioned_tile(
     loop: For,
     n: int,
     partition_pos: int,
@@ -105,13 +105,13 @@ def partitioned_tile(
             refuse(f"{name}: {given_factors} does not fit", loop)
         return given_factors
     outer_extent = extent // innerpart_factor
-    factors = _sampled(outer_extent, n, outer_extent, source)
-    inner = _sampled(innerpart_factor, n - partition_pos, innerpart_factor, source)
+    factors = _sample_factors(outer_extent, n, outer_extent, source)
+    inner = _sample_factors(innerpart_factor, n - partition_pos, innerpart_factor, source)
     later = [a * b for a, b in zip(factors[partition_pos:], inner, strict=True)]
     return [*factors[:partition_pos], *later]
 
 
-def categorical(
+def sample_categorical(
     candidates: Sequence[int],
     probs: Sequence[float],
     decision: int | None,
@@ -134,25 +134,28 @@ def categorical(
     return decision, candidates[decision]
 
 
-def compute_locations(program: ScheduleProgram, realize: BlockRealize) -> list[Var | int]:
+def possible_compute_locations(program: ScheduleProgram, realize: BlockRealize) -> list[Var | int]:
     """Return where a block can be computed: in place, inlined in its readers, or at a loop of its
     first reader.
     """
     locations: list[Var | int] = [ROOT]
-    if _possible(partial(compute_inline, program, realize)):
+    if _is_accepted(partial(compute_inline, program, realize)):
         locations.append(INLINE)
-    readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
+    readers = [
+        r for b in block_writes(realize.block) for r in program.readers(b) if r is not realize
+    ]
     if not readers:
         return locations
     locations.extend(
         loop.loop_var
         for loop in program.loops_above(readers[0])
-        if _possible(partial(compute_at, program, realize, loop))
+        if _is_accepted(partial(compute_at, program, realize, loop))
     )
     return locations
 
 
-def _possible(step: Callable[[], object]) -> bool:
+def _is_accepted(step: Callable[[], object]) -> bool:
+    """Return whether a primitive is accepted: run it and discard the result."""
     try:
         # A dry run: primitives return a new function and change nothing, so the result can be
         # dropped.
@@ -162,15 +165,17 @@ def _possible(step: Callable[[], object]) -> bool:
     return True
 
 
-def compute_location(
+def sample_compute_location(
     program: ScheduleProgram, realize: BlockRealize, decision: int | None, source: random.Random
 ) -> tuple[int, Var | int]:
     """Return (index of the loop of the first reader from outside, or ROOT or INLINE; the
     location).
     """
-    locations = compute_locations(program, realize)
+    locations = possible_compute_locations(program, realize)
     numbered: dict[int, Var | int] = {}
-    readers = [r for b in written(realize.block) for r in program.readers(b) if r is not realize]
+    readers = [
+        r for b in block_writes(realize.block) for r in program.readers(b) if r is not realize
+    ]
     order = [s.loop_var for s in program.loops_above(readers[0])] if readers else []
     for location in locations:
         numbered[location if isinstance(location, int) else order.index(location)] = location

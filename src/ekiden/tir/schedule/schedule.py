@@ -7,16 +7,21 @@ from __future__ import annotations
 from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.printer import astext
-from ekiden.tir.schedule.block_primitives import BlockSteps
+from ekiden.tir.schedule.block_primitives import BlockPrimitives
 from ekiden.tir.schedule.core import BlockLike
-from ekiden.tir.schedule.loop_primitives import LoopSteps, loop_handles
-from ekiden.tir.schedule.program import ScheduleProgram, outer_blocks, read, written
+from ekiden.tir.schedule.loop_primitives import LoopPrimitives, loop_handles
+from ekiden.tir.schedule.program import (
+    ScheduleProgram,
+    block_reads,
+    block_writes,
+    iter_outermost_blocks,
+)
 from ekiden.tir.schedule.trace import QUERY_KINDS, BlockRV, LoopRV
 from ekiden.tir.stmt import BlockRealize
 
 
 @Object.register
-class Schedule(LoopSteps, BlockSteps):
+class Schedule(LoopPrimitives, BlockPrimitives):
     """A function being scheduled.
 
         sch = tir.Schedule(te.create_prim_func([a, b, c]))
@@ -38,68 +43,72 @@ class Schedule(LoopSteps, BlockSteps):
         if func_name is not None and func_name != self._working:
             self.work_on(func_name)
         self._handles.pop((self._working, name), None)
-        return self._block(name)
+        return self._block_handle(name)
 
     def get_loops(self, block: BlockLike) -> list[LoopRV]:
         """Return the loops around a block, outermost first, up to the enclosing block."""
-        handle = self._block(block)
+        handle = self._block_handle(block)
         realize = self._get_block_realize(handle)
-        program = self._program_of((handle,))
+        program = self._program_of_inputs((handle,))
         loop_vars = [s.loop_var for s in program.loops_above(realize)]
-        return loop_handles(self._query("get_loops", (handle,), {}, loop_vars))
+        return loop_handles(self._run_query("get_loops", (handle,), {}, loop_vars))
 
     def get_child_blocks(self, block_or_loop: BlockLike | LoopRV) -> list[BlockRV]:
         """Return the blocks directly inside a loop or a block, in order."""
         handle = self._block_or_loop(block_or_loop)
-        program = self._program_of((handle,))
-        stmt = self._place(handle)
+        program = self._program_of_inputs((handle,))
+        stmt = self._find_stmt(handle)
         inside = stmt.block.body if isinstance(stmt, BlockRealize) else stmt.body
-        return self._blocks("get_child_blocks", handle, list(outer_blocks(inside)), program)
+        return self._query_blocks(
+            "get_child_blocks", handle, list(iter_outermost_blocks(inside)), program
+        )
 
     def get_producers(self, block: BlockLike) -> list[BlockRV]:
         """Return the blocks that write what a block reads, in order."""
-        handle = self._block(block)
-        realize, program = self._get_block_realize(handle), self._program_of((handle,))
-        inputs = set(read(realize.block))
+        handle = self._block_handle(block)
+        realize, program = self._get_block_realize(handle), self._program_of_inputs((handle,))
+        inputs = set(block_reads(realize.block))
         producers = [
             b
-            for b in program.leaves(program.scope(realize))
-            if b is not realize and not inputs.isdisjoint(written(b.block))
+            for b in program.outermost_blocks(program.scope_of(realize))
+            if b is not realize and not inputs.isdisjoint(block_writes(b.block))
         ]
-        return self._blocks("get_producers", handle, producers, program)
+        return self._query_blocks("get_producers", handle, producers, program)
 
     def get_consumers(self, block: BlockLike) -> list[BlockRV]:
         """Return the blocks that read what a block writes, in order."""
-        handle = self._block(block)
-        realize, program = self._get_block_realize(handle), self._program_of((handle,))
-        outputs = set(written(realize.block))
+        handle = self._block_handle(block)
+        realize, program = self._get_block_realize(handle), self._program_of_inputs((handle,))
+        outputs = set(block_writes(realize.block))
         consumers = [
             b
-            for b in program.leaves(program.scope(realize))
-            if b is not realize and not outputs.isdisjoint(read(b.block))
+            for b in program.outermost_blocks(program.scope_of(realize))
+            if b is not realize and not outputs.isdisjoint(block_reads(b.block))
         ]
-        return self._blocks("get_consumers", handle, consumers, program)
+        return self._query_blocks("get_consumers", handle, consumers, program)
 
     def get_output_blocks(self, scope_block: BlockLike | None = None) -> list[BlockRV]:
         """Return the blocks, in a block or the function, that write arguments of the function."""
-        program = self._program
+        program = self._current_program
         inputs: tuple[object, ...] = ()
         root = program.func.body
         if scope_block is not None:
-            handle = self._block(scope_block)
+            handle = self._block_handle(scope_block)
             inputs = (handle,)
             root = self._get_block_realize(handle).block.body
         output_blocks = [
-            b for b in outer_blocks(root) if any(program.is_param(x) for x in written(b.block))
+            b
+            for b in iter_outermost_blocks(root)
+            if any(program.is_param(x) for x in block_writes(b.block))
         ]
-        return self._blocks("get_output_blocks", inputs, output_blocks, program)
+        return self._query_blocks("get_output_blocks", inputs, output_blocks, program)
 
-    def _blocks(
+    def _query_blocks(
         self, kind: str, inputs: object, realizes: list[BlockRealize], program: ScheduleProgram
     ) -> list[BlockRV]:
         del program
         input_handles = inputs if isinstance(inputs, tuple) else (inputs,)
-        handles = self._query(kind, input_handles, {}, [b.block.name for b in realizes])
+        handles = self._run_query(kind, input_handles, {}, [b.block.name for b in realizes])
         return [h for h in handles if isinstance(h, BlockRV)]
 
     # The schedule itself.
@@ -127,7 +136,10 @@ class Schedule(LoopSteps, BlockSteps):
 
 Schedule.kinds = (
     frozenset(
-        name for base in (LoopSteps, BlockSteps) for name in vars(base) if not name.startswith("_")
+        name
+        for base in (LoopPrimitives, BlockPrimitives)
+        for name in vars(base)
+        if not name.startswith("_")
     )
     | QUERY_KINDS
     | {"work_on"}

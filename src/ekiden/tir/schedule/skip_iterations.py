@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from ekiden.ir.prim import Add, Or, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.predicates import conjunction
-from ekiden.tir.reduction import update_of
-from ekiden.tir.schedule.check import require_outermost, single_store
+from ekiden.tir.predicates import join_conjuncts
+from ekiden.tir.reduction import match_update
+from ekiden.tir.schedule.check import require_top_level_block, single_store
 from ekiden.tir.schedule.finite import NonFiniteFlags
-from ekiden.tir.schedule.kinds import COMPLETE, UPDATE, kind_of, require_kind
-from ekiden.tir.schedule.program import ScheduleProgram, refuse, serial, with_allocation
-from ekiden.tir.schedule.zero_terms import ConditionalTerm, conditional, share_of
+from ekiden.tir.schedule.kinds import COMPLETE, UPDATE, classify_block, require_kind
+from ekiden.tir.schedule.program import ScheduleProgram, add_allocation, refuse, serial_loop
+from ekiden.tir.schedule.zero_terms import ConditionalTerm, match_conditional_term, true_fraction
 from ekiden.tir.stmt import (
     Block,
     BlockRealize,
@@ -32,7 +32,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 
 
 def skip_turns(
@@ -42,40 +42,44 @@ def skip_turns(
     step, name = "skip_turns", realize.block.name
     if lanes < 1:
         refuse(f"{step} {name!r}: lanes above 0 expected, got {lanes}", realize)
-    term_condition, loop_conditions = _analyse(step, program, realize, loops)
-    if term_condition.partner is None:
-        return _with_conditions(program.func, loop_conditions, None), []
-    partner = _unwritten_argument(program, term_condition.partner)
+    term_condition, loop_conditions = _analyse_conditional_term(step, program, realize, loops)
+    # The whole term is 0: nothing multiplies it, so NaN and infinity cannot arise and no check is
+    # needed.
+    if term_condition.other_factor is None:
+        return _guard_loops(program.func, loop_conditions, None), []
+    partner = _unwritten_argument(program, term_condition.other_factor)
     if partner is None:
-        refuse(f"{step} {name!r}: 0 times {term_condition.partner} is not known to be 0", realize)
-    return _with_finiteness_check(program, loop_conditions, partner, lanes)
+        refuse(
+            f"{step} {name!r}: 0 times {term_condition.other_factor} is not known to be 0", realize
+        )
+    return _guard_with_finiteness_check(program, loop_conditions, partner, lanes)
 
 
 def share_skipped(program: ScheduleProgram, realize: BlockRealize, *loops: For) -> float:
     """Return the fraction of iterations that `skip_turns` would skip, from 0 to 1. Raises
     RefusedError like it.
     """
-    _, loop_conditions = _analyse("skip_turns", program, realize, loops)
+    _, loop_conditions = _analyse_conditional_term("skip_turns", program, realize, loops)
     extents = {loop.loop_var: loop.extent for loop in program.loops.values()}
-    return 1 - share_of(
+    return 1 - true_fraction(
         [condition for conditions in loop_conditions.values() for condition in conditions], extents
     )
 
 
-def _analyse(
+def _analyse_conditional_term(
     step: str, program: ScheduleProgram, realize: BlockRealize, loops: Sequence[For]
 ) -> tuple[ConditionalTerm, dict[Var, list[PrimExpr]]]:
     """Return how the terms are conditional, and for each loop the conditions that decide whole
     iterations of it.
     """
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     require_kind(step, realize, UPDATE)
     for loop in loops:
-        _require_alone(step, program, realize, loop)
-    term_condition = conditional(program, realize, _term(step, realize))
-    conditions = [] if term_condition is None else term_condition.parts
+        _require_sole_block(step, program, realize, loop)
+    term_condition = match_conditional_term(program, realize, _update_term(step, realize))
+    conditions = [] if term_condition is None else term_condition.conjuncts
     loop_conditions = {
-        loop_stmt.loop_var: _loop_conditions(program, realize, loop_stmt, conditions)
+        loop_stmt.loop_var: _conditions_deciding_loop(program, realize, loop_stmt, conditions)
         for loop_stmt in loops
     }
     if term_condition is None or not any(loop_conditions.values()):
@@ -85,7 +89,9 @@ def _analyse(
     return term_condition, loop_conditions
 
 
-def _require_alone(step: str, program: ScheduleProgram, realize: BlockRealize, loop: For) -> None:
+def _require_sole_block(
+    step: str, program: ScheduleProgram, realize: BlockRealize, loop: For
+) -> None:
     """Refuse where the block is not in the loop, or other blocks are too: their iterations
     count.
     """
@@ -100,14 +106,14 @@ def _require_alone(step: str, program: ScheduleProgram, realize: BlockRealize, l
         )
 
 
-def _term(step: str, realize: BlockRealize) -> PrimExpr:
-    update = update_of(single_store(step, realize))
+def _update_term(step: str, realize: BlockRealize) -> PrimExpr:
+    update = match_update(single_store(step, realize))
     if update is None or update[0] is not Add:
         refuse(f"{step} {realize.block.name!r}: it is no sum", realize)
     return update[1]
 
 
-def _loop_conditions(
+def _conditions_deciding_loop(
     program: ScheduleProgram, realize: BlockRealize, loop: For, conditions: Sequence[PrimExpr]
 ) -> list[PrimExpr]:
     """Return the conditions, in loop variables, that depend on this loop and on no inner one."""
@@ -129,11 +135,13 @@ def _unwritten_argument(program: ScheduleProgram, partner: PrimExpr) -> Buffer |
     through copies; None where there is none, since computed values cannot be checked beforehand.
     """
     source = partner
+    # Packed and padded copies hold the same values as the argument, so checking the argument is
+    # enough.
     while isinstance(source, BufferLoad):
         writers = program.writers(source.buffer)
         if program.is_param(source.buffer):
             return None if writers else source.buffer
-        if len(writers) != 1 or kind_of(writers[0].block).kind != COMPLETE:
+        if len(writers) != 1 or classify_block(writers[0].block).kind != COMPLETE:
             return None
         body = writers[0].block.body
         if not isinstance(body, BufferStore):
@@ -142,7 +150,7 @@ def _unwritten_argument(program: ScheduleProgram, partner: PrimExpr) -> Buffer |
     return None
 
 
-def _with_conditions(
+def _guard_loops(
     func: PrimFunc, loop_conditions: Mapping[Var, Sequence[PrimExpr]], unless: PrimExpr | None
 ) -> PrimFunc:
     """Return the function with each loop's body guarded by its conditions, unless `unless`
@@ -151,13 +159,13 @@ def _with_conditions(
     for loop_var, conditions in loop_conditions.items():
         if conditions:
             program = ScheduleProgram(func)
-            loop, condition = program.loops[loop_var], conjunction(conditions)
+            loop, condition = program.loops[loop_var], join_conjuncts(conditions)
             condition = condition if unless is None else Or(unless, condition, "bool")
             func = program.replace(loop, loop.with_fields(body=IfThenElse(condition, loop.body)))
     return func
 
 
-def _with_finiteness_check(
+def _guard_with_finiteness_check(
     program: ScheduleProgram,
     loop_conditions: Mapping[Var, Sequence[PrimExpr]],
     partner: Buffer,
@@ -167,26 +175,26 @@ def _with_finiteness_check(
     sum.
     """
     is_strange = Var("is_strange", "bool")
-    func = _with_conditions(program.func, loop_conditions, is_strange)
+    func = _guard_loops(program.func, loop_conditions, is_strange)
     *outer, last = partner.shape or (const(1),)  # a single number is a row of one
     marks = NonFiniteFlags("at", "int64", last, lanes)
-    every = _rows(marks, partner, outer)
-    body = marks.within(sequence(marks.cleared(), every, marks.gathered()))
-    name = program.fresh_block(f"{partner.name}_finite")
+    every = _flag_nonfinite_rows(marks, partner, outer)
+    body = marks.allocate_around(flatten_seq(marks.emit_clear(), every, marks.emit_combine()))
+    name = program.fresh_block_name(f"{partner.name}_finite")
     check = BlockRealize((), const(True), Block(name, (), body))
-    guarded = LetStmt(is_strange, marks.flag > 0, func.body)
-    checked = func.with_fields(body=sequence(check, guarded))
-    return with_allocation(checked, marks.any), [name]
+    guarded = LetStmt(is_strange, marks.combined_flag > 0, func.body)
+    checked = func.with_fields(body=flatten_seq(check, guarded))
+    return add_allocation(checked, marks.any), [name]
 
 
-def _rows(marks: NonFiniteFlags, partner: Buffer, outer: Sequence[PrimExpr]) -> Stmt:
+def _flag_nonfinite_rows(marks: NonFiniteFlags, partner: Buffer, outer: Sequence[PrimExpr]) -> Stmt:
     """Return the statement that flags the non-finite elements of every row of a buffer."""
     row_vars = [Var(f"i{n}", "int64") for n in range(len(outer))]
-    stmt = marks.row(
-        lambda last: marks.marked(last, partner[(*row_vars, last) if partner.shape else ()])
+    stmt = marks.emit_row_loop(
+        lambda last: marks.emit_mark(last, partner[(*row_vars, last) if partner.shape else ()])
     )
     for var, extent in zip(reversed(row_vars), reversed(outer), strict=True):
-        stmt = serial(var, extent, stmt)
+        stmt = serial_loop(var, extent, stmt)
     return stmt
 
 

@@ -24,25 +24,25 @@ from ekiden.arith import Analyzer
 from ekiden.ir.prim import Add, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.tir.predicates import conjunction
-from ekiden.tir.reduction import update_of
+from ekiden.tir.predicates import join_conjuncts
+from ekiden.tir.reduction import match_update
 from ekiden.tir.schedule.check import (
     require_final_inputs,
-    require_outermost,
     require_sole_writer,
+    require_top_level_block,
     single_store,
 )
 from ekiden.tir.schedule.finite import NonFiniteFlags
 from ekiden.tir.schedule.kinds import REDUCTION, require_kind
-from ekiden.tir.schedule.loops import require_plain
-from ekiden.tir.schedule.program import ScheduleProgram, refuse, serial, with_allocation
+from ekiden.tir.schedule.loops import require_unscheduled_loop
+from ekiden.tir.schedule.program import ScheduleProgram, add_allocation, refuse, serial_loop
 from ekiden.tir.schedule.zero_terms import (
     ConditionalTerm,
     ResidueSplit,
-    conditional,
-    phases_of,
+    match_conditional_term,
+    nonfinite_factor_fault,
     select_or_zero,
-    why_inexact,
+    split_by_residue,
 )
 from ekiden.tir.stmt import (
     Allocate,
@@ -55,7 +55,7 @@ from ekiden.tir.stmt import (
     PrimFunc,
     Stmt,
 )
-from ekiden.tir.visitor import sequence
+from ekiden.tir.visitor import flatten_seq
 from ekiden.tir.visitor import substitute as substitute_stmt
 
 
@@ -66,42 +66,45 @@ def skip_zeros(
     step, name = "skip_zeros", realize.block.name
     if lanes < 1:
         refuse(f"{step} {name!r}: lanes above 0 expected, got {lanes}", realize)
-    require_outermost(step, program, realize)
+    require_top_level_block(step, program, realize)
     require_kind(step, realize, REDUCTION)
     store = single_store(step, realize)
     require_sole_writer(step, program, realize, store.buffer)
     require_final_inputs(step, program, realize)
-    nest = _plain_nest(step, program, realize)
-    term_condition = conditional(program, realize, _term(step, realize, store))
+    nest = _require_unscheduled_nest(step, program, realize)
+    term_condition = match_conditional_term(program, realize, _sum_term(step, realize, store))
     if term_condition is None:
         refuse(f"{step} {name!r}: no term of it is 0 by a condition", realize)
-    phases = phases_of(realize.block, term_condition.parts)
+    phases = split_by_residue(realize.block, term_condition.conjuncts)
     if not phases.values:
         refuse(f"{step} {name!r}: no remainder says which of its terms are 0", realize)
-    if term_condition.partner is None:
+    if term_condition.other_factor is None:
         return program.replace(
-            nest, _summed(realize, store.buffer, None, phases, term_condition)
+            nest, _create_sum_nest(realize, store.buffer, None, phases, term_condition)
         ), []
-    why = why_inexact(realize, term_condition)
+    # 0 * infinity is NaN: leaving out zero terms is exact only if every omitted factor is finite,
+    # which the sums themselves can show.
+    why = nonfinite_factor_fault(realize, term_condition)
     if not why and not any(i.kind is IterKind.SPATIAL for i in realize.block.iter_vars):
         why = "it is a single sum"
     if why:
         refuse(f"{step} {name!r}: {why}", realize)
-    sums = _sums_buffer(program, realize, store, phases)
-    check_block = _FinitenessFallback(realize, store, sums, phases, lanes).block(
-        program.fresh_block(f"{name}_whole")
+    sums = _create_sums_buffer(program, realize, store, phases)
+    check_block = _FinitenessFallback(realize, store, sums, phases, lanes).create_block(
+        program.fresh_block_name(f"{name}_whole")
     )
-    stmt = sequence(
-        _summed(realize, sums, _phase_indices(realize, phases), phases, term_condition), check_block
+    stmt = flatten_seq(
+        _create_sum_nest(realize, sums, _residue_indices(realize, phases), phases, term_condition),
+        check_block,
     )
-    return with_allocation(program.replace(nest, stmt), sums), [check_block.block.name]
+    return add_allocation(program.replace(nest, stmt), sums), [check_block.block.name]
 
 
-def _plain_nest(step: str, program: ScheduleProgram, realize: BlockRealize) -> Stmt:
+def _require_unscheduled_nest(step: str, program: ScheduleProgram, realize: BlockRealize) -> Stmt:
     """Return the unscheduled loop nest of a block: one plain loop per iterator."""
-    loops, nest = program.loops_above(realize), program.nest(realize)
+    loops, nest = program.loops_above(realize), program.outermost_perfect_loop(realize)
     for loop in loops:
-        require_plain(step, loop)
+        require_unscheduled_loop(step, loop)
     extent_by_var = {s.loop_var: s.extent for s in loops if is_const(s.min, 0)}
     values = realize.iter_values
     extents = [extent_by_var.get(v) if isinstance(v, Var) else None for v in values]
@@ -113,45 +116,47 @@ def _plain_nest(step: str, program: ScheduleProgram, realize: BlockRealize) -> S
     return nest
 
 
-def _term(step: str, realize: BlockRealize, store: BufferStore) -> PrimExpr:
+def _sum_term(step: str, realize: BlockRealize, store: BufferStore) -> PrimExpr:
     """Return what is added to a sum that starts at 0."""
-    update, init = update_of(store), realize.block.init
+    update, init = match_update(store), realize.block.init
     is_zero = isinstance(init, BufferStore) and is_const(init.value, 0)
     if update is None or update[0] is not Add or not is_zero:
         refuse(f"{step} {realize.block.name!r}: it is no sum that begins at 0", realize)
     return update[1]
 
 
-def _in_loops(iters: Sequence[IterVar], body: Callable[[dict[Var, PrimExpr]], Stmt]) -> Stmt:
+def _nest_over_iterators(
+    iters: Sequence[IterVar], body: Callable[[dict[Var, PrimExpr]], Stmt]
+) -> Stmt:
     """Return a statement in loops over iterators; `body` is passed their values."""
     loop_vars: dict[Var, PrimExpr] = {i.var: Var(i.var.name, i.var.dtype) for i in iters}
     stmt = body(loop_vars)
     for iter_var in reversed(iters):
         loop_var = loop_vars[iter_var.var]
         assert isinstance(loop_var, Var)
-        stmt = serial(loop_var, iter_var.extent, stmt)
+        stmt = serial_loop(loop_var, iter_var.extent, stmt)
     return stmt
 
 
-def _phase_indices(realize: BlockRealize, phases: ResidueSplit) -> tuple[PrimExpr, ...]:
+def _residue_indices(realize: BlockRealize, phases: ResidueSplit) -> tuple[PrimExpr, ...]:
     """Return a sum's indices in the buffer of sums, in new iterators: residues first."""
     remainders = [remainder.var for remainder, _ in phases.spatial.values()]
     spatial = [i.var for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL]
     return (*remainders, *(phases.spatial[v][1].var if v in phases.spatial else v for v in spatial))
 
 
-def _sums_buffer(
+def _create_sums_buffer(
     program: ScheduleProgram, realize: BlockRealize, store: BufferStore, phases: ResidueSplit
 ) -> Buffer:
     spatial = [i for i in realize.block.iter_vars if i.kind is IterKind.SPATIAL]
     shape = [remainder.extent for remainder, _ in phases.spatial.values()]
     shape += [phases.spatial[i.var][1].extent if i.var in phases.spatial else i.extent
               for i in spatial]  # fmt: skip
-    name = program.fresh_buffer(f"{store.buffer.name}_sums")
+    name = program.fresh_buffer_name(f"{store.buffer.name}_sums")
     return Buffer(name, tuple(shape), store.buffer.dtype)
 
 
-def _summed(
+def _create_sum_nest(
     realize: BlockRealize,
     buffer: Buffer,
     target_indices: Sequence[PrimExpr] | None,
@@ -174,17 +179,17 @@ def _summed(
     )
     sum_indices = tuple(map(simplify, indices))
     term = select_or_zero(
-        phases.taken, substitute(term_condition.term(phases.asked), phases.values)
+        phases.taken, substitute(term_condition.term(phases.required_residues), phases.values)
     )
     body = BufferStore(buffer, BufferLoad(buffer, sum_indices, buffer.dtype) + term, sum_indices)
     init = BufferStore(buffer, const(0, buffer.dtype), sum_indices)
     block_new = Block(block.name, tuple(iters), body, init, block.annotations)
 
-    def realized(values: dict[Var, PrimExpr]) -> Stmt:
-        inside = conjunction(substitute(c, values) for c in phases.inside)
+    def bind_block(values: dict[Var, PrimExpr]) -> Stmt:
+        inside = join_conjuncts(substitute(c, values) for c in phases.inside)
         return BlockRealize(tuple(values[i.var] for i in iters), inside, block_new)
 
-    return _in_loops(iters, realized)
+    return _nest_over_iterators(iters, bind_block)
 
 
 class _FinitenessFallback:
@@ -208,33 +213,33 @@ class _FinitenessFallback:
         last = self.last.var
         self.marks = NonFiniteFlags(last.name, last.dtype, self.last.extent, lanes if is_row else 1)
 
-    def block(self, name: str) -> BlockRealize:
+    def create_block(self, name: str) -> BlockRealize:
         """Return the block. It has no iterators: no other primitive transforms its body."""
         marks = self.marks
-        body = sequence(
-            marks.cleared(),
-            _in_loops(self.outer, self.taken_over),
-            marks.gathered(),
-            IfThenElse(marks.flag > 0, self.in_full()),
+        body = flatten_seq(
+            marks.emit_clear(),
+            _nest_over_iterators(self.outer, self.copy_row),
+            marks.emit_combine(),
+            IfThenElse(marks.combined_flag > 0, self.recompute_all()),
         )
-        fallback = Block(name, (), marks.within(Allocate(marks.any, body)))
+        fallback = Block(name, (), marks.allocate_around(Allocate(marks.any, body)))
         return BlockRealize((), const(True), fallback)
 
-    def taken_over(self, values: dict[Var, PrimExpr]) -> Stmt:
+    def copy_row(self, values: dict[Var, PrimExpr]) -> Stmt:
         """Return a row's copy to its destination with a finiteness flag per column."""
 
-        def copy_one(column: PrimExpr) -> Stmt:
+        def copy_element(column: PrimExpr) -> Stmt:
             """Copy one sum and set its column's flag."""
             values_at = {**values, self.last.var: column}
-            value = BufferLoad(self.sums, self.place(values_at), self.sums.dtype)
-            return sequence(
-                BufferStore(self.store.buffer, value, self.indices(values_at)),
-                self.marks.marked(column, value),
+            value = BufferLoad(self.sums, self.sums_indices(values_at), self.sums.dtype)
+            return flatten_seq(
+                BufferStore(self.store.buffer, value, self.result_indices(values_at)),
+                self.marks.emit_mark(column, value),
             )
 
-        return self.marks.row(copy_one)
+        return self.marks.emit_row_loop(copy_element)
 
-    def place(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
+    def sums_indices(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
         """Return the sum's indices for an element of the result."""
         steps = {v: remainder.extent for v, (remainder, _) in self.phases.spatial.items()}
         residues = [iter_values[v] % step for v, step in steps.items()]
@@ -245,31 +250,34 @@ class _FinitenessFallback:
         ]
         return tuple(map(Analyzer().simplify, (*residues, *quotients)))
 
-    def indices(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
+    def result_indices(self, iter_values: dict[Var, PrimExpr]) -> tuple[PrimExpr, ...]:
         """Return an element's indices in the result."""
         return tuple(substitute(i, iter_values) for i in self.store.indices)
 
-    def in_full(self) -> Stmt:
+    def recompute_all(self) -> Stmt:
         """Return the recomputation of all sums with all terms."""
         zero = const(0, self.store.buffer.dtype)
 
-        def of_row(values: dict[Var, PrimExpr]) -> Stmt:
+        def recompute_row(values: dict[Var, PrimExpr]) -> Stmt:
             """Clear a row, then add every term to it, zero ones included."""
 
-            def cleared(column: PrimExpr) -> Stmt:
+            def clear_element(column: PrimExpr) -> Stmt:
                 iter_values = {**values, self.last.var: column}
-                return BufferStore(self.store.buffer, zero, self.indices(iter_values))
+                return BufferStore(self.store.buffer, zero, self.result_indices(iter_values))
 
-            def added(terms: dict[Var, PrimExpr]) -> Stmt:
+            def add_terms(terms: dict[Var, PrimExpr]) -> Stmt:
                 """Add one term of each sum of the row."""
                 iter_values = {**values, **terms}
-                return self.marks.row(
+                return self.marks.emit_row_loop(
                     lambda at: substitute_stmt(self.store, {**iter_values, self.last.var: at})
                 )
 
-            return sequence(self.marks.row(cleared), _in_loops(self.reduced, added))
+            return flatten_seq(
+                self.marks.emit_row_loop(clear_element),
+                _nest_over_iterators(self.reduced, add_terms),
+            )
 
-        return _in_loops(self.outer, of_row)
+        return _nest_over_iterators(self.outer, recompute_row)
 
 
 __all__ = ["skip_zeros"]

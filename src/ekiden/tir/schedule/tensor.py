@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import Analyzer, IterMapLevel, detect_iter_map
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
-from ekiden.ir.prim_visitor import children, free_vars, literals, substitute
+from ekiden.ir.prim_visitor import children, free_vars, literal_fields, substitute
 from ekiden.tir.expr import LATE_SCOPES, Buffer, BufferAddress, BufferLoad, Ramp, broadcast
-from ekiden.tir.predicates import conjunction
-from ekiden.tir.schedule.check import domain_guards, reached
+from ekiden.tir.predicates import join_conjuncts
+from ekiden.tir.schedule.check import iter_sum_extent, split_domain_guards
 from ekiden.tir.schedule.kinds import COMPLETE, REDUCTION, UPDATE, require_kind
 from ekiden.tir.schedule.program import (
     ScheduleProgram,
     bound_analyzer,
+    loop_ranges,
     loops_between,
-    ranges_of,
     refuse,
-    serial,
-    uses,
+    serial_loop,
+    uses_any_var,
 )
 from ekiden.tir.schedule.tile import tensorize_tile
 from ekiden.tir.stmt import (
@@ -44,17 +44,17 @@ def blockize(
 ) -> tuple[PrimFunc, list[str]]:
     """See `Schedule.blockize`."""
     step = "blockize"
-    blocks = program.leaves(loop)
+    blocks = program.outermost_blocks(loop)
     if len(blocks) != 1:
         names = [b.block.name for b in blocks]
         refuse(f"{step} {loop.loop_var.name!r}: expected one block in the loop, got {names}", loop)
     realize = blocks[0]
     inner = loops_between(loop, realize, program)
-    if program.chain(loop, inner[-1]) is None or inner[-1].body is not realize:
+    if program.perfect_chain(loop, inner[-1]) is None or inner[-1].body is not realize:
         refuse(f"{step} {loop.loop_var.name!r}: the loop must hold loops and a block alone", loop)
     require_kind(step, realize, COMPLETE, REDUCTION, UPDATE)
     divided = [
-        _divided(step, program, realize, i, v, inner)
+        _split_iterator(step, program, realize, i, v, inner)
         for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
     ]
     outer_iters = [d for d in divided if preserve_unit_iters or not is_const(d.outer.extent, 1)]
@@ -62,22 +62,22 @@ def blockize(
         d.outer.var: const(0, d.outer.var.dtype) for d in divided if d not in outer_iters
     }
     values = tuple(substitute(d.inner_value, dropped) for d in divided)
-    outside, inside = _conditions(step, program, realize, divided, inner)
+    outside, inside = _split_predicate(step, program, realize, divided, inner)
     block = realize.block
     init = None
     if block.init is not None:
-        init = _outer_init(program, realize, divided, inner, values)
+        init = _create_outer_init(program, realize, divided, inner, values)
         block = block.with_fields(init=None)
     body: Stmt = BlockRealize(values, substitute(inside, dropped), block)
     for loop_inside in reversed(inner):
         body = loop_inside.with_fields(body=body)
-    outer_name = program.fresh_block(f"{block.name}_o")
+    outer_name = program.fresh_block_name(f"{block.name}_o")
     outer = Block(outer_name, tuple(d.outer for d in outer_iters), body, init)
     outer_realize = BlockRealize(tuple(d.outer_value for d in outer_iters), outside, outer)
     return program.replace(loop, outer_realize), [outer_name]
 
 
-class _DividedIter:
+class _SplitIterator:
     """An iterator divided into outer * size + inner."""
 
     __slots__ = ("inner_value", "outer", "outer_value")
@@ -86,14 +86,14 @@ class _DividedIter:
         self.outer, self.outer_value, self.inner_value = outer, outer_value, inner_value
 
 
-def _divided(
+def _split_iterator(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
     iter_var: IterVar,
     value: PrimExpr,
     inner: Sequence[For],
-) -> _DividedIter:
+) -> _SplitIterator:
     name = realize.block.name
     inside = {s.loop_var for s in inner}
     zeros: dict[Var, PrimExpr] = {s.loop_var: s.min for s in inner}
@@ -108,14 +108,16 @@ def _divided(
         )
     var = Var(f"{iter_var.var.name}o", iter_var.var.dtype)
     if is_const(inner_part, 0):
-        return _DividedIter(IterVar(var, iter_var.extent, iter_var.kind), outer_part, var)
-    iter_map = detect_iter_map([inner_part], ranges_of(inner), check_level=IterMapLevel.SURJECTIVE)
+        return _SplitIterator(IterVar(var, iter_var.extent, iter_var.kind), outer_part, var)
+    iter_map = detect_iter_map(
+        [inner_part], loop_ranges(inner), check_level=IterMapLevel.SURJECTIVE
+    )
     if iter_map.errors or not is_const(convert(iter_map.indices[0].base), 0):
         refuse(
             f"{step}: what {iter_var.var.name!r} of block {name!r} runs over inside has gaps",
             realize,
         )
-    size = analyzer.simplify(reached(iter_map.indices[0]))
+    size = analyzer.simplify(iter_sum_extent(iter_map.indices[0]))
     outer_value = analyzer.simplify(outer_part // size)
     if not analyzer.can_prove_equal(outer_value * size, outer_part):
         refuse(
@@ -128,21 +130,21 @@ def _divided(
         iter_var.extent // size if divides_exactly else (iter_var.extent + size - 1) // size
     )
     inner_value = inner_part if is_const(extent, 1) else var * size + inner_part
-    return _DividedIter(IterVar(var, extent, iter_var.kind), outer_value, inner_value)
+    return _SplitIterator(IterVar(var, extent, iter_var.kind), outer_value, inner_value)
 
 
-def _conditions(
+def _split_predicate(
     step: str,
     program: ScheduleProgram,
     realize: BlockRealize,
-    divided: Sequence[_DividedIter],
+    divided: Sequence[_SplitIterator],
     inner: Sequence[For],
 ) -> tuple[PrimExpr, PrimExpr]:
     """Return the predicate of the outer block and that of the inner one."""
     variables = {s.loop_var for s in inner}
-    guards, remaining = domain_guards(realize)
-    outside = [c for c in (*guards, *remaining) if not uses(c, variables)]
-    if any(uses(c, variables) for c in remaining):
+    guards, remaining = split_domain_guards(realize)
+    outside = [c for c in (*guards, *remaining) if not uses_any_var(c, variables)]
+    if any(uses_any_var(c, variables) for c in remaining):
         refuse(
             f"{step}: block {realize.block.name!r} runs only under a condition on the loops inside",
             realize,
@@ -160,13 +162,13 @@ def _conditions(
             within = divided_iter.inner_value < i.extent
             if not analyzer.can_prove(within):
                 inside.append(within)
-    return conjunction(outside), conjunction(inside)
+    return join_conjuncts(outside), join_conjuncts(inside)
 
 
-def _outer_init(
+def _create_outer_init(
     program: ScheduleProgram,
     realize: BlockRealize,
-    divided: Sequence[_DividedIter],
+    divided: Sequence[_SplitIterator],
     inner: Sequence[For],
     values: Sequence[PrimExpr],
 ) -> Stmt:
@@ -184,21 +186,21 @@ def _outer_init(
     iters = {i.var: Var(f"{i.var.name}_init", i.var.dtype) for i, _ in spatial}
     as_exprs: dict[Var, PrimExpr] = dict(iters)
     new = Block(
-        program.fresh_block(f"{block.name}_init"),
+        program.fresh_block_name(f"{block.name}_init"),
         tuple(IterVar(iters[i.var], i.extent, i.kind) for i, _ in spatial),
         substitute_stmt(block.init, as_exprs),
     )
     analyzer = bound_analyzer(inner)
     for divided_iter in divided:
         analyzer.bind(divided_iter.outer.var, 0, divided_iter.outer.extent)
-    condition = conjunction(
+    condition = join_conjuncts(
         substitute(v < i.extent, names) for i, v in spatial if not analyzer.can_prove(v < i.extent)
     )
     nest: Stmt = BlockRealize(tuple(substitute(v, names) for _, v in spatial), condition, new)
     for loop in reversed(spatial_loops):
         var = names[loop.loop_var]
         assert isinstance(var, Var)
-        nest = serial(var, loop.extent, nest).with_fields(min=loop.min)
+        nest = serial_loop(var, loop.extent, nest).with_fields(min=loop.min)
     return nest
 
 
@@ -221,35 +223,35 @@ class _DescriptionMatcher:
         self.buffers: dict[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]] = {}
         self.analyzer = Analyzer()
 
-    def stmt(self, desc: Stmt, actual: Stmt) -> None:
+    def match_stmt(self, desc: Stmt, actual: Stmt) -> None:
         """Match statements; blocks are opened, with their iterators replaced by the bindings."""
-        desc, actual = _opened(desc), _opened(actual)
+        desc, actual = _substitute_block_bindings(desc), _substitute_block_bindings(actual)
         if isinstance(desc, For) and is_const(desc.extent, 1) and not isinstance(actual, For):
-            self.stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), actual)
+            self.match_stmt(substitute_stmt(desc.body, {desc.loop_var: desc.min}), actual)
             return
         match desc, actual:
             case For(), For():
                 if not self.analyzer.can_prove_equal(desc.extent, actual.extent):
                     raise _MismatchError(
-                        f"loop {actual.loop_var.name!r} has {_size(actual.extent)} steps, expected "
-                        f"{_size(desc.extent)}"
+                        f"loop {actual.loop_var.name!r} has {_comparable_size(actual.extent)} "
+                        f"steps, expected {_comparable_size(desc.extent)}"
                     )
                 self.variables[desc.loop_var] = actual.loop_var
                 self.inside.add(actual.loop_var)
                 self.analyzer.bind(actual.loop_var, actual.min, actual.extent)
-                self.stmt(desc.body, actual.body)
+                self.match_stmt(desc.body, actual.body)
             case BufferStore(), BufferStore():
-                self.access(desc.buffer, desc.indices, actual.buffer, actual.indices)
-                self.expr(desc.value, actual.value)
+                self.match_access(desc.buffer, desc.indices, actual.buffer, actual.indices)
+                self.match_expr(desc.value, actual.value)
             case SeqStmt(), SeqStmt() if len(desc.seq) == len(actual.seq):
                 for a, b in zip(desc.seq, actual.seq, strict=True):
-                    self.stmt(a, b)
+                    self.match_stmt(a, b)
             case _:
                 raise _MismatchError(
                     f"expected a {type(desc).__name__}, got a {type(actual).__name__}"
                 )
 
-    def expr(self, desc: PrimExpr, actual: PrimExpr) -> None:
+    def match_expr(self, desc: PrimExpr, actual: PrimExpr) -> None:
         """Match expressions node by node."""
         stack = [(desc, actual)]
         while stack:
@@ -264,13 +266,13 @@ class _DescriptionMatcher:
                 )
             if isinstance(a, BufferLoad):
                 assert isinstance(b, BufferLoad)
-                self.access(a.buffer, a.indices, b.buffer, b.indices)
+                self.match_access(a.buffer, a.indices, b.buffer, b.indices)
                 continue
-            if literals(a) != literals(b):
-                raise _MismatchError(f"expected {literals(a)}, got {literals(b)}")
+            if literal_fields(a) != literal_fields(b):
+                raise _MismatchError(f"expected {literal_fields(a)}, got {literal_fields(b)}")
             stack.extend(zip(children(a), children(b), strict=True))
 
-    def access(
+    def match_access(
         self,
         desc: Buffer,
         desc_indices: Sequence[PrimExpr],
@@ -301,11 +303,11 @@ class _DescriptionMatcher:
             raise _MismatchError(f"{desc.name!r} stands for two parts of buffers")
 
 
-def _size(e: PrimExpr) -> object:
+def _comparable_size(e: PrimExpr) -> object:
     return e.value if isinstance(e, IntImm) else "a symbolic number of"
 
 
-def _opened(s: Stmt) -> Stmt:
+def _substitute_block_bindings(s: Stmt) -> Stmt:
     """Return the body of nested blocks, with iterators replaced by their bindings."""
     while isinstance(s, BlockRealize):
         values = dict(zip((i.var for i in s.block.iter_vars), s.iter_values, strict=True))
@@ -322,17 +324,17 @@ class _ImplementationPlacer(ExprRewriter):
     """
 
     def __init__(self, regions: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]]) -> None:
-        super().__init__(self._load)
+        super().__init__(self._place_load)
         self._parts = regions
-        self._layout = _layout_values(regions)
+        self._layout = _stride_and_offset_values(regions)
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _place_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer in self._parts:
-            target, indices = self._moved(e.buffer, e.indices)
+            target, indices = self._region_access(e.buffer, e.indices)
             return BufferLoad(target, indices, e.dtype)
         if isinstance(e, BufferAddress) and e.buffer in self._parts:
             begin = e.indices or tuple(const(0) for _ in e.buffer.shape)
-            target, indices = self._moved(e.buffer, begin)
+            target, indices = self._region_access(e.buffer, begin)
             lead = len(indices) - len(begin)
             sizes = e.extents or e.buffer.shape
             return e.with_fields(
@@ -346,19 +348,19 @@ class _ImplementationPlacer(ExprRewriter):
         assert isinstance(new, BufferStore)
         if stmt.buffer not in self._parts:
             return new
-        target, indices = self._moved(stmt.buffer, new.indices)
+        target, indices = self._region_access(stmt.buffer, new.indices)
         return new.with_fields(buffer=target, indices=indices)
 
-    def _moved(
+    def _region_access(
         self, buffer: Buffer, indices: Sequence[PrimExpr]
     ) -> tuple[Buffer, tuple[PrimExpr, ...]]:
         target, offsets = self._parts[buffer]
         lead = len(offsets) - len(indices)
-        moved = (_plus(i, o) for i, o in zip(indices, offsets[lead:], strict=True))
+        moved = (_add_vector_offset(i, o) for i, o in zip(indices, offsets[lead:], strict=True))
         return target, (*offsets[:lead], *moved)
 
 
-def _layout_values(
+def _stride_and_offset_values(
     regions: Mapping[Buffer, tuple[Buffer, tuple[PrimExpr, ...]]],
 ) -> dict[Var, PrimExpr]:
     """Return the values of the parameters' stride and offset variables from the regions'
@@ -367,7 +369,7 @@ def _layout_values(
     values: dict[Var, PrimExpr] = {}
     for param, (target, offsets) in regions.items():
         start = convert(0 if target.elem_offset is None else target.elem_offset, "int64")
-        strides, offset = _layout(target, offsets)
+        strides, offset = _region_layout(target, offsets)
         for var, stride in zip(reversed(param.strides), reversed(strides), strict=False):
             if isinstance(var, Var):
                 values[var] = stride
@@ -376,7 +378,7 @@ def _layout_values(
     return values
 
 
-def _layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[PrimExpr], PrimExpr]:
+def _region_layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[PrimExpr], PrimExpr]:
     """Return the strides of a buffer and the offset of a region in elements; for scopes that later
     passes lay out, as queries that FlattenBuffer resolves.
     """
@@ -385,14 +387,14 @@ def _layout(target: Buffer, offsets: Sequence[PrimExpr]) -> tuple[list[PrimExpr]
         axes = range(len(offsets))
         strides = [call_intrin("region_stride", address, const(n), dtype="int64") for n in axes]
         return strides, call_intrin("region_offset", address, dtype="int64")
-    strides = list(target.strides) or row_major(target.shape)
+    strides = list(target.strides) or row_major_strides(target.shape)
     region_offset: PrimExpr = const(0)
     for offset, stride in zip(offsets, strides, strict=True):
         region_offset = region_offset + offset * stride
     return strides, region_offset
 
 
-def row_major(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
+def row_major_strides(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
     """Return the strides of a dense row-major shape."""
     strides: list[PrimExpr] = []
     size: PrimExpr = const(1)
@@ -402,7 +404,7 @@ def row_major(shape: Sequence[PrimExpr]) -> list[PrimExpr]:
     return strides[::-1]
 
 
-def _plus(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
+def _add_vector_offset(index: PrimExpr, offset: PrimExpr) -> PrimExpr:
     if isinstance(index, Ramp):
         return Ramp(index.base + offset, index.stride, index.lanes, index.dtype)
     lanes = getattr(index, "lanes", 1)
@@ -433,7 +435,7 @@ def tensorize(
     for iter_var in block.iter_vars:
         match.analyzer.bind(iter_var.var, 0, iter_var.extent)
     try:
-        match.stmt(intrin.desc.body, block.body)
+        match.match_stmt(intrin.desc.body, block.body)
     except _MismatchError as fault:
         refuse(f"{step}: block {block.name!r} is not what it describes: {fault}", requested)
     missing = [b.name for b in intrin.desc.buffers if b not in match.buffers]
@@ -443,19 +445,19 @@ def tensorize(
         new: match.buffers[old]
         for old, new in zip(intrin.desc.buffers, intrin.impl.buffers, strict=True)
     }
-    body = _ImplementationPlacer(regions).visit(_own_names(intrin.impl.body))
+    body = _ImplementationPlacer(regions).visit(_copy_with_fresh_loops(intrin.impl.body))
     new = block.with_fields(body=body)
     return program.replace(block, new)
 
 
-def _own_names(body: Stmt) -> Stmt:
+def _copy_with_fresh_loops(body: Stmt) -> Stmt:
     """Return a copy of an implementation with fresh loop variables."""
 
-    class _Fresh(StmtMutator):
+    class _FreshLoops(StmtMutator):
         def visit_for(self, stmt: For) -> Stmt:
             """Rename the loop variable: one implementation is placed at several sites."""
             new = Var(stmt.loop_var.name, stmt.loop_var.dtype)
             inner = substitute_stmt(self.visit(stmt.body), {stmt.loop_var: new})
             return stmt.with_fields(loop_var=new, body=inner)
 
-    return _Fresh().visit(body)
+    return _FreshLoops().visit(body)

@@ -39,14 +39,14 @@ def verify_trace_roundtrip(
     """
     forms: Sequence[TraceFormat] = (text_format,) if isinstance(text_format, str) else text_format
     for form in forms:
-        replayed = _replayed(sch, mod, form)
+        replayed = _replay_trace(sch, mod, form)
         assert_structural_equal(replayed.mod, sch.mod)
         if (old := sch.trace.as_python()) != (new := replayed.trace.as_python()):
             raise ValueError(f"trace: its {form} gives another\n{old}\n{new}")
     return replayed
 
 
-def _replayed(sch: Schedule, mod: PrimFunc | IRModule, form: TraceFormat) -> Schedule:
+def _replay_trace(sch: Schedule, mod: PrimFunc | IRModule, form: TraceFormat) -> Schedule:
     fresh = Schedule(mod)
     if form == "json":
         Trace.apply_json_to_schedule(sch.trace.as_json(), fresh)

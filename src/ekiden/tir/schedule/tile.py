@@ -22,16 +22,16 @@ from ekiden.ir.prim import Cast, FloatImm, IntImm, Mul, PrimExpr, Var, const, is
 from ekiden.ir.prim_visitor import free_vars, post_order, rewrite, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad, broadcast
-from ekiden.tir.reduction import update_of
+from ekiden.tir.reduction import match_update
 from ekiden.tir.schedule.kinds import REDUCTION, reduce_loops, require_kind
 from ekiden.tir.schedule.program import (
-    MAX_PART_EXTENT_ANNOTATION,
+    PART_EXTENT_BOUND_ANNOTATION,
     ScheduleProgram,
+    block_writes,
     bound_analyzer,
     refuse,
+    remove_allocation,
     unit_loop_values,
-    without_allocation,
-    written,
 )
 from ekiden.tir.stmt import (
     BlockRealize,
@@ -43,7 +43,13 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, PartialSums, SumLoop, TileNest
+from ekiden.tir.tensor_intrin.micro import (
+    MatmulTileNest,
+    MicroKernel,
+    Options,
+    PartialSums,
+    SumLoop,
+)
 from ekiden.tir.transform.flat_buffers import flat_index
 from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import sub_statements
@@ -51,35 +57,36 @@ from ekiden.tir.visitor import substitute as substitute_stmt
 
 MAX_PART_COMBINATIONS = 4096
 """Most parts of a loop whose sizes are all looked at."""
-PRIMITIVE_NAME = "tensorize"
+TENSORIZE_PRIMITIVE = "tensorize"
 
 
 @dataclass(frozen=True, slots=True)
-class _TileMatch:
-    """The matched tile: its loops, the sum, and the epilogue."""
+class _MatmulTile:
+    """A matched tile of a matrix product: its loops, the sum, and the epilogue."""
 
     rows: For
     columns: For
     loops: tuple[For, ...]
     sum: BlockRealize
-    ending: BlockRealize | None
+    epilogue: BlockRealize | None
 
 
 def tensorize_tile(
     program: ScheduleProgram, rows_loop: For, kernel: MicroKernel, options: Options
 ) -> PrimFunc:
     """Return the function with a nest replaced by a micro-kernel; see `Schedule.tensorize`."""
-    nest = _nest_of(rows_loop)
-    tiles = _TileBuilder(program, nest, kernel, options).stmt()
+    nest = _match_tile(rows_loop)
+    tiles = _TileBuilder(program, nest, kernel, options).emit_tiles()
     func = program.replace(rows_loop, tiles)
-    (sums,) = written(nest.sum.block)
-    inside = [nest.sum, *([nest.ending] if nest.ending is not None else [])]
+    (sums,) = block_writes(nest.sum.block)
+    inside = [nest.sum, *([nest.epilogue] if nest.epilogue is not None else [])]
     users = [*program.writers(sums), *program.readers(sums)]
-    if nest.ending is not None and sums not in written(nest.ending.block):
+    if nest.epilogue is not None and sums not in block_writes(nest.epilogue.block):
         if any(x not in inside for x in users):
             _refuse(rows_loop, f"{sums.name!r} is used by other blocks too")
-        if not program.is_param(sums) and not _outer_sums(program, nest):
-            func = without_allocation(func, sums)
+        if not program.is_param(sums) and not _outer_reduction_loops(program, nest):
+            # The sums now live in registers only; their buffer has no other reader.
+            func = remove_allocation(func, sums)
     has_blocks = any(isinstance(s, BlockRealize) for s in _statements_outside(func.body, tiles))
     return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
 
@@ -95,14 +102,16 @@ def _statements_outside(root: Stmt, apart: Stmt) -> Iterator[Stmt]:
 
 
 def _refuse(stmt: Stmt, message: str) -> None:
-    refuse(f"{PRIMITIVE_NAME}: {message}", stmt)
+    refuse(f"{TENSORIZE_PRIMITIVE}: {message}", stmt)
 
 
-def _nest_of(rows: For) -> _TileMatch:
+def _match_tile(rows: For) -> _MatmulTile:
     """Return the matched tile under its loop over rows."""
     columns = rows.body
     if not isinstance(columns, For):
-        refuse(f"{PRIMITIVE_NAME}: expected a loop over columns in {rows.loop_var.name!r}", rows)
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: expected a loop over columns in {rows.loop_var.name!r}", rows
+        )
     inside = columns.body.seq if isinstance(columns.body, SeqStmt) else (columns.body,)
     loops: list[For] = []
     inner = inside[0]
@@ -111,29 +120,36 @@ def _nest_of(rows: For) -> _TileMatch:
         inner = inner.body
     epilogue = inside[1] if len(inside) == 2 else None
     if not isinstance(inner, BlockRealize) or not loops or len(inside) > 2:
-        refuse(f"{PRIMITIVE_NAME}: expected loops of a sum in {columns.loop_var.name!r}", columns)
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: expected loops of a sum in {columns.loop_var.name!r}", columns
+        )
     if epilogue is not None and not isinstance(epilogue, BlockRealize):
-        refuse(f"{PRIMITIVE_NAME}: expected a block behind the sum {inner.block.name!r}", epilogue)
-    require_kind(PRIMITIVE_NAME, inner, REDUCTION)
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: expected a block behind the sum {inner.block.name!r}", epilogue
+        )
+    require_kind(TENSORIZE_PRIMITIVE, inner, REDUCTION)
     reducing = reduce_loops(inner, [rows, columns, *loops])
     if reducing != loops or not is_const(inner.predicate, 1):
         refuse(
-            f"{PRIMITIVE_NAME}: the loops inside must be all that {inner.block.name!r} sums over",
+            f"{TENSORIZE_PRIMITIVE}: the loops inside must be all that {inner.block.name!r} sums "
+            "over",
             columns,
         )
-    return _TileMatch(rows, columns, tuple(loops), inner, epilogue)
+    return _MatmulTile(rows, columns, tuple(loops), inner, epilogue)
 
 
-def _outer_sums(program: ScheduleProgram, nest: _TileMatch) -> list[For]:
+def _outer_reduction_loops(program: ScheduleProgram, nest: _MatmulTile) -> list[For]:
     return reduce_loops(nest.sum, program.loops_above(nest.rows))
 
 
-def _opened(realize: BlockRealize) -> BufferStore:
+def _substituted_store(realize: BlockRealize) -> BufferStore:
     """Return the single store of a block, its iterators replaced by their bindings."""
     values = dict(zip((i.var for i in realize.block.iter_vars), realize.iter_values, strict=True))
     body = substitute_stmt(realize.block.body, values)
     if not isinstance(body, BufferStore) or body.predicate is not None:
-        refuse(f"{PRIMITIVE_NAME}: block {realize.block.name!r} is more than one store", realize)
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: block {realize.block.name!r} is more than one store", realize
+        )
     return body
 
 
@@ -141,7 +157,7 @@ class _TileBuilder:
     """A builder of the statements for all sizes of a tile."""
 
     def __init__(
-        self, program: ScheduleProgram, nest: _TileMatch, kernel: MicroKernel, options: Options
+        self, program: ScheduleProgram, nest: _MatmulTile, kernel: MicroKernel, options: Options
     ) -> None:
         self.program, self.nest = program, nest
         self.kernel, self.options = kernel, options
@@ -155,47 +171,47 @@ class _TileBuilder:
         self.zeros: dict[Var, PrimExpr] = {s.loop_var: const(0) for s in nest.loops}
         for sum_loop in nest.loops:
             self.analyzer.bind(sum_loop.loop_var, sum_loop.min, sum_loop.extent)
-        store = _opened(nest.sum)
+        store = _substituted_store(nest.sum)
         self.sums, self.indices = store.buffer, store.indices
-        self.a, self.b = self.factors(store)
-        self.ending = None if nest.ending is None else _opened(nest.ending)
+        self.a, self.b = self.match_factors(store)
+        self.ending = None if nest.epilogue is None else _substituted_store(nest.epilogue)
         self.element = Var("sum", self.sums.dtype)
         if self.ending is not None:
-            self.check_epilogue(self.ending)
+            self.require_elementwise_epilogue(self.ending)
 
     # What the sum is of.
 
     # a[i, k] * b[k, j] in either order: what rows do not move is the panel that a tile loads
     # vectors of, what columns do not move is broadcast. A factor that moves with both is no product
     # of matrices.
-    def factors(self, store: BufferStore) -> tuple[BufferLoad, BufferLoad]:
+    def match_factors(self, store: BufferStore) -> tuple[BufferLoad, BufferLoad]:
         """Return the factor of the product that is invariant in the columns and the one invariant
         in the rows.
         """
-        update = update_of(store)
+        update = match_update(store)
         init = self.nest.sum.block.init
         starts = isinstance(init, BufferStore) and is_const(init.value, 0)
         value = None if update is None else update[1]
         if not starts or not isinstance(value, Mul):
             refuse(
-                f"{PRIMITIVE_NAME}: block {self.nest.sum.block.name!r} is no sum of products",
+                f"{TENSORIZE_PRIMITIVE}: block {self.nest.sum.block.name!r} is no sum of products",
                 self.nest.sum,
             )
-        loads = [_load_of(e) for e in (value.a, value.b)]
+        loads = [_strip_casts(e) for e in (value.a, value.b)]
         x, y = (e if isinstance(e, BufferLoad) else None for e in loads)
         if x is None or y is None:
-            refuse(f"{PRIMITIVE_NAME}: {value!r} is no product of elements", self.nest.sum)
+            refuse(f"{TENSORIZE_PRIMITIVE}: {value!r} is no product of elements", self.nest.sum)
         i, j = self.nest.rows.loop_var, self.nest.columns.loop_var
         if j in free_vars(*x.indices) or i in free_vars(*y.indices):
             x, y = y, x
         if j in free_vars(*x.indices) or i in free_vars(*y.indices):
             refuse(
-                f"{PRIMITIVE_NAME}: both factors of {value!r} move with rows or columns",
+                f"{TENSORIZE_PRIMITIVE}: both factors of {value!r} move with rows or columns",
                 self.nest.sum,
             )
         return x, y
 
-    def flat(self, load: BufferLoad) -> PrimExpr:
+    def flat_index_of(self, load: BufferLoad) -> PrimExpr:
         """Return the flat index of a load, with rows and columns counted from the tile's."""
         values = {
             **self.single,
@@ -204,7 +220,7 @@ class _TileBuilder:
         }
         return self.analyzer.simplify(substitute(flat_index(load.buffer, load.indices), values))
 
-    def step(self, flat: PrimExpr, var: Var) -> PrimExpr:
+    def stride_along(self, flat: PrimExpr, var: Var) -> PrimExpr:
         """Return the stride of a loop variable in a flat index. Refuses where it is not
         constant.
         """
@@ -215,14 +231,14 @@ class _TileBuilder:
             stride = const(self.analyzer.coefficient(flat, var) or 0)
             if is_const(stride, 0):
                 refuse(
-                    f"{PRIMITIVE_NAME}: a step of {var.name!r} does not always move as far",
+                    f"{TENSORIZE_PRIMITIVE}: a step of {var.name!r} does not always move as far",
                     self.nest.sum,
                 )
         return stride
 
     # What becomes of a sum.
 
-    def check_epilogue(self, store: BufferStore) -> None:
+    def require_elementwise_epilogue(self, store: BufferStore) -> None:
         """Require that the epilogue reads a sum only at its own element."""
         loops = [*self.above, self.nest.rows, self.nest.columns]
         analyzer = bound_analyzer(loops)
@@ -233,22 +249,22 @@ class _TileBuilder:
                 pairs = zip(mine, self.indices, strict=True)
                 if not all(analyzer.can_prove_equal(a, substitute(b, single)) for a, b in pairs):
                     refuse(
-                        f"{PRIMITIVE_NAME}: what follows reads {self.sums.name!r} elsewhere",
-                        self.nest.ending,
+                        f"{TENSORIZE_PRIMITIVE}: what follows reads {self.sums.name!r} elsewhere",
+                        self.nest.epilogue,
                     )
 
-    def finish(self) -> BufferStore:
+    def epilogue_store(self) -> BufferStore:
         """Return the epilogue's store with the sum replaced by a variable."""
         if self.ending is None:
             return BufferStore(self.sums, self.element, self.indices)
 
-        def change(e: PrimExpr) -> PrimExpr:
+        def replace_sum(e: PrimExpr) -> PrimExpr:
             held = isinstance(e, BufferLoad) and e.buffer is self.sums
             return self.element if held else e
 
-        return self.ending.with_fields(value=rewrite(self.ending.value, change))
+        return self.ending.with_fields(value=rewrite(self.ending.value, replace_sum))
 
-    def placed(
+    def vector_store_emitter(
         self, store: BufferStore
     ) -> Callable[[PrimExpr, PrimExpr, PrimExpr, PrimExpr | None], Stmt]:
         """Return a function that vectorises a store of one element."""
@@ -264,11 +280,11 @@ class _TileBuilder:
             vectors = Vectorizer(self.nest.columns.loop_var, base, lanes, mask)
             vectors.define(self.element, value)
             vectors.define(self.nest.rows.loop_var, self.first + row)
-            return vectors.visit(self.of_columns(store))
+            return vectors.visit(self.make_column_dependent(store))
 
         return store_vector
 
-    def of_columns(self, store: BufferStore) -> BufferStore:
+    def make_column_dependent(self, store: BufferStore) -> BufferStore:
         """Return a store whose index depends on the column.
 
         For a single column the index may be written without it: out[i, 0] -> out[i, 0 + (j - the
@@ -279,65 +295,68 @@ class _TileBuilder:
             return store
         if not is_const(self.nest.columns.extent, 1):
             refuse(
-                f"{PRIMITIVE_NAME}: all columns are stored to one of {store.buffer.name!r}",
+                f"{TENSORIZE_PRIMITIVE}: all columns are stored to one of {store.buffer.name!r}",
                 self.nest.sum,
             )
         *leading, last = store.indices
         return store.with_fields(indices=(*leading, last + (j - self.begin)))
 
-    def load(self, row: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
+    def load_partial_sums(self, row: PrimExpr, column: PrimExpr, lanes: int) -> PrimExpr:
         """Return a vector of stored partial sums."""
         vectors = Vectorizer(self.nest.columns.loop_var, self.begin + column, lanes)
         vectors.define(self.nest.rows.loop_var, self.first + row)
         # of the only column the place may be written without it: its sum in every lane
-        held = vectors.expr(BufferLoad(self.sums, self.indices, self.sums.dtype))
+        held = vectors.rewrite_expr(BufferLoad(self.sums, self.indices, self.sums.dtype))
         return broadcast(held, lanes)
 
-    def part(self) -> PartialSums | None:
+    def match_partial_sums(self) -> PartialSums | None:
         """Return how partial sums are continued where an outer loop reduces too, else None."""
         outer = reduce_loops(self.nest.sum, self.above)
-        ending = self.nest.ending
+        ending = self.nest.epilogue
         used = set() if ending is None else set(free_vars(ending.predicate))
         if ending is not None and not used <= {s.loop_var for s in outer}:
             refuse(
-                f"{PRIMITIVE_NAME}: block {ending.block.name!r} runs only under a condition", ending
+                f"{TENSORIZE_PRIMITIVE}: block {ending.block.name!r} runs only under a condition",
+                ending,
             )
         if not outer:
             return None
         if len(outer) > 1:
             refuse(
-                f"{PRIMITIVE_NAME}: one loop outside may sum too, there are {len(outer)}",
+                f"{TENSORIZE_PRIMITIVE}: one loop outside may sum too, there are {len(outer)}",
                 self.nest.sum,
             )
         last = const(True) if ending is None else ending.predicate
-        keep = self.placed(BufferStore(self.sums, self.element, self.indices))
-        return PartialSums(outer[0].loop_var > 0, self.load, keep, last)
+        keep = self.vector_store_emitter(BufferStore(self.sums, self.element, self.indices))
+        # An outer reduction loop blocks k for the cache: sums are spilled between its iterations,
+        # and the epilogue runs in the last one.
+        return PartialSums(outer[0].loop_var > 0, self.load_partial_sums, keep, last)
 
     # All tiles.
 
-    def stmt(self) -> Stmt:
-        """Return a branch per size of a tile; for a kernel that accepts any number of rows, one per
-        number of columns.
+    def emit_tiles(self) -> Stmt:
+        """Emit a branch per tile size; a kernel that accepts any number of rows gets one per number
+        of columns.
         """
-        columns = _sizes(self.nest.columns, self.above)
-        a = self.flat(self.a)
-        common = self.common(a, self.flat(self.b))
+        columns = _tile_sizes(self.nest.columns, self.above)
+        a = self.flat_index_of(self.a)
+        common = self.common_tile(a, self.flat_index_of(self.b))
         start = substitute(a, self.zeros)
-        if self.kernel.any_rows:
-            return self.of_any_rows(common, start, columns)
-        rows = _sizes(self.nest.rows, self.above)
+        if self.kernel.accepts_any_rows:
+            return self.emit_tiles_of_any_rows(common, start, columns)
+        rows = _tile_sizes(self.nest.rows, self.above)
         row_count, column_count = Var("rows"), Var("columns")
         max_rows = max(size for size, _ in rows(row_count))
         simplify = self.analyzer.simplify
         row_offsets = [simplify(substitute(start, {self.row: const(n)})) for n in range(max_rows)]
 
-        def one(count: int, valid: int) -> Stmt:
+        def emit_tile(count: int, valid: int) -> Stmt:
             nest = replace(common, rows=count, columns=valid, a_rows=row_offsets[:count])
             return self.kernel.write(nest, self.options)
 
         branches = _branch_on_size(
             columns(column_count),
-            lambda valid: _branch_on_size(rows(row_count), lambda count: one(count, valid)),
+            lambda valid: _branch_on_size(rows(row_count), lambda count: emit_tile(count, valid)),
         )
         for name, loop, sizes in (
             (row_count, self.nest.rows, rows),
@@ -347,14 +366,18 @@ class _TileBuilder:
                 branches = LetStmt(name, loop.extent, branches)
         return LetStmt(self.first, self.nest.rows.min, branches)
 
-    def of_any_rows(self, common: TileNest, start: PrimExpr, columns: Sizes) -> Stmt:
+    def emit_tiles_of_any_rows(
+        self, common: MatmulTileNest, start: PrimExpr, columns: Sizes
+    ) -> Stmt:
         """Return a branch per number of columns."""
         max_rows = _max_extent(self.nest.rows)
         if not isinstance(max_rows, IntImm):
             name = self.nest.rows.loop_var.name
-            refuse(f"{PRIMITIVE_NAME}: loop {name!r} may have any number of steps", self.nest.rows)
+            refuse(
+                f"{TENSORIZE_PRIMITIVE}: loop {name!r} may have any number of steps", self.nest.rows
+            )
         begin = self.analyzer.simplify(substitute(start, {self.row: const(0)}))
-        stride = self.step(start, self.row)
+        stride = self.stride_along(start, self.row)
         row_extent = self.nest.rows.extent
         nest = replace(
             common, rows=max_rows.value, many=row_extent, a_rows=(begin,), a_stride=stride
@@ -368,22 +391,22 @@ class _TileBuilder:
             branches = LetStmt(column_count, self.nest.columns.extent, branches)
         return LetStmt(self.first, self.nest.rows.min, branches)
 
-    def common(self, a: PrimExpr, b: PrimExpr) -> TileNest:
-        """Return what tiles of all sizes have in common, as a TileNest of no size."""
+    def common_tile(self, a: PrimExpr, b: PrimExpr) -> MatmulTileNest:
+        """Return what tiles of all sizes have in common, as a MatmulTileNest of no size."""
         loops = tuple(
-            SumLoop(s.extent, self.step(a, s.loop_var), self.step(b, s.loop_var))
+            SumLoop(s.extent, self.stride_along(a, s.loop_var), self.stride_along(b, s.loop_var))
             for s in self.nest.loops
         )
-        column = self.step(b, self.column)
+        column = self.stride_along(b, self.column)
         if not isinstance(column, IntImm):
             refuse(
-                f"{PRIMITIVE_NAME}: columns of {self.b.buffer.name!r} do not lie in order",
+                f"{TENSORIZE_PRIMITIVE}: columns of {self.b.buffer.name!r} do not lie in order",
                 self.nest.sum,
             )
         base = self.analyzer.simplify(substitute(b, {**self.zeros, self.column: const(0)}))
-        number, following = self.numbered(base)
-        finish = self.finish()
-        return TileNest(
+        number, following = self.panel_position(base)
+        finish = self.epilogue_store()
+        return MatmulTileNest(
             dtype=self.sums.dtype,
             rows=0,
             columns=0,
@@ -392,34 +415,34 @@ class _TileBuilder:
             b=self.b.buffer,
             b_base=base,
             b_columns=column.value,
-            b_width=self.width(),
+            b_width=self.readable_columns(),
             loops=loops,
-            store=self.placed(finish),
-            epilogue_flops=_work(finish.value),
-            part=self.part(),
+            store=self.vector_store_emitter(finish),
+            epilogue_flops=_count_float_ops(finish.value),
+            part=self.match_partial_sums(),
             number=number,
-            following=following,
+            next_panel_offset=following,
         )
 
-    def width(self) -> int:
+    def readable_columns(self) -> int:
         """Return how many columns of the second factor may be read from the first one on: to the
         end of their axis if the tile begins at its start; 0 if unknown.
         """
         values = {**self.single, self.nest.columns.loop_var: self.begin + self.column}
         indices = [substitute(i, values) for i in self.b.indices]
         moved = [n for n, i in enumerate(indices) if self.column in free_vars(i)]
-        along = [n for n in moved if not self.stays(indices[n])]
+        along = [n for n in moved if not self.is_column_invariant(indices[n])]
         if len(along) != 1:
             return 0
         first = self.analyzer.simplify(substitute(indices[along[0]], {self.column: const(0)}))
         extent = self.b.buffer.shape[along[0]]
         return extent.value if is_const(first, 0) and isinstance(extent, IntImm) else 0
 
-    def stays(self, index: PrimExpr) -> bool:
+    def is_column_invariant(self, index: PrimExpr) -> bool:
         """Return whether an index is the same for all columns of a tile."""
         return self.column not in free_vars(self.analyzer.simplify(index))
 
-    def numbered(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:
+    def panel_position(self, base: PrimExpr) -> tuple[PrimExpr | None, PrimExpr]:
         """Return the tile's number within its panel, if the tiles are the enclosing loop's
         iterations, and the offset of the next panel.
         """
@@ -429,22 +452,22 @@ class _TileBuilder:
         used = free_vars(base)
         if tiles.loop_var in used or panels.loop_var not in used:
             return None, const(0)
-        return tiles.loop_var, self.step(base, panels.loop_var)
+        return tiles.loop_var, self.stride_along(base, panels.loop_var)
 
 
-def _load_of(e: PrimExpr) -> PrimExpr:
+def _strip_casts(e: PrimExpr) -> PrimExpr:
     return e.value if isinstance(e, Cast) else e
 
 
-def _work(value: PrimExpr) -> int:
-    """Float operations of an expression."""
+def _count_float_ops(value: PrimExpr) -> int:
+    """Return the number of float operations in an expression."""
     plain = (BufferLoad, Var, IntImm, FloatImm)
     return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
 
 
 def _max_extent(loop: For) -> PrimExpr:
     """Return an upper bound of a loop's extent."""
-    bound = (loop.annotations or {}).get(MAX_PART_EXTENT_ANNOTATION)
+    bound = (loop.annotations or {}).get(PART_EXTENT_BOUND_ANNOTATION)
     if isinstance(bound, int):
         return const(bound)
     return bound if isinstance(bound, PrimExpr) else loop.extent
@@ -458,28 +481,32 @@ Sizes = Callable[[PrimExpr], list[tuple[int, PrimExpr | None]]]
 # by evaluating the extent for every step of the loops around that it depends on, where these are
 # known and together not too many; else every number up to the most is one: of a panel of 48 columns
 # in runs for two threads that was 48 kernels where two, of 48 and 8, were ever run.
-def _sizes(loop: For, above: Sequence[For]) -> Sizes:
+def _tile_sizes(loop: For, above: Sequence[For]) -> Sizes:
     extent = loop.extent
     if isinstance(extent, IntImm):
         extent_value = extent.value
         return lambda name: [(extent_value, None)]
     used = free_vars(extent)
     reads = any(isinstance(sub_expr, BufferLoad) for sub_expr in post_order(extent))
-    if not reads and (ranges := _ranges(used, above)):
+    if not reads and (ranges := _enclosing_loop_ranges(used, above)):
         every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
+        # Tail sizes are enumerated at compile time: each gets code with constant bounds, whose
+        # accumulators the register allocator can keep.
         sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None
-        return lambda name: _size_conditions(name, along, sizes)
+        return lambda name: _conditions_per_size(name, along, sizes)
     max_extent = _max_extent(loop)
     if not isinstance(max_extent, IntImm):
-        refuse(f"{PRIMITIVE_NAME}: loop {loop.loop_var.name!r} may have any number of steps", loop)
+        refuse(
+            f"{TENSORIZE_PRIMITIVE}: loop {loop.loop_var.name!r} may have any number of steps", loop
+        )
     limit = max_extent.value
     return lambda name: [(n, name.equal(n) if n > 1 else None) for n in range(limit, 0, -1)]
 
 
-def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
-    """Return the ranges of variables of enclosing loops; empty where unknown or with more than MANY
-    combinations.
+def _enclosing_loop_ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
+    """Return the ranges of variables of enclosing loops; empty where unknown or with more than
+    MAX_PART_COMBINATIONS combinations.
     """
     analyzer = bound_analyzer(above)
     bounds = [analyzer.const_int_bound(v) for v in used]
@@ -493,7 +520,7 @@ def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
     )
 
 
-def _size_conditions(
+def _conditions_per_size(
     name: PrimExpr, along: tuple[Var, int] | None, sizes: Sequence[int]
 ) -> list[tuple[int, PrimExpr | None]]:
     """Return (size, condition): two consecutive sizes by where the second begins, others by the

@@ -20,8 +20,8 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.runtime.profile.html import PYTHON_TOKENS, coloured, styled
-from ekiden.tir.index_map import IndexMap, expr_text, index_map_text
+from ekiden.runtime.profile.html import PYTHON_TOKENS, colour_tokens, program_html
+from ekiden.tir.index_map import IndexMap, format_index_expr, format_index_map
 
 
 class BlockRV:
@@ -120,7 +120,7 @@ class ReplayTarget(Protocol):
         """Apply an instruction with the target's own handles; return its outputs."""
 
 
-def map_input(value: Input, change: Callable[[Handle], Input]) -> Input:
+def map_handles(value: Input, change: Callable[[Handle], Input]) -> Input:
     """Return an input with its handles replaced."""
     if isinstance(value, (BlockRV, LoopRV, ExprRV)):
         return change(value)
@@ -132,11 +132,11 @@ def map_input(value: Input, change: Callable[[Handle], Input]) -> Input:
                 values[v] = new if isinstance(new, PrimExpr) else IntImm(int(new))  # type: ignore[call-overload]
         return substitute(value, values)
     if isinstance(value, (list, tuple)):
-        return [map_input(v, change) for v in value]
+        return [map_handles(v, change) for v in value]
     return value
 
 
-def handles_in(value: Input) -> Iterable[Handle]:
+def iter_handles(value: Input) -> Iterable[Handle]:
     """Yield the handles in an input."""
     if isinstance(value, (BlockRV, LoopRV, ExprRV)):
         yield value
@@ -144,7 +144,7 @@ def handles_in(value: Input) -> Iterable[Handle]:
         yield from (v for v in free_vars(value) if isinstance(v, ExprRV))
     elif isinstance(value, (list, tuple)):
         for element in value:
-            yield from handles_in(element)
+            yield from iter_handles(element)
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class Trace:
                 continue
             live.append(inst)
             for operand in (*inst.inputs, *inst.attrs.values()):
-                used.update(handles_in(operand))
+                used.update(iter_handles(operand))
         live.reverse()
         return Trace(live, {i: self.decisions[i] for i in live if i in self.decisions})
 
@@ -229,8 +229,10 @@ class Trace:
         del remove_postproc
         handle_map: dict[Handle, Handle] = {}
         for inst in self.insts:
-            inputs = [map_input(v, lambda h: handle_map.get(h, h)) for v in inst.inputs]
-            attrs = {k: map_input(v, lambda h: handle_map.get(h, h)) for k, v in inst.attrs.items()}
+            inputs = [map_handles(v, lambda h: handle_map.get(h, h)) for v in inst.inputs]
+            attrs = {
+                k: map_handles(v, lambda h: handle_map.get(h, h)) for k, v in inst.attrs.items()
+            }
             decision = self.decisions.get(inst)
             if decision_provider is not None and inst.kind in SAMPLING_KINDS:
                 decision = decision_provider(inst, inputs, attrs, decision)
@@ -240,7 +242,7 @@ class Trace:
 
     # Text.
 
-    def _names(self) -> dict[Handle, str]:
+    def _handle_names(self) -> dict[Handle, str]:
         names: dict[Handle, str] = {}
         for inst in self.insts:
             for output in inst.outputs:
@@ -257,14 +259,14 @@ class Trace:
     def as_python(self, remove_postproc: bool = True) -> list[str]:
         """Return the instructions as lines of Python over a schedule `sch`."""
         del remove_postproc
-        names = self._names()
-        return [self._line(inst, names) for inst in self.insts]
+        names = self._handle_names()
+        return [self._format_instruction(inst, names) for inst in self.insts]
 
-    def _line(self, inst: Instruction, names: Mapping[Handle, str]) -> str:
-        arguments = [_python(v, names) for v in inst.inputs]
-        arguments += [f"{key}={_python(v, names)}" for key, v in inst.attrs.items()]
+    def _format_instruction(self, inst: Instruction, names: Mapping[Handle, str]) -> str:
+        arguments = [_to_python_literal(v, names) for v in inst.inputs]
+        arguments += [f"{key}={_to_python_literal(v, names)}" for key, v in inst.attrs.items()]
         if inst in self.decisions:
-            arguments.append(f"decision={_python(self.decisions[inst], names)}")
+            arguments.append(f"decision={_to_python_literal(self.decisions[inst], names)}")
         call = f"sch.{inst.kind}({', '.join(arguments)})"
         output_names = [names[h] for h in inst.outputs]
         if not output_names:
@@ -280,7 +282,7 @@ class Trace:
         return "\n".join(lines if self.insts else [*lines, "  pass"])
 
     def _repr_html_(self) -> str:
-        return styled(coloured(str(self), PYTHON_TOKENS))
+        return program_html(colour_tokens(str(self), PYTHON_TOKENS))
 
     def show(self) -> None:
         """Print the trace."""
@@ -295,18 +297,18 @@ class Trace:
         Handles are {"rv": name}; index maps and expressions are saved nodes.
         """
         del remove_postproc
-        names = self._names()
+        names = self._handle_names()
         insts = [
             [
                 inst.kind,
-                [_encode(v, names) for v in inst.inputs],
-                {key: _encode(v, names) for key, v in inst.attrs.items()},
+                [_encode_json(v, names) for v in inst.inputs],
+                {key: _encode_json(v, names) for key, v in inst.attrs.items()},
                 [names[h] for h in inst.outputs],
             ]
             for inst in self.insts
         ]
         decisions = [
-            [n, _encode(self.decisions[inst], names)]
+            [n, _encode_json(self.decisions[inst], names)]
             for n, inst in enumerate(self.insts)
             if inst in self.decisions
         ]
@@ -318,7 +320,9 @@ class Trace:
         for anything else.
         """
         try:
-            return _load(json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj)
+            return _load_trace(
+                json.loads(json_obj) if isinstance(json_obj, (str, bytes)) else json_obj
+            )
         except _DECODING_ERRORS as error:
             raise ScheduleError(f"not a saved trace: {type(error).__name__}: {error}") from error
 
@@ -335,28 +339,28 @@ _DECODING_ERRORS = (
 """What reading raises where JSON is not what it should be."""
 
 
-def _python(value: object, names: Mapping[Handle, str]) -> str:
+def _to_python_literal(value: object, names: Mapping[Handle, str]) -> str:
     match value:
         case BlockRV() | LoopRV() | ExprRV():
             return names[value]
         case IntImm():
             return repr(value.value)
         case IndexMap():
-            return index_map_text(value)
+            return format_index_map(value)
         case PrimExpr():
-            return expr_text(value, {v: names[v] for v in free_vars(value) if v in names})  # type: ignore[index]
+            return format_index_expr(value, {v: names[v] for v in free_vars(value) if v in names})  # type: ignore[index]
         case list():
-            return f"[{', '.join(_python(v, names) for v in value)}]"
+            return f"[{', '.join(_to_python_literal(v, names) for v in value)}]"
         case tuple():
-            inside = ", ".join(_python(v, names) for v in value)
+            inside = ", ".join(_to_python_literal(v, names) for v in value)
             return f"({inside},)" if len(value) == 1 else f"({inside})"
         case Mapping():
-            inside = ", ".join(f"{k!r}: {_python(v, names)}" for k, v in value.items())
+            inside = ", ".join(f"{k!r}: {_to_python_literal(v, names)}" for k, v in value.items())
             return f"{{{inside}}}"
     return repr(value)
 
 
-def _encode(value: object, names: Mapping[Handle, str]) -> object:
+def _encode_json(value: object, names: Mapping[Handle, str]) -> object:
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -371,13 +375,13 @@ def _encode(value: object, names: Mapping[Handle, str]) -> object:
             plain: dict[Var, PrimExpr] = {v: Var(names[v]) for v in inside}
             return {"expr": json.loads(save_json(substitute(value, plain)))}
         case list() | tuple():
-            return [_encode(v, names) for v in value]
+            return [_encode_json(v, names) for v in value]
         case Mapping():
-            return {"map": {str(k): _encode(v, names) for k, v in value.items()}}
+            return {"map": {str(k): _encode_json(v, names) for k, v in value.items()}}
     raise ScheduleError(f"a trace cannot save a {type(value).__name__}: {value!r}")
 
 
-def _load(document: object) -> Trace:
+def _load_trace(document: object) -> Trace:
     assert isinstance(document, (list, tuple))
     insts, decisions = document
     trace = Trace()
@@ -388,19 +392,19 @@ def _load(document: object) -> Trace:
         "v": lambda: ExprRV("v", "int64"),
     }
     for kind, inputs, attrs, outputs in insts:
-        decoded_inputs = tuple(_decode(v, handles) for v in inputs)
-        notes = {str(k): _decode(v, handles) for k, v in attrs.items()}
+        decoded_inputs = tuple(_decode_json(v, handles) for v in inputs)
+        notes = {str(k): _decode_json(v, handles) for k, v in attrs.items()}
         output_handles = tuple(makers[name[0]]() for name in outputs)
         handles.update(zip(outputs, output_handles, strict=True))
         trace.insts.append(Instruction(str(kind), decoded_inputs, notes, output_handles))
     for n, decision in decisions:
-        trace.decisions[trace.insts[n]] = _decode(decision, handles)
+        trace.decisions[trace.insts[n]] = _decode_json(decision, handles)
     return trace
 
 
-def _decode(value: object, handles: Mapping[str, Handle]) -> object:
+def _decode_json(value: object, handles: Mapping[str, Handle]) -> object:
     if isinstance(value, list):
-        return [_decode(v, handles) for v in value]
+        return [_decode_json(v, handles) for v in value]
     if not isinstance(value, dict):
         return value
     ((key, inside),) = value.items()
@@ -410,7 +414,7 @@ def _decode(value: object, handles: Mapping[str, Handle]) -> object:
         case "node":
             return load_json(json.dumps(inside))
         case "map":
-            return {k: _decode(v, handles) for k, v in inside.items()}
+            return {k: _decode_json(v, handles) for k, v in inside.items()}
         case "expr":
             expr = load_json(json.dumps(inside))
             assert isinstance(expr, PrimExpr)

@@ -27,9 +27,9 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.predicates import conditions, conjunction
-from ekiden.tir.schedule.kinds import COMPLETE, kind_of
-from ekiden.tir.schedule.program import ScheduleProgram, written
+from ekiden.tir.predicates import join_conjuncts, split_conjuncts
+from ekiden.tir.schedule.kinds import COMPLETE, classify_block
+from ekiden.tir.schedule.program import ScheduleProgram, block_writes
 from ekiden.tir.stmt import Block, BlockRealize, BufferStore, IterKind, IterVar, PrimFunc
 
 MAX_ENUMERATED_POINTS = 1 << 14
@@ -46,18 +46,18 @@ class ConditionalTerm:
     where there is none or it is certainly finite.
     """
 
-    parts: list[PrimExpr]
+    conjuncts: list[PrimExpr]
     term: Callable[[list[PrimExpr]], PrimExpr]
-    partner: PrimExpr | None = None
+    other_factor: PrimExpr | None = None
 
 
-def conditional(
+def match_conditional_term(
     program: ScheduleProgram, realize: BlockRealize, term: PrimExpr
 ) -> ConditionalTerm | None:
     """Return how a term is conditional: as a whole, by a factor, or by the computation of a factor;
     None if it is not.
     """
-    choice = _choice(term)
+    choice = _match_select_or_zero(term)
     if choice is not None:
         value = choice[1]
         return ConditionalTerm(choice[0], lambda tested: select_or_zero(tested, value))
@@ -65,19 +65,19 @@ def conditional(
         return None
     # For floats 0 * x is NaN where x is infinite or NaN, so the other factor matters unless
     # fast-math flags rule that out.
-    exact = not dt.is_float(term.dtype) or _says_finite(program.func)
+    exact = not dt.is_float(term.dtype) or _assumes_finite_math(program.func)
     for factor, other_factor in ((term.a, term.b), (term.b, term.a)):
         partner = None if exact else other_factor
-        own = _choice(factor)
+        own = _match_select_or_zero(factor)
         if own is not None:
-            return _by_factor(own[0], own[1], other_factor, partner)
+            return _conditional_product(own[0], own[1], other_factor, partner)
         producer_conditions = _producer_conditions(program, realize, factor)
         if producer_conditions is not None:
             return ConditionalTerm(producer_conditions, lambda _: term, partner)
     return None
 
 
-def _by_factor(
+def _conditional_product(
     conditions_of_factor: list[PrimExpr],
     value: PrimExpr,
     other_factor: PrimExpr,
@@ -88,7 +88,7 @@ def _by_factor(
     )
 
 
-def _choice(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
+def _match_select_or_zero(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
     """Return (conditions, value) of `value if conditions else 0`, or None."""
     match e:
         case Intrinsic(op="if_then_else", args=(condition, value, otherwise)):
@@ -97,12 +97,12 @@ def _choice(e: PrimExpr) -> tuple[list[PrimExpr], PrimExpr] | None:
             pass
         case _:
             return None
-    return (conditions(condition), value) if is_const(otherwise, 0) else None
+    return (split_conjuncts(condition), value) if is_const(otherwise, 0) else None
 
 
 def select_or_zero(tested: list[PrimExpr], value: PrimExpr) -> PrimExpr:
     """Return the value where all conditions hold, else 0."""
-    return if_then_else(conjunction(tested), value, const(0, value.dtype)) if tested else value
+    return if_then_else(join_conjuncts(tested), value, const(0, value.dtype)) if tested else value
 
 
 def _producer_conditions(
@@ -114,12 +114,12 @@ def _producer_conditions(
     if not isinstance(factor, BufferLoad) or program.is_param(factor.buffer):
         return None
     writers = program.writers(factor.buffer)
-    if len(writers) != 1 or not program.before(writers[0], realize):
+    if len(writers) != 1 or not program.precedes(writers[0], realize):
         return None
     block = writers[0].block
-    if kind_of(block).kind != COMPLETE or not isinstance(block.body, BufferStore):
+    if classify_block(block).kind != COMPLETE or not isinstance(block.body, BufferStore):
         return None
-    choice = _choice(block.body.value)
+    choice = _match_select_or_zero(block.body.value)
     at = [i for i in block.body.indices if isinstance(i, Var)]
     if choice is None or len(set(at)) != len(factor.indices):
         return None
@@ -127,7 +127,7 @@ def _producer_conditions(
     return [substitute(c, values) for c in choice[0]]
 
 
-def _says_finite(func: PrimFunc) -> bool:
+def _assumes_finite_math(func: PrimFunc) -> bool:
     return set(str((func.attrs or {}).get("tir.fast_math", "")).split()) >= FINITE_MATH_FLAGS
 
 
@@ -141,7 +141,7 @@ class ResidueSplit:
     """What old iterators are in new ones."""
     spatial: dict[Var, tuple[IterVar, IterVar]] = field(default_factory=dict)
     reduced: dict[Var, IterVar] = field(default_factory=dict)
-    asked: list[PrimExpr] = field(default_factory=list)
+    required_residues: list[PrimExpr] = field(default_factory=list)
     """The conditions that do not always hold now, of old iterators."""
     inside: list[PrimExpr] = field(default_factory=list)
     """What must hold of a place for it to be one of the result."""
@@ -149,18 +149,20 @@ class ResidueSplit:
     """What must hold of a term for it to be one."""
 
 
-def phases_of(block: Block, conditions_of_term: Sequence[PrimExpr]) -> ResidueSplit:
+def split_by_residue(block: Block, conditions_of_term: Sequence[PrimExpr]) -> ResidueSplit:
     """Return the residue split, solving one condition after the other that has a reduced iterator
     of its own.
     """
     phases = ResidueSplit()
-    phases.asked = [
-        condition for condition in conditions_of_term if not _solved(block, condition, phases)
+    phases.required_residues = [
+        condition
+        for condition in conditions_of_term
+        if not _solve_condition(block, condition, phases)
     ]
     return phases
 
 
-def _solved(block: Block, condition: PrimExpr, phases: ResidueSplit) -> bool:
+def _solve_condition(block: Block, condition: PrimExpr, phases: ResidueSplit) -> bool:
     match condition:
         case EQ(a=FloorMod(a=e, b=IntImm(value=step)), b=IntImm(value=residue)) if step > 1:
             pass
@@ -211,15 +213,15 @@ def _split_spatial(iterator: IterVar, step: int, phases: ResidueSplit) -> PrimEx
     return remainder.var
 
 
-def why_inexact(realize: BlockRealize, term_condition: ConditionalTerm) -> str:
+def nonfinite_factor_fault(realize: BlockRealize, term_condition: ConditionalTerm) -> str:
     """Return why the other factor of zeros might be infinite although all sums are finite, or "" if
     it cannot: each omitted factor must be in another sum.
     """
-    partner, block = term_condition.partner, realize.block
-    if not isinstance(partner, BufferLoad) or partner.buffer in written(block):
+    partner, block = term_condition.other_factor, realize.block
+    if not isinstance(partner, BufferLoad) or partner.buffer in block_writes(block):
         return f"0 times {partner} is not known to be 0"
     used, extents = set(free_vars(*partner.indices)), {i.var: i.extent for i in block.iter_vars}
-    for group in groups_of(term_condition.parts):
+    for group in group_by_shared_vars(term_condition.conjuncts):
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
@@ -232,7 +234,7 @@ def why_inexact(realize: BlockRealize, term_condition: ConditionalTerm) -> str:
     return ""
 
 
-def groups_of(conditions_of_term: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
+def group_by_shared_vars(conditions_of_term: Sequence[PrimExpr]) -> list[list[PrimExpr]]:
     """Return the conditions grouped so that groups share no variables."""
     groups: list[tuple[set[Var], list[PrimExpr]]] = []
     for condition in conditions_of_term:
@@ -260,12 +262,12 @@ def _is_every_point_used(
     return all(satisfied.values())
 
 
-def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
+def true_fraction(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
     """Return the fraction of points at which the conditions hold, from 0 to 1; a group with too
-    many points, or an unknown number, counts as 1.
+    many points to enumerate, or an unknown number, counts as 1.
     """
     share = 1.0
-    for group in groups_of(conditions_of_term):
+    for group in group_by_shared_vars(conditions_of_term):
         variables = list(dict.fromkeys(v for p in group for v in free_vars(p)))
         sizes = [extents.get(v) for v in variables]
         counts = [n.value for n in sizes if isinstance(n, IntImm)]
@@ -280,9 +282,9 @@ def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimE
 __all__ = [
     "ConditionalTerm",
     "ResidueSplit",
-    "conditional",
-    "phases_of",
+    "match_conditional_term",
+    "nonfinite_factor_fault",
     "select_or_zero",
-    "share_of",
-    "why_inexact",
+    "split_by_residue",
+    "true_fraction",
 ]

@@ -16,7 +16,7 @@ from ekiden.tir.script import builtins as script
 from ekiden.tir.script.evaluate import Evaluator, ScriptSource
 from ekiden.tir.stmt import Block, BlockRealize, IterKind, IterVar, Stmt
 
-_AXIS_KINDS = {
+_ITER_KINDS_BY_NAME = {
     "spatial": IterKind.SPATIAL,
     "S": IterKind.SPATIAL,
     "reduce": IterKind.REDUCE,
@@ -47,7 +47,7 @@ class CallArguments:
     args: list[ast.expr]
     keywords: dict[str, ast.expr]
 
-    def take(self, position: int, name: str) -> ast.expr | None:
+    def argument(self, position: int, name: str) -> ast.expr | None:
         """Return an argument by its position or its name, or None."""
         return self.args[position] if position < len(self.args) else self.keywords.get(name)
 
@@ -59,62 +59,66 @@ class BlockParser:
         self.source = source
         self.evaluator = Evaluator(source, names)
         self.names = self.evaluator.names
-        self.fail = source.fail
+        self.fail = source.raise_error
         self.loops: dict[Var, tuple[PrimExpr, PrimExpr]] = {}
         """(start, extent) of the loops met."""
         self.blocks: list[BlockState] = []
 
-    def body(self, nodes: Sequence[ast.stmt]) -> Stmt:
+    def parse_body(self, nodes: Sequence[ast.stmt]) -> Stmt:
         """Parse the statements of one indented block."""
         raise NotImplementedError
 
-    def _block(self, node: ast.With, arguments: CallArguments) -> Stmt:
-        label = self.evaluator.value(arguments.args[0]) if arguments.args else ""
+    def _parse_block(self, node: ast.With, arguments: CallArguments) -> Stmt:
+        label = self.evaluator.evaluate(arguments.args[0]) if arguments.args else ""
         state = BlockState(str(label))
         self.blocks.append(state)
-        body = self.body(node.body)
+        body = self.parse_body(node.body)
         self.blocks.pop()
         block = Block(
             state.name, tuple(v for v, _ in state.axes), body, state.init, state.annotations
         )
-        self._check_regions(state, block)
+        self._warn_of_undeclared_accesses(state, block)
         predicate = const(True) if state.predicate is None else state.predicate
         return BlockRealize(tuple(v for _, v in state.axes), predicate, block)
 
-    def _axis(self, node: ast.AST, target: ast.expr, kind: str, arguments: CallArguments) -> None:
+    def _parse_axis(
+        self, node: ast.AST, target: ast.expr, kind: str, arguments: CallArguments
+    ) -> None:
         if not self.blocks:
             self.fail(node, f"T.axis.{kind} stands in a block")
         if kind == "remap":
-            self._remap(node, target, arguments)
+            self._parse_remap(node, target, arguments)
             return
-        if kind not in _AXIS_KINDS:
+        if kind not in _ITER_KINDS_BY_NAME:
             self.fail(node, f"T.axis has no '{kind}'; it has spatial, reduce, opaque, remap")
         if not isinstance(target, ast.Name) or len(arguments.args) != 2:
             self.fail(node, f"expected 'name = T.axis.{kind}(extent, value)'")
-        domain = self.evaluator.value(arguments.args[0])
-        value = self.evaluator.expr(arguments.args[1], "int64")
+        domain = self.evaluator.evaluate(arguments.args[0])
+        value = self.evaluator.evaluate_expr(arguments.args[1], "int64")
         low: object = 0
         if isinstance(domain, (tuple, list)) and len(domain) == 2:
-            low, high = (self.evaluator.scalar(arguments.args[0], d, value.dtype) for d in domain)
+            low, high = (
+                self.evaluator.to_scalar(arguments.args[0], d, value.dtype) for d in domain
+            )
             domain = high if is_const(low, 0) else simplify(high - low)
-        extent = self.evaluator.scalar(arguments.args[0], domain, value.dtype)
-        start = self.evaluator.scalar(arguments.args[0], low, value.dtype)
-        self._add_axis(target.id, (start, extent), _AXIS_KINDS[kind], value)
+        extent = self.evaluator.to_scalar(arguments.args[0], domain, value.dtype)
+        start = self.evaluator.to_scalar(arguments.args[0], low, value.dtype)
+        self._add_axis(target.id, (start, extent), _ITER_KINDS_BY_NAME[kind], value)
 
-    def _remap(self, node: ast.AST, target: ast.expr, arguments: CallArguments) -> None:
+    def _parse_remap(self, node: ast.AST, target: ast.expr, arguments: CallArguments) -> None:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         if len(arguments.args) != 2:
             self.fail(node, 'expected T.axis.remap("SR", [i, k])')
-        kinds = str(self.evaluator.value(arguments.args[0]))
-        values = self.evaluator.value(arguments.args[1])
+        kinds = str(self.evaluator.evaluate(arguments.args[0]))
+        values = self.evaluator.evaluate(arguments.args[1])
         if not isinstance(values, (list, tuple)) or not len(kinds) == len(values) == len(targets):
             self.fail(node, f"{len(targets)} axes need as many kinds and loops")
         for target_name, kind, value in zip(targets, kinds, values, strict=True):
             if not isinstance(value, Var) or value not in self.loops:
                 self.fail(node, "T.axis.remap takes variables of loops")
-            if kind not in _AXIS_KINDS or not isinstance(target_name, ast.Name):
+            if kind not in _ITER_KINDS_BY_NAME or not isinstance(target_name, ast.Name):
                 self.fail(node, f"an axis is S (spatial), R (reduce) or O (opaque), not {kind!r}")
-            self._add_axis(target_name.id, self.loops[value], _AXIS_KINDS[kind], value)
+            self._add_axis(target_name.id, self.loops[value], _ITER_KINDS_BY_NAME[kind], value)
 
     def _add_axis(
         self, name: str, domain: tuple[PrimExpr, PrimExpr], kind: IterKind, value: PrimExpr
@@ -130,25 +134,25 @@ class BlockParser:
             value = value - start
         self.blocks[-1].axes.append((IterVar(var, extent, kind), value))
 
-    def _in_block(self, node: ast.AST, name: str) -> BlockState:
+    def _require_block_state(self, node: ast.AST, name: str) -> BlockState:
         if not self.blocks:
             self.fail(node, f"T.{name} stands in a block")
         return self.blocks[-1]
 
-    def _where(self, node: ast.Call, arguments: CallArguments) -> None:
-        state = self._in_block(node, "where")
+    def _parse_where(self, node: ast.Call, arguments: CallArguments) -> None:
+        state = self._require_block_state(node, "where")
         if len(arguments.args) != 1 or state.predicate is not None:
             self.fail(node, "a block has one T.where(condition)")
-        state.predicate = self.evaluator.expr(arguments.args[0])
+        state.predicate = self.evaluator.evaluate_expr(arguments.args[0])
 
-    def _reads(self, node: ast.Call, arguments: CallArguments) -> None:
-        self._declare("reads", node, arguments)
+    def _parse_reads(self, node: ast.Call, arguments: CallArguments) -> None:
+        self._parse_declared_regions("reads", node, arguments)
 
-    def _writes(self, node: ast.Call, arguments: CallArguments) -> None:
-        self._declare("writes", node, arguments)
+    def _parse_writes(self, node: ast.Call, arguments: CallArguments) -> None:
+        self._parse_declared_regions("writes", node, arguments)
 
-    def _declare(self, word: str, node: ast.Call, arguments: CallArguments) -> None:
-        state = self._in_block(node, word)
+    def _parse_declared_regions(self, word: str, node: ast.Call, arguments: CallArguments) -> None:
+        state = self._require_block_state(node, word)
         nodes: list[ast.expr] = []
         for region_node in arguments.args:
             nodes += (
@@ -156,19 +160,22 @@ class BlockParser:
                 if isinstance(region_node, (ast.List, ast.Tuple))
                 else [region_node]
             )
-        state.declared[word] = node, [self.evaluator.region(n) for n in nodes]
+        state.declared[word] = node, [self.evaluator.evaluate_region(n) for n in nodes]
 
-    def _block_attr(self, node: ast.Call, arguments: CallArguments) -> None:
-        state = self._in_block(node, "block_attr")
-        state.annotations = {**(state.annotations or {}), **self._mapping(node, arguments)}
+    def _parse_block_attr(self, node: ast.Call, arguments: CallArguments) -> None:
+        state = self._require_block_state(node, "block_attr")
+        state.annotations = {
+            **(state.annotations or {}),
+            **self._parse_dict_argument(node, arguments),
+        }
 
-    def _mapping(self, node: ast.Call, arguments: CallArguments) -> dict[str, object]:
-        value = self.evaluator.value(arguments.args[0]) if arguments.args else None
+    def _parse_dict_argument(self, node: ast.Call, arguments: CallArguments) -> dict[str, object]:
+        value = self.evaluator.evaluate(arguments.args[0]) if arguments.args else None
         if not isinstance(value, dict):
             self.fail(node, "expected a dictionary")
-        return script.attrs_of(value)
+        return script.convert_attrs(value)
 
-    def _check_regions(self, state: BlockState, block: Block) -> None:
+    def _warn_of_undeclared_accesses(self, state: BlockState, block: Block) -> None:
         """Warn of declared regions (T.reads, T.writes) that do not contain what the body accesses;
         the body counts. (TVM trusts the declaration.)
         """
@@ -184,20 +191,20 @@ class BlockParser:
                 same = [d for d in declared if d.buffer is region.buffer]
                 verb = word[:-1]
                 if not same:
-                    self.source.warn(
+                    self.source.emit_warning(
                         node,
                         f"block '{block.name}' {word} buffer '{region.buffer.name}', "
                         f"which T.{word} does not name",
                     )
-                elif all(_is_outside(region.region, d.region, analyzer) for d in same):
-                    self.source.warn(
+                elif all(_exceeds_box(region.region, d.region, analyzer) for d in same):
+                    self.source.emit_warning(
                         node,
                         f"block '{block.name}' {word} elements of '{region.buffer.name}' "
                         f"outside the region that T.{word} gives ({verb} past its bounds)",
                     )
 
 
-def _is_outside(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
+def _exceeds_box(inner: Sequence[Range], outer: Sequence[Range], analyzer: Analyzer) -> bool:
     """Return whether a box provably exceeds another."""
     for a, b in zip(inner, outer, strict=True):
         same = a.min is b.min and a.extent is b.extent

@@ -24,8 +24,10 @@ Opened: TypeAlias = tuple[Buffer | Var, StmtWrapper | None]
 """What a name stands for, and what is put around the statements that may use it."""
 
 
-class BufferReader(BlockParser):
-    """Reads what gives names to buffers."""
+class BufferParser(BlockParser):
+    """A parser of the statement forms that define buffers (alloc_buffer, decl_buffer,
+    match_buffer).
+    """
 
     def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
@@ -36,17 +38,17 @@ class BufferReader(BlockParser):
         self.offsets: set[str] = set()
         """The buffers whose offset the text asks for."""
 
-    def _alloc_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
-        buffer = self._buffer(node, arguments.args, arguments.keywords, name)
+    def _parse_alloc_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
+        buffer = self._evaluate_buffer(node, arguments.args, arguments.keywords, name)
         return buffer, lambda body: Allocate(buffer, body)
 
-    def _allocate(self, node: ast.AST, name: str, given: CallArguments) -> Opened:
-        """Memory; the first T.decl_buffer of as many elements is the buffer that it is for."""
+    def _parse_allocate(self, node: ast.AST, name: str, given: CallArguments) -> Opened:
+        """Parse T.allocate: raw memory, which the first T.decl_buffer of as many elements names."""
         keywords = dict(given.keywords)
         keywords.pop("annotations", None)
         if "extents" in keywords:
             keywords["shape"] = keywords.pop("extents")
-        buffer = self._buffer(node, given.args[:3], keywords, name)
+        buffer = self._evaluate_buffer(node, given.args[:3], keywords, name)
         self.memory[buffer] = None
 
         def wrap(body: Stmt) -> Stmt:
@@ -55,17 +57,17 @@ class BufferReader(BlockParser):
 
         return buffer, wrap
 
-    def _decl_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
+    def _parse_decl_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         keywords = dict(arguments.keywords)
         data = keywords.pop("data", arguments.args[2] if len(arguments.args) > 2 else None)
         if data is None:
-            return self._alloc_buffer(node, name, arguments)
-        address = self.evaluator.value(data)
+            return self._parse_alloc_buffer(node, name, arguments)
+        address = self.evaluator.evaluate(data)
         source = address.buffer if isinstance(address, BufferAddress) else address
         if isinstance(source, Var) and source in self.handles:  # a parameter: its first buffer
             matched = self.handles[source]
             if matched is None:
-                matched_buffer = self._buffer(node, arguments.args[:2], keywords, name)
+                matched_buffer = self._evaluate_buffer(node, arguments.args[:2], keywords, name)
                 self.handles[source] = matched_buffer
                 return matched_buffer, None
             source = matched
@@ -73,22 +75,22 @@ class BufferReader(BlockParser):
             self.fail(data, "expected the address of a buffer: A.data")
         if "scope" not in keywords:
             keywords["scope"] = ast.Constant(source.scope)
-        buffer = self._buffer(node, arguments.args[:2], keywords, name)
-        if self.memory.get(source, source) is None and _is_as_large(buffer, source):
+        buffer = self._evaluate_buffer(node, arguments.args[:2], keywords, name)
+        if self.memory.get(source, source) is None and _has_same_layout(buffer, source):
             self.memory[source] = buffer
             return buffer, None
         real = self.memory.get(source) or source
         return buffer, lambda body: DeclBuffer(buffer, real, (), (), body)
 
-    def _buffer(
+    def _evaluate_buffer(
         self, node: ast.AST, args: Sequence[ast.expr], keywords: Mapping[str, ast.expr], name: str
     ) -> Buffer:
         """Return the buffer that T.Buffer's arguments describe; the third may be the scope."""
-        values = [self.evaluator.value(a) for a in args]
-        named = {k: self.evaluator.value(v) for k, v in keywords.items()}
+        values = [self.evaluator.evaluate(a) for a in args]
+        named = {k: self.evaluator.evaluate(v) for k, v in keywords.items()}
         if len(values) > 2:
             named.setdefault("scope", values.pop(2))
-        buffer = self.evaluator.call(
+        buffer = self.evaluator.call_reporting_errors(
             node,
             lambda: script.Buffer(*values, **named, name=name),  # type: ignore[arg-type]
         )
@@ -99,30 +101,30 @@ class BufferReader(BlockParser):
             buffer = buffer.with_fields(elem_offset=offset)
         return buffer
 
-    def _match_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
+    def _parse_match_buffer(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         if not arguments.args or isinstance(arguments.args[0], ast.Subscript):
-            return self._match_region(node, name, arguments)
-        handle = self.evaluator.value(arguments.args[0])
+            return self._parse_match_region(node, name, arguments)
+        handle = self.evaluator.evaluate(arguments.args[0])
         if isinstance(handle, Buffer):
-            return self._match_region(node, name, arguments)
+            return self._parse_match_region(node, name, arguments)
         if not isinstance(handle, Var) or handle not in self.handles:
             self.fail(node, "T.match_buffer takes a parameter of type T.handle, or a region")
         if self.handles[handle] is not None:
             self.fail(node, f"parameter '{handle.name}' is matched twice")
-        buffer = self._buffer(node, arguments.args[1:], arguments.keywords, name)
+        buffer = self._evaluate_buffer(node, arguments.args[1:], arguments.keywords, name)
         self.handles[handle] = buffer
         return buffer, None
 
-    def _match_region(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
+    def _parse_match_region(self, node: ast.AST, name: str, arguments: CallArguments) -> Opened:
         """Bind a buffer that is a region of another, whose dtype and scope it takes."""
         if not arguments.args:
             self.fail(node, "T.match_buffer takes a parameter or a region, and a shape")
-        region = self.evaluator.region(arguments.args[0])
+        region = self.evaluator.evaluate_region(arguments.args[0])
         keywords = dict(arguments.keywords)
         keywords.setdefault("scope", ast.Constant(region.buffer.scope))
         if len(arguments.args) < 3:
             keywords.setdefault("dtype", ast.Constant(region.buffer.dtype))
-        buffer = self._buffer(node, arguments.args[1:], keywords, name)
+        buffer = self._evaluate_buffer(node, arguments.args[1:], keywords, name)
         outer = len(region.region) - len(buffer.shape)
         if outer < 0 or any(not is_const(r.extent, 1) for r in region.region[:outer]):
             self.fail(
@@ -133,7 +135,7 @@ class BufferReader(BlockParser):
         return buffer, lambda body: DeclBuffer(buffer, region.buffer, *bounds, body)
 
 
-def _is_as_large(a: Buffer, b: Buffer) -> bool:
+def _has_same_layout(a: Buffer, b: Buffer) -> bool:
     """Return whether two dense row-major buffers have the same number of elements, dtype
     and scope.
     """

@@ -47,12 +47,12 @@ from ekiden.tir.stmt import Evaluate
 Argument = ExprLike | str | tir_expr.Buffer
 
 
-def literal(value: float, dtype: str | None) -> PrimExpr:
+def typed_constant(value: float, dtype: str | None) -> PrimExpr:
     """Return a number as a constant of a dtype (in every lane of a vector).
 
     Raises TypeError for a fraction where an integer is required.
     """
-    kind = None if dtype is None else dt.element(dtype)
+    kind = None if dtype is None else dt.element_dtype(dtype)
     if kind is not None and not dt.is_float(kind) and isinstance(value, float):
         raise TypeError(f"expected {dtype}, got the number {value!r}")
     return const(value, dtype)
@@ -63,23 +63,23 @@ def unfolded_binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExp
     integers of two widths are widened, other dtypes that differ raise TypeError.
     """
     if not isinstance(a, PrimExpr):
-        a = literal(a, b.dtype if isinstance(b, PrimExpr) else None)
+        a = typed_constant(a, b.dtype if isinstance(b, PrimExpr) else None)
     if not isinstance(b, PrimExpr):
-        b = literal(b, a.dtype)
+        b = typed_constant(b, a.dtype)
     if a.dtype != b.dtype:
-        if not (dt.is_int(a.dtype) and dt.is_int(b.dtype) and _lanes_agree(a, b)):
+        if not (dt.is_int(a.dtype) and dt.is_int(b.dtype) and _have_same_lanes(a, b)):
             raise TypeError(
                 f"operands of '{kind.symbol}' must have one dtype, got {a.dtype} and {b.dtype}"
             )
         wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
         a, b = prim.cast(a, wide), prim.cast(b, wide)
-    if kind in prim.BOOLEAN:
-        return kind(a, b, dt.with_lanes("bool", dt.vector(a.dtype)))
+    if kind in prim.BOOL_VALUED_OPS:
+        return kind(a, b, dt.with_lanes("bool", dt.lanes_suffix(a.dtype)))
     return kind(a, b, a.dtype)
 
 
-def _lanes_agree(a: PrimExpr, b: PrimExpr) -> bool:
-    return dt.vector(a.dtype) == dt.vector(b.dtype)
+def _have_same_lanes(a: PrimExpr, b: PrimExpr) -> bool:
+    return dt.lanes_suffix(a.dtype) == dt.lanes_suffix(b.dtype)
 
 
 class DType:
@@ -112,7 +112,7 @@ class DType:
             value = float(value)
         if isinstance(value, PrimExpr):
             return prim.cast(value, self.dtype)
-        return literal(value, self.dtype)
+        return typed_constant(value, self.dtype)
 
     def __repr__(self) -> str:
         return f"T.{self.dtype}"
@@ -173,7 +173,7 @@ def Buffer(  # noqa: N802 - TVM's name
     )
 
 
-def _call_argument(value: Argument) -> PrimExpr:
+def _convert_call_arg(value: Argument) -> PrimExpr:
     if isinstance(value, str):
         return StringImm(value)
     if isinstance(value, tir_expr.Buffer):
@@ -186,7 +186,9 @@ def call_intrin(*args: Argument, dtype: str | None = None) -> PrimExpr:
     `call_intrin("float32", "exp", x)`.
     """
     kind, op, *operands = args if dtype is None else (dtype, *args)
-    return Intrinsic(str(op).removeprefix("tir."), tuple(map(_call_argument, operands)), str(kind))
+    return Intrinsic(
+        str(op).removeprefix("tir."), tuple(map(_convert_call_arg, operands)), str(kind)
+    )
 
 
 def call_extern(*args: Argument, dtype: str | None = None, op: str = "call_extern") -> PrimExpr:
@@ -199,10 +201,10 @@ def call_extern(*args: Argument, dtype: str | None = None, op: str = "call_exter
 
 
 def _call_llvm(call: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
-    def make(*args: Argument, dtype: str | None = None) -> PrimExpr:
+    def construct_call(*args: Argument, dtype: str | None = None) -> PrimExpr:
         return call(*args) if dtype is None else call(dtype, *args)
 
-    return make
+    return construct_call
 
 
 def call_packed(*args: Argument, dtype: str | None = None) -> PrimExpr:
@@ -282,11 +284,11 @@ def evaluate(value: ExprLike) -> Evaluate:
     return Evaluate(prim.convert(value))
 
 
-def _pair(kind: type[BinaryExpr]) -> Callable[[ExprLike, ExprLike], PrimExpr]:
-    def make(a: ExprLike, b: ExprLike) -> PrimExpr:
+def _binary_constructor(kind: type[BinaryExpr]) -> Callable[[ExprLike, ExprLike], PrimExpr]:
+    def construct(a: ExprLike, b: ExprLike) -> PrimExpr:
         return unfolded_binary(kind, a, b)
 
-    return make
+    return construct
 
 
 def Not(a: ExprLike) -> PrimExpr:  # noqa: N802
@@ -301,26 +303,26 @@ def Select(condition: ExprLike, true_value: ExprLike, false_value: ExprLike) -> 
     """
     test, yes, no = prim.convert(condition, "bool"), true_value, false_value
     if not isinstance(yes, PrimExpr):
-        yes = literal(yes, no.dtype if isinstance(no, PrimExpr) else None)
+        yes = typed_constant(yes, no.dtype if isinstance(no, PrimExpr) else None)
     if not isinstance(no, PrimExpr):
-        no = literal(no, yes.dtype)
+        no = typed_constant(no, yes.dtype)
     return prim.Select(test, yes, no, yes.dtype)
 
 
 def Ramp(base: ExprLike, stride: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
     """Return the vector base, base + stride, ..."""
     low = prim.convert(base, "int64")
-    return tir_expr.Ramp(low, prim.convert(stride, low.dtype), tir_expr.lanes_of(lanes))
+    return tir_expr.Ramp(low, prim.convert(stride, low.dtype), tir_expr.parse_lanes(lanes))
 
 
 def Broadcast(value: ExprLike, lanes: ExprLike) -> PrimExpr:  # noqa: N802
     """Return the value in every lane."""
-    return tir_expr.Broadcast(prim.convert(value), tir_expr.lanes_of(lanes))
+    return tir_expr.Broadcast(prim.convert(value), tir_expr.parse_lanes(lanes))
 
 
 def VectorReduce(kind: str, value: PrimExpr) -> PrimExpr:  # noqa: N802
     """Combine the lanes of a vector by "sum", "max", "min" or "prod"."""
-    return tir_expr.VectorReduce(value, kind, dt.element(value.dtype))
+    return tir_expr.VectorReduce(value, kind, dt.element_dtype(value.dtype))
 
 
 def _cast(dtype: str, value: ExprLike) -> PrimExpr:
@@ -334,7 +336,7 @@ def Any(dtype: str = "int64") -> PrimExpr:  # noqa: N802
 
 def truncmod(a: ExprLike, b: ExprLike) -> PrimExpr:
     """Return the remainder of truncating division: `a - truncdiv(a, b) * b`."""
-    return prim.binary(prim.Sub, a, prim.binary(prim.Mul, prim.binary(Div, a, b), b))
+    return prim.fold_binary(prim.Sub, a, prim.fold_binary(prim.Mul, prim.fold_binary(Div, a, b), b))
 
 
 def _integer_limits(dtype: str) -> tuple[int, int]:
@@ -369,9 +371,9 @@ def ceildiv(a: ExprLike, b: ExprLike) -> PrimExpr:
     return (prim.convert(a) + b - 1) // b
 
 
-def _intrinsic(op: str) -> Callable[..., PrimExpr]:
+def _intrinsic_function(op: str) -> Callable[..., PrimExpr]:
     row = intrinsic.INTRINSICS[op]
-    if row.arity == intrinsic.ANY and row.effects:
+    if row.arity == intrinsic.ANY_ARITY and row.effects:
         return lambda *args, dtype=None: call_intrin(dtype or row.dtype or "int32", op, *args)
 
     def call(*args: Argument, dtype: str | None = None) -> PrimExpr:
@@ -384,21 +386,21 @@ def _intrinsic(op: str) -> Callable[..., PrimExpr]:
             dtype, *args = args  # type: ignore[assignment]  # T.reinterpret("float32", x)
         if row.arity >= 0 and len(args) != row.arity:
             raise TypeError(f"T.{op} takes {row.arity} arguments, got {len(args)}")
-        apart = row.dtype == intrinsic.LIKE_SECOND
-        values = tuple(map(_call_argument, args) if apart else _numbers(args))
-        return Intrinsic(op, values, dtype or intrinsic.result_dtype(op, values))
+        apart = row.dtype == intrinsic.DTYPE_OF_SECOND_ARG
+        values = tuple(map(_convert_call_arg, args) if apart else _unify_arguments(args))
+        return Intrinsic(op, values, dtype or intrinsic.infer_intrinsic_dtype(op, values))
 
     return call
 
 
-def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
+def _unify_arguments(args: Sequence[Argument]) -> Sequence[PrimExpr]:
     """Return arguments as expressions; integers among floats become floats."""
     floats = [a for a in args if isinstance(a, PrimExpr) and dt.is_float(a.dtype)]
     like = floats[0].dtype if floats else None
     return [
-        literal(a, like)
+        typed_constant(a, like)
         if like is not None and isinstance(a, (int, float)) and not isinstance(a, bool)
-        else _call_argument(a)
+        else _convert_call_arg(a)
         for a in args
     ]
 
@@ -406,21 +408,21 @@ def _numbers(args: Sequence[Argument]) -> Sequence[PrimExpr]:
 def _shift(op: str, a: ExprLike, b: ExprLike, dtype: str | None) -> PrimExpr:
     """Return a shift; Python numbers take the other side's dtype, or the requested one."""
     like = next((x.dtype for x in (a, b) if isinstance(x, PrimExpr)), dtype)
-    x, y = (v if isinstance(v, PrimExpr) else literal(v, like) for v in (a, b))
+    x, y = (v if isinstance(v, PrimExpr) else typed_constant(v, like) for v in (a, b))
     return Intrinsic(op, (x, y), dtype or x.dtype)
 
 
-_NAMES: dict[str, Callable[..., PrimExpr]] = {
+_BUILTINS_BY_NAME: dict[str, Callable[..., PrimExpr]] = {
     "Cast": _cast,
     "cast": lambda value, dtype: prim.cast(prim.convert(value), dtype),
-    "min": _pair(Min),
-    "max": _pair(Max),
-    "floordiv": _pair(FloorDiv),
-    "floormod": _pair(FloorMod),
-    "truncdiv": _pair(Div),
+    "min": _binary_constructor(Min),
+    "max": _binary_constructor(Max),
+    "floordiv": _binary_constructor(FloorDiv),
+    "floormod": _binary_constructor(FloorMod),
+    "truncdiv": _binary_constructor(Div),
     "Mod": truncmod,
-    "Div": _pair(Div),
-    "power": lambda a, b: _intrinsic("pow")(a, b),
+    "Div": _binary_constructor(Div),
+    "power": lambda a, b: _intrinsic_function("pow")(a, b),
     "ramp": Ramp,
     "broadcast": Broadcast,
     "tvm_call_packed": call_packed,
@@ -434,14 +436,14 @@ _NAMES: dict[str, Callable[..., PrimExpr]] = {
     "shift_left": lambda a, b, dtype=None: _shift("left_shift", a, b, dtype),
     "shift_right": lambda a, b, dtype=None: _shift("right_shift", a, b, dtype),
     **{
-        kind.__name__: _pair(kind)
+        kind.__name__: _binary_constructor(kind)
         for kind in (prim.Add, prim.Sub, prim.Mul, FloorDiv, FloorMod, Min, Max, prim.And, prim.Or)
     },
-    **{kind.__name__: _pair(kind) for kind in prim.COMPARISONS},
+    **{kind.__name__: _binary_constructor(kind) for kind in prim.COMPARISON_OPS},
 }
 
 
-_FORMS = (
+_STATEMENT_FORM_NAMES = (
     "grid serial parallel vectorized unroll thread_binding block init axis where reads writes "
     "block_attr func_attr alloc_buffer allocate decl_buffer match_buffer launch_thread LetStmt "
     "meta_var prefetch attr"
@@ -455,7 +457,7 @@ class Namespace:
     """The decorator; set where it is defined."""
 
     def __init__(self) -> None:
-        for name in _FORMS.split():
+        for name in _STATEMENT_FORM_NAMES.split():
             setattr(self, name, ScriptForm(name))
         for function in (
             Any, Broadcast, Buffer, Not, Ramp, Select, VectorReduce, call_extern, call_intrin,
@@ -464,14 +466,14 @@ class Namespace:
             evaluate, infinity, llvm_lookup_intrinsic_id, max_value, min_value, truncmod,
         ):  # fmt: skip
             setattr(self, function.__name__, function)
-        for name, builtin in _NAMES.items():
+        for name, builtin in _BUILTINS_BY_NAME.items():
             setattr(self, name, builtin)
         self.env_thread = EnvThread
 
     def __getattr__(self, name: str) -> object:
         if name in intrinsic.INTRINSICS:
-            attribute: object = _intrinsic(name)
-        elif dt.element(name) in dt.SCALAR_BITS and _has_lanes(name):
+            attribute: object = _intrinsic_function(name)
+        elif dt.element_dtype(name) in dt.SCALAR_BITS and _is_vector_dtype_name(name):
             attribute = DType(name)
         else:
             raise AttributeError(f"T has no {name!r}")
@@ -482,7 +484,7 @@ class Namespace:
         return "T"
 
 
-def _has_lanes(name: str) -> bool:
+def _is_vector_dtype_name(name: str) -> bool:
     return "x" not in name or name.partition("x")[2].isdigit()
 
 
@@ -505,7 +507,7 @@ class ModuleNamespace:
 
     def module_attrs(self, attrs: Mapping[str, object]) -> ModuleAttrs:
         """Return the attributes of a module."""
-        return ModuleAttrs(attrs_of(attrs))
+        return ModuleAttrs(convert_attrs(attrs))
 
     def __repr__(self) -> str:
         return "I"
@@ -522,22 +524,22 @@ T = Namespace()
 I = ModuleNamespace()  # noqa: E741
 
 
-def attrs_of(values: Mapping[str, object]) -> dict[str, object]:
+def convert_attrs(values: Mapping[str, object]) -> dict[str, object]:
     """Return a script's attributes: lists as tuples, constants (`T.bool(True)`) as Python
     values.
     """
-    return {key: _attribute(value) for key, value in values.items()}
+    return {key: _convert_attr(value) for key, value in values.items()}
 
 
-def _attribute(value: object) -> object:
+def _convert_attr(value: object) -> object:
     match value:
         case IntImm(value=number, dtype="bool"):
             return bool(number)
         case IntImm(value=number) | FloatImm(value=number):
             return number
         case list() | tuple():
-            return tuple(_attribute(element) for element in value)
+            return tuple(_convert_attr(element) for element in value)
         case dict():
-            return {key: _attribute(element) for key, element in value.items()}
+            return {key: _convert_attr(element) for key, element in value.items()}
         case _:
             return value

@@ -14,7 +14,7 @@ from ekiden.ir.expr import BaseFunc, GlobalVar
 from ekiden.ir.module import IRModule
 from ekiden.tir.script.builtins import I, T
 from ekiden.tir.script.evaluate import ScriptSource
-from ekiden.tir.script.parser import parse_function, parse_tree
+from ekiden.tir.script.parser import parse_function, parse_python_ast
 from ekiden.tir.stmt import PrimFunc
 
 PythonFunction = Callable[..., object]
@@ -39,11 +39,11 @@ def prim_func(
     frame = inspect.currentframe()
     caller = frame.f_back if frame is not None else None
     if func is not None:
-        return _parse(func, caller)
-    return lambda function: _parse(function, caller)
+        return _parse_python_function(func, caller)
+    return lambda function: _parse_python_function(function, caller)
 
 
-def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
+def _parse_python_function(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
     try:
         lines, first = inspect.getsourcelines(func)
     except OSError as error:
@@ -55,13 +55,17 @@ def _parse(func: PythonFunction, caller: FrameType | None) -> PrimFunc:
     source = ScriptSource(
         textwrap.dedent(text), inspect.getsourcefile(func) or "script", first, indent
     )
-    (node,) = parse_tree(source.text, source).body
+    (node,) = parse_python_ast(source.text, source).body
     assert isinstance(node, ast.FunctionDef)
-    names: dict[str, object] = {**func.__globals__, **_outer(caller), **_enclosed(func)}
+    names: dict[str, object] = {
+        **func.__globals__,
+        **_names_at_decorator(caller),
+        **_closure_variables(func),
+    }
     return parse_function(node, source, names)
 
 
-def _enclosed(func: PythonFunction) -> dict[str, object]:
+def _closure_variables(func: PythonFunction) -> dict[str, object]:
     """Return the enclosing functions' variables that a function uses, without unassigned ones such
     as the name of the class being defined.
     """
@@ -72,7 +76,7 @@ def _enclosed(func: PythonFunction) -> dict[str, object]:
     return names
 
 
-def _outer(caller: FrameType | None) -> dict[str, object]:
+def _names_at_decorator(caller: FrameType | None) -> dict[str, object]:
     """Return the names visible at the decorator, innermost frame first."""
     names: dict[str, object] = {}
     while caller is not None:

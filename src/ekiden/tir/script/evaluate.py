@@ -59,19 +59,19 @@ class ScriptSource:
     first_line: int = 1
     indent: int = 0
 
-    def fail(self, node: ast.AST, message: str) -> NoReturn:
+    def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError with the line and a caret under the node."""
         line = getattr(node, "lineno", 1)
         shown = self.text.split("\n")[line - 1]
         column = len(shown.encode()[: getattr(node, "col_offset", 0)].decode())
-        self.fail_at(line, column, message)
+        self.raise_error_at(line, column, message)
 
-    def warn(self, node: ast.AST, message: str) -> None:
+    def emit_warning(self, node: ast.AST, message: str) -> None:
         """Warn of something at a node, with its file position."""
         position = f"{self.name}:{getattr(node, 'lineno', 1) + self.first_line - 1}"
         warnings.warn(f"{position}: {message}", UserWarning, stacklevel=2)
 
-    def fail_at(self, line: int, column: int, message: str) -> NoReturn:
+    def raise_error_at(self, line: int, column: int, message: str) -> NoReturn:
         """Raise ParseError at a line (from 1) and a column (from 0) of the text."""
         lines = self.text.split("\n")
         shown = lines[line - 1] if line <= len(lines) else ""
@@ -91,47 +91,49 @@ class Evaluator:
         self.names: dict[str, object] = {}
         """What the script itself defined, up to here."""
 
-    def fail(self, node: ast.AST, message: str) -> NoReturn:
+    def raise_error(self, node: ast.AST, message: str) -> NoReturn:
         """Raise ParseError at a node."""
-        self.source.fail(node, message)
+        self.source.raise_error(node, message)
 
-    def value(self, node: ast.expr) -> object:
+    def evaluate(self, node: ast.expr) -> object:
         """Return the value of an expression."""
         method = _EVALUATORS.get(type(node))
         if method is None:
-            return self._as_python(node)
+            return self._eval_by_python(node)
         return method(self, node)
 
-    def expr(self, node: ast.expr, dtype: str | None = None) -> PrimExpr:
+    def evaluate_expr(self, node: ast.expr, dtype: str | None = None) -> PrimExpr:
         """Return an expression that must be a scalar; a number gets `dtype` or its default."""
-        return self.scalar(node, self.value(node), dtype)
+        return self.to_scalar(node, self.evaluate(node), dtype)
 
-    def scalar(self, node: ast.AST, value: object, dtype: str | None = None) -> PrimExpr:
+    def to_scalar(self, node: ast.AST, value: object, dtype: str | None = None) -> PrimExpr:
         """Return a value as a scalar expression."""
         if isinstance(value, PrimExpr):
             return value
-        if isinstance(value, prim.Comparison):
+        if isinstance(value, prim.DeferredComparison):
             return value.asobject()
         if isinstance(value, (bool, int, float)):
             try:
-                return script.literal(value, dtype)
+                return script.typed_constant(value, dtype)
             except TypeError as error:
-                self.fail(node, str(error))
-        self.fail(node, f"expected a scalar expression, got {_described(value)}")
+                self.raise_error(node, str(error))
+        self.raise_error(node, f"expected a scalar expression, got {_describe_value(value)}")
 
-    def call(self, node: ast.AST, function: Callable[..., object], *args: object) -> object:
+    def call_reporting_errors(
+        self, node: ast.AST, function: Callable[..., object], *args: object
+    ) -> object:
         """Call a Python function; report its error at the node."""
         try:
             return function(*args)
         except _REPORTED_ERRORS as error:
-            self.fail(node, str(error).strip("'\""))
+            self.raise_error(node, str(error).strip("'\""))
 
     # Nodes.
 
-    def _constant(self, node: ast.Constant) -> object:
+    def _eval_constant(self, node: ast.Constant) -> object:
         return node.value
 
-    def _name(self, node: ast.Name) -> object:
+    def _eval_name(self, node: ast.Name) -> object:
         name = node.id
         if name in self.names:
             return self.names[name]
@@ -139,100 +141,104 @@ class Evaluator:
             return self.globals[name]
         if hasattr(builtins, name):
             return getattr(builtins, name)
-        self.fail(node, f"undefined name '{name}'")
+        self.raise_error(node, f"undefined name '{name}'")
 
-    def _attribute(self, node: ast.Attribute) -> object:
-        owner = self.value(node.value)
+    def _eval_attribute(self, node: ast.Attribute) -> object:
+        owner = self.evaluate(node.value)
         try:
             return getattr(owner, node.attr)
         except AttributeError:
-            subject = "T" if owner is script.T else _described(owner)
-            self.fail(node, f"{subject} has no '{node.attr}'")
+            subject = "T" if owner is script.T else _describe_value(owner)
+            self.raise_error(node, f"{subject} has no '{node.attr}'")
 
-    def _call(self, node: ast.Call) -> object:
-        function = self.value(node.func)
+    def _eval_call(self, node: ast.Call) -> object:
+        function = self.evaluate(node.func)
         if isinstance(function, script.ScriptForm):
-            self.fail(node, f"{function!r} makes no expression")
-        args = self.sequence(node.args)
-        keywords = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
+            self.raise_error(node, f"{function!r} makes no expression")
+        args = self.evaluate_all(node.args)
+        keywords = {k.arg: self.evaluate(k.value) for k in node.keywords if k.arg is not None}
         if not callable(function):
-            self.fail(node, f"{_described(function)} cannot be called")
-        return self.call(node, lambda: function(*args, **keywords))
+            self.raise_error(node, f"{_describe_value(function)} cannot be called")
+        return self.call_reporting_errors(node, lambda: function(*args, **keywords))
 
-    def sequence(self, nodes: Sequence[ast.expr]) -> list[object]:
+    def evaluate_all(self, nodes: Sequence[ast.expr]) -> list[object]:
         """Return the values of arguments or elements; `*x` is unpacked."""
         values: list[object] = []
         for element in nodes:
             if isinstance(element, ast.Starred):
-                values.extend(self.value(element.value))  # type: ignore[arg-type]
+                values.extend(self.evaluate(element.value))  # type: ignore[arg-type]
             else:
-                values.append(self.value(element))
+                values.append(self.evaluate(element))
         return values
 
-    def _tuple(self, node: ast.Tuple) -> object:
-        return tuple(self.sequence(node.elts))
+    def _eval_tuple(self, node: ast.Tuple) -> object:
+        return tuple(self.evaluate_all(node.elts))
 
-    def _list(self, node: ast.List) -> object:
-        return self.sequence(node.elts)
+    def _eval_list(self, node: ast.List) -> object:
+        return self.evaluate_all(node.elts)
 
-    def _dict(self, node: ast.Dict) -> object:
+    def _eval_dict(self, node: ast.Dict) -> object:
         if any(k is None for k in node.keys):
-            return self._as_python(node)
-        keys = [self.value(k) for k in node.keys if k is not None]
-        return dict(zip(keys, map(self.value, node.values), strict=True))
+            return self._eval_by_python(node)
+        keys = [self.evaluate(k) for k in node.keys if k is not None]
+        return dict(zip(keys, map(self.evaluate, node.values), strict=True))
 
-    def _slice(self, node: ast.Slice) -> object:
+    def _eval_slice(self, node: ast.Slice) -> object:
         bounds = (node.lower, node.upper, node.step)
-        return slice(*(None if p is None else self.value(p) for p in bounds))
+        return slice(*(None if p is None else self.evaluate(p) for p in bounds))
 
-    def _subscript(self, node: ast.Subscript) -> object:
-        owner = self.value(node.value)
-        index = self.value(node.slice)
+    def _eval_subscript(self, node: ast.Subscript) -> object:
+        owner = self.evaluate(node.value)
+        index = self.evaluate(node.slice)
         if isinstance(owner, (Buffer, ByteView)):
-            return self.load(node, owner, index)
-        return self.call(node, lambda: owner[index])  # type: ignore[index]
+            return self.build_load(node, owner, index)
+        return self.call_reporting_errors(node, lambda: owner[index])  # type: ignore[index]
 
-    def _binary(self, node: ast.BinOp) -> object:
+    def _eval_binary(self, node: ast.BinOp) -> object:
         # A long sum leans to the left: walk down its spine instead of recursing.
         spine = [node]
         while isinstance(spine[-1].left, ast.BinOp):
             spine.append(spine[-1].left)
-        value = self.value(spine[-1].left)
+        value = self.evaluate(spine[-1].left)
         for operation in reversed(spine):
-            value = self._operator(operation, value, self.value(operation.right))
+            value = self._apply_binary_operator(operation, value, self.evaluate(operation.right))
         return value
 
-    def _operator(self, node: ast.BinOp, a: object, b: object) -> object:
+    def _apply_binary_operator(self, node: ast.BinOp, a: object, b: object) -> object:
         if not isinstance(a, PrimExpr) and not isinstance(b, PrimExpr):
-            return self.call(node, _PYTHON_BINARY[type(node.op)], a, b)
+            return self.call_reporting_errors(node, _PYTHON_BINARY_OPERATORS[type(node.op)], a, b)
         kind = _BINARY_NODES.get(type(node.op))
         if kind is not None:
-            result = self._exact(node, kind, a, b)
+            result = self._build_unfolded(node, kind, a, b)
             if isinstance(result, prim.Div) and not dt.is_float(result.dtype):
                 # prim.Div truncates integers as C does, Python's '/' divides exactly: neither is
                 # meant silently.
-                self.fail(node, "'/' of integers: write '//' (rounds down) or T.truncdiv")
+                self.raise_error(node, "'/' of integers: write '//' (rounds down) or T.truncdiv")
             return result
         name = _BITWISE_INTRINSICS.get(type(node.op))
         if name is None:
-            self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
+            self.raise_error(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
         like = next(x.dtype for x in (a, b) if isinstance(x, PrimExpr))
-        args = (self.scalar(node, a, like), self.scalar(node, b, like))
+        args = (self.to_scalar(node, a, like), self.to_scalar(node, b, like))
         return script.call_intrin(args[0].dtype, name, *args)
 
-    def _exact(self, node: ast.AST, kind: type[BinaryExpr], a: object, b: object) -> PrimExpr:
+    def _build_unfolded(
+        self, node: ast.AST, kind: type[BinaryExpr], a: object, b: object
+    ) -> PrimExpr:
         for operand in (a, b):
             if not isinstance(operand, (PrimExpr, bool, int, float)):
-                self.fail(node, f"expected a scalar expression, got {_described(operand)}")
+                self.raise_error(
+                    node, f"expected a scalar expression, got {_describe_value(operand)}"
+                )
         try:
             return script.unfolded_binary(kind, a, b)  # type: ignore[arg-type]
         except TypeError as error:
-            self.fail(node, str(error))
+            self.raise_error(node, str(error))
 
-    def _unary(self, node: ast.UnaryOp) -> object:
-        value = self.value(node.operand)
+    def _eval_unary(self, node: ast.UnaryOp) -> object:
+        value = self.evaluate(node.operand)
         if not isinstance(value, PrimExpr):
-            return self.call(node, _PYTHON_UNARY[type(node.op)], value)
+            return self.call_reporting_errors(node, _PYTHON_UNARY_OPERATORS[type(node.op)], value)
         match node.op:
             case ast.Not():
                 return prim.Not(value, value.dtype)
@@ -241,103 +247,113 @@ class Evaluator:
             case ast.UAdd():
                 return value
         return script.call_intrin(
-            value.dtype, "bitwise_xor", value, script.literal(-1, value.dtype)
+            value.dtype, "bitwise_xor", value, script.typed_constant(-1, value.dtype)
         )
 
-    def _boolean(self, node: ast.BoolOp) -> object:
-        values = [self.value(v) for v in node.values]
+    def _eval_bool_op(self, node: ast.BoolOp) -> object:
+        values = [self.evaluate(v) for v in node.values]
         if not any(isinstance(v, PrimExpr) for v in values):
             combine = all if isinstance(node.op, ast.And) else any
             return combine(bool(v) for v in values)
         kind = prim.And if isinstance(node.op, ast.And) else prim.Or
-        total = self.scalar(node, values[0], "bool")
+        total = self.to_scalar(node, values[0], "bool")
         for operand in values[1:]:
-            total = self._exact(node, kind, total, operand)
+            total = self._build_unfolded(node, kind, total, operand)
         return total
 
-    def _compare(self, node: ast.Compare) -> object:
-        values = [self.value(node.left), *(self.value(c) for c in node.comparators)]
+    def _eval_compare(self, node: ast.Compare) -> object:
+        values = [self.evaluate(node.left), *(self.evaluate(c) for c in node.comparators)]
         if not any(isinstance(v, PrimExpr) for v in values):
-            return self._as_python(node)
+            return self._eval_by_python(node)
         total: PrimExpr | None = None
         for n, symbol in enumerate(node.ops):
             kind = _COMPARISON_NODES.get(type(symbol))
             if kind is None:
-                self.fail(node, f"'{ast.unparse(node)}' has no meaning for scalar expressions")
-            one = self._exact(node, kind, values[n], values[n + 1])
+                self.raise_error(
+                    node, f"'{ast.unparse(node)}' has no meaning for scalar expressions"
+                )
+            one = self._build_unfolded(node, kind, values[n], values[n + 1])
             # A chained comparison `a < b < c` is a conjunction, as in Python.
-            total = one if total is None else self._exact(node, prim.And, total, one)
+            total = one if total is None else self._build_unfolded(node, prim.And, total, one)
         return total
 
-    def _conditional(self, node: ast.IfExp) -> object:
-        test = self.value(node.test)
+    def _eval_conditional(self, node: ast.IfExp) -> object:
+        test = self.evaluate(node.test)
         if not isinstance(test, PrimExpr):
-            return self.value(node.body if test else node.orelse)
-        yes, no = self.value(node.body), self.value(node.orelse)
-        return self.call(node, script.T.if_then_else, test, yes, no)  # type: ignore[arg-type]
+            return self.evaluate(node.body if test else node.orelse)
+        yes, no = self.evaluate(node.body), self.evaluate(node.orelse)
+        return self.call_reporting_errors(node, script.T.if_then_else, test, yes, no)  # type: ignore[arg-type]
 
-    def _as_python(self, node: ast.expr) -> object:
+    def _eval_by_python(self, node: ast.expr) -> object:
         """Evaluate comprehensions, lambdas and f-strings by Python itself, under the same names."""
         code = compile(ast.Expression(node), self.source.name, "eval")
         scope = {**self.globals, **self.names}
-        return self.call(node, lambda: eval(code, scope))
+        return self.call_reporting_errors(node, lambda: eval(code, scope))
 
     # Buffers.
 
-    def indices(self, node: ast.AST, index: object) -> tuple[PrimExpr, ...]:
+    def evaluate_indices(self, node: ast.AST, index: object) -> tuple[PrimExpr, ...]:
         """Return the indices in brackets; `a:b` of a known length is a Ramp."""
         index_list = index if isinstance(index, tuple) else (index,)
         return tuple(
-            self._ramp(node, i) if isinstance(i, slice) else self.scalar(node, i, "int64")
+            self._slice_to_ramp(node, i)
+            if isinstance(i, slice)
+            else self.to_scalar(node, i, "int64")
             for i in index_list
         )
 
-    def _ramp(self, node: ast.AST, index: slice) -> PrimExpr:
-        low = self.scalar(node, _start(index), "int64")
-        high = self.scalar(node, index.stop, "int64")
+    def _slice_to_ramp(self, node: ast.AST, index: slice) -> PrimExpr:
+        low = self.to_scalar(node, _slice_start(index), "int64")
+        high = self.to_scalar(node, index.stop, "int64")
         step = 1 if index.step is None else index.step
-        lanes = simplify(prim.binary(prim.FloorDiv, high - low, step))
+        lanes = simplify(prim.fold_binary(prim.FloorDiv, high - low, step))
         if not isinstance(lanes, IntImm):
-            self.fail(node, "a slice used as an index must have a length that is a number")
+            self.raise_error(node, "a slice used as an index must have a length that is a number")
         stride = prim.convert(step, low.dtype)
         return Ramp(low, stride, lanes.value, dt.with_lanes(low.dtype, lanes.value))
 
-    def load(self, node: ast.AST, buffer: Buffer | ByteView, index: object) -> BufferLoad:
+    def build_load(self, node: ast.AST, buffer: Buffer | ByteView, index: object) -> BufferLoad:
         """Return a load of an element or a vector."""
-        indices = self.indices(node, index)
+        indices = self.evaluate_indices(node, index)
         if isinstance(buffer, ByteView):
-            return self.call(node, buffer.__getitem__, *indices)  # type: ignore[return-value]
+            return self.call_reporting_errors(node, buffer.__getitem__, *indices)  # type: ignore[return-value]
         rank = len(buffer.shape)
         if len(indices) not in (rank, 1):
-            self.fail(node, f"buffer '{buffer.name}' has {rank} axes, got {len(indices)} indices")
-        return BufferLoad(buffer, indices, dt.gathered(buffer.dtype, (i.dtype for i in indices)))
+            self.raise_error(
+                node, f"buffer '{buffer.name}' has {rank} axes, got {len(indices)} indices"
+            )
+        return BufferLoad(
+            buffer, indices, dt.gather_dtype(buffer.dtype, (i.dtype for i in indices))
+        )
 
-    def region(self, node: ast.expr) -> BufferRegion:
+    def evaluate_region(self, node: ast.expr) -> BufferRegion:
         """Return the region `A[i, 0:16]`, or all of `A`."""
-        owner = self.value(node.value if isinstance(node, ast.Subscript) else node)
+        owner = self.evaluate(node.value if isinstance(node, ast.Subscript) else node)
         if not isinstance(owner, Buffer):
-            self.fail(node, f"expected a region of a buffer, got {_described(owner)}")
+            self.raise_error(node, f"expected a region of a buffer, got {_describe_value(owner)}")
         if not isinstance(node, ast.Subscript):
             return BufferRegion(owner, tuple(map(Range, owner.shape)))
-        index = self.value(node.slice)
+        index = self.evaluate(node.slice)
         ranges = index if isinstance(index, tuple) else (index,)
         if len(ranges) != len(owner.shape):
             rank = len(owner.shape)
-            self.fail(node, f"buffer '{owner.name}' has {rank} axes, got {len(ranges)} ranges")
-        return BufferRegion(owner, tuple(self._range(node, i) for i in ranges))
+            self.raise_error(
+                node, f"buffer '{owner.name}' has {rank} axes, got {len(ranges)} ranges"
+            )
+        return BufferRegion(owner, tuple(self._index_range(node, i) for i in ranges))
 
-    def _range(self, node: ast.AST, index: object) -> Range:
+    def _index_range(self, node: ast.AST, index: object) -> Range:
         if not isinstance(index, slice):
-            return Range.from_min_extent(self.scalar(node, index, "int64"), 1)
-        low = self.scalar(node, _start(index), "int64")
-        return Range.from_min_extent(low, simplify(self.scalar(node, index.stop, "int64") - low))
+            return Range.from_min_extent(self.to_scalar(node, index, "int64"), 1)
+        low = self.to_scalar(node, _slice_start(index), "int64")
+        return Range.from_min_extent(low, simplify(self.to_scalar(node, index.stop, "int64") - low))
 
 
-def _start(index: slice) -> object:
+def _slice_start(index: slice) -> object:
     return 0 if index.start is None else index.start
 
 
-def _described(value: object) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, Buffer):
         return f"the buffer '{value.name}'"
     if isinstance(value, type) or callable(value):
@@ -348,31 +364,31 @@ def _described(value: object) -> str:
 
 
 # fmt: off
-_PYTHON_BINARY: dict[type[ast.operator], Callable[..., object]] = {
+_PYTHON_BINARY_OPERATORS: dict[type[ast.operator], Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
     ast.MatMult: operator.matmul,
 }
-_PYTHON_UNARY: dict[type[ast.unaryop], Callable[..., object]] = {
+_PYTHON_UNARY_OPERATORS: dict[type[ast.unaryop], Callable[..., object]] = {
     ast.Not: operator.not_, ast.USub: operator.neg, ast.UAdd: operator.pos,
     ast.Invert: operator.invert,
 }
 # fmt: on
 _EVALUATORS: dict[type[ast.expr], Callable[..., object]] = {
-    ast.Constant: Evaluator._constant,
-    ast.Name: Evaluator._name,
-    ast.Attribute: Evaluator._attribute,
-    ast.Call: Evaluator._call,
-    ast.Tuple: Evaluator._tuple,
-    ast.List: Evaluator._list,
-    ast.Dict: Evaluator._dict,
-    ast.Slice: Evaluator._slice,
-    ast.Subscript: Evaluator._subscript,
-    ast.BinOp: Evaluator._binary,
-    ast.UnaryOp: Evaluator._unary,
-    ast.BoolOp: Evaluator._boolean,
-    ast.Compare: Evaluator._compare,
-    ast.IfExp: Evaluator._conditional,
+    ast.Constant: Evaluator._eval_constant,
+    ast.Name: Evaluator._eval_name,
+    ast.Attribute: Evaluator._eval_attribute,
+    ast.Call: Evaluator._eval_call,
+    ast.Tuple: Evaluator._eval_tuple,
+    ast.List: Evaluator._eval_list,
+    ast.Dict: Evaluator._eval_dict,
+    ast.Slice: Evaluator._eval_slice,
+    ast.Subscript: Evaluator._eval_subscript,
+    ast.BinOp: Evaluator._eval_binary,
+    ast.UnaryOp: Evaluator._eval_unary,
+    ast.BoolOp: Evaluator._eval_bool_op,
+    ast.Compare: Evaluator._eval_compare,
+    ast.IfExp: Evaluator._eval_conditional,
 }

@@ -16,7 +16,7 @@ from ekiden.runtime.errors import ScheduleError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 
-INTRINSIC_MODULES = ("lanes", "x86", "cuda")
+TENSOR_INTRIN_MODULES = ("lanes", "x86", "cuda")
 """Modules of this folder that register intrinsics."""
 
 
@@ -47,11 +47,11 @@ class TensorIntrin:
                 f"got {len(desc.params)} and {len(impl.params)}"
             )
         for a, b in zip(desc.buffers, impl.buffers, strict=True):
-            if a.dtype != b.dtype or _sizes(a.shape) != _sizes(b.shape):
+            if a.dtype != b.dtype or _comparable_shape(a.shape) != _comparable_shape(b.shape):
                 raise ValueError(
                     f"TensorIntrin.register {name!r}: buffer {a.name!r} is {a.dtype}"
-                    f"{_sizes(a.shape)} in the description and {b.dtype}{_sizes(b.shape)} in the "
-                    "implementation"
+                    f"{_comparable_shape(a.shape)} in the description and "
+                    f"{b.dtype}{_comparable_shape(b.shape)} in the implementation"
                 )
         intrin = TensorIntrin._table[name] = TensorIntrin(name, desc, impl)
         return intrin
@@ -64,7 +64,7 @@ class TensorIntrin:
         intrinsic by its name only.
         """
         if name not in TensorIntrin._table:
-            for module in INTRINSIC_MODULES:
+            for module in TENSOR_INTRIN_MODULES:
                 load_module(f"{__name__}.{module}")
         intrin = TensorIntrin._table.get(name)
         if intrin is None:
@@ -74,7 +74,7 @@ class TensorIntrin:
         return intrin
 
 
-def _sizes(shape: tuple[object, ...]) -> list[object]:
+def _comparable_shape(shape: tuple[object, ...]) -> list[object]:
     """Return a shape with constants as numbers; symbols stay themselves."""
     return [d.value if isinstance(d, IntImm) else d for d in shape]
 

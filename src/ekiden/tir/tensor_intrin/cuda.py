@@ -21,31 +21,34 @@ from ekiden.tir.tensor_intrin import TensorIntrin
 
 
 @dataclass(frozen=True, slots=True)
-class _WmmaTypes:
+class _WmmaVariant:
     """The types of a WMMA product: TVM's abbreviation and dtype, of the factors and of the
     accumulator.
     """
 
-    word: str
+    tvm_abbreviation: str
     dtype: str
-    sums: str
-    total: str
+    accumulator_abbreviation: str
+    accumulator_dtype: str
 
 
-_WMMA_TYPES = (
-    _WmmaTypes("f16", "float16", "f32", "float32"),
-    _WmmaTypes("bf16", "bfloat16", "f32", "float32"),
-    _WmmaTypes("s8", "int8", "s32", "int32"),
-    _WmmaTypes("u8", "uint8", "s32", "int32"),
+_WMMA_VARIANTS = (
+    _WmmaVariant("f16", "float16", "f32", "float32"),
+    _WmmaVariant("bf16", "bfloat16", "f32", "float32"),
+    _WmmaVariant("s8", "int8", "s32", "int32"),
+    _WmmaVariant("u8", "uint8", "s32", "int32"),
 )
 
 
-def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
-    """Return description and implementation of a fragment load. is_turned: memory holds the
-    transposed factor, and so does the fragment.
+def _load_matrix_intrin(
+    dtype: str, which: str, memory: str, is_turned: bool
+) -> tuple[PrimFunc, PrimFunc]:
+    """Return description and implementation of wmma.load_matrix_sync: a 16 x 16 tile from memory to
+    a fragment. is_turned: memory holds the transposed factor, and so does the fragment.
     """
     scope = f"wmma.matrix_{which}"
-    # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major and
+    # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major_strides
+    # and
     # col_major.
     layout = "col_major" if is_turned else "row_major"
 
@@ -84,7 +87,8 @@ def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFun
     return desc, impl
 
 
-def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
+def _fill_fragment_intrin(dtype: str) -> tuple[PrimFunc, PrimFunc]:
+    """Return description and implementation of wmma.fill_fragment with zeros."""
     zero = const(0, dtype)
 
     @T.prim_func
@@ -117,9 +121,9 @@ def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
     return desc, impl
 
 
-def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
+def _mma_sync_intrin(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
-    def straight(a: T.handle, b: T.handle, c: T.handle) -> None:
+    def desc(a: T.handle, b: T.handle, c: T.handle) -> None:
         """Describe the product with B untransposed."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
@@ -130,7 +134,7 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
                 C[vi, vj] = C[vi, vj] + T.Cast(total, A[vi, vk]) * T.Cast(total, B[vk, vj])
 
     @T.prim_func
-    def turned(a: T.handle, b: T.handle, c: T.handle) -> None:
+    def transposed_desc(a: T.handle, b: T.handle, c: T.handle) -> None:
         """Describe the product with B transposed."""
         A = T.match_buffer(a, (16, 16), dtype, scope="wmma.matrix_a")
         B = T.match_buffer(b, (16, 16), dtype, scope="wmma.matrix_b")
@@ -174,10 +178,10 @@ def _multiply(dtype: str, total: str, is_turned: bool) -> tuple[PrimFunc, PrimFu
             )
         )
 
-    return turned if is_turned else straight, impl
+    return transposed_desc if is_turned else desc, impl
 
 
-def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
+def _store_matrix_intrin(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     @T.prim_func
     def desc(a: T.handle, c: T.handle) -> None:
         """Describe the store: a copy of a fragment to memory."""
@@ -212,22 +216,24 @@ def _store(dtype: str, memory: str) -> tuple[PrimFunc, PrimFunc]:
     return desc, impl
 
 
-for _row in _WMMA_TYPES:
+for _row in _WMMA_VARIANTS:
     for _turned, _end in ((False, ""), (True, "_trans")):
         for _which in "ab":
             for _memory in ("shared", "global"):
                 TensorIntrin.register(
-                    f"wmma_load_16x16x16_{_row.word}_{_which}{_end}_{_memory}",
-                    *_load(_row.dtype, _which, _memory, _turned),
+                    f"wmma_load_16x16x16_{_row.tvm_abbreviation}_{_which}{_end}_{_memory}",
+                    *_load_matrix_intrin(_row.dtype, _which, _memory, _turned),
                 )
         TensorIntrin.register(
-            f"wmma_sync_16x16x16_{_row.word}{_row.word}{_row.sums}{_end}",
-            *_multiply(_row.dtype, _row.total, _turned),
+            f"wmma_sync_16x16x16_{_row.tvm_abbreviation}{_row.tvm_abbreviation}{_row.accumulator_abbreviation}{_end}",
+            *_mma_sync_intrin(_row.dtype, _row.accumulator_dtype, _turned),
         )
 for _word, _dtype in (("f32", "float32"), ("s32", "int32")):
-    TensorIntrin.register(f"wmma_fill_16x16x16_{_word}", *_fill(_dtype))
+    TensorIntrin.register(f"wmma_fill_16x16x16_{_word}", *_fill_fragment_intrin(_dtype))
     for _memory in ("shared", "global"):
-        TensorIntrin.register(f"wmma_store_16x16x16_{_word}_{_memory}", *_store(_dtype, _memory))
+        TensorIntrin.register(
+            f"wmma_store_16x16x16_{_word}_{_memory}", *_store_matrix_intrin(_dtype, _memory)
+        )
 
 WMMA_SYNC_16x16x16_f16f16f32_INTRIN = "wmma_sync_16x16x16_f16f16f32"
 WMMA_SYNC_16x16x16_f16f16f32_TRANS_INTRIN = "wmma_sync_16x16x16_f16f16f32_trans"

@@ -4,7 +4,7 @@
               out[i, j] = f(d[i, j], ...)                  ->   sums in registers, k outside, then f
 
 A table entry declares the required processor features and the options, and writes the statements of
-one tile; `Schedule.tensorize` matches a program's tile: a `TileNest`.
+one tile; `Schedule.tensorize` matches a program's tile: a `MatmulTileNest`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PartialSums:
 
 
 @dataclass(frozen=True, slots=True)
-class TileNest:
+class MatmulTileNest:
     """A tile of a matrix product: d[i, j] over `rows` x `columns`, with one factor invariant in j
     and one invariant in i.
 
@@ -74,7 +74,7 @@ class TileNest:
     epilogue_flops: int
     part: PartialSums | None
     number: PrimExpr | None
-    following: PrimExpr
+    next_panel_offset: PrimExpr
     many: PrimExpr | None = None
     a_stride: PrimExpr | None = None
 
@@ -90,10 +90,10 @@ class MicroKernel:
     """
 
     name: str
-    needs: tuple[str, ...]
+    required_features: tuple[str, ...]
     defaults: Options
-    write: Callable[[TileNest, Options], Stmt]
-    any_rows: bool = False
+    write: Callable[[MatmulTileNest, Options], Stmt]
+    accepts_any_rows: bool = False
 
     _table: ClassVar[dict[str, MicroKernel]] = {}
 
@@ -123,9 +123,9 @@ class MicroKernel:
         if kernel is None:
             available = ", ".join(sorted(MicroKernel._table))
             raise ScheduleError(f"micro-kernel {name!r}: there is none; there are {available}")
-        return kernel, kernel.options_of(option_text)
+        return kernel, kernel.parse_options(option_text)
 
-    def options_of(self, text: str) -> Options:
+    def parse_options(self, text: str) -> Options:
         """Return all options: those of a text like "own=16, unroll=2", and the defaults. Raises
         ScheduleError for an unknown option.
         """
@@ -143,4 +143,4 @@ class MicroKernel:
         return options
 
 
-__all__ = ["MicroKernel", "Options", "PartialSums", "SumLoop", "TileNest"]
+__all__ = ["MatmulTileNest", "MicroKernel", "Options", "PartialSums", "SumLoop"]

@@ -12,41 +12,41 @@ from __future__ import annotations
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, PrimFunc, Stmt
 from ekiden.tir.transform.no_ops import has_effects
-from ekiden.tir.transform.simplification import assumed, simplify
-from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, with_body
+from ekiden.tir.transform.simplification import assumed_condition, simplify
+from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
 
 
-class _Remove(StmtMutator):
+class _AssumeRemover(StmtMutator):
     def __init__(self) -> None:
         self.seen = False
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression unchanged: only statements assume."""
         return expr
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Rewrite T.assume(c) to nothing."""
-        if assumed(stmt) is None:
+        if assumed_condition(stmt) is None:
             return stmt
         self.seen = True
-        return EMPTY_STMT
+        return NO_OP
 
     def visit_for(self, stmt: For) -> Stmt:
         """Remove a loop left empty."""
         new = super().visit_for(stmt)
-        return EMPTY_STMT if isinstance(new, For) and is_nothing(new.body) else new
+        return NO_OP if isinstance(new, For) and is_no_op(new.body) else new
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Remove a branch left empty, unless its condition has effects."""
         new = super().visit_if(stmt)
-        if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
-            return new if has_effects(new.condition) else EMPTY_STMT
+        if isinstance(new, IfThenElse) and is_no_op(new.then_case) and new.else_case is None:
+            return new if has_effects(new.condition) else NO_OP
         return new
 
 
 def remove_assume(func: PrimFunc) -> PrimFunc:
     """Return the function without assumptions; the same object if it has none."""
-    remove = _Remove()
+    remove = _AssumeRemover()
     body = remove.visit(func.body)
     return with_body(func, body) if remove.seen else func
 

@@ -5,12 +5,12 @@ with attr(A, "pragma_unroll", 1): B[0] = A[0]   ->   B[0] = A[0]
 
 from __future__ import annotations
 
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.stmt import AttrStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator
 
 
-class _Drop(StmtMutator):
+class _AttributeDropper(StmtMutator):
     def visit_attr(self, stmt: AttrStmt) -> Stmt:
         """Rewrite attr { s } to s."""
         return self.visit(stmt.body)
@@ -18,6 +18,6 @@ class _Drop(StmtMutator):
 
 def drop_attributes(func: PrimFunc) -> PrimFunc:
     """Return the function without AttrStmts."""
-    if AttrStmt not in contents(func.body).statements:
+    if AttrStmt not in summarize_stmt(func.body).stmt_types:
         return func
-    return func.with_fields(body=_Drop().visit(func.body))
+    return func.with_fields(body=_AttributeDropper().visit(func.body))

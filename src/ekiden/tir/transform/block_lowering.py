@@ -15,22 +15,22 @@ LoopPartition removes from the main part of the loops.
 from __future__ import annotations
 
 from ekiden.arith import simplify
-from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, binary, const, is_const, logical_and
+from ekiden.ir.prim import EQ, Intrinsic, PrimExpr, Var, const, fold_binary, is_const, logical_and
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
-from ekiden.tir.predicates import conjunction, init_conditions
+from ekiden.tir.predicates import init_conditions, join_conjuncts
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
 from ekiden.tir.transform.double_buffers import DOUBLE_BUFFER_ANNOTATION
 from ekiden.tir.transform.inject_prefetch import inject_prefetch
 from ekiden.tir.transform.storage_alignment import (
     ALIGNMENT_ANNOTATION,
     AlignmentRule,
-    alignments_of,
+    alignment_rules,
 )
-from ekiden.tir.visitor import StmtMutator, sequence, substitute
+from ekiden.tir.visitor import StmtMutator, flatten_seq, substitute
 
 
-class _LowerBlocks(StmtMutator):
+class _BlockLowerer(StmtMutator):
     def __init__(self) -> None:
         self.aligned: dict[str, tuple[AlignmentRule, ...]] = {}
 
@@ -39,44 +39,44 @@ class _LowerBlocks(StmtMutator):
         then runs even if they are empty.
         """
         stmt = inject_prefetch(stmt)
-        filled = _only_block(stmt)
+        filled = _block_of_perfect_nest(stmt)
         if filled is not None and _is_double_buffered(filled):
             plain = filled.with_fields(block=filled.block.with_fields(annotations=None))
-            return _mark_fill(self.visit(_replace_inner(stmt, plain)))
-        realize = _reducing_nest(stmt)
+            return _mark_double_buffer(self.visit(_replace_innermost(stmt, plain)))
+        realize = _match_reduction_nest(stmt)
         if realize is None:
             return super().visit_for(stmt)
         block = realize.block.with_fields(init=None)
-        loops = super().visit_for(_replace_inner(stmt, realize.with_fields(block=block)))
+        loops = super().visit_for(_replace_innermost(stmt, realize.with_fields(block=block)))
         assert realize.block.init is not None
         init = substitute(self.visit(realize.block.init), _spatial_values(realize))
-        predicate = conjunction(init_conditions(realize))
-        return sequence(_guarded(init, _marked(predicate)), loops)
+        predicate = join_conjuncts(init_conditions(realize))
+        return flatten_seq(_guard_body(init, _mark_likely(predicate)), loops)
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """Rewrite for ..: block(vi = e): init; body to for ..: if first: init[vi := e]; body[vi :=
         e].
         """
-        self.aligned |= alignments_of(stmt.block)
+        self.aligned |= alignment_rules(stmt.block)
         values = {i.var: v for i, v in zip(stmt.block.iter_vars, stmt.iter_values, strict=True)}
         body = substitute(self.visit(stmt.block.body), values)
         if stmt.block.init is not None:
             first: PrimExpr = const(True)
             for iter_var, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
                 if iter_var.kind is IterKind.REDUCE:
-                    first = logical_and(first, binary(EQ, value, 0))
+                    first = logical_and(first, fold_binary(EQ, value, 0))
             init = substitute(self.visit(stmt.block.init), values)
-            body = sequence(_guarded(init, first), body)
+            body = flatten_seq(_guard_body(init, first), body)
         if _is_double_buffered(stmt):
-            body = _mark_fill(body)
-        return _guarded(body, _marked(stmt.predicate))
+            body = _mark_double_buffer(body)
+        return _guard_body(body, _mark_likely(stmt.predicate))
 
 
-def _guarded(body: Stmt, condition: PrimExpr) -> Stmt:
+def _guard_body(body: Stmt, condition: PrimExpr) -> Stmt:
     return body if is_const(condition, True) else IfThenElse(condition, body)
 
 
-def _marked(predicate: PrimExpr) -> PrimExpr:
+def _mark_likely(predicate: PrimExpr) -> PrimExpr:
     """Return a predicate marked likely, so that loop_partition may peel the tail it masks."""
     return predicate if is_const(predicate) else Intrinsic("likely", (predicate,), "bool")
 
@@ -85,14 +85,14 @@ def _is_double_buffered(realize: BlockRealize) -> bool:
     return (realize.block.annotations or {}).get("double_buffer_scope") is not None
 
 
-def _mark_fill(body: Stmt) -> Stmt:
+def _mark_double_buffer(body: Stmt) -> Stmt:
     """Return the statement in the marked loop that inject_double_buffer looks for."""
     return For(
         Var("fill"), const(0), const(1), ForKind.SERIAL, body, {DOUBLE_BUFFER_ANNOTATION: True}
     )
 
 
-def _only_block(stmt: Stmt) -> BlockRealize | None:
+def _block_of_perfect_nest(stmt: Stmt) -> BlockRealize | None:
     """Return the block at the end of a perfect loop nest, or None."""
     while isinstance(stmt, For):
         stmt = stmt.body
@@ -104,7 +104,7 @@ def _spatial_values(realize: BlockRealize) -> dict[Var, PrimExpr]:
     return {i.var: v for i, v in pairs if i.kind is IterKind.SPATIAL}
 
 
-def _reducing_nest(stmt: For) -> BlockRealize | None:
+def _match_reduction_nest(stmt: For) -> BlockRealize | None:
     """Return the block with an init at the end of a nest of loops that only its reduction uses, or
     None.
     """
@@ -119,10 +119,10 @@ def _reducing_nest(stmt: For) -> BlockRealize | None:
         return None  # asked first: most nests are done with here
     if not loops.keys().isdisjoint(free_vars(*init_conditions(inner))):
         return None
-    return inner if _starts_at_zero(inner, loops) else None
+    return inner if _starts_reduction_once(inner, loops) else None
 
 
-def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
+def _starts_reduction_once(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
     """Return whether the first iteration of the loops, and no other, starts the reduction.
 
     In the tail of a split loop it does not; and a loop that nothing depends on repeats the whole
@@ -135,7 +135,7 @@ def _starts_at_zero(realize: BlockRealize, loops: dict[Var, PrimExpr]) -> bool:
     return all(is_const(simplify(substitute_expr(v, loops)), 0) for v in reduced)
 
 
-def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
+def _replace_innermost(stmt: Stmt, inner: Stmt) -> For:
     chain: list[For] = []
     while isinstance(stmt, For):
         chain.append(stmt)
@@ -148,7 +148,7 @@ def _replace_inner(stmt: Stmt, inner: Stmt) -> For:
 
 def lower_blocks(func: PrimFunc) -> PrimFunc:
     """Return the function without blocks; requested strides become a function attribute."""
-    lowering = _LowerBlocks()
+    lowering = _BlockLowerer()
     body = lowering.visit(func.body)
     attrs = (
         {**(func.attrs or {}), ALIGNMENT_ANNOTATION: lowering.aligned}

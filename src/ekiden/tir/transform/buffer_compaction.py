@@ -23,9 +23,9 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.range import Range
-from ekiden.tir.contents import buffers_inside
+from ekiden.tir.contents import accessed_buffers
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp
-from ekiden.tir.regions import Access, accesses, region
+from ekiden.tir.regions import Access, bounding_region, buffer_accesses
 from ekiden.tir.stmt import (
     Allocate,
     BufferStore,
@@ -38,12 +38,12 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.visitor import (
-    EMPTY_STMT,
+    NO_OP,
     ExprRewriter,
     StmtMutator,
+    flatten_seq,
     has_only_region_accesses,
-    sequence,
-    walk,
+    pre_order_stmts,
 )
 
 MAX_PRIVATE_BYTES = 1 << 10
@@ -63,27 +63,29 @@ class _OffsetRewriter(ExprRewriter):
     """A rewriter of a buffer's accesses to accesses of its compact form."""
 
     def __init__(self, old: Buffer, new: Buffer, ranges: Sequence[Range]) -> None:
-        super().__init__(self._load)
+        super().__init__(self._rewrite_load)
         self._old, self._new = old, new
         self._low = [r.min for r in ranges]
 
-    def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _subtract_offsets(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return tuple(_subtract_offset(i, low) for i, low in zip(indices, self._low, strict=True))
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer is self._old:
-            return e.with_fields(buffer=self._new, indices=self._moved(e.indices))
+            return e.with_fields(buffer=self._new, indices=self._subtract_offsets(e.indices))
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite t[i] = v to t[i - low] = v."""
         if stmt.buffer is not self._old:
             return super().visit_store(stmt)
-        indices = self._moved(self.exprs(stmt.indices))
-        return stmt.with_fields(buffer=self._new, value=self.expr(stmt.value), indices=indices)
+        indices = self._subtract_offsets(self.exprs(stmt.indices))
+        return stmt.with_fields(
+            buffer=self._new, value=self.rewrite_expr(stmt.value), indices=indices
+        )
 
 
-class _Compact(StmtMutator):
+class _BufferCompactor(StmtMutator):
     def __init__(self) -> None:
         self._loops: list[For] = []
         self._names: set[Var] = set()
@@ -103,34 +105,38 @@ class _Compact(StmtMutator):
         return new
 
     # The region of such an access is that of one thread, whose part of the memory it is.
-    def _is_named_by_thread(self, buffer: Buffer, touched: Sequence[Access]) -> bool:
+    def _is_indexed_by_thread(self, buffer: Buffer, touched: Sequence[Access]) -> bool:
         """Return whether memory shared by threads is indexed by variables with a value per
         thread.
         """
         used = {v for access in touched for v in free_vars(*access.indices)}
-        return not used.isdisjoint(self._names) and any(_shares(buffer, f) for f in self._loops)
+        return not used.isdisjoint(self._names) and any(
+            _is_shared_by_threads(buffer, f) for f in self._loops
+        )
 
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Compact inner buffers first; leave a buffer with flat accesses or a taken address in
         place.
         """
         stmt = stmt.with_fields(body=self.visit(stmt.body))
-        touched = accesses(stmt.body, stmt.buffer)
+        touched = buffer_accesses(stmt.body, stmt.buffer)
         rank = len(stmt.buffer.shape)
         flat = any(len(a.indices) != rank for a in touched)
         handed = any(a.extents is not None for a in touched)
         if handed and not has_only_region_accesses(stmt.body, stmt.buffer):
             return stmt
+        # A compact buffer has another layout: whoever knows the old one (flat indices, strides,
+        # views) would read wrong elements.
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
-        if self._is_named_by_thread(stmt.buffer, touched):
+        if self._is_indexed_by_thread(stmt.buffer, touched):
             return stmt
         if stmt.buffer.scope == "global":
             own = stmt.buffer.with_fields(scope="local")
             body = _OffsetRewriter(stmt.buffer, own, _full_region(own)).visit(stmt.body)
             if _is_thread_private(body, own, list(self._loops)):
-                return _place(body, own, list(self._loops), [])
-        return _place(stmt.body, stmt.buffer, list(self._loops), [])
+                return _sink_allocation(body, own, list(self._loops), [])
+        return _sink_allocation(stmt.body, stmt.buffer, list(self._loops), [])
 
 
 # Threads that compute the same elements (where a stencil overlaps, or an edge cuts off) would write
@@ -142,16 +148,16 @@ def _is_thread_private(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
     crosses = False
     while True:
         if isinstance(s, For) and _is_rewritten_each_iteration(
-            buffer, accesses(s.body, buffer), [*outer, s]
+            buffer, buffer_accesses(s.body, buffer), [*outer, s]
         ):
-            crosses = crosses or _thread_of(s).startswith("threadIdx")
+            crosses = crosses or _thread_axis(s).startswith("threadIdx")
             outer = [*outer, s]
             s = s.body
         elif isinstance(s, (LetStmt, Allocate)):
             s = s.body
         elif isinstance(s, SeqStmt):
             touching = [
-                stmt_of_seq for stmt_of_seq in s.seq if buffer in buffers_inside(stmt_of_seq)
+                stmt_of_seq for stmt_of_seq in s.seq if buffer in accessed_buffers(stmt_of_seq)
             ]
             if len(touching) != 1:
                 break
@@ -159,51 +165,56 @@ def _is_thread_private(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
         else:
             break
     size = dt.itemsize(buffer.dtype)
-    for axis_range in region(buffer, accesses(s, buffer), outer) if crosses else ():
+    for axis_range in bounding_region(buffer, buffer_accesses(s, buffer), outer) if crosses else ():
         if not isinstance(axis_range.extent, IntImm):
             return False
         size *= int(axis_range.extent.value)
+    # Private arrays beyond this size spill from registers to local memory, which is as slow as
+    # global memory.
     return crosses and size <= MAX_PRIVATE_BYTES
 
 
-def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
-    """Return the statement with the buffer allocated as deep inside as all its accesses allow."""
+def _sink_allocation(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
+    """Sink a buffer's allocation as deep into a statement as all its accesses allow."""
     match s:
-        case For() if not _shares(buffer, s) and _is_rewritten_each_iteration(
-            buffer, accesses(s.body, buffer), [*outer, s]
+        case For() if not _is_shared_by_threads(buffer, s) and _is_rewritten_each_iteration(
+            buffer, buffer_accesses(s.body, buffer), [*outer, s]
         ):
-            return s.with_fields(body=_place(s.body, buffer, [*outer, s], [*crossed, s]))
+            return s.with_fields(body=_sink_allocation(s.body, buffer, [*outer, s], [*crossed, s]))
         case Allocate():
-            return s.with_fields(body=_place(s.body, buffer, outer, crossed))
-        case LetStmt() if not any(_shares(buffer, f) for f in outer if f not in crossed):
-            return s.with_fields(body=_place(s.body, buffer, outer, crossed))
+            return s.with_fields(body=_sink_allocation(s.body, buffer, outer, crossed))
+        case LetStmt() if not any(
+            _is_shared_by_threads(buffer, f) for f in outer if f not in crossed
+        ):
+            return s.with_fields(body=_sink_allocation(s.body, buffer, outer, crossed))
         case SeqStmt():
             touching = [
-                n for n, stmt_of_seq in enumerate(s.seq) if buffer in buffers_inside(stmt_of_seq)
+                n for n, stmt_of_seq in enumerate(s.seq) if buffer in accessed_buffers(stmt_of_seq)
             ]
+            # All accesses are in one child of the sequence, so the live range ends within it.
             if len(touching) == 1:
-                inner = _place(s.seq[touching[0]], buffer, outer, crossed)
-                return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])
-    return _allocate(s, buffer, outer, crossed)
+                inner = _sink_allocation(s.seq[touching[0]], buffer, outer, crossed)
+                return flatten_seq(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])
+    return _allocate_compact(s, buffer, outer, crossed)
 
 
 def _has_view(root: Stmt, buffer: Buffer) -> bool:
     """Return whether another buffer is a view of this one."""
-    return any(isinstance(s, DeclBuffer) and s.source is buffer for s in walk(root))
+    return any(isinstance(s, DeclBuffer) and s.source is buffer for s in pre_order_stmts(root))
 
 
-def _thread_of(loop: For) -> str:
+def _thread_axis(loop: For) -> str:
     """Return the GPU thread axis that a loop is bound to; "" for other loops."""
     thread = str((loop.annotations or {}).get("thread", ""))
     is_virtual = thread.startswith("vthread")
     return thread if loop.kind is ForKind.THREAD_BINDING and not is_virtual else ""
 
 
-def _shares(buffer: Buffer, loop: For) -> bool:
+def _is_shared_by_threads(buffer: Buffer, loop: For) -> bool:
     """Return whether the threads that a loop is bound to share the buffer, so that it stays
     outside.
     """
-    thread = _thread_of(loop)
+    thread = _thread_axis(loop)
     if not thread:
         return False
     return buffer.scope == "global" or (buffer.scope == "shared" and thread.startswith("threadIdx"))
@@ -217,26 +228,30 @@ def _is_rewritten_each_iteration(
     """
     if not touched or not touched[0].is_store or touched[0].conditional:
         return False
-    touched = [_by_elements(a) for a in touched]
-    needed = region(buffer, touched, outer)
-    return any(_fills(buffer, a, needed, outer) for a in touched if a.is_store)
+    touched = [_expand_region_access(a) for a in touched]
+    needed = bounding_region(buffer, touched, outer)
+    return any(_covers_box(buffer, a, needed, outer) for a in touched if a.is_store)
 
 
-def _by_elements(access: Access) -> Access:
+def _expand_region_access(access: Access) -> Access:
     """Return a call's access to a region as loops over its elements."""
     if access.extents is None:
         return access
     loops = [
-        For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, EMPTY_STMT)
+        For(Var("each", e.dtype), const(0, e.dtype), e, ForKind.SERIAL, NO_OP)
         for e in access.extents
     ]
     indices = tuple(i + f.loop_var for i, f in zip(access.indices, loops, strict=True))
     return replace(access, indices=indices, loops=(*access.loops, *loops), extents=None)
 
 
-def _fills(buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]) -> bool:
+def _covers_box(
+    buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequence[For]
+) -> bool:
     """Return whether a store is unconditional and covers every element of a box."""
-    if store.conditional or not all(map(_same, region(buffer, [store], outer), needed)):
+    if store.conditional or not all(
+        map(_is_same_access, bounding_region(buffer, [store], outer), needed)
+    ):
         return False
     moving = {loop.loop_var for loop in store.loops}
     plain = [i for i in store.indices if isinstance(i, Var) and i in moving]
@@ -246,15 +261,15 @@ def _fills(buffer: Buffer, store: Access, needed: Sequence[Range], outer: Sequen
     return not isinstance(image_box(store.indices, iters), str)
 
 
-def _same(a: Range, b: Range) -> bool:
+def _is_same_access(a: Range, b: Range) -> bool:
     return prove_equal(a.min, b.min) and prove_equal(a.extent, b.extent)
 
 
-def _allocate(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
-    together = [f for f in outer if f not in crossed and _shares(buffer, f)]
-    touched = [replace(a, loops=(*together, *a.loops)) for a in accesses(s, buffer)]
-    ranges = region(buffer, touched, outer) if touched else _full_region(buffer)
-    if not crossed and all(map(_same, ranges, _full_region(buffer))):
+def _allocate_compact(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
+    together = [f for f in outer if f not in crossed and _is_shared_by_threads(buffer, f)]
+    touched = [replace(a, loops=(*together, *a.loops)) for a in buffer_accesses(s, buffer)]
+    ranges = bounding_region(buffer, touched, outer) if touched else _full_region(buffer)
+    if not crossed and all(map(_is_same_access, ranges, _full_region(buffer))):
         return Allocate(buffer, s)
     new = buffer.with_fields(shape=tuple(r.extent for r in ranges))
     return Allocate(new, _OffsetRewriter(buffer, new, ranges).visit(s))
@@ -268,4 +283,4 @@ def compact_buffers(func: PrimFunc) -> PrimFunc:
     """Return the function with compacted intermediates. Blocks must have been lowered: iterators
     are not resolved.
     """
-    return func.with_fields(body=_Compact().visit(func.body))
+    return func.with_fields(body=_BufferCompactor().visit(func.body))

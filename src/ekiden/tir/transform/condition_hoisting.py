@@ -10,19 +10,19 @@
 
 from __future__ import annotations
 
-from ekiden.ir.intrinsic import row_of
-from ekiden.ir.pass_context import HOIST_IF, PassContext
+from ekiden.ir.intrinsic import find_intrinsic
+from ekiden.ir.pass_context import HOIST_IF_OPTION, PassContext
 from ekiden.ir.prim import Intrinsic, PrimExpr
-from ekiden.ir.prim_visitor import divides_by_unknown, post_order
+from ekiden.ir.prim_visitor import has_nonconstant_divisor, post_order
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import For, ForKind, IfThenElse, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, walk
+from ekiden.tir.visitor import StmtMutator, pre_order_stmts
 
 UNSWITCHED_LOOP_KINDS = (ForKind.SERIAL, ForKind.PARALLEL)
 
 
-class _Hoist(StmtMutator):
+class _LoopUnswitcher(StmtMutator):
     def __init__(self, kinds: tuple[ForKind, ...]) -> None:
         self.kinds = kinds
         self.has_copied = False
@@ -33,7 +33,7 @@ class _Hoist(StmtMutator):
         if not isinstance(new, For) or new.kind not in self.kinds:
             return new
         branch = new.body
-        if not isinstance(branch, IfThenElse) or not is_free_of(branch.condition, new):
+        if not isinstance(branch, IfThenElse) or not is_hoistable_from(branch.condition, new):
             return new
         self.has_copied |= branch.else_case is not None
         else_loop = None if branch.else_case is None else new.with_fields(body=branch.else_case)
@@ -42,27 +42,29 @@ class _Hoist(StmtMutator):
         )
 
 
-def is_free_of(condition: PrimExpr, loop: For) -> bool:
+def is_hoistable_from(condition: PrimExpr, loop: For) -> bool:
     """Return whether a condition is loop-invariant and safe to evaluate if the loop has no
     iterations.
     """
     for e in post_order(condition):
         if e is loop.loop_var or isinstance(e, BufferLoad):
             return False
-        if divides_by_unknown(e):
+        if has_nonconstant_divisor(e):
             return False
-        if isinstance(e, Intrinsic) and row_of(e.op).effects:
+        if isinstance(e, Intrinsic) and find_intrinsic(e.op).effects:
             return False
     return True
 
 
 def hoist_conditions(func: PrimFunc) -> PrimFunc:
     """Return the function with loop-invariant conditions outside their loops."""
-    if not any(isinstance(s, For) and isinstance(s.body, IfThenElse) for s in walk(func.body)):
+    if not any(
+        isinstance(s, For) and isinstance(s.body, IfThenElse) for s in pre_order_stmts(func.body)
+    ):
         return func
-    options = PassContext.current().fields(HOIST_IF)
+    options = PassContext.current().fields(HOIST_IF_OPTION)
     threads = (ForKind.THREAD_BINDING,) if options["support_block_scope_hosting"] else ()
-    hoist = _Hoist((*UNSWITCHED_LOOP_KINDS, *threads))
+    hoist = _LoopUnswitcher((*UNSWITCHED_LOOP_KINDS, *threads))
     new = func.with_fields(body=hoist.visit(func.body))
     # An else branch duplicates the loop: both copies would bind the same variable.
     return distinct(new) if hoist.has_copied else new

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ekiden.ir.intrinsic import WARP
+from ekiden.ir.intrinsic import WARP_SIZE
 from ekiden.ir.prim import IntImm, PrimExpr, Var, cast, const, is_const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import CompileError
@@ -27,8 +27,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.distinct import distinct
 from ekiden.tir.expr import Buffer
-from ekiden.tir.predicates import conjunction, init_conditions
-from ekiden.tir.reduction import Elements, Reduction, at_iterators, reduction_of
+from ekiden.tir.predicates import init_conditions, join_conjuncts
+from ekiden.tir.reduction import (
+    DecomposedReduction,
+    Elements,
+    match_reduction,
+    substitute_iterators,
+)
 from ekiden.tir.stmt import (
     Allocate,
     BlockRealize,
@@ -45,25 +50,25 @@ from ekiden.tir.stmt import (
 from ekiden.tir.transform.thread_sync import is_thread_loop
 from ekiden.tir.transform.thread_tree import (
     WARP_SHUFFLES_FEATURE,
-    elements,
-    fold_by_halves,
-    shuffled,
+    element_loads,
+    emit_shuffles,
+    emit_tree_reduction,
 )
-from ekiden.tir.transform.virtual_threads import is_virtual
-from ekiden.tir.visitor import StmtMutator, walk
+from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.visitor import StmtMutator, pre_order_stmts
 
 _ZERO_INDEX = (const(0),)
 
 
-def axis_of(stmt: Stmt) -> str:
+def thread_axis_of(stmt: Stmt) -> str:
     """Return the thread axis of a loop, as "threadIdx.x"; "" of any other statement."""
-    if not isinstance(stmt, For) or not is_thread_loop(stmt) or is_virtual(stmt):
+    if not isinstance(stmt, For) or not is_thread_loop(stmt) or is_virtual_thread_loop(stmt):
         return ""
     return str((stmt.annotations or {}).get("thread", ""))
 
 
 @dataclass(frozen=True, slots=True)
-class _ReductionNest:
+class _ThreadReductionNest:
     """The statements from the outermost loop that a block reduces over to the block, which is last
     in each of them.
     """
@@ -73,7 +78,7 @@ class _ReductionNest:
     reduced: tuple[For, ...]
 
     @staticmethod
-    def of(first: For) -> _ReductionNest | None:
+    def match(first: For) -> _ThreadReductionNest | None:
         """Return the nest that begins at a loop if threads reduce in it, else None."""
         chain: list[Stmt] = []
         stmt: Stmt = first
@@ -85,20 +90,20 @@ class _ReductionNest:
                 stmt = stmt.seq[-1]
             else:
                 return None
-        used = _reduced_over(stmt)
+        used = _reduction_loop_vars(stmt)
         reduced = tuple(s for s in chain if isinstance(s, For) and s.loop_var in used)
-        if stmt.block.init is None or first not in reduced or not any(map(axis_of, reduced)):
+        if stmt.block.init is None or first not in reduced or not any(map(thread_axis_of, reduced)):
             return None
-        return _ReductionNest(tuple(chain), stmt, reduced)
+        return _ThreadReductionNest(tuple(chain), stmt, reduced)
 
 
-def _reduced_over(realize: BlockRealize) -> set[Var]:
+def _reduction_loop_vars(realize: BlockRealize) -> set[Var]:
     """Return the variables of the loops that a block reduces over."""
     pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
     return set(free_vars(*(v for i, v in pairs if i.kind is IterKind.REDUCE)))
 
 
-class _Lower(StmtMutator):
+class _CrossThreadReductionLowerer(StmtMutator):
     def __init__(self, func: PrimFunc, target: Target | None) -> None:
         self._name, self._target = func.name, target
         self._results = frozenset(func.buffers)
@@ -109,12 +114,12 @@ class _Lower(StmtMutator):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Lower a reduction over threads at its outermost loop; track loops over threads."""
-        nest, axis = _ReductionNest.of(stmt), axis_of(stmt)
+        nest, axis = _ThreadReductionNest.match(stmt), thread_axis_of(stmt)
         if not self._around and (axis or nest is not None):
-            axes = map(axis_of, walk(stmt))
+            axes = map(thread_axis_of, pre_order_stmts(stmt))
             self._axes = {a for a in axes if a.startswith("threadIdx")}
         if nest is not None:
-            return self._lowered(nest)
+            return self._lower_nest(nest)
         if not axis:
             return super().visit_for(stmt)
         self._around.append(stmt)
@@ -124,13 +129,13 @@ class _Lower(StmtMutator):
 
     def visit_realize(self, stmt: BlockRealize) -> Stmt:
         """Refuse a block that reduces over threads outside a recognised nest."""
-        used = _reduced_over(stmt)
+        used = _reduction_loop_vars(stmt)
         for loop in self._around:
             if stmt.block.init is not None and loop.loop_var in used:
                 self._refuse(
                     stmt,
-                    f"other statements follow it in the loop of {axis_of(loop)}, whose steps are"
-                    " parts of its sum: compute them elsewhere",
+                    f"other statements follow it in the loop of {thread_axis_of(loop)}, whose steps"
+                    " are parts of its sum: compute them elsewhere",
                 )
         return super().visit_realize(stmt)
 
@@ -139,40 +144,40 @@ class _Lower(StmtMutator):
             f"{self._name!r}: block {realize.block.name!r} reduces over threads: {why}"
         )
 
-    def _lowered(self, nest: _ReductionNest) -> Stmt:
-        """Return own = start; the remaining loops with own = combine(own, term); the combination;
-        the store.
+    def _lower_nest(self, nest: _ThreadReductionNest) -> Stmt:
+        """Emit own = identity; the remaining loops with own = combine(own, term); the combination
+        of threads; the store.
         """
         realize = nest.realize
-        reduction = reduction_of(realize.block)
+        reduction = match_reduction(realize.block)
         if reduction is None:
             self._refuse(
                 realize,
                 "its update is no sum, product, minimum or maximum, nor a reducer of te's",
             )
-        threads, outer = self._hoisted(nest)
+        threads, outer = self._split_thread_loops(nest)
         values = {
             i.var: v for i, v in zip(realize.block.iter_vars, realize.iter_values, strict=True)
         }
-        elements_of_result, starts, initial, terms = at_iterators(reduction, values)
-        stored_where = self._stored_where(nest)
+        elements_of_result, starts, initial, terms = substitute_iterators(reduction, values)
+        stored_where = self._store_conditions(nest)
         own = [
             Buffer(f"own_{b.name}", (const(1),), b.dtype, "local") for b, _ in elements_of_result
         ]
         own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
-        step = reduction.joined(own_elements, elements(own), terms)
+        step = reduction.combine(own_elements, element_loads(own), terms)
         if not is_const(realize.predicate, True):
             step = IfThenElse(realize.predicate, step)
         self._around += [*outer, *threads]
-        steps = self._rebuilt(nest, [*outer, *threads], step)
-        team = self._team(nest, threads)
+        steps = self._rebuild_serial_loops(nest, [*outer, *threads], step)
+        team = self._thread_group(nest, threads)
         # What is read later in the kernel every thread stores, and reads what it stored itself.
         is_result = all(b in self._results for b, _ in elements_of_result)
-        combined = team.combined(reduction, own, everywhere=not is_result)
+        combined = team.emit_combination(reduction, own, everywhere=not is_result)
         del self._around[len(self._around) - len(outer) - len(threads) :]
-        store = _stored(reduction, elements_of_result, combined.values, initial)
+        store = _emit_result_stores(reduction, elements_of_result, combined.values, initial)
         who = [team.thread.equal(0)] if is_result else []
-        condition = conjunction([*who, *stored_where])
+        condition = join_conjuncts([*who, *stored_where])
         if not is_const(condition, True):
             store = IfThenElse(condition, store)
         # Each thread starts from the identity element, not from the initial value, which must count
@@ -191,10 +196,10 @@ class _Lower(StmtMutator):
             return body
         # Memory of a block stands inside of a kernel, which the outermost loop over threads is.
         return For(
-            Var("block"), const(0), const(1), ForKind.THREAD_BINDING, body, _SINGLE_BLOCK_ANNOTATION
+            Var("block"), const(0), const(1), ForKind.THREAD_BINDING, body, _ONE_BLOCK_ANNOTATIONS
         )
 
-    def _hoisted(self, nest: _ReductionNest) -> tuple[list[For], list[For]]:
+    def _split_thread_loops(self, nest: _ThreadReductionNest) -> tuple[list[For], list[For]]:
         """Return the loops over threads of a block, and over blocks, that move to the front."""
         threads: list[For] = []
         outer: list[For] = []
@@ -206,7 +211,7 @@ class _Lower(StmtMutator):
                 siblings = True
             if not isinstance(s, For):
                 continue
-            axis, name = axis_of(s), s.loop_var.name
+            axis, name = thread_axis_of(s), s.loop_var.name
             if not axis:
                 if s not in nest.reduced and not is_const(s.extent, 1):
                     self._refuse(
@@ -226,13 +231,14 @@ class _Lower(StmtMutator):
                 self._refuse(realize, f"the extent of {axis} changes with the loops of its sum")
             (outer if axis.startswith("blockIdx") else threads).append(s)
         for s in nest.reduced:
-            if axis_of(s).startswith("blockIdx"):
+            if thread_axis_of(s).startswith("blockIdx"):
                 self._refuse(
-                    realize, f"blocks of {axis_of(s)} do not wait for each other; see rfactor"
+                    realize,
+                    f"blocks of {thread_axis_of(s)} do not wait for each other; see rfactor",
                 )
         return threads, outer
 
-    def _stored_where(self, nest: _ReductionNest) -> list[PrimExpr]:
+    def _store_conditions(self, nest: _ThreadReductionNest) -> list[PrimExpr]:
         """Return the conditions under which there is an element to store."""
         reduced = {s.loop_var for s in nest.reduced}
         conditions: list[PrimExpr] = []
@@ -240,13 +246,15 @@ class _Lower(StmtMutator):
             used = set(free_vars(condition))
             if not used & reduced:
                 conditions.append(condition)
-            elif used - reduced - _sizes(condition, nest):
+            elif used - reduced - _symbolic_size_vars(condition, nest):
                 self._refuse(
                     nest.realize, "its condition mixes loops that it reduces over with others"
                 )
         return conditions
 
-    def _rebuilt(self, nest: _ReductionNest, hoisted: Sequence[For], step: Stmt) -> Stmt:
+    def _rebuild_serial_loops(
+        self, nest: _ThreadReductionNest, hoisted: Sequence[For], step: Stmt
+    ) -> Stmt:
         """Return the serial loops and the statements before the block, with the step in the block's
         place.
         """
@@ -259,12 +267,12 @@ class _Lower(StmtMutator):
                 body = s.with_fields(body=body)
         return body
 
-    def _team(self, nest: _ReductionNest, threads: Sequence[For]) -> _ThreadGroup:
+    def _thread_group(self, nest: _ThreadReductionNest, threads: Sequence[For]) -> _ThreadGroup:
         """Return the threads that combine and their group within the thread block."""
         sizes: dict[str, int] = {}
         loops: dict[str, For] = {}
         for loop in self._around:
-            axis = axis_of(loop)
+            axis = thread_axis_of(loop)
             if not axis.startswith("threadIdx"):
                 continue
             if axis in loops:
@@ -285,34 +293,34 @@ class _Lower(StmtMutator):
             )
         reducing = [a for a in _THREAD_AXES if loops.get(a) in nest.reduced]
         other_axes = [a for a in _THREAD_AXES if a in loops and a not in reducing]
-        thread, count = _linear([(loops[a].loop_var, sizes[a]) for a in reducing])
-        group, groups = _linear([(loops[a].loop_var, sizes[a]) for a in other_axes])
+        thread, count = _linear_thread_index([(loops[a].loop_var, sizes[a]) for a in reducing])
+        group, groups = _linear_thread_index([(loops[a].loop_var, sizes[a]) for a in other_axes])
         target = self._target
         has_warps = (
             target is not None
             and reducing == ["threadIdx.x"]
-            and target.thread_warp_size == WARP
+            and target.thread_warp_size == WARP_SIZE
             and target.has(WARP_SHUFFLES_FEATURE)
             # Shuffles need full warps: a reduction uses whole warps, or a power-of-two segment of
             # one.
-            and (count * groups) % WARP == 0
-            and (count % WARP == 0 or (count & (count - 1) == 0 and count <= WARP))
+            and (count * groups) % WARP_SIZE == 0
+            and (count % WARP_SIZE == 0 or (count & (count - 1) == 0 and count <= WARP_SIZE))
         )
         return _ThreadGroup(thread, count, group, groups, has_warps)
 
 
 _THREAD_AXES = ("threadIdx.z", "threadIdx.y", "threadIdx.x")
-_SINGLE_BLOCK_ANNOTATION = {"thread": "blockIdx.x"}
+_ONE_BLOCK_ANNOTATIONS = {"thread": "blockIdx.x"}
 
 
-def _sizes(condition: PrimExpr, nest: _ReductionNest) -> set[Var]:
+def _symbolic_size_vars(condition: PrimExpr, nest: _ThreadReductionNest) -> set[Var]:
     """Return the variables of a condition that no loop of the nest binds and no iterator depends
     on: sizes of tensors."""
     bound = set(free_vars(*nest.realize.iter_values))
     return {v for v in free_vars(condition) if v not in bound}
 
 
-def _linear(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
+def _linear_thread_index(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
     """Return the number of a thread by its axes, the last fastest, and how many there are."""
     number: PrimExpr = const(0)
     count = 1
@@ -322,8 +330,8 @@ def _linear(axes: Sequence[tuple[Var, int]]) -> tuple[PrimExpr, int]:
     return number, count
 
 
-def _stored(
-    reduction: Reduction,
+def _emit_result_stores(
+    reduction: DecomposedReduction,
     elements_of_result: Elements,
     values: Sequence[PrimExpr],
     initial: Sequence[PrimExpr],
@@ -332,13 +340,13 @@ def _stored(
     identity elements.
     """
     if initial:
-        return reduction.joined(elements_of_result, initial, values)
+        return reduction.combine(elements_of_result, initial, values)
     pairs = zip(elements_of_result, values, strict=True)
     return seq(*(BufferStore(b, value, indices) for (b, indices), value in pairs))
 
 
 @dataclass(frozen=True, slots=True)
-class _Combined:
+class _CombinedValues:
     """The combination: its statements, the values that at least the first thread then has, and its
     buffers.
     """
@@ -359,55 +367,62 @@ class _ThreadGroup:
     groups: int
     has_warps: bool
 
-    def combined(self, reduction: Reduction, own: Sequence[Buffer], everywhere: bool) -> _Combined:
-        """Return how the threads' single-element buffers are combined into one value, known to the
+    def emit_combination(
+        self, reduction: DecomposedReduction, own: Sequence[Buffer], everywhere: bool
+    ) -> _CombinedValues:
+        """Emit the combination of the threads' single-element buffers into one value, known to the
         first thread or to all.
         """
         if self.count == 1:
-            return _Combined((), elements(own), ())
+            return _CombinedValues((), element_loads(own), ())
         if not self.has_warps:
-            return self._through_memory(reduction, own, self.count, self.thread, None, ())
+            return self._emit_shared_memory_tree(reduction, own, self.count, self.thread, None, ())
         near = [Buffer(f"near_{b.name}", (const(1),), b.dtype, "local") for b in own]
         statements: list[Stmt] = []
-        lanes = min(self.count, WARP)
+        lanes = min(self.count, WARP_SIZE)
         distance = lanes // 2
         # Tree reduction within a warp: log2(lanes) shuffles at halving distances.
         while distance:
-            neighbour_values = shuffled(own, "tvm_warp_shuffle_down", distance, lanes)
+            neighbour_values = emit_shuffles(own, "tvm_warp_shuffle_down", distance, lanes)
             statements += [
                 BufferStore(b, e, _ZERO_INDEX) for b, e in zip(near, neighbour_values, strict=True)
             ]
             own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
-            statements.append(reduction.joined(own_elements, elements(own), elements(near)))
+            statements.append(
+                reduction.combine(own_elements, element_loads(own), element_loads(near))
+            )
             distance //= 2
+        # Two levels: each warp reduces by shuffles, then the warps' results go through shared
+        # memory, one slot per warp.
         warps = self.count // lanes
         if warps == 1:
             if everywhere:
-                first = shuffled(own, "tvm_warp_shuffle", 0, lanes)
+                first = emit_shuffles(own, "tvm_warp_shuffle", 0, lanes)
                 statements += [
                     BufferStore(b, e, _ZERO_INDEX) for b, e in zip(own, first, strict=True)
                 ]
-            return _Combined(statements, elements(own), (), near)
-        first_lane = (self.thread % WARP).equal(0)
-        through_memory = self._through_memory(
-            reduction, own, warps, self.thread // WARP, first_lane, statements
+            return _CombinedValues(statements, element_loads(own), (), near)
+        first_lane = (self.thread % WARP_SIZE).equal(0)
+        through_memory = self._emit_shared_memory_tree(
+            reduction, own, warps, self.thread // WARP_SIZE, first_lane, statements
         )
-        return _Combined(
+        return _CombinedValues(
             through_memory.statements, through_memory.values, through_memory.shared, near
         )
 
-    def _through_memory(
+    def _emit_shared_memory_tree(
         self,
-        reduction: Reduction,
+        reduction: DecomposedReduction,
         own: Sequence[Buffer],
         count: int,
         number: PrimExpr,
         storing: PrimExpr | None,
         before: Sequence[Stmt],
-    ) -> _Combined:
-        """Return the tree reduction through shared memory of the values of `count` threads, or of
+    ) -> _CombinedValues:
+        """Emit the tree reduction through shared memory of the values of `count` threads, or of
         those that store.
         """
+        # Each group of threads has its own slots, so groups need no barrier between each other.
         shape = (const(count * self.groups),)
         shared_buffers = [
             Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own
@@ -416,19 +431,21 @@ class _ThreadGroup:
         store: Stmt = seq(
             *(
                 BufferStore(p, e, (first + number,))
-                for p, e in zip(shared_buffers, elements(own), strict=True)
+                for p, e in zip(shared_buffers, element_loads(own), strict=True)
             )
         )
         if storing is not None:
             store = IfThenElse(storing, store)
         own_slot = (first + self.thread,)
 
-        def joined(left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
+        def combine_into_slot(left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]) -> Stmt:
             """Combine two partial results into the first's slot."""
-            return reduction.joined([(p, own_slot) for p in shared_buffers], left_values, right)
+            return reduction.combine([(p, own_slot) for p in shared_buffers], left_values, right)
 
-        folds = fold_by_halves(shared_buffers, first, self.thread, count, joined)
-        return _Combined([*before, store, *folds], elements(shared_buffers, first), shared_buffers)
+        folds = emit_tree_reduction(shared_buffers, first, self.thread, count, combine_into_slot)
+        return _CombinedValues(
+            [*before, store, *folds], element_loads(shared_buffers, first), shared_buffers
+        )
 
 
 def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -> PrimFunc:
@@ -437,22 +454,22 @@ def lower_cross_thread_reduction(func: PrimFunc, target: Target | None = None) -
     Threads exchange registers by warp shuffles where the target (default: the current one) supports
     them. Raises CompileError, with the block's name, for what threads cannot reduce.
     """
-    if not _has_any(func.body):
+    if not _has_thread_reduction(func.body):
         return func
-    lowering = _Lower(func, target or Target.current())
+    lowering = _CrossThreadReductionLowerer(func, target or Target.current())
     return distinct(func.with_fields(body=lowering.visit(func.body)))
 
 
-def _has_any(body: Stmt) -> bool:
+def _has_thread_reduction(body: Stmt) -> bool:
     """Return whether any block reduces over threads."""
     threads: set[Var] = set()
     reduced: set[Var] = set()
-    for s in walk(body):
-        if isinstance(s, For) and axis_of(s):
+    for s in pre_order_stmts(body):
+        if isinstance(s, For) and thread_axis_of(s):
             threads.add(s.loop_var)
         elif isinstance(s, BlockRealize) and s.block.init is not None:
-            reduced |= _reduced_over(s)
+            reduced |= _reduction_loop_vars(s)
     return not threads.isdisjoint(reduced)
 
 
-__all__ = ["axis_of", "lower_cross_thread_reduction"]
+__all__ = ["lower_cross_thread_reduction", "thread_axis_of"]

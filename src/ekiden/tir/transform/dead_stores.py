@@ -10,17 +10,17 @@ store whose indices are loop variables, each of one axis, or equal to the earlie
 from __future__ import annotations
 
 from ekiden.arith import Analyzer
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.prim import GE, LT, Intrinsic, PrimExpr, Var, cast, const, logical_and
 from ekiden.ir.prim_visitor import post_order, substitute
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, IfThenElse, SeqStmt, Stmt
-from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, all_expressions, sequence, walk
+from ekiden.tir.visitor import NO_OP, StmtMutator, all_exprs, flatten_seq, pre_order_stmts
 
 
 @dataclass(frozen=True, slots=True)
-class _Fill:
+class _StoreNest:
     """A single store with the loops and conditions around it."""
 
     store: BufferStore
@@ -28,7 +28,7 @@ class _Fill:
     conditions: tuple[PrimExpr, ...]
 
 
-def _fill(stmt: Stmt) -> _Fill | None:
+def _match_store_nest(stmt: Stmt) -> _StoreNest | None:
     """Return a statement as a single store under loops and conditions, or None."""
     loops: list[For] = []
     conditions: list[PrimExpr] = []
@@ -41,29 +41,29 @@ def _fill(stmt: Stmt) -> _Fill | None:
             stmt = stmt.then_case
         else:
             return None
-    return None if stmt.predicate is not None else _Fill(stmt, tuple(loops), tuple(conditions))
+    return None if stmt.predicate is not None else _StoreNest(stmt, tuple(loops), tuple(conditions))
 
 
-def _is_opaque(stmt: Stmt) -> bool:
+def _has_opaque_reads(stmt: Stmt) -> bool:
     """Return whether a statement may read memory that it does not name."""
     return any(
-        isinstance(e, Intrinsic) and row_of(e.op).effects
-        for root in all_expressions(stmt)
+        isinstance(e, Intrinsic) and find_intrinsic(e.op).effects
+        for root in all_exprs(stmt)
         for e in post_order(root)
     )
 
 
-def _read(stmt: Stmt) -> set[Buffer]:
+def _buffers_possibly_read(stmt: Stmt) -> set[Buffer]:
     """Return the buffers that a statement reads or passes to calls."""
     return {
         e.buffer
-        for root in all_expressions(stmt)
+        for root in all_exprs(stmt)
         for e in post_order(root)
         if isinstance(e, (BufferLoad, BufferAddress))
     }
 
 
-def _covers(later: _Fill, earlier: _Fill) -> bool:
+def _overwrites(later: _StoreNest, earlier: _StoreNest) -> bool:
     """Return whether one store provably writes every element that another writes."""
     analyzer = Analyzer()
     for loop in earlier.loops:
@@ -77,12 +77,16 @@ def _covers(later: _Fill, earlier: _Fill) -> bool:
             loop = own[index]
             index_value, low = cast(earlier_index, "int64"), cast(loop.min, "int64")
             obligations += [GE(index_value, low), LT(index_value, low + cast(loop.extent, "int64"))]
-        elif any(v in own for v in post_order(index)) or not _equal(index, earlier_index, analyzer):
+        elif any(v in own for v in post_order(index)) or not _prove_equal(
+            index, earlier_index, analyzer
+        ):
             return False
     if len(values) < len(own):  # a loop over what is no axis: it must run at least once
         obligations += [
             LT(const(0), cast(loop.extent, "int64")) for v, loop in own.items() if v not in values
         ]
+    # The later store must happen wherever the earlier one did; the earlier one's conditions may be
+    # assumed.
     obligations += later.conditions
     precondition = const(True)
     for condition in earlier.conditions:
@@ -93,41 +97,46 @@ def _covers(later: _Fill, earlier: _Fill) -> bool:
         return all(analyzer.can_prove(substitute(c, values)) for c in obligations)
 
 
-def _equal(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
+def _prove_equal(a: PrimExpr, b: PrimExpr, analyzer: Analyzer) -> bool:
     return a.dtype == b.dtype and analyzer.can_prove_equal(a, b)
 
 
-class _Remove(StmtMutator):
+class _DeadStoreRemover(StmtMutator):
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
         """Eliminate dead stores from last to first: fills that no statement in between reads are
         pending.
         """
         remaining: list[Stmt] = []
-        pending: list[_Fill] = []
+        pending: list[_StoreNest] = []
+        # A backward pass: `pending` holds the later stores that no statement in between reads.
         for child in reversed(stmt.seq):
             new = self.visit(child)
-            fill = _fill(new)
+            fill = _match_store_nest(new)
             if fill is not None and any(
-                f.store.buffer is fill.store.buffer and _covers(f, fill) for f in pending
+                f.store.buffer is fill.store.buffer and _overwrites(f, fill) for f in pending
             ):
                 value = fill.store.value
-                new = _with_store(fill, Evaluate(value)) if _is_opaque(new) else EMPTY_STMT
+                new = _rebuild_nest(fill, Evaluate(value)) if _has_opaque_reads(new) else NO_OP
                 fill = None
-            read = _read(new)
-            pending = [] if _is_opaque(new) else [f for f in pending if f.store.buffer not in read]
+            read = _buffers_possibly_read(new)
+            pending = (
+                [] if _has_opaque_reads(new) else [f for f in pending if f.store.buffer not in read]
+            )
             if fill is not None and fill.store.buffer not in read:
                 pending.append(fill)
-            elif fill is None and any(not isinstance(s, _TRANSPARENT_STMTS) for s in walk(new)):
+            elif fill is None and any(
+                not isinstance(s, _TRANSPARENT_STMTS) for s in pre_order_stmts(new)
+            ):
                 pending = []
             remaining.append(new)
-        return sequence(*reversed(remaining))
+        return flatten_seq(*reversed(remaining))
 
 
 _TRANSPARENT_STMTS = (BufferStore, For, IfThenElse, SeqStmt, Evaluate)
 """Statements that name all memory they touch."""
 
 
-def _with_store(fill: _Fill, inner: Stmt) -> Stmt:
+def _rebuild_nest(fill: _StoreNest, inner: Stmt) -> Stmt:
     """Return the loops and conditions of a fill around another statement."""
     for condition in reversed(fill.conditions):
         inner = IfThenElse(condition, inner, None)
@@ -138,4 +147,4 @@ def _with_store(fill: _Fill, inner: Stmt) -> Stmt:
 
 def remove_dead_stores(body: Stmt) -> Stmt:
     """Return the statements without dead stores."""
-    return _Remove().visit(body)
+    return _DeadStoreRemover().visit(body)

@@ -25,27 +25,27 @@ from ekiden.tir.visitor import (
     StmtMutator,
     buffers_read,
     buffers_written,
-    sequence,
+    flatten_seq,
+    pre_order_stmts,
     substitute,
-    walk,
 )
 
 DOUBLE_BUFFER_ANNOTATION = "double_buffer"
 """The annotation of the one-step loop around what fills a double buffer."""
 
 
-def _is_mark(s: Stmt) -> bool:
+def _is_double_buffer_mark(s: Stmt) -> bool:
     return isinstance(s, For) and bool((s.annotations or {}).get(DOUBLE_BUFFER_ANNOTATION))
 
 
-class _CopyRewriter(ExprRewriter):
+class _SlotRewriter(ExprRewriter):
     """A rewriter of t[i] to t[slot, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, slot: PrimExpr) -> None:
-        super().__init__(self._load)
+        super().__init__(self._index_slot)
         self._old, self._new, self._slot = old, new, slot
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _index_slot(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is self._old:
             return e.with_fields(buffer=self._new, indices=(self._slot, *e.indices))
         return e
@@ -59,28 +59,28 @@ class _CopyRewriter(ExprRewriter):
         return new.with_fields(buffer=self._new, indices=(self._slot, *new.indices))
 
 
-class _Inject(StmtMutator):
+class _DoubleBufferInjector(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Pipeline a loop whose iterations allocate, fill and use a marked buffer; elsewhere drop
         the mark.
         """
-        if _is_mark(stmt):
+        if _is_double_buffer_mark(stmt):
             return self.visit(substitute(stmt.body, {stmt.loop_var: stmt.min}))
         body = stmt.body
         ready = isinstance(body, Allocate) and not body.buffer.strides and is_const(stmt.min, 0)
         if ready and stmt.kind is ForKind.SERIAL and isinstance(body, Allocate):
-            fill_and_uses = _parts(body)
+            fill_and_uses = _split_fill_and_uses(body)
             if fill_and_uses is not None:
-                return self.visit(_pipelined(stmt, body.buffer, *fill_and_uses))
+                return self.visit(_pipeline_loop(stmt, body.buffer, *fill_and_uses))
         return super().visit_for(stmt)
 
 
-def _parts(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
+def _split_fill_and_uses(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
     """Return (fill, uses) if the fill may run before the previous iteration's uses: it reads
     nothing that they write. Else None.
     """
     body = allocation.body
-    if not isinstance(body, SeqStmt) or not _is_mark(body.seq[0]):
+    if not isinstance(body, SeqStmt) or not _is_double_buffer_mark(body.seq[0]):
         return None
     fill, uses = body.seq[0], body.seq[1:]
     if buffers_written(fill) != [allocation.buffer]:
@@ -89,21 +89,21 @@ def _parts(allocation: Allocate) -> tuple[Stmt, Sequence[Stmt]] | None:
     return None if changed.intersection([*buffers_read(fill), allocation.buffer]) else (fill, uses)
 
 
-def _pipelined(loop: For, buffer: Buffer, fill: Stmt, uses: Sequence[Stmt]) -> Stmt:
+def _pipeline_loop(loop: For, buffer: Buffer, fill: Stmt, uses: Sequence[Stmt]) -> Stmt:
     double_buffer = buffer.with_fields(shape=(const(2), *buffer.shape))
     step = loop.loop_var
-    first = _CopyRewriter(buffer, double_buffer, const(0)).visit(substitute(fill, {step: const(0)}))
-    after = _CopyRewriter(buffer, double_buffer, (step + 1) % 2).visit(
+    first = _SlotRewriter(buffer, double_buffer, const(0)).visit(substitute(fill, {step: const(0)}))
+    after = _SlotRewriter(buffer, double_buffer, (step + 1) % 2).visit(
         substitute(fill, {step: step + 1})
     )
-    current = _CopyRewriter(buffer, double_buffer, step % 2).visit(sequence(*uses))
+    current = _SlotRewriter(buffer, double_buffer, step % 2).visit(flatten_seq(*uses))
     ahead = IfThenElse(step + 1 < loop.extent, after)
-    main = loop.with_fields(body=sequence(ahead, current))
-    return Allocate(double_buffer, sequence(IfThenElse(loop.extent > 0, first), main))
+    main = loop.with_fields(body=flatten_seq(ahead, current))
+    return Allocate(double_buffer, flatten_seq(IfThenElse(loop.extent > 0, first), main))
 
 
 def inject_double_buffer(func: PrimFunc) -> PrimFunc:
     """Return the function with marked buffers doubled. Blocks must have been lowered."""
-    if not any(_is_mark(s) for s in walk(func.body)):
+    if not any(_is_double_buffer_mark(s) for s in pre_order_stmts(func.body)):
         return func
-    return distinct(func.with_fields(body=_Inject().visit(func.body)))
+    return distinct(func.with_fields(body=_DoubleBufferInjector().visit(func.body)))

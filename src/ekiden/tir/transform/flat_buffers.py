@@ -27,10 +27,10 @@ def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:
     total: PrimExpr = const(0)
     if buffer.strides:
         for index, stride in zip(indices, buffer.strides, strict=True):
-            total = _plus(total, index * broadcast(stride, dt.lanes(index.dtype)))
+            total = _add_vector_offset(total, index * broadcast(stride, dt.lanes(index.dtype)))
         return total
     for index, extent in zip(indices, buffer.shape, strict=True):
-        total = _plus(total * broadcast(extent, dt.lanes(total.dtype)), index)
+        total = _add_vector_offset(total * broadcast(extent, dt.lanes(total.dtype)), index)
     return total
 
 
@@ -50,7 +50,7 @@ def _resolve_layout_query(e: Intrinsic) -> PrimExpr:
     return size
 
 
-def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
+def _add_vector_offset(total: PrimExpr, index: PrimExpr) -> PrimExpr:
     """Return a sum in which either side may be a vector."""
     if dt.lanes(total.dtype) > dt.lanes(index.dtype):
         total, index = index, total
@@ -59,26 +59,26 @@ def _plus(total: PrimExpr, index: PrimExpr) -> PrimExpr:
     return broadcast(total, dt.lanes(index.dtype)) + index
 
 
-class _Flatten(Simplifier):
+class _BufferFlattener(Simplifier):
     def __init__(self) -> None:
         super().__init__()
         self._flat: dict[int, PrimExpr] = {}
         self._kept: list[PrimExpr] = []
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Flatten loads, then simplify; variables are substituted in the same walk."""
         if isinstance(expr, (IntImm, FloatImm)):
             return expr
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._kept.append(expr)
-        return self.analyzer.simplify(rewrite(expr, self._flatten, self._flat))
+        return self.analyzer.simplify(rewrite(expr, self._flatten_loads, self._flat))
 
     def replace(self, var: Var, value: PrimExpr) -> None:
         """Drop memoised results that used the variable's previous value."""
         super().replace(var, value)
         self._flat.clear()
 
-    def _flatten(self, expr: PrimExpr) -> PrimExpr:
+    def _flatten_loads(self, expr: PrimExpr) -> PrimExpr:
         if isinstance(expr, Var):
             return self.values.get(expr, expr)
         if isinstance(expr, BufferLoad) and len(expr.indices) != 1:
@@ -111,10 +111,10 @@ def _updates_register(stmt: BufferStore) -> bool:
     """
     if stmt.buffer.scope != "register" or not isinstance(stmt.value, Intrinsic):
         return False
-    return isinstance(stmt.indices[0], IntImm) and all(map(_is_settled, stmt.value.args))
+    return isinstance(stmt.indices[0], IntImm) and all(map(_is_simplified_operand, stmt.value.args))
 
 
-def _is_settled(expr: PrimExpr) -> bool:
+def _is_simplified_operand(expr: PrimExpr) -> bool:
     """Return whether an operand is a vector variable, or a register element at a constant index."""
     if isinstance(expr, Var):
         return dt.lanes(expr.dtype) > 1
@@ -124,4 +124,4 @@ def _is_settled(expr: PrimExpr) -> bool:
 
 def flatten_buffers(func: PrimFunc) -> PrimFunc:
     """Return the function with one simplified index per access."""
-    return func.with_fields(body=_Flatten().visit(func.body))
+    return func.with_fields(body=_BufferFlattener().visit(func.body))

@@ -21,17 +21,17 @@ from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.virtual_threads import is_virtual
-from ekiden.tir.visitor import StmtMutator, rename, used_inside, walk
+from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.visitor import StmtMutator, free_vars_and_buffers, pre_order_stmts, rename
 
 
 def is_device_loop(stmt: Stmt) -> bool:
     """Return whether a statement is a loop over GPU threads."""
     is_thread = isinstance(stmt, For) and stmt.kind is ForKind.THREAD_BINDING
-    return is_thread and not is_virtual(stmt)
+    return is_thread and not is_virtual_thread_loop(stmt)
 
 
-class _Split(StmtMutator):
+class _HostDeviceSplitter(StmtMutator):
     def __init__(self, func: PrimFunc) -> None:
         self._func = func
         self.kernels: dict[str, PrimFunc] = {}
@@ -40,28 +40,30 @@ class _Split(StmtMutator):
         """Replace the outermost thread loop by a kernel launch."""
         if not is_device_loop(stmt):
             return super().visit_for(stmt)
-        used = used_inside(stmt)
+        used = free_vars_and_buffers(stmt)
         buffers = [b for b in used if isinstance(b, Buffer)]
         variables = [v for v in used if isinstance(v, Var)]
-        buffers = self._in_order(buffers)
+        buffers = self._order_params(buffers)
         sizes = {d for b in buffers for d in b.shape if isinstance(d, Var)}
+        # Sizes are known from the buffers that are passed, so only other variables become scalar
+        # parameters.
         numbers = [v for v in variables if v not in sizes]
         count = len(self.kernels)
         name = f"{self._func.name}_kernel{'' if count == 0 else f'_{count}'}"
-        threads = [s for s in walk(stmt) if isinstance(s, For) and is_device_loop(s)]
+        threads = [s for s in pre_order_stmts(stmt) if isinstance(s, For) and is_device_loop(s)]
         axes = tuple(dict.fromkeys(str((s.annotations or {})["thread"]) for s in threads))
         attrs = {"global_symbol": name, "tir.is_device": True, "tir.thread_axes": axes}
-        self.kernels[name] = _with_own_parameters(PrimFunc((*buffers, *numbers), stmt, attrs))
+        self.kernels[name] = _with_fresh_params(PrimFunc((*buffers, *numbers), stmt, attrs))
         arguments = (*(BufferAddress(b) for b in buffers), *numbers)
         return Evaluate(Intrinsic("call_function", (StringImm(name), *arguments), "int32"))
 
-    def _in_order(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+    def _order_params(self, buffers: Sequence[Buffer]) -> list[Buffer]:
         """Return the function's parameters in their order, then local buffers."""
         own = [b for b in self._func.buffers if b in buffers]
         return own + [b for b in buffers if b not in own]
 
 
-def _with_own_parameters(func: PrimFunc) -> PrimFunc:
+def _with_fresh_params(func: PrimFunc) -> PrimFunc:
     """Return a function with fresh parameters and size variables: two functions that share some
     could not be printed as separate texts.
     """
@@ -91,7 +93,7 @@ def split_host_device(module: IRModule) -> IRModule:
         if not isinstance(func, PrimFunc) or (func.attrs or {}).get("tir.is_device"):
             functions[name.name_hint] = func
             continue
-        split = _Split(func)
+        split = _HostDeviceSplitter(func)
         functions[name.name_hint] = func.with_fields(body=split.visit(func.body))
         functions.update(split.kernels)
     return IRModule(dict(functions.items()), module.type_definitions, module.attrs)

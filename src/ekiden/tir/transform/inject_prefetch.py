@@ -17,7 +17,7 @@ from ekiden.ir.prim_visitor import substitute
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.regions import block_regions
 from ekiden.tir.stmt import BlockRealize, For, IterKind, Prefetch, Stmt
-from ekiden.tir.visitor import sequence, walk
+from ekiden.tir.visitor import flatten_seq, pre_order_stmts
 
 PREFETCH_ANNOTATION = "bring_ahead"
 CACHE_LINE_BYTES = 64
@@ -33,29 +33,29 @@ def inject_prefetch(loop: For) -> For:
         return loop
     annotation, blocks = (
         notes.pop(PREFETCH_ANNOTATION),
-        [s for s in walk(loop) if isinstance(s, BlockRealize)],
+        [s for s in pre_order_stmts(loop) if isinstance(s, BlockRealize)],
     )
     is_list = isinstance(annotation, (list, tuple)) and len(annotation) == 3
-    numbers = [_number(n) for n in annotation] if is_list else []  # type: ignore[attr-defined]
+    numbers = [_int_value(n) for n in annotation] if is_list else []  # type: ignore[attr-defined]
     if len(blocks) != 1 or not numbers or min(numbers) < 0:
         raise CompileError(
             f"{PREFETCH_ANNOTATION} of loop '{loop.loop_var.name}': [which buffer a block "
             "reads, steps, elements]"
             f" and one block expected, got {annotation!r} and {len(blocks)} blocks"
         )
-    lines = _prefetches(loop, blocks[0], *numbers)
-    return loop.with_fields(body=sequence(*lines, loop.body), annotations=notes or None)
+    lines = _emit_prefetches(loop, blocks[0], *numbers)
+    return loop.with_fields(body=flatten_seq(*lines, loop.body), annotations=notes or None)
 
 
-def _number(value: object) -> int:
+def _int_value(value: object) -> int:
     number = getattr(value, "value", value)
     return number if isinstance(number, int) else -1
 
 
-def _prefetches(
+def _emit_prefetches(
     loop: For, realize: BlockRealize, read: int, steps: int, elements: int
 ) -> list[Stmt]:
-    """Return a prefetch per cache line, for the first iteration of the inner loops."""
+    """Emit a prefetch per cache line, for the first iteration of the inner loops."""
     block = realize.block
     reads, _ = block_regions(block)
     reduced = [v.var for v in block.iter_vars if v.kind is IterKind.REDUCE]
@@ -63,7 +63,9 @@ def _prefetches(
         raise CompileError(
             f"{PREFETCH_ANNOTATION}: block '{block.name}' has no read {read} along a reduction"
         )
-    first: dict[Var, PrimExpr] = {s.loop_var: s.min for s in walk(loop.body) if isinstance(s, For)}
+    first: dict[Var, PrimExpr] = {
+        s.loop_var: s.min for s in pre_order_stmts(loop.body) if isinstance(s, For)
+    }
     bindings = zip(block.iter_vars, realize.iter_values, strict=True)
     values = {v.var: substitute(e, first) for v, e in bindings}
     values[reduced[-1]] = values[reduced[-1]] + steps

@@ -24,7 +24,7 @@ from ekiden.ir.prim import (
     Sub,
     const,
 )
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import Broadcast, broadcast
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tir.visitor import ExprRewriter
@@ -54,7 +54,7 @@ def _is_whole(root: PrimExpr) -> bool:
             waiting += (e.a, e.b)
         elif not (
             (isinstance(e, Intrinsic) and e.op in ROUNDING)
-            or (isinstance(e, Cast) and dt.is_int(dt.element(e.value.dtype)))
+            or (isinstance(e, Cast) and dt.is_int(dt.element_dtype(e.value.dtype)))
         ):
             return False
     return True
@@ -75,7 +75,7 @@ def _as_floats(
     """Return levels that are clipped to [low, high] and cast to integers and back, without the
     casts; None where these change values.
     """
-    ends = dt.int_range(dt.element(narrow))
+    ends = dt.int_range(dt.element_dtype(narrow))
     low_number, high_number = _number(low), _number(high)
     if e.dtype != levels.dtype or ends is None or low_number is None or high_number is None:
         return None
@@ -83,14 +83,14 @@ def _as_floats(
     is_inside = low_number == 0 == ends[0] and 0 <= high_number <= ends[1]
     if not (is_inside and high_number == high_number // 1 and _is_whole(levels)):
         return None
-    zero = broadcast(const(0.0, dt.element(e.dtype)), dt.lanes(e.dtype))
+    zero = broadcast(const(0.0, dt.element_dtype(e.dtype)), dt.lanes(e.dtype))
     above = GT(levels, zero, dt.with_lanes("bool", dt.lanes(e.dtype)))
     return Min(Select(above, levels, zero, e.dtype), high, e.dtype)
 
 
 def skip_integer_casts(func: PrimFunc) -> PrimFunc:
     """Return the function with such numbers as floats."""
-    if ROUNDING.isdisjoint(contents(func.body).intrinsics):
+    if ROUNDING.isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_change).visit(func.body))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import SHUFFLES, call_intrin, shuffle
+from ekiden.ir.intrinsic import WARP_SHUFFLES, call_intrin, shuffle
 from ekiden.ir.prim import (
     EQ,
     LT,
@@ -21,18 +21,18 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     const,
+    fold_binary,
     maximum,
     minimum,
 )
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.runtime.errors import CompileError
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import broadcast
 from ekiden.tir.stmt import PrimFunc
-from ekiden.tir.transcendental import FUNCTIONS, atan2_scalar
+from ekiden.tir.transcendental import TRANSCENDENTAL_FUNCTIONS, atan2_scalar
 from ekiden.tir.visitor import ExprRewriter
 
 SHUFFLE_WORD_BYTES = 4
@@ -41,34 +41,34 @@ SHUFFLE_WORD_DTYPES = frozenset(("float32", "int32", "uint32"))
 """Types of one."""
 
 
-def _number(value: float, like: PrimExpr) -> PrimExpr:
-    return broadcast(const(value, dt.element(like.dtype)), dt.lanes(like.dtype))
+def _constant_like(value: float, like: PrimExpr) -> PrimExpr:
+    return broadcast(const(value, dt.element_dtype(like.dtype)), dt.lanes(like.dtype))
 
 
-def _call(op: str, *args: PrimExpr) -> PrimExpr:
+def _make_intrinsic_lowering(op: str, *args: PrimExpr) -> PrimExpr:
     return call_intrin(op, *args, dtype=args[0].dtype)
 
 
 def _exp2(x: PrimExpr) -> PrimExpr:
-    return _call("pow", _number(2.0, x), x)
+    return _make_intrinsic_lowering("pow", _constant_like(2.0, x), x)
 
 
 def _exp10(x: PrimExpr) -> PrimExpr:
-    return _call("pow", _number(10.0, x), x)
+    return _make_intrinsic_lowering("pow", _constant_like(10.0, x), x)
 
 
-def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
+def _vectorize_function(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
     """Return a scalar function extended to vectors, by widening each of its nodes."""
 
-    def apply(*args: PrimExpr) -> PrimExpr:
+    def apply_to_vectors(*args: PrimExpr) -> PrimExpr:
         """Apply the function to scalar variables, then substitute the vectors for them."""
         lanes = dt.lanes(args[0].dtype)
         if lanes == 1:
             return function(*args)
-        names = [Var(f"x{n}", dt.element(a.dtype)) for n, a in enumerate(args)]
+        names = [Var(f"x{n}", dt.element_dtype(a.dtype)) for n, a in enumerate(args)]
         values = dict(zip(names, args, strict=True))
 
-        def widen(e: PrimExpr) -> PrimExpr:
+        def widen_node(e: PrimExpr) -> PrimExpr:
             """Widen a node: constants are broadcast, variables are the vectors."""
             if isinstance(e, Var):
                 return values[e]
@@ -78,19 +78,19 @@ def _in_lanes(function: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
                 return e
             return e.with_fields(dtype=dt.with_lanes(e.dtype, lanes))
 
-        return rewrite(function(*names), widen)
+        return rewrite(function(*names), widen_node)
 
-    return apply
+    return apply_to_vectors
 
 
 def _hypot(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """Return the larger times sqrt(1 + ratio**2): squares do not overflow."""
-    a, b = _call("abs", x), _call("abs", y)
+    a, b = _make_intrinsic_lowering("abs", x), _make_intrinsic_lowering("abs", y)
     high, low = maximum(a, b), minimum(a, b)
     zero = const(0.0, x.dtype)
-    plain = binary(Or, binary(EQ, high, zero), call_intrin("isinf", high))
+    plain = fold_binary(Or, fold_binary(EQ, high, zero), call_intrin("isinf", high))
     ratio = Select(plain, zero, low / Select(plain, zero + 1.0, high, x.dtype), x.dtype)
-    return high * _call("sqrt", ratio * ratio + 1.0)
+    return high * _make_intrinsic_lowering("sqrt", ratio * ratio + 1.0)
 
 
 def _copysign(x: PrimExpr, y: PrimExpr) -> PrimExpr:
@@ -98,20 +98,22 @@ def _copysign(x: PrimExpr, y: PrimExpr) -> PrimExpr:
     sign = const(-(2 ** (8 * dt.itemsize(x.dtype) - 1)), bits)
     magnitude_mask = const(2 ** (8 * dt.itemsize(x.dtype) - 1) - 1, bits)
     a, b = (call_intrin("reinterpret", v, dtype=bits) for v in (x, y))
-    combined = call_intrin("bitwise_or", _masked(a, magnitude_mask), _masked(b, sign))
+    combined = call_intrin(
+        "bitwise_or", _apply_lane_mask(a, magnitude_mask), _apply_lane_mask(b, sign)
+    )
     return call_intrin("reinterpret", combined, dtype=x.dtype)
 
 
-def _masked(x: PrimExpr, mask: PrimExpr) -> PrimExpr:
+def _apply_lane_mask(x: PrimExpr, mask: PrimExpr) -> PrimExpr:
     return call_intrin("bitwise_and", x, mask)
 
 
 def _ldexp(x: PrimExpr, exponent: PrimExpr) -> PrimExpr:
-    return x * _call("pow", const(2.0, x.dtype), cast(exponent, x.dtype))
+    return x * _make_intrinsic_lowering("pow", const(2.0, x.dtype), cast(exponent, x.dtype))
 
 
 def _isfinite(x: PrimExpr) -> PrimExpr:
-    return binary(LT, _call("abs", x), const(math.inf, x.dtype))
+    return fold_binary(LT, _make_intrinsic_lowering("abs", x), const(math.inf, x.dtype))
 
 
 def _popcount(x: PrimExpr) -> PrimExpr:
@@ -123,7 +125,7 @@ def _popcount(x: PrimExpr) -> PrimExpr:
     while width < bits:
         mask = const(sum((2**width - 1) << at for at in range(0, bits, 2 * width)), unsigned)
         moved = call_intrin("right_shift", total, const(width, unsigned))
-        total = _masked(total, mask) + _masked(moved, mask)
+        total = _apply_lane_mask(total, mask) + _apply_lane_mask(moved, mask)
         width *= 2
     return cast(total, x.dtype)
 
@@ -148,15 +150,15 @@ def _q_multiply_shift(x: PrimExpr, y: PrimExpr, q: PrimExpr, s: PrimExpr) -> Pri
 
     a, b, fraction_bits, by = (cast(e, "int64") for e in (x, y, q, s))
     total = fraction_bits + maximum(by, 0)
-    half = _call("left_shift", const(1), total - 1)
-    shifted = _call("left_shift", a, maximum(0 - by, 0))
-    return cast(_call("right_shift", shifted * b + half, total), x.dtype)
+    half = _make_intrinsic_lowering("left_shift", const(1), total - 1)
+    shifted = _make_intrinsic_lowering("left_shift", a, maximum(0 - by, 0))
+    return cast(_make_intrinsic_lowering("right_shift", shifted * b + half, total), x.dtype)
 
 
 def _q_per_axis(
     x: PrimExpr, y: PrimExpr, left_shift: PrimExpr, right: PrimExpr, q: PrimExpr, *_: PrimExpr
 ) -> PrimExpr:
-    moved = _call("left_shift", cast(x, "int64"), cast(left_shift, "int64"))
+    moved = _make_intrinsic_lowering("left_shift", cast(x, "int64"), cast(left_shift, "int64"))
     return cast(_q_multiply_shift(moved, y, q, right), x.dtype)
 
 
@@ -170,41 +172,51 @@ def _bitwise_not(x: PrimExpr) -> PrimExpr:
 
 
 def _fmod(x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    return x - _call("trunc", x / y) * y
+    return x - _make_intrinsic_lowering("trunc", x / y) * y
 
 
-_SCALAR: dict[str, Callable[..., PrimExpr]] = {
-    **FUNCTIONS, "atan2": atan2_scalar, "hypot": _hypot, "copysign": _copysign, "ldexp": _ldexp,
-    "isfinite": _isfinite, "popcount": _popcount, "clz": _clz, "bitwise_not": _bitwise_not,
+_SCALAR_LOWERINGS: dict[str, Callable[..., PrimExpr]] = {
+    **TRANSCENDENTAL_FUNCTIONS,
+    "atan2": atan2_scalar,
+    "hypot": _hypot,
+    "copysign": _copysign,
+    "ldexp": _ldexp,
+    "isfinite": _isfinite,
+    "popcount": _popcount,
+    "clz": _clz,
+    "bitwise_not": _bitwise_not,
     "q_multiply_shift": _q_multiply_shift,
     "q_multiply_shift_per_axis": _q_per_axis,
-}  # fmt: skip
+}
 
 
-def _low(x: PrimExpr) -> PrimExpr:
+def _low_half(x: PrimExpr) -> PrimExpr:
     return shuffle(x, x, range(dt.lanes(x.dtype) // 2))
 
 
-def _high(x: PrimExpr) -> PrimExpr:
+def _high_half(x: PrimExpr) -> PrimExpr:
     lanes = dt.lanes(x.dtype)
     return shuffle(x, x, range(lanes // 2, lanes))
 
 
 # A warp's threads exchange words: other values go as one, or as two.
-def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: PrimExpr) -> PrimExpr:
+def _lower_shuffle(
+    op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: PrimExpr
+) -> PrimExpr:
+    """Lower a warp shuffle of a dtype without hardware support to shuffles of 32-bit words."""
     if dt.lanes(value.dtype) > 1:
         raise CompileError(f"{op}: threads exchange scalars, got {value.dtype}")
     mask_and_lane = cast(mask, "uint32"), cast(lane, "int32")
 
-    def call(word: PrimExpr) -> PrimExpr:
+    def shuffle_word(word: PrimExpr) -> PrimExpr:
         return Intrinsic(op, (mask_and_lane[0], word, mask_and_lane[1], *of), word.dtype)
 
     if value.dtype in SHUFFLE_WORD_DTYPES:
-        return call(value)
+        return shuffle_word(value)
     if value.dtype == "bool" or (
         dt.is_int(value.dtype) and dt.itemsize(value.dtype) < SHUFFLE_WORD_BYTES
     ):
-        return cast(call(cast(value, _word(value.dtype))), value.dtype)
+        return cast(shuffle_word(cast(value, _shuffle_word_dtype(value.dtype))), value.dtype)
     bits = f"uint{8 * dt.itemsize(value.dtype)}"
     bit_pattern = value if value.dtype == bits else call_intrin("reinterpret", value, dtype=bits)
     if dt.itemsize(bits) > SHUFFLE_WORD_BYTES:
@@ -213,41 +225,41 @@ def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: Pr
             cast(bit_pattern, "uint32"),
             cast(call_intrin("right_shift", bit_pattern, up), "uint32"),
         )
-        low, high = (cast(call(word_part), bits) for word_part in words)
+        low, high = (cast(shuffle_word(word_part), bits) for word_part in words)
         received = call_intrin("bitwise_or", low, call_intrin("left_shift", high, up))
     else:
-        received = cast(call(cast(bit_pattern, "uint32")), bits)
+        received = cast(shuffle_word(cast(bit_pattern, "uint32")), bits)
     return (
         received if value.dtype == bits else call_intrin("reinterpret", received, dtype=value.dtype)
     )
 
 
-def _word(dtype: str) -> str:
+def _shuffle_word_dtype(dtype: str) -> str:
     return "int32" if dt.is_int(dtype) and not dt.is_unsigned(dtype) else "uint32"
 
 
-LOWERINGS: dict[str, Callable[..., PrimExpr]] = {
+INTRINSIC_LOWERINGS: dict[str, Callable[..., PrimExpr]] = {
     "likely": lambda x: x,
-    "vectorlow": _low,
-    "vectorhigh": _high,
+    "vectorlow": _low_half,
+    "vectorhigh": _high_half,
     "vectorcombine": lambda x, y: shuffle(x, y, range(2 * dt.lanes(x.dtype))),
     "exp2": _exp2,
     "exp10": _exp10,
     "fmod": _fmod,
-    "nearbyint": lambda x: _call("round", x),
-    **{name: _in_lanes(function) for name, function in _SCALAR.items()},
-    **{name: partial(_exchanged, name) for name in SHUFFLES},
+    "nearbyint": lambda x: _make_intrinsic_lowering("round", x),
+    **{name: _vectorize_function(function) for name, function in _SCALAR_LOWERINGS.items()},
+    **{name: partial(_lower_shuffle, name) for name in WARP_SHUFFLES},
 }
 
 
-def _change(e: PrimExpr) -> PrimExpr:
-    if isinstance(e, Intrinsic) and e.op in LOWERINGS:
-        return LOWERINGS[e.op](*e.args)
+def _lower_node(e: PrimExpr) -> PrimExpr:
+    if isinstance(e, Intrinsic) and e.op in INTRINSIC_LOWERINGS:
+        return INTRINSIC_LOWERINGS[e.op](*e.args)
     return e
 
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
-    """Return the function without the intrinsics of LOWERED."""
-    if LOWERINGS.keys().isdisjoint(contents(func.body).intrinsics):
+    """Return the function without the intrinsics of INTRINSIC_LOWERINGS."""
+    if INTRINSIC_LOWERINGS.keys().isdisjoint(summarize_stmt(func.body).intrinsics):
         return func
-    return func.with_fields(body=ExprRewriter(_change).visit(func.body))
+    return func.with_fields(body=ExprRewriter(_lower_node).visit(func.body))

@@ -20,10 +20,16 @@ from ekiden.arith import Analyzer
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import INTRINSICS, if_then_else
 from ekiden.ir.prim import Add, BinaryExpr, FloatImm, IntImm, Intrinsic, PrimExpr, Sub, Var, const
-from ekiden.ir.prim_visitor import children, divides_by_unknown, pending, post_order, rebuild
+from ekiden.ir.prim_visitor import (
+    children,
+    has_nonconstant_divisor,
+    post_order,
+    rebuild,
+    unvisited_post_order,
+)
 from ekiden.tir.expr import Broadcast, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import Allocate, For, IfThenElse, LetStmt, PrimFunc, Stmt, While
-from ekiden.tir.visitor import StmtMutator, buffers_written, guarded_nodes, walk
+from ekiden.tir.visitor import StmtMutator, buffers_written, conditional_nodes, pre_order_stmts
 
 
 class _InvariantNamer(StmtMutator):
@@ -31,11 +37,11 @@ class _InvariantNamer(StmtMutator):
     loop or of its inside, and without buffers written there.
 
     A guarded expression is only evaluated where its condition holds, so it may be hoisted only
-    where evaluating it anywhere is harmless (`_is_safe`).
+    where evaluating it anywhere is harmless (`_is_speculatable`).
     """
 
     def __init__(self, loop: For) -> None:
-        inside = list(walk(loop))
+        inside = list(pre_order_stmts(loop))
         self._variant: set[object] = {s.loop_var for s in inside if isinstance(s, For)}
         self._variant |= {s.var for s in inside if isinstance(s, LetStmt)}
         self._variant |= set(buffers_written(loop))
@@ -52,7 +58,7 @@ class _InvariantNamer(StmtMutator):
         """Mark both branches as conditional: what is in them may be hoisted only if it is safe
         anywhere.
         """
-        condition = self.expr(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         self._conditional += 1
         else_case = None if stmt.else_case is None else self.visit(stmt.else_case)
         new = stmt.with_fields(
@@ -63,7 +69,7 @@ class _InvariantNamer(StmtMutator):
 
     def visit_while(self, stmt: While) -> Stmt:
         """Mark the body as conditional: the loop may have no iterations."""
-        condition = self.expr(stmt.condition)
+        condition = self.rewrite_expr(stmt.condition)
         self._conditional += 1
         body = self.visit(stmt.body)
         self._conditional -= 1
@@ -71,25 +77,25 @@ class _InvariantNamer(StmtMutator):
 
     def visit_for(self, stmt: For) -> Stmt:
         """Mark the body of a loop that may have no iterations as conditional."""
-        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         self._conditional += not _has_iterations(stmt)
         body = self.visit(stmt.body)
         self._conditional -= not _has_iterations(stmt)
         return stmt.with_fields(min=low, extent=extent, body=body)
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with its loop invariants replaced by names."""
         if isinstance(expr, (IntImm, FloatImm, Var)):
             return expr
         self._alive.append(expr)
-        order = pending((expr,), self._memo)
-        guarded = self._guarded(expr, order)
+        order = unvisited_post_order((expr,), self._memo)
+        guarded = self._conditional_nodes(expr, order)
         for node in order:
             self._invariant[id(node)] = self._is_invariant(node)
-            self._memo[id(node)] = self._place(node, guarded)
-        return self._root(expr, id(expr) in guarded)
+            self._memo[id(node)] = self._rebuild_variant(node, guarded)
+        return self._rewrite_root(expr, id(expr) in guarded)
 
-    def _guarded(self, root: PrimExpr, order: list[PrimExpr]) -> set[int]:
+    def _conditional_nodes(self, root: PrimExpr, order: list[PrimExpr]) -> set[int]:
         """Return the ids of the nodes, among those of `order` and their children, that are
         evaluated conditionally; children may have been visited before, unconditionally.
         """
@@ -97,7 +103,7 @@ class _InvariantNamer(StmtMutator):
         if self._conditional:
             return {id(e) for e in near}
         has_guard = any(isinstance(e, Intrinsic) and e.op == "if_then_else" for e in order)
-        return guarded_nodes(root, near) if has_guard else set()
+        return conditional_nodes(root, near) if has_guard else set()
 
     # A load is invariant if nothing inside writes its buffer: two buffers count as two memories.
     def _is_invariant(self, e: PrimExpr) -> bool:
@@ -111,22 +117,26 @@ class _InvariantNamer(StmtMutator):
             return False
         return all(self._invariant[id(c)] for c in children(e))
 
-    def _place(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
+    def _rebuild_variant(self, e: PrimExpr, guarded: set[int]) -> PrimExpr:
         """Rebuild a variant node over names of invariants; an invariant node is returned as it is,
         for its consumer to name.
         """
         if self._invariant[id(e)]:
             return e
         if isinstance(e, (Add, Sub)) and e.dtype == "int64":
-            return self._sum(e)
-        return rebuild(e, [self._root(c, id(c) in guarded) for c in children(e)])
+            return self._reassociate_sum(e)
+        return rebuild(e, [self._rewrite_root(c, id(c) in guarded) for c in children(e)])
 
-    def _root(self, e: PrimExpr, guarded: bool) -> PrimExpr:
-        if not self._invariant[id(e)] or not _worth_naming(e) or (guarded and not _is_safe(e)):
+    def _rewrite_root(self, e: PrimExpr, guarded: bool) -> PrimExpr:
+        if (
+            not self._invariant[id(e)]
+            or not _is_worth_hoisting(e)
+            or (guarded and not _is_speculatable(e))
+        ):
             return self._memo[id(e)]
-        return self._name(e)
+        return self._name_invariant(e)
 
-    def _name(self, e: PrimExpr) -> PrimExpr:
+    def _name_invariant(self, e: PrimExpr) -> PrimExpr:
         if e not in self.named:
             self.named[e] = Var("base" if e.dtype == "int64" else "value", e.dtype)
             self._alive.append(e)
@@ -134,31 +144,33 @@ class _InvariantNamer(StmtMutator):
 
     # Regrouping sums of int64 keeps their value, as addition of whole numbers modulo 2^64 is
     # associative and commutative; of floats it would not, so they are left.
-    def _sum(self, e: PrimExpr) -> PrimExpr:
+    def _reassociate_sum(self, e: PrimExpr) -> PrimExpr:
         """Return a sum reassociated as (invariant terms, named) + (the others) + constant."""
         fixed: list[tuple[PrimExpr, int]] = []
         moving: PrimExpr | None = None
         offset = 0
-        for term, sign in _terms(e):
+        # Integer addition wraps and is associative, so reassociation is exact: the invariant part
+        # is computed once, outside the loop.
+        for term, sign in _split_summands(e):
             if isinstance(term, IntImm):
                 offset += sign * term.value
-            elif self._invariant[id(term)] and _is_safe(term):
+            elif self._invariant[id(term)] and _is_speculatable(term):
                 fixed.append((term, sign))
             else:
-                moving = _plus(moving, self._memo[id(term)], sign)
+                moving = _add_term(moving, self._memo[id(term)], sign)
         assert moving is not None
         if fixed:
-            total = self._total(fixed)
-            moving = (self._name(total) if _worth_naming(total) else total) + moving
+            total = self._sum_of_invariants(fixed)
+            moving = (self._name_invariant(total) if _is_worth_hoisting(total) else total) + moving
         return moving + offset if offset >= 0 else moving - -offset
 
-    def _total(self, terms: list[tuple[PrimExpr, int]]) -> PrimExpr:
+    def _sum_of_invariants(self, terms: list[tuple[PrimExpr, int]]) -> PrimExpr:
         """Return the sum of invariant terms, one object per set of terms."""
         key = tuple((id(term), sign) for term, sign in terms)
         if key not in self._totals:
             total: PrimExpr | None = None
             for term, sign in terms:
-                total = _plus(total, term, sign)
+                total = _add_term(total, term, sign)
             assert total is not None
             self._totals[key] = total
         return self._totals[key]
@@ -169,13 +181,13 @@ def _has_effects(e: Intrinsic) -> bool:
     return row is not None and row.effects
 
 
-def _plus(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
+def _add_term(total: PrimExpr | None, term: PrimExpr, sign: int) -> PrimExpr:
     if total is None:
         return term if sign > 0 else -term
     return total + term if sign > 0 else total - term
 
 
-def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
+def _split_summands(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
     """Return the summands of a sum with their signs, left to right."""
     terms: list[tuple[PrimExpr, int]] = []
     stack = [(root, 1)]
@@ -189,16 +201,16 @@ def _terms(root: PrimExpr) -> list[tuple[PrimExpr, int]]:
     return terms
 
 
-def _is_safe(e: PrimExpr) -> bool:
+def _is_speculatable(e: PrimExpr) -> bool:
     """Return whether a node may be evaluated speculatively: no load, no division by a
     possible 0.
     """
     if not children(e):
         return True
-    return not any(isinstance(x, BufferLoad) or divides_by_unknown(x) for x in post_order(e))
+    return not any(isinstance(x, BufferLoad) or has_nonconstant_divisor(x) for x in post_order(e))
 
 
-def _worth_naming(e: PrimExpr) -> bool:
+def _is_worth_hoisting(e: PrimExpr) -> bool:
     if isinstance(e, (Var, IntImm, FloatImm)) or e.dtype.startswith(("bool", "handle")):
         return False
     if isinstance(e, Broadcast):
@@ -216,21 +228,21 @@ def _has_iterations(loop: For) -> bool:
 
 
 # Before a loop that takes no step, a load that only its steps made sure of may be out of range.
-def _hoisted(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> PrimExpr:
+def _guarded_invariant(value: PrimExpr, loop: For, scope: Sequence[For | LetStmt]) -> PrimExpr:
     """Return the value to evaluate before a loop; 0 where the loop has no iterations, if a load
     might be out of range then.
     """
     loads = [e for e in post_order(value) if isinstance(e, BufferLoad)]
     if not loads or _has_iterations(loop):
         return value
-    analyzer = _analyzer(scope)
-    if all(_is_inside(e, analyzer) for e in loads):
+    analyzer = _scope_analyzer(scope)
+    if all(_is_load_in_bounds(e, analyzer) for e in loads):
         return value
-    zero = broadcast(const(0, dt.element(value.dtype)), dt.lanes(value.dtype))
+    zero = broadcast(const(0, dt.element_dtype(value.dtype)), dt.lanes(value.dtype))
     return if_then_else(loop.extent > 0, value, zero)
 
 
-def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
+def _is_load_in_bounds(load: BufferLoad, analyzer: Analyzer) -> bool:
     """Return whether a load is in range for all values of the enclosing loops."""
     size = 1
     for extent in load.buffer.shape:
@@ -244,11 +256,13 @@ def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
         index = index.base
     if dt.lanes(index.dtype) > 1:
         return False
+    # A speculative load must be in range for every iteration, including iterations that a condition
+    # would have excluded.
     low, high = analyzer.const_int_bound(index)
     return low >= 0 and high + last < size
 
 
-class _Hoist(StmtMutator):
+class _InvariantHoister(StmtMutator):
     def __init__(self) -> None:
         self._scope: list[For | LetStmt] = []
 
@@ -269,11 +283,11 @@ class _Hoist(StmtMutator):
         new: Stmt = stmt.with_fields(body=self.visit(body))
         self._scope.pop()
         for value, var in reversed(regroup.named.items()):
-            new = LetStmt(var, _hoisted(value, stmt, self._scope), new)
+            new = LetStmt(var, _guarded_invariant(value, stmt, self._scope), new)
         return new
 
 
-def _analyzer(scope: Sequence[For | LetStmt]) -> Analyzer:
+def _scope_analyzer(scope: Sequence[For | LetStmt]) -> Analyzer:
     """Return an analyzer with the bounds of the variables of loops and lets."""
     analyzer = Analyzer()
     for binder in scope:
@@ -290,4 +304,4 @@ def hoist_invariants(func: PrimFunc) -> PrimFunc:
     """Return the function with invariants named before the outermost loop in which they do not
     change.
     """
-    return func.with_fields(body=_Hoist().visit(func.body))
+    return func.with_fields(body=_InvariantHoister().visit(func.body))

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ekiden.ir.pass_context import UNROLL, PassContext
+from ekiden.ir.pass_context import UNROLL_LOOP_OPTION, PassContext
 from ekiden.ir.prim import IntImm
 from ekiden.tir.stmt import BufferStore, Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.visitor import StmtMutator, is_nothing, sequence, substitute, walk
+from ekiden.tir.visitor import StmtMutator, flatten_seq, is_no_op, pre_order_stmts, substitute
 
 
-class _Unroll(StmtMutator):
+class _LoopUnroller(StmtMutator):
     """A mutator that unrolls from the inside out."""
 
     def __init__(self, options: Mapping[str, int]) -> None:
@@ -31,21 +31,23 @@ class _Unroll(StmtMutator):
             raise ValueError(
                 f"unroll {stmt.loop_var.name!r}: the extent must be a constant, got {stmt.extent!r}"
             )
-        if not isinstance(stmt.extent, IntImm) or not (is_asked or self._is_short(stmt, body)):
+        if not isinstance(stmt.extent, IntImm) or not (
+            is_asked or self._should_auto_unroll(stmt, body)
+        ):
             self.depth = max(around, inside)
-            return body if is_nothing(body) else stmt.with_fields(body=body)
+            return body if is_no_op(body) else stmt.with_fields(body=body)
         self.depth = max(around, inside + 1)
-        return sequence(
+        return flatten_seq(
             *(substitute(body, {stmt.loop_var: stmt.min + n}) for n in range(stmt.extent.value))
         )
 
-    def _is_short(self, loop: For, body: Stmt) -> bool:
+    def _should_auto_unroll(self, loop: For, body: Stmt) -> bool:
         """Return whether the options request unrolling a serial innermost loop."""
         steps, extent = self.options["auto_max_step"], self.options["auto_max_extent"]
         if loop.kind is not ForKind.SERIAL or not (steps or extent):
             return False
         assert isinstance(loop.extent, IntImm)
-        inside = list(walk(body))
+        inside = list(pre_order_stmts(body))
         if self.depth > self.options["auto_max_depth"] or any(isinstance(s, For) for s in inside):
             return False
         count = sum(isinstance(s, (BufferStore, Evaluate)) for s in inside)
@@ -56,5 +58,5 @@ def unroll_loops(func: PrimFunc) -> PrimFunc:
     """Return the function without unrolled loops, as the option `tir.UnrollLoop` of the current
     PassContext says.
     """
-    options = PassContext.current().fields(UNROLL)
-    return func.with_fields(body=_Unroll(options).visit(func.body))
+    options = PassContext.current().fields(UNROLL_LOOP_OPTION)
+    return func.with_fields(body=_LoopUnroller(options).visit(func.body))

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.arith import Analyzer
-from ekiden.arith.vectors import combined
+from ekiden.arith.vectors import fold_vector_op
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import row_of
-from ekiden.ir.pass_context import NO_VECTORS, PassContext
+from ekiden.ir.intrinsic import find_intrinsic
+from ekiden.ir.pass_context import DISABLE_VECTORIZE_OPTION, PassContext
 from ekiden.ir.prim import (
     LT,
     Add,
@@ -39,11 +39,11 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
-    binary,
     const,
+    fold_binary,
     logical_and,
 )
-from ekiden.ir.prim_visitor import children, pending, rebuild
+from ekiden.ir.prim_visitor import children, rebuild, unvisited_post_order
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.expr import Broadcast, Buffer, BufferLoad, Ramp, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import (
@@ -58,9 +58,9 @@ from ekiden.tir.stmt import (
     While,
 )
 from ekiden.tir.transform.simplification import Simplifier
-from ekiden.tir.visitor import StmtMutator, all_expressions, sequence, walk
+from ekiden.tir.visitor import StmtMutator, all_exprs, flatten_seq, pre_order_stmts
 
-DEFAULT_LANES = 16
+DEFAULT_VECTOR_LANES = 16
 """Of a loop whose annotation `lanes` does not say."""
 
 
@@ -78,7 +78,7 @@ class Vectorizer(StmtMutator):
     def __init__(
         self, var: Var, base: PrimExpr, lanes: int | str, mask: PrimExpr | None = None
     ) -> None:
-        self._lanes = dt.vector(f"x{lanes}")
+        self._lanes = dt.lanes_suffix(f"x{lanes}")
         self._mask = mask
         self._has_branched = False
         self._memo: dict[int, PrimExpr] = {}
@@ -92,56 +92,62 @@ class Vectorizer(StmtMutator):
         """Bind another scalar variable to a vector."""
         self._values[var] = value
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, as a vector where it depends on the variable."""
         self._alive.append(expr)
-        for node in pending((expr,), self._memo):
-            self._memo[id(node)] = self._node(node, [self._memo[id(c)] for c in children(node)])
+        for node in unvisited_post_order((expr,), self._memo):
+            self._memo[id(node)] = self._vectorize_node(
+                node, [self._memo[id(c)] for c in children(node)]
+            )
         return self._memo[id(expr)]
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         """Return the vector form of a buffer allocated inside."""
         return self._buffers.get(buffer, buffer)
 
-    def _node(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
+    def _vectorize_node(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
         if isinstance(e, Var):
             return self._values.get(e, e)
         if isinstance(e, BufferLoad):
-            return self._load(e, new)
-        if isinstance(e, Intrinsic) and row_of(e.op).effects:
+            return self._vectorize_load(e, new)
+        if isinstance(e, Intrinsic) and find_intrinsic(e.op).effects:
             raise ScheduleError(f"vectorize: a call of {e.op!r} cannot be one of vectors: {e!r}")
-        if not any(dt.vector(c.dtype) for c in new) or isinstance(
+        if not any(dt.lanes_suffix(c.dtype) for c in new) or isinstance(
             e, (Broadcast, Ramp, VectorReduce)
         ):
             return rebuild(e, new)
         if isinstance(e, (Add, Sub, Mul)) and e.dtype == "int64":
-            affine = _affine(type(e), new[0], new[1])
+            affine = _fold_ramp_arithmetic(type(e), new[0], new[1])
             if affine is not None:
                 return affine
         wide = self._widen(e, new)
-        return _divided_ramp(wide) if isinstance(wide, (FloorDiv, FloorMod)) else wide
+        return _simplify_ramp_division(wide) if isinstance(wide, (FloorDiv, FloorMod)) else wide
 
     def _widen(self, e: PrimExpr, new: list[PrimExpr]) -> PrimExpr:
-        lanes = _widest(new)
+        lanes = _max_lanes_text(new)
         scalar_condition = (
-            isinstance(e, Intrinsic) and e.op == "if_then_else" and not dt.vector(new[0].dtype)
+            isinstance(e, Intrinsic)
+            and e.op == "if_then_else"
+            and not dt.lanes_suffix(new[0].dtype)
         )
         wide = [
             c if scalar_condition and n == 0 else broadcast(c, lanes) for n, c in enumerate(new)
         ]
         if isinstance(e, BinaryExpr):
-            return binary(type(e), wide[0], wide[1])
+            return fold_binary(type(e), wide[0], wide[1])
         return rebuild(e, wide).with_fields(dtype=dt.with_lanes(e.dtype, lanes))
 
-    def _load(self, e: BufferLoad, new: list[PrimExpr]) -> PrimExpr:
+    def _vectorize_load(self, e: BufferLoad, new: list[PrimExpr]) -> PrimExpr:
         if e.buffer in self._buffers:
             wide = self._buffers[e.buffer]
             return BufferLoad(wide, tuple(new), wide.dtype)
-        lanes = dt.vector(new[-1].dtype) if new else ""
+        lanes = dt.lanes_suffix(new[-1].dtype) if new else ""
         if not lanes and not (self._has_branched and new):
             return rebuild(e, new)
         if not lanes:  # one element for all lanes, if any of them is there
             lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
+        # A masked load must not touch disabled lanes, whose addresses may be unmapped; they read as
+        # 0.
         dtype = dt.with_lanes(e.dtype, lanes)
         load = BufferLoad(e.buffer, tuple(new), dtype)
         if self._mask is None:
@@ -155,28 +161,30 @@ class Vectorizer(StmtMutator):
         inside stores the vector. Raises ScheduleError where lanes would store different values
         to one element.
         """
-        value, indices = self.expr(stmt.value), self.exprs(stmt.indices)
+        value, indices = self.rewrite_expr(stmt.value), self.exprs(stmt.indices)
         if stmt.buffer in self._buffers:
-            buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
+            buffer, wide = self.rewrite_buffer(stmt.buffer), broadcast(value, self._lanes)
             if self._has_branched and self._mask is not None:
+                # A lane-private buffer has no masked store: old and new lanes are blended, so the
+                # buffer must be initialised.
                 self._merged.add(buffer)
                 old = BufferLoad(buffer, indices, wide.dtype)
                 wide = Select(self._mask, wide, old, wide.dtype)
             return BufferStore(buffer, wide, indices)
-        lanes = dt.vector(indices[-1].dtype)
+        lanes = dt.lanes_suffix(indices[-1].dtype)
         if not lanes and self._has_branched:
             raise ScheduleError(
                 f"vectorize: the store to {stmt.buffer.name!r} is under a condition that differs "
                 "between lanes, and to one element"
             )
-        if not lanes and dt.vector(value.dtype) and not dt.vector(stmt.value.dtype):
+        if not lanes and dt.lanes_suffix(value.dtype) and not dt.lanes_suffix(stmt.value.dtype):
             raise ScheduleError(
                 f"vectorize: every lane has a value of its own to store to one element of"
                 f" {stmt.buffer.name!r}"
             )
         predicate = self._mask if lanes else None
         if stmt.predicate is not None:
-            own_predicate = broadcast(self.expr(stmt.predicate), lanes)
+            own_predicate = broadcast(self.rewrite_expr(stmt.predicate), lanes)
             predicate = (
                 own_predicate if predicate is None else logical_and(predicate, own_predicate)
             )
@@ -186,7 +194,7 @@ class Vectorizer(StmtMutator):
         """Rewrite let x = e in s to let xv = vector e in s[x := xv], where e depends on the
         variable.
         """
-        value = self.expr(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         if value.dtype == stmt.var.dtype:
             return LetStmt(stmt.var, value, self.visit(stmt.body))
         wide = Var(stmt.var.name, value.dtype)
@@ -197,8 +205,8 @@ class Vectorizer(StmtMutator):
         """Turn a divergent condition into the mask of both sides; its uniform part stays a
         branch.
         """
-        condition = self.expr(stmt.condition)
-        if not dt.vector(condition.dtype):
+        condition = self.rewrite_expr(stmt.condition)
+        if not dt.lanes_suffix(condition.dtype):
             return super().visit_if(stmt)
         if stmt.else_case is None and isinstance(stmt.condition, And):
             inner = stmt.with_fields(condition=stmt.condition.b)
@@ -210,7 +218,7 @@ class Vectorizer(StmtMutator):
         then_case = self._simplify_under(condition, stmt.then_case)
         if stmt.else_case is None:
             return then_case
-        return sequence(
+        return flatten_seq(
             then_case, self._simplify_under(Not(condition, condition.dtype), stmt.else_case)
         )
 
@@ -220,19 +228,21 @@ class Vectorizer(StmtMutator):
         """
         if stmt.kind in (ForKind.VECTORIZED, ForKind.PARALLEL):
             stmt = stmt.with_fields(kind=ForKind.SERIAL, annotations=None)
-        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
-        if not dt.vector(low.dtype) and not dt.vector(extent.dtype):
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
+        if not dt.lanes_suffix(low.dtype) and not dt.lanes_suffix(extent.dtype):
             return super().visit_for(stmt)
         step = Var(stmt.loop_var.name, stmt.loop_var.dtype)
         wide = broadcast(extent, self._lanes)
         self._values[stmt.loop_var] = broadcast(low, self._lanes) + broadcast(step, self._lanes)
-        longest = VectorReduce(wide, "max", dt.element(wide.dtype))
+        # Lanes with different trip counts run as long as the longest, each masked behind its own
+        # end.
+        longest = VectorReduce(wide, "max", dt.element_dtype(wide.dtype))
         body = self._simplify_under(broadcast(step, self._lanes) < wide, stmt.body)
         return For(step, const(0), longest, ForKind.SERIAL, body)
 
     def visit_while(self, stmt: While) -> Stmt:
         """Visit a while loop; raise ScheduleError for a divergent condition."""
-        if dt.vector(self.expr(stmt.condition).dtype):
+        if dt.lanes_suffix(self.rewrite_expr(stmt.condition).dtype):
             raise ScheduleError(
                 "vectorize: the condition of a while loop inside differs between lanes"
             )
@@ -256,10 +266,12 @@ class Vectorizer(StmtMutator):
         self._buffers[old] = old.with_fields(dtype=dt.with_lanes(old.dtype, self._lanes))
         wide = self._buffers[old]
         body = self.visit(stmt.body)
-        return Allocate(wide, sequence(_cleared(wide), body) if wide in self._merged else body)
+        return Allocate(
+            wide, flatten_seq(_emit_zero_fill(wide), body) if wide in self._merged else body
+        )
 
 
-def _cleared(buffer: Buffer) -> Stmt:
+def _emit_zero_fill(buffer: Buffer) -> Stmt:
     """Return the zero fill of a buffer some of whose lanes may never be stored, but are merged with
     others.
     """
@@ -267,25 +279,25 @@ def _cleared(buffer: Buffer) -> Stmt:
     size: PrimExpr = const(1)
     for extent in buffer.shape:
         size = size * extent
-    zero = broadcast(const(0, dt.element(buffer.dtype)), dt.vector(buffer.dtype))
+    zero = broadcast(const(0, dt.element_dtype(buffer.dtype)), dt.lanes_suffix(buffer.dtype))
     kind = ForKind.UNROLLED if buffer.scope == "register" else ForKind.SERIAL
     return For(n, const(0), size, kind, BufferStore(buffer, zero, (n,)))
 
 
-def _widest(values: Sequence[PrimExpr]) -> str:
+def _max_lanes_text(values: Sequence[PrimExpr]) -> str:
     """Return the lanes of the widest of values, in the notation of `dt.vector`."""
-    lanes = {dt.vector(v.dtype) for v in values} - {""}
-    return max(lanes, key=lambda count: int(count.removeprefix(dt.VSCALE)))
+    lanes = {dt.lanes_suffix(v.dtype) for v in values} - {""}
+    return max(lanes, key=lambda count: int(count.removeprefix(dt.VSCALE_PREFIX)))
 
 
-def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+def _fold_ramp_arithmetic(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
     """Return Ramp + s, Ramp - s, s + Ramp, Ramp * s or s * Ramp as a Ramp, else None."""
     if kind is Mul:
         a, b = (b, a) if isinstance(b, Ramp) else (a, b)
-        if isinstance(a, Ramp) and not dt.vector(b.dtype):
+        if isinstance(a, Ramp) and not dt.lanes_suffix(b.dtype):
             return Ramp(a.base * b, a.stride * b, a.lanes, a.dtype)
         return None
-    combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: binary(kind, x, y)  # noqa: E731
+    combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = lambda x, y: fold_binary(kind, x, y)  # noqa: E731
     if isinstance(a, Ramp) and isinstance(b, Ramp):
         stride = combine(a.stride, b.stride)
         return (
@@ -293,9 +305,9 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
             if isinstance(stride, IntImm) and stride.value == 0
             else Ramp(combine(a.base, b.base), stride, a.lanes, a.dtype)
         )
-    if isinstance(a, Ramp) and not dt.vector(b.dtype):
+    if isinstance(a, Ramp) and not dt.lanes_suffix(b.dtype):
         return Ramp(combine(a.base, b), a.stride, a.lanes, a.dtype)
-    if isinstance(b, Ramp) and not dt.vector(a.dtype):
+    if isinstance(b, Ramp) and not dt.lanes_suffix(a.dtype):
         return Ramp(
             combine(a, b.base),
             combine(const(0), b.stride) if kind is Sub else b.stride,
@@ -307,11 +319,11 @@ def _affine(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None
 
 # The channel of a group, o // 32 for o = i * 16 + (0, 1, .. 7), is one number for all lanes: taken
 # for a vector it would make a gather of every load that it is an index of.
-def _divided_ramp(e: BinaryExpr) -> PrimExpr:
+def _simplify_ramp_division(e: BinaryExpr) -> PrimExpr:
     """Simplify Ramp // s and Ramp % s to a scalar where all lanes are in one multiple of s, or to a
     Ramp.
     """
-    simplified = combined(e, Analyzer().modular_set)
+    simplified = fold_vector_op(e, Analyzer().modular_set)
     if simplified is None:
         return e
     return simplified.value if isinstance(simplified, Broadcast) else simplified
@@ -328,25 +340,25 @@ def tail_lanes(tail: int, lanes: int) -> int:
     return min(wide, lanes)
 
 
-class _Vectorize(Simplifier):
+class _LoopVectorizer(Simplifier):
     """A simplifier of what vectorisation creates; code outside vectorised loops is unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
         self._inside = False
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
-        return super().expr(expr) if self._inside else expr
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
+        return super().rewrite_expr(expr) if self._inside else expr
 
     def visit_for(self, stmt: For) -> Stmt:
         """Vectorise marked loops; bind the ranges of other loops for the analyzer."""
-        if stmt.kind is ForKind.VECTORIZED and _calls_out(stmt.body):
+        if stmt.kind is ForKind.VECTORIZED and _has_extern_call(stmt.body):
             stmt = stmt.with_fields(
                 kind=ForKind.SERIAL, annotations=None
             )  # a call is of one element
         if stmt.kind is ForKind.VECTORIZED:
             outer, self._inside = self._inside, True
-            vectors = self._vectors(stmt)
+            vectors = self._vectorize_loop(stmt)
             self._inside = outer
             return vectors
         if self._inside:
@@ -354,14 +366,14 @@ class _Vectorize(Simplifier):
         self.analyzer.bind(stmt.loop_var, stmt.min, stmt.extent)
         return StmtMutator.visit_for(self, stmt)
 
-    def _vectors(self, stmt: For) -> Stmt:
-        lanes = (stmt.annotations or {}).get("lanes", DEFAULT_LANES)
+    def _vectorize_loop(self, stmt: For) -> Stmt:
+        lanes = (stmt.annotations or {}).get("lanes", DEFAULT_VECTOR_LANES)
         assert isinstance(lanes, int)
-        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         if isinstance(extent, IntImm):
-            return self._known(stmt, low, extent.value, lanes)
-        if (factor := _times_vscale(extent)) is not None:
-            return self.visit(_vector_body(stmt, low, dt.scalable(factor)))
+            return self._vectorize_constant_extent(stmt, low, extent.value, lanes)
+        if (factor := _vscale_factor(extent)) is not None:
+            return self.visit(_vector_body(stmt, low, dt.scalable_lanes(factor)))
         outer = Var(stmt.loop_var.name)
         vector_count = self.analyzer.simplify(extent // lanes)
         tail_count = self.analyzer.simplify(extent % lanes)
@@ -375,9 +387,9 @@ class _Vectorize(Simplifier):
         tail = IfThenElse(
             tail_count > 0, _vector_body(stmt, low + vector_count * lanes, lanes, tail_count)
         )
-        return self.visit(sequence(main, tail))
+        return self.visit(flatten_seq(main, tail))
 
-    def _known(self, stmt: For, low: PrimExpr, extent: int, lanes: int) -> Stmt:
+    def _vectorize_constant_extent(self, stmt: For, low: PrimExpr, extent: int, lanes: int) -> Stmt:
         vector_count, tail = divmod(extent, lanes)
         statements: list[Stmt] = []
         if vector_count:
@@ -391,22 +403,22 @@ class _Vectorize(Simplifier):
                     stmt, low + vector_count * lanes, wide, None if tail == wide else const(tail)
                 )
             )
-        return self.visit(sequence(*statements))
+        return self.visit(flatten_seq(*statements))
 
 
-def _calls_out(body: Stmt) -> bool:
+def _has_extern_call(body: Stmt) -> bool:
     """Return whether a statement calls a function, which accepts scalars and no vectors."""
-    return any(isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(body))
+    return any(isinstance(e, Intrinsic) and find_intrinsic(e.op).calls for e in all_exprs(body))
 
 
-def _times_vscale(extent: PrimExpr) -> int | None:
+def _vscale_factor(extent: PrimExpr) -> int | None:
     """Return the factor of an extent `vscale() * factor`, or None."""
     value = extent.value if isinstance(extent, Cast) else extent
     if isinstance(value, Intrinsic) and value.op == "vscale":
         return 1
     if isinstance(value, Mul):
         for candidate, factor in ((value.a, value.b), (value.b, value.a)):
-            if isinstance(factor, IntImm) and _times_vscale(candidate) == 1:
+            if isinstance(factor, IntImm) and _vscale_factor(candidate) == 1:
                 return int(factor.value)
     return None
 
@@ -428,13 +440,17 @@ def vectorize_loops(func: PrimFunc) -> PrimFunc:
     """Return the function without vectorised loops. A loop's `annotations["lanes"]` sets the width;
     with the option `tir.disable_vectorize` they become serial.
     """
-    if not any(isinstance(s, For) and s.kind is ForKind.VECTORIZED for s in walk(func.body)):
+    if not any(
+        isinstance(s, For) and s.kind is ForKind.VECTORIZED for s in pre_order_stmts(func.body)
+    ):
         return func
-    is_serial = PassContext.current().option(NO_VECTORS)
-    return func.with_fields(body=(_Serialize() if is_serial else _Vectorize()).visit(func.body))
+    is_serial = PassContext.current().option(DISABLE_VECTORIZE_OPTION)
+    return func.with_fields(
+        body=(_VectorLoopSerializer() if is_serial else _LoopVectorizer()).visit(func.body)
+    )
 
 
-class _Serialize(StmtMutator):
+class _VectorLoopSerializer(StmtMutator):
     """A mutator that makes vectorised loops serial."""
 
     def visit_for(self, stmt: For) -> Stmt:

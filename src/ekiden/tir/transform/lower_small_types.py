@@ -15,84 +15,86 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import BinaryExpr, Cast, FloatImm, IntImm, Intrinsic, PrimExpr, cast, const
 from ekiden.ir.prim_visitor import children, rebuild, rewrite
 from ekiden.runtime.errors import InternalError
-from ekiden.tir.contents import contents
+from ekiden.tir.contents import summarize_stmt
 from ekiden.tir.expr import BufferLoad
-from ekiden.tir.small_types import SMALL_FLOAT_FORMATS, convert_small, sign_extend_low_bits
+from ekiden.tir.small_types import SMALL_FLOAT_FORMATS, convert_small_dtype, sign_extend_low_bits
 from ekiden.tir.stmt import BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, buffers_written
 
 
-def _is_carried(e: PrimExpr) -> bool:
+def _is_carrier_value(e: PrimExpr) -> bool:
     """Return whether a small number is already written as its carrier."""
-    return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_small(e.dtype)
+    return isinstance(e, Intrinsic) and e.op == "reinterpret" and dt.is_byte_stored(e.dtype)
 
 
-def _as_carried(value: PrimExpr, dtype: str) -> PrimExpr:
+def _wrap_carrier(value: PrimExpr, dtype: str) -> PrimExpr:
     """Return a small number by its carrier: the intermediate form of every expression of a small
     type.
     """
     return Intrinsic("reinterpret", (value,), dtype)
 
 
-def _carrier(e: PrimExpr) -> PrimExpr:
-    return e.args[0] if isinstance(e, Intrinsic) and _is_carried(e) else e
+def _unwrap_carrier(e: PrimExpr) -> PrimExpr:
+    return e.args[0] if isinstance(e, Intrinsic) and _is_carrier_value(e) else e
 
 
-class _Lower(StmtMutator):
+class _SmallTypeLowerer(StmtMutator):
     def __init__(self) -> None:
         self._memo: dict[int, PrimExpr] = {}
         self._alive: list[PrimExpr] = []
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         # The memo is keyed by id: the expression stays referenced so that its id is not reused.
         self._alive.append(expr)
-        return rewrite(expr, self._change, self._memo)
+        return rewrite(expr, self._lower_node, self._memo)
 
-    def _change(self, e: PrimExpr) -> PrimExpr:
-        small = dt.is_small(e.dtype)
-        if dt.lanes(e.dtype) > 1 and dt.is_small(dt.element(e.dtype)):
+    def _lower_node(self, e: PrimExpr) -> PrimExpr:
+        small = dt.is_byte_stored(e.dtype)
+        if dt.lanes(e.dtype) > 1 and dt.is_byte_stored(dt.element_dtype(e.dtype)):
             raise InternalError(f"vectors of {e.dtype} cannot be computed with: {e!r}")
         match e:
-            case Intrinsic(op="reinterpret") if small or _is_carried(e.args[0]):
-                value = _carrier(e.args[0])
-                return _as_carried(value, e.dtype) if small else cast(value, e.dtype)
-            case Cast() if small or _is_carried(e.value):
-                value = convert_small(_carrier(e.value), e.value.dtype, e.dtype)
-                return _as_carried(value, e.dtype) if small else value
+            case Intrinsic(op="reinterpret") if small or _is_carrier_value(e.args[0]):
+                value = _unwrap_carrier(e.args[0])
+                return _wrap_carrier(value, e.dtype) if small else cast(value, e.dtype)
+            case Cast() if small or _is_carrier_value(e.value):
+                value = convert_small_dtype(_unwrap_carrier(e.value), e.value.dtype, e.dtype)
+                return _wrap_carrier(value, e.dtype) if small else value
             case IntImm() | FloatImm() if small:
-                return _as_carried(_constant_carrier(e.value, e.dtype), e.dtype)
+                return _wrap_carrier(_constant_carrier(e.value, e.dtype), e.dtype)
             case BufferLoad() if small:
-                return _as_carried(_loaded(e), e.dtype)
-            case BinaryExpr() if _is_carried(e.a):
-                return self._binary(e)
+                return _wrap_carrier(_lower_load(e), e.dtype)
+            case BinaryExpr() if _is_carrier_value(e.a):
+                return self._lower_binary(e)
         if small:  # it chooses among small numbers
-            return _as_carried(_with_dtype(_stripped(e), dt.carrier(e.dtype)), e.dtype)
+            return _wrap_carrier(
+                _relabel_dtype(_strip_likely(e), dt.storage_dtype(e.dtype)), e.dtype
+            )
         return e
 
-    def _binary(self, e: BinaryExpr) -> PrimExpr:
+    def _lower_binary(self, e: BinaryExpr) -> PrimExpr:
         """Lower arithmetic and comparisons: floats as float32, integers as wrapping bytes."""
         kind = e.a.dtype
-        wide = "float32" if kind in dt.SMALL_FLOATS else dt.carrier(kind)
-        a, b = (convert_small(_carrier(x), kind, wide) for x in (e.a, e.b))
-        if not dt.is_small(e.dtype):
+        wide = "float32" if kind in dt.SMALL_FLOATS else dt.storage_dtype(kind)
+        a, b = (convert_small_dtype(_unwrap_carrier(x), kind, wide) for x in (e.a, e.b))
+        if not dt.is_byte_stored(e.dtype):
             return e.with_fields(a=a, b=b)
         wide_result = e.with_fields(a=a, b=b, dtype=wide)
-        return _as_carried(convert_small(wide_result, wide, kind), kind)
+        return _wrap_carrier(convert_small_dtype(wide_result, wide, kind), kind)
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Store a value as its carrier; a packed one changes only its bits of the byte."""
         kind = stmt.buffer.dtype
         visited = super().visit_store(stmt)
-        if not isinstance(visited, BufferStore) or not dt.is_small(kind):
+        if not isinstance(visited, BufferStore) or not dt.is_byte_stored(kind):
             return visited
-        value, (index,) = _carrier(visited.value), visited.indices
+        value, (index,) = _unwrap_carrier(visited.value), visited.indices
         if not dt.is_packed(kind):
             return visited.with_fields(value=cast(value, "uint8"))
         byte, shift = _byte_and_shift(index, kind)
         mask = const((1 << dt.SCALAR_BITS[kind]) - 1, "uint8")
         old = BufferLoad(visited.buffer, (byte,), "uint8")
-        hole = call_intrin("bitwise_xor", _shl(mask, shift), const(255, "uint8"))
-        bits = _shl(call_intrin("bitwise_and", cast(value, "uint8"), mask), shift)
+        hole = call_intrin("bitwise_xor", _shift_left(mask, shift), const(255, "uint8"))
+        bits = _shift_left(call_intrin("bitwise_and", cast(value, "uint8"), mask), shift)
         new = call_intrin("bitwise_or", call_intrin("bitwise_and", old, hole), bits)
         return visited.with_fields(value=new, indices=(byte,))
 
@@ -106,7 +108,7 @@ class _Lower(StmtMutator):
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Visit a let; raise InternalError for a variable of a small type: lets bind carriers."""
-        if dt.is_small(stmt.var.dtype):
+        if dt.is_byte_stored(stmt.var.dtype):
             raise InternalError(f"a variable of {stmt.var.dtype} has no carrier: {stmt.var!r}")
         return super().visit_let(stmt)
 
@@ -115,7 +117,7 @@ def _constant_carrier(value: int | float, dtype: str) -> PrimExpr:
     """Return a constant in its carrier."""
     if dtype in dt.SMALL_FLOATS:
         return const(int(dt.to_numpy(dtype).type(value).view("uint8")), "uint8")
-    return const(int(dt.to_numpy(dtype).type(int(value))), dt.carrier(dtype))
+    return const(int(dt.to_numpy(dtype).type(int(value))), dt.storage_dtype(dtype))
 
 
 def _byte_and_shift(index: PrimExpr, dtype: str) -> tuple[PrimExpr, PrimExpr]:
@@ -124,11 +126,11 @@ def _byte_and_shift(index: PrimExpr, dtype: str) -> tuple[PrimExpr, PrimExpr]:
     return index // (8 // bits), cast(index % (8 // bits), "uint8") * const(bits, "uint8")
 
 
-def _shl(value: PrimExpr, by: PrimExpr) -> PrimExpr:
+def _shift_left(value: PrimExpr, by: PrimExpr) -> PrimExpr:
     return call_intrin("left_shift", value, by)
 
 
-def _loaded(load: BufferLoad) -> PrimExpr:
+def _lower_load(load: BufferLoad) -> PrimExpr:
     (index,), kind = load.indices, load.dtype
     if not dt.is_packed(kind):
         return load.with_fields(dtype="uint8")
@@ -140,17 +142,17 @@ def _loaded(load: BufferLoad) -> PrimExpr:
     return sign_extend_low_bits(moved, kind)
 
 
-def _stripped(e: PrimExpr) -> PrimExpr:
-    return rebuild(e, [_carrier(c) for c in children(e)])
+def _strip_likely(e: PrimExpr) -> PrimExpr:
+    return rebuild(e, [_unwrap_carrier(c) for c in children(e)])
 
 
-def _with_dtype(e: PrimExpr, dtype: str) -> PrimExpr:
+def _relabel_dtype(e: PrimExpr, dtype: str) -> PrimExpr:
     return e.with_fields(dtype=dtype)
 
 
 def lower_small_types(func: PrimFunc) -> PrimFunc:
     """Return the function without arithmetic on small types; its parameters keep them."""
-    params = (dt.element(b.dtype) for b in func.params)
-    if not contents(func.body).has_small_types and not any(map(dt.is_small, params)):
+    params = (dt.element_dtype(b.dtype) for b in func.params)
+    if not summarize_stmt(func.body).has_small_types and not any(map(dt.is_byte_stored, params)):
         return func
-    return func.with_fields(body=_Lower().visit(func.body))
+    return func.with_fields(body=_SmallTypeLowerer().visit(func.body))

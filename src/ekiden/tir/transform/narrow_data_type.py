@@ -26,8 +26,8 @@ from ekiden.ir.prim import (
     Select,
     Sub,
     Var,
-    binary,
     cast,
+    fold_binary,
 )
 from ekiden.ir.prim_visitor import children, post_order, rebuild
 from ekiden.tir.distinct import distinct
@@ -41,7 +41,7 @@ WIDE_DTYPE, NARROW_DTYPE = "int64", "int32"
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 
-def _bound(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval | None:
+def _interval_of(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval | None:
     """Return the interval of an integer operation, or None where it is unknown."""
     if kind is Add:
         return a[0] + b[0], a[1] + b[1]
@@ -57,12 +57,14 @@ def _bound(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval | None:
     if kind is FloorDiv and b[0] > 0:
         ends = [x // y for x in a for y in b]
         return min(ends), max(ends)
+    # The remainder of a floor division by a positive number is never negative, whatever the
+    # dividend.
     if kind is FloorMod and b[0] > 0:
         return 0, b[1] - 1
     return None
 
 
-class _Narrow(StmtMutator):
+class _Int32Narrower(StmtMutator):
     """A mutator that narrows expressions and records the interval of each narrow one."""
 
     def __init__(self) -> None:
@@ -72,52 +74,54 @@ class _Narrow(StmtMutator):
         self._bounds: dict[int, Interval] = {}
         """Identity of a new expression -> its values."""
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression in its own dtype, with narrow sub-expressions where possible."""
-        return self._wide(self.narrowed(expr), expr.dtype)
+        return self._widen_to(self.narrow(expr), expr.dtype)
 
-    def narrowed(self, expr: PrimExpr) -> PrimExpr:
+    def narrow(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression, itself narrow where possible."""
         self._alive.append(expr)
         for node in post_order(expr):
             if id(node) not in self._memo:
-                new = self._memo[id(node)] = self._node(node)
+                new = self._memo[id(node)] = self._rebuild_node(node)
                 self._alive.append(new)
         return self._memo[id(expr)]
 
     @staticmethod
-    def _wide(new: PrimExpr, dtype: str) -> PrimExpr:
+    def _widen_to(new: PrimExpr, dtype: str) -> PrimExpr:
         return new if new.dtype == dtype else cast(new, dtype)
 
-    def bound(self, new: PrimExpr) -> Interval | None:
+    def interval_of(self, new: PrimExpr) -> Interval | None:
         """Return the interval of a new expression if it is narrow, else None."""
         return self._bounds.get(id(new))
 
-    def _kept(self, new: PrimExpr, bound: Interval) -> PrimExpr:
+    def _record_narrow(self, new: PrimExpr, bound: Interval) -> PrimExpr:
         self._alive.append(new)
         self._bounds[id(new)] = bound
         return new
 
-    def _node(self, e: PrimExpr) -> PrimExpr:
+    def _rebuild_node(self, e: PrimExpr) -> PrimExpr:
         """Rebuild a node from its narrowed children."""
         operands = [self._memo[id(c)] for c in children(e)]
-        if dt.element(e.dtype) == WIDE_DTYPE:
+        if dt.element_dtype(e.dtype) == WIDE_DTYPE:
             narrow_and_interval = self._narrow_node(e, operands)
             if (
                 narrow_and_interval is not None
                 and narrow_and_interval[1][0] >= INT32_MIN
                 and narrow_and_interval[1][1] <= INT32_MAX
             ):
-                return self._kept(*narrow_and_interval)
+                return self._record_narrow(*narrow_and_interval)
         takes_any = isinstance(e, (BufferLoad, BufferAddress)) or (
             isinstance(e, BinaryExpr)
-            and dt.element(e.dtype) == "bool"
-            and all(self.bound(p) is not None for p in operands)
+            and dt.element_dtype(e.dtype) == "bool"
+            and all(self.interval_of(p) is not None for p in operands)
         )
         if takes_any and not isinstance(e, BufferAddress):
             return rebuild(e, operands)
         before = children(e)
-        return rebuild(e, [self._wide(p, c.dtype) for p, c in zip(operands, before, strict=True)])
+        return rebuild(
+            e, [self._widen_to(p, c.dtype) for p, c in zip(operands, before, strict=True)]
+        )
 
     # Sound by induction: a part that is narrow has its exact values in `_bounds`, and a node
     # becomes narrow only if all of its own fit. Intervals treat i - i as two variables: they are
@@ -126,7 +130,7 @@ class _Narrow(StmtMutator):
         self, e: PrimExpr, operands: list[PrimExpr]
     ) -> tuple[PrimExpr, Interval] | None:
         """Return the node in 32 bits with its interval; None where it stays wide."""
-        bounds = [self.bound(p) for p in operands]
+        bounds = [self.interval_of(p) for p in operands]
         known_bounds = [b for b in bounds if b is not None]
         match e:
             case IntImm():
@@ -134,8 +138,10 @@ class _Narrow(StmtMutator):
             case Var():
                 return self.variables.get(e)
             case BinaryExpr() if len(known_bounds) == 2:
-                values = _bound(type(e), known_bounds[0], known_bounds[1])
-                return None if values is None else (binary(type(e), *operands), values)
+                # Interval arithmetic over Python integers, which do not overflow: the check against
+                # 32 bits is made on the exact bounds.
+                values = _interval_of(type(e), known_bounds[0], known_bounds[1])
+                return None if values is None else (fold_binary(type(e), *operands), values)
             case Select() if len(known_bounds) == 2:
                 low, high = min(b[0] for b in known_bounds), max(b[1] for b in known_bounds)
                 return Select(operands[0], operands[1], operands[2]), (low, high)
@@ -153,19 +159,19 @@ class _Narrow(StmtMutator):
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Narrow the indices; the value keeps the buffer's dtype."""
         return stmt.with_fields(
-            value=self.expr(stmt.value),
-            indices=tuple(map(self.narrowed, stmt.indices)),
-            predicate=None if stmt.predicate is None else self.expr(stmt.predicate),
+            value=self.rewrite_expr(stmt.value),
+            indices=tuple(map(self.narrow, stmt.indices)),
+            predicate=None if stmt.predicate is None else self.rewrite_expr(stmt.predicate),
         )
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Narrow the indices of a prefetch."""
-        return stmt.with_fields(indices=tuple(map(self.narrowed, stmt.indices)))
+        return stmt.with_fields(indices=tuple(map(self.narrow, stmt.indices)))
 
     def visit_for(self, stmt: For) -> Stmt:
         """Narrow the loop variable where its bounds fit."""
-        low, extent = self.narrowed(stmt.min), self.narrowed(stmt.extent)
-        first, count = self.bound(low), self.bound(extent)
+        low, extent = self.narrow(stmt.min), self.narrow(stmt.extent)
+        first, count = self.interval_of(low), self.interval_of(extent)
         if first is None or count is None or first[1] + count[1] > INT32_MAX:
             return super().visit_for(stmt)
         var = Var(stmt.loop_var.name, NARROW_DTYPE)
@@ -178,10 +184,10 @@ class _Narrow(StmtMutator):
         bindings: list[tuple[Var, PrimExpr]] = []
         inner: Stmt = stmt
         while isinstance(inner, LetStmt):
-            value = self.narrowed(inner.value)
-            bound = self.bound(value)
+            value = self.narrow(inner.value)
+            bound = self.interval_of(value)
             if bound is None:
-                bindings.append((inner.var, self._wide(value, inner.value.dtype)))
+                bindings.append((inner.var, self._widen_to(value, inner.value.dtype)))
             else:
                 var = Var(inner.var.name, value.dtype)
                 self.variables[inner.var] = var, bound
@@ -196,7 +202,7 @@ class _Narrow(StmtMutator):
 def narrow_data_type(func: PrimFunc) -> PrimFunc:
     """Return the lowered function with 32-bit indices where they fit; buffers stay the same."""
     alone = distinct(func)  # a variable of two loops would have two ranges
-    return with_body(alone, _Narrow().visit(alone.body))
+    return with_body(alone, _Int32Narrower().visit(alone.body))
 
 
 __all__ = ["narrow_data_type"]

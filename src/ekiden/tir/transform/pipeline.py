@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import overload
 
 from ekiden.ir.module import IRModule
-from ekiden.ir.pass_context import ADDED
+from ekiden.ir.pass_context import ADDED_PASSES_OPTION
 from ekiden.ir.transform import (
     Pass,
     PassContext,
@@ -62,22 +62,22 @@ _function_pass = prim_func_pass = function_pass_over(PrimFunc)
 def _pass_factory(name: str, function: Callable[[PrimFunc], PrimFunc]) -> Callable[[], Pass]:
     """Return the factory of a function's pass, by TVM's name."""
 
-    def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
+    def run_on_function(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
         return function(func)
 
-    pass_: Pass = _function_pass(run, opt_level=0, name=f"tir.{name}")
+    pass_: Pass = _function_pass(run_on_function, opt_level=0, name=f"tir.{name}")
     return _registered_factory(pass_)
 
 
 def _registered_factory(pass_: Pass) -> Callable[[], Pass]:
     """Return a factory of a pass and register it by the pass's name."""
 
-    def make() -> Pass:
+    def make_pass() -> Pass:
         """Return the pass that the table below describes."""
         return pass_
 
-    register_pass(pass_.name, make)
-    return make
+    register_pass(pass_.name, make_pass)
+    return make_pass
 
 
 def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callable[[], Pass]:
@@ -88,10 +88,10 @@ def _module_factory(name: str, change: Callable[[IRModule], IRModule]) -> Callab
 def Apply(ftransform: Callable[[PrimFunc], PrimFunc]) -> Pass:  # noqa: N802 - TVM's name
     """Return a pass that applies a function to each loop program."""
 
-    def run(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
+    def run_ftransform(func: PrimFunc, module: IRModule, context: PassContext) -> PrimFunc:
         return ftransform(func)
 
-    pass_: Pass = _function_pass(run, opt_level=0, name="tir.Apply")
+    pass_: Pass = _function_pass(run_ftransform, opt_level=0, name="tir.Apply")
     return pass_
 
 
@@ -100,7 +100,7 @@ def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
     functions.
     """
 
-    def keep(module: IRModule, context: PassContext) -> IRModule:
+    def keep_matching(module: IRModule, context: PassContext) -> IRModule:
         """Return the module without the loop programs that fail the condition."""
         functions = {
             name: f
@@ -109,7 +109,7 @@ def Filter(fcond: Callable[[PrimFunc], bool]) -> Pass:  # noqa: N802
         }
         return module.with_functions(functions)
 
-    return Pass("tir.Filter", keep)
+    return Pass("tir.Filter", keep_matching)
 
 
 def BindTarget(target: Target) -> Pass:  # noqa: N802
@@ -243,7 +243,7 @@ PASSES: list[Pass] = [
     HoistExpression(),      # last: simplifying would undo its grouping
     RemoveNoOp(),           # but for names that nothing uses in the end
 ]
-BEFORE_SPLIT: list[Pass] = [
+PASSES_BEFORE_HOST_DEVICE_SPLIT: list[Pass] = [
     LowerMatchBuffer(),
     LowerCrossThreadReduction(),  # while blocks tell what is reduced
     LowerOpaqueBlock(),
@@ -255,7 +255,7 @@ BEFORE_SPLIT: list[Pass] = [
     InjectDoubleBuffer(),
 ]
 """For programs that are bound to threads: until SplitHostDevice cuts them."""
-AFTER_SPLIT: list[Pass] = [
+PASSES_AFTER_HOST_DEVICE_SPLIT: list[Pass] = [
     ThreadSync(),           # while loops are loops, and memory of a block is what it was
     HoistIfThenElse(),
     FlattenBuffer(),
@@ -278,7 +278,7 @@ TILED_PASSES: list[Pass] = [
 with their addresses grouped; hoisting would only raise the number of live values (2 % slower, twice
 the compile time).
 """
-MIXED_PASSES: list[Pass] = [
+PASSES_OF_PARTLY_TILED_PROGRAMS: list[Pass] = [
     LowerMatchBuffer(),     # first: no other pass knows buffers without memory of their own
     LowerOpaqueBlock(),
     DropAttributes(),
@@ -313,39 +313,43 @@ def lower(program: PrimFunc | IRModule, target: Target | None = None) -> PrimFun
         with target:
             return lower(program)
     if isinstance(program, PrimFunc):
-        return _lowered(program, has_threads)
+        return _lower_function(program, has_threads)
     lowered = {
-        name: _lowered(f, has_threads) if isinstance(f, PrimFunc) else f
+        name: _lower_function(f, has_threads) if isinstance(f, PrimFunc) else f
         for name, f in program.functions.items()
     }
     return program.with_functions(lowered)
 
 
-def _lowered(func: PrimFunc, has_threads: bool) -> PrimFunc:
+def _lower_function(func: PrimFunc, has_threads: bool) -> PrimFunc:
     attrs = func.attrs or {}
     passes = TILED_PASSES if attrs.get("tir.tiled") else PASSES
     if attrs.get("tir.tiled") and attrs.get("tir.has_blocks"):
-        passes = MIXED_PASSES
+        passes = PASSES_OF_PARTLY_TILED_PROGRAMS
     elif passes is PASSES and has_threads:
         passes = [PASSES[0], LowerCrossThreadReduction(), *PASSES[1:]]
-    module = Sequential(_with_added(passes), name="tir.lower")(IRModule({func.name: func}))
+    module = Sequential(_insert_context_passes(passes), name="tir.lower")(
+        IRModule({func.name: func})
+    )
     lowered = module[func.name]
     if not isinstance(lowered, PrimFunc):
         raise PassError(f"lower '{func.name}': an added pass made a {type(lowered).__name__} of it")
     return lowered
 
 
-PHASE_ANCHORS = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
+PHASE_START_PASSES = ("", "tir.FlattenBuffer", "tir.UnrollLoop")
 """The pass behind which those of a phase are added; of the others it is the end."""
 
 
-def _with_added(passes: Sequence[Pass]) -> list[Pass]:
+def _insert_context_passes(passes: Sequence[Pass]) -> list[Pass]:
     """Return the passes with those that the PassContext adds, each at its phase."""
-    added = PassContext.current().option(ADDED)
+    added = PassContext.current().option(ADDED_PASSES_OPTION)
     assert isinstance(added, list)
     pipeline = list(passes)
     for addition in added:
-        name = PHASE_ANCHORS[addition.phase] if addition.phase < len(PHASE_ANCHORS) else None
+        name = (
+            PHASE_START_PASSES[addition.phase] if addition.phase < len(PHASE_START_PASSES) else None
+        )
         positions = [n + 1 for n, member in enumerate(pipeline) if member.name == name]
         position = 0 if name == "" else (positions or [len(pipeline)])[0]
         while position < len(pipeline) and any(pipeline[position] is a.run for a in added):

@@ -12,7 +12,7 @@ scalar.
 
 from __future__ import annotations
 
-from ekiden.ir.prim import EQ, PrimExpr, SizeVar, Var, binary, cast
+from ekiden.ir.prim import EQ, PrimExpr, SizeVar, Var, cast, fold_binary
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import AssertStmt, LetStmt, PrimFunc, seq
@@ -29,7 +29,7 @@ def numbers_as_tensors(func: PrimFunc) -> PrimFunc:
     sizes: dict[Var, PrimExpr] = {
         v: SizeVar(v.name, v.dtype) for v in scalar_buffers if v in in_shapes
     }
-    buffers = {b: _resized(b, sizes) for b in func.buffers}
+    buffers = {b: _substitute_sizes(b, sizes) for b in func.buffers}
     body = rename(func.body, {}, buffers)
     for number, buffer in scalar_buffers.items():
         value = BufferLoad(buffer, (), number.dtype)
@@ -38,21 +38,21 @@ def numbers_as_tensors(func: PrimFunc) -> PrimFunc:
             size = sizes[number]
             message = f"{func.name}: {number.name} is {{}}, and the dimension of that name {{}}"
             shown = cast(value, "int64"), cast(size, "int64")
-            body = seq(AssertStmt(binary(EQ, value, size), message, "ValueError", shown), body)
+            body = seq(AssertStmt(fold_binary(EQ, value, size), message, "ValueError", shown), body)
     params = tuple(scalar_buffers[p] if isinstance(p, Var) else buffers[p] for p in func.params)
     return func.with_fields(params=params, body=body)
 
 
-def _resized(buffer: Buffer, sizes: dict[Var, PrimExpr]) -> Buffer:
-    def new(e: PrimExpr) -> PrimExpr:
+def _substitute_sizes(buffer: Buffer, sizes: dict[Var, PrimExpr]) -> Buffer:
+    def substitute_size(e: PrimExpr) -> PrimExpr:
         return substitute(e, sizes)
 
     if not any(v in sizes for v in free_vars(*buffer.sizes())):
         return buffer
     return buffer.with_fields(
-        shape=tuple(map(new, buffer.shape)),
-        strides=tuple(map(new, buffer.strides)),
-        elem_offset=None if buffer.elem_offset is None else new(buffer.elem_offset),
+        shape=tuple(map(substitute_size, buffer.shape)),
+        strides=tuple(map(substitute_size, buffer.strides)),
+        elem_offset=None if buffer.elem_offset is None else substitute_size(buffer.elem_offset),
     )
 
 

@@ -11,7 +11,7 @@ from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
 from ekiden.tir.visitor import StmtMutator, with_body
 
 
-class _Serial(StmtMutator):
+class _SerialLoopConverter(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Convert a parallel loop to a serial one; vectors, threads and unrolled loops stay."""
         visited = super().visit_for(stmt)
@@ -21,7 +21,7 @@ class _Serial(StmtMutator):
 
 def convert_loops_to_serial(func: PrimFunc) -> PrimFunc:
     """Return the function without parallel loops."""
-    return with_body(func, _Serial().visit(func.body))
+    return with_body(func, _SerialLoopConverter().visit(func.body))
 
 
 __all__ = ["convert_loops_to_serial"]

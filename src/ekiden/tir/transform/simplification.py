@@ -13,7 +13,7 @@ from functools import reduce
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import (
-    COMPARISONS,
+    COMPARISON_OPS,
     EQ,
     LE,
     LT,
@@ -27,14 +27,14 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     const,
+    fold_binary,
 )
 from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.transform.no_ops import stores_itself
-from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, sequence
+from ekiden.tir.transform.no_ops import is_self_store
+from ekiden.tir.visitor import NO_OP, StmtMutator, flatten_seq, is_no_op
 
 
 # Ranges of loops are bound on the way in and not taken back: outside of its loop a variable is in
@@ -48,7 +48,7 @@ class Simplifier(StmtMutator):
         self.analyzer = Analyzer()
         self.values: dict[Var, PrimExpr] = {}
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the simplified expression."""
         return self.analyzer.simplify(substitute(expr, self.values))
 
@@ -60,21 +60,21 @@ class Simplifier(StmtMutator):
         """Rewrite for i in range(a, a + 1): s to s[i := a], and for i in range(a, a): s to
         nothing.
         """
-        low, extent = self.expr(stmt.min), self.expr(stmt.extent)
+        low, extent = self.rewrite_expr(stmt.min), self.rewrite_expr(stmt.extent)
         if isinstance(extent, IntImm) and extent.value <= 0:
-            return EMPTY_STMT
+            return NO_OP
         if isinstance(extent, IntImm) and extent.value == 1:
             self.replace(stmt.loop_var, low)
             return self.visit(stmt.body)
         self.analyzer.bind(stmt.loop_var, low, extent)
         body = self.visit(stmt.body)
-        return body if is_nothing(body) else stmt.with_fields(min=low, extent=extent, body=body)
+        return body if is_no_op(body) else stmt.with_fields(min=low, extent=extent, body=body)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Remove an empty branch."""
         new = super().visit_if(stmt)
-        if isinstance(new, IfThenElse) and is_nothing(new.then_case) and new.else_case is None:
-            return EMPTY_STMT
+        if isinstance(new, IfThenElse) and is_no_op(new.then_case) and new.else_case is None:
+            return NO_OP
         return new
 
 
@@ -92,27 +92,27 @@ class _ConditionalSimplifier(Simplifier):
         self.conditions: dict[Var, PrimExpr] = {}
         """Variables of type bool that are bound to what no statement changes."""
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression simplified in its context."""
         expr = substitute(expr, self.values)
-        if any(_is_choice(e) or isinstance(e, COMPARISONS) for e in post_order(expr)):
-            expr = self._known(expr, 0)
+        if any(_is_conditional_expr(e) or isinstance(e, COMPARISON_OPS) for e in post_order(expr)):
+            expr = self._simplify_choices(expr, 0)
         return self.analyzer.simplify(expr)
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Simplify the sides under the condition and its negation."""
-        condition = self.expr(stmt.condition)
-        meaning = self.expr(substitute(condition, self.conditions))
+        condition = self.rewrite_expr(stmt.condition)
+        meaning = self.rewrite_expr(substitute(condition, self.conditions))
         if isinstance(meaning, IntImm):
             side = stmt.then_case if meaning.value else stmt.else_case
-            return EMPTY_STMT if side is None else self.visit(side)
+            return NO_OP if side is None else self.visit(side)
         then_case = self._visit_under(meaning, stmt.then_case)
         else_case = None
         if stmt.else_case is not None:
             else_case = self._visit_under(Not(meaning), stmt.else_case)
-            else_case = None if is_nothing(else_case) else else_case
-        if is_nothing(then_case) and else_case is None:
-            return EMPTY_STMT
+            else_case = None if is_no_op(else_case) else else_case
+        if is_no_op(then_case) and else_case is None:
+            return NO_OP
         return stmt.with_fields(condition=condition, then_case=then_case, else_case=else_case)
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
@@ -121,22 +121,22 @@ class _ConditionalSimplifier(Simplifier):
         with ExitStack() as scopes:
             for child in stmt.seq:
                 statements.append(self.visit(child))
-                condition = assumed(statements[-1])
+                condition = assumed_condition(statements[-1])
                 if condition is not None:
-                    lasting = _all(_memory_free_conjuncts(condition))
+                    lasting = _conjunction_of(_memory_free_conjuncts(condition))
                     scopes.enter_context(self.analyzer.constraint_scope(lasting))
         same = all(a is b for a, b in zip(statements, stmt.seq, strict=True))
-        return stmt if same else sequence(*statements)
+        return stmt if same else flatten_seq(*statements)
 
     def visit_evaluate(self, stmt: Evaluate) -> Stmt:
         """Remove an assumption that is already known."""
         new = super().visit_evaluate(stmt)
-        condition = assumed(new)
-        return EMPTY_STMT if isinstance(condition, IntImm) and condition.value else new
+        condition = assumed_condition(new)
+        return NO_OP if isinstance(condition, IntImm) and condition.value else new
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Record a bool binding: let c = i < 3: if i < 3: if c: s -> let c = i < 3: if i < 3: s."""
-        value = self.expr(stmt.value)
+        value = self.rewrite_expr(stmt.value)
         if value.dtype == "bool" and _reads_no_memory(value):
             self.conditions[stmt.var] = value
         return stmt.with_fields(value=value, body=self.visit(stmt.body))
@@ -144,62 +144,64 @@ class _ConditionalSimplifier(Simplifier):
     def visit_store(self, stmt: BufferStore) -> Stmt:
         """Rewrite A[i] = A[i] to nothing."""
         new = super().visit_store(stmt)
-        return EMPTY_STMT if isinstance(new, BufferStore) and stores_itself(new) else new
+        return NO_OP if isinstance(new, BufferStore) and is_self_store(new) else new
 
     def _visit_under(self, condition: PrimExpr, stmt: Stmt) -> Stmt:
         """Visit a statement under the part of a condition that no statement inside can change."""
-        with self.analyzer.constraint_scope(_all(_memory_free_conjuncts(condition))):
+        with self.analyzer.constraint_scope(_conjunction_of(_memory_free_conjuncts(condition))):
             return self.visit(stmt)
 
-    def _known(self, e: PrimExpr, depth: int) -> PrimExpr:
+    def _simplify_choices(self, e: PrimExpr, depth: int) -> PrimExpr:
         """Return an expression with its choices simplified under each other's conditions."""
         if depth == MAX_CHOICE_DEPTH:
             return e
         match e:
             case Select() | Intrinsic(op="if_then_else"):
                 condition, yes, no = children(e)
-                condition = self.analyzer.simplify(self._known(condition, depth + 1))
+                condition = self.analyzer.simplify(self._simplify_choices(condition, depth + 1))
                 sides = [
                     self._simplify_under(holding, side, depth)
                     for holding, side in ((condition, yes), (Not(condition), no))
                 ]
                 return rebuild(e, (condition, *sides))
             case And() | Or():
-                return self._joined(e, depth)
+                return self._simplify_conjunction(e, depth)
         inside = children(e)
-        e = rebuild(e, [self._known(c, depth + 1) for c in inside]) if inside else e
-        return self._strict(e) if isinstance(e, (LE, NE)) else e
+        e = rebuild(e, [self._simplify_choices(c, depth + 1) for c in inside]) if inside else e
+        return self._strengthen_comparison(e) if isinstance(e, (LE, NE)) else e
 
     def _simplify_under(self, condition: PrimExpr, e: PrimExpr, depth: int) -> PrimExpr:
         """Return an expression simplified under a condition."""
         with self.analyzer.constraint_scope(condition):
-            return self.analyzer.simplify(self._known(e, depth + 1))
+            return self.analyzer.simplify(self._simplify_choices(e, depth + 1))
 
     # Each part is looked at under all the others, and what it became is what the next is looked at
     # under: of two equal parts only one goes, as the other then has none beside it that says the
     # same.
-    def _joined(self, e: BinaryExpr, depth: int) -> PrimExpr:
+    def _simplify_conjunction(self, e: BinaryExpr, depth: int) -> PrimExpr:
         """Simplify a conjunction: each part under the others, removed where they imply it; in a
         disjunction under their negations.
         """
         kind = type(e)
-        operands = _parts(e, kind)
+        operands = _chain_operands(e, kind)
         if len(operands) > MAX_JOINED_CONDITIONS:
             return e
         absorbing = kind is Or
         for n in range(len(operands) - 1, -1, -1):
             other_operands = [p for k, p in enumerate(operands) if k != n]
             assumptions = [Not(p) for p in other_operands] if absorbing else other_operands
-            simplified = self._simplify_under(_all(assumptions), operands[n], depth)
+            simplified = self._simplify_under(_conjunction_of(assumptions), operands[n], depth)
             if isinstance(simplified, IntImm) and bool(simplified.value) == absorbing:
                 return const(absorbing, "bool")
             if isinstance(simplified, IntImm):
                 del operands[n]
             elif simplified.dtype == "bool":
                 operands[n] = simplified
-        return reduce(lambda a, b: binary(kind, a, b), operands or [const(not absorbing, "bool")])
+        return reduce(
+            lambda a, b: fold_binary(kind, a, b), operands or [const(not absorbing, "bool")]
+        )
 
-    def _strict(self, e: BinaryExpr) -> PrimExpr:
+    def _strengthen_comparison(self, e: BinaryExpr) -> PrimExpr:
         """Strengthen comparisons: a <= b with a >= b known -> a == b, with a != b known -> a < b; a
         != b with a <= b known -> a < b.
         """
@@ -213,19 +215,19 @@ class _ConditionalSimplifier(Simplifier):
         return LT(a, b) if prove(LE(a, b)) else LT(b, a) if prove(LE(b, a)) else e
 
 
-def assumed(stmt: Stmt) -> PrimExpr | None:
+def assumed_condition(stmt: Stmt) -> PrimExpr | None:
     """Return the condition of a statement `T.assume(condition)`; None for any other."""
     value = stmt.value if isinstance(stmt, Evaluate) else None
     return value.args[0] if isinstance(value, Intrinsic) and value.op == "assume" else None
 
 
-def _is_choice(e: PrimExpr) -> bool:
+def _is_conditional_expr(e: PrimExpr) -> bool:
     return isinstance(e, (Select, *_LOGICAL_NODES)) or (
         isinstance(e, Intrinsic) and e.op == "if_then_else"
     )
 
 
-def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
+def _chain_operands(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
     """Return the operands of a chain of one operator, in order."""
     operands: list[PrimExpr] = []
     pending = [e]
@@ -242,9 +244,9 @@ def _parts(e: PrimExpr, kind: type[BinaryExpr]) -> list[PrimExpr]:
 def _memory_free_conjuncts(condition: PrimExpr) -> list[PrimExpr]:
     """Return the conjuncts that hold whatever statements do: those that read no memory."""
     if isinstance(condition, Not) and isinstance(condition.a, Or):
-        conjuncts: list[PrimExpr] = [Not(p) for p in _parts(condition.a, Or)]
+        conjuncts: list[PrimExpr] = [Not(p) for p in _chain_operands(condition.a, Or)]
     else:
-        conjuncts = _parts(condition, And)
+        conjuncts = _chain_operands(condition, And)
     return [p for p in conjuncts if _reads_no_memory(p)]
 
 
@@ -255,8 +257,8 @@ def _reads_no_memory(condition: PrimExpr) -> bool:
 _READING_NODES = (BufferLoad, Intrinsic)
 
 
-def _all(conditions: Sequence[PrimExpr]) -> PrimExpr:
-    return reduce(lambda a, b: binary(And, a, b), conditions, const(True))
+def _conjunction_of(conditions: Sequence[PrimExpr]) -> PrimExpr:
+    return reduce(lambda a, b: fold_binary(And, a, b), conditions, const(True))
 
 
 def simplify(func: PrimFunc) -> PrimFunc:

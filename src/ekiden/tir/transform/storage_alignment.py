@@ -16,7 +16,7 @@ from ekiden.tir.stmt import Allocate, Block, BufferStore, PrimFunc, Stmt
 from ekiden.tir.visitor import (
     ExprRewriter,
     StmtMutator,
-    all_expressions,
+    all_exprs,
     buffers_written,
     has_only_region_accesses,
 )
@@ -29,7 +29,7 @@ AlignmentRule: TypeAlias = tuple[int, int, int]
 """Axis, factor, offset."""
 
 
-def alignments_of(block: Block) -> dict[str, tuple[AlignmentRule, ...]]:
+def alignment_rules(block: Block) -> dict[str, tuple[AlignmentRule, ...]]:
     """Return a block's alignment rules, by buffer name."""
     rules: dict[str, tuple[AlignmentRule, ...]] = {}
     annotation = (block.annotations or {}).get(ALIGNMENT_ANNOTATION)
@@ -45,28 +45,32 @@ class _StrideRewriter(ExprRewriter):
     """A rewriter of a buffer's accesses to flat indices with given strides."""
 
     def __init__(self, old: Buffer, new: Buffer, strides: Sequence[PrimExpr]) -> None:
-        super().__init__(self._load)
+        super().__init__(self._flatten_load)
         self._old, self._new, self._strides = old, new, strides
 
-    def _flat(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _flat_index(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         total: PrimExpr = const(0)
         for index, stride in zip(indices, self._strides, strict=True):
             total = total + index * stride
         return (total,)
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
-        if isinstance(e, Intrinsic) and e.op == "region_stride" and self._is_of(e.args[0]):
+    def _flatten_load(self, e: PrimExpr) -> PrimExpr:
+        if (
+            isinstance(e, Intrinsic)
+            and e.op == "region_stride"
+            and self._is_address_of_buffer(e.args[0])
+        ):
             assert isinstance(e.args[1], IntImm)
             return cast(self._strides[e.args[1].value], e.dtype)
         if isinstance(e, BufferLoad) and e.buffer is self._old:
-            return BufferLoad(self._new, self._flat(e.indices), e.dtype)
+            return BufferLoad(self._new, self._flat_index(e.indices), e.dtype)
         if isinstance(e, BufferAddress) and e.buffer is self._old:
             return e.with_fields(
-                buffer=self._new, indices=self._flat(e.indices), extents=(const(1),)
+                buffer=self._new, indices=self._flat_index(e.indices), extents=(const(1),)
             )
         return e
 
-    def _is_of(self, e: PrimExpr) -> bool:
+    def _is_address_of_buffer(self, e: PrimExpr) -> bool:
         """Return whether an expression is an address in the buffer."""
         return isinstance(e, BufferAddress) and e.buffer in (self._old, self._new)
 
@@ -75,11 +79,11 @@ class _StrideRewriter(ExprRewriter):
         new = super().visit_store(stmt)
         if stmt.buffer is self._old:
             assert isinstance(new, BufferStore)
-            return new.with_fields(buffer=self._new, indices=self._flat(new.indices))
+            return new.with_fields(buffer=self._new, indices=self._flat_index(new.indices))
         return new
 
 
-class _Align(StmtMutator):
+class _StorageAligner(StmtMutator):
     def __init__(self, rules: Mapping[str, tuple[AlignmentRule, ...]]) -> None:
         self._rules = rules
 
@@ -90,18 +94,18 @@ class _Align(StmtMutator):
         rules = self._rules.get(old.name)
         if rules is None or old.strides or len(old.shape) < 2 or _requires_dense(body, old):
             return stmt.with_fields(body=body)
-        strides = _strides(old, rules)
+        strides = _aligned_strides(old, rules)
         new = old.with_fields(shape=(simplify(strides[0] * old.shape[0]),))
         return Allocate(new, _StrideRewriter(old, new, strides).visit(body))
 
 
 def _requires_dense(body: Stmt, buffer: Buffer) -> bool:
     """Return whether a call is passed the buffer, which it requires to be dense."""
-    handed = any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_expressions(body))
+    handed = any(isinstance(e, BufferAddress) and e.buffer is buffer for e in all_exprs(body))
     return handed and not has_only_region_accesses(body, buffer)
 
 
-def _strides(buffer: Buffer, rules: Sequence[AlignmentRule]) -> list[PrimExpr]:
+def _aligned_strides(buffer: Buffer, rules: Sequence[AlignmentRule]) -> list[PrimExpr]:
     """Return row-major strides, rounded up to k * factor + offset where a rule requests it."""
     strides: list[PrimExpr] = [const(1)]
     for axis in reversed(range(len(buffer.shape) - 1)):
@@ -119,4 +123,4 @@ def align_storage(func: PrimFunc) -> PrimFunc:
     rules = attrs.pop(ALIGNMENT_ANNOTATION, None)
     if not isinstance(rules, Mapping):
         return func
-    return func.with_fields(attrs=attrs, body=_Align(rules).visit(func.body))
+    return func.with_fields(attrs=attrs, body=_StorageAligner(rules).visit(func.body))

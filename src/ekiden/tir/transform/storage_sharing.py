@@ -14,28 +14,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.arith import prove_equal
-from ekiden.ir.pass_context import NO_SHARING, PassContext
+from ekiden.ir.pass_context import DISABLE_STORAGE_REWRITE_OPTION, PassContext
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad
 from ekiden.tir.stmt import Allocate, BufferStore, Prefetch, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, all_expressions, walk
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, all_exprs, pre_order_stmts
 
 
-class _Rename(ExprRewriter):
+class _BufferReplacer(ExprRewriter):
     def __init__(self, names: dict[Buffer, Buffer]) -> None:
-        super().__init__(self._load)
+        super().__init__(self._replace_load)
         self._names = names
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _replace_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, (BufferLoad, BufferAddress)) and e.buffer in self._names:
             return e.with_fields(buffer=self._names[e.buffer])
         return e
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def rewrite_buffer(self, buffer: Buffer) -> Buffer:
         return self._names.get(buffer, buffer)
 
 
-class _Share(StmtMutator):
+class _StorageSharer(StmtMutator):
     def visit_allocate(self, stmt: Allocate) -> Stmt:
         """Process directly nested allocations together."""
         buffers: list[Buffer] = []
@@ -44,32 +44,36 @@ class _Share(StmtMutator):
             buffers.append(inner.buffer)
             inner = inner.body
         body = self.visit(inner)
-        names = _shared(buffers, body.seq) if isinstance(body, SeqStmt) else {}
+        names = _assign_storage(buffers, body.seq) if isinstance(body, SeqStmt) else {}
         if names:
-            body = _Rename(names).visit(body)
+            body = _BufferReplacer(names).visit(body)
         for buffer in reversed(buffers):
             if buffer not in names:
                 body = Allocate(buffer, body)
         return body
 
 
-def _touched(s: Stmt) -> set[Buffer]:
-    accessed = {e.buffer for e in all_expressions(s) if isinstance(e, (BufferLoad, BufferAddress))}
-    return accessed | {x.buffer for x in walk(s) if isinstance(x, (BufferStore, Prefetch))}
+def _buffers_touched(s: Stmt) -> set[Buffer]:
+    accessed = {e.buffer for e in all_exprs(s) if isinstance(e, (BufferLoad, BufferAddress))}
+    return accessed | {
+        x.buffer for x in pre_order_stmts(s) if isinstance(x, (BufferStore, Prefetch))
+    }
 
 
-def _shared(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffer, Buffer]:
+def _assign_storage(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffer, Buffer]:
     """Return buffer -> the buffer whose memory it takes over, by linear scan over live ranges."""
-    touched = [_touched(s) for s in statements]
+    touched = [_buffers_touched(s) for s in statements]
     lives = {
         b: [n for n, buffers_of_stmt in enumerate(touched) if b in buffers_of_stmt] for b in buffers
     }
     free_from: dict[Buffer, int] = {}
     names: dict[Buffer, Buffer] = {}
     for buffer in sorted((b for b in buffers if lives[b]), key=lambda b: lives[b][0]):
+        # Live ranges in units of statements of the sequence; two buffers may share memory only if
+        # no statement touches both.
         first, last = lives[buffer][0], lives[buffer][-1]
         host = next(
-            (h for h, free in free_from.items() if free < first and _fits(buffer, h)), buffer
+            (h for h, free in free_from.items() if free < first and _fits_in(buffer, h)), buffer
         )
         free_from[host] = last
         if host is not buffer:
@@ -77,17 +81,17 @@ def _shared(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffe
     return names
 
 
-def _fits(buffer: Buffer, host: Buffer) -> bool:
+def _fits_in(buffer: Buffer, host: Buffer) -> bool:
     """Return whether a buffer's elements fit in another's memory."""
     if (buffer.dtype, buffer.scope) != (host.dtype, host.scope) or buffer.scope == "register":
         return False
-    needed, available = _size(buffer), _size(host)
+    needed, available = _num_elements(buffer), _num_elements(host)
     if isinstance(needed, IntImm) and isinstance(available, IntImm):
         return needed.value <= available.value
     return prove_equal(needed, available)
 
 
-def _size(buffer: Buffer) -> PrimExpr:
+def _num_elements(buffer: Buffer) -> PrimExpr:
     total: PrimExpr = const(1)
     for extent in buffer.shape:
         total = total * extent
@@ -98,7 +102,7 @@ def storage_rewrite(func: PrimFunc) -> PrimFunc:
     """Return the function with fewer allocations. Buffers must have been flattened. The option
     `tir.disable_storage_rewrite` disables the pass.
     """
-    if PassContext.current().option(NO_SHARING):
+    if PassContext.current().option(DISABLE_STORAGE_REWRITE_OPTION):
         return func
-    allocations = sum(isinstance(s, Allocate) for s in walk(func.body))
-    return func if allocations < 2 else func.with_fields(body=_Share().visit(func.body))
+    allocations = sum(isinstance(s, Allocate) for s in pre_order_stmts(func.body))
+    return func if allocations < 2 else func.with_fields(body=_StorageSharer().visit(func.body))

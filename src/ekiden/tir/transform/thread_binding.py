@@ -16,11 +16,11 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.virtual_threads import is_virtual
-from ekiden.tir.visitor import StmtMutator, sequence, substitute, with_body
+from ekiden.tir.transform.virtual_threads import is_virtual_thread_loop
+from ekiden.tir.visitor import StmtMutator, flatten_seq, substitute, with_body
 
 
-class _Unify(StmtMutator):
+class _ThreadBindingUnifier(StmtMutator):
     def __init__(self, name: str) -> None:
         self._name = name
         self._open: dict[str, tuple[Var, PrimExpr]] = {}
@@ -35,7 +35,7 @@ class _Unify(StmtMutator):
         inside other loops.
         """
         axis = str((stmt.annotations or {}).get("thread", ""))
-        if stmt.kind is not ForKind.THREAD_BINDING or is_virtual(stmt):
+        if stmt.kind is not ForKind.THREAD_BINDING or is_virtual_thread_loop(stmt):
             return super().visit_for(stmt)
         axis_binding = self._open.get(axis)
         if axis_binding is None:
@@ -62,14 +62,14 @@ class _Unify(StmtMutator):
         for name, (var, extent) in reversed(opened):
             low = const(0, extent.dtype)
             body = For(var, low, extent, ForKind.THREAD_BINDING, body, {"thread": name})
-        return sequence(body)
+        return flatten_seq(body)
 
 
 def unify_thread_binding(func: PrimFunc) -> PrimFunc:
     """Return the function with one loop per axis. Raises ScheduleError (a ValueError) for loops
     over one axis with two extents, or with an extent that changes inside.
     """
-    return with_body(func, _Unify(func.name).visit(func.body))
+    return with_body(func, _ThreadBindingUnifier(func.name).visit(func.body))
 
 
 __all__ = ["unify_thread_binding"]

@@ -42,11 +42,11 @@ from ekiden.tir.visitor import (
     StmtMutator,
     buffers_read,
     buffers_written,
-    expressions,
+    stmt_exprs,
     sub_statements,
 )
 
-BARRIER: Stmt = Evaluate(call_intrin("tvm_storage_sync", StringImm("shared"), dtype="int32"))
+STORAGE_SYNC: Stmt = Evaluate(call_intrin("tvm_storage_sync", StringImm("shared"), dtype="int32"))
 """Waits for all threads of a block."""
 SHARED_SCOPES = ("shared", "shared.dyn")
 
@@ -66,12 +66,14 @@ def thread_sync(func: PrimFunc) -> PrimFunc:
     """Return the function with barriers. Raises CompileError where a barrier would be reached by
     some threads only.
     """
-    if not _shared(buffers_read(func.body)) and not _shared(buffers_written(func.body)):
+    if not _in_shared_memory(buffers_read(func.body)) and not _in_shared_memory(
+        buffers_written(func.body)
+    ):
         return func
-    return func.with_fields(body=_Sync(func.name).visit(func.body))
+    return func.with_fields(body=_BarrierInserter(func.name).visit(func.body))
 
 
-def _shared(buffers: Iterable[Buffer]) -> list[Buffer]:
+def _in_shared_memory(buffers: Iterable[Buffer]) -> list[Buffer]:
     return [b for b in buffers if b.scope in SHARED_SCOPES]
 
 
@@ -96,10 +98,12 @@ class _UnsyncedAccesses:
     """By which statement; None: by several."""
 
     @staticmethod
-    def of(stmt: Stmt) -> _UnsyncedAccesses:
+    def from_stmt(stmt: Stmt) -> _UnsyncedAccesses:
         """Return the accesses of a leaf statement to shared memory."""
-        written = _shared(buffers_written(stmt))
-        return _UnsyncedAccesses(set(_shared(buffers_read(stmt))), dict.fromkeys(written, stmt))
+        written = _in_shared_memory(buffers_written(stmt))
+        return _UnsyncedAccesses(
+            set(_in_shared_memory(buffers_read(stmt))), dict.fromkeys(written, stmt)
+        )
 
     def add(self, accesses: _UnsyncedAccesses) -> None:
         """Merge further accesses."""
@@ -124,7 +128,7 @@ class _UnsyncedAccesses:
 
 
 @dataclass(slots=True)
-class _Uses:
+class _BarrierSummary:
     """The accesses of a statement before its first barrier and after its last, and whether it
     always waits.
     """
@@ -134,18 +138,18 @@ class _Uses:
     waits: bool = False
 
     @staticmethod
-    def of(stmt: Stmt) -> _Uses:
+    def from_stmt(stmt: Stmt) -> _BarrierSummary:
         """Return the accesses of a leaf statement."""
         if is_barrier(stmt):
-            return _Uses(waits=True)
-        does = _UnsyncedAccesses.of(stmt)
-        return _Uses(does, does)
+            return _BarrierSummary(waits=True)
+        does = _UnsyncedAccesses.from_stmt(stmt)
+        return _BarrierSummary(does, does)
 
-    def wait(self) -> None:
+    def add_barrier(self) -> None:
         """Record a barrier at the end."""
         self.after, self.waits = _UnsyncedAccesses(), True
 
-    def then(self, following: _Uses) -> None:
+    def append(self, following: _BarrierSummary) -> None:
         """Append the accesses of a following statement."""
         if not self.waits:
             self.before.add(following.before)
@@ -154,23 +158,23 @@ class _Uses:
         self.after.add(following.after)
         self.waits = self.waits or following.waits
 
-    def either(self, alternative: _Uses) -> None:
+    def merge_branch(self, alternative: _BarrierSummary) -> None:
         """Merge the accesses of an alternative branch."""
         self.before.add(alternative.before)
         self.after.add(alternative.after)
         self.waits = self.waits and alternative.waits
 
 
-_SyncedStmt = tuple[Stmt, _Uses]
+_SyncedStmt = tuple[Stmt, _BarrierSummary]
 """A statement with barriers inside, and what it does."""
 
 
-class _Sync(StmtMutator):
+class _BarrierInserter(StmtMutator):
     """A mutator that inserts the necessary barriers, innermost statements first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._uses = _Uses()
+        self._uses = _BarrierSummary()
         """Of the last statement that was visited."""
         self._own: set[Var] = set()
         """Variables of which each thread has its own value."""
@@ -182,24 +186,26 @@ class _Sync(StmtMutator):
         """Visit a statement and insert barriers between its children."""
         if sub_statements(stmt) and not _is_tuple_store(stmt):
             return super().visit(stmt)
-        self._uses = _Uses.of(stmt)
+        self._uses = _BarrierSummary.from_stmt(stmt)
         return stmt
 
-    def _part(self, stmt: Stmt) -> _SyncedStmt:
+    def _visit_child(self, stmt: Stmt) -> _SyncedStmt:
         return self.visit(stmt), self._uses
 
-    def _in_order(self, synced: Sequence[_SyncedStmt], waiting: int | None = None) -> list[Stmt]:
+    def _insert_barriers(
+        self, synced: Sequence[_SyncedStmt], waiting: int | None = None
+    ) -> list[Stmt]:
         """Return statements with barriers where the next one requires it, and before the one with
         index `waiting`.
         """
-        accumulated, statements = _Uses(), []
+        accumulated, statements = _BarrierSummary(), []
         for n, (stmt, uses) in enumerate(synced):
             if n == waiting or accumulated.after.conflicts_with(uses.before):
-                stmt = seq(BARRIER, stmt)
-                accumulated.wait()
+                stmt = seq(STORAGE_SYNC, stmt)
+                accumulated.add_barrier()
                 self._added += 1
             statements.append(stmt)
-            accumulated.then(uses)
+            accumulated.append(uses)
         self._uses = accumulated
         return statements
 
@@ -209,14 +215,14 @@ class _Sync(StmtMutator):
 
     def visit_seq(self, stmt: SeqStmt) -> Stmt:
         """Insert barriers into a sequence."""
-        synced = [self._part(s) for s in stmt.seq]
-        statements = self._in_order(synced)
+        synced = [self._visit_child(s) for s in stmt.seq]
+        statements = self._insert_barriers(synced)
         same = all(a is b for a, b in zip(statements, stmt.seq, strict=True))
         return stmt if same else seq(*statements)
 
     def visit_block(self, stmt: Block) -> Stmt:
         """Insert barriers between a block's init and its body."""
-        statements = self._in_order([self._part(s) for s in sub_statements(stmt)])
+        statements = self._insert_barriers([self._visit_child(s) for s in sub_statements(stmt)])
         return stmt.with_fields(
             body=statements[-1], init=statements[0] if len(statements) > 1 else None
         )
@@ -225,14 +231,14 @@ class _Sync(StmtMutator):
         """Record a variable as per-thread if its value is divergent."""
         if self._is_divergent(stmt.value):
             self._own.add(stmt.var)
-        value: _SyncedStmt = stmt, _Uses.of(Evaluate(stmt.value))
-        body = self._in_order([value, self._part(stmt.body)])[1]
+        value: _SyncedStmt = stmt, _BarrierSummary.from_stmt(Evaluate(stmt.value))
+        body = self._insert_barriers([value, self._visit_child(stmt.body)])[1]
         return stmt.with_fields(body=body)
 
     def visit_for(self, stmt: For) -> Stmt:
         """Visit a loop over threads once, another one as iterated."""
         if is_thread_loop(stmt):
-            return self._threads(stmt)
+            return self._visit_thread_loop(stmt)
         if self._is_divergent(stmt.extent) or self._is_divergent(stmt.min):
             self._own.add(stmt.loop_var)
             return self._visit_divergent(self._visit_iterated, stmt)
@@ -241,7 +247,7 @@ class _Sync(StmtMutator):
         self._uses.waits = self._uses.waits and runs
         return visited
 
-    def _threads(self, stmt: For) -> Stmt:
+    def _visit_thread_loop(self, stmt: For) -> Stmt:
         axis = str((stmt.annotations or {})["thread"])
         if not axis.startswith("blockIdx"):
             self._own.add(stmt.loop_var)
@@ -266,9 +272,10 @@ class _Sync(StmtMutator):
         """
         assert isinstance(stmt, (For, While)), stmt
         inside = stmt.body.seq if isinstance(stmt.body, SeqStmt) else (stmt.body,)
-        synced, added = [self._part(s) for s in inside], self._added
-        statements = self._in_order(synced)
+        synced, added = [self._visit_child(s) for s in inside], self._added
+        statements = self._insert_barriers(synced)
         iteration = self._uses
+        # The loop's back edge: the last accesses of an iteration meet the first ones of the next.
         if iteration.after.conflicts_with(iteration.before):
             self._added = added
             waiting = next(
@@ -276,24 +283,28 @@ class _Sync(StmtMutator):
                 for n, (_, uses) in enumerate(synced)
                 if iteration.after.conflicts_with(uses.before)
             )
-            statements = self._in_order(synced, waiting)
+            statements = self._insert_barriers(synced, waiting)
         same = all(a is b for a, b in zip(statements, inside, strict=True))
         return stmt if same else stmt.with_fields(body=seq(*statements))
 
     def visit_if(self, stmt: IfThenElse) -> Stmt:
         """Visit a branch: either side follows what was before."""
         if self._is_divergent(stmt.condition):
-            return self._visit_divergent(self._sides, stmt)
-        return self._sides(stmt)
+            return self._visit_divergent(self._visit_uniform_branch, stmt)
+        return self._visit_uniform_branch(stmt)
 
-    def _sides(self, stmt: Stmt) -> Stmt:
+    def _visit_uniform_branch(self, stmt: Stmt) -> Stmt:
         assert isinstance(stmt, IfThenElse), stmt
-        then_case, then_uses = self._part(stmt.then_case)
-        else_case, uses = (None, _Uses()) if stmt.else_case is None else self._part(stmt.else_case)
-        self._uses = _Uses()
+        then_case, then_uses = self._visit_child(stmt.then_case)
+        else_case, uses = (
+            (None, _BarrierSummary())
+            if stmt.else_case is None
+            else self._visit_child(stmt.else_case)
+        )
+        self._uses = _BarrierSummary()
         self._uses.waits = True
-        self._uses.either(then_uses)
-        self._uses.either(uses)
+        self._uses.merge_branch(then_uses)
+        self._uses.merge_branch(uses)
         return stmt.with_fields(then_case=then_case, else_case=else_case)
 
     # A barrier that not all threads of a block come to hangs the device, or worse, lets some
@@ -305,21 +316,25 @@ class _Sync(StmtMutator):
         added = self._added
         visited = visit(stmt)
         condition_accesses = _UnsyncedAccesses()
-        for value in expressions(stmt):
-            condition_accesses.add(_UnsyncedAccesses.of(Evaluate(value)))
+        for value in stmt_exprs(stmt):
+            condition_accesses.add(_UnsyncedAccesses.from_stmt(Evaluate(value)))
         is_asked_again = isinstance(stmt, While) and self._uses.after.conflicts_with(
             condition_accesses
         )
+        # A barrier that only some threads reach is undefined behaviour (a deadlock in practice), so
+        # this is an error rather than a fix.
         if self._added != added or is_asked_again:
-            names = ", ".join(sorted({repr(b.name) for b in _shared(buffers_written(stmt))}))
+            names = ", ".join(
+                sorted({repr(b.name) for b in _in_shared_memory(buffers_written(stmt))})
+            )
             raise CompileError(
                 f"kernel {self._name!r}: threads would have to wait for each other between uses of"
                 f" {names} where not all of them come: in a condition or a loop that depends on the"
                 " thread"
             )
-        uses, self._uses = self._uses, _Uses(waits=False)
-        self._uses.then(_Uses(condition_accesses, condition_accesses))
-        self._uses.then(uses)
+        uses, self._uses = self._uses, _BarrierSummary(waits=False)
+        self._uses.append(_BarrierSummary(condition_accesses, condition_accesses))
+        self._uses.append(uses)
         self._uses.waits = False
         return visited
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.ir.intrinsic import WARP, WHOLE_WARP, call_intrin
+from ekiden.ir.intrinsic import FULL_WARP_MASK, WARP_SIZE, call_intrin
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import IfThenElse, Stmt
-from ekiden.tir.transform.thread_sync import BARRIER
+from ekiden.tir.transform.thread_sync import STORAGE_SYNC
 
 WARP_SHUFFLES_FEATURE = "warp_shuffles"
 """The ability of targets whose threads hand each other registers, by warps."""
@@ -25,21 +25,21 @@ Combine = Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], Stmt]
 """The statement that combines two tuples into a place it knows."""
 
 
-def elements(buffers: Sequence[Buffer], index: PrimExpr | None = None) -> list[PrimExpr]:
+def element_loads(buffers: Sequence[Buffer], index: PrimExpr | None = None) -> list[PrimExpr]:
     """Return loads of one element of each buffer: at an index, or the first."""
     position = const(0) if index is None else index
     return [BufferLoad(b, (position,), b.dtype) for b in buffers]
 
 
-def fold_by_halves(
+def emit_tree_reduction(
     shared_buffers: Sequence[Buffer],
     first: PrimExpr,
     thread: PrimExpr,
     count: int,
     combine: Combine,
 ) -> list[Stmt]:
-    """Return the tree reduction of `count` consecutive values in shared memory, with a barrier
-    before each step and none behind the last.
+    """Emit the tree reduction of `count` consecutive values in shared memory, with a barrier before
+    each step and none behind the last.
 
     Args:
         shared_buffers: shared memory, a buffer per tuple component.
@@ -50,17 +50,22 @@ def fold_by_halves(
     """
     statements: list[Stmt] = []
     while count > 1:
+        # Rounded up, so that counts that are no powers of two work: the middle value then has no
+        # partner in this step.
         half = (count + 1) // 2
         own_index = first + thread
         join = combine(
-            elements(shared_buffers, own_index), elements(shared_buffers, own_index + half)
+            element_loads(shared_buffers, own_index),
+            element_loads(shared_buffers, own_index + half),
         )
-        statements += [BARRIER, IfThenElse(thread < count - half, join)]
+        statements += [STORAGE_SYNC, IfThenElse(thread < count - half, join)]
         count = half
     return statements
 
 
-def shuffled(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -> list[PrimExpr]:
+def emit_shuffles(
+    own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int
+) -> list[PrimExpr]:
     """Return the register values of other threads of the warp.
 
     Args:
@@ -70,8 +75,16 @@ def shuffled(own: Sequence[Buffer], op: str, lane: PrimExpr | int, width: int) -
         width: the number of lanes that exchange, a power of two.
     """
     number = const(lane, "int32") if isinstance(lane, int) else lane
-    of = number, const(width, "int32"), const(WARP, "int32")
-    return [call_intrin(op, const(WHOLE_WARP, "uint32"), value, *of) for value in elements(own)]
+    of = number, const(width, "int32"), const(WARP_SIZE, "int32")
+    return [
+        call_intrin(op, const(FULL_WARP_MASK, "uint32"), value, *of) for value in element_loads(own)
+    ]
 
 
-__all__ = ["WARP_SHUFFLES_FEATURE", "Combine", "elements", "fold_by_halves", "shuffled"]
+__all__ = [
+    "WARP_SHUFFLES_FEATURE",
+    "Combine",
+    "element_loads",
+    "emit_shuffles",
+    "emit_tree_reduction",
+]

@@ -14,10 +14,10 @@ from ekiden.ir.prim_visitor import post_order
 from ekiden.runtime.errors import CompileError
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, For, LetStmt, PrimFunc, Stmt
-from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, with_body
+from ekiden.tir.visitor import NO_OP, StmtMutator, is_no_op, with_body
 
 
-class _Remove(StmtMutator):
+class _UndefStoreRemover(StmtMutator):
     def __init__(self) -> None:
         self.undefined: set[Var] = set()
         self.seen = False
@@ -27,7 +27,7 @@ class _Remove(StmtMutator):
             e in self.undefined if isinstance(e, Var) else _is_undef(e) for e in post_order(expr)
         )
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def rewrite_expr(self, expr: PrimExpr) -> PrimExpr:
         """Check an expression that is not stored: it must not contain undefined values."""
         if self._is_undefined(expr):
             raise CompileError(f"remove store undef: T.undef may only be stored, got {expr}")
@@ -42,7 +42,7 @@ class _Remove(StmtMutator):
         if not self._is_undefined(stmt.value):
             return stmt
         self.seen = True
-        return EMPTY_STMT
+        return NO_OP
 
     def visit_let(self, stmt: LetStmt) -> Stmt:
         """Rewrite let x = undefined: s to s, which may only store x."""
@@ -55,7 +55,7 @@ class _Remove(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Remove a loop left empty."""
         new = super().visit_for(stmt)
-        return EMPTY_STMT if isinstance(new, For) and is_nothing(new.body) else new
+        return NO_OP if isinstance(new, For) and is_no_op(new.body) else new
 
 
 def _is_undef(e: PrimExpr) -> bool:
@@ -64,7 +64,7 @@ def _is_undef(e: PrimExpr) -> bool:
 
 def remove_store_undef(func: PrimFunc) -> PrimFunc:
     """Return the function without stores of undefined values; the same object if it has none."""
-    remove = _Remove()
+    remove = _UndefStoreRemover()
     body = remove.visit(func.body)
     return with_body(func, body) if remove.seen else func
 

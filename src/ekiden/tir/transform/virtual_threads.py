@@ -30,10 +30,10 @@ from ekiden.tir.stmt import (
     SeqStmt,
     Stmt,
 )
-from ekiden.tir.visitor import ExprRewriter, StmtMutator, sequence, substitute, walk
+from ekiden.tir.visitor import ExprRewriter, StmtMutator, flatten_seq, pre_order_stmts, substitute
 
 
-def is_virtual(stmt: Stmt) -> bool:
+def is_virtual_thread_loop(stmt: Stmt) -> bool:
     """Return whether a statement is a loop over virtual threads."""
     if not isinstance(stmt, For) or stmt.kind is not ForKind.THREAD_BINDING:
         return False
@@ -44,15 +44,15 @@ class _PerThreadRewriter(ExprRewriter):
     """A rewriter of a thread's buffer to that of all threads: t[i] -> t[v, i]."""
 
     def __init__(self, old: Buffer, new: Buffer, thread: Var) -> None:
-        super().__init__(self._load)
+        super().__init__(self._rewrite_load)
         self._old, self._new, self._thread = old, new, thread
 
-    def _moved(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+    def _prepend_thread_index(self, indices: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
         return (self._thread, *indices)
 
-    def _load(self, e: PrimExpr) -> PrimExpr:
+    def _rewrite_load(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferLoad) and e.buffer is self._old:
-            return e.with_fields(buffer=self._new, indices=self._moved(e.indices))
+            return e.with_fields(buffer=self._new, indices=self._prepend_thread_index(e.indices))
         return e
 
     def visit_store(self, stmt: BufferStore) -> Stmt:
@@ -61,7 +61,7 @@ class _PerThreadRewriter(ExprRewriter):
         assert isinstance(new, BufferStore)
         if stmt.buffer is not self._old:
             return new
-        return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
+        return new.with_fields(buffer=self._new, indices=self._prepend_thread_index(new.indices))
 
     def visit_prefetch(self, stmt: Prefetch) -> Stmt:
         """Rewrite a prefetch of t[i] to t[thread, i]."""
@@ -69,14 +69,14 @@ class _PerThreadRewriter(ExprRewriter):
         assert isinstance(new, Prefetch)
         if stmt.buffer is not self._old:
             return new
-        return new.with_fields(buffer=self._new, indices=self._moved(new.indices))
+        return new.with_fields(buffer=self._new, indices=self._prepend_thread_index(new.indices))
 
 
-class _Inject(StmtMutator):
+class _VirtualThreadInjector(StmtMutator):
     def visit_for(self, stmt: For) -> Stmt:
         """Expand nested virtual threads to all combinations."""
         new = super().visit_for(stmt)
-        if not is_virtual(new):
+        if not is_virtual_thread_loop(new):
             return new
         assert isinstance(new, For)
         if not isinstance(new.extent, IntImm):
@@ -84,31 +84,33 @@ class _Inject(StmtMutator):
                 f"virtual threads of {new.loop_var.name!r}: their number must be a constant, got "
                 f"{new.extent!r}"
             )
-        return _replicate(new.body, new.loop_var, new.min, new.extent.value)
+        return _replicate_per_thread(new.body, new.loop_var, new.min, new.extent.value)
 
 
-def _replicate(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
+def _replicate_per_thread(s: Stmt, thread: Var, first: PrimExpr, count: int) -> Stmt:
     """Return the statement for every thread, pushed as deep inside as control flow common to all
     threads allows.
     """
     match s:
         case SeqStmt():
-            return sequence(*(_replicate(child, thread, first, count) for child in s.seq))
+            return flatten_seq(
+                *(_replicate_per_thread(child, thread, first, count) for child in s.seq)
+            )
         case For() if thread not in free_vars(s.min, s.extent) and s.kind is ForKind.SERIAL:
-            return s.with_fields(body=_replicate(s.body, thread, first, count))
+            return s.with_fields(body=_replicate_per_thread(s.body, thread, first, count))
         case IfThenElse() if s.else_case is None and thread not in free_vars(s.condition):
-            return s.with_fields(then_case=_replicate(s.then_case, thread, first, count))
+            return s.with_fields(then_case=_replicate_per_thread(s.then_case, thread, first, count))
         case Allocate() if not s.buffer.strides:
             wide = s.buffer.with_fields(shape=(const(count), *s.buffer.shape))
             body = _PerThreadRewriter(s.buffer, wide, thread).visit(s.body)
-            return Allocate(wide, _replicate(body, thread, first, count))
+            return Allocate(wide, _replicate_per_thread(body, thread, first, count))
         case LetStmt() if thread not in free_vars(s.value):
-            return s.with_fields(body=_replicate(s.body, thread, first, count))
-    return sequence(*(substitute(s, {thread: first + n}) for n in range(count)))
+            return s.with_fields(body=_replicate_per_thread(s.body, thread, first, count))
+    return flatten_seq(*(substitute(s, {thread: first + n}) for n in range(count)))
 
 
 def inject_virtual_threads(func: PrimFunc) -> PrimFunc:
     """Return the function without loops over virtual threads. Blocks must have been lowered."""
-    if not any(is_virtual(s) for s in walk(func.body)):
+    if not any(is_virtual_thread_loop(s) for s in pre_order_stmts(func.body)):
         return func
-    return distinct(func.with_fields(body=_Inject().visit(func.body)))
+    return distinct(func.with_fields(body=_VirtualThreadInjector().visit(func.body)))

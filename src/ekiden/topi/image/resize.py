@@ -29,9 +29,9 @@ from ekiden.ir.prim import (
     PrimExpr,
     Select,
     Var,
-    binary,
     cast,
     const,
+    fold_binary,
     logical_and,
     maximum,
     minimum,
@@ -39,10 +39,10 @@ from ekiden.ir.prim import (
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED_ATTR
-from ekiden.topi.dimensions import Dim, Shape, as_dim, expect_least, known, replaced
-from ekiden.topi.layout import spatial
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known_int, replace_dim, require_min_extent
+from ekiden.topi.layout import spatial_axis_indices
 
-COORDINATE_DTYPE = "float32"
+RESIZE_COORDINATE_DTYPE = "float32"
 
 
 COORDINATE_MODES = (
@@ -58,12 +58,12 @@ INTEGER_TOLERANCE = 1e-5
 ROUNDING_METHODS = ("round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
-def rounding_of(rounding: str, mode: str) -> str:
+def nearest_rounding_method(rounding: str, mode: str) -> str:
     """Return the rounding method of "nearest". "" is TVM's rule: the integer that is not above, or
     above by less than INTEGER_TOLERANCE. Raises ValueError for an unknown mode or method.
     """
     arguments = (("coordinate_transformation_mode", mode, COORDINATE_MODES),
-             ("rounding_method", rounding, ("", *ROUNDING_METHODS)))  # fmt: skip
+                 ("rounding_method", rounding, ("", *ROUNDING_METHODS)))  # fmt: skip
     for what, value, allowed in arguments:
         if value not in allowed:
             raise ValueError(
@@ -73,8 +73,8 @@ def rounding_of(rounding: str, mode: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """Mapping from result pixels to data pixels (see relay's Resize2DAttrs)."""
+class ResizeSampling:
+    """The mapping from result pixels to data pixels (see relay's Resize2DAttrs)."""
 
     method: str
     mode: str
@@ -87,7 +87,7 @@ def resize(
     data: Tensor,
     shape: Shape,
     axes: Sequence[int],
-    sampling: Sampling,
+    sampling: ResizeSampling,
     scales: Sequence[float | PrimExpr] | None,
     out_dtype: str,
     region: Sequence[tuple[float, float]] | None = None,
@@ -112,10 +112,10 @@ def resize(
     axis_index = dict(zip(axes, range(len(axes)), strict=True))
     name = f"resize{len(axes)}d"
 
-    def along(source: Tensor, axis_group: Sequence[int], last: bool) -> Tensor:
+    def resize_axis_group(source: Tensor, axis_group: Sequence[int], last: bool) -> Tensor:
         """Resize along some of the axes; the result is converted after the last of them."""
 
-        def body(*i: Var) -> PrimExpr:
+        def sum_taps(*i: Var) -> PrimExpr:
             """Sum the weighted taps of one group of axes; the extrapolation value outside the
             region. The last group's result is rounded and cast.
             """
@@ -123,22 +123,26 @@ def resize(
             for a in axis_group:
                 scale = None if scales is None else scales[axis_index[a]]
                 window = None if region is None else region[axis_index[a]]
-                x = _coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, window)
-                taps.append(_taps(sampling, x, data.shape[a]))
+                x = _source_coordinate(sampling.mode, i[a], data.shape[a], shape[a], scale, window)
+                taps.append(_interpolation_taps(sampling, x, data.shape[a]))
                 if window is not None:
-                    bound = cast(data.shape[a] - 1, COORDINATE_DTYPE)
-                    outside.append(binary(Or, x < 0.0, x > bound))
-            total = _weighted(source, list(i), list(zip(axis_group, taps, strict=True)))
+                    bound = cast(data.shape[a] - 1, RESIZE_COORDINATE_DTYPE)
+                    outside.append(fold_binary(Or, x < 0.0, x > bound))
+            total = _weighted_sum(source, list(i), list(zip(axis_group, taps, strict=True)))
             for is_outside in outside:
                 total = Select(is_outside, const(extrapolation, total.dtype), total, total.dtype)
-            return _finish(total, out_dtype) if last else total
+            return _round_to_dtype(total, out_dtype) if last else total
 
         new_shape = [shape[n] if n in axis_group else d for n, d in enumerate(source.shape)]
         attrs = {} if last else {STORED_ATTR: True}
-        return te.compute(new_shape, body, name=name, tag="injective", attrs=attrs)
+        return te.compute(new_shape, sum_taps, name=name, tag="injective", attrs=attrs)
 
     first, second = _axis_groups(data, shape, axes, sampling.method, region is not None)
-    return along(along(data, first, False), second, True) if first else along(data, second, True)
+    return (
+        resize_axis_group(resize_axis_group(data, first, False), second, True)
+        if first
+        else resize_axis_group(data, second, True)
+    )
 
 
 def _axis_groups(
@@ -149,7 +153,7 @@ def _axis_groups(
     while there are few rows: before they multiply or after they have become fewer.
     """
     *outer_axes, last = axes
-    sizes = [(known(data.shape[a]), known(shape[a])) for a in outer_axes]
+    sizes = [(known_int(data.shape[a]), known_int(shape[a])) for a in outer_axes]
     if cropped or not outer_axes or last != data.ndim - 1:
         return (), axes
     if any(before is None or after is None for before, after in sizes):
@@ -160,7 +164,7 @@ def _axis_groups(
     return ((last,), outer_axes) if new >= old else (outer_axes, (last,))
 
 
-def _weighted(
+def _weighted_sum(
     data: Tensor,
     at: list[PrimExpr],
     taps: Sequence[tuple[int, Sequence[tuple[PrimExpr, PrimExpr | None]]]],
@@ -172,26 +176,26 @@ def _weighted(
     total: PrimExpr | None = None
     for tap_index, weight in tap_indices:
         at[axis] = tap_index
-        total = _plus(total, _times(_weighted(data, at, inner_taps), weight))
+        total = _add_or_first(total, _multiply_weight(_weighted_sum(data, at, inner_taps), weight))
     assert total is not None
     return total
 
 
-def _plus(a: PrimExpr | None, b: PrimExpr) -> PrimExpr:
+def _add_or_first(a: PrimExpr | None, b: PrimExpr) -> PrimExpr:
     return b if a is None else a + b
 
 
-def _times(value: PrimExpr, weight: PrimExpr | None) -> PrimExpr:
-    return value if weight is None else cast(value, COORDINATE_DTYPE) * weight
+def _multiply_weight(value: PrimExpr, weight: PrimExpr | None) -> PrimExpr:
+    return value if weight is None else cast(value, RESIZE_COORDINATE_DTYPE) * weight
 
 
-def _finish(value: PrimExpr, dtype: str) -> PrimExpr:
+def _round_to_dtype(value: PrimExpr, dtype: str) -> PrimExpr:
     if dt.is_float(value.dtype) and not dt.is_float(dtype):
         value = call_intrin("round", value)
     return cast(value, dtype)
 
 
-def _coordinate(
+def _source_coordinate(
     mode: str,
     index: PrimExpr,
     size: PrimExpr,
@@ -200,19 +204,19 @@ def _coordinate(
     region: tuple[float, float] | None = None,
 ) -> PrimExpr:
     """Return the data coordinate of a result pixel."""
-    x, half = cast(index, COORDINATE_DTYPE), const(0.5, COORDINATE_DTYPE)
+    x, half = cast(index, RESIZE_COORDINATE_DTYPE), const(0.5, RESIZE_COORDINATE_DTYPE)
     if mode == "tf_crop_and_resize" and region is not None:
         last, steps = (
-            cast(size - 1, COORDINATE_DTYPE),
-            cast(maximum(extent - 1, 1), COORDINATE_DTYPE),
+            cast(size - 1, RESIZE_COORDINATE_DTYPE),
+            cast(maximum(extent - 1, 1), RESIZE_COORDINATE_DTYPE),
         )
         begin, end = region
         one = (begin + end) * 0.5 * last
         general = begin * last + x * ((end - begin) * last / steps)
-        return Select(binary(EQ, extent, 1), one, general, COORDINATE_DTYPE)
+        return Select(fold_binary(EQ, extent, 1), one, general, RESIZE_COORDINATE_DTYPE)
     if mode == "align_corners":
-        return x * cast(size - 1, COORDINATE_DTYPE) / _steps(size, extent, scale)
-    factor = _scale(size, extent, scale)
+        return x * cast(size - 1, RESIZE_COORDINATE_DTYPE) / _corner_distance(size, extent, scale)
+    factor = _resize_scale(size, extent, scale)
     if mode == "asymmetric":
         return x / factor
     middle = (x + half) / factor
@@ -220,103 +224,114 @@ def _coordinate(
         return middle
     if mode == "pytorch_half_pixel":
         return Select(
-            binary(EQ, extent, 1), const(0.0, COORDINATE_DTYPE), middle - half, COORDINATE_DTYPE
+            fold_binary(EQ, extent, 1),
+            const(0.0, RESIZE_COORDINATE_DTYPE),
+            middle - half,
+            RESIZE_COORDINATE_DTYPE,
         )
     return middle - half
 
 
-def _steps(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
+def _corner_distance(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
     """Return the distance in pixels from a result's first to its last corner, at least 1. With a
     scale, ONNX measures the scaled extent before it is rounded down to pixels.
     """
     if scale is None:
-        return cast(maximum(extent - 1, 1), COORDINATE_DTYPE)
-    number = known(size)
+        return cast(maximum(extent - 1, 1), RESIZE_COORDINATE_DTYPE)
+    number = known_int(size)
     if isinstance(scale, PrimExpr) or number is None:
         return maximum(
-            cast(size, COORDINATE_DTYPE) * _scale(size, extent, scale) - 1.0,
-            const(1.0, COORDINATE_DTYPE),
+            cast(size, RESIZE_COORDINATE_DTYPE) * _resize_scale(size, extent, scale) - 1.0,
+            const(1.0, RESIZE_COORDINATE_DTYPE),
         )
     wide = np.float32(number) * np.float32(scale)
-    return const(max(float(wide - np.float32(1)), 1.0), COORDINATE_DTYPE)
+    return const(max(float(wide - np.float32(1)), 1.0), RESIZE_COORDINATE_DTYPE)
 
 
-def _scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
+def _resize_scale(size: PrimExpr, extent: PrimExpr, scale: float | PrimExpr | None) -> PrimExpr:
     """Return the result extent per data extent, in float32."""
     if isinstance(scale, PrimExpr):
-        return cast(scale, COORDINATE_DTYPE)
-    numbers = known(size), known(extent)
+        return cast(scale, RESIZE_COORDINATE_DTYPE)
+    numbers = known_int(size), known_int(extent)
     if scale is None and numbers[0] and numbers[1] is not None:
         scale = numbers[1] / numbers[0]
     return (
-        cast(extent, COORDINATE_DTYPE) / cast(size, COORDINATE_DTYPE)
+        cast(extent, RESIZE_COORDINATE_DTYPE) / cast(size, RESIZE_COORDINATE_DTYPE)
         if scale is None
-        else const(float(np.float32(scale)), COORDINATE_DTYPE)
+        else const(float(np.float32(scale)), RESIZE_COORDINATE_DTYPE)
     )
 
 
-def _nearest(x: PrimExpr, rounding: str) -> PrimExpr:
-    half = const(0.5, COORDINATE_DTYPE)
+def _round_coordinate(x: PrimExpr, rounding: str) -> PrimExpr:
+    half = const(0.5, RESIZE_COORDINATE_DTYPE)
     match rounding:
         case "round_prefer_floor":
             return call_intrin("ceil", x - half)
         case "round_prefer_ceil" | "round":
             return call_intrin("floor", x + half)
         case "":
-            return call_intrin("floor", x + const(INTEGER_TOLERANCE, COORDINATE_DTYPE))
+            return call_intrin("floor", x + const(INTEGER_TOLERANCE, RESIZE_COORDINATE_DTYPE))
     return call_intrin(rounding, x)
 
 
-MAX_COORDINATE = 2.0**62
+MAX_FLOAT_COORDINATE = 2.0**62
 """Beyond all places, and a whole number of 64 bits."""
 
 
-def _clamped(x: PrimExpr, size: PrimExpr) -> PrimExpr:
-    if x.dtype == COORDINATE_DTYPE:  # by a scale that is tiny places are no numbers of 64 bits
+def _clamp_coordinate(x: PrimExpr, size: PrimExpr) -> PrimExpr:
+    if (
+        x.dtype == RESIZE_COORDINATE_DTYPE
+    ):  # by a scale that is tiny places are no numbers of 64 bits
         x = minimum(
-            maximum(x, const(-1.0, COORDINATE_DTYPE)), const(MAX_COORDINATE, COORDINATE_DTYPE)
+            maximum(x, const(-1.0, RESIZE_COORDINATE_DTYPE)),
+            const(MAX_FLOAT_COORDINATE, RESIZE_COORDINATE_DTYPE),
         )
     return maximum(minimum(cast(x, "int64"), size - 1), 0)
 
 
-def _taps(
-    sampling: Sampling, x: PrimExpr, size: PrimExpr
+def _interpolation_taps(
+    sampling: ResizeSampling, x: PrimExpr, size: PrimExpr
 ) -> list[tuple[PrimExpr, PrimExpr | None]]:
     """Return (index, weight) of the data pixels of one axis that a result at coordinate x sums; a
     weight of None is 1.
     """
     if sampling.method == "nearest_neighbor":
-        return [(_clamped(_nearest(x, sampling.rounding), size), None)]
+        return [(_clamp_coordinate(_round_coordinate(x, sampling.rounding), size), None)]
     base = call_intrin("floor", x)
     fraction = x - base
     if sampling.method == "linear":
-        weights = [const(1.0, COORDINATE_DTYPE) - fraction, fraction]
-        return [(_clamped(base + float(n), size), w) for n, w in enumerate(weights)]
-    weights = [_cubic(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
+        weights = [const(1.0, RESIZE_COORDINATE_DTYPE) - fraction, fraction]
+        return [(_clamp_coordinate(base + float(n), size), w) for n, w in enumerate(weights)]
+    weights = [_cubic_kernel(fraction, n, sampling.cubic_alpha) for n in range(-1, 3)]
     tap_indices = [cast(base, "int64") + n for n in range(-1, 3)]
     if sampling.cubic_exclude:
-        weights = _without_outside(weights, tap_indices, size)
-    return [(_clamped(at, size), w) for at, w in zip(tap_indices, weights, strict=True)]
+        weights = _exclude_outside_weights(weights, tap_indices, size)
+    return [(_clamp_coordinate(at, size), w) for at, w in zip(tap_indices, weights, strict=True)]
 
 
-def _cubic(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
+def _cubic_kernel(fraction: PrimExpr, offset: int, alpha: float) -> PrimExpr:
     """Return the cubic convolution kernel at the distance |fraction - offset| (Keys 1981)."""
     d = (
         fraction - float(offset)
         if offset <= 0
-        else const(float(offset), COORDINATE_DTYPE) - fraction
+        else const(float(offset), RESIZE_COORDINATE_DTYPE) - fraction
     )
     if offset in (0, 1):
         return (d * (alpha + 2) - (alpha + 3)) * d * d + 1.0
     return ((d - 5.0) * d + 8.0) * d * alpha - 4 * alpha
 
 
-def _without_outside(
+def _exclude_outside_weights(
     weights: Sequence[PrimExpr], tap_indices: Sequence[PrimExpr], size: PrimExpr
 ) -> list[PrimExpr]:
     """Zero the weights of pixels outside the data and renormalise the others to sum 1."""
     inside_weights = [
-        Select(logical_and(at >= 0, at < size), w, const(0.0, COORDINATE_DTYPE), COORDINATE_DTYPE)
+        Select(
+            logical_and(at >= 0, at < size),
+            w,
+            const(0.0, RESIZE_COORDINATE_DTYPE),
+            RESIZE_COORDINATE_DTYPE,
+        )
         for at, w in zip(tap_indices, weights, strict=True)
     ]
     total = inside_weights[0] + inside_weights[1] + inside_weights[2] + inside_weights[3]
@@ -324,10 +339,10 @@ def _without_outside(
 
 
 RESIZE_METHODS = {"nearest_neighbor": "nearest_neighbor", "linear": "linear", "cubic": "cubic",
-           "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
+                  "bilinear": "linear", "bicubic": "cubic"}  # fmt: skip
 
 
-def _resized(
+def _resize_by_options(
     data: Tensor,
     roi: Sequence[float] | None,
     size: Dim | Sequence[Dim],
@@ -342,7 +357,7 @@ def _resized(
     rank: int,
 ) -> Tensor:
     name = f"resize{rank}d"
-    axes = spatial(layout)
+    axes = spatial_axis_indices(layout)
     sizes = (size,) * rank if isinstance(size, Dim) else tuple(size)
     if len(axes) != rank or len(sizes) != rank:
         raise ValueError(f"{name}: expected {rank} spatial axes, got {layout!r} and size {size}")
@@ -360,14 +375,14 @@ def _resized(
     shape = data.shape
     if len(shape) != len(layout):
         raise ValueError(f"{name}: 'data' of layout {layout!r} expected, got shape {shape}")
-    expect_least(name, "data", [shape[a] for a in axes], [1] * rank)
+    require_min_extent(name, "data", [shape[a] for a in axes], [1] * rank)
     for at, extent in zip(axes, sizes, strict=True):
-        shape = replaced(shape, at, as_dim(extent))
+        shape = replace_dim(shape, at, as_dim(extent))
     try:
-        resolved_rounding = rounding_of(rounding, mode)
+        resolved_rounding = nearest_rounding_method(rounding, mode)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    sampling = Sampling(RESIZE_METHODS[method], mode, resolved_rounding, alpha, bool(exclude))
+    sampling = ResizeSampling(RESIZE_METHODS[method], mode, resolved_rounding, alpha, bool(exclude))
     dtype = out_dtype or data.dtype
     return resize(data, shape, axes, sampling, None, dtype, region, extrapolation or 0.0)
 
@@ -392,9 +407,9 @@ def resize1d(
     relay's Resize2DAttrs, with "tf_crop_and_resize", which reads the part `roi` (begins, then ends,
     in [0, 1]) and gives the extrapolation value outside. (`output_shape` is TVM's.)
     """
-    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+    return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    1)  # fmt: skip
+                              1)  # fmt: skip
 
 
 def resize2d(
@@ -412,9 +427,9 @@ def resize2d(
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
     """Resize images along two axes; see `resize1d`."""
-    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+    return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    2)  # fmt: skip
+                              2)  # fmt: skip
 
 
 def resize3d(
@@ -432,9 +447,9 @@ def resize3d(
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
     """Resize volumes along three axes; see `resize1d`."""
-    return _resized(data, roi, size, layout, method, coordinate_transformation_mode,
+    return _resize_by_options(data, roi, size, layout, method, coordinate_transformation_mode,
                     rounding_method, bicubic_alpha, bicubic_exclude, extrapolation_value, out_dtype,
-                    3)  # fmt: skip
+                              3)  # fmt: skip
 
 
 __all__ = ["resize1d", "resize2d", "resize3d"]

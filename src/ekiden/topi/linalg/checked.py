@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden import te
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR
+from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY
 
 
 def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
@@ -13,5 +13,5 @@ def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:
     """
     check = te.info_check(subject, info, problem)
     return te.compute(
-        data.shape, lambda *i: data[i], "checked", "injective", {CHECKS_ATTR: (check,)}
+        data.shape, lambda *i: data[i], "checked", "injective", {RANGE_CHECKS_ATTR_KEY: (check,)}
     )

@@ -14,9 +14,9 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, wide_dtype
+from ekiden.topi.linalg.rows import RowMatrix, for_each_matrix, matrix_dims, working_dtype
 
-TAYLOR_TERMS = {"float32": 10, "float64": 17}
+TAYLOR_TERMS_BY_DTYPE = {"float32": 10, "float64": 17}
 """Of the series for matrices of a norm of at most 1/2: what is left out is below rounding."""
 MAX_HALVINGS = 1100
 """Halvings after which every matrix of finite numbers is small."""
@@ -26,44 +26,46 @@ def matrix_exp(data: Tensor) -> Tensor:
     """Return the exponentials of the square matrices in the last two axes. Raises ValueError for
     matrices that are not square.
     """
-    batch, size, _ = matrices("matrix_exp", data, square=True)
-    dtype = wide_dtype(data)
+    batch, size, _ = matrix_dims("matrix_exp", data, square=True)
+    dtype = working_dtype(data)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_matrix_exp(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit one matrix per iteration: halve it until the series converges fast, evaluate the
         series by Horner's scheme, square as often (Moler and Van Loan 2003, scaling and
         squaring).
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with each_matrix(ib, batch) as at:
-            scaled, result, scratch = (Rows(ib, dtype, size, size) for _ in range(3))
-            scaled.fill(lambda i, j: source[(*at, i, j)])
-            halvings = _halved(ib, scaled)
-            result.fill(lambda i, j: _one(i, j, dtype))
+        with for_each_matrix(ib, batch) as at:
+            scaled, result, scratch = (RowMatrix(ib, dtype, size, size) for _ in range(3))
+            scaled.emit_fill(lambda i, j: source[(*at, i, j)])
+            halvings = _emit_scaling(ib, scaled)
+            result.emit_fill(lambda i, j: _identity_element(i, j, dtype))
             with ib.for_range(
-                0, TAYLOR_TERMS[dtype], "term"
+                0, TAYLOR_TERMS_BY_DTYPE[dtype], "term"
             ) as term:  # 1 + part / n (1 + part / ...)
-                _multiply(ib, scratch, scaled, result)
-                order = ib.let("order", cast(TAYLOR_TERMS[dtype] - term, dtype))
-                result.fill(lambda i, j: _one(i, j, dtype) + scratch[i, j] / order)
+                _emit_multiply(ib, scratch, scaled, result)
+                order = ib.let("order", cast(TAYLOR_TERMS_BY_DTYPE[dtype] - term, dtype))
+                result.emit_fill(
+                    lambda i, j: _identity_element(i, j, dtype) + scratch[i, j] / order
+                )
             with ib.for_range(0, halvings[0], "squaring"):
-                _multiply(ib, scratch, result, result)
-                result.fill(lambda i, j: scratch[i, j])
+                _emit_multiply(ib, scratch, result, result)
+                result.emit_fill(lambda i, j: scratch[i, j])
             with ib.for_range(0, size, "i") as i, ib.for_range(0, size, "j") as j:
                 out[(*at, i, j)] = result[i, j]
         return ib.get()
 
-    return te.extern_op([data.shape], [data], build, [data.dtype], name="matrix_exp")[0]
+    return te.extern_op([data.shape], [data], emit_matrix_exp, [data.dtype], name="matrix_exp")[0]
 
 
-def _one(i: PrimExpr, j: PrimExpr, dtype: str) -> PrimExpr:
+def _identity_element(i: PrimExpr, j: PrimExpr, dtype: str) -> PrimExpr:
     return Select(i.equal(j), const(1, dtype), const(0, dtype), dtype)
 
 
-def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
-    """Halve the matrix until no row's sum of absolute values exceeds 1/2; return the number of
-    halvings.
+def _emit_scaling(ib: IRBuilder, scaled: RowMatrix) -> BufferVar:
+    """Emit the halvings of a matrix until no row's sum of absolute values exceeds 1/2; return their
+    number.
     """
     dtype = scaled.dtype
     norm, count = (ib.allocate(kind, 2, name, "local") for kind, name in
@@ -78,16 +80,16 @@ def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
     with ib.while_loop(logical_and(norm[0] * norm[1] > 0.5, count[0] < MAX_HALVINGS)):
         norm[1] = norm[1] * const(0.5, dtype)
         count[0] = count[0] + 1
-    scaled.fill(lambda i, j: scaled[i, j] * norm[1])
+    scaled.emit_fill(lambda i, j: scaled[i, j] * norm[1])
     return count
 
 
-def _multiply(ib: IRBuilder, to: Rows, a: Rows, b: Rows) -> None:
-    """Compute to = a b."""
+def _emit_multiply(ib: IRBuilder, to: RowMatrix, a: RowMatrix, b: RowMatrix) -> None:
+    """Emit to = a * b."""
     with ib.for_range(0, to.count, "i") as i:
-        with to.columns() as j:
+        with to.each_column() as j:
             to[i, j] = const(0, to.dtype)
         with ib.for_range(0, b.count, "k") as k:
             share = ib.let("share", a[i, k])
-            with to.columns() as j:
+            with to.each_column() as j:
                 to[i, j] = to[i, j] + share * b[k, j]

@@ -11,8 +11,14 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import tidy
-from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
+from ekiden.topi.dimensions import simplify_dim
+from ekiden.topi.linalg.rows import (
+    RowMatrix,
+    batched_shapes,
+    for_each_matrix,
+    matrix_dims,
+    working_dtype,
+)
 
 
 def geqrf(data: Tensor) -> tuple[Tensor, ...]:
@@ -20,32 +26,32 @@ def geqrf(data: Tensor) -> tuple[Tensor, ...]:
     the diagonal, below it the vectors of min(m, n) reflections 1 - tau v v' with first element
     1; and tau [.., min(m, n)]. Raises ValueError for other ranks.
     """
-    batch, rows, columns = matrices("geqrf", data)
-    count, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
+    batch, rows, columns = matrix_dims("geqrf", data)
+    count, dtype = simplify_dim(te.min(rows, columns)), working_dtype(data)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_geqrf(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit one matrix per iteration, column by column: each reflection is applied to all later
         columns.
         """
         ib = IRBuilder()
         source, (packed, taus) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, rows, columns)
-            work.fill(lambda i, j: source[(*at, i, j)])
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, rows, columns)
+            work.emit_fill(lambda i, j: source[(*at, i, j)])
             v = ib.allocate(dtype, rows, "v")
             with ib.for_range(0, count, "k") as k:
-                tau = _reflection(ib, work, k, v)
+                tau = _emit_reflection(ib, work, k, v)
                 taus[(*at, k)] = tau
-                work.reflect(v, tau, k, k + 1)
+                work.emit_reflection(v, tau, k, k + 1)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
                 packed[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    shapes = shapes_of(batch, (rows, columns), (count,))
-    return te.extern_op(shapes, [data], build, [data.dtype] * 2, name="geqrf")
+    shapes = batched_shapes(batch, (rows, columns), (count,))
+    return te.extern_op(shapes, [data], emit_geqrf, [data.dtype] * 2, name="geqrf")
 
 
-def _reflection(ib: IRBuilder, work: Rows, k: PrimExpr, v: BufferVar) -> PrimExpr:
+def _emit_reflection(ib: IRBuilder, work: RowMatrix, k: PrimExpr, v: BufferVar) -> PrimExpr:
     """Emit the reflection that zeroes column k below its diagonal; write v, pack column k and
     return tau.
     """
@@ -56,11 +62,13 @@ def _reflection(ib: IRBuilder, work: Rows, k: PrimExpr, v: BufferVar) -> PrimExp
         square[0] = square[0] + work[i, k] * work[i, k]
     alpha = ib.let("alpha", work[k, k])
     length = call_intrin("sqrt", alpha * alpha + square[0])
+    # The sign opposite to alpha's avoids cancellation in beta - alpha (Golub and Van Loan, 5.1).
     beta = ib.let("beta", Select(alpha > 0.0, -length, length, dtype))
     is_zero = ib.let("is_zero", square[0].equal(0.0))
     one, none = const(1, dtype), const(0, dtype)
     tau = ib.let("tau", Select(is_zero, none, (beta - alpha) / beta, dtype))
     scale = ib.let("scale", Select(is_zero, none, one / (alpha - beta), dtype))
+    # LAPACK's convention: the leading 1 of v is implicit, so the rest fits below the diagonal.
     v[k] = one
     work[k, k] = Select(is_zero, alpha, beta, dtype)
     with ib.for_range(k + 1, work.count, "i") as i:
@@ -74,30 +82,32 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
     packed, from [.., m, n] and tau [.., k] with n <= m (LAPACK's orgqr). Raises ValueError if
     the shapes do not match.
     """
-    batch, rows, columns = matrices("householder_product", packed)
+    batch, rows, columns = matrix_dims("householder_product", packed)
     if taus.ndim != packed.ndim - 1:
         raise ValueError(f"householder_product: {packed.shape} and taus {taus.shape} do not fit")
-    count, dtype = taus.shape[-1], wide_dtype(packed)
+    count, dtype = taus.shape[-1], working_dtype(packed)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Apply the reflections to the first columns of the identity, last to first, each only from
-        its own column on: earlier ones are still the identity's there.
+    def emit_householder_product(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the reflections applied to the first columns of the identity, last to first, each
+        only from its own column on: earlier columns are still the identity's there.
         """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, rows, columns)
-            work.fill(lambda i, j: Select(i.equal(j), const(1, dtype), const(0, dtype), dtype))
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, rows, columns)
+            work.emit_fill(lambda i, j: Select(i.equal(j), const(1, dtype), const(0, dtype), dtype))
             v = ib.allocate(dtype, rows, "v")
             with ib.for_range(0, count, "step") as step:
                 k = ib.let("k", count - 1 - step)
                 v[k] = const(1, dtype)
                 with ib.for_range(k + 1, rows, "i") as i:
                     v[i] = source[(*at, i, k)]
-                work.reflect(v, ib.let("tau", cast(tau[(*at, k)], dtype)), k, k)
+                work.emit_reflection(v, ib.let("tau", cast(tau[(*at, k)], dtype)), k, k)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
                 out[(*at, i, j)] = work[i, j]
         return ib.get()
 
     outputs = [packed.shape]
-    return te.extern_op(outputs, [packed, taus], build, [packed.dtype], name="orgqr")[0]
+    return te.extern_op(
+        outputs, [packed, taus], emit_householder_product, [packed.dtype], name="orgqr"
+    )[0]

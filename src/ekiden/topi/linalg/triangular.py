@@ -11,12 +11,20 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import as_dim, equal, tidy
-from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
+from ekiden.topi.dimensions import are_equal_dims, as_dim, simplify_dim
+from ekiden.topi.linalg.rows import (
+    RowMatrix,
+    batched_shapes,
+    for_each_matrix,
+    matrix_dims,
+    working_dtype,
+)
 
 
-def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
-    """Return the row, from k on, with the largest absolute value in column k."""
+def _emit_pivot_search(ib: IRBuilder, work: RowMatrix, k: Var) -> PrimExpr:
+    """Emit the search for the row, from k on, with the largest absolute value in column k (partial
+    pivoting).
+    """
     pivot = ib.allocate("int64", 1, "pivot", "local")
     pivot[0] = k
     with ib.for_range(k + 1, work.count, "i") as i:
@@ -25,11 +33,11 @@ def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
     return ib.let("at", pivot[0])
 
 
-def _eliminate(ib: IRBuilder, work: Rows, k: Var, top: PrimExpr) -> None:
-    """Eliminate column k below row k; the multipliers are stored in its place."""
+def _emit_elimination(ib: IRBuilder, work: RowMatrix, k: Var, top: PrimExpr) -> None:
+    """Emit the elimination of column k below row k; the multipliers are stored in its place."""
     with ib.for_range(k + 1, work.count, "i") as i:
         share = ib.let("share", work[i, k] / top)
-        work.subtract(i, k, share, k + 1)
+        work.emit_axpy(i, k, share, k + 1)
         work[i, k] = share
 
 
@@ -38,33 +46,33 @@ def det(data: Tensor) -> Tensor:
     pivoting; floats below float32 are widened. Raises ValueError for matrices that are not
     square.
     """
-    batch, size, _ = matrices("det", data, square=True)
-    dtype = wide_dtype(data)
+    batch, size, _ = matrix_dims("det", data, square=True)
+    dtype = working_dtype(data)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_det(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit one matrix per iteration: the product of pivots, negated at each row exchange. A
         zero pivot makes it 0 without a division.
         """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, size, size)
-            work.fill(lambda i, j: source[(*at, i, j)])
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, size, size)
+            work.emit_fill(lambda i, j: source[(*at, i, j)])
             total = ib.allocate(dtype, 1, "total", "local")
             total[0] = 1
             with ib.for_range(0, size, "k") as k:
-                pivot = _greatest_pivot(ib, work, k)
+                pivot = _emit_pivot_search(ib, work, k)
                 with ib.if_scope(pivot > k):
                     total[0] = total[0] * -1.0
-                    work.swap(k, pivot)
+                    work.emit_swap(k, pivot)
                 top = ib.let("top", work[k, k])
                 total[0] = total[0] * top
                 with ib.if_scope(Not(top.equal(0.0))):
-                    _eliminate(ib, work, k, top)
+                    _emit_elimination(ib, work, k, top)
             out[at] = total[0]
         return ib.get()
 
-    return te.extern_op([batch], [data], build, [data.dtype], name="det")[0]
+    return te.extern_op([batch], [data], emit_det, [data.dtype], name="det")[0]
 
 
 def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
@@ -73,27 +81,27 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
     of each step; the permutation [.., m]; and [..] the 1-based number of the first zero pivot,
     or 0 (int32). Raises ValueError for other ranks.
     """
-    batch, rows, columns = matrices("lu_factor", data)
-    pivot_count, dtype = tidy(te.min(rows, columns)), wide_dtype(data)
+    batch, rows, columns = matrix_dims("lu_factor", data)
+    pivot_count, dtype = simplify_dim(te.min(rows, columns)), working_dtype(data)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_lu(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit one matrix per iteration, in place. The first zero pivot's number is recorded and
         its column skipped: it is 0 below too.
         """
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         factors, pivots, order, info = map(ib.buffer_ptr, outs)
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, rows, columns)
-            work.fill(lambda i, j: source[(*at, i, j)])
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, rows, columns)
+            work.emit_fill(lambda i, j: source[(*at, i, j)])
             info[at] = 0
             with ib.for_range(0, rows, "i") as i:
                 order[(*at, i)] = i
             with ib.for_range(0, pivot_count, "k") as k:
-                pivot = _greatest_pivot(ib, work, k)
+                pivot = _emit_pivot_search(ib, work, k)
                 pivots[(*at, k)] = pivot
                 with ib.if_scope(pivot > k):
-                    work.swap(k, pivot)
+                    work.emit_swap(k, pivot)
                     saved = ib.let("kept", order[(*at, k)])
                     order[(*at, k)] = order[(*at, pivot)]
                     order[(*at, pivot)] = saved
@@ -101,13 +109,13 @@ def lu_factor(data: Tensor) -> tuple[Tensor, ...]:
                 with ib.if_scope(top.equal(0.0)):
                     info[at] = Select(info[at].equal(0), cast(k + 1, "int32"), info[at], "int32")
                 with ib.else_scope():
-                    _eliminate(ib, work, k, top)
+                    _emit_elimination(ib, work, k, top)
             with ib.for_range(0, rows, "i") as i, ib.for_range(0, columns, "j") as j:
                 factors[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    shapes = shapes_of(batch, (rows, columns), (pivot_count,), (rows,), ())
-    return te.extern_op(shapes, [data], build, [data.dtype, *["int32"] * 3], name="lu_factor")
+    shapes = batched_shapes(batch, (rows, columns), (pivot_count,), (rows,), ())
+    return te.extern_op(shapes, [data], emit_lu, [data.dtype, *["int32"] * 3], name="lu_factor")
 
 
 def cholesky(data: Tensor) -> tuple[Tensor, ...]:
@@ -115,23 +123,23 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
     read, and [..] the order of the first leading minor that is not positive, or 0 (int32); L is
     NaN from there on. Raises ValueError for matrices that are not square.
     """
-    batch, size, _ = matrices("cholesky", data, square=True)
-    dtype = wide_dtype(data)
+    batch, size, _ = matrix_dims("cholesky", data, square=True)
+    dtype = working_dtype(data)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_cholesky(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit the decomposition row by row (Cholesky-Banachiewicz); the root of the first minor
         that is not positive is NaN and propagates.
         """
         ib = IRBuilder()
         source, (factor, info) = ib.buffer_ptr(ins[0]), map(ib.buffer_ptr, outs)
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, size, size)
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, size, size)
             info[at] = 0
             with ib.for_range(0, size, "i") as i:
                 with ib.for_range(0, i, "j") as j:  # what is right of column j is 0 in row i
-                    residual = cast(source[(*at, i, j)], dtype) - work.dot(i, j, j)
+                    residual = cast(source[(*at, i, j)], dtype) - work.emit_dot(i, j, j)
                     work[i, j] = residual / work[j, j]
-                residual = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.dot(i, i))
+                residual = ib.let("rest", cast(source[(*at, i, i)], dtype) - work.emit_dot(i, i))
                 is_wrong = logical_and(info[at].equal(0), Not(residual > 0.0))
                 info[at] = Select(is_wrong, cast(i + 1, "int32"), info[at], "int32")
                 root = call_intrin("sqrt", residual)
@@ -140,8 +148,8 @@ def cholesky(data: Tensor) -> tuple[Tensor, ...]:
                 factor[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    shapes = shapes_of(batch, (size, size), ())
-    return te.extern_op(shapes, [data], build, [data.dtype, "int32"], name="cholesky")
+    shapes = batched_shapes(batch, (size, size), ())
+    return te.extern_op(shapes, [data], emit_cholesky, [data.dtype, "int32"], name="cholesky")
 
 
 def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> Tensor:
@@ -150,25 +158,25 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
 
     Raises ValueError where shapes do not fit.
     """
-    batch, size, _ = matrices("solve_triangular", a, square=True)
-    if a.ndim != b.ndim or not all(map(equal, a.shape[:-1], b.shape[:-1])):
+    batch, size, _ = matrix_dims("solve_triangular", a, square=True)
+    if a.ndim != b.ndim or not all(map(are_equal_dims, a.shape[:-1], b.shape[:-1])):
         raise ValueError(f"solve_triangular: matrices {a.shape} do not fit sides {b.shape}")
-    columns, dtype = b.shape[-1], wide_dtype(a)
+    columns, dtype = b.shape[-1], working_dtype(a)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def emit_substitution(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Emit row-wise substitution, forwards for a lower triangle and backwards for an upper one;
         all columns of b together, as they are contiguous.
         """
         ib = IRBuilder()
         triangle, right, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))
-        with each_matrix(ib, batch) as at:
-            work = Rows(ib, dtype, size, columns)
-            work.fill(lambda i, j: right[(*at, i, j)])
+        with for_each_matrix(ib, batch) as at:
+            work = RowMatrix(ib, dtype, size, columns)
+            work.emit_fill(lambda i, j: right[(*at, i, j)])
             with ib.for_range(0, size, "step") as step:
                 i: PrimExpr = step if lower else ib.let("i", size - 1 - step)
                 done = (as_dim(0), i) if lower else (i + 1, size)
                 with ib.for_range(*done, "k") as k:
-                    work.subtract(i, k, cast(triangle[(*at, i, k)], dtype))
+                    work.emit_axpy(i, k, cast(triangle[(*at, i, k)], dtype))
                 if not unit_diagonal:
                     top = ib.let("top", cast(triangle[(*at, i, i)], dtype))
                     with ib.for_range(0, columns, "j") as j:
@@ -177,4 +185,4 @@ def solve_triangular(a: Tensor, b: Tensor, lower: bool, unit_diagonal: bool) -> 
                 out[(*at, i, j)] = work[i, j]
         return ib.get()
 
-    return te.extern_op([b.shape], [a, b], build, [b.dtype], name="solve_triangular")[0]
+    return te.extern_op([b.shape], [a, b], emit_substitution, [b.dtype], name="solve_triangular")[0]

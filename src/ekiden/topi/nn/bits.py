@@ -7,9 +7,9 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import expect_positive, normalize_axis, tidy
+from ekiden.topi.dimensions import normalize_axis, require_positive, simplify_dim
 
-PACK_TYPES = ("uint8", "uint16", "uint32", "uint64")
+BITPACK_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
 def bitpack(
@@ -24,22 +24,22 @@ def bitpack(
     the highest bit; `bit_axis` of the result counts the bit planes, lowest first. Raises
     ValueError for another word type, and for an axis that is no multiple of its bits.
     """
-    if pack_type not in PACK_TYPES:
-        allowed = ", ".join(PACK_TYPES)
+    if pack_type not in BITPACK_DTYPES:
+        allowed = ", ".join(BITPACK_DTYPES)
         raise ValueError(f"bitpack: pack_type must be one of {allowed}, got {pack_type!r}")
-    expect_positive("bitpack", bits=bits)
+    require_positive("bitpack", bits=bits)
     at = normalize_axis(pack_axis, data.ndim, "bitpack")
     plane = normalize_axis(bit_axis, data.ndim + 1, "bitpack")
     width = int(pack_type[4:])
     if bits > 8 * itemsize(data.dtype):
         raise ValueError(f"bitpack: {data.dtype} has no {bits} bits")
     extent = data.shape[at]
-    if tidy(extent % width) != 0:
+    if simplify_dim(extent % width) != 0:
         raise ValueError(f"bitpack: axis {at} must be a multiple of {width}, got {extent}")
-    words = [tidy(d // width) if i == at else d for i, d in enumerate(data.shape)]
+    words = [simplify_dim(d // width) if i == at else d for i, d in enumerate(data.shape)]
     k = te.reduce_axis((0, width), "k")
 
-    def word(*i: Var) -> PrimExpr:
+    def pack_word(*i: Var) -> PrimExpr:
         """Return one bit of `width` neighbours, each shifted to its place and summed: the bits are
         disjoint.
         """
@@ -50,7 +50,7 @@ def bitpack(
         only = cast(call_intrin("bitwise_and", shifted, const(1, data.dtype)), pack_type)
         return te.sum(call_intrin("left_shift", only, cast(width - 1 - k, pack_type)), k)
 
-    return te.compute([*words[:plane], const(bits, "int64"), *words[plane:]], word, name=name)
+    return te.compute([*words[:plane], const(bits, "int64"), *words[plane:]], pack_word, name=name)
 
 
 __all__ = ["bitpack"]

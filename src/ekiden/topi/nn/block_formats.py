@@ -29,17 +29,19 @@ IndexMap: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class BitField:
-    """Bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit `shift(k)` on."""
+    """A bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit
+    `shift(k)` on.
+    """
 
     bits: int
-    byte: IndexMap
-    shift: IndexMap
+    byte_of: IndexMap
+    shift_of: IndexMap
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInts:
-    """Packed integers: the bit fields of each number, lowest bits first, minus a bias; 8-bit
-    numbers may be signed instead.
+    """Integers packed into bit fields, lowest bits first, minus a bias; 8-bit numbers may be signed
+    instead.
     """
 
     parts: tuple[BitField, ...]
@@ -52,19 +54,19 @@ class PackedInts:
         return sum(bit_field.bits for bit_field in self.parts)
 
     @property
-    def least(self) -> int:
+    def min_value(self) -> int:
         """Return the smallest number."""
         return -(1 << (self.bits - 1)) if self.signed else -self.bias
 
     @property
-    def most(self) -> int:
+    def max_value(self) -> int:
         """Return the largest number."""
-        return self.least + (1 << self.bits) - 1
+        return self.min_value + (1 << self.bits) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """Scale of groups: the float16 at byte `at`, times `factor`, times `sign`."""
+    """The scale of each group: the float16 at byte `at`, times `factor`, times `sign`."""
 
     at: int
     factor: PackedInts | None = None
@@ -73,8 +75,8 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """Block format: its name in `Weight.format` and operators, its code in GGUF files, the values
-    and bytes of a block, and how levels, scales and offsets are stored.
+    """A block-quantised format: its name in `Weight.format` and operators, its code in GGUF files,
+    the values and bytes of a block, and how levels, scales and offsets are stored.
     """
 
     name: str
@@ -87,8 +89,8 @@ class BlockFormat:
     offset: GroupScale | None = None
 
     @property
-    def groups(self) -> int:
-        """Groups of a block."""
+    def num_groups(self) -> int:
+        """Return the number of groups of a block."""
         return self.values // self.group
 
     @property
@@ -99,11 +101,13 @@ class BlockFormat:
     def decode(self, blocks: Bytes) -> Floats:
         """Decode uint8 [..., blocks, size] to float32 [..., blocks * values]."""
         levels = unpack_ints(self.levels, blocks, self.values).astype(np.float32)
-        grouped = levels.reshape(*blocks.shape[:-1], self.groups, self.group)
+        grouped = levels.reshape(*blocks.shape[:-1], self.num_groups, self.group)
         with np.errstate(all="ignore"):  # scales may be anything
-            decoded = grouped * real(self.scale, blocks, self.groups)[..., None]
+            decoded = grouped * read_group_scales(self.scale, blocks, self.num_groups)[..., None]
             if self.offset is not None:
-                decoded = decoded + real(self.offset, blocks, self.groups)[..., None]
+                decoded = (
+                    decoded + read_group_scales(self.offset, blocks, self.num_groups)[..., None]
+                )
         shape = *blocks.shape[:-2], blocks.shape[-2] * self.values
         return np.asarray(decoded, np.float32).reshape(shape)
 
@@ -118,10 +122,10 @@ class BlockFormat:
                 f" {numbers.shape}"
             )
         blocks = numbers.shape[-1] // self.values
-        shape = *numbers.shape[:-1], blocks, self.groups, self.group
+        shape = *numbers.shape[:-1], blocks, self.num_groups, self.group
         grouped = np.ascontiguousarray(numbers, np.float32).reshape(shape)
         with np.errstate(all="ignore"):
-            return _encoded(self, grouped)
+            return _encode_blocks(self, grouped)
 
 
 def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int16]:
@@ -129,9 +133,9 @@ def unpack_ints(number: PackedInts, blocks: Bytes, count: int) -> NDArray[np.int
     k, low = np.arange(count), 0
     numbers = np.zeros((*blocks.shape[:-1], count), np.uint8)
     for bit_field in number.parts:
-        shift = np.broadcast_to(bit_field.shift(k), k.shape).astype(np.uint8)
+        shift = np.broadcast_to(bit_field.shift_of(k), k.shape).astype(np.uint8)
         numbers |= (
-            blocks[..., bit_field.byte(k)] >> shift & np.uint8((1 << bit_field.bits) - 1)
+            blocks[..., bit_field.byte_of(k)] >> shift & np.uint8((1 << bit_field.bits) - 1)
         ) << low
         low += bit_field.bits
     if number.signed:
@@ -144,23 +148,23 @@ def pack_ints(number: PackedInts, blocks: Bytes, numbers: NDArray[np.int16]) -> 
     k = np.arange(numbers.shape[-1])
     stored = (numbers + (0 if number.signed else number.bias)).astype(np.uint8)
     for bit_field in number.parts:
-        shifts = np.broadcast_to(bit_field.shift(k), k.shape)
+        shifts = np.broadcast_to(bit_field.shift_of(k), k.shape)
         bits = stored & np.uint8((1 << bit_field.bits) - 1)
         for shift in np.unique(shifts):  # no two numbers of one shift lie in the same byte
             chosen = k[shifts == shift]
-            blocks[..., bit_field.byte(chosen)] |= bits[..., chosen] << np.uint8(shift)
+            blocks[..., bit_field.byte_of(chosen)] |= bits[..., chosen] << np.uint8(shift)
         stored = stored >> np.uint8(bit_field.bits)
 
 
-def halves(blocks: Bytes, at: int) -> Floats:
+def read_float16(blocks: Bytes, at: int) -> Floats:
     """Return the float16 at byte `at` of each block: float32 [..., 1]."""
     pair = np.ascontiguousarray(blocks[..., at : at + 2])
     return pair.view("<f2").astype(np.float32)
 
 
-def real(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
+def read_group_scales(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
     """Return the scale of each group: float32 [..., groups]."""
-    scales = halves(blocks, number.at)
+    scales = read_float16(blocks, number.at)
     if number.factor is None:
         scales = np.repeat(scales, groups, axis=-1)
     else:
@@ -168,37 +172,39 @@ def real(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
     return scales if number.sign > 0 else -scales
 
 
-def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
-    """Blocks of float32 [..., blocks, groups, group]."""
+def _encode_blocks(row: BlockFormat, grouped: Floats) -> Bytes:
+    """Encode float32 [..., blocks, groups, group] as the bytes of blocks."""
     blocks = np.zeros((*grouped.shape[:-2], row.size), np.uint8)
     if row.offset is None:
-        scale = _extreme(grouped, row.levels)
-        inverse = _put_real(row.scale, blocks, scale)
+        scale = _scale_of_extreme(grouped, row.levels)
+        inverse = _write_group_scales(row.scale, blocks, scale)
         scaled = grouped * inverse[..., None]
     else:
         low = grouped.min(axis=-1)
         if row.offset.factor is not None:  # whole numbers of groups, all of the same sign
             low = np.minimum(low, np.float32(0))
-        scale = (grouped.max(axis=-1) - low) / np.float32(row.levels.most)
-        inverse = _put_real(row.scale, blocks, scale)
-        _put_real(row.offset, blocks, low)
+        scale = (grouped.max(axis=-1) - low) / np.float32(row.levels.max_value)
+        inverse = _write_group_scales(row.scale, blocks, scale)
+        _write_group_scales(row.offset, blocks, low)
         if row.offset.factor is not None:
-            low = real(row.offset, blocks, row.groups)
+            low = read_group_scales(row.offset, blocks, row.num_groups)
         scaled = (grouped - low[..., None]) * inverse[..., None]
-    levels = _rounded(scaled.reshape(*grouped.shape[:-2], row.values), row.levels)
+    levels = _round_to_levels(scaled.reshape(*grouped.shape[:-2], row.values), row.levels)
     pack_ints(row.levels, blocks, levels)
     return blocks
 
 
-def _extreme(grouped: Floats, levels: PackedInts) -> Floats:
+def _scale_of_extreme(grouped: Floats, levels: PackedInts) -> Floats:
     """Return the scale that maps the value farthest from 0 to the end of the levels."""
     if levels.signed:
-        return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.most), np.float32)
+        return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.max_value), np.float32)
+    # The levels are asymmetric (-8..7): mapping the extreme value to the negative end, with a scale
+    # of either sign, uses the whole range.
     at = np.abs(grouped).argmax(axis=-1)[..., None]
-    return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.least))
+    return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.min_value))
 
 
-def _rounded(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
+def _round_to_levels(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
     """Return the nearest levels; ties round up, or away from 0 for signed levels."""
     if levels.signed:
         below = np.floor(np.abs(scaled))
@@ -206,38 +212,44 @@ def _rounded(scaled: Floats, levels: PackedInts) -> NDArray[np.int16]:
     else:  # the sum is rounded to float32, as `gguf` does
         near = np.floor(scaled + np.float32(levels.bias + 0.5)) - np.float32(levels.bias)
     near = np.nan_to_num(near, nan=0.0)
-    return np.asarray(near.clip(levels.least, levels.most).astype(np.int16))
+    return np.asarray(near.clip(levels.min_value, levels.max_value).astype(np.int16))
 
 
-def _put_real(number: GroupScale, blocks: Bytes, scales: Floats) -> Floats:
+def _write_group_scales(number: GroupScale, blocks: Bytes, scales: Floats) -> Floats:
     """Write the groups' scales as exactly as possible, and return the reciprocals to multiply by:
     of the requested scales where only float16 rounds them.
     """
     if number.factor is None:
-        _put_half(blocks, number.at, scales * np.float32(number.sign))
-        return _inverse(scales)
+        _write_float16(blocks, number.at, scales * np.float32(number.sign))
+        return _reciprocal(scales)
     scales = scales * np.float32(number.sign)
     factor = number.factor
     at = np.abs(scales).argmax(axis=-1)[..., None]
-    end = factor.least if factor.least < 0 else factor.most
+    end = factor.min_value if factor.min_value < 0 else factor.max_value
     half = np.take_along_axis(scales, at, -1) / np.float32(end)
-    _put_half(blocks, number.at, half)
-    pack_ints(factor, blocks, _rounded(scales * _inverse(halves(blocks, number.at)), factor))
-    return _inverse(real(number, blocks, scales.shape[-1]))
+    # The integer factors are rounded against the float16 that is stored, not the exact scale: its
+    # rounding error is then compensated.
+    _write_float16(blocks, number.at, half)
+    pack_ints(
+        factor,
+        blocks,
+        _round_to_levels(scales * _reciprocal(read_float16(blocks, number.at)), factor),
+    )
+    return _reciprocal(read_group_scales(number, blocks, scales.shape[-1]))
 
 
-def _put_half(blocks: Bytes, at: int, number: Floats) -> None:
+def _write_float16(blocks: Bytes, at: int, number: Floats) -> None:
     blocks[..., at : at + 2] = number.astype("<f2").view(np.uint8)
 
 
-def _inverse(number: Floats) -> Floats:
+def _reciprocal(number: Floats) -> Floats:
     return np.where(number == 0, np.float32(0), np.float32(1) / number)
 
 
 # The table.
 
 
-def _runs(at: int, length: int, bits: int, first: int = 0) -> BitField:
+def _interleaved_field(at: int, length: int, bits: int, first: int = 0) -> BitField:
     """Return the bit field of numbers in runs: from byte `at`, `length` numbers, each in a byte of
     its own from bit `first` on, then as many in the next bits of these bytes, then in the
     following bytes.
@@ -250,54 +262,62 @@ def _runs(at: int, length: int, bits: int, first: int = 0) -> BitField:
     )
 
 
-def _bytes(at: int, bits: int = 8, first: int = 0) -> BitField:
+def _bytewise_field(at: int, bits: int = 8, first: int = 0) -> BitField:
     """Return the bit field of numbers in a byte each."""
     return BitField(bits, lambda k: k + at, lambda k: k * 0 + first)
 
 
-_SCALES = PackedInts(
-    (BitField(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _runs(4, 4, 2, 4))
+_K_SCALES = PackedInts(
+    (BitField(4, lambda j: j + j // 4 * 4 + 4, lambda j: j * 0), _interleaved_field(4, 4, 2, 4))
 )
 """Of eight groups, six bits each: the upper two lie over the first four, if they are of the last
 four; in bytes 4 to 15."""
-_MINIMA = PackedInts((BitField(4, lambda j: j + 8, lambda j: j // 4 * 4), _runs(8, 4, 2, 4)))
+_K_MINIMA = PackedInts(
+    (BitField(4, lambda j: j + 8, lambda j: j // 4 * 4), _interleaved_field(8, 4, 2, 4))
+)
 
 # fmt: off
-BLOCK_FORMAT_ROWS = (
-    BlockFormat("q4_0",  2,  32,  18, 32, PackedInts((_runs(2, 16, 4),), bias=8), GroupScale(0)),
-    BlockFormat("q4_1",  3,  32,  20, 32, PackedInts((_runs(4, 16, 4),)), GroupScale(0),
-                GroupScale(2)),
-    BlockFormat("q5_0",  6,  32,  22, 32,
-                PackedInts((_runs(6, 16, 4), _runs(2, 1, 1)), bias=16), GroupScale(0)),
-    BlockFormat("q5_1",  7,  32,  24, 32,
-                PackedInts((_runs(8, 16, 4), _runs(4, 1, 1))), GroupScale(0), GroupScale(2)),
-    BlockFormat("q8_0",  8,  32,  34, 32, PackedInts((_bytes(2),), signed=True), GroupScale(0)),
-    BlockFormat("q2_k", 10, 256,  84, 16, PackedInts((_runs(16, 32, 2),)),
-                GroupScale(80, PackedInts((_bytes(0, 4),))), GroupScale(82, PackedInts((_bytes(0, 4,
-                4),)), -1)),
+GGUF_BLOCK_FORMATS = (
+    BlockFormat("q4_0", 2,  32,  18,  32, PackedInts((_interleaved_field(2, 16, 4),), bias=8),
+        GroupScale(0)),
+    BlockFormat("q4_1", 3,  32,  20,  32, PackedInts((_interleaved_field(4, 16, 4),)),
+        GroupScale(0), GroupScale(2)),
+    BlockFormat("q5_0", 6,  32,  22,  32,
+        PackedInts((_interleaved_field(6, 16, 4), _interleaved_field(2, 1, 1)), bias=16),
+        GroupScale(0)),
+    BlockFormat("q5_1", 7,  32,  24,  32,
+        PackedInts((_interleaved_field(8, 16, 4), _interleaved_field(4, 1, 1))), GroupScale(0),
+        GroupScale(2)),
+    BlockFormat("q8_0", 8,  32,  34,  32, PackedInts((_bytewise_field(2),), signed=True),
+        GroupScale(0)),
+    BlockFormat("q2_k", 10, 256, 84,  16, PackedInts((_interleaved_field(16, 32, 2),)),
+        GroupScale(80, PackedInts((_bytewise_field(0, 4),))),
+        GroupScale(82, PackedInts((_bytewise_field(0, 4, 4),)), -1)),
     BlockFormat("q3_k", 11, 256, 110, 16,
-                PackedInts((_runs(32, 32, 2), _runs(0, 32, 1)), bias=4),
-                GroupScale(108, PackedInts((_runs(96, 8, 4), _runs(104, 4, 2)), bias=32))),
-    BlockFormat("q4_k", 12, 256, 144, 32, PackedInts((_runs(16, 32, 4),)),
-                GroupScale(0, _SCALES), GroupScale(2, _MINIMA, -1)),
-    BlockFormat("q5_k", 13, 256, 176, 32, PackedInts((_runs(48, 32, 4), _runs(16, 32, 1))),
-                GroupScale(0, _SCALES), GroupScale(2, _MINIMA, -1)),
+        PackedInts((_interleaved_field(32, 32, 2), _interleaved_field(0, 32, 1)), bias=4),
+        GroupScale(108, PackedInts((_interleaved_field(96, 8, 4), _interleaved_field(104, 4, 2)),
+                                   bias=32))),
+    BlockFormat("q4_k", 12, 256, 144, 32, PackedInts((_interleaved_field(16, 32, 4),)),
+        GroupScale(0, _K_SCALES), GroupScale(2, _K_MINIMA, -1)),
+    BlockFormat("q5_k", 13, 256, 176, 32,
+        PackedInts((_interleaved_field(48, 32, 4), _interleaved_field(16, 32, 1))),
+        GroupScale(0, _K_SCALES), GroupScale(2, _K_MINIMA, -1)),
     BlockFormat("q6_k", 14, 256, 210, 16,
-                PackedInts((_runs(0, 64, 4), _runs(128, 32, 2)), bias=32),
-                GroupScale(208, PackedInts((_bytes(192),), signed=True))),
+        PackedInts((_interleaved_field(0, 64, 4), _interleaved_field(128, 32, 2)), bias=32),
+        GroupScale(208, PackedInts((_bytewise_field(192),), signed=True))),
 )
 # fmt: on
-BLOCK_FORMATS: Mapping[str, BlockFormat] = {row.name: row for row in BLOCK_FORMAT_ROWS}
+BLOCK_FORMATS_BY_NAME: Mapping[str, BlockFormat] = {row.name: row for row in GGUF_BLOCK_FORMATS}
 """By name."""
 
 __all__ = [
-    "BLOCK_FORMATS",
-    "BLOCK_FORMAT_ROWS",
+    "BLOCK_FORMATS_BY_NAME",
+    "GGUF_BLOCK_FORMATS",
     "BitField",
     "BlockFormat",
     "GroupScale",
     "PackedInts",
-    "halves",
-    "real",
+    "read_float16",
+    "read_group_scales",
     "unpack_ints",
 ]

@@ -31,22 +31,22 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR, from_either_end, index_check
+from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY, index_check, normalize_negative_index
 from ekiden.topi.dimensions import as_dim
 from ekiden.topi.nn.block_formats import (
-    BLOCK_FORMATS,
+    BLOCK_FORMATS_BY_NAME,
     BlockFormat,
     Bytes,
     Floats,
     GroupScale,
     PackedInts,
-    halves,
+    read_float16,
     unpack_ints,
 )
 
-UNIT_VALUES = 32
+VALUES_PER_UNIT = 32
 """Values whose words lie together, and of which data has a step."""
-WORD_BYTES = 4
+BYTES_PER_WORD = 4
 BlockIndex = TypeVar("BlockIndex", int, PrimExpr)
 ByteLoad = Callable[[PrimExpr], PrimExpr]
 """A byte of a block as int32, from its place."""
@@ -54,48 +54,48 @@ ByteLoad = Callable[[PrimExpr], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
-    """Layout of a packed block: byte offsets from its beginning."""
+    """The layout of a packed block of a panel: byte offsets from its beginning."""
 
     format: BlockFormat
     panel: int
 
     @property
-    def scales(self) -> tuple[GroupScale, ...]:
-        """Scale, and offset if there is one."""
+    def group_scales(self) -> tuple[GroupScale, ...]:
+        """Return the scale, and the offset if there is one."""
         row = self.format
         return (row.scale,) if row.offset is None else (row.scale, row.offset)
 
     @property
-    def factors(self) -> int:
-        """Factors of a group."""
-        return sum(real.factor is not None for real in self.scales)
+    def num_factors(self) -> int:
+        """Return the number of integer factors of a group."""
+        return sum(real.factor is not None for real in self.group_scales)
 
     @property
-    def words_at(self) -> int:
+    def words_offset(self) -> int:
         """Return the offset of the words of the first unit."""
-        return 2 * self.panel * len(self.scales)
+        return 2 * self.panel * len(self.group_scales)
 
     @property
-    def groups(self) -> int:
+    def num_groups(self) -> int:
         """Return the number of groups of a unit."""
-        return UNIT_VALUES // self.format.group
+        return VALUES_PER_UNIT // self.format.group
 
     @property
-    def unit(self) -> int:
-        """Bytes of a unit."""
-        return self.factors_at + self.groups * self.factors * self.panel
+    def unit_bytes(self) -> int:
+        """Return the bytes of a unit."""
+        return self.factors_offset + self.num_groups * self.num_factors * self.panel
 
     @property
-    def factors_at(self) -> int:
+    def factors_offset(self) -> int:
         """Return the offset of the first group's factors in its unit."""
-        return self.words * WORD_BYTES * self.panel
+        return self.num_words * BYTES_PER_WORD * self.panel
 
     @property
-    def words(self) -> int:
+    def num_words(self) -> int:
         """Return the number of words of a unit."""
         return self.format.levels.bits
 
-    def word(self, field_index: int, number: BlockIndex) -> BlockIndex:
+    def word_position(self, field_index: int, number: BlockIndex) -> BlockIndex:
         """Return the position in a unit of a word of one bit field: after the words of other fields
         whose first value precedes its own.
         """
@@ -109,54 +109,62 @@ class PackedBlock:
         return position
 
     @property
-    def order(self) -> list[int]:
+    def word_order(self) -> list[int]:
         """Return the positions of a unit's words, bit field by bit field."""
         fields = self.format.levels.parts
         return [
-            self.word(n, w) for n, bit_field in enumerate(fields) for w in range(bit_field.bits)
+            self.word_position(n, w)
+            for n, bit_field in enumerate(fields)
+            for w in range(bit_field.bits)
         ]
 
     @property
-    def units(self) -> int:
+    def num_units(self) -> int:
         """Return the number of units of a block."""
-        return self.format.values // UNIT_VALUES
+        return self.format.values // VALUES_PER_UNIT
 
     @property
-    def size(self) -> int:
-        """Bytes of a block of all rows of a panel."""
-        return self.words_at + self.units * self.unit
+    def block_bytes(self) -> int:
+        """Return the bytes of a block of all rows of a panel."""
+        return self.words_offset + self.num_units * self.unit_bytes
 
 
 def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
     """Convert plain blocks to packed panels."""
-    to = PackedBlock(BLOCK_FORMATS[format], panel)
+    to = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     row, missing = to.format, -len(weight) % panel
     scale_panels = [
-        _panels(halves(weight, real.at) * real.sign, missing, panel) for real in to.scales
+        _split_into_panels(read_float16(weight, real.at) * real.sign, missing, panel)
+        for real in to.group_scales
     ]
     sections = [
         np.ascontiguousarray(panel_array).astype("<f2").view(np.uint8)
         for panel_array in scale_panels
     ]
     factors = [
-        _panels(unpack_ints(real.factor, weight, row.groups).astype(np.int8), missing, panel)
-        for real in to.scales
+        _split_into_panels(
+            unpack_ints(real.factor, weight, row.num_groups).astype(np.int8), missing, panel
+        )
+        for real in to.group_scales
         if real.factor is not None
     ]
-    levels = unpack_ints(row.levels, weight, row.values) - row.levels.least
-    values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.units, UNIT_VALUES)
-    words = _panels(_words(row.levels, values), missing, panel)
-    words[..., to.order, :, :] = words.copy()
-    units = [words.reshape(*words.shape[:3], to.factors_at)]
+    # Counted from the smallest level: unsigned bytes are what u8 * s8 dot products take.
+    levels = unpack_ints(row.levels, weight, row.values) - row.levels.min_value
+    values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.num_units, VALUES_PER_UNIT)
+    words = _split_into_panels(_pack_words(row.levels, values), missing, panel)
+    # Words are stored in the order in which a kernel consumes them, so that its loads are
+    # sequential.
+    words[..., to.word_order, :, :] = words.copy()
+    units = [words.reshape(*words.shape[:3], to.factors_offset)]
     if factors:
         joined = np.stack(factors, axis=3).view(np.uint8)
-        units.append(joined.reshape(*units[0].shape[:3], to.unit - to.factors_at))
+        units.append(joined.reshape(*units[0].shape[:3], to.unit_bytes - to.factors_offset))
     sections.append(np.concatenate(units, axis=3))
     size = sections[0].shape[:2]
     return np.concatenate([section.reshape(*size, -1) for section in sections], axis=2)
 
 
-def _panels(rows: Array, missing: int, panel: int) -> Array:
+def _split_into_panels(rows: Array, missing: int, panel: int) -> Array:
     """Reshape [rows, blocks, n, ...] to [panels, blocks, n, panel, ...]."""
     padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
     split = padded.reshape(-1, panel, *rows.shape[1:])
@@ -165,12 +173,14 @@ def _panels(rows: Array, missing: int, panel: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(split, 1, 4))
 
 
-def _words(levels: PackedInts, values: Bytes) -> Bytes:
-    """Split levels [..., UNIT_VALUES] into words [..., words, WORD_BYTES]."""
+def _pack_words(levels: PackedInts, values: Bytes) -> Bytes:
+    """Split levels [..., VALUES_PER_UNIT] into words [..., words, WORD_BYTES]."""
     words = []
     for bit_field in levels.parts:
         bits = values & np.uint8((1 << bit_field.bits) - 1)
-        spread = bits.reshape(*values.shape[:-1], bit_field.bits, 8 // bit_field.bits, WORD_BYTES)
+        spread = bits.reshape(
+            *values.shape[:-1], bit_field.bits, 8 // bit_field.bits, BYTES_PER_WORD
+        )
         shifts = np.arange(8 // bit_field.bits, dtype=np.uint8)[:, None] * np.uint8(bit_field.bits)
         words.append(np.bitwise_or.reduce(spread << shifts, axis=-2))
         values = values >> np.uint8(bit_field.bits)
@@ -179,22 +189,24 @@ def _words(levels: PackedInts, values: Bytes) -> Bytes:
 
 def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
     """Decode packed weights: [rows of all panels, k]."""
-    of = PackedBlock(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     row, shape = of.format, packed.shape[:2]
-    units = packed[..., of.words_at :].reshape(*shape, of.units, of.unit)
-    factors = units[..., of.factors_at :].view(np.int8)
-    factors = factors.reshape(*shape, row.groups, of.factors, panel)
+    units = packed[..., of.words_offset :].reshape(*shape, of.num_units, of.unit_bytes)
+    factors = units[..., of.factors_offset :].view(np.int8)
+    factors = factors.reshape(*shape, row.num_groups, of.num_factors, panel)
     reals, factor = [], 0
-    for n, real in enumerate(of.scales):
+    for n, real in enumerate(of.group_scales):
         raw = np.ascontiguousarray(packed[..., 2 * panel * n : 2 * panel * (n + 1)])
         decoded = raw.view("<f2").astype(np.float32)[:, :, None]
         if real.factor is not None:
             decoded = decoded * factors[..., factor, :]
             factor += 1
-        reals.append(np.broadcast_to(decoded, (*shape, row.groups, panel))[..., None])
-    words = units[..., : of.factors_at].reshape(*shape, of.units, of.words, panel, WORD_BYTES)
-    words = words[..., of.order, :, :]
-    levels = np.zeros((*shape, of.units, panel, UNIT_VALUES), np.uint8)
+        reals.append(np.broadcast_to(decoded, (*shape, row.num_groups, panel))[..., None])
+    words = units[..., : of.factors_offset].reshape(
+        *shape, of.num_units, of.num_words, panel, BYTES_PER_WORD
+    )
+    words = words[..., of.word_order, :, :]
+    levels = np.zeros((*shape, of.num_units, panel, VALUES_PER_UNIT), np.uint8)
     low = 0
     for bit_field in row.levels.parts:
         mine = words[..., low : low + bit_field.bits, :, :].swapaxes(
@@ -204,8 +216,9 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
         spread = mine[..., None, :] >> shifts & np.uint8((1 << bit_field.bits) - 1)
         levels |= spread.reshape(levels.shape) << np.uint8(low)
         low += bit_field.bits
-    whole_levels = levels.astype(np.float32) + np.float32(row.levels.least)
-    by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.groups, row.group)
+    # Packed levels are unsigned, counted from the smallest one; the bias is added back here.
+    whole_levels = levels.astype(np.float32) + np.float32(row.levels.min_value)
+    by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.num_groups, row.group)
     decoded = by_row * reals[0].swapaxes(2, 3)
     if len(reals) > 1:
         decoded = decoded + reals[1].swapaxes(2, 3)
@@ -215,85 +228,91 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
 # What loops compute.
 
 
-def _half(load: ByteLoad, at: PrimExpr) -> PrimExpr:
+def _load_float16(load: ByteLoad, at: PrimExpr) -> PrimExpr:
     """Return the float16 at an offset as float32."""
-    bits = _or(load(at), _shifted("left_shift", load(at + 1), const(8, "int32")))
+    bits = _bitwise_or(load(at), _shift_by("left_shift", load(at + 1), const(8, "int32")))
     half = call_intrin("reinterpret", cast(bits, "uint16"), dtype="float16")
     return cast(half, "float32")
 
 
-def _or(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def _bitwise_or(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return call_intrin("bitwise_or", a, b, dtype="int32")
 
 
-def _shifted(name: str, a: PrimExpr, by: PrimExpr) -> PrimExpr:
+def _shift_by(name: str, a: PrimExpr, by: PrimExpr) -> PrimExpr:
     return call_intrin(name, a, cast(by, "int32"), dtype="int32")
 
 
-def _bits(load: ByteLoad, at: PrimExpr, shift: PrimExpr, bits: int, low: int) -> PrimExpr:
+def _extract_bits(load: ByteLoad, at: PrimExpr, shift: PrimExpr, bits: int, low: int) -> PrimExpr:
     """Return bits of a byte, shifted up."""
-    right = _shifted("right_shift", load(at), shift)
+    right = _shift_by("right_shift", load(at), shift)
     alone = call_intrin("bitwise_and", right, const((1 << bits) - 1, "int32"), dtype="int32")
-    return _shifted("left_shift", alone, const(low, "int32")) if low else alone
+    return _shift_by("left_shift", alone, const(low, "int32")) if low else alone
 
 
-def _whole(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExpr:
+def _load_packed_int(number: PackedInts, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     """Return integer k of a block: int32."""
     if number.signed:
-        return cast(cast(load(number.parts[0].byte(k)), "int8"), "int32")
+        return cast(cast(load(number.parts[0].byte_of(k)), "int8"), "int32")
     value, low = const(-number.bias, "int32"), 0
     for bit_field in number.parts:
-        value = value + _bits(load, bit_field.byte(k), bit_field.shift(k), bit_field.bits, low)
+        value = value + _extract_bits(
+            load, bit_field.byte_of(k), bit_field.shift_of(k), bit_field.bits, low
+        )
         low += bit_field.bits
     return value
 
 
-def _value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
+def _decode_value(row: BlockFormat, load: ByteLoad, k: PrimExpr) -> PrimExpr:
     """Return number k of a plain block: float32."""
 
-    def real(number: GroupScale) -> PrimExpr:
+    def load_scale(number: GroupScale) -> PrimExpr:
         """Return a scale of the block's header: float16, times its group's integer factor if it has
         one.
         """
-        scale = _half(load, const(number.at))
+        scale = _load_float16(load, const(number.at))
         if number.factor is not None:
-            scale = scale * cast(_whole(number.factor, load, k // row.group), "float32")
+            scale = scale * cast(_load_packed_int(number.factor, load, k // row.group), "float32")
         return scale
 
-    value = cast(_whole(row.levels, load, k), "float32") * real(row.scale)
+    value = cast(_load_packed_int(row.levels, load, k), "float32") * load_scale(row.scale)
     if row.offset is None:
         return value
-    return value + real(row.offset) if row.offset.sign > 0 else value - real(row.offset)
+    return value + load_scale(row.offset) if row.offset.sign > 0 else value - load_scale(row.offset)
 
 
-def _loader(weight: Tensor, *at: PrimExpr) -> ByteLoad:
+def _byte_loader(weight: Tensor, *at: PrimExpr) -> ByteLoad:
     return lambda byte: cast(weight[(*at, byte)], "int32")
 
 
 def dense_blocks(data: Tensor, weight: Tensor, format: str) -> Tensor:
     """Multiply data[..., k] by the transpose of a plain weight."""
-    row = BLOCK_FORMATS[format]
+    row = BLOCK_FORMATS_BY_NAME[format]
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
-    def body(*i: Var) -> PrimExpr:
-        load = _loader(weight, i[-1], k // row.values)
-        return te.sum(data[(*i[:-1], k)] * _value(row, load, k % row.values), k)
+    def sum_over_k(*i: Var) -> PrimExpr:
+        load = _byte_loader(weight, i[-1], k // row.values)
+        return te.sum(data[(*i[:-1], k)] * _decode_value(row, load, k % row.values), k)
 
-    return te.compute((*data.shape[:-1], weight.shape[0]), body, name="dense_blocks")
+    return te.compute((*data.shape[:-1], weight.shape[0]), sum_over_k, name="dense_blocks")
 
 
 def take_blocks(weight: Tensor, indices: Tensor, format: str) -> Tensor:
     """Gather rows of a plain weight as float32; negative indices count from the end."""
-    row = BLOCK_FORMATS[format]
+    row = BLOCK_FORMATS_BY_NAME[format]
     shape = (*indices.shape, weight.shape[1] * row.values)
 
-    def body(*i: Var) -> PrimExpr:
-        at = from_either_end(indices[i[:-1]], weight.shape[0])
-        return _value(row, _loader(weight, at, i[-1] // row.values), i[-1] % row.values)
+    def decode_element(*i: Var) -> PrimExpr:
+        at = normalize_negative_index(indices[i[:-1]], weight.shape[0])
+        return _decode_value(row, _byte_loader(weight, at, i[-1] // row.values), i[-1] % row.values)
 
     check = index_check("nn.take_blocks", indices, weight.shape[0], 0)
     return te.compute(
-        shape, body, name="take_blocks", tag="injective", attrs={CHECKS_ATTR: (check,)}
+        shape,
+        decode_element,
+        name="take_blocks",
+        tag="injective",
+        attrs={RANGE_CHECKS_ATTR_KEY: (check,)},
     )
 
 
@@ -303,12 +322,12 @@ def dense_blocks_pack(
     """Multiply data[..., k] by the transpose of a packed weight; kernels may round the data to
     bytes if `activations` are "int8".
     """
-    of = PackedBlock(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum of products with the packed weight."""
-        return te.sum(data[(*i[:-1], k)] * _packed_value(of, weight, i[-1], k), k)
+        return te.sum(data[(*i[:-1], k)] * _decode_packed_value(of, weight, i[-1], k), k)
 
     attrs = {
         "inputs": (data, weight), "format": format, "panel": panel, "units": units,
@@ -316,7 +335,7 @@ def dense_blocks_pack(
     }  # fmt: skip
     shape = (*data.shape[:-1], as_dim(units))
     name = "dense_blocks_pack"
-    return te.compute(shape, body, name=name, tag=name, attrs=attrs)
+    return te.compute(shape, sum_over_k, name=name, tag=name, attrs=attrs)
 
 
 def take_blocks_pack(
@@ -325,49 +344,55 @@ def take_blocks_pack(
     """Gather rows of a packed weight of `units` rows as float32; negative indices count from the
     end.
     """
-    of = PackedBlock(BLOCK_FORMATS[format], panel)
+    of = PackedBlock(BLOCK_FORMATS_BY_NAME[format], panel)
     shape = (*indices.shape, weight.shape[1] * of.format.values)
 
-    def body(*i: Var) -> PrimExpr:
-        return _packed_value(of, weight, from_either_end(indices[i[:-1]], as_dim(units)), i[-1])
+    def decode_element(*i: Var) -> PrimExpr:
+        return _decode_packed_value(
+            of, weight, normalize_negative_index(indices[i[:-1]], as_dim(units)), i[-1]
+        )
 
     name = "take_blocks_pack"
     check = index_check("nn.take_blocks", indices, as_dim(units), 0)
-    return te.compute(shape, body, name=name, tag="injective", attrs={CHECKS_ATTR: (check,)})
+    return te.compute(
+        shape, decode_element, name=name, tag="injective", attrs={RANGE_CHECKS_ATTR_KEY: (check,)}
+    )
 
 
-def _packed_value(of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr) -> PrimExpr:
+def _decode_packed_value(
+    of: PackedBlock, weight: Tensor, number: PrimExpr, k: PrimExpr
+) -> PrimExpr:
     """Return number k of a row of a packed weight: its level times its group's scale (plus its
     offset). A row is a lane of its panel.
     """
     row, panel = of.format, of.panel
     lane, at = number % panel, k % row.values
-    load = _loader(weight, number // panel, k // row.values)
-    inside = at % UNIT_VALUES // row.group * (of.factors * panel) + lane
-    group = at // UNIT_VALUES * of.unit + inside + (of.words_at + of.factors_at)
+    load = _byte_loader(weight, number // panel, k // row.values)
+    inside = at % VALUES_PER_UNIT // row.group * (of.num_factors * panel) + lane
+    group = at // VALUES_PER_UNIT * of.unit_bytes + inside + (of.words_offset + of.factors_offset)
     reals = []
-    for n, real in enumerate(of.scales):
-        number_value = _half(load, lane * 2 + 2 * panel * n)
+    for n, real in enumerate(of.group_scales):
+        number_value = _load_float16(load, lane * 2 + 2 * panel * n)
         if real.factor is not None:
             number_value = number_value * cast(cast(load(group + n * panel), "int8"), "float32")
         reals.append(number_value)
-    value = cast(_packed_level(of, load, at, lane), "float32") * reals[0]
+    value = cast(_load_packed_level(of, load, at, lane), "float32") * reals[0]
     return value + reals[1] if len(reals) > 1 else value
 
 
-def _packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
-    level, low = const(of.format.levels.least, "int32"), 0
-    unit, inside = k // UNIT_VALUES, k % UNIT_VALUES
+def _load_packed_level(of: PackedBlock, load: ByteLoad, k: PrimExpr, lane: PrimExpr) -> PrimExpr:
+    level, low = const(of.format.levels.min_value, "int32"), 0
+    unit, inside = k // VALUES_PER_UNIT, k % VALUES_PER_UNIT
     for n, bit_field in enumerate(of.format.levels.parts):
-        word = of.word(n, inside * bit_field.bits // UNIT_VALUES)
+        word = of.word_position(n, inside * bit_field.bits // VALUES_PER_UNIT)
         at = (
-            (word * of.panel + lane) * WORD_BYTES
-            + inside % WORD_BYTES
-            + of.words_at
-            + unit * of.unit
+            (word * of.panel + lane) * BYTES_PER_WORD
+            + inside % BYTES_PER_WORD
+            + of.words_offset
+            + unit * of.unit_bytes
         )
-        shift = inside % (UNIT_VALUES // bit_field.bits) // WORD_BYTES * bit_field.bits
-        level = level + _bits(load, at, shift, bit_field.bits, low)
+        shift = inside % (VALUES_PER_UNIT // bit_field.bits) // BYTES_PER_WORD * bit_field.bits
+        level = level + _extract_bits(load, at, shift, bit_field.bits, low)
         low += bit_field.bits
     return level
 

@@ -91,7 +91,7 @@ def group_conv2d_nhwc(
     return conv(Input, Filter, stride, padding, dilation, groups, "NHWC", "HWIO", out_dtype)
 
 
-def _depthwise(
+def _depthwise_conv2d(
     data: Tensor,
     weight: Tensor,
     layouts: tuple[str, str],
@@ -127,7 +127,7 @@ def depthwise_conv2d_nchw(
     """Convolve each channel of [N, C, H, W] with its own weights of [C, M, KH, KW]: M results per
     channel.
     """
-    return _depthwise(Input, Filter, ("NCHW", "OIHW"), stride, padding, dilation, out_dtype)
+    return _depthwise_conv2d(Input, Filter, ("NCHW", "OIHW"), stride, padding, dilation, out_dtype)
 
 
 def depthwise_conv2d_nhwc(
@@ -142,7 +142,9 @@ def depthwise_conv2d_nhwc(
     """Convolve each channel of [N, H, W, C] with its own weights of [KH, KW, C, M]: M results per
     channel.
     """
-    return _depthwise(Input, Filter, ("NHWC", kernel_layout), stride, padding, dilation, out_dtype)
+    return _depthwise_conv2d(
+        Input, Filter, ("NHWC", kernel_layout), stride, padding, dilation, out_dtype
+    )
 
 
 def conv1d(

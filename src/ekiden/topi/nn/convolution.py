@@ -16,24 +16,24 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     as_ints,
-    expect_positive,
-    expect_shape,
-    known,
-    tidy,
+    known_int,
+    require_positive,
+    require_shape,
+    simplify_dim,
     window_extent,
 )
-from ekiden.topi.layout import packed_tile, packed_word, permute
-from ekiden.topi.nn.weights import conv_weight_shape, window_axes
+from ekiden.topi.layout import packed_tile_size, packed_word_size, permute_values
+from ekiden.topi.nn.weights import conv_weight_shape, spatial_letters
 
 Padding = int | Sequence[int] | str
 
 
-def _tag(data_layout: str, kernel_layout: str, is_depthwise: bool) -> str:
-    if packed_tile(kernel_layout):
+def _conv_tag(data_layout: str, kernel_layout: str, is_depthwise: bool) -> str:
+    if packed_tile_size(kernel_layout):
         return "conv_nhwc_pack"
     if (data_layout, kernel_layout) in (("NHWC", "HWOI"), ("NDHWC", "DHWOI")) and is_depthwise:
         return "depthwise_conv_nhwc"
-    return f"conv{len(window_axes(data_layout))}d"
+    return f"conv{len(spatial_letters(data_layout))}d"
 
 
 def weight_element(
@@ -47,19 +47,21 @@ def weight_element(
     """Return the weight of an output channel, an input channel of its group and a tap, in any
     layout.
     """
-    tile = packed_tile(layout)
+    tile = packed_tile_size(layout)
     if not tile:
-        return weight[permute((out, channel, *window), f"OI{window_axes(layout)}", layout)]
+        return weight[
+            permute_values((out, channel, *window), f"OI{spatial_letters(layout)}", layout)
+        ]
     group: tuple[PrimExpr, ...] = ()
     if layout.startswith("G"):
         group, out = (out // out_per_group,), out % out_per_group
     if layout.endswith("i"):
-        word = packed_word(layout)
+        word = packed_word_size(layout)
         return weight[(*group, out // tile, *window, channel // word, out % tile, channel % word)]
     return weight[(*group, out // tile, *window, channel, out % tile)]
 
 
-def guarded(
+def guarded_load(
     x: Tensor, indices: Sequence[PrimExpr], conditions: Sequence[PrimExpr], otherwise: PrimExpr
 ) -> PrimExpr:
     """Return `x[indices]` where all conditions hold, without reading it elsewhere."""
@@ -71,7 +73,9 @@ def guarded(
     return if_then_else(together, x[indices], otherwise)
 
 
-def inside(index: PrimExpr, size: PrimExpr, before: bool, after: bool) -> list[PrimExpr]:
+def in_range_conditions(
+    index: PrimExpr, size: PrimExpr, before: bool, after: bool
+) -> list[PrimExpr]:
     """Return the range conditions of an index that can leave the range before or after."""
     return ([index >= 0] if before else []) + ([index < size] if after else [])
 
@@ -80,11 +84,11 @@ def default_kernel_layout(data_layout: str, transposed: bool = False) -> str:
     """Return the weight layout that goes with a data layout: OIHW with NCHW, HWIO with the
     others.
     """
-    spatial, pair = window_axes(data_layout), "IO" if transposed else "OI"
+    spatial, pair = spatial_letters(data_layout), "IO" if transposed else "OI"
     return pair + spatial if data_layout.startswith("NC") else spatial + pair[::-1]
 
 
-def ntuple(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
+def as_tuple_of(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return one number per spatial axis. Raises ValueError for another count."""
     values = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(values) != rank:
@@ -92,7 +96,9 @@ def ntuple(value: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     return values
 
 
-def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) -> tuple[int, ...]:
+def normalize_padding(
+    padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]
+) -> tuple[int, ...]:
     """Return the padding before every spatial axis, then after every one. Accepted are a number,
     one per axis (both sides), two per axis, "VALID" (none) and "SAME" (keeps the extent at
     stride 1, for windows of known size). Raises ValueError for anything else.
@@ -102,6 +108,7 @@ def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) 
         return (0,) * (2 * rank)
     if padding == "SAME":
         reach = [(k - 1) * d for k, d in zip(as_ints(kernel), dilation, strict=True)]
+        # TVM's convention for "SAME": an odd remainder pads the beginning, unlike TensorFlow's.
         before = [(r + 1) // 2 for r in reach]
         return (*before, *(r - b for r, b in zip(reach, before, strict=True)))
     if isinstance(padding, str):
@@ -151,17 +158,19 @@ def conv(
     Returns:
         The result.
     """
-    axes_of = window_axes(data_layout)
+    axes_of = spatial_letters(data_layout)
     rank, plain = len(axes_of), f"NC{axes_of}"
     layout = kernel_layout or default_kernel_layout(data_layout)
-    n, in_channels, *sizes = permute(inp.shape, data_layout, plain)
+    n, in_channels, *sizes = permute_values(inp.shape, data_layout, plain)
     out, per_group, *kernel = conv_weight_shape(filt.shape, layout, channels, groups)
     name = f"conv{rank}d"
-    expect_positive(name, groups=groups)
+    require_positive(name, groups=groups)
     if layout.isalpha():  # tiles are filled up
-        expect_shape(name, "weight", (per_group, out % groups), (tidy(in_channels // groups), 0))
-    strides, steps = ntuple(stride, rank, "stride"), ntuple(dilation, rank, "dilation")
-    around = pads(padding, kernel, steps)
+        require_shape(
+            name, "weight", (per_group, out % groups), (simplify_dim(in_channels // groups), 0)
+        )
+    strides, steps = as_tuple_of(stride, rank, "stride"), as_tuple_of(dilation, rank, "dilation")
+    around = normalize_padding(padding, kernel, steps)
     before, after = around[:rank], around[rank:]
     extents = [
         window_extent(*window_args)
@@ -170,35 +179,35 @@ def conv(
     result, dtype = out_layout or data_layout, out_dtype or inp.dtype
     taps = [te.reduce_axis((0, d), f"k{a.lower()}") for d, a in zip(kernel, axes_of, strict=True)]
     ci = te.reduce_axis((0, per_group), "ci")
-    out_per_group = tidy(out // groups)
+    out_per_group = simplify_dim(out // groups)
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_taps(*i: Var) -> PrimExpr:
         """Return the sum over taps and the channels of one group; the data are 0 outside."""
-        b, o, *positions = permute(i, result, plain)
+        b, o, *positions = permute_values(i, result, plain)
         at = [
             p * s + k * d - f
             for p, s, k, d, f in zip(positions, strides, taps, steps, before, strict=True)
         ]
         conditions = []
         for index, size, first, last in zip(at, sizes, before, after, strict=True):
-            conditions += inside(index, size, first > 0, last > 0)
+            conditions += in_range_conditions(index, size, first > 0, last > 0)
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
-        indices = permute((b, channel, *at), plain, data_layout)
-        value = guarded(inp, indices, conditions, const(0, inp.dtype))
+        indices = permute_values((b, channel, *at), plain, data_layout)
+        value = guarded_load(inp, indices, conditions, const(0, inp.dtype))
         factor = weight_element(filt, layout, o, ci, taps, out_per_group)
         return te.sum(cast(value, dtype) * cast(factor, dtype), (*taps, ci))
 
     attrs = {
         "inputs": (inp, filt), "strides": strides, "padding": around, "dilation": steps,
-        "groups": groups, "channels": known(out), "kernel_size": tuple(map(known, kernel)),
-        "tile": packed_tile(layout), "data_layout": data_layout, "kernel_layout": layout,
+        "groups": groups, "channels": known_int(out), "kernel_size": tuple(map(known_int, kernel)),
+        "tile": packed_tile_size(layout), "data_layout": data_layout, "kernel_layout": layout,
         "out_layout": result,
     }  # fmt: skip
     # its kernel is for sums of float32, of one channel each
-    is_depthwise = groups > 1 and dtype == filt.dtype == "float32" and known(per_group) == 1
-    tag = _tag(data_layout, layout, is_depthwise)
-    shape = permute((n, out, *extents), plain, result)
-    return te.compute(shape, body, name=f"conv{rank}d", tag=tag, attrs=attrs)
+    is_depthwise = groups > 1 and dtype == filt.dtype == "float32" and known_int(per_group) == 1
+    tag = _conv_tag(data_layout, layout, is_depthwise)
+    shape = permute_values((n, out, *extents), plain, result)
+    return te.compute(shape, sum_over_taps, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
 
 __all__ = ["conv"]

@@ -10,21 +10,21 @@ from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     as_dim,
-    expect_positive,
-    expect_shape,
-    expect_small,
-    known,
-    tidy,
+    known_int,
+    require_positive,
+    require_shape,
+    require_small_factor,
+    simplify_dim,
     window_extent,
 )
-from ekiden.topi.layout import permute
-from ekiden.topi.nn.convolution import Padding, guarded, ntuple, pads
-from ekiden.topi.reduce import accumulator, narrowed
+from ekiden.topi.layout import permute_values
+from ekiden.topi.nn.convolution import Padding, as_tuple_of, guarded_load, normalize_padding
+from ekiden.topi.reduce import accumulator_dtype, round_accumulated
 
 Ints = int | Sequence[int]
 
 
-def bilinear(
+def bilinear_sample(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
     """Interpolate the data between four pixels of its axes `rows` and `columns`; 0 outside."""
@@ -36,30 +36,37 @@ def bilinear(
             weight = (1.0 - call_intrin("abs", y - row)) * (1.0 - call_intrin("abs", x - column))
             index = list(at)
             index[rows], index[columns] = cast(row, "int64"), cast(column, "int64")
+            # Each of the four pixels is guarded alone: outside pixels count as 0, as in the paper's
+            # implementation.
             conditions = [
                 index[rows] >= 0, index[rows] < data.shape[rows],
                 index[columns] >= 0, index[columns] < data.shape[columns],
             ]  # fmt: skip
-            value = guarded(data, index, conditions, const(0, data.dtype))
+            value = guarded_load(data, index, conditions, const(0, data.dtype))
             total = total + cast(value, y.dtype) * weight
     return total
 
 
-def _within(
+def _bilinear_inside(
     data: Tensor, at: Sequence[PrimExpr], rows: int, columns: int, y: PrimExpr, x: PrimExpr
 ) -> PrimExpr:
     """Interpolate as `bilinear`, with 0 already before the first pixel."""
     ends = cast(data.shape[rows], y.dtype), cast(data.shape[columns], y.dtype)
     inside = te.all(y >= 0.0, x >= 0.0, y < ends[0], x < ends[1])
-    return te.if_then_else(inside, bilinear(data, at, rows, columns, y, x), const(0.0, y.dtype))
+    return te.if_then_else(
+        inside, bilinear_sample(data, at, rows, columns, y, x), const(0.0, y.dtype)
+    )
 
 
-SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {"inside": _within, "zeros": bilinear}
+DEFORMABLE_SAMPLERS: Mapping[str, Callable[..., PrimExpr]] = {
+    "inside": _bilinear_inside,
+    "zeros": bilinear_sample,
+}
 """What lies around an image -> the data at a place between pixels: zeros behind its last pixels
 and nothing before its first (TVM's), or zeros on all sides (ONNX's and PyTorch's)."""
 
 
-def _deformable(
+def _deformable_conv2d(
     data: Tensor,
     offset: Tensor,
     kernel: Tensor,
@@ -75,59 +82,66 @@ def _deformable(
     border: str,
 ) -> Tensor:
     name = "deformable_conv2d"
-    if border not in SAMPLERS:
-        raise ValueError(f"{name}: border must be {' or '.join(SAMPLERS)}, got {border!r}")
-    expect_positive(name, groups=groups, deformable_groups=deformable_groups)
-    n, c, _, _ = permute(data.shape, layout, "NCHW")
-    out, per_group, kh, kw = permute(kernel.shape, kernel_layout, "OIHW")
-    sy, sx = ntuple(strides, 2, "strides")
-    dy, dx = ntuple(dilation, 2, "dilation")
-    top, pad_left, _, _ = pads(padding, (kh, kw), (dy, dx))
-    sides = [side for side in map(known, (as_dim(top), as_dim(pad_left))) if side is not None]
-    expect_small(name, strides=(sy, sx), dilation=(dy, dx), padding=sides)
-    _, _, rows, columns = permute(offset.shape, layout, "NCHW")
-    expect_shape(name, "weight", (per_group, out % groups), (tidy(c // groups), 0))
-    expect_shape(name, "data", (c % groups, c % deformable_groups), (0, 0))
-    taps_of = tidy(kh * kw * deformable_groups)
-    expected_shape = permute((n, tidy(taps_of * 2), rows, columns), "NCHW", layout)
-    expect_shape(name, "offset", offset.shape, expected_shape)
+    if border not in DEFORMABLE_SAMPLERS:
+        raise ValueError(
+            f"{name}: border must be {' or '.join(DEFORMABLE_SAMPLERS)}, got {border!r}"
+        )
+    require_positive(name, groups=groups, deformable_groups=deformable_groups)
+    n, c, _, _ = permute_values(data.shape, layout, "NCHW")
+    out, per_group, kh, kw = permute_values(kernel.shape, kernel_layout, "OIHW")
+    sy, sx = as_tuple_of(strides, 2, "strides")
+    dy, dx = as_tuple_of(dilation, 2, "dilation")
+    top, pad_left, _, _ = normalize_padding(padding, (kh, kw), (dy, dx))
+    sides = [side for side in map(known_int, (as_dim(top), as_dim(pad_left))) if side is not None]
+    require_small_factor(name, strides=(sy, sx), dilation=(dy, dx), padding=sides)
+    _, _, rows, columns = permute_values(offset.shape, layout, "NCHW")
+    require_shape(name, "weight", (per_group, out % groups), (simplify_dim(c // groups), 0))
+    require_shape(name, "data", (c % groups, c % deformable_groups), (0, 0))
+    taps_of = simplify_dim(kh * kw * deformable_groups)
+    expected_shape = permute_values((n, simplify_dim(taps_of * 2), rows, columns), "NCHW", layout)
+    require_shape(name, "offset", offset.shape, expected_shape)
     if mask is not None:
-        expected_shape = permute((n, taps_of, rows, columns), "NCHW", layout)
-        expect_shape(name, "mask", mask.shape, expected_shape)
+        expected_shape = permute_values((n, taps_of, rows, columns), "NCHW", layout)
+        require_shape(name, "mask", mask.shape, expected_shape)
     dtype = out_dtype or data.dtype
-    wide = accumulator(dtype)
+    wide = accumulator_dtype(dtype)
     y_axis, x_axis = layout.index("H"), layout.index("W")
     sampled_shape = (n, c, kh, kw, rows, columns)
-    group_channels = tidy(c // deformable_groups)
+    group_channels = simplify_dim(c // deformable_groups)
 
-    def sample(b: Var, ci: Var, ky: Var, kx: Var, y: Var, x: Var) -> PrimExpr:
+    def sample_tap(b: Var, ci: Var, ky: Var, kx: Var, y: Var, x: Var) -> PrimExpr:
         """Return the window's pixels, moved by the offsets: [2 * taps of each deformable group]."""
         tap = (ci // group_channels * kh * kw + ky * kw + kx) * 2
-        move_y, move_x = (offset[permute((b, tap + n, y, x), "NCHW", layout)] for n in (0, 1))
+        move_y, move_x = (
+            offset[permute_values((b, tap + n, y, x), "NCHW", layout)] for n in (0, 1)
+        )
         row = cast(y * sy + ky * dy - top, "float32") + cast(move_y, "float32")
         column = cast(x * sx + kx * dx - pad_left, "float32") + cast(move_x, "float32")
-        at = permute((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
-        value = SAMPLERS[border](data, at, y_axis, x_axis, row, column)
+        at = permute_values((b, ci, as_dim(0), as_dim(0)), "NCHW", layout)
+        value = DEFORMABLE_SAMPLERS[border](data, at, y_axis, x_axis, row, column)
         if mask is not None:
             mask_channel = ci // group_channels * kh * kw + ky * kw + kx
-            value = value * cast(mask[permute((b, mask_channel, y, x), "NCHW", layout)], "float32")
+            value = value * cast(
+                mask[permute_values((b, mask_channel, y, x), "NCHW", layout)], "float32"
+            )
         return cast(value, data.dtype)
 
-    sampled = te.compute(sampled_shape, sample, name="deformed", tag="deformable_sample")
+    # Samples are stored once per tap: every output channel would otherwise interpolate them again.
+    sampled = te.compute(sampled_shape, sample_tap, name="deformed", tag="deformable_sample")
     taps = [te.reduce_axis((0, d), a) for d, a in ((kh, "kh"), (kw, "kw"), (per_group, "ci"))]
     ky, kx, ci = taps
-    per_out = tidy(out // groups)
+    per_out = simplify_dim(out // groups)
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_taps(*i: Var) -> PrimExpr:
         """Return the sum over taps and channels of the sampled values."""
-        b, o, y, x = permute(i, layout, "NCHW")
+        b, o, y, x = permute_values(i, layout, "NCHW")
         channel = ci if groups == 1 else o // per_out * per_group + ci
-        factor = kernel[permute((o, ci, ky, kx), "OIHW", kernel_layout)]
+        factor = kernel[permute_values((o, ci, ky, kx), "OIHW", kernel_layout)]
         return te.sum(cast(sampled[b, channel, ky, kx, y, x], wide) * cast(factor, wide), taps)
 
-    shape = permute((n, out, rows, columns), "NCHW", layout)
-    total = te.compute(shape, body, name="deformable_conv2d", tag="deformable_conv2d")
-    return narrowed(total, dtype)
+    shape = permute_values((n, out, rows, columns), "NCHW", layout)
+    total = te.compute(shape, sum_over_taps, name="deformable_conv2d", tag="deformable_conv2d")
+    return round_accumulated(total, dtype)
 
 
 def deformable_conv2d_nchw(
@@ -162,7 +176,7 @@ def deformable_conv2d_nchw(
     Returns:
         [N, O, OH, OW].
     """
-    return _deformable(
+    return _deformable_conv2d(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
         "NCHW", "OIHW", mask, border,
     )  # fmt: skip
@@ -183,7 +197,7 @@ def deformable_conv2d_nhwc(
     """Return `deformable_conv2d_nchw` with channels last everywhere: kernel [KH, KW, C / groups,
     O].
     """
-    return _deformable(
+    return _deformable_conv2d(
         data, offset, kernel, strides, padding, dilation, deformable_groups, groups, out_dtype,
         "NHWC", "HWIO", None, border,
     )  # fmt: skip
@@ -203,8 +217,8 @@ def correlation_nchw(
     as means over a patch and its channels of products, or of absolute differences. Channels of
     the result are displacements, `stride2` apart (FlowNet's correlation layer).
     """
-    top, pad_left, bottom, right = pads(padding, (as_dim(kernel_size),) * 2, (1, 1))
-    expect_shape("correlation", "data2", data2.shape, data1.shape)
+    top, pad_left, bottom, right = normalize_padding(padding, (as_dim(kernel_size),) * 2, (1, 1))
+    require_shape("correlation", "data2", data2.shape, data1.shape)
     n, c, h, w = data1.shape
     radius = (kernel_size - 1) // 2
     border = max_displacement + radius
@@ -216,25 +230,29 @@ def correlation_nchw(
         te.reduce_axis((0, d), a) for d, a in ((c, "c"), (kernel_size, "ky"), (kernel_size, "kx"))
     ]
     channel, ky, kx = taps
-    wide = accumulator(data1.dtype)
+    wide = accumulator_dtype(data1.dtype)
 
-    def load(data: Tensor, b: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    def load_pixel(data: Tensor, b: PrimExpr, y: PrimExpr, x: PrimExpr) -> PrimExpr:
         conditions = [y >= 0, y < h, x >= 0, x < w]
-        return guarded(data, (b, channel, y, x), conditions, const(0, data.dtype))
+        return guarded_load(data, (b, channel, y, x), conditions, const(0, data.dtype))
 
-    def body(b: Var, d: Var, i: Var, j: Var) -> PrimExpr:
+    def sum_over_patch(b: Var, d: Var, i: Var, j: Var) -> PrimExpr:
         """Return the match for displacement d as (row, column) around the centre,
         `stride2` apart.
         """
         y = i * stride1 + max_displacement + ky - top
         x = j * stride1 + max_displacement + kx - pad_left
-        a = load(data1, b, y, x)
-        moved = load(data2, b, y + (d // side - reach) * stride2, x + (d % side - reach) * stride2)
+        a = load_pixel(data1, b, y, x)
+        moved = load_pixel(
+            data2, b, y + (d // side - reach) * stride2, x + (d % side - reach) * stride2
+        )
         difference = a - moved
         apart = Select(difference < 0.0, -difference, difference, a.dtype)
         return te.sum(cast(a, wide) * cast(moved, wide) if is_multiply else cast(apart, wide), taps)
 
-    total = te.compute((n, side * side, rows, columns), body, name="matches", tag="correlation")
+    total = te.compute(
+        (n, side * side, rows, columns), sum_over_patch, name="matches", tag="correlation"
+    )
     count = cast(c * (kernel_size * kernel_size), wide)
     mean = lambda *i: cast(total[i] / count, data1.dtype)  # noqa: E731
     return te.compute(total.shape, mean, name="correlation", tag="elemwise")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.prim import PrimExpr
-from ekiden.kernels.attention.scaled_dot_product import Attention, AttentionConfig
+from ekiden.kernels.attention.scaled_dot_product import AttentionConfig, AttentionKernel
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
@@ -22,16 +22,16 @@ def attention_shape(
 
 
 def attention(heads: AttentionConfig, inputs: Sequence[Tensor]) -> Tensor:
-    """softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key, value
-    in their layouts, and the bias if there is one.
+    """Return softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key,
+    value in their layouts, and the bias if there is one.
     """
     shape = attention_shape(heads, inputs[0].shape, inputs[2].shape)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return Attention(heads, ins, outs[0]).body()
+    def emit_attention(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        return AttentionKernel(heads, ins, outs[0]).emit_kernel()
 
     (result,) = te.extern_op(
-        [shape], inputs, build, ["float32"], "attention", "attention", {"heads": heads}
+        [shape], inputs, emit_attention, ["float32"], "attention", "attention", {"heads": heads}
     )
     return result
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from ekiden import te
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
+from ekiden.ir.prim import EQ, PrimExpr, Select, Var, cast, const, fold_binary
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR, extent_checks, from_either_end, index_check
+from ekiden.te.range_checks import (
+    RANGE_CHECKS_ATTR_KEY,
+    extent_checks,
+    index_check,
+    normalize_negative_index,
+)
 from ekiden.topi.broadcast import divide
-from ekiden.topi.dimensions import expect_shape
+from ekiden.topi.dimensions import require_shape
 from ekiden.topi.reduce import sum
 
-REDUCTIONS = ("none", "sum", "mean")
+LOSS_REDUCTIONS = ("none", "sum", "mean")
 
 
 def nll_loss(
@@ -32,29 +37,29 @@ def nll_loss(
     Raises:
         ValueError: for another reduction.
     """
-    if reduction not in REDUCTIONS:
+    if reduction not in LOSS_REDUCTIONS:
         raise ValueError(
-            f"nll_loss: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}"
+            f"nll_loss: reduction must be one of {', '.join(LOSS_REDUCTIONS)}, got {reduction!r}"
         )
     classes, dtype = predictions.shape[1], predictions.dtype
 
-    def ignored(i: tuple[Var, ...]) -> PrimExpr:
-        return binary(EQ, cast(targets[i], "int64"), ignore_index)
+    def is_ignored(i: tuple[Var, ...]) -> PrimExpr:
+        return fold_binary(EQ, cast(targets[i], "int64"), ignore_index)
 
     safe_targets = te.compute(  # an ignored target may be out of range
         targets.shape,
-        lambda *i: Select(ignored(i), const(0), cast(targets[i], "int64"), "int64"),
+        lambda *i: Select(is_ignored(i), const(0), cast(targets[i], "int64"), "int64"),
         name="known",
         tag="injective",
     )
 
-    def weight(i: tuple[Var, ...]) -> PrimExpr:
-        class_weight = weights[from_either_end(safe_targets[i], classes)]
-        return Select(ignored(i), const(0, dtype), class_weight, dtype)
+    def target_weight(i: tuple[Var, ...]) -> PrimExpr:
+        class_weight = weights[normalize_negative_index(safe_targets[i], classes)]
+        return Select(is_ignored(i), const(0, dtype), class_weight, dtype)
 
-    def loss(*i: Var) -> PrimExpr:
-        row = (i[0], from_either_end(safe_targets[i], classes), *i[1:])
-        return const(0, dtype) - predictions[row] * weight(i)
+    def element_loss(*i: Var) -> PrimExpr:
+        row = (i[0], normalize_negative_index(safe_targets[i], classes), *i[1:])
+        return const(0, dtype) - predictions[row] * target_weight(i)
 
     extents = extent_checks(
         "nll_loss",
@@ -62,14 +67,21 @@ def nll_loss(
         (predictions.shape[0], classes, *predictions.shape[2:], weights.shape[0]),
         what=("targets", "predictions"),
     )
-    attrs = {CHECKS_ATTR: (*extents, index_check("nll_loss", safe_targets, classes, 1, "target"))}
-    losses = te.compute(targets.shape, loss, name="nll_loss", tag="injective", attrs=attrs)
+    attrs = {
+        RANGE_CHECKS_ATTR_KEY: (
+            *extents,
+            index_check("nll_loss", safe_targets, classes, 1, "target"),
+        )
+    }
+    losses = te.compute(targets.shape, element_loss, name="nll_loss", tag="injective", attrs=attrs)
     if reduction == "none":
         return losses
     total = sum(losses)
     if reduction == "sum":
         return total
-    counted = te.compute(targets.shape, lambda *i: weight(i), name="weights", tag="injective")
+    counted = te.compute(
+        targets.shape, lambda *i: target_weight(i), name="weights", tag="injective"
+    )
     return divide(total, sum(counted))
 
 
@@ -86,12 +98,12 @@ def cross_entropy_with_logits(x: Tensor, y: Tensor) -> Tensor:
 def _mean_entropy(x: Tensor, y: Tensor, logarithm: bool) -> Tensor:
     batch = cast(x.shape[0], x.dtype)
 
-    def body(*i: Var) -> PrimExpr:
+    def cross_entropy_term(*i: Var) -> PrimExpr:
         value = te.log(x[i]) if logarithm else x[i]
         return const(0, x.dtype) - value * y[i]
 
-    expect_shape("cross_entropy", "targets", y.shape, x.shape)
-    total = sum(te.compute(x.shape, body, name="entropy", tag="broadcast"))
+    require_shape("cross_entropy", "targets", y.shape, x.shape)
+    total = sum(te.compute(x.shape, cross_entropy_term, name="entropy", tag="broadcast"))
     return te.compute((), lambda: total[()] / batch, name="cross_entropy", tag="elemwise")
 
 

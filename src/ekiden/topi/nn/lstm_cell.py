@@ -29,8 +29,8 @@ def lstm(
     reverse: bool = False,
     weight_layout: str = "IFGO",
 ) -> tuple[Tensor, Tensor]:
-    """(hidden states, cell states) of every step: [time, batch, hidden] each, for [time, batch,
-    inputs].
+    """Return (hidden states, cell states) of every step: [time, batch, hidden] each, for [time,
+    batch, inputs].
 
     Wi: [4 hidden, inputs], Wh: [4 hidden, hidden], the gates in the order of `weight_layout` (I
     input, F forget, G cell, O output). Biases [4 hidden], peepholes p_* [hidden], initial states
@@ -46,11 +46,13 @@ def lstm(
     k, j = te.reduce_axis((0, size), "k"), te.reduce_axis((0, hidden), "j")
     gates = (steps, batch, Wi.shape[0])
 
-    def time(t: PrimExpr) -> PrimExpr:
+    def time_index(t: PrimExpr) -> PrimExpr:
         return steps - 1 - t if reverse else t
 
     projected = te.compute(
-        gates, lambda t, b, g: te.sum(Xs[time(t), b, k] * Wi[g, k], k), name="input_projection"
+        gates,
+        lambda t, b, g: te.sum(Xs[time_index(t), b, k] * Wi[g, k], k),
+        name="input_projection",
     )
     # Row 0 of a state is the one before the first step.
     shape = (steps + 1, batch, hidden)
@@ -61,7 +63,7 @@ def lstm(
         name="recurrent_projection",
     )
 
-    def gate(letter: str, t: PrimExpr, b: PrimExpr, h: PrimExpr) -> PrimExpr:
+    def gate_preactivation(letter: str, t: PrimExpr, b: PrimExpr, h: PrimExpr) -> PrimExpr:
         """Return a gate's pre-activation: the input projection of this step plus the recurrent
         product, and both biases. Row t of the states is the state after step t, row 0 the
         initial one.
@@ -72,7 +74,7 @@ def lstm(
             value = value if bias is None else value + bias[at]
         return value
 
-    def peep(weight: Tensor | None, cell: PrimExpr, h: PrimExpr) -> PrimExpr:
+    def peephole(weight: Tensor | None, cell: PrimExpr, h: PrimExpr) -> PrimExpr:
         return const(0.0, Xs.dtype) if weight is None else cell * weight[h]
 
     def next_cell(t: Var, b: Var, h: Var) -> PrimExpr:
@@ -80,24 +82,24 @@ def lstm(
         gate of Gers 2000).
         """
         old = c_state[t - 1, b, h]
-        keep = f_act(gate("F", t, b, h) + peep(p_f, old, h))
-        take = f_act(gate("I", t, b, h) + peep(p_i, old, h))
-        return keep * old + take * g_act(gate("G", t, b, h))
+        keep = f_act(gate_preactivation("F", t, b, h) + peephole(p_f, old, h))
+        take = f_act(gate_preactivation("I", t, b, h) + peephole(p_i, old, h))
+        return keep * old + take * g_act(gate_preactivation("G", t, b, h))
 
     cells = te.compute(shape, next_cell, name="next_c")
 
     def next_hidden(t: Var, b: Var, h: Var) -> PrimExpr:
         new = cells[t, b, h]
-        return f_act(gate("O", t, b, h) + peep(p_o, new, h)) * h_act(new)
+        return f_act(gate_preactivation("O", t, b, h) + peephole(p_o, new, h)) * h_act(new)
 
     hiddens = te.compute(shape, next_hidden, name="next_h")
-    starts = [_start(first, batch, hidden, Xs.dtype) for first in (h_init, c_init)]
+    starts = [_initial_state(first, batch, hidden, Xs.dtype) for first in (h_init, c_init)]
     states = te.scan(starts, [hiddens, cells], [h_state, c_state], name="lstm_scan")
     assert isinstance(states, list)
-    return _after_first(states[0], steps), _after_first(states[1], steps)
+    return _drop_initial_state(states[0], steps), _drop_initial_state(states[1], steps)
 
 
-def _start(first: Tensor | None, batch: PrimExpr, hidden: PrimExpr, dtype: str) -> Tensor:
+def _initial_state(first: Tensor | None, batch: PrimExpr, hidden: PrimExpr, dtype: str) -> Tensor:
     return te.compute(
         (1, batch, hidden),
         lambda _, b, h: const(0, dtype) if first is None else first[b, h],
@@ -105,7 +107,7 @@ def _start(first: Tensor | None, batch: PrimExpr, hidden: PrimExpr, dtype: str) 
     )
 
 
-def _after_first(states: Tensor, steps: PrimExpr) -> Tensor:
+def _drop_initial_state(states: Tensor, steps: PrimExpr) -> Tensor:
     return te.compute(
         (steps, *states.shape[1:]),
         lambda t, b, h: states[t + 1, b, h],

@@ -15,10 +15,10 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const, is_const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
 from ekiden.topi.dimensions import as_dim, broadcast_shape
-from ekiden.topi.nn.weights import WORD_BY_KIND, pack_weight_shape
+from ekiden.topi.nn.weights import DOT_WORD_BY_KIND, pack_weight_shape
 
 
-def _swapped(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:
+def _transpose_indices(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:
     """Return indices into a matrix (or a batch of them) that is stored transposed."""
     return (*indices[:-2], indices[-1], indices[-2]) if transposed else tuple(indices)
 
@@ -70,7 +70,7 @@ def dense_pack(
     k = te.reduce_axis((0, weight.shape[batch + 1] * word), "k")
     words = data.shape[-1] // word
 
-    def read(column: PrimExpr) -> PrimExpr:
+    def load_data(column: PrimExpr) -> PrimExpr:
         """Return the data element of step k: the k-th, or in the last words of a column's panel
         that of the word that its index names.
         """
@@ -80,17 +80,21 @@ def dense_pack(
         word_index = cast(places[column // tile, step - words], "int64")
         return if_then_else(step < words, step, word_index) * word + k % word
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum over k; the weight's index has as many axes as its layout."""
         weight_index = (*i[:batch], i[-1] // tile, k // word, i[-1] % tile, k % word)
         factor = weight[weight_index[: len(weight.shape)]]
-        return te.sum(cast(data[(*i[:-1], read(i[-1]))], dtype) * cast(factor, dtype), k)
+        return te.sum(cast(data[(*i[:-1], load_data(i[-1]))], dtype) * cast(factor, dtype), k)
 
     attrs: dict[str, object] = {"inputs": (data, weight), "units": units, "tile": tile}
     if places is not None:
         attrs["places"] = places
     return te.compute(
-        (*data.shape[:-1], as_dim(units)), body, name="dense_pack", tag="dense_pack", attrs=attrs
+        (*data.shape[:-1], as_dim(units)),
+        sum_over_k,
+        name="dense_pack",
+        tag="dense_pack",
+        attrs=attrs,
     )
 
 
@@ -111,12 +115,14 @@ def matmul(
     k = te.reduce_axis((0, depth), "k")
     rows = (*a.shape[:-2], a.shape[-1]) if transpose_a else a.shape[:-1]
 
-    def body(*i: Var) -> PrimExpr:
-        lhs = a[_swapped((*i[:-1], k), transpose_a)]
-        return te.sum(cast(lhs, dtype) * cast(b[_swapped((k, i[-1]), transpose_b)], dtype), k)
+    def sum_over_k(*i: Var) -> PrimExpr:
+        lhs = a[_transpose_indices((*i[:-1], k), transpose_a)]
+        return te.sum(
+            cast(lhs, dtype) * cast(b[_transpose_indices((k, i[-1]), transpose_b)], dtype), k
+        )
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
-    product = te.compute((*rows, columns), body, name="matmul", tag="matmul", attrs=attrs)
+    product = te.compute((*rows, columns), sum_over_k, name="matmul", tag="matmul", attrs=attrs)
     return _with_bias(product, bias)
 
 
@@ -141,19 +147,19 @@ def batch_matmul(
     columns = b.shape[1] if transpose_b else b.shape[2]
     k = te.reduce_axis((0, depth), "k")
 
-    def body(n: Var, y: Var, x: Var) -> PrimExpr:
+    def sum_over_k(n: Var, y: Var, x: Var) -> PrimExpr:
         """Return the sum over k; a batch of 1 is shared."""
         (left_batch,) = broadcast_indices((n,), a.shape[:1], batch)
         (right_batch,) = broadcast_indices((n,), b.shape[:1], batch)
         factors = (
-            a[_swapped((left_batch, y, k), transpose_a)],
-            b[_swapped((right_batch, k, x), transpose_b)],
+            a[_transpose_indices((left_batch, y, k), transpose_a)],
+            b[_transpose_indices((right_batch, k, x), transpose_b)],
         )
         return te.sum(cast(factors[0], dtype) * cast(factors[1], dtype), k)
 
     attrs = {"inputs": (a, b), "transpose_a": transpose_a, "transpose_b": transpose_b}
     return te.compute(
-        (*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs
+        (*batch, rows, columns), sum_over_k, name="batch_matmul", tag="batch_matmul", attrs=attrs
     )
 
 
@@ -164,9 +170,9 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
     shape = pack_weight_shape(weight.shape, kind, tile, groups)
     is_grouped = kind.startswith("group_")
     per_group = weight.shape[0] // groups if is_grouped else weight.shape[0]
-    plain, word = kind.startswith("dense"), WORD_BY_KIND.get(kind)
+    plain, word = kind.startswith("dense"), DOT_WORD_BY_KIND.get(kind)
 
-    def body(*i: Var) -> PrimExpr:
+    def load_packed_element(*i: Var) -> PrimExpr:
         """Return a packed element: the panel's row within the tile, 0 after the group's
         last row.
         """
@@ -180,7 +186,7 @@ def pack_weight(weight: Tensor, kind: str, tile: int, groups: int) -> Tensor:
         load = weight[(group * per_group + within, *inner)]
         return if_then_else(within < per_group, load, const(0, weight.dtype))
 
-    return te.compute(shape, body, name="pack_weight", tag="injective")
+    return te.compute(shape, load_packed_element, name="pack_weight", tag="injective")
 
 
 __all__ = ["batch_matmul", "dense", "dense_pack", "matmul", "pack_weight"]

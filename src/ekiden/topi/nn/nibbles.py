@@ -20,9 +20,9 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import as_dim
 
-PANEL_ROWS = 64
+ROWS_PER_PANEL = 64
 """Rows of a weight that are packed together."""
-WORD_VALUES = 8
+VALUES_PER_WORD = 8
 """Numbers in a word; divides a block."""
 
 
@@ -34,26 +34,28 @@ def unpack_nibbles(packed: Array) -> Array:
 
 def pack_nibbles(weight: Array, scale: Array, point: Array) -> tuple[Array, Array, Array]:
     """Convert a plain weight to packed panels."""
-    missing = -len(weight) % PANEL_ROWS
-    levels = _panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
-    words = levels.reshape(*levels.shape[:3], -1, 2, WORD_VALUES // 2)
+    missing = -len(weight) % ROWS_PER_PANEL
+    levels = _split_into_panels(unpack_nibbles(weight), missing)  # [panels][64][blocks][block]
+    words = levels.reshape(*levels.shape[:3], -1, 2, VALUES_PER_WORD // 2)
     bytes_ = words[..., 0, :] | words[..., 1, :] << np.uint8(4)
     packed = np.ascontiguousarray(bytes_).view("<i4")[..., 0].transpose(0, 2, 3, 1)
-    scales, points = (_panels(x, missing).transpose(0, 2, 1).copy() for x in (scale, point))
+    scales, points = (
+        _split_into_panels(x, missing).transpose(0, 2, 1).copy() for x in (scale, point)
+    )
     return packed.astype(np.int32), scales, points
 
 
-def _panels(rows: Array, missing: int) -> Array:
+def _split_into_panels(rows: Array, missing: int) -> Array:
     padded = np.pad(rows, ((0, missing), *((0, 0),) * (rows.ndim - 1)))
-    return padded.reshape(-1, PANEL_ROWS, *rows.shape[1:])
+    return padded.reshape(-1, ROWS_PER_PANEL, *rows.shape[1:])
 
 
-def unpack_words(packed: Array) -> Array:
+def unpack_panels(packed: Array) -> Array:
     """Unpack a packed weight to its numbers: [rows of all panels][blocks][block]."""
     bytes_ = np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).astype("<i4")[..., None]
     bytes_ = bytes_.view(np.uint8)
     levels = np.concatenate((bytes_ & np.uint8(15), bytes_ >> np.uint8(4)), axis=-1)
-    return levels.reshape(-1, levels.shape[2], levels.shape[3] * WORD_VALUES)
+    return levels.reshape(-1, levels.shape[2], levels.shape[3] * VALUES_PER_WORD)
 
 
 def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) -> Tensor:
@@ -63,20 +65,20 @@ def dense_nibbles(data: Tensor, weight: Tensor, scale: Tensor, point: Tensor) ->
     block = weight.shape[2] * 2
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum over k of data * (level - zero point) * scale; the low nibble of a byte
         comes first.
         """
         at = (i[-1], k // block)
         byte = cast(weight[(*at, k % block // 2)], "int32")
-        level = _half(byte, cast(k % 2 * 4, "int32"))
+        level = _extract_nibbles(byte, cast(k % 2 * 4, "int32"))
         weighed = cast(level - cast(point[at], "int32"), data.dtype) * scale[at]
         return te.sum(data[(*i[:-1], k)] * weighed, k)
 
-    return te.compute((*data.shape[:-1], weight.shape[0]), body, name="dense_nibbles")
+    return te.compute((*data.shape[:-1], weight.shape[0]), sum_over_k, name="dense_nibbles")
 
 
-def _half(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
+def _extract_nibbles(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
     shifted = call_intrin("right_shift", word, shift, dtype="int32")
     return call_intrin("bitwise_and", shifted, const(15, "int32"), dtype="int32")
 
@@ -84,24 +86,24 @@ def _half(word: PrimExpr, shift: PrimExpr) -> PrimExpr:
 def dense_nibbles_pack(inputs: Sequence[Tensor], units: int) -> Tensor:
     """Multiply int8 data[..., k] with a scale per block by the transpose of the packed weight."""
     data, step, _, weight, scale, point = inputs
-    block = weight.shape[2] * WORD_VALUES
+    block = weight.shape[2] * VALUES_PER_WORD
     k = te.reduce_axis((0, data.shape[-1]), "k")
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_over_k(*i: Var) -> PrimExpr:
         """Return the sum for int8 data and panels, whose words hold the first half of a group in
         their low nibbles and the second in their high ones.
         """
-        panel, row, at = i[-1] // PANEL_ROWS, i[-1] % PANEL_ROWS, k // block
-        shift = k % (WORD_VALUES // 2) * 8 + k % WORD_VALUES // (WORD_VALUES // 2) * 4
-        word = weight[panel, at, k % block // WORD_VALUES, row]
-        level = _half(word, cast(shift, "int32")) - cast(point[panel, at, row], "int32")
+        panel, row, at = i[-1] // ROWS_PER_PANEL, i[-1] % ROWS_PER_PANEL, k // block
+        shift = k % (VALUES_PER_WORD // 2) * 8 + k % VALUES_PER_WORD // (VALUES_PER_WORD // 2) * 4
+        word = weight[panel, at, k % block // VALUES_PER_WORD, row]
+        level = _extract_nibbles(word, cast(shift, "int32")) - cast(point[panel, at, row], "int32")
         product = cast(cast(data[(*i[:-1], k)], "int32") * level, "float32")
         return te.sum(product * step[(*i[:-1], at)] * scale[panel, at, row], k)
 
     attrs = {"inputs": tuple(inputs), "units": units}
     return te.compute(
         (*data.shape[:-1], as_dim(units)),
-        body,
+        sum_over_k,
         name="dense_nibbles_pack",
         tag="dense_nibbles_pack",
         attrs=attrs,

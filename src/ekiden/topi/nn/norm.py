@@ -17,17 +17,23 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     as_dim,
-    expect_positive,
-    known,
+    known_int,
     normalize_axes,
     normalize_axis,
-    product,
-    replaced,
-    tidy,
+    product_of_dims,
+    replace_dim,
+    require_positive,
+    simplify_dim,
 )
-from ekiden.topi.elementwise import elementwise, wide
-from ekiden.topi.nn.convolution import guarded, inside
-from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices, variance
+from ekiden.topi.elementwise import elementwise, widen_half
+from ekiden.topi.nn.convolution import guarded_load, in_range_conditions
+from ekiden.topi.reduce import (
+    accumulator_dtype,
+    reduce_axes,
+    reduce_elements,
+    source_indices,
+    variance,
+)
 from ekiden.topi.reduce import mean as reduce_mean
 
 
@@ -72,9 +78,9 @@ def batch_norm(
         share = 0.1 if momentum is None else momentum
         mean, var = reduce_mean(data, axes), variance(data, axes)
         pairs = ((moving_mean, mean), (moving_var, var))
-        news = [_blend(old, new, share) for old, new in pairs]
+        news = [_moving_average(old, new, share) for old, new in pairs]
 
-    def body(*i: Var) -> PrimExpr:
+    def normalize_element(*i: Var) -> PrimExpr:
         """Return (data - mean) * (1 / sqrt(var + epsilon) * gamma) + beta, in the dtype of the
         data.
         """
@@ -83,10 +89,10 @@ def batch_norm(
         value = (data[i] - mean[c]) * (factor if scale is False else factor * gamma[c])
         return value if center is False else value + beta[c]
 
-    return [te.compute(data.shape, body, name="batch_norm", tag="elemwise"), *news]
+    return [te.compute(data.shape, normalize_element, name="batch_norm", tag="elemwise"), *news]
 
 
-def _blend(old: Tensor, new: Tensor, share: float) -> Tensor:
+def _moving_average(old: Tensor, new: Tensor, share: float) -> Tensor:
     return te.compute(
         old.shape, lambda c: old[c] * (1 - share) + new[c] * share, name="moving", tag="elemwise"
     )
@@ -96,19 +102,21 @@ def _moments(
     data: Tensor, axes: Sequence[int]
 ) -> tuple[Callable[[Sequence[PrimExpr]], PrimExpr], Tensor]:
     """Return the mean, as a function of a row's indices, and the sum of squared deviations."""
-    wide = accumulator(data.dtype)
-    count = cast(product([data.shape[a] for a in axes]), wide)
-    total = reduce(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
+    wide = accumulator_dtype(data.dtype)
+    count = cast(product_of_dims([data.shape[a] for a in axes]), wide)
+    total = reduce_elements(data, axes, True, te.sum, "row_sum", lambda v: cast(v, wide))
     variables = reduce_axes(data.shape, axes)
 
-    def mean(row: Sequence[PrimExpr]) -> PrimExpr:
+    def mean_of_row(row: Sequence[PrimExpr]) -> PrimExpr:
         return total[row] / count
 
-    def body(*i: Var) -> PrimExpr:
-        distance = cast(data[source_indices(i, variables, axes, data.ndim, True)], wide) - mean(i)
+    def squared_deviation(*i: Var) -> PrimExpr:
+        distance = cast(
+            data[source_indices(i, variables, axes, data.ndim, True)], wide
+        ) - mean_of_row(i)
         return te.sum(distance * distance, variables)
 
-    return mean, te.compute(total.shape, body, name="row_squares", tag="reduce")
+    return mean_of_row, te.compute(total.shape, squared_deviation, name="row_squares", tag="reduce")
 
 
 def normalize(
@@ -122,19 +130,21 @@ def normalize(
     its indices.
     """
     mean, squares = _moments(data, axes)
-    wide = accumulator(data.dtype)
-    count = cast(product([data.shape[a] for a in axes]), wide)
+    wide = accumulator_dtype(data.dtype)
+    count = cast(product_of_dims([data.shape[a] for a in axes]), wide)
 
-    def body(*i: Var) -> PrimExpr:
+    def normalize_element(*i: Var) -> PrimExpr:
         """Normalise in the row's wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         return cast(affine((cast(data[i], wide) - mean(row)) * factor, i), data.dtype)
 
-    return te.compute(data.shape, body, name=name, tag=name, attrs={"axes": tuple(axes)})
+    return te.compute(
+        data.shape, normalize_element, name=name, tag=name, attrs={"axes": tuple(axes)}
+    )
 
 
-def affine(
+def affine_transform(
     gamma: Tensor | None,
     beta: Tensor | None,
     parameters: Callable[[Sequence[PrimExpr]], Sequence[PrimExpr]],
@@ -143,13 +153,13 @@ def affine(
     are given.
     """
 
-    def apply(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
+    def apply_affine(value: PrimExpr, indices: Sequence[PrimExpr]) -> PrimExpr:
         """Apply the affine map to one element; parameters may have another dtype."""
         at = parameters(indices)
         scaled = value if gamma is None else value * cast(gamma[at], value.dtype)
         return scaled if beta is None else scaled + cast(beta[at], value.dtype)
 
-    return apply
+    return apply_affine
 
 
 Axes = int | Sequence[int]
@@ -162,7 +172,7 @@ def layer_norm(
     their axes (None: absent).
     """
     axes = normalize_axes(axis, data.ndim, "layer_norm")
-    own = affine(gamma, beta, lambda i: [i[a] for a in axes])
+    own = affine_transform(gamma, beta, lambda i: [i[a] for a in axes])
     return normalize(data, axes, epsilon, own, "layer_norm")
 
 
@@ -171,20 +181,22 @@ def rms_norm(data: Tensor, weight: Tensor, axis: Axes, epsilon: float = 1e-5) ->
     has.
     """
     axes = normalize_axes(axis, data.ndim, "rms_norm")
-    wide = accumulator(data.dtype)
-    count = cast(product([data.shape[a] for a in axes]), wide)
-    squares = reduce(
+    wide = accumulator_dtype(data.dtype)
+    count = cast(product_of_dims([data.shape[a] for a in axes]), wide)
+    squares = reduce_elements(
         data, axes, True, te.sum, "row_squares", lambda v: cast(v, wide) * cast(v, wide)
     )
 
-    def body(*i: Var) -> PrimExpr:
+    def normalize_element(*i: Var) -> PrimExpr:
         """Normalise in the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         factor = call_intrin("rsqrt", squares[row] / count + const(epsilon, wide))
         own = cast(weight[[i[a] for a in axes]], wide)
         return cast(cast(data[i], wide) * factor * own, data.dtype)
 
-    return te.compute(data.shape, body, name="rms_norm", tag="layer_norm", attrs={"axes": axes})
+    return te.compute(
+        data.shape, normalize_element, name="rms_norm", tag="layer_norm", attrs={"axes": axes}
+    )
 
 
 def instance_norm(
@@ -200,7 +212,9 @@ def instance_norm(
     """
     axes = normalize_axes(axis, data.ndim, "instance_norm")
     at = normalize_axis(channel_axis, data.ndim, "instance_norm")
-    return normalize(data, axes, epsilon, affine(gamma, beta, lambda i: [i[at]]), "instance_norm")
+    return normalize(
+        data, axes, epsilon, affine_transform(gamma, beta, lambda i: [i[at]]), "instance_norm"
+    )
 
 
 def group_norm(
@@ -217,7 +231,7 @@ def group_norm(
     """
     axis = normalize_axis(channel_axis, data.ndim, "group_norm")
     norm_axes = normalize_axes(axes, data.ndim, "group_norm")
-    per_group = tidy(data.shape[axis] // num_groups)
+    per_group = simplify_dim(data.shape[axis] // num_groups)
     grouped_shape = (*data.shape[:axis], as_dim(num_groups), per_group, *data.shape[axis + 1 :])
     grouped = te.compute(
         grouped_shape,
@@ -226,7 +240,7 @@ def group_norm(
         tag="injective",
     )
     inner = tuple(sorted({axis + 1, *(a if a < axis else a + 1 for a in norm_axes if a != axis)}))
-    apply = affine(gamma, beta, lambda i: [i[axis] * per_group + i[axis + 1]])
+    apply = affine_transform(gamma, beta, lambda i: [i[axis] * per_group + i[axis + 1]])
     normal = normalize(grouped, inner, epsilon, apply, "group_norm")
     return te.compute(
         data.shape,
@@ -239,18 +253,20 @@ def group_norm(
 def l2_normalize(data: Tensor, eps: float, axis: Axes | None = None) -> Tensor:
     """Return data / sqrt(max(sum of squares along `axis`, eps))."""
     axes = normalize_axes(axis, data.ndim, "l2_normalize")
-    wide = accumulator(data.dtype)
-    squares = reduce(
+    wide = accumulator_dtype(data.dtype)
+    squares = reduce_elements(
         data, axes, True, te.sum, "row_squares", lambda v: cast(v, wide) * cast(v, wide)
     )
 
-    def body(*i: Var) -> PrimExpr:
+    def normalize_element(*i: Var) -> PrimExpr:
         """Normalise in the wide dtype; rounded once, at the end."""
         row = [as_dim(0) if n in axes else index for n, index in enumerate(i)]
         length = call_intrin("sqrt", maximum(squares[row], const(eps, wide)))
         return cast(cast(data[i], wide) / length, data.dtype)
 
-    return te.compute(data.shape, body, name="l2_normalize", tag="layer_norm", attrs={"axes": axes})
+    return te.compute(
+        data.shape, normalize_element, name="l2_normalize", tag="layer_norm", attrs={"axes": axes}
+    )
 
 
 def lrn(
@@ -265,29 +281,29 @@ def lrn(
     response normalisation).
     """
     at = normalize_axis(axis, data.ndim, "lrn")
-    expect_positive("lrn", size=size)
+    require_positive("lrn", size=size)
     before = (size - 1) // 2
     extent, zero = data.shape[at], const(0, data.dtype)
-    reach = known(extent)
+    reach = known_int(extent)
     beyond = size if reach is None else max(reach, 1)  # what lies farther away adds 0
     offsets = range(max(-before, 1 - beyond), min(size - before, beyond))
 
-    def square(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
+    def squared_channel(i: Sequence[PrimExpr], offset: int) -> PrimExpr:
         """Return the square of the channel at `offset`; 0 beyond the first and last."""
         channel_index = i[at] + offset
-        conditions = inside(channel_index, extent, offset < 0, offset > 0)
-        value = wide(guarded(data, replaced(i, at, channel_index), conditions, zero))
+        conditions = in_range_conditions(channel_index, extent, offset < 0, offset > 0)
+        value = widen_half(guarded_load(data, replace_dim(i, at, channel_index), conditions, zero))
         return value * value
 
-    def body(*i: Var) -> PrimExpr:
+    def normalize_element(*i: Var) -> PrimExpr:
         """Normalise one element; the window is unrolled, as `size` is small."""
-        total = square(i, offsets[0])
+        total = squared_channel(i, offsets[0])
         for offset in offsets[1:]:
-            total = total + square(i, offset)
+            total = total + squared_channel(i, offset)
         base = total * const(alpha / size, total.dtype) + const(bias, total.dtype)
-        return cast(wide(data[i]) / _power(base, beta), data.dtype)
+        return cast(widen_half(data[i]) / _power_of(base, beta), data.dtype)
 
-    return te.compute(data.shape, body, name="lrn", tag="elemwise")
+    return te.compute(data.shape, normalize_element, name="lrn", tag="elemwise")
 
 
 def scale_shift_nchw(Input: Tensor, Scale: Tensor, Shift: Tensor) -> Tensor:  # noqa: N803
@@ -309,7 +325,7 @@ def _scale_shift(data: Tensor, scale: Tensor, shift: Tensor, axis: int) -> Tenso
     )
 
 
-def _power(base: PrimExpr, exponent: float) -> PrimExpr:
+def _power_of(base: PrimExpr, exponent: float) -> PrimExpr:
     """Return base ** exponent, by square roots for the common exponents."""
     root = call_intrin("sqrt", base)
     if exponent == 0.75:

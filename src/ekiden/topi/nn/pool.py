@@ -19,25 +19,32 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and, maximum, minimum
 from ekiden.te import Tensor
+from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
     as_shape,
     ceil_div,
-    known,
-    replaced,
-    tidy,
+    known_int,
+    replace_dim,
+    simplify_dim,
     window_extent,
     window_extent_ceil,
 )
-from ekiden.topi.layout import parse, spatial
-from ekiden.topi.nn.convolution import Padding, guarded, inside, ntuple, pads
-from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
+from ekiden.topi.layout import spatial_axis_indices
+from ekiden.topi.nn.convolution import (
+    Padding,
+    as_tuple_of,
+    guarded_load,
+    in_range_conditions,
+    normalize_padding,
+)
+from ekiden.topi.reduce import Reducer, accumulator_dtype, max, mean, reduce_axes
 
 
 class PoolWindow:
-    """Windows of a pooling: where each starts, and which of its taps are inside the data."""
+    """The windows of a pooling: where each starts, and which of its taps are inside the data."""
 
     def __init__(
         self,
@@ -55,50 +62,52 @@ class PoolWindow:
         self.before, self.after = padding[: len(axes)], padding[len(axes) :]
         self.ceil_mode = ceil_mode
 
-    def taps(self) -> list[te.ReduceAxis]:
+    def tap_axes(self) -> list[te.ReduceAxis]:
         """Return a reduction variable per spatial axis."""
         return [te.reduce_axis((0, size), f"k{n}") for n, size in enumerate(self.pool_size)]
 
-    def start(self, indices: Sequence[PrimExpr], n: int) -> PrimExpr:
+    def window_start(self, indices: Sequence[PrimExpr], n: int) -> PrimExpr:
         """Return the first position of a window on the n-th spatial axis; negative in the
         padding.
         """
         return indices[self.axes[n]] * self.strides[n] - self.before[n]
 
-    def reaches(self, n: int, end: PrimExpr) -> bool:
+    def may_reach(self, n: int, end: PrimExpr) -> bool:
         """Return whether the last window on the n-th spatial axis may have taps at `end` or after
         it (the end of the data or of the padding). Known extents are used, so that padding and
         `ceil_mode` without effect cost nothing.
         """
-        count, last = known(self.shape[self.axes[n]]), known(end)
+        count, last = known_int(self.shape[self.axes[n]]), known_int(end)
         if count is None or last is None:
             padded = self.after[n] > 0 and end is self.data.shape[self.axes[n]]
             return padded or self.ceil_mode
         span = (count - 1) * self.strides[n] + (self.pool_size[n] - 1) * self.dilation[n]
         return span - self.before[n] >= last
 
-    def load(
+    def load_tap(
         self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr], otherwise: PrimExpr
     ) -> PrimExpr:
         """Return the data at a tap of a window, `otherwise` in the padding."""
         at, conditions = list(indices), []
         for n, axis in enumerate(self.axes):
-            at[axis] = self.start(indices, n) + taps[n] * self.dilation[n]
-            beyond = self.reaches(n, self.data.shape[axis])
-            conditions += inside(at[axis], self.data.shape[axis], self.before[n] > 0, beyond)
-        return guarded(self.data, at, conditions, otherwise)
+            at[axis] = self.window_start(indices, n) + taps[n] * self.dilation[n]
+            beyond = self.may_reach(n, self.data.shape[axis])
+            conditions += in_range_conditions(
+                at[axis], self.data.shape[axis], self.before[n] > 0, beyond
+            )
+        return guarded_load(self.data, at, conditions, otherwise)
 
-    def nearest(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+    def load_clamped_tap(self, indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
         """Return the data at a tap of a window, clamped to the nearest element."""
         at = list(indices)
         for n, axis in enumerate(self.axes):
-            position = self.start(indices, n) + taps[n]
-            if self.reaches(n, self.data.shape[axis]):
+            position = self.window_start(indices, n) + taps[n]
+            if self.may_reach(n, self.data.shape[axis]):
                 position = minimum(position, self.data.shape[axis] - 1)
             at[axis] = maximum(position, 0) if self.before[n] > 0 else position
         return self.data[at]
 
-    def around(self) -> list[tuple[PrimExpr, PrimExpr]]:
+    def covered_ranges(self) -> list[tuple[PrimExpr, PrimExpr]]:
         """Return (begin, extent) of the positions that windows reach on each axis, starting `begin`
         elements before the data.
         """
@@ -106,17 +115,17 @@ class PoolWindow:
         for n, axis in enumerate(self.axes):
             span = (self.shape[axis] - 1) * self.strides[n]
             last = (self.pool_size[n] - 1) * self.dilation[n]
-            ranges[axis] = const(self.before[n]), as_dim(tidy(span + (last + 1)))
+            ranges[axis] = const(self.before[n]), as_dim(simplify_dim(span + (last + 1)))
         return ranges
 
     @property
-    def holds_its_nearest(self) -> bool:
+    def can_clamp_taps(self) -> bool:
         """Return whether the clamped element is always in the window, and clamping keeps vectors
         whole.
         """
         dense = all(d == 1 for d in self.dilation) and not self.may_be_empty
         inner = self.data.ndim - 1 in self.axes
-        return dense and not inner and all(known(self.data.shape[a]) for a in self.axes)
+        return dense and not inner and all(known_int(self.data.shape[a]) for a in self.axes)
 
     @property
     def may_be_empty(self) -> bool:
@@ -124,27 +133,29 @@ class PoolWindow:
         value, its mean 0. Dilated taps may straddle the data, and possibly empty data are in no
         window.
         """
-        sizes = [known(self.data.shape[axis]) for axis in self.axes]
+        sizes = [known_int(self.data.shape[axis]) for axis in self.axes]
         rows = zip(self.before, self.after, self.pool_size, self.dilation, sizes, strict=True)
         return any(
             before + after > 0 and (before >= taps or after >= taps or step > 1 or not size)
             for before, after, taps, step, size in rows
         )
 
-    def count(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
+    def num_counted_taps(self, indices: Sequence[PrimExpr], include_pad: bool) -> PrimExpr:
         """Return the number of taps of a window that count, at least one."""
         total: PrimExpr = const(1, "int64")
         for n, axis in enumerate(self.axes):
-            total = total * self._count_axis(
-                self.start(indices, n), self.data.shape[axis], n, include_pad
+            total = total * self._num_counted_on_axis(
+                self.window_start(indices, n), self.data.shape[axis], n, include_pad
             )
         return total
 
-    def _count_axis(self, start: PrimExpr, size: PrimExpr, n: int, include_pad: bool) -> PrimExpr:
+    def _num_counted_on_axis(
+        self, start: PrimExpr, size: PrimExpr, n: int, include_pad: bool
+    ) -> PrimExpr:
         """Return the number of taps k with low <= start + k * dilation < high."""
         taps, step = const(self.pool_size[n], "int64"), self.dilation[n]
         high = size + self.after[n] if include_pad else size
-        if (include_pad or self.before[n] == 0) and not self.reaches(n, high):
+        if (include_pad or self.before[n] == 0) and not self.may_reach(n, high):
             return taps
         last = minimum(taps, ceil_div(high - start, step))
         if not include_pad and self.before[n] > 0:
@@ -156,7 +167,7 @@ MAX_UNROLLED_TAPS = 32
 """Windows of at most this many taps are written out, so that taps cost a load and an operation."""
 
 
-def _combine(
+def _reduce_window(
     window: PoolWindow,
     name: str,
     reducer: Callable[[PrimExpr, Sequence[te.ReduceAxis]], PrimExpr],
@@ -164,10 +175,10 @@ def _combine(
     load: Callable[[Sequence[PrimExpr], Sequence[PrimExpr]], PrimExpr],
 ) -> Tensor:
     """Return the taps of each window, loaded at (indices, taps), combined."""
-    variables = window.taps()
+    variables = window.tap_axes()
     is_unrolled = math.prod(window.pool_size) <= MAX_UNROLLED_TAPS
 
-    def body(*i: Var) -> PrimExpr:
+    def combine_taps(*i: Var) -> PrimExpr:
         """Unroll up to MAX_UNROLLED_TAPS taps, so that vectors along the result have no inner loop;
         else reduce.
         """
@@ -178,49 +189,49 @@ def _combine(
         return functools.reduce(operation, values)
 
     attrs = {"axes": tuple(window.axes), "window": window, "reducer": reducer}
-    return te.compute(window.shape, body, name=name, tag="pool", attrs=attrs)
+    return te.compute(window.shape, combine_taps, name=name, tag="pool", attrs=attrs)
 
 
 def max_pool(window: PoolWindow) -> Tensor:
     """Return the maximum of each window."""
     lowest = te.identity("max", window.data.dtype)
 
-    def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+    def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
         """Load a tap. Where each window contains the element nearest to any outside tap, that
         element stands in for it without bounds comparisons; else the dtype's minimum.
         """
-        if window.holds_its_nearest:
-            return window.nearest(indices, taps)
-        return window.load(indices, taps, lowest)
+        if window.can_clamp_taps:
+            return window.load_clamped_tap(indices, taps)
+        return window.load_tap(indices, taps, lowest)
 
-    return _combine(window, "max_pool", te.max, maximum, load)
+    return _reduce_window(window, "max_pool", te.max, maximum, load_tap)
 
 
 def avg_pool(window: PoolWindow, count_include_pad: bool) -> Tensor:
     """Return the mean of each window."""
     dtype = window.data.dtype
-    wide, zero = accumulator(dtype), const(0, dtype)
+    wide, zero = accumulator_dtype(dtype), const(0, dtype)
 
-    def load(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
-        return cast(window.load(indices, taps, zero), wide)
+    def load_tap(indices: Sequence[PrimExpr], taps: Sequence[PrimExpr]) -> PrimExpr:
+        return cast(window.load_tap(indices, taps, zero), wide)
 
-    total = _combine(window, "pool_sum", te.sum, operator.add, load)
+    total = _reduce_window(window, "pool_sum", te.sum, operator.add, load_tap)
     return te.compute(
         window.shape,
-        lambda *i: _mean(total[i], window.count(i, count_include_pad), dtype),
+        lambda *i: _divide_by_count(total[i], window.num_counted_taps(i, count_include_pad), dtype),
         name="avg_pool",
         tag="elemwise",
     )
 
 
-def _mean(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
-    number = known(count)
+def _divide_by_count(total: PrimExpr, count: PrimExpr, dtype: str) -> PrimExpr:
+    number = known_int(count)
     if number is not None and dt.is_float(total.dtype):
         return cast(total * const(1 / number, total.dtype), dtype)
     return cast(total / cast(count, total.dtype), dtype)
 
 
-def _bins(
+def _adaptive_bins(
     data: Tensor, shape: Shape, axes: Sequence[int]
 ) -> tuple[list[te.ReduceAxis], Callable[[Sequence[PrimExpr], int], tuple[PrimExpr, PrimExpr]]]:
     """Return windows that divide axes into `shape` and differ by at most one in extent; reduction
@@ -228,18 +239,19 @@ def _bins(
     """
     sizes = [data.shape[a] for a in axes]
     longest = [
-        tidy(ceil_div(s, known(shape[a]) or 1) + 1) for s, a in zip(sizes, axes, strict=True)
+        simplify_dim(ceil_div(s, known_int(shape[a]) or 1) + 1)
+        for s, a in zip(sizes, axes, strict=True)
     ]
     taps = [te.reduce_axis((0, d), f"k{n}") for n, d in enumerate(longest)]
 
-    def bounds(i: Sequence[PrimExpr], n: int) -> tuple[PrimExpr, PrimExpr]:
+    def bin_bounds(i: Sequence[PrimExpr], n: int) -> tuple[PrimExpr, PrimExpr]:
         index, extent = i[axes[n]], shape[axes[n]]
         return index * sizes[n] // extent, ((index + 1) * sizes[n] + extent - 1) // extent
 
-    return taps, bounds
+    return taps, bin_bounds
 
 
-def _binned(
+def _reduce_bins(
     data: Tensor,
     shape: Shape,
     axes: Sequence[int],
@@ -248,29 +260,29 @@ def _binned(
     name: str,
 ) -> Tensor:
     """Return `reducer` over the elements of each bin."""
-    taps, bounds = _bins(data, shape, axes)
+    taps, bounds = _adaptive_bins(data, shape, axes)
 
-    def body(*i: Var) -> PrimExpr:
+    def reduce_bin(*i: Var) -> PrimExpr:
         """Reduce over the longest bin's extent; elements after a bin's end count as `otherwise`."""
         at, conditions = list[PrimExpr](i), []
         for n, axis in enumerate(axes):
             begin, end = bounds(i, n)
             at[axis] = begin + taps[n]
             conditions.append(at[axis] < end)
-        value = guarded(data, at, conditions, cast(otherwise, data.dtype))
+        value = guarded_load(data, at, conditions, cast(otherwise, data.dtype))
         return reducer(cast(value, otherwise.dtype), taps)
 
-    return te.compute(shape, body, name=name, tag="pool", attrs={"axes": tuple(axes)})
+    return te.compute(shape, reduce_bin, name=name, tag="pool", attrs={"axes": tuple(axes)})
 
 
 def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
     """Return the mean over windows that divide the data into `shape` and differ by at most one in
     extent.
     """
-    wide = accumulator(data.dtype)
-    _, bounds = _bins(data, shape, axes)
+    wide = accumulator_dtype(data.dtype)
+    _, bounds = _adaptive_bins(data, shape, axes)
 
-    def mean_of(*i: Var) -> PrimExpr:
+    def bin_mean(*i: Var) -> PrimExpr:
         """Return a bin's sum divided by its number of elements."""
         count: PrimExpr = const(1, "int64")
         for n in range(len(axes)):
@@ -278,20 +290,20 @@ def adaptive_avg_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor
             count = count * (end - begin)
         return cast(total[i] / cast(count, wide), data.dtype)
 
-    total = _binned(data, shape, axes, const(0, wide), te.sum, "adaptive_sum")
-    return te.compute(shape, mean_of, name="adaptive_avg_pool", tag="elemwise")
+    total = _reduce_bins(data, shape, axes, const(0, wide), te.sum, "adaptive_sum")
+    return te.compute(shape, bin_mean, name="adaptive_avg_pool", tag="elemwise")
 
 
 def adaptive_max_pool(data: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor:
     """Return the maximum over the windows of `adaptive_avg_pool`."""
     lowest = te.identity("max", data.dtype)
-    return _binned(data, shape, axes, lowest, te.max, "adaptive_max_pool")
+    return _reduce_bins(data, shape, axes, lowest, te.max, "adaptive_max_pool")
 
 
 Ints = int | Sequence[int]
 
 
-def _check_kind(name: str, pool_type: str) -> None:
+def _require_pool_type(name: str, pool_type: str) -> None:
     if pool_type not in ("max", "avg"):
         raise ValueError(f"{name}: pool_type must be 'max' or 'avg', got {pool_type!r}")
 
@@ -309,17 +321,17 @@ def _pool(
     count_include_pad: bool,
 ) -> Tensor:
     """Pool over the spatial axes of a layout."""
-    _check_kind(name, pool_type)
-    axes = spatial(layout)
+    _require_pool_type(name, pool_type)
+    axes = spatial_axis_indices(layout)
     rank = len(axes)
-    sizes, strides = ntuple(kernel, rank, "kernel"), ntuple(stride, rank, "stride")
-    steps = ntuple(dilation, rank, "dilation")
-    around = pads(padding, [as_dim(k) for k in sizes], steps)
+    sizes, strides = as_tuple_of(kernel, rank, "kernel"), as_tuple_of(stride, rank, "stride")
+    steps = as_tuple_of(dilation, rank, "dilation")
+    around = normalize_padding(padding, [as_dim(k) for k in sizes], steps)
     extent = window_extent_ceil if ceil_mode else window_extent
     shape: Shape = data.shape
     for n, at in enumerate(axes):
         count = extent(shape[at], sizes[n], strides[n], around[n], around[n + rank], steps[n])
-        shape = replaced(shape, at, count)
+        shape = replace_dim(shape, at, count)
     window = PoolWindow(data, shape, axes, sizes, strides, steps, around, ceil_mode)
     return max_pool(window) if pool_type == "max" else avg_pool(window, count_include_pad)
 
@@ -377,23 +389,23 @@ def pool3d(
 
 def global_pool(data: Tensor, pool_type: str, layout: str = "NCHW") -> Tensor:
     """Return the maximum or mean over all spatial axes, which become 1."""
-    _check_kind("global_pool", pool_type)
-    return (max if pool_type == "max" else mean)(data, spatial(layout), True)
+    _require_pool_type("global_pool", pool_type)
+    return (max if pool_type == "max" else mean)(data, spatial_axis_indices(layout), True)
 
 
-def _adaptive(
+def _adaptive_pool(
     name: str, data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str
 ) -> Tensor:
     """Pool adaptively; an empty `output_size` keeps the data's extents."""
-    _check_kind(name, pool_type)
-    if len(data.shape) != (rank := len(parse(layout))):
+    _require_pool_type(name, pool_type)
+    if len(data.shape) != (rank := len(parse_layout(layout))):
         raise ValueError(f"{name}: 'data' must have {rank} dimensions, got {len(data.shape)}")
-    axes = spatial(layout)
+    axes = spatial_axis_indices(layout)
     extents = (output_size,) * len(axes) if isinstance(output_size, Dim) else output_size
     shape: Shape = data.shape
     extents = extents or [shape[at] for at in axes]
     for at, extent in zip(axes, as_shape(extents), strict=True):
-        shape = replaced(shape, at, extent)
+        shape = replace_dim(shape, at, extent)
     return (adaptive_max_pool if pool_type == "max" else adaptive_avg_pool)(data, shape, axes)
 
 
@@ -401,21 +413,21 @@ def adaptive_pool(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCHW"
 ) -> Tensor:
     """Return the maximum or mean of windows that divide two axes into `output_size`."""
-    return _adaptive("adaptive_pool", data, output_size, pool_type, layout)
+    return _adaptive_pool("adaptive_pool", data, output_size, pool_type, layout)
 
 
 def adaptive_pool1d(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCW"
 ) -> Tensor:
     """Pool as `adaptive_pool`, over one axis."""
-    return _adaptive("adaptive_pool1d", data, output_size, pool_type, layout)
+    return _adaptive_pool("adaptive_pool1d", data, output_size, pool_type, layout)
 
 
 def adaptive_pool3d(
     data: Tensor, output_size: Dim | Sequence[Dim], pool_type: str, layout: str = "NCDHW"
 ) -> Tensor:
     """Pool as `adaptive_pool`, over three axes."""
-    return _adaptive("adaptive_pool3d", data, output_size, pool_type, layout)
+    return _adaptive_pool("adaptive_pool3d", data, output_size, pool_type, layout)
 
 
 def pool_grad(
@@ -433,19 +445,20 @@ def pool_grad(
     element sums the gradients of the windows whose (first) maximum it is, or its share of the
     windows' means.
     """
-    _check_kind("pool_grad", pool_type)
-    axes, rank = spatial(layout), len(spatial(layout))
-    sizes, strides = ntuple(kernel, rank, "kernel"), ntuple(stride, rank, "stride")
-    around = pads(padding, [as_dim(k) for k in sizes], (1,) * rank)
+    _require_pool_type("pool_grad", pool_type)
+    axes, rank = spatial_axis_indices(layout), len(spatial_axis_indices(layout))
+    sizes, strides = as_tuple_of(kernel, rank, "kernel"), as_tuple_of(stride, rank, "stride")
+    around = normalize_padding(padding, [as_dim(k) for k in sizes], (1,) * rank)
     window = PoolWindow(data, grads.shape, axes, sizes, strides, (1,) * rank, around, ceil_mode)
     covering = [
         te.reduce_axis((0, ceil_div(as_dim(k), s)), f"w{n}")
         for n, (k, s) in enumerate(zip(sizes, strides, strict=True))
     ]
-    first = _first_maximum(window) if pool_type == "max" else None
+    # Only the first maximum of a window receives its gradient, as in ONNX and PyTorch.
+    first = _argmax_taps(window) if pool_type == "max" else None
     zero = const(0, grads.dtype)
 
-    def body(*i: Var) -> PrimExpr:
+    def sum_window_gradients(*i: Var) -> PrimExpr:
         """Sum over the windows that cover an element: its share of their gradient, or the whole
         gradient where the window's first maximum is this tap.
         """
@@ -459,7 +472,7 @@ def pool_grad(
             conditions += [at[axis] >= 0, at[axis] < grads.shape[axis], tap < sizes[n]]
         inside_all = functools.reduce(logical_and, conditions)
         if first is None:
-            count = window.count(at, count_include_pad)
+            count = window.num_counted_taps(at, count_include_pad)
             share = cast(grads[at] / cast(count, grads.dtype), grads.dtype)
             return te.sum(if_then_else(inside_all, share, zero), covering)
         flat: PrimExpr = as_dim(0)
@@ -470,25 +483,25 @@ def pool_grad(
         )
         return te.sum(chosen, covering)
 
-    return te.compute(data.shape, body, name="pool_grad", tag="pool_grad")
+    return te.compute(data.shape, sum_window_gradients, name="pool_grad", tag="pool_grad")
 
 
-def _first_maximum(window: PoolWindow) -> Tensor:
+def _argmax_taps(window: PoolWindow) -> Tensor:
     """Return the flat tap index of each window's first maximum."""
     lowest = te.identity("max", window.data.dtype)
     highest = max_pool(window)
     taps = reduce_axes(as_shape(window.pool_size), range(len(window.pool_size)))
     count = functools.reduce(operator.mul, window.pool_size)
 
-    def body(*i: Var) -> PrimExpr:
+    def first_max_tap(*i: Var) -> PrimExpr:
         """Return the smallest flat tap whose value is the maximum."""
         flat: PrimExpr = as_dim(0)
         for size, tap in zip(window.pool_size, taps, strict=True):
             flat = flat * size + tap
-        same = window.load(i, taps, lowest).equal(highest[i])
+        same = window.load_tap(i, taps, lowest).equal(highest[i])
         return te.min(Select(same, flat, as_dim(count), "int64"), taps)
 
-    return te.compute(window.shape, body, name="first_maximum", tag="reduce")
+    return te.compute(window.shape, first_max_tap, name="first_maximum", tag="reduce")
 
 
 __all__ = [

@@ -7,25 +7,30 @@ from collections.abc import Sequence
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
-from ekiden.kernels.recurrent.layers import Layer
+from ekiden.kernels.recurrent.layers import RecurrentLayerKernel
 from ekiden.te import Tensor
-from ekiden.te.range_checks import CHECKS_ATTR, range_check
+from ekiden.te.range_checks import RANGE_CHECKS_ATTR_KEY, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.cells import Cell
-from ekiden.topi.dimensions import as_dim, ceil_div, tidy
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.cells import RecurrentCell
+from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
 
-def packed_shape(
+def packed_recurrent_shape(
     shape: Sequence[PrimExpr], gates: int, lanes: int, dtype: str
 ) -> tuple[PrimExpr, ...]:
     """Return [ceil(hidden / lanes)][hidden][gates * lanes] for a weight [gates * hidden, hidden];
     for int8 [...][ceil(hidden / 4)][gates * lanes][4], four adjacent elements of a row together.
     """
-    panels, width = tidy(ceil_div(shape[1], lanes)), as_dim(gates * lanes)
+    panels, width = simplify_dim(ceil_div(shape[1], lanes)), as_dim(gates * lanes)
     if dtype == "int8":
-        return panels, tidy(ceil_div(shape[1], WORD)), width, as_dim(WORD)
+        return (
+            panels,
+            simplify_dim(ceil_div(shape[1], DOT_WORD_CHANNELS)),
+            width,
+            as_dim(DOT_WORD_CHANNELS),
+        )
     return panels, shape[1], width
 
 
@@ -33,39 +38,41 @@ def pack_recurrent(weight: Tensor, gates: int, lanes: int) -> Tensor:
     """Return a recurrent weight in panels: `lanes` adjacent units of each gate together."""
     hidden = weight.shape[1]
 
-    def body(p: Var, k: PrimExpr, i: Var, *byte: Var) -> PrimExpr:
+    def load_packed_element(p: Var, k: PrimExpr, i: Var, *byte: Var) -> PrimExpr:
         """Return element k of lane i of a panel; gate after gate, in each `lanes` units; 0 beyond
         the last unit.
         """
         unit = p * lanes + i % lanes
-        k = k * WORD + byte[0] if byte else k
+        k = k * DOT_WORD_CHANNELS + byte[0] if byte else k
         load = weight[i // lanes * hidden + unit, k]
         inside = logical_and(unit < hidden, k < hidden) if byte else unit < hidden
         return if_then_else(inside, load, const(0, weight.dtype))
 
-    shape = packed_shape(weight.shape, gates, lanes, weight.dtype)
-    return te.compute(shape, body, name="pack_recurrent", tag="injective")
+    shape = packed_recurrent_shape(weight.shape, gates, lanes, weight.dtype)
+    return te.compute(shape, load_packed_element, name="pack_recurrent", tag="injective")
 
 
-def recurrent(cell: Cell, inputs: Sequence[Tensor]) -> list[Tensor]:
+def recurrent(cell: RecurrentCell, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return all hidden states [steps, batch, hidden] and the last states [batch, hidden] (h, and c
     for an lstm), from projected data [steps, batch, gates * hidden], a weight, packed or not,
     and the optional inputs that the cell names. Sequence lengths are checked: in a reversed
     layer they index the data.
     """
     data = inputs[0]
-    state = (data.shape[1], tidy(data.shape[2] // cell.gates))
+    state = (data.shape[1], simplify_dim(data.shape[2] // cell.gates))
     shapes = [(data.shape[0], *state), state, *([state] if cell.kind == "lstm" else [])]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        return Layer(cell, ins, outs).body()
+    def emit_recurrent(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        return RecurrentLayerKernel(cell, ins, outs).emit_layer()
 
     attrs: dict[str, object] = {"cell": cell}
     if "lengths" in cell.given:
         lengths = inputs[2 + cell.given.index("lengths")]
-        attrs[CHECKS_ATTR] = (range_check("recurrent: length", lengths, 0, data.shape[0] + 1),)
+        attrs[RANGE_CHECKS_ATTR_KEY] = (
+            range_check("recurrent: length", lengths, 0, data.shape[0] + 1),
+        )
     outputs = te.extern_op(
-        shapes, inputs, build, ["float32"] * len(shapes), cell.kind, "recurrent", attrs
+        shapes, inputs, emit_recurrent, ["float32"] * len(shapes), cell.kind, "recurrent", attrs
     )
     return list(outputs)
 

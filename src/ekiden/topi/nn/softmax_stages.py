@@ -17,24 +17,26 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import as_dim, normalize_axis
-from ekiden.topi.reduce import accumulator, reduce
+from ekiden.topi.reduce import accumulator_dtype, reduce_elements
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return exp(x - max) over its sum along an axis."""
     data, axis = x, normalize_axis(axis, x.ndim, "softmax")
-    wide = accumulator(data.dtype)
-    highest = reduce(data, (axis,), True, te.max, "softmax_max")
+    wide = accumulator_dtype(data.dtype)
+    highest = reduce_elements(data, (axis,), True, te.max, "softmax_max")
     exponential = te.compute(
         data.shape,
-        lambda *i: call_intrin("exp", cast(data[i], wide) - cast(highest[_row(i, axis)], wide)),
+        lambda *i: call_intrin(
+            "exp", cast(data[i], wide) - cast(highest[_row_indices(i, axis)], wide)
+        ),
         name="softmax_exp",
         tag="softmax_exp",
     )
-    total = reduce(exponential, (axis,), True, te.sum, "softmax_sum")
+    total = reduce_elements(exponential, (axis,), True, te.sum, "softmax_sum")
     return te.compute(
         data.shape,
-        lambda *i: cast(exponential[i] * (1.0 / total[_row(i, axis)]), data.dtype),
+        lambda *i: cast(exponential[i] * (1.0 / total[_row_indices(i, axis)]), data.dtype),
         name="softmax",
         tag="softmax",
         attrs={"axis": axis},
@@ -44,26 +46,28 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Return x - max - log(sum(exp(x - max))) along an axis."""
     data, axis = x, normalize_axis(axis, x.ndim, "log_softmax")
-    wide = accumulator(data.dtype)
-    highest = reduce(data, (axis,), True, te.max, "softmax_max")
+    wide = accumulator_dtype(data.dtype)
+    highest = reduce_elements(data, (axis,), True, te.max, "softmax_max")
     k = te.reduce_axis((0, data.shape[axis]), "k")
 
-    def total_body(*i: Var) -> PrimExpr:
+    def sum_of_exponentials(*i: Var) -> PrimExpr:
         value = cast(data[(*i[:axis], k, *i[axis + 1 :])], wide)
         return te.sum(call_intrin("exp", value - cast(highest[i], wide)), k)
 
-    total = te.compute(highest.shape, total_body, name="softmax_sum", tag="reduce")
+    total = te.compute(highest.shape, sum_of_exponentials, name="softmax_sum", tag="reduce")
 
-    def body(*i: Var) -> PrimExpr:
+    def log_probability(*i: Var) -> PrimExpr:
         """Compute in the wide dtype; rounded once, at the end."""
-        row = _row(i, axis)
+        row = _row_indices(i, axis)
         shifted = cast(data[i], wide) - cast(highest[row], wide)
         return cast(shifted - call_intrin("log", total[row]), data.dtype)
 
-    return te.compute(data.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis})
+    return te.compute(
+        data.shape, log_probability, name="log_softmax", tag="softmax", attrs={"axis": axis}
+    )
 
 
-def _row(indices: Sequence[PrimExpr], axis: int) -> tuple[PrimExpr, ...]:
+def _row_indices(indices: Sequence[PrimExpr], axis: int) -> tuple[PrimExpr, ...]:
     return (*indices[:axis], as_dim(0), *indices[axis + 1 :])
 
 

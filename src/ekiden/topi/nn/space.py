@@ -8,28 +8,28 @@ from collections.abc import Sequence
 
 from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
-from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, logical_and
+from ekiden.ir.prim import EQ, PrimExpr, Var, const, fold_binary, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
     as_shape,
-    expect_least,
     expect_natural,
-    expect_positive,
-    expect_shape,
-    known,
+    known_int,
     normalize_axis,
-    product,
-    replaced,
-    tidy,
+    product_of_dims,
+    replace_dim,
+    require_min_extent,
+    require_positive,
+    require_shape,
+    simplify_dim,
 )
-from ekiden.topi.layout import permute
-from ekiden.topi.nn.convolution import guarded
+from ekiden.topi.layout import permute_values
+from ekiden.topi.nn.convolution import guarded_load
 from ekiden.topi.transform import unravel
 
-DEPTH_ORDERS = ("DCR", "CRD", "CDR")
+DEPTH_TO_SPACE_MODES = ("DCR", "CRD", "CDR")
 """The last is how TVM writes the one before."""
 
 
@@ -42,41 +42,52 @@ def depth_to_space(
     mode "DCR": the block's row and column come first in the channels, "CRD": last. ONNX
     DepthToSpace. Raises ValueError for another mode.
     """
-    if mode not in DEPTH_ORDERS:
+    if mode not in DEPTH_TO_SPACE_MODES:
         raise ValueError(
-            f"depth_to_space: mode must be one of {', '.join(DEPTH_ORDERS)}, got {mode!r}"
+            f"depth_to_space: mode must be one of {', '.join(DEPTH_TO_SPACE_MODES)}, got {mode!r}"
         )
-    n, c, h, w = permute(data.shape, layout, "NCHW")
-    expect_positive("depth_to_space", block_size=block_size)
-    if known(c) is not None and int(known(c) or 0) % (block_size * block_size):
-        raise ValueError(f"depth_to_space: {known(c)} channels are not blocks of {block_size}**2")
-    channels = tidy(c // (block_size * block_size))
+    n, c, h, w = permute_values(data.shape, layout, "NCHW")
+    require_positive("depth_to_space", block_size=block_size)
+    if known_int(c) is not None and int(known_int(c) or 0) % (block_size * block_size):
+        raise ValueError(
+            f"depth_to_space: {known_int(c)} channels are not blocks of {block_size}**2"
+        )
+    channels = simplify_dim(c // (block_size * block_size))
 
-    def body(*i: Var) -> PrimExpr:
+    def load_from_channel(*i: Var) -> PrimExpr:
         """Return the element whose channel follows from the pixel's position in its block."""
-        b, o, y, x = permute(i, layout, "NCHW")
+        b, o, y, x = permute_values(i, layout, "NCHW")
         inner = (y % block_size) * block_size + x % block_size
         source = inner * channels + o if mode == "DCR" else o * (block_size * block_size) + inner
-        return data[permute((b, source, y // block_size, x // block_size), "NCHW", layout)]
+        return data[permute_values((b, source, y // block_size, x // block_size), "NCHW", layout)]
 
-    shape = permute((n, channels, tidy(h * block_size), tidy(w * block_size)), "NCHW", layout)
-    return te.compute(shape, body, name="depth_to_space", tag="injective")
+    shape = permute_values(
+        (n, channels, simplify_dim(h * block_size), simplify_dim(w * block_size)), "NCHW", layout
+    )
+    return te.compute(shape, load_from_channel, name="depth_to_space", tag="injective")
 
 
 def space_to_depth(data: Tensor, block_size: int, layout: str = "NCHW") -> Tensor:
     """Rearrange blocks of pixels to channels, the block's row and column first."""
-    n, c, h, w = permute(data.shape, layout, "NCHW")
+    n, c, h, w = permute_values(data.shape, layout, "NCHW")
 
-    def body(*i: Var) -> PrimExpr:
+    def load_from_block(*i: Var) -> PrimExpr:
         """Return the element whose position in the block follows from the channel."""
-        b, o, y, x = permute(i, layout, "NCHW")
+        b, o, y, x = permute_values(i, layout, "NCHW")
         inner, channel = o // c, o % c
         row, column = y * block_size + inner // block_size, x * block_size + inner % block_size
-        return data[permute((b, channel, row, column), "NCHW", layout)]
+        return data[permute_values((b, channel, row, column), "NCHW", layout)]
 
-    counts = (tidy(c * block_size * block_size), tidy(h // block_size), tidy(w // block_size))
+    counts = (
+        simplify_dim(c * block_size * block_size),
+        simplify_dim(h // block_size),
+        simplify_dim(w // block_size),
+    )
     return te.compute(
-        permute((n, *counts), "NCHW", layout), body, name="space_to_depth", tag="injective"
+        permute_values((n, *counts), "NCHW", layout),
+        load_from_block,
+        name="space_to_depth",
+        tag="injective",
     )
 
 
@@ -94,31 +105,29 @@ def space_to_batch_nd(
     first, last = as_shape(pad_before), as_shape(pad_after)
     _check_blocks("space_to_batch_nd", block_shape, "paddings", (first, last))
     sizes = [
-        tidy((d + a + b) // block)
+        simplify_dim((d + a + b) // block)
         for d, a, b, block in zip(data.shape[1:], first, last, block_shape, strict=False)
     ]
-    blocks = product(as_shape(block_shape))
+    blocks = product_of_dims(as_shape(block_shape))
     batch = data.shape[0]
 
-    def body(*i: Var) -> PrimExpr:
-        """Return the padded element of a position within blocks; the pad value outside of
-        the data.
-        """
+    def load_padded_element(*i: Var) -> PrimExpr:
+        """Return one element of the result: the input element, or the pad value outside of it."""
         inner = unravel(i[0] // batch, as_shape(block_shape))
         at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
         conditions = [c for n, p in enumerate(at) for c in (p >= 0, p < data.shape[1 + n])]
         index = (i[0] % batch, *at, *i[1 + rank :])
-        return guarded(data, index, conditions, const(pad_value, data.dtype))
+        return guarded_load(data, index, conditions, const(pad_value, data.dtype))
 
-    shape = (tidy(batch * blocks), *sizes, *data.shape[1 + rank :])
-    return te.compute(shape, body, name="space_to_batch_nd", tag="injective")
+    shape = (simplify_dim(batch * blocks), *sizes, *data.shape[1 + rank :])
+    return te.compute(shape, load_padded_element, name="space_to_batch_nd", tag="injective")
 
 
 def _check_blocks(
     name: str, block_shape: Sequence[int], what: str, borders: tuple[Shape, Shape]
 ) -> None:
     for block in block_shape:
-        expect_positive(name, block_shape=block)
+        require_positive(name, block_shape=block)
     for border in borders:
         if len(border) != len(block_shape):
             raise ValueError(f"{name}: {len(block_shape)} {what} expected, got {len(border)}")
@@ -137,14 +146,14 @@ def batch_to_space_nd(
     rank = len(block_shape)
     first, last = as_shape(crop_begin_list), as_shape(crop_end_list)
     _check_blocks("batch_to_space_nd", block_shape, "crops", (first, last))
-    blocks = product(as_shape(block_shape))
-    batch = tidy(data.shape[0] // blocks)
+    blocks = product_of_dims(as_shape(block_shape))
+    batch = simplify_dim(data.shape[0] // blocks)
     sizes = [
-        tidy(d * block - a - b)
+        simplify_dim(d * block - a - b)
         for d, a, b, block in zip(data.shape[1:], first, last, block_shape, strict=False)
     ]
 
-    def body(*i: Var) -> PrimExpr:
+    def load_from_batch(*i: Var) -> PrimExpr:
         """Return the element whose batch follows from the position in the block."""
         at = [i[1 + n] + first[n] for n in range(rank)]
         inner: PrimExpr = as_dim(0)
@@ -154,12 +163,12 @@ def batch_to_space_nd(
         return data[(inner * batch + i[0], *outer, *i[1 + rank :])]
 
     shape = (batch, *sizes, *data.shape[1 + rank :])
-    return te.compute(shape, body, name="batch_to_space_nd", tag="injective")
+    return te.compute(shape, load_from_batch, name="batch_to_space_nd", tag="injective")
 
 
 def flatten(data: Tensor) -> Tensor:
     """Return the data with two axes: the first, and all others merged."""
-    shape = (data.shape[0], product(data.shape[1:]))
+    shape = (data.shape[0], product_of_dims(data.shape[1:]))
     return te.compute(
         shape, lambda i, j: data[(i, *unravel(j, data.shape[1:]))], name="flatten", tag="injective"
     )
@@ -175,35 +184,35 @@ def dilate(
     if len(strides) != data.ndim:
         raise ValueError(f"dilate: expected {data.ndim} strides, got {tuple(strides)}")
     for step in strides:
-        expect_positive("dilate", strides=step)
-    shape = [tidy((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
+        require_positive("dilate", strides=step)
+    shape = [simplify_dim((d - 1) * s + 1) for d, s in zip(data.shape, strides, strict=True)]
 
-    def body(*i: Var) -> PrimExpr:
+    def dilate_element(*i: Var) -> PrimExpr:
         """Return an element where every index is a multiple of its stride, else the fill value."""
         exact: PrimExpr = const(True)
         for index, step in zip(i, strides, strict=True):
             if step != 1:
-                exact = logical_and(exact, binary(EQ, index % step, 0))
+                exact = logical_and(exact, fold_binary(EQ, index % step, 0))
         at = [index // step for index, step in zip(i, strides, strict=True)]
         return if_then_else(exact, data[at], const(dilation_value, data.dtype))
 
-    return te.compute(shape, body, name=name, tag="injective")
+    return te.compute(shape, dilate_element, name=name, tag="injective")
 
 
 def fifo_buffer(data: Tensor, buffer: Tensor, axis: int) -> Tensor:
     """Shift the buffer along an axis by the extent of `data`, which fills its end."""
     at = normalize_axis(axis, buffer.ndim, "fifo_buffer")
     size, extent = buffer.shape[at], data.shape[at]
-    expect_shape("fifo_buffer", "data", data.shape, replaced(buffer.shape, at, extent))
-    expect_least("fifo_buffer", "buffer", (size,), (extent,))
+    require_shape("fifo_buffer", "data", data.shape, replace_dim(buffer.shape, at, extent))
+    require_min_extent("fifo_buffer", "buffer", (size,), (extent,))
 
-    def body(*i: Var) -> PrimExpr:
+    def shift_element(*i: Var) -> PrimExpr:
         """Return the shifted buffer's element; after its end, the new data's."""
-        old = buffer[replaced(i, at, i[at] + extent)]
-        new = data[replaced(i, at, i[at] + extent - size)]
+        old = buffer[replace_dim(i, at, i[at] + extent)]
+        new = data[replace_dim(i, at, i[at] + extent - size)]
         return if_then_else(i[at] + extent < size, old, new)
 
-    return te.compute(buffer.shape, body, name="fifo_buffer", tag="injective")
+    return te.compute(buffer.shape, shift_element, name="fifo_buffer", tag="injective")
 
 
 __all__ = [

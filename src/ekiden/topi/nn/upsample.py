@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Dim, as_dim, known, tidy
+from ekiden.topi.dimensions import Dim, as_dim, known_int, simplify_dim
 from ekiden.topi.image.resize import resize2d, resize3d
-from ekiden.topi.layout import spatial
+from ekiden.topi.layout import spatial_axis_indices
 
 
-def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
+def _scaled_extent(extent: PrimExpr, factor: float) -> PrimExpr:
     """Return an extent times a factor, rounded. Raises ValueError for a symbol times a
     non-integer.
     """
-    number = known(extent)
+    number = known_int(extent)
     if number is not None:
         return as_dim(round(number * factor))
     if factor != int(factor):
         raise ValueError(f"upsampling: a symbolic extent needs an integer factor, got {factor}")
-    return tidy(extent * int(factor))
+    return simplify_dim(extent * int(factor))
 
 
 def upsampling(
@@ -36,12 +36,12 @@ def upsampling(
 
     `output_shape` says the result's shape where the factors do not.
     """
-    axes = spatial(layout)
+    axes = spatial_axis_indices(layout)
     extents = [data.shape[a] for a in axes]
     size: list[Dim] = (
         [*(output_shape[a] for a in axes)]
         if output_shape is not None
-        else [_scaled(d, f) for d, f in zip(extents, (scale_h, scale_w), strict=True)]
+        else [_scaled_extent(d, f) for d, f in zip(extents, (scale_h, scale_w), strict=True)]
     )
     mode = "align_corners" if align_corners else "asymmetric"
     return resize2d(data, None, size, layout, method, mode)
@@ -58,11 +58,11 @@ def upsampling3d(
     output_shape: Sequence[Dim] | None = None,
 ) -> Tensor:
     """Enlarge volumes by factors; method "nearest_neighbor" or "trilinear"."""
-    axes, factors = spatial(layout), (scale_d, scale_h, scale_w)
+    axes, factors = spatial_axis_indices(layout), (scale_d, scale_h, scale_w)
     size: list[Dim] = (
         [*(output_shape[a] for a in axes)]
         if output_shape is not None
-        else [_scaled(data.shape[a], f) for a, f in zip(axes, factors, strict=True)]
+        else [_scaled_extent(data.shape[a], f) for a, f in zip(axes, factors, strict=True)]
     )
     kind = "linear" if method == "trilinear" else method
     return resize3d(data, None, size, layout, kind, coordinate_transformation_mode)

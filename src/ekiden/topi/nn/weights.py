@@ -20,22 +20,23 @@ import numpy as np
 
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import prim_text
-from ekiden.topi.dimensions import as_dim, ceil_div, tidy, unify_dim
-from ekiden.topi.layout import packed_tile, packed_word, parse, permute
+from ekiden.ir.text import format_prim_expr
+from ekiden.tir.data_layout import parse_layout
+from ekiden.topi.dimensions import as_dim, ceil_div, simplify_dim, unify_dim
+from ekiden.topi.layout import packed_tile_size, packed_word_size, permute_values
 
-PACKED_KINDS = (
+PACKED_WEIGHT_KINDS = (
     *("dense", "dense_u8s8", "dense_bf16"),
     *("conv2d", "conv2d_u8s8", "conv2d_bf16", "group_conv2d", "group_conv2d_u8s8"),
 )
 """What `pack_weight` can pack."""
-WORD = 4
+DOT_WORD_CHANNELS = 4
 """Bytes that a step of a product of bytes takes; divides K, and I."""
-WORD_BY_DTYPE = {"uint8": WORD, "int8": WORD, "bfloat16": 2}
+DOT_WORD_BY_DTYPE = {"uint8": DOT_WORD_CHANNELS, "int8": DOT_WORD_CHANNELS, "bfloat16": 2}
 """dtype -> elements that a step of a product takes at a time, where that is more than one."""
-WORD_BY_KIND = {
-    **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), WORD),
-    **dict.fromkeys(("dense_bf16", "conv2d_bf16"), WORD_BY_DTYPE["bfloat16"]),
+DOT_WORD_BY_KIND = {
+    **dict.fromkeys(("dense_u8s8", "conv2d_u8s8", "group_conv2d_u8s8"), DOT_WORD_CHANNELS),
+    **dict.fromkeys(("dense_bf16", "conv2d_bf16"), DOT_WORD_BY_DTYPE["bfloat16"]),
 }
 """What is packed in words -> their elements."""
 
@@ -46,36 +47,38 @@ def conv_weight_shape(
     """Return (out channels, in channels per group, window extents). Raises ValueError on a rank
     that does not fit.
     """
-    if len(parse(kernel_layout)) != len(shape):
+    if len(parse_layout(kernel_layout)) != len(shape):
         raise ValueError(
-            f"'weight' must have {len(parse(kernel_layout))} dimensions ({kernel_layout}),"
+            f"'weight' must have {len(parse_layout(kernel_layout))} dimensions ({kernel_layout}),"
             f" got {len(shape)}"
         )
-    axes = window_axes(kernel_layout)
-    if not packed_tile(kernel_layout):
-        return permute(shape, kernel_layout, f"OI{axes}")
+    axes = spatial_letters(kernel_layout)
+    if not packed_tile_size(kernel_layout):
+        return permute_values(shape, kernel_layout, f"OI{axes}")
     if channels is None:
         raise ValueError(f"a weight in {kernel_layout} needs the attribute 'channels'")
-    _check_tiles(shape, kernel_layout, channels, groups)
+    _require_matching_tiles(shape, kernel_layout, channels, groups)
     if kernel_layout.endswith("i"):
         *window, words = shape[-3 - len(axes) : -2]
-        return as_dim(channels), tidy(words * packed_word(kernel_layout)), *window
+        return as_dim(channels), simplify_dim(words * packed_word_size(kernel_layout)), *window
     *window, per_group = shape[-2 - len(axes) : -1]
     return as_dim(channels), per_group, *window
 
 
-def _check_tiles(shape: Sequence[PrimExpr], kernel_layout: str, channels: int, groups: int) -> None:
+def _require_matching_tiles(
+    shape: Sequence[PrimExpr], kernel_layout: str, channels: int, groups: int
+) -> None:
     """Raise ValueError where a packed weight has other tiles than its layout and the number of
     output channels imply.
     """
-    tile, is_grouped = packed_tile(kernel_layout), kernel_layout.startswith("G")
+    tile, is_grouped = packed_tile_size(kernel_layout), kernel_layout.startswith("G")
     count, columns = shape[is_grouped], shape[-2 if kernel_layout.endswith("i") else -1]
     expected_dims = [(count, -(-(channels // groups if is_grouped else channels) // tile)),
-              (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
+                     (columns, tile), *([(shape[0], groups)] if is_grouped else ())]  # fmt: skip
     if any(unify_dim(d, as_dim(number)) is None for d, number in expected_dims):
         raise ValueError(
             f"a weight in {kernel_layout} of {channels} channels has {expected_dims[0][1]} tiles of"
-            f" {tile}, got {prim_text(count)} of {prim_text(columns)}"
+            f" {tile}, got {format_prim_expr(count)} of {format_prim_expr(columns)}"
         )
 
 
@@ -85,13 +88,13 @@ def conv_transpose_weight_shape(
     """Return (in channels, out channels per group, window extents) of a transposed convolution's
     weight. Raises ValueError for another rank.
     """
-    if not packed_tile(kernel_layout):
-        return permute(shape, kernel_layout, f"IO{window_axes(kernel_layout)}")
+    if not packed_tile_size(kernel_layout):
+        return permute_values(shape, kernel_layout, f"IO{spatial_letters(kernel_layout)}")
     out, per_group, *window = conv_weight_shape(shape, kernel_layout, channels, groups)
-    return tidy(per_group * groups), tidy(out // groups), *window
+    return simplify_dim(per_group * groups), simplify_dim(out // groups), *window
 
 
-def window_axes(layout: str) -> str:
+def spatial_letters(layout: str) -> str:
     """Return the spatial axes of a layout: "HW" of "NHWC"."""
     return "".join(letter for letter in "DHW" if letter in layout)
 
@@ -103,35 +106,41 @@ def pack_weight_shape(
     r = as_dim(tile)
     if kind == "dense":
         n, k = shape
-        return tidy(ceil_div(n, tile)), k, r
+        return simplify_dim(ceil_div(n, tile)), k, r
     if kind.startswith("dense_"):
-        word = WORD_BY_KIND[kind]
+        word = DOT_WORD_BY_KIND[kind]
         n, k = shape
-        return tidy(ceil_div(n, tile)), tidy(k // word), r, as_dim(word)
+        return simplify_dim(ceil_div(n, tile)), simplify_dim(k // word), r, as_dim(word)
     out, per_group, *window = shape
     if kind == "conv2d":
-        return tidy(ceil_div(out, tile)), *window, per_group, r
+        return simplify_dim(ceil_div(out, tile)), *window, per_group, r
     if kind.startswith("conv2d_"):
-        word = WORD_BY_KIND[kind]
-        return tidy(ceil_div(out, tile)), *window, tidy(per_group // word), r, as_dim(word)
-    grouped = as_dim(groups), tidy(ceil_div(out // groups, tile)), *window
-    if kind in WORD_BY_KIND:
-        word = WORD_BY_KIND[kind]
-        return *grouped, tidy(per_group // word), r, as_dim(word)
+        word = DOT_WORD_BY_KIND[kind]
+        return (
+            simplify_dim(ceil_div(out, tile)),
+            *window,
+            simplify_dim(per_group // word),
+            r,
+            as_dim(word),
+        )
+    grouped = as_dim(groups), simplify_dim(ceil_div(out // groups, tile)), *window
+    if kind in DOT_WORD_BY_KIND:
+        word = DOT_WORD_BY_KIND[kind]
+        return *grouped, simplify_dim(per_group // word), r, as_dim(word)
     return *grouped, per_group, r
 
 
 def pack_weight(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     """Pack [N, K] (dense), OIHW or OIDHW, padding the last tile of output channels with zeros."""
-    return np.ascontiguousarray(packed_view(weight, kind, tile, groups))
+    return np.ascontiguousarray(pack_weight_view(weight, kind, tile, groups))
 
 
-def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
+def pack_weight_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
     """Return a packed weight, as a view where possible: writing the artifact copies it once."""
     if kind == "dense":
         return _pack_rows(weight, tile).transpose(0, 2, 1)
     if kind.startswith("dense_"):
-        word = WORD_BY_KIND[kind]
+        word = DOT_WORD_BY_KIND[kind]
         rows = _pack_rows(weight, tile)
         words = rows.reshape(len(rows), tile, rows.shape[2] // word, word)
         return words.transpose(0, 2, 1, 3)
@@ -139,12 +148,12 @@ def packed_view(weight: Array, kind: str, tile: int, groups: int = 1) -> Array:
         rows = _pack_rows(weight, tile)
         return rows.transpose(0, *range(3, rows.ndim), 2, 1)
     if kind.startswith("conv2d_"):
-        plain = packed_view(weight, "conv2d", tile)
-        words = plain.reshape(*plain.shape[:-2], -1, WORD_BY_KIND[kind], tile)
+        plain = pack_weight_view(weight, "conv2d", tile)
+        words = plain.reshape(*plain.shape[:-2], -1, DOT_WORD_BY_KIND[kind], tile)
         return words.swapaxes(-1, -2)
     of_group = kind.removeprefix("group_")
     group_panels = [
-        packed_view(group, of_group, tile) for group in np.split(weight, groups, axis=0)
+        pack_weight_view(group, of_group, tile) for group in np.split(weight, groups, axis=0)
     ]
     return np.stack(group_panels)
 
@@ -158,7 +167,7 @@ def _pack_rows(weight: Array, tile: int) -> Array:
     return weight.reshape(count, tile, *weight.shape[1:])
 
 
-def whole_words(packed: Array, word_indices: Array | None) -> Array:
+def add_residual_words(packed: Array, word_indices: Array | None) -> Array:
     """Return [panels][K/4 + r][columns][4] with its last r rows added to the rows that
     `word_indices` [panels][r] names.
     """
@@ -175,7 +184,7 @@ def unpack_dense_weight(packed: Array, units: int, word_indices: Array | None = 
     last words are added to the named ones.
     """
     if packed.ndim == 4:
-        packed = whole_words(packed, word_indices)
+        packed = add_residual_words(packed, word_indices)
         count, words, tile, word = packed.shape
         return packed.transpose(0, 2, 1, 3).reshape(count * tile, words * word)[:units]
     return packed.transpose(0, 2, 1).reshape(packed.shape[0] * packed.shape[2], packed.shape[1])[
@@ -187,8 +196,8 @@ def unpack_conv_weight(
     weight: Array, kernel_layout: str, channels: int | None, groups: int
 ) -> Array:
     """Return a weight in any layout as OIHW or OIDHW."""
-    if not packed_tile(kernel_layout):
-        order = f"OI{window_axes(kernel_layout)}"
+    if not packed_tile_size(kernel_layout):
+        order = f"OI{spatial_letters(kernel_layout)}"
         return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
     assert channels is not None, "checked by the relation"
     if kernel_layout.endswith("i"):
@@ -203,8 +212,8 @@ def unpack_conv_transpose_weight(
     weight: Array, kernel_layout: str, channels: int | None, groups: int
 ) -> Array:
     """Return the weight of a transposed convolution in any layout as IOHW or IODHW."""
-    if not packed_tile(kernel_layout):
-        order = f"IO{window_axes(kernel_layout)}"
+    if not packed_tile_size(kernel_layout):
+        order = f"IO{spatial_letters(kernel_layout)}"
         return np.transpose(weight, [kernel_layout.index(letter) for letter in order])
     plain = unpack_conv_weight(weight, kernel_layout, channels, groups)
     return np.concatenate([group.swapaxes(0, 1) for group in np.split(plain, groups)])

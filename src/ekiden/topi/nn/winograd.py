@@ -28,11 +28,11 @@ from ekiden import te
 from ekiden.ir.dtype import is_float
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
-from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
+from ekiden.ir.prim import EQ, PrimExpr, Select, Var, cast, const, fold_binary
 from ekiden.runtime import empty
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import as_dim, tidy
-from ekiden.topi.nn.convolution import guarded, inside
+from ekiden.topi.dimensions import as_dim, simplify_dim
+from ekiden.topi.nn.convolution import guarded_load, in_range_conditions
 
 WINOGRAD_TAPS = 3
 INTERPOLATION_POINTS = {
@@ -42,23 +42,23 @@ INTERPOLATION_POINTS = {
 """Where the polynomials are evaluated, besides infinity; opposite ones follow each other."""
 INTEGER_INTERPOLATION_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 2.0, -2.0)}
 """The same for bytes."""
-CHANNELS_PER_STEP = 2
+CHANNELS_PER_PAIR = 2
 """Elements of int16 that a step of a product of bytes takes."""
 UINT8_MAX = 255
 """The largest byte of the data, which have no sign."""
 
 MAX_TRANSFORM_COLUMNS = 512
 """Most columns of a product when weights are transformed."""
-MIN_TILES = 9
+MIN_WINOGRAD_TILES = 9
 """Fewest tiles of an image: products of fewer rows leave the multipliers idle."""
 
 
-def suits(channels_in: int, channels_out: int, lanes: int) -> bool:
+def fills_vectors(channels_in: int, channels_out: int, lanes: int) -> bool:
     """Return whether the input and output channels fill a vector of `lanes`."""
     return min(channels_in, channels_out) >= lanes
 
 
-def _divisors(points: Array) -> Array:
+def _interpolation_divisors(points: Array) -> Array:
     """Return for each point the product of its distances to the others, and 1 for infinity."""
     distances = points[:, None] - points[None]
     np.fill_diagonal(distances, 1.0)
@@ -66,29 +66,38 @@ def _divisors(points: Array) -> Array:
 
 
 @functools.cache
-def integer_scale(m: int) -> tuple[int, int]:
+def integer_unscaling(m: int) -> tuple[int, int]:
     """Return (inverse, shift) that undo D^2: multiply a sum by `inverse` modulo 2^32, then shift it
     right.
     """
     square = (
-        math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_INTERPOLATION_POINTS[m])))) ** 2
+        math.lcm(
+            *(
+                int(abs(d))
+                for d in _interpolation_divisors(np.array(INTEGER_INTERPOLATION_POINTS[m]))
+            )
+        )
+        ** 2
     )
     shift = (square & -square).bit_length() - 1
+    # The sums are multiples of D^2: division by its odd part is exact as multiplication by the
+    # inverse modulo 2**32, its power of two is a shift.
     inverse = pow(square >> shift, -1, 1 << 32)
     return (inverse + (1 << 31)) % (1 << 32) - (1 << 31), shift
 
 
-def sums_fit(weight: Array, m: int) -> bool:
+def do_sums_fit_int32(weight: Array, m: int) -> bool:
     """Return whether every sum of bytes with an int8 OIHW weight fits in the bits that remain after
     the shift.
     """
     wide = weight.reshape(len(weight), -1).astype(np.int64)
+    # A bound for data in 0..255: the positive weights at 255 and the others at 0, or the reverse.
     largest = max(np.maximum(wide, 0).sum(1).max(initial=0), -np.minimum(wide, 0).sum(1).min())
-    return int(largest) * UINT8_MAX < 1 << (31 - integer_scale(m)[1])
+    return int(largest) * UINT8_MAX < 1 << (31 - integer_unscaling(m)[1])
 
 
 @functools.cache
-def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
+def transform_matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     """Return the transforms (A: m x (m + 2), B: (m + 2) x (m + 2), G: (m + 2) x 3), float64, by
     Toom-Cook interpolation; of integers (A times D) for bytes.
 
@@ -101,7 +110,7 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     """
     points = np.array((INTEGER_INTERPOLATION_POINTS if is_integer else INTERPOLATION_POINTS)[m])
     size = m + WINOGRAD_TAPS - 1
-    divisors = _divisors(points)
+    divisors = _interpolation_divisors(points)
     a, b, g = np.zeros((m, size)), np.zeros((size, size)), np.zeros((size, WINOGRAD_TAPS))
     a[:, :-1] = points[None] ** np.arange(m)[:, None]
     a[-1, -1] = 1
@@ -116,6 +125,7 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     else:
         g /= divisors[:, None]
     for matrix in (a, b, g):
+        # Rounding residue of np.poly; exact zeros let the generated transforms skip terms.
         matrix[np.abs(matrix) < 1e-12] = 0
     return a, b, g
 
@@ -126,34 +136,34 @@ def transform_weight(weight: Array, m: int, tile: int) -> Array:
     + 2)^2][ceil(O / tile)][ceil(I / 2)][tile][2], with two input channels side by side.
     """
     if weight.dtype == np.int8:
-        return _paired(transform_integers(weight, m, tile))
-    return _transformed(weight, matrices(m)[2], tile)
+        return _pair_channels(transform_int8_weight(weight, m, tile))
+    return _transform_panels(weight, transform_matrices(m)[2], tile)
 
 
-def transform_integers(weight: Array, m: int, tile: int) -> Array:
+def transform_int8_weight(weight: Array, m: int, tile: int) -> Array:
     """Return the int16 transform of an int8 weight before channels are paired. No element exceeds
     49 * 128, so float32 holds them all exactly.
     """
-    g = matrices(m, True)[2]
-    return _transformed(weight.astype(np.float32), g, tile).astype(np.int16)
+    g = transform_matrices(m, True)[2]
+    return _transform_panels(weight.astype(np.float32), g, tile).astype(np.int16)
 
 
-def _paired(transformed: Array) -> Array:
+def _pair_channels(transformed: Array) -> Array:
     """Reshape [..., I, tile] to [..., ceil(I / 2), tile, 2], zero-padding an odd number of
     channels.
     """
-    missing = -transformed.shape[2] % CHANNELS_PER_STEP
+    missing = -transformed.shape[2] % CHANNELS_PER_PAIR
     full = np.pad(transformed, ((0, 0), (0, 0), (0, missing), (0, 0)))
-    words = full.reshape(*full.shape[:2], -1, CHANNELS_PER_STEP, full.shape[3])
+    words = full.reshape(*full.shape[:2], -1, CHANNELS_PER_PAIR, full.shape[3])
     return np.ascontiguousarray(words.swapaxes(-1, -2))
 
 
-def unpaired(weight: Array) -> Array:
+def unpair_channels(weight: Array) -> Array:
     """Reshape [..., I / 2, tile, 2] back to [..., I, tile]."""
     return weight.swapaxes(-1, -2).reshape(*weight.shape[:2], -1, weight.shape[3])
 
 
-def _transformed(weight: Array, g: Array, tile: int) -> Array:
+def _transform_panels(weight: Array, g: Array, tile: int) -> Array:
     """Return G w G' for each pair of channels, packed in panels."""
     both = (
         np.einsum("ai,bj->abij", g, g)
@@ -191,12 +201,14 @@ def _transformed(weight: Array, g: Array, tile: int) -> Array:
     return transformed
 
 
-def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[int, ...]) -> Array:
+def reference_conv2d(
+    data: Array, weight: Array, m: int, channels: int, padding: tuple[int, ...]
+) -> Array:
     """Return the float64 reference of `winograd_conv2d`."""
     is_integer = weight.dtype == np.int16
-    a, b, _ = matrices(m, is_integer)
+    a, b, _ = transform_matrices(m, is_integer)
     if is_integer:
-        a, b, weight = a.astype(np.int64), b.astype(np.int64), unpaired(weight)
+        a, b, weight = a.astype(np.int64), b.astype(np.int64), unpair_channels(weight)
     top, pad_left, bottom, right = padding
     n, height, width, depth = data.shape
     rows, columns = height + top + bottom - 2, width + pad_left + right - 2
@@ -210,6 +222,7 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
         for j in range(size):
             at = padded[:, i : i + down * m : m, j : j + across * m : m]
             tiles[:, :, :, i, j] = at[:, :down, :across]
+    # V = B' d B, M = U V and Y = A' M A, as in Lavin and Gray (2016).
     inside = np.einsum("ai,bj,nyxijc->abnyxc", b, b, tiles, optimize=True)
     plain = weight[:, :, :depth].transpose(0, 2, 1, 3).reshape(size, size, depth, -1)
     plain = plain[..., :channels].astype(a.dtype)
@@ -217,12 +230,12 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
     output_tiles = np.einsum("ia,jb,abnyxo->nyixjo", a, a, products, optimize=True)
     full = output_tiles.reshape(n, down * m, across * m, channels)
     result = full[:, :rows, :columns]
-    return _reduced(result, m) if is_integer else np.asarray(result, data.dtype)
+    return _undo_integer_scale(result, m) if is_integer else np.asarray(result, data.dtype)
 
 
-def _reduced(sums: Array, m: int) -> Array:
+def _undo_integer_scale(sums: Array, m: int) -> Array:
     """Return int32 results from int64 sums scaled by D^2, as the generated code computes them."""
-    inverse, shift = integer_scale(m)
+    inverse, shift = integer_unscaling(m)
     return (sums * inverse).astype(np.int32) >> np.int32(shift)
 
 
@@ -233,7 +246,7 @@ def matrix_element(matrix: Array, row: PrimExpr, column: PrimExpr, dtype: str) -
     for at, value in enumerate(matrix.ravel()):
         if value:
             element = Select(
-                binary(EQ, row * width + column, as_dim(at)),
+                fold_binary(EQ, row * width + column, as_dim(at)),
                 const(float(value) if is_float(dtype) else int(value), dtype),
                 element,
                 dtype,
@@ -245,34 +258,37 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
     """Transform a weight as `transform_weight`."""
     is_integer = weight.dtype == "int8"
     dtype = "int16" if is_integer else weight.dtype
-    _, _, g = matrices(m, is_integer)
+    _, _, g = transform_matrices(m, is_integer)
     out, channels = weight.shape[:2]
     size = m + WINOGRAD_TAPS - 1
     ky, kx = te.reduce_axis((0, WINOGRAD_TAPS), "ky"), te.reduce_axis((0, WINOGRAD_TAPS), "kx")
 
-    def element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
+    def transform_element(e: Var, panel: Var, c: PrimExpr, column: Var) -> PrimExpr:
         """Return G g G' (Lavin and Gray 2015), for each position (u, v) = e of a tile; zeros behind
         the channels, and in the last panel's columns behind theirs.
         """
         o = panel * tile + column
         held = [o < out, c < channels]
-        value = cast(guarded(weight, (o, c, ky, kx), held, const(0, weight.dtype)), dtype)
+        value = cast(guarded_load(weight, (o, c, ky, kx), held, const(0, weight.dtype)), dtype)
         factor = matrix_element(g, e // size, ky, dtype) * matrix_element(g, e % size, kx, dtype)
         return te.sum(value * factor, (ky, kx))
 
-    panels = as_dim(size * size), tidy((out + (tile - 1)) // tile)
+    # One matrix per tile position: the products of all positions are independent matrix products.
+    panels = as_dim(size * size), simplify_dim((out + (tile - 1)) // tile)
     if not is_integer:
         shape = (*panels, channels, as_dim(tile))
-        return te.compute(shape, element, name="winograd_weight", tag="reduce")
+        return te.compute(shape, transform_element, name="winograd_weight", tag="reduce")
     words = (
         *panels,
-        tidy((channels + (CHANNELS_PER_STEP - 1)) // CHANNELS_PER_STEP),
+        simplify_dim((channels + (CHANNELS_PER_PAIR - 1)) // CHANNELS_PER_PAIR),
         as_dim(tile),
-        as_dim(CHANNELS_PER_STEP),
+        as_dim(CHANNELS_PER_PAIR),
     )
     return te.compute(
         words,
-        lambda e, panel, word, column, n: element(e, panel, word * CHANNELS_PER_STEP + n, column),
+        lambda e, panel, word, column, n: transform_element(
+            e, panel, word * CHANNELS_PER_PAIR + n, column
+        ),
         name="winograd_weight",
         tag="reduce",
     )
@@ -286,7 +302,7 @@ def winograd_conv2d(
     """
     is_integer = weight.dtype == "int16"
     dtype = "int32" if is_integer else data.dtype
-    a, b, _ = matrices(m, is_integer)
+    a, b, _ = transform_matrices(m, is_integer)
     n, height, width, depth = data.shape
     top, pad_left, bottom, right = padding
     size = m + WINOGRAD_TAPS - 1
@@ -294,23 +310,30 @@ def winograd_conv2d(
     axes = [te.reduce_axis((0, d), name) for name, d in names]
     u, v, i, j, c = axes
 
-    def body(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
+    def convolve_element(image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
         """Return A'((G g G') * (B' d B))A of the tile that holds (y, x), as one sum: its
         definition; kernels compute one transform at a time.
         """
         row, column = y // m * m + i - top, x // m * m + j - pad_left
-        held = inside(row, height, True, True) + inside(column, width, True, True)
-        value = cast(guarded(data, (image, row, column, c), held, const(0, data.dtype)), dtype)
+        held = in_range_conditions(row, height, True, True) + in_range_conditions(
+            column, width, True, True
+        )
+        value = cast(guarded_load(data, (image, row, column, c), held, const(0, data.dtype)), dtype)
         inner = matrix_element(b, u, i, dtype) * matrix_element(b, v, j, dtype)
         outer = matrix_element(a, y % m, u, dtype) * matrix_element(a, x % m, v, dtype)
         factor = cast(transformed_element(weight, u * size + v, c, o), dtype)
         return te.sum(value * inner * outer * factor, axes)
 
-    rows = tidy(height + (top + bottom - WINOGRAD_TAPS + 1))
-    shape = (n, rows, tidy(width + (pad_left + right - WINOGRAD_TAPS + 1)), as_dim(channels))
+    rows = simplify_dim(height + (top + bottom - WINOGRAD_TAPS + 1))
+    shape = (
+        n,
+        rows,
+        simplify_dim(width + (pad_left + right - WINOGRAD_TAPS + 1)),
+        as_dim(channels),
+    )
     attrs = {"inputs": (data, weight), "m": m, "channels": channels, "padding": padding}
-    sums = te.compute(shape, body, name="winograd", tag="winograd_conv2d", attrs=attrs)
-    return reduced(sums, m) if is_integer else sums
+    sums = te.compute(shape, convolve_element, name="winograd", tag="winograd_conv2d", attrs=attrs)
+    return undo_integer_scale(sums, m) if is_integer else sums
 
 
 def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -> PrimExpr:
@@ -319,19 +342,19 @@ def transformed_element(weight: Tensor, e: PrimExpr, c: PrimExpr, o: PrimExpr) -
     """
     tile = weight.shape[3]
     if weight.dtype == "int16":
-        return weight[e, o // tile, c // CHANNELS_PER_STEP, o % tile, c % CHANNELS_PER_STEP]
+        return weight[e, o // tile, c // CHANNELS_PER_PAIR, o % tile, c % CHANNELS_PER_PAIR]
     return weight[e, o // tile, c, o % tile]
 
 
-def reduced(sums: Tensor, m: int) -> Tensor:
+def undo_integer_scale(sums: Tensor, m: int) -> Tensor:
     """Return the sums of bytes, from `sums` scaled by D^2."""
-    inverse, shift = integer_scale(m)
+    inverse, shift = integer_unscaling(m)
 
-    def body(*at: Var) -> PrimExpr:
+    def unscale_element(*at: Var) -> PrimExpr:
         scaled = sums[at] * const(inverse, "int32")
         return call_intrin("right_shift", scaled, const(shift, "int32"), dtype="int32")
 
-    return te.compute(sums.shape, body, name="winograd_reduced", tag="elemwise")
+    return te.compute(sums.shape, unscale_element, name="winograd_reduced", tag="elemwise")
 
 
 __all__ = ["winograd_conv2d", "winograd_weight"]

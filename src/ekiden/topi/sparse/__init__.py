@@ -13,22 +13,30 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
 from ekiden.te.range_checks import (
-    CHECKS_ATTR,
+    RANGE_CHECKS_ATTR_KEY,
     RangeCheck,
     extent_checks,
-    from_either_end,
     index_check,
+    normalize_negative_index,
     range_check,
 )
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import Dim, as_dim, as_shape, expect_shape, known, product, tidy
-from ekiden.topi.layout import permute
-from ekiden.topi.reduce import accumulator
+from ekiden.topi.dimensions import (
+    Dim,
+    as_dim,
+    as_shape,
+    known_int,
+    product_of_dims,
+    require_shape,
+    simplify_dim,
+)
+from ekiden.topi.layout import permute_values
+from ekiden.topi.reduce import accumulator_dtype
 
 
-def _checks(
+def _sparse_checks(
     name: str, sparse: tuple[Tensor, Tensor, Tensor], columns: PrimExpr
 ) -> dict[str, object]:
     """Return the checks of a sparse matrix: columns in range, and row starts that are in range and
@@ -37,7 +45,7 @@ def _checks(
     data, indices, indptr = sparse
     count = data.shape[0]
     rows = te.compute(
-        (tidy(te.max(indptr.shape[0] - 1, 0)),),
+        (simplify_dim(te.max(indptr.shape[0] - 1, 0)),),
         lambda i: cast(indptr[i + 1], "int64") - cast(indptr[i], "int64"),
         name="rows",
         tag="injective",
@@ -48,10 +56,10 @@ def _checks(
         range_check(f"{name}: length of a row", rows, 0, count + 1),
         index_check(name, indices, columns, 1, "column"),
     )
-    return {CHECKS_ATTR: checks}
+    return {RANGE_CHECKS_ATTR_KEY: checks}
 
 
-def _rows(
+def _row_products(
     sparse: tuple[Tensor, Tensor, Tensor],
     dense: Tensor,
     extra: Tensor | None,
@@ -64,10 +72,10 @@ def _rows(
     """
     data, indices, indptr = sparse
     rows, columns = (1, 0) if transposed else (0, 1)
-    wide = accumulator(data.dtype)
+    wide = accumulator_dtype(data.dtype)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel. Column indices are clamped to the dense matrix."""
+    def emit_row_products(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit rows in parallel. Column indices are clamped to the dense matrix."""
         ib = IRBuilder()
         values, column_indices, starts, factor = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
@@ -79,21 +87,23 @@ def _rows(
                 first = const(0, wide) if extra is None else cast(ib.buffer_ptr(ins[4])[at], wide)
                 total[0] = first
                 with ib.for_range(begin, end, "k") as k:
-                    where = from_either_end(column_indices[k], dense.shape[1 if transposed else 0])
+                    where = normalize_negative_index(
+                        column_indices[k], dense.shape[1 if transposed else 0]
+                    )
                     load = factor[(column, where) if transposed else (where, column)]
                     ib.increase(total, 0, cast(values[k], wide) * cast(load, wide))
                 out[at] = cast(total[0], data.dtype)
         return ib.get()
 
     inputs = [data, indices, indptr, dense, *([] if extra is None else [extra])]
-    attrs = _checks(name, sparse, dense.shape[1 if transposed else 0])
-    return te.extern_op([shape], inputs, build, [data.dtype], name=name, attrs=attrs)[0]
+    attrs = _sparse_checks(name, sparse, dense.shape[1 if transposed else 0])
+    return te.extern_op([shape], inputs, emit_row_products, [data.dtype], name=name, attrs=attrs)[0]
 
 
 def csrmm(a: tuple[Tensor, Tensor, Tensor], b: Tensor, c: Tensor | None = None) -> Tensor:
     """Multiply a sparse matrix by a dense one [k, n], plus c [m, n]."""
-    rows = tidy(a[2].shape[0] - 1)
-    return _rows(a, b, c, (rows, b.shape[1]), "csrmm", False)
+    rows = simplify_dim(a[2].shape[0] - 1)
+    return _row_products(a, b, c, (rows, b.shape[1]), "csrmm", False)
 
 
 def csrmv(a: tuple[Tensor, Tensor, Tensor], x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -114,25 +124,29 @@ def sparse_dense(
     if sparse_data.ndim == 3:
         if sparse_lhs:
             raise ValueError("sparse_dense: blocks are for a sparse weight, not for sparse_lhs")
-        return _block_dense(dense_data, sparse_data, sparse_indices, sparse_indptr)
+        return _bsr_dense(dense_data, sparse_data, sparse_indices, sparse_indptr)
     sparse = (sparse_data, sparse_indices, sparse_indptr)
-    rows = tidy(sparse_indptr.shape[0] - 1)
+    rows = simplify_dim(sparse_indptr.shape[0] - 1)
     if sparse_lhs:
         turned = te.compute(
             dense_data.shape[::-1], lambda i, j: dense_data[j, i], name="turned", tag="injective"
         )
-        return _rows(sparse, turned, None, (rows, dense_data.shape[0]), "sparse_dense", False)
-    return _rows(sparse, dense_data, None, (dense_data.shape[0], rows), "sparse_dense", True)
+        return _row_products(
+            sparse, turned, None, (rows, dense_data.shape[0]), "sparse_dense", False
+        )
+    return _row_products(
+        sparse, dense_data, None, (dense_data.shape[0], rows), "sparse_dense", True
+    )
 
 
-def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
+def _bsr_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Tensor:
     _, high, width = data.shape
-    wide = accumulator(data.dtype)
-    blocks = tidy(indptr.shape[0] - 1)
-    shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // width)
+    wide = accumulator_dtype(data.dtype)
+    blocks = simplify_dim(indptr.shape[0] - 1)
+    shape, count = (x.shape[0], simplify_dim(blocks * high)), simplify_dim(x.shape[1] // width)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process block rows in parallel."""
+    def emit_block_rows(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit block rows in parallel."""
         ib = IRBuilder()
         factor, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -142,19 +156,23 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
                 total = ib.allocate(wide, 1, "total", "local")
                 total[0] = const(0, wide)
                 with ib.for_range(begin, end, "k") as k:
-                    first = ib.let("first", from_either_end(column_indices[k], count) * width)
+                    first = ib.let(
+                        "first", normalize_negative_index(column_indices[k], count) * width
+                    )
                     with ib.for_range(0, width, "c") as c:
                         term = cast(values[k, r, c], wide) * cast(factor[row, first + c], wide)
                         ib.increase(total, 0, term)
                 out[row, block * high + r] = cast(total[0], data.dtype)
         return ib.get()
 
-    attrs = _checks("sparse_dense", (data, indices, indptr), count)
+    attrs = _sparse_checks("sparse_dense", (data, indices, indptr), count)
     inputs = [x, data, indices, indptr]
-    return te.extern_op([shape], inputs, build, [data.dtype], name="bsr_dense", attrs=attrs)[0]
+    return te.extern_op(
+        [shape], inputs, emit_block_rows, [data.dtype], name="bsr_dense", attrs=attrs
+    )[0]
 
 
-CONV_WINDOWS = range(1, 2**10, 2)
+SPARSE_CONV_WINDOW_EXTENTS = range(1, 2**10, 2)
 """The extents of windows of sparse convolutions."""
 
 
@@ -168,16 +186,20 @@ def sparse_conv2d(
     (channel, row, column) for NCHW. Raises ValueError for another layout or window.
     """
     sizes = {kernel_size} if isinstance(kernel_size, int) else set(kernel_size)
-    if layout not in ("NHWC", "NCHW") or len(sizes) != 1 or min(sizes) not in CONV_WINDOWS:
+    if (
+        layout not in ("NHWC", "NCHW")
+        or len(sizes) != 1
+        or min(sizes) not in SPARSE_CONV_WINDOW_EXTENTS
+    ):
         raise ValueError(
             "sparse_conv2d: expected the layout NHWC or NCHW and a square window of an odd extent,"
             f" got {layout} and {kernel_size}"
         )
     size = min(sizes)
-    n, c, h, w = permute(data.shape, layout, "NCHW")
+    n, c, h, w = permute_values(data.shape, layout, "NCHW")
     taps, border = size * size, size // 2
 
-    def patch(row: Var, column: Var) -> PrimExpr:
+    def im2col_element(row: Var, column: Var) -> PrimExpr:
         """Return the data element under a tap, 0 in the border: the rows of a matrix product
         (im2col).
         """
@@ -185,11 +207,16 @@ def sparse_conv2d(
         if layout == "NCHW":
             tap, channel = column % taps, column // taps
         y, x = row // w % h + tap // size - border, row % w + tap % size - border
-        at = permute((row // (h * w), channel, y, x), "NCHW", layout)
+        at = permute_values((row // (h * w), channel, y, x), "NCHW", layout)
         inside = te.all(y >= 0, y < h, x >= 0, x < w)
         return data[at] if size == 1 else te.if_then_else(inside, data[at], const(0, data.dtype))
 
-    rows = te.compute((tidy(n * h * w), tidy(c * taps)), patch, name="patches", tag="injective")
+    rows = te.compute(
+        (simplify_dim(n * h * w), simplify_dim(c * taps)),
+        im2col_element,
+        name="patches",
+        tag="injective",
+    )
     blocks = sparse_data
     if sparse_data.ndim == 2:
         blocks = te.compute(
@@ -198,12 +225,12 @@ def sparse_conv2d(
         )  # fmt: skip
     product_rows = sparse_dense(rows, blocks, sparse_indices, sparse_indptr)
 
-    def element(*i: Var) -> PrimExpr:
-        b, o, y, x = permute(i, layout, "NCHW")
+    def sum_taps(*i: Var) -> PrimExpr:
+        b, o, y, x = permute_values(i, layout, "NCHW")
         return product_rows[(b * h + y) * w + x, o]
 
-    shape = permute((n, product_rows.shape[1], h, w), "NCHW", layout)
-    return te.compute(shape, element, name="sparse_conv2d", tag="injective")
+    shape = permute_values((n, product_rows.shape[1], h, w), "NCHW", layout)
+    return te.compute(shape, sum_taps, name="sparse_conv2d", tag="injective")
 
 
 def sparse_transpose(
@@ -212,11 +239,11 @@ def sparse_transpose(
     """Return (data, indices, indptr) of the transpose of a square CSR matrix. Elements that are in
     no row become trailing zeros.
     """
-    size = tidy(sparse_indptr.shape[0] - 1)
+    size = simplify_dim(sparse_indptr.shape[0] - 1)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Count the elements of each column, sum the counts to column starts, then place each
-        element after its column's last (a counting sort, Gustavson 1978).
+    def emit_transpose(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit a counting sort by column (Gustavson 1978): count the elements of each column, sum
+        the counts to column starts, then store each element behind its column's last.
         """
         ib = IRBuilder()
         data, column_indices, starts = map(ib.buffer_ptr, ins)
@@ -228,7 +255,7 @@ def sparse_transpose(
             rows[k] = 0
         first, last = (cast(starts[n], "int64") for n in (const(0), size))
         with ib.for_range(first, last, "k") as k:
-            ib.increase(ends, from_either_end(column_indices[k], size) + 1)
+            ib.increase(ends, normalize_negative_index(column_indices[k], size) + 1)
         with ib.for_range(0, size, "n") as n:
             ends[n + 1] = ends[n] + ends[n + 1]
         cursor = ib.allocate("int64", size, "cursor")
@@ -237,7 +264,7 @@ def sparse_transpose(
         with ib.for_range(0, size, "row") as row:
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
             with ib.for_range(begin, end, "k") as k:
-                column = ib.let("column", from_either_end(column_indices[k], size))
+                column = ib.let("column", normalize_negative_index(column_indices[k], size))
                 slot = ib.let("slot", cursor[column])
                 out[slot] = data[k]
                 rows[slot] = row
@@ -247,10 +274,12 @@ def sparse_transpose(
     outputs = te.extern_op(
         [t.shape for t in (sparse_data, sparse_indices, sparse_indptr)],
         [sparse_data, sparse_indices, sparse_indptr],
-        build,
+        emit_transpose,
         [t.dtype for t in (sparse_data, sparse_indices, sparse_indptr)],
         name="sparse_transpose",
-        attrs=_checks("sparse_transpose", (sparse_data, sparse_indices, sparse_indptr), size),
+        attrs=_sparse_checks(
+            "sparse_transpose", (sparse_data, sparse_indices, sparse_indptr), size
+        ),
     )
     return outputs[0], outputs[1], outputs[2]
 
@@ -259,12 +288,12 @@ def sparse_add(
     dense_data: Tensor, sparse_data: Tensor, sparse_indices: Tensor, sparse_indptr: Tensor
 ) -> Tensor:
     """Add a sparse CSR matrix to a dense one."""
-    expect_shape(
-        "sparse_add", "sparse_indptr", sparse_indptr.shape, (tidy(dense_data.shape[0] + 1),)
+    require_shape(
+        "sparse_add", "sparse_indptr", sparse_indptr.shape, (simplify_dim(dense_data.shape[0] + 1),)
     )
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel: no two write to the same row."""
+    def emit_sparse_add(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit rows in parallel: no two write to the same row."""
         ib = IRBuilder()
         dense, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -274,13 +303,22 @@ def sparse_add(
                 out[row, column] = dense[row, column]
             begin, end = (cast(starts[row + n], "int64") for n in (0, 1))
             with ib.for_range(begin, end, "k") as k:
-                ib.increase(out, (row, from_either_end(column_indices[k], columns)), values[k])
+                ib.increase(
+                    out, (row, normalize_negative_index(column_indices[k], columns)), values[k]
+                )
         return ib.get()
 
     inputs = [dense_data, sparse_data, sparse_indices, sparse_indptr]
-    attrs = _checks("sparse_add", (sparse_data, sparse_indices, sparse_indptr), dense_data.shape[1])
+    attrs = _sparse_checks(
+        "sparse_add", (sparse_data, sparse_indices, sparse_indptr), dense_data.shape[1]
+    )
     return te.extern_op(
-        [dense_data.shape], inputs, build, [dense_data.dtype], name="sparse_add", attrs=attrs
+        [dense_data.shape],
+        inputs,
+        emit_sparse_add,
+        [dense_data.dtype],
+        name="sparse_add",
+        attrs=attrs,
     )[0]
 
 
@@ -294,40 +332,40 @@ def sparse_reshape(
     unknown rank.
     """
     if isinstance(prev_shape, Tensor):
-        rank = known(prev_shape.shape[0])
+        rank = known_int(prev_shape.shape[0])
         if rank is None:
             raise ValueError("sparse_reshape: the rank of the previous shape must be known")
         old: tuple[PrimExpr, ...] = tuple(cast(prev_shape[n], "int64") for n in range(rank))
     else:
         old = as_shape(prev_shape)
     target_shape = as_shape(new_shape)
-    total = product(old)
-    known_product = product([d for d in target_shape if known(d) != -1])
-    new = [total // te.max(known_product, 1) if known(d) == -1 else d for d in target_shape]
+    total = product_of_dims(old)
+    known_product = product_of_dims([d for d in target_shape if known_int(d) != -1])
+    new = [total // te.max(known_product, 1) if known_int(d) == -1 else d for d in target_shape]
 
-    def pick(values: Sequence[PrimExpr], index: PrimExpr) -> PrimExpr:
+    def select_by_index(values: Sequence[PrimExpr], index: PrimExpr) -> PrimExpr:
         """Return values[index] for an index that is data: a choice among all."""
         chosen = values[-1]
         for n in range(len(values) - 2, -1, -1):
             chosen = Select(index.equal(n), values[n], chosen, "int64")
         return chosen
 
-    def coordinate(i: Var, axis: Var) -> PrimExpr:
+    def new_coordinate(i: Var, axis: Var) -> PrimExpr:
         """Return the coordinate on `axis` of an element's flat position in the new shape."""
         flat: PrimExpr = as_dim(0)
         for n, extent in enumerate(old):
             flat = flat * extent + cast(sparse_indices[i, n], "int64")
-        strides = [product(new[n + 1 :]) for n in range(len(new))]
+        strides = [product_of_dims(new[n + 1 :]) for n in range(len(new))]
         along = [flat // te.max(s, 1) % te.max(d, 1) for s, d in zip(strides, new, strict=True)]
-        return cast(pick(along, axis), sparse_indices.dtype)
+        return cast(select_by_index(along, axis), sparse_indices.dtype)
 
     count = len(new)
     coordinates = te.compute(
-        (sparse_indices.shape[0], count), coordinate, name="sparse_reshape", tag="injective"
+        (sparse_indices.shape[0], count), new_coordinate, name="sparse_reshape", tag="injective"
     )
     dtype = sparse_indices.dtype
     shape = te.compute(
-        (count,), lambda n: cast(pick(new, n), dtype), name="new_shape", tag="injective"
+        (count,), lambda n: cast(select_by_index(new, n), dtype), name="new_shape", tag="injective"
     )
     return coordinates, shape
 
@@ -342,13 +380,13 @@ def sparse_fill_empty_rows(
     """
     count, rank = sparse_indices.shape
     rows = as_dim(dense_shape[0])
-    axes = known(rank)
+    axes = known_int(rank)
     if axes is None:
         raise ValueError("sparse_fill_empty_rows: the rank of the coordinates must be known")
-    size = tidy(count + rows)
+    size = simplify_dim(count + rows)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in order: each output position depends on all before."""
+    def emit_fill_empty_rows(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit rows in order: each output position depends on all before."""
         ib = IRBuilder()
         coordinates, values, fill = map(ib.buffer_ptr, ins)
         new_places, new_values, empty, number = map(ib.buffer_ptr, outs)
@@ -383,7 +421,9 @@ def sparse_fill_empty_rows(
     shapes = [[size, rank], [size], [rows], [as_dim(1)]]
     dtypes = [sparse_indices.dtype, sparse_values.dtype, "bool", "int32"]
     inputs = [sparse_indices, sparse_values, default_value]
-    outputs = te.extern_op(shapes, inputs, build, dtypes, name="sparse_fill_empty_rows")
+    outputs = te.extern_op(
+        shapes, inputs, emit_fill_empty_rows, dtypes, name="sparse_fill_empty_rows"
+    )
     return outputs[0], outputs[1], outputs[2], outputs[3]
 
 

@@ -15,12 +15,18 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import as_dim, expect_least, expect_positive, expect_shape, tidy
-from ekiden.topi.sorting import sort_extern
-from ekiden.topi.vision.nms import keep_greedily, non_max_suppression, overlap
+from ekiden.topi.dimensions import (
+    as_dim,
+    require_min_extent,
+    require_positive,
+    require_shape,
+    simplify_dim,
+)
+from ekiden.topi.sorting import sorted_rows
+from ekiden.topi.vision.nms import box_iou, emit_greedy_nms, non_max_suppression
 
 
-def _choose(index: PrimExpr, values: Sequence[float], dtype: str) -> PrimExpr:
+def _select_constant(index: PrimExpr, values: Sequence[float], dtype: str) -> PrimExpr:
     """Return values[index] for constant values."""
     chosen = const(values[-1], dtype)
     for n in range(len(values) - 2, -1, -1):
@@ -56,7 +62,7 @@ def multibox_prior(
     kinds = [(s, 1.0) for s in sizes] + [(sizes[0], r) for r in ratios[1:]]
     halves = [(s * math.sqrt(r) / 2, s / math.sqrt(r) / 2) for s, r in kinds]
 
-    def body(_: Var, n: Var, side: Var) -> PrimExpr:
+    def box_side(_: Var, n: Var, side: Var) -> PrimExpr:
         """Return left, top, right or bottom (`side` 0 to 3) of box n."""
         pixel, kind = n // boxes_per_pixel, n % boxes_per_pixel
         y, x = cast(pixel // width, dtype), cast(pixel % width, dtype)
@@ -67,15 +73,18 @@ def multibox_prior(
         )
         # A share of the height for both: squares stay squares in images that are not.
         shape = cast(height, dtype) / cast(width, dtype)
-        half_x = _choose(kind, [w for w, _ in halves], dtype) * shape
+        half_x = _select_constant(kind, [w for w, _ in halves], dtype) * shape
         half = Select(
-            (side % 2).equal(0), half_x, _choose(kind, [h for _, h in halves], dtype), dtype
+            (side % 2).equal(0),
+            half_x,
+            _select_constant(kind, [h for _, h in halves], dtype),
+            dtype,
         )
         value = middle + Select(side < 2, -half, half, dtype)
         return te.max(te.min(value, 1.0), 0.0) if clip else value
 
-    shape = (1, tidy(height * width * boxes_per_pixel), 4)
-    return te.compute(shape, body, name="multibox_prior", tag="injective")
+    shape = (1, simplify_dim(height * width * boxes_per_pixel), 4)
+    return te.compute(shape, box_side, name="multibox_prior", tag="injective")
 
 
 def multibox_transform_loc(
@@ -94,14 +103,14 @@ def multibox_transform_loc(
     """
     name = "multibox_transform_loc"
     batch, classes, count = cls_prob.shape
-    expect_shape(name, "loc_pred", loc_pred.shape, (batch, tidy(count * 4)))
-    expect_shape(name, "anchor", anchor.shape, (1, count, 4))
+    require_shape(name, "loc_pred", loc_pred.shape, (batch, simplify_dim(count * 4)))
+    require_shape(name, "anchor", anchor.shape, (1, count, 4))
     if len(variances) != 4:
         raise ValueError(f"{name}: expected 4 variances, got {len(variances)}")
     dtype = cls_prob.dtype
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; in each the boxes that count in their order, the rest -1."""
+    def emit_transform_loc(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit batches in parallel; in each the boxes that count in their order, the rest -1."""
         ib = IRBuilder()
         probability, moves, anchors = map(ib.buffer_ptr, ins)
         rows, valid = map(ib.buffer_ptr, outs)
@@ -125,7 +134,7 @@ def multibox_transform_loc(
                 keep = enough if keep_background else te.all(best[0] > 0, enough)
                 with ib.if_scope(keep):
                     slot = ib.let("slot", number[0])
-                    box = _decoded(
+                    box = _decode_box(
                         [anchors[0, n, k] for k in range(4)],
                         [moves[b, n * 4 + k] for k in range(4)],
                         variances,
@@ -140,12 +149,16 @@ def multibox_transform_loc(
 
     shapes = [(batch, count, as_dim(6)), (batch,)]
     outputs = te.extern_op(
-        shapes, [cls_prob, loc_pred, anchor], build, [dtype, "int32"], name="multibox_transform"
+        shapes,
+        [cls_prob, loc_pred, anchor],
+        emit_transform_loc,
+        [dtype, "int32"],
+        name="multibox_transform",
     )
     return outputs[0], outputs[1]
 
 
-def _decoded(
+def _decode_box(
     anchor: Sequence[PrimExpr], move: Sequence[PrimExpr], variances: Sequence[float]
 ) -> list[PrimExpr]:
     """Return an anchor (left, top, right, bottom) moved and scaled."""
@@ -200,7 +213,7 @@ def _base_anchors(
 
 
 @dataclass(frozen=True, slots=True)
-class _Regions:
+class _ProposalRegions:
     """Anchors of all pixels of a batch of images, moved by a network's predictions; inputs as of
     `proposal`.
     """
@@ -215,22 +228,22 @@ class _Regions:
     iou_loss: bool
     """Whether moves are distances, and not shares and exponents of the anchor's extents."""
 
-    def field(self, b: Var, n: Var, k: Var) -> PrimExpr:
+    def box_field(self, b: Var, n: Var, k: Var) -> PrimExpr:
         """Return component k of (score, left, top, right, bottom) of box n."""
-        corners, score = self.box(b, n)
+        corners, score = self.clamped_box(b, n)
         value = score
         for side in range(4):
             value = Select(k.equal(side + 1), corners[side], value, "float32")
         return value
 
-    def box(self, b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
+    def clamped_box(self, b: PrimExpr, n: PrimExpr) -> tuple[list[PrimExpr], PrimExpr]:
         """Return the corners of anchor n, moved and clamped to the image, and its score; -1 for
         boxes that are too small or in the batch's padding.
         """
         kinds, width = len(self.anchors), self.cls_prob.shape[3]
         kind, pixel = n % kinds, n // kinds
         y, x = pixel // width, pixel % width
-        inside = self._moved(b, kind, y, x)
+        inside = self._decode_anchor(b, kind, y, x)
         min_extent = self.im_info[b, 2] * float(self.min_size)
         wide, high = (inside[2 + k] - inside[k] + 1.0 for k in (0, 1))
         small = te.any(wide < min_extent, high < min_extent)
@@ -240,11 +253,13 @@ class _Regions:
         more = Select(small, min_extent * 0.5, const(0.0, "float32"), "float32")
         return [v + more if side > 1 else v - more for side, v in enumerate(inside)], score
 
-    def _moved(self, b: PrimExpr, kind: PrimExpr, y: PrimExpr, x: PrimExpr) -> list[PrimExpr]:
+    def _decode_anchor(
+        self, b: PrimExpr, kind: PrimExpr, y: PrimExpr, x: PrimExpr
+    ) -> list[PrimExpr]:
         """Return an anchor moved and clamped to the image."""
         shift = [cast(p * self.stride, "float32") for p in (x, y, x, y)]
         corner = [
-            _choose(kind, [a[side] for a in self.anchors], "float32") + shift[side]
+            _select_constant(kind, [a[side] for a in self.anchors], "float32") + shift[side]
             for side in range(4)
         ]
         move = [self.bbox_pred[b, kind * 4 + k, y, x] for k in range(4)]
@@ -252,7 +267,7 @@ class _Regions:
         if self.iou_loss:
             moved = [c + m for c, m in zip(corner, move, strict=True)]
         else:
-            moved = _stretched(corner, move)
+            moved = _apply_deltas(corner, move)
         return [te.max(te.min(v, limits[side % 2]), 0.0) for side, v in enumerate(moved)]
 
 
@@ -278,39 +293,39 @@ def proposal(
     batch, _, height, width = cls_prob.shape
     anchors = _base_anchors(scales, ratios, feature_stride)
     kinds = len(anchors)
-    count = tidy(height * width * kinds)
-    expect_positive("proposal", rpn_post_nms_top_n=rpn_post_nms_top_n)
-    expect_least("proposal", "cls_prob", cls_prob.shape, (None, 2 * kinds, 1, 1))
-    expect_shape("proposal", "bbox_pred", bbox_pred.shape, (batch, 4 * kinds, height, width))
-    expect_shape("proposal", "im_info", im_info.shape, (batch, 3))
-    regions = _Regions(
+    count = simplify_dim(height * width * kinds)
+    require_positive("proposal", rpn_post_nms_top_n=rpn_post_nms_top_n)
+    require_min_extent("proposal", "cls_prob", cls_prob.shape, (None, 2 * kinds, 1, 1))
+    require_shape("proposal", "bbox_pred", bbox_pred.shape, (batch, 4 * kinds, height, width))
+    require_shape("proposal", "im_info", im_info.shape, (batch, 3))
+    regions = _ProposalRegions(
         cls_prob, bbox_pred, im_info, anchors, feature_stride, rpn_min_size, iou_loss
     )
-    rows = te.compute((batch, count, 5), regions.field, name="proposals", tag="proposals")
+    rows = te.compute((batch, count, 5), regions.box_field, name="proposals", tag="proposals")
     scores = te.compute((batch, count), lambda b, n: rows[b, n, 0], name="scores", tag="injective")
-    (order,) = sort_extern(scores, 1, False, count, [("indices", "int32")], None, "proposal_order")
+    (order,) = sorted_rows(scores, 1, False, count, [("indices", "int32")], None, "proposal_order")
     before = count if rpn_pre_nms_top_n <= 0 else te.min(count, as_dim(rpn_pre_nms_top_n))
     room = as_dim(rpn_post_nms_top_n)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; each keeps boxes from the highest score that overlap none
-        kept before, and repeats them if too few.
+    def emit_proposal(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit batches in parallel; each keeps boxes from the highest score that overlap none kept
+        before, and repeats them if too few.
         """
         ib = IRBuilder()
         source, rank = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
         with ib.for_range(0, batch, "b", kind="parallel") as b:
 
-            def corner(which: PrimExpr, side: int) -> PrimExpr:
+            def box_corner(which: PrimExpr, side: int) -> PrimExpr:
                 edge = source[b, which, side + 1]
                 return edge + 1.0 if side > 1 else edge  # pixels have an extent
 
-            kept_boxes, number = keep_greedily(
+            kept_boxes, number = emit_greedy_nms(
                 ib,
                 (before, room),
                 room,
                 lambda n: cast(rank[b, n], "int64"),
-                lambda box, kept_box: overlap(corner, box, kept_box) > threshold,
+                lambda box, kept_box: box_iou(box_corner, box, kept_box) > threshold,
             )
             with ib.for_range(0, room, "n") as n:
                 which = ib.let("which", kept_boxes[n % te.max(number[0], 1)])
@@ -320,11 +335,11 @@ def proposal(
                     out[row, side] = source[b, which, side]
         return ib.get()
 
-    shape = (tidy(batch * rpn_post_nms_top_n), as_dim(5))
-    return te.extern_op([shape], [rows, order], build, ["float32"], name="proposal")[0]
+    shape = (simplify_dim(batch * rpn_post_nms_top_n), as_dim(5))
+    return te.extern_op([shape], [rows, order], emit_proposal, ["float32"], name="proposal")[0]
 
 
-def _stretched(corner: Sequence[PrimExpr], move: Sequence[PrimExpr]) -> list[PrimExpr]:
+def _apply_deltas(corner: Sequence[PrimExpr], move: Sequence[PrimExpr]) -> list[PrimExpr]:
     """Return a box of whole pixels moved by fractions of its extents and scaled by exponentials."""
     wide, high = (corner[2 + k] - corner[k] + 1.0 for k in (0, 1))
     x = corner[0] + (wide - 1.0) * 0.5 + move[0] * wide

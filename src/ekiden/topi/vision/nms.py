@@ -8,38 +8,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden import te
-from ekiden.ir.prim import GE, PrimExpr, Select, binary, cast, const, logical_and
+from ekiden.ir.prim import GE, PrimExpr, Select, cast, const, fold_binary, logical_and
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.dimensions import as_dim, expect_least, expect_shape, tidy
-from ekiden.topi.ranks import rank, rank_dtype
-from ekiden.topi.sorting import merge_sort, sort_extern
+from ekiden.topi.dimensions import as_dim, require_min_extent, require_shape, simplify_dim
+from ekiden.topi.ranks import order_preserving_rank, rank_dtype
+from ekiden.topi.sorting import emit_merge_sort, sorted_rows
 
 BOXES_PER_COMPARE = 16
 """Boxes that are compared with one at a time."""
-BOX_FIELDS = 5
+FIELDS_PER_BOX = 5
 """Numbers of a Box."""
 BoxCorner = Callable[[PrimExpr, int], PrimExpr]
 """(box, n) -> a coordinate of the box."""
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """Box by its lower and upper coordinates on both axes, and its area."""
+class CornerBox:
+    """A box by its lower and upper coordinates on both axes, and its area."""
 
     low: tuple[PrimExpr, PrimExpr]
     high: tuple[PrimExpr, PrimExpr]
     area: PrimExpr
 
     @staticmethod
-    def of(corner: BoxCorner, box: PrimExpr) -> Box:
+    def from_corners(corner: BoxCorner, box: PrimExpr) -> CornerBox:
         """Return the box of two corners in any order."""
         ends = [(corner(box, axis), corner(box, axis + 2)) for axis in (0, 1)]
         low, high = (tuple(f(*pair) for pair in ends) for f in (te.min, te.max))
-        return Box(low, high, (high[0] - low[0]) * (high[1] - low[1]))  # type: ignore[arg-type]
+        return CornerBox(low, high, (high[0] - low[0]) * (high[1] - low[1]))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[PrimExpr, ...]:
@@ -47,12 +47,12 @@ class Box:
         return (*self.low, *self.high, self.area)
 
     @staticmethod
-    def made_of(fields: Sequence[PrimExpr]) -> Box:
+    def from_fields(fields: Sequence[PrimExpr]) -> CornerBox:
         """Return the box of all its numbers."""
         a, b, c, d, area = fields
-        return Box((a, b), (c, d), area)
+        return CornerBox((a, b), (c, d), area)
 
-    def overlap(self, second: Box) -> PrimExpr:
+    def iou(self, second: CornerBox) -> PrimExpr:
         """Return the intersection over union, 0 where the union is empty."""
         shared: PrimExpr | None = None
         for low_a, high_a, low_b, high_b in zip(
@@ -67,9 +67,9 @@ class Box:
         return Select(positive, shared / some, shared * 0.0, union.dtype)
 
 
-def overlap(corner: BoxCorner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def box_iou(corner: BoxCorner, a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return the intersection over union of two boxes, 0 where the union is empty."""
-    return Box.of(corner, a).overlap(Box.of(corner, b))
+    return CornerBox.from_corners(corner, a).iou(CornerBox.from_corners(corner, b))
 
 
 def get_valid_counts(
@@ -83,10 +83,10 @@ def get_valid_counts(
     batch, count, fields = data.shape
     if score_index < 0:
         raise ValueError(f"get_valid_counts: 'score_index' must not be negative, got {score_index}")
-    expect_least("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
+    require_min_extent("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel: valid boxes in order, the rest -1."""
+    def emit_valid_counts(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit batches in parallel: valid boxes in order, the rest -1."""
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         valid, boxes, positions = map(ib.buffer_ptr, outs)
@@ -95,13 +95,14 @@ def get_valid_counts(
             if isinstance(score_threshold, Tensor)
             else const(score_threshold, data.dtype)
         )
+        # Batches are independent; within one, the order of boxes must be kept, which is serial.
         with ib.for_range(0, batch, "b", kind="parallel") as b:
             count_state = ib.allocate("int64", 1, "found", "local")
             count_state[0] = 0
             with ib.for_range(0, count, "n") as n:
                 keep = source[b, n, score_index] > limit
                 if id_index >= 0:
-                    keep = logical_and(keep, binary(GE, source[b, n, id_index], 0.0))
+                    keep = logical_and(keep, fold_binary(GE, source[b, n, id_index], 0.0))
                 with ib.if_scope(keep):
                     slot = ib.let("slot", count_state[0])
                     with ib.for_range(0, fields, "f") as f:
@@ -120,14 +121,16 @@ def get_valid_counts(
     outputs = te.extern_op(
         [(batch,), data.shape, (batch, count)],
         inputs,
-        build,
+        emit_valid_counts,
         ["int32", data.dtype, "int32"],
         name="get_valid_counts",
     )
     return outputs[0], outputs[1], outputs[2]
 
 
-def _limit(value: int | Tensor, ib: IRBuilder, buffer: Buffer | None, size: PrimExpr) -> PrimExpr:
+def _bound_or_size(
+    value: int | Tensor, ib: IRBuilder, buffer: Buffer | None, size: PrimExpr
+) -> PrimExpr:
     """Return a bound that may be data; `size` for negative ones."""
     if buffer is not None and isinstance(value, Tensor):
         data_limit = cast(ib.buffer_ptr(buffer)[(as_dim(0),) * value.ndim], "int64")
@@ -159,24 +162,26 @@ def non_max_suppression(
     """
     batch, count, fields = data.shape
     _check_fields(data, coord_start, score_index, id_index)
-    expect_shape("non_max_suppression", "valid_count", valid_count.shape, (batch,))
+    require_shape("non_max_suppression", "valid_count", valid_count.shape, (batch,))
     if return_indices:  # else nothing reads them
-        expect_shape("non_max_suppression", "indices", indices.shape, (batch, count))
+        require_shape("non_max_suppression", "indices", indices.shape, (batch, count))
     scores = te.compute(
         (batch, count), lambda b, n: data[b, n, score_index], name="scores", tag="injective"
     )
-    (order,) = sort_extern(
+    (order,) = sorted_rows(
         scores, 1, False, count, [("indices", "int32")], valid_count, "nms_order"
     )
     bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; suppressed boxes become -1."""
+    def emit_nms(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit batches in parallel; suppressed boxes become -1."""
         ib = IRBuilder()
         source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
         bound_buffers = dict(zip(map(id, bounds), ins[4:], strict=True))
-        max_kept = _limit(max_output_size, ib, bound_buffers.get(id(max_output_size)), count)
+        max_kept = _bound_or_size(
+            max_output_size, ib, bound_buffers.get(id(max_output_size)), count
+        )
         threshold = (
             ib.buffer_ptr(bound_buffers[id(iou_threshold)])[()]
             if isinstance(iou_threshold, Tensor)
@@ -184,17 +189,17 @@ def non_max_suppression(
         )
         with ib.for_range(0, batch, "b", kind="parallel") as b:
 
-            def meets(box: PrimExpr, kept_box: PrimExpr) -> PrimExpr:
+            def suppresses(box: PrimExpr, kept_box: PrimExpr) -> PrimExpr:
                 """Return whether two boxes overlap too much, and are of one class where that
                 matters.
                 """
-                iou = overlap(lambda one, n: source[b, one, coord_start + n], box, kept_box)
+                iou = box_iou(lambda one, n: source[b, one, coord_start + n], box, kept_box)
                 if force_suppress or id_index < 0:
                     return iou > threshold
                 same = source[b, box, id_index].equal(source[b, kept_box, id_index])
                 return logical_and(iou > threshold, same)
 
-            def keep(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
+            def store_kept(n: PrimExpr, slot: PrimExpr, box: PrimExpr) -> None:
                 """Store the box's position, or the box in its slot or at its rank."""
                 if return_indices:
                     out[b, slot] = where[b, box]
@@ -203,6 +208,7 @@ def non_max_suppression(
                 with ib.for_range(0, fields, "f") as f:
                     out[b, row, f] = source[b, box, f]
 
+            # The count is data: clamped, so that no box out of range is read.
             boxes = te.max(te.min(cast(valid[b], "int64"), count), 0)
             boxes = ib.let("boxes", boxes if top_k < 0 else te.min(boxes, as_dim(top_k)))
             with ib.for_range(0, count, "n") as n:
@@ -212,7 +218,9 @@ def non_max_suppression(
                     with ib.for_range(0, fields, "f") as f:
                         out[b, n, f] = -1
             ranked = lambda n: cast(rank[b, n], "int64")  # noqa: E731
-            _, number = keep_greedily(ib, (boxes, count), max_kept, ranked, meets, keep)
+            _, number = emit_greedy_nms(
+                ib, (boxes, count), max_kept, ranked, suppresses, store_kept
+            )
             if return_indices:
                 ib.buffer_ptr(outs[1])[b, 0] = number[0]
         return ib.get()
@@ -220,7 +228,7 @@ def non_max_suppression(
     shapes = [(batch, count), (batch, as_dim(1))] if return_indices else [data.shape]
     dtypes = ["int32", "int32"] if return_indices else [data.dtype]
     result = te.extern_op(
-        shapes, [data, valid_count, indices, order, *bounds], build, dtypes, name="nms"
+        shapes, [data, valid_count, indices, order, *bounds], emit_nms, dtypes, name="nms"
     )
     return list(result) if return_indices else result[0]
 
@@ -229,13 +237,13 @@ def _check_fields(data: Tensor, coord_start: int, score_index: int, id_index: in
     """Raise ValueError for rows with too few fields."""
     name, fields = "non_max_suppression", data.shape[2]
     for what, index in (("coord_start", coord_start + 3), ("score_index", score_index)):
-        expect_least(name, "data", (fields,), (index + 1,))
+        require_min_extent(name, "data", (fields,), (index + 1,))
         if index < 0 or coord_start < 0:
             raise ValueError(f"{name}: {what!r} must not be negative")
-    expect_least(name, "data", (fields,), (max(id_index, -1) + 1,))
+    require_min_extent(name, "data", (fields,), (max(id_index, -1) + 1,))
 
 
-def keep_greedily(
+def emit_greedy_nms(
     ib: IRBuilder,
     sizes: tuple[PrimExpr, PrimExpr],
     max_kept: PrimExpr,
@@ -260,6 +268,7 @@ def keep_greedily(
     kept_boxes = ib.allocate("int64", room, "kept")
     number = ib.allocate("int64", 1, "number", "local")
     number[0] = 0
+    # Boxes come in order of their scores, so a box only has to be compared with those already kept.
     with ib.for_range(0, count, "n") as n, ib.if_scope(number[0] < max_kept):
         box = ib.let("box", ranked(n))
         stays = ib.allocate("int32", 1, "stays", "local")
@@ -299,25 +308,25 @@ def all_class_non_max_suppression(
             f" {output_format!r}"
         )
     batch, classes, count = scores.shape
-    expect_shape("all_class_non_max_suppression", "boxes", boxes.shape, (batch, count, 4))
-    rows = tidy(batch * classes)
+    require_shape("all_class_non_max_suppression", "boxes", boxes.shape, (batch, count, 4))
+    rows = simplify_dim(batch * classes)
     bounds = [
         t
         for t in (max_output_boxes_per_class, iou_threshold, score_threshold)
         if isinstance(t, Tensor)
     ]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process a row for each batch and class in parallel, its boxes sorted by score."""
+    def emit_all_class_nms(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit a row for each batch and class in parallel, its boxes sorted by score."""
         ib = IRBuilder()
         corners, value = map(ib.buffer_ptr, ins[:2])
         selected, number = map(ib.buffer_ptr, outs)
         bound_buffers = dict(zip(map(id, bounds), ins[2:], strict=True))
-        max_kept = _limit(
+        max_kept = _bound_or_size(
             max_output_boxes_per_class, ib, bound_buffers.get(id(max_output_boxes_per_class)), count
         )
 
-        def threshold(t: float | Tensor) -> PrimExpr:
+        def load_threshold(t: float | Tensor) -> PrimExpr:
             """Return a threshold as a scalar, loaded where it is data."""
             if not isinstance(t, Tensor):
                 return const(t, scores.dtype)
@@ -327,17 +336,17 @@ def all_class_non_max_suppression(
             b, c = row // classes, row % classes
             ranks = ib.allocate(rank_dtype(scores.dtype), count * 2, "ranks")
             order = ib.allocate("int64", count * 2, "order")
-            above = _above(
-                ib, lambda n: value[b, c, n], count, threshold(score_threshold), ranks, order
+            above = _emit_score_filter(
+                ib, lambda n: value[b, c, n], count, load_threshold(score_threshold), ranks, order
             )
-            begin = merge_sort(ib, ranks, order, above, count)
-            kept_count = _select(
+            begin = emit_merge_sort(ib, ranks, order, above, count)
+            kept_count = _emit_vector_nms(
                 ib,
                 (above, count),
                 lambda n: order[begin + n],
                 lambda box, n: corners[b, box, n],
                 lambda slot, box: selected.__setitem__((row, slot), box),
-                (max_kept, threshold(iou_threshold)),
+                (max_kept, load_threshold(iou_threshold)),
             )
             number[row] = kept_count
         return ib.get()
@@ -345,16 +354,16 @@ def all_class_non_max_suppression(
     chosen = te.extern_op(
         [(rows, count), (rows,)],
         [boxes, scores, *bounds],
-        build,
+        emit_all_class_nms,
         ["int32", "int32"],
         name="all_class_nms",
     )
     if output_format == "onnx":
-        return _as_onnx(chosen[0], chosen[1], classes)
-    return _as_tensorflow(chosen[0], chosen[1], scores)
+        return _flatten_to_onnx(chosen[0], chosen[1], classes)
+    return _group_by_batch(chosen[0], chosen[1], scores)
 
 
-def _above(
+def _emit_score_filter(
     ib: IRBuilder,
     score: Callable[[PrimExpr], PrimExpr],
     count: PrimExpr,
@@ -362,19 +371,21 @@ def _above(
     ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """Collect the ranks and positions of the scores above the threshold; return their number."""
+    """Emit the collection of ranks and positions of the scores above the threshold; return their
+    number.
+    """
     count_state = ib.allocate("int64", 1, "above", "local")
     count_state[0] = 0
     with ib.for_range(0, count, "n") as n:
         value = ib.let("value", score(n))
         with ib.if_scope(value > threshold):
             slot = ib.let("slot", count_state[0])
-            ranks[slot], order[slot] = rank(value, False), n
+            ranks[slot], order[slot] = order_preserving_rank(value, False), n
             count_state[0] = slot + 1
     return ib.let("eligible", count_state[0])
 
 
-def _select(
+def _emit_vector_nms(
     ib: IRBuilder,
     sizes: tuple[PrimExpr, PrimExpr],
     ranked: Callable[[PrimExpr], PrimExpr],
@@ -382,20 +393,24 @@ def _select(
     keep: Callable[[PrimExpr, PrimExpr], None],
     limits: tuple[PrimExpr, PrimExpr],
 ) -> PrimExpr:
-    """Return how many boxes of one row survive, in rank order. sizes: number and capacity; limits:
-    maximum and overlap. Survivors are stored contiguously, so that a box is compared with
-    BOXES_PER_COMPARE at a time until one suppresses it (1,000 boxes, 40 classes, Zen 4: 6.3 ms
-    one by one).
+    """Emit greedy suppression of one row, a vector of kept boxes at a time; return how many boxes
+    survive, in rank order. sizes: number and capacity; limits: maximum and overlap. Survivors
+    are stored contiguously, so that a box is compared with BOXES_PER_COMPARE at a time until one
+    suppresses it (1,000 boxes, 40 classes, Zen 4: 6.3 ms one by one).
     """
     (count, room), (max_kept, threshold) = sizes, limits
-    wide = tidy((room + (BOXES_PER_COMPARE - 1)) // BOXES_PER_COMPARE * BOXES_PER_COMPARE)
-    kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * BOX_FIELDS, "kept")
+    wide = simplify_dim((room + (BOXES_PER_COMPARE - 1)) // BOXES_PER_COMPARE * BOXES_PER_COMPARE)
+    # Structure of arrays, rounded up to whole vectors: a compare loads each field of
+    # BOXES_PER_COMPARE boxes contiguously.
+    kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * FIELDS_PER_BOX, "kept")
     kept_count = ib.allocate("int64", 1, "found", "local")
     hits = ib.allocate("int32", BOXES_PER_COMPARE, "hits", "local")
     kept_count[0] = 0
     with ib.for_range(0, count, "n") as n, ib.if_scope(kept_count[0] < max_kept):
         box = ib.let("box", ranked(n))
-        mine = Box.made_of([ib.let("mine", f) for f in Box.of(corner, box).fields])
+        mine = CornerBox.from_fields(
+            [ib.let("mine", f) for f in CornerBox.from_corners(corner, box).fields]
+        )
         stays = ib.allocate("int32", 1, "stays", "local")
         first = ib.allocate("int64", 1, "first", "local")
         stays[0], first[0] = 1, 0
@@ -404,10 +419,12 @@ def _select(
             begin = ib.let("begin", first[0])
             with ib.for_range(0, BOXES_PER_COMPARE, "lane", kind="vectorized") as lane:
                 kept_index = begin + lane
-                kept_box = Box.made_of(
-                    [kept_fields[f * wide + kept_index] for f in range(BOX_FIELDS)]
+                kept_box = CornerBox.from_fields(
+                    [kept_fields[f * wide + kept_index] for f in range(FIELDS_PER_BOX)]
                 )
-                meets = logical_and(mine.overlap(kept_box) > threshold, kept_index < already)
+                # Lanes behind the kept boxes hold uninitialised memory; the second condition masks
+                # them.
+                meets = logical_and(mine.iou(kept_box) > threshold, kept_index < already)
                 hits[lane] = cast(meets, "int32")
             for lane_number in range(BOXES_PER_COMPARE):
                 with ib.if_scope(hits[lane_number].equal(1)):
@@ -421,12 +438,14 @@ def _select(
     return kept_count[0]
 
 
-def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
+def _flatten_to_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
     rows, count = chosen.shape
-    size = tidy(rows * count)
+    size = simplify_dim(rows * count)
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Store all rows' boxes consecutively: offsets follow from the counts before."""
+    def emit_onnx_rows(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the store of all rows' boxes consecutively: offsets follow from the counts
+        before.
+        """
         ib = IRBuilder()
         picked, counts = map(ib.buffer_ptr, ins)
         out, total = map(ib.buffer_ptr, outs)
@@ -444,15 +463,17 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
         return ib.get()
 
     shapes = [(size, as_dim(3)), (as_dim(1),)]
-    return list(te.extern_op(shapes, [chosen, number], build, ["int64", "int64"], name="nms_rows"))
+    return list(
+        te.extern_op(shapes, [chosen, number], emit_onnx_rows, ["int64", "int64"], name="nms_rows")
+    )
 
 
-def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tensor]:
+def _group_by_batch(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tensor]:
     batch, classes, count = scores.shape
-    size = tidy(classes * count)
+    size = simplify_dim(classes * count)
 
-    def gather(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Store the classes of each batch consecutively."""
+    def emit_batch_rows(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        """Emit the store of the classes of each batch consecutively."""
         ib = IRBuilder()
         picked, counts, value = map(ib.buffer_ptr, ins)
         pairs, scores_out, total = map(ib.buffer_ptr, outs)
@@ -475,7 +496,9 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
 
     shapes = [(batch, size, as_dim(2)), (batch, size), (batch,)]
     dtypes = ["int64", scores.dtype, "int64"]
-    return list(te.extern_op(shapes, [chosen, number, scores], gather, dtypes, name="nms_pairs"))
+    return list(
+        te.extern_op(shapes, [chosen, number, scores], emit_batch_rows, dtypes, name="nms_pairs")
+    )
 
 
 __all__ = ["all_class_non_max_suppression", "get_valid_counts", "non_max_suppression"]

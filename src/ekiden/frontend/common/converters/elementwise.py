@@ -24,6 +24,7 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.arithmetic import Rule
 from ekiden.frontend.common.functions import (
     atan2,
+    clamped_shift,
     elu,
     erfc,
     expm1,
@@ -35,7 +36,6 @@ from ekiden.frontend.common.functions import (
     reciprocal,
     relu6,
     selu,
-    shifted,
     silu,
     softplus,
     softsign,
@@ -52,9 +52,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"]
 
 
-class Kind(Enum):
-    """Type-promotion class of a row: the dtypes of its operands and result where a format
-    promotes.
+class PromotionKind(Enum):
+    """Type-promotion class of an operator: the dtypes of its operands and result in formats that
+    promote.
     """
 
     SAME = "operands and result have one dtype"
@@ -65,7 +65,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ElementwiseRow:
     """Elementwise operator: its Relay function and its name in each format.
 
     A name is "" where the format lacks the operator or means something else; several names are
@@ -79,47 +79,49 @@ class Row:
     tflite: str = ""
     torch: str = ""
     stablehlo: str = ""
-    kind: Kind = Kind.SAME
+    kind: PromotionKind = PromotionKind.SAME
     rule: Rule | None = None
     """The same of elements that are known at import."""
-    truths: Callable[..., Expr] | None = None
+    bool_function: Callable[..., Expr] | None = None
     """What it means for truth values, where that is another function."""
     is_typed: bool = False
 
     @property
     def is_predicate(self) -> bool:
         """Return whether the result is Boolean."""
-        return self.kind in (Kind.COMPARED, Kind.LOGICAL)
+        return self.kind in (PromotionKind.COMPARED, PromotionKind.LOGICAL)
 
     def on(self, dtype: str, *operands: Expr) -> Expr:
-        """Return the call on operands of that dtype."""
-        if self.kind is Kind.WHOLE and not is_float(dtype):
+        """Emit the call on operands of that dtype."""
+        if self.kind is PromotionKind.WHOLE and not is_float(dtype):
             return operands[0]
-        if self.truths is not None and dtype == "bool":
-            return self.truths(*operands)
+        if self.bool_function is not None and dtype == "bool":
+            return self.bool_function(*operands)
         return self.function(*operands, dtype) if self.is_typed else self.function(*operands)
 
     def convert(self, node: Node) -> Expr:
-        """Return the call on all inputs of a node, which have one dtype."""
+        """Convert a node whose inputs have one dtype."""
         operands = node.exprs()  # which refuses what is no tensor of numbers
         return self.on(node.dtype(0), *operands)
 
 
-def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
-    """Yield what a format has of the table: (operator, the opset from which it means that, row)."""
-    for row in ROWS:
+def elementwise_rows(name: Format) -> Iterator[tuple[str, int, ElementwiseRow]]:
+    """Yield the rows of the table that a format has: (operator, first opset of that
+    meaning, row).
+    """
+    for row in ELEMENTWISE_ROWS:
         for word in getattr(row, name).split():
             called, _, since = word.partition("@")
             yield called, int(since or 1), row
 
 
-def total(*terms: Expr) -> Expr:
-    """Return the sum of one tensor or more, added from the left."""
+def add_n(*terms: Expr) -> Expr:
+    """Emit the sum of one or more tensors, added from the left."""
     return reduce(op.add, terms)
 
 
 def select(node: Node, per_row: bool) -> Expr:
-    """Return where(condition, x, y) of TensorFlow's Select and SelectV2. `per_row`: the first of
+    """Emit where(condition, x, y) for TensorFlow's Select and SelectV2. `per_row`: the first of
     them, whose condition may be one truth value for each first index.
     """
     condition, x, y = node.exprs()
@@ -132,117 +134,115 @@ _floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
 
 
 def floor_div_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    """Return the floor divisions of integers that are known, of which none is by 0; else None."""
+    """Evaluate floor division of known integers; return None for floats or a zero divisor."""
     if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
         return None
     return _floor_quotient(inputs)
 
 
-FLOAT, WHOLE, COMPARED, LOGICAL = Kind.FLOAT, Kind.WHOLE, Kind.COMPARED, Kind.LOGICAL
+FLOAT, WHOLE, COMPARED, LOGICAL = (
+    PromotionKind.FLOAT,
+    PromotionKind.WHOLE,
+    PromotionKind.COMPARED,
+    PromotionKind.LOGICAL,
+)
 
 # fmt: off
-ROWS = (
-    #                  ONNX           TensorFlow      TFLite         PyTorch     StableHLO
-    Row(op.add,        "Add@7",       "Add AddV2",    "ADD",         "",         "add",
-        rule=rules.add, truths=op.logical_or),
-    Row(op.subtract,   "Sub@7",       "Sub",          "SUB",         "",         "subtract",
-        rule=rules.subtract),
-    Row(op.multiply,   "Mul@7",       "Mul",          "MUL",         "mul",      "multiply",
-        rule=rules.multiply, truths=op.logical_and),
-    Row(op.divide,     "Div@7",       "Div RealDiv TruncateDiv", "DIV", rule=rules.divide),
-    Row(total,         "",            "AddN",         "ADD_N"),
-    Row(op.floor_mod,  "",            "FloorMod",     "FLOOR_MOD",   rule=rules.floor_mod),
-    Row(op.trunc_mod,  "",            "Mod TruncateMod"),
-    Row(fmod,          "",            "",             "",            "fmod",      is_typed=True),
-    Row(python_mod,    "",            "",             "",            "remainder", is_typed=True),
-    Row(op.maximum,    "",            "Maximum",      "MAXIMUM",     "maximum",  "maximum",
-        rule=rules.maximum, truths=op.logical_or),
-    Row(op.minimum,    "",            "Minimum",      "MINIMUM",     "minimum",  "minimum",
-        rule=rules.minimum, truths=op.logical_and),
-    Row(op.power,      "",            "Pow",          "POW"),
-    Row(atan2,         "",            "Atan2",        "ATAN2",       "atan2",    "atan2",
-        is_typed=True),
-    Row(squared_difference, "", "SquaredDifference", "SQUARED_DIFFERENCE"),
-    Row(square,        "",            "Square",       "SQUARE"),
+ELEMENTWISE_ROWS = (
+    #                            ONNX     TensorFlow TFLite       PyTorch    StableHLO
+    ElementwiseRow(op.add,       "Add@7", "Add AddV2", "ADD",     "",        "add", rule=rules.add,
+        bool_function=op.logical_or),
+    ElementwiseRow(op.subtract,  "Sub@7", "Sub",     "SUB", "", "subtract", rule=rules.subtract),
+    ElementwiseRow(op.multiply,  "Mul@7", "Mul",     "MUL",       "mul",     "multiply",
+        rule=rules.multiply, bool_function=op.logical_and),
+    ElementwiseRow(op.divide,    "Div@7", "Div RealDiv TruncateDiv", "DIV", rule=rules.divide),
+    ElementwiseRow(add_n,        "",      "AddN",    "ADD_N"),
+    ElementwiseRow(op.floor_mod, "",      "FloorMod", "FLOOR_MOD", rule=rules.floor_mod),
+    ElementwiseRow(op.trunc_mod, "",      "Mod TruncateMod"),
+    ElementwiseRow(fmod,         "",      "",        "",          "fmod", is_typed=True),
+    ElementwiseRow(python_mod,   "",      "",        "",          "remainder", is_typed=True),
+    ElementwiseRow(op.maximum,   "",      "Maximum", "MAXIMUM",   "maximum", "maximum",
+        rule=rules.maximum, bool_function=op.logical_or),
+    ElementwiseRow(op.minimum,   "",      "Minimum", "MINIMUM",   "minimum", "minimum",
+        rule=rules.minimum, bool_function=op.logical_and),
+    ElementwiseRow(op.power,     "",      "Pow",     "POW"),
+    ElementwiseRow(atan2,        "",      "Atan2",   "ATAN2",     "atan2", "atan2", is_typed=True),
+    ElementwiseRow(squared_difference, "", "SquaredDifference", "SQUARED_DIFFERENCE"),
+    ElementwiseRow(square,       "",      "Square",  "SQUARE"),
     # comparisons
-    Row(op.equal,      "Equal@7",     "Equal",        "EQUAL",       "eq", "", COMPARED,
-        rules.equal),
-    Row(op.not_equal,  "",            "NotEqual",     "NOT_EQUAL",   "ne", "", COMPARED,
-        rules.not_equal),
-    Row(op.less,       "Less@7",      "Less",         "LESS",        "lt", "", COMPARED,
-        rules.less),
-    Row(op.less_equal, "LessOrEqual", "LessEqual",    "LESS_EQUAL",  "le", "", COMPARED,
+    ElementwiseRow(op.equal,     "Equal@7", "Equal", "EQUAL",     "eq", "", COMPARED, rules.equal),
+    ElementwiseRow(op.not_equal, "", "NotEqual", "NOT_EQUAL", "ne", "", COMPARED, rules.not_equal),
+    ElementwiseRow(op.less,      "Less@7", "Less",   "LESS",      "lt", "", COMPARED, rules.less),
+    ElementwiseRow(op.less_equal, "LessOrEqual", "LessEqual", "LESS_EQUAL", "le", "",     COMPARED,
         rules.less_equal),
-    Row(op.greater,    "Greater@7",   "Greater",      "GREATER",     "gt", "", COMPARED,
+    ElementwiseRow(op.greater,   "Greater@7", "Greater", "GREATER", "gt",    "",          COMPARED,
         rules.greater),
-    Row(op.greater_equal, "GreaterOrEqual", "GreaterEqual", "GREATER_EQUAL", "ge", "", COMPARED,
-        rules.greater_equal),
-    Row(op.isnan,      "IsNaN",       "IsNan",        "",            "", "",            COMPARED),
-    Row(op.isinf,      "",            "IsInf",        "",            "", "chlo.is_inf", COMPARED),
-    Row(op.isfinite,   "",            "IsFinite",     "",            "", "is_finite",   COMPARED),
+    ElementwiseRow(op.greater_equal, "GreaterOrEqual", "GreaterEqual", "GREATER_EQUAL", "ge", "",
+        COMPARED, rules.greater_equal),
+    ElementwiseRow(op.isnan,     "IsNaN", "IsNan",   "",          "",        "",          COMPARED),
+    ElementwiseRow(op.isinf,     "",      "IsInf",   "",          "", "chlo.is_inf", COMPARED),
+    ElementwiseRow(op.isfinite,  "",      "IsFinite", "",         "",        "is_finite", COMPARED),
     # truth values and bits
-    Row(op.logical_and, "And@7",      "LogicalAnd",   "LOGICAL_AND", "logical_and", "", LOGICAL,
+    ElementwiseRow(op.logical_and, "And@7", "LogicalAnd", "LOGICAL_AND", "logical_and", "", LOGICAL,
         rules.logical_and),
-    Row(op.logical_or, "Or@7",        "LogicalOr",    "LOGICAL_OR",  "logical_or",  "", LOGICAL),
-    Row(op.logical_xor, "Xor@7",      "",             "",            "logical_xor", "", LOGICAL),
-    Row(op.logical_not, "Not",        "LogicalNot",   "LOGICAL_NOT", "logical_not", "", LOGICAL,
+    ElementwiseRow(op.logical_or, "Or@7", "LogicalOr", "LOGICAL_OR", "logical_or", "",    LOGICAL),
+    ElementwiseRow(op.logical_xor, "Xor@7", "",      "",          "logical_xor", "",      LOGICAL),
+    ElementwiseRow(op.logical_not, "Not", "LogicalNot", "LOGICAL_NOT", "logical_not", "", LOGICAL,
         rules.logical_not),
-    Row(op.bitwise_and, "BitwiseAnd", "BitwiseAnd",   "",            "bitwise_and", "and",
-        truths=op.logical_and),
-    Row(op.bitwise_or, "BitwiseOr",   "BitwiseOr",    "",            "bitwise_or",  "or",
-        truths=op.logical_or),
-    Row(op.bitwise_xor, "BitwiseXor", "BitwiseXor",   "BITWISE_XOR", "bitwise_xor", "xor",
-        truths=op.logical_xor),
-    Row(op.bitwise_not, "BitwiseNot", "Invert",       "",            "",            "not",
-        truths=op.logical_not),
-    Row(partial(shifted, op.left_shift),  "", "LeftShift",  "",            is_typed=True),
-    Row(partial(shifted, op.right_shift), "", "RightShift", "RIGHT_SHIFT", is_typed=True),
-    # whole numbers and signs
-    Row(op.ceil,       "Ceil",        "Ceil",         "CEIL",  "ceil",  "ceil",  WHOLE, rules.ceil),
-    Row(op.floor,      "Floor",       "Floor",        "FLOOR", "floor", "floor", WHOLE,
-        rules.floor),
-    Row(op.round,      "Round",       "Round Rint",   "ROUND", "", "round_nearest_even", WHOLE),
-    Row(op.trunc,      "",            "",             "",            "trunc",    "",       WHOLE),
-    Row(op.abs,        "Abs",         "Abs",          "ABS",         "",         "abs"),
-    Row(op.negative,   "Neg",         "Neg",          "NEG",         "",         "negate",
-        rule=rules.negative),
-    Row(op.sign,       "Sign",        "Sign",         "SIGN"),
-    # functions of floats
-    Row(op.exp,        "Exp",         "Exp",          "EXP",         "exp", "exponential", FLOAT),
-    Row(expm1,         "", "Expm1", "", "expm1", "exponential_minus_one", FLOAT, is_typed=True),
-    Row(op.log,        "Log",         "Log",          "LOG",         "log",      "log",    FLOAT),
-    Row(log1p,         "", "Log1p", "", "log1p", "log_plus_one", FLOAT, is_typed=True),
-    Row(op.sqrt,       "Sqrt",        "Sqrt",         "SQRT",        "sqrt",     "sqrt",   FLOAT,
-        rules.sqrt),
-    Row(op.rsqrt,      "",            "Rsqrt",        "RSQRT",       "rsqrt",    "rsqrt",  FLOAT),
-    Row(reciprocal,    "Reciprocal",  "Reciprocal Inv", "", "reciprocal", "", FLOAT, is_typed=True),
-    Row(op.sin,        "Sin",         "Sin",          "SIN",         "sin",      "sine",   FLOAT),
-    Row(op.cos,        "Cos",         "Cos",          "COS",         "cos",      "cosine", FLOAT),
-    Row(op.tan,        "Tan",         "Tan",          "",            "tan", "tan chlo.tan", FLOAT),
-    Row(op.asin,       "Asin",        "Asin",         "",            "asin",  "chlo.asin",  FLOAT),
-    Row(op.acos,       "Acos",        "Acos",         "",            "acos",  "chlo.acos",  FLOAT),
-    Row(op.atan,       "Atan",        "Atan",         "",            "atan",  "chlo.atan",  FLOAT),
-    Row(op.sinh,       "Sinh",        "Sinh",         "",            "sinh",  "chlo.sinh",  FLOAT),
-    Row(op.cosh,       "Cosh",        "Cosh",         "",            "cosh",  "chlo.cosh",  FLOAT),
-    Row(op.tanh,       "Tanh",        "Tanh",         "TANH",        "tanh",  "tanh",       FLOAT),
-    Row(op.asinh,      "Asinh",       "Asinh",        "",            "asinh", "chlo.asinh", FLOAT),
-    Row(op.acosh,      "Acosh",       "Acosh",        "",            "acosh", "chlo.acosh", FLOAT),
-    Row(op.atanh,      "Atanh",       "Atanh",        "",            "atanh", "chlo.atanh", FLOAT),
-    Row(op.erf,        "Erf",         "Erf",          "",            "erf",   "chlo.erf",   FLOAT),
-    Row(erfc,          "",            "Erfc",         is_typed=True),
-    Row(op.sigmoid,    "Sigmoid",     "Sigmoid",      "LOGISTIC",    "sigmoid", "logistic", FLOAT),
-    # activations
-    Row(op.nn.relu,    "Relu",        "Relu",         "RELU"),
-    Row(relu6,         "",            "Relu6",        "RELU6"),
-    Row(elu,           "",            "Elu",          "ELU",         is_typed=True),
-    Row(selu,          "",            "Selu",         is_typed=True),
-    Row(prelu,         "PRelu@7",     "",             "PRELU",       is_typed=True),
-    Row(softplus,      "Softplus",    "Softplus",     is_typed=True),
-    Row(softsign,      "Softsign",    "Softsign",     is_typed=True),
-    Row(silu,          "",            "",             "",            "silu",      "", FLOAT),
-    Row(hard_swish,    "",            "",             "HARD_SWISH",  "hardswish", "", FLOAT,
+    ElementwiseRow(op.bitwise_and, "BitwiseAnd", "BitwiseAnd", "", "bitwise_and", "and",
+        bool_function=op.logical_and),
+    ElementwiseRow(op.bitwise_or, "BitwiseOr", "BitwiseOr", "",   "bitwise_or", "or",
+        bool_function=op.logical_or),
+    ElementwiseRow(op.bitwise_xor, "BitwiseXor", "BitwiseXor", "BITWISE_XOR", "bitwise_xor", "xor",
+        bool_function=op.logical_xor),
+    ElementwiseRow(op.bitwise_not, "BitwiseNot", "Invert", "",    "",        "not",
+        bool_function=op.logical_not),
+    ElementwiseRow(partial(clamped_shift, op.left_shift), "", "LeftShift", "", is_typed=True),
+    ElementwiseRow(partial(clamped_shift, op.right_shift), "", "RightShift", "RIGHT_SHIFT",
         is_typed=True),
-    Row(op.zeros_like, "",            "ZerosLike",    "ZEROS_LIKE"),
-    Row(op.ones_like,  "",            "OnesLike"),
+    # whole numbers and signs
+    ElementwiseRow(op.ceil,      "Ceil",  "Ceil",    "CEIL", "ceil", "ceil", WHOLE, rules.ceil),
+    ElementwiseRow(op.floor,     "Floor", "Floor",   "FLOOR", "floor", "floor", WHOLE, rules.floor),
+    ElementwiseRow(op.round,     "Round", "Round Rint", "ROUND",  "", "round_nearest_even", WHOLE),
+    ElementwiseRow(op.trunc,     "",      "",        "",          "trunc",   "",          WHOLE),
+    ElementwiseRow(op.abs,       "Abs",   "Abs",     "ABS",       "",        "abs"),
+    ElementwiseRow(op.negative,  "Neg",   "Neg",     "NEG", "", "negate", rule=rules.negative),
+    ElementwiseRow(op.sign,      "Sign",  "Sign",    "SIGN"),
+    # functions of floats
+    ElementwiseRow(op.exp,       "Exp",   "Exp",     "EXP",       "exp",     "exponential", FLOAT),
+    ElementwiseRow(expm1, "", "Expm1", "", "expm1", "exponential_minus_one", FLOAT, is_typed=True),
+    ElementwiseRow(op.log,       "Log",   "Log",     "LOG",       "log",     "log",       FLOAT),
+    ElementwiseRow(log1p,        "", "Log1p", "", "log1p", "log_plus_one", FLOAT, is_typed=True),
+    ElementwiseRow(op.sqrt,      "Sqrt",  "Sqrt",    "SQRT", "sqrt", "sqrt", FLOAT, rules.sqrt),
+    ElementwiseRow(op.rsqrt,     "",      "Rsqrt",   "RSQRT",     "rsqrt",   "rsqrt",     FLOAT),
+    ElementwiseRow(reciprocal,   "Reciprocal", "Reciprocal Inv", "", "reciprocal", "",    FLOAT,
+        is_typed=True),
+    ElementwiseRow(op.sin,       "Sin",   "Sin",     "SIN",       "sin",     "sine",      FLOAT),
+    ElementwiseRow(op.cos,       "Cos",   "Cos",     "COS",       "cos",     "cosine",    FLOAT),
+    ElementwiseRow(op.tan,       "Tan",   "Tan",     "",          "tan",     "tan chlo.tan", FLOAT),
+    ElementwiseRow(op.asin,      "Asin",  "Asin",    "",          "asin",    "chlo.asin", FLOAT),
+    ElementwiseRow(op.acos,      "Acos",  "Acos",    "",          "acos",    "chlo.acos", FLOAT),
+    ElementwiseRow(op.atan,      "Atan",  "Atan",    "",          "atan",    "chlo.atan", FLOAT),
+    ElementwiseRow(op.sinh,      "Sinh",  "Sinh",    "",          "sinh",    "chlo.sinh", FLOAT),
+    ElementwiseRow(op.cosh,      "Cosh",  "Cosh",    "",          "cosh",    "chlo.cosh", FLOAT),
+    ElementwiseRow(op.tanh,      "Tanh",  "Tanh",    "TANH",      "tanh",    "tanh",      FLOAT),
+    ElementwiseRow(op.asinh,     "Asinh", "Asinh",   "",          "asinh",   "chlo.asinh", FLOAT),
+    ElementwiseRow(op.acosh,     "Acosh", "Acosh",   "",          "acosh",   "chlo.acosh", FLOAT),
+    ElementwiseRow(op.atanh,     "Atanh", "Atanh",   "",          "atanh",   "chlo.atanh", FLOAT),
+    ElementwiseRow(op.erf,       "Erf",   "Erf",     "",          "erf",     "chlo.erf",  FLOAT),
+    ElementwiseRow(erfc,         "",      "Erfc", is_typed=True),
+    ElementwiseRow(op.sigmoid,   "Sigmoid", "Sigmoid", "LOGISTIC", "sigmoid", "logistic", FLOAT),
+    # activations
+    ElementwiseRow(op.nn.relu,   "Relu",  "Relu",    "RELU"),
+    ElementwiseRow(relu6,        "",      "Relu6",   "RELU6"),
+    ElementwiseRow(elu,          "",      "Elu",     "ELU", is_typed=True),
+    ElementwiseRow(selu,         "",      "Selu", is_typed=True),
+    ElementwiseRow(prelu,        "PRelu@7", "",      "PRELU", is_typed=True),
+    ElementwiseRow(softplus,     "Softplus", "Softplus", is_typed=True),
+    ElementwiseRow(softsign,     "Softsign", "Softsign", is_typed=True),
+    ElementwiseRow(silu,         "",      "",        "",          "silu",    "",          FLOAT),
+    ElementwiseRow(hard_swish,   "",      "", "HARD_SWISH", "hardswish", "", FLOAT, is_typed=True),
+    ElementwiseRow(op.zeros_like, "",     "ZerosLike", "ZEROS_LIKE"),
+    ElementwiseRow(op.ones_like, "",      "OnesLike"),
 )
 # fmt: on

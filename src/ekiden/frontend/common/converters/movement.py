@@ -12,29 +12,29 @@ from typing import Literal
 
 import numpy as np
 
-from ekiden.frontend.common.arithmetic import SMALL
-from ekiden.frontend.common.formulas import shape_of_both
+from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
+from ekiden.frontend.common.formulas import broadcast_args
 from ekiden.frontend.common.node import AttributeNode, Result
-from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.reshaping import by_data, is_open
-from ekiden.frontend.common.segments import combined_rows
+from ekiden.frontend.common.products import batched_take
+from ekiden.frontend.common.reshaping import may_infer_extent, reshape_to_data
+from ekiden.frontend.common.segments import segment_reduce
 from ekiden.frontend.common.squeezing import squeezed
-from ekiden.frontend.common.subscript import MASKS, Subscript
-from ekiden.frontend.common.suppression import kept_boxes, padded_to
+from ekiden.frontend.common.subscript import MASK_NAMES, Subscript
+from ekiden.frontend.common.suppression import non_max_suppression, pad_selected
 from ekiden.frontend.common.value import known
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_dim, tidy
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import Dim, as_dim, simplify_dim
+from ekiden.topi.dimensions import known_int as number
 
 
 def reshape(node: AttributeNode, shape: Sequence[Dim] | None = None) -> Result:
     """Convert Reshape (data, shape); `shape` replaces the second input."""
-    if shape is None and is_open(node, 1):
-        return by_data(node, allow_zero=True)
+    if shape is None and may_infer_extent(node, 1):
+        return reshape_to_data(node, allow_zero=True)
     shape = node.dims(1, "shape") if shape is None else shape
     value = node.value(0)
     if value.is_known and all(isinstance(d, int) for d in shape):
@@ -62,19 +62,19 @@ def split_v(node: AttributeNode) -> Result:
     if -1 in sizes:
         extent = number(node.shape(0)[axis])
         if extent is None:
-            node.unsupported(f"axis {axis}{node.of_input(0)} must be known for a size of -1")
+            node.unsupported(f"axis {axis}{node.input_label(0)} must be known for a size of -1")
         sizes[sizes.index(-1)] = extent - sum(s for s in sizes if s >= 0)
     split_points = [int(p) for p in np.cumsum(sizes)[:-1]]
     value = node.value(0)
-    if value.is_known and value.elements.size <= SMALL:
+    if value.is_known and value.elements.size <= MAX_FOLDED_ELEMENTS:
         pieces = np.split(value.elements, split_points, axis)
         return [known(np.asarray(p), node.dtype(0)) for p in pieces]
     return op.split(node.expr(0), split_points, axis=axis) if split_points else [node.expr(0)]
 
 
-def slice_of(node: AttributeNode) -> Expr:
-    """Convert Slice (data, begin, size); a size of -1 reaches to the end; begin and size may be
-    data.
+def convert_slice(node: AttributeNode) -> Expr:
+    """Convert Slice (data, begin, size), whose bounds may be data; a size of -1 reaches to the end
+    of the axis.
     """
     if None in (*node.partial(1), *node.partial(2)):
         begins, sizes = (op.cast(node.expr(i), "int64") for i in (1, 2))
@@ -83,54 +83,54 @@ def slice_of(node: AttributeNode) -> Expr:
         return op.strided_slice(node.expr(0), begins, ends)
     begin, size = node.dims(1, "begin"), node.dims(2, "size")
     rows = zip(node.shape(0), begin, size, strict=True)
-    end = [d if number(s) == -1 else tidy(as_dim(b) + as_dim(s)) for d, b, s in rows]
+    end = [d if number(s) == -1 else simplify_dim(as_dim(b) + as_dim(s)) for d, b, s in rows]
     return op.strided_slice(node.expr(0), begin, end)
 
 
 def strided_slice(node: AttributeNode) -> Result:
-    """Convert (data, begin, end, strides), whose masks say what each bound means."""
-    masks = {mask: node.number(f"{mask}_mask") for mask in MASKS}
+    """Convert StridedSlice (data, begin, end, strides) with its bit masks."""
+    masks = {mask: node.number(f"{mask}_mask") for mask in MASK_NAMES}
     begin, end, step = node.dims(1, "begin"), node.dims(2, "end"), node.axes(3, "strides")
     subscript = Subscript(node, begin, end, step, masks)
     value = node.value(0)
-    return (subscript.of_known(value) if value.is_known else None) or subscript.expr()
+    return (subscript.slice_known(value) if value.is_known else None) or subscript.expr()
 
 
 def unpack(node: AttributeNode, count: int) -> Result:
-    """Convert Unpack: return the slices of an axis, without it."""
+    """Convert Unpack: return the `count` slices of an axis, without that axis."""
     axis, value = node.axis(node.number("axis"), node.rank(0)), node.value(0)
-    if value.is_known and value.elements.size <= SMALL:
+    if value.is_known and value.elements.size <= MAX_FOLDED_ELEMENTS:
         rows = np.moveaxis(value.elements, axis, 0)
         return [known(np.asarray(row), node.dtype(0)) for row in rows]
     return [op.take(node.expr(0), const(np.int32(i)), axis=axis) for i in range(count)]
 
 
 def pad(node: AttributeNode, value: Expr | float) -> Expr:
-    """Convert (data, widths); the value fills the borders."""
-    return op.nn.pad(node.expr(0), pairs(node, 1), value)
+    """Convert Pad (data, widths) with a constant value."""
+    return op.nn.pad(node.expr(0), padding_pairs(node, 1), value)
 
 
 def mirror_pad(node: AttributeNode, mode: str) -> Expr:
-    """Convert (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
+    """Convert MirrorPad (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
     widths: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
     return op.nn.mirror_pad(node.expr(0), widths, mode)
 
 
 def one_hot(node: AttributeNode) -> Expr:
-    """Convert (indices, depth, on, off)."""
+    """Convert OneHot (indices, depth, on value, off value)."""
     (depth,) = node.dims(1, "depth")
     axis = node.axis(node.number("axis", -1), node.rank(0) + 1)
     return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
 
 
 def top_k(node: AttributeNode) -> Expr:
-    """Convert (data, k), or (data) with k as an attribute."""
+    """Convert TopK (data, k); TopK's older version has k as an attribute."""
     count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
     return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
 
 
 def arange(node: AttributeNode, dtype: str) -> Expr:
-    """Convert (start, limit, step), scalars; whole numbers may be made of dimensions."""
+    """Convert Range (start, limit, step) of scalars; integer bounds may be shape expressions."""
     values = [node.value(i) for i in range(3)]
     if not is_float(dtype) and all(v.is_known for v in values) and values[2].array is not None:
         start, limit = (v.dims()[0] for v in values[:2])
@@ -140,8 +140,9 @@ def arange(node: AttributeNode, dtype: str) -> Expr:
 
 
 def squeeze(node: AttributeNode, axes: Sequence[int], rank: int | None = None) -> Result:
-    """Return the data without these axes; without the axes of extent 1 where there are none, of
-    the first `rank` axes alone if that is given."""
+    """Convert Squeeze: drop these axes, or without any the axes of extent 1 among the
+    first `rank`.
+    """
     return op.squeeze(node.expr(0), axis=axes) if axes else squeezed(node, rank)
 
 
@@ -151,7 +152,7 @@ def tile(node: AttributeNode) -> Expr:
 
 
 def reverse(node: AttributeNode) -> Expr:
-    """Convert (data, axes)."""
+    """Convert Reverse (data, axes)."""
     result = node.expr(0)
     for axis in node.axes(1, "axis"):
         result = op.reverse(result, axis=node.axis(axis, node.rank(0)))
@@ -164,28 +165,29 @@ def reverse_sequence(node: AttributeNode) -> Expr:
     return op.reverse_sequence(node.expr(0), node.expr(1), *axes)
 
 
-def coordinates(node: AttributeNode, index: int) -> Expr:
-    """Return an input of coordinates in Relay's layout: coordinates along the first axis, in
-    TensorFlow along the last.
+def transpose_coordinates(node: AttributeNode, index: int) -> Expr:
+    """Return an input of coordinates with the coordinate axis first, as Relay has it; TensorFlow
+    has it last.
     """
+    # TensorFlow's indices are [..., components]; Relay's gather_nd reads [components, ...].
     rank = node.rank(index)
     return op.transpose(node.expr(index), (rank - 1, *range(rank - 1)))
 
 
 def gather_nd(node: AttributeNode) -> Expr:
     """Convert GatherNd (data, coordinates)."""
-    return op.gather_nd(node.expr(0), coordinates(node, 1))
+    return op.gather_nd(node.expr(0), transpose_coordinates(node, 1))
 
 
 def gather(node: AttributeNode, axis: int) -> Expr:
     """Convert GatherV2 (data, indices) along an axis, with `batch_dims` shared leading axes."""
     batch = node.number("batch_dims")
     batch = batch + node.rank(1) if batch < 0 else batch
-    return taken(node, node.expr(0), node.expr(1), node.axis(axis, node.rank(0)), batch)
+    return batched_take(node, node.expr(0), node.expr(1), node.axis(axis, node.rank(0)), batch)
 
 
-def gather_known(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
-    """Return elements of known data along an axis; None of batches, or for unknown indices."""
+def fold_gather(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
+    """Gather from known data; return None for batches or for unknown indices."""
     data, indices = inputs[:2]
     if indices.dtype == np.object_ or node.number("batch_dims"):
         return None
@@ -197,7 +199,7 @@ def scatter_nd(node: AttributeNode) -> Expr:
     summed.
     """
     zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
-    return op.scatter_nd(zeros, coordinates(node, 0), node.expr(1), "add")
+    return op.scatter_nd(zeros, transpose_coordinates(node, 0), node.expr(1), "add")
 
 
 def sparse_to_dense(node: AttributeNode) -> Expr:
@@ -217,8 +219,8 @@ def expand_dims(node: AttributeNode) -> Expr:
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
-def expand_known(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
-    """Return known data with an axis of 1 more; None for an axis that is not known."""
+def fold_expand_dims(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
+    """Add an axis to known data; return None for an axis that is not known."""
     data, axis = inputs
     return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
 
@@ -233,8 +235,8 @@ def broadcast_to(node: AttributeNode) -> Expr:
     return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
 
 
-def pairs(node: AttributeNode, index: int) -> Sequence[Sequence[Dim]]:
-    """Return (before, after) of each axis, as numbers or dimensions."""
+def padding_pairs(node: AttributeNode, index: int) -> Sequence[Sequence[Dim]]:
+    """Return the (before, after) padding of each axis, as numbers or dimensions."""
     if (array := node.value(index).array) is not None:
         numbers: list[list[int]] = array.astype(np.int64).tolist()
         return numbers
@@ -246,7 +248,9 @@ def batch_to_space(node: AttributeNode) -> Expr:
     """Convert BatchToSpaceND (data, block, crops): a constant block; crops may depend on
     dimensions.
     """
-    return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block_shape"), pairs(node, 2))
+    return op.nn.batch_to_space_nd(
+        node.expr(0), node.axes(1, "block_shape"), padding_pairs(node, 2)
+    )
 
 
 def resize(method: str) -> Callable[[AttributeNode], Expr]:
@@ -260,11 +264,14 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
         Methods other than nearest return floats, as TensorFlow's do. Its cubic kernel has a = -0.5
         and excludes the outside of the image for half-pixel centres, else a = -0.75.
         """
+        # The two flags exclude each other in TensorFlow; align_corners is the older one.
         mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
         mode = "align_corners" if node.flag("align_corners") else mode
         data, is_near = node.expr(0), method == "nearest_neighbor"
         if not is_near and not is_float(node.dtype(0)):
             data = op.cast(data, "float32")
+        # TensorFlow's nearest kernels floor the legacy coordinates and round half up the half-pixel
+        # ones.
         rounding = "" if not is_near else "floor" if mode == "asymmetric" else "round_prefer_ceil"
         return op.image.resize2d(
             data, node.dims(1, "size"), layout="NHWC", method=method,
@@ -276,36 +283,38 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
     return convert
 
 
-def unsorted_segments(kind: str) -> Callable[[AttributeNode], Expr]:
+def unsorted_segment(kind: str) -> Callable[[AttributeNode], Expr]:
     """Return the converter of an unsorted segment reduction (data, segment ids, count).
 
     An empty segment is the neutral element.
     """
 
     def convert(node: AttributeNode) -> Expr:
+        """Convert an unsorted segment reduction (data, segment ids, number of segments)."""
         (count,) = node.dims(2, "segments")
-        return combined_rows(node, kind, node.expr(0), node.expr(1), count)
+        return segment_reduce(node, kind, node.expr(0), node.expr(1), count)
 
     return convert
 
 
-SEGMENTS = (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "minimum"))
+SEGMENT_REDUCTIONS = (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "minimum"))
 """(end of an operator's name, what combines the rows of a segment)."""
 
 
-def suppressed(node: AttributeNode, is_scored: bool, is_padded: bool) -> Sequence[Expr]:
-    """Convert NonMaxSuppression V3, V4 or V5 (`is_scored`): (boxes, scores, max output, IoU
-    threshold, score threshold[, soft NMS sigma]).
+def convert_non_max_suppression(
+    node: AttributeNode, is_scored: bool, is_padded: bool
+) -> Sequence[Expr]:
+    """Convert NonMaxSuppression V3, V4 (`is_padded`) or V5 (`is_scored`).
 
     Returns positions, scores if `is_scored`, and their count; zero-padded if `is_padded`.
     """
     if is_scored and node.numbers(5, "soft_nms_sigma").item() > 0:
         node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
     limits = [op.reshape(node.expr(i), ()) for i in (2, 3, 4)]
-    rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
+    rows, count = non_max_suppression(node, node.expr(0), node.expr(1), *limits)
     if is_padded:
         (max_output,) = node.axes(2, "max_output_size")
-        positions, is_there = padded_to(node, rows, count, max_output)
+        positions, is_there = pad_selected(node, rows, count, max_output)
     else:
         positions = op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
     total = op.reshape(op.cast(count, "int32"), ())
@@ -318,7 +327,7 @@ def suppressed(node: AttributeNode, is_scored: bool, is_padded: bool) -> Sequenc
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MovementRow:
     """Operator of TensorFlow and TensorFlow Lite with its name in each ("" where it lacks one).
 
     data: the inputs whose elements it moves; those of TensorFlow Lite must share one scale. rule:
@@ -333,32 +342,33 @@ class Row:
 
 
 # fmt: off
-ROWS = (
+MOVEMENT_ROWS = (
     #                        TensorFlow                 TensorFlow Lite
-    Row(transpose,           "Transpose",               "TRANSPOSE"),
-    Row(split_v,             "SplitV",                  "SPLIT_V"),
-    Row(slice_of,            "Slice",                   "SLICE"),
-    Row(tile,                "Tile",                    "TILE"),
-    Row(reverse,             "ReverseV2",               "REVERSE_V2"),
-    Row(reverse_sequence,    "ReverseSequence",         "REVERSE_SEQUENCE"),
-    Row(gather_nd,           "GatherNd",                "GATHER_ND"),
-    Row(scatter_nd,          "ScatterNd",               "SCATTER_ND", (1,)),
-    Row(sparse_to_dense,     "SparseToDense",           "SPARSE_TO_DENSE", (2, 3)),
-    Row(one_hot,             "OneHot",                  "ONE_HOT", (2, 3)),
-    Row(top_k,               "TopK TopKV2",             "TOPK_V2"),
-    Row(where,               "Where",                   "WHERE"),
-    Row(expand_dims,         "ExpandDims",              "EXPAND_DIMS", rule=expand_known),
-    Row(fill,                "Fill",                    "FILL", (1,)),
-    Row(broadcast_to,        "BroadcastTo",             "BROADCAST_TO"),
-    Row(shape_of_both,       "BroadcastArgs",           "BROADCAST_ARGS"),
-    Row(batch_to_space,      "BatchToSpaceND",          "BATCH_TO_SPACE_ND"),
-    Row(resize("nearest_neighbor"), "ResizeNearestNeighbor", "RESIZE_NEAREST_NEIGHBOR"),
-    *(Row(unsorted_segments(kind), f"UnsortedSegment{name}", f"UNSORTED_SEGMENT_{name.upper()}")
-      for name, kind in SEGMENTS),
+    MovementRow(transpose,                  "Transpose",             "TRANSPOSE"),
+    MovementRow(split_v,                    "SplitV",                "SPLIT_V"),
+    MovementRow(convert_slice,              "Slice",                 "SLICE"),
+    MovementRow(tile,                       "Tile",                  "TILE"),
+    MovementRow(reverse,                    "ReverseV2",             "REVERSE_V2"),
+    MovementRow(reverse_sequence,           "ReverseSequence",       "REVERSE_SEQUENCE"),
+    MovementRow(gather_nd,                  "GatherNd",              "GATHER_ND"),
+    MovementRow(scatter_nd,                 "ScatterNd",             "SCATTER_ND",      (1,)),
+    MovementRow(sparse_to_dense,            "SparseToDense",         "SPARSE_TO_DENSE", (2, 3)),
+    MovementRow(one_hot,                    "OneHot",                "ONE_HOT",         (2, 3)),
+    MovementRow(top_k,                      "TopK TopKV2",           "TOPK_V2"),
+    MovementRow(where,                      "Where",                 "WHERE"),
+    MovementRow(expand_dims,                "ExpandDims", "EXPAND_DIMS", rule=fold_expand_dims),
+    MovementRow(fill,                       "Fill",                  "FILL",            (1,)),
+    MovementRow(broadcast_to,               "BroadcastTo",           "BROADCAST_TO"),
+    MovementRow(broadcast_args,             "BroadcastArgs",         "BROADCAST_ARGS"),
+    MovementRow(batch_to_space,             "BatchToSpaceND",        "BATCH_TO_SPACE_ND"),
+    MovementRow(resize("nearest_neighbor"), "ResizeNearestNeighbor", "RESIZE_NEAREST_NEIGHBOR"),
+    *(MovementRow(unsorted_segment(kind), f"UnsortedSegment{name}",
+                  f"UNSORTED_SEGMENT_{name.upper()}")
+      for name, kind in SEGMENT_REDUCTIONS),
 )
 # fmt: on
 
 
-def rows_of(name: Literal["tensorflow", "tflite"]) -> Iterator[tuple[str, Row]]:
-    """Yield what a format has of the table: (operator, row)."""
-    return ((called, row) for row in ROWS for called in getattr(row, name).split())
+def movement_rows(name: Literal["tensorflow", "tflite"]) -> Iterator[tuple[str, MovementRow]]:
+    """Yield the rows of the table that a format has: (operator, row)."""
+    return ((called, row) for row in MOVEMENT_ROWS for called in getattr(row, name).split())

@@ -27,7 +27,7 @@ Converter: TypeAlias = Callable[[AttributeNode], Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReductionRow:
     """Reduction: its Relay operator and its name in each format; "" where it has none, or one for
     other dtypes.
     """
@@ -41,8 +41,8 @@ class Row:
     """The same of two sizes, where vectors of them are reduced."""
 
     def convert(self, node: AttributeNode) -> Expr:
-        """Return the reduction along the axes of the second input, which are constant, each once;
-        without any the first input itself.
+        """Convert a reduction along the constant axes of the second input; without axes it is the
+        identity.
         """
         axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
         if not axes:
@@ -52,45 +52,46 @@ class Row:
         return self.function(node.expr(0), axis=axes, keepdims=node.flag("keep_dims"))
 
     def rule(self, node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
-        """Return the reduction of a vector of sizes along its one axis; None for other inputs."""
+        """Reduce a known vector of sizes along its one axis; return None for other inputs."""
         data, axes = inputs
         if self.both is None or axes.dtype == np.object_ or axes.size != 1:
             return None
-        return reduced_vector(data, self.both, node.flag("keep_dims"))
+        return reduce_size_vector(data, self.both, node.flag("keep_dims"))
 
 
-def reduced_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
-    """Return a vector of sizes as one, joined from the left; None for another shape, or none."""
+def reduce_size_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
+    """Fold a vector of sizes from the left; return None for other ranks and for empty vectors."""
     if data.ndim != 1 or not data.size:
         return None
-    return np.full((1,) if keepdims else (), rules.reduced(data, both), object)
+    return np.full((1,) if keepdims else (), rules.reduce_elements(data, both), object)
 
 
 def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
+    """Emit the Euclidean norm along axes."""
     return op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=keepdims))
 
 
 # fmt: off
-ROWS = (
+REDUCTION_ROWS = (
     #              ONNX          TensorFlow  TFLite
-    Row(op.sum,    "ReduceSum",  "Sum",      "SUM",         operator.add),
-    Row(op.mean,   "ReduceMean", "Mean",     "MEAN"),
-    Row(op.prod,   "ReduceProd", "Prod",     "REDUCE_PROD", operator.mul),
-    Row(op.max,    "ReduceMax",  "Max",      "REDUCE_MAX",  prim.maximum),
-    Row(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
-    Row(op.any,    "",           "Any",      "REDUCE_ANY"),
-    Row(op.all,    "",           "All",      "REDUCE_ALL"),
-    Row(_euclidean, "",          "EuclideanNorm"),
+    ReductionRow(op.sum,    "ReduceSum",  "Sum",      "SUM",         operator.add),
+    ReductionRow(op.mean,   "ReduceMean", "Mean",     "MEAN"),
+    ReductionRow(op.prod,   "ReduceProd", "Prod",     "REDUCE_PROD", operator.mul),
+    ReductionRow(op.max,    "ReduceMax",  "Max",      "REDUCE_MAX",  prim.maximum),
+    ReductionRow(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
+    ReductionRow(op.any,    "",           "Any",      "REDUCE_ANY"),
+    ReductionRow(op.all,    "",           "All",      "REDUCE_ALL"),
+    ReductionRow(_euclidean, "",          "EuclideanNorm"),
 )
 # fmt: on
 
 
-def rows_of(name: Format) -> Iterator[tuple[str, Row]]:
-    """Yield what a format has of the table: (operator, row)."""
-    return ((getattr(row, name), row) for row in ROWS if getattr(row, name))
+def reduction_rows(name: Format) -> Iterator[tuple[str, ReductionRow]]:
+    """Yield the rows of the table that a format has: (operator, row)."""
+    return ((getattr(row, name), row) for row in REDUCTION_ROWS if getattr(row, name))
 
 
-def position(function: Callable[..., Expr], default: str) -> Converter:
+def arg_extremum(function: Callable[..., Expr], default: str) -> Converter:
     """Return the converter of argmax or argmin (`function`) along the axis of the second input, or
     0.
 
@@ -99,8 +100,10 @@ def position(function: Callable[..., Expr], default: str) -> Converter:
     worst = -np.inf if function is op.argmax else np.inf
 
     def convert(node: AttributeNode) -> Expr:
-        """Return the index of the extremum; NaN never is one."""
+        """Emit the index of the extremum; NaN never is one."""
         (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
+        # TensorFlow compares with < and >, which are false for NaN; Relay's argmax would propagate
+        # it.
         data, dtype = node.expr(0), node.dtype(0)
         if is_float(dtype):  # what is no number is no extreme
             data = op.where(op.isnan(data), const(worst, dtype), data)
@@ -110,7 +113,7 @@ def position(function: Callable[..., Expr], default: str) -> Converter:
     return convert
 
 
-def running(function: Callable[..., Expr]) -> Converter:
+def cumulative_scan(function: Callable[..., Expr]) -> Converter:
     """Return the converter of a scan (`function` is cumsum or cumprod) along the axis of the second
     input.
 
@@ -118,7 +121,7 @@ def running(function: Callable[..., Expr]) -> Converter:
     """
 
     def convert(node: AttributeNode) -> Expr:
-        """Return the scan in the node's direction."""
+        """Emit the scan, reversed or exclusive as the node's attributes demand."""
         (axis,) = node.axes(1, "axis")
         axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
         x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)
@@ -129,14 +132,16 @@ def running(function: Callable[..., Expr]) -> Converter:
 
 
 def log_softmax(node: AttributeNode) -> Expr:
-    """Return the logarithm of softmax over the last axis."""
+    """Convert LogSoftmax over the last axis."""
     return op.nn.log_softmax(node.expr(0), axis=-1)
 
 
-def local_response(
+def local_response_norm(
     node: AttributeNode, radius: int, bias: float, alpha: float, beta: float
 ) -> Expr:
-    """Return LRN over the last axis: TensorFlow multiplies the sum by alpha, Relay its mean."""
+    """Convert LRN over the last axis; TensorFlow scales the sum of squares by alpha, Relay their
+    mean.
+    """
     size = 2 * radius + 1
     return op.nn.lrn(
         node.expr(0), size=size, axis=node.rank(0) - 1, bias=bias, alpha=alpha * size, beta=beta

@@ -13,26 +13,26 @@ from functools import reduce
 
 import numpy as np
 
-from ekiden.frontend.common.combined import neutral
-from ekiden.frontend.common.formulas import append_axes
+from ekiden.frontend.common.combined import reduction_identity
+from ekiden.frontend.common.formulas import append_unit_axes
 from ekiden.frontend.common.node import AttributeNode, Node
 from ekiden.frontend.common.value import constant
-from ekiden.frontend.common.windows import Window, padded, taps
+from ekiden.frontend.common.windows import Window, pad_window, window_taps
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.topi.dimensions import Dim, Shape, as_dim, known
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known_int
 
-LAYOUTS = ("NCW", "NCHW", "NCDHW")
+DEFAULT_LAYOUTS = ("NCW", "NCHW", "NCDHW")
 """Those of Relay's operators over one axis, two and three, which formats have that name none."""
-_POOLS: Mapping[str, Sequence[Callable[..., Expr]]] = {
+_POOL_OPS: Mapping[str, Sequence[Callable[..., Expr]]] = {
     "max": (op.nn.max_pool1d, op.nn.max_pool2d, op.nn.max_pool3d),
     "avg": (op.nn.avg_pool1d, op.nn.avg_pool2d, op.nn.avg_pool3d),
 }
-_CONVOLUTIONS = (op.nn.conv2d, op.nn.conv3d)
-_TRANSPOSED = (op.nn.conv2d_transpose, op.nn.conv3d_transpose)
+_CONV_OPS = (op.nn.conv2d, op.nn.conv3d)
+_CONV_TRANSPOSE_OPS = (op.nn.conv2d_transpose, op.nn.conv3d_transpose)
 
 
-def first_of(layout: str) -> int:
+def first_spatial_axis(layout: str) -> int:
     """Return the first spatial axis of a layout."""
     return 1 if layout.endswith("C") else 2
 
@@ -41,22 +41,22 @@ def first_of(layout: str) -> int:
 
 
 def pool(kind: str, data: Expr, window: Window, layout: str = "", **options: bool) -> Expr:
-    """Return the pooling "max" or "avg" of a window of known padding."""
+    """Emit "max" or "avg" pooling over a window of known padding."""
     rank = len(window.strides)
     assert window.padding is not None, "data have symbolic padding beforehand"
-    return _POOLS[kind][rank - 1](
+    return _POOL_OPS[kind][rank - 1](
         data, pool_size=window.kernel, strides=window.strides, dilation=window.dilations,
-        padding=window.padding, layout=layout or LAYOUTS[rank - 1], **options,
+        padding=window.padding, layout=layout or DEFAULT_LAYOUTS[rank - 1], **options,
     )  # fmt: skip
 
 
 def max_pool(
     node: Node, data: Expr, window: Window, layout: str = "", ceil_mode: bool = False
 ) -> Expr:
-    """Return the largest element of each window."""
+    """Emit max pooling; symbolic padding becomes an explicit pad with the lowest value."""
     if window.padding is None:
-        lowest = neutral("maximum", node.typed(data).dtype)
-        data = padded(node, data, window, lowest, first_of(layout))
+        lowest = reduction_identity("maximum", node.typed(data).dtype)
+        data = pad_window(node, data, window, lowest, first_spatial_axis(layout))
         window = window.unpadded()
     return pool("max", data, window, layout, ceil_mode=ceil_mode)
 
@@ -65,7 +65,7 @@ def average_pool(
     node: Node, data: Expr, window: Window, layout: str = "", counts_padding: bool = False,
     ceil_mode: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the mean of each window, of its data alone or including padding.
+    """Emit average pooling, over the data alone or including padding.
 
     Means over symbolically padded data are divided by the fraction of each window that is data.
     """
@@ -74,33 +74,37 @@ def average_pool(
             "avg", data, window, layout, ceil_mode=ceil_mode, count_include_pad=counts_padding
         )
 
-    def means(source: Expr) -> Expr:
-        wide = padded(node, source, window, 0, first_of(layout))
+    def padded_means(source: Expr) -> Expr:
+        """Emit the means of the windows of a zero-padded tensor."""
+        wide = pad_window(node, source, window, 0, first_spatial_axis(layout))
         return pool("avg", wide, window.unpadded(), layout, count_include_pad=True)
 
     if counts_padding:
-        return means(data)
-    kind, first = node.typed(data), first_of(layout)
+        return padded_means(data)
+    kind, first = node.typed(data), first_spatial_axis(layout)
     axes = range(first, first + len(window.strides))
+    # The count of data elements per window is the mean of ones: both means share the divisor, which
+    # cancels.
     extents = [d if axis in axes else 1 for axis, d in enumerate(kind.shape)]
-    return op.divide(means(data), means(op.full(const(1, kind.dtype), extents, dtype=kind.dtype)))
+    return op.divide(
+        padded_means(data), padded_means(op.full(const(1, kind.dtype), extents, dtype=kind.dtype))
+    )
 
 
-def max_positions(
+def max_pool_indices(
     node: Node, data: Expr, window: Window, counts: Shape, first: int = 2
 ) -> list[Expr]:
-    """Return the index along each axis, from `first` on, of the first largest element of every
-    window, as int64.
+    """Emit, per axis from `first` on, the int64 index of the first maximum of every window.
 
     A window in which all data are the lowest number yields its first element inside the data.
     `counts` are the numbers of windows along each axis.
     """
     kind, rank = node.typed(data), len(counts)
     extents = kind.shape[first : first + rank]
-    window = window.reaching(extents, counts)
-    lowest = neutral("maximum", kind.dtype)
-    wide = padded(node, data, window, lowest, first)
-    stacked = op.stack(list(taps(wide, window, counts, first)), axis=0)
+    window = window.with_trailing_padding(extents, counts)
+    lowest = reduction_identity("maximum", kind.dtype)
+    wide = pad_window(node, data, window, lowest, first)
+    stacked = op.stack(list(window_taps(wide, window, counts, first)), axis=0)
     # argmax returns the first maximum, and taps are stacked in row-major order.
     best = op.cast(op.argmax(stacked, axis=0), "int64")
     numbers = np.array(list(np.ndindex(*window.kernel)), np.int64)  # [taps, axes]
@@ -108,20 +112,20 @@ def max_positions(
     rows = zip(counts, window.strides, window.before, window.dilations, strict=True)
     for axis, (count, stride, before, dilation) in enumerate(rows):
         steps = op.multiply(op.arange(0, count, 1, "int64"), const(stride, "int64"))
-        start = append_axes(op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis)
+        start = append_unit_axes(
+            op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis
+        )
         starts.append(start)
         positions.append(op.add(start, op.take(const(numbers[:, axis] * dilation), best, axis=0)))
-    if any(known(side) != 0 for side in (*window.before, *window.after)):
-        return _inside(node, positions, extents, starts, window)
+    if any(known_int(side) != 0 for side in (*window.before, *window.after)):
+        return _clamp_into_data(node, positions, extents, starts, window)
     return positions
 
 
-def _inside(
+def _clamp_into_data(
     node: Node, positions: Sequence[Expr], extents: Shape, starts: Sequence[Expr], window: Window
 ) -> list[Expr]:
-    """Return positions inside the data: for a window whose position is in the padding, its first
-    data element.
-    """
+    """Move positions that fall into padding to the first data element of their window."""
     zero = const(0, "int64")
     inside = reduce(op.logical_and, [
         op.logical_and(op.greater_equal(coordinate, zero), op.less(coordinate,
@@ -138,8 +142,8 @@ def _inside(
     return chosen
 
 
-def flat_indices(node: Node, positions: Sequence[Expr], extents: Shape) -> Expr:
-    """Return positions along axes as flat row-major indices."""
+def ravel_indices(node: Node, positions: Sequence[Expr], extents: Shape) -> Expr:
+    """Emit row-major flat indices from per-axis positions."""
     flat: Expr = const(0, "int64")
     for position, extent in zip(positions, extents, strict=True):
         flat = op.add(op.multiply(flat, node.scope.scalar(extent)), position)
@@ -154,7 +158,7 @@ def convolution(
     channels: int | None = None, layouts: tuple[str, str] | None = None, bias: Expr | None = None,
     output_padding: Sequence[int] | None = None, conv2d: Callable[..., Expr] | None = None,
 ) -> Expr:  # fmt: skip
-    """Return a convolution, or with `output_padding` a transposed one.
+    """Emit a convolution, or with `output_padding` a transposed one.
 
     Args:
         data: [batch, channels, *spatial], unless layouts say otherwise.
@@ -165,18 +169,18 @@ def convolution(
         conv2d: what takes the place of nn.conv2d over one or two axes.
     """
     if window.padding is None:
-        data = padded(node, data, window, 0, first_of(layouts[0]) if layouts else 2)
+        data = pad_window(node, data, window, 0, first_spatial_axis(layouts[0]) if layouts else 2)
         window = window.unpadded()
     is_line = len(window.strides) == 1
     if is_line:
-        window, data = window.with_height(), op.expand_dims(data, axis=2)
-        weight = _with_height(weight)
+        window, data = window.unsqueeze_height(), op.expand_dims(data, axis=2)
+        weight = _unsqueeze_weight(weight)
     at, options = len(window.strides) - 2, dict[str, object]()
-    function: Callable[..., Expr] = _CONVOLUTIONS[at]
+    function: Callable[..., Expr] = _CONV_OPS[at]
     if conv2d is not None and at == 0:
         function = conv2d
     if output_padding is not None:
-        function = _TRANSPOSED[at]
+        function = _CONV_TRANSPOSE_OPS[at]
         options["output_padding"] = (0, *output_padding) if is_line else tuple(output_padding)
     if layouts is not None:
         options["data_layout"], options["kernel_layout"] = layouts
@@ -189,8 +193,10 @@ def convolution(
     return op.squeeze(result, axis=[2]) if is_line else result
 
 
-def _with_height(weight: Expr) -> Expr:
-    """Return a weight [out, in, width] as [out, in, 1, width]; of a constant a view."""
+def _unsqueeze_weight(weight: Expr) -> Expr:
+    """Reshape a weight [out, in, width] to [out, in, 1, width]; a constant is viewed, not
+    copied.
+    """
     if not isinstance(weight, Constant):
         return op.expand_dims(weight, axis=2)
     view = constant(weight.data[:, :, None, :]).expr
@@ -203,25 +209,27 @@ def transposed_convolution(
     str,
     is_same: bool,
 ) -> Expr:  # fmt: skip
-    """Return the transposed convolution whose result has given spatial extents.
+    """Emit the transposed convolution whose result has the given spatial extents.
 
     The padding of the corresponding convolution is cropped: that of the window, or with `is_same`
     the excess; what it would not have reached is added behind. weight: [inputs, channels, *kernel].
     Raises Unsupported where extents are symbolic, or the output shape does not follow from the
     input.
     """
-    first, rank = first_of(layout), len(window.strides)
+    first, rank = first_spatial_axis(layout), len(window.strides)
     shape = node.typed(data).shape
-    extents = [known(d) for d in shape[first : first + rank]]
-    sizes, reach = [known(d) for d in output_extents], [known(r) for r in window.reach]
+    extents = [known_int(d) for d in shape[first : first + rank]]
+    sizes, reach = [known_int(d) for d in output_extents], [known_int(r) for r in window.reach]
     before, after, output_padding = [], [], []
     for at, (extent, size, span, step) in enumerate(
         zip(extents, sizes, reach, window.strides, strict=True)
     ):
         if extent is None or size is None or span is None:
             node.unsupported("the image and the output must have known extents but for the batch")
+        # The full transposed convolution has (extent - 1) * stride + span elements; spare ones are
+        # cropped as padding.
         spare = (extent - 1) * step + span - size
-        low, high = known(window.before[at]) or 0, known(window.after[at]) or 0
+        low, high = known_int(window.before[at]) or 0, known_int(window.after[at]) or 0
         if is_same:
             low, high = max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2
         before.append(low)
@@ -233,7 +241,7 @@ def transposed_convolution(
         node.unsupported(f"the output shape {tuple(output_extents)} does not follow from the input")
     window = replace(window, before=tuple(before), after=tuple(after))
     is_last, ends = first == 1, rank + 1
-    channels = known(node.typed(weight).shape[1])
+    channels = known_int(node.typed(weight).shape[1])
     result = convolution(
         node, op.transpose(data, (0, ends, *range(1, ends))) if is_last else data, weight, window,
         channels=channels, output_padding=output_padding,
@@ -241,9 +249,9 @@ def transposed_convolution(
     return op.transpose(result, (0, *range(2, ends + 1), 1)) if is_last else result
 
 
-def weight_extents(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
-    """Return the shape of a weight. Raises Unsupported where it is open, or of another rank."""
-    shape = [known(d) for d in node.shape(index)]
+def known_weight_shape(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
+    """Return the shape of a weight; reject one with unknown extents or another rank."""
+    shape = [known_int(d) for d in node.shape(index)]
     if len(shape) != rank or None in shape:
-        node.unsupported(f"the weight{node.of_input(index)} must have {rank} known extents")
+        node.unsupported(f"the weight{node.input_label(index)} must have {rank} known extents")
     return tuple(d for d in shape if d is not None)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.jax.dtype import narrow_of
-from ekiden.frontend.jax.node import Many, Node, Row, own
+from ekiden.frontend.jax.dtype import lookup_narrow
+from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -23,7 +23,7 @@ def _bitcast(node: Node) -> Result:
     operand, result = node.operation.operands[0], node.operation.results[0]
     if operand.type.element_type == result.type.element_type:
         return node.value(0)
-    is_whole = not any(map(narrow_of, (operand.type, result.type))) and "bool" not in (
+    is_whole = not any(map(lookup_narrow, (operand.type, result.type))) and "bool" not in (
         dtype,
         target,
     )
@@ -34,13 +34,13 @@ def _bitcast(node: Node) -> Result:
 
 
 def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
-    """Bitcast complex numbers to another width, or from or to real ones: the real part is the low
-    half of the bits.
+    """Bitcast between complex and real numbers of any width; the real part is the low half of the
+    bits.
     """
     operand, result = node.whole[0], node.operation.results[0]
     if node.operation.operands[0].type.element_type == result.type.element_type:
         return [operand]
-    operand_parts = list(node.parts(0)) if isinstance(operand, Complex) else [node.expr(0)]
+    operand_parts = list(node.parts(0)) if isinstance(operand, ComplexValue) else [node.expr(0)]
     count = 2 if node.is_complex_out() else 1
     result_parts = _bitcast_parts(node, operand_parts, node.bits(0), node.out_bits(), count)
     return (result_parts[0], result_parts[1]) if count == 2 else result_parts[0]
@@ -49,13 +49,16 @@ def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
 def _bitcast_parts(
     node: Node, operand_parts: Sequence[Expr], width: int, result_bits: int, count: int
 ) -> list[Expr]:
-    """Return the same bits in elements of `count` parts of `result_bits` each, from elements whose
-    parts have `width` bits.
+    """Regroup the bits of elements: operand parts of `width` bits become `count` parts of
+    `result_bits` each.
 
     The bits are cut into words of the greatest common width, the low ones first, along a last axis.
     """
+    # The greatest common width divides both layouts; StableHLO puts the low-order word first.
     word = math.gcd(width, result_bits)
-    words = [node.shared(_words(node, component, width, word)) for component in operand_parts]
+    words = [
+        node.emit_once(_split_words(node, component, width, word)) for component in operand_parts
+    ]
     both = op.concatenate(words, axis=-1) if len(words) > 1 else words[0]
     operand_bits, element = len(operand_parts) * width, count * result_bits
     shape = list(node.shape(0))
@@ -63,17 +66,18 @@ def _bitcast_parts(
         both = op.reshape(both, (*shape[:-1], element // word), allowzero=True)
     elif operand_bits > element:
         both = op.reshape(both, (*shape, operand_bits // element, element // word), allowzero=True)
-    both = node.shared(both)
+    both = node.emit_once(both)
     words_per_part = result_bits // word
     return [
-        _joined(node, both, index * words_per_part, words_per_part, word) for index in range(count)
+        _join_words(node, both, index * words_per_part, words_per_part, word)
+        for index in range(count)
     ]
 
 
-def _words(node: Node, data: Expr, width: int, word: int) -> Expr:
-    """Split elements into unsigned words: [..., width / word]."""
-    plain = _as_integers(node, data, width)
-    dtype, target = _unsigned(width), _unsigned(word)
+def _split_words(node: Node, data: Expr, width: int, word: int) -> Expr:
+    """Split elements into unsigned words: [...] becomes [..., width / word]."""
+    plain = _bitcast_to_unsigned(node, data, width)
+    dtype, target = _unsigned_dtype(width), _unsigned_dtype(word)
     mask = const(np.array((1 << word) - 1, dtype))
     rows = [
         op.cast(op.bitwise_and(op.right_shift(plain, const(np.array(at, dtype))), mask), target)
@@ -82,24 +86,26 @@ def _words(node: Node, data: Expr, width: int, word: int) -> Expr:
     return op.stack(rows, axis=-1)
 
 
-def _as_integers(node: Node, data: Expr, width: int) -> Expr:
-    """Return elements as unsigned integers with the same bits."""
-    narrow = narrow_of(node.operation.operands[0].type)
+def _bitcast_to_unsigned(node: Node, data: Expr, width: int) -> Expr:
+    """Bitcast elements to unsigned integers of the same width."""
+    narrow = lookup_narrow(node.operation.operands[0].type)
     dtype = node.scope.typed(data).dtype
     if dtype == "bool":
-        return node.shared(op.cast(data, "uint8"))
+        return node.emit_once(op.cast(data, "uint8"))
     if narrow is not None and not narrow.is_integer:
-        if not narrow.stored or narrow.bits < _BYTE:
+        if not narrow.stored or narrow.bits < _MIN_DTYPE_BITS:
             node.unsupported(f"the bits of {narrow.name}")
-        return node.shared(op.reinterpret(op.cast(data, narrow.stored), "uint8"))
-    plain = _unsigned(width)
-    return node.shared(data if dtype == plain else op.reinterpret(data, plain))
+        return node.emit_once(op.reinterpret(op.cast(data, narrow.stored), "uint8"))
+    plain = _unsigned_dtype(width)
+    return node.emit_once(data if dtype == plain else op.reinterpret(data, plain))
 
 
-def _joined(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
-    """Join the words from `first` on, along the last axis, to elements of the result's dtype."""
+def _join_words(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
+    """Join `count` words from `first` on, along the last axis, into elements of the
+    result's dtype.
+    """
     target, width = node.out_dtype(), node.out_bits()
-    plain = _unsigned(width)
+    plain = _unsigned_dtype(width)
     total: Expr | None = None
     for index in range(count):
         at = const(first + index, "int64")
@@ -109,26 +115,26 @@ def _joined(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
         )
         total = moved if total is None else op.bitwise_or(total, moved)
     assert total is not None, "an element has a word"
-    narrow = narrow_of(node.operation.results[0].type)
+    narrow = lookup_narrow(node.operation.results[0].type)
     if target == "bool":
         return op.not_equal(total, const(np.array(0, plain)))
     if narrow is not None and not narrow.is_integer:
-        if not narrow.stored or narrow.bits < _BYTE:
+        if not narrow.stored or narrow.bits < _MIN_DTYPE_BITS:
             node.unsupported(f"bits as {narrow.name}")
         return op.cast(op.reinterpret(total, narrow.stored), target)
     return total if target == plain else op.reinterpret(total, target)
 
 
-_BYTE = 8
+_MIN_DTYPE_BITS = 8
 
 
-def _unsigned(width: int) -> str:
-    return f"uint{max(width, _BYTE)}"
+def _unsigned_dtype(width: int) -> str:
+    return f"uint{max(width, _MIN_DTYPE_BITS)}"
 
 
 # Shorter floats.
 
-_FORMS: Mapping[str, tuple[int, int]] = {
+_FLOAT_FORMATS: Mapping[str, tuple[int, int]] = {
     "float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7),
 }  # fmt: skip
 """Dtype -> bits of exponent and of mantissa."""
@@ -141,46 +147,51 @@ def _reduce_precision(node: Node) -> Result:
     """
     bits = (node.integer("exponent_bits"), node.integer("mantissa_bits"))
     dtype = node.dtype(0)
-    exponent, mantissa = _FORMS[dtype]
+    exponent, mantissa = _FLOAT_FORMATS[dtype]
     if bits[0] >= exponent and bits[1] >= mantissa:
         return node.value(0)
-    if dtype == "float32" and bits == _FORMS["bfloat16"]:
+    # Two conversion instructions do what the bit arithmetic below does in ten.
+    if dtype == "float32" and bits == _FLOAT_FORMATS["bfloat16"]:
         return op.cast(op.cast(node.expr(0), "bfloat16"), dtype)
-    return _shortened(node, node.expr(0), dtype, bits)
+    return _round_float_bits(node, node.expr(0), dtype, bits)
 
 
-def _shortened(node: Node, data: Expr, dtype: str, bits: tuple[int, int]) -> Expr:
-    exponent, mantissa = _FORMS[dtype]
+def _round_float_bits(node: Node, data: Expr, dtype: str, bits: tuple[int, int]) -> Expr:
+    exponent, mantissa = _FLOAT_FORMATS[dtype]
     plain = f"uint{8 * itemsize(dtype)}"
 
-    def word(number: int) -> Expr:
+    def word_const(number: int) -> Expr:
         return const(np.array(number, plain))
 
-    float_bits = node.shared(op.reinterpret(data, plain))
+    float_bits = node.emit_once(op.reinterpret(data, plain))
     infinity = ((1 << exponent) - 1) << mantissa
-    sign = node.shared(op.bitwise_and(float_bits, word(1 << (exponent + mantissa))))
-    magnitude = node.shared(op.bitwise_xor(float_bits, sign))
+    sign = node.emit_once(op.bitwise_and(float_bits, word_const(1 << (exponent + mantissa))))
+    magnitude = node.emit_once(op.bitwise_xor(float_bits, sign))
     cut = mantissa - bits[1]
     if cut > 0:
-        last = op.bitwise_and(op.right_shift(magnitude, word(cut)), word(1))
+        last = op.bitwise_and(op.right_shift(magnitude, word_const(cut)), word_const(1))
         # Round half to even: add half of the last kept place, less one unless that place is odd.
-        half = op.add(last, word((1 << (cut - 1)) - 1))
+        half = op.add(last, word_const((1 << (cut - 1)) - 1))
         magnitude = op.bitwise_and(
-            op.add(magnitude, half), word(((1 << (exponent + mantissa + 1)) - 1) & -(1 << cut))
+            op.add(magnitude, half),
+            word_const(((1 << (exponent + mantissa + 1)) - 1) & -(1 << cut)),
         )
-        magnitude = node.shared(magnitude)
+        magnitude = node.emit_once(magnitude)
     if bits[0] < exponent:
         bias, reduced = (1 << (exponent - 1)) - 1, (1 << (bits[0] - 1)) - 1
-        level = node.shared(op.bitwise_and(magnitude, word(infinity)))
-        is_small = op.less_equal(level, word((bias - reduced) << mantissa))
-        is_large = op.greater(level, word((bias + reduced) << mantissa))
-        magnitude = op.where(is_large, word(infinity), op.where(is_small, word(0), magnitude))
+        level = node.emit_once(op.bitwise_and(magnitude, word_const(infinity)))
+        # XLA flushes results below the smallest normal number of the reduced format to zero.
+        is_small = op.less_equal(level, word_const((bias - reduced) << mantissa))
+        is_large = op.greater(level, word_const((bias + reduced) << mantissa))
+        magnitude = op.where(
+            is_large, word_const(infinity), op.where(is_small, word_const(0), magnitude)
+        )
     rounded = op.reinterpret(op.bitwise_or(magnitude, sign), dtype)
-    of_none = data if bits[1] else op.reinterpret(op.bitwise_or(sign, word(infinity)), dtype)
+    of_none = data if bits[1] else op.reinterpret(op.bitwise_or(sign, word_const(infinity)), dtype)
     return op.where(op.isnan(data), of_none, rounded)
 
 
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.bitcast_convert", _bitcast, on_complex=own(_complex_bitcast)),
-    Row("stablehlo.reduce_precision", _reduce_precision),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.bitcast_convert", _bitcast, on_complex=complex_rule(_complex_bitcast)),
+    StablehloRow("stablehlo.reduce_precision", _reduce_precision),
 )

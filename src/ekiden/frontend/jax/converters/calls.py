@@ -10,9 +10,9 @@ from jaxlib.mlir import ir
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.jax.converters.sorting import dynamic_top_k, top_k_outside
+from ekiden.frontend.jax.converters.sorting import dynamic_top_k, mhlo_top_k
 from ekiden.frontend.jax.converters.windows import dynamic_reduce_window
-from ekiden.frontend.jax.node import Many, Node, Row, own
+from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
 from ekiden.ir.prim import PrimExpr
 
 
@@ -21,20 +21,22 @@ def _call(node: Node) -> Many:
 
 
 def _composite(node: Node) -> Result | Many:
-    """Convert a composite by the row of its name, where there is one; else by its decomposition."""
+    """Convert a composite by the converter of its name if there is one, else inline its
+    decomposition.
+    """
     row = node.graph.row(node.text("name"))
     if row is None:
-        return _whole_composite(node)
+        return _inline_decomposition(node)
     inner = copy.copy(node)
-    inner.composite = _attributes(node)
+    inner.composite = _composite_attributes(node)
     return row.convert(inner)
 
 
-def _whole_composite(node: Node) -> Many:
+def _inline_decomposition(node: Node) -> Many:
     return node.graph.results(node.graph.function(node.text("decomposition")), node.whole)
 
 
-def _attributes(node: Node) -> dict[str, Any]:
+def _composite_attributes(node: Node) -> dict[str, Any]:
     if not node.has("composite_attributes"):
         return {}
     attributes = ir.DictAttr(node.attribute("composite_attributes"))
@@ -52,7 +54,7 @@ def _custom_call(node: Node) -> Result | Many:
     return row.convert(node)
 
 
-def _assertion(node: Node) -> Result:
+def _shape_assertion(node: Node) -> Result:
     """Convert shape_assertion: require the condition on input sizes."""
     condition_value = node.value(0)
     if condition_value.array is not None and not condition_value.array.all():
@@ -66,34 +68,35 @@ def _assertion(node: Node) -> Result:
     return []
 
 
-def _same(node: Node) -> Many:
+def _identity(node: Node) -> Many:
     return list(node.whole)
 
 
 def _token(node: Node) -> Value:
-    """Return a dummy value for a token, which has no data: programs run in order anyway."""
+    """Return a dummy value for a token; tokens carry no data, as programs run in order anyway."""
     return constant(np.zeros((), np.bool_))
 
 
-def _number_of_device(node: Node) -> Value:
-    """Return the replica or partition id 0: a program runs on one device."""
+def _device_id(node: Node) -> Value:
+    """Return the replica or partition id, which is 0: a program runs on one device."""
     return constant(np.zeros((), np.uint32))
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    Row("func.call",             _call,      on_complex=own(_call)),
-    Row("stablehlo.composite",   _composite, on_complex=own(_whole_composite)),
-    Row("stablehlo.custom_call", _custom_call, on_complex=own(_custom_call)),
-    Row("custom_call:shape_assertion",                 _assertion),
-    Row("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
-    Row("custom_call:stablehlo.dynamic_top_k",         dynamic_top_k),
-    Row("custom_call:mhlo.topk",                       top_k_outside),
-    Row("custom_call:annotate_device_placement",       _same, on_complex=own(_same)),
-    Row("custom_call:Sharding",                        _same, on_complex=own(_same)),
-    Row("sdy.sharding_constraint",                     _same, on_complex=own(_same)),
-    Row("stablehlo.after_all",                         _token),
-    Row("stablehlo.replica_id",                        _number_of_device),
-    Row("stablehlo.partition_id",                      _number_of_device),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("func.call",                           _call, on_complex=complex_rule(_call)),
+    StablehloRow("stablehlo.composite", _composite, on_complex=complex_rule(_inline_decomposition)),
+    StablehloRow("stablehlo.custom_call", _custom_call, on_complex=complex_rule(_custom_call)),
+    StablehloRow("custom_call:shape_assertion",         _shape_assertion),
+    StablehloRow("custom_call:stablehlo.dynamic_reduce_window", dynamic_reduce_window),
+    StablehloRow("custom_call:stablehlo.dynamic_top_k", dynamic_top_k),
+    StablehloRow("custom_call:mhlo.topk",               mhlo_top_k),
+    StablehloRow("custom_call:annotate_device_placement", _identity,
+        on_complex=complex_rule(_identity)),
+    StablehloRow("custom_call:Sharding", _identity, on_complex=complex_rule(_identity)),
+    StablehloRow("sdy.sharding_constraint", _identity, on_complex=complex_rule(_identity)),
+    StablehloRow("stablehlo.after_all",                 _token),
+    StablehloRow("stablehlo.replica_id",                _device_id),
+    StablehloRow("stablehlo.partition_id",              _device_id),
 )
 # fmt: on

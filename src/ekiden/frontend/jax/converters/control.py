@@ -8,47 +8,51 @@ from functools import partial
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.choice import choose, choose_at
+from ekiden.frontend.common.choice import choose, emit_switch
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.converters.bodies import operations
-from ekiden.frontend.jax.node import Many, Node, Row, flat, own, whole
+from ekiden.frontend.jax.converters.bodies import list_operations
+from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule, flatten_parts, whole
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
-UNROLLED = 256
+MAX_UNROLLED_OPERATIONS = 256
 """The most operations that a loop of a few known turns is written out to."""
 
 
 def _while(node: Node) -> Many:
     test, body = node.region(0), node.region(1)
-    start = flat(node.whole)
-    trip_count = _turns(node, test, body)
+    start = flatten_parts(node.whole)
+    trip_count = _trip_count(node, test, body)
     # Short loops are unrolled, as constant indices fold; the limit bounds the code size.
-    if trip_count is not None and trip_count * _size(node, body) <= UNROLLED:
+    if (
+        trip_count is not None
+        and trip_count * _count_operations(node, body) <= MAX_UNROLLED_OPERATIONS
+    ):
         for _ in range(trip_count):
             start = node.run_flat(body, start)
         return whole(node.operation.results, start)
     names = [f"carried{i}" for i in range(len(start))]
     (go,) = node.run_flat(test, start)
+    # A condition that is false at once runs no iteration, so the body need not be importable.
     if go.array is not None and not go.array.item():
         return whole(node.operation.results, start)
 
-    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Import one iteration: the body's values, and the loop condition evaluated on them."""
+    def loop_body(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration: the body, then the loop condition on its results."""
         next_values = node.run_flat(body, list(values))
         (again,) = node.run_flat(test, next_values)
         return Iteration(again, next_values)
 
-    last, _, _ = Loop(node, names, start, None, go, step).build()
+    last, _, _ = Loop(node, names, start, None, go, loop_body).build()
     return whole(node.operation.results, last)
 
 
-def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
-    """Return the trip count of a loop that counts by 1 between two known numbers; None for any
+def _trip_count(node: Node, test: ir.Block, body: ir.Block) -> int | None:
+    """Return the trip count of a loop that counts by 1 between two constants; None for any
     other.
     """
-    *test_operations, end = operations(test)
+    *test_operations, end = list_operations(test)
     compared = [o for o in test_operations if o.name == "stablehlo.compare"]
     if len(compared) != 1 or end.operands[0] != compared[0].results[0]:
         return None
@@ -58,30 +62,30 @@ def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
     at = [i for i, a in enumerate(test.arguments) if a == counter]
     inside = {r: o for o in test_operations for r in o.results}
     owner = inside.get(limit)
-    bound = _number(owner) if owner is not None else _array(node.graph.real(limit))
-    if len(at) != 1 or bound is None or not _counts(node, body, at[0]):
+    bound = _splat_int(owner) if owner is not None else _constant_int(node.graph.real(limit))
+    if len(at) != 1 or bound is None or not _is_unit_increment(node, body, at[0]):
         return None
-    first = _array(node.value(at[0]))
+    first = _constant_int(node.value(at[0]))
     return None if first is None else max(int(bound) - int(first), 0)
 
 
-def _array(value: Value | None) -> int | None:
+def _constant_int(value: Value | None) -> int | None:
     if value is None or value.array is None or value.array.size != 1:
         return None
     return int(value.array.item())
 
 
-def _number(operation: ir.Operation | None) -> int | None:
-    """Return the number of a splat constant; None for any other operation."""
+def _splat_int(operation: ir.Operation | None) -> int | None:
+    """Return the number of a splat constant; None for other operations."""
     if operation is None or operation.name != "stablehlo.constant":
         return None
     attribute = operation.attributes["value"]
     return int(np.array(attribute).item()) if attribute.is_splat else None
 
 
-def _counts(node: Node, body: ir.Block, at: int) -> bool:
-    """Return whether an iteration adds 1 to an argument."""
-    *body_operations, end = operations(body)
+def _is_unit_increment(node: Node, body: ir.Block, at: int) -> bool:
+    """Return whether a loop body adds 1 to its argument."""
+    *body_operations, end = list_operations(body)
     added = next(
         (o for o in body_operations if o.results and o.results[0] == end.operands[at]), None
     )
@@ -90,17 +94,15 @@ def _counts(node: Node, body: ir.Block, at: int) -> bool:
     inside = {r: o for o in body_operations for r in o.results}
     one = inside.get(added.operands[1])
     if one is not None:
-        return _number(one) == 1
-    return _array(node.graph.real(added.operands[1])) == 1
+        return _splat_int(one) == 1
+    return _constant_int(node.graph.real(added.operands[1])) == 1
 
 
-def _size(node: Node, block: ir.Block) -> int:
-    """Return the number of operations in a block and the functions it calls, counted no further
-    than the unrolling limit.
-    """
+def _count_operations(node: Node, block: ir.Block) -> int:
+    """Count the operations of a block and of the functions it calls, up to the unrolling limit."""
     total, waiting = 0, [block]
-    while waiting and total <= UNROLLED:
-        for operation in operations(waiting.pop()):
+    while waiting and total <= MAX_UNROLLED_OPERATIONS:
+        for operation in list_operations(waiting.pop()):
             total += 1
             waiting += [r.blocks[0] for r in operation.regions if len(r.blocks)]
             if operation.name == "func.call":
@@ -111,29 +113,30 @@ def _size(node: Node, block: ir.Block) -> int:
 def _if(node: Node) -> Many:
     runs = [partial(node.run_flat, node.region(i), []) for i in (0, 1)]
     if node.rank(0):  # in a body that is run on tensors
-        return _of_each(node, node.expr(0), [run() for run in runs])
+        return _select_elementwise(node, node.expr(0), [run() for run in runs])
     results = choose(node, node.value(0), runs, ("the true branch", "the false branch"))
     return whole(node.operation.results, results)
 
 
-def _of_each(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
-    """Return the results of both branches, selected by element."""
+def _select_elementwise(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
+    """Select between the results of both branches elementwise."""
     pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
+    # Inside a body evaluated on tensors, elements take different branches; both are pure.
     chosen = [node.given(op.where(test, yes, no)) for yes, no in pairs]
     return whole(node.operation.results, chosen)
 
 
 def _case(node: Node) -> Many:
-    """Convert case; an index out of range selects the last branch, as StableHLO specifies."""
+    """Convert case; an index out of range selects the last branch (StableHLO)."""
     count = len(node.operation.regions)
     runs = [partial(node.run_flat, node.region(at), []) for at in range(count)]
-    return whole(node.operation.results, choose_at(node, node.value(0), runs))
+    return whole(node.operation.results, emit_switch(node, node.value(0), runs))
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.while", _while, on_complex=own(_while)),
-    Row("stablehlo.if",    _if,    on_complex=own(_if)),
-    Row("stablehlo.case",  _case,  on_complex=own(_case)),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.while", _while, on_complex=complex_rule(_while)),
+    StablehloRow("stablehlo.if",    _if,    on_complex=complex_rule(_if)),
+    StablehloRow("stablehlo.case",  _case,  on_complex=complex_rule(_case)),
 )
 # fmt: on

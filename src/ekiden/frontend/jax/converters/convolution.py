@@ -11,16 +11,16 @@ from ekiden.frontend.common.converters.window import convolution
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.windows import Window
-from ekiden.frontend.jax.converters.complex import bilinear
-from ekiden.frontend.jax.node import Node, Row
+from ekiden.frontend.jax.converters.complex import bilinear_rule
+from ekiden.frontend.jax.node import Node, StablehloRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_attr, tidy
+from ekiden.topi.dimensions import Dim, as_attr, simplify_dim
 
 
 @dataclass(frozen=True, slots=True)
-class _Axes:
+class _ConvAxes:
     """Dimension numbers of a convolution's data, kernel and output: batch (or output features),
     features, then spatial axes.
     """
@@ -30,10 +30,10 @@ class _Axes:
     out: list[int]
 
     @staticmethod
-    def of(node: Node) -> _Axes:
-        """Read from the operation's attribute `dimension_numbers`."""
+    def of(node: Node) -> _ConvAxes:
+        """Decode the attribute `dimension_numbers`."""
         at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
-        return _Axes(
+        return _ConvAxes(
             [at.input_batch_dimension, at.input_feature_dimension, *at.input_spatial_dimensions],
             [at.kernel_output_feature_dimension, at.kernel_input_feature_dimension,
              *at.kernel_spatial_dimensions],
@@ -41,8 +41,8 @@ class _Axes:
         )  # fmt: skip
 
 
-def _turned(node: Node, value: Value, order: Sequence[int]) -> Value:
-    """Transpose a value to an order of axes."""
+def _transpose_to(node: Node, value: Value, order: Sequence[int]) -> Value:
+    """Transpose a value to an order of axes; a constant is transposed at import."""
     if list(order) == list(range(len(order))):
         return value
     if value.array is not None:
@@ -53,75 +53,76 @@ def _turned(node: Node, value: Value, order: Sequence[int]) -> Value:
 def _convolution(node: Node) -> Expr:
     rank = node.rank(0) - 2
     padding = node.ints("padding", (0,) * (2 * rank))
-    return _convolved(node, [(padding[2 * i], padding[2 * i + 1]) for i in range(rank)])
+    return _emit_convolution(node, [(padding[2 * i], padding[2 * i + 1]) for i in range(rank)])
 
 
 def _dynamic_convolution(node: Node) -> Expr:
-    """Convert dynamic_conv, whose padding is an input: numbers, or sizes, as for SAME padding of
-    symbolic extents.
-    """
-    flat = node.sizes_of_any_sign(2)
-    return _convolved(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
+    """Convert dynamic_conv, whose padding is an input: numbers or shape expressions."""
+    flat = node.signed_sizes(2)
+    return _emit_convolution(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
 
 
-def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
-    rank, axes = len(padding), _Axes.of(node)
+def _emit_convolution(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
+    rank, axes = len(padding), _ConvAxes.of(node)
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
-    data = _turned(node, node.value(0), axes.data)
-    kernel = _turned(node, node.value(1), axes.kernel)
+    data = _transpose_to(node, node.value(0), axes.data)
+    kernel = _transpose_to(node, node.value(1), axes.kernel)
     strides = node.ints("window_strides", (1,) * rank)
     dilation = node.ints("rhs_dilation", (1,) * rank)
     inner = [d - 1 for d in node.ints("lhs_dilation", (1,) * rank)]
     groups = node.integer("feature_group_count", 1)
     split = node.integer("batch_group_count", 1)
     if split > 1:
-        data, groups = _batch_as_features(node, data, split), split
-    flips = [2 + i for i, f in enumerate(_flags(node, "window_reversal")) if f]
+        data, groups = _fold_batch_groups(node, data, split), split
+    flips = [2 + i for i, f in enumerate(_bool_attribute(node, "window_reversal")) if f]
     if flips:
+        # window_reversal turns the cross-correlation into a true convolution along an axis.
         kernel = node.given(op.reverse(node.scope.expr(kernel), flips))
+    # nn.conv takes neither base dilation nor negative or symbolic padding: an explicit pad applies
+    # them.
     if any(inner) or any(not isinstance(p, int) or p < 0 for pair in padding for p in pair):
         low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
         zero = const(0, data.type.dtype)
         data = node.given(pad(node, data, zero, low, high, [0, 0, *inner]))
         padding = [(0, 0)] * rank
-    columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
+    columns, *taps = node.static_dims((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
     before, after = (tuple(pair[side] for pair in padding) for side in (0, 1))
     convolved = convolution(
-        node, _as_output(node, data), _as_output(node, kernel),
+        node, _cast_to_output(node, data), _cast_to_output(node, kernel),
         Window(tuple(taps), strides, dilation, before, after), groups=groups, channels=columns,
     )  # fmt: skip
     order = [axes.out.index(i) for i in range(rank + 2)]
     return convolved if order == list(range(rank + 2)) else op.transpose(convolved, order)
 
 
-def _as_output(node: Node, value: Value) -> Expr:
-    """Return an input in the dtype of the output."""
+def _cast_to_output(node: Node, value: Value) -> Expr:
+    """Cast an input to the dtype of the output."""
     expr, dtype = node.scope.expr(value), node.out_dtype()
     return expr if value.type.dtype == dtype else op.cast(expr, dtype)
 
 
-def _flags(node: Node, name: str) -> list[bool]:
+def _bool_attribute(node: Node, name: str) -> list[bool]:
     return [bool(v) for v in node.attribute(name)] if node.has(name) else []
 
 
-def _batch_as_features(node: Node, data: Value, count: int) -> Value:
-    """Regroup [count * n, c, ...] to [n, count * c, ...]: each batch group has its own features
-    (batch_group_count).
+def _fold_batch_groups(node: Node, data: Value, count: int) -> Value:
+    """Regroup [count * n, c, ...] to [n, count * c, ...] (batch_group_count): each batch group has
+    features of its own.
     """
     n, c, *space = data.type.shape
     spatial_axes = list(range(3, 3 + len(space)))
     apart = op.reshape(
         node.scope.expr(data),
-        as_attr((count, tidy(n // count), c, *space)),
+        as_attr((count, simplify_dim(n // count), c, *space)),
         allowzero=True,
     )
     joined = op.transpose(apart, [1, 0, 2, *spatial_axes])
-    shape = as_attr((tidy(n // count), tidy(c * count), *space))
+    shape = as_attr((simplify_dim(n // count), simplify_dim(c * count), *space))
     return node.given(op.reshape(joined, shape, allowzero=True))
 
 
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.convolution", _convolution, on_complex=bilinear),
-    Row("stablehlo.dynamic_conv", _dynamic_convolution, on_complex=bilinear),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.convolution", _convolution, on_complex=bilinear_rule),
+    StablehloRow("stablehlo.dynamic_conv", _dynamic_convolution, on_complex=bilinear_rule),
 )

@@ -9,28 +9,35 @@ import numpy as np
 from ekiden.frontend.common import arithmetic
 from ekiden.frontend.common import complex as complexes
 from ekiden.frontend.common.arithmetic import Rule
-from ekiden.frontend.common.complex import divided, exponential, multiplied
+from ekiden.frontend.common.complex import complex_divide, complex_multiply, exponential
 from ekiden.frontend.common.converters import stablehlo as shared
-from ekiden.frontend.common.converters.elementwise import Row as Elementwise
-from ekiden.frontend.common.converters.elementwise import rows_of
+from ekiden.frontend.common.converters.elementwise import ElementwiseRow as Elementwise
+from ekiden.frontend.common.converters.elementwise import elementwise_rows
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.converters.complex import (
     absolute,
-    atan2_of_complex,
-    binary,
+    binary_rule,
     cbrt,
     compare,
+    complex_atan2,
+    complex_expm1,
     convert,
-    expm1_of_complex,
-    extreme,
     is_finite,
+    lexicographic_extremum,
     log,
     power,
     rsqrt,
     sign,
-    unary,
+    unary_rule,
 )
-from ekiden.frontend.jax.node import ComplexRule, Converter, Node, Row, own, per_part
+from ekiden.frontend.jax.node import (
+    ComplexRule,
+    Converter,
+    Node,
+    StablehloRow,
+    complex_rule,
+    per_part,
+)
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
@@ -40,17 +47,17 @@ from ekiden.relay.expr import Expr, const
 Binary = Callable[[Expr, Expr], Expr]
 
 
-def _fixed(rule: Rule) -> Callable[[Node], Rule]:
+def _constant_rule(rule: Rule) -> Callable[[Node], Rule]:
     return lambda node: rule
 
 
-def _with_dtype(function: Callable[[Expr, str], Expr]) -> Converter:
+def _unary_converter(function: Callable[[Expr, str], Expr]) -> Converter:
     return lambda node: function(node.expr(0), node.dtype(0))
 
 
-def operands(node: Node) -> tuple[Expr, Expr]:
-    """Return two inputs of one shape; a broadcast is replaced by its source, as the Relay operator
-    broadcasts.
+def broadcast_operands(node: Node) -> tuple[Expr, Expr]:
+    """Return two operands of one shape; a broadcast is replaced by its source, as Relay operators
+    broadcast themselves.
 
     In a reduction body evaluated on tensors, scalars stay scalars.
     """
@@ -58,22 +65,20 @@ def operands(node: Node) -> tuple[Expr, Expr]:
     if node.rank(0) == 0 or node.rank(1) == 0:
         return x, y
     node.scope.same(node.shape(0), node.shape(1))
-    thin = node.narrow(1)
+    thin = node.broadcast_source(1)
     if thin is not y:
         return x, thin
-    return node.narrow(0), y
+    return node.broadcast_source(0), y
 
 
-def _on_both(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
-    return lambda node: function(node, *operands(node))
+def _binary_converter(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
+    return lambda node: function(node, *broadcast_operands(node))
 
 
-def _shared(row: Elementwise) -> Converter:
+def _shared_converter(row: Elementwise) -> Converter:
     def convert(node: Node) -> Expr:
-        """Return the call on one operand, or on both, which have one shape and dtype in
-        StableHLO.
-        """
-        sides = [node.expr(0)] if len(node.inputs) == 1 else operands(node)
+        """Emit the call of the shared table's operator on one or two operands of one dtype."""
+        sides = [node.expr(0)] if len(node.inputs) == 1 else broadcast_operands(node)
         return row.on(node.dtype(0), *sides)
 
     return convert
@@ -84,24 +89,24 @@ def _shared(row: Elementwise) -> Converter:
 
 def _shift(function: Binary, is_logical: bool = True, keeps_sign: bool = False) -> Converter:
     return lambda node: shared.shift(
-        node, *operands(node), function, node.bits(0), is_logical, keeps_sign
+        node, *broadcast_operands(node), function, node.bits(0), is_logical, keeps_sign
     )
 
 
 def _popcount(node: Node) -> Expr:
-    """Return the number of set bits; of narrow integers only their own bits count."""
-    return _count_bits(_low_bits(node, 0), node.dtype(0))
+    """Emit the population count; a narrow integer counts only its own bits."""
+    return _count_bits(_mask_carrier_bits(node, 0), node.dtype(0))
 
 
-def _zeros_in_front(node: Node) -> Expr:
+def _count_leading_zeros(node: Node) -> Expr:
     dtype, width = node.dtype(0), node.bits(0)
-    zeros = _leading_zeros(_low_bits(node, 0), dtype)
+    zeros = _leading_zeros(_mask_carrier_bits(node, 0), dtype)
     beyond = shared.bits(dtype) - width
     return op.subtract(zeros, const(beyond, dtype)) if beyond else zeros
 
 
-def _low_bits(node: Node, index: int) -> Expr:
-    """Mask an integer input to the bits of its narrow dtype, without those of its carrier."""
+def _mask_carrier_bits(node: Node, index: int) -> Expr:
+    """Mask an integer input to the bits of its narrow dtype."""
     dtype, width = node.dtype(index), node.bits(index)
     if width == shared.bits(dtype):
         return node.expr(index)
@@ -109,8 +114,8 @@ def _low_bits(node: Node, index: int) -> Expr:
 
 
 def _count_bits(x: Expr, dtype: str) -> Expr:
-    """Return the number of set bits by parallel summation: neighbours, then pairs, and so on."""
-    width, plain = shared.bits(dtype), shared.unsigned(dtype)
+    """Emit the population count by parallel summation of neighbouring bit fields."""
+    width, plain = shared.bits(dtype), shared.unsigned_dtype(dtype)
     sums = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
@@ -123,10 +128,10 @@ def _count_bits(x: Expr, dtype: str) -> Expr:
 
 
 def _leading_zeros(x: Expr, dtype: str) -> Expr:
-    """Return the number of leading zeros: smear the highest set bit downwards and count the clear
+    """Emit the number of leading zeros: smear the highest set bit downwards and count the clear
     bits.
     """
-    width, plain = shared.bits(dtype), shared.unsigned(dtype)
+    width, plain = shared.bits(dtype), shared.unsigned_dtype(dtype)
     smeared = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
@@ -145,8 +150,10 @@ def _convert(node: Node) -> Result:
 # Choices.
 
 
-def _not_of_truth(inputs: Sequence[Array]) -> Array | None:
-    """Return the opposite of truth values; of integers `not` flips bits."""
+def _not_rule(inputs: Sequence[Array]) -> Array | None:
+    """Evaluate `not` on known values: logical on bools, bitwise on integers, None for symbolic
+    integers.
+    """
     if inputs[0].dtype == np.object_ and any(e.dtype != "bool" for e in inputs[0].ravel()):
         return None
     if inputs[0].dtype not in (np.object_, np.bool_):
@@ -154,7 +161,7 @@ def _not_of_truth(inputs: Sequence[Array]) -> Array | None:
     return arithmetic.logical_not(inputs)
 
 
-_COMPARE: Mapping[str, tuple[Binary, Rule]] = {
+_COMPARISONS: Mapping[str, tuple[Binary, Rule]] = {
     "EQ": (op.equal, arithmetic.equal),
     "NE": (op.not_equal, arithmetic.not_equal),
     "LT": (op.less, arithmetic.less),
@@ -164,7 +171,7 @@ _COMPARE: Mapping[str, tuple[Binary, Rule]] = {
 }
 
 
-def ordered(x: Expr, dtype: str) -> Expr:
+def total_order_key(x: Expr, dtype: str) -> Expr:
     """Map floats to integers of the same total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
     int_dtype = f"int{shared.bits(dtype)}"
     bits = op.reinterpret(x, int_dtype)
@@ -174,115 +181,131 @@ def ordered(x: Expr, dtype: str) -> Expr:
 
 
 def _compare(node: Node) -> Expr:
-    x, y = operands(node)
-    if node.word("compare_type") == "TOTALORDER" and is_float(node.dtype(0)):
-        x, y = ordered(x, node.dtype(0)), ordered(y, node.dtype(0))
-    return _COMPARE[node.word("comparison_direction")][0](x, y)
+    x, y = broadcast_operands(node)
+    if node.enum_keyword("compare_type") == "TOTALORDER" and is_float(node.dtype(0)):
+        x, y = total_order_key(x, node.dtype(0)), total_order_key(y, node.dtype(0))
+    return _COMPARISONS[node.enum_keyword("comparison_direction")][0](x, y)
 
 
-def _compared(node: Node) -> Rule:
-    return _COMPARE[node.word("comparison_direction")][1]
+def _compare_rule(node: Node) -> Rule:
+    return _COMPARISONS[node.enum_keyword("comparison_direction")][1]
 
 
 def _select(node: Node) -> Expr:
     if 0 in (node.rank(1), node.rank(2)):
         return op.where(node.expr(0), node.expr(1), node.expr(2))
     node.scope.same(node.shape(1), node.shape(2))
-    test = node.expr(0) if node.rank(0) == 0 else node.narrow(0)
+    test = node.expr(0) if node.rank(0) == 0 else node.broadcast_source(0)
     if test is not node.expr(0) or node.rank(0) == 0:
         return op.where(test, node.expr(1), node.expr(2))
-    thin = node.narrow(2)
+    # One of the two branches must keep its full shape, which gives the result its own.
+    thin = node.broadcast_source(2)
     if thin is not node.expr(2):
         return op.where(test, node.expr(1), thin)
-    return op.where(test, node.narrow(1), node.expr(2))
+    return op.where(test, node.broadcast_source(1), node.expr(2))
 
 
 def _clamp(node: Node) -> Expr:
-    low, high = (node.narrow(i) if node.rank(1) else node.expr(i) for i in (0, 2))
+    low, high = (node.broadcast_source(i) if node.rank(1) else node.expr(i) for i in (0, 2))
     return shared.clamp(low, node.expr(1), high)
 
 
-def _clamped(inputs: Sequence[Array]) -> Array | None:
+def _clamp_rule(inputs: Sequence[Array]) -> Array | None:
     low, x, high = inputs
     raised = arithmetic.maximum([x, low])
     return None if raised is None else arithmetic.minimum([raised, high])
 
 
-def _remainders(inputs: Sequence[Array]) -> Array | None:
+def _remainder_rule(inputs: Sequence[Array]) -> Array | None:
     if all(i.dtype != np.object_ for i in inputs):
+        # A divisor of 0 is undefined in a known shape computation; 1 keeps NumPy from warning.
         return np.asarray(np.fmod(inputs[0], np.where(inputs[1] == 0, 1, inputs[1])))
-    lifted = [arithmetic.lift(i) for i in inputs]
+    lifted = [arithmetic.lift_to_exprs(i) for i in inputs]
     if any(is_float(e.dtype) for i in lifted for e in i.ravel()):
         return None
-    return np.asarray(np.frompyfunc(arithmetic.truncated_remainder, 2, 1)(*lifted), object)
+    return np.asarray(np.frompyfunc(arithmetic.trunc_mod, 2, 1)(*lifted), object)
 
 
-def _truth(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
-    """Return a rule for bitwise operations on numbers and logical ones on symbolic conditions."""
+def _bool_rule(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
+    """Return a folding rule: bitwise on numbers, logical on symbolic conditions."""
     rule = arithmetic.elementwise(numeric, symbolic)
 
-    def of_truth(inputs: Sequence[Array]) -> Array | None:
+    def apply_to_bools(inputs: Sequence[Array]) -> Array | None:
         lifted = [e for i in inputs if i.dtype == np.object_ for e in i.ravel()]
         return rule(inputs) if all(e.dtype == "bool" for e in lifted) else None
 
-    return of_truth
+    return apply_to_bools
 
 
-_and = _truth(np.bitwise_and, prim.logical_and)
-_or = _truth(np.bitwise_or, lambda a, b: prim.binary(prim.Or, a, b))
-_xor = _truth(np.bitwise_xor, lambda a, b: prim.binary(prim.NE, a, b))
+_and = _bool_rule(np.bitwise_and, prim.logical_and)
+_or = _bool_rule(np.bitwise_or, lambda a, b: prim.fold_binary(prim.Or, a, b))
+_xor = _bool_rule(np.bitwise_xor, lambda a, b: prim.fold_binary(prim.NE, a, b))
 _signs = arithmetic.elementwise(np.sign, lambda x: prim.maximum(prim.minimum(x, 1), -1))
 _absolute = arithmetic.elementwise(np.abs, lambda x: prim.maximum(x, -x))
 
 
-_RULES: Mapping[str, Rule] = {
-    "abs": _absolute, "not": _not_of_truth, "and": _and, "or": _or, "xor": _xor,
-    **{name: row.rule for name, _, row in rows_of("stablehlo")
+_FOLDING_RULES: Mapping[str, Rule] = {
+    "abs": _absolute, "not": _not_rule, "and": _and, "or": _or, "xor": _xor,
+    **{name: row.rule for name, _, row in elementwise_rows("stablehlo")
        if row.rule is not None and name in ("add", "subtract", "multiply", "maximum", "minimum")},
 }  # fmt: skip
 """What is computed of sizes, which in JAX are integers."""
-_ON_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
-    "add": per_part, "subtract": per_part, "multiply": binary(multiplied),
-    "maximum": extreme(op.greater), "minimum": extreme(op.less), "atan2": own(atan2_of_complex),
-    "abs": own(absolute), "exponential_minus_one": own(expm1_of_complex),
-    "negate": per_part, "exponential": unary(exponential), "log": own(log),
-    "sine": unary(complexes.sine), "cosine": unary(complexes.cosine),
-    "tan": unary(complexes.tangent), "tanh": unary(complexes.hyperbolic_tangent),
-    "logistic": unary(complexes.logistic), "rsqrt": own(rsqrt), "is_finite": own(is_finite),
-}  # fmt: skip
+_COMPLEX_RULES: Mapping[str, Callable[[Converter], ComplexRule]] = {
+    "add": per_part,
+    "subtract": per_part,
+    "multiply": binary_rule(complex_multiply),
+    "maximum": lexicographic_extremum(op.greater),
+    "minimum": lexicographic_extremum(op.less),
+    "atan2": complex_rule(complex_atan2),
+    "abs": complex_rule(absolute),
+    "exponential_minus_one": complex_rule(complex_expm1),
+    "negate": per_part,
+    "exponential": unary_rule(exponential),
+    "log": complex_rule(log),
+    "sine": unary_rule(complexes.complex_sin),
+    "cosine": unary_rule(complexes.complex_cos),
+    "tan": unary_rule(complexes.complex_tan),
+    "tanh": unary_rule(complexes.complex_tanh),
+    "logistic": unary_rule(complexes.complex_sigmoid),
+    "rsqrt": complex_rule(rsqrt),
+    "is_finite": complex_rule(is_finite),
+}
 
 
-def _shared_rows(name: str, row: Elementwise) -> list[Row]:
-    """Return the row of an operation of StableHLO; of one of CHLO also that of how versions of JAX
-    before 0.7 write it where sizes are symbolic.
-    """
-    convert = _shared(row)
+def _shared_rows(name: str, row: Elementwise) -> list[StablehloRow]:
+    """Return the rows of an operation of the shared table."""
+    convert = _shared_converter(row)
     if name.startswith("chlo."):
+        # jax before 0.7 emits CHLO operations of symbolic shapes as custom calls of mhlo.
         called = (name, f"custom_call:mhlo.{name.removeprefix('chlo.')}")
-        return [Row(row_name, convert) for row_name in called]
-    rule = _fixed(_RULES[name]) if name in _RULES else None
-    return [Row(f"stablehlo.{name}", convert, rule, on_complex=_ON_COMPLEX.get(name))]
+        return [StablehloRow(row_name, convert) for row_name in called]
+    rule = _constant_rule(_FOLDING_RULES[name]) if name in _FOLDING_RULES else None
+    return [StablehloRow(f"stablehlo.{name}", convert, rule, on_complex=_COMPLEX_RULES.get(name))]
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    *(each for name, _, row in rows_of("stablehlo") for each in _shared_rows(name, row)),
-    Row("stablehlo.cbrt",       _with_dtype(shared.cbrt), on_complex=own(cbrt)),
-    Row("stablehlo.sign",       _with_dtype(shared.sign), _fixed(_signs), on_complex=own(sign)),
-    Row("stablehlo.round_nearest_afz",   _with_dtype(shared.round_away)),
-    Row("stablehlo.popcnt",              _popcount),
-    Row("stablehlo.count_leading_zeros", _zeros_in_front),
-    Row("stablehlo.divide",    _on_both(shared.divide), _fixed(arithmetic.divide),
-        on_complex=binary(divided)),
-    Row("stablehlo.remainder", _on_both(shared.remainder), _fixed(_remainders)),
-    Row("stablehlo.power",     lambda node: op.power(*operands(node)), on_complex=own(power)),
-    Row("stablehlo.shift_left",             _shift(op.left_shift)),
-    Row("stablehlo.shift_right_logical",    _shift(op.right_shift)),
-    Row("stablehlo.shift_right_arithmetic", _shift(op.right_shift, False, True)),
-    Row("stablehlo.compare",   _compare,  _compared, on_complex=own(compare)),
-    Row("stablehlo.select",    _select,   _fixed(arithmetic.where), on_complex=per_part),
-    Row("stablehlo.clamp",     _clamp,    _fixed(_clamped)),
-    Row("stablehlo.convert",   _convert,  lambda node: arithmetic.cast(node.out_dtype()),
-        on_complex=convert),
+ROWS: tuple[StablehloRow, ...] = (
+    *(each for name, _, row in elementwise_rows("stablehlo") for each in _shared_rows(name, row)),
+    StablehloRow("stablehlo.cbrt", _unary_converter(shared.cbrt), on_complex=complex_rule(cbrt)),
+    StablehloRow("stablehlo.sign",                   _unary_converter(shared.sign),
+        _constant_rule(_signs), on_complex=complex_rule(sign)),
+    StablehloRow("stablehlo.round_nearest_afz",      _unary_converter(shared.round_half_away)),
+    StablehloRow("stablehlo.popcnt",                 _popcount),
+    StablehloRow("stablehlo.count_leading_zeros",    _count_leading_zeros),
+    StablehloRow("stablehlo.divide",                 _binary_converter(shared.divide),
+        _constant_rule(arithmetic.divide), on_complex=binary_rule(complex_divide)),
+    StablehloRow("stablehlo.remainder",              _binary_converter(shared.remainder),
+        _constant_rule(_remainder_rule)),
+    StablehloRow("stablehlo.power",
+        lambda node: op.power(*broadcast_operands(node)), on_complex=complex_rule(power)),
+    StablehloRow("stablehlo.shift_left",             _shift(op.left_shift)),
+    StablehloRow("stablehlo.shift_right_logical",    _shift(op.right_shift)),
+    StablehloRow("stablehlo.shift_right_arithmetic", _shift(op.right_shift, False, True)),
+    StablehloRow("stablehlo.compare", _compare, _compare_rule, on_complex=complex_rule(compare)),
+    StablehloRow("stablehlo.select",                 _select,
+        _constant_rule(arithmetic.where), on_complex=per_part),
+    StablehloRow("stablehlo.clamp",                  _clamp, _constant_rule(_clamp_rule)),
+    StablehloRow("stablehlo.convert",                _convert,
+        lambda node: arithmetic.cast(node.out_dtype()), on_complex=convert),
 )
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from ekiden.frontend.common.converters.stablehlo import gather
-from ekiden.frontend.jax.node import Node, Row, per_part
+from ekiden.frontend.jax.node import Node, StablehloRow, per_part
 from ekiden.relay.expr import Expr
 
 
@@ -21,7 +21,7 @@ def _gather(node: Node) -> Expr:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.gather", _gather, on_complex=per_part),
-    Row("stablehlo.dynamic_gather", _gather, on_complex=per_part),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.gather", _gather, on_complex=per_part),
+    StablehloRow("stablehlo.dynamic_gather", _gather, on_complex=per_part),
 )

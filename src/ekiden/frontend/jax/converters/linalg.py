@@ -1,4 +1,4 @@
-"""Linear algebra: StableHLO operations, and the LAPACK custom calls that JAX emits.
+"""Linear algebra: StableHLO operations, and the LAPACK custom calls that JAX emits on CPU.
 
 JAX itself turns failures reported in LAPACK's `info` into NaN.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.complex import divided
-from ekiden.frontend.common.matrices import transposed
-from ekiden.frontend.jax.node import Converter, Node, Pair, Row, own
+from ekiden.frontend.common.complex import complex_divide
+from ekiden.frontend.common.matrices import transpose_matrix
+from ekiden.frontend.jax.node import Converter, Node, Pair, StablehloRow, complex_rule
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_attr, as_dim, tidy
+from ekiden.topi.dimensions import as_attr, as_dim, simplify_dim
 
 
-def _char(node: Node, name: str) -> str:
-    """Return a LAPACK option letter, such as "U" or "N"."""
+def _lapack_option(node: Node, name: str) -> str:
+    """Return a LAPACK option letter, such as "U" or "N", from the call's backend config."""
     config = ir.DictAttr(node.attribute("mhlo.backend_config"))
     return chr(ir.IntegerAttr(config[name]).value & 0xFF)
 
@@ -25,58 +25,64 @@ def _rank(node: Node) -> int:
     return len(node.value(0).type.shape)
 
 
-def _fields(outputs: Call, count: int) -> list[Expr]:
+def _tuple_fields(outputs: Call, count: int) -> list[Expr]:
     return [TupleGetItem(outputs, at) for at in range(count)]
 
 
 def _getrf(node: Node) -> list[Expr]:
-    factors, pivots, _, info = _fields(op.linalg.lu_factor(node.expr(0)), 4)
+    factors, pivots, _, info = _tuple_fields(op.linalg.lu_factor(node.expr(0)), 4)
     # LAPACK's pivots count from 1.
     return [factors, op.add(pivots, const(1, "int32")), info]
 
 
 def _potrf(node: Node) -> list[Expr]:
-    is_lower = _char(node, "uplo") == "L"
-    data = node.expr(0) if is_lower else transposed(node.expr(0), _rank(node))
-    factor, info = _fields(op.linalg.cholesky(data), 2)
-    return [factor if is_lower else transposed(factor, _rank(node)), info]
+    is_lower = _lapack_option(node, "uplo") == "L"
+    data = node.expr(0) if is_lower else transpose_matrix(node.expr(0), _rank(node))
+    factor, info = _tuple_fields(op.linalg.cholesky(data), 2)
+    return [factor if is_lower else transpose_matrix(factor, _rank(node)), info]
 
 
 def _cholesky(node: Node) -> Expr:
-    """Convert stablehlo.cholesky: return the lower factor, or the upper one."""
-    data, rank = _wide(node, 0), _rank(node)
+    """Convert stablehlo.cholesky: the lower or the upper factor."""
+    data, rank = _promote_half(node, 0), _rank(node)
     if node.flag("lower"):
         return TupleGetItem(op.linalg.cholesky(data), 0)
-    return transposed(TupleGetItem(op.linalg.cholesky(transposed(data, rank)), 0), rank)
+    return transpose_matrix(TupleGetItem(op.linalg.cholesky(transpose_matrix(data, rank)), 0), rank)
 
 
-def _wide(node: Node, index: int) -> Expr:
-    """Return a float input in a dtype that decompositions support."""
+def _promote_half(node: Node, index: int) -> Expr:
+    """Cast a half-precision input to float32, the narrowest dtype of decompositions."""
     is_half = node.dtype(index) in ("float16", "bfloat16")
     return op.cast(node.expr(index), "float32") if is_half else node.expr(index)
 
 
 def _trsm(node: Node) -> Expr:
     sides = {"side": "L", "trans_x": "N", "uplo": "L", "diag": "N"}
-    side, transpose_option, uplo, diagonal = (_char(node, name) for name in sides)
-    return _solved(node, side == "L", uplo == "L", transpose_option != "N", diagonal == "U")
+    side, transpose_option, uplo, diagonal = (_lapack_option(node, name) for name in sides)
+    return _solve_triangular(
+        node, side == "L", uplo == "L", transpose_option != "N", diagonal == "U"
+    )
 
 
 def _triangular_solve(node: Node) -> Expr:
     """Convert stablehlo.triangular_solve: op(a) x = b or x op(a) = b."""
-    is_transposed = node.word("transpose_a") != "NO_TRANSPOSE"
+    is_transposed = node.enum_keyword("transpose_a") != "NO_TRANSPOSE"
     left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
-    return _solved(node, left_side, lower, is_transposed, unit)
+    return _solve_triangular(node, left_side, lower, is_transposed, unit)
 
 
-def _solved(node: Node, left_side: bool, lower: bool, is_transposed: bool, unit: bool) -> Expr:
-    """Solve op(a) x = b; for x op(a) = b both sides are transposed."""
-    a, b, rank = _wide(node, 0), _wide(node, 1), _rank(node)
+def _solve_triangular(
+    node: Node, left_side: bool, lower: bool, is_transposed: bool, unit: bool
+) -> Expr:
+    """Solve op(a) x = b; x op(a) = b is solved by transposing both sides."""
+    a, b, rank = _promote_half(node, 0), _promote_half(node, 1), _rank(node)
     if is_transposed == left_side:
-        a, lower = transposed(a, rank), not lower
+        a, lower = transpose_matrix(a, rank), not lower
     if left_side:
         return op.linalg.solve_triangular(a, b, lower, unit)
-    return transposed(op.linalg.solve_triangular(a, transposed(b, rank), lower, unit), rank)
+    return transpose_matrix(
+        op.linalg.solve_triangular(a, transpose_matrix(b, rank), lower, unit), rank
+    )
 
 
 def _complex_triangular_solve(node: Node) -> Pair:
@@ -85,32 +91,36 @@ def _complex_triangular_solve(node: Node) -> Pair:
     Its rows are divided by the diagonal, so that the 2 x 2 blocks (re, -im; im, re) of the diagonal
     are the identity and the real system is triangular, too.
     """
-    kind = node.word("transpose_a")
+    kind = node.enum_keyword("transpose_a")
     left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
     rank = _rank(node)
     a, b = list(node.parts(0)), list(node.parts(1))
     if kind == "ADJOINT":
         a[1] = op.negative(a[1])
     if (kind != "NO_TRANSPOSE") == left_side:
-        a, lower = [transposed(component, rank) for component in a], not lower
+        a, lower = [transpose_matrix(component, rank) for component in a], not lower
     if not left_side:
-        b = [transposed(component, rank) for component in b]
+        b = [transpose_matrix(component, rank) for component in b]
     extent = node.shape(0)[-1]
     count = op.arange(0, extent, 1, dtype="int64")
     row, column = op.expand_dims(count, axis=1), op.expand_dims(count, axis=0)
     eye = op.cast(op.equal(row, column), node.dtype(0))
     if not unit:
+        # Dividing the rows by the diagonal first makes the real blocks on it identities: a unit
+        # triangular system.
         diagonal = [op.sum(op.multiply(p, eye), axis=[-1], keepdims=True) for p in a]
-        diagonal_pair = (node.shared(diagonal[0]), node.shared(diagonal[1]))
+        diagonal_pair = (node.emit_once(diagonal[0]), node.emit_once(diagonal[1]))
         a, b = (
-            list(divided((a[0], a[1]), diagonal_pair)),
-            list(divided((b[0], b[1]), diagonal_pair)),
+            list(complex_divide((a[0], a[1]), diagonal_pair)),
+            list(complex_divide((b[0], b[1]), diagonal_pair)),
         )
     off_diagonal = op.subtract(op.ones_like(eye), eye)
-    a, b = [node.shared(op.multiply(p, off_diagonal)) for p in a], [node.shared(p) for p in b]
+    a, b = [node.emit_once(op.multiply(p, off_diagonal)) for p in a], [node.emit_once(p) for p in b]
+    # Each entry a + ib becomes the block [[a, -b], [b, a]], which keeps the matrix triangular by 2
+    # x 2 blocks.
     top = op.stack([a[0], op.negative(a[1])], axis=rank)
     bottom = op.stack([a[1], a[0]], axis=rank)
-    batch, twice = node.shape(0)[:-2], tidy(as_dim(extent) * 2)
+    batch, twice = node.shape(0)[:-2], simplify_dim(as_dim(extent) * 2)
     columns = node.scope.typed(b[0]).shape[-1]
     blocks = op.stack([top, bottom], axis=rank - 1)
     system = op.reshape(blocks, as_attr((*batch, twice, twice)), allowzero=True)
@@ -118,40 +128,44 @@ def _complex_triangular_solve(node: Node) -> Pair:
         op.stack(b, axis=rank - 1), as_attr((*batch, twice, columns)), allowzero=True
     )
     solution = op.linalg.solve_triangular(system, sides, lower, True)
-    apart = node.shared(op.reshape(solution, as_attr((*batch, extent, 2, columns)), allowzero=True))
+    apart = node.emit_once(
+        op.reshape(solution, as_attr((*batch, extent, 2, columns)), allowzero=True)
+    )
     real, imaginary = (op.take(apart, const(i, "int64"), axis=rank - 1) for i in (0, 1))
     if left_side:
         return real, imaginary
-    return transposed(real, rank), transposed(imaginary, rank)
+    return transpose_matrix(real, rank), transpose_matrix(imaginary, rank)
 
 
 def _geqrf(node: Node) -> list[Expr]:
-    return _fields(op.linalg.geqrf(node.expr(0)), 2)
+    return _tuple_fields(op.linalg.geqrf(node.expr(0)), 2)
 
 
 def _orgqr(node: Node) -> Expr:
     return op.linalg.householder_product(node.expr(0), node.expr(1))
 
 
-def _no_info(node: Node) -> Expr:
-    """Return info = 0 for each matrix: Jacobi rotations always converge."""
+def _zero_info(node: Node) -> Expr:
+    """Emit info = 0 for each matrix: Jacobi iterations always converge."""
     batch = node.value(0).type.shape[:-2]
     return op.zeros(batch, "int32")
 
 
 def _syevd(node: Node) -> list[Expr]:
-    values, vectors = _fields(op.linalg.eigh(node.expr(0), _char(node, "uplo") == "L"), 2)
-    return [vectors, values, _no_info(node)]
+    values, vectors = _tuple_fields(
+        op.linalg.eigh(node.expr(0), _lapack_option(node, "uplo") == "L"), 2
+    )
+    return [vectors, values, _zero_info(node)]
 
 
 def _gesdd(node: Node) -> list[Expr]:
-    left_vectors, values, right_vectors = _fields(
-        op.linalg.svd(node.expr(0), _char(node, "mode") == "A"), 3
+    left_vectors, values, right_vectors = _tuple_fields(
+        op.linalg.svd(node.expr(0), _lapack_option(node, "mode") == "A"), 3
     )
-    return [node.expr(0), values, left_vectors, right_vectors, _no_info(node)]
+    return [node.expr(0), values, left_vectors, right_vectors, _zero_info(node)]
 
 
-LAPACK: dict[str, Converter] = {
+LAPACK_CONVERTERS: dict[str, Converter] = {
     "getrf": _getrf,
     "potrf": _potrf,
     "trsm": _trsm,
@@ -161,12 +175,16 @@ LAPACK: dict[str, Converter] = {
     "gesdd": _gesdd,
 }
 """Of matrices of real numbers, by the name without its letter for the dtype."""
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.cholesky", _cholesky),
-    Row(
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.cholesky", _cholesky),
+    StablehloRow(
         "stablehlo.triangular_solve",
         _triangular_solve,
-        on_complex=own(_complex_triangular_solve),
+        on_complex=complex_rule(_complex_triangular_solve),
     ),
-    *(Row(f"custom_call:lapack_{t}{name}_ffi", row) for name, row in LAPACK.items() for t in "sd"),
+    *(
+        StablehloRow(f"custom_call:lapack_{t}{name}_ffi", row)
+        for name, row in LAPACK_CONVERTERS.items()
+        for t in "sd"
+    ),
 )

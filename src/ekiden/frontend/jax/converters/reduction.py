@@ -1,4 +1,6 @@
-"""Reductions with arbitrary bodies."""
+"""Reductions with arbitrary bodies: by an operator, as argmax or argmin, as a tree, or by
+a loop.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCE
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.combined import REDUCTION_OPS
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.converters.stablehlo import reduce
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.jax.converters.bodies import combined, kind_of, text_of
+from ekiden.frontend.jax.converters.bodies import apply_body, canonical_text, match_reducer
 from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
     Node,
     Pair,
-    Row,
-    flat,
+    StablehloRow,
+    flatten_parts,
     per_part,
     whole,
 )
@@ -29,41 +31,41 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_attr, known
+from ekiden.topi.dimensions import as_attr, known_int
 
 
 def _reduce(node: Node) -> Result | Many:
     axes, block = list(node.ints("dimensions")), node.region()
     count = len(node.inputs) // 2
-    kind = kind_of(node, block) if count == 1 else ""
-    if kind in REDUCE:
+    kind = match_reducer(node, block) if count == 1 else ""
+    if kind in REDUCTION_OPS:
         return reduce(node, axes, kind)
-    if count == 2 and (pair := _position(node, block, axes)) is not None:
+    if count == 2 and (pair := _match_arg_reduction(node, block, axes)) is not None:
         return pair
-    return _folded(node, block, axes, count)
+    return _tree_reduce(node, block, axes, count)
 
 
-_PICK = "compare LT a1 a3; and v{0} v{1}; or v{2} v{3}; select v{2} a0 a2; select v{4} a1 a3; "
-_EXTREMES: Mapping[str, str] = {
+_SELECT_BODY_TEXT = (
+    "compare LT a1 a3; and v{0} v{1}; or v{2} v{3}; select v{2} a0 a2; select v{4} a1 a3; "
+)
+_ARG_REDUCTION_BODIES: Mapping[str, str] = {
     text.replace("DIRECTION", direction): direction
     for direction in ("GT", "LT")
     for text in (
         "compare DIRECTION a0 a2; compare EQ a0 a2; "
-        + _PICK.format(1, 2, 0, 3, 4) + "return v5 v6",
+        + _SELECT_BODY_TEXT.format(1, 2, 0, 3, 4) + "return v5 v6",
         "compare DIRECTION a0 a2; compare NE a0 a0; or v0 v1; compare EQ a0 a2; "
-        + _PICK.format(3, 4, 2, 5, 6) + "return v7 v8",
+        + _SELECT_BODY_TEXT.format(3, 4, 2, 5, 6) + "return v7 v8",
     )
 }  # fmt: skip
 """The bodies of jnp.argmax and jnp.argmin, of integers and of floats: what they compare by."""
 
 
-def _position(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | None:
-    """Return the extremum and its iota index, as jnp.argmax and argmin compute them; None for
-    another body.
-    """
+def _match_arg_reduction(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | None:
+    """Match the body of jnp.argmax or jnp.argmin; return the extremum and its index, or None."""
     if len(axes) != 1 or not _is_iota(node, axes[0]):
         return None
-    direction = _EXTREMES.get(text_of(block))
+    direction = _ARG_REDUCTION_BODIES.get(canonical_text(block))
     if direction is None:
         return None
     first = op.argmax if direction == "GT" else op.argmin
@@ -90,85 +92,89 @@ def _is_iota(node: Node, axis: int) -> bool:
     return int(producer.attributes["iota_dimension"].value) == axis
 
 
-def _folded(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
-    """Reduce with any body: halves of an axis are combined until one element is left."""
+def _tree_reduce(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
+    """Reduce with any body as a tree: halves of an axis are combined until one element is left."""
     values = list(node.whole[:count])
     shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
     start = [
         node.per_part(init, lambda expr: op.broadcast_to(expr, as_attr(shape)))
         for init in node.whole[count:]
     ]
-    if any(known(node.shape(0)[axis]) == 0 for axis in axes):
+    # An empty reduction yields the initial value.
+    if any(known_int(node.shape(0)[axis]) == 0 for axis in axes):
         return start
     for axis in sorted(axes, reverse=True):
-        values = _fold_axis(node, block, values, axis)
-    return combined(node, block, start, values)
+        values = _tree_reduce_axis(node, block, values, axis)
+    return apply_body(node, block, start, values)
 
 
-def _fold_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
-    first = values[0].real if isinstance(values[0], Complex) else values[0]
-    extent = known(first.type.shape[axis])
+def _tree_reduce_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
+    first = values[0].real if isinstance(values[0], ComplexValue) else values[0]
+    extent = known_int(first.type.shape[axis])
     if extent is None:
-        return _looped(node, block, values, axis, first.type.shape[axis])
+        return _reduce_by_loop(node, block, values, axis, first.type.shape[axis])
+    # log2(extent) whole-tensor steps instead of one per element; StableHLO leaves the order open.
     while extent > 1:
         half = extent // 2
-        low_half, high_half = (_part(node, values, axis, at, at + half) for at in (0, half))
-        combined_half = combined(node, block, low_half, high_half)
+        low_half, high_half = (_slice_axis(node, values, axis, at, at + half) for at in (0, half))
+        combined_half = apply_body(node, block, low_half, high_half)
         if extent % 2:
-            last = _part(node, values, axis, extent - 1, extent)
+            last = _slice_axis(node, values, axis, extent - 1, extent)
             combined_half = [
-                joined(node, [a, b], axis) for a, b in zip(combined_half, last, strict=True)
+                concat_values(node, [a, b], axis) for a, b in zip(combined_half, last, strict=True)
             ]
         values, extent = combined_half, half + extent % 2
     return [node.per_part(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
 
 
-def joined(node: Node, values: Many, axis: int) -> Value | Complex:
+def concat_values(node: Node, values: Many, axis: int) -> Value | ComplexValue:
     """Concatenate tensors along an axis, complex ones part by part."""
-    sides = zip(*(flat([value]) for value in values), strict=True)
+    sides = zip(*(flatten_parts([value]) for value in values), strict=True)
     concatenated = [
         node.given(op.concatenate([node.scope.expr(operand) for operand in side], axis=axis))
         for side in sides
     ]
-    return Complex(*concatenated) if len(concatenated) > 1 else concatenated[0]
+    return ComplexValue(*concatenated) if len(concatenated) > 1 else concatenated[0]
 
 
-def _part(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
+def _slice_axis(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
     return [
         node.per_part(v, lambda expr: op.strided_slice(expr, (begin,), (end,), axes=(axis,)))
         for v in values
     ]
 
 
-def _looped(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
-    """Reduce an axis of symbolic extent with a loop over its elements."""
+def _reduce_by_loop(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
+    """Reduce an axis of symbolic extent by a loop over its elements."""
     scope = node.scope
     kinds = node.operation.results
 
-    def row(value: Value, at: Expr) -> Value:
+    def take_row(value: Value, at: Expr) -> Value:
         return node.given(op.take(scope.expr(value), at, axis=axis))
 
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+    def loop_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         at = op.add(scope.expr(index), const(1, "int64"))
-        rows = whole(kinds, [row(v, at) for v in flat(values)])
-        return Iteration(go, flat(combined(node, block, whole(kinds, carried), rows)))
+        rows = whole(kinds, [take_row(v, at) for v in flatten_parts(values)])
+        return Iteration(go, flatten_parts(apply_body(node, block, whole(kinds, carried), rows)))
 
-    start = [row(v, const(0, "int64")) for v in flat(values)]
+    start = [take_row(v, const(0, "int64")) for v in flatten_parts(values)]
     limit = scope.spanned(op.subtract(scope.scalar(extent), const(1, "int64")))
     names = [f"reduced{i}" for i in range(len(start))]
-    last, _, _ = Loop(node, names, start, limit, None, step).build()
+    last, _, _ = Loop(node, names, start, limit, None, loop_body).build()
     return whole(kinds, last)
 
 
-def _of_parts(convert: Converter) -> ComplexRule:
+def _complex_reduce(convert: Converter) -> ComplexRule:
     def rule(node: Node) -> Pair | Many:
-        """Return the sum of each part; other reductions by their bodies."""
+        """Sum each part by itself; other complex reductions evaluate their bodies."""
         count = len(node.whole) // 2
-        if count == 1 and kind_of(node, node.region()) == "add":
+        if count == 1 and match_reducer(node, node.region()) == "add":
             return per_part(convert)(node)
-        return _folded(node, node.region(), list(node.ints("dimensions")), count)
+        return _tree_reduce(node, node.region(), list(node.ints("dimensions")), count)
 
     return rule
 
 
-ROWS: tuple[Row, ...] = (Row("stablehlo.reduce", _reduce, on_complex=_of_parts),)
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.reduce", _reduce, on_complex=_complex_reduce),
+)

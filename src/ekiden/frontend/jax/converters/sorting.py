@@ -1,4 +1,4 @@
-"""Sort by any comparator, and top-k."""
+"""Sort by an arbitrary comparator, and top-k."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxlib.mlir import ir
 from ekiden.frontend.common.converters.stablehlo import iota
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.jax.converters.bodies import (
-    combined_real,
-    direction_of,
+    apply_real_body,
+    compare_direction,
     is_total_order,
-    operations,
+    list_operations,
 )
-from ekiden.frontend.jax.converters.elementwise import ordered
-from ekiden.frontend.jax.node import Many, Node, Row, own
+from ekiden.frontend.jax.converters.elementwise import total_order_key
+from ekiden.frontend.jax.node import Many, Node, StablehloRow, complex_rule
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
@@ -26,24 +26,29 @@ from ekiden.topi.dimensions import Dim, as_attr, as_dim
 def _sort(node: Node) -> Many:
     axis = node.axis(node.integer("dimension"), node.rank(0))
     block = node.region()
-    keys = _keys(node, block)
-    permutation = _by_keys(node, keys, axis) if keys is not None else _by_ranks(node, block, axis)
+    keys = _match_sort_keys(node, block)
+    permutation = (
+        _argsort_by_keys(node, keys, axis)
+        if keys is not None
+        else _argsort_by_ranks(node, block, axis)
+    )
     at = node.scope.expr(node.given(op.cast(permutation, "int64")))
     return [node.per_part(v, lambda expr: op.gather(expr, axis, at)) for v in node.whole]
 
 
-Key = tuple[Expr, bool]
+SortKey = tuple[Expr, bool]
 """(integers or floats, whether the smallest comes first)."""
 
 
-def _keys(node: Node, block: ir.Block) -> list[Key] | None:
-    """Return the keys that a comparator compares, the most significant first.
+def _match_sort_keys(node: Node, block: ir.Block) -> list[SortKey] | None:
+    """Match a comparator that compares sort keys lexicographically; return the keys, most
+    significant first, or None.
 
     None for a comparator that is not of the form a < b, or a < b or (a = b and <remainder>).
     """
-    *block_operations, end = operations(block)
+    *block_operations, end = list_operations(block)
     makers = {result: operation for operation in block_operations for result in operation.results}
-    keys: list[Key] = []
+    keys: list[SortKey] = []
     test = end.operands[0]
     while True:
         maker = makers.get(test)
@@ -51,11 +56,11 @@ def _keys(node: Node, block: ir.Block) -> list[Key] | None:
             return None
         remainder = None
         if maker.name == "stablehlo.or":
-            split = _lexicographic(makers, maker)
+            split = _match_lexicographic(makers, maker)
             if split is None:
                 return None
             maker, remainder = split
-        key = _key(node, block, makers, maker)
+        key = _match_sort_key(node, block, makers, maker)
         if key is None:
             return None
         keys.append(key)
@@ -64,7 +69,7 @@ def _keys(node: Node, block: ir.Block) -> list[Key] | None:
         test = remainder
 
 
-def _lexicographic(
+def _match_lexicographic(
     makers: dict[ir.Value, ir.Operation], maker: ir.Operation
 ) -> tuple[ir.Operation, ir.Value] | None:
     """Match a < b or (a = b and remainder); return the comparison and the remainder."""
@@ -74,26 +79,26 @@ def _lexicographic(
     same = makers.get(both.operands[0])
     if first.name != "stablehlo.compare" or same is None or same.name != "stablehlo.compare":
         return None
-    if list(same.operands) != list(first.operands) or direction_of(same) != "EQ":
+    if list(same.operands) != list(first.operands) or compare_direction(same) != "EQ":
         return None
     return first, both.operands[1]
 
 
-def _key(
+def _match_sort_key(
     node: Node, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
-) -> Key | None:
-    """Return the key of a comparison of one function of both elements: that function, applied to
-    the whole tensor.
+) -> SortKey | None:
+    """Match a comparison of one function of both elements; return that function of the whole tensor
+    as a key.
     """
-    if maker.name != "stablehlo.compare" or direction_of(maker) not in ("LT", "GT"):
+    if maker.name != "stablehlo.compare" or compare_direction(maker) not in ("LT", "GT"):
         return None
-    left_arguments, right_arguments = (_arguments(block, makers, o) for o in maker.operands)
+    left_arguments, right_arguments = (_argument_indices(block, makers, o) for o in maker.operands)
     if len(left_arguments) != 1 or len(right_arguments) != 1:
         return None
     (first,), (second,) = left_arguments, right_arguments
     if first == second or first // 2 != second // 2:
         return None
-    texts = [_text(block, makers, o) for o in maker.operands]
+    texts = [_canonical_text(block, makers, o) for o in maker.operands]
     if texts[0] != texts[1]:
         return None
     node.graph.results(block, [value for value in node.whole for _ in range(2)])
@@ -102,11 +107,13 @@ def _key(
         node.unsupported("its comparator is not supported")
     expr = node.scope.expr(key_value)
     dtype = key_value.type.dtype
-    key = ordered(expr, dtype) if is_total_order(maker) and is_float(dtype) else expr
-    return key, (direction_of(maker) == "LT") == (first % 2 == 0)
+    key = total_order_key(expr, dtype) if is_total_order(maker) and is_float(dtype) else expr
+    return key, (compare_direction(maker) == "LT") == (first % 2 == 0)
 
 
-def _arguments(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> set[int]:
+def _argument_indices(
+    block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value
+) -> set[int]:
     """Return the indices of the comparator's arguments that a value depends on."""
     waiting, indices = [value], set()
     while waiting:
@@ -118,25 +125,27 @@ def _arguments(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.
     return indices
 
 
-def _text(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> str:
-    """Return a canonical text of a comparator's value that does not distinguish the two
+def _canonical_text(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> str:
+    """Return a canonical text of a comparator's value that does not distinguish its two
     elements.
     """
     maker = makers.get(value)
     if maker is None:
         at = [i for i, a in enumerate(block.arguments) if a == value]
         return f"argument {at[0] // 2}" if at else str(hash(value))
-    inner = ", ".join(_text(block, makers, o) for o in maker.operands)
-    stated = sorted(str(maker.attributes[n]) for n in _names(maker))
+    inner = ", ".join(_canonical_text(block, makers, o) for o in maker.operands)
+    stated = sorted(str(maker.attributes[n]) for n in _attribute_names(maker))
     return f"{maker.name}{stated}({inner})"
 
 
-def _names(operation: ir.Operation) -> list[str]:
+def _attribute_names(operation: ir.Operation) -> list[str]:
     return [a if isinstance(a, str) else a.name for a in operation.attributes]
 
 
-def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
-    """Return the sorted order: stable sorts, the least significant key first (LSD)."""
+def _argsort_by_keys(node: Node, keys: Sequence[SortKey], axis: int) -> Expr:
+    """Emit the sorting permutation by stable sorts, least significant key first (LSD radix
+    order).
+    """
     permutation: Expr | None = None
     for key, is_ascending in reversed(keys):
         if node.scope.typed(key).dtype == "bool":
@@ -151,20 +160,23 @@ def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
     return permutation
 
 
-def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
-    """Return the sorted order under any comparator: the rank of each element by comparison with all
-    others.
+def _argsort_by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
+    """Emit the sorting permutation under any comparator: the rank of each element by comparison
+    with all others.
     """
     pairs: Many = []
     shape = node.shape(0)
+    # n * n comparisons: only for comparators that no key describes.
     wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
     for value in node.whole:
         for at in (axis + 1, axis):  # the other element, this one
-            pairs.append(node.per_part(value, partial(_repeated, axis=at, shape=wide)))
+            pairs.append(node.per_part(value, partial(_broadcast_new_axis, axis=at, shape=wide)))
+    # Arguments alternate between the two elements: i ^ 1 swaps them, for the comparison the other
+    # way round.
     turned = [pairs[i ^ 1] for i in range(len(pairs))]
-    (less,) = combined_real(node, block, pairs, [])
+    (less,) = apply_real_body(node, block, pairs, [])
     before = node.given(op.cast(node.scope.expr(less), "int64"))
-    (more,) = combined_real(node, block, turned, [])
+    (more,) = apply_real_body(node, block, turned, [])
     extent = as_dim(shape[axis])
     first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
     second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
@@ -179,8 +191,8 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
     return op.argsort(ranks, axis=axis, is_ascend=True, dtype="int64")
 
 
-def _repeated(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
-    """Return a tensor broadcast along a new axis."""
+def _broadcast_new_axis(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
+    """Broadcast a tensor along a new axis."""
     return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
 
 
@@ -190,16 +202,18 @@ def _top_k(node: Node) -> Result:
 
 
 def largest(node: Node, k: object) -> list[Expr]:
-    """Return the k largest elements along the last axis and their indices, NaN above all."""
+    """Emit the k largest elements along the last axis and their int32 indices; NaN ranks
+    above all.
+    """
     data, dtype = node.expr(0), node.dtype(0)
-    key = ordered(data, dtype) if is_float(dtype) else data
+    key = total_order_key(data, dtype) if is_float(dtype) else data
     indices = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
     at = node.scope.expr(node.given(indices))
     return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
 
 
-def top_k_outside(node: Node) -> list[Expr]:
-    """Convert the custom call `mhlo.topk`, which JAX emits before 0.7."""
+def mhlo_top_k(node: Node) -> list[Expr]:
+    """Convert the custom call `mhlo.topk`, which JAX before 0.7 emits."""
     options = ir.DictAttr(node.attribute("mhlo.attributes"))
     if "largest" in options and not options["largest"].value:
         node.unsupported("the smallest elements of 'mhlo.topk'")
@@ -212,7 +226,7 @@ def dynamic_top_k(node: Node) -> Result:
     return largest(node, k)
 
 
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.sort", _sort, on_complex=own(_sort)),
-    Row("chlo.top_k", _top_k),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.sort", _sort, on_complex=complex_rule(_sort)),
+    StablehloRow("chlo.top_k", _top_k),
 )

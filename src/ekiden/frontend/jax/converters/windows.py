@@ -8,33 +8,33 @@ from itertools import product
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCE, is_neutral
-from ekiden.frontend.common.complex import Complex
+from ekiden.frontend.common.combined import REDUCTION_OPS, is_reduction_identity
+from ekiden.frontend.common.complex import ComplexValue
 from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS
 from ekiden.frontend.common.converters.window import pool
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.windows import Window, dilated, tap_values
-from ekiden.frontend.jax.converters.bodies import combined, combined_real, kind_of
+from ekiden.frontend.common.windows import Window, pad_and_dilate, tap_values
+from ekiden.frontend.jax.converters.bodies import apply_body, apply_real_body, match_reducer
 from ekiden.frontend.jax.node import (
     ComplexRule,
     Converter,
     Many,
     Node,
     Pair,
-    Row,
-    flat,
+    StablehloRow,
+    flatten_parts,
     per_part,
 )
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, known_int, simplify_dim
 
 
-def _static_windows(node: Node) -> Window:
+def _window_geometry(node: Node) -> Window:
     rank = len(node.ints("window_dimensions"))
     ones = (1,) * rank
     padding = node.ints("padding", (0,) * (2 * rank))
@@ -46,7 +46,7 @@ def _static_windows(node: Node) -> Window:
 
 
 def _reduce_window(node: Node) -> Result | Many:
-    return reduce_window(node, _static_windows(node), len(node.inputs) // 2)
+    return reduce_window(node, _window_geometry(node), len(node.inputs) // 2)
 
 
 def dynamic_reduce_window(node: Node) -> Result | Many:
@@ -57,10 +57,10 @@ def dynamic_reduce_window(node: Node) -> Result | Many:
     """
     count = (len(node.inputs) - 5) // 2
     at = 2 * count
-    inner, dilation = (node.static(node.sizes(at + i), "dilations") for i in (2, 3))
-    padding = node.sizes_of_any_sign(at + 4)
+    inner, dilation = (node.static_dims(node.sizes(at + i), "dilations") for i in (2, 3))
+    padding = node.signed_sizes(at + 4)
     windows = Window(
-        node.sizes(at), node.static(node.sizes(at + 1), "strides"), dilation,
+        node.sizes(at), node.static_dims(node.sizes(at + 1), "strides"), dilation,
         tuple(padding[::2]), tuple(padding[1::2]), tuple(d - 1 for d in inner),
     )  # fmt: skip
     return reduce_window(node, windows, count)
@@ -68,73 +68,73 @@ def dynamic_reduce_window(node: Node) -> Result | Many:
 
 def _reduce_complex_window(convert: Converter) -> ComplexRule:
     def rule(node: Node) -> Pair | Many:
-        """Return the sums of each part; other reductions by their bodies."""
+        """Sum each part by itself; other complex window reductions evaluate their bodies."""
         count = len(node.whole) // 2
-        if count == 1 and kind_of(node, node.region()) == "add":
+        if count == 1 and match_reducer(node, node.region()) == "add":
             return per_part(convert)(node)
-        return _tapped(node, _static_windows(node), count, "")
+        return _reduce_by_taps(node, _window_geometry(node), count, "")
 
     return rule
 
 
 def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
-    """Convert a window reduction of `count` tensors, followed by their initial values."""
+    """Convert a window reduction of `count` tensors, which their initial values follow."""
     block = node.region()
-    kind = kind_of(node, block) if count == 1 else ""
-    if kind in REDUCE and is_neutral(node.value(1), kind):
-        special = _scan(node, windows, kind) or _pool(node, windows, kind)
+    kind = match_reducer(node, block) if count == 1 else ""
+    if kind in REDUCTION_OPS and is_reduction_identity(node.value(1), kind):
+        special = _scan(node, windows, kind) or _match_pooling(node, windows, kind)
         if special is not None:
             return special
-    return _tapped(node, windows, count, kind)
+    return _reduce_by_taps(node, windows, count, kind)
 
 
-def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
-    """Reduce windows that are no prefixes element by element, each for all windows at once."""
+def _reduce_by_taps(node: Node, windows: Window, count: int, kind: str) -> Many:
+    """Reduce windows tap by tap: one whole-tensor step per window element."""
     block = node.region()
     prefixes = _prefixes(node, windows)
-    if prefixes is not None and known(node.shape(0)[prefixes.axis]):
+    if prefixes is not None and known_int(node.shape(0)[prefixes.axis]):
         accumulated = _scan_by_pairs(node, prefixes, list(node.whole[:count]), kind)
     elif not windows.is_known or math.prod(windows.kernel) > MAX_WINDOW_ELEMENTS:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     else:
-        wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
-        tap_iterators = [_taps(node, windows, p) for p in wide]
+        wide = [_pad_value(node, windows, *node.whole[i::count][:2]) for i in range(count)]
+        tap_iterators = [_value_taps(node, windows, p) for p in wide]
         accumulated = [next(t) for t in tap_iterators]
         while next_taps := [t for t in (next(e, None) for e in tap_iterators) if t is not None]:
-            accumulated = _both(node, block, accumulated, next_taps, kind)
-    if kind and all(is_neutral(node.value(count + i), kind) for i in range(count)):
+            accumulated = _combine(node, block, accumulated, next_taps, kind)
+    if kind and all(is_reduction_identity(node.value(count + i), kind) for i in range(count)):
         return accumulated
     start = _per_pair(node, op.full_like, accumulated, list(node.whole[count:]))
-    return _both(node, block, start, accumulated, kind)
+    return _combine(node, block, start, accumulated, kind)
 
 
-def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
-    """Combine two tensors by the body, by its operator where it is one: a complex sum comes here
-    part by part.
-    """
+def _combine(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
+    """Combine two tensors by the body, by its operator where it is one."""
     (x, *_), (y, *_) = first, second
-    if kind in REDUCE and isinstance(x, Value) and isinstance(y, Value):
-        return [node.given(REDUCE[kind][1](node.scope.expr(x), node.scope.expr(y)))]
-    return combined(node, block, first, second)
+    if kind in REDUCTION_OPS and isinstance(x, Value) and isinstance(y, Value):
+        return [node.given(REDUCTION_OPS[kind][1](node.scope.expr(x), node.scope.expr(y)))]
+    return apply_body(node, block, first, second)
 
 
-def _padded(
-    node: Node, windows: Window, value: Value | Complex, init: Value | Complex
-) -> Value | Complex:
-    """Return a padded tensor, a complex one part by part."""
-    pairs = zip(flat([value]), flat([init]), strict=True)
+def _pad_value(
+    node: Node, windows: Window, value: Value | ComplexValue, init: Value | ComplexValue
+) -> Value | ComplexValue:
+    """Pad a tensor by the window's padding, a complex one part by part."""
+    pairs = zip(flatten_parts([value]), flatten_parts([init]), strict=True)
     padded_parts = [
-        dilated(node, windows, component, node.scope.expr(fill)) for component, fill in pairs
+        pad_and_dilate(node, windows, component, node.scope.expr(fill)) for component, fill in pairs
     ]
-    return Complex(*padded_parts) if len(padded_parts) > 1 else padded_parts[0]
+    return ComplexValue(*padded_parts) if len(padded_parts) > 1 else padded_parts[0]
 
 
-def _taps(node: Node, windows: Window, wide: Value | Complex) -> Iterator[Value | Complex]:
-    """Yield the first elements of all windows, then the second ones, and so on."""
+def _value_taps(
+    node: Node, windows: Window, wide: Value | ComplexValue
+) -> Iterator[Value | ComplexValue]:
+    """Yield the taps of a padded tensor, complex ones part by part."""
     for tap_parts in zip(
-        *(tap_values(node, windows, component) for component in flat([wide])), strict=True
+        *(tap_values(node, windows, component) for component in flatten_parts([wide])), strict=True
     ):
-        yield Complex(*tap_parts) if len(tap_parts) > 1 else tap_parts[0]
+        yield ComplexValue(*tap_parts) if len(tap_parts) > 1 else tap_parts[0]
 
 
 def _per_pair(
@@ -143,9 +143,9 @@ def _per_pair(
     """Apply a function to pairs of tensors, to complex ones part by part."""
     results: Many = []
     for pair in zip(first, second, strict=True):
-        parts = zip(*(map(node.scope.expr, flat([value])) for value in pair), strict=True)
+        parts = zip(*(map(node.scope.expr, flatten_parts([value])) for value in pair), strict=True)
         values = [node.given(function(x, y)) for x, y in parts]
-        results.append(Complex(*values) if len(values) > 1 else values[0])
+        results.append(ComplexValue(*values) if len(values) > 1 else values[0])
     return results
 
 
@@ -165,24 +165,26 @@ def _prefixes(node: Node, windows: Window) -> _Prefixes | None:
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
     shape = node.shape(0)
-    wide = [i for i, w in enumerate(windows.extents) if known(as_dim(w)) != 1]
+    wide = [i for i, w in enumerate(windows.extents) if known_int(as_dim(w)) != 1]
     if len(wide) != 1:
         return None
     (axis,) = wide
     before, behind = as_dim(windows.before[axis]), as_dim(windows.after[axis])
     other_axes = [i for i in range(len(shape)) if i != axis]
-    if any(known(as_dim(p[i])) != 0 for p in (windows.before, windows.after) for i in other_axes):
+    if any(
+        known_int(as_dim(p[i])) != 0 for p in (windows.before, windows.after) for i in other_axes
+    ):
         return None
-    if not equal(as_dim(windows.extents[axis]), shape[axis]):
+    if not are_equal_dims(as_dim(windows.extents[axis]), shape[axis]):
         return None
-    padding_extent = tidy(shape[axis] - 1)
-    is_forward = equal(before, padding_extent) and known(behind) == 0
-    if not is_forward and not (equal(behind, padding_extent) and known(before) == 0):
+    padding_extent = simplify_dim(shape[axis] - 1)
+    is_forward = are_equal_dims(before, padding_extent) and known_int(behind) == 0
+    if not is_forward and not (are_equal_dims(behind, padding_extent) and known_int(before) == 0):
         return None
     return _Prefixes(axis, is_forward)
 
 
-_SCANS: Mapping[str, Callable[..., Expr]] = {
+_SCAN_OPS: Mapping[str, Callable[..., Expr]] = {
     "add": op.cumsum,
     "multiply": op.cumprod,
     "maximum": op.cummax,
@@ -200,8 +202,8 @@ def _scan(node: Node, windows: Window, kind: str) -> Expr | None:
         return None
     data, axis = node.expr(0), prefixes.axis
     if prefixes.is_forward:
-        return _SCANS[kind](data, axis=axis)
-    return op.reverse(_SCANS[kind](op.reverse(data, axis), axis=axis), axis)
+        return _SCAN_OPS[kind](data, axis=axis)
+    return op.reverse(_SCAN_OPS[kind](op.reverse(data, axis), axis=axis), axis)
 
 
 def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) -> Many:
@@ -212,13 +214,13 @@ def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) ->
     and their applications", 1990).
     """
     axis, block = prefixes.axis, node.region()
-    extent = known(node.shape(0)[axis])
+    extent = known_int(node.shape(0)[axis])
     assert extent is not None
 
     def join(earlier: Many, later: Many) -> Many:
         """Combine in the order of the axis: a body need not be commutative."""
         pair = (earlier, later) if prefixes.is_forward else (later, earlier)
-        return _both(node, block, *pair, kind)
+        return _combine(node, block, *pair, kind)
 
     def part(values: Many, begin: int, end: int, stride: int = 1) -> Many:
         """Return elements [begin, end) along the axis."""
@@ -268,15 +270,16 @@ def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) ->
 # Pooling.
 
 
-def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
-    """Convert windows over two of four axes to pooling; None for others."""
+def _match_pooling(node: Node, windows: Window, kind: str) -> Expr | None:
+    """Match windows over two of four axes; emit pooling, or None."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
+    # Relay's pooling kernels are float; integer sums must also stay exact.
     if not windows.is_known or windows.padding is None or not is_float(node.dtype(0)):
         return None
     size, low, high = windows.kernel, windows.padding[:4], windows.padding[4:]
     wide = [i for i in range(4) if size[i] != 1 or windows.strides[i] != 1]
-    layouts = [(name, axes) for name, axes in _LAYOUTS if set(wide) <= set(axes)]
+    layouts = [(name, axes) for name, axes in _POOL_LAYOUTS if set(wide) <= set(axes)]
     if not layouts or min(windows.padding) < 0:
         return None
     name, axes = layouts[0]
@@ -291,38 +294,38 @@ def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
     return op.multiply(means, const(float(math.prod(window.kernel)), node.dtype(0)))
 
 
-_LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
+_POOL_LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
 
 
 def _select_and_scatter(node: Node) -> Expr:
-    """Convert select_and_scatter (tensor, source, initial value), the gradient of pooling.
+    """Convert select_and_scatter (tensor, source, initial value), the gradient of max pooling.
 
     Each source element is combined, by the second body, with the result's element that the first
     body selects in its window. Padding is never selected.
     """
-    windows, chosen = _static_windows(node), node.region(0)
+    windows, chosen = _window_geometry(node), node.region(0)
     zero = const(0, node.dtype(0))
-    wide = dilated(node, windows, node.value(0), zero)
+    wide = pad_and_dilate(node, windows, node.value(0), zero)
     shape = wide.type.shape
-    best, selected_tap = _selected(node, windows, chosen, wide, _inside(node, windows))
-    scattered = _spread_back(node, windows, best, selected_tap, shape)
+    best, selected_tap = _select_taps(node, windows, chosen, wide, _data_mask(node, windows))
+    scattered = _scatter_source(node, windows, best, selected_tap, shape)
     begin = list(windows.before)
-    end = as_attr(tidy(as_dim(b) + d) for b, d in zip(begin, node.shape(0), strict=True))
+    end = as_attr(simplify_dim(as_dim(b) + d) for b, d in zip(begin, node.shape(0), strict=True))
     return op.strided_slice(node.scope.expr(scattered), begin, end)
 
 
-def _inside(node: Node, windows: Window) -> Value | None:
-    """Return which elements of a padded tensor are its own; None where all are."""
-    if all(known(as_dim(p)) == 0 for p in (*windows.before, *windows.after)):
+def _data_mask(node: Node, windows: Window) -> Value | None:
+    """Emit the mask of a padded tensor's own elements; None without padding."""
+    if all(known_int(as_dim(p)) == 0 for p in (*windows.before, *windows.after)):
         return None
     ones = node.given(op.ones_like(op.cast(node.expr(0), "int8")))
-    return dilated(node, windows, ones, const(0, "int8"))
+    return pad_and_dilate(node, windows, ones, const(0, "int8"))
 
 
-def _selected(
+def _select_taps(
     node: Node, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
 ) -> tuple[Value, Value]:
-    """Return the selected element of each window, and its number in the window, -1 for none."""
+    """Emit the selected element of each window and its tap number, -1 for none."""
     tap_iterator = tap_values(node, windows, wide)
     masks = None if inside is None else tap_values(node, windows, inside)
     best = next(tap_iterator)
@@ -331,13 +334,13 @@ def _selected(
         start = op.subtract(op.cast(node.scope.expr(next(masks)), "int32"), const(1, "int32"))
     selected_tap = node.given(start)
     for number, tap in enumerate(tap_iterator, 1):
-        (keep,) = combined_real(node, chosen, [best], [tap])
+        (keep,) = apply_real_body(node, chosen, [best], [tap])
         test = node.scope.expr(keep)
         if masks is not None:
             is_first = op.less(node.scope.expr(selected_tap), const(0, "int32"))
             is_pad = op.equal(node.scope.expr(next(masks)), const(0, "int8"))
             test = op.logical_or(is_pad, op.logical_and(op.logical_not(is_first), test))
-            test = node.shared(test)
+            test = node.emit_once(test)
         best = node.given(op.where(test, node.scope.expr(best), node.scope.expr(tap)))
         selected_tap = node.given(
             op.where(test, node.scope.expr(selected_tap), const(number, "int32"))
@@ -345,20 +348,20 @@ def _selected(
     return best, selected_tap
 
 
-def _spread_back(
+def _scatter_source(
     node: Node, windows: Window, best: Value, selected_tap: Value, shape: Sequence[Dim]
 ) -> Value:
-    """Scatter the source onto the padded tensor, one window element at a time."""
+    """Scatter the source onto the padded tensor, one tap at a time."""
     block = node.region(1)
     zero, dtype = const(0, node.dtype(1)), node.dtype(1)
-    is_sum = kind_of(node, block) == "add"
+    is_sum = match_reducer(node, block) == "add"
     counts = windows.counts(shape)
     inner = [s - 1 for s in windows.strides]
     total = node.given(op.full(node.expr(2), as_attr(shape), dtype=dtype))
     for number, tap in enumerate(product(*map(range, windows.kernel))):
-        mine = node.shared(op.equal(node.scope.expr(selected_tap), const(number, "int32")))
+        mine = node.emit_once(op.equal(node.scope.expr(selected_tap), const(number, "int32")))
         behind = as_attr(
-            tidy(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)
+            simplify_dim(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)
             for n, c, s, t in zip(shape, counts, windows.strides, tap, strict=True)
         )
         contribution = node.given(op.where(mine, node.expr(1), zero))
@@ -368,7 +371,7 @@ def _spread_back(
             continue
         selected_mask = node.given(op.cast(mine, "int8"))
         mask = pad(node, selected_mask, const(0, "int8"), tap, behind, inner)
-        (combined_value,) = combined_real(node, block, [total], [wide])
+        (combined_value,) = apply_real_body(node, block, [total], [wide])
         chosen = op.not_equal(mask, const(0, "int8"))
         total = node.given(
             op.where(chosen, node.scope.expr(combined_value), node.scope.expr(total))
@@ -376,7 +379,7 @@ def _spread_back(
     return total
 
 
-ROWS: tuple[Row, ...] = (
-    Row("stablehlo.reduce_window", _reduce_window, on_complex=_reduce_complex_window),
-    Row("stablehlo.select_and_scatter", _select_and_scatter),
+ROWS: tuple[StablehloRow, ...] = (
+    StablehloRow("stablehlo.reduce_window", _reduce_window, on_complex=_reduce_complex_window),
+    StablehloRow("stablehlo.select_and_scatter", _select_and_scatter),
 )

@@ -7,31 +7,29 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose_at
+from ekiden.frontend.common.choice import emit_switch
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def is_data(node: Node, index: int) -> bool:
-    """Return whether an input is present and its elements are known at run time only."""
+def is_runtime_input(node: Node, index: int) -> bool:
+    """Return whether an input is present and known at run time only."""
     value = node.optional(index)
     return value is not None and value.array is None
 
 
-def axes_by_data(node: Node, index: int) -> Expr:
-    """Return axes that are a run-time input as non-negative int64; one out of range is a run-time
-    error.
-    """
+def normalize_runtime_axes(node: Node, index: int) -> Expr:
+    """Emit run-time axes as non-negative int64; one out of range is a run-time error."""
     axes = op.cast(node.expr(index), "int64")
     # take with mode "raise" maps negative axes to positive ones and rejects those out of range.
     return op.take(const(np.arange(node.rank(0))), axes, axis=0, mode="raise")
 
 
-def along_any(node: Node, index: int, count: int, along: Callable[[int], Expr]) -> Value:
-    """Return the result of `along` for the axis that input `index` holds at run time, one of the
-    first `count`.
+def switch_on_axis(node: Node, index: int, count: int, along: Callable[[int], Expr]) -> Value:
+    """Emit a switch over the axis that input `index` holds at run time, one branch per axis below
+    `count`.
 
     The results for all axes must have one rank, and should have one type.
 
@@ -42,9 +40,11 @@ def along_any(node: Node, index: int, count: int, along: Callable[[int], Expr]) 
         along: converts the node for a known axis.
     """
 
-    def branch(axis: int) -> list[Value]:
-        return [node.value_of(along(axis))]
+    def convert_along(axis: int) -> list[Value]:
+        """Convert the node along one axis."""
+        return [node.as_value(along(axis))]
 
-    runs = [partial(branch, at) for at in range(count)]
-    axis = node.given(op.reshape(axes_by_data(node, index), ()))
-    return choose_at(node, axis, runs, "axis")[0]
+    # Relay's operators take constant axes, so each possible axis has a branch of its own.
+    runs = [partial(convert_along, at) for at in range(count)]
+    axis = node.given(op.reshape(normalize_runtime_axes(node, index), ()))
+    return emit_switch(node, axis, runs, "axis")[0]

@@ -1,4 +1,4 @@
-"""Products of int8 or uint8 tensors with constant int8 or uint8 weights, in int32.
+"""Integer products of int8 or uint8 data with constant 8-bit weights, accumulated in int32.
 
 Products whose inputs are dequantised to floats just before are matched by the pass IntegerProducts.
 """
@@ -15,80 +15,82 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
-BYTES = ("uint8", "int8")
+BYTE_DTYPES = ("uint8", "int8")
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
-    """A quantised tensor (int8 or uint8) and its zero point (0 if there is none)."""
+class QuantizedTensor:
+    """An int8 or uint8 tensor and its zero point (0 if there is none)."""
 
     value: Value
     point: Value | None
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether there is one zero point for the whole tensor (per-tensor quantisation)."""
-        return self.point is None or _is_single(self.point)
+    def is_per_tensor(self) -> bool:
+        """Return whether the tensor has one zero point (per-tensor quantisation)."""
+        return self.point is None or _is_one_element(self.point)
 
 
-def _is_single(value: Value) -> bool:
+def _is_one_element(value: Value) -> bool:
+    """Return whether a value is a scalar or a vector of one element."""
     shape = value.type.shape
-    return not shape or (len(shape) == 1 and known(shape[0]) == 1)
+    return not shape or (len(shape) == 1 and known_int(shape[0]) == 1)
 
 
-def suits(data: Levels, weight: Levels) -> bool:
-    """Return whether a product can be computed on bytes, as far as it depends on the operands: a
-    constant weight, data with a per-tensor zero point.
+def is_byte_product(data: QuantizedTensor, weight: QuantizedTensor) -> bool:
+    """Return whether the byte kernels take these operands: constant weight, 8-bit dtypes, data with
+    one zero point.
     """
     # The kernels pack a constant weight and correct for one zero point of the data by its column
     # sums.
     kinds = data.value.type.dtype, weight.value.type.dtype
-    return data.is_whole and weight.value.array is not None and all(k in BYTES for k in kinds)
+    return (
+        data.is_per_tensor
+        and weight.value.array is not None
+        and all(k in BYTE_DTYPES for k in kinds)
+    )
 
 
-def _point(node: Node, side: Levels) -> Expr:
+def _zero_point(node: Node, side: QuantizedTensor) -> Expr:
+    """Return the zero point of an operand as a scalar; 0 where it has none."""
     if side.point is None:
         return const(np.zeros((), side.value.type.dtype))
-    return single(node, side.point)
+    return as_scalar_if_single(node, side.point)
 
 
-def single(node: Node, value: Value) -> Expr:
-    """Return a value of one element as a scalar, others unchanged. A constant stays a constant,
-    because a zero point known to be 0 needs no correction sums.
-    """
+def as_scalar_if_single(node: Node, value: Value) -> Expr:
+    """Return a value of one element as a scalar; others are unchanged."""
     expr = node.scope.expr(value)
-    if not value.type.shape or not _is_single(value):
+    if not value.type.shape or not _is_one_element(value):
         return expr
     if isinstance(expr, Constant):
         return Constant(expr.data.reshape(()), span=expr.span)
     return op.reshape(expr, ())
 
 
-def dense(node: Node, data: Levels, weight: Levels, rows: Array) -> Expr:
-    """Return the int32 product of data with the transpose of `rows` [n, k], the weight's
-    elements.
-    """
-    points = _point(node, data), _point(node, weight)
+def quantized_dense(
+    node: Node, data: QuantizedTensor, weight: QuantizedTensor, rows: Array
+) -> Expr:
+    """Emit qnn.dense of data and the weight's elements as `rows` [n, k], in int32."""
+    points = _zero_point(node, data), _zero_point(node, weight)
     return qnn.dense(node.scope.expr(data.value), const(rows), *points, data.value.type.dtype)
 
 
-def is_convolution(node: Node, data: Levels, weight: Levels) -> bool:
-    """Return whether a convolution can be computed on bytes: over one or two axes, with padding
-    known at import.
-    """
+def is_byte_convolution(node: Node, data: QuantizedTensor, weight: QuantizedTensor) -> bool:
+    """Return whether qnn.conv2d takes a convolution: one or two axes, padding known at import."""
     shape = data.value.type.shape
     same = auto_pad(node) in ("SAME_UPPER", "SAME_LOWER")
     # SAME padding of symbolic extents is itself symbolic, which qnn.conv2d does not take.
-    is_known = not same or all(known(d) is not None for d in shape[2:])
-    return suits(data, weight) and len(shape) in (3, 4) and is_known
+    is_known = not same or all(known_int(d) is not None for d in shape[2:])
+    return is_byte_product(data, weight) and len(shape) in (3, 4) and is_known
 
 
-class Convolution:
-    """A replacement of nn.conv2d for quantised operands, with int32 sums."""
+class QuantizedConv2d:
+    """A stand-in for nn.conv2d that emits qnn.conv2d with int32 sums."""
 
-    def __init__(self, node: Node, data: Levels, weight: Levels) -> None:
+    def __init__(self, node: Node, data: QuantizedTensor, weight: QuantizedTensor) -> None:
         self.node, self.data, self.weight = node, data, weight
 
     def __call__(
@@ -106,6 +108,6 @@ class Convolution:
         [o, c / groups, kh, kw].
         """
         assert isinstance(weight, Constant)
-        points = _point(self.node, self.data), _point(self.node, self.weight)
+        points = _zero_point(self.node, self.data), _zero_point(self.node, self.weight)
         kind = self.data.value.type.dtype
         return qnn.conv2d(data, weight, *points, kind, strides, padding, dilation, groups)

@@ -1,4 +1,4 @@
-"""Casts between element types, including the small floats."""
+"""Cast, CastLike and BitCast, including the small floats (float8, float4)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ekiden._lazy import LazyModule
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.dtype import SMALL_FLOATS, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.tir.small_types import SCALE_DTYPE
+from ekiden.tir.small_types import E8M0_SCALE_DTYPE
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx.converters import text_numbers
@@ -22,70 +22,76 @@ else:
     text_numbers = LazyModule("ekiden.frontend.onnx.converters.text_numbers")
 
 
-def saturated(node: Node, data: Expr, dtype: str) -> Expr:
-    """Cast `data` to a small float with saturation: values beyond the range become the largest
-    finite number.
+def saturating_cast(node: Node, data: Expr, dtype: str) -> Expr:
+    """Emit a saturating cast to a small float: values beyond its range become the largest finite
+    number.
     """
-    if dtype == SCALE_DTYPE:
-        return _as_scale(node, data)
+    if dtype == E8M0_SCALE_DTYPE:
+        return _cast_to_e8m0(node, data)
     if dtype == "float4_e2m1fn":  # has neither infinities nor others
         return op.cast(data, dtype)
-    largest = float(ml_max(dtype))
+    largest = float(max_finite(dtype))
     wide = op.cast(data, "float32") if node.typed(data).dtype != "float32" else data
     return op.cast(op.clip(wide, -largest, largest), dtype)
 
 
-def ml_max(dtype: str) -> np.float32:
-    """Return the largest finite number of a small float dtype."""
+def max_finite(dtype: str) -> np.float32:
+    """Return the largest finite number of an 8-bit float dtype."""
     codes = np.arange(256, dtype=np.uint8).view(to_numpy(dtype)).astype(np.float32)
     return np.float32(codes[np.isfinite(codes)].max())
 
 
-def _as_scale(node: Node, data: Expr) -> Expr:
-    """Cast to float8_e8m0fnu, a power of two: the exponent, rounded as `round_mode` declares. 0 and
-    values below the range become the smallest number; NaN is preserved.
-    """
+def _cast_to_e8m0(node: Node, data: Expr) -> Expr:
+    """Emit a cast to float8_e8m0fnu: the biased exponent, rounded as `round_mode` says."""
     # float32 layout: 8 exponent bits above 23 mantissa bits; e8m0 stores the biased exponent alone,
     # 255 is NaN.
     bits = op.reinterpret(op.cast(data, "float32"), "uint32")
-    exponent = op.bitwise_and(op.right_shift(bits, _word(23)), _word(0xFF))
-    mantissa = op.bitwise_and(bits, _word(0x7FFFFF))
+    exponent = op.bitwise_and(op.right_shift(bits, _uint32_const(23)), _uint32_const(0xFF))
+    mantissa = op.bitwise_and(bits, _uint32_const(0x7FFFFF))
     mode = node.get_string("round_mode", "up")
     if mode == "up":
-        more = op.greater(mantissa, _word(0))
+        more = op.greater(mantissa, _uint32_const(0))
     elif mode == "nearest":
-        more = op.greater_equal(mantissa, _word(0x400000))
+        more = op.greater_equal(mantissa, _uint32_const(0x400000))
     else:
-        more = op.greater(mantissa, _word(0x7FFFFF))
-    rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _word(254))
-    special = op.where(op.greater(mantissa, _word(0)), _word(255), _word(254))
-    code = op.where(op.equal(exponent, _word(255)), special, rounded)
-    return op.reinterpret(op.cast(code, "uint8"), SCALE_DTYPE)
+        more = op.greater(mantissa, _uint32_const(0x7FFFFF))
+    # 254 is the largest power of two; 255 encodes NaN.
+    rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _uint32_const(254))
+    special = op.where(
+        op.greater(mantissa, _uint32_const(0)), _uint32_const(255), _uint32_const(254)
+    )
+    code = op.where(op.equal(exponent, _uint32_const(255)), special, rounded)
+    return op.reinterpret(op.cast(code, "uint8"), E8M0_SCALE_DTYPE)
 
 
-def _word(value: int) -> Expr:
+def _uint32_const(value: int) -> Expr:
+    """Return a uint32 constant."""
     return const(np.uint32(value))
 
 
-def _converted(node: Node, dtype: str) -> Expr | Value:
+def _convert_dtype(node: Node, dtype: str) -> Expr | Value:
+    """Emit the cast of input 0 to a dtype, saturating for small floats unless `saturate` is 0."""
     if dtype == node.dtype(0):
         return node.value(0)
+    # Without saturation an overflow becomes infinity or NaN (ONNX Cast 19).
     if dtype in SMALL_FLOATS and node.get_int("saturate", 1):
-        return saturated(node, node.expr(0), dtype)
+        return saturating_cast(node, node.expr(0), dtype)
     return op.cast(node.expr(0), dtype)
 
 
 def _cast(node: Node) -> Expr | Value:
     if node.get_int("to") == onnx.TensorProto.STRING:
-        return text_numbers.text_of_numbers(node)
-    return _converted(node, from_onnx_dtype(node.get_int("to")))
+        return text_numbers.format_numbers(node)
+    return _convert_dtype(node, from_onnx_dtype(node.get_int("to")))
 
 
 def _cast_like(node: Node) -> Expr | Value:
-    return _converted(node, node.dtype(1))
+    """Convert CastLike: cast to the dtype of input 1."""
+    return _convert_dtype(node, node.dtype(1))
 
 
 def _bit_cast(node: Node) -> Expr | Value:
+    """Convert BitCast: reinterpret the bits in a dtype of the same width."""
     dtype = from_onnx_dtype(node.get_int("to"))
     if dtype == node.dtype(0):
         return node.value(0)
@@ -94,12 +100,12 @@ def _bit_cast(node: Node) -> Expr | Value:
     return op.reinterpret(node.expr(0), dtype)
 
 
-_ROUNDING = {"round_mode": ("up", "down", "nearest")}
+_ROUND_MODES = {"round_mode": ("up", "down", "nearest")}
 
 # fmt: off
 ROWS = (
-    Row("Cast",     _cast, attributes="to saturate round_mode", values=_ROUNDING),
-    Row("CastLike", _cast_like, attributes="saturate round_mode", values=_ROUNDING),
-    Row("BitCast",  _bit_cast, attributes="to"),
+    OnnxRow("Cast",     _cast, attributes="to saturate round_mode", values=_ROUND_MODES),
+    OnnxRow("CastLike", _cast_like, attributes="saturate round_mode", values=_ROUND_MODES),
+    OnnxRow("BitCast",  _bit_cast, attributes="to"),
 )
 # fmt: on

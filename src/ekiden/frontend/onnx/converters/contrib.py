@@ -1,6 +1,5 @@
-"""Operators of com.microsoft that ONNX Runtime's optimiser and transformer exporters leave in
-models: fused activations, normalisations, products and convolutions. As ONNX Runtime 1.31
-documents them (docs/ContribOperators.md).
+"""com.microsoft operators of fused graphs: activations, normalisations, products and convolutions.
+As ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
 """
 
 from __future__ import annotations
@@ -10,136 +9,137 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import statistics
-from ekiden.frontend.common.functions import gelu, linear_sigmoid, swish
+from ekiden.frontend.common.formulas import mean_and_rstd
+from ekiden.frontend.common.functions import gelu, scaled_hard_sigmoid, swish
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters import image, linear, movement, placing, shape
 from ekiden.frontend.onnx.converters.convolution import convolve
-from ekiden.frontend.onnx.converters.elementwise import note_broadcast, number
+from ekiden.frontend.onnx.converters.elementwise import const_like_input, constrain_broadcast
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
-from ekiden.frontend.onnx.converters.norm import spread
-from ekiden.frontend.onnx.node import Attribute, Converter, Node, Row
+from ekiden.frontend.onnx.converters.norm import broadcast_input
+from ekiden.frontend.onnx.node import Attribute, Converter, Node, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_ints, known
+from ekiden.topi.dimensions import as_ints, known_int
 
-DOMAIN = "com.microsoft"
+CONTRIB_DOMAIN = "com.microsoft"
 
 # Activations.
 
 
 def _fast_gelu(node: Node) -> Expr:
-    return gelu(_biased(node), node.dtype(0), by_tanh=True)
+    """Convert FastGelu: the tanh approximation of GELU, after an optional bias."""
+    return gelu(_add_bias(node), node.dtype(0), by_tanh=True)
 
 
-def _biased(node: Node) -> Expr:
-    """Return input 0, with input 1 added if present."""
+def _add_bias(node: Node) -> Expr:
+    """Emit input 0 plus the bias in input 1, if present."""
     if node.optional(1) is None:
         return node.expr(0)
-    note_broadcast(node)
+    constrain_broadcast(node)
     return op.add(node.expr(0), node.expr(1))
 
 
 def _quick_gelu(node: Node) -> Expr:
+    """Convert QuickGelu: x * sigmoid(alpha * x)."""
     return swish(node.expr(0), node.dtype(0), node.get_float("alpha", np.float32(1.702)))
 
 
 def _bias_split_gelu(node: Node) -> Expr:
+    """Convert BiasSplitGelu: the first half of the channels times GELU of the second (GEGLU)."""
     linear, gate = (
-        op.strided_slice(_biased(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
-        for b, e in _halves(node)
+        op.strided_slice(_add_bias(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
+        for b, e in _gate_slices(node)
     )
     return op.multiply(linear, gelu(gate, node.dtype(0)))
 
 
-def _halves(node: Node) -> list[tuple[int, int]]:
-    width = known(node.shape(0)[-1])
+def _gate_slices(node: Node) -> list[tuple[int, int]]:
+    """Return the bounds of the two halves of the last axis."""
+    width = known_int(node.shape(0)[-1])
+    # The halves are static slices: a symbolic width cannot be cut in the middle.
     if width is None or width % 2:
         node.unsupported("the last extent must be an even number")
     return [(0, width // 2), (width // 2, width)]
 
 
 def _bias_softmax(node: Node) -> Expr:
-    """Return softmax(data + bias) over the axes from `axis` on; outer broadcast repeats the bias
-    before them, inner broadcast inside.
-    """
+    """Convert BiasSoftmax: softmax(data + bias) over the last axis."""
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
     if axis != node.rank(0) - 1:
         node.unsupported("'axis' must be the last")
-    return op.nn.softmax(_biased(node), axis=axis)
+    return op.nn.softmax(_add_bias(node), axis=axis)
 
 
-def _clipped(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+def _clip_by_params(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+    """Emit a clip to the bounds in `params`, by default those of float32."""
     return op.clip(x, *(params or (-float(np.finfo(np.float32).max), np.inf)))
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
+_FUSED_ACTIVATIONS: Mapping[str, Callable[[Node, Expr, Sequence[float]], Expr]] = {
     "": lambda node, x, params: x,
     "Relu": lambda node, x, params: op.nn.relu(x),
     "Tanh": lambda node, x, params: op.tanh(x),
     "Sigmoid": lambda node, x, params: op.sigmoid(x),
     "LeakyRelu": lambda node, x, params: op.nn.leaky_relu(x, alpha=(params or (0.01,))[0]),
-    "Clip": _clipped,
-    "HardSigmoid": lambda node, x, params: linear_sigmoid(
+    "Clip": _clip_by_params,
+    "HardSigmoid": lambda node, x, params: scaled_hard_sigmoid(
         x, node.dtype(0), *(params or (0.2, 0.5))
     ),
     "Gelu": lambda node, x, params: gelu(x, node.dtype(0)),
     "FastGelu": lambda node, x, params: gelu(x, node.dtype(0), by_tanh=True),
 }
-_ACTIVATION = {"activation": tuple(_ACTIVATIONS)}
+_ACTIVATION_VALUES = {"activation": tuple(_FUSED_ACTIVATIONS)}
 
 
-def _activated(node: Node, x: Expr) -> Expr:
-    """Apply the activation that is fused into the node; its parameters are in `activation_params`
-    or in one attribute each.
-    """
+def _apply_activation(node: Node, x: Expr) -> Expr:
+    """Emit the activation that is fused into the node, with its parameters."""
     params: tuple[float, ...] = ()
     if node.has("activation_params"):
         params = node.get_floats("activation_params")
     names = [f"activation_{n}" for n in ("alpha", "beta", "gamma")]
-    params += tuple(node.get_number(n) for n in names if node.has(n))
-    return _ACTIVATIONS[node.get_string("activation", "")](node, x, params)
+    params += tuple(node.get_required_float(n) for n in names if node.has(n))
+    return _FUSED_ACTIVATIONS[node.get_string("activation", "")](node, x, params)
 
 
 # Normalisations.
 
-_EPSILON = np.float32(1e-12)
+_DEFAULT_EPSILON = np.float32(1e-12)
 
 
-def _skipped(node: Node, bias: int) -> Expr:
-    """Return input 0 plus input 1 (the skip connection, which may lack leading axes) plus
-    the bias.
-    """
-    node.scope.broadcasts(node.shape(0), node.shape(1))
+def _add_skip(node: Node, bias: int) -> Expr:
+    """Emit input 0 plus the skip connection in input 1, plus the bias if present."""
+    node.scope.require_broadcastable(node.shape(0), node.shape(1))
     total: Expr = op.add(node.expr(0), node.expr(1))
     return total if node.optional(bias) is None else op.add(total, node.expr(bias))
 
 
 def _skip_layer_norm(node: Node) -> Result:
-    total = _skipped(node, 4)
+    """Convert SkipLayerNormalization, with mean, inverse deviation and sum as further outputs."""
+    total = _add_skip(node, 4)
     normalized = _layer_norm(node, total, 2, 3)
     if not node.wants(1) and not node.wants(2):
         return [normalized, None, None, total]
-    epsilon = node.get_float("epsilon", _EPSILON)
-    return [normalized, *statistics(total, node.typed(total).dtype, [-1], epsilon), total]
+    epsilon = node.get_float("epsilon", _DEFAULT_EPSILON)
+    return [normalized, *mean_and_rstd(total, node.typed(total).dtype, [-1], epsilon), total]
 
 
 def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
-    """Return layer normalisation over the last axis; a bias that is absent is 0."""
+    """Emit layer normalisation over the last axis; an absent bias is 0."""
     gamma = node.value(scale)
     beta: Expr = op.zeros_like(node.expr(scale))
     beta = beta if node.optional(bias) is None else node.expr(bias)
     return op.nn.layer_norm(
-        data, node.scope.expr(gamma), beta, epsilon=node.get_float("epsilon", _EPSILON)
+        data, node.scope.expr(gamma), beta, epsilon=node.get_float("epsilon", _DEFAULT_EPSILON)
     )
 
 
 def _rms_norm(
     node: Node, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
 ) -> tuple[Expr, Expr]:
-    """Return data / sqrt(mean(data²) + epsilon) * scale over the last axis, or others, and the
-    factor 1 / sqrt(...); the mean in float32.
+    """Emit RMS normalisation over axes and its factor 1 / sqrt(mean(data²) + epsilon), in
+    float32.
     """
     # The square of a float16 overflows above 255, so the mean is computed in float32.
     wide = op.cast(data, "float32")
@@ -149,39 +149,43 @@ def _rms_norm(
     return op.cast(scaled, node.typed(data).dtype), factor
 
 
-def rms_normalized(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
-    """Return the RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
+def rms_normalize(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
+    """Emit RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
     return _rms_norm(node, data, scale, epsilon)[0]
 
 
 def _skip_rms_norm(node: Node) -> Result:
-    total = _skipped(node, 3)
-    epsilon = node.get_float("epsilon", _EPSILON)
+    """Convert SkipSimplifiedLayerNormalization, with the factor and the sum as further outputs."""
+    total = _add_skip(node, 3)
+    epsilon = node.get_float("epsilon", _DEFAULT_EPSILON)
     normalized, factor = _rms_norm(node, total, node.expr(2), epsilon)
     return [normalized, None, factor, total]
 
 
 def _simplified_layer_norm(node: Node) -> Result:
+    """Convert SimplifiedLayerNormalization: RMS normalisation over the axes from `axis` on."""
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
-    scale = spread(node, 1, node.shape(0))
+    scale = broadcast_input(node, 1, node.shape(0))
     normalized, factor = _rms_norm(node, node.expr(0), scale, epsilon, range(axis, node.rank(0)))
     if node.optional(2) is not None:
         normalized = op.add(
-            normalized, op.cast(spread(node, 2, node.shape(0)), node.typed(normalized).dtype)
+            normalized,
+            op.cast(broadcast_input(node, 2, node.shape(0)), node.typed(normalized).dtype),
         )
     return [normalized, None, factor]
 
 
 def _embed_layer_norm(node: Node) -> Result:
-    """Look up word, position and segment embeddings, add and normalise them; return also how many
-    words the mask keeps in each row, and the sum.
+    """Convert EmbedLayerNormalization: layer normalisation of word, position and segment
+    embeddings.
     """
     ids, length = node.expr(0), node.shape(0)[1]
     total: Expr = op.take(node.expr(2), ids, axis=0, mode="raise")
     if node.optional(8) is not None:
         positions: Expr = op.take(node.expr(3), node.expr(8), axis=0, mode="raise")
     else:
+        # Without position ids the positions are 0 to length - 1: a slice instead of a gather.
         positions = op.strided_slice(node.expr(3), begin=[0], end=[length], axes=[0])
     total = op.add(total, positions)
     if node.optional(1) is not None and node.optional(4) is not None:
@@ -195,11 +199,12 @@ def _embed_layer_norm(node: Node) -> Result:
 
 
 def _group_norm(node: Node) -> Result:
-    """Convert GroupNorm, and SkipGroupNorm with its skip and bias added first."""
+    """Convert GroupNorm and SkipGroupNorm."""
     data = node.expr(0)
     if node.optional(3) is not None:
         skip = node.expr(3)
         if node.rank(3) == 2:
+            # A skip [batch, channels] is broadcast over height and width.
             skip = op.expand_dims(skip, axis=1, num_newaxis=2)
         data = op.add(data, skip)
     if node.optional(4) is not None:
@@ -219,9 +224,9 @@ def _group_norm(node: Node) -> Result:
 # Products and convolutions.
 
 
-def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
-    """Return a matrix with its last two axes swapped (`swap`), or its first axis moved before the
-    last one (`batch`).
+def _transposed_operand(node: Node, index: int, swap: bool, batch: bool) -> Value:
+    """Return a matrix operand with its last two axes swapped (`swap`) or its first axis moved
+    behind the batch (`batch`).
     """
     value, rank = node.value(index), node.rank(index)
     axes = list(range(rank))
@@ -234,58 +239,69 @@ def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
     # A constant is transposed at import, so that it can still become a packed weight.
     if value.array is not None:
         return constant(np.ascontiguousarray(value.array.transpose(axes)))
-    return node.value_of(op.transpose(node.expr(index), axes=axes))
+    return node.as_value(op.transpose(node.expr(index), axes=axes))
 
 
 def _fused_mat_mul(node: Node) -> Expr:
+    """Convert FusedMatMul: alpha * op(A) @ op(B), then the activation."""
     sides = [
-        _arranged(node, i, bool(node.get_int(f"trans{n}")), bool(node.get_int(f"transBatch{n}")))
+        _transposed_operand(
+            node, i, bool(node.get_int(f"trans{n}")), bool(node.get_int(f"transBatch{n}"))
+        )
         for i, n in enumerate("AB")
     ]
     product = multiply_matrices(node.with_inputs(sides))
     alpha = node.get_float("alpha", 1.0)
-    return _activated(node, product if alpha == 1 else op.multiply(product, number(node, alpha)))
+    return _apply_activation(
+        node, product if alpha == 1 else op.multiply(product, const_like_input(node, alpha))
+    )
 
 
 def _fused_gemm(node: Node) -> Expr:
-    sides = [_arranged(node, i, bool(node.get_int(f"trans{n}")), False) for i, n in enumerate("AB")]
+    """Convert FusedGemm: alpha * op(A) @ op(B) + beta * C, then the activation."""
+    sides = [
+        _transposed_operand(node, i, bool(node.get_int(f"trans{n}")), False)
+        for i, n in enumerate("AB")
+    ]
     product = multiply_matrices(node.with_inputs(sides))
     alpha, beta = node.get_float("alpha", 1.0), node.get_float("beta", 1.0)
-    product = product if alpha == 1 else op.multiply(product, number(node, alpha))
+    product = product if alpha == 1 else op.multiply(product, const_like_input(node, alpha))
     if node.optional(2) is not None and beta:
         bias = node.expr(2)
-        product = op.add(product, bias if beta == 1 else op.multiply(bias, number(node, beta)))
-    return _activated(node, product)
+        product = op.add(
+            product, bias if beta == 1 else op.multiply(bias, const_like_input(node, beta))
+        )
+    return _apply_activation(node, product)
 
 
 def _fused_conv(node: Node) -> Expr:
-    """Convert FusedConv: Conv, then input 3 added, then the activation."""
+    """Convert FusedConv: Conv, plus input 3, then the activation."""
     convolved = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
     if node.optional(3) is not None:
         node.scope.same(node.typed(convolved).shape, node.shape(3))
         convolved = op.add(convolved, node.expr(3))
-    return _activated(node, convolved)
+    return _apply_activation(node, convolved)
 
 
 def channels_first(convert: Converter, *images: int) -> Converter:
-    """Return a converter for channels-last (NHWC) images made of the one for channels first;
-    `images` are the inputs that are transposed.
+    """Return a channels-last (NHWC) converter that transposes the inputs `images` around a
+    channels-first one.
     """
 
-    def turned(node: Node) -> Result:
-        """Convert the node between two transposes."""
+    def convert_transposed(node: Node) -> Result:
+        """Convert the node between a transpose to NCHW and one back."""
         inputs = list(node.inputs)
         for at in images:
             if node.optional(at) is not None:
                 rank = node.rank(at)
                 moved = op.transpose(node.expr(at), axes=[0, rank - 1, *range(1, rank - 1)])
-                inputs[at] = node.value_of(moved)
+                inputs[at] = node.as_value(moved)
         result = convert(node.with_inputs(inputs))
         assert isinstance(result, Expr)
         rank = len(node.typed(result).shape)
         return op.transpose(result, axes=[0, *range(2, rank), 1])
 
-    return turned
+    return convert_transposed
 
 
 # What ONNX has too, under another name or with inputs instead of attributes.
@@ -296,8 +312,8 @@ def _expand_dims(node: Node) -> Expr:
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
 
-def _distances(node: Node) -> Expr:
-    """Return the distances of the rows of two matrices, as sums of squared differences."""
+def _pairwise_distances(node: Node) -> Expr:
+    """Convert CDist: the (squared) Euclidean distances between the rows of two matrices."""
     a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
     node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
     # The expansion |a|^2 + |b|^2 - 2ab would cancel for close rows; differences stay accurate.
@@ -307,7 +323,7 @@ def _distances(node: Node) -> Expr:
 
 
 def _relative_position_bias(node: Node) -> Expr:
-    """Return T5's relative position bias [1, heads, queries, keys] from a table [buckets,
+    """Convert RelativePositionBias: T5's bias [1, heads, queries, keys] from a table [buckets,
     heads].
     """
     buckets, _ = as_ints(node.shape(0))
@@ -334,6 +350,7 @@ def _relative_position_bias(node: Node) -> Expr:
     log_bucket = op.add(
         op.cast(op.maximum(steps, const(0.0, "float32")), "int32"), const(exact, "int32")
     )
+    # Distances of max_distance and more share the last bucket.
     log_bucket = op.minimum(log_bucket, const(buckets - 1, "int32"))
     is_exact = op.less(distance, const(exact, "int32"))
     bucket_ids = op.add(bucket_offset, op.where(is_exact, distance, log_bucket))
@@ -341,9 +358,9 @@ def _relative_position_bias(node: Node) -> Expr:
     return op.expand_dims(op.transpose(looked_up, axes=[2, 0, 1]), axis=0)
 
 
-_CONV = "auto_pad dilations group kernel_shape pads strides"
-_FUSED = "activation activation_alpha activation_beta activation_gamma activation_axis"
-_PRODUCT = "alpha transA transB transBatchA transBatchB"
+_CONV_ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
+_FUSED_ATTRIBUTES = "activation activation_alpha activation_beta activation_gamma activation_axis"
+_MATMUL_ATTRIBUTES = "alpha transA transB transBatchA transBatchB"
 
 
 def contrib_row(
@@ -351,8 +368,8 @@ def contrib_row(
     convert: Converter,
     attributes: str = "",
     values: Mapping[str, tuple[Attribute, ...]] | None = None,
-) -> Row:
-    """Return a converter row of the domain com.microsoft.
+) -> OnnxRow:
+    """Return a converter row of com.microsoft.
 
     Args:
         name: the operator.
@@ -360,46 +377,46 @@ def contrib_row(
         attributes: the supported names, separated by blanks.
         values: attribute -> its supported values, where not all are.
     """
-    return Row(name, convert, attributes=attributes, values=values or {}, domain=DOMAIN)
+    return OnnxRow(name, convert, attributes=attributes, values=values or {}, domain=CONTRIB_DOMAIN)
 
 
-_ALSO = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
+_FORMER_CONTRIB_OPSETS = {"GatherND": 11, "GridSample": 16, "Pad": 11, "Range": 11, "Trilu": 14}
 """Operators that were here before ONNX had them -> the opset that took them."""
 
 # fmt: off
 ROWS = (
-    *(replace(row, domain=DOMAIN, since=1)
+    *(replace(row, domain=CONTRIB_DOMAIN, since=1)
       for family in (image, linear, movement, placing, shape) for row in family.ROWS
-      if _ALSO.get(row.op_type) == row.since),
-    contrib_row("Gelu",                 lambda node: gelu(node.expr(0), node.dtype(0))),
-    contrib_row("FastGelu",             _fast_gelu),
-    contrib_row("BiasGelu",             lambda node: gelu(_biased(node), node.dtype(0))),
-    contrib_row("QuickGelu",            _quick_gelu, "alpha"),
-    contrib_row("BiasSplitGelu",        _bias_split_gelu),
-    contrib_row("BiasSoftmax",          _bias_softmax, "axis is_inner_broadcast"),
-    contrib_row("SkipLayerNormalization", _skip_layer_norm, "epsilon"),
+      if _FORMER_CONTRIB_OPSETS.get(row.op_type) == row.since),
+    contrib_row("Gelu",                  lambda node: gelu(node.expr(0), node.dtype(0))),
+    contrib_row("FastGelu",              _fast_gelu),
+    contrib_row("BiasGelu",              lambda node: gelu(_add_bias(node), node.dtype(0))),
+    contrib_row("QuickGelu",             _quick_gelu,            "alpha"),
+    contrib_row("BiasSplitGelu",         _bias_split_gelu),
+    contrib_row("BiasSoftmax",           _bias_softmax,          "axis is_inner_broadcast"),
+    contrib_row("SkipLayerNormalization", _skip_layer_norm,      "epsilon"),
     contrib_row("SkipSimplifiedLayerNormalization", _skip_rms_norm, "epsilon"),
-    contrib_row("EmbedLayerNormalization", _embed_layer_norm, "epsilon mask_index_type"),
-    Row("SimplifiedLayerNormalization", _simplified_layer_norm,
+    contrib_row("EmbedLayerNormalization", _embed_layer_norm,    "epsilon mask_index_type"),
+    OnnxRow("SimplifiedLayerNormalization", _simplified_layer_norm,
         attributes="axis epsilon epsion stash_type"),
     contrib_row("SimplifiedLayerNormalization", _simplified_layer_norm,
         "axis epsilon epsion stash_type"),
-    contrib_row("GroupNorm",            _group_norm, "activation channels_last epsilon groups"),
-    contrib_row("SkipGroupNorm",        _group_norm, "activation channels_last epsilon groups"),
-    contrib_row("FusedMatMul",          _fused_mat_mul, _PRODUCT),
-    contrib_row("TransposeMatMul",      _fused_mat_mul, _PRODUCT),
-    contrib_row("FusedMatMulActivation", _fused_mat_mul, f"{_PRODUCT} {_FUSED}",
-         values=_ACTIVATION),
-    contrib_row("FusedGemm",            _fused_gemm, f"alpha beta transA transB {_FUSED}",
-         values=_ACTIVATION),
-    contrib_row("FusedConv",            _fused_conv, f"{_CONV} activation activation_params",
-         values=_ACTIVATION),
-    contrib_row("NhwcConv",             channels_first(convolve, 0), _CONV),
-    contrib_row("NhwcFusedConv",        channels_first(_fused_conv, 0, 3),
-         f"{_CONV} activation activation_params", values=_ACTIVATION),
-    contrib_row("ExpandDims",           _expand_dims),
-    contrib_row("CDist",                _distances, "metric",
-         values={"metric": ("sqeuclidean", "euclidean")}),
-    contrib_row("RelativePositionBias", _relative_position_bias, "is_bidirectional max_distance"),
+    contrib_row("GroupNorm",             _group_norm, "activation channels_last epsilon groups"),
+    contrib_row("SkipGroupNorm",         _group_norm, "activation channels_last epsilon groups"),
+    contrib_row("FusedMatMul",           _fused_mat_mul,         _MATMUL_ATTRIBUTES),
+    contrib_row("TransposeMatMul",       _fused_mat_mul,         _MATMUL_ATTRIBUTES),
+    contrib_row("FusedMatMulActivation", _fused_mat_mul,
+        f"{_MATMUL_ATTRIBUTES} {_FUSED_ATTRIBUTES}", values=_ACTIVATION_VALUES),
+    contrib_row("FusedGemm",             _fused_gemm,
+        f"alpha beta transA transB {_FUSED_ATTRIBUTES}", values=_ACTIVATION_VALUES),
+    contrib_row("FusedConv",             _fused_conv,
+        f"{_CONV_ATTRIBUTES} activation activation_params", values=_ACTIVATION_VALUES),
+    contrib_row("NhwcConv",              channels_first(convolve, 0), _CONV_ATTRIBUTES),
+    contrib_row("NhwcFusedConv",         channels_first(_fused_conv, 0, 3),
+        f"{_CONV_ATTRIBUTES} activation activation_params", values=_ACTIVATION_VALUES),
+    contrib_row("ExpandDims",            _expand_dims),
+    contrib_row("CDist",                 _pairwise_distances,    "metric",
+        values={"metric": ("sqeuclidean", "euclidean")}),
+    contrib_row("RelativePositionBias",  _relative_position_bias, "is_bidirectional max_distance"),
 )
 # fmt: on

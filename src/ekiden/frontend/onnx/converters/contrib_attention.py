@@ -1,6 +1,5 @@
-"""Attention operators of com.microsoft: Attention, QAttention, MultiHeadAttention,
-GroupQueryAttention and RotaryEmbedding, as ONNX Runtime 1.31 documents them
-(docs/ContribOperators.md).
+"""com.microsoft attention: Attention, QAttention, MultiHeadAttention, GroupQueryAttention,
+RotaryEmbedding.
 
 All become nn.attention; masks become an additive bias of the scores.
 """
@@ -14,51 +13,51 @@ from itertools import pairwise
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.onnx.converters.contrib import DOMAIN, rms_normalized
+from ekiden.frontend.onnx.converters.contrib import CONTRIB_DOMAIN, rms_normalize
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
-from ekiden.frontend.onnx.converters.quantize import integer_product
-from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.prim import LE, PrimExpr, binary, maximum
+from ekiden.frontend.onnx.converters.quantize import integer_matmul
+from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.ir.prim import LE, PrimExpr, fold_binary, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import as_dim, equal, known, tidy
+from ekiden.topi.dimensions import are_equal_dims, as_dim, known_int, simplify_dim
 
 HEADS_LAST = "bshd"
 HEADS_FIRST = "bhsd"
-_LOWEST = float(np.finfo(np.float32).min)
+_MIN_FLOAT32 = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Modifiers of the attention scores before the softmax: an additive bias, a causal mask and a
-    soft cap.
-    """
+class ScoreModifiers:
+    """Modifiers of attention scores before the softmax: additive bias, causal mask, soft cap."""
 
     bias: Expr | None = None
     causal: str = ""
     softcap: float = 0.0
 
-    def with_bias(self, bias: Expr | None) -> Scores:
-        """Return the same modifiers with a bias added."""
+    def with_bias(self, bias: Expr | None) -> ScoreModifiers:
+        """Return the modifiers with a further bias added."""
         if self.bias is None or bias is None:
-            return Scores(bias if self.bias is None else self.bias, self.causal, self.softcap)
-        return Scores(op.add(self.bias, bias), self.causal, self.softcap)
+            return ScoreModifiers(
+                bias if self.bias is None else self.bias, self.causal, self.softcap
+            )
+        return ScoreModifiers(op.add(self.bias, bias), self.causal, self.softcap)
 
 
-def _heads(node: Node, data: Expr, heads: int) -> Expr:
-    """Split [batch, length, heads * depth] into [batch, length, heads, depth]."""
+def _split_heads(node: Node, data: Expr, heads: int) -> Expr:
+    """Emit a reshape [batch, length, heads * depth] -> [batch, length, heads, depth]."""
     batch, length, width = node.typed(data).shape
-    extent = known(width)
+    extent = known_int(width)
     if extent is None or extent % heads:
         node.unsupported(f"expected a width that {heads} heads share, got {width!r}")
     return op.reshape(data, (batch, length, heads, extent // heads), allowzero=True)
 
 
-def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
-    """Return the attention [batch, length, heads * depth] of query, key and value in their layouts.
-    Computed in float32 and cast to the query's dtype.
-    """
+def _emit_attention(
+    node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: ScoreModifiers
+) -> Expr:
+    """Emit nn.attention of query, key and value in float32: [batch, length, heads * depth]."""
     dtype = node.typed(q).dtype
     q, k, v = (op.cast(t, "float32") if dtype != "float32" else t for t in (q, k, v))
     bias = scores.bias
@@ -74,33 +73,31 @@ def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], score
     return joined if dtype == "float32" else op.cast(joined, dtype)
 
 
-def _moved(t: Expr) -> Expr:
-    """Transpose between heads last (bshd) and heads first (bhsd)."""
+def _swap_heads_axis(t: Expr) -> Expr:
+    """Emit a transpose between head-last (bshd) and head-first (bhsd) layout."""
     return op.transpose(t, axes=[0, 2, 1, 3])
 
 
 # Masks.
 
 
-def _forbidden(node: Node, allowed: Expr, axes: int) -> Expr:
-    """Return the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere, with
-    `axes` axes of extent 1 after the batch.
-    """
+def _additive_mask(node: Node, allowed: Expr, axes: int) -> Expr:
+    """Emit the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere."""
     value = node.get_float("mask_filter_value", -10000.0)
     bias = op.where(allowed, const(0.0, "float32"), const(value, "float32"))
     return op.expand_dims(bias, axis=1, num_newaxis=axes) if axes else bias
 
 
-def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
-    """Return the visibility [batch, total] of keys from a vector of [batch] ends, or of [2 * batch]
-    ends followed by starts.
+def _key_length_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
+    """Emit the visibility [batch, total] of keys from their ends, or ends and starts, per
+    sequence.
     """
     count = node.shape(index)[0]
     key_positions = op.expand_dims(op.arange(0, total, 1, dtype="int32"), axis=0)
     vector = node.expr(index)
-    if equal(count, batch):
+    if are_equal_dims(count, batch):
         return op.less(key_positions, op.expand_dims(vector, axis=1))
-    if not equal(count, batch * 2):
+    if not are_equal_dims(count, batch * 2):
         node.unsupported(f"a mask of shape ({count!r},) needs {batch!r} or twice as many elements")
     ends, begins = (
         op.expand_dims(op.strided_slice(vector, begin=[b], end=[e], axes=[0]), axis=1)
@@ -109,54 +106,55 @@ def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> E
     return op.logical_and(op.less(key_positions, ends), op.greater_equal(key_positions, begins))
 
 
-def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr) -> Expr | None:
-    """Return the additive bias [batch, 1, 1 or rows, total] of a mask input in any of its forms;
-    None if it is absent.
-    """
+def _mask_bias(
+    node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr
+) -> Expr | None:
+    """Emit the additive bias of a mask input of rank 1 to 4; None if it is absent."""
     if node.optional(index) is None:
         return None
     rank, one = node.rank(index), const(0, node.dtype(index))
     # Rank 1 holds key lengths ("mask_index"), higher ranks hold a flag for each key.
     if rank == 1:
-        return _forbidden(node, _lengths_mask(node, index, batch, total), 2)
+        return _additive_mask(node, _key_length_mask(node, index, batch, total), 2)
     mask = node.expr(index)
     # A mask of rank 4 covers the longest sequence: the rows and columns of this call are sliced
     # out.
     if rank == 4:
         past = total - rows
         mask = op.strided_slice(mask, begin=[past, 0], end=[total, total], axes=[2, 3])
-        return _forbidden(node, op.not_equal(mask, one), 0)
+        return _additive_mask(node, op.not_equal(mask, one), 0)
     node.scope.same(node.shape(index)[-1:], (total,))
-    return _forbidden(node, op.not_equal(mask, one), {2: 2, 3: 1}[rank])
+    return _additive_mask(node, op.not_equal(mask, one), {2: 2, 3: 1}[rank])
 
 
-def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
-    """Return the causal mask: keys after a query are hidden from it, the last `new` of the `total`
-    keys being those of this call.
+def _causal_scores(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> ScoreModifiers:
+    """Return the causal modifiers of `rows` queries, the last `new` of `total` keys being those of
+    this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
     query see the keys up to its own place among the new ones, and the last query all of them.
     """
-    if equal(rows, new):
-        return Scores(causal="end")
+    # The kernel's own causal mask needs no tensor.
+    if are_equal_dims(rows, new):
+        return ScoreModifiers(causal="end")
     past = total - new
     spans = (past, past + rows - 1), (total - 1, total)
     ranges = [op.arange(begin, end, 1, dtype="int64") for begin, end in spans]
     last_seen = op.expand_dims(op.concatenate(ranges, axis=0), axis=1)
     is_visible = op.less_equal(op.arange(0, total, 1, dtype="int64"), last_seen)
-    bias = op.where(is_visible, const(0.0, "float32"), const(_LOWEST, "float32"))
-    return Scores(op.expand_dims(bias, axis=0, num_newaxis=2))
+    bias = op.where(is_visible, const(0.0, "float32"), const(_MIN_FLOAT32, "float32"))
+    return ScoreModifiers(op.expand_dims(bias, axis=0, num_newaxis=2))
 
 
-def _scores(
+def _score_modifiers(
     node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
-) -> Scores:
-    """Return the score modifiers of a node; dims: batch, queries, keys that are not of the past,
-    all keys.
-    """
+) -> ScoreModifiers:
+    """Return a node's score modifiers; dims: (batch, queries, new keys, all keys)."""
     batch, rows, new, total = dims
-    scores = _later_hidden(rows, new, total) if node.get_int("unidirectional", 0) else Scores()
-    scores = scores.with_bias(_mask(node, mask, batch, rows, total))
+    scores = (
+        _causal_scores(rows, new, total) if node.get_int("unidirectional", 0) else ScoreModifiers()
+    )
+    scores = scores.with_bias(_mask_bias(node, mask, batch, rows, total))
     if node.optional(bias) is None:
         return scores
     added = node.expr(bias)
@@ -166,46 +164,46 @@ def _scores(
 # Attention with its projection.
 
 
-def _widths(node: Node, total: PrimExpr) -> tuple[int, int]:
-    """Return the width of query and key, and that of value."""
+def _qkv_widths(node: Node, total: PrimExpr) -> tuple[int, int]:
+    """Return the widths of query and key, and of value."""
     if node.has("qkv_hidden_sizes"):
         q, k, v = node.get_ints("qkv_hidden_sizes")
         if q != k:
             node.unsupported(f"query and key must have one width, got {q} and {k}")
         return q, v
-    columns = known(total)
+    columns = known_int(total)
     if columns is None or columns % 3:
         node.unsupported(f"expected weights for query, key and value, got {total!r} columns")
     return columns // 3, columns // 3
 
 
 def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int) -> Result:
-    """Convert self-attention of the projections [batch, length, query + key + value], with the
-    present keys and values as the second output.
+    """Emit self-attention of projections [batch, length, query + key + value]; output 1 holds the
+    present keys and values.
     """
     heads = node.get_int("num_heads")
     batch, length, total = node.typed(projected).shape
-    width, depth = _widths(node, total)
+    width, depth = _qkv_widths(node, total)
     cuts = (0, width, 2 * width, 2 * width + depth)
     q, k, v = (
-        _heads(node, op.strided_slice(projected, begin=[b], end=[e], axes=[2]), heads)
+        _split_heads(node, op.strided_slice(projected, begin=[b], end=[e], axes=[2]), heads)
         for b, e in pairwise(cuts)
     )
     if node.optional(past) is None and not node.wants(1):
-        scores = _scores(node, mask, bias, (batch, length, length, length))
-        return _attend(node, q, k, v, (HEADS_LAST,) * 3, scores)
-    k, v = _moved(k), _moved(v)
+        scores = _score_modifiers(node, mask, bias, (batch, length, length, length))
+        return _emit_attention(node, q, k, v, (HEADS_LAST,) * 3, scores)
+    k, v = _swap_heads_axis(k), _swap_heads_axis(v)
     present: list[Expr] = []
     if node.optional(past) is not None:
         buffers = [op.take(node.expr(past), const(i, "int64"), axis=0) for i in range(2)]
         shares = bool(node.get_int("past_present_share_buffer", 0))
-        room = _room(node, 6, node.shape(past)[3], length) if shares else None
+        room = _buffer_range(node, 6, node.shape(past)[3], length) if shares else None
         pairs = list(zip(buffers, (k, v), strict=True))
-        present = [] if room is None else [_in_room(node, b, t, room) for b, t in pairs]
-        k, v = (op.concatenate([_begin(b, room), t], axis=2) for b, t in pairs)
+        present = [] if room is None else [_write_to_buffer(node, b, t, room) for b, t in pairs]
+        k, v = (op.concatenate([_filled_part(b, room), t], axis=2) for b, t in pairs)
     keys = node.typed(k).shape[2]
-    scores = _scores(node, mask, bias, (batch, length, length, keys))
-    attended = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    scores = _score_modifiers(node, mask, bias, (batch, length, length, keys))
+    attended = _emit_attention(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
     return [attended, op.stack(present or [k, v], axis=0) if node.wants(1) else None]
 
 
@@ -222,73 +220,76 @@ def _attention(node: Node) -> Result:
 
 
 def _q_attention(node: Node) -> Result:
-    """Convert QAttention, whose input and weights are int8 or uint8."""
+    """Convert QAttention, with 8-bit input and weights."""
     sides = [node.value(0), node.value(1), node.optional(6), node.optional(7)]
-    total = integer_product(node.with_inputs(sides))
-    scale = op.multiply(*(_flat_scale(node, i) for i in (3, 4)))
+    total = integer_matmul(node.with_inputs(sides))
+    scale = op.multiply(*(_scalar_scale(node, i) for i in (3, 4)))
     projected = op.multiply(op.cast(total, "float32"), scale)
     return _self_attention(node, op.add(projected, node.expr(2)), mask=5, past=8, bias=9)
 
 
-def _flat_scale(node: Node, index: int) -> Expr:
+def _scalar_scale(node: Node, index: int) -> Expr:
+    """Return a scale as a scalar where it has one element."""
     shape = node.shape(index)
-    return op.reshape(node.expr(index), ()) if shape and known(shape[0]) == 1 else node.expr(index)
+    return (
+        op.reshape(node.expr(index), ()) if shape and known_int(shape[0]) == 1 else node.expr(index)
+    )
 
 
 # Attention of given queries, keys and values.
 
 
-def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
-    """Return query, key and value with their layouts, from inputs that may be packed."""
+def _unpack_qkv(node: Node, heads: int) -> list[tuple[Expr, str]]:
+    """Return (expression, layout) of query, key and value, unpacked where inputs hold several of
+    them.
+    """
     if node.rank(0) == 3 and node.optional(1) is None:
-        width = known(node.shape(0)[2])
+        width = known_int(node.shape(0)[2])
         if width is None or width % 3:
             node.unsupported(f"expected query, key and value in 'query', got {width} columns")
         cuts = [(i * width // 3, (i + 1) * width // 3) for i in range(3)]
         slices = [op.strided_slice(node.expr(0), [b], [e], axes=[2]) for b, e in cuts]
-        return [(_with_bias(node, t, i), HEADS_LAST) for i, t in enumerate(slices)]
+        return [(_project_heads(node, t, i), HEADS_LAST) for i, t in enumerate(slices)]
     if node.rank(0) == 5:
         unpacked = (op.take(node.expr(0), const(i, "int64"), axis=3) for i in range(3))
         return [(p, HEADS_LAST) for p in unpacked]
-    query = (_with_bias(node, node.expr(0), 0), HEADS_LAST)
+    query = (_project_heads(node, node.expr(0), 0), HEADS_LAST)
     if node.rank(1) == 5:
         unpacked = (op.take(node.expr(1), const(i, "int64"), axis=3) for i in range(2))
         return [query, *((p, HEADS_LAST) for p in unpacked)]
-    return [query, *(_given(node, i) for i in (1, 2))]
+    return [query, *(_key_or_value(node, i) for i in (1, 2))]
 
 
-def _given(node: Node, index: int) -> tuple[Expr, str]:
-    """Return a key or value input with its layout: [batch, length, width], or [batch, heads,
-    length, depth] as in a cache.
+def _key_or_value(node: Node, index: int) -> tuple[Expr, str]:
+    """Return a key or value with its layout: [batch, length, width], or head-first as in a
+    cache.
     """
     if node.rank(index) == 4:
         return node.expr(index), HEADS_FIRST
-    return _with_bias(node, node.expr(index), index), HEADS_LAST
+    return _project_heads(node, node.expr(index), index), HEADS_LAST
 
 
-def _with_bias(node: Node, data: Expr, index: int) -> Expr:
-    """Add the query's, key's or value's part of the bias (input 3), and split into heads."""
+def _project_heads(node: Node, data: Expr, index: int) -> Expr:
+    """Add the query, key or value part of the bias (input 3), and split into heads."""
     heads = node.get_int("num_heads")
     if node.optional(3) is not None:
-        width = known(node.shape(0)[2])
-        end = known(node.shape(3)[0])
+        width = known_int(node.shape(0)[2])
+        end = known_int(node.shape(3)[0])
         if width is None or end is None:
             node.unsupported("the widths of 'query' and 'bias' must be constant")
+        # The bias is [query | key | value]; value may have another width than the others.
         cuts = (0, width, 2 * width, end)
         own = op.strided_slice(node.expr(3), begin=[cuts[index]], end=[cuts[index + 1]], axes=[0])
         data = op.add(data, own)
-    return _heads(node, data, heads)
+    return _split_heads(node, data, heads)
 
 
 def _multi_head_attention(node: Node) -> Result:
-    """Convert MultiHeadAttention, with past keys and values before the new ones. With
-    `past_sequence_length`, `past_key` is a buffer with room behind that many keys, which the new
-    ones fill.
-    """
+    """Convert MultiHeadAttention, with past keys and values ahead of the new ones."""
     heads = node.get_int("num_heads")
     if heads < 1:
         node.unsupported(f"attribute 'num_heads' must be at least 1, got {heads}")
-    qkv = _split_packed(node, heads)
+    qkv = _unpack_qkv(node, heads)
     (q, _), (k, k_layout), (v, v_layout) = qkv
     new = node.typed(k).shape[k_layout.index("s")]
     if (node.optional(6) is None) != (node.optional(7) is None):
@@ -296,69 +297,71 @@ def _multi_head_attention(node: Node) -> Result:
     present: list[Expr] = []
     if node.optional(6) is not None or node.wants(1) or node.wants(2):
         k, v = (
-            t if layout == HEADS_FIRST else _moved(t)
+            t if layout == HEADS_FIRST else _swap_heads_axis(t)
             for t, layout in ((k, k_layout), (v, v_layout))
         )
         k_layout = v_layout = HEADS_FIRST
         if node.optional(6) is not None:
             room = None
             if node.optional(8) is not None:
-                room = _room(node, 8, node.shape(6)[2], new)
-                present = [_in_room(node, node.expr(i), t, room) for i, t in ((6, k), (7, v))]
-            k, v = (_with_past(node, i, t, room) for i, t in ((6, k), (7, v)))
+                room = _buffer_range(node, 8, node.shape(6)[2], new)
+                present = [
+                    _write_to_buffer(node, node.expr(i), t, room) for i, t in ((6, k), (7, v))
+                ]
+            k, v = (_concat_past(node, i, t, room) for i, t in ((6, k), (7, v)))
     batch, rows = node.typed(q).shape[:2]
     keys = node.typed(k).shape[k_layout.index("s")]
-    scores = _scores(node, 4, 5, (batch, rows, new, keys))
+    scores = _score_modifiers(node, 4, 5, (batch, rows, new, keys))
     layouts = (HEADS_LAST, k_layout, v_layout)
-    attended = _attend(node, q, k, v, layouts, scores)
+    attended = _emit_attention(node, q, k, v, layouts, scores)
     qk = _scaled_products(node, q, k, layouts, scores) if node.wants(3) else None
     return [attended, *(present or (k, v)), qk]
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A range of a key buffer: the number of keys before and after the new ones are added."""
+class _BufferRange:
+    """The range of a key buffer that new keys take, counted in keys."""
 
     begin: PrimExpr
     end: PrimExpr
 
 
-def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
-    """Return the range that new keys take in a buffer of this length; input `index` holds the
-    number of keys in it. Raises at run time where the buffer is too short.
+def _buffer_range(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _BufferRange:
+    """Return the range that new keys take in a buffer; input `index` holds the number of
+    past keys.
     """
     begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])
-    end = tidy(begin + new)
-    node.scope.require(binary(LE, end, length), " (the past has no room for the new keys)")
-    return _Room(begin, end)
+    end = simplify_dim(begin + new)
+    node.scope.require(fold_binary(LE, end, length), " (the past has no room for the new keys)")
+    return _BufferRange(begin, end)
 
 
-def _begin(buffer: Expr, room: _Room | None) -> Expr:
-    """Return the keys or values that a buffer holds; all of them where it has no spare room."""
+def _filled_part(buffer: Expr, room: _BufferRange | None) -> Expr:
+    """Emit the filled part of a key or value buffer; all of it where there is no spare room."""
     if room is None:
         return buffer
     return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
 
 
-def _in_room(node: Node, buffer: Expr, new: Expr, room: _Room) -> Expr:
-    """Return a buffer with the new keys or values written behind those of the past."""
+def _write_to_buffer(node: Node, buffer: Expr, new: Expr, room: _BufferRange) -> Expr:
+    """Emit a buffer with the new keys or values written behind the past ones."""
     shape = node.typed(buffer).shape
     behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
-    filled = op.concatenate([_begin(buffer, room), new, behind], axis=2)
+    filled = op.concatenate([_filled_part(buffer, room), new, behind], axis=2)
     # The concatenation's extent is begin + new + rest, which the solver need not prove equal to the
     # buffer's.
     return op.reshape(filled, shape, allowzero=True)
 
 
-def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
-    """Return past and new keys or values joined. `cache_indirection` [batch, beams, places] selects
-    for each past key the beam of its batch that it comes from.
+def _concat_past(node: Node, index: int, new: Expr, room: _BufferRange | None) -> Expr:
+    """Emit past and new keys or values, concatenated; `cache_indirection` selects the past beam of
+    each row.
     """
-    past = _begin(node.expr(index), room)
+    past = _filled_part(node.expr(index), room)
     if node.optional(9) is not None:
         batch, heads, length, depth = node.typed(past).shape
         groups, beams, _ = node.shape(9)
-        node.scope.same((batch,), (tidy(groups * beams),))
+        node.scope.same((batch,), (simplify_dim(groups * beams),))
         chosen = op.strided_slice(node.expr(9), begin=[0], end=[length], axes=[2])
         first = op.arange(0, groups, 1, dtype="int32")
         first = op.multiply(first, op.cast(node.scope.scalar(beams), "int32"))
@@ -368,14 +371,16 @@ def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
     return op.concatenate([past, new], axis=2)
 
 
-def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
-    """Return the scores before the softmax: [batch, heads, queries, keys]."""
+def _scaled_products(
+    node: Node, q: Expr, k: Expr, layouts: Sequence[str], scores: ScoreModifiers
+) -> Expr:
+    """Emit the scores before the softmax, [batch, heads, queries, keys]."""
     if scores.causal:
         node.unsupported("output 3 (the scores) of an attention with a triangle is not supported")
     keys = layouts[1].replace("s", "t")
     products: Expr = op.einsum((q, k), f"{layouts[0]},{keys}->bhst")
     scale = node.get_float("scale", 0.0)
-    depth = known(node.typed(q).shape[layouts[0].index("d")])
+    depth = known_int(node.typed(q).shape[layouts[0].index("d")])
     if not scale and depth is None:
         node.unsupported("the depth of a head must be constant")
     factor = scale or float(depth or 1) ** -0.5
@@ -384,9 +389,7 @@ def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], score
 
 
 def _decoder_attention(node: Node) -> Result:
-    """Convert DecoderMaskedMultiHeadAttention, one decoding step: MultiHeadAttention with its
-    inputs in another order.
-    """
+    """Convert DecoderMaskedMultiHeadAttention, one decoding step, as MultiHeadAttention."""
     # The input order of MultiHeadAttention: query, key, value, bias, masks, past, past length,
     # indirection.
     order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
@@ -402,10 +405,10 @@ def _decoder_attention(node: Node) -> Result:
 # Rotary positions.
 
 
-def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
-    """Apply rotary position embedding (Su et al. 2021) to data [batch, length, heads, depth], with
-    the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
-    unchanged.
+def apply_rotary_embedding(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
+    """Emit rotary position embedding (Su et al. 2021) of [batch, length, heads, depth]. 2021) to
+    data [batch, length, heads, depth], with the angles' cosines and sines [batch, length, depth
+    / 2], or fewer: further columns are unchanged.
 
     Args:
         node: the node.
@@ -414,16 +417,19 @@ def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> 
         sin: sines of the angles.
         interleaved: whether pairs are adjacent columns rather than halves.
     """
-    depth = known(node.typed(data).shape[3])
-    half = known(node.typed(cos).shape[-1])
+    depth = known_int(node.typed(data).shape[3])
+    half = known_int(node.typed(cos).shape[-1])
     if depth is None or half is None:
         node.unsupported("the depth of a head must be constant")
     cos, sin = (op.cast(op.expand_dims(t, axis=2), node.typed(data).dtype) for t in (cos, sin))
-    rotary_part = _slice(data, 0, 2 * half)
+    rotary_part = _slice_depth(data, 0, 2 * half)
     if interleaved:
-        real, imaginary = (_slice(rotary_part, at, 2 * half, 2) for at in (0, 1))
+        real, imaginary = (_slice_depth(rotary_part, at, 2 * half, 2) for at in (0, 1))
     else:
-        real, imaginary = _slice(rotary_part, 0, half), _slice(rotary_part, half, 2 * half)
+        real, imaginary = (
+            _slice_depth(rotary_part, 0, half),
+            _slice_depth(rotary_part, half, 2 * half),
+        )
     rotated_real = op.subtract(op.multiply(real, cos), op.multiply(imaginary, sin))
     rotated_imaginary = op.add(op.multiply(real, sin), op.multiply(imaginary, cos))
     if interleaved:
@@ -433,32 +439,37 @@ def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> 
         embedded = op.concatenate([rotated_real, rotated_imaginary], axis=3)
     if 2 * half == depth:
         return embedded
-    return op.concatenate([embedded, _slice(data, 2 * half, depth)], axis=3)
+    return op.concatenate([embedded, _slice_depth(data, 2 * half, depth)], axis=3)
 
 
-def _slice(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
+def _slice_depth(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
+    """Emit a slice of the last axis."""
     return op.strided_slice(data, begin=[begin], end=[end], strides=[step], axes=[3])
 
 
 def _rotary_embedding(node: Node) -> Expr:
+    """Convert RotaryEmbedding."""
     data, heads = node.expr(0), node.get_int("num_heads", 0)
     is_first = node.rank(0) == 4
     if is_first:
-        data = _moved(data)
+        data = _swap_heads_axis(data)
     else:
         if not heads:
-            depth = node.get_int("rotary_embedding_dim", 0) or 2 * (known(node.shape(2)[1]) or 0)
-            heads = (known(node.shape(0)[2]) or 0) // max(depth, 1)
-        data = _heads(node, data, max(heads, 1))
+            depth = node.get_int("rotary_embedding_dim", 0) or 2 * (
+                known_int(node.shape(2)[1]) or 0
+            )
+            heads = (known_int(node.shape(0)[2]) or 0) // max(depth, 1)
+        data = _split_heads(node, data, max(heads, 1))
     length = node.typed(data).shape[1]
     positions = node.expr(1)
+    # A scalar position is the offset of the first row; the rest follow.
     if node.rank(1) == 1:
         steps = op.arange(0, length, 1, dtype="int64")
         positions = op.expand_dims(op.add(steps, op.reshape(positions, ())), axis=0)
     cos, sin = (op.take(node.expr(i), positions, axis=0, mode="raise") for i in (2, 3))
-    embedded = rotated(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
+    embedded = apply_rotary_embedding(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
     if is_first:
-        return _moved(embedded)
+        return _swap_heads_axis(embedded)
     return op.reshape(embedded, node.shape(0), allowzero=True)
 
 
@@ -466,72 +477,71 @@ def _rotary_embedding(node: Node) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
-    """A layout of the key cache of grouped-query attention.
+class _KeyCacheLayout:
+    """The key cache layout of grouped-query attention: past lengths, total lengths, rows and
+    capacity.
 
     before: [batch], how many keys each sequence has had; lengths: [batch], how many it has
     including the new ones, of which the rest of a shorter prompt is padding; rows: how many are
     new; total: the capacity in keys.
     """
 
-    before: Expr
+    past_lengths: Expr
     lengths: Expr
     rows: PrimExpr
     total: PrimExpr
 
 
-def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
-    """Return the cache layout: a prompt (as many rows as keys) begins at 0, later calls after the
-    previous keys.
-    """
+def _key_cache_layout(node: Node, batch: PrimExpr, rows: PrimExpr) -> _KeyCacheLayout:
+    """Return the cache layout: a prompt begins at 0, later calls after the previous keys."""
     # Input 5, seqlens_k, is the length less 1.
     lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
     total_length = as_dim(node.dims(6, "total_sequence_length")[0])
     total = rows if node.optional(3) is None else maximum(node.shape(3)[2], total_length)
     count = node.scope.scalar(total_length)
     is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
-    later = op.subtract(lengths, _size(node, rows))
+    later = op.subtract(lengths, _int32_dim(node, rows))
     before = op.where(is_first, const(0, "int32"), later)
-    return _Cache(op.reshape(before, (batch,)), lengths, rows, total)
+    return _KeyCacheLayout(op.reshape(before, (batch,)), lengths, rows, total)
 
 
-def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
-    """Return the updated cache [batch, heads, total, depth]: the past, and `new` [batch, heads,
-    rows, depth] written from the sequence's own length on.
+def _update_cache(node: Node, past: int, new: Expr, cache: _KeyCacheLayout) -> Expr:
+    """Emit the updated cache [batch, heads, total, depth], with `new` written from each sequence's
+    length on.
     """
     if node.optional(past) is None:
         return new
     batch, heads, _, depth = node.typed(new).shape
     shape = (batch, heads, cache.total, depth)
     positions = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, cache.total, 1))
-    at = op.subtract(positions, op.reshape(cache.before, (batch, 1, 1, 1)))
-    zero, rows = const(0, "int32"), _size(node, cache.rows)
+    at = op.subtract(positions, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
+    zero, rows = const(0, "int32"), _int32_dim(node, cache.rows)
     # Indices are clamped before the gather, as out-of-range elements are masked only after it.
     inside = op.minimum(op.maximum(at, zero), op.subtract(rows, const(1, "int32")))
     fresh = op.gather(new, 2, op.broadcast_to(inside, shape))
     # with a place of zeros behind it, which is looked at where nothing was kept
     widths = [(0, 0), (0, 0), (0, 1), (0, 0)]
     padded_past = op.nn.pad(node.expr(past), widths, const(0.0, node.dtype(past)))
-    past_length = _size(node, node.shape(past)[2])
+    past_length = _int32_dim(node, node.shape(past)[2])
     past_index = op.where(op.less(at, zero), op.minimum(positions, past_length), past_length)
     old = op.gather(padded_past, 2, op.broadcast_to(past_index, shape))
     is_new = op.logical_and(op.greater_equal(at, zero), op.less(at, rows))
     return op.where(is_new, fresh, old)
 
 
-def _size(node: Node, dim: PrimExpr) -> Expr:
-    """Return a dimension as an int32 scalar."""
+def _int32_dim(node: Node, dim: PrimExpr) -> Expr:
+    """Emit a dimension as an int32 scalar."""
     return op.cast(node.scope.scalar(dim), "int32")
 
 
-def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
-    """Return the mask [batch, 1, rows, total] of grouped-query attention: the lowest float where a
-    key is after the query, outside the local window before it, or padding.
+def _grouped_query_mask(node: Node, cache: _KeyCacheLayout, batch: PrimExpr) -> Expr:
+    """Emit the mask [batch, 1, rows, total]: causal, within the local window, and without
+    padding.
     """
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
     # The position of a query is its row behind the keys that its sequence already has.
-    own = op.add(row, op.reshape(cache.before, (batch, 1, 1, 1)))
+    own = op.add(row, op.reshape(cache.past_lengths, (batch, 1, 1, 1)))
     is_visible: Expr = op.less_equal(key, own)
     window = node.get_int("local_window_size", -1)
     if window >= 0:
@@ -542,62 +552,64 @@ def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
         is_visible = op.logical_and(is_visible, is_there)
     else:
         is_visible = op.broadcast_to(is_there, (batch, 1, cache.rows, cache.total))
-    return op.where(is_visible, const(0.0, "float32"), const(_LOWEST, "float32"))
+    return op.where(is_visible, const(0.0, "float32"), const(_MIN_FLOAT32, "float32"))
 
 
-def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
-    """Return query, key and value, split into heads; packed ones are all in input 0."""
+def _split_query_key_value(node: Node) -> tuple[Expr, Expr, Expr]:
+    """Return query, key and value, split into heads; packed ones are slices of input 0."""
     query_heads, kv_heads = node.get_int("num_heads"), node.get_int("kv_num_heads")
     if node.optional(1) is not None:
         return (
-            _heads(node, node.expr(0), query_heads),
-            _heads(node, node.expr(1), kv_heads),
-            _heads(node, node.expr(2), kv_heads),
+            _split_heads(node, node.expr(0), query_heads),
+            _split_heads(node, node.expr(1), kv_heads),
+            _split_heads(node, node.expr(2), kv_heads),
         )
-    packed = _heads(node, node.expr(0), query_heads + 2 * kv_heads)
+    packed = _split_heads(node, node.expr(0), query_heads + 2 * kv_heads)
     cuts = (0, query_heads, query_heads + kv_heads, query_heads + 2 * kv_heads)
     q, k, v = (op.strided_slice(packed, begin=[b], end=[e], axes=[2]) for b, e in pairwise(cuts))
     return q, k, v
 
 
 def _group_query_attention(node: Node) -> Result:
+    """Convert GroupQueryAttention."""
     for index, what in ((12, "k_scale"), (13, "v_scale")):
         if node.optional(index) is not None:
             node.unsupported(f"input {index} ({what!r}) is not supported")
     if node.wants(3):
         node.unsupported("output 3 (the scores) is not supported")
-    q, k, v = _queries(node)
+    q, k, v = _split_query_key_value(node)
     batch, rows = node.typed(q).shape[:2]
-    cache = _cache(node, batch, rows)
+    cache = _key_cache_layout(node, batch, rows)
+    # Per-head RMS normalisation of query and key comes before the rotation.
     if node.optional(14) is not None:
         epsilon = node.get_float("qk_norm_epsilon", np.float32(1e-6))
-        q, k = (rms_normalized(node, t, node.expr(i), epsilon) for t, i in ((q, 14), (k, 15)))
+        q, k = (rms_normalize(node, t, node.expr(i), epsilon) for t, i in ((q, 14), (k, 15)))
     if node.get_int("do_rotary", 0):
-        cos, sin = _angles(node, cache)
+        cos, sin = _rotary_cos_sin(node, cache)
         is_interleaved = bool(node.get_int("rotary_interleaved", 0))
-        q, k = (rotated(node, t, cos, sin, is_interleaved) for t in (q, k))
-    keys, values = (_extended(node, i, _moved(t), cache) for i, t in ((3, k), (4, v)))
-    scores = Scores(softcap=node.get_float("softcap", 0.0)).with_bias(
-        _group_bias(node, cache, batch)
+        q, k = (apply_rotary_embedding(node, t, cos, sin, is_interleaved) for t in (q, k))
+    keys, values = (_update_cache(node, i, _swap_heads_axis(t), cache) for i, t in ((3, k), (4, v)))
+    scores = ScoreModifiers(softcap=node.get_float("softcap", 0.0)).with_bias(
+        _grouped_query_mask(node, cache, batch)
     )
     if node.optional(10) is not None:
         scores = scores.with_bias(op.cast(node.expr(10), "float32"))
     sides = (keys, values)
     if node.optional(11) is not None or node.get_int("smooth_softmax", 0):
-        sides = (_with_place(node, keys), _with_place(node, values))
-        scores = replace(scores, bias=_with_sink(node, scores.bias, batch))
-    attended = _attend(node, q, *sides, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+        sides = (_append_zero_key(node, keys), _append_zero_key(node, values))
+        scores = replace(scores, bias=_append_sink_score(node, scores.bias, batch))
+    attended = _emit_attention(node, q, *sides, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
     return [attended, keys, values]
 
 
-def _with_place(node: Node, data: Expr) -> Expr:
-    """Append a key or value of zeros to [batch, heads, total, depth]."""
+def _append_zero_key(node: Node, data: Expr) -> Expr:
+    """Emit a key or value of zeros appended to [batch, heads, total, depth]."""
     return op.nn.pad(data, [(0, 0), (0, 0), (0, 1), (0, 0)], const(0.0, node.typed(data).dtype))
 
 
-def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
-    """Return the bias of every head with a column for the attention sink, a key of zeros behind the
-    last: its score is 0 (smooth softmax) or a number for each head.
+def _append_sink_score(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
+    """Emit the bias with a column for the attention sink, whose score is 0 (smooth softmax) or per
+    head.
     """
     # softmax with a sink: exp(s_i) / (exp(sink) + sum exp(s_j)), as one more key whose value is 0.
     assert bias is not None
@@ -610,36 +622,35 @@ def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
     return op.concatenate([op.broadcast_to(bias, (batch, heads, rows, total)), sink], axis=3)
 
 
-def _angles(node: Node, cache: _Cache) -> list[Expr]:
-    """Return the cosines and sines of each row's position: the given position, or the next one in
-    the cache.
-    """
+def _rotary_cos_sin(node: Node, cache: _KeyCacheLayout) -> list[Expr]:
+    """Emit the cosines and sines at each row's position."""
     if node.optional(9) is not None:
         positions = node.expr(9)
     else:
         steps = op.expand_dims(op.arange(0, cache.rows, 1, dtype="int32"), axis=0)
-        positions = op.add(steps, op.expand_dims(cache.before, axis=1))
+        positions = op.add(steps, op.expand_dims(cache.past_lengths, axis=1))
     return [op.take(node.expr(i), positions, axis=0, mode="raise") for i in (7, 8)]
 
 
-_ONE = "mask_filter_value num_heads scale unidirectional"
-_NO = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
+_COMMON_ATTRIBUTES = "mask_filter_value num_heads scale unidirectional"
+_UNSUPPORTED_OPTIONS = {"do_rotary": (0,), "past_present_share_buffer": (0,)}
 
 # fmt: off
 ROWS = (
-    Row("Attention", _attention, domain=DOMAIN, values={"do_rotary": (0,)},
-        may_ignore="past_sequence_length",
-        attributes=f"{_ONE} do_rotary past_present_share_buffer qkv_hidden_sizes "
+    OnnxRow("Attention",           _attention, domain=CONTRIB_DOMAIN, values={"do_rotary": (0,)},
+        ignorable_inputs="past_sequence_length",
+        attributes=f"{_COMMON_ATTRIBUTES} do_rotary past_present_share_buffer qkv_hidden_sizes "
         "rotary_embedding_dim"),
-    Row("QAttention", _q_attention, domain=DOMAIN, values=_NO,
-        attributes=f"{_ONE} do_rotary past_present_share_buffer"),
-    Row("MultiHeadAttention", _multi_head_attention, domain=DOMAIN, attributes=_ONE),
-    Row("DecoderMaskedMultiHeadAttention", _decoder_attention, domain=DOMAIN,
+    OnnxRow("QAttention",          _q_attention, domain=CONTRIB_DOMAIN, values=_UNSUPPORTED_OPTIONS,
+        attributes=f"{_COMMON_ATTRIBUTES} do_rotary past_present_share_buffer"),
+    OnnxRow("MultiHeadAttention",  _multi_head_attention, domain=CONTRIB_DOMAIN,
+        attributes=_COMMON_ATTRIBUTES),
+    OnnxRow("DecoderMaskedMultiHeadAttention", _decoder_attention, domain=CONTRIB_DOMAIN,
         attributes="mask_filter_value num_heads output_qk past_present_share_buffer scale"),
-    Row("RotaryEmbedding", _rotary_embedding, domain=DOMAIN,
+    OnnxRow("RotaryEmbedding",     _rotary_embedding, domain=CONTRIB_DOMAIN,
         values={"is_packed_batching": (0,), "scale": (1.0,)},
         attributes="interleaved is_packed_batching num_heads rotary_embedding_dim scale"),
-    Row("GroupQueryAttention", _group_query_attention, domain=DOMAIN,
+    OnnxRow("GroupQueryAttention", _group_query_attention, domain=CONTRIB_DOMAIN,
         values={"kv_cache_bit_width": (0,), "qk_output": (0,),
                 "k_quant_type": ("NONE",), "v_quant_type": ("NONE",), "sliding_window_cache": (0,)},
         attributes="causal do_rotary k_quant_type kv_cache_bit_width kv_num_heads local_window_size"

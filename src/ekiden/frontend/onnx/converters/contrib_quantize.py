@@ -1,6 +1,5 @@
-"""Quantised operators of com.microsoft: 8-bit forms of float operators, products of 8-bit tensors,
-and weights of a few bits quantised in blocks. As ONNX Runtime 1.31 documents them
-(docs/ContribOperators.md).
+"""com.microsoft quantised operators: 8-bit forms of float operators, integer products, and
+block-quantised weights. As ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import numpy as np
 
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.converters.contrib import channels_first, contrib_row
-from ekiden.frontend.onnx.converters.elementwise import note_broadcast
+from ekiden.frontend.onnx.converters.elementwise import constrain_broadcast
 from ekiden.frontend.onnx.converters.linear import multiply_matrices
 from ekiden.frontend.onnx.converters.norm import ROWS as NORMS
 from ekiden.frontend.onnx.converters.pool import (
-    average_of_whole_windows,
+    average_pool_full_windows,
     global_average_pool,
     max_pool,
 )
 from ekiden.frontend.onnx.converters.quantize import (
+    as_scalar_input,
     dequantize,
-    integer_product,
+    integer_matmul,
     quantize,
     quantized_conv,
-    scalar_input,
 )
 from ekiden.frontend.onnx.node import Attribute, Node
 from ekiden.ir.op import Array
@@ -32,66 +31,68 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
-_NONE: Mapping[str, Attribute] = {}
+_NO_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
-def _numbers(node: Node, data: int, attributes: Mapping[str, Attribute] = _NONE) -> Value:
-    """Return a quantised input dequantised; its scale and zero point are the next two inputs."""
+def _dequantized(
+    node: Node, data: int, attributes: Mapping[str, Attribute] = _NO_ATTRIBUTES
+) -> Value:
+    """Emit a quantised input dequantised by the scale and zero point in the next two inputs."""
     inputs = [node.optional(data + i) for i in range(3)]
-    return node.value_of(dequantize(node.with_inputs(inputs, attributes)))
+    return node.as_value(dequantize(node.with_inputs(inputs, attributes)))
 
 
-def _bytes(node: Node, real_values: Expr, scale: int) -> Expr:
-    """Quantise an expression to the dtype of input 0, by the scale in input `scale` and the zero
+def _quantized(node: Node, real_values: Expr, scale: int) -> Expr:
+    """Emit an expression quantised to input 0's dtype by the scale in input `scale` and the zero
     point after it.
     """
     zero = node.optional(scale + 1)
     if zero is None:
         zero = constant(np.zeros((), node.dtype(0)))
-    inputs = [node.value_of(real_values), node.value(scale), zero]
-    return quantize(node.with_inputs(inputs, _NONE))
+    inputs = [node.as_value(real_values), node.value(scale), zero]
+    return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
-def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
+def _binary_converter(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
     """Return a converter of a binary operator on quantised tensors."""
 
-    def convert(node: Node) -> Expr:
-        """Apply the operator to the dequantised inputs and quantise by inputs 6 and 7."""
-        both = node.with_inputs([_numbers(node, 0), _numbers(node, 3)])
-        note_broadcast(both)
-        return _bytes(node, function(*both.exprs()), 6)
+    def convert_binary(node: Node) -> Expr:
+        """Dequantise both operands, apply the operator, and quantise by inputs 6 and 7."""
+        both = node.with_inputs([_dequantized(node, 0), _dequantized(node, 3)])
+        constrain_broadcast(both)
+        return _quantized(node, function(*both.exprs()), 6)
 
-    return convert
-
-
-def _single(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """Return a converter of a unary operator on a quantised tensor, with the attributes of the
-    node.
-    """
-
-    def convert(node: Node) -> Expr:
-        return _bytes(node, function(node.with_inputs([_numbers(node, 0)])), 3)
-
-    return convert
+    return convert_binary
 
 
-def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """Return a converter of a quantised operator on images that may be channels last."""
+def _unary_converter(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+    """Return a converter of a unary operator on a quantised tensor."""
 
-    def convert(node: Node) -> Expr:
-        """Convert the pooling, between transposes where the attribute `channels_last` is set."""
+    def convert_unary(node: Node) -> Expr:
+        """Dequantise the operand, apply the operator, and quantise by inputs 3 and 4."""
+        return _quantized(node, function(node.with_inputs([_dequantized(node, 0)])), 3)
+
+    return convert_unary
+
+
+def _pool_converter(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
+    """Return a converter of a quantised pooling operator in either layout."""
+
+    def convert_pool(node: Node) -> Expr:
+        """Convert the pooling; with `channels_last` between two transposes."""
         if not node.get_int("channels_last", 0):
-            return _single(function)(node)
-        pooled = channels_first(_single(function), 0)(node)
+            return _unary_converter(function)(node)
+        pooled = channels_first(_unary_converter(function), 0)(node)
         assert isinstance(pooled, Expr)
         return pooled
 
-    return convert
+    return convert_pool
 
 
 def _conv(node: Node) -> Expr:
+    """Convert QLinearConv in either layout."""
     if not node.get_int("channels_last", 0):
         return quantized_conv(node)
     convolved = channels_first(quantized_conv, 0)(node)
@@ -109,97 +110,98 @@ def _mean(node: Node) -> Expr:
 
 
 def _softmax(node: Node) -> Expr:
-    """Convert QLinearSoftmax, with the semantics of Softmax in the opset that an attribute
-    states.
-    """
+    """Convert QLinearSoftmax with the semantics of Softmax at the opset in its attribute."""
     opset = node.get_int("opset")
     rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
     # The default axis changed from 1 to -1 with opset 13.
     default = -1 if opset >= 13 else 1
-    inner = node.with_inputs([_numbers(node, 0)], {"axis": node.get_int("axis", default)})
+    inner = node.with_inputs([_dequantized(node, 0)], {"axis": node.get_int("axis", default)})
     normalized = max(rows, key=lambda r: r.since).convert(inner)
     assert isinstance(normalized, Expr)
-    return _bytes(node, normalized, 3)
+    return _quantized(node, normalized, 3)
 
 
 def _concat(node: Node) -> Expr:
-    """Convert QLinearConcat: the result's scale and zero point come first, then (tensor, scale,
+    """Convert QLinearConcat: inputs are the result's scale and zero point, then (tensor, scale,
     zero point) triples.
     """
-    dequantized = [_numbers(node, at) for at in range(2, len(node.inputs), 3)]
+    # The inputs have different scales, so they are joined as real numbers and quantised again.
+    dequantized = [_dequantized(node, at) for at in range(2, len(node.inputs), 3)]
     first = node.typed(node.scope.expr(dequantized[0]))
     axis = node.axis(node.get_int("axis", 0), len(first.shape))
     joined = op.concatenate([node.scope.expr(p) for p in dequantized], axis=axis)
-    inputs = [node.value_of(joined), node.value(0), node.value(1)]
-    return quantize(node.with_inputs(inputs, _NONE))
+    inputs = [node.as_value(joined), node.value(0), node.value(1)]
+    return quantize(node.with_inputs(inputs, _NO_ATTRIBUTES))
 
 
 def _where(node: Node) -> Expr:
-    inner = node.with_inputs([node.value(0), _numbers(node, 1), _numbers(node, 4)])
-    note_broadcast(inner)
-    selected = node.value_of(op.where(*inner.exprs()))
-    return quantize(node.with_inputs([selected, node.value(7), node.value(8)], _NONE))
+    """Convert QLinearWhere."""
+    inner = node.with_inputs([node.value(0), _dequantized(node, 1), _dequantized(node, 4)])
+    constrain_broadcast(inner)
+    selected = node.as_value(op.where(*inner.exprs()))
+    return quantize(node.with_inputs([selected, node.value(7), node.value(8)], _NO_ATTRIBUTES))
 
 
 # Products.
 
 
-def _scaled(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
-    """Scale an int32 sum of products to float32, and add the bias."""
+def _scale_product(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
+    """Emit an int32 product scaled to float32, plus the bias if present."""
     factor = op.multiply(*scales)
     product = op.multiply(op.cast(total, "float32"), factor)
     return product if node.optional(bias) is None else op.add(product, node.expr(bias))
 
 
-def _scale(node: Node, index: int) -> Expr:
-    """Return a scale: a scalar for the tensor, or one for each column."""
+def _scale_input(node: Node, index: int) -> Expr:
+    """Return a scale input as a scalar or as one number per column."""
     shape = node.shape(index)
-    return scalar_input(node, index) if shape and known(shape[0]) == 1 else node.expr(index)
+    return as_scalar_input(node, index) if shape and known_int(shape[0]) == 1 else node.expr(index)
 
 
 def _dynamic_quantize_mat_mul(node: Node) -> Expr:
     """Convert DynamicQuantizeMatMul: the left operand is quantised at run time."""
+    # ONNX's DynamicQuantizeLinear: uint8 over the range of the data, which includes 0.
     levels, scale, point = qnn.dynamic_quantize(node.expr(0))
-    sides = [node.value_of(levels), node.value(1), node.value_of(point), node.optional(3)]
-    total = integer_product(node.with_inputs(sides))
-    return _scaled(node, total, (scale, _scale(node, 2)), 4)
+    sides = [node.as_value(levels), node.value(1), node.as_value(point), node.optional(3)]
+    total = integer_matmul(node.with_inputs(sides))
+    return _scale_product(node, total, (scale, _scale_input(node, 2)), 4)
 
 
 def _mat_mul_integer_to_float(node: Node) -> Expr:
+    """Convert MatMulIntegerToFloat."""
     sides = [node.value(0), node.value(1), node.optional(4), node.optional(5)]
-    total = integer_product(node.with_inputs(sides))
-    return _scaled(node, total, (_scale(node, 2), _scale(node, 3)), 6)
+    total = integer_matmul(node.with_inputs(sides))
+    return _scale_product(node, total, (_scale_input(node, 2), _scale_input(node, 3)), 6)
 
 
 def _gemm(node: Node) -> Expr:
-    """Convert QGemm: alpha * A * B + C, with C in units of the product of the scales; the result is
-    quantised if it has a scale.
-    """
+    """Convert QGemm: alpha * A @ B + C, quantised if the result has a scale."""
     sides = [
-        _turned(node, i) if node.get_int(f"trans{n}") else node.value(i)
+        _transposed(node, i) if node.get_int(f"trans{n}") else node.value(i)
         for i, n in ((0, "A"), (3, "B"))
     ]
-    total = integer_product(node.with_inputs([*sides, node.value(2), node.value(5)]))
+    total = integer_matmul(node.with_inputs([*sides, node.value(2), node.value(5)]))
     # C is int32 in units of a_scale * b_scale, so it is added before scaling.
     if node.optional(6) is not None:
         total = op.add(total, node.expr(6))
-    scale = op.multiply(_scale(node, 4), const(node.get_float("alpha", 1.0), "float32"))
-    product = op.multiply(op.cast(total, "float32"), op.multiply(_scale(node, 1), scale))
-    return product if node.optional(7) is None else _bytes(node, product, 7)
+    scale = op.multiply(_scale_input(node, 4), const(node.get_float("alpha", 1.0), "float32"))
+    product = op.multiply(op.cast(total, "float32"), op.multiply(_scale_input(node, 1), scale))
+    return product if node.optional(7) is None else _quantized(node, product, 7)
 
 
-def _turned(node: Node, index: int) -> Value:
+def _transposed(node: Node, index: int) -> Value:
+    """Return an input's transpose, of constants at import."""
     array = node.value(index).array
     if array is not None:
         return constant(np.ascontiguousarray(array.T))
-    return node.value_of(op.transpose(node.expr(index), axes=[1, 0]))
+    return node.as_value(op.transpose(node.expr(index), axes=[1, 0]))
 
 
 # Weights of a few bits.
 
 
-def _unpacked(packed: Array, bits: int) -> Array:
-    """Unpack 2-, 4- or 8-bit numbers from bytes, the lowest bits first, along the last axis."""
+def _unpack_bits(packed: Array, bits: int) -> Array:
+    """Unpack 2-, 4- or 8-bit numbers from bytes along the last axis, lowest bits first."""
     count = 8 // bits
     shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
     fields = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
@@ -207,54 +209,53 @@ def _unpacked(packed: Array, bits: int) -> Array:
     return unpacked
 
 
-def _points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
-    """Return the zero point of each block, float32 [rows, blocks]: the middle of the range if there
-    is none.
+def _block_zero_points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
+    """Return the zero point of each block as float32 [rows, blocks]; the middle of the range by
+    default.
     """
     if node.optional(index) is None:
         return np.full((rows, blocks), float(1 << (bits - 1)), np.float32)
     zero_points = node.numbers(index, "zero_points")
     if zero_points.dtype != np.uint8:
         return zero_points.reshape(rows, blocks).astype(np.float32)
-    return _unpacked(zero_points.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
+    return _unpack_bits(zero_points.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
 
 
-ACCURACY_OF_BYTES = 4
+INT8_ACCURACY_LEVEL = 4
 """The accuracy level that lets data be rounded to bytes."""
 
 
-def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
-    """Return the product on the 4-bit weight as it is stored, with data quantised to 8 bits, if
-    `accuracy_level` allows it; None where this does not apply.
+def _int4_product(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
+    """Emit the product with the packed 4-bit weight and data quantised to 8 bits; None unless
+    `accuracy_level` allows it.
     """
     points = None if node.optional(3) is None else node.numbers(3, "zero_points")
     plain = bits == 4 and node.optional(4) is None and node.dtype(0) == "float32"
-    if not plain or node.get_int("accuracy_level", 0) != ACCURACY_OF_BYTES or not node.rank(0):
+    if not plain or node.get_int("accuracy_level", 0) != INT8_ACCURACY_LEVEL or not node.rank(0):
         return None
+    # The kernel takes packed integer zero points; float ones are dequantised at import.
     if points is not None and points.dtype != np.uint8:
         return None
     weight = node.numbers(1, "B").reshape(rows, blocks, -1)
     scale = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
-    point = _points(node, 3, rows, blocks, bits).astype(np.uint8)
+    point = _block_zero_points(node, 3, rows, blocks, bits).astype(np.uint8)
     data = node.expr(0)
     return op.nn.contrib_dense_nibbles(data, const(weight), const(scale), const(point))
 
 
-def _groups(numbers: Array, columns: int, blocks: int) -> Array:
-    """Return the block of each column. Raises ImportModelError for one out of range."""
+def _column_groups(numbers: Array, columns: int, blocks: int) -> Array:
+    """Return the quantisation block of each column; raise ImportModelError for a bad `g_idx`."""
     groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
         raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
     return groups
 
 
-def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
-    """Return the weight [N, K] dequantised at run time, where its bytes, scales, zero points or
-    groups are run-time data.
-    """
+def _dequantize_at_run_time(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
+    """Emit the weight [N, K] dequantised at run time."""
 
-    def unpacked(index: int) -> Expr:
-        """Unpack the numbers in the bytes of an input: [N, numbers per row]."""
+    def unpack_input(index: int) -> Expr:
+        """Emit the numbers in the bytes of an input, [N, numbers per row]."""
         packed = op.reshape(node.expr(index), (rows, -1))
         shifts = const(np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
         fields = op.right_shift(op.expand_dims(packed, axis=2), shifts)
@@ -267,19 +268,19 @@ def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int)
     # Without zero points the values are symmetric around the middle, 2 ** (bits - 1).
     points: Expr = const(np.full((rows, blocks), float(1 << (bits - 1)), np.float32))
     if node.optional(3) is not None and node.dtype(3) == "uint8":
-        points = op.strided_slice(unpacked(3), begin=[0], end=[blocks], axes=[1])
+        points = op.strided_slice(unpack_input(3), begin=[0], end=[blocks], axes=[1])
     elif node.optional(3) is not None:
         points = op.cast(op.reshape(node.expr(3), (rows, blocks)), "float32")
     scales = op.cast(op.reshape(node.expr(2), (rows, blocks)), "float32")
-    levels = op.strided_slice(unpacked(1), begin=[0], end=[columns], axes=[1])
+    levels = op.strided_slice(unpack_input(1), begin=[0], end=[columns], axes=[1])
     by_column = [op.take(t, column_groups, axis=1, mode="raise") for t in (points, scales)]
     weight = op.multiply(op.subtract(levels, by_column[0]), by_column[1])
     return op.cast(weight, node.dtype(0))
 
 
 def _mat_mul_n_bits(node: Node) -> Expr:
-    """Convert MatMulNBits: a product with block-quantised weights [N, blocks, bytes of a block],
-    which constants are dequantised to at import.
+    """Convert MatMulNBits: a product with a weight [N, blocks, bytes per block] quantised in
+    blocks.
     """
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
@@ -289,30 +290,30 @@ def _mat_mul_n_bits(node: Node) -> Expr:
     blocks = -(-columns // block)
     weight_inputs = [node.optional(i) for i in range(1, 5)]
     if any(v is not None and v.array is None for v in weight_inputs):
-        weight = _weight_of_data(node, rows, columns, blocks, bits)
-        return _product_and_bias(node, node.value_of(op.transpose(weight)))
-    if (int_product := _in_bytes(node, rows, blocks, bits)) is not None:
+        weight = _dequantize_at_run_time(node, rows, columns, blocks, bits)
+        return _matmul_with_bias(node, node.as_value(op.transpose(weight)))
+    if (int_product := _int4_product(node, rows, blocks, bits)) is not None:
         return int_product if node.optional(5) is None else op.add(int_product, node.expr(5))
-    right = constant(_constant_weight(node, rows, columns, blocks, bits))
-    return _product_and_bias(node, right)
+    right = constant(_dequantize_constant(node, rows, columns, blocks, bits))
+    return _matmul_with_bias(node, right)
 
 
-def _product_and_bias(node: Node, right: Value) -> Expr:
-    """Return the product with a weight [K, N], with the bias added."""
+def _matmul_with_bias(node: Node, right: Value) -> Expr:
+    """Emit the product with a weight [K, N], plus the bias if present."""
     product = multiply_matrices(node.with_inputs([node.value(0), right]))
     return product if node.optional(5) is None else op.add(product, node.expr(5))
 
 
-def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
-    """Return the dequantised weight [K, N] of constants."""
-    levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
-    points = _points(node, 3, rows, blocks, bits)
+def _dequantize_constant(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
+    """Return the dequantised weight [K, N] of constant inputs."""
+    levels = _unpack_bits(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
+    points = _block_zero_points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
     # `g_idx` is the group of each column in GPTQ's act-order; without it groups are consecutive
     # columns.
     groups = np.arange(columns) // node.get_int("block_size")
     if node.optional(4) is not None:
-        groups = _groups(node.numbers(4, "g_idx"), columns, blocks)
+        groups = _column_groups(node.numbers(4, "g_idx"), columns, blocks)
     levels = levels.reshape(rows, -1)[:, :columns]
     weight = (levels - points[:, groups]) * scales[:, groups]
     turned: Array = np.ascontiguousarray(weight.T).astype(node.dtype(0))
@@ -320,7 +321,7 @@ def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int
 
 
 def _gather_block_quantized(node: Node) -> Expr:
-    """Look up rows of a table whose last axis is quantised in blocks."""
+    """Convert GatherBlockQuantized: rows of a table whose last axis is quantised in blocks."""
     table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
     rank = table.ndim
     if node.axis(node.get_int("gather_axis", 0), rank) != 0:
@@ -329,46 +330,47 @@ def _gather_block_quantized(node: Node) -> Expr:
         node.unsupported("'quantize_axis' must be the last")
     block = node.get_int("block_size", 128)
     is_packed = table.dtype == np.uint8
-    levels = (_unpacked(table, bits) if is_packed else table).astype(np.float32)
+    levels = (_unpack_bits(table, bits) if is_packed else table).astype(np.float32)
     scales = node.numbers(2, "scales")
     points: Array = np.asarray(1 << (bits - 1) if is_packed else 0, np.float32)
     if node.optional(3) is not None:
         zero_points = node.numbers(3, "zero_points")
-        points = (_unpacked(zero_points, bits) if is_packed else zero_points).astype(np.float32)
+        points = (_unpack_bits(zero_points, bits) if is_packed else zero_points).astype(np.float32)
         points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
+    # The last block may be partial.
     spread = np.repeat(scales, block, -1)[..., : levels.shape[-1]].astype(np.float32)
     rows = const(((levels - points) * spread).astype(scales.dtype))
     return op.take(rows, node.expr(1), axis=0, mode="raise")
 
 
-_CONV = "auto_pad channels_last dilations group kernel_shape pads strides"
-_POOL = "auto_pad ceil_mode channels_last count_include_pad kernel_shape pads strides"
-_BITS = {"bits": (2, 4, 8)}
+_CONV_ATTRIBUTES = "auto_pad channels_last dilations group kernel_shape pads strides"
+_POOL_ATTRIBUTES = "auto_pad ceil_mode channels_last count_include_pad kernel_shape pads strides"
+_BITS_VALUES = {"bits": (2, 4, 8)}
 
 # fmt: off
 ROWS = (
     contrib_row("QuantizeLinear",       quantize, "axis"),
     contrib_row("DequantizeLinear",     dequantize, "axis"),
-    contrib_row("QLinearAdd",           _pair(op.add)),
-    contrib_row("QLinearMul",           _pair(op.multiply)),
-    contrib_row("QLinearSigmoid",       _single(lambda node: op.sigmoid(node.expr(0)))),
-    contrib_row("QLinearLeakyRelu",     _single(_leaky_relu), "alpha"),
-    contrib_row("QLinearReduceMean",    _single(_mean), "axes keepdims"),
+    contrib_row("QLinearAdd",           _binary_converter(op.add)),
+    contrib_row("QLinearMul",           _binary_converter(op.multiply)),
+    contrib_row("QLinearSigmoid",       _unary_converter(lambda node: op.sigmoid(node.expr(0)))),
+    contrib_row("QLinearLeakyRelu",     _unary_converter(_leaky_relu), "alpha"),
+    contrib_row("QLinearReduceMean",    _unary_converter(_mean), "axes keepdims"),
     contrib_row("QLinearSoftmax",       _softmax, "axis opset"),
     contrib_row("QLinearConcat",        _concat, "axis"),
     contrib_row("QLinearWhere",         _where),
-    contrib_row("QLinearAveragePool",   _pool(average_of_whole_windows), _POOL),
-    contrib_row("QLinearGlobalAveragePool", _pool(global_average_pool), "channels_last"),
-    contrib_row("QLinearConv",          _conv, _CONV),
+    contrib_row("QLinearAveragePool", _pool_converter(average_pool_full_windows), _POOL_ATTRIBUTES),
+    contrib_row("QLinearGlobalAveragePool", _pool_converter(global_average_pool), "channels_last"),
+    contrib_row("QLinearConv",          _conv, _CONV_ATTRIBUTES),
     contrib_row("NhwcMaxPool",          channels_first(max_pool, 0),
-         "auto_pad ceil_mode dilations kernel_shape pads strides"),
+                "auto_pad ceil_mode dilations kernel_shape pads strides"),
     contrib_row("QGemm",                _gemm, "alpha transA transB"),
     contrib_row("DynamicQuantizeMatMul", _dynamic_quantize_mat_mul),
     contrib_row("MatMulIntegerToFloat", _mat_mul_integer_to_float),
     contrib_row("MatMulNBits",          _mat_mul_n_bits,
-         "K N accuracy_level bits block_size weight_prepacked",
-         values={**_BITS, "weight_prepacked": (0,)}),
+                "K N accuracy_level bits block_size weight_prepacked",
+                values={**_BITS_VALUES, "weight_prepacked": (0,)}),
     contrib_row("GatherBlockQuantized", _gather_block_quantized,
-         "bits block_size gather_axis quantize_axis", values=_BITS),
+                "bits block_size gather_axis quantize_axis", values=_BITS_VALUES),
 )
 # fmt: on

@@ -1,5 +1,5 @@
-"""Text generation of com.microsoft: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling, with
-decoders like those of GPT-2, T5 and Whisper, as loops over the subgraphs of the nodes.
+"""com.microsoft text generation: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling as loops
+over decoder subgraphs.
 
 The prompt is processed before the loop, whose iterations compute one token: each has the shapes
 that it needs, and past keys and values grow by one.
@@ -12,91 +12,93 @@ from dataclasses import replace
 
 import numpy as np
 
-from ekiden.frontend.common.loop import Iteration, Loop, Parts, stacked
+from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.converters.contrib import contrib_row
-from ekiden.frontend.onnx.converters.random import generator
+from ekiden.frontend.onnx.converters.random import seeded_generator
 from ekiden.frontend.onnx.converters.search_decoders import (
-    Decoder,
     EncoderDecoder,
-    Gpt,
-    Whisper,
-    graph_of,
-    together,
+    GptDecoder,
+    SearchDecoder,
+    WhisperDecoder,
+    bind_shared,
+    required_subgraph,
 )
 from ekiden.frontend.onnx.converters.search_processors import (
-    Timestamps,
-    forced,
-    less_present,
-    tempered,
+    TimestampRules,
+    forced_token_processor,
+    presence_processor,
+    temperature_processor,
 )
 from ekiden.frontend.onnx.converters.search_scores import (
-    FIELDS,
-    Beams,
+    BEAM_FIELDS,
+    BeamState,
     Processor,
-    Scorer,
-    Search,
-    first_beams,
-    processed,
+    SearchParameters,
+    SentenceScorer,
+    initial_beams,
+    process_scores,
 )
 from ekiden.frontend.onnx.node import Node
-from ekiden.ir.prim import GE, GT, PrimExpr, binary
+from ekiden.ir.prim import GE, GT, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, simplify_dim
 
 GPT, T5, WHISPER = 0, 1, 2
 """Values of `model_type`."""
-WHISPER_RULES = 1
+TIMESTAMP_PROCESSOR = 1
 """The value of `logits_processor` that asks for rules of timestamps."""
 
 
-def _vocabulary(node: Node) -> int:
-    """Return the number of tokens: an attribute, or what the logits of the decoder have."""
+def _vocab_size(node: Node) -> int:
+    """Return the vocabulary size: the attribute, or the extent of the decoder's logits."""
     if (size := node.get_int("vocab_size", -1)) > 0:
-        return node.believed("'vocab_size'", size)
-    graph = graph_of(node, "decoder")
+        return node.check_declared_count("'vocab_size'", size)
+    graph = required_subgraph(node, "decoder")
     dims = [d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
     if len(dims) != 3 or dims[2] < 1:
         node.unsupported("'vocab_size' must be given where the logits of 'decoder' do not state it")
-    return node.believed("the vocabulary", dims[2])
+    return node.check_declared_count("the vocabulary", dims[2])
 
 
-def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
-    """Return an input of one number; None for one that is absent, or changes nothing."""
+def _scalar_input(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
+    """Return an input of one number as a scalar; None if it is absent or equals the neutral
+    element.
+    """
     value = node.optional(index)
     if value is None or (value.array is not None and bool((value.array == neutral).all())):
         return None
     return op.cast(op.reshape(node.scope.expr(value), ()), dtype)
 
 
-def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()) -> Search:
-    """Return the parameters of a node's search; its inputs from `first` on are the repetition
-    penalty and the vocabulary masks. Raises Unsupported for unknown kinds of models.
+def _search_parameters(
+    node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()
+) -> SearchParameters:
+    """Return the search parameters; inputs from `first` on are the repetition penalty and the
+    vocabulary masks.
     """
-    kind = _kind(node)
+    kind = _model_type(node)
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
     batch, *prompt_dims = node.shape(0)
     if len(prompt_dims) != 1 + (kind == WHISPER):
         node.unsupported(f"input 0 must have {2 + (kind == WHISPER)} dimensions")
     prompt = prompt_dims[0] if kind == GPT else as_dim(1)
     if kind == WHISPER and node.optional(10) is not None:
-        prompt = _extent_of_rows(node, 10, "decoder_input_ids")
+        prompt = _row_length(node, 10, "decoder_input_ids")
     words, first_words = (
         None if node.optional(i) is None else node.expr(i) for i in (first + 1, first + 2)
     )
-    search = Search(
-        node, batch, beams, prompt, limit, _vocabulary(node), _scalar(node, 2, "int64", 0),
-        _scalar(node, first, "float32", 1.0), words, first_words, further,
+    search = SearchParameters(
+        node, batch, beams, prompt, limit, _vocab_size(node), _scalar_input(node, 2, "int64", 0),
+        _scalar_input(node, first, "float32", 1.0), words, first_words, further,
     )  # fmt: skip
-    node.scope.require(binary(GT, limit, search.prompt), " with 'max_length'")
+    node.scope.require(fold_binary(GT, limit, search.prompt), " with 'max_length'")
     return search
 
 
-def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
-    """Return the length of the rows of an input [batch, length], one row for each sequence. Raises
-    Unsupported for an input of another rank.
-    """
+def _row_length(node: Node, index: int, name: str) -> PrimExpr:
+    """Return the row length of an input [batch, length]."""
     if node.rank(index) != 2:
         node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
@@ -104,38 +106,34 @@ def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
     return length
 
 
-def _kind(node: Node) -> int:
-    """Return the kind of model, a value of `model_type`."""
+def _model_type(node: Node) -> int:
+    """Return the `model_type`: GPT, T5 or WHISPER."""
     return node.get_int("model_type", WHISPER if node.op_type == "WhisperBeamSearch" else GPT)
 
 
-_DECODERS: dict[int, Callable[[Search], Decoder]] = {
-    GPT: lambda search: Gpt(search, 9), T5: EncoderDecoder, WHISPER: Whisper,
+_DECODER_OF_MODEL_TYPE: dict[int, Callable[[SearchParameters], SearchDecoder]] = {
+    GPT: lambda search: GptDecoder(search, 9), T5: EncoderDecoder, WHISPER: WhisperDecoder,
 }  # fmt: skip
 
 
 def _beam_search(node: Node) -> list[Expr | Value | None]:
-    """Convert BeamSearch: the best sequences of each prompt, their scores, and the scores of all
-    tokens.
-    """
-    return _best_texts(node, ())[0]
+    """Convert BeamSearch: the best sequences of each prompt, their scores, and all token scores."""
+    return _emit_beam_search(node, ())[0]
 
 
 def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
-    """Convert WhisperBeamSearch, over audio features: beam search, and the probability of no
-    speech.
-    """
+    """Convert WhisperBeamSearch over audio features, with the probability of no speech."""
     if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
         node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
     further: list[Processor] = []
-    if (temperature := _scalar(node, 14, "float32", 1.0)) is not None:
-        further.append(tempered(node.scope.spanned(temperature)))
-    if (rules := _timestamps(node)) is not None:
+    if (temperature := _scalar_input(node, 14, "float32", 1.0)) is not None:
+        further.append(temperature_processor(node.scope.spanned(temperature)))
+    if (rules := _timestamp_rules(node)) is not None:
         further.append(rules)
     if node.optional(13) is not None:
-        _extent_of_rows(node, 13, "extra_decoding_ids")
-        further.append(forced(node.expr(13)))
-    results, search, logits = _best_texts(node, further)
+        _row_length(node, 13, "extra_decoding_ids")
+        further.append(forced_token_processor(node.expr(13)))
+    results, search, logits = _emit_beam_search(node, further)
     if not node.wants(4):
         return [*results, None, None]
     token, count = node.get_int("no_speech_token_id", -1), search.vocabulary
@@ -149,97 +147,105 @@ def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
 
 
 def _score_dtype(node: Node) -> str:
+    """Return the dtype of scores: that of the length penalty."""
     return "float32" if node.optional(5) is None else node.dtype(5)
 
 
-def _timestamps(node: Node) -> Timestamps | None:
-    """Return Whisper's timestamp rules, where the node requires them or may at run time; None
-    otherwise.
-    """
+def _timestamp_rules(node: Node) -> TimestampRules | None:
+    """Return Whisper's timestamp rules if `logits_processor` may ask for them."""
     value = node.optional(11)
-    if value is None or (value.array is not None and bool((value.array != WHISPER_RULES).all())):
+    if value is None or (
+        value.array is not None and bool((value.array != TIMESTAMP_PROCESSOR).all())
+    ):
         return None
     is_enabled = None
+    # Only known at run time: the rules are applied under a condition.
     if value.array is None:
         kind = op.reshape(node.expr(11), ())
-        is_enabled = node.scope.spanned(op.equal(kind, const(np.int32(WHISPER_RULES))))
-    first, count = node.get_int("beginning_timestamp_token_id", -1), _vocabulary(node)
+        is_enabled = node.scope.spanned(op.equal(kind, const(np.int32(TIMESTAMP_PROCESSOR))))
+    first, count = node.get_int("beginning_timestamp_token_id", -1), _vocab_size(node)
     if not 0 < first < count:
         node.unsupported(f"'beginning_timestamp_token_id' must be in [1, {count - 1}], got {first}")
     unwanted = [node.get_int(n, -1) for n in ("no_timestamps_token_id", "start_of_lm_token_id")]
     later = ("decoder_start_token_id", "translate_token_id", "transcribe_token_id")
     behind = [node.get_int(name, -1) for name in later]
-    return Timestamps(first, tuple(unwanted), tuple(behind), is_enabled)
+    return TimestampRules(first, tuple(unwanted), tuple(behind), is_enabled)
 
 
-def _best_texts(
+def _emit_beam_search(
     node: Node, further: Sequence[Processor]
-) -> tuple[list[Expr | Value | None], Search, Expr]:
-    """Return the outputs of a beam search, the search, and the logits behind its prompts, float32
+) -> tuple[list[Expr | Value | None], SearchParameters, Expr]:
+    """Emit a beam search; return its outputs, its parameters, and the logits after the prompts
     [rows, vocabulary].
     """
     (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
     (returned,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
-    search, scope = _search(node, beams, 6, further), node.scope
-    scope.require(binary(GE, beams, returned), " with 'num_return_sequences'")
-    decoder = _DECODERS[_kind(node)](search)
-    penalty = _scalar(node, 5, "float32", float("nan"))
+    search, scope = _search_parameters(node, beams, 6, further), node.scope
+    scope.require(fold_binary(GE, beams, returned), " with 'num_return_sequences'")
+    decoder = _DECODER_OF_MODEL_TYPE[_model_type(node)](search)
+    penalty = _scalar_input(node, 5, "float32", float("nan"))
     one = const(1.0, "float32")
     is_early = node.get_int("early_stopping", 0) == 1
-    scorer = Scorer(search, one if penalty is None else penalty, is_early)
+    scorer = SentenceScorer(search, one if penalty is None else penalty, is_early)
 
-    def advanced(
-        before: Beams, logits: Expr, length: Expr, is_first: bool
+    def advance_beams(
+        before: BeamState, logits: Expr, length: Expr, is_first: bool
     ) -> tuple[list[Value], Expr, Expr]:
-        """Return the beams with a token more, the rows they continue, and the scores of tokens."""
+        """Advance the beams by a token; return the state, the rows they continue, and the token
+        scores.
+        """
         scores: Expr = op.nn.log_softmax(logits, axis=-1)
-        scores = processed(search, scores, before.texts, length, is_first)
+        scores = process_scores(search, scores, before.texts, length, is_first)
         of_row = op.reshape(before.scores, (search.rows, 1), allowzero=True)
         scores = scope.spanned(op.add(scores, of_row))
         after, rows = scorer.advance(before, scores, length)
-        *state, row = together(decoder, [*after.all(), rows], [*FIELDS, "row"])
+        *state, row = bind_shared(decoder, [*after.all(), rows], [*BEAM_FIELDS, "row"])
         return state, scope.expr(row), scores
 
     prompts, first_logits, carried = decoder.start()
     logits = scope.spanned(first_logits)
-    begun = first_beams(search, search.started(prompts))
+    begun = initial_beams(search, search.started(prompts))
     length = scope.scalar(search.prompt)
-    state, rows, scores = advanced(begun, logits, length, True)
+    state, rows, scores = advance_beams(begun, logits, length, True)
     start = [*state, *decoder.reordered(carried, rows)]
-    count = len(FIELDS)
+    count = len(BEAM_FIELDS)
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Extend all sequences by a token."""
-        length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
-        before = Beams(*(scope.expr(v) for v in values[:count]))
+    def decode_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Decode one token for all beams."""
+        length = op.add(scope.expr(index), scope.scalar(simplify_dim(search.prompt + 1)))
+        before = BeamState(*(scope.expr(v) for v in values[:count]))
         logits, after = decoder.step(before.tokens, before.texts, length, values[count:])
-        state, rows, scores = advanced(before, logits, length, False)
+        state, rows, scores = advance_beams(before, logits, length, False)
         token_scores = [node.given(scores)] if node.wants(2) else []
-        done = state[FIELDS.index("done")]
+        done = state[BEAM_FIELDS.index("done")]
         carried = [*state, *decoder.reordered(after, rows)]
-        return Iteration(_goes_on(node, done), carried, token_scores)
+        return Iteration(_is_unfinished(node, done), carried, token_scores)
 
     # The beams are loop-carried beside the decoder's state, and are reordered together with it.
-    names = [*FIELDS, *decoder.names]
-    steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
-    done = start[FIELDS.index("done")]
-    last, stacked_scores, _ = Loop(node, names, start, steps, _goes_on(node, done), step).build()
-    end = Beams(*(scope.expr(v) for v in last[:count]))
-    ended, sentences, _ = _with_unfinished(scorer, end)
-    beam_indices = search.places(returned)
+    names = [*BEAM_FIELDS, *decoder.names]
+    # The first token comes from the prompt's logits, outside of the loop.
+    steps = scope.spanned(scope.scalar(simplify_dim(search.limit - search.prompt - 1)))
+    done = start[BEAM_FIELDS.index("done")]
+    last, stacked_scores, _ = Loop(
+        node, names, start, steps, _is_unfinished(node, done), decode_step
+    ).build()
+    end = BeamState(*(scope.expr(v) for v in last[:count]))
+    ended, sentences, _ = _add_open_beams(scorer, end)
+    beam_indices = search.positions(returned)
     texts, best = (op.take(t, beam_indices, axis=1) for t in (sentences, ended))
-    every = _all_scores(search, scores, stacked_scores) if stacked_scores else None
+    every = _pad_step_scores(search, scores, stacked_scores) if stacked_scores else None
     dtype = _score_dtype(node)
     all_scores = None if every is None else op.cast(every, dtype)
     return [texts, op.cast(best, dtype), all_scores], search, logits
 
 
-def _goes_on(node: Node, done: Value) -> Value:
+def _is_unfinished(node: Node, done: Value) -> Value:
+    """Emit whether any sequence is unfinished."""
     return node.given(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
 
 
-def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
-    """Return the finished sentences together with the beams of sequences that have not ended."""
+def _add_open_beams(scorer: SentenceScorer, beams: BeamState) -> tuple[Expr, Expr, Expr]:
+    """Emit the finished sentences together with the beams that have not ended."""
     search = scorer.search
     scores: Expr = scorer.normalised(beams.scores, search.node.scope.scalar(search.limit))
     are_open = op.logical_not(op.expand_dims(beams.done, axis=1))
@@ -247,75 +253,81 @@ def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
     shape = (search.batch, search.beams, search.limit)
     texts = op.reshape(beams.texts, shape, allowzero=True)
     every = op.broadcast_to(are_open, (search.batch, search.beams))
-    return scorer.with_sentences(beams, scores, texts, every)
+    return scorer.merge_sentences(beams, scores, texts, every)
 
 
-def _all_scores(search: Search, first: Expr, stacks: Sequence[Parts]) -> Expr:
-    """Return the scores of all tokens at each step, [steps, batch, beams, vocabulary]: 0 behind the
+def _pad_step_scores(
+    search: SearchParameters, first: Expr, stacks: Sequence[CollectedSlices]
+) -> Expr:
+    """Emit the token scores of all steps, [steps, batch, beams, vocabulary], with zeros behind the
     last step.
     """
     scope = search.node.scope
     later = stacked(scope, stacks[0], "scores", None)
-    count = tidy(search.limit - search.prompt - 1 - later.type.shape[0])
+    count = simplify_dim(search.limit - search.prompt - 1 - later.type.shape[0])
     zeros = op.zeros((count, search.rows, as_dim(search.vocabulary)), "float32")
     every = op.concatenate((op.expand_dims(first, axis=0), scope.expr(later), zeros), axis=0)
     shape = (
-        tidy(search.limit - search.prompt), search.batch, search.beams, as_dim(search.vocabulary),
-    )  # fmt: skip
+        simplify_dim(search.limit - search.prompt),
+        search.batch,
+        search.beams,
+        as_dim(search.vocabulary),
+    )
     return op.reshape(every, shape, allowzero=True)
 
 
 # One text of each prompt.
 
-Choose = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
+TokenChooser = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
 """(scores, float32 [batch, vocabulary]; random generator) -> (tokens, int32 [batch]; generator)."""
 
 
 def _greedy_search(node: Node) -> list[Expr | Value | None]:
-    """Convert GreedySearch: the most likely token at each step."""
+    """Convert GreedySearch: the token of the highest score at each step."""
 
-    def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+    def choose_argmax(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+        """Choose the token of the highest score."""
         return op.cast(op.argmax(scores, axis=[1]), "int32"), key
 
-    return [_one_by_one(_search(node, as_dim(1), 3), choose, None)]
+    return [_emit_sequential_search(_search_parameters(node, as_dim(1), 3), choose_argmax, None)]
 
 
 def _sampling(node: Node) -> list[Expr | Value | None]:
-    """Convert Sampling: a token is drawn at each step from the nucleus (top-p sampling, Holtzman et
-    al. 2020).
+    """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
+    2020). 2020).
     """
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")
     temperature = node.get_float("temperature", 1.0)
-    further = [tempered(const(np.float32(temperature)))] if temperature != 1 else []
+    further = [temperature_processor(const(np.float32(temperature)))] if temperature != 1 else []
     if node.optional(7) is not None:
-        length = _extent_of_rows(node, 7, "presence_mask")
-        node.scope.same((length,), (as_dim(_vocabulary(node)),))
-        further.append(less_present(node.expr(7), node.get_float("presence_penalty", 0.0)))
-    search = _search(node, as_dim(1), 3, further)
+        length = _row_length(node, 7, "presence_mask")
+        node.scope.same((length,), (as_dim(_vocab_size(node)),))
+        further.append(presence_processor(node.expr(7), node.get_float("presence_penalty", 0.0)))
+    search = _search_parameters(node, as_dim(1), 3, further)
 
-    def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
-        """Draw tokens in proportion to the softmax of the filtered scores."""
+    def sample_token(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+        """Draw a token from the softmax of the filtered scores."""
         assert key is not None
-        weights = op.nn.softmax(_likely(node, scores, search.vocabulary), axis=-1)
+        weights = op.nn.softmax(_top_p_filter(node, scores, search.vocabulary), axis=-1)
         drawn = op.random.multinomial(key, weights, 1)
         tokens = op.reshape(TupleGetItem(drawn, 1), (search.batch,), allowzero=True)
         return op.cast(tokens, "int32"), TupleGetItem(drawn, 0)
 
-    return [_one_by_one(search, choose, _generator(node))]
+    return [_emit_sequential_search(search, sample_token, _seeded_generator(node))]
 
 
-def _generator(node: Node) -> Expr:
-    """Return the random generator, seeded by the input `seed` or by the node's name."""
+def _seeded_generator(node: Node) -> Expr:
+    """Emit the random generator, seeded by the input `seed` or the node's name."""
     if node.optional(8) is None:
-        return generator(node)
+        return seeded_generator(node)
     (seed,) = node.numbers(8, "seed").ravel()
     return op.random.threefry_key(int(seed))
 
 
-def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
-    """Return the scores, float32 [batch, vocabulary], with `filter_value` for tokens outside of the
-    nucleus: the likeliest tokens whose probabilities sum to `top_p`.
+def _top_p_filter(node: Node, scores: Expr, vocabulary: int) -> Expr:
+    """Emit the scores [batch, vocabulary] with `filter_value` for tokens outside of the top-p
+    nucleus.
     """
     likeliest_first = bool(node.get_int("custom", 0))
     top_p = node.get_float("top_p", 0.0)
@@ -340,70 +352,72 @@ def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
     return op.scatter_elements(scores, order, filtered, axis=1)
 
 
-def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
-    """Return the sequences extended token by token, int32 [batch, limit]; a sequence that has ended
-    is padded.
-    """
+def _emit_sequential_search(
+    search: SearchParameters, choose: TokenChooser, key: Expr | None
+) -> Expr:
+    """Emit sequences extended token by token, int32 [batch, limit]; ended ones are padded."""
     node, scope = search.node, search.node.scope
-    decoder = Gpt(search, 6)
+    decoder = GptDecoder(search, 6)
     keys = [] if key is None else [key]
 
-    def advanced(
+    def append_token(
         texts: Expr, done: Expr | None, logits: Expr, length: Expr, keys: Sequence[Expr]
     ) -> list[Value]:
-        """Return the texts, which of them have ended, their last tokens, and the generator."""
-        scores = processed(search, logits, texts, length, done is None)
+        """Append a token to each text; return texts, ended flags, tokens and generator."""
+        scores = process_scores(search, logits, texts, length, done is None)
         tokens, after = choose(scores, keys[0] if keys else None)
         # A finished sequence keeps receiving padding, so that all rows keep one length.
         ends = op.equal(tokens, const(np.int32(search.end)))
         ends = ends if done is None else op.logical_or(done, ends)
         tokens = op.where(ends, const(np.int32(search.padding)), tokens)
-        texts = search.with_token(texts, tokens, length)
+        texts = search.write_token(texts, tokens, length)
         exprs = [texts, ends, tokens, *([] if after is None else [after])]
-        return together(decoder, exprs, names)
+        return bind_shared(decoder, exprs, names)
 
     names = ["texts", "done", "tokens", *(["key"] if keys else [])]
     count = len(names)
     prompts, logits, carried = decoder.start()
     begun, length = search.started(prompts), scope.scalar(search.prompt)
-    start = [*advanced(begun, None, logits, length, keys), *carried]
+    start = [*append_token(begun, None, logits, length, keys), *carried]
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Extend all sequences by a token."""
-        length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
+    def decode_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Decode one token for all sequences."""
+        length = op.add(scope.expr(index), scope.scalar(simplify_dim(search.prompt + 1)))
         texts, done, tokens, *keys = (scope.expr(v) for v in values[:count])
         logits, after = decoder.step(tokens, texts, length, values[count:])
-        state = advanced(texts, done, logits, length, keys)
-        return Iteration(_goes_on(node, state[1]), [*state, *after])
+        state = append_token(texts, done, logits, length, keys)
+        return Iteration(_is_unfinished(node, state[1]), [*state, *after])
 
-    steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
+    steps = scope.spanned(scope.scalar(simplify_dim(search.limit - search.prompt - 1)))
     every = [*names, *decoder.names]
-    last, _, _ = Loop(node, every, start, steps, _goes_on(node, start[1]), step).build()
+    last, _, _ = Loop(
+        node, every, start, steps, _is_unfinished(node, start[1]), decode_step
+    ).build()
     return scope.expr(last[0])
 
 
-_ATTRIBUTES = (
+_SEARCH_ATTRIBUTES = (
     "decoder_start_token_id encoder eos_token_id init_decoder model_type no_repeat_ngram_size "
     "pad_token_id vocab_size"
 )
-_FILTER = "custom filter_value min_tokens_to_keep presence_penalty temperature top_p"
-_WHISPER = (
+_SAMPLING_ATTRIBUTES = "custom filter_value min_tokens_to_keep presence_penalty temperature top_p"
+_WHISPER_ATTRIBUTES = (
     "beginning_timestamp_token_id decoder_output_cross_qk no_speech_token_id "
     "no_timestamps_token_id start_of_lm_token_id transcribe_token_id translate_token_id"
 )
-_GPT = {"model_type": (GPT,)}
+_GPT_ONLY = {"model_type": (GPT,)}
 
 # fmt: off
 ROWS = (
-    replace(contrib_row("BeamSearch", _beam_search, f"{_ATTRIBUTES} early_stopping",
+    replace(contrib_row("BeamSearch", _beam_search, f"{_SEARCH_ATTRIBUTES} early_stopping",
                         values={"model_type": (GPT, T5)}), graphs="decoder"),
     replace(contrib_row("WhisperBeamSearch", _whisper_beam_search,
-                        f"{_ATTRIBUTES} {_WHISPER} early_stopping",
+                        f"{_SEARCH_ATTRIBUTES} {_WHISPER_ATTRIBUTES} early_stopping",
                         values={"model_type": (WHISPER,)}),
-            graphs="decoder", may_ignore="attention_mask cross_qk_layer_head"),
-    replace(contrib_row("GreedySearch", _greedy_search, _ATTRIBUTES, values=_GPT),
+            graphs="decoder", ignorable_inputs="attention_mask cross_qk_layer_head"),
+    replace(contrib_row("GreedySearch", _greedy_search, _SEARCH_ATTRIBUTES, values=_GPT_ONLY),
             graphs="decoder"),
-    replace(contrib_row("Sampling", _sampling, f"{_ATTRIBUTES} {_FILTER}",
-                        values=_GPT), graphs="decoder"),
+    replace(contrib_row("Sampling", _sampling, f"{_SEARCH_ATTRIBUTES} {_SAMPLING_ATTRIBUTES}",
+                        values=_GPT_ONLY), graphs="decoder"),
 )
 # fmt: on

@@ -1,6 +1,4 @@
-"""Control flow: If becomes a choice, Loop and Scan become functions (see
-ekiden.frontend.common.loop).
-"""
+"""ONNX control flow: If, Loop and Scan (loops: ekiden.frontend.common.loop)."""
 
 from __future__ import annotations
 
@@ -10,11 +8,18 @@ from functools import partial
 import numpy as np
 
 from ekiden.frontend.common.choice import choose
-from ekiden.frontend.common.loop import ChangesRank, Iteration, Loop, as_scalar, is_true, stacked
+from ekiden.frontend.common.loop import (
+    CarriedRankChange,
+    Iteration,
+    Loop,
+    as_scalar,
+    is_constant_true,
+    stacked,
+)
 from ekiden.frontend.common.ranked_loop import build_ranked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -24,14 +29,16 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def _if(node: Node) -> list[Value]:
+    """Convert If: both branches are imported in place."""
     bodies = [node.body(name) for name in BRANCHES]
-    return choose(node, node.value(0), [partial(b.run, []) for b in bodies], BRANCHES)
+    return choose(node, node.value(0), [partial(b.import_body, []) for b in bodies], BRANCHES)
 
 
 # Loops.
 
 
 def _loop(node: Node) -> list[Value]:
+    """Convert Loop: trip count, condition, carried values and stacked scan outputs."""
     body = node.body("body")
     (inner,) = (a.g for a in node.proto.attribute if a.name == "body")
     limit, go, start = node.optional(0), node.optional(1), node.inputs[2:]
@@ -39,31 +46,31 @@ def _loop(node: Node) -> list[Value]:
     if len(body.names) != 2 + len(carried):
         node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
-    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Convert one iteration of Loop: (condition, carried values, scan outputs). Refuses a body
-        that has fewer outputs than carried values.
-        """
+    def loop_body(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration: (condition, carried values, scan outputs)."""
         pair = zip(inner.input, (index, condition), strict=False)
-        head = [_declared(node, info, v) for info, v in pair]
-        results = body.run([*head, *values])
+        head = [_in_declared_rank(node, info, v) for info, v in pair]
+        results = body.import_body([*head, *values])
         after = 1 + len(carried)
         if len(results) < after:
             node.unsupported(f"expected a body with at least {after} outputs, got {len(results)}")
         return Iteration(results[0], results[1:after], results[after:])
 
     # ONNX Loop: an initial condition of false runs no iteration, whatever the trip count is.
-    if go is not None and go.array is not None and not is_true(go):
+    if go is not None and go.array is not None and not is_constant_true(go):
         limit = constant(np.zeros((), np.int64))
     if limit is not None and limit.array is not None and limit.array.size == 1:
         limit = constant(limit.array.reshape(()))
     trips = None if limit is None else as_scalar(node.scope, limit)
-    loop = Loop(node, body.names[2:], carried, trips, go, step)
+    loop = Loop(node, body.names[2:], carried, trips, go, loop_body)
     try:
         last, scan_outputs, endless = loop.build()
-    except ChangesRank as error:
-        written = loop.written_out()
+    except CarriedRankChange as error:
+        # A carried value that changes its rank has no type in a loop: known trip counts are
+        # unrolled.
+        written = loop.unroll()
         if written is not None:
-            return _collected(node, *written)
+            return _stack_iterations(node, *written)
         last, scan_outputs, endless = build_ranked(loop, error)
     length = None
     if endless and limit is not None and limit.is_known:
@@ -74,25 +81,26 @@ def _loop(node: Node) -> list[Value]:
     ]
 
 
-def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
-    """Return the iteration number or the condition in the rank that the body declares: scalar, or
-    one element, as older exporters write it.
+def _in_declared_rank(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
+    """Reshape the iteration number or condition to the rank that the body declares: 0, or 1 from
+    older exporters.
     """
     stated = info.type.tensor_type
     if not stated.HasField("shape") or len(stated.shape.dim) != 1:
         return value
     if value.array is not None:
         return constant(value.array.reshape(1))
-    return node.value_of(op.reshape(node.scope.expr(value), (1,)))
+    return node.as_value(op.reshape(node.scope.expr(value), (1,)))
 
 
-def _collected(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
-    """Return the outputs of an unrolled loop: the scan outputs of its iterations are stacked."""
+def _stack_iterations(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
+    """Return the outputs of an unrolled loop, with its scan outputs stacked."""
     rows = [[node.scope.expr(v) for v in column] for column in zip(*iterations, strict=True)]
-    return last + [node.value_of(op.stack(column_values, axis=0)) for column_values in rows]
+    return last + [node.as_value(op.stack(column_values, axis=0)) for column_values in rows]
 
 
 def _scan(node: Node) -> list[Value]:
+    """Convert Scan: the body runs over slices of the scan inputs."""
     body, count = node.body("body"), node.get_int("num_scan_inputs")
     states = len(node.inputs) - count
     if len(body.names) != len(node.inputs):
@@ -100,18 +108,18 @@ def _scan(node: Node) -> list[Value]:
     if count < 1 or states < 0:
         node.unsupported(f"attribute 'num_scan_inputs' must be in [1, {len(node.inputs)}]")
     inputs = [node.value(states + i) for i in range(count)]
-    axes = _each(node, "scan_input_axes", count)
+    axes = _per_scan_value(node, "scan_input_axes", count)
     axes = [node.axis(a, len(v.type.shape)) for a, v in zip(axes, inputs, strict=True)]
-    backwards = _each(node, _DIRECTIONS[node.has("directions")], count)
+    backwards = _per_scan_value(node, _DIRECTION_ATTRIBUTES[node.has("directions")], count)
     extents = [v.type.shape[a] for v, a in zip(inputs, axes, strict=True)]
     # All scan inputs have the same number of iterations (ONNX Scan).
     node.scope.same(extents[:1] * (count - 1), extents[1:])
     limit = node.scope.spanned(node.scope.scalar(extents[0]))
     last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Convert one iteration of Scan: slices of the inputs at its number, counted from the end
-        for those scanned backwards.
+    def scan_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration on the slices at its number, counted from the end for reversed
+        inputs.
         """
         at = node.scope.expr(index)
         slices = []
@@ -119,13 +127,15 @@ def _scan(node: Node) -> list[Value]:
             position = op.subtract(last, at) if is_backwards else at
             slice_ = node.scope.spanned(op.take(node.scope.expr(value), position, axis=axis))
             slices.append(Value(node.typed(slice_), expr=slice_))
-        results = body.run([*values, *slices])
+        results = body.import_body([*values, *slices])
         return Iteration(go, results[:states], results[states:])
 
     carried = [node.value(i) for i in range(states)]
-    final, scan_outputs, _ = Loop(node, body.names[:states], carried, limit, None, step).build()
-    axes = _each(node, "scan_output_axes", len(scan_outputs))
-    reverse = _each(node, "scan_output_directions", len(scan_outputs))
+    final, scan_outputs, _ = Loop(
+        node, body.names[:states], carried, limit, None, scan_body
+    ).build()
+    axes = _per_scan_value(node, "scan_output_axes", len(scan_outputs))
+    reverse = _per_scan_value(node, "scan_output_directions", len(scan_outputs))
     outputs = node.proto.output[states:]
     return final + [
         stacked(node.scope, p, n, extents[0], node.axis(a, len(p.type.shape) + 1), bool(r))
@@ -134,9 +144,7 @@ def _scan(node: Node) -> list[Value]:
 
 
 def _scan_8(node: Node) -> list[Value | Expr]:
-    """Convert Scan of opset 8: the first axis of all inputs is the batch, and each sample is
-    scanned on its own.
-    """
+    """Convert Scan of opset 8, whose first axis is the batch: each sample is scanned on its own."""
     if node.optional(0) is not None:
         node.unsupported("input 0 (the lengths of sequences) is only supported since opset 9")
     samples = node.shape(1)[0]
@@ -153,24 +161,22 @@ def _scan_8(node: Node) -> list[Value | Expr]:
     return [op.stack(column, axis=0) for column in rows]
 
 
-def _each(node: Node, name: str, count: int) -> list[int]:
-    """Return an attribute with a number for each scan input or output; zeros where it is
-    not set.
-    """
+def _per_scan_value(node: Node, name: str, count: int) -> list[int]:
+    """Return an attribute with one number per scan input or output; zeros where it is not set."""
     values = node.get_ints(name, (0,) * count)
     if len(values) != count:
         node.unsupported(f"attribute {name!r} must have {count} numbers, got {len(values)}")
     return list(values)
 
 
-_DIRECTIONS = ("scan_input_directions", "directions")
+_DIRECTION_ATTRIBUTES = ("scan_input_directions", "directions")
 """The attribute as it is called since opset 9, and before."""
-SCAN = (
+SCAN_ATTRIBUTES = (
     "num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 )
 ROWS = (
-    Row("If", _if, graphs="then_branch else_branch"),
-    Row("Loop", _loop, graphs="body"),
-    Row("Scan", _scan_8, since=8, attributes="directions num_scan_inputs", graphs="body"),
-    Row("Scan", _scan, since=9, attributes=SCAN, graphs="body"),
+    OnnxRow("If", _if, graphs="then_branch else_branch"),
+    OnnxRow("Loop", _loop, graphs="body"),
+    OnnxRow("Scan", _scan_8, since=8, attributes="directions num_scan_inputs", graphs="body"),
+    OnnxRow("Scan", _scan, since=9, attributes=SCAN_ATTRIBUTES, graphs="body"),
 )

@@ -1,4 +1,4 @@
-"""Convolutions.
+"""Conv and ConvTranspose.
 
 For ConvTranspose either the pads determine the result's extent, s (n - 1) + (k - 1) d + 1 +
 output_padding - pads, or output_shape is given and determines the pads, with the odd one at the end
@@ -11,20 +11,26 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.converters.window import convolution
 from ekiden.frontend.common.windows import Window
-from ekiden.frontend.onnx.converters.byte_products import Convolution
-from ekiden.frontend.onnx.converters.window import AUTO_PADS, auto_pad, check_rank, read_window
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.converters.byte_products import QuantizedConv2d
+from ekiden.frontend.onnx.converters.window import (
+    AUTO_PAD_MODES,
+    auto_pad,
+    check_spatial_rank,
+    read_window,
+)
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, known, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, known_int, simplify_dim
 
 
-def _kernel(node: Node) -> tuple[Dim, ...]:
-    """Return the kernel's extents, from the attribute or from the weight."""
+def _kernel_extents(node: Node) -> tuple[Dim, ...]:
+    """Return the kernel's extents from the attribute, otherwise from the weight's shape."""
     if node.has("kernel_shape"):
         kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
         for axis, extent in enumerate(kernel, 2):
+            # The attribute fixes weight extents that the model leaves symbolic.
             node.learn(1, axis, extent)
     else:
         kernel = as_attr(node.shape(1)[2:])
@@ -36,19 +42,18 @@ def _kernel(node: Node) -> tuple[Dim, ...]:
     return kernel
 
 
-def _bias(node: Node) -> Expr | None:
+def _optional_bias(node: Node) -> Expr | None:
     return None if node.optional(2) is None else node.expr(2)
 
 
-def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
-    """Convert Conv, in the dtype of its inputs; `conv2d` replaces nn.conv2d for quantised operands
-    over one or two axes.
-    """
-    check_rank(node)
-    window = read_window(node, _kernel(node))
+def convolve(node: Node, conv2d: QuantizedConv2d | None = None) -> Expr:
+    """Convert Conv; `conv2d` replaces nn.conv2d for quantised operands."""
+    # nn.conv1d to conv3d cover one to three spatial axes.
+    check_spatial_rank(node)
+    window = read_window(node, _kernel_extents(node))
     return convolution(
         node, node.expr(0), node.expr(1), window, groups=node.get_int("group", 1),
-        channels=known(node.shape(1)[0]), bias=_bias(node), conv2d=conv2d,
+        channels=known_int(node.shape(1)[0]), bias=_optional_bias(node), conv2d=conv2d,
     )  # fmt: skip
 
 
@@ -56,38 +61,42 @@ def _conv_transpose(node: Node) -> Expr:
     """Convert ConvTranspose. Where its padding or its extra output extent is symbolic, the result
     is cropped or extended before the bias is added.
     """
-    check_rank(node)
-    kernel = _kernel(node)
+    check_spatial_rank(node)
+    kernel = _kernel_extents(node)
     rank, groups = len(kernel), node.get_int("group", 1)
     extra = node.get_ints("output_padding", (0,) * rank)
     window, room = _transposed_window(node, kernel, extra)
-    is_known = window.padding is not None and all(known(r) is not None for r in room)
+    is_known = window.padding is not None and all(known_int(r) is not None for r in room)
     if is_known:
-        extra = tuple(e + (known(r) or 0) for e, r in zip(extra, room, strict=True))
+        extra = tuple(e + (known_int(r) or 0) for e, r in zip(extra, room, strict=True))
     # The weight is [in channels, out channels / groups, ...]: axis 1 counts the outputs of one
     # group.
-    columns = known(node.shape(1)[1])
+    columns = known_int(node.shape(1)[1])
     convolved = convolution(
         node, node.expr(0), node.expr(1), window if is_known else window.unpadded(), groups=groups,
         channels=None if columns is None else columns * groups, output_padding=extra,
-        bias=_bias(node) if is_known else None,
+        bias=_optional_bias(node) if is_known else None,
     )  # fmt: skip
     if is_known:
         return convolved
-    convolved = _cropped(node, convolved, window, room)
-    return convolved if _bias(node) is None else op.nn.bias_add(convolved, node.expr(2), axis=1)
+    convolved = _crop_padding(node, convolved, window, room)
+    return (
+        convolved
+        if _optional_bias(node) is None
+        else op.nn.bias_add(convolved, node.expr(2), axis=1)
+    )
 
 
-def _cropped(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
-    """Return a result that was computed without padding, cropped by the symbolic padding and
-    extended by `room` at its end.
+def _crop_padding(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
+    """Emit an unpadded result cropped by its symbolic padding and extended by `room` at the end of
+    each axis.
     """
     shape = node.typed(unpadded).shape
     first = len(shape) - len(room)
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * first + [(0, r) for r in room]
     wide = op.nn.pad(unpadded, widths, const(0, node.dtype(0)))
     ends = [
-        tidy(e + as_dim(r) - as_dim(a))
+        simplify_dim(e + as_dim(r) - as_dim(a))
         for e, r, a in zip(shape[first:], room, window.after, strict=True)
     ]
     axes = list(range(first, len(shape)))
@@ -97,7 +106,7 @@ def _cropped(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) ->
 def _transposed_window(
     node: Node, kernel: tuple[Dim, ...], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[Dim, ...]]:
-    """Return the window, and the number of output elements at the end of each axis that no input
+    """Return the window of ConvTranspose, and the trailing elements of each axis that no input
     reaches.
     """
     rank = len(kernel)
@@ -116,21 +125,26 @@ def _transposed_window(
         totals = [r - s for r, s in zip(reach, strides, strict=True)]
     else:
         return Window(kernel, strides, dilations, pads[:rank], pads[rank:]), (0,) * rank
-    room = as_attr([tidy(maximum(-t, 0)) for t in totals]) if node.has("output_shape") else None
-    total_pads = [tidy(maximum(t, 0)) for t in totals]
-    small = as_attr([tidy(t // 2) for t in total_pads])
-    large = as_attr([tidy(t - t // 2) for t in total_pads])
+    room = (
+        as_attr([simplify_dim(maximum(-t, 0)) for t in totals])
+        if node.has("output_shape")
+        else None
+    )
+    total_pads = [simplify_dim(maximum(t, 0)) for t in totals]
+    small = as_attr([simplify_dim(t // 2) for t in total_pads])
+    large = as_attr([simplify_dim(t - t // 2) for t in total_pads])
+    # The odd element of padding goes to the end for SAME_UPPER only.
     before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     return Window(kernel, strides, dilations, before, after), room or (0,) * rank
 
 
-_PADS = {"auto_pad": AUTO_PADS}
-_ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
+_AUTO_PAD_VALUES = {"auto_pad": AUTO_PAD_MODES}
+_CONV_ATTRIBUTES = "auto_pad dilations group kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("Conv",          convolve, attributes=_ATTRIBUTES, values=_PADS),
-    Row("ConvTranspose", _conv_transpose,
-        attributes=f"{_ATTRIBUTES} output_padding output_shape", values=_PADS),
+    OnnxRow("Conv",          convolve, attributes=_CONV_ATTRIBUTES, values=_AUTO_PAD_VALUES),
+    OnnxRow("ConvTranspose", _conv_transpose,
+        attributes=f"{_CONV_ATTRIBUTES} output_padding output_shape", values=_AUTO_PAD_VALUES),
 )
 # fmt: on

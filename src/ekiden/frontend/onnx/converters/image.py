@@ -1,4 +1,4 @@
-"""Operators on images and boxes: sampling, regions of interest, patches, deformable convolution."""
+"""ONNX image operators: GridSample, AffineGrid, RoiAlign, NonMaxSuppression, DeformConv, Col2Im."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import append_axes
+from ekiden.frontend.common.formulas import append_unit_axes
 from ekiden.frontend.common.windows import Window
-from ekiden.frontend.onnx.converters.resample import folded_table
-from ekiden.frontend.onnx.node import Node, Row
-from ekiden.ir.prim import EQ, GE, PrimExpr, binary
+from ekiden.frontend.onnx.converters.resample import fold_table
+from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.ir.prim import EQ, GE, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_attr, as_dim, as_ints, known, tidy
-from ekiden.topi.dimensions import product as product_of
+from ekiden.topi.dimensions import as_attr, as_dim, as_ints, known_int, simplify_dim
+from ekiden.topi.dimensions import product_of_dims as product_of
 
-_METHODS = {
+_SAMPLE_METHODS = {
     "nearest": "nearest", "bilinear": "bilinear", "linear": "bilinear", "bicubic": "bicubic",
     "cubic": "bicubic",
 }  # fmt: skip
@@ -27,10 +27,11 @@ def _grid_sample(node: Node) -> Expr:
     rank = node.rank(0)
     if rank not in (4, 5):
         node.unsupported(f"expected an input of rank 4 or 5, got {rank}")
+    # ONNX stores coordinates in the last axis, TVM's operator expects them in axis 1.
     return op.image.grid_sample(
         node.expr(0),
         op.transpose(node.expr(1), axes=[0, rank - 1, *range(1, rank - 1)]),
-        method=_METHODS[node.get_string("mode", "linear")],
+        method=_SAMPLE_METHODS[node.get_string("mode", "linear")],
         layout="NCHW" if rank == 4 else "NCDHW",
         padding_mode=node.get_string("padding_mode", "zeros"),
         align_corners=bool(node.get_int("align_corners", 0)),
@@ -38,31 +39,29 @@ def _grid_sample(node: Node) -> Expr:
 
 
 def _affine_grid(node: Node) -> Expr:
-    """Return the sampling grid of an image of a given size under affine maps of [-1, 1]."""
-    maps, rank = node.expr(0), (known(node.shape(1)[0]) or 0) - 2
+    """Convert AffineGrid: the sampling grid of an image under affine maps of [-1, 1]."""
+    maps, rank = node.expr(0), (known_int(node.shape(1)[0]) or 0) - 2
     if rank not in (2, 3):
         node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
 
-    def column(index: int) -> Expr:
-        """Return column `index` of the maps [n, rank, rank + 1] as [n, rank, 1, ...], to broadcast
-        over grid positions.
-        """
+    def map_column(index: int) -> Expr:
+        """Emit column `index` of the maps [n, rank, rank + 1] as [n, 1, ..., rank]."""
         map_column = op.take(maps, const(index, "int64"), axis=2)
         for _ in range(rank):
             map_column = op.expand_dims(map_column, axis=1)
         return map_column
 
-    grid = column(rank)
+    grid = map_column(rank)
     for axis in range(rank):  # the first column of a map is for the last axis of the image
-        coordinates = op.expand_dims(_line(node, axis), axis=1)
+        coordinates = op.expand_dims(_axis_coordinates(node, axis), axis=1)
         for _ in range(rank - 1 - axis):
             coordinates = op.expand_dims(coordinates, axis=1)
-        grid = op.add(grid, op.multiply(coordinates, column(rank - 1 - axis)))
+        grid = op.add(grid, op.multiply(coordinates, map_column(rank - 1 - axis)))
     return grid
 
 
-def _line(node: Node, axis: int) -> Expr:
-    """Return the normalised coordinates of the pixels along an axis of the image."""
+def _axis_coordinates(node: Node, axis: int) -> Expr:
+    """Emit the normalised pixel coordinates along an axis of the image."""
     size, dtype = node.value(1), node.dtype(0)
     one, two = const(1.0, dtype), const(2.0, dtype)
     if size.is_known:
@@ -98,7 +97,7 @@ def _roi_align(node: Node) -> Expr:
 
 
 def _non_max_suppression(node: Node) -> Expr:
-    """Return the rows (batch, class, box) of the selected boxes, as many as there are."""
+    """Convert NonMaxSuppression: rows (batch, class, box) of the selected boxes."""
     boxes = node.expr(0)
     if node.get_int("center_point_box", 0):
         x, y, width, height = (
@@ -106,18 +105,20 @@ def _non_max_suppression(node: Node) -> Expr:
         )
         half = const(0.5, node.dtype(0))
         w, h = op.multiply(width, half), op.multiply(height, half)
+        # ONNX corners are [y1, x1, y2, x2]; center boxes are [x, y, width, height].
         sides = (op.subtract(y, h), op.subtract(x, w), op.add(y, h), op.add(x, w))
         boxes = op.concatenate(sides, axis=2)
 
-    def limit(index: int, absent: Expr) -> Expr:
+    def scalar_limit(index: int, absent: Expr) -> Expr:
+        """Return an input limit as a scalar, or the default."""
         return absent if node.optional(index) is None else op.reshape(node.expr(index), ())
 
     selected = op.vision.all_class_non_max_suppression(
         boxes,
         node.expr(1),
-        limit(2, const(0, "int64")),
-        limit(3, const(0.0, "float32")),
-        limit(4, const(-np.inf, "float32")),
+        scalar_limit(2, const(0, "int64")),
+        scalar_limit(3, const(0.0, "float32")),
+        scalar_limit(4, const(-np.inf, "float32")),
     )
     # The operator's result is padded to the most boxes; the slice gives the count a symbolic name.
     rows, count = TupleGetItem(selected, 0), TupleGetItem(selected, 1)
@@ -132,7 +133,7 @@ def _deform_conv(node: Node) -> Expr:
     groups = node.get_int("offset_group", 1)
     strides, dilations = (node.get_ints(n, (1, 1)) for n in ("strides", "dilations"))
     for axis in range(2):
-        extent, offset_extent = (known(node.shape(n)[2 + axis]) for n in (0, 2))
+        extent, offset_extent = (known_int(node.shape(n)[2 + axis]) for n in (0, 2))
         if (
             extent is None or offset_extent is None or strides[axis] < 1
         ):  # the operator refuses those
@@ -144,6 +145,7 @@ def _deform_conv(node: Node) -> Expr:
                 f"'offset' has {offset_extent} positions along spatial axis {axis}, expected "
                 f"{windows}"
             )
+    # The mask is a modulation factor per tap (deformable convolution version 2).
     mask = node.optional(4)
     convolved: Expr = op.nn.deformable_conv2d(
         node.expr(0),
@@ -155,7 +157,7 @@ def _deform_conv(node: Node) -> Expr:
         dilation=dilations,
         deformable_groups=groups,
         groups=node.get_int("group", 1),
-        channels=known(node.shape(1)[0]),
+        channels=known_int(node.shape(1)[0]),
         kernel_size=kernel,
         border="zeros",
     )
@@ -164,8 +166,8 @@ def _deform_conv(node: Node) -> Expr:
     )
 
 
-def _borders(node: Node, rank: int) -> tuple[int, ...]:
-    """Return the padding of Col2Im: an image cannot be cut out of a smaller one."""
+def _col2im_pads(node: Node, rank: int) -> tuple[int, ...]:
+    """Return the padding of Col2Im; raise Unsupported for negative numbers."""
     pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
     if min(pads, default=0) < 0:
         node.unsupported(f"attribute 'pads' must not be negative, got {min(pads)}")
@@ -173,71 +175,75 @@ def _borders(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _col2im(node: Node) -> Expr:
-    """Convert Col2Im: add the patches of the columns at their positions in the padded image, whose
-    extents may be run-time values. The positions are a constant where the extents are known.
+    """Convert Col2Im: scatter-add the patches into the padded image, and crop it. The positions are
+    a constant where the extents are known.
     """
     block = node.axes(2, "block_shape")
     rank = len(block)
     image = [as_dim(d) for d in node.dims(1, "image_shape", rank)]
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
-    pads = _borders(node, rank)
-    node.believed("the number of elements of a patch", max(math.prod(block), *block))
+    pads = _col2im_pads(node, rank)
+    node.check_declared_count("the number of elements of a patch", max(math.prod(block), *block))
     window = Window(block, strides, dilations, pads[:rank], pads[rank:])
-    padded = [tidy(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
+    padded = [simplify_dim(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
     for extent, span in zip(padded, window.reach, strict=True):
-        if (number := known(extent)) is not None:
-            node.believed("an extent of the padded image", number)
-        node.scope.require(binary(GE, extent, span), " with 'image_shape'")
+        if (number := known_int(extent)) is not None:
+            node.check_declared_count("an extent of the padded image", number)
+        node.scope.require(fold_binary(GE, extent, span), " with 'image_shape'")
     steps = window.counts(padded)
     batch, rows, columns = node.shape(0)
-    channels = tidy(rows // math.prod(block))
-    planes, count = product_of((batch, channels)), tidy(product_of(steps) * math.prod(block))
-    if (number := known(count)) is not None:
-        node.believed("the number of elements of all patches", number)
-    node.scope.require(binary(EQ, columns, product_of(steps)), " with 'image_shape'")
+    channels = simplify_dim(rows // math.prod(block))
+    planes, count = (
+        product_of((batch, channels)),
+        simplify_dim(product_of(steps) * math.prod(block)),
+    )
+    if (number := known_int(count)) is not None:
+        node.check_declared_count("the number of elements of all patches", number)
+    node.scope.require(fold_binary(EQ, columns, product_of(steps)), " with 'image_shape'")
     zeros = op.full(const(0, node.dtype(0)), (planes, product_of(padded)), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, count))
-    patch_offsets = folded_table(node, _patch_places(node, window, padded, steps))
+    patch_offsets = fold_table(node, _patch_indices(node, window, padded, steps))
     indices = op.broadcast_to(op.reshape(patch_offsets, (1, count)), (planes, count))
     total = op.scatter_elements(zeros, indices, updates, axis=1, reduction="add")
     padded_image = op.reshape(total, (batch, channels, *padded))
     begin = list(pads[:rank])
-    end = as_attr(tidy(b + d) for b, d in zip(begin, image, strict=True))
+    end = as_attr(simplify_dim(b + d) for b, d in zip(begin, image, strict=True))
     return op.strided_slice(padded_image, begin=begin, end=end, axes=list(range(2, 2 + rank)))
 
 
-def _patch_places(
+def _patch_indices(
     node: Node, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
 ) -> Expr:
-    """Return [taps, *steps]: the flat position in the padded image of each element of each
-    patch.
-    """
+    """Emit the flat index in the padded image of each element of each patch, [taps, *steps]."""
     rank = len(steps)
     taps = np.array(list(np.ndindex(*window.kernel)), np.int64) * np.array(window.dilations)
     position: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
     for axis, (extent, count, stride) in enumerate(zip(padded, steps, window.strides, strict=True)):
         starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(np.int64(stride)))
         tap = const(taps[:, axis].reshape(-1, *(1,) * rank))
-        own = op.add(append_axes(starts, rank - 1 - axis), tap)
+        own = op.add(append_unit_axes(starts, rank - 1 - axis), tap)
         position = op.add(op.multiply(position, node.scope.scalar(extent)), own)
     return position
 
 
-_PADDING = {"mode": tuple(_METHODS), "padding_mode": ("zeros", "border", "reflection")}
+_GRID_SAMPLE_VALUES = {
+    "mode": tuple(_SAMPLE_METHODS),
+    "padding_mode": ("zeros", "border", "reflection"),
+}
 
 # fmt: off
 ROWS = (
-    Row("GridSample", _grid_sample, since=16, attributes="align_corners mode padding_mode",
-        values=_PADDING),
-    Row("AffineGrid", _affine_grid, since=20, attributes="align_corners"),
-    Row("RoiAlign", _roi_align, since=10,
+    OnnxRow("GridSample", _grid_sample, since=16, attributes="align_corners mode padding_mode",
+        values=_GRID_SAMPLE_VALUES),
+    OnnxRow("AffineGrid", _affine_grid, since=20, attributes="align_corners"),
+    OnnxRow("RoiAlign", _roi_align, since=10,
         attributes="coordinate_transformation_mode mode output_height output_width"
-                   " sampling_ratio spatial_scale",
+            " sampling_ratio spatial_scale",
         values={"mode": ("avg", "max"),
                 "coordinate_transformation_mode": ("half_pixel", "output_half_pixel")}),
-    Row("NonMaxSuppression", _non_max_suppression, since=10, attributes="center_point_box"),
-    Row("DeformConv", _deform_conv, since=19,
+    OnnxRow("NonMaxSuppression", _non_max_suppression, since=10, attributes="center_point_box"),
+    OnnxRow("DeformConv", _deform_conv, since=19,
         attributes="dilations group kernel_shape offset_group pads strides"),
-    Row("Col2Im", _col2im, since=18, attributes="dilations pads strides"),
+    OnnxRow("Col2Im", _col2im, since=18, attributes="dilations pads strides"),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Matrix products.
+"""Matrix products: MatMul, Gemm, Einsum, Det, Trilu, EyeLike.
 
 A constant right operand becomes the weight of nn.dense, transposed as a view, which packing
 transposes back without an intermediate copy. Leading axes of the left operand stay; where both
@@ -9,53 +9,49 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.products import batched
+from ekiden.frontend.common.products import batched_matmul
 from ekiden.frontend.common.value import constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 
-def _weight(matrix: Array) -> Expr:
-    """Return a constant right operand [k, n] as the weight [n, k] of nn.dense. It is a view, as
-    packing transposes it back.
-    """
+def _dense_weight(matrix: Array) -> Expr:
+    """Return a constant right operand [k, n] as nn.dense's weight [n, k]."""
     return const(matrix.T)
 
 
 def multiply_matrices(node: Node) -> Expr:
-    """Convert MatMul, in the dtype of its inputs."""
+    """Convert MatMul with NumPy's rules for vectors and batches."""
     b = node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
-    _check_inner(node)
+    _check_contraction(node)
     node.scope.same(node.shape(0)[-1:], node.shape(1)[-2:][:1])
     if b.array is not None and b.array.ndim == 2:
-        return op.nn.dense(node.expr(0), _weight(b.array), units=b.array.shape[1])
+        return op.nn.dense(node.expr(0), _dense_weight(b.array), units=b.array.shape[1])
     # A vector operand is promoted to a matrix and its axis removed again, as numpy.matmul does.
     if node.rank(1) == 1:
-        return _times_vector(node)
+        return _matrix_vector_product(node)
     if node.rank(1) == 2:
         return op.nn.matmul(node.expr(0), node.expr(1))
     if node.rank(0) == 1:
         row = op.expand_dims(node.expr(0), axis=0)
-        return op.squeeze(batched(node, row, node.expr(1)), axis=-2)
-    return batched(node, node.expr(0), node.expr(1))
+        return op.squeeze(batched_matmul(node, row, node.expr(1)), axis=-2)
+    return batched_matmul(node, node.expr(0), node.expr(1))
 
 
-def _check_inner(node: Node) -> None:
-    """Raise ImportModelError naming the dimensions that differ, as the model has them: a constant
-    operand is transposed later.
-    """
+def _check_contraction(node: Node) -> None:
+    """Raise ImportModelError if the contracted dimensions differ."""
     left_extent, right_extent = node.shape(0)[-1], node.shape(1)[-2:][0]
     if (
-        known(left_extent) is not None
-        and known(right_extent) is not None
-        and known(left_extent) != known(right_extent)
+        known_int(left_extent) is not None
+        and known_int(right_extent) is not None
+        and known_int(left_extent) != known_int(right_extent)
     ):
         at = max(node.rank(1) - 2, 0)
         raise ImportModelError(
@@ -64,14 +60,15 @@ def _check_inner(node: Node) -> None:
         )
 
 
-def _times_vector(node: Node) -> Expr:
-    """Return the product with a vector: a weight of one row, whose axis is squeezed again."""
+def _matrix_vector_product(node: Node) -> Expr:
+    """Emit the product with a vector as nn.dense of one row."""
     return op.squeeze(
         op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
     )
 
 
 def _gemm(node: Node) -> Expr:
+    """Convert Gemm: alpha * op(A) @ op(B) + beta * C."""
     data = op.transpose(node.expr(0), axes=[1, 0]) if node.get_int("transA", 0) else node.expr(0)
     transposed = bool(node.get_int("transB", 0))
     rows, columns = node.shape(0), node.shape(1)
@@ -81,10 +78,10 @@ def _gemm(node: Node) -> Expr:
     )
     weight = node.value(1).array
     if weight is not None:
-        product: Expr = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
+        product: Expr = op.nn.dense(data, node.expr(1) if transposed else _dense_weight(weight))
     else:
         product = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
-    product = _scaled(node, product, node.get_float("alpha", 1.0))
+    product = _scale_by(node, product, node.get_float("alpha", 1.0))
     bias = node.optional(2)
     beta = node.get_float("beta", 1.0)
     if bias is None or beta == 0:
@@ -92,16 +89,18 @@ def _gemm(node: Node) -> Expr:
     # A constant bias absorbs beta at import.
     if bias.array is not None and beta != 1:
         bias, beta = constant(np.asarray(bias.array * np.asarray(beta, bias.array.dtype))), 1.0
-    return op.add(product, _scaled(node, node.scope.expr(bias), beta))
+    return op.add(product, _scale_by(node, node.scope.expr(bias), beta))
 
 
-def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
+def _scale_by(node: Node, expr: Expr, factor: float) -> Expr:
+    """Emit a product with a factor; the expression itself for 1."""
     return expr if factor == 1 else op.multiply(expr, const(factor, node.dtype(0)))
 
 
 def _einsum(node: Node) -> Expr:
     equation = node.get_string("equation", "")
     operands, arrow, result_axes = equation.partition("->")
+    # NumPy rejects this form; ONNX does not say that the axes are summed.
     if arrow and "..." in operands and "..." not in result_axes:
         node.unsupported(f"the result of {equation!r} must name the axes of '...'")
     return op.einsum(node.exprs(), equation)
@@ -113,9 +112,10 @@ def _trilu(node: Node) -> Expr:
 
 
 def _eye_like(node: Node) -> Expr:
-    """Return ones where the column is `k` beyond the row, zeros elsewhere."""
+    """Convert EyeLike: ones on diagonal `k`, zeros elsewhere."""
     rows, columns = node.shape(0)
     dtype = from_onnx_dtype(node.get_int("dtype")) if node.has("dtype") else node.dtype(0)
+    # Extents may be symbolic, so the diagonal is a comparison of positions.
     row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)
     column = op.arange(0, columns, 1, dtype="int64")
     return op.cast(op.equal(op.add(row, const(node.get_int("k", 0), "int64")), column), dtype)
@@ -129,12 +129,12 @@ def _det(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("Det",    _det, since=11),
-    Row("MatMul", multiply_matrices),
-    Row("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
-    Row("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
-    Row("Einsum", _einsum, since=12, attributes="equation"),
-    Row("Trilu",  _trilu, since=14, attributes="upper"),
-    Row("EyeLike", _eye_like, since=9, attributes="dtype k"),
+    OnnxRow("Det",    _det, since=11),
+    OnnxRow("MatMul", multiply_matrices),
+    OnnxRow("Gemm",   _gemm, attributes="alpha beta broadcast transA transB"),
+    OnnxRow("Gemm",   _gemm, since=7, attributes="alpha beta transA transB"),
+    OnnxRow("Einsum", _einsum, since=12, attributes="equation"),
+    OnnxRow("Trilu",  _trilu, since=14, attributes="upper"),
+    OnnxRow("EyeLike", _eye_like, since=9, attributes="dtype k"),
 )
 # fmt: on

@@ -1,6 +1,4 @@
-"""Operators of ai.onnx.ml that prepare features: lookup tables, scaling, one-hot encoding, n-gram
-counts.
-"""
+"""ai.onnx.ml feature preprocessing: lookup tables, scaling, one-hot encoding, n-gram counts."""
 
 from __future__ import annotations
 
@@ -12,28 +10,28 @@ import numpy as np
 
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.sequence_value import MapValue
-from ekiden.frontend.common.text_value import TextValue, rows, text_of
+from ekiden.frontend.common.text_value import TextValue, as_text_value, flatten_text
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts
-from ekiden.topi.dimensions import Shape, known
+from ekiden.topi.dimensions import Shape, known_int
 
-DOMAIN = "ai.onnx.ml"
-_END = 2**31 - 1
+ML_DOMAIN = "ai.onnx.ml"
+_SLICE_END = 2**31 - 1
 """Beyond any extent."""
 
 
-def shape_of(value: Value) -> Shape:
-    """Return the shape of a tensor of numbers or strings."""
+def value_shape(value: Value) -> Shape:
+    """Return the shape of a numeric or string tensor."""
     return value.shape if isinstance(value, TextValue) else value.type.shape
 
 
-def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | str]) -> Expr:
-    """Return the index of each element among the keys: int64, -1 for none; of equal keys the last.
+def find_key_index(node: Node, elements: Value, keys: Array | Sequence[int | float | str]) -> Expr:
+    """Emit the int64 index of each element among the keys, -1 for none; of equal keys the last.
 
     Args:
         node: the node.
@@ -43,9 +41,9 @@ def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | s
     key_index = {k: i for i, k in enumerate(keys)}
     if isinstance(elements, TextValue):
         order = sorted_texts(map(str, key_index))
-        sorted_index = op.text.find(rows(elements), const(encode(order)))
+        sorted_index = op.text.find(flatten_text(elements), const(encode(order)))
         sorted_index = op.reshape(sorted_index, elements.shape, allowzero=True)
-        return _taken([key_index[k] for k in order], sorted_index, -1)
+        return _table_entries([key_index[k] for k in order], sorted_index, -1)
     dtype = elements.type.dtype
     if any(isinstance(k, str) for k in key_index):
         node.unsupported(f"strings cannot be looked up among elements of {dtype}")
@@ -70,20 +68,22 @@ def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | s
     return op.where(same, op.take(table_index, at, axis=0), none)
 
 
-def _taken(table: Sequence[int], indices: Expr, default: int) -> Expr:
-    """Look up entries of a table; index -1 selects the default."""
+def _table_entries(table: Sequence[int], indices: Expr, default: int) -> Expr:
+    """Emit int64 table entries by index; -1 gives the default."""
     return op.take(
-        const(np.array([*table, default], np.int64)), _or_last(indices, len(table)), axis=0
+        const(np.array([*table, default], np.int64)), _default_last(indices, len(table)), axis=0
     )
 
 
-def _or_last(indices: Expr, last: int) -> Expr:
-    """Replace index -1 by `last`."""
+def _default_last(indices: Expr, last: int) -> Expr:
+    """Emit indices with -1 replaced by `last`."""
     return op.where(op.less(indices, const(np.int64(0))), const(np.int64(last)), indices)
 
 
-def looked_up(node: Node, indices: Expr, values: Array, default: object) -> Expr | TextValue:
-    """Look up values by index; index -1 selects the default.
+def gather_or_default(
+    node: Node, indices: Expr, values: Array, default: object
+) -> Expr | TextValue:
+    """Emit values by index; -1 gives the default.
 
     Args:
         node: the node.
@@ -94,26 +94,26 @@ def looked_up(node: Node, indices: Expr, values: Array, default: object) -> Expr
     # The default is appended to the table: one gather then serves hits and misses.
     end = np.array([default], values.dtype)
     table = np.concatenate([values.ravel(), end])
-    at = _or_last(indices, values.size)
+    at = _default_last(indices, values.size)
     if values.dtype == np.object_:
-        return text_of(node.scope, op.take(const(encode(table)), at, axis=0))
+        return as_text_value(node.scope, op.take(const(encode(table)), at, axis=0))
     return op.take(const(table), at, axis=0)
 
 
 # Tables.
 
 _DEFAULTS = {"tensor": None, "floats": -0.0, "int64s": -1, "strings": "_Unused"}
-_TYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
+_LIST_DTYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
 
 
 def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
-    """Return the list that a node has as attribute `prefix`_* of one of several types: the type's
-    name, and its values.
+    """Return (type, values) of the list attribute `prefix`_floats, _int64s, _encode_strings or
+    _tensor.
     """
     tensor = node.get_tensor(f"{prefix}_tensor")
     if tensor is not None:
         return "tensor", tensor.ravel()
-    for kind, dtype in _TYPES.items():
+    for kind, dtype in _LIST_DTYPES.items():
         if node.has(f"{prefix}_{kind}"):
             read = {"floats": node.get_floats, "int64s": node.get_ints, "strings": node.get_strings}
             return kind, np.array(read[kind](f"{prefix}_{kind}"), dtype)
@@ -121,6 +121,7 @@ def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
 
 
 def _default(node: Node, kind: str, values: Array) -> object:
+    """Return the default value of a lookup for its type."""
     name = f"default_{kind.removesuffix('s')}"
     if kind == "tensor":
         tensor = node.get_tensor(name)
@@ -132,59 +133,61 @@ def _default(node: Node, kind: str, values: Array) -> object:
 
 
 def _label_encoder(node: Node) -> Result:
+    """Convert LabelEncoder since version 2: keys to values of any type."""
     _, keys = attribute_list(node, "keys")
     kind, values = attribute_list(node, "values")
     if keys.size != values.size:
         node.unsupported(f"as many values as keys expected, got {values.size} and {keys.size}")
-    indices = index_of(node, node.value(0), keys.tolist())
-    return looked_up(node, indices, values, _default(node, kind, values))
+    indices = find_key_index(node, node.value(0), keys.tolist())
+    return gather_or_default(node, indices, values, _default(node, kind, values))
 
 
-def _two_ways(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
-    """Map strings to numbers, or numbers to strings, by the type of the input."""
+def _map_either_way(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
+    """Map strings to numbers or numbers to strings, by the type of the input."""
     if isinstance(node.value(0), TextValue):
-        indices = index_of(node, node.value(0), words)
+        indices = find_key_index(node, node.value(0), words)
         values = np.array(numbers, np.int64)
-        return looked_up(node, indices, values, node.get_int("default_int64", -1))
-    indices = index_of(node, node.value(0), numbers)
+        return gather_or_default(node, indices, values, node.get_int("default_int64", -1))
+    indices = find_key_index(node, node.value(0), numbers)
     values = np.array(words, object)
-    return looked_up(node, indices, values, node.get_string("default_string", "_Unused"))
+    return gather_or_default(node, indices, values, node.get_string("default_string", "_Unused"))
 
 
 def _label_encoder_1(node: Node) -> Result:
     words = node.get_strings("classes_strings")
-    return _two_ways(node, words, range(len(words)))
+    return _map_either_way(node, words, range(len(words)))
 
 
 def _category_mapper(node: Node) -> Result:
-    return _two_ways(node, node.get_strings("cats_strings"), node.get_ints("cats_int64s"))
+    return _map_either_way(node, node.get_strings("cats_strings"), node.get_ints("cats_int64s"))
 
 
 def _one_hot(node: Node) -> Expr:
-    """Convert OneHotEncoder. Unknown categories are rows of zeros, whatever the attribute `zeros`
-    is.
+    """Convert OneHotEncoder to float32 of one more axis. Unknown categories are rows of zeros,
+    whatever the attribute `zeros` is.
     """
     _, cats = attribute_list(node, "cats")
     categories = node.value(0)
     if not isinstance(categories, TextValue) and is_float(categories.type.dtype):
+        # ONNX Runtime truncates float categories to integers.
         categories = node.scope.bound(op.cast(node.expr(0), "int64"))
-    indices = index_of(node, categories, cats.tolist())
-    wide = op.expand_dims(indices, axis=len(shape_of(categories)))
+    indices = find_key_index(node, categories, cats.tolist())
+    wide = op.expand_dims(indices, axis=len(value_shape(categories)))
     return op.cast(op.equal(wide, const(np.arange(cats.size, dtype=np.int64))), "float32")
 
 
 # Numbers.
 
 
-def as_rows(node: Node, index: int = 0) -> Expr:
-    """Return an input as rows [n, c]; a vector [c] is one row."""
+def as_matrix(node: Node, index: int = 0) -> Expr:
+    """Return an input as a matrix [n, c]; a vector [c] is one row."""
     data = node.expr(index)
     return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
 
 
-def as_float(node: Node, index: int = 0) -> Expr:
-    """Return an input as rows of float32, unless it already is of a float dtype."""
-    data = as_rows(node, index)
+def as_float_matrix(node: Node, index: int = 0) -> Expr:
+    """Return an input as a matrix of float32, or of its own float dtype."""
+    data = as_matrix(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
 
@@ -211,6 +214,7 @@ def _binarizer(node: Node) -> Expr:
 
 
 def _imputer(node: Node) -> Expr:
+    """Convert Imputer: replaced values become the imputed ones."""
     floats, dtype = node.has("imputed_value_floats"), node.dtype(0)
     name = "imputed_value_floats" if floats else "imputed_value_int64s"
     values = np.array(node.get_floats(name) if floats else node.get_ints(name), dtype)
@@ -225,6 +229,7 @@ def _imputer(node: Node) -> Expr:
 
 
 def _feature_vectorizer(node: Node) -> Expr:
+    """Convert FeatureVectorizer: each input cut or zero-padded to its width, and concatenated."""
     columns = []
     widths = node.get_ints("inputdimensions")
     if len(widths) != len(node.inputs):
@@ -232,10 +237,11 @@ def _feature_vectorizer(node: Node) -> Expr:
     for index, width in enumerate(widths):
         if node.rank(index) not in (1, 2):
             node.unsupported(f"input {index} must have rank 1 or 2, got {node.rank(index)}")
-        data = op.cast(as_rows(node, index), "float32")
-        have = known(node.typed(data).shape[1])
+        data = op.cast(as_matrix(node, index), "float32")
+        have = known_int(node.typed(data).shape[1])
         if have is None:
             node.unsupported(f"the number of columns of input {index} must be known")
+        # As in ONNX Runtime, inputs are cut or padded to their stated width.
         if have > width:
             data = op.strided_slice(data, [0], [width], axes=[1])
         elif have < width:
@@ -245,16 +251,22 @@ def _feature_vectorizer(node: Node) -> Expr:
 
 
 def _feature_extractor(node: Node) -> Expr | TextValue:
+    """Convert ArrayFeatureExtractor: columns by index."""
     features = node.value(0)
-    rank = len(shape_of(features))
+    rank = len(value_shape(features))
     data = features.expr if isinstance(features, TextValue) else node.expr(0)
     assert data is not None
     selected = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1, mode="raise")
     selected_rows = op.expand_dims(selected, axis=0) if rank == 1 else selected
-    return text_of(node.scope, selected_rows) if isinstance(features, TextValue) else selected_rows
+    return (
+        as_text_value(node.scope, selected_rows)
+        if isinstance(features, TextValue)
+        else selected_rows
+    )
 
 
 def _zip_map(node: Node) -> MapValue:
+    """Convert ZipMap: columns become values of a map by class label."""
     strings = node.has("classlabels_strings")
     names = (
         node.get_strings("classlabels_strings") if strings else node.get_ints("classlabels_int64s")
@@ -266,9 +278,9 @@ def _zip_map(node: Node) -> MapValue:
 # Counts of n-grams.
 
 
-def _grams(node: Node, count: int) -> list[tuple[int, int, int]]:
-    """Return (length, first index in the pool, count) of the n-grams; length 0 for those that are
-    not counted.
+def _ngram_sections(node: Node, count: int) -> list[tuple[int, int, int]]:
+    """Return (length, first pool index, count) per n-gram length; length 0 for lengths that are not
+    counted.
     """
     starts = [*node.get_ints("ngram_counts"), count]
     first, last = node.get_int("min_gram_length", 1), node.get_int("max_gram_length", 1)
@@ -284,9 +296,9 @@ MAX_SKIPS = 1000
 """Tokens that may be left out between two of an n-gram, in rows of unknown length."""
 
 
-def _skips(node: Node, length: int | None, size: int) -> int:
-    """Return how many tokens may be skipped between two of an n-gram, bounded by the length of a
-    row. Raises Unsupported for a number that is negative, or huge where rows have any length.
+def _max_skips(node: Node, length: int | None, size: int) -> int:
+    """Return the largest skip between two tokens of an n-gram, bounded by the row length. Raises
+    Unsupported for a number that is negative, or huge where rows have any length.
     """
     skips = node.get_int("max_skip_count", 0)
     if skips < 0 or (length is None and skips > MAX_SKIPS):
@@ -296,17 +308,20 @@ def _skips(node: Node, length: int | None, size: int) -> int:
     return skips if length is None else max(0, min(skips, (length - 1) // (size - 1) - 1))
 
 
-def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
+def _count_ngrams(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
     """Count each n-gram of a pool [count, size] in each row of ids [batch, length]."""
     length = node.typed(ids).shape[1]
-    skips = _skips(node, known(length), size)
+    skips = _max_skips(node, known_int(length), size)
     counts = []
     # Skip n-grams: the items of an n-gram are `step` tokens apart, for every step that is allowed.
     for step in range(1, skips + 2):
+        # -1 is no token's number, so n-grams that leave the row match nothing.
         wide = op.nn.pad(ids, [(0, 0), (0, (size - 1) * step)], const(np.int64(-1)))
         same = []
         for k in range(size):
-            shifted = op.strided_slice(wide, [0, k * step], [_END, length + k * step], axes=[0, 1])
+            shifted = op.strided_slice(
+                wide, [0, k * step], [_SLICE_END, length + k * step], axes=[0, 1]
+            )
             same.append(op.equal(op.expand_dims(shifted, axis=2), const(pool[:, k])))
         hits = op.cast(reduce(op.logical_and, same), "float32")
         counts.append(op.sum(hits, axis=1))
@@ -314,32 +329,32 @@ def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
 
 
 def _tf_idf(node: Node) -> Expr:
-    """Convert TfIdfVectorizer: each n-gram of the pool has a column; tokens are numbered first."""
+    """Convert TfIdfVectorizer: one column per n-gram of the pool."""
     strings = node.has("pool_strings")
     pool: list[int | float | str] = []
     pool += node.get_strings("pool_strings") if strings else node.get_ints("pool_int64s")
     tokens = {t: i for i, t in enumerate(dict.fromkeys(pool))}
-    ids = index_of(node, node.value(0), list(tokens))
-    rank = len(shape_of(node.value(0)))
+    ids = find_key_index(node, node.value(0), list(tokens))
+    rank = len(value_shape(node.value(0)))
     batch = op.expand_dims(ids, axis=0) if rank == 1 else ids
     columns = np.array(node.get_ints("ngram_indexes"), np.int64)
     counts: list[Expr] = []
     used: list[int] = []
     at = 0
-    for size, start, number in _grams(node, len(pool)):
+    for size, start, number in _ngram_sections(node, len(pool)):
         if size and number:
             flat = [tokens[t] for t in pool[start : start + size * number]]
-            counts.append(_occurrences(node, batch, np.array(flat).reshape(number, size), size))
+            counts.append(_count_ngrams(node, batch, np.array(flat).reshape(number, size), size))
             used += range(at, at + number)
         at += number
     if at != len(columns):
         node.unsupported(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
-    weighted = _weighted(node, counts, np.array(used, np.int64), columns)
+    weighted = _weight_counts(node, counts, np.array(used, np.int64), columns)
     return op.squeeze(weighted, axis=[0]) if rank == 1 else weighted
 
 
-def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Array) -> Expr:
-    """Weight the counts and place each in its column; columns without an n-gram are 0."""
+def _weight_counts(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Array) -> Expr:
+    """Weight the n-gram counts and scatter them to their columns; other columns are 0."""
     if not gram_counts:
         node.unsupported("no n-gram has a length that is counted")
     counts = (
@@ -354,7 +369,8 @@ def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Arr
             weights = np.array(node.get_floats("weights"), np.float32)
         base = counts if mode == "TFIDF" else op.minimum(counts, const(np.float32(1)))
         counts = op.multiply(base, const(weights[used]))
-    width = node.believed("a number of 'ngram_indexes'", int(columns.max()) + 1)
+    # A bound, because one large index would allocate a row of that length.
+    width = node.check_declared_count("a number of 'ngram_indexes'", int(columns.max()) + 1)
     count_index = np.full(width, len(used), np.int64)
     count_index[columns[used]] = np.arange(len(used))
     padded = op.nn.pad(counts, [(0, 0), (0, 1)], const(np.float32(0)))
@@ -363,26 +379,29 @@ def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Arr
 
 # fmt: off
 ROWS = (
-    Row("LabelEncoder", _label_encoder_1, domain=DOMAIN,
+    OnnxRow("LabelEncoder",          _label_encoder_1, domain=ML_DOMAIN,
         attributes="classes_strings default_int64 default_string"),
-    Row("LabelEncoder", _label_encoder, since=2, domain=DOMAIN,
+    OnnxRow("LabelEncoder",          _label_encoder, since=2, domain=ML_DOMAIN,
         attributes="default_float default_int64 default_string default_tensor keys_floats "
         "keys_int64s keys_strings keys_tensor values_floats values_int64s values_strings "
         "values_tensor"),
-    Row("CategoryMapper", _category_mapper, domain=DOMAIN,
+    OnnxRow("CategoryMapper",        _category_mapper, domain=ML_DOMAIN,
         attributes="cats_int64s cats_strings default_int64 default_string"),
-    Row("OneHotEncoder", _one_hot, domain=DOMAIN, attributes="cats_int64s cats_strings zeros"),
-    Row("Scaler", _scaler, domain=DOMAIN, attributes="offset scale"),
-    Row("Normalizer", _normalizer, domain=DOMAIN, attributes="norm",
+    OnnxRow("OneHotEncoder",         _one_hot, domain=ML_DOMAIN,
+        attributes="cats_int64s cats_strings zeros"),
+    OnnxRow("Scaler",                _scaler, domain=ML_DOMAIN, attributes="offset scale"),
+    OnnxRow("Normalizer",            _normalizer, domain=ML_DOMAIN, attributes="norm",
         values={"norm": ("MAX", "L1", "L2")}),
-    Row("Binarizer", _binarizer, domain=DOMAIN, attributes="threshold"),
-    Row("Imputer", _imputer, domain=DOMAIN,
+    OnnxRow("Binarizer",             _binarizer, domain=ML_DOMAIN, attributes="threshold"),
+    OnnxRow("Imputer",               _imputer, domain=ML_DOMAIN,
         attributes="imputed_value_floats imputed_value_int64s replaced_value_float "
         "replaced_value_int64"),
-    Row("FeatureVectorizer", _feature_vectorizer, domain=DOMAIN, attributes="inputdimensions"),
-    Row("ArrayFeatureExtractor", _feature_extractor, domain=DOMAIN),
-    Row("ZipMap", _zip_map, domain=DOMAIN, attributes="classlabels_int64s classlabels_strings"),
-    Row("TfIdfVectorizer", _tf_idf, since=9,
+    OnnxRow("FeatureVectorizer",     _feature_vectorizer, domain=ML_DOMAIN,
+        attributes="inputdimensions"),
+    OnnxRow("ArrayFeatureExtractor", _feature_extractor, domain=ML_DOMAIN),
+    OnnxRow("ZipMap",                _zip_map, domain=ML_DOMAIN,
+        attributes="classlabels_int64s classlabels_strings"),
+    OnnxRow("TfIdfVectorizer",       _tf_idf, since=9,
         attributes="max_gram_length max_skip_count min_gram_length mode ngram_counts ngram_indexes "
         "pool_int64s pool_strings weights", values={"mode": ("TF", "IDF", "TFIDF")}),
 )

@@ -1,4 +1,4 @@
-"""Classifiers and regressors of ai.onnx.ml: linear models, support vector machines, tree ensembles.
+"""ai.onnx.ml classifiers and regressors: linear models, support vector machines, tree ensembles.
 Where the standard is open about labels and scores, they follow ONNX's reference implementation.
 """
 
@@ -10,26 +10,34 @@ from itertools import combinations
 import numpy as np
 
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.onnx.converters.ml_features import DOMAIN, as_float, as_rows, looked_up
-from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.trees import MEMBER, MODES, Questions, Tables, forest
+from ekiden.frontend.onnx.converters.ml_features import (
+    ML_DOMAIN,
+    as_float_matrix,
+    as_matrix,
+    gather_or_default,
+)
+from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.trees import BRANCH_MODES, MEMBER, BranchNodes, ForestTables, build_forest
 from ekiden.ir.op import Array
-from ekiden.ir.prim import GT, IntImm, binary
+from ekiden.ir.prim import GT, IntImm, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import as_dim
 
-POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")}
+POST_TRANSFORM_VALUES = {
+    "post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+}
 
 
-def _number(node: Node, like: Expr, value: float) -> Expr:
+def _const_like(node: Node, like: Expr, value: float) -> Expr:
+    """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
 
-def _both(first: Expr, second: Expr) -> Expr:
-    """Concatenate two columns."""
+def _concat_columns(first: Expr, second: Expr) -> Expr:
+    """Emit the concatenation of two columns."""
     return op.concatenate(Tuple((first, second)), axis=1)
 
 
@@ -37,40 +45,47 @@ def _both(first: Expr, second: Expr) -> Expr:
 
 
 def _softmax_zero(node: Node, scores: Expr) -> Expr:
-    """Return the softmax in which scores of 0 stay 0."""
+    """Emit the softmax in which scores of 0 stay 0."""
 
-    def one(value: float) -> Expr:
-        return _number(node, scores, value)
+    def const_like_scores(value: float) -> Expr:
+        """Return a scalar constant of the scores' dtype."""
+        return _const_like(node, scores, value)
 
     # The maximum is subtracted so that exp cannot overflow.
     greatest = op.max(scores, axis=1, keepdims=True)
-    is_zero = op.less_equal(op.abs(scores), one(1e-7))
+    is_zero = op.less_equal(op.abs(scores), const_like_scores(1e-7))
     small = op.multiply(scores, op.exp(op.negative(greatest)))
     raised = op.where(is_zero, small, op.exp(op.subtract(scores, greatest)))
     total = op.sum(raised, axis=1, keepdims=True)
-    nothing = op.equal(total, one(0.0))
-    return op.where(nothing, one(0.5), op.divide(raised, op.where(nothing, one(1.0), total)))
+    nothing = op.equal(total, const_like_scores(0.0))
+    return op.where(
+        nothing,
+        const_like_scores(0.5),
+        op.divide(raised, op.where(nothing, const_like_scores(1.0), total)),
+    )
 
 
 def _probit(node: Node, scores: Expr) -> Expr:
-    """Return the probit function (inverse normal CDF), by Winitzki's approximation of the inverse
-    of erf.
-    """
+    """Emit the inverse normal CDF by Winitzki's approximation of the inverse error function."""
 
-    def one(value: float) -> Expr:
-        return _number(node, scores, value)
+    def const_like_scores(value: float) -> Expr:
+        """Return a scalar constant of the scores' dtype."""
+        return _const_like(node, scores, value)
 
-    x = op.subtract(op.multiply(scores, one(2.0)), one(1.0))
-    log = op.log(op.multiply(op.subtract(one(1.0), x), op.add(one(1.0), x)))
-    v = op.add(one(2.0 / (np.pi * 0.147)), op.multiply(one(0.5), log))
-    inner = op.subtract(op.multiply(v, v), op.multiply(one(1 / 0.147), log))
+    x = op.subtract(op.multiply(scores, const_like_scores(2.0)), const_like_scores(1.0))
+    log = op.log(
+        op.multiply(op.subtract(const_like_scores(1.0), x), op.add(const_like_scores(1.0), x))
+    )
+    # 0.147 is Winitzki's constant a.
+    v = op.add(const_like_scores(2.0 / (np.pi * 0.147)), op.multiply(const_like_scores(0.5), log))
+    inner = op.subtract(op.multiply(v, v), op.multiply(const_like_scores(1 / 0.147), log))
     size = op.sqrt(op.subtract(op.sqrt(inner), v))
-    signed = op.where(op.less(x, one(0.0)), op.negative(size), size)
-    return op.multiply(one(1.41421356), signed)
+    signed = op.where(op.less(x, const_like_scores(0.0)), op.negative(size), size)
+    return op.multiply(const_like_scores(1.41421356), signed)
 
 
 def post_transform(node: Node, scores: Expr) -> Expr:
-    """Apply the attribute `post_transform` to scores [n, k]."""
+    """Emit the `post_transform` of scores [n, k]."""
     match node.get_string("post_transform", "NONE"):
         case "SOFTMAX":
             return op.nn.softmax(scores, axis=1)
@@ -84,7 +99,7 @@ def post_transform(node: Node, scores: Expr) -> Expr:
 
 
 def class_labels(node: Node) -> Array | None:
-    """Return the labels of the classes, int64 or objects; None if the node declares none."""
+    """Return the class labels, int64 or strings; None if the node declares none."""
     if node.has("classlabels_strings") and node.get_strings("classlabels_strings"):
         return np.array(node.get_strings("classlabels_strings"), object)
     for name in ("classlabels_ints", "classlabels_int64s"):
@@ -93,30 +108,31 @@ def class_labels(node: Node) -> Array | None:
     return None
 
 
-def _labelled(node: Node, class_indices: Expr) -> Result:
-    """Return the labels of classes by index."""
+def _class_labels_by_index(node: Node, class_indices: Expr) -> Result:
+    """Emit class labels by index."""
     labels = class_labels(node)
     if labels is None:
         return class_indices
-    return looked_up(node, class_indices, labels, labels[0])
+    return gather_or_default(node, class_indices, labels, labels[0])
 
 
-def _best(scores: Expr) -> Expr:
+def _argmax_class(scores: Expr) -> Expr:
+    """Emit the index of the highest score, int64."""
     return op.cast(op.argmax(scores, axis=1), "int64")
 
 
 def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
-    """Return the labels where there is one column of scores: the class, or none."""
-    above = op.greater_equal(op.squeeze(scores, axis=[1]), _number(node, scores, limit))
+    """Emit the labels of one score column: the class above the limit, otherwise none."""
+    above = op.greater_equal(op.squeeze(scores, axis=[1]), _const_like(node, scores, limit))
     labels = class_labels(node)
     first = np.array([1], np.int64) if labels is None else labels[:1]
     class_indices = op.where(above, const(np.int64(0)), const(np.int64(-1)))
-    return looked_up(node, class_indices, first, "" if first.dtype == np.object_ else 0)
+    return gather_or_default(node, class_indices, first, "" if first.dtype == np.object_ else 0)
 
 
-def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
-    """Return a list of coefficients as a matrix of `rows` rows, or of rows of `width`. Raises
-    ImportModelError where their number does not fit.
+def _coefficient_matrix(values: Sequence[float], rows: int, width: int = -1) -> Array:
+    """Return coefficients as a matrix of `rows` rows, or of rows of `width`; raise ImportModelError
+    if they do not fit.
     """
     if (rows < 1 and width < 1) or len(values) % (rows if width < 1 else width):
         expected = f"rows of {width}" if width > 0 else f"{rows} rows"
@@ -124,17 +140,17 @@ def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
     return np.array(values, np.float32).reshape(rows, width)
 
 
-def _times(node: Node, data: Expr, weights: Array) -> Expr:
-    """Return the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
+def _row_products(node: Node, data: Expr, weights: Array) -> Expr:
+    """Emit the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
     node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
     return op.nn.dense(data, const(weights), units=len(weights))
 
 
 def _linear_scores(node: Node, columns: int) -> Expr:
-    data = as_float(node)
+    data = as_float_matrix(node)
     dtype = node.typed(data).dtype
-    weights = _rows(node.get_floats("coefficients"), columns).astype(dtype)
-    scores = _times(node, data, weights)
+    weights = _coefficient_matrix(node.get_floats("coefficients"), columns).astype(dtype)
+    scores = _row_products(node, data, weights)
     if not node.has("intercepts"):
         return scores
     return op.add(scores, const(np.array(node.get_floats("intercepts"), dtype)))
@@ -147,15 +163,16 @@ def _linear_classifier(node: Node) -> Result:
     scores = _linear_scores(node, columns)
     # A binary classifier stores the coefficients of the second class alone.
     if columns == 1 and count == 2:
-        scores = _both(op.negative(scores), scores)
+        scores = _concat_columns(op.negative(scores), scores)
     scores = op.cast(post_transform(node, scores), "float32")
     if columns == 1 and count == 1:
         limit = 0.0 if node.get_string("post_transform", "NONE") == "NONE" else 0.5
-        return [_label(_threshold_labels(node, scores, limit)), scores]
-    return [_label(_labelled(node, _best(scores))), scores]
+        return [_as_expr(_threshold_labels(node, scores, limit)), scores]
+    return [_as_expr(_class_labels_by_index(node, _argmax_class(scores))), scores]
 
 
-def _label(result: Result) -> Expr:
+def _as_expr(result: Result) -> Expr:
+    """Return a label result as an expression, for the type checker."""
     return result  # type: ignore[return-value]
 
 
@@ -167,8 +184,8 @@ def _linear_regressor(node: Node) -> Expr:
 # Support vector machines.
 
 
-def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
-    """Return the SVM kernel of each row with each support vector: [n, vectors]."""
+def _svm_kernel(node: Node, data: Expr, vectors: Array) -> Expr:
+    """Emit the SVM kernel of each row with each support vector, [n, vectors]."""
     params = node.get_floats("kernel_params") if node.has("kernel_params") else ()
     gamma, coef0, degree = (*params, 0.0, 0.0, 0.0)[:3]
     kind = node.get_string("kernel_type", "LINEAR")
@@ -179,7 +196,7 @@ def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
                 const(np.float32(-gamma)), op.sum(op.multiply(difference, difference), axis=2)
             )
         )
-    products = _times(node, data, vectors)
+    products = _row_products(node, data, vectors)
     if kind == "LINEAR":
         return products
     scaled = op.add(op.multiply(products, const(np.float32(gamma))), const(np.float32(coef0)))
@@ -188,17 +205,20 @@ def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
     return op.power(scaled, const(np.float32(int(degree))))
 
 
-def _rho(node: Node, count: int) -> Expr:
+def _svm_offsets(node: Node, count: int) -> Expr:
+    """Return the SVM's offsets as a constant."""
     return const(np.array(node.get_floats("rho"), np.float32)[:count])
 
 
 def _svm_regressor(node: Node) -> Expr:
     count = node.get_int("n_supports", 0)
-    data: Expr = op.cast(as_rows(node), "float32")
+    data: Expr = op.cast(as_matrix(node), "float32")
     if count:
-        data = _kernel(node, data, _rows(node.get_floats("support_vectors"), count))
-    weights = _rows(node.get_floats("coefficients"), 1)
-    scores = op.add(_times(node, data, weights), _rho(node, 1))
+        data = _svm_kernel(
+            node, data, _coefficient_matrix(node.get_floats("support_vectors"), count)
+        )
+    weights = _coefficient_matrix(node.get_floats("coefficients"), 1)
+    scores = op.add(_row_products(node, data, weights), _svm_offsets(node, 1))
     if node.get_int("one_class", 0):
         above = op.greater(scores, const(np.float32(0)))
         return op.where(above, const(np.float32(1)), const(np.float32(-1)))
@@ -206,26 +226,26 @@ def _svm_regressor(node: Node) -> Expr:
 
 
 def _svm_classifier(node: Node) -> Result:
-    data, labels = op.cast(as_rows(node), "float32"), class_labels(node)
+    data, labels = op.cast(as_matrix(node), "float32"), class_labels(node)
     classes = 1 if labels is None else len(labels)
     per_class = node.get_ints("vectors_per_class", ())
     positive = min(node.get_floats("coefficients")) >= 0
     if not sum(per_class):
-        weights = _rows(node.get_floats("coefficients"), classes)
-        scores = op.add(_times(node, data, weights), _rho(node, 1))
+        weights = _coefficient_matrix(node.get_floats("coefficients"), classes)
+        scores = op.add(_row_products(node, data, weights), _svm_offsets(node, 1))
         return _svm_result(node, scores, scores, False, positive)
     pairs = _pair_scores(node, data, per_class)
-    votes = _votes(node, pairs, classes)
+    votes = _one_vs_one_votes(node, pairs, classes)
     if not node.has("prob_a") or not node.get_floats("prob_a"):
         return _svm_result(node, votes, pairs, False, positive)
-    return _svm_result(node, votes, _probabilities(node, pairs, classes), True, positive)
+    return _svm_result(node, votes, _platt_probabilities(node, pairs, classes), True, positive)
 
 
 def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
-    """Return the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
+    """Emit the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
     total = sum(per_class)
-    vectors = _rows(node.get_floats("support_vectors"), total)
-    weights = _rows(node.get_floats("coefficients"), -1, total)
+    vectors = _coefficient_matrix(node.get_floats("support_vectors"), total)
+    weights = _coefficient_matrix(node.get_floats("coefficients"), -1, total)
     starts = np.concatenate([[0], np.cumsum(per_class)])
     pairs = list(combinations(range(len(per_class)), 2))
     table = np.zeros((len(pairs), total), np.float32)
@@ -235,22 +255,24 @@ def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
         for class_index, weight_row in ((i, j - 1), (j, i)):
             vectors_of_class = slice(starts[class_index], starts[class_index + 1])
             table[column, vectors_of_class] = weights[weight_row, vectors_of_class]
-    return op.add(_times(node, _kernel(node, data, vectors), table), _rho(node, len(pairs)))
+    return op.add(
+        _row_products(node, _svm_kernel(node, data, vectors), table), _svm_offsets(node, len(pairs))
+    )
 
 
-def _votes(node: Node, pairs: Expr, classes: int) -> Expr:
-    """Count the pairs that each class wins (one-against-one voting)."""
+def _one_vs_one_votes(node: Node, pairs: Expr, classes: int) -> Expr:
+    """Emit the number of pairs that each class wins (one-against-one voting)."""
     wins = np.zeros((2, classes, classes * (classes - 1) // 2), np.float32)
     for row, (i, j) in enumerate(combinations(range(classes), 2)):
         wins[0, i, row] = wins[1, j, row] = 1
     first = op.greater(pairs, const(np.float32(0)))
     outcomes = (op.cast(first, "float32"), op.cast(op.logical_not(first), "float32"))
-    return op.add(*(_times(node, g, w) for g, w in zip(outcomes, wins, strict=True)))
+    return op.add(*(_row_products(node, g, w) for g, w in zip(outcomes, wins, strict=True)))
 
 
-def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
-    """Return the class probabilities [n, classes] from the pairs' Platt-scaled decision values, by
-    pairwise coupling (Wu, Lin and Weng 2004).
+def _platt_probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
+    """Emit class probabilities [n, classes] by pairwise coupling of Platt-scaled decisions (Wu, Lin
+    and Weng 2004).
     """
     a, b = (const(np.array(node.get_floats(n), np.float32)) for n in ("prob_a", "prob_b"))
     chance = op.sigmoid(op.negative(op.add(op.multiply(pairs, a), b)))
@@ -270,9 +292,7 @@ def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
 
 
 def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
-    """Return labels and scores; with two classes and one score, the first class gets its
-    negative.
-    """
+    """Emit labels and scores; with two classes and one score, the first class gets its negative."""
     labels = class_labels(node)
     count = node.typed(scores).shape[1]
     width = int(getattr(count, "value", 0))
@@ -283,40 +303,45 @@ def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bo
         label: Result = class_indices
     elif single and positive and not proba:
         sure = op.greater_equal(op.max(votes, axis=1), const(np.float32(0.5)))
-        label = _labelled(node, op.where(sure, const(np.int64(1)), _best(votes)))
+        label = _class_labels_by_index(
+            node, op.where(sure, const(np.int64(1)), _argmax_class(votes))
+        )
     else:
-        label = _labelled(node, _best(votes))
+        label = _class_labels_by_index(node, _argmax_class(votes))
     if width == 1 and single and labels is not None and len(labels) == 2:
-        scores = post_transform(node, _both(op.negative(scores), scores))
+        scores = post_transform(node, _concat_columns(op.negative(scores), scores))
     elif width > 1:
         scores = post_transform(node, scores)
-    return [_label(label), scores]
+    return [_as_expr(label), scores]
 
 
 # Trees.
 
 
-def _numbers(node: Node, name: str, dtype: type) -> Array | None:
-    """Return a list of floats as an array, or the tensor `*_as_tensor` that newer versions have
-    beside it; None where both are absent or empty.
+def _float_list(node: Node, name: str, dtype: type) -> Array | None:
+    """Return a list of floats, or its tensor form `*_complex_argument`; None where both are absent
+    or
+    empty.
     """
     values = node.get_tensor(f"{name}_as_tensor")
     if values is None and node.has(name):
-        values = node.float_array(name)
+        values = node.get_float_array(name)
     return None if values is None or not values.size else values.ravel().astype(dtype)
 
 
-def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
+def _find_leaves(node: Node, data: Expr, tables: ForestTables) -> Expr:
+    """Emit the leaf of each row in each tree, int64 [n, trees]."""
     max_column, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
     if isinstance(columns, IntImm) and columns.value <= max_column:
         node.unsupported(f"a tree asks for the column {max_column} of {columns.value}")
-    node.scope.require(binary(GT, columns, max_column))
+    # The kernel does not check feature indices: a smaller input would be read out of bounds.
+    node.scope.require(fold_binary(GT, columns, max_column))
     node_tables = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
     roots, features, limits, children, missing = map(const, node_tables)
     return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)
 
 
-class _Names:
+class _TreeNodeIndex:
     """An index of tree nodes by (tree, node number), vectorised."""
 
     def __init__(self, trees: Array, ids: Array) -> None:
@@ -328,7 +353,7 @@ class _Names:
         self._sorted = keys[self._order]
 
     def _keys(self, trees: Array, ids: Array) -> Array:
-        """Return one number for each pair; -1 for one that no node can have."""
+        """Return one integer key per (tree, node number); -1 for keys that no node can have."""
         tree = np.searchsorted(self._trees, trees)
         tree = np.minimum(tree, max(len(self._trees) - 1, 0))
         number = ids - self._low
@@ -337,7 +362,7 @@ class _Names:
         return np.where(is_there, tree * self._span + number, -1)
 
     def find(self, trees: Array, ids: Array) -> Array:
-        """Return the positions of nodes, of those with one name the last; -1 for none."""
+        """Return the positions of nodes by key, of duplicates the last; -1 for none."""
         keys = self._keys(trees, ids)
         at = np.searchsorted(self._sorted, keys, side="right") - 1
         is_there = (at >= 0) & (self._sorted[at] == keys) & (keys >= 0)
@@ -345,11 +370,11 @@ class _Names:
 
 
 @dataclass(frozen=True, slots=True)
-class _Forest:
-    """The trees of TreeEnsembleClassifier and TreeEnsembleRegressor."""
+class _ParsedForest:
+    """The parsed trees of TreeEnsembleClassifier or TreeEnsembleRegressor."""
 
-    tables: Tables
-    names: _Names
+    tables: ForestTables
+    names: _TreeNodeIndex
     leaf: Array
     """The number of the leaf that a node is; -1 for one that is none."""
 
@@ -359,30 +384,32 @@ class _Forest:
         return int((self.leaf >= 0).sum())
 
 
-_MODE_NAMES = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(MODES)}}
+_BRANCH_MODE_OF_NAME = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(BRANCH_MODES)}}
 
 
-def _old_forest(node: Node, dtype: type) -> _Forest:
-    trees, ids = node.int_array("nodes_treeids"), node.int_array("nodes_nodeids")
-    modes = node.string_numbers("nodes_modes", _MODE_NAMES)
-    features, values = node.int_array("nodes_featureids"), _numbers(node, "nodes_values", dtype)
-    missing = node.int_array("nodes_missing_value_tracks_true")
+def _forest_before_v5(node: Node, dtype: type) -> _ParsedForest:
+    """Parse the trees of an ensemble before ai.onnx.ml 5."""
+    trees, ids = node.get_int_array("nodes_treeids"), node.get_int_array("nodes_nodeids")
+    modes = node.get_string_indices("nodes_modes", _BRANCH_MODE_OF_NAME)
+    features, values = (
+        node.get_int_array("nodes_featureids"),
+        _float_list(node, "nodes_values", dtype),
+    )
+    missing = node.get_int_array("nodes_missing_value_tracks_true")
     missing = missing if missing.size else np.zeros(len(ids), np.int64)
-    sides = [node.int_array(f"nodes_{s}nodeids") for s in ("true", "false")]
+    sides = [node.get_int_array(f"nodes_{s}nodeids") for s in ("true", "false")]
     lists = (trees, ids, modes, features, values, missing, *sides)
     if (
         values is None
         or len({len(values_list) for values_list in lists if values_list is not None}) != 1
     ):
         node.unsupported("the lists 'nodes_...' must be of one length")
-    is_leaf, names = modes < 0, _Names(trees, ids)
+    is_leaf, names = modes < 0, _TreeNodeIndex(trees, ids)
     leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1)
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
-    def target(side: Array) -> Array:
-        """Return the rows of the nodes on one side of all branches. Raises Unsupported for a name
-        that no node has.
-        """
+    def branch_targets(side: Array) -> Array:
+        """Return the row of each branch's target on one side."""
         target_ids = side[~is_leaf]
         at = names.find(trees[~is_leaf], target_ids)
         if (at < 0).any():
@@ -390,26 +417,26 @@ def _old_forest(node: Node, dtype: type) -> _Forest:
             node.unsupported(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
         return number[at]
 
-    yes, no = map(target, sides)
+    yes, no = map(branch_targets, sides)
     inner = ~is_leaf
     count = np.ones(int(inner.sum()), np.int64)
-    branches = Questions(
+    branches = BranchNodes(
         modes[inner], features[inner], values[inner], count, missing[inner], yes, no
     )
     _, firsts = np.unique(trees, return_index=True)
     roots = number[names.find(trees[firsts], ids[firsts])]
-    return _Forest(forest(branches, roots, int(is_leaf.sum()), dtype), names, leaf)
+    return _ParsedForest(build_forest(branches, roots, int(is_leaf.sum()), dtype), names, leaf)
 
 
 def _leaf_weights(
-    node: Node, prefix: str, trees: _Forest, columns: int, empty: float, dtype: type
+    node: Node, prefix: str, trees: _ParsedForest, columns: int, empty: float, dtype: type
 ) -> Array:
-    """Return what each leaf adds to each target: [leaves, columns]; targets that a leaf has no
-    weight for get `empty`.
+    """Return the weight that each leaf adds to each target, [leaves, columns]; `empty` where it has
+    none.
     """
-    owners, ids = node.int_array(f"{prefix}_treeids"), node.int_array(f"{prefix}_nodeids")
-    weights = _numbers(node, f"{prefix}_weights", dtype)
-    targets = node.int_array(f"{prefix}_ids")
+    owners, ids = node.get_int_array(f"{prefix}_treeids"), node.get_int_array(f"{prefix}_nodeids")
+    weights = _float_list(node, f"{prefix}_weights", dtype)
+    targets = node.get_int_array(f"{prefix}_ids")
     if weights is None or not len(owners) == len(ids) == len(targets) == len(weights):
         node.unsupported(f"the lists '{prefix}_...' must be of one length")
     wrong = (targets < 0) | (targets >= columns)
@@ -420,8 +447,11 @@ def _leaf_weights(
     reached = leaf >= 0  # weights of other nodes never are
     cells = (leaf[reached], targets[reached])
     rows = max(trees.leaves, 1)
-    node.believed(f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns)
+    node.check_declared_count(
+        f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns
+    )
     table: Array = np.zeros((rows, columns), dtype)
+    # A leaf may have several weights for one target: they add up, which plain indexing would lose.
     np.add.at(table, cells, weights[reached])
     if empty:
         has_weight = np.zeros(table.shape, np.bool_)
@@ -430,11 +460,11 @@ def _leaf_weights(
     return table
 
 
-_EMPTY = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
+_NEUTRAL_OF_AGGREGATE = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
-def _aggregated(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
-    """Aggregate the leaves of all trees: [n, columns]."""
+def _aggregate_leaves(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
+    """Emit the aggregate of the leaves of all trees, [n, columns]."""
     leaf_values = op.take(const(table), leaves, axis=0)
     if how in ("MIN", "MAX"):
         extremes = (op.min if how == "MIN" else op.max)(leaf_values, axis=1)
@@ -447,57 +477,58 @@ def _aggregated(node: Node, leaves: Expr, table: Array, how: str, trees: int) ->
     return op.divide(total, const(np.array(trees, table.dtype))) if how == "AVERAGE" else total
 
 
-def _dtype(node: Node) -> type:
+def _tree_dtype(node: Node) -> type:
     return np.float64 if node.dtype(0) == "float64" else np.float32
 
 
-def _data(node: Node) -> Expr:
-    return op.cast(as_rows(node), str(np.dtype(_dtype(node))))
+def _tree_data(node: Node) -> Expr:
+    return op.cast(as_matrix(node), str(np.dtype(_tree_dtype(node))))
 
 
 def _tree_regressor(node: Node) -> Expr:
-    dtype, how = _dtype(node), node.get_string("aggregate_function", "SUM")
-    trees, columns = _old_forest(node, dtype), node.get_int("n_targets", 1)
-    table = _leaf_weights(node, "target", trees, columns, _EMPTY[how], dtype)
-    leaves = _leaves(node, _data(node), trees.tables)
-    scores = _aggregated(node, leaves, table, how, len(trees.tables.roots))
-    base = _numbers(node, "base_values", dtype)
+    dtype, how = _tree_dtype(node), node.get_string("aggregate_function", "SUM")
+    trees, columns = _forest_before_v5(node, dtype), node.get_int("n_targets", 1)
+    table = _leaf_weights(node, "target", trees, columns, _NEUTRAL_OF_AGGREGATE[how], dtype)
+    leaves = _find_leaves(node, _tree_data(node), trees.tables)
+    scores = _aggregate_leaves(node, leaves, table, how, len(trees.tables.roots))
+    base = _float_list(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
     return op.cast(post_transform(node, scores), "float32")
 
 
 def _tree_classifier(node: Node) -> Result:
-    dtype, labels = _dtype(node), class_labels(node)
+    dtype, labels = _tree_dtype(node), class_labels(node)
     if labels is None:
         node.unsupported("attribute 'classlabels_...' is missing")
-    trees, used = _old_forest(node, dtype), np.unique(node.int_array("class_ids"))
+    trees, used = _forest_before_v5(node, dtype), np.unique(node.get_int_array("class_ids"))
     columns = max(len(labels), int(used.max(initial=0)) + 1)
     table = _leaf_weights(node, "class", trees, columns, 0.0, dtype)
-    leaves = _leaves(node, _data(node), trees.tables)
-    scores = _aggregated(node, leaves, table, "SUM", len(trees.tables.roots))
-    base = _numbers(node, "base_values", dtype)
+    leaves = _find_leaves(node, _tree_data(node), trees.tables)
+    scores = _aggregate_leaves(node, leaves, table, "SUM", len(trees.tables.roots))
+    base = _float_list(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
+    # Binary ensembles store the weights of one class alone.
     if len(used) == 1 and columns <= 2:
         scores = _two_classes(node, scores)
     scores = op.cast(post_transform(node, scores), "float32")
-    class_indices = _best(scores)
+    class_indices = _argmax_class(scores)
     if len(labels) == 1:
-        return [_label(class_indices), scores]
-    return [_label(_labelled(node, class_indices)), scores]
+        return [_as_expr(class_indices), scores]
+    return [_as_expr(_class_labels_by_index(node, class_indices)), scores]
 
 
 def _two_classes(node: Node, scores: Expr) -> Expr:
-    """Return the scores of both classes, where the trees have that of one."""
+    """Emit the scores of both classes from that of one."""
     score = op.strided_slice(scores, [0], [1], axes=[1])
     plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
-    complement = op.subtract(_number(node, score, 1.0), score) if plain else op.negative(score)
-    return _both(complement, score)
+    complement = op.subtract(_const_like(node, score, 1.0), score) if plain else op.negative(score)
+    return _concat_columns(complement, score)
 
 
 def _tree_ensemble(node: Node) -> Expr:
-    """Convert TreeEnsemble (ai.onnx.ml 5), which numbers nodes and leaves separately."""
+    """Convert TreeEnsemble (ai.onnx.ml 5), which numbers branches and leaves separately."""
     splits = node.get_tensor("nodes_splits")
     weights = node.get_tensor("leaf_weights")
     modes = node.get_tensor("nodes_modes")
@@ -506,55 +537,56 @@ def _tree_ensemble(node: Node) -> Expr:
     dtype = splits.dtype.type if splits.dtype == np.float64 else np.float32
     weights = weights.ravel()
     leaves, columns = len(weights), node.get_int("n_targets", 1)
-    how = _choice(node, "aggregate_function", 1, MODE_OF_SUM)
-    post = _choice(node, "post_transform", 0, POSTS["post_transform"])
-    targets = node.int_array("leaf_targetids")
+    how = _enum_attribute(node, "aggregate_function", 1, AGGREGATE_FUNCTIONS)
+    post = _enum_attribute(node, "post_transform", 0, POST_TRANSFORM_VALUES["post_transform"])
+    targets = node.get_int_array("leaf_targetids")
     if len(targets) != leaves or (targets < 0).any() or (targets >= columns).any():
         node.unsupported(f"'leaf_targetids' must be {leaves} numbers below {columns}")
-    node.believed(f"{leaves} leaves times 'n_targets'", leaves * columns)
-    table: Array = np.full((leaves, columns), _EMPTY[how], dtype)
+    node.check_declared_count(f"{leaves} leaves times 'n_targets'", leaves * columns)
+    table: Array = np.full((leaves, columns), _NEUTRAL_OF_AGGREGATE[how], dtype)
     table[np.arange(leaves), targets] = weights
-    branches = _questions(node, splits, modes)
-    tables = forest(branches, node.int_array("tree_roots"), leaves, dtype)
-    data = op.cast(as_rows(node), str(np.dtype(dtype)))
-    scores = _aggregated(node, _leaves(node, data, tables), table, how, len(tables.roots))
+    branches = _branch_nodes(node, splits, modes)
+    tables = build_forest(branches, node.get_int_array("tree_roots"), leaves, dtype)
+    data = op.cast(as_matrix(node), str(np.dtype(dtype)))
+    scores = _aggregate_leaves(
+        node, _find_leaves(node, data, tables), table, how, len(tables.roots)
+    )
     if post != "NONE":
         node.unsupported(f"attribute 'post_transform' {post} of TreeEnsemble")
     return op.cast(scores, node.dtype(0))
 
 
-def _choice(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
-    """Return the choice that the number of an attribute selects. Raises Unsupported out of
-    range.
-    """
+def _enum_attribute(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
+    """Return the enumerator that an integer attribute selects."""
     number = node.get_int(name, default)
     if not 0 <= number < len(choices):
         node.unsupported(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
     return str(choices[number])
 
 
-MODE_OF_SUM = ("AVERAGE", "SUM", "MIN", "MAX")
+AGGREGATE_FUNCTIONS = ("AVERAGE", "SUM", "MIN", "MAX")
 """How the numbers of leaves become one, by the number that TreeEnsemble gives it."""
 
 
-def _questions(node: Node, splits: Array, modes: Array) -> Questions:
-    kinds, features = modes.ravel().astype(np.int64), node.int_array("nodes_featureids")
-    missing = node.int_array("nodes_missing_value_tracks_true")
+def _branch_nodes(node: Node, splits: Array, modes: Array) -> BranchNodes:
+    """Return the branch nodes of TreeEnsemble."""
+    kinds, features = modes.ravel().astype(np.int64), node.get_int_array("nodes_featureids")
+    missing = node.get_int_array("nodes_missing_value_tracks_true")
     missing = missing if missing.size else np.zeros(len(features), np.int64)
     sides = []
     for side in ("true", "false"):
-        targets = node.int_array(f"nodes_{side}nodeids")
-        is_leaf = node.int_array(f"nodes_{side}leafs") != 0
+        targets = node.get_int_array(f"nodes_{side}nodeids")
+        is_leaf = node.get_int_array(f"nodes_{side}leafs") != 0
         if not len(targets) == len(is_leaf) == len(kinds) == len(features):
             node.unsupported("the lists 'nodes_...' must be of one length")
         sides.append(np.where(is_leaf, -1 - targets, targets))
-    values, counts = _values(kinds, splits.ravel(), node.get_tensor("membership_values"))
-    return Questions(kinds, features, values, counts, missing, sides[0], sides[1])
+    values, counts = _branch_thresholds(kinds, splits.ravel(), node.get_tensor("membership_values"))
+    return BranchNodes(kinds, features, values, counts, missing, sides[0], sides[1])
 
 
-def _values(modes: Array, splits: Array, members: Array | None) -> tuple[Array, Array]:
-    """Return the thresholds of all nodes, one after the other, and how many each has: its split, or
-    for MEMBER the next run of `members`, each terminated by NaN.
+def _branch_thresholds(modes: Array, splits: Array, members: Array | None) -> tuple[Array, Array]:
+    """Return the thresholds of all branches and the number of each: its split, or a NaN-terminated
+    run of `members`.
     """
     is_member, counts = modes == MEMBER, np.ones(len(modes), np.int64)
     if not is_member.any():
@@ -572,31 +604,33 @@ def _values(modes: Array, splits: Array, members: Array | None) -> tuple[Array, 
     return thresholds, counts
 
 
-_NODES = (
+_TREE_ATTRIBUTES = (
     "base_values base_values_as_tensor nodes_falsenodeids nodes_featureids nodes_hitrates "
     "nodes_hitrates_as_tensor nodes_missing_value_tracks_true nodes_modes nodes_nodeids "
     "nodes_treeids nodes_truenodeids nodes_values nodes_values_as_tensor post_transform"
 )
 # fmt: off
 ROWS = (
-    Row("LinearClassifier", _linear_classifier, domain=DOMAIN, values=POSTS,
+    OnnxRow("LinearClassifier", _linear_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients intercepts multi_class "
         "post_transform"),
-    Row("LinearRegressor", _linear_regressor, domain=DOMAIN, values=POSTS,
-        attributes="coefficients intercepts post_transform targets"),
-    Row("SVMClassifier", _svm_classifier, domain=DOMAIN, values=POSTS,
+    OnnxRow("LinearRegressor",        _linear_regressor, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES, attributes="coefficients intercepts post_transform targets"),
+    OnnxRow("SVMClassifier", _svm_classifier, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="classlabels_ints classlabels_strings coefficients kernel_params kernel_type "
         "post_transform prob_a prob_b rho support_vectors vectors_per_class"),
-    Row("SVMRegressor", _svm_regressor, domain=DOMAIN, values=POSTS,
+    OnnxRow("SVMRegressor", _svm_regressor, domain=ML_DOMAIN, values=POST_TRANSFORM_VALUES,
         attributes="coefficients kernel_params kernel_type n_supports one_class post_transform rho "
         "support_vectors"),
-    Row("TreeEnsembleClassifier", _tree_classifier, domain=DOMAIN, values=POSTS,
-        attributes=f"{_NODES} class_ids class_nodeids class_treeids class_weights "
+    OnnxRow("TreeEnsembleClassifier", _tree_classifier, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES,
+        attributes=f"{_TREE_ATTRIBUTES} class_ids class_nodeids class_treeids class_weights "
         "class_weights_as_tensor classlabels_int64s classlabels_strings"),
-    Row("TreeEnsembleRegressor", _tree_regressor, domain=DOMAIN, values=POSTS,
-        attributes=f"{_NODES} aggregate_function n_targets target_ids target_nodeids "
+    OnnxRow("TreeEnsembleRegressor",  _tree_regressor, domain=ML_DOMAIN,
+        values=POST_TRANSFORM_VALUES,
+        attributes=f"{_TREE_ATTRIBUTES} aggregate_function n_targets target_ids target_nodeids "
         "target_treeids target_weights target_weights_as_tensor"),
-    Row("TreeEnsemble", _tree_ensemble, domain=DOMAIN, since=5,
+    OnnxRow("TreeEnsemble",           _tree_ensemble, domain=ML_DOMAIN, since=5,
         attributes="aggregate_function leaf_targetids leaf_weights membership_values n_targets "
         "nodes_falseleafs nodes_falsenodeids nodes_featureids nodes_hitrates "
         "nodes_missing_value_tracks_true nodes_modes nodes_splits nodes_trueleafs "

@@ -1,4 +1,4 @@
-"""Gathers and scatters at run-time positions, and sorting.
+"""ONNX gathers, scatters and sorting at run-time positions.
 
 Coordinates are along the last axis in ONNX and along the first in Relay. With reduction "none" a
 position that is written twice has either value, as the specification leaves it open; other
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.formulas import append_axes
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.common.formulas import append_unit_axes
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import Dim, as_dim, as_shape, known, product
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, known_int, product_of_dims
 
-_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
+_SCATTER_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
 
 def _scatter_elements(node: Node) -> Expr:
@@ -27,12 +27,12 @@ def _scatter_elements(node: Node) -> Expr:
         node.expr(1),
         node.expr(2),
         axis=axis,
-        reduction=_REDUCTIONS[node.get_string("reduction", "none")],
+        reduction=_SCATTER_REDUCTIONS[node.get_string("reduction", "none")],
     )
 
 
-def _coordinates(node: Node, batch: int) -> Expr:
-    """Return input 1, which has coordinates along its last axis, with that axis first."""
+def _coordinates_first(node: Node, batch: int) -> Expr:
+    """Emit input 1 with its last axis, the coordinates, first."""
     last = node.rank(1) - 1
     return op.transpose(node.expr(1), axes=[last, *range(last)])
 
@@ -41,13 +41,14 @@ def _scatter_nd(node: Node) -> Expr:
     """Convert ScatterND. The number of coordinates of an update follows from the ranks; with none,
     an update replaces all of the data, as one row.
     """
-    mode = _REDUCTIONS[node.get_string("reduction", "none")]
+    mode = _SCATTER_REDUCTIONS[node.get_string("reduction", "none")]
     # From updates.rank = indices.rank - 1 + data.rank - coordinates (ONNX ScatterND).
     count = node.rank(0) + node.rank(1) - 1 - node.rank(2)
-    if known(node.shape(1)[-1]) is None:
+    if known_int(node.shape(1)[-1]) is None:
         node.scope.same(node.shape(1)[-1:], (as_dim(count),))
-    if known(node.shape(1)[-1]) != 0:
-        return op.scatter_nd(node.expr(0), _coordinates(node, 0), node.expr(2), mode=mode)
+    if known_int(node.shape(1)[-1]) != 0:
+        return op.scatter_nd(node.expr(0), _coordinates_first(node, 0), node.expr(2), mode=mode)
+    # No coordinates: every update replaces the whole tensor, as row 0 of a batch of one.
     rows = op.expand_dims(node.expr(0), axis=0)
     first = op.full(const(0, "int64"), (1, *node.shape(1)[:-1]), dtype="int64")
     return op.squeeze(op.scatter_nd(rows, first, node.expr(2), mode=mode), axis=[0])
@@ -55,23 +56,25 @@ def _scatter_nd(node: Node) -> Expr:
 
 def _gather_nd(node: Node) -> Expr:
     batch = node.get_int("batch_dims", 0)
-    count = known(node.shape(1)[-1])
+    count = known_int(node.shape(1)[-1])
     if count is None:
         node.unsupported("the last extent of 'indices' must be constant")
-    return op.gather_nd(node.expr(0), _coordinates(node, batch), batch_dims=batch, index_rank=count)
+    return op.gather_nd(
+        node.expr(0), _coordinates_first(node, batch), batch_dims=batch, index_rank=count
+    )
 
 
 def _tensor_scatter(node: Node) -> Expr:
-    """Convert TensorScatter: write an update into a cache from a position on, for each batch;
-    "circular" wraps around.
+    """Convert TensorScatter: write an update into a cache at each batch's position; "circular"
+    wraps around.
 
     Every element of the result gathers from its source, so nothing is written twice.
     """
     shape, steps = node.shape(0), node.shape(1)
     axis = node.axis(node.get_int("axis", -2), len(shape))
-    extent, count = _int64(node, shape[axis]), _int64(node, steps[axis])
+    extent, count = _int64_dim(node, shape[axis]), _int64_dim(node, steps[axis])
     at: Expr = op.arange(0, shape[axis], 1, dtype="int64")
-    at = append_axes(at, len(shape) - axis - 1)
+    at = append_unit_axes(at, len(shape) - axis - 1)
     if node.optional(2) is not None:
         first = op.cast(node.expr(2), "int64")
         at = op.subtract(at, op.expand_dims(first, axis=1, num_newaxis=len(shape) - 1))
@@ -86,8 +89,9 @@ def _tensor_scatter(node: Node) -> Expr:
     return op.where(inside, op.gather(node.expr(1), axis, source), node.expr(0))
 
 
-def _int64(node: Node, dim: PrimExpr) -> Expr:
-    number = known(dim)
+def _int64_dim(node: Node, dim: PrimExpr) -> Expr:
+    """Emit a dimension as an int64 scalar."""
+    number = known_int(dim)
     return node.scope.scalar(dim) if number is None else const(number, "int64")
 
 
@@ -95,9 +99,10 @@ def _top_k(node: Node) -> list[Expr]:
     """Convert TopK. For k = 0, which means all in Relay, return empty slices."""
     count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K", 1)[0]
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
-    number = known(count)
+    number = known_int(count)
     if number is not None and number < 0:
         node.unsupported(f"'K' must not be negative, got {number}")
+    # The kernel selects at least one element.
     if number == 0:
         none = op.strided_slice(node.expr(0), begin=[0], end=[0], axes=[axis])
         return [none, op.cast(none, "int64")]
@@ -122,27 +127,29 @@ def _reverse_sequence(node: Node) -> Expr:
 
 
 def _non_zero(node: Node) -> Expr:
-    """Return the coordinates of nonzero elements, one column each: int64 [rank, count]."""
-    coordinates = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
+    """Convert NonZero: int64 [rank, count], one column per nonzero element."""
+    coordinates = op.argwhere(node.expr(0)) if node.rank(0) else _argwhere_scalar(node)
     return op.transpose(op.cast(coordinates, "int64"), axes=[1, 0])
 
 
-def _zero_dimensional(node: Node) -> Expr:
+def _argwhere_scalar(node: Node) -> Expr:
+    """Emit argwhere of a scalar as of a vector of one element."""
     return op.argwhere(op.reshape(node.expr(0), (1,)))
 
 
 def _compress(node: Node) -> Expr:
-    """Return the slices along an axis (of the flattened tensor without one) where a condition
+    """Convert Compress: slices along an axis, or elements of the flat tensor, where a condition
     holds.
     """
     data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
+    # The condition may be shorter than the axis: slices beyond its end are dropped.
     where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
     return op.take(data, op.cast(where, "int64"), axis=axis, mode="raise")
 
 
 def _unique(node: Node) -> list[Expr]:
-    """Return the distinct elements, their first positions, the inverse indices and the counts."""
+    """Convert Unique: distinct elements, first positions, inverse indices and counts."""
     is_sliced = node.has("axis") and node.rank(0) > 1
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if is_sliced else 0
     flat = _slice_ranks(node, axis) if is_sliced else op.reshape(node.expr(0), (-1,))
@@ -150,21 +157,22 @@ def _unique(node: Node) -> list[Expr]:
     values, first, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
 
     # The operator returns arrays as long as the input; `number` is how much of them is valid.
-    def cut(padded: Expr) -> Expr:
+    def valid_part(padded: Expr) -> Expr:
+        """Emit the valid part of a padded result."""
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
 
-    wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
+    wide = [op.cast(e, "int64") for e in (valid_part(first), which, valid_part(counts))]
     if is_sliced:
         first_positions = node.scope.bound(wide[0])
         return [op.take(node.expr(0), node.scope.expr(first_positions), axis=axis), *wide]
-    return [cut(values), *wide]
+    return [valid_part(values), *wide]
 
 
 def _slice_ranks(node: Node, axis: int) -> Expr:
-    """Return the lexicographic rank of each slice along an axis."""
+    """Emit the lexicographic rank of each slice along an axis."""
     order = [axis, *(i for i in range(node.rank(0)) if i != axis)]
     shape = node.shape(0)
-    row_size = product(tuple(shape[i] for i in order[1:]))
+    row_size = product_of_dims(tuple(shape[i] for i in order[1:]))
     rows = op.reshape(
         op.transpose(node.expr(0), axes=order), (shape[axis], row_size), allowzero=True
     )
@@ -173,7 +181,7 @@ def _slice_ranks(node: Node, axis: int) -> Expr:
 
 
 def _max_unpool(node: Node) -> Expr:
-    """Scatter every element to its flat position in an image of zeros.
+    """Convert MaxUnpool: scatter each element to its flat position in an image of zeros.
 
     Positions are those of the unpadded image that the pooling saw; a given shape may be larger.
     """
@@ -185,7 +193,7 @@ def _max_unpool(node: Node) -> Expr:
     for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
         # ONNX MaxUnpool: (input - 1) * stride + kernel - pads.
         inferred.append((shape[i + 2] - 1) * s + k - pads[i] - pads[i + len(kernel)])
-    zeros = op.zeros((product(as_shape(inferred)),), node.dtype(0))
+    zeros = op.zeros((product_of_dims(as_shape(inferred)),), node.dtype(0))
     placed = op.scatter_elements(
         zeros, op.reshape(node.expr(1), (-1,)), op.reshape(node.expr(0), (-1,)), axis=0
     )
@@ -199,19 +207,19 @@ def _max_unpool(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("Scatter",         _scatter_elements, since=9, attributes="axis"),
-    Row("ScatterElements", _scatter_elements, since=11, attributes="axis reduction",
-        values={"reduction": tuple(_REDUCTIONS)}),
-    Row("ScatterND",       _scatter_nd, since=11, attributes="reduction",
-        values={"reduction": tuple(_REDUCTIONS)}),
-    Row("GatherND",        _gather_nd, since=11, attributes="batch_dims"),
-    Row("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
-    Row("TopK",            _top_k, attributes="axis k"),
-    Row("TopK",            _top_k, since=10, attributes="axis largest sorted"),
-    Row("Unique",          _unique, since=11, attributes="axis sorted"),
-    Row("NonZero",         _non_zero, since=9),
-    Row("Compress",        _compress, since=9, attributes="axis"),
-    Row("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
-    Row("MaxUnpool",       _max_unpool, since=9, attributes="kernel_shape pads strides"),
+    OnnxRow("Scatter",         _scatter_elements, since=9, attributes="axis"),
+    OnnxRow("ScatterElements", _scatter_elements, since=11, attributes="axis reduction",
+        values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
+    OnnxRow("ScatterND",       _scatter_nd, since=11, attributes="reduction",
+        values={"reduction": tuple(_SCATTER_REDUCTIONS)}),
+    OnnxRow("GatherND",        _gather_nd, since=11, attributes="batch_dims"),
+    OnnxRow("TensorScatter",   _tensor_scatter, since=24, attributes="axis mode"),
+    OnnxRow("TopK",            _top_k, attributes="axis k"),
+    OnnxRow("TopK",            _top_k, since=10, attributes="axis largest sorted"),
+    OnnxRow("Unique",          _unique, since=11, attributes="axis sorted"),
+    OnnxRow("NonZero",         _non_zero, since=9),
+    OnnxRow("Compress",        _compress, since=9, attributes="axis"),
+    OnnxRow("ReverseSequence", _reverse_sequence, since=10, attributes="batch_axis time_axis"),
+    OnnxRow("MaxUnpool",       _max_unpool, since=9, attributes="kernel_shape pads strides"),
 )
 # fmt: on

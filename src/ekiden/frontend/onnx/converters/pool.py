@@ -1,4 +1,4 @@
-"""Pooling over one to three axes.
+"""ONNX pooling over one to three spatial axes.
 
 auto_pad SAME_UPPER and SAME_LOWER make ceil(extent / stride) windows, with the odd row of padding
 at the end or at the beginning; for symbolic extents the padding is an expression, and the data are
@@ -13,49 +13,51 @@ from collections.abc import Callable, Sequence
 
 from ekiden.frontend.common.converters import window as shared
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.windows import Window, padded
-from ekiden.frontend.onnx.converters.window import AUTO_PADS, check_rank, read_window
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.common.windows import Window, pad_window
+from ekiden.frontend.onnx.converters.window import AUTO_PAD_MODES, check_spatial_rank, read_window
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, Shape, known, product, window_extent_ceil
+from ekiden.topi.dimensions import Dim, Shape, known_int, product_of_dims, window_extent_ceil
 
 
-def _window(node: Node) -> Window:
-    check_rank(node)
+def _pool_window(node: Node) -> Window:
+    """Return the pooling window of a node."""
+    check_spatial_rank(node)
     return read_window(node, node.get_ints("kernel_shape"))
 
 
-def _with_places(node: Node) -> Result:
-    """Convert MaxPool, with the flat position of each maximum in the data as second output."""
+def _max_pool_with_indices(node: Node) -> Result:
+    """Convert MaxPool; output 1 holds the flat index of each maximum."""
     maxima = max_pool(node)
     if not node.wants(1):
         return maxima
-    return [maxima, _places(node, _window(node), node.typed(maxima).shape[2:])]
+    return [maxima, _max_indices(node, _pool_window(node), node.typed(maxima).shape[2:])]
 
 
-def _places(node: Node, window: Window, counts: Shape) -> Expr:
-    """Return the flat positions of maxima; `counts` are the numbers of windows along each axis."""
+def _max_indices(node: Node, window: Window, counts: Shape) -> Expr:
+    """Emit the flat indices of maxima in the data; `counts` are the output extents."""
     extents, rank = node.shape(0)[2:], len(counts)
-    axis_positions = shared.max_positions(node, node.expr(0), window, counts)
+    axis_positions = shared.max_pool_indices(node, node.expr(0), window, counts)
     # storage_order 1 is column-major: the axes of an image are flattened in reverse.
     order = -1 if node.get_int("storage_order", 0) else 1
-    flat = shared.flat_indices(node, axis_positions[::order], extents[::order])
-    planes = op.arange(0, product(node.shape(0)[:2]), 1, "int64")
-    first = op.multiply(planes, node.scope.scalar(product(extents)))
+    flat = shared.ravel_indices(node, axis_positions[::order], extents[::order])
+    planes = op.arange(0, product_of_dims(node.shape(0)[:2]), 1, "int64")
+    first = op.multiply(planes, node.scope.scalar(product_of_dims(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
 
 
-def _is_rounded_up(node: Node) -> bool:
+def _has_ceil_mode(node: Node) -> bool:
+    """Return the attribute `ceil_mode`."""
     return bool(node.get_int("ceil_mode", 0))
 
 
 def _lp_pool(node: Node) -> Expr:
-    """Return the p-norm of each window, computed from the mean of the powers."""
-    window, power, kind = _window(node), _power(node), node.dtype(0)
+    """Convert LpPool: the p-norm of each window, from the mean of the powers."""
+    window, power, kind = _pool_window(node), _norm_exponent(node), node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
-    if _is_rounded_up(node):
-        mean = _of_whole_windows(node, raised)
+    if _has_ceil_mode(node):
+        mean = _full_window_means(node, raised)
     else:
         mean = shared.average_pool(node, raised, window, counts_padding=True)
     # The mean counts the padding, so mean times window size is the sum; zeros add nothing to a
@@ -64,8 +66,8 @@ def _lp_pool(node: Node) -> Expr:
     return op.power(total, const(1 / power, kind))
 
 
-def _power(node: Node) -> int:
-    """Return the exponent of a norm."""
+def _norm_exponent(node: Node) -> int:
+    """Return the exponent `p` of a norm."""
     power = node.get_int("p", 2)
     if power < 1:
         node.unsupported(f"attribute 'p' must be at least 1, got {power}")
@@ -73,84 +75,82 @@ def _power(node: Node) -> int:
 
 
 def _global_lp_pool(node: Node) -> Expr:
-    power, kind = _power(node), node.dtype(0)
+    power, kind = _norm_exponent(node), node.dtype(0)
     raised = op.power(op.abs(node.expr(0)), const(power, kind))
     total = op.sum(raised, axis=list(range(2, node.rank(0))), keepdims=True)
     return op.power(total, const(1 / power, kind))
 
 
 def max_pool(node: Node) -> Expr:
-    """Return the maxima of MaxPool, without their positions."""
-    return shared.max_pool(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
+    """Emit the maxima of MaxPool without their indices."""
+    return shared.max_pool(node, node.expr(0), _pool_window(node), ceil_mode=_has_ceil_mode(node))
 
 
 def average_pool(node: Node) -> Expr:
     """Convert AveragePool."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
     return shared.average_pool(
-        node, node.expr(0), _window(node), "", counts_padding, _is_rounded_up(node)
+        node, node.expr(0), _pool_window(node), "", counts_padding, _has_ceil_mode(node)
     )
 
 
-def average_of_whole_windows(node: Node) -> Expr:
-    """Convert QLinearAveragePool, which differs from AveragePool with ceil_mode and
-    count_include_pad: a window that reaches beyond the padding is divided by its whole size too.
-    """
-    if not (_is_rounded_up(node) and node.get_int("count_include_pad", 0)):
+def average_pool_full_windows(node: Node) -> Expr:
+    """Convert QLinearAveragePool, which divides windows beyond the padding by their full size."""
+    if not (_has_ceil_mode(node) and node.get_int("count_include_pad", 0)):
         return average_pool(node)
-    return _of_whole_windows(node, node.expr(0))
+    return _full_window_means(node, node.expr(0))
 
 
-def _of_whole_windows(node: Node, data: Expr) -> Expr:
-    """Return means of `data`, which has the extents of the first input, with ceil_mode: positions
-    beyond the padding are 0 and counted.
-    """
-    window, extents = _window(node), node.shape(0)[2:]
-    before, after = _known(node, window.before), _known(node, window.after)
+def _full_window_means(node: Node, data: Expr) -> Expr:
+    """Emit window means with ceil_mode, where positions beyond the padding count as 0."""
+    window, extents = _pool_window(node), node.shape(0)[2:]
+    before, after = _constant_padding(node, window.before), _constant_padding(node, window.after)
     sizes = zip(window.kernel, window.strides, before, after, window.dilations, strict=True)
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
-    rounded_window = window.reaching(extents, counts)
-    wide = padded(node, data, rounded_window, 0)
+    # The padding is extended until the last window of ceil_mode fits.
+    rounded_window = window.with_trailing_padding(extents, counts)
+    wide = pad_window(node, data, rounded_window, 0)
     means = shared.pool("avg", wide, rounded_window.unpadded(), count_include_pad=True)
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 
 
-def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
-    """Return padding that is constant. Raises Unsupported for symbolic padding."""
-    constants = [known(p) for p in padding]
+def _constant_padding(node: Node, padding: Sequence[Dim]) -> list[int]:
+    """Return padding as integers; raise Unsupported where it is symbolic."""
+    constants = [known_int(p) for p in padding]
     if None in constants:
         node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
     return [n for n in constants if n is not None]
 
 
-def _global(
+def _global_pool_converter(
     images: Callable[[Expr], Expr], reduction: Callable[..., Expr]
 ) -> Callable[[Node], Expr]:
-    def convert(node: Node) -> Expr:
-        """Pool images of rank 4 by the operator with layout-specific kernels, other ranks by a
-        reduction.
-        """
+    """Return a converter of a global pooling operator."""
+
+    def convert_global_pool(node: Node) -> Expr:
+        """Emit the layout-specific operator for rank 4, a reduction for other ranks."""
         if node.rank(0) == 4:
             return images(node.expr(0))
         return reduction(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)
 
-    return convert
+    return convert_global_pool
 
 
-global_average_pool = _global(op.nn.global_avg_pool2d, op.mean)
+global_average_pool = _global_pool_converter(op.nn.global_avg_pool2d, op.mean)
 """GlobalAveragePool."""
-_AUTO = {"auto_pad": AUTO_PADS}
-_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
+_AUTO_PAD_VALUES = {"auto_pad": AUTO_PAD_MODES}
+_POOL_ATTRIBUTES = "auto_pad ceil_mode dilations kernel_shape pads strides"
 
 # fmt: off
 ROWS = (
-    Row("MaxPool",           _with_places, attributes=f"{_ATTRIBUTES} storage_order", values=_AUTO),
-    Row("AveragePool",       average_pool, attributes=f"{_ATTRIBUTES} count_include_pad",
-        values=_AUTO),
-    Row("LpPool",            _lp_pool, attributes=f"{_ATTRIBUTES} p", values=_AUTO),
-    Row("GlobalLpPool",      _global_lp_pool, attributes="p"),
-    Row("GlobalAveragePool", global_average_pool),
-    Row("GlobalMaxPool",     _global(op.nn.global_max_pool2d, op.max)),
+    OnnxRow("MaxPool",           _max_pool_with_indices,
+        attributes=f"{_POOL_ATTRIBUTES} storage_order", values=_AUTO_PAD_VALUES),
+    OnnxRow("AveragePool",       average_pool, attributes=f"{_POOL_ATTRIBUTES} count_include_pad",
+        values=_AUTO_PAD_VALUES),
+    OnnxRow("LpPool", _lp_pool, attributes=f"{_POOL_ATTRIBUTES} p", values=_AUTO_PAD_VALUES),
+    OnnxRow("GlobalLpPool",      _global_lp_pool, attributes="p"),
+    OnnxRow("GlobalAveragePool", global_average_pool),
+    OnnxRow("GlobalMaxPool",     _global_pool_converter(op.nn.global_max_pool2d, op.max)),
 )
 # fmt: on

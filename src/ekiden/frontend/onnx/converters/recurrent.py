@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM, and com.microsoft's LSTM with int8 weights.
+"""ONNX RNN, GRU and LSTM, and com.microsoft's LSTM with int8 weights.
 
 ONNX orders gates i, o, f, c and z, r, h; Relay's layers take them as i, f, g, o and r, z, n. Each
 direction is a layer; the results of two are stacked along an axis of their own.
@@ -22,20 +22,18 @@ import numpy as np
 
 from ekiden.frontend.common.cells import recurrent_layer
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Shape, known
+from ekiden.topi.dimensions import Shape, known_int
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of recurrent cell: the positions of our gates, and of our peepholes, in
-    ONNX's order.
-    """
+class RecurrentCell:
+    """A kind of recurrent cell: where our gates and peepholes are in ONNX's order."""
 
     gates: tuple[int, ...]
     activations: tuple[str, ...]
@@ -43,12 +41,13 @@ class Kind:
 
 
 # fmt: off
-KINDS = {
-    "RNN":  Kind((0,), ("Tanh",)),
-    "GRU":  Kind((1, 0, 2), ("Sigmoid", "Tanh")),
-    "LSTM": Kind((0, 2, 3, 1), ("Sigmoid", "Tanh", "Tanh"), (0, 2, 1)),
+RECURRENT_CELLS = {
+    "RNN":  RecurrentCell((0,), ("Tanh",)),
+    "GRU":  RecurrentCell((1, 0, 2), ("Sigmoid", "Tanh")),
+    "LSTM": RecurrentCell((0, 2, 3, 1), ("Sigmoid", "Tanh", "Tanh"), (0, 2, 1)),
 }
-ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {   # ours, default alpha and beta
+# ours, default alpha and beta
+RNN_ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
     "sigmoid":     ("sigmoid",      None, None),
     "tanh":        ("tanh",         None, None),
     "relu":        ("relu",         None, None),
@@ -61,58 +60,57 @@ ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {   # ours, def
     "elu":         ("elu",          1.0,  None),
 }
 # fmt: on
-Options: TypeAlias = dict[str, Any]
+LayerOptions: TypeAlias = dict[str, Any]
 """Arguments of a layer by name."""
-DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+REVERSED_BY_DIRECTION = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
-    """Return the part of a direction [blocks * n, ...] with its gate blocks reordered; n is the
-    hidden size, which the weight's shape may not have as a constant.
-    """
+def _reorder_gates(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
+    """Emit one direction of a weight [blocks * n, ...] with its gate blocks reordered."""
     if value.array is not None:
         blocks_of_array = np.split(value.array[direction], len(order))
         return const(np.ascontiguousarray(np.concatenate([blocks_of_array[i] for i in order])))
-    direction_weight = _direction(node.scope.expr(value), direction)
+    direction_weight = _take_direction(node.scope.expr(value), direction)
     hidden, other_dims = node.get_int("hidden_size", 0), value.type.shape[2:]
-    if hidden and known(value.type.shape[1]) is None:
+    if hidden and known_int(value.type.shape[1]) is None:
         direction_weight = op.reshape(
             direction_weight, (len(order) * hidden, *other_dims), allowzero=True
         )
     if len(order) == 1:
         return direction_weight
+    # ONNX orders gates i, o, f, c (LSTM) and z, r, h (GRU); the kernels have another order.
     blocks = op.split(direction_weight, len(order), axis=0)
     return op.concatenate([TupleGetItem(blocks, i) for i in order], axis=0)
 
 
-def _direction(expr: Expr, direction: int) -> Expr:
-    """Return one direction of a tensor [directions, ...]."""
+def _take_direction(expr: Expr, direction: int) -> Expr:
+    """Emit one direction of a tensor [directions, ...]."""
     return op.take(expr, const(np.int64(direction)), axis=0)
 
 
-def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr | None]:
-    """Return the biases of the inputs and of the states; None where they are absent."""
+def _split_bias(node: Node, kind: RecurrentCell, direction: int) -> tuple[Expr | None, Expr | None]:
+    """Return the input bias and the state bias; None where they are absent."""
     value, count = node.optional(3), len(kind.gates)
     if value is None:
         return None, None
     # One row holds the input bias Wb and then the state bias Rb, each in ONNX's gate order.
     if value.array is None:
-        both = _rows(node, value, direction, [*kind.gates, *(count + g for g in kind.gates)])
+        both = _reorder_gates(
+            node, value, direction, [*kind.gates, *(count + g for g in kind.gates)]
+        )
         halves_of_bias = op.split(both, 2, axis=0)
         return TupleGetItem(halves_of_bias, 0), TupleGetItem(halves_of_bias, 1)
     halves = (constant(half) for half in np.split(value.array, 2, axis=1))
-    first, second = (_rows(node, half, direction, kind.gates) for half in halves)
+    first, second = (_reorder_gates(node, half, direction, kind.gates) for half in halves)
     return first, second
 
 
-def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
-    """Return the activation options of each direction. `activation_alpha` and `activation_beta`
-    list values only for activations that need one.
-    """
+def _activation_options(node: Node, kind: RecurrentCell, directions: int) -> list[LayerOptions]:
+    """Return the activation options of each direction."""
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
-    if unknown := [n for n in names if n not in ACTIVATIONS]:
-        node.unsupported(f"activation {unknown[0]!r}; there are {', '.join(ACTIVATIONS)}")
+    if unknown := [n for n in names if n not in RNN_ACTIVATIONS]:
+        node.unsupported(f"activation {unknown[0]!r}; there are {', '.join(RNN_ACTIVATIONS)}")
     if len(names) != len(kind.activations) * directions:
         node.unsupported(f"expected {len(kind.activations)} activations per direction: {names}")
     parameter_lists = {
@@ -121,7 +119,7 @@ def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
     }
     rows = []
     for name in names:
-        ours, *defaults = ACTIVATIONS[name]
+        ours, *defaults = RNN_ACTIVATIONS[name]
         numbers = []
         for default, remaining in zip(defaults, parameter_lists.values(), strict=True):
             needed = default is not None
@@ -137,32 +135,32 @@ def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
     ]
 
 
-def _lengths(node: Node) -> Expr | None:
+def _sequence_lengths(node: Node) -> Expr | None:
+    """Return the sequence lengths as int32; None where they are absent."""
     return None if node.optional(4) is None else op.cast(node.expr(4), "int32")
 
 
-def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
+def _initial_state(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
+    """Emit one direction's initial state; None where it is absent."""
     if node.optional(index) is None:
         return None
     # With layout 1 the initial states are [batch, directions, hidden].
     expr = node.expr(index)
-    return _direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
+    return _take_direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
 
 
-def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
-    """Return whether the batch comes first, and for each direction (reversed, options common to all
-    cells).
-    """
+def _layer_options(node: Node, kind: RecurrentCell) -> tuple[bool, list[tuple[bool, LayerOptions]]]:
+    """Return whether the batch comes first, and per direction (reversed, layer options)."""
     batch_first = node.get_int("layout", 0) == 1
-    directions = DIRECTIONS.get(node.get_string("direction", "forward"))
+    directions = REVERSED_BY_DIRECTION.get(node.get_string("direction", "forward"))
     if directions is None:
-        node.unsupported(f"direction must be one of {', '.join(DIRECTIONS)}")
-    options = _activations(node, kind, len(directions))
-    layers: list[tuple[bool, Options]] = []
+        node.unsupported(f"direction must be one of {', '.join(REVERSED_BY_DIRECTION)}")
+    options = _activation_options(node, kind, len(directions))
+    layers: list[tuple[bool, LayerOptions]] = []
     for number, (reverse, functions) in enumerate(zip(directions, options, strict=True)):
-        common: Options = {
-            "initial_h": _initial(node, 5, number, batch_first),
-            "lengths": _lengths(node),
+        common: LayerOptions = {
+            "initial_h": _initial_state(node, 5, number, batch_first),
+            "lengths": _sequence_lengths(node),
             "reverse": reverse,
             "clip": node.get_float("clip", 0.0),
             **functions,
@@ -171,10 +169,8 @@ def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
     return batch_first, layers
 
 
-def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
-    """Return Y [steps, directions, batch, hidden] and the last states [directions, batch,
-    hidden].
-    """
+def _stack_directions(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
+    """Emit Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
     every, *states = zip(*layers, strict=True)
     stacked = op.stack(every, axis=1)
     last = [op.stack(state, axis=0) for state in states]
@@ -184,23 +180,24 @@ def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
     return [op.transpose(stacked, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
 
 
-def _data(node: Node, batch_first: bool) -> Expr:
+def _time_major_input(node: Node, batch_first: bool) -> Expr:
+    """Emit input 0 with the steps first."""
     return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
 
 
-def _learn_batch(node: Node, axis: int) -> None:
-    """Constrain the initial states to the batch of the layer's input."""
+def _constrain_batch(node: Node, axis: int) -> None:
+    """Constrain the initial states to the batch of the input."""
     for state in (5, 6):
         if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
             node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
 
 
-def _learn_hidden(node: Node, kind: Kind) -> None:
-    """Constrain the weights to `hidden_size` rows for each gate."""
+def _constrain_hidden(node: Node, kind: RecurrentCell) -> None:
+    """Constrain weights and biases to `hidden_size` rows per gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
         node.unsupported("attribute 'hidden_size' must be given, and at least 1")
-    columns = known(node.shape(2)[2])
+    columns = known_int(node.shape(2)[2])
     if columns not in (None, hidden):
         node.unsupported(
             f"attribute 'hidden_size' is {hidden}, and the recurrence weight has {columns} columns"
@@ -213,18 +210,20 @@ def _learn_hidden(node: Node, kind: Kind) -> None:
 
 
 def _recurrent(node: Node) -> list[Expr]:
-    kind = KINDS[node.op_type]
-    _learn_hidden(node, kind)
-    batch_first, layers = _layers(node, kind)
-    data = _data(node, batch_first)
-    _learn_batch(node, 0 if batch_first else 1)
+    kind = RECURRENT_CELLS[node.op_type]
+    _constrain_hidden(node, kind)
+    batch_first, layers = _layer_options(node, kind)
+    data = _time_major_input(node, batch_first)
+    _constrain_batch(node, 0 if batch_first else 1)
     # Kernels and scans assume at least one step and one row.
-    if any(known(extent) == 0 for extent in node.typed(data).shape[:2]):
-        return _nothing(node, node.typed(data).shape, len(layers), batch_first)
+    if any(known_int(extent) == 0 for extent in node.typed(data).shape[:2]):
+        return _empty_results(node, node.typed(data).shape, len(layers), batch_first)
     layer_outputs = []
     for direction, (_, options) in enumerate(layers):
-        inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
-        biases = _biases(node, kind, direction)
+        inputs, states = (
+            _reorder_gates(node, node.value(i), direction, kind.gates) for i in (1, 2)
+        )
+        biases = _split_bias(node, kind, direction)
         if node.op_type == "LSTM":
             options |= _lstm_options(node, kind, direction, batch_first)
         elif node.op_type == "GRU":
@@ -232,12 +231,14 @@ def _recurrent(node: Node) -> list[Expr]:
         layer_outputs.append(
             recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
         )
-    return _results([_with_no_steps(node, data, outputs) for outputs in layer_outputs], batch_first)
+    return _stack_directions(
+        [_zero_empty_states(node, data, outputs) for outputs in layer_outputs], batch_first
+    )
 
 
-def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
-    """Return the zero results of a layer without steps or without a batch, which needs no kernels.
-    All inputs must have been checked before.
+def _empty_results(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
+    """Emit the zero results of a layer without steps or without a batch. All inputs must have been
+    checked before.
     """
     assert all(v is None or len(v.type.shape) for v in node.inputs), "checked before"
     steps, batch, _ = shape
@@ -250,10 +251,8 @@ def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> li
     return [op.full(zero, extent, dtype=node.dtype(0)) for extent in extents[:count]]
 
 
-def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
-    """Replace the last states by 0 where a sequence has no steps, if the layer has initial
-    states.
-    """
+def _zero_empty_states(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
+    """Emit last states that are 0 for sequences without steps, if the layer has initial states."""
     if node.optional(5) is None and node.optional(6) is None:
         return list(outputs)
     every, *states = outputs
@@ -262,7 +261,7 @@ def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr
     if node.optional(4) is not None:
         lengths = op.expand_dims(node.expr(4), axis=1)
         is_empty = op.less(lengths, const(1, node.dtype(4)))
-    elif known(steps) is None:
+    elif known_int(steps) is None:
         is_empty = op.less(node.scope.scalar(steps), const(np.int64(1)))
     if is_empty is None:
         return list(outputs)
@@ -270,27 +269,27 @@ def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr
     return [every, *(op.where(is_empty, zero, state) for state in states)]
 
 
-def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> Options:
+def _lstm_options(
+    node: Node, kind: RecurrentCell, direction: int, batch_first: bool
+) -> LayerOptions:
     peephole = node.optional(7)
-    rows = None if peephole is None else _rows(node, peephole, direction, kind.peepholes)
+    rows = None if peephole is None else _reorder_gates(node, peephole, direction, kind.peepholes)
     return {
-        "initial_c": _initial(node, 6, direction, batch_first),
+        "initial_c": _initial_state(node, 6, direction, batch_first),
         "peephole": rows,
         "input_forget": node.get_int("input_forget", 0) == 1,
     }
 
 
-def _bytes(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
-    """Return a weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
+def _int8_weight(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
+    """Return an int8 weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
     weight = node.numbers(index, "a weight")[direction].T
     gate_blocks = np.split(weight, len(order))
     return Constant(np.ascontiguousarray(np.concatenate([gate_blocks[i] for i in order])))
 
 
-def _scale(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
-    """Return scales [directions], or one for each row, as one for each row. Raises Unsupported for
-    nonzero zero points.
-    """
+def _row_scales(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
+    """Return per-tensor or per-row scales as one float32 per row, in our gate order."""
     scale: Array = node.numbers(index, "a scale")[direction]
     # Symmetric weights: the kernel has no correction term for a zero point.
     points = node.optional(index + 1)
@@ -301,32 +300,33 @@ def _scale(node: Node, index: int, direction: int, rows: int, order: Sequence[in
 
 
 def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
-    kind = KINDS["LSTM"]
-    batch_first, layers = _layers(node, kind)
-    data = _data(node, batch_first)
-    _learn_batch(node, 0 if batch_first else 1)
+    kind = RECURRENT_CELLS["LSTM"]
+    batch_first, layers = _layer_options(node, kind)
+    data = _time_major_input(node, batch_first)
+    _constrain_batch(node, 0 if batch_first else 1)
     if node.dtype(1) != "int8" or node.dtype(2) != "int8":
         node.unsupported(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
     layer_outputs = []
     for direction, (_, options) in enumerate(layers):
         options |= _lstm_options(node, kind, direction, batch_first)
-        weights = [_bytes(node, i, direction, kind.gates) for i in (1, 2)]
+        weights = [_int8_weight(node, i, direction, kind.gates) for i in (1, 2)]
         rows = weights[0].data.shape[0]
-        scales = [_scale(node, i, direction, rows, kind.gates) for i in (8, 10)]
-        first, second = _biases(node, kind, direction)
+        scales = [_row_scales(node, i, direction, rows, kind.gates) for i in (8, 10)]
+        first, second = _split_bias(node, kind, direction)
+        # An LSTM adds both biases to the same sum, so one vector does for both.
         options["bias"] = first if first is None or second is None else op.add(first, second)
         layer_outputs.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
-    return _results(layer_outputs, batch_first)
+    return _stack_directions(layer_outputs, batch_first)
 
 
-_COMMON = "activation_alpha activation_beta activations clip direction hidden_size"
+_COMMON_ATTRIBUTES = "activation_alpha activation_beta activations clip direction hidden_size"
 
 # fmt: off
 ROWS = (
-    Row("RNN",  _recurrent, 7, f"{_COMMON} layout"),
-    Row("GRU",  _recurrent, 7, f"{_COMMON} layout linear_before_reset"),
-    Row("LSTM", _recurrent, 7, f"{_COMMON} layout input_forget"),
-    Row("DynamicQuantizeLSTM", _dynamic_quantize_lstm, 1, f"{_COMMON} input_forget",
+    OnnxRow("RNN",  _recurrent, 7, f"{_COMMON_ATTRIBUTES} layout"),
+    OnnxRow("GRU",  _recurrent, 7, f"{_COMMON_ATTRIBUTES} layout linear_before_reset"),
+    OnnxRow("LSTM", _recurrent, 7, f"{_COMMON_ATTRIBUTES} layout input_forget"),
+    OnnxRow("DynamicQuantizeLSTM", _dynamic_quantize_lstm, 1, f"{_COMMON_ATTRIBUTES} input_forget",
         domain="com.microsoft"),
 )
 # fmt: on

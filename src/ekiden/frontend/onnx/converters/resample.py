@@ -1,5 +1,5 @@
-"""Resizing along any axes by a weight matrix for each: what the image kernels do not cover (see
-resize). What is known of extents and scales is computed at import.
+"""General resampler of ONNX Resize: each axis by an index vector or a weight matrix. What is known
+of extents and scales is computed at import.
 
     y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: source coordinate of i
 
@@ -16,20 +16,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.sizes import dims
+from ekiden.frontend.common.sizes import named_dims
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.dtype import is_float
-from ekiden.ir.prim import EQ, GE, Or, PrimExpr, binary
+from ekiden.ir.prim import EQ, GE, Or, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_dim, known_int, simplify_dim
 
-SIMPLE = "simple"
+LEGACY_NEAREST = "simple"
 """The rounding of nearest before opset 11: down on an axis that grows, up on one that shrinks."""
-Number: TypeAlias = Call | Constant
+ScalarExpr: TypeAlias = Call | Constant
 """A scalar, or a tensor, that is being computed with."""
 
 MAX_INTERPRETED_ROWS = 1 << 14
@@ -37,51 +37,55 @@ MAX_INTERPRETED_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
-    """An axis that is resized: its extents and the scale that coordinates use, as float64 scalars.
-    What is known at import is a constant and is folded.
+class _ResizeAxis:
+    """An axis that is resized: its extents and coordinate scale as float64 scalars. What is known
+    at import is a constant and is folded.
     """
 
     node: Node
     at: int
     size: PrimExpr
     extent: PrimExpr
-    scale: Number
+    scale: ScalarExpr
     mode: str
     rounding: str
 
     @property
-    def sizes(self) -> tuple[Number, Number]:
-        """Return the extents of the data and of the result, as float64 scalars."""
-        return number_of(self.node, self.size), number_of(self.node, self.extent)
+    def sizes(self) -> tuple[ScalarExpr, ScalarExpr]:
+        """Return the extents of data and result as float64 scalars."""
+        return extent_as_float64(self.node, self.size), extent_as_float64(self.node, self.extent)
 
-    def is_kept(self) -> bool:
-        """Return whether the axis provably keeps its extent and its coordinates."""
+    def is_identity(self) -> bool:
+        """Return whether the axis provably keeps its extent and coordinates."""
         scale = self.scale
         one = isinstance(scale, Constant) and float(scale.data) == 1
-        return one and equal(self.size, self.extent)
+        return one and are_equal_dims(self.size, self.extent)
 
 
-def _number(value: float) -> Constant:
+def _float64_const(value: float) -> Constant:
     return const(float(value), "float64")
 
 
-def number_of(node: Node, extent: PrimExpr) -> Number:
-    """Return an extent as a float64 scalar."""
-    number = known(extent)
-    return op.cast(node.scope.scalar(extent), "float64") if number is None else _number(number)
+def extent_as_float64(node: Node, extent: PrimExpr) -> ScalarExpr:
+    """Emit an extent as a float64 scalar."""
+    number = known_int(extent)
+    return (
+        op.cast(node.scope.scalar(extent), "float64") if number is None else _float64_const(number)
+    )
 
 
-def _places(axis: _Axis) -> Expr:
-    """Return the source coordinate of each result element of an axis, by
-    `coordinate_transformation_mode` (ONNX Resize).
+def _source_coordinates(axis: _ResizeAxis) -> Expr:
+    """Emit the source coordinate of each result element by `coordinate_transformation_mode` (ONNX
+    Resize).
     """
-    one, half = _number(1), _number(0.5)
+    one, half = _float64_const(1), _float64_const(0.5)
     x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
     size, extent = axis.sizes
     scale = axis.scale
     match axis.mode:
-        case "asymmetric" if axis.rounding == SIMPLE:  # in float32, by which it may be whole
+        case "asymmetric" if (
+            axis.rounding == LEGACY_NEAREST
+        ):  # in float32, by which it may be whole
             narrow = op.divide(op.cast(x, "float32"), op.cast(scale, "float32"))
             return op.cast(narrow, "float64")
         case "asymmetric":
@@ -96,7 +100,7 @@ def _places(axis: _Axis) -> Expr:
         case "tf_half_pixel_for_nn":
             return (x + half) / scale
         case "tf_crop_and_resize":
-            begin, end = _region(axis.node, axis.at)
+            begin, end = _crop_region(axis.node, axis.at)
             last = size - one
             inside = x * last / op.maximum(extent - one, one) * (end - begin)
             middle = (begin + end) * (half * last)
@@ -107,104 +111,109 @@ def _places(axis: _Axis) -> Expr:
     return (x + half) / scale - half
 
 
-def _region(node: Node, axis: int) -> tuple[Number, Number]:
-    """Return the part of an axis that is resized, as fractions (tf_crop_and_resize); all of it
-    where none is stated.
-    """
+def _crop_region(node: Node, axis: int) -> tuple[ScalarExpr, ScalarExpr]:
+    """Return the resized region of an axis as fractions (tf_crop_and_resize); (0, 1) by default."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
-        return _number(0), _number(1)
+        return _float64_const(0), _float64_const(1)
     values = op.reshape(op.cast(node.expr(1), "float64"), (2 * len(axes),))
     first, last = (const(axes.index(axis) + n, "int64") for n in (0, len(axes)))
     return op.take(values, first), op.take(values, last)
 
 
-def _nearest(axis: _Axis, coordinates: Expr) -> Expr:
+def _nearest_index(axis: _ResizeAxis, coordinates: Expr) -> Expr:
+    """Emit the nearest source index of each coordinate by `nearest_mode`."""
     match axis.rounding:
         case "simple":
-            shrinks = op.less(axis.scale, _number(1))
+            shrinks = op.less(axis.scale, _float64_const(1))
             rounded: Expr = op.where(shrinks, op.ceil(coordinates), op.floor(coordinates))
         case "round_prefer_ceil":
-            rounded = op.floor(op.add(coordinates, _number(0.5)))
+            rounded = op.floor(op.add(coordinates, _float64_const(0.5)))
         case "floor":
             rounded = op.floor(coordinates)
         case "ceil":
             rounded = op.ceil(coordinates)
         case _:
-            rounded = op.ceil(op.subtract(coordinates, _number(0.5)))
-    return _clipped(axis, rounded)
+            rounded = op.ceil(op.subtract(coordinates, _float64_const(0.5)))
+    return _clamp_to_axis(axis, rounded)
 
 
-def _clipped(axis: _Axis, coordinates: Expr) -> Expr:
-    """Return coordinates as int64 positions of the data, clamped to its borders."""
-    last = axis.sizes[0] - _number(1)
-    return op.cast(op.minimum(op.maximum(coordinates, _number(0)), last), "int64")
+def _clamp_to_axis(axis: _ResizeAxis, coordinates: Expr) -> Expr:
+    """Emit coordinates as int64 positions, clamped to the axis."""
+    last = axis.sizes[0] - _float64_const(1)
+    return op.cast(op.minimum(op.maximum(coordinates, _float64_const(0)), last), "int64")
 
 
-def _linear(distance: Expr) -> Expr:
-    return op.nn.relu(op.subtract(_number(1), op.abs(distance)))
+def _linear_weight(distance: Expr) -> Expr:
+    """Emit the linear interpolation weight of a distance."""
+    return op.nn.relu(op.subtract(_float64_const(1), op.abs(distance)))
 
 
-def _cubic(distance: Expr, a: float) -> Expr:
-    """Return the weights of cubic convolution (Keys 1981)."""
+def _cubic_weight(distance: Expr, a: float) -> Expr:
+    """Emit the weights of cubic convolution (Keys 1981)."""
     x = op.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1.0
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    outer = op.where(op.less(x, _number(2)), far, op.zeros_like(x))
-    return op.where(op.less_equal(x, _number(1)), near, outer)
+    outer = op.where(op.less(x, _float64_const(2)), far, op.zeros_like(x))
+    return op.where(op.less_equal(x, _float64_const(1)), near, outer)
 
 
-def _weights(axis: _Axis, coordinates: Expr) -> Expr:
-    """Return the interpolation weights [result, data]: weights of taps outside go to the border, or
-    are excluded.
+def _interpolation_matrix(axis: _ResizeAxis, coordinates: Expr) -> Expr:
+    """Emit the interpolation matrix [result, data]; taps outside go to the border or are
+    excluded.
     """
-    node, one = axis.node, _number(1)
+    node, one = axis.node, _float64_const(1)
     cubic = node.get_string("mode", "nearest") == "cubic"
     shrinks = bool(node.get_int("antialias", 0))
     # ONNX Resize, antialias: when downsampling, the filter is stretched by max(1, 1 / scale).
     stretch = op.minimum(axis.scale, one) if shrinks else one
-    wide = op.ceil(_number(2 if cubic else 1) / stretch) + one
-    (reach,) = as_dims(node, op.reshape(op.cast(wide, "int64"), (1,)))
+    wide = op.ceil(_float64_const(2 if cubic else 1) / stretch) + one
+    (reach,) = vector_as_dims(node, op.reshape(op.cast(wide, "int64"), (1,)))
     column = op.reshape(coordinates, (axis.extent, 1), allowzero=True)
     steps = op.arange(1 - as_dim(reach), reach + 1, 1, "int64")
     taps = op.floor(column) + op.cast(steps, "float64")
     distance = (taps - column) * stretch
     values = (
-        _cubic(distance, node.get_float("cubic_coeff_a", -0.75)) if cubic else _linear(distance)
+        _cubic_weight(distance, node.get_float("cubic_coeff_a", -0.75))
+        if cubic
+        else _linear_weight(distance)
     )
     if node.get_int("exclude_outside", 0):
         values = op.where(_is_outside(axis, taps), op.zeros_like(values), values)
+    # Normalised, because excluded taps and a stretched filter leave sums other than 1.
     values = values / op.sum(values, axis=[1], keepdims=True)
     rows = op.expand_dims(op.arange(0, axis.extent, 1, "int64"), axis=1)
-    rows = op.broadcast_to(rows, (axis.extent, tidy(as_dim(reach) * 2)))
+    rows = op.broadcast_to(rows, (axis.extent, simplify_dim(as_dim(reach) * 2)))
     # Scatter-add, because several taps outside can fall on the same border element.
-    zeros = op.full(_number(0), (axis.extent, axis.size), dtype="float64")
-    at = op.stack([rows, _clipped(axis, taps)], axis=0)
+    zeros = op.full(_float64_const(0), (axis.extent, axis.size), dtype="float64")
+    at = op.stack([rows, _clamp_to_axis(axis, taps)], axis=0)
     return op.scatter_nd(zeros, at, values, "add")
 
 
-def as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
-    """Return a vector of sizes as dimensions: numbers where they are known."""
+def vector_as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
+    """Return a vector of sizes as dimensions, as integers where they are known."""
+    # Constant sizes are computed at import by the interpreter, so that extents stay static.
     if not free_vars(numbers):
         return tuple(int(n) for n in np.asarray(Interpreter().evaluate(numbers)))
-    dimensions = dims(node.scope, node.value_of(numbers))
+    dimensions = named_dims(node.scope, node.as_value(numbers))
     assert dimensions is not None, "a vector of known length"
     return dimensions
 
 
-def _is_outside(axis: _Axis, coordinates: Expr) -> Expr:
-    last = axis.sizes[0] - _number(1)
-    return op.logical_or(op.less(coordinates, _number(0)), op.greater(coordinates, last))
+def _is_outside(axis: _ResizeAxis, coordinates: Expr) -> Expr:
+    """Emit whether coordinates are outside of the axis."""
+    last = axis.sizes[0] - _float64_const(1)
+    return op.logical_or(op.less(coordinates, _float64_const(0)), op.greater(coordinates, last))
 
 
 def resample(
     node: Node,
     extents: Sequence[PrimExpr],
-    scales: Sequence[Number],
+    scales: Sequence[ScalarExpr],
     mode: str = "half_pixel",
     rounding: str = "round_prefer_floor",
 ) -> Expr:
-    """Resize the first input to these extents, axis by axis.
+    """Emit input 0 resized to the extents, axis by axis.
 
     Args:
         node: the node.
@@ -221,37 +230,40 @@ def resample(
     cropped = mode == "tf_crop_and_resize"
     outside: Expr | None = None
     for at, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
-        axis = _Axis(node, at, size, extent, scale, mode, rounding)
-        if axis.is_kept() and not cropped:
+        axis = _ResizeAxis(node, at, size, extent, scale, mode, rounding)
+        if axis.is_identity() and not cropped:
             continue
         # Elements cannot be computed from an empty axis.
-        node.scope.require(binary(Or, binary(GE, size, 1), binary(EQ, extent, 0)))
-        coordinates = folded_table(node, _places(axis))
+        node.scope.require(fold_binary(Or, fold_binary(GE, size, 1), fold_binary(EQ, extent, 0)))
+        coordinates = fold_table(node, _source_coordinates(axis))
         if cropped:
             shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
             row = op.reshape(_is_outside(axis, coordinates), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            resized = op.take(resized, folded_table(node, _nearest(axis, coordinates)), axis=at)
+            resized = op.take(resized, fold_table(node, _nearest_index(axis, coordinates)), axis=at)
         else:
-            resized = _applied(
-                node, resized, folded_table(node, op.cast(_weights(axis, coordinates), wide)), at
+            resized = _multiply_axis(
+                node,
+                resized,
+                fold_table(node, op.cast(_interpolation_matrix(axis, coordinates), wide)),
+                at,
             )
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
         resized = op.where(
-            folded_table(node, outside), const(fill, node.typed(resized).dtype), resized
+            fold_table(node, outside), const(fill, node.typed(resized).dtype), resized
         )
     if node.typed(resized).dtype == kind:
         return resized
     return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
-def folded_table(node: Node, table: Expr) -> Expr:
-    """Return the value of a table of positions or weights, unless it depends on run-time data, or
-    is so long that interpreting it would take minutes; then it is computed once at run time.
+def fold_table(node: Node, table: Expr) -> Expr:
+    """Evaluate a table of positions or weights at import, unless it depends on run-time data or is
+    too long.
     """
-    extents = [known(d) for d in node.typed(table).shape]
+    extents = [known_int(d) for d in node.typed(table).shape]
     is_short = all(d is not None and d <= MAX_INTERPRETED_ROWS for d in extents)
     if is_short and not free_vars(table):
         return const(np.asarray(Interpreter().evaluate(table)))
@@ -260,8 +272,8 @@ def folded_table(node: Node, table: Expr) -> Expr:
     return computed
 
 
-def _applied(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
-    """Multiply one axis by a matrix."""
+def _multiply_axis(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
+    """Emit the product of one axis with a matrix."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))

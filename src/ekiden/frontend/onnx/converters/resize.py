@@ -1,4 +1,4 @@
-"""Operators that resize images: Upsample and Resize, by scales or to sizes.
+"""ONNX Upsample and Resize, by scales or to sizes.
 
 The image kernels resize rank 4 (or 3, as images of height 1; 5, as slices) over the spatial axes
 alone; `resample` does the others. Run-time scales give the result's extents symbolic names.
@@ -13,19 +13,33 @@ from typing import cast
 
 import numpy as np
 
-from ekiden.frontend.common.sizes import dims
+from ekiden.frontend.common.sizes import named_dims
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.resample import SIMPLE, Number, as_dims, number_of, resample
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.converters.resample import (
+    LEGACY_NEAREST,
+    ScalarExpr,
+    extent_as_float64,
+    resample,
+    vector_as_dims,
+)
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir import prim
 from ekiden.ir.dtype import is_float
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Tuple, const
-from ekiden.topi.dimensions import Dim, Shape, as_dim, differ, equal, known, tidy
+from ekiden.topi.dimensions import (
+    Dim,
+    Shape,
+    are_equal_dims,
+    are_unequal_dims,
+    as_dim,
+    known_int,
+    simplify_dim,
+)
 
-_METHODS = {
+_RESIZE_METHODS = {
     "nearest": "nearest_neighbor",
     "linear": "linear",
     "cubic": "cubic",
@@ -33,57 +47,55 @@ _METHODS = {
 }
 
 
-def _upsample_attributes(node: Node) -> Expr | Value:
-    return _resized(node, node.get_floats("scales"), None, "asymmetric", SIMPLE)
+def _upsample_by_attributes(node: Node) -> Expr | Value:
+    """Convert Upsample 7, whose scales are an attribute."""
+    return _emit_resize(node, node.get_floats("scales"), None, "asymmetric", LEGACY_NEAREST)
 
 
 def _upsample(node: Node) -> Expr | Value:
-    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
-    Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for
-    these versions.
-    """
+    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric."""
     if node.value(1).array is None:
-        return _resized_by_data(node, 1, "asymmetric", SIMPLE)
-    scales = _scales(node, 1)
+        return _resize_by_runtime_scales(node, 1, "asymmetric", LEGACY_NEAREST)
+    scales = _constant_scales(node, 1)
     if len(scales) != node.rank(0):
         node.unsupported(f"expected a scale for each of {node.rank(0)} axes, got {len(scales)}")
-    return _resized(node, scales, None, "asymmetric", SIMPLE)
+    return _emit_resize(node, scales, None, "asymmetric", LEGACY_NEAREST)
 
 
-def _scales(node: Node, index: int) -> tuple[float, ...]:
+def _constant_scales(node: Node, index: int) -> tuple[float, ...]:
+    """Return the constant scales of an input."""
     return tuple(float(s) for s in node.numbers(index, "scales").ravel())
 
 
 def _resize(node: Node) -> Expr | Value:
-    """Convert Resize since opset 11: by scales, which the coordinates then use, or to sizes, whose
-    quotients are the scales. Empty scales count as absent, as older exporters wrote them beside
-    sizes.
+    """Convert Resize since opset 11, by scales or to sizes. Empty scales count as absent, as older
+    exporters wrote them beside sizes.
     """
     scales, sizes = node.optional(2), node.optional(3)
-    has_scales = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
+    has_scales = (
+        scales is not None and scales.type.shape != () and known_int(scales.type.shape[0]) != 0
+    )
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     rounding = node.get_string("nearest_mode", "round_prefer_floor")
     if has_scales and scales is not None and scales.array is None:
-        return _resized_by_data(node, 2, mode, rounding)
-    factors = _on_all_axes(node, _scales(node, 2), 1.0) if has_scales else None
+        return _resize_by_runtime_scales(node, 2, mode, rounding)
+    factors = _expand_to_all_axes(node, _constant_scales(node, 2), 1.0) if has_scales else None
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
     count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
     sizes_given = None if factors is not None else node.dims(3, "sizes", count)
-    extents = None if sizes_given is None else _on_all_axes(node, sizes_given, None)
-    return _resized(node, factors, extents, mode, rounding)
+    extents = None if sizes_given is None else _expand_to_all_axes(node, sizes_given, None)
+    return _emit_resize(node, factors, extents, mode, rounding)
 
 
-def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
-    """Resize by an input of run-time scales; the result's extents are computed from them and get
-    symbolic names.
-    """
+def _resize_by_runtime_scales(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
+    """Emit a resize by run-time scales, whose extents get symbolic names."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
     # ONNX Resize: output extent = floor(input extent * scale), in float32.
     scaled = op.cast(op.floor(op.multiply(op.cast(extents, "float32"), scales)), "int64")
-    extents_scaled = dims(node.scope, node.value_of(scaled))
+    extents_scaled = named_dims(node.scope, node.as_value(scaled))
     assert extents_scaled is not None, "a vector of known length"
     sizes = list(node.shape(0))
     for axis, extent in zip(axes, extents_scaled, strict=True):
@@ -94,13 +106,13 @@ def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr |
         else const(np.ones(1, np.float32))
         for a in range(node.rank(0))
     ]
-    return _resized(node, None, sizes, mode, rounding, steps)
+    return _emit_resize(node, None, sizes, mode, rounding, steps)
 
 
-def _on_all_axes(
+def _expand_to_all_axes(
     node: Node, values: Sequence[Dim | float], fill: float | None
 ) -> Sequence[Dim | float]:
-    """Expand values for the axes in attribute `axes` to all axes."""
+    """Expand values of the axes in attribute `axes` to all axes."""
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
     if len(values) != len(axes):
         node.unsupported(
@@ -112,7 +124,7 @@ def _on_all_axes(
     return full
 
 
-def _resized(
+def _emit_resize(
     node: Node,
     scales: Sequence[Dim | float] | None,
     sizes: Sequence[Dim | float] | None,
@@ -120,58 +132,57 @@ def _resized(
     rounding: str,
     by: Sequence[Expr] | None = None,
 ) -> Expr | Value:
-    """Resize by scales or to sizes; `by` are run-time scales of the axes, a vector of one element
-    each, where the sizes follow from them.
+    """Emit a resize by scales or to sizes; `by` are run-time scales per axis, vectors of one
+    element.
     """
     shape = node.shape(0)
-    factors = None if scales is None else [_factor(s) for s in scales]
+    factors = None if scales is None else [_as_float(s) for s in scales]
     if factors is not None and not all(0 < f < math.inf for f in factors):
         node.unsupported(f"scales must be finite and above 0, got {factors}")
-    if rounding == SIMPLE:
-        rounding = _one_rounding(node, factors)
+    if rounding == LEGACY_NEAREST:
+        rounding = _uniform_rounding(node, factors)
     extents = (
-        [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
+        [_scaled_extent(d, f) for d, f in zip(shape, factors, strict=True)]
         if factors
-        else [_size(s) for s in sizes or ()]
+        else [_as_extent(s) for s in sizes or ()]
     )
     if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
         node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
-    if rounding == SIMPLE or _is_unusual(node, shape, extents):
-        numbers = _scale_numbers(len(shape), factors, by)
-        return _resampled(node, shape, extents, numbers, mode, rounding)
-    resized = _resized_in_space(node, extents, factors, mode, rounding, by)
-    if by is not None and not _keeps_channels(node, by):
-        outer: list[Number] = [_scalar(s) for s in by[:2]]
+    if rounding == LEGACY_NEAREST or _needs_resampler(node, shape, extents):
+        numbers = _scale_exprs(len(shape), factors, by)
+        return _emit_resample(node, shape, extents, numbers, mode, rounding)
+    resized = _resize_spatial_axes(node, extents, factors, mode, rounding, by)
+    if by is not None and not _keeps_batch_and_channels(node, by):
+        outer: list[ScalarExpr] = [_float64_scale(s) for s in by[:2]]
         outer += [const(1.0, "float64")] * (len(shape) - 2)
-        inner = node.with_inputs([node.value_of(resized)])
+        inner = node.with_inputs([node.as_value(resized)])
         return resample(inner, extents, outer, mode, rounding)
     for old, new in zip(shape[:2], extents[:2], strict=True):
-        node.scope.require(prim.binary(prim.EQ, old, new))
+        node.scope.require(prim.fold_binary(prim.EQ, old, new))
     return resized
 
 
-def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
-    """Return whether batch and channels provably keep their extents: their scales are constant, or
-    the exporter concatenated ones before the run-time scales.
-    """
+def _keeps_batch_and_channels(node: Node, by: Sequence[Expr]) -> bool:
+    """Return whether batch and channels provably keep their extents."""
     if all(isinstance(s, Constant) for s in by[:2]):
         return True
     index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
-    maker = node.maker(index)
+    # PyTorch exports cat([1, 1], scales): its first operand shows the batch's and channels' scale.
+    maker = node.producer(index)
     if maker is None or maker.op_type != "Concat" or not maker.input:
         return False
     first = node.named(maker.input[0]).array
     return first is not None and first.ndim == 1 and len(first) > 1 and bool((first[:2] == 1).all())
 
 
-def _scalar(scale: Expr) -> Number:
-    """Return a scale, a vector of one element, as a float64 scalar."""
+def _float64_scale(scale: Expr) -> ScalarExpr:
+    """Emit a scale, a vector of one element, as a float64 scalar."""
     if isinstance(scale, Constant):
         return const(float(scale.data.item()), "float64")
     return op.cast(op.reshape(scale, ()), "float64")
 
 
-def _resized_in_space(
+def _resize_spatial_axes(
     node: Node,
     extents: Sequence[PrimExpr],
     factors: Sequence[float] | None,
@@ -179,13 +190,13 @@ def _resized_in_space(
     rounding: str,
     by: Sequence[Expr] | None,
 ) -> Expr:
-    """Resize by the image kernels, along all axes but batch and channels."""
+    """Emit a resize of the spatial axes by the image kernels."""
     shape = node.shape(0)
-    size = [node.scope.resized(d) for d in extents[2:]]
+    size = [node.scope.resolve_resized(d) for d in extents[2:]]
     steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
-    image = partial(_image, node, mode, rounding)
+    image = partial(_resize_image, node, mode, rounding)
     if len(shape) == 5:
-        return _rounded_once(node, partial(_volume, shape, size, steps, image))
+        return _resize_in_float32(node, partial(_resize_volume, shape, size, steps, image))
     if len(shape) == 4:
         return image(node.expr(0), size, steps)
     height_one = op.expand_dims(node.expr(0), axis=2)
@@ -193,29 +204,29 @@ def _resized_in_space(
     return op.squeeze(resized, axis=[2])
 
 
-def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
-    """Return the rounding mode that SIMPLE means on all axes; SIMPLE itself where axes differ."""
+def _uniform_rounding(node: Node, factors: Sequence[float] | None) -> str:
+    """Return the rounding that LEGACY_NEAREST means on all axes; itself where axes differ."""
     if node.get_string("mode", "nearest") != "nearest":
         return "floor"
     if factors is None:
-        return SIMPLE
+        return LEGACY_NEAREST
     if all(f >= 1 for f in factors):
         return "floor"
-    return "ceil" if all(f <= 1 for f in factors) else SIMPLE
+    return "ceil" if all(f <= 1 for f in factors) else LEGACY_NEAREST
 
 
-def _scale_numbers(
+def _scale_exprs(
     rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
-) -> list[Number] | None:
-    """Return the scale of each axis as a float64 scalar; None where there are no scales."""
+) -> list[ScalarExpr] | None:
+    """Return the scale of each axis as a float64 scalar; None without scales."""
     if factors is not None:
         return [const(f, "float64") for f in factors]
     if by is None:
         return None
-    return [_scalar(s) for s in by]
+    return [_float64_scale(s) for s in by]
 
 
-def _image(
+def _resize_image(
     node: Node,
     mode: str,
     rounding: str,
@@ -223,8 +234,8 @@ def _image(
     size: Sequence[PrimExpr],
     steps: Sequence[Expr | float] | None,
 ) -> Expr:
-    """Resize height and width of `data` (batch, channels, height, width); `steps` are the scales
-    that coordinates use, otherwise they use the sizes.
+    """Emit image.resize2d of [batch, channels, height, width]; `steps` are the scales of
+    coordinates.
     """
     if steps is not None and any(isinstance(s, Expr) for s in steps):
         ones = [s if isinstance(s, Expr) else const(np.full(1, s, np.float32)) for s in steps]
@@ -234,7 +245,7 @@ def _image(
     return op.image.resize2d(
         data,
         size=list(size),
-        method=_METHODS[node.get_string("mode", "nearest")],
+        method=_RESIZE_METHODS[node.get_string("mode", "nearest")],
         coordinate_transformation_mode=mode,
         rounding_method=rounding,
         cubic_alpha=node.get_float("cubic_coeff_a", -0.75),
@@ -243,8 +254,8 @@ def _image(
     )
 
 
-def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
-    """Resize in several steps without rounding intermediate results to the data's dtype."""
+def _resize_in_float32(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
+    """Emit a multi-pass resize in float32 that is rounded to the data's dtype once."""
     data, kind = node.expr(0), node.dtype(0)
     if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
         return resize(data)
@@ -253,27 +264,29 @@ def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
     return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
-def _volume(
+def _resize_volume(
     shape: Shape,
     size: Sequence[PrimExpr],
     steps: Sequence[Expr | float] | None,
     image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
     data: Expr,
 ) -> Expr:
-    """Resize a volume as images: height and width of each slice, then depth, with the positions of
-    a slice as one image axis. All interpolation modes are separable.
+    """Emit a volume resized in two image passes: height and width, then depth. All interpolation
+    modes are separable.
     """
     batch, channels, depth, height, width = shape
-    slices = op.reshape(data, (batch, tidy(channels * depth), height, width), allowzero=True)
+    slices = op.reshape(
+        data, (batch, simplify_dim(channels * depth), height, width), allowzero=True
+    )
     flat = image(slices, size[1:], None if steps is None else steps[1:])
-    slice_size = tidy(size[1] * size[2])
+    slice_size = simplify_dim(size[1] * size[2])
     rows = op.reshape(flat, (batch, channels, depth, slice_size), allowzero=True)
     resized = image(rows, [size[0], slice_size], None if steps is None else [steps[0], 1.0])
     return op.reshape(resized, (batch, channels, *size), allowzero=True)
 
 
-def _is_unusual(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
-    """Return whether a resize needs more than the image kernels offer."""
+def _needs_resampler(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
+    """Return whether the resize needs the general resampler."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     if (
         mode in ("tf_crop_and_resize", "half_pixel_symmetric")
@@ -283,29 +296,29 @@ def _is_unusual(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
     ):
         return True
     pairs = list(zip(shape, extents, strict=True))
-    if any(differ(a, b) for a, b in pairs[:2]):
+    if any(are_unequal_dims(a, b) for a, b in pairs[:2]):
         return True  # batch or channels
-    return len(shape) == 5 and all(known(d) is not None for pair in pairs for d in pair)
+    return len(shape) == 5 and all(known_int(d) is not None for pair in pairs for d in pair)
 
 
-def _resampled(
+def _emit_resample(
     node: Node,
     shape: Shape,
     extents_wanted: Sequence[PrimExpr],
-    factors: Sequence[Number] | None,
+    factors: Sequence[ScalarExpr] | None,
     mode: str,
     rounding: str,
 ) -> Expr:
-    """Resize by the general resampler; with sizes alone the scales follow from their quotients and
-    `keep_aspect_ratio_policy`.
+    """Emit a resize by the general resampler; without scales they are the quotients of the
+    sizes.
     """
     if factors is not None:
         return resample(node, extents_wanted, factors, mode, rounding)
     one = const(1.0, "float64")
-    ratios: list[Number] = [
+    ratios: list[ScalarExpr] = [
         one
-        if equal(new, old)
-        else op.divide(number_of(node, new), op.maximum(number_of(node, old), one))
+        if are_equal_dims(new, old)
+        else op.divide(extent_as_float64(node, new), op.maximum(extent_as_float64(node, old), one))
         for old, new in zip(shape, extents_wanted, strict=True)
     ]
     policy = node.get_string("keep_aspect_ratio_policy", "stretch")
@@ -316,39 +329,43 @@ def _resampled(
     choose = op.minimum if policy == "not_larger" else op.maximum
     scale = reduce(choose, [ratios[a] for a in at])
     # ONNX keep_aspect_ratio_policy: sizes are round(scale * extent), halves up.
-    sizes = [op.floor(scale * number_of(node, shape[a]) + const(0.5, "float64")) for a in at]
+    sizes = [
+        op.floor(scale * extent_as_float64(node, shape[a]) + const(0.5, "float64")) for a in at
+    ]
     extents = list(extents_wanted)
-    rounded_sizes = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
+    rounded_sizes = vector_as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
     for axis, extent in zip(at, rounded_sizes, strict=True):
         extents[axis] = as_dim(extent)
     steps = [scale if a in at else one for a in range(len(shape))]
     return resample(node, extents, steps, mode, rounding)
 
 
-def _factor(scale: Dim | float) -> float:
+def _as_float(scale: Dim | float) -> float:
+    """Return a constant scale as a float."""
     assert isinstance(scale, (int, float)), "scales are constant"
     return float(scale)
 
 
-def _size(size: Dim | float) -> PrimExpr:
+def _as_extent(size: Dim | float) -> PrimExpr:
+    """Return a size as a dimension."""
     assert not isinstance(size, float), "sizes are dimensions"
-    return tidy(as_dim(size))
+    return simplify_dim(as_dim(size))
 
 
-def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """floor(extent * factor)."""
-    number = known(extent)
+def _scaled_extent(extent: PrimExpr, factor: float) -> PrimExpr:
+    """Return floor(extent * factor), in float32 like ONNX Runtime."""
+    number = known_int(extent)
     if number is not None:
         return as_dim(int(np.floor(np.float32(number) * np.float32(factor))))
     if factor == int(factor):
-        return tidy(extent * int(factor))
+        return simplify_dim(extent * int(factor))
     if 1 / factor == int(1 / factor):
-        return tidy(extent // int(1 / factor))
+        return simplify_dim(extent // int(1 / factor))
     return prim.cast(call_intrin("floor", prim.cast(extent, "float32") * factor), "int64")
 
 
-_MODES = ("nearest", "linear", "bilinear", "cubic")
-_COORDINATES = (
+_RESIZE_MODES = ("nearest", "linear", "bilinear", "cubic")
+_COORDINATE_MODES = (
     "half_pixel_symmetric",
     "tf_crop_and_resize",
     "half_pixel",
@@ -357,19 +374,20 @@ _COORDINATES = (
     "pytorch_half_pixel",
     "tf_half_pixel_for_nn",
 )
-_RESIZE = (
+_RESIZE_ATTRIBUTES = (
     "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
     " extrapolation_value keep_aspect_ratio_policy mode nearest_mode"
 )
 
 # fmt: off
 ROWS = (
-    Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",
-        values={"mode": _MODES}),
-    Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),
-    Row("Resize",         _upsample, since=10, attributes="mode", values={"mode": _MODES}),
-    Row("Resize",         _resize, since=11, attributes=_RESIZE, may_ignore="roi scales",
-        values={"mode": _MODES, "coordinate_transformation_mode": _COORDINATES,
+    OnnxRow("Upsample", _upsample_by_attributes, since=7, attributes="mode scales",
+        values={"mode": _RESIZE_MODES}),
+    OnnxRow("Upsample", _upsample, since=9, attributes="mode", values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _upsample, since=10, attributes="mode", values={"mode": _RESIZE_MODES}),
+    OnnxRow("Resize",   _resize, since=11, attributes=_RESIZE_ATTRIBUTES,
+        ignorable_inputs="roi scales",
+        values={"mode": _RESIZE_MODES, "coordinate_transformation_mode": _COORDINATE_MODES,
                 "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
 )
 # fmt: on

@@ -1,6 +1,6 @@
-"""Decoders of text searches: decoder-only models like GPT-2, and encoder-decoder models like T5 and
-Whisper. All take the keys and values of the previous tokens (the KV cache), and return those
-that include the new one.
+"""Decoders of text generation: decoder-only (GPT-2) and encoder-decoder models (T5, Whisper). All
+take the keys and values of the previous tokens (the KV cache), and return those that include the
+new one.
 """
 
 from __future__ import annotations
@@ -12,65 +12,65 @@ import numpy as np
 
 from ekiden.frontend.common import sizes
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.converters.search_scores import Search
+from ekiden.frontend.onnx.converters.search_scores import SearchParameters
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_dim, known, tidy
+from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 
 
-class Decoder:
-    """An interface of the model that a search decodes with: the logits of the next token, and the
-    state carried between tokens.
+class SearchDecoder:
+    """Interface of a model that a search decodes with: next-token logits and a carried state.
 
     names: of the carried values.
     """
 
     names: Sequence[str]
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SearchParameters) -> None:
         self.search, self.node, self.scope = search, search.node, search.node.scope
 
     @abstractmethod
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Return the tokens that sequences begin with, int32 [rows, prompt], their last logits
-        [rows, vocabulary] and the carried state.
+        """Return the first tokens int32 [rows, prompt], their last logits [rows, vocabulary] and
+        the carried state.
         """
 
     @abstractmethod
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
-        """Return the logits behind the last tokens, int32 [rows], and the new state."""
+        """Return the logits after the last tokens, int32 [rows], and the new state."""
 
     @abstractmethod
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return the state for sequences that continue these rows."""
+        """Return the state reordered to the rows that sequences continue."""
 
     def last_logits(self, logits: Value) -> Expr:
-        """Return the logits of the last tokens: [n, length, vocabulary or more] -> float32
-        [n, vocabulary]."""
+        """Emit the last tokens' logits: [n, length, vocabulary or more] -> float32 [n,
+        vocabulary].
+        """
         if len(logits.type.shape) != 3:
             self.node.unsupported(f"'logits' must have 3 dimensions, got {len(logits.type.shape)}")
-        last = self.scope.scalar(tidy(logits.type.shape[1] - 1))
+        last = self.scope.scalar(simplify_dim(logits.type.shape[1] - 1))
         last_row = op.take(self.scope.expr(logits), last, axis=1)
         # Vocabularies are often padded to a multiple of 8 or 64: the padding is sliced off.
-        if known(logits.type.shape[2]) != self.search.vocabulary:
+        if known_int(logits.type.shape[2]) != self.search.vocabulary:
             token_ids = const(np.arange(self.search.vocabulary))
             last_row = op.take(last_row, token_ids, axis=1)
         return op.cast(last_row, "float32")
 
     def value(self, expr: Expr, name: str) -> Value:
-        """Return an expression as a value that is computed once."""
+        """Bind an expression to a value that is computed once."""
         return self.scope.bound(expr, name)
 
 
-class Buffers:
-    """The last inputs of a decoder that shares one buffer for past and present of each layer, as
-    long as the longest sequence; empty for other decoders.
+class SharedPastBuffers:
+    """The last inputs of a decoder that shares one key-value buffer of full length for past and
+    present.
 
     axis: of the length of keys and values. length: of an empty past. Beams need no indirection: the
     buffers themselves are reordered.
@@ -78,7 +78,7 @@ class Buffers:
 
     NAMES = ("past_sequence_length", "beam_width", "cache_indirection")
 
-    def __init__(self, decoder: Decoder, graph: onnx.GraphProto, axis: int) -> None:
+    def __init__(self, decoder: SearchDecoder, graph: onnx.GraphProto, axis: int) -> None:
         self.decoder, self.axis = decoder, axis
         inputs = [i.name for i in graph.input]
         counts = [n for n in (3, 1) if tuple(inputs[-n:]) == self.NAMES[:n]]
@@ -88,12 +88,12 @@ class Buffers:
     def size(self, count: Expr) -> PrimExpr:
         """Return a number of tokens, an int64 scalar, as a dimension."""
         vector = self.decoder.value(op.reshape(count, (1,)), "past")
-        dims = sizes.dims(self.decoder.scope, vector)
+        dims = sizes.named_dims(self.decoder.scope, vector)
         assert dims is not None, "a vector of known length has dimensions"
         return as_dim(dims[0])
 
-    def feeds(self, count: Expr) -> list[Value]:
-        """Return these inputs for a past of `count` tokens, an int64 scalar."""
+    def buffer_inputs(self, count: Expr) -> list[Value]:
+        """Return these inputs for a past of `count` tokens."""
         search, scope = self.decoder.search, self.decoder.scope
         beams = op.cast(op.arange(0, search.beams, 1, dtype="int64"), "int32")
         shape = (search.batch, search.beams, search.limit)
@@ -104,13 +104,13 @@ class Buffers:
         )
         return [self.decoder.value(v, n) for v, n in zip(values, self.names, strict=False)]
 
-    def filled(self, values: Sequence[Value]) -> list[Value]:
-        """Return the keys or values of some tokens as buffers, with zeros behind them."""
+    def pad_to_buffers(self, values: Sequence[Value]) -> list[Value]:
+        """Return keys or values zero-padded to buffers of full length."""
         buffers = []
         for value in values:
             shape = list(value.type.shape)
             behind = list(shape)
-            behind[self.axis] = tidy(self.decoder.search.limit - shape[self.axis])
+            behind[self.axis] = simplify_dim(self.decoder.search.limit - shape[self.axis])
             shape[self.axis] = self.decoder.search.limit
             # The decoder masks positions behind the past, so their contents are arbitrary.
             zeros = op.zeros(behind, value.type.dtype)
@@ -120,20 +120,24 @@ class Buffers:
         return buffers
 
 
-class Gpt(Decoder):
-    """A decoder-only model: (tokens, positions, mask, past of each layer) -> (logits, present of
-    each).
+class GptDecoder(SearchDecoder):
+    """A decoder-only model: (tokens, positions, mask, pasts) -> (logits, presents).
 
     Keys and values of a layer are one tensor, [2, rows, heads, length, width].
     """
 
-    def __init__(self, search: Search, mask_input: int) -> None:
+    def __init__(self, search: SearchParameters, mask_input: int) -> None:
         super().__init__(search)
         self.first = "init_decoder" if self.node.has("init_decoder") else "decoder"
-        first, graph = (graph_of(self.node, name) for name in (self.first, "decoder"))
+        first, graph = (required_subgraph(self.node, name) for name in (self.first, "decoder"))
         for decoder_graph in (first, graph):
-            check_inputs(self.node, decoder_graph, ("input_ids", "position_ids", "attention_mask"))
-        self.first_buffers, self.buffers = Buffers(self, first, 3), Buffers(self, graph, 3)
+            check_input_names(
+                self.node, decoder_graph, ("input_ids", "position_ids", "attention_mask")
+            )
+        self.first_buffers, self.buffers = (
+            SharedPastBuffers(self, first, 3),
+            SharedPastBuffers(self, graph, 3),
+        )
         pasts = list(graph.input)[3 : len(graph.input) - len(self.buffers.names)]
         if not pasts or len(graph.output) != len(pasts) + 1:
             self.node.unsupported(
@@ -147,9 +151,9 @@ class Gpt(Decoder):
         self.mask: Expr | None = None
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Run the decoder over the prompts, without a past."""
+        """Run the decoder over the prompts without a past."""
         search, scope = self.search, self.scope
-        prompt_inputs = (self.node.expr(0), *self._mask_and_positions(self.node.expr(0)))
+        prompt_inputs = (self.node.expr(0), *self._prompt_mask_and_positions(self.node.expr(0)))
         tokens, mask, positions, counts = (search.expanded(t) for t in prompt_inputs)
         self.mask = scope.spanned(mask)
         feeds = [self.value(t, n) for t, n in ((tokens, "ids"), (positions, "positions"))]
@@ -157,15 +161,15 @@ class Gpt(Decoder):
         for past in self.pasts:
             shape, dtype = self._past_shape(past)
             feeds.append(self.value(op.zeros(shape, dtype), past.name))
-        feeds += self.first_buffers.feeds(const(np.int64(0)))
-        logits, *presents = self.node.body(self.first).run(feeds)
+        feeds += self.first_buffers.buffer_inputs(const(np.int64(0)))
+        logits, *presents = self.node.body(self.first).import_body(feeds)
         if self.buffers.names and not self.first_buffers.names:
-            presents = self.buffers.filled(presents)
+            presents = self.buffers.pad_to_buffers(presents)
         return tokens, self.last_logits(logits), [self.value(counts, "positions"), *presents]
 
-    def _mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the mask of the prompts, int32 [batch, length], the positions of their tokens, and
-        their number, int32 [batch, 1]. Padding has no position, also where the mask is an input.
+    def _prompt_mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the prompts' mask int32 [batch, length], positions, and number of tokens int32
+        [batch, 1].
         """
         padding = const(np.int32(self.search.padding))
         is_token = op.cast(op.not_equal(tokens, padding), "int32")
@@ -196,33 +200,35 @@ class Gpt(Decoder):
         # A shared buffer has a constant extent, so the length of the past comes from the loop
         # counter.
         past = self.buffers.size(count) if self.buffers.names else pasts[0].type.shape[3]
-        more = (self.search.rows, tidy(past + 1 - self.search.prompt))
+        more = (self.search.rows, simplify_dim(past + 1 - self.search.prompt))
         assert self.mask is not None
+        # Generated tokens are always attended to; only prompts have padding.
         ones = op.cast(op.full(const(np.int32(1)), more), "int32")
-        mask = op.reshape(op.concatenate((self.mask, ones), axis=1), (more[0], tidy(past + 1)))
+        mask = op.reshape(
+            op.concatenate((self.mask, ones), axis=1), (more[0], simplify_dim(past + 1))
+        )
         feeds = [
             self.value(op.expand_dims(tokens, axis=1), "ids"),
             positions,
             self.value(mask, "mask"),
-            *of_one_length(self, pasts, 3),
-            *self.buffers.feeds(count),
+            *unify_lengths(self, pasts, 3),
+            *self.buffers.buffer_inputs(count),
         ]
-        logits, *presents = self.node.body("decoder").run(feeds)
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         next_positions = op.add(self.scope.expr(positions), const(np.int32(1)))
         return self.last_logits(logits), [self.value(next_positions, "positions"), *presents]
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return the presents of these rows; positions are those of the sequence."""
+        """Return the presents of the given rows; positions stay with their sequence."""
         positions, *presents = carried
         # Keys and values are [2, rows, ...]: rows are axis 1.
         selected = [op.take(self.scope.expr(p), rows, axis=1) for p in presents]
         return [positions, *(self.value(t, "past") for t in selected)]
 
 
-class EncoderDecoder(Decoder):
-    """An encoder, whose keys and values are constant during decoding, and a decoder: (tokens, mask,
-    optional hidden states, keys and values of each layer, those of the encoder) -> (logits, keys
-    and values of each layer).
+class EncoderDecoder(SearchDecoder):
+    """An encoder with constant cross-attention keys and values, and a decoder with a past per
+    layer.
 
     Older encoders run the decoder's first token themselves, and return its logits. Keys and values
     are [rows, heads, length, width].
@@ -231,16 +237,19 @@ class EncoderDecoder(Decoder):
     ENCODER_INPUTS: Sequence[str] = ("encoder_input_ids", "encoder_attention_mask")
     DECODER_INPUTS: Sequence[str] = ("input_ids", "encoder_attention_mask")
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SearchParameters) -> None:
         super().__init__(search)
-        self.encoder, self.graph = graph_of(self.node, "encoder"), graph_of(self.node, "decoder")
-        check_inputs(self.node, self.encoder, self.ENCODER_INPUTS)
-        check_inputs(self.node, self.graph, self.DECODER_INPUTS)
+        self.encoder, self.graph = (
+            required_subgraph(self.node, "encoder"),
+            required_subgraph(self.node, "decoder"),
+        )
+        check_input_names(self.node, self.encoder, self.ENCODER_INPUTS)
+        check_input_names(self.node, self.graph, self.DECODER_INPUTS)
         inputs = [i.name for i in self.graph.input]
         self.first = len(self.DECODER_INPUTS)
         self.takes_hidden = "encoder_hidden_states" in inputs[self.first : self.first + 1]
         self.first += self.takes_hidden
-        self.buffers = Buffers(self, self.graph, 2)
+        self.buffers = SharedPastBuffers(self, self.graph, 2)
         layers, remainder = divmod(len(inputs) - self.first - len(self.buffers.names), 4)
         if not layers or remainder or len(self.graph.output) != 1 + 2 * layers:
             self.node.unsupported(
@@ -253,20 +262,20 @@ class EncoderDecoder(Decoder):
         """Mask, hidden states and keys and values of the encoder, of all rows."""
 
     @property
-    def is_older(self) -> bool:
-        """Return whether the encoder computes the decoder's first token."""
+    def encoder_runs_decoder(self) -> bool:
+        """Return whether the encoder graph also runs the decoder's first token."""
         return len(self.encoder.input) == 3
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the encoder, and the decoder over its first token."""
         mask = self.value(self.scope.spanned(self._mask()), "mask")
-        first = self.first_tokens(self.search.batch)
+        first = self.start_tokens(self.search.batch)
         feeds = [self.node.value(0), mask]
-        if self.is_older:
+        if self.encoder_runs_decoder:
             feeds.append(self.value(first, "ids"))
-        outputs = self.node.body("encoder").run(feeds)
-        tokens = self.first_tokens(self.search.rows)
-        if self.is_older:
+        outputs = self.node.body("encoder").import_body(feeds)
+        tokens = self.start_tokens(self.search.rows)
+        if self.encoder_runs_decoder:
             return self.started(tokens, [mask], outputs)
         # The encoder runs once for each prompt; its outputs are repeated for the beams afterwards.
         self.steady = self.expanded([mask, *outputs])
@@ -275,12 +284,12 @@ class EncoderDecoder(Decoder):
                 "its encoder must give 'encoder_hidden_states', as its decoder takes"
             )
         pasts = [self.value(op.zeros(*self._past_shape(n)), n) for n in self.names]
-        feeds = self._feeds(tokens, pasts, const(np.int64(0)))
-        logits, *presents = self.node.body("decoder").run(feeds)
+        feeds = self._decoder_inputs(tokens, pasts, const(np.int64(0)))
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         return tokens, self.last_logits(logits), presents
 
-    def first_tokens(self, rows: PrimExpr) -> Expr:
-        """Return the token that begins each text: int32 [rows, 1]."""
+    def start_tokens(self, rows: PrimExpr) -> Expr:
+        """Emit each text's start token, int32 [rows, 1]."""
         start = self.node.get_int("decoder_start_token_id", -1)
         if start < 0:
             self.node.unsupported(f"'decoder_start_token_id' must be 0 or more, got {start}")
@@ -289,9 +298,7 @@ class EncoderDecoder(Decoder):
     def started(
         self, tokens: Expr, steady: Sequence[Value], outputs: Sequence[Value]
     ) -> tuple[Expr, Expr, list[Value]]:
-        """Return the result of `start` for an encoder that runs the decoder's first tokens;
-        `steady` holds the other inputs that the decoder reads at every step.
-        """
+        """Return the result of `start` for an encoder that runs the decoder's first token."""
         count = 2 + 2 * self.count
         if len(outputs) != count:
             self.node.unsupported(f"its encoder must have {count} outputs, got {len(outputs)}")
@@ -301,11 +308,11 @@ class EncoderDecoder(Decoder):
         self.steady = self.expanded([*steady, *hidden_states, *cross_values])
         presents = self.expanded(own)
         if self.buffers.names:
-            presents = self.buffers.filled(presents)
+            presents = self.buffers.pad_to_buffers(presents)
         return tokens, self.search.expanded(self.last_logits(logits)), presents
 
     def _mask(self) -> Expr:
-        """Return the mask of the prompt: 0 for the padding on its left."""
+        """Emit the prompt's mask, 0 for its left padding."""
         if self.node.optional(9) is not None:
             return self.node.expr(9)
         token = op.not_equal(self.node.expr(0), const(np.int32(self.search.padding)))
@@ -314,10 +321,12 @@ class EncoderDecoder(Decoder):
         return op.cast(op.greater(before, const(np.int32(0))), "int32")
 
     def expanded(self, values: Sequence[Value]) -> list[Value]:
-        """Return values of each sequence repeated for each of its beams."""
+        """Repeat values of each sequence for its beams."""
+        # Every beam of a text shares its encoder states.
         return [self.value(self.search.expanded(self.scope.expr(v)), "rows") for v in values]
 
     def _past_shape(self, name: str) -> tuple[tuple[PrimExpr, ...], str]:
+        """Return the shape and dtype of an empty past."""
         (info,) = (i for i in self.graph.input if i.name == name)
         dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
         if len(dims) != 4 or min(dims[1], dims[3]) < 1:
@@ -328,19 +337,21 @@ class EncoderDecoder(Decoder):
         shape = (self.search.rows, as_dim(dims[1]), self.buffers.length, as_dim(dims[3]))
         return shape, from_onnx_dtype(info.type.tensor_type.elem_type)
 
-    def _feeds(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
-        """Return the inputs of the decoder for tokens, int32 [rows, 1 or length], behind a past of
-        `past` tokens, an int64 scalar.
+    def _decoder_inputs(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
+        """Return the decoder's inputs for tokens, int32 [rows, 1 or length], after `past`
+        tokens.
         """
         count = self.first - 1
         ids = self.value(tokens, "ids")
         steady = self.steady
-        return [ids, *steady[:count], *pasts, *steady[count:], *self.buffers.feeds(past)]
+        return [ids, *steady[:count], *pasts, *steady[count:], *self.buffers.buffer_inputs(past)]
 
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
-        """Run the decoder over one token of each row, or over all where it takes all."""
+        """Run the decoder over one token of each row, or over the whole sequence if it
+        takes that.
+        """
         ids: Expr = op.expand_dims(tokens, axis=1)
         # A decoder whose ids have the shape [rows, 1] takes the last token, others the whole
         # sequence.
@@ -348,37 +359,35 @@ class EncoderDecoder(Decoder):
             zero, one = const(np.int64(0)), const(np.int64(1))
             ids = op.take(texts, op.arange(zero, length, one, dtype="int64"), axis=1)
         past = op.subtract(length, const(np.int64(1)))
-        feeds = self._feeds(ids, of_one_length(self, carried, 2), past)
-        logits, *presents = self.node.body("decoder").run(feeds)
+        feeds = self._decoder_inputs(ids, unify_lengths(self, carried, 2), past)
+        logits, *presents = self.node.body("decoder").import_body(feeds)
         return self.last_logits(logits), presents
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return keys and values of these rows."""
+        """Return keys and values of the given rows."""
         selected = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
         return [self.value(t, "past") for t in selected]
 
 
-class Whisper(EncoderDecoder):
-    """An encoder of audio features, which runs the decoder's prompt, and that decoder, without
-    masks. The prompt is an input of the node, or the one token that begins each sequence.
+class WhisperDecoder(EncoderDecoder):
+    """An audio encoder that also runs the decoder's prompt, and that decoder, without masks. The
+    prompt is an input of the node, or the one token that begins each sequence.
     """
 
     ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")
     DECODER_INPUTS = ("input_ids",)
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Run the encoder over the features and the prompts."""
+        """Run the encoder over the audio features and the prompts."""
         is_given = self.node.optional(10) is not None
-        prompt = self.node.expr(10) if is_given else self.first_tokens(self.search.batch)
+        prompt = self.node.expr(10) if is_given else self.start_tokens(self.search.batch)
         feeds = [self.node.value(0), self.value(self.scope.spanned(prompt), "ids")]
-        outputs = self.node.body("encoder").run(feeds)
+        outputs = self.node.body("encoder").import_body(feeds)
         return self.started(self.search.expanded(prompt), [], outputs)
 
 
-def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[Value]:
-    """Return the pasts of all layers with the length of the first: each has its own symbolic size
-    in the loop, though all grow alike.
-    """
+def unify_lengths(decoder: SearchDecoder, pasts: Sequence[Value], axis: int) -> list[Value]:
+    """Return the pasts of all layers with the first one's symbolic length."""
     first, *later_pasts = pasts
     extent = first.type.shape[axis]
     viewed = [first]
@@ -391,8 +400,8 @@ def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[V
     return viewed
 
 
-def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> list[Value]:
-    """Bind expressions that share subexpressions as values without duplicating these."""
+def bind_shared(decoder: SearchDecoder, exprs: Sequence[Expr], names: Sequence[str]) -> list[Value]:
+    """Bind expressions that share subexpressions to values without duplicating these."""
     scope = decoder.scope
     for expr in exprs:
         scope.type_of(expr)
@@ -400,18 +409,16 @@ def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> l
     return [scope.bound(expr, name) for expr, name in pairs]
 
 
-def graph_of(node: Node, name: str) -> onnx.GraphProto:
-    """Return a subgraph that the node must have."""
+def required_subgraph(node: Node, name: str) -> onnx.GraphProto:
+    """Return a graph attribute that the node must have."""
     for attribute in node.proto.attribute:
         if attribute.name == name and attribute.type == onnx.AttributeProto.GRAPH:
             return attribute.g
     node.unsupported(f"attribute {name!r} is missing")
 
 
-def check_inputs(node: Node, graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Raise Unsupported for a graph whose first inputs have other names: the order of inputs is
-    inferred from them.
-    """
+def check_input_names(node: Node, graph: onnx.GraphProto, names: Sequence[str]) -> None:
+    """Raise Unsupported for a graph whose first inputs have other names than expected."""
     present = [i.name for i in graph.input][: len(names)]
     if present != list(names):
         node.unsupported(f"{graph.name!r} must begin with the inputs {list(names)}, got {present}")

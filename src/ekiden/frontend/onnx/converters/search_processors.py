@@ -1,12 +1,16 @@
-"""Logits processors that only some text searches use: temperature, presence penalties, Whisper's
-timestamp rules, and forced tokens.
+"""Logits processors of text generation: temperature, presence penalty, forced tokens, Whisper's
+timestamp rules.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.onnx.converters.search_scores import LOWEST, Processor, Search
+from ekiden.frontend.onnx.converters.search_scores import (
+    FORBIDDEN_SCORE,
+    Processor,
+    SearchParameters,
+)
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -15,37 +19,43 @@ MAX_FIRST_TIMESTAMP = 50
 """The highest number of the first timestamp of a text, counted from the one of 0 seconds: 1 s."""
 
 
-def tempered(temperature: Expr) -> Processor:
-    """Return the processor that divides scores by a temperature, a float32 scalar; one that is not
-    above 0 changes nothing."""
+def temperature_processor(temperature: Expr) -> Processor:
+    """Return a processor that divides scores by a temperature, a float32 scalar; not above 0 it
+    changes nothing.
+    """
 
-    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+    def divide_scores(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        # A temperature of 0 would divide by zero; it means that none is set.
+        """Emit the scores divided by the temperature."""
         is_set = op.greater(temperature, const(np.float32(0)))
         return op.divide(scores, op.where(is_set, temperature, const(np.float32(1))))
 
-    return process
+    return divide_scores
 
 
-def less_present(mask: Expr, penalty: float) -> Processor:
-    """Return the processor that subtracts a penalty from the scores of the tokens that a mask
-    marks: int32 [batch, vocabulary]."""
+def presence_processor(mask: Expr, penalty: float) -> Processor:
+    """Return a processor that subtracts a penalty from tokens that a mask marks, int32 [batch,
+    vocabulary].
+    """
 
-    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+    def subtract_penalty(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Emit the scores less the penalty."""
         less = op.multiply(op.cast(mask, "float32"), const(np.float32(penalty)))
         return op.subtract(scores, search.expanded(less))
 
-    return process
+    return subtract_penalty
 
 
-def forced(tokens: Expr) -> Processor:
-    """Return the processor that forces the first tokens behind the prompt: int32 [batch, count];
-    from the first negative one on, those of a sequence are free.
+def forced_token_processor(tokens: Expr) -> Processor:
+    """Return a processor that forces the first tokens after the prompt, int32 [batch, count], up to
+    a negative one.
     """
 
-    def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+    def force_tokens(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Emit scores that allow the forced token only."""
         scope = search.node.scope
         zero, free = const(np.int32(0)), const(np.int32(-1))
-        positions = op.expand_dims(search.places(scope.typed(tokens).shape[1]), axis=0)
+        positions = op.expand_dims(search.positions(scope.typed(tokens).shape[1]), axis=0)
         generated = op.subtract(length, scope.scalar(search.prompt))
         is_end = op.logical_and(op.less(tokens, zero), op.less_equal(positions, generated))
         forced_now = op.where(op.equal(positions, generated), tokens, free)
@@ -53,17 +63,16 @@ def forced(tokens: Expr) -> Processor:
         chosen = op.where(op.any(is_end, axis=[1], keepdims=True), free, chosen)
         chosen = search.expanded(chosen)
         is_it = op.equal(const(np.arange(search.vocabulary, dtype=np.int32)[None]), chosen)
-        alone = op.where(is_it, const(np.float32(0)), const(np.float32(LOWEST)))
+        alone = op.where(is_it, const(np.float32(0)), const(np.float32(FORBIDDEN_SCORE)))
         return op.where(op.any(is_it, axis=[1], keepdims=True), alone, scores)
 
-    return process
+    return force_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Timestamps:
-    """Whisper's timestamp rules, for the tokens from `first` on: timestamps come in pairs around
-    each segment, do not decrease, and are chosen where all of them together are likelier than
-    any other token.
+class TimestampRules:
+    """Whisper's timestamp rules: timestamps come in pairs around segments, do not decrease, and win
+    if likelier together.
 
     unwanted: tokens that are never chosen. unwanted_later: tokens that are not chosen behind the
     first timestamp. is_wanted: whether the rules hold, a bool scalar; None for yes.
@@ -74,23 +83,28 @@ class Timestamps:
     unwanted_later: tuple[int, ...]
     is_wanted: Expr | None
 
-    def __call__(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+    def __call__(self, search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
         """Return the scores under the rules, as `processed` has them."""
-        ruled = self._by_likelihood(search, self._by_rules(search, scores, texts, length))
+        ruled = self._prefer_timestamps(
+            search, self._suppress_by_rules(search, scores, texts, length)
+        )
         return ruled if self.is_wanted is None else op.where(self.is_wanted, ruled, scores)
 
-    def _by_rules(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
-        """Return the scores with the tokens suppressed that may not follow the sequences."""
+    def _suppress_by_rules(
+        self, search: SearchParameters, scores: Expr, texts: Expr, length: Expr
+    ) -> Expr:
+        """Emit the scores with tokens suppressed that may not follow the sequences."""
         one, two = const(np.int64(1)), const(np.int64(2))
         first = const(np.int32(self.first))
-        positions = op.expand_dims(search.places(search.limit), axis=0)
+        positions = op.expand_dims(search.positions(search.limit), axis=0)
         is_time = op.logical_and(op.greater_equal(texts, first), op.less(positions, length))
         before = op.where(is_time, positions, length)
         begin = op.minimum(op.add(op.min(before, axis=[1], keepdims=True), one), length)
         is_later = op.greater(length, begin)
-        last_is_time = self._is_time_at(search, is_time, op.subtract(length, one))
+        last_is_time = self._is_timestamp_at(search, is_time, op.subtract(length, one))
         pair_is_full = op.logical_or(
-            op.logical_not(is_later), self._is_time_at(search, is_time, op.subtract(length, two))
+            op.logical_not(is_later),
+            self._is_timestamp_at(search, is_time, op.subtract(length, two)),
         )
         tokens = np.arange(search.vocabulary)[None]
         times, words = const(tokens >= self.first), const(tokens < search.end)
@@ -100,34 +114,34 @@ class Timestamps:
         pair = op.logical_and(op.logical_and(last_is_time, pair_is_full), times)
         open_pair = op.logical_and(last_is_time, op.logical_not(pair_is_full))
         half = op.logical_and(open_pair, words)
-        past = op.logical_and(times, self._is_past(search, texts, is_time, open_pair))
+        past = op.logical_and(times, self._is_decreasing(search, texts, is_time, open_pair))
         too_late = const(tokens > self.first + MAX_FIRST_TIMESTAMP)
         late = op.logical_and(op.logical_not(is_later), too_late)
         for rule in (later, pair, half, past, late):
             is_out = op.logical_or(is_out, rule)
-        return op.where(is_out, const(np.float32(LOWEST)), scores)
+        return op.where(is_out, const(np.float32(FORBIDDEN_SCORE)), scores)
 
-    def _is_time_at(self, search: Search, is_time: Expr, position: Expr) -> Expr:
-        """Return whether there is a timestamp at a position of each sequence: bool [rows, 1]."""
-        is_here = op.equal(op.expand_dims(search.places(search.limit), axis=0), position)
+    def _is_timestamp_at(self, search: SearchParameters, is_time: Expr, position: Expr) -> Expr:
+        """Emit whether each sequence has a timestamp at a position, bool [rows, 1]."""
+        is_here = op.equal(op.expand_dims(search.positions(search.limit), axis=0), position)
         return op.any(op.logical_and(is_time, is_here), axis=[1], keepdims=True)
 
-    def _is_past(self, search: Search, texts: Expr, is_time: Expr, open_pair: Expr) -> Expr:
-        """Return which tokens are before the last timestamp of each sequence, or are it unless it
-        begins a pair: bool [rows, vocabulary].
-        """
-        positions = op.expand_dims(search.places(search.limit), axis=0)
+    def _is_decreasing(
+        self, search: SearchParameters, texts: Expr, is_time: Expr, open_pair: Expr
+    ) -> Expr:
+        """Emit which timestamps would decrease, bool [rows, vocabulary]."""
+        positions = op.expand_dims(search.positions(search.limit), axis=0)
         last = op.max(op.where(is_time, positions, const(np.int64(-1))), axis=[1], keepdims=True)
         is_last = op.logical_and(is_time, op.equal(positions, last))
         token = op.max(op.where(is_last, texts, const(np.int32(-1))), axis=[1], keepdims=True)
         earliest = op.where(open_pair, token, op.add(token, const(np.int32(1))))
         return op.less(const(np.arange(search.vocabulary, dtype=np.int32)[None]), earliest)
 
-    def _by_likelihood(self, search: Search, scores: Expr) -> Expr:
-        """Return the scores of timestamps alone where their total probability exceeds that of every
-        other token.
+    def _prefer_timestamps(self, search: SearchParameters, scores: Expr) -> Expr:
+        """Emit the timestamps' scores alone where their total probability exceeds every other
+        token's.
         """
-        lowest = const(np.float32(LOWEST))
+        lowest = const(np.float32(FORBIDDEN_SCORE))
         tokens = np.arange(search.vocabulary)
         times = op.take(scores, const(tokens[self.first :]), axis=1)
         # Log-sum-exp with the maximum subtracted, as float32 exponentials would overflow.

@@ -1,5 +1,5 @@
-"""Scores of a text search, by which its next tokens are chosen: the parameters of a search, the
-processors of token scores, and the beams with the sentences that have finished.
+"""Scores of text generation: search parameters, logits processing, and beams with their finished
+sentences.
 
 As in ONNX Runtime's CPU kernels (onnxruntime/contrib_ops/cpu/transformers): beam search chooses
 tokens by log-probabilities, greedy search by logits.
@@ -13,18 +13,18 @@ from typing import TypeAlias
 import numpy as np
 
 from ekiden.frontend.onnx.node import Node
-from ekiden.ir.prim import GE, PrimExpr, binary
+from ekiden.ir.prim import GE, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import as_dim, known, product, tidy
+from ekiden.topi.dimensions import as_dim, known_int, product_of_dims, simplify_dim
 
-LOWEST = float(np.finfo(np.float32).min)
+FORBIDDEN_SCORE = float(np.finfo(np.float32).min)
 """The score of a token that may not be chosen: float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchParameters:
     """The parameters of a search.
 
     batch, beams, prompt, limit: the number of prompts, beams of each, tokens of the prompt, and the
@@ -46,8 +46,8 @@ class Search:
 
     @property
     def rows(self) -> PrimExpr:
-        """Return the number of beams of all texts."""
-        return tidy(product((self.batch, self.beams)))
+        """Return the number of rows: batch * beams."""
+        return simplify_dim(product_of_dims((self.batch, self.beams)))
 
     @property
     def end(self) -> int:
@@ -56,39 +56,39 @@ class Search:
 
     @property
     def padding(self) -> int:
-        """Return the token that follows the end."""
+        """Return the token that pads ended sequences."""
         return self.node.get_int("pad_token_id")
 
-    def places(self, extent: PrimExpr | int) -> Expr:
-        """Return 0, 1, ... below an extent: int64 [extent]."""
+    def positions(self, extent: PrimExpr | int) -> Expr:
+        """Emit the positions 0, 1, ... below an extent, int64."""
         return op.reshape(op.arange(0, as_dim(extent), 1, dtype="int64"), (as_dim(extent),))
 
-    def row_texts(self) -> Expr:
-        """Return the prompt that each row belongs to: int64 [rows]."""
+    def prompt_of_row(self) -> Expr:
+        """Emit the prompt index of each row, int64 [rows]."""
         beams = self.node.scope.scalar(self.beams)
-        return op.floor_divide(self.places(self.rows), beams)
+        return op.floor_divide(self.positions(self.rows), beams)
 
     def expanded(self, data: Expr) -> Expr:
-        """Return data of each prompt repeated for its beams: [batch, ...] -> [rows, ...]."""
-        return op.take(data, self.row_texts(), axis=0)
+        """Emit data of each prompt repeated for its beams: [batch, ...] -> [rows, ...]."""
+        return op.take(data, self.prompt_of_row(), axis=0)
 
     def started(self, prompts: Expr) -> Expr:
-        """Return the sequences of all rows, int32 [rows, limit]: prompts [rows, prompt] and
-        padding.
-        """
-        pad = op.full(const(np.int32(self.padding)), (self.rows, tidy(self.limit - self.prompt)))
+        """Emit the sequences of all rows, int32 [rows, limit]: prompts and padding."""
+        pad = op.full(
+            const(np.int32(self.padding)), (self.rows, simplify_dim(self.limit - self.prompt))
+        )
         return op.concatenate((prompts, op.cast(pad, "int32")), axis=1)
 
-    def with_token(self, texts: Expr, tokens: Expr, length: Expr) -> Expr:
-        """Return sequences [rows, limit] with a token [rows] written at `length`, an int64
-        scalar.
-        """
-        is_there = op.equal(op.expand_dims(self.places(self.limit), axis=0), length)
+    def write_token(self, texts: Expr, tokens: Expr, length: Expr) -> Expr:
+        """Emit sequences [rows, limit] with a token [rows] written at position `length`."""
+        is_there = op.equal(op.expand_dims(self.positions(self.limit), axis=0), length)
         return op.where(is_there, op.expand_dims(tokens, axis=1), texts)
 
 
-def processed(search: Search, scores: Expr, texts: Expr, length: Expr, is_first: bool) -> Expr:
-    """Return the scores of tokens, float32 [rows, vocabulary], after the node's processors.
+def process_scores(
+    search: SearchParameters, scores: Expr, texts: Expr, length: Expr, is_first: bool
+) -> Expr:
+    """Emit token scores, float32 [rows, vocabulary], after all processors of the node.
 
     Args:
         search: the search.
@@ -99,10 +99,10 @@ def processed(search: Search, scores: Expr, texts: Expr, length: Expr, is_first:
     """
     node = search.node
     if search.penalty is not None:
-        scores = _penalised(search, scores, texts, length)
+        scores = _repetition_penalty(search, scores, texts, length)
     if size := node.get_int("no_repeat_ngram_size", 0):
-        scores = _without_repeats(search, scores, texts, length, size)
-    lowest = const(LOWEST, "float32")
+        scores = _suppress_repeated_ngrams(search, scores, texts, length, size)
+    lowest = const(FORBIDDEN_SCORE, "float32")
     none = const(np.int32(0))
     if search.vocabulary_mask is not None:
         mask = op.reshape(search.vocabulary_mask, (1, search.vocabulary))
@@ -118,27 +118,27 @@ def processed(search: Search, scores: Expr, texts: Expr, length: Expr, is_first:
     return scores
 
 
-Processor: TypeAlias = Callable[[Search, Expr, Expr, Expr], Expr]
+Processor: TypeAlias = Callable[[SearchParameters, Expr, Expr, Expr], Expr]
 """(search, scores, texts, length) -> scores, as `processed` has them."""
 
 
-def _marked(search: Search, tokens: Expr, is_valid: Expr) -> Expr:
-    """Return which tokens of the vocabulary occur among each row's valid tokens: bool [rows,
-    vocabulary].
-    """
+def _token_occurrences(search: SearchParameters, tokens: Expr, is_valid: Expr) -> Expr:
+    """Emit which tokens occur among each row's valid ones, bool [rows, vocabulary]."""
     zeros = op.zeros((search.rows, as_dim(search.vocabulary)), "int32")
     at = op.cast(op.where(is_valid, tokens, const(np.int32(0))), "int64")
     marks = op.cast(is_valid, "int32")
+    # Several positions may hold one token: with "max" a valid one wins over invalid ones at token
+    # 0.
     marked = op.scatter_elements(zeros, at, marks, axis=1, reduction="max")
     return op.greater(marked, const(np.int32(0)))
 
 
-def _penalised(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
-    """Return the scores with the repetition penalty (CTRL, Keskar et al. 2019) applied to tokens
-    that a sequence already has.
+def _repetition_penalty(search: SearchParameters, scores: Expr, texts: Expr, length: Expr) -> Expr:
+    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019). 2019) applied to
+    tokens that a sequence already has.
     """
     assert search.penalty is not None
-    is_valid = op.less(op.expand_dims(search.places(search.limit), axis=0), length)
+    is_valid = op.less(op.expand_dims(search.positions(search.limit), axis=0), length)
     is_valid = op.broadcast_to(is_valid, (search.rows, search.limit))
     # Negative scores are multiplied and positive ones divided, so that both decrease for a penalty
     # above 1.
@@ -147,14 +147,16 @@ def _penalised(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
         op.multiply(scores, search.penalty),
         op.divide(scores, search.penalty),
     )
-    return op.where(_marked(search, texts, is_valid), less, scores)
+    return op.where(_token_occurrences(search, texts, is_valid), less, scores)
 
 
-def _without_repeats(search: Search, scores: Expr, texts: Expr, length: Expr, size: int) -> Expr:
-    """Return the scores with the tokens suppressed that would repeat an n-gram of `size` tokens."""
-    search.node.scope.require(binary(GE, search.limit, as_dim(size)), " with its n-grams")
-    windows = tidy(search.limit - (size - 1))
-    first = search.places(windows)
+def _suppress_repeated_ngrams(
+    search: SearchParameters, scores: Expr, texts: Expr, length: Expr, size: int
+) -> Expr:
+    """Emit the scores with tokens suppressed that would repeat an n-gram of `size` tokens."""
+    search.node.scope.require(fold_binary(GE, search.limit, as_dim(size)), " with its n-grams")
+    windows = simplify_dim(search.limit - (size - 1))
+    first = search.positions(windows)
     repeats = op.less_equal(first, op.subtract(length, const(np.int64(size))))
     repeats = op.broadcast_to(op.expand_dims(repeats, axis=0), (search.rows, windows))
     for offset in range(size - 1):
@@ -163,11 +165,13 @@ def _without_repeats(search: Search, scores: Expr, texts: Expr, length: Expr, si
         last = op.take(texts, op.expand_dims(suffix_position, axis=0), axis=1)
         repeats = op.logical_and(repeats, op.equal(window_token, last))
     tokens = op.take(texts, op.add(first, const(np.int64(size - 1))), axis=1)
-    return op.where(_marked(search, tokens, repeats), const(LOWEST, "float32"), scores)
+    return op.where(
+        _token_occurrences(search, tokens, repeats), const(FORBIDDEN_SCORE, "float32"), scores
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Beams:
+class BeamState:
     """The state of a beam search.
 
     texts: int32 [rows, limit]. scores: float32 [batch, beams], sums of log-probabilities. ended:
@@ -191,19 +195,18 @@ class Beams:
         ]  # fmt: skip
 
 
-FIELDS = ("texts", "scores", "ended", "sentences", "count", "done", "tokens")
+BEAM_FIELDS = ("texts", "scores", "ended", "sentences", "count", "done", "tokens")
 """The names of what Beams holds."""
 
 
-def first_beams(search: Search, texts: Expr) -> Beams:
-    """Return the beams before the first token: all but the first of each prompt have a score that
-    the first token's candidates exceed.
-    """
+def initial_beams(search: SearchParameters, texts: Expr) -> BeamState:
+    """Return the beams before the first token; all but the first of a prompt score -1e9."""
     shape = (search.batch, search.beams)
-    is_first = op.equal(op.expand_dims(search.places(search.beams), axis=0), const(np.int64(0)))
+    is_first = op.equal(op.expand_dims(search.positions(search.beams), axis=0), const(np.int64(0)))
+    # All beams begin alike: without the offset they would all choose the same token.
     scores = op.where(is_first, const(0.0, "float32"), const(-1e9, "float32"))
     pad = op.full(const(np.int32(search.padding)), (*shape, search.limit))
-    return Beams(
+    return BeamState(
         texts,
         op.broadcast_to(scores, shape),
         op.full(const(-np.inf, "float32"), shape),
@@ -215,17 +218,15 @@ def first_beams(search: Search, texts: Expr) -> Beams:
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
-    """A scorer of finished sentences: the length penalty, a float32 scalar, and whether the search
-    stops early, as soon as enough sentences have finished.
-    """
+class SentenceScorer:
+    """Scorer of finished sentences: length penalty (float32 scalar) and early stopping."""
 
-    search: Search
+    search: SearchParameters
     length_penalty: Expr
     stops_early: bool
 
-    def advance(self, beams: Beams, scores: Expr, length: Expr) -> tuple[Beams, Expr]:
-        """Return the beams with a token more, and the row that each continues, int64 [rows].
+    def advance(self, beams: BeamState, scores: Expr, length: Expr) -> tuple[BeamState, Expr]:
+        """Advance the beams by a token; return them and the row that each continues, int64 [rows].
 
         Args:
             beams: the state.
@@ -234,20 +235,20 @@ class Scorer:
         """
         search = self.search
         batch, count, vocabulary = search.batch, search.beams, as_dim(search.vocabulary)
-        flat = op.reshape(scores, (batch, tidy(count * vocabulary)), allowzero=True)
+        flat = op.reshape(scores, (batch, simplify_dim(count * vocabulary)), allowzero=True)
         # 2 * beams candidates: at most one of each beam ends, so at least `beams` of them continue.
-        candidate_count = tidy(count * 2)
+        candidate_count = simplify_dim(count * 2)
         candidates = op.topk(
-            flat, k=known(candidate_count) or candidate_count, axis=1, dtype="int64"
+            flat, k=known_int(candidate_count) or candidate_count, axis=1, dtype="int64"
         )
         size = const(np.int64(search.vocabulary))
         best, candidate_ids = TupleGetItem(candidates, 0), TupleGetItem(candidates, 1)
         tokens = op.cast(op.floor_mod(candidate_ids, size), "int32")
-        first_row = op.multiply(search.places(batch), search.node.scope.scalar(count))
+        first_row = op.multiply(search.positions(batch), search.node.scope.scalar(count))
         rows = op.add(op.floor_divide(candidate_ids, size), op.expand_dims(first_row, axis=1))
         is_end = op.equal(tokens, const(np.int32(search.end)))
-        after = self._ended(beams, best, rows, is_end, length)
-        order = self._continued(is_end)
+        after = self._add_ended(beams, best, rows, is_end, length)
+        order = self._continuing_candidates(is_end)
         chosen = [op.gather(t, 1, order) for t in (best, tokens, rows)]
         is_done = op.expand_dims(beams.done, axis=1)
         nothing = (const(0.0, "float32"), const(np.int32(search.padding)), const(np.int64(0)))
@@ -255,65 +256,57 @@ class Scorer:
             op.where(is_done, n, c) for n, c in zip(nothing, chosen, strict=True)
         )
         token, row = (op.reshape(t, (search.rows,), allowzero=True) for t in (token, row))
-        texts = search.with_token(op.take(beams.texts, row, axis=0), token, length)
+        texts = search.write_token(op.take(beams.texts, row, axis=0), token, length)
         done = op.logical_or(beams.done, self._is_done(*after, best, length))
-        return Beams(texts, beam_scores, *after, done, token), row
+        return BeamState(texts, beam_scores, *after, done, token), row
 
-    def _continued(self, is_end: Expr) -> Expr:
-        """Return the positions of the first candidates that continue, in order: int64 [batch,
-        beams].
-        """
-        candidate_count = tidy(self.search.beams * 2)
-        positions = op.expand_dims(self.search.places(candidate_count), axis=0)
+    def _continuing_candidates(self, is_end: Expr) -> Expr:
+        """Emit the positions of the first candidates that continue, int64 [batch, beams]."""
+        candidate_count = simplify_dim(self.search.beams * 2)
+        positions = op.expand_dims(self.search.positions(candidate_count), axis=0)
         # Ended candidates are moved behind all others; a stable order of the rest is kept by their
         # positions.
         behind = op.where(
             is_end, self.search.node.scope.scalar(candidate_count), const(np.int64(0))
         )
         order = op.argsort(op.add(positions, behind), axis=1, dtype="int64")
-        return op.take(order, self.search.places(self.search.beams), axis=1)
+        return op.take(order, self.search.positions(self.search.beams), axis=1)
 
     def normalised(self, scores: Expr, length: Expr) -> Expr:
-        """Return sums of log-probabilities divided by length ** penalty; the length is an int64
-        scalar.
-        """
+        """Emit log-probabilities divided by length ** penalty."""
         return op.divide(scores, op.power(op.cast(length, "float32"), self.length_penalty))
 
-    def _ended(
-        self, beams: Beams, best: Expr, rows: Expr, is_end: Expr, length: Expr
+    def _add_ended(
+        self, beams: BeamState, best: Expr, rows: Expr, is_end: Expr, length: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Return `ended`, `sentences` and `count` updated with the candidates that end, among the
-        first `beams`.
+        """Emit `ended`, `sentences` and `count` with the candidates that end among the first
+        `beams`.
         """
-        first = self.search.places(self.search.beams)
+        first = self.search.positions(self.search.beams)
         best, rows, is_end = (op.take(t, first, axis=1) for t in (best, rows, is_end))
         ends = op.logical_and(is_end, op.logical_not(op.expand_dims(beams.done, axis=1)))
         scores = op.where(ends, self.normalised(best, length), const(-np.inf, "float32"))
-        return self.with_sentences(beams, scores, op.take(beams.texts, rows, axis=0), ends)
+        return self.merge_sentences(beams, scores, op.take(beams.texts, rows, axis=0), ends)
 
-    def with_sentences(
-        self, beams: Beams, scores: Expr, sentences: Expr, are_there: Expr
+    def merge_sentences(
+        self, beams: BeamState, scores: Expr, sentences: Expr, are_there: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Return the best of the finished sentences and further ones, [batch, beams] each: scores,
-        tokens and count. Of equal scores the older sentences stay.
-        """
+        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count."""
         search = self.search
         # The older sentences come first, and top-k prefers the lower index among equal scores.
         both = op.concatenate((beams.ended, scores), axis=1)
         every = op.concatenate((beams.sentences, sentences), axis=1)
-        best = op.topk(both, k=known(search.beams) or search.beams, axis=1, dtype="int64")
-        doubled_beams = search.node.scope.scalar(tidy(search.beams * 2))
-        flat = op.reshape(every, (tidy(search.rows * 2), search.limit), allowzero=True)
-        first = op.expand_dims(op.multiply(search.places(search.batch), doubled_beams), axis=1)
+        best = op.topk(both, k=known_int(search.beams) or search.beams, axis=1, dtype="int64")
+        doubled_beams = search.node.scope.scalar(simplify_dim(search.beams * 2))
+        flat = op.reshape(every, (simplify_dim(search.rows * 2), search.limit), allowzero=True)
+        first = op.expand_dims(op.multiply(search.positions(search.batch), doubled_beams), axis=1)
         at = op.add(TupleGetItem(best, 1), first)
         new = op.sum(op.cast(are_there, "int64"), axis=[1])
         count = op.minimum(op.add(beams.count, new), search.node.scope.scalar(search.beams))
         return TupleGetItem(best, 0), op.take(flat, at, axis=0), count
 
     def _is_done(self, ended: Expr, sentences: Expr, count: Expr, best: Expr, length: Expr) -> Expr:
-        """Return whether a prompt has all of its sentences, and no candidate can beat the worst of
-        them: bool [batch].
-        """
+        """Emit whether a prompt's sentences are complete and beat all candidates, bool [batch]."""
         search = self.search
         beams = search.node.scope.scalar(search.beams)
         is_full = op.greater_equal(count, beams)
@@ -321,10 +314,10 @@ class Scorer:
             return is_full
         # ONNX Runtime looks for the best candidate of text i from i * beams on, among the
         # candidates of all texts, of which each has twice as many.
-        candidate_count = tidy(search.beams * 2)
-        first = op.expand_dims(op.multiply(search.places(search.batch), beams), axis=1)
-        at = op.add(first, op.expand_dims(search.places(candidate_count), axis=0))
-        flat = op.reshape(best, (tidy(search.batch * candidate_count),), allowzero=True)
+        candidate_count = simplify_dim(search.beams * 2)
+        first = op.expand_dims(op.multiply(search.positions(search.batch), beams), axis=1)
+        at = op.add(first, op.expand_dims(search.positions(candidate_count), axis=0))
+        flat = op.reshape(best, (simplify_dim(search.batch * candidate_count),), allowzero=True)
         highest = self.normalised(op.max(op.take(flat, at, axis=0), axis=[1]), length)
         worst = op.min(ended, axis=[1])
         return op.logical_and(is_full, op.greater_equal(worst, highest))

@@ -1,4 +1,4 @@
-"""Sequences of tensors and optional values; see ekiden.frontend.common.sequence_value.
+"""ONNX sequences and optionals (values: ekiden.frontend.common.sequence_value).
 
 A sequence of a length known at import is a tuple of values, whose operators are evaluated at
 import: no list is left in the program. One that a loop or a branch grows is a List of the prelude,
@@ -11,31 +11,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.loop import Iteration, Loop, Parts, as_scalar, stacked
-from ekiden.frontend.common.sequence_value import Absent, SequenceValue
+from ekiden.frontend.common.loop import CollectedSlices, Iteration, Loop, as_scalar, stacked
+from ekiden.frontend.common.sequence_value import AbsentValue, SequenceValue
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.op import Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Tuple, const
 from ekiden.relay.op import sequence
-from ekiden.topi.dimensions import as_dim, known
+from ekiden.topi.dimensions import as_dim, known_int
 
 
-def _sequence(node: Node, index: int) -> SequenceValue:
+def _sequence_input(node: Node, index: int) -> SequenceValue:
+    """Return an input that must be a sequence."""
     value = node.value(index)
     if not isinstance(value, SequenceValue):
         node.unsupported(f"input {index} must be a sequence")
     return value
 
 
-def _place(node: Node, index: int, length: int, end: int) -> int | None:
-    """Return a position in a sequence of known length; None if it is run-time data. Raises
-    Unsupported out of range.
-    """
+def _constant_position(node: Node, index: int, length: int, end: int) -> int | None:
+    """Return a constant position in a sequence of known length; None for run-time data."""
     position_input = node.optional(index)
     if position_input is None:
         return end
@@ -48,65 +47,71 @@ def _place(node: Node, index: int, length: int, end: int) -> int | None:
     return position + length if position < 0 else position
 
 
-def _position(node: Node, index: int) -> Expr:
+def _runtime_position(node: Node, index: int) -> Expr:
+    """Emit a run-time position as int64."""
     position = as_scalar(node.scope, node.value(index))
     return position if node.dtype(index) == "int64" else op.cast(position, "int64")
 
 
-def _empty(node: Node) -> Value:
+def _sequence_empty(node: Node) -> Value:
     return SequenceValue((), dtype=from_onnx_dtype(node.get_int("dtype", 1)))
 
 
-def _construct(node: Node) -> Value:
+def _sequence_construct(node: Node) -> Value:
     return SequenceValue([node.value(i) for i in range(len(node.inputs))])
 
 
-def _insert(node: Node) -> Value:
-    source, new = _sequence(node, 0), node.value(1)
+def _sequence_insert(node: Node) -> Value:
+    source, new = _sequence_input(node, 0), node.value(1)
     if source.items is not None:
         count = len(source.items)
-        position = _place(node, 2, count, count)
+        position = _constant_position(node, 2, count, count)
         if position is not None:
             return SequenceValue((*source.items[:position], new, *source.items[position:]))
     both = SequenceValue([new], element=None if source.items == () else source.joined()).joined()
-    typed_list, element = node.scope.sequence(source, both), node.scope.relaxed(node.expr(1), both)
+    typed_list, element = (
+        node.scope.sequence(source, both),
+        node.scope.relax_type(node.expr(1), both),
+    )
     if node.optional(2) is None:
         return node.scope.bound(sequence.append(typed_list, element))
-    return node.scope.bound(sequence.insert(typed_list, element, _position(node, 2)))
+    return node.scope.bound(sequence.insert(typed_list, element, _runtime_position(node, 2)))
 
 
-def _erase(node: Node) -> Value:
-    source = _sequence(node, 0)
+def _sequence_erase(node: Node) -> Value:
+    source = _sequence_input(node, 0)
     if source.items is not None:
-        position = _place(node, 1, len(source.items), len(source.items) - 1)
+        position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
         if position is not None:
             return SequenceValue(
                 (*source.items[:position], *source.items[position + 1 :]), dtype=source.dtype
             )
     # Without a position SequenceErase removes the last element.
     last = const(np.int64(-1))
-    at = last if node.optional(1) is None else _position(node, 1)
+    at = last if node.optional(1) is None else _runtime_position(node, 1)
     return node.scope.bound(sequence.erase(node.expr(0), at))
 
 
-def _at(node: Node) -> Value:
-    source = _sequence(node, 0)
+def _sequence_at(node: Node) -> Value:
+    source = _sequence_input(node, 0)
     if source.items is not None:
-        position = _place(node, 1, len(source.items), len(source.items) - 1)
+        position = _constant_position(node, 1, len(source.items), len(source.items) - 1)
         if position is not None:
             return source.items[position]
-    return node.scope.bound(sequence.at(node.expr(0), _position(node, 1)), node.proto.output[0])
+    return node.scope.bound(
+        sequence.at(node.expr(0), _runtime_position(node, 1)), node.proto.output[0]
+    )
 
 
-def _length(node: Node) -> Value:
-    source = _sequence(node, 0)
+def _sequence_length(node: Node) -> Value:
+    source = _sequence_input(node, 0)
     if source.items is not None:
         return constant(np.asarray(len(source.items), np.int64))
     return node.scope.bound(sequence.length(node.expr(0)))
 
 
-def _concat(node: Node) -> Value:
-    source, is_new = _sequence(node, 0), bool(node.get_int("new_axis", 0))
+def _concat_from_sequence(node: Node) -> Value:
+    source, is_new = _sequence_input(node, 0), bool(node.get_int("new_axis", 0))
     axis = node.get_int("axis")
     if source.items is not None:
         if not source.items:
@@ -118,29 +123,27 @@ def _concat(node: Node) -> Value:
     # The elements of a run-time list have one type, in which differing dimensions are unknown.
     kind = source.joined()
     if is_new:
-        stack = Parts(node.scope.expr(source), kind)
+        stack = CollectedSlices(node.scope.expr(source), kind)
         return stacked(node.scope, stack, "stacked", None, node.axis(axis, len(kind.shape) + 1))
     at = node.axis(axis, len(kind.shape))
     return node.scope.bound(sequence.concat(node.scope.expr(source), at))
 
 
-def _split(node: Node) -> Value:
+def _split_to_sequence(node: Node) -> Value:
     axis, shape = node.axis(node.get_int("axis", 0), node.rank(0)), node.shape(0)
     # `keepdims` is ignored where sizes are given (ONNX SplitToSequence).
-    extent, split_input = known(shape[axis]), node.optional(1)
+    extent, split_input = known_int(shape[axis]), node.optional(1)
     keepdims = split_input is not None or bool(node.get_int("keepdims", 1))
     if extent is not None and (split_input is None or split_input.array is not None):
-        return _parts(node, axis, _sizes(split_input, extent), keepdims)
-    sizes = _runtime_sizes(node, axis, split_input)
+        return _split_statically(node, axis, _part_sizes(split_input, extent), keepdims)
+    sizes = _runtime_part_sizes(node, axis, split_input)
     return node.scope.bound(
-        sequence.split(node.expr(0), sizes, axis, keepdims, _extent(split_input))
+        sequence.split(node.expr(0), sizes, axis, keepdims, _part_extent(split_input))
     )
 
 
-def _extent(split_input: Value | None) -> PrimExpr | None:
-    """Return the extent that all parts have along the axis; None if unknown. The sizes are often a
-    vector of ones.
-    """
+def _part_extent(split_input: Value | None) -> PrimExpr | None:
+    """Return the extent of all parts along the split axis; None if unknown."""
     if split_input is None:
         return as_dim(1)
     match split_input.expr:
@@ -149,7 +152,8 @@ def _extent(split_input: Value | None) -> PrimExpr | None:
     return None
 
 
-def _sizes(split_input: Value | None, extent: int) -> list[int]:
+def _part_sizes(split_input: Value | None, extent: int) -> list[int]:
+    """Return the constant sizes of the parts."""
     if split_input is None or split_input.array is None:
         return [1] * extent
     if split_input.array.ndim:
@@ -162,8 +166,8 @@ def _sizes(split_input: Value | None, extent: int) -> list[int]:
     return [min(size, extent - first) for first in range(0, extent, size)]
 
 
-def _parts(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value:
-    """Return a tensor of known extent split into slices."""
+def _split_statically(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value:
+    """Return the slices of a tensor as a sequence of known length."""
     items, first = [], 0
     for size in sizes:
         end = first + size
@@ -172,12 +176,13 @@ def _parts(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value
             piece = op.squeeze(piece, axis=[axis])
         items.append(node.scope.bound(piece))
         first = end
-    if first != known(node.shape(0)[axis]):
+    if first != known_int(node.shape(0)[axis]):
         node.unsupported(f"'split' must add up to the extent of axis {axis}")
     return SequenceValue(items, dtype=node.dtype(0))
 
 
-def _runtime_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
+def _runtime_part_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
+    """Emit the sizes of the parts, int64 vector."""
     if split_input is not None and split_input.type.shape:
         return op.cast(node.scope.expr(split_input), "int64")
     extent = node.scope.scalar(node.shape(0)[axis])
@@ -190,30 +195,32 @@ def _runtime_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
     return op.minimum(op.subtract(extent, starts), size)
 
 
-def _map(node: Node) -> list[Value]:
+def _sequence_map(node: Node) -> list[Value]:
+    """Convert SequenceMap: inlined for known lengths, otherwise a loop."""
     body, lists = node.body("body"), [node.value(i) for i in range(len(node.inputs))]
-    first = _sequence(node, 0)
+    first = _sequence_input(node, 0)
     # Of known length: the body is inlined once for each element.
     if all(v.items is not None for v in lists if isinstance(v, SequenceValue)):
         count = len(first.items or ())
-        rows = [body.run([_element(v, i) for v in lists]) for i in range(count)]
+        rows = [body.import_body([_list_element(v, i) for v in lists]) for i in range(count)]
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Convert one iteration: the elements of all sequences at its number."""
+    def map_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Import one iteration on the elements at its number."""
         at, scope = node.scope.expr(index), node.scope
         elements = [
             scope.bound(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
             for v in lists
         ]
-        return Iteration(go, [], body.run(elements))
+        return Iteration(go, [], body.import_body(elements))
 
     limit = node.scope.spanned(sequence.length(node.scope.expr(first)))
-    _, stacked_outputs, _ = Loop(node, (), (), limit, None, step).build()
+    _, stacked_outputs, _ = Loop(node, (), (), limit, None, map_body).build()
     return [SequenceValue(expr=p.sequence, element=p.type) for p in stacked_outputs]
 
 
-def _element(value: Value, index: int) -> Value:
+def _list_element(value: Value, index: int) -> Value:
+    """Return an element of a sequence; other inputs are unchanged."""
     if not isinstance(value, SequenceValue):
         return value
     assert value.items is not None
@@ -221,34 +228,37 @@ def _element(value: Value, index: int) -> Value:
 
 
 def _optional(node: Node) -> Value:
-    return Absent() if node.optional(0) is None else node.value(0)
+    """Convert Optional."""
+    return AbsentValue() if node.optional(0) is None else node.value(0)
 
 
-def _has_element(node: Node) -> Value:
+def _optional_has_element(node: Node) -> Value:
+    """Convert OptionalHasElement: known at import."""
     value = node.optional(0)
-    return constant(np.array(value is not None and not isinstance(value, Absent)))
+    return constant(np.array(value is not None and not isinstance(value, AbsentValue)))
 
 
-def _get_element(node: Node) -> Value:
+def _optional_get_element(node: Node) -> Value:
+    """Convert OptionalGetElement; raise Unsupported for an absent value."""
     value = node.value(0)
-    if isinstance(value, Absent):
+    if isinstance(value, AbsentValue):
         node.unsupported("its input is an optional value that is absent")
     return value
 
 
 # fmt: off
 ROWS = (
-    Row("SequenceEmpty",      _empty, attributes="dtype"),
-    Row("SequenceConstruct",  _construct),
-    Row("SequenceInsert",     _insert),
-    Row("SequenceErase",      _erase),
-    Row("SequenceAt",         _at),
-    Row("SequenceLength",     _length),
-    Row("SplitToSequence",    _split, attributes="axis keepdims"),
-    Row("ConcatFromSequence", _concat, attributes="axis new_axis"),
-    Row("SequenceMap",        _map, graphs="body"),
-    Row("Optional",           _optional, attributes="type"),
-    Row("OptionalHasElement", _has_element),
-    Row("OptionalGetElement", _get_element),
+    OnnxRow("SequenceEmpty",      _sequence_empty, attributes="dtype"),
+    OnnxRow("SequenceConstruct",  _sequence_construct),
+    OnnxRow("SequenceInsert",     _sequence_insert),
+    OnnxRow("SequenceErase",      _sequence_erase),
+    OnnxRow("SequenceAt",         _sequence_at),
+    OnnxRow("SequenceLength",     _sequence_length),
+    OnnxRow("SplitToSequence",    _split_to_sequence, attributes="axis keepdims"),
+    OnnxRow("ConcatFromSequence", _concat_from_sequence, attributes="axis new_axis"),
+    OnnxRow("SequenceMap",        _sequence_map, graphs="body"),
+    OnnxRow("Optional",           _optional, attributes="type"),
+    OnnxRow("OptionalHasElement", _optional_has_element),
+    OnnxRow("OptionalGetElement", _optional_get_element),
 )
 # fmt: on

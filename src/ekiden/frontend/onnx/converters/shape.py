@@ -1,4 +1,4 @@
-"""Shape operators: reshapes, broadcasts, tensors made from a shape.
+"""ONNX shape operators: reshapes, broadcasts, ranges and constants.
 
 A shape that is computed from dimensions is a value of the importer (shape_value), not a tensor of
 the program: Shape, Gather, Mul and Concat before a Reshape leave only expressions. Where the shape
@@ -12,18 +12,31 @@ import numpy as np
 
 from ekiden.arith import simplify
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.reshaping import by_data
-from ekiden.frontend.common.squeezing import squeezed, without_axes
+from ekiden.frontend.common.reshaping import reshape_to_data
+from ekiden.frontend.common.squeezing import drop_axes, squeezed
 from ekiden.frontend.common.text_value import text_constant
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.common.whole import whole
-from ekiden.frontend.onnx.converters.axis import is_data
-from ekiden.frontend.onnx.node import Node, Row
-from ekiden.frontend.onnx.shape_value import check_reshape, check_step, distinct_axes, fill_value
-from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
+from ekiden.frontend.onnx.converters.axis import is_runtime_input
+from ekiden.frontend.onnx.node import Node, OnnxRow
+from ekiden.frontend.onnx.shape_value import (
+    check_range_step,
+    check_reshape_target,
+    normalize_axes,
+    scalar_fill,
+)
+from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
+from ekiden.topi.dimensions import (
+    Dim,
+    are_equal_dims,
+    as_dim,
+    as_shape,
+    broadcast_shape,
+    known_int,
+    product_of_dims,
+)
 
 
 def _identity(node: Node) -> Value:
@@ -31,12 +44,14 @@ def _identity(node: Node) -> Value:
 
 
 def _constant(node: Node) -> Value:
+    """Convert Constant in any of its attribute forms."""
     if node.has("sparse_value"):
         sparse = node.get_tensor("sparse_value")
         assert sparse is not None, "a sparse tensor is read as an array"
         return constant(sparse)
     tensor = node.get_tensor("value")
     if tensor is not None:
+        # String tensors are read as arrays of Python objects.
         return text_constant(tensor) if tensor.dtype == np.object_ else constant(tensor)
     if node.has("value_string") or node.has("value_strings"):
         one = node.get_string("value_string", "")
@@ -55,53 +70,53 @@ def _constant(node: Node) -> Value:
 
 
 def _shape(node: Node) -> Expr:
-    """Convert Shape; reached only where a dimension is unknown until run time."""
+    """Convert Shape of run-time dimensions."""
     dims = op.shape_of(node.expr(0), dtype="int64")
     end = node.get_int("end") if node.has("end") else node.rank(0)
     return op.strided_slice(dims, begin=[node.get_int("start", 0)], end=[end], axes=[0])
 
 
-def _size(node: Node) -> Expr:
+def _num_elements(node: Node) -> Expr:
     return op.ndarray_size(node.expr(0), dtype="int64")
 
 
 def _reshape(node: Node) -> Expr | Value:
     allow_zero = bool(node.get_int("allowzero", 0))
     if not node.value(1).is_known:
-        return by_data(node, allow_zero)
+        return reshape_to_data(node, allow_zero)
     target = node.dims(1, "shape")
-    check_reshape(target)
-    _require_same_count(node, target, allow_zero)
+    check_reshape_target(target)
+    _require_same_size(node, target, allow_zero)
     return op.reshape(node.expr(0), target, allowzero=allow_zero)
 
 
-def _reshape_by_attribute(node: Node) -> Expr | Value:
-    """Convert Reshape of opset < 5, whose shape is an attribute."""
+def _reshape_1(node: Node) -> Expr | Value:
+    """Convert Reshape before opset 5, whose shape is an attribute."""
     if not node.has("shape"):
         node.unsupported("attribute 'shape' is missing")
     target = node.get_ints("shape")
-    check_reshape(target)
-    _require_same_count(node, target, False)
+    check_reshape_target(target)
+    _require_same_size(node, target, False)
     return op.reshape(node.expr(0), target)
 
 
-def _require_same_count(node: Node, target: tuple[Dim, ...], allow_zero: bool) -> None:
-    """Require the numbers of elements to agree, or to divide where one dimension is -1."""
+def _require_same_size(node: Node, target: tuple[Dim, ...], allow_zero: bool) -> None:
+    """Require equal numbers of elements, or divisibility where one extent is -1."""
     shape = node.shape(0)
     # ONNX Reshape: 0 copies the input's extent, unless allowzero is set.
     copied = [
-        i for i, d in enumerate(target) if known(d) == 0 and not allow_zero and i < len(shape)
+        i for i, d in enumerate(target) if known_int(d) == 0 and not allow_zero and i < len(shape)
     ]
     extents = [
-        shape[i] if i in copied else as_dim(d) for i, d in enumerate(target) if known(d) != -1
+        shape[i] if i in copied else as_dim(d) for i, d in enumerate(target) if known_int(d) != -1
     ]
-    count, total = product(extents), product(shape)
+    count, total = product_of_dims(extents), product_of_dims(shape)
     if isinstance(count, AnyDim) or isinstance(total, AnyDim):
         return
     if len(extents) == len(target):
-        node.scope.require(binary(EQ, total, count))
+        node.scope.require(fold_binary(EQ, total, count))
     elif isinstance(count, IntImm) and count.value:
-        node.scope.require(binary(EQ, total % count, 0))
+        node.scope.require(fold_binary(EQ, total % count, 0))
 
 
 def _flatten(node: Node) -> Expr:
@@ -110,42 +125,43 @@ def _flatten(node: Node) -> Expr:
     at = axis + len(shape) if axis < 0 else axis
     if not 0 <= at <= len(shape):
         node.unsupported(f"attribute 'axis' must be in [{-len(shape)}, {len(shape)}], got {axis}")
-    return op.reshape(node.expr(0), (product(shape[:at]), product(shape[at:])), allowzero=True)
+    return op.reshape(
+        node.expr(0), (product_of_dims(shape[:at]), product_of_dims(shape[at:])), allowzero=True
+    )
 
 
-def _axes(node: Node) -> tuple[int, ...] | None:
+def _axes_input(node: Node) -> tuple[int, ...] | None:
+    """Return the constant axes of the attribute or of input 1; None without either."""
     if node.has("axes"):
         return node.get_ints("axes")
     return None if node.optional(1) is None else node.axes(1)
 
 
 def _squeeze(node: Node) -> Result:
-    """Convert Squeeze; without axes, or with an empty list, all axes of extent 1 are dropped."""
-    if not node.has("axes") and is_data(node, 1):
-        return _squeeze_by_data(node)
-    axes = _axes(node)
+    """Convert Squeeze; without axes, all axes of extent 1 go."""
+    if not node.has("axes") and is_runtime_input(node, 1):
+        return _squeeze_runtime_axes(node)
+    axes = _axes_input(node)
     if not axes:
         return squeezed(node)
     return op.squeeze(node.expr(0), axis=[node.axis(a, node.rank(0)) for a in axes])
 
 
-def _squeeze_by_data(node: Node) -> Expr:
-    """Squeeze run-time axes of known number: the result keeps the other extents in order."""
+def _squeeze_runtime_axes(node: Node) -> Expr:
+    """Emit Squeeze along run-time axes of known number."""
     rank = node.rank(0)
-    is_gone = _places_by_data(node, rank)
+    is_gone = _axis_mask(node, rank)
     extents = op.shape_of(node.expr(0), dtype="int64")
     # ONNX Squeeze: it is an error to name an axis whose extent is not 1.
     is_one = op.logical_or(op.logical_not(is_gone), op.equal(extents, const(np.int64(1))))
     node.scope.require_data(op.all(is_one), " needs axes of extent 1")
-    return without_axes(node.expr(0), is_gone, rank - _count_of_axes(node))
+    return drop_axes(node.expr(0), is_gone, rank - _num_axes(node))
 
 
-def _unsqueeze_by_data(node: Node) -> Expr:
-    """Unsqueeze run-time axes of known number: the result has 1 there, and the data's extents
-    between.
-    """
-    rank = node.rank(0) + _count_of_axes(node)
-    is_new = _places_by_data(node, rank)
+def _unsqueeze_runtime_axes(node: Node) -> Expr:
+    """Emit Unsqueeze along run-time axes of known number."""
+    rank = node.rank(0) + _num_axes(node)
+    is_new = _axis_mask(node, rank)
     before = op.cumsum(op.cast(is_new, "int64"), axis=0)
     # The place of an extent is less by the new axes before it; that of a new axis is not used.
     at = op.maximum(op.subtract(const(np.arange(rank)), before), const(np.int64(0)))
@@ -155,20 +171,18 @@ def _unsqueeze_by_data(node: Node) -> Expr:
     return op.reshape(node.expr(0), shape, allowzero=True)
 
 
-def _count_of_axes(node: Node) -> int:
-    """Return the number of axes. Raises Unsupported where it is known at run time only."""
+def _num_axes(node: Node) -> int:
+    """Return the number of axes in input 1."""
     shape = node.shape(1)
-    count = 1 if not shape else known(shape[0])
+    count = 1 if not shape else known_int(shape[0])
     if count is None:
         node.needs(1, "the number of 'axes' must be constant, as it is the rank of the result")
     return count
 
 
-def _places_by_data(node: Node, rank: int) -> Expr:
-    """Return which of `rank` axes are among the run-time axes: bool [rank]. Axes out of range or
-    repeated are a run-time error.
-    """
-    count = _count_of_axes(node)
+def _axis_mask(node: Node, rank: int) -> Expr:
+    """Emit which of `rank` axes are among the run-time axes, bool [rank]."""
+    count = _num_axes(node)
     axis_input = op.reshape(op.cast(node.expr(1), "int64"), (count,))
     axes = op.take(const(np.arange(rank)), axis_input, axis=0, mode="raise")
     matches = op.equal(op.expand_dims(axes, axis=1), const(np.arange(rank)[None]))
@@ -179,38 +193,37 @@ def _places_by_data(node: Node, rank: int) -> Expr:
 
 
 def _unsqueeze(node: Node) -> Expr:
-    if not node.has("axes") and is_data(node, 1):
-        return _unsqueeze_by_data(node)
-    axes = _axes(node)
+    if not node.has("axes") and is_runtime_input(node, 1):
+        return _unsqueeze_runtime_axes(node)
+    axes = _axes_input(node)
     if axes is None:
         node.unsupported("'axes' is missing")
     data, rank = node.expr(0), node.rank(0) + len(axes)
     # Ascending order, because axes count in the result.
-    for axis in sorted(distinct_axes(node, axes, rank)):
+    for axis in sorted(normalize_axes(node, axes, rank)):
         data = op.expand_dims(data, axis=axis)
     return data
 
 
 def _expand(node: Node) -> Expr | Value:
     if not node.value(1).is_known:
-        return _expand_by_data(node)
+        return _expand_to_runtime_shape(node)
     target = as_shape(node.dims(1, "shape"))
     shape = node.shape(0)
-    node.scope.broadcasts(shape, target)
+    node.scope.require_broadcastable(shape, target)
     broadcasted = broadcast_shape(shape, target)
     if broadcasted is None:
         node.unsupported(f"shape {shape!r} does not broadcast to {target!r}")
     return broadcast(node.value(0), node, broadcasted)
 
 
-def _expand_by_data(node: Node) -> Value:
-    """Expand to a run-time shape. Broadcasting is bidirectional: an extent of 1 in the shape keeps
-    that of the data.
-    """
-    count = known(node.shape(1)[0])
+def _expand_to_runtime_shape(node: Node) -> Value:
+    """Emit an expansion to a run-time shape."""
+    count = known_int(node.shape(1)[0])
     if count is None:
         node.unsupported("the number of dimensions of 'shape' must be constant")
     rank = max(count, node.rank(0))
+    # Broadcasting in both directions: a target of 1 keeps the input's own extent.
     own = node.scope.shape_vector(node.value(0), rank)
     target = node.expr(1)
     if count < rank:
@@ -226,25 +239,25 @@ def _expand_by_data(node: Node) -> Value:
 
 
 def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
-    """Broadcast `value` to a shape; return it unchanged if it has that shape."""
+    """Emit a broadcast of `value` to a shape; the value itself if it has that shape."""
     have = value.type.shape
-    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+    if len(have) == len(shape) and all(
+        are_equal_dims(a, b) for a, b in zip(have, shape, strict=True)
+    ):
         return value
     return op.broadcast_to(node.scope.expr(value), shape)
 
 
 def _constant_of_shape(node: Node) -> Expr:
-    number = fill_value(node)
+    number = scalar_fill(node)
     shape = node.dims(0, "input")
     return op.full(
         const(number), shape, dtype="bool" if number.dtype == np.bool_ else str(number.dtype)
     )
 
 
-def _bound(value: Value) -> int | float | PrimExpr | None:
-    """Return a bound of a range: a number, an expression of dimensions, or None for
-    run-time data.
-    """
+def _range_bound(value: Value) -> int | float | PrimExpr | None:
+    """Return a bound of Range: a number, an expression of dimensions, or None for run-time data."""
     if not value.is_known:
         return None
     element = value.elements.item()
@@ -252,12 +265,13 @@ def _bound(value: Value) -> int | float | PrimExpr | None:
 
 
 def _range(node: Node) -> Expr:
-    bounds = [_bound(node.value(i)) for i in range(3)]
-    check_step(bounds[2])
+    """Convert Range: static, symbolic or at run time."""
+    bounds = [_range_bound(node.value(i)) for i in range(3)]
+    check_range_step(bounds[2])
     numbers = [b for b in bounds if isinstance(b, (int, float))]
     if len(numbers) == len(bounds):
         return op.arange(numbers[0], numbers[1], numbers[2], dtype=node.dtype(0))
-    dims = [_dim(b) for b in bounds]
+    dims = [_as_dim_or_none(b) for b in bounds]
     known_dims = [d for d in dims if d is not None]
     # The extent of the result is then known at run time only.
     if len(known_dims) < len(bounds):  # data, or fractions beside dimensions
@@ -265,20 +279,20 @@ def _range(node: Node) -> Expr:
         return op.arange(begin, end, delta, dtype=node.dtype(0))
     first, last, by = known_dims
     if isinstance(by, PrimExpr):
-        return _steps(node, first, last, by)
+        return _symbolic_range(node, first, last, by)
     return op.arange(first, last, by, dtype=node.dtype(0))
 
 
-def _dim(bound: int | float | PrimExpr | None) -> Dim | None:
+def _as_dim_or_none(bound: int | float | PrimExpr | None) -> Dim | None:
     """Return a bound as a dimension; None for run-time data and fractions."""
     if isinstance(bound, float):
         return int(bound) if bound.is_integer() else None
     return bound
 
 
-def _steps(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
-    """Return a range with a symbolic step, which must be positive."""
-    node.scope.require(binary(GE, step, 1))
+def _symbolic_range(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
+    """Emit a range with a symbolic, positive step."""
+    node.scope.require(fold_binary(GE, step, 1))
     # ceil((limit - start) / step), ONNX Range's number of elements.
     count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)
     offsets = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
@@ -291,20 +305,20 @@ def _tile(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("Identity",        _identity),
-    Row("Constant",        _constant,
+    OnnxRow("Identity",        _identity),
+    OnnxRow("Constant",        _constant,
         attributes="sparse_value value value_float value_floats value_int value_ints value_string "
         "value_strings"),
-    Row("Shape",           _shape, attributes="start end"),
-    Row("Size",            _size),
-    Row("Reshape",         _reshape_by_attribute, attributes="consumed_inputs shape"),
-    Row("Reshape",         _reshape, since=5, attributes="allowzero"),
-    Row("Flatten",         _flatten, attributes="axis"),
-    Row("Squeeze",         _squeeze, attributes="axes"),
-    Row("Unsqueeze",       _unsqueeze, attributes="axes"),
-    Row("Expand",          _expand, since=8),
-    Row("ConstantOfShape", _constant_of_shape, since=9, attributes="value"),
-    Row("Range",           _range, since=11),
-    Row("Tile",            _tile, since=6),
+    OnnxRow("Shape",           _shape, attributes="start end"),
+    OnnxRow("Size",            _num_elements),
+    OnnxRow("Reshape",         _reshape_1, attributes="consumed_inputs shape"),
+    OnnxRow("Reshape",         _reshape, since=5, attributes="allowzero"),
+    OnnxRow("Flatten",         _flatten, attributes="axis"),
+    OnnxRow("Squeeze",         _squeeze, attributes="axes"),
+    OnnxRow("Unsqueeze",       _unsqueeze, attributes="axes"),
+    OnnxRow("Expand",          _expand, since=8),
+    OnnxRow("ConstantOfShape", _constant_of_shape, since=9, attributes="value"),
+    OnnxRow("Range",           _range, since=11),
+    OnnxRow("Tile",            _tile, since=6),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Fourier transforms; complex numbers are pairs (real, imaginary) along the last axis.
+"""ONNX DFT, STFT and MelWeightMatrix; complex numbers are pairs (real, imaginary) in the last axis.
 
 float32 transforms whose extent is constant and not large are products with a constant matrix of
 waves: 100 times as fast as the operator that computes each wave, and as accurate.
@@ -12,104 +12,118 @@ import numpy as np
 
 from ekiden.frontend.common.filled import full, iota
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.common.waves import MOST_WAVES, Parts, fourier, has_waves, transformed, waves
-from ekiden.frontend.onnx.converters.axis import along_any, is_data
+from ekiden.frontend.common.waves import (
+    MAX_DFT_MATRIX_EXTENT,
+    Parts,
+    apply_dft_matrix,
+    dft_last_axis,
+    dft_matrix,
+    has_dft,
+)
+from ekiden.frontend.onnx.converters.axis import is_runtime_input, switch_on_axis
 from ekiden.frontend.onnx.dtype import from_onnx_dtype
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.op import Array
-from ekiden.ir.prim import GE, binary
+from ekiden.ir.prim import GE, fold_binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_dim, known, tidy
+from ekiden.topi.dimensions import as_dim, known_int, simplify_dim
 
 
-def _has_waves(node: Node, extent: int | None) -> bool:
-    return node.dtype(0) == "float32" and extent is not None and 0 < extent <= MOST_WAVES
+def _fits_dft_matrix(node: Node, extent: int | None) -> bool:
+    """Return whether a float32 DFT is short enough for a constant matrix."""
+    return node.dtype(0) == "float32" and extent is not None and 0 < extent <= MAX_DFT_MATRIX_EXTENT
 
 
-def _dft_by_product(node: Node, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
-    """Return the DFT of an axis as a product with a matrix of waves; the axis is moved to the end
-    and back.
-    """
-    rank, is_complex = node.rank(0) - 1, known(node.shape(0)[-1]) != 1
+def _dft_by_matmul(node: Node, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
+    """Emit the DFT of an axis as a product with the DFT matrix."""
+    rank, is_complex = node.rank(0) - 1, known_int(node.shape(0)[-1]) != 1
     components = [
         op.take(node.expr(0), const(i, "int64"), axis=rank) for i in range(1 + is_complex)
     ]
-    moved = [_resized(node, _last(node, p, axis), extent) for p in components]
+    moved = [_resize_last_axis(node, _axis_to_end(node, p, axis), extent) for p in components]
     rows = moved[0] if len(moved) == 1 else op.concatenate(moved, axis=rank - 1)
     bins = extent // 2 + 1 if onesided else extent
-    matrix = waves(extent, bins, inverse, is_complex)
-    spectrum = transformed(rows, matrix, node.typed(rows).shape[:-1])
+    matrix = dft_matrix(extent, bins, inverse, is_complex)
+    spectrum = apply_dft_matrix(rows, matrix, node.typed(rows).shape[:-1])
     order = [*range(rank - 1), rank]
     order.insert(axis, rank - 1)
     return spectrum if axis == rank - 1 else op.transpose(spectrum, axes=order)
 
 
-def _parts(node: Node) -> tuple[Expr, Expr]:
-    """Return the real and imaginary parts of the first input, without its last axis, in float64,
-    because sums of many waves cancel.
-    """
+def _complex_parts(node: Node) -> tuple[Expr, Expr]:
+    """Emit the real and imaginary parts of input 0 in float64."""
     data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
     real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
-    if known(node.shape(0)[-1]) == 1:
+    if known_int(node.shape(0)[-1]) == 1:
         return real, op.multiply(real, const(0.0, "float64"))
     imaginary = op.strided_slice(data, begin=[1], end=[2], axes=[last])
     return real, op.squeeze(imaginary, axis=[last])
 
 
 def _dft(node: Node) -> Expr | Value:
+    """Convert DFT."""
     axis = node.get_int("axis", 1)
     if node.opset >= 20:
+        # A run-time axis is a switch over all axes, whose branches must agree in shape.
         is_same_size = node.optional(1) is None and not node.get_int("onesided", 0)
-        if is_same_size and is_data(node, 2):
-            return along_any(node, 2, node.rank(0) - 1, partial(_dft_along, node))
+        if is_same_size and is_runtime_input(node, 2):
+            return switch_on_axis(node, 2, node.rank(0) - 1, partial(_dft_along_axis, node))
         axis = -2 if node.optional(2) is None else int(node.numbers(2, "axis").item())
-    return _dft_along(node, node.axis(axis, node.rank(0)))
+    return _dft_along_axis(node, node.axis(axis, node.rank(0)))
 
 
-def _dft_along(node: Node, axis: int) -> Expr:
+def _dft_along_axis(node: Node, axis: int) -> Expr:
+    """Emit the DFT along a constant axis."""
     inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
     if length is not None and length < 1:
         node.unsupported(f"'dft_length' must be at least 1, got {length}")
     # The inverse of a one-sided spectrum is a real signal (IRFFT).
     if inverse and onesided:
-        return _real_inverse(node, axis, length)
-    extent_known = known(node.shape(0)[axis]) if length is None else length
+        return _inverse_real_dft(node, axis, length)
+    extent_known = known_int(node.shape(0)[axis]) if length is None else length
     if (
         extent_known is not None
-        and _has_waves(node, extent_known)
-        and known(node.shape(0)[axis]) is not None
+        and _fits_dft_matrix(node, extent_known)
+        and known_int(node.shape(0)[axis]) is not None
     ):
-        return _dft_by_product(node, axis, extent_known, inverse, onesided)
-    real, imaginary = (_resized(node, _last(node, p, axis), length) for p in _parts(node))
-    extent = known(node.typed(real).shape[-1])
-    components = list(_wide(node, real, imaginary, inverse))
+        return _dft_by_matmul(node, axis, extent_known, inverse, onesided)
+    real, imaginary = (
+        _resize_last_axis(node, _axis_to_end(node, p, axis), length) for p in _complex_parts(node)
+    )
+    extent = known_int(node.typed(real).shape[-1])
+    components = list(_dft_float64(node, real, imaginary, inverse))
     if onesided:
         if extent is None:
             node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
         rank = node.rank(0) - 1
-        components = [_first(p, extent // 2 + 1, rank - 1) for p in components]
-    return op.cast(op.stack([_back(node, p, axis) for p in components], axis=-1), node.dtype(0))
+        components = [_slice_front(p, extent // 2 + 1, rank - 1) for p in components]
+    return op.cast(
+        op.stack([_axis_from_end(node, p, axis) for p in components], axis=-1), node.dtype(0)
+    )
 
 
-def _wide(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
-    """Return the DFT of the last axis in float64, as real and imaginary parts."""
+def _dft_float64(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
+    """Emit the DFT of the last axis in float64 as real and imaginary parts."""
     shape = node.typed(real).shape
-    extent = known(shape[-1])
-    if extent is not None and has_waves(extent):
-        return fourier(real, imaginary, shape[:-1], extent, "float64", inverse)
+    extent = known_int(shape[-1])
+    if extent is not None and has_dft(extent):
+        return dft_last_axis(real, imaginary, shape[:-1], extent, "float64", inverse)
     spectrum = op.dft(real, imaginary, inverse=inverse)
     return TupleGetItem(spectrum, 0), TupleGetItem(spectrum, 1)
 
 
-def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
-    """Return the real signal whose one-sided spectrum is the input (inverse real DFT)."""
-    half = known(node.shape(0)[axis])
+def _inverse_real_dft(node: Node, axis: int, length: int | None) -> Expr:
+    """Emit the real signal of a one-sided spectrum (inverse real DFT)."""
+    half = known_int(node.shape(0)[axis])
     if half is None:
         node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
     extent = 2 * (half - 1) if length is None else length
-    real, imaginary = (_resized(node, _last(node, p, axis), extent // 2 + 1) for p in _parts(node))
+    real, imaginary = (
+        _resize_last_axis(node, _axis_to_end(node, p, axis), extent // 2 + 1)
+        for p in _complex_parts(node)
+    )
     rank = node.rank(0) - 1
     # The spectrum of a real signal is Hermitian: the missing half is the mirrored conjugate.
     if extent > 2:
@@ -118,49 +132,53 @@ def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
         tails = [op.take(p, mirrored, axis=rank - 1) for p in (real, imaginary)]
         real = op.concatenate([real, tails[0]], axis=rank - 1)
         imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=rank - 1)
-    signal, _ = _wide(node, real, imaginary, True)
-    return op.cast(op.expand_dims(_back(node, signal, axis), axis=rank), node.dtype(0))
+    signal, _ = _dft_float64(node, real, imaginary, True)
+    return op.cast(op.expand_dims(_axis_from_end(node, signal, axis), axis=rank), node.dtype(0))
 
 
-def _last(node: Node, component: Expr, axis: int) -> Expr:
+def _axis_to_end(node: Node, component: Expr, axis: int) -> Expr:
+    """Emit a transpose that moves an axis to the end."""
     rank = node.rank(0) - 1
     order = [i for i in range(rank) if i != axis] + [axis]
     return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
-def _back(node: Node, component: Expr, axis: int) -> Expr:
+def _axis_from_end(node: Node, component: Expr, axis: int) -> Expr:
+    """Emit a transpose that moves the last axis back."""
     rank = node.rank(0) - 1
     order = list(range(rank - 1))
     order.insert(axis, rank - 1)
     return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
-def _first(component: Expr, count: int, axis: int) -> Expr:
+def _slice_front(component: Expr, count: int, axis: int) -> Expr:
+    """Emit the first elements of an axis."""
     return op.strided_slice(component, begin=[0], end=[count], axes=[axis])
 
 
-def _resized(node: Node, component: Expr, length: int | None) -> Expr:
-    """Truncate the last axis, or pad it with zeros, to a length."""
+def _resize_last_axis(node: Node, component: Expr, length: int | None) -> Expr:
+    """Emit the last axis truncated or zero-padded to a length."""
     shape = node.typed(component).shape
-    extent = known(shape[-1])
+    extent = known_int(shape[-1])
     if length is None or extent == length:
         return component
     if extent is None:
         node.unsupported("'dft_length' needs a transformed axis of constant extent")
     if extent > length:
-        return _first(component, length, len(shape) - 1)
+        return _slice_front(component, length, len(shape) - 1)
     widths = [(0, 0)] * (len(shape) - 1) + [(0, length - extent)]
     return op.nn.pad(component, widths, const(0.0, node.typed(component).dtype))
 
 
 def _frame_length(node: Node) -> int:
+    """Return the frame length from its input or the window."""
     if node.optional(3) is not None:
         length = int(node.numbers(3, "frame_length").item())
         if length < 1:
             node.unsupported(f"'frame_length' must be at least 1, got {length}")
         return length
     window = node.optional(2)
-    window_length = None if window is None else known(window.type.shape[0])
+    window_length = None if window is None else known_int(window.type.shape[0])
     return (
         node.unsupported("'frame_length' must be constant")
         if window_length is None
@@ -169,30 +187,31 @@ def _frame_length(node: Node) -> int:
 
 
 def _stft_by_frames(node: Node) -> Expr:
-    """Convert STFT with a run-time frame step: gather the frames and transform each."""
+    """Emit STFT with a run-time frame step: gathered frames, each transformed."""
     (step,) = (as_dim(d) for d in node.dims(1, "frame_step", 1))
     length, one_sided = _frame_length(node), bool(node.get_int("onesided", 1))
     time = node.shape(0)[1]
-    node.scope.require(binary(GE, step, as_dim(1)), " with 'frame_step'")
-    node.scope.require(binary(GE, time, as_dim(length)), " with 'frame_length'")
+    node.scope.require(fold_binary(GE, step, as_dim(1)), " with 'frame_step'")
+    node.scope.require(fold_binary(GE, time, as_dim(length)), " with 'frame_length'")
     # ONNX STFT: only frames that lie entirely inside the signal.
-    frames = tidy((time - length) // step + 1)
+    frames = simplify_dim((time - length) // step + 1)
     starts = op.multiply(op.arange(0, frames, 1, "int64"), node.scope.scalar(step))
     sample_indices = op.add(op.reshape(starts, (frames, 1)), op.expand_dims(iota(length), axis=0))
     taps = full((length,), 1.0, "float64")
     if node.optional(2) is not None:
         taps = op.cast(node.expr(2), "float64")
     data = op.cast(node.expr(0), "float64")
-    both = (data, op.zeros_like(data)) if node.rank(0) == 2 else _parts(node)
+    both = (data, op.zeros_like(data)) if node.rank(0) == 2 else _complex_parts(node)
     real, imaginary = (op.multiply(op.take(p, sample_indices, axis=1), taps) for p in both)
-    components: list[Expr] = list(_wide(node, real, imaginary, False))
+    components: list[Expr] = list(_dft_float64(node, real, imaginary, False))
     if one_sided:
-        components = [_first(p, length // 2 + 1, 2) for p in components]
+        components = [_slice_front(p, length // 2 + 1, 2) for p in components]
     return op.cast(op.stack(components, axis=-1), node.dtype(0))
 
 
 def _stft(node: Node) -> Expr:
-    if is_data(node, 1):
+    """Convert STFT."""
+    if is_runtime_input(node, 1):
         return _stft_by_frames(node)
     step = int(node.numbers(1, "frame_step").item())
     window, length = node.optional(2), _frame_length(node)
@@ -200,41 +219,43 @@ def _stft(node: Node) -> Expr:
     taps = full((length,), 1.0, "float64")
     if window is not None:
         taps = op.cast(node.expr(2), "float64")
-    if not _has_waves(node, length):
+    if not _fits_dft_matrix(node, length):
         array = None
     else:
         array = np.ones(length) if window is None else window.array
     if array is not None and array.shape == (length,):
-        return _stft_by_product(node, array, step, one_sided)
+        return _stft_by_convolution(node, array, step, one_sided)
 
-    def transformed(component: Expr) -> Expr:
+    def stft_component(component: Expr) -> Expr:
+        """Emit the STFT of a real component, [batch, frames, bins, 2]."""
         frames_first = op.stft(
             component, length, step, length, taps, normalized=False, onesided=one_sided
         )
         return op.transpose(frames_first, axes=[0, 2, 1, 3])
 
-    def narrow(spectrum: Expr) -> Expr:
+    def cast_to_input(spectrum: Expr) -> Expr:
+        """Emit a cast back to the input's dtype."""
         return op.cast(spectrum, node.dtype(0))
 
     if node.rank(0) == 2:
-        return narrow(transformed(op.cast(node.expr(0), "float64")))
-    real, imaginary = _parts(node)
-    if known(node.shape(0)[-1]) == 1:
-        return narrow(transformed(real))
-    x, y = transformed(real), transformed(imaginary)  # x + iy of a complex signal
+        return cast_to_input(stft_component(op.cast(node.expr(0), "float64")))
+    real, imaginary = _complex_parts(node)
+    if known_int(node.shape(0)[-1]) == 1:
+        return cast_to_input(stft_component(real))
+    x, y = stft_component(real), stft_component(imaginary)  # x + iy of a complex signal
     # i * (re, im) = (-im, re).
-    turned = op.stack([op.negative(_part(y, 1)), _part(y, 0)], axis=-1)
-    return narrow(op.add(x, turned))
+    turned = op.stack([op.negative(_complex_component(y, 1)), _complex_component(y, 0)], axis=-1)
+    return cast_to_input(op.add(x, turned))
 
 
-def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> Expr:
-    """Return the STFT as a convolution of the signal with windowed waves: real and imaginary parts
-    are channels.
-    """
+def _stft_by_convolution(node: Node, window: Array, step: int, one_sided: bool) -> Expr:
+    """Emit the STFT as a convolution with the windowed DFT matrix."""
     length = len(window)
-    channels = (known(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
+    channels = (known_int(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
     bins = length // 2 + 1 if one_sided else length
-    matrix = waves(length, bins, is_complex=channels == 2).reshape(2 * bins, -1, length) * window
+    matrix = (
+        dft_matrix(length, bins, is_complex=channels == 2).reshape(2 * bins, -1, length) * window
+    )
     batch, time = node.shape(0)[:2]
     convolved = op.nn.conv2d(
         op.reshape(node.expr(0), (batch, 1, time, channels), allowzero=True),
@@ -247,17 +268,16 @@ def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> E
     return op.reshape(convolved, (batch, frames, bins, 2), allowzero=True)
 
 
-def _part(data: Expr, index: int) -> Expr:
+def _complex_component(data: Expr, index: int) -> Expr:
+    """Emit the real (0) or imaginary (1) part."""
     return op.take(data, const(index, "int64"), axis=3)
 
 
 def _mel_weights(node: Node) -> Expr:
-    """Return the matrix from frequency bins to mel bands: triangles between points evenly spaced in
-    mels.
-    """
-    bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_EXTENTS))
+    """Convert MelWeightMatrix: triangular filters between points evenly spaced in mels."""
+    bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_SIZE_INPUTS))
     rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))
-    first, last = (_mels(hertz) for hertz in (low, high))
+    first, last = (_hertz_to_mel(hertz) for hertz in (low, high))
     step = op.divide(op.subtract(last, first), const(float(bands + 2), "float64"))
     mel_points = op.add(first, op.multiply(iota(bands + 2, "float64"), step))
     hertz = 700.0 * (op.power(const(10.0, "float64"), mel_points / 2595.0) - 1.0)
@@ -269,27 +289,29 @@ def _mel_weights(node: Node) -> Expr:
     rising = (bins - lower) / op.maximum(centre - lower, one)
     rising = op.where(op.equal(lower, centre), one, rising)
     none = op.zeros_like(rising)
-    up = op.where(_within(lower, bins, centre + 1.0), rising, none)
+    up = op.where(_in_half_open(lower, bins, centre + 1.0), rising, none)
     down = (upper - bins) / op.maximum(upper - centre, one)
-    weights = op.where(_within(centre, bins, upper), down, up)
+    weights = op.where(_in_half_open(centre, bins, upper), down, up)
     return op.cast(weights, from_onnx_dtype(node.get_int("output_datatype", 1)))
 
 
-_MEL_EXTENTS = ("num_mel_bins", "dft_length")
+_MEL_SIZE_INPUTS = ("num_mel_bins", "dft_length")
 
 
-def _mels(hertz: Expr) -> Expr:
+def _hertz_to_mel(hertz: Expr) -> Expr:
+    """Emit the mel scale of a frequency: 2595 * log10(1 + hertz / 700)."""
     return 2595.0 * op.log10(op.divide(hertz, const(700.0, "float64")) + 1.0)
 
 
-def _within(low: Expr, bin_index: Expr, stop: Expr) -> Expr:
+def _in_half_open(low: Expr, bin_index: Expr, stop: Expr) -> Expr:
+    """Emit low <= bin < stop."""
     return op.logical_and(op.less_equal(low, bin_index), op.less(bin_index, stop))
 
 
 # fmt: off
 ROWS = (
-    Row("DFT",  _dft, since=17, attributes="axis inverse onesided"),
-    Row("STFT", _stft, since=17, attributes="onesided"),
-    Row("MelWeightMatrix", _mel_weights, since=17, attributes="output_datatype"),
+    OnnxRow("DFT",  _dft, since=17, attributes="axis inverse onesided"),
+    OnnxRow("STFT", _stft, since=17, attributes="onesided"),
+    OnnxRow("MelWeightMatrix", _mel_weights, since=17, attributes="output_datatype"),
 )
 # fmt: on

@@ -1,6 +1,4 @@
-"""Training operators (ai.onnx.preview.training): derivatives, and steps of optimisers, whose inputs
-are the learning rate, the step, then all tensors, all gradients and all states.
-"""
+"""ai.onnx.preview.training: Gradient, and one step of Adagrad, Adam and Momentum."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ekiden._lazy import LazyModule
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Function, Tuple, TupleGetItem, Var, const
 from ekiden.relay.visitor import bind, free_vars
@@ -21,45 +19,51 @@ else:
     differentiate = LazyModule("ekiden.relay.transform.differentiation.differentiate")
 
 
-def _groups(node: Node, states: int) -> list[list[Expr]]:
-    """Return [tensor, gradient, states...] of each trained tensor."""
+def _group_operands(node: Node, states: int) -> list[list[Expr]]:
+    """Return [tensor, gradient, states...] per trained tensor."""
     operands = [node.expr(i) for i in range(2, len(node.inputs))]
     if len(operands) % (states + 2):
         node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(operands)}")
     count = len(operands) // (states + 2)
+    # ONNX lists all tensors, then all gradients, then each kind of state: a stride picks one group.
     return [operands[i::count] for i in range(count)]
 
 
-def _columns(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
+def _flatten_by_column(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
+    """Return rows flattened column by column: all tensors, then all states."""
     return [result for column in zip(*rows, strict=True) for result in column]
 
 
-def _number(node: Node, value: float, like: Expr) -> Expr:
+def _const_like(node: Node, value: float, like: Expr) -> Expr:
+    """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
 
-def _regular(node: Node, x: Expr, gradient: Expr) -> Expr:
-    """Return the gradient with L2 regularisation: norm_coefficient * x added."""
+def _regularised(node: Node, x: Expr, gradient: Expr) -> Expr:
+    """Emit the gradient with L2 regularisation: norm_coefficient * x added."""
     share = node.get_float("norm_coefficient", 0.0)
-    return op.add(op.multiply(_number(node, share, x), x), gradient)
+    return op.add(op.multiply(_const_like(node, share, x), x), gradient)
 
 
-def _step(node: Node) -> Expr:
+def _step_number(node: Node) -> Expr:
+    """Emit the step number in the dtype of the learning rate."""
     return op.cast(node.expr(1), node.dtype(0))
 
 
 def _adagrad(node: Node) -> list[Expr]:
     one = const(1, node.dtype(0))
-    decay = op.multiply(_step(node), const(node.get_float("decay_factor", 0.0), node.dtype(0)))
+    decay = op.multiply(
+        _step_number(node), const(node.get_float("decay_factor", 0.0), node.dtype(0))
+    )
     rate = op.divide(node.expr(0), op.add(one, decay))
     epsilon = node.get_float("epsilon", np.float32(1e-6))
     rows = []
-    for x, gradient, squares in _groups(node, 1):
-        g = _regular(node, x, gradient)
+    for x, gradient, squares in _group_operands(node, 1):
+        g = _regularised(node, x, gradient)
         total = op.add(squares, op.multiply(g, g))
-        scale = op.add(op.sqrt(total), _number(node, epsilon, x))
+        scale = op.add(op.sqrt(total), _const_like(node, epsilon, x))
         rows.append([op.subtract(x, op.divide(op.multiply(rate, g), scale)), total])
-    return _columns(rows)
+    return _flatten_by_column(rows)
 
 
 def _adam(node: Node) -> list[Expr]:
@@ -70,72 +74,79 @@ def _adam(node: Node) -> list[Expr]:
     epsilon = node.get_float("epsilon", np.float32(1e-6))
     after = node.get_float("norm_coefficient_post", 0.0)
     kind = node.dtype(0)
-    one, step = const(1, kind), _step(node)
+    one, step = const(1, kind), _step_number(node)
 
-    def missing(factor: float) -> Expr:
+    def bias_correction(factor: float) -> Expr:
+        """Emit 1 - factor ** step."""
         return op.subtract(one, op.power(const(factor, kind), step))
 
     # Bias correction (Kingma and Ba 2015), folded into the rate: sqrt(1 - beta^t) / (1 - alpha^t).
-    corrected = op.divide(op.multiply(node.expr(0), op.sqrt(missing(beta))), missing(alpha))
+    corrected = op.divide(
+        op.multiply(node.expr(0), op.sqrt(bias_correction(beta))), bias_correction(alpha)
+    )
     rate = op.where(op.greater(step, const(0, kind)), corrected, node.expr(0))
     rows = []
-    for x, gradient, mean, squares in _groups(node, 2):
+    for x, gradient, mean, squares in _group_operands(node, 2):
 
-        def mixed(old: Expr, new: Expr, share: float, like: Expr = x) -> Expr:
-            old_share = op.multiply(_number(node, share, like), old)
-            return op.add(old_share, op.multiply(_number(node, 1 - share, like), new))
+        def moving_average(old: Expr, new: Expr, share: float, like: Expr = x) -> Expr:
+            """Emit share * old + (1 - share) * new."""
+            old_share = op.multiply(_const_like(node, share, like), old)
+            return op.add(old_share, op.multiply(_const_like(node, 1 - share, like), new))
 
-        g = _regular(node, x, gradient)
-        first, second = mixed(mean, g, alpha), mixed(squares, op.multiply(g, g), beta)
-        scale = op.add(op.sqrt(second), _number(node, epsilon, x))
+        g = _regularised(node, x, gradient)
+        first, second = (
+            moving_average(mean, g, alpha),
+            moving_average(squares, op.multiply(g, g), beta),
+        )
+        scale = op.add(op.sqrt(second), _const_like(node, epsilon, x))
         moved = op.subtract(x, op.divide(op.multiply(rate, first), scale))
-        rows.append([op.multiply(_number(node, 1 - after, x), moved), first, second])
-    return _columns(rows)
+        rows.append([op.multiply(_const_like(node, 1 - after, x), moved), first, second])
+    return _flatten_by_column(rows)
 
 
 def _momentum(node: Node) -> list[Expr]:
     kind, rate = node.dtype(0), node.expr(0)
     alpha = const(node.get_float("alpha", 0.0), kind)
     beta = const(node.get_float("beta", 0.0), kind)
-    first = op.greater(_step(node), const(0, kind))
+    first = op.greater(_step_number(node), const(0, kind))
     # In the first step the gradient enters the velocity undamped (ONNX Momentum).
     share = op.where(first, beta, const(1, kind))
     nesterov = node.get_string("mode", "standard") == "nesterov"
     rows = []
-    for x, gradient, velocity in _groups(node, 1):
-        g = _regular(node, x, gradient)
+    for x, gradient, velocity in _group_operands(node, 1):
+        g = _regularised(node, x, gradient)
         new = op.add(op.multiply(alpha, velocity), op.multiply(share, g))
         change = op.add(g, op.multiply(alpha, new)) if nesterov else new
         rows.append([op.subtract(x, op.multiply(rate, change)), new])
-    return _columns(rows)
+    return _flatten_by_column(rows)
 
 
-_DOMAIN = "ai.onnx.preview.training"
+_TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
 def _gradient(node: Node) -> list[Expr]:
-    """Return the derivatives of `y` with respect to `xs`, which are inputs of the model, at the
-    node's inputs.
-    """
+    """Convert Gradient: derivatives of `y` by `xs`, at the node's inputs."""
     names = (*node.get_strings("xs"), *node.get_strings("zs"))
     y = node.scope.expr(node.named(node.get_string("y", "")))
-    variables = [_parameter(node, n) for n in names]
+    variables = [_model_input(node, n) for n in names]
     # Variables of `y` other than `xs` and `zs` are parameters too, so that the function is closed.
     free = list(dict.fromkeys((*variables, *free_vars(y))))
     if not node.scope.param_names.keys() >= set(free):
         node.unsupported("'y' depends on values whose shapes are found at run time")
     derivative = differentiate.gradient(Function(tuple(free), y), node.scope.module)
     bindings = {p: node.expr(variables.index(v)) if v in variables else v
-             for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
-    gradients = _field(bind(derivative.body, bindings), 1)
-    return [_field(gradients, i) for i in range(len(node.get_strings("xs")))]
+                for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
+    gradients = _tuple_field(bind(derivative.body, bindings), 1)
+    return [_tuple_field(gradients, i) for i in range(len(node.get_strings("xs")))]
 
 
-def _field(value: Expr, index: int) -> Expr:
+def _tuple_field(value: Expr, index: int) -> Expr:
+    """Return a field of a tuple."""
     return value.fields[index] if isinstance(value, Tuple) else TupleGetItem(value, index)
 
 
-def _parameter(node: Node, name: str) -> Var:
+def _model_input(node: Node, name: str) -> Var:
+    """Return the variable of a model input; raise Unsupported for other tensors."""
     variable = node.scope.expr(node.named(name))
     if not isinstance(variable, Var) or variable not in node.scope.param_names:
         node.unsupported(f"{name!r} in 'xs' or 'zs' must be an input of the model")
@@ -144,11 +155,12 @@ def _parameter(node: Node, name: str) -> Var:
 
 # fmt: off
 ROWS = (
-    Row("Gradient", _gradient, domain=_DOMAIN, attributes="xs y zs"),
-    Row("Adagrad",  _adagrad, domain=_DOMAIN, attributes="decay_factor epsilon norm_coefficient"),
-    Row("Adam",     _adam, domain=_DOMAIN,
+    OnnxRow("Gradient", _gradient, domain=_TRAINING_DOMAIN, attributes="xs y zs"),
+    OnnxRow("Adagrad",  _adagrad, domain=_TRAINING_DOMAIN,
+        attributes="decay_factor epsilon norm_coefficient"),
+    OnnxRow("Adam",     _adam, domain=_TRAINING_DOMAIN,
         attributes="alpha beta epsilon norm_coefficient norm_coefficient_post"),
-    Row("Momentum", _momentum, domain=_DOMAIN, attributes="alpha beta mode norm_coefficient",
-        values={"mode": ("standard", "nesterov")}),
+    OnnxRow("Momentum", _momentum, domain=_TRAINING_DOMAIN,
+        attributes="alpha beta mode norm_coefficient", values={"mode": ("standard", "nesterov")}),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Windows of convolution and pooling from their attributes: explicit and automatic padding."""
+"""Windows of ONNX convolution and pooling: explicit and automatic padding."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.windows import Window, same_window
 from ekiden.frontend.onnx.node import Node
-from ekiden.topi.dimensions import Dim, known, windows_fit
+from ekiden.topi.dimensions import Dim, known_int, windows_fit_condition
 
-AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
+AUTO_PAD_MODES = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
 """What `auto_pad` may be; nothing is NOTSET, as ONNX Runtime reads it."""
 
 
 def auto_pad(node: Node) -> str:
-    """Return the node's `auto_pad`, one of AUTO_PADS; NOTSET where it is absent or empty."""
+    """Return the attribute `auto_pad`, NOTSET where it is absent or empty."""
     return node.get_string("auto_pad", "NOTSET") or "NOTSET"
 
 
-def check_rank(node: Node) -> None:
-    """Raise Unsupported unless the first input has one to three spatial axes."""
+def check_spatial_rank(node: Node) -> None:
+    """Raise Unsupported unless input 0 has one to three spatial axes."""
     if node.rank(0) not in (3, 4, 5):
         node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
 
 def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
-    """Return the window of a node over the spatial axes of its first input."""
+    """Return the window of a node over the spatial axes of input 0."""
     rank, extents = len(kernel), node.shape(0)[2:]
     if node.rank(0) != rank + 2:
         node.unsupported(
@@ -37,16 +37,16 @@ def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
         return same_window(extents, kernel, strides, dilations, auto == "SAME_LOWER")
     pads = node.get_ints("pads", (0,) * 2 * rank) if auto == "NOTSET" else (0,) * 2 * rank
     window = Window(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
-    _check_fit(node, window, pads)
+    _require_fit(node, window, pads)
     return window
 
 
-def _check_fit(node: Node, window: Window, pads: Sequence[int]) -> None:
-    """Require symbolic extents to be at least as large as a window."""
+def _require_fit(node: Node, window: Window, pads: Sequence[int]) -> None:
+    """Require symbolic extents to be at least as large as the window."""
     rounds_up, rank = node.get_int("ceil_mode", 0), len(window.strides)
     for i, extent in enumerate(node.shape(0)[2:]):
-        if known(extent) is None or known(window.extents[i]) is None:
+        if known_int(extent) is None or known_int(window.extents[i]) is None:
             stride = window.strides[i]
             slack = 2 * stride - 1 if rounds_up else stride
-            fits = windows_fit(extent, window.reach[i], slack, pads[i], pads[i + rank])
+            fits = windows_fit_condition(extent, window.reach[i], slack, pads[i], pads[i + rank])
             node.scope.require(fits)

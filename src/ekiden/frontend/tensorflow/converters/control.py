@@ -1,4 +1,4 @@
-"""Functions, branches and loops, of both control flow versions.
+"""Control flow of TensorFlow: functions, branches and loops of versions 1 and 2.
 
 Version 2 has nodes that call functions. Version 1 has Switch, Merge and the nodes of a loop (see
 ekiden.frontend.tensorflow.plan); its Merge, or Exit, stands for the whole construct.
@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from ekiden.frontend.common.choice import choose, choose_at
+from ekiden.frontend.common.choice import choose, emit_switch
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.ranked_loop import built
+from ekiden.frontend.common.ranked_loop import build_any_rank
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, Row
-from ekiden.frontend.tensorflow.plan import SWITCHES, Frame, data_inputs
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
+from ekiden.frontend.tensorflow.plan import SWITCH_OPS, LoopFrame, data_inputs
 from ekiden.relay import op
 from ekiden.relay.expr import const
 
@@ -24,7 +24,7 @@ Run = Callable[[Sequence[Value]], list[Value]]
 
 
 def _condition(node: Node, index: int = 0) -> Value:
-    """Return a value as a boolean: whether it differs from zero."""
+    """Return a value as bool: whether it differs from zero."""
     value = node.value(index)
     if value.type.dtype == "bool":
         return value
@@ -32,7 +32,7 @@ def _condition(node: Node, index: int = 0) -> Value:
         return constant(np.asarray(value.array != 0))
     expr = node.scope.expr(value)
     nonzero = op.not_equal(expr, const(0, value.type.dtype))
-    return node.value_of(node.scope.spanned(nonzero))
+    return node.as_value(node.scope.spanned(nonzero))
 
 
 # Version 2.
@@ -44,6 +44,7 @@ def _call(node: Node) -> list[Value]:
 
 def _if(node: Node) -> list[Value]:
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
+    # Control flow of version 2 keeps its branches as functions of the library.
     names = [node.function("then_branch"), node.function("else_branch")]
     runs = [partial(node.graph.call, n, inputs) for n in names]
     return choose(node, _condition(node), runs, ("the true branch", "the false branch"))
@@ -54,7 +55,7 @@ def _case(node: Node) -> list[Value]:
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
     names = node.functions("branches")
     runs = [partial(node.graph.call, n, inputs) for n in names]
-    return choose_at(node, node.value(0), runs)
+    return emit_switch(node, node.value(0), runs)
 
 
 def _while(node: Node) -> list[Value]:
@@ -66,25 +67,25 @@ def _while(node: Node) -> list[Value]:
     # A variable that the body returns unchanged is loop invariant and need not be carried.
     moving = [i for i, (a, b) in enumerate(zip(parameters, results, strict=True)) if a != b]
     names = [plan.graph.inputs[i].name for i in moving]
-    return _loop(
+    return _emit_loop(
         node, start, moving, names,
         lambda values: node.graph.call(test, values),
         lambda values: node.graph.call(body, values),
     )  # fmt: skip
 
 
-def _loop(
+def _emit_loop(
     node: Node, start: Sequence[Value], moving: Sequence[int], names: Sequence[str], test: Run,
     body: Run,
 ) -> list[Value]:  # fmt: skip
-    """Emit a loop that carries the values at the indices `moving`; the others are invariant."""
+    """Emit a loop that carries the values numbered `moving`; the others are loop invariant."""
 
     def with_invariants(values: Sequence[Value]) -> list[Value]:
         held = dict(zip(moving, values, strict=True))
         return [held.get(i, v) for i, v in enumerate(start)]
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration: the body's values, and the test's verdict on them."""
+    def loop_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration: the body, then the loop condition on its results."""
         outputs = body(with_invariants(values))
         after = [outputs[i] for i in moving]
         (again,) = test(with_invariants(after))
@@ -94,7 +95,7 @@ def _loop(
     # A loop whose test is false for constants never runs: no loop is emitted.
     if go.array is not None and not go.array.item():
         return list(start)
-    last, _, _ = built(Loop(node, names, [start[i] for i in moving], None, go, step))
+    last, _, _ = build_any_rank(Loop(node, names, [start[i] for i in moving], None, go, loop_body))
     return with_invariants(last)
 
 
@@ -106,11 +107,14 @@ def _identity(node: Node) -> Value:
 
 
 def _switch(node: Node) -> list[Value]:
-    """Put the data on the output that the condition selects; the other output stays absent."""
+    """Convert Switch: bind the data to the output that the condition selects; the other output
+    stays unbound.
+    """
     condition = node.graph.plan.source(data_inputs(node.proto)[1])
-    side = node.graph.decided(condition)
+    side = node.graph.decided_side(condition)
     if side is None:
         constant_condition = node.value(1).array
+        # A dead branch without a Merge can be dropped only where the condition is known.
         if constant_condition is None:
             node.unsupported("no Merge ends what it begins")
         side = int(constant_condition.item())
@@ -119,89 +123,89 @@ def _switch(node: Node) -> list[Value]:
 
 
 def _merge(node: Node) -> list[Value]:
-    """Convert a Merge: import each side in a subgraph where its condition is decided, and choose
-    between them.
-    """
+    """Convert Merge to a conditional whose branches import each side with the condition decided."""
     plan = node.graph.plan
-    if plan.is_loop(node.proto):
+    if plan.is_loop_merge(node.proto):
         node.unsupported("no Exit ends its loop")
-    condition, sides = plan.choice(node.proto)
+    condition, sides = plan.merge_sides(node.proto)
 
-    def run(side: int) -> list[Value]:
-        """Return the values of one side, imported in a subgraph where the condition is decided."""
+    def import_side(side: int) -> list[Value]:
+        """Import one side in a subgraph where the condition is decided."""
         inner = node.graph.inside()
         inner.taken[condition] = side
         return inner.values([sides[side]])
 
-    runs = [partial(run, s) for s in range(len(sides))]
+    runs = [partial(import_side, s) for s in range(len(sides))]
+    # Output 1 of a Switch is the true side, so the runs are in reverse order.
     if node.dtype(0) == "bool":
         names = ("the true branch", "the false branch")
         (chosen,) = choose(node, _condition(node), [runs[1], runs[0]], names)
     else:
-        (chosen,) = choose_at(node, node.value(0), runs)
+        (chosen,) = emit_switch(node, node.value(0), runs)
     node.graph.env.put({f"{node.proto.name}:0": chosen})
     return []
 
 
 def _exit(node: Node) -> Value:
-    """Convert the whole loop that ends here; its other exits get their values as well."""
+    """Convert the whole loop that ends at this Exit; its other exits are bound as well."""
     graph, frame = node.graph, node.graph.plan.frame(node.proto)
     variables = frame.variables
     start = [node.value(i) for i in range(len(variables))]
-    moving = [i for i, v in enumerate(variables) if _is_moving(node, frame, i)]
+    moving = [i for i, v in enumerate(variables) if _is_loop_variant(node, frame, i)]
 
     def test(values: Sequence[Value]) -> list[Value]:
-        """Return whether another iteration follows, with the variables at their Merges."""
+        """Import the loop condition with the variables bound to their Merges."""
         inner = graph.inside()
         inner.env.put({f"{v.merge}:0": x for v, x in zip(variables, values, strict=True)})
         return inner.values([frame.condition])
 
     def body(values: Sequence[Value]) -> list[Value]:
-        """Return the variables after an iteration; each is visible at its Merge and at output 1 of
-        its Switch.
+        """Import one iteration; each variable is bound to its Merge and to output 1 of its
+        Switch.
         """
         inner = graph.inside()
         for variable, value in zip(variables, values, strict=True):
+            # Output 1 of a loop's Switch feeds the body, output 0 its Exit.
             inner.env.put({f"{variable.merge}:0": value, f"{variable.switch}:1": value})
         return inner.values([v.after for v in variables])
 
     names = [variables[i].merge for i in moving]
-    last = _loop(node, start, moving, names, test, body)
+    last = _emit_loop(node, start, moving, names, test, body)
     for variable, value in zip(variables, last, strict=True):
         if variable.exit:
             graph.env.put({f"{variable.exit}:0": value})
     return graph.env[f"{node.proto.name}:0"]
 
 
-def _is_moving(node: Node, frame: Frame, index: int) -> bool:
+def _is_loop_variant(node: Node, frame: LoopFrame, index: int) -> bool:
     variable = frame.variables[index]
     return node.graph.plan.source(variable.after) != f"{variable.switch}:1"
 
 
-def _skipped(node: Node) -> list[Value]:
+def _no_outputs(node: Node) -> list[Value]:
     return []
 
 
-def _not_frozen(node: Node) -> Value:
+def _reject_variable(node: Node) -> Value:
     node.unsupported("the graph holds a variable: freeze it first, or give the SavedModel")
 
 
 # fmt: off
 ROWS = (
-    *(Row(name, _call) for name in ("PartitionedCall", "StatefulPartitionedCall")),
-    *(Row(name, _if) for name in ("If", "StatelessIf")),
-    *(Row(name, _case) for name in ("Case", "StatelessCase")),
-    *(Row(name, _while) for name in ("While", "StatelessWhile")),
-    *(Row(name, _switch, places=True) for name in SWITCHES),
-    *(Row(name, _merge, places=True) for name in ("Merge", "RefMerge")),
-    *(Row(name, _exit) for name in ("Exit", "RefExit")),
-    *(Row(name, _identity) for name in (
+    *(TensorflowRow(name, _call) for name in ("PartitionedCall", "StatefulPartitionedCall")),
+    *(TensorflowRow(name, _if) for name in ("If", "StatelessIf")),
+    *(TensorflowRow(name, _case) for name in ("Case", "StatelessCase")),
+    *(TensorflowRow(name, _while) for name in ("While", "StatelessWhile")),
+    *(TensorflowRow(name, _switch, binds_outputs=True) for name in SWITCH_OPS),
+    *(TensorflowRow(name, _merge, binds_outputs=True) for name in ("Merge", "RefMerge")),
+    *(TensorflowRow(name, _exit) for name in ("Exit", "RefExit")),
+    *(TensorflowRow(name, _identity) for name in (
         "Enter", "RefEnter", "LoopCond", "NextIteration", "RefNextIteration", "Identity",
         "StopGradient", "PreventGradient", "Snapshot", "CheckNumerics", "PlaceholderWithDefault",
         "EnsureShape")),
-    *(Row(name, _not_frozen) for name in ("VarHandleOp", "VariableV2", "Variable",
-                                          "ReadVariableOp")),
-    Row("NoOp",   _skipped),
-    Row("Assert", _skipped),
+    *(TensorflowRow(name, _reject_variable) for name in ("VarHandleOp", "VariableV2", "Variable",
+                                                         "ReadVariableOp")),
+    TensorflowRow("NoOp",   _no_outputs),
+    TensorflowRow("Assert", _no_outputs),
 )
 # fmt: on

@@ -6,29 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.converters.movement import suppressed
-from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.suppression import selected_boxes
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.common.converters.movement import convert_non_max_suppression
+from ekiden.frontend.common.products import batched_take
+from ekiden.frontend.common.suppression import non_max_suppression_indices
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 
-def _selected(node: Node) -> Expr:
-    """Return the indices of the selected boxes; their number is data dependent."""
+def _non_max_suppression(node: Node) -> Expr:
+    """Convert NonMaxSuppression up to V3: the indices of the selected boxes, whose number depends
+    on data.
+    """
     overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
     score_threshold = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
     max_boxes = op.reshape(node.expr(2), ())
-    return selected_boxes(node, node.expr(0), node.expr(1), max_boxes, overlap, score_threshold)
+    return non_max_suppression_indices(
+        node, node.expr(0), node.expr(1), max_boxes, overlap, score_threshold
+    )
 
 
-def _padded(node: Node) -> Sequence[Expr]:
-    """Convert NonMaxSuppression V4 and V5; padded with 0 if `pad_to_max_output_size`."""
-    return suppressed(node, node.op.endswith("V5"), node.flag("pad_to_max_output_size"))
+def _non_max_suppression_v4(node: Node) -> Sequence[Expr]:
+    """Convert NonMaxSuppression V4 and V5; the results are zero-padded if
+    `pad_to_max_output_size`.
+    """
+    return convert_non_max_suppression(
+        node, node.op.endswith("V5"), node.flag("pad_to_max_output_size")
+    )
 
 
-def _combined(node: Node) -> list[Expr]:
+def _combined_non_max_suppression(node: Node) -> list[Expr]:
     """Convert CombinedNonMaxSuppression to (boxes, scores, classes, number of boxes per image).
 
     Inputs: boxes [batch, n, 1, 4], scores [batch, n, classes], limit per class, limit per image,
@@ -36,9 +44,9 @@ def _combined(node: Node) -> list[Expr]:
     """
     (quota,), (total,) = node.axes(2, "max_output_size_per_class"), node.axes(3, "max_total_size")
     count, sides, classes = (
-        known(node.shape(0)[1]),
-        known(node.shape(0)[2]),
-        known(node.shape(1)[2]),
+        known_int(node.shape(0)[1]),
+        known_int(node.shape(0)[2]),
+        known_int(node.shape(1)[2]),
     )
     if sides != 1 or count is None or classes is None:
         node.unsupported("boxes must be of all classes, their number and that of classes known")
@@ -55,13 +63,14 @@ def _combined(node: Node) -> list[Expr]:
     top = op.topk(ranked, min(limit, count * classes), axis=-1, ret_type="both", dtype="int64")
     best, ranks = TupleGetItem(top, 0), TupleGetItem(top, 1)
     label, box = (op.gather(op.take(pairs, const(np.int32(i)), axis=2), 1, ranks) for i in (0, 1))
-    corners = taken(node, boxes, box, 1, 1)
+    corners = batched_take(node, boxes, box, 1, 1)
     if not node.has("clip_boxes") or node.flag("clip_boxes"):
         corners = op.clip(corners, 0.0, 1.0)
     holds = op.greater(best, const(-np.inf, node.dtype(1)))
     corners = op.where(op.expand_dims(holds, 2), corners, op.zeros_like(corners))
     score = op.where(holds, best, op.zeros_like(best))
     label = op.where(holds, op.cast(label, node.dtype(1)), op.zeros_like(score))
+    # topk cannot return more than there are candidates; TensorFlow still pads to the limit.
     missing = max(limit - count * classes, 0)
     padded_outputs: list[Expr] = [
         op.nn.pad(corners, ((0, 0), (0, missing), (0, 0))) if missing else corners,
@@ -72,8 +81,8 @@ def _combined(node: Node) -> list[Expr]:
 
 # fmt: off
 ROWS = (
-    *(Row(f"NonMaxSuppression{v}", _selected) for v in ("", "V2", "V3")),
-    *(Row(f"NonMaxSuppression{v}", _padded)   for v in ("V4", "V5")),
-    Row("CombinedNonMaxSuppression", _combined),
+    *(TensorflowRow(f"NonMaxSuppression{v}", _non_max_suppression) for v in ("", "V2", "V3")),
+    *(TensorflowRow(f"NonMaxSuppression{v}", _non_max_suppression_v4)   for v in ("V4", "V5")),
+    TensorflowRow("CombinedNonMaxSuppression", _combined_non_max_suppression),
 )
 # fmt: on

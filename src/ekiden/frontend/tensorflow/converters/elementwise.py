@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.converters.elementwise import floor_div_rule, rows_of, select
-from ekiden.frontend.common.formulas import bucketized
+from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
+from ekiden.frontend.common.formulas import bucketize
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.ir.dtype import is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def _number(node: Node, value: float) -> Expr:
+def _const_like_input(node: Node, value: float) -> Expr:
     return const(value, node.dtype(0))
 
 
 def _div_no_nan(node: Node) -> Expr:
-    """Return the quotient, 0 where the divisor is 0."""
-    zero = _number(node, 0)
+    """Emit the quotient, 0 where the divisor is 0."""
+    zero = _const_like_input(node, 0)
     is_zero = op.equal(node.expr(1), zero)
     # Dividing by 1 there keeps infinities and NaN out of the branch that is not selected.
-    divisor = op.where(is_zero, _number(node, 1), node.expr(1))
+    divisor = op.where(is_zero, _const_like_input(node, 1), node.expr(1))
     return op.where(is_zero, zero, op.divide(node.expr(0), divisor))
 
 
 def _multiply_no_nan(node: Node) -> Expr:
-    zero = _number(node, 0)
+    zero = _const_like_input(node, 0)
     product = op.multiply(node.expr(0), node.expr(1))
+    # 0 wins over infinities and NaN of the first factor.
     return op.where(op.equal(node.expr(1), zero), zero, product)
 
 
 def _xlogy(node: Node) -> Expr:
-    zero = _number(node, 0)
+    zero = _const_like_input(node, 0)
+    # 0 * log(0) is NaN and must be 0.
     product = op.multiply(node.expr(0), op.log(node.expr(1)))
     return op.where(op.equal(node.expr(0), zero), zero, product)
 
@@ -47,7 +49,7 @@ def _bias_add(node: Node) -> Expr:
 
 
 def _floor_div(node: Node) -> Expr:
-    """Return the floor quotient; of floats the rounded quotient, floored: 1 // 0.1 is 10."""
+    """Emit floor division; floats floor the rounded quotient, so 1 // 0.1 is 10."""
     x, y = node.expr(0), node.expr(1)
     return op.floor(op.divide(x, y)) if is_float(node.dtype(0)) else op.floor_divide(x, y)
 
@@ -62,12 +64,13 @@ def _clip(node: Node) -> Expr:
 
 def _cast(node: Node) -> Expr:
     dtype = node.dtype_of("DstT")
+    # A cast would truncate 0.5 to 0 first; TensorFlow compares with 0.
     if is_float(node.dtype(0)) and dtype == "bool":
-        return op.not_equal(node.expr(0), _number(node, 0))
+        return op.not_equal(node.expr(0), _const_like_input(node, 0))
     return op.cast(node.expr(0), dtype)
 
 
-def _many(node: Node) -> Result:
+def _identity_n(node: Node) -> Result:
     return node.exprs()
 
 
@@ -76,24 +79,27 @@ def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def _bucketize(node: Node) -> Expr:
-    return bucketized(node.expr(0), node.dtype(0), node.reals("boundaries"))
+    return bucketize(node.expr(0), node.dtype(0), node.floats("boundaries"))
 
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, None if row.rule is None else rules.plain(row.rule), row.is_predicate)
-      for name, _, row in rows_of("tensorflow")),
-    Row("DivNoNan",    _div_no_nan),
-    Row("MulNoNan",    _multiply_no_nan),
-    Row("Xlogy",       _xlogy),
-    Row("FloorDiv",    _floor_div, floor_div_rule),
-    *(Row(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
-    Row("LeakyRelu",   _leaky_relu),
-    Row("ClipByValue", _clip),
-    Row("Bucketize",   _bucketize),
-    Row("Cast",        _cast, _cast_rule),
-    Row("Select",      lambda node: select(node, per_row=True), rules.plain(rules.where)),
-    Row("SelectV2",    lambda node: select(node, per_row=False), rules.plain(rules.where)),
-    Row("IdentityN",   _many),
+    *(TensorflowRow(name, row.convert,
+                    None if row.rule is None else rules.as_node_rule(row.rule), row.is_predicate)
+      for name, _, row in elementwise_rows("tensorflow")),
+    TensorflowRow("DivNoNan",    _div_no_nan),
+    TensorflowRow("MulNoNan",    _multiply_no_nan),
+    TensorflowRow("Xlogy",       _xlogy),
+    TensorflowRow("FloorDiv",    _floor_div,                               floor_div_rule),
+    *(TensorflowRow(n, _bias_add) for n in ("BiasAdd", "BiasAddV1")),
+    TensorflowRow("LeakyRelu",   _leaky_relu),
+    TensorflowRow("ClipByValue", _clip),
+    TensorflowRow("Bucketize",   _bucketize),
+    TensorflowRow("Cast",        _cast,                                    _cast_rule),
+    TensorflowRow("Select",      lambda node: select(node, per_row=True),
+        rules.as_node_rule(rules.where)),
+    TensorflowRow("SelectV2",    lambda node: select(node, per_row=False),
+        rules.as_node_rule(rules.where)),
+    TensorflowRow("IdentityN",   _identity_n),
 )
 # fmt: on

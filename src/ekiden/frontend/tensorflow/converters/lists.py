@@ -1,4 +1,4 @@
-"""Lists of tensors: TensorList of control flow v2, TensorArray of v1.
+"""Lists of tensors: TensorList of control flow version 2, TensorArray of version 1.
 
 Both are sequences (see ekiden.frontend.common.sequence_value). A list of a declared length whose
 element shape is known starts with zeros; any other starts empty and is filled from the front. The
@@ -13,31 +13,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from ekiden.frontend.common.filled import MAX_CONSTANT_ELEMENTS
-from ekiden.frontend.common.loop import Parts, as_scalar, stacked
+from ekiden.frontend.common.loop import CollectedSlices, as_scalar, stacked
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, const
 from ekiden.relay.op import sequence
 from ekiden.topi.dimensions import as_dim
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import known_int as number
 
-MOST = 4096
+MAX_PREFILLED_LENGTH = 4096
 """The longest list that begins with zeros."""
 
 
-def _list(node: Node, index: int = 0) -> SequenceValue:
+def _list_input(node: Node, index: int = 0) -> SequenceValue:
     value = node.value(index)
     if not isinstance(value, SequenceValue):
         node.unsupported(f"input {index} must be a list of tensors")
     return value
 
 
-def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> SequenceValue:
-    if dims is None or -1 in dims or count is None or count > MOST:
+def _zero_list(dims: Sequence[int] | None, count: int | None, dtype: str) -> SequenceValue:
+    # Without a complete element shape the list starts empty; writes then append in order.
+    if dims is None or -1 in dims or count is None or count > MAX_PREFILLED_LENGTH:
         return SequenceValue((), dtype=dtype)
     # The sizes come from an untrusted model file: do not allocate whatever they say.
     if math.prod(dims) > MAX_CONSTANT_ELEMENTS:  # not allocated at the word of a number
@@ -46,35 +47,39 @@ def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> Sequ
     return SequenceValue([zero] * count, dtype=dtype)
 
 
-def _stated(node: Node, index: int) -> list[int] | None:
+def _declared_element_shape(node: Node, index: int) -> list[int] | None:
     """Return the element shape that an input declares; None unless it is complete."""
     dims_array = node.value(index).array
     dims = None if dims_array is None or dims_array.ndim == 0 else [int(d) for d in dims_array]
     return None if dims is None or -1 in dims else dims
 
 
-def _count(node: Node, index: int) -> int | None:
+def _constant_count(node: Node, index: int) -> int | None:
     count_array = node.value(index).array
     return None if count_array is None else int(count_array.item())
 
 
 def _reserve(node: Node) -> Value:
     dtype = node.dtype_of("element_dtype")
-    return _reserved(_stated(node, 0), _count(node, 1), dtype)
+    return _zero_list(_declared_element_shape(node, 0), _constant_count(node, 1), dtype)
 
 
-def _empty(node: Node) -> Value:
+def _empty_list(node: Node) -> Value:
     return SequenceValue((), dtype=node.dtype_of("element_dtype"))
 
 
-def _array(node: Node) -> list[Value]:
-    """(handle, flow): the same list."""
-    reserved = _reserved(node.shape_of("element_shape"), _count(node, 0), node.dtype_of("dtype"))
+def _tensor_array(node: Node) -> list[Value]:
+    """Convert TensorArrayV3 to (handle, flow), which are the same list."""
+    # The flow output only orders side effects; carrying the list in it gives every reader the
+    # newest one.
+    reserved = _zero_list(
+        node.shape_of("element_shape"), _constant_count(node, 0), node.dtype_of("dtype")
+    )
     return [reserved, reserved]
 
 
-def _written(node: Node, elements: SequenceValue, position: Value, new: Value) -> Value:
-    """Return the list with element `position` replaced, or appended if it is one past the last."""
+def _write_element(node: Node, elements: SequenceValue, position: Value, new: Value) -> Value:
+    """Replace element `position` of a list, or append where it is one past the end."""
     if elements.items is not None and position.array is not None:
         at, items = int(position.array.item()), list(elements.items)
         if not 0 <= at <= len(items):
@@ -84,26 +89,26 @@ def _written(node: Node, elements: SequenceValue, position: Value, new: Value) -
     first = elements.items == ()
     both = SequenceValue([new], element=None if first else elements.joined()).joined()
     scope = node.scope
-    existing, element = scope.sequence(elements, both), scope.relaxed(scope.expr(new), both)
+    existing, element = scope.sequence(elements, both), scope.relax_type(scope.expr(new), both)
     at_ = op.cast(as_scalar(scope, position), "int64")
     # Sequences have no assignment: replacing is an erase and an insert.
     changed = sequence.insert(sequence.erase(existing, at_), element, at_)
     is_new = op.equal(at_, sequence.length(existing))
     updated = If(scope.spanned(is_new), scope.spanned(sequence.append(existing, element)),
-              scope.spanned(changed), span=scope.span)  # fmt: skip
+                 scope.spanned(changed), span=scope.span)  # fmt: skip
     return scope.bound(updated)
 
 
 def _set_item(node: Node) -> Value:
-    return _written(node, _list(node), node.value(1), node.value(2))
+    return _write_element(node, _list_input(node), node.value(1), node.value(2))
 
 
 def _array_write(node: Node) -> Value:
-    """(handle, index, value, flow)"""
-    return _written(node, _list(node, 3), node.value(1), node.value(2))
+    """Convert TensorArrayWriteV3 (handle, index, value, flow)."""
+    return _write_element(node, _list_input(node, 3), node.value(1), node.value(2))
 
 
-def _read(node: Node, elements: SequenceValue, position: Value) -> Value:
+def _read_element(node: Node, elements: SequenceValue, position: Value) -> Value:
     if elements.items is not None and position.array is not None:
         at = int(position.array.item())
         if not 0 <= at < len(elements.items):
@@ -118,27 +123,28 @@ def _read(node: Node, elements: SequenceValue, position: Value) -> Value:
 
 
 def _get_item(node: Node) -> Value:
-    return _read(node, _list(node), node.value(1))
+    return _read_element(node, _list_input(node), node.value(1))
 
 
 def _array_read(node: Node) -> Value:
-    """(handle, index, flow)"""
-    return _read(node, _list(node, 2), node.value(1))
+    """Convert TensorArrayReadV3 (handle, index, flow)."""
+    return _read_element(node, _list_input(node, 2), node.value(1))
 
 
 def _push_back(node: Node) -> Value:
-    elements, new = _list(node), node.value(1)
+    elements, new = _list_input(node), node.value(1)
     if elements.items is not None and elements.items:
         return SequenceValue([*elements.items, new], dtype=elements.dtype)
     first = elements.items == ()
+    # Elements of different shapes share a type whose differing dimensions are unknown.
     both = SequenceValue([new], element=None if first else elements.joined()).joined()
     existing = node.scope.sequence(elements, both)
-    return node.scope.bound(sequence.append(existing, node.scope.relaxed(node.expr(1), both)))
+    return node.scope.bound(sequence.append(existing, node.scope.relax_type(node.expr(1), both)))
 
 
 def _pop_back(node: Node) -> list[Value]:
-    """Return (the list without its last element, that element)."""
-    elements = _list(node)
+    """Convert TensorListPopBack: (the list without its last element, that element)."""
+    elements = _list_input(node)
     if elements.items is not None:
         if not elements.items:
             node.unsupported("the list is empty")
@@ -155,50 +161,51 @@ def _length(node: Node, elements: SequenceValue) -> Value:
     return node.scope.bound(node.scope.spanned(op.cast(length, "int32")))
 
 
-def _stack(node: Node, elements: SequenceValue, length: PrimExpr | None) -> Value:
-    """Return all elements stacked along a new first axis."""
+def _stack_elements(node: Node, elements: SequenceValue, length: PrimExpr | None) -> Value:
+    """Stack all elements along a new first axis."""
     if elements.items:
         tensors = [node.scope.expr(v) for v in elements.items]
         return node.scope.bound(node.scope.spanned(op.stack(tensors, axis=0)))
     element = elements.joined()
     existing = node.scope.sequence(elements, element)
-    return stacked(node.scope, Parts(existing, element), "stacked", length)
+    return stacked(node.scope, CollectedSlices(existing, element), "stacked", length)
 
 
 def _list_stack(node: Node) -> Value:
     count = node.number("num_elements", -1)
-    return _stack(node, _list(node), as_dim(count) if count >= 0 else None)
+    return _stack_elements(node, _list_input(node), as_dim(count) if count >= 0 else None)
 
 
 def _array_gather(node: Node) -> Value:
-    """(handle, indices, flow)"""
-    elements, indices = _list(node, 2), node.value(1)
-    every = _stack(node, elements, _extent(indices))
-    if _is_count(indices):
+    """Convert TensorArrayGatherV3 (handle, indices, flow)."""
+    elements, indices = _list_input(node, 2), node.value(1)
+    every = _stack_elements(node, elements, _index_count(indices))
+    if _is_arange(indices):
         return every
     expr = op.take(node.scope.expr(every), node.expr(1), axis=0)
     return node.scope.bound(node.scope.spanned(expr))
 
 
-def _extent(indices: Value) -> PrimExpr | None:
-    """Return the number of elements if the constant indices are 0, 1, 2, ..., else None."""
-    return as_dim(indices.array.size) if _is_count(indices) and indices.array is not None else None
+def _index_count(indices: Value) -> PrimExpr | None:
+    """Return the number of constant indices if they are 0, 1, 2, ...; else None."""
+    return as_dim(indices.array.size) if _is_arange(indices) and indices.array is not None else None
 
 
-def _is_count(indices: Value) -> bool:
+def _is_arange(indices: Value) -> bool:
     """Return whether indices are 0, 1, 2, ...: constants, or the result of arange."""
     if indices.array is not None:
         return bool(np.array_equal(indices.array, np.arange(indices.array.size)))
+    # TensorArray.stack gathers with range(size): no element is reordered.
     called = getattr(getattr(indices.expr, "op", None), "name", "")
     return bool(called.rpartition(".")[2] == "arange")
 
 
-def _parts(node: Node, index: int) -> Value:
-    """Return the rows of a tensor as a list."""
+def _unstack(node: Node, index: int) -> Value:
+    """Unstack a tensor into the list of its rows."""
     extent, kind = number(node.shape(index)[0]), node.type(index)
-    if extent is not None and extent <= MOST:
+    if extent is not None and extent <= MAX_PREFILLED_LENGTH:
         rows = [op.take(node.expr(index), const(np.int32(i)), axis=0) for i in range(extent)]
-        return SequenceValue([node.value_of(node.scope.spanned(r)) for r in rows], dtype=kind.dtype)
+        return SequenceValue([node.as_value(node.scope.spanned(r)) for r in rows], dtype=kind.dtype)
     count = op.take(op.shape_of(node.expr(index), dtype="int64"), const(np.int32(0)), axis=0)
     sizes = op.full(const(np.int64(1)), op.reshape(count, (1,)), "int64")
     split_rows = sequence.split(node.expr(index), sizes, 0, False, as_dim(1))
@@ -206,24 +213,24 @@ def _parts(node: Node, index: int) -> Value:
 
 
 def _from_tensor(node: Node) -> Value:
-    return _parts(node, 0)
+    return _unstack(node, 0)
 
 
 def _array_scatter(node: Node) -> Value:
-    """(handle, indices, value, flow), of all indices in turn."""
-    if not _is_count(node.value(1)):
+    """Convert TensorArrayScatterV3 (handle, indices, value, flow) of all indices in order."""
+    if not _is_arange(node.value(1)):
         node.unsupported("the indices must be 0, 1, 2, ...")
-    return _parts(node, 2)
+    return _unstack(node, 2)
 
 
 def _array_split(node: Node) -> Value:
-    """Convert TensorArraySplitV3 (handle, value, lengths, flow): pieces of these lengths along axis
+    """Convert TensorArraySplitV3 (handle, value, lengths, flow): slices of these lengths along axis
     0.
     """
     sizes = node.axes(2, "lengths")
     boundaries = [int(p) for p in np.cumsum(sizes)[:-1]]
     pieces = op.split(node.expr(1), boundaries, axis=0) if boundaries else [node.expr(1)]
-    rows = [node.value_of(node.scope.spanned(pieces[i])) for i in range(len(sizes))]
+    rows = [node.as_value(node.scope.spanned(pieces[i])) for i in range(len(sizes))]
     return SequenceValue(rows, dtype=node.dtype(1))
 
 
@@ -231,15 +238,17 @@ def _resize(node: Node) -> Value:
     """Convert TensorListResize to the list's own length, or of an empty list, which is filled from
     the front.
     """
-    elements, count = _list(node), _count(node, 1)
+    elements, count = _list_input(node), _constant_count(node, 1)
     if elements.items == () or (elements.items is not None and count == len(elements.items)):
         return elements
     node.unsupported("a list that has elements is not resized")
 
 
-def _joined(node: Node, index: int, lengths: bool = True) -> list[Value]:
-    """Return (the elements concatenated along the first axis, their extents if known)."""
-    elements = _list(node, index)
+def _concat_elements(node: Node, index: int, lengths: bool = True) -> list[Value]:
+    """Concatenate the elements along the first axis; return the result and their extents
+    if known.
+    """
+    elements = _list_input(node, index)
     if elements.items:
         exprs: list[Expr] = [node.scope.expr(v) for v in elements.items]
         concatenated = node.scope.bound(node.scope.spanned(op.concatenate(exprs, axis=0)))
@@ -253,25 +262,25 @@ def _joined(node: Node, index: int, lengths: bool = True) -> list[Value]:
 
 # fmt: off
 ROWS = (
-    Row("TensorListReserve",    _reserve),
-    Row("EmptyTensorList",      _empty),
-    Row("TensorListSetItem",    _set_item),
-    Row("TensorListGetItem",    _get_item),
-    Row("TensorListPushBack",   _push_back),
-    Row("TensorListPopBack",    _pop_back),
-    Row("TensorListLength",     lambda node: _length(node, _list(node))),
-    Row("TensorListStack",      _list_stack),
-    Row("TensorListFromTensor", _from_tensor),
-    Row("TensorListResize",     _resize),
-    Row("TensorListConcatV2",   lambda node: _joined(node, 0)),
-    Row("TensorArrayV3",        _array),
-    Row("TensorArrayWriteV3",   _array_write),
-    Row("TensorArrayReadV3",    _array_read),
-    Row("TensorArraySizeV3",    lambda node: _length(node, _list(node, 1))),
-    Row("TensorArrayGatherV3",  _array_gather),
-    Row("TensorArrayScatterV3", _array_scatter),
-    Row("TensorArraySplitV3",   _array_split),
-    Row("TensorArrayConcatV3",  lambda node: _joined(node, 1)),
-    Row("TensorArrayCloseV3",   lambda node: []),
+    TensorflowRow("TensorListReserve",    _reserve),
+    TensorflowRow("EmptyTensorList",      _empty_list),
+    TensorflowRow("TensorListSetItem",    _set_item),
+    TensorflowRow("TensorListGetItem",    _get_item),
+    TensorflowRow("TensorListPushBack",   _push_back),
+    TensorflowRow("TensorListPopBack",    _pop_back),
+    TensorflowRow("TensorListLength",     lambda node: _length(node, _list_input(node))),
+    TensorflowRow("TensorListStack",      _list_stack),
+    TensorflowRow("TensorListFromTensor", _from_tensor),
+    TensorflowRow("TensorListResize",     _resize),
+    TensorflowRow("TensorListConcatV2",   lambda node: _concat_elements(node, 0)),
+    TensorflowRow("TensorArrayV3",        _tensor_array),
+    TensorflowRow("TensorArrayWriteV3",   _array_write),
+    TensorflowRow("TensorArrayReadV3",    _array_read),
+    TensorflowRow("TensorArraySizeV3",    lambda node: _length(node, _list_input(node, 1))),
+    TensorflowRow("TensorArrayGatherV3",  _array_gather),
+    TensorflowRow("TensorArrayScatterV3", _array_scatter),
+    TensorflowRow("TensorArraySplitV3",   _array_split),
+    TensorflowRow("TensorArrayConcatV3",  lambda node: _concat_elements(node, 1)),
+    TensorflowRow("TensorArrayCloseV3",   lambda node: []),
 )
 # fmt: on

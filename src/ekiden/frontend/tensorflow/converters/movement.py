@@ -8,25 +8,27 @@ import numpy as np
 
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.filled import iota
-from ekiden.frontend.common.formulas import uniques
-from ekiden.frontend.tensorflow.node import Converter, Node, Row
+from ekiden.frontend.common.formulas import unique_in_order
+from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import known_int as number
 
 
-def _scatter(mode: str) -> Row:
-    """Return the row of TensorScatter{mode}: (data, indices, updates)."""
+def _tensor_scatter(mode: str) -> TensorflowRow:
+    """Return the row of TensorScatter{mode} (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
-        return op.scatter_nd(node.expr(0), shared.coordinates(node, 1), node.expr(2), mode)
+        return op.scatter_nd(
+            node.expr(0), shared.transpose_coordinates(node, 1), node.expr(2), mode
+        )
 
-    return Row(name, convert)
+    return TensorflowRow(name, convert)
 
 
 def _bin_count(node: Node) -> Expr:
-    """Return how often each number below `size` occurs in a row, or the sum of its weights."""
+    """Convert DenseBincount: count each number below `size` in a row, or sum its weights."""
     (size,), dtype = node.axes(1, "size"), node.dtype(2)
     one, none = const(1, dtype), const(0, dtype)
     met = op.one_hot(node.expr(0), one, none, size, -1, dtype)
@@ -43,7 +45,7 @@ def _invert_permutation(node: Node) -> Expr:
 
 
 def _roll(node: Node) -> Expr:
-    """Roll elements along axes; those pushed beyond the end return at the front."""
+    """Convert Roll: rotate elements along axes."""
     rolled = node.expr(0)
     for shift, axis in zip(node.axes(1, "shift"), node.axes(2, "axis"), strict=True):
         at = node.axis(axis, node.rank(0))
@@ -52,6 +54,7 @@ def _roll(node: Node) -> Expr:
             node.unsupported(f"axis {axis} must be known")
         # Avoid a modulo by 0 for an empty axis.
         if extent:
+            # Element i of the result is element i - shift of the input, modulo the extent.
             moved = op.add(iota(extent), const(np.int64(-shift % extent)))
             order = op.floor_mod(moved, const(np.int64(extent)))
             rolled = op.take(rolled, order, axis=at)
@@ -59,7 +62,9 @@ def _roll(node: Node) -> Expr:
 
 
 def _band_part(node: Node) -> Expr:
-    """Keep at most `num_lower` sub-diagonals and `num_upper` super-diagonals; -1 keeps all."""
+    """Convert MatrixBandPart: keep `num_lower` sub-diagonals and `num_upper` super-diagonals; -1
+    keeps all.
+    """
     (below,), (above,) = node.axes(1, "num_lower"), node.axes(2, "num_upper")
     rows, columns = (number(d) for d in node.shape(0)[-2:])
     if rows is None or columns is None:
@@ -80,23 +85,24 @@ def _lin_space(node: Node) -> Expr:
     steps = op.cast(op.divide(iota(count, "float64"), const(float(last), "float64")), node.dtype(0))
     values = op.add(start, op.multiply(op.subtract(stop, start), steps))
     # the last one is not rounded
+    # start + (stop - start) * 1 may differ from stop by rounding; TensorFlow returns stop exactly.
     return op.where(op.equal(iota(count), const(np.int64(last))), stop, values)
 
 
 def _unique(node: Node) -> list[Expr]:
-    """Convert Unique and UniqueWithCounts: values, index of each element, and for the latter
-    counts.
-    """
+    """Convert Unique and UniqueWithCounts: values, inverse indices, and for the latter counts."""
     dtype = node.dtype_of("out_idx", "int32")
-    values, *index_outputs = uniques(node.expr(0), node.op == "UniqueWithCounts")
+    values, *index_outputs = unique_in_order(node.expr(0), node.op == "UniqueWithCounts")
     return [values, *(op.cast(e, dtype) for e in index_outputs)]
 
 
 def _space_to_batch(node: Node) -> Expr:
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), shared.pairs(node, 2))
+    return op.nn.space_to_batch_nd(
+        node.expr(0), node.axes(1, "block_shape"), shared.padding_pairs(node, 2)
+    )
 
 
-def _blocks(function: Callable[..., Expr]) -> Converter:
+def _block_converter(function: Callable[..., Expr]) -> Converter:
     return lambda node: function(
         node.expr(0), node.number("block_size"), node.text("data_format", "NHWC")
     )
@@ -104,23 +110,24 @@ def _blocks(function: Callable[..., Expr]) -> Converter:
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, row.rule) for name, row in shared.rows_of("tensorflow")),
-    Row("Unpack",             lambda node: shared.unpack(node, node.number("num"))),
-    Row("Split",              lambda node: shared.split(node, node.number("num_split"))),
-    Row("Pad",                lambda node: shared.pad(node, 0.0)),
-    Row("PadV2",              lambda node: shared.pad(node, node.expr(2))),
-    Row("MirrorPad",          lambda node: shared.mirror_pad(node, node.text("mode"))),
-    *(_scatter(mode) for mode in ("update", "add", "min", "max")),
-    Row("DenseBincount",      _bin_count),
-    Row("InvertPermutation",  _invert_permutation),
-    Row("Roll",               _roll),
-    Row("MatrixBandPart",     _band_part),
-    Row("LinSpace",           _lin_space),
-    *(Row(n, _unique) for n in ("Unique", "UniqueWithCounts")),
-    Row("SpaceToBatchND",     _space_to_batch),
-    Row("SpaceToDepth",       _blocks(op.nn.space_to_depth)),
-    Row("DepthToSpace",       _blocks(op.nn.depth_to_space)),
-    Row("ResizeBilinear",     shared.resize("linear")),
-    Row("ResizeBicubic",      shared.resize("cubic")),
+    *(TensorflowRow(name, row.convert, row.rule)
+      for name, row in shared.movement_rows("tensorflow")),
+    TensorflowRow("Unpack",            lambda node: shared.unpack(node, node.number("num"))),
+    TensorflowRow("Split",             lambda node: shared.split(node, node.number("num_split"))),
+    TensorflowRow("Pad",               lambda node: shared.pad(node, 0.0)),
+    TensorflowRow("PadV2",             lambda node: shared.pad(node, node.expr(2))),
+    TensorflowRow("MirrorPad",         lambda node: shared.mirror_pad(node, node.text("mode"))),
+    *(_tensor_scatter(mode) for mode in ("update", "add", "min", "max")),
+    TensorflowRow("DenseBincount",     _bin_count),
+    TensorflowRow("InvertPermutation", _invert_permutation),
+    TensorflowRow("Roll",              _roll),
+    TensorflowRow("MatrixBandPart",    _band_part),
+    TensorflowRow("LinSpace",          _lin_space),
+    *(TensorflowRow(n, _unique) for n in ("Unique", "UniqueWithCounts")),
+    TensorflowRow("SpaceToBatchND",    _space_to_batch),
+    TensorflowRow("SpaceToDepth",      _block_converter(op.nn.space_to_depth)),
+    TensorflowRow("DepthToSpace",      _block_converter(op.nn.depth_to_space)),
+    TensorflowRow("ResizeBilinear",    shared.resize("linear")),
+    TensorflowRow("ResizeBicubic",     shared.resize("cubic")),
 )
 # fmt: on

@@ -6,77 +6,79 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.cells import gate, lstm
+from ekiden.frontend.common.cells import lstm, lstm_gate
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.common.converters.reduction import local_response
-from ekiden.frontend.common.matrices import transposed
-from ekiden.frontend.common.products import multiplied
-from ekiden.frontend.common.windows import Window, padded, same_window
-from ekiden.frontend.tensorflow.node import Converter, Node, Row
+from ekiden.frontend.common.converters.reduction import local_response_norm
+from ekiden.frontend.common.matrices import transpose_matrix
+from ekiden.frontend.common.products import broadcast_matmul
+from ekiden.frontend.common.windows import Window, pad_window, same_window
+from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
-_SPATIAL = {"NHWC": (1, 2), "NCHW": (2, 3), "NDHWC": (1, 2, 3), "NCDHW": (2, 3, 4)}
-_WEIGHTS = {2: "HWIO", 3: "DHWIO"}
+_SPATIAL_AXES = {"NHWC": (1, 2), "NCHW": (2, 3), "NDHWC": (1, 2, 3), "NCDHW": (2, 3, 4)}
+_WEIGHT_LAYOUTS = {2: "HWIO", 3: "DHWIO"}
 """Number of spatial axes -> layout of a convolution's weight."""
 
 
-def _layout(node: Node) -> str:
+def _data_format(node: Node) -> str:
     layout = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
-    if layout not in _SPATIAL:
+    if layout not in _SPATIAL_AXES:
         node.unsupported(f"the data format {layout!r} is not supported")
     return layout
 
 
-def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
-    """Return an attribute's values for the spatial axes; 1 where it is not given.
+def _spatial_attribute(node: Node, name: str, layout: str) -> tuple[int, ...]:
+    """Return an attribute's values for the spatial axes, 1 where it is absent; other axes must be
+    1.
 
     Raises:
         Unsupported: The values for the batch or the channels differ from 1.
     """
     numbers = node.ints(name)
-    other_values = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL[layout]]
+    other_values = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL_AXES[layout]]
     if any(value != 1 for value in other_values):
         node.unsupported(f"'{name}' {list(numbers)} must be 1 for the batch and the channels")
-    return tuple(numbers[a] for a in _SPATIAL[layout]) if numbers else (1,) * (len(layout) - 2)
+    return tuple(numbers[a] for a in _SPATIAL_AXES[layout]) if numbers else (1,) * (len(layout) - 2)
 
 
 def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilations") -> Window:
-    """Return the window over the first input; `gaps` is the attribute of its dilations."""
-    strides, dilations = _along(node, "strides", layout), _along(node, gaps, layout)
+    """Return the window over the first input; `gaps` names the attribute of its dilations."""
+    strides, dilations = (
+        _spatial_attribute(node, "strides", layout),
+        _spatial_attribute(node, gaps, layout),
+    )
     kind, none = node.text("padding"), (0,) * len(kernel)
     # SAME padding depends on the data extents: ceil(extent / stride) outputs, the odd element at
     # the end.
     if kind == "SAME":
-        extents = tuple(node.shape(0)[a] for a in _SPATIAL[layout])
+        extents = tuple(node.shape(0)[a] for a in _SPATIAL_AXES[layout])
         return same_window(extents, kernel, strides, dilations)
     before = after = none
     if kind == "EXPLICIT":
         pairs = node.ints("explicit_paddings")
-        before, after = (tuple(pairs[2 * a + i] for a in _SPATIAL[layout]) for i in (0, 1))
+        before, after = (tuple(pairs[2 * a + i] for a in _SPATIAL_AXES[layout]) for i in (0, 1))
     return Window(tuple(kernel), strides, dilations, before, after)
 
 
 def _conv(node: Node) -> Expr:
-    """Convert a convolution; weights (..., in, out) with fewer `in` than data channels
-    make groups.
-    """
-    layout = _layout(node)
-    *kernel, depth, out = shared.weight_extents(node, 1, len(layout))
-    channels = known(node.shape(0)[layout.index("C")])
+    """Convert Conv2D and Conv3D; fewer weight input channels than data channels make groups."""
+    layout = _data_format(node)
+    *kernel, depth, out = shared.known_weight_shape(node, 1, len(layout))
+    channels = known_int(node.shape(0)[layout.index("C")])
     if channels is None or channels % depth:
         node.unsupported(f"the data must have a multiple of {depth} channels")
     return shared.convolution(
         node, node.expr(0), node.expr(1), _window(node, layout, kernel),
-        groups=channels // depth, channels=out, layouts=(layout, _WEIGHTS[len(kernel)]),
+        groups=channels // depth, channels=out, layouts=(layout, _WEIGHT_LAYOUTS[len(kernel)]),
     )  # fmt: skip
 
 
 def _depthwise(node: Node) -> Expr:
-    """Convert a depthwise convolution; weights (height, width, in, multiplier)."""
-    layout = _layout(node)
-    *kernel, depth, times = shared.weight_extents(node, 1, 4)
+    """Convert DepthwiseConv2dNative, whose weights are [height, width, in, multiplier]."""
+    layout = _data_format(node)
+    *kernel, depth, times = shared.known_weight_shape(node, 1, 4)
     # A grouped convolution with one input channel per group: (height, width, 1, in * multiplier).
     weight = op.reshape(node.expr(1), (*kernel, 1, depth * times))
     return shared.convolution(
@@ -85,44 +87,46 @@ def _depthwise(node: Node) -> Expr:
     )  # fmt: skip
 
 
-def _transposed(node: Node) -> Expr:
-    """Convert a transposed convolution: (result shape, weights (.., out, in), data)."""
-    layout = _layout(node)
-    shape = shared.weight_extents(node, 1, len(layout))
+def _conv_transpose(node: Node) -> Expr:
+    """Convert Conv2DBackpropInput: (result shape, weights [..., out, in], data)."""
+    layout = _data_format(node)
+    shape = shared.known_weight_shape(node, 1, len(layout))
+    # Input 0 holds the result's shape; the window needs that of the gradient, input 2.
     is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
     sizes = node.dims(0, "input_sizes")
     weight = op.transpose(node.expr(1), (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
     return shared.transposed_convolution(
         node, node.expr(2), weight, _window(data, layout, shape[:-2]),
-        [sizes[a] for a in _SPATIAL[layout]], layout, is_same,
+        [sizes[a] for a in _SPATIAL_AXES[layout]], layout, is_same,
     )  # fmt: skip
 
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """Pool in the operator's layout, 2D or 3D."""
-        layout = _layout(node)
-        window = _window(node, layout, _along(node, "ksize", layout))
+        """Convert 2D or 3D pooling in the operator's data format."""
+        layout = _data_format(node)
+        window = _window(node, layout, _spatial_attribute(node, "ksize", layout))
         return pool(node, node.expr(0), window, layout)
 
     return convert
 
 
 def _mat_mul(node: Node) -> Expr:
-    return _product(node, node.flag("transpose_a"), node.flag("transpose_b"))
+    return _emit_matmul(node, node.flag("transpose_a"), node.flag("transpose_b"))
 
 
 def _batch_mat_mul(node: Node) -> Expr:
-    return _product(node, node.flag("adj_x"), node.flag("adj_y"))
+    return _emit_matmul(node, node.flag("adj_x"), node.flag("adj_y"))
 
 
-def _product(node: Node, turns_a: bool, turns_b: bool) -> Expr:
+def _emit_matmul(node: Node, turns_a: bool, turns_b: bool) -> Expr:
     a, weight = node.expr(0), node.value(1).array
-    a = transposed(a, node.rank(0)) if turns_a else a
+    a = transpose_matrix(a, node.rank(0)) if turns_a else a
+    # A constant weight makes it nn.dense, whose kernels pack the weight when compiling.
     if weight is not None and weight.ndim == 2:  # dense has it as (out, in): a view
         return op.nn.dense(a, const(weight if turns_b else weight.T))
-    b = transposed(node.expr(1), node.rank(1)) if turns_b else node.expr(1)
-    return multiplied(node, a, b)
+    b = transpose_matrix(node.expr(1), node.rank(1)) if turns_b else node.expr(1)
+    return broadcast_matmul(node, a, b)
 
 
 def _einsum(node: Node) -> Expr:
@@ -131,7 +135,7 @@ def _einsum(node: Node) -> Expr:
 
 
 def _batch_norm(node: Node) -> list[Expr]:
-    """Convert FusedBatchNorm with given statistics; batch statistics are for training and
+    """Convert FusedBatchNorm in inference; statistics of the batch are for training and
     unsupported.
     """
     if node.has("is_training") and node.flag("is_training"):
@@ -145,28 +149,28 @@ def _batch_norm(node: Node) -> list[Expr]:
 
 
 def _global_norm(node: Node) -> Expr:
-    """(data, means, variances, shift, scale) of the last axis."""
+    """Convert BatchNormWithGlobalNormalization (data, mean, variance, shift, scale)."""
     data, mean, variance, shift, scale = node.exprs()
     width = op.rsqrt(op.add(variance, const(node.real("variance_epsilon"), node.dtype(0))))
     width = op.multiply(width, scale) if node.flag("scale_after_normalization") else width
     return op.add(op.multiply(op.subtract(data, mean), width), shift)
 
 
-def _dilation(node: Node) -> Expr:
-    """Return the maxima over windows of NHWC data plus weights (height, width, in)."""
-    height, width, _ = shared.weight_extents(node, 1, 3)
+def _dilation2d(node: Node) -> Expr:
+    """Convert Dilation2D: maxima over windows of NHWC data plus weights [height, width, in]."""
+    height, width, _ = shared.known_weight_shape(node, 1, 3)
     window = _window(node, "NHWC", (height, width), "rates")
     data = node.expr(0)
     if window.padding is None:
         # -inf is the neutral element of the maximum.
-        data, window = padded(node, data, window, -np.inf, 1), window.unpadded()
+        data, window = pad_window(node, data, window, -np.inf, 1), window.unpadded()
     assert window.padding is not None, "data have symbolic padding beforehand"
     return op.image.dilation2d(
         data, node.expr(1), window.strides, window.padding, window.dilations, "NHWC", "HWI"
     )
 
 
-def _lstm_cell(node: Node) -> list[Expr]:
+def _lstm_block_cell(node: Node) -> list[Expr]:
     """Convert LSTMBlockCell to (i, cell, f, o, g, cell output, output).
 
     Inputs: (data, cell, output, weights of both, peepholes of i, f, o, bias); gates in the order i,
@@ -176,16 +180,22 @@ def _lstm_cell(node: Node) -> list[Expr]:
     sides = op.concatenate([x, output], axis=1)
     gate_inputs = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
     take, new, keep, show = (gate_inputs[i] for i in range(4))
+    # TensorFlow adds the forget bias at run time instead of storing it in the bias vector.
     keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
     eyes = holes if node.flag("use_peephole") else (None, None, None)
-    gates = [gate(take, eyes[0]), gate(keep, eyes[1]), gate(new), gate(show, eyes[2])]
+    gates = [
+        lstm_gate(take, eyes[0]),
+        lstm_gate(keep, eyes[1]),
+        lstm_gate(new),
+        lstm_gate(show, eyes[2]),
+    ]
     state = lstm(gates, cell_before, bound=node.real("cell_clip", 3.0))
     return [state.take, state.cell, state.keep, state.show, state.new, state.shown, state.hidden]
 
 
 def _lrn(node: Node) -> Expr:
     bias, alpha, beta = node.real("bias", 1.0), node.real("alpha", 1.0), node.real("beta", 0.5)
-    return local_response(node, node.number("depth_radius", 5), bias, alpha, beta)
+    return local_response_norm(node, node.number("depth_radius", 5), bias, alpha, beta)
 
 
 def _crop_and_resize(node: Node) -> Expr:
@@ -197,19 +207,20 @@ def _crop_and_resize(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    *(Row(n, _conv) for n in ("Conv2D", "Conv3D")),
-    Row("DepthwiseConv2dNative", _depthwise),
-    *(Row(n, _transposed) for n in ("Conv2DBackpropInput", "Conv3DBackpropInputV2")),
-    Row("BatchNormWithGlobalNormalization", _global_norm),
-    Row("Dilation2D",            _dilation),
-    Row("LSTMBlockCell",         _lstm_cell),
-    *(Row(n, _pool(shared.average_pool)) for n in ("AvgPool", "AvgPool3D")),
-    *(Row(n, _pool(shared.max_pool)) for n in ("MaxPool", "MaxPool3D")),
-    Row("MatMul",                _mat_mul),
-    *(Row(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
-    Row("Einsum",                _einsum),
-    *(Row(n, _batch_norm) for n in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")),
-    Row("LRN",                   _lrn),
-    Row("CropAndResize",         _crop_and_resize),
+    *(TensorflowRow(n, _conv) for n in ("Conv2D", "Conv3D")),
+    TensorflowRow("DepthwiseConv2dNative", _depthwise),
+    *(TensorflowRow(n, _conv_transpose) for n in ("Conv2DBackpropInput", "Conv3DBackpropInputV2")),
+    TensorflowRow("BatchNormWithGlobalNormalization", _global_norm),
+    TensorflowRow("Dilation2D",            _dilation2d),
+    TensorflowRow("LSTMBlockCell",         _lstm_block_cell),
+    *(TensorflowRow(n, _pool(shared.average_pool)) for n in ("AvgPool", "AvgPool3D")),
+    *(TensorflowRow(n, _pool(shared.max_pool)) for n in ("MaxPool", "MaxPool3D")),
+    TensorflowRow("MatMul",                _mat_mul),
+    *(TensorflowRow(n, _batch_mat_mul) for n in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")),
+    TensorflowRow("Einsum",                _einsum),
+    *(TensorflowRow(n, _batch_norm)
+      for n in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")),
+    TensorflowRow("LRN",                   _lrn),
+    TensorflowRow("CropAndResize",         _crop_and_resize),
 )
 # fmt: on

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common.converters.reduction import log_softmax, position, rows_of, running
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.common.converters.reduction import (
+    arg_extremum,
+    cumulative_scan,
+    log_softmax,
+    reduction_rows,
+)
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_attr
@@ -14,13 +19,13 @@ def _softmax(node: Node) -> Expr:
 
 
 def _l2_loss(node: Node) -> Expr:
-    """Half the sum of squares."""
+    """Convert L2Loss: half the sum of squares."""
     total = op.sum(op.multiply(node.expr(0), node.expr(0)))
     return op.multiply(total, const(0.5, node.dtype(0)))
 
 
 def _cross_entropy(node: Node) -> list[Expr]:
-    """Convert (logits, label distribution) to the loss of each row, and its gradient."""
+    """Convert SoftmaxCrossEntropyWithLogits: the loss of each row, and its gradient."""
     scores, labels = node.exprs()
     node.scope.same(node.shape(0), node.shape(1))
     loss = op.negative(op.sum(op.multiply(labels, op.nn.log_softmax(scores, axis=-1)), axis=[-1]))
@@ -29,8 +34,8 @@ def _cross_entropy(node: Node) -> list[Expr]:
 
 
 def _sparse_cross_entropy(node: Node) -> list[Expr]:
-    """Convert (logits [rows, classes], class of each row) to the loss of each row, and its
-    gradient.
+    """Convert SparseSoftmaxCrossEntropyWithLogits (logits [rows, classes], class of each row): loss
+    and gradient.
     """
     scores, dtype = node.expr(0), node.dtype(0)
     node.scope.same(node.shape(0)[:1], node.shape(1))
@@ -38,6 +43,7 @@ def _sparse_cross_entropy(node: Node) -> list[Expr]:
     one, none = const(1, dtype), const(0, dtype)
     labels = op.one_hot(node.expr(1), one, none, classes, -1, dtype)
     label_column = op.expand_dims(node.expr(1), axis=1)
+    # Picking one logarithm per row avoids the product with a one-hot matrix.
     label_log_probs = op.gather(op.nn.log_softmax(scores, axis=-1), 1, label_column)
     loss = op.negative(op.squeeze(label_log_probs, axis=[1]))
     return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
@@ -45,16 +51,16 @@ def _sparse_cross_entropy(node: Node) -> list[Expr]:
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, None if row.both is None else row.rule)
-      for name, row in rows_of("tensorflow")),
-    Row("ArgMax",     position(op.argmax, "int64")),
-    Row("ArgMin",     position(op.argmin, "int64")),
-    Row("Cumsum",     running(op.cumsum)),
-    Row("Cumprod",    running(op.cumprod)),
-    Row("Softmax",    _softmax),
-    Row("LogSoftmax", log_softmax),
-    Row("SoftmaxCrossEntropyWithLogits",       _cross_entropy),
-    Row("SparseSoftmaxCrossEntropyWithLogits", _sparse_cross_entropy),
-    Row("L2Loss",     _l2_loss),
+    *(TensorflowRow(name, row.convert, None if row.both is None else row.rule)
+      for name, row in reduction_rows("tensorflow")),
+    TensorflowRow("ArgMax",     arg_extremum(op.argmax, "int64")),
+    TensorflowRow("ArgMin",     arg_extremum(op.argmin, "int64")),
+    TensorflowRow("Cumsum",     cumulative_scan(op.cumsum)),
+    TensorflowRow("Cumprod",    cumulative_scan(op.cumprod)),
+    TensorflowRow("Softmax",    _softmax),
+    TensorflowRow("LogSoftmax", log_softmax),
+    TensorflowRow("SoftmaxCrossEntropyWithLogits",       _cross_entropy),
+    TensorflowRow("SparseSoftmaxCrossEntropyWithLogits", _sparse_cross_entropy),
+    TensorflowRow("L2Loss",     _l2_loss),
 )
 # fmt: on

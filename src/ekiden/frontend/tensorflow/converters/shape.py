@@ -11,7 +11,7 @@ from ekiden.frontend.common import arithmetic as rules
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -25,13 +25,13 @@ def _const(node: Node) -> Value:
 
 def _shape(node: Node) -> Result:
     dtype = node.dtype_of("out_type", "int32")
-    constant_shape = rules.shape_of(node.shape(0), dtype)
+    constant_shape = rules.known_shape(node.shape(0), dtype)
     return op.shape_of(node.expr(0), dtype=dtype) if constant_shape is None else constant_shape
 
 
-def _shapes(node: Node) -> list[Value | None]:
+def _shape_n(node: Node) -> list[Value | None]:
     dtype = node.dtype_of("out_type", "int32")
-    return [rules.shape_of(node.shape(i), dtype) for i in range(len(node.inputs))]
+    return [rules.known_shape(node.shape(i), dtype) for i in range(len(node.inputs))]
 
 
 def _size(node: Node) -> Expr:
@@ -44,12 +44,12 @@ def _rank(node: Node) -> Value:
 
 def _strided_slice(node: Node) -> Result:
     if node.number("shrink_axis_mask") and node.value(1).array is None:
-        return _element(node)
+        return _dynamic_element(node)
     return shared.strided_slice(node)
 
 
-def _element(node: Node) -> Expr:
-    """Return x[i] for a data-dependent index; other axes stay whole."""
+def _dynamic_element(node: Node) -> Expr:
+    """Emit x[i] for a data-dependent index along the first axis."""
     count = node.shape(1)[0]
     has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
     if not prim.is_const(count, 1) or has_others:
@@ -59,7 +59,7 @@ def _element(node: Node) -> Expr:
 
 def _pack_rule(node: Node, inputs: Sequence[Array]) -> Array:
     axis = node.number("axis")
-    return rules.concatenated([np.expand_dims(i, axis) for i in inputs], axis)
+    return rules.concat_elements([np.expand_dims(i, axis) for i in inputs], axis)
 
 
 def _pack(node: Node) -> Result:
@@ -69,7 +69,7 @@ def _pack(node: Node) -> Result:
 
 def _concat_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     axis = inputs[-1]
-    return None if axis.dtype == np.object_ else rules.concatenated(inputs[:-1], int(axis))
+    return None if axis.dtype == np.object_ else rules.concat_elements(inputs[:-1], int(axis))
 
 
 def _concat(node: Node) -> Result:
@@ -84,7 +84,7 @@ def _concat_v1(node: Node) -> Result:
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return shared.gather_known(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
+    return shared.fold_gather(node, inputs, int(inputs[2]) if len(inputs) > 2 else 0)
 
 
 def _gather(node: Node) -> Expr:
@@ -92,7 +92,7 @@ def _gather(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the axes to remove, counted from the front; none if all of extent 1 go."""
+    """Return the normalized axes to remove; none if all of extent 1 are meant."""
     return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
 
 
@@ -110,18 +110,18 @@ def _range(node: Node) -> Expr:
 
 # fmt: off
 ROWS = (
-    Row("Const",         _const),
-    Row("Shape",         _shape),
-    Row("ShapeN",        _shapes),
-    Row("Size",          _size),
-    Row("Rank",          _rank),
-    Row("Reshape",       shared.reshape),
-    Row("StridedSlice",  _strided_slice),
-    Row("Pack",          _pack, _pack_rule),
-    Row("ConcatV2",      _concat, _concat_rule),
-    Row("Concat",        _concat_v1),
-    *(Row(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
-    Row("Squeeze",       _squeeze, _squeeze_rule),
-    Row("Range",         _range, rules.plain(rules.arange)),
+    TensorflowRow("Const",         _const),
+    TensorflowRow("Shape",         _shape),
+    TensorflowRow("ShapeN",        _shape_n),
+    TensorflowRow("Size",          _size),
+    TensorflowRow("Rank",          _rank),
+    TensorflowRow("Reshape",       shared.reshape),
+    TensorflowRow("StridedSlice",  _strided_slice),
+    TensorflowRow("Pack",          _pack, _pack_rule),
+    TensorflowRow("ConcatV2",      _concat, _concat_rule),
+    TensorflowRow("Concat",        _concat_v1),
+    *(TensorflowRow(n, _gather, _gather_rule) for n in ("Gather", "GatherV2")),
+    TensorflowRow("Squeeze",       _squeeze, _squeeze_rule),
+    TensorflowRow("Range",         _range, rules.as_node_rule(rules.arange)),
 )
 # fmt: on

@@ -7,130 +7,143 @@ from functools import partial
 
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import Iteration, Loop
-from ekiden.frontend.common.ranked_loop import built
+from ekiden.frontend.common.ranked_loop import build_any_rank
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.node import Node, Quantized, Resource, Row
+from ekiden.frontend.tflite.node import Node, QuantizedPolicy, Resource, TfliteRow
 
-OWN = Quantized.OWN
-_ANY = ("resource",)
+OWN = QuantizedPolicy.OWN
+_RESOURCE_DTYPES = ("resource",)
 
 
-def _run(
+def _run_subgraph(
     node: Node, index: int, inputs: Sequence[Value], variable_names: Sequence[str]
 ) -> list[Value]:
-    """Import a subgraph; return its outputs and, behind them, these variables, whose current values
-    are restored.
+    """Import a subgraph without its side effects; return its outputs, then the new values of these
+    variables.
     """
     current = node.graph.shared.variables.now
+    # Both branches of a conditional start from the same variables: a branch's assignments are
+    # undone and returned.
+    # Branches assign variables in place: their state is restored, and passed as results instead.
     before = dict(current)
-    outputs = node.graph.inside(index).run(inputs)
+    outputs = node.graph.inside(index).import_body(inputs)
     after = [current[name] for name in variable_names]
     current.clear()
     current.update(before)
     return [*outputs, *after]
 
 
-def _keep(node: Node, variable_names: Sequence[str], values: Sequence[Value]) -> list[Value]:
-    """Return the outputs without the variables behind them, which are assigned."""
+def _assign_variables(
+    node: Node, variable_names: Sequence[str], values: Sequence[Value]
+) -> list[Value]:
+    """Assign the variables that follow a branch's outputs; return the outputs."""
     count = len(values) - len(variable_names)
     node.graph.shared.variables.now.update(zip(variable_names, values[count:], strict=True))
     return list(values[:count])
 
 
 def _if(node: Node) -> list[Value]:
-    inputs, variable_names = [node.value(i) for i in range(1, len(node.inputs))], _changed(node)
+    inputs, variable_names = (
+        [node.value(i) for i in range(1, len(node.inputs))],
+        _variable_names(node),
+    )
     indices = node.option("ThenSubgraphIndex"), node.option("ElseSubgraphIndex")
-    runs = [partial(_run, node, i, inputs, variable_names) for i in indices]
-    return _keep(node, variable_names, choose(node, node.value(0), runs, ("then", "else")))
+    runs = [partial(_run_subgraph, node, i, inputs, variable_names) for i in indices]
+    return _assign_variables(
+        node, variable_names, choose(node, node.value(0), runs, ("then", "else"))
+    )
 
 
 def _while(node: Node) -> list[Value]:
-    """Convert WHILE: variables are carried like other values; which variable an input is cannot
-    change.
+    """Convert WHILE; variables are carried like other values, resource handles are loop
+    invariant.
     """
     test, body = node.option("CondSubgraphIndex"), node.option("BodySubgraphIndex")
-    operands, variable_names = [node.value(i) for i in range(len(node.inputs))], _changed(node)
+    operands, variable_names = (
+        [node.value(i) for i in range(len(node.inputs))],
+        _variable_names(node),
+    )
     current = node.graph.shared.variables.now
     carried_indices = [i for i, v in enumerate(operands) if not isinstance(v, Resource)]
     start = [*(operands[i] for i in carried_indices), *(current[name] for name in variable_names)]
 
-    def inputs(values: Sequence[Value]) -> list[Value]:
-        """Return a subgraph's inputs: carried values at their indices, the loop's operands at the
-        others; variables are assigned.
-        """
+    def bind_operands(values: Sequence[Value]) -> list[Value]:
+        """Return a subgraph's inputs with the carried values in place; variables are assigned."""
         current.update(zip(variable_names, values[len(carried_indices) :], strict=True))
         carried = dict(zip(carried_indices, values, strict=False))
         return [carried.get(i, v) for i, v in enumerate(operands)]
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+    def loop_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Import one iteration: carried values and variables, and the loop condition."""
-        body_outputs = _run(node, body, inputs(values), variable_names)
+        body_outputs = _run_subgraph(node, body, bind_operands(values), variable_names)
         after = [*(body_outputs[i] for i in carried_indices), *body_outputs[len(operands) :]]
-        (again,) = _run(node, test, inputs(after), ())
+        (again,) = _run_subgraph(node, test, bind_operands(after), ())
         return Iteration(again, after)
 
     before = dict(current)
-    (go,) = _run(node, test, operands, ())
+    (go,) = _run_subgraph(node, test, operands, ())
+    # A condition that is false at once runs no iteration, so no loop is emitted.
     if go.array is not None and not go.array.item():
         return operands
     inner = node.graph.inside(body).names
     names = [*(inner[i] for i in carried_indices), *variable_names]
-    last, _, _ = built(Loop(node, names, start, None, go, step))
+    last, _, _ = build_any_rank(Loop(node, names, start, None, go, loop_body))
     current.update(before)
     last_values = dict(zip(carried_indices, last, strict=False))
     tail = last[len(carried_indices) :]
-    return _keep(
+    return _assign_variables(
         node, variable_names, [*(last_values.get(i, v) for i, v in enumerate(operands)), *tail]
     )
 
 
-def _changed(node: Node) -> list[str]:
-    """Return the names of the variables that have values here, which a graph may change."""
+def _variable_names(node: Node) -> list[str]:
+    """Return the names of the initialized variables, any of which a subgraph may assign."""
     return list(node.graph.shared.variables.now)
 
 
 def _call_once(node: Node) -> list[Value]:
-    """Convert CALL_ONCE: what its subgraph assigns are the variables' initial values."""
+    """Convert CALL_ONCE: the assignments of its subgraph are the variables' initial values."""
     shared = node.graph.shared
+    # Initial values are set once per program, not per run of a branch or body.
     if shared.is_nested:
         node.unsupported("it stands inside another graph")
     shared.variables.is_initial = True
     try:
-        node.graph.inside(node.option("InitSubgraphIndex")).run(())
+        node.graph.inside(node.option("InitSubgraphIndex")).import_body(())
     finally:
         shared.variables.is_initial = False
     return []
 
 
-def _handle(node: Node) -> Value:
+def _var_handle(node: Node) -> Value:
     names = [node.operation.options.Container(), node.operation.options.SharedName()]
     return Resource("/".join(n.decode() for n in names if n))
 
 
-def _resource(node: Node) -> str:
+def _resource_name(node: Node) -> str:
     operand = node.value(0)
     if not isinstance(operand, Resource):
         node.unsupported(f"{node.ins[0]} is no variable")
     return operand.name
 
 
-def _read(node: Node) -> Value:
-    return node.graph.shared.variables.read(_resource(node))
+def _read_variable(node: Node) -> Value:
+    return node.graph.shared.variables.read(_resource_name(node))
 
 
-def _assign(node: Node) -> list[Value]:
-    node.graph.shared.variables.assign(_resource(node), node.value(1))
+def _assign_variable(node: Node) -> list[Value]:
+    node.graph.shared.variables.assign(_resource_name(node), node.value(1))
     return []
 
 
 # fmt: off
 ROWS = (
-    Row("IF",              _if,        OWN, dtypes=_ANY),
-    Row("WHILE",           _while,     OWN, dtypes=_ANY),
-    Row("STABLEHLO_WHILE", _while,     OWN, dtypes=_ANY),
-    Row("CALL_ONCE",       _call_once, OWN),
-    Row("VAR_HANDLE",      _handle,    OWN, dtypes=_ANY),
-    Row("READ_VARIABLE",   _read,      OWN, dtypes=_ANY),
-    Row("ASSIGN_VARIABLE", _assign,    OWN, dtypes=_ANY),
+    TfliteRow("IF",              _if,        OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("WHILE",           _while,     OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("STABLEHLO_WHILE", _while,     OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("CALL_ONCE",       _call_once, OWN),
+    TfliteRow("VAR_HANDLE",      _var_handle,    OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("READ_VARIABLE",   _read_variable,      OWN, dtypes=_RESOURCE_DTYPES),
+    TfliteRow("ASSIGN_VARIABLE", _assign_variable,    OWN, dtypes=_RESOURCE_DTYPES),
 )
 # fmt: on

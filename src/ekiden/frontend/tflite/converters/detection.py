@@ -1,4 +1,4 @@
-"""TFLite_Detection_PostProcess: decoding of a detector's boxes, and non-maximum suppression."""
+"""TFLite_Detection_PostProcess: box decoding and non-maximum suppression of SSD detectors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from flatbuffers import flexbuffers
 
-from ekiden.frontend.tflite.node import Node, Row
+from ekiden.frontend.tflite.node import Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 
-def _options(node: Node) -> Mapping[str, Any]:
+def _flexbuffer_options(node: Node) -> Mapping[str, Any]:
     try:
         options: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
     except Exception as error:  # flexbuffers raises whatever the bytes lead it to
@@ -22,39 +22,40 @@ def _options(node: Node) -> Mapping[str, Any]:
     return options
 
 
-def _columns(data: Expr, axis: int) -> list[Expr]:
+def _split_columns(data: Expr, axis: int) -> list[Expr]:
     return [op.take(data, const(np.int32(i)), axis=axis) for i in range(4)]
 
 
-def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
-    """Decode box offsets from anchors, in units of these: [boxes, (top, left, bottom, right)]."""
-    y, x, height, width = _columns(op.reshape(node.expr(0), (-1, 4)), 1)
-    at_y, at_x, tall, wide = _columns(op.reshape(node.expr(2), (-1, 4)), 1)
+def _decode_boxes(node: Node, options: Mapping[str, Any]) -> Expr:
+    """Decode box offsets relative to their anchors: [boxes, (top, left, bottom, right)]."""
+    y, x, height, width = _split_columns(op.reshape(node.expr(0), (-1, 4)), 1)
+    at_y, at_x, tall, wide = _split_columns(op.reshape(node.expr(2), (-1, 4)), 1)
     sides = []
     for offset, size, middle, extent, name, length in (
         (y, height, at_y, tall, "y_scale", "h_scale"),
         (x, width, at_x, wide, "x_scale", "w_scale"),
     ):
-        centre = op.multiply(op.divide(offset, _float(options[name])), extent)
+        centre = op.multiply(op.divide(offset, _f32(options[name])), extent)
         centre = op.add(centre, middle)
-        half = op.multiply(op.exp(op.divide(size, _float(options[length]))), extent)
-        half = op.multiply(half, _float(0.5))
+        # SSD's box coding: sizes are logarithms of the ratio to the anchor (Liu et al. 2016).
+        half = op.multiply(op.exp(op.divide(size, _f32(options[length]))), extent)
+        half = op.multiply(half, _f32(0.5))
         sides.append((op.subtract(centre, half), op.add(centre, half)))
     (top, bottom), (left_edge, right) = sides
     return op.stack([top, left_edge, bottom, right], axis=1)
 
 
-def _float(value: float) -> Expr:
+def _f32(value: float) -> Expr:
     return const(np.float32(value))
 
 
-def _detection(node: Node) -> list[Expr]:
-    """Convert the operator: return boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
+def _detection_postprocess(node: Node) -> list[Expr]:
+    """Convert the operator to boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
     zero-padded.
     """
-    options = _options(node)
-    count, max_detections = known(node.shape(0)[1]), int(options["max_detections"])
-    classes, width = int(options["num_classes"]), known(node.shape(1)[2])
+    options = _flexbuffer_options(node)
+    count, max_detections = known_int(node.shape(0)[1]), int(options["max_detections"])
+    classes, width = int(options["num_classes"]), known_int(node.shape(1)[2])
     if count is None or width is None:
         node.unsupported(f"{node.ins[0]} and {node.ins[1]} must have known extents")
     by_class = bool(options.get("use_regular_nms", False))
@@ -62,10 +63,13 @@ def _detection(node: Node) -> list[Expr]:
         node.unsupported("several classes for a detection are not supported")
     if by_class and int(options.get("detections_per_class", 100)) < max_detections:
         node.unsupported("'detections_per_class' below 'max_detections' is not supported")
-    boxes = _boxes(node, options)
+    boxes = _decode_boxes(node, options)
     scores = op.reshape(node.expr(1), (count, width))
+    # Column 0 may be the background class, which is no detection.
     scores = op.strided_slice(scores, (0, width - classes), (count, width))
-    rows = (_each_class if by_class else _best_class)(boxes, scores, count, classes)
+    rows = (_all_class_candidates if by_class else _best_class_candidates)(
+        boxes, scores, count, classes
+    )
     # a score at the threshold stays, where Relay's must be above it
     score_threshold = float(
         np.nextafter(np.float32(options["nms_score_threshold"]), np.float32(-np.inf))
@@ -80,7 +84,7 @@ def _detection(node: Node) -> list[Expr]:
     if total < max_detections:
         selected = op.nn.pad(selected, ((0, 0), (0, max_detections - total), (0, 0)), -1.0)
     score = op.take(selected, const(np.int32(1)), axis=2)
-    is_there = op.greater_equal(op.take(selected, const(np.int32(0)), axis=2), _float(0))
+    is_there = op.greater_equal(op.take(selected, const(np.int32(0)), axis=2), _f32(0))
     held = op.where(op.expand_dims(is_there, axis=2), selected, op.zeros_like(selected))
     number = op.sum(op.cast(is_there, "float32"), axis=1)
     return [
@@ -91,17 +95,18 @@ def _detection(node: Node) -> list[Expr]:
     ]
 
 
-def _best_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
-    """Return candidates [boxes, (class, score, corners)] of each box's best class."""
+def _best_class_candidates(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
+    """Return candidates [boxes, (class, score, corners)], one per box, of its best class."""
     best = op.cast(op.argmax(scores, axis=1, keepdims=True), "float32")
     return op.concatenate([best, op.max(scores, axis=1, keepdims=True), boxes], axis=1)
 
 
-def _each_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
+def _all_class_candidates(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
     """Return candidates [boxes * classes, (class, score, corners)], class by class."""
+    # Suppression works within a class: every box is listed once per class.
     names = np.repeat(np.arange(classes, dtype=np.float32), count)[:, None]
     flat = op.reshape(op.transpose(scores), (count * classes, 1))
     return op.concatenate([const(names), flat, op.tile(boxes, (classes, 1))], axis=1)
 
 
-ROWS = (Row("CUSTOM TFLite_Detection_PostProcess", _detection),)
+ROWS = (TfliteRow("CUSTOM TFLite_Detection_PostProcess", _detection_postprocess),)

@@ -8,30 +8,31 @@ from functools import partial
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.converters.elementwise import floor_div_rule, rows_of, select
+from ekiden.frontend.common.converters.elementwise import elementwise_rows, floor_div_rule, select
 from ekiden.frontend.common.functions import gelu, whole
 from ekiden.frontend.tflite.converters import integer_elementwise as integer
-from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
+from ekiden.frontend.tflite.load import TENSOR_DTYPES
+from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def _unary(function: Callable[[Expr], Expr]) -> Converter:
+def _unary_converter(function: Callable[[Expr], Expr]) -> Converter:
     return lambda node: function(node.expr(0))
 
 
-def _fused(convert: Callable[[Node], Expr]) -> Converter:
+def _with_fused_activation(convert: Callable[[Node], Expr]) -> Converter:
     return lambda node: node.activated(convert(node))
 
 
 def _floor_div(node: Node) -> Expr:
-    """Convert FLOOR_DIV; of floats the quotient in float64, rounded down: -1 by infinity is -0."""
+    """Convert FLOOR_DIV; floats divide in float64 and round down, so that -1 / inf is -0."""
     x, y = node.exprs()
     if not is_float(node.dtype(0)):
         return op.floor_divide(x, y)
+    # A quotient rounded to float32 may reach the next integer, whose floor is one too high.
     return op.cast(op.floor(op.divide(op.cast(x, "float64"), op.cast(y, "float64"))), node.dtype(0))
 
 
@@ -46,7 +47,7 @@ def _leaky_relu(node: Node) -> Expr:
 def _cast(node: Node) -> Expr:
     target = node.outs[0].dtype
     if node.operation.options is not None:
-        stated = DTYPES.get(node.option("OutDataType"), target)
+        stated = TENSOR_DTYPES.get(node.option("OutDataType"), target)
         if stated != target:
             node.unsupported(f"it casts to {stated}, its output is {target}")
     source = node.ins[0].dtype if node.ins[0] else ""
@@ -55,6 +56,7 @@ def _cast(node: Node) -> Expr:
     if source == "complex64":  # its real part
         return op.cast(op.take(node.expr(0), const(np.int32(0)), axis=-1), target)
     if target == "complex64":
+        # Complex numbers are (real, imaginary) pairs along a last axis.
         real = op.cast(node.expr(0), "float32")
         return op.stack([real, op.zeros_like(real)], axis=-1)
     if is_float(node.dtype(0)) and target == "bool":
@@ -71,28 +73,33 @@ def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
     return rules.cast(node.outs[0].dtype)(inputs)
 
 
-FUSED = frozenset(("ADD", "SUB", "MUL", "DIV"))
+OPERATORS_WITH_FUSED_ACTIVATION = frozenset(("ADD", "SUB", "MUL", "DIV"))
 """Operators that have an activation in them."""
 
 
-def _shared(code: str, convert: Callable[[Node], Expr], rule: rules.Rule | None) -> Row:
-    return Row(
-        code, _fused(convert) if code in FUSED else convert, integer=integer.KERNELS.get(code),
-        is_wide=code in integer.WIDE, rule=None if rule is None else rules.plain(rule),
-    )  # fmt: skip
+def _shared_row(code: str, convert: Callable[[Node], Expr], rule: rules.Rule | None) -> TfliteRow:
+    return TfliteRow(
+        code,
+        _with_fused_activation(convert) if code in OPERATORS_WITH_FUSED_ACTIVATION else convert,
+        integer=integer.INTEGER_CONVERTERS.get(code),
+        is_wide=code in integer.INT16_OPERATORS,
+        rule=None if rule is None else rules.as_node_rule(rule),
+    )
 
 
 # fmt: off
 ROWS = (
-    *(_shared(code, row.convert, row.rule) for code, _, row in rows_of("tflite")),
-    Row("FLOOR_DIV",    _floor_div, rule=floor_div_rule),
-    Row("RELU_N1_TO_1", _unary(lambda x: op.clip(x, -1.0, 1.0)), integer=integer.clipped(-1, 1)),
-    Row("RELU_0_TO_1",  _unary(lambda x: op.clip(x, 0.0, 1.0)), integer=integer.clipped(0, 1)),
-    Row("LEAKY_RELU",   _leaky_relu, integer=integer.leaky_relu, is_wide=True),
-    Row("GELU",         _gelu, integer=integer.gelu),
-    Row("CAST",         _cast, rule=_cast_rule, dtypes=("complex64",)),
-    Row("SELECT",       partial(select, per_row=True), Quantized.MOVED, data=(1, 2)),
-    Row("SELECT_V2",    partial(select, per_row=False), Quantized.MOVED, data=(1, 2),
-        rule=rules.plain(rules.where)),
+    *(_shared_row(code, row.convert, row.rule) for code, _, row in elementwise_rows("tflite")),
+    TfliteRow("FLOOR_DIV",    _floor_div, rule=floor_div_rule),
+    TfliteRow("RELU_N1_TO_1", _unary_converter(lambda x: op.clip(x, -1.0, 1.0)),
+        integer=integer.clipped_relu(-1, 1)),
+    TfliteRow("RELU_0_TO_1",  _unary_converter(lambda x: op.clip(x, 0.0, 1.0)),
+        integer=integer.clipped_relu(0, 1)),
+    TfliteRow("LEAKY_RELU",   _leaky_relu, integer=integer.leaky_relu, is_wide=True),
+    TfliteRow("GELU",         _gelu, integer=integer.gelu),
+    TfliteRow("CAST",         _cast, rule=_cast_rule, dtypes=("complex64",)),
+    TfliteRow("SELECT",       partial(select, per_row=True), QuantizedPolicy.MOVED, data=(1, 2)),
+    TfliteRow("SELECT_V2",    partial(select, per_row=False), QuantizedPolicy.MOVED, data=(1, 2),
+        rule=rules.as_node_rule(rules.where)),
 )
 # fmt: on

@@ -1,39 +1,53 @@
-"""Hybrid matrix products and convolutions: float data, int8 weights."""
+"""Hybrid matrix products and convolutions: float activations, int8 weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ekiden.frontend.common.windows import padded
-from ekiden.frontend.tflite.converters.rows import biased, rows_of, shaped
-from ekiden.frontend.tflite.converters.window import Convolution
-from ekiden.frontend.tflite.hybrid import NONE, Operand, Rows, quantized, weight_scales, weight_sums
+from ekiden.frontend.common.windows import pad_window
+from ekiden.frontend.tflite.converters.rows import (
+    add_bias_and_activate,
+    flatten_rows,
+    restore_leading_axes,
+)
+from ekiden.frontend.tflite.converters.window import ConvGeometry
+from ekiden.frontend.tflite.hybrid import (
+    UNIT_QUANTIZATION,
+    HybridOperand,
+    QuantizedRows,
+    quantize_rows,
+    weight_scales,
+    weight_sums,
+)
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.relay.qnn import op as qnn
 
 
-def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
-    """Convert a hybrid convolution over NHWC.
+def convolution(node: Node, at: ConvGeometry, asymmetric: bool) -> Expr:
+    """Convert a hybrid convolution of NHWC data.
 
     The data are zero-padded before they are quantised: their zero points differ by image.
     """
     data, window = node.expr(0), at.window
     if window.padding is None or any(window.padding):
-        data = padded(node, data, window, 0, 1)
-    rows = quantized(data, 4, asymmetric)
+        # Padding precedes quantization: a zero is then stored as each row's own zero point.
+        data = pad_window(node, data, window, 0, 1)
+    rows = quantize_rows(data, 4, asymmetric)
     weight = op.transpose(node.expr(1), at.order)
     sums = qnn.conv2d(
-        rows.levels, weight, *NONE, window.kernel, at.channels, window.strides, (0, 0),
+        rows.levels, weight, *UNIT_QUANTIZATION, window.kernel, at.channels, window.strides, (0, 0),
         window.dilations, at.groups, "NHWC", "HWIO",
     )  # fmt: skip
     products = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
-    return biased(node, products)
+    return add_bias_and_activate(node, products)
 
 
-def plain_convolution(node: Node, at: Convolution) -> Expr:
-    """Convert CONV_2D: its kernel for weights of one scale quantises symmetrically."""
+def conv2d(node: Node, at: ConvGeometry) -> Expr:
+    """Convert hybrid CONV_2D, whose kernel for per-tensor weights quantizes the data
+    symmetrically.
+    """
     tensor = node.ins[1]
     assert tensor is not None
     is_per_channel = tensor.quantization is not None and len(tensor.quantization.scale) > 1
@@ -41,21 +55,23 @@ def plain_convolution(node: Node, at: Convolution) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """Convert FULLY_CONNECTED, whose options state whether rows have zero points."""
-    return biased(node, shaped(node, Operand(node, rows_of(node)).times(1)))
+    """Convert hybrid FULLY_CONNECTED; its options state whether data rows have zero points."""
+    return add_bias_and_activate(
+        node, restore_leading_axes(node, HybridOperand(node, flatten_rows(node)).times(1))
+    )
 
 
 def batch_matmul(
     node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
-    """Convert BATCH_MATMUL: each row of each matrix is quantised on its own.
+    """Convert hybrid BATCH_MATMUL_RULE; each row of each matrix is quantized by itself.
 
     sides: [.., m, k], [.., k, n]; product: of int32.
     """
     data, weight = sides
     shape = node.typed(data).shape
     is_asymmetric = bool(node.option("AsymmetricQuantizeInputs"))
-    rows = quantized(op.reshape(data, (-1, shape[-1]), allowzero=True), 2, is_asymmetric)
+    rows = quantize_rows(op.reshape(data, (-1, shape[-1]), allowzero=True), 2, is_asymmetric)
     levels, scale = (
         op.reshape(row_data, (*shape[:-1], size), allowzero=True)
         for row_data, size in ((rows.levels, shape[-1]), (rows.scale, 1))
@@ -66,4 +82,4 @@ def batch_matmul(
     wide = op.cast(weight, "int32")
     sums = product(op.cast(levels, "int32"), wide)
     totals = op.sum(wide, axis=[-2], keepdims=True)
-    return Rows(levels, scale, point).numbers(sums, totals, weight_scales(node, 1))
+    return QuantizedRows(levels, scale, point).numbers(sums, totals, weight_scales(node, 1))

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and pooling of quantised tensors."""
+"""Matrix products, convolutions and pooling of quantized tensors."""
 
 from __future__ import annotations
 
@@ -7,49 +7,51 @@ from collections.abc import Callable
 import numpy as np
 
 from ekiden.frontend.common.converters import window as shared
-from ekiden.frontend.tflite.converters.rows import rows_of, shaped
-from ekiden.frontend.tflite.converters.window import Convolution, pool_window, sides_of
+from ekiden.frontend.tflite.converters.rows import flatten_rows, restore_leading_axes
+from ekiden.frontend.tflite.converters.window import ConvGeometry, pool_window, static_padding
 from ekiden.frontend.tflite.integer import (
-    centred,
-    levels,
-    scaled,
-    scaled_long,
-    scaled_once,
-    scaled_wide,
-    steps_of,
-    stored,
+    quant_params,
+    quantization_of,
+    rescale,
+    rescale_by_q15,
+    rescale_by_q31,
+    rescale_single_rounding,
+    store_quantized,
+    subtract_zero_point,
 )
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.qnn.products import in_floats
-from ekiden.relay.qnn.rescale import away
+from ekiden.relay.qnn.products import product_in_float32
+from ekiden.relay.qnn.rescale import round_half_away
 
 Scaled = Callable[[Expr, Array], Expr]
 """Sums, what they are multiplied by -> int32."""
-ONCE = scaled_once, scaled_long
+SINGLE_ROUNDING = rescale_single_rounding, rescale_by_q31
 
 
-def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
-    """Return zero points and scales of data and weights, as qnn takes them."""
-    quantization = steps_of(node, node.ins[weight])
+def _qnn_params(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
+    """Return zero points and scales of data and weights as qnn operators take them."""
+    quantization = quantization_of(node, node.ins[weight])
     if len(set(quantization.zero_point)) > 1:
         node.unsupported(f"{node.ins[weight]} has several zero points")
-    source = levels(node, node.ins[data])
+    source = quant_params(node, node.ins[data])
     points = const(np.int32(source.point)), const(np.int32(quantization.zero_point[0]))
     return *points, const(source.scale), const(np.float32(1))
 
 
-def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
-    """Return the requantization multiplier of accumulated sums: of one scale in single precision,
-    of several in double, as the kernels compute it.
+def _requantize_multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
+    """Return the requantization multiplier of accumulated sums: per tensor in float32, per channel
+    in float64, as the kernels do.
     """
-    source, result = levels(node, node.ins[data]), levels(node, node.outs[0])
-    scales = np.array(steps_of(node, node.ins[weight]).scale, np.float32)
+    source, result = quant_params(node, node.ins[data]), quant_params(node, node.outs[0])
+    scales = np.array(quantization_of(node, node.ins[weight]).scale, np.float32)
     tensor = node.ins[weight]
     is_float = node.operation.code == "FULLY_CONNECTED" and source.dtype != "int16"
+    # LiteRT multiplies these scales in float32 and others in float64; the multiplier differs in its
+    # last bits.
     if is_float or (tensor and tensor.dtype == "uint8"):
         product = (source.scale * scales).astype(np.float64)
     else:
@@ -58,11 +60,11 @@ def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
     return quotient.reshape(()) if quotient.size == 1 else quotient
 
 
-def _finished(
+def _requantize_sums(
     node: Node, sums: Expr, bias: int, multiplier: Array,
-    scales: tuple[Scaled, Scaled] = (scaled, scaled_wide),
+    scales: tuple[Scaled, Scaled] = (rescale, rescale_by_q15),
 ) -> Expr:  # fmt: skip
-    """Add the bias, requantize and store sums.
+    """Add the bias to accumulated sums, requantize and store them.
 
     Sums of int16 are int64, unless a bias has another dtype. scales: of int32, of int64.
     """
@@ -70,12 +72,12 @@ def _finished(
     if node.optional(bias) is not None:
         kind = node.dtype(bias)
         sums = op.add(op.cast(sums, kind), node.expr(bias))
-    return stored(node, scales[kind == "int64"](sums, multiplier))
+    return store_quantized(node, scales[kind == "int64"](sums, multiplier))
 
 
-def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
-    """Return products with int8 weights; int16 data are split into two bytes, whose products make
-    one int64.
+def _accumulate(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
+    """Accumulate products with int8 weights; int16 data are split into two bytes, and the sums are
+    int64.
     """
     if node.dtype(index) != "int16":
         return product(data)
@@ -84,76 +86,85 @@ def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr])
     upper = op.cast(op.right_shift(data, const(np.int16(8))), "int8")
     lower = op.cast(op.bitwise_and(data, const(np.int16(255))), "uint8")
     high, low = (op.cast(product(byte_data), "int64") for byte_data in (upper, lower))
+    # The int16 kernels accumulate in int64: 2**15 * 2**7 overflows int32 after 512 products.
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
-def convolution(node: Node, at: Convolution) -> Expr:
+def convolution(node: Node, at: ConvGeometry) -> Expr:
     """Convert a convolution over NHWC: plain, grouped or depthwise."""
-    weight, points = op.transpose(node.expr(1), at.order), _points(node, 0, 1)
-    window, sides = at.window, sides_of(node, at.window)
+    weight, points = op.transpose(node.expr(1), at.order), _qnn_params(node, 0, 1)
+    window, sides = at.window, static_padding(node, at.window)
 
-    def product(data: Expr) -> Expr:
+    def conv_8bit(data: Expr) -> Expr:
         """Return the convolution of 8-bit data."""
         return qnn.conv2d(
             data, weight, *points, window.kernel, at.channels, window.strides, sides,
             window.dilations, at.groups, "NHWC", "HWIO",
         )  # fmt: skip
 
-    return _finished(node, _summed(node, node.expr(0), 0, product), 2, _multiplier(node))
+    return _requantize_sums(
+        node, _accumulate(node, node.expr(0), 0, conv_8bit), 2, _requantize_multiplier(node)
+    )
 
 
 def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Convert TRANSPOSE_CONV of centred numbers: computed in floats where they are exact."""
-    points = _points(node, 2, 1)[:2]
+    """Convert TRANSPOSE_CONV of data less zero points, in floats where they are exact."""
+    points = _qnn_params(node, 2, 1)[:2]
 
-    def centred_product(data: Expr) -> Expr:
+    def transpose_conv_8bit(data: Expr) -> Expr:
         """Return the transposed convolution of 8-bit data."""
-        float_product = in_floats(data, node.expr(1), points, (3, 3, 0), product)
+        float_product = product_in_float32(data, node.expr(1), points, (3, 3, 0), product)
         if float_product is not None:
             return float_product
         weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
         return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
 
-    return _finished(node, _summed(node, node.expr(2), 2, centred_product), 3,
-                     _multiplier(node, 2, 1))  # fmt: skip
+    return _requantize_sums(node, _accumulate(node, node.expr(2), 2, transpose_conv_8bit), 3,
+                            _requantize_multiplier(node, 2, 1))  # fmt: skip
 
 
 def fully_connected(node: Node) -> Expr:
-    """Convert FULLY_CONNECTED, whose sums are rounded once."""
-    points = _points(node, 0, 1)
-    sums = _summed(node, rows_of(node), 0, lambda data: qnn.dense(data, node.expr(1), *points))
-    return shaped(node, _finished(node, sums, 2, _multiplier(node), ONCE))
+    """Convert FULLY_CONNECTED, whose kernel rounds once."""
+    points = _qnn_params(node, 0, 1)
+    sums = _accumulate(
+        node, flatten_rows(node), 0, lambda data: qnn.dense(data, node.expr(1), *points)
+    )
+    return restore_leading_axes(
+        node, _requantize_sums(node, sums, 2, _requantize_multiplier(node), SINGLE_ROUNDING)
+    )
 
 
 def average_pool(node: Node) -> Expr:
-    """Convert AVERAGE_POOL_2D in floats.
+    """Convert AVERAGE_POOL_2D through float arithmetic.
 
     Sums of up to 65,536 bytes are exact in float32, and so is the rounding; those of int16 in
     float64.
     """
-    if levels(node, node.ins[0]).scale != levels(node, node.outs[0]).scale:
+    if quant_params(node, node.ins[0]).scale != quant_params(node, node.outs[0]).scale:
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
-    point = levels(node, node.ins[0]).point
+    point = quant_params(node, node.ins[0]).point
+    # Sums of 8-bit levels over a window are exact in float32 up to 2**24, of int16 only in float64.
     real = "float64" if node.dtype(0) == "int16" else "float32"
     data = op.cast(node.expr(0), real)
     mean = shared.average_pool(node, data, pool_window(node), "NHWC")
-    steps = op.cast(away(mean, real), "int32")
-    return stored(node, op.subtract(steps, const(np.int32(point))))
+    steps = op.cast(round_half_away(mean, real), "int32")
+    return store_quantized(node, op.subtract(steps, const(np.int32(point))))
 
 
 def max_pool(node: Node) -> Expr:
-    """Convert MAX_POOL_2D: the largest number of each window, within the fused
-    activation's limits.
-    """
+    """Convert MAX_POOL_2D, clipped to the fused activation's limits."""
+    # Quantisation is monotonic, so the maximum of the stored numbers is that of the real ones.
     maxima = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
-    return stored(node, centred(maxima, levels(node, node.ins[0]).point))
+    return store_quantized(node, subtract_zero_point(maxima, quant_params(node, node.ins[0]).point))
 
 
-def product(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Return the requantized product of centred numbers; sums of int16 are int64."""
+def quantized_matmul(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
+    """Emit the requantized product of tensors less their zero points; int16 sums are int64."""
     wide = node.dtype(0) == "int16"
-    sides = [centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1)]
+    sides = [
+        subtract_zero_point(node.expr(i), quant_params(node, node.ins[i]).point) for i in (0, 1)
+    ]
     sums = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))
-    lhs, rhs, result = (levels(node, t) for t in (*node.ins[:2], node.outs[0]))
+    lhs, rhs, result = (quant_params(node, t) for t in (*node.ins[:2], node.outs[0]))
     factor = np.float64(lhs.scale * rhs.scale) / np.float64(result.scale)
-    return stored(node, (scaled_wide if wide else scaled)(sums, factor))
+    return store_quantized(node, (rescale_by_q15 if wide else rescale)(sums, factor))

@@ -1,5 +1,5 @@
-"""Recurrent layers of integers, bit for bit what TensorFlow Lite's kernels give: data and outputs
-of bytes, cells and memories of int16.
+"""Integer recurrent layers, bit for bit as TensorFlow Lite's kernels: int8 activations, int16 cell
+state and gates.
 
     LSTM   sums x W + h R, then p c: each in int16, saturated, in steps of 1 / 4096, or in those of
            the tensor between where they are normalised
@@ -18,8 +18,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.tflite import gemmlowp
-from ekiden.frontend.tflite.converters.states import given, remembered, stepped, timed, turned
-from ekiden.frontend.tflite.integer import Levels, levels, scaled, scaled_upward
+from ekiden.frontend.tflite.converters.states import (
+    optional_expr,
+    run_steps,
+    time_major,
+    to_operator_order,
+    update_svdf_memory,
+)
+from ekiden.frontend.tflite.integer import QuantParams, quant_params, rescale, rescale_half_up
 from ekiden.frontend.tflite.node import Node
 from ekiden.ir.op import Array
 from ekiden.relay import op
@@ -27,57 +33,59 @@ from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
 
-_SHORT = gemmlowp.Fixed(15)
-_GATE_BITS = 3
+_Q15 = gemmlowp.FixedPoint(15)
+_GATE_INTEGER_BITS = 3
 """Bits before the point of what goes into a gate."""
-_ONE = const(np.float32(1))
+_UNIT_SCALE = const(np.float32(1))
 INPUT, FORGET, NEW, SHOW = range(4)
 """The gates, in the order of their tensors."""
-_HOLES = {INPUT: 0, FORGET: 1, SHOW: 2}
+_PEEPHOLE_INDEX = {INPUT: 0, FORGET: 1, SHOW: 2}
 """The gates that see the cell, in the order of their weights."""
 
 
-def _within(data: Expr, dtype: str) -> Expr:
-    """Saturate int32 numbers to a dtype's range."""
+def _saturate(data: Expr, dtype: str) -> Expr:
+    """Saturate int32 levels to a dtype's range."""
     info = np.iinfo(dtype)
     return op.clip(data, int(info.min), int(info.max))
 
 
-def _looked_up(data: Expr, function: Callable[[Array, int], Array], integer_bits: int) -> Expr:
-    """Look up a function of int32 numbers within int16 that have `integer_bits` bits before the
-    point.
-    """
+def _lookup_int16(data: Expr, function: Callable[[Array, int], Array], integer_bits: int) -> Expr:
+    """Look up a function of int16 fixed-point numbers with `integer_bits` integer bits."""
+    # 128 KiB of constants replace gemmlowp's 16-bit polynomials exactly, as every input is
+    # tabulated.
     table = function(np.arange(-32768, 32768), integer_bits).astype(np.int16)
+    # A table of all 65,536 inputs replaces the fixed-point evaluation.
     index = op.add(data, const(np.int32(32768)))
     return op.cast(op.take(const(table), index, mode="fast"), "int32")
 
 
-def _shifted(data: Expr, bits: int) -> Expr:
+def _rounding_shift_right(data: Expr, bits: int) -> Expr:
     """Divide int32 numbers by 2**bits, rounding half away from zero."""
     below = op.right_shift(data, const(np.int32(31)))
     moved = op.add(op.add(data, const(np.int32(1 << bits >> 1))), below)
     return op.right_shift(moved, const(np.int32(bits)))
 
 
-def _power(node: Node, index: int) -> int:
-    """Return the exponent of a cell's scale. Raises Unsupported where it is no power of two."""
-    exponent = float(np.log2(levels(node, node.ins[index]).scale))
+def _scale_exponent(node: Node, index: int) -> int:
+    """Return the exponent of the cell state's power-of-two scale."""
+    exponent = float(np.log2(quant_params(node, node.ins[index]).scale))
     if abs(exponent - round(exponent)) > 1e-3 or not -15 <= round(exponent) <= -9:
         node.unsupported(f"the scale of {node.ins[index]} is none of 2**-15 to 2**-9")
     return round(exponent)
 
 
-def _dense(data: Expr, weight: Expr, point: int) -> Expr:
-    return qnn.dense(data, weight, const(np.int32(point)), const(np.int32(0)), _ONE, _ONE)
+def _integer_dense(data: Expr, weight: Expr, point: int) -> Expr:
+    return qnn.dense(
+        data, weight, const(np.int32(point)), const(np.int32(0)), _UNIT_SCALE, _UNIT_SCALE
+    )
 
 
 # LSTM.
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
-    """Integer LSTM cell as its tensors describe it: its gates, and the quantization of its
-    intermediates.
+class _IntegerLstmCell:
+    """Integer LSTM cell as its tensors describe it: present gates and the scales of intermediates.
 
     between: the scales of the sums of each gate; hidden: that of the hidden state before a
     projection.
@@ -85,12 +93,12 @@ class _Cell:
 
     node: Node
     gates: tuple[int, ...]
-    between: tuple[np.float32, ...]
-    hidden: Levels
+    intermediate_scales: tuple[np.float32, ...]
+    hidden: QuantParams
     power: int
 
     @staticmethod
-    def of(node: Node) -> _Cell:
+    def of(node: Node) -> _IntegerLstmCell:
         """Read a cell from its node. Raises Unsupported for what has no kernel."""
         if node.dtype(0) != "int8":
             node.unsupported(
@@ -103,42 +111,49 @@ class _Cell:
             node.unsupported("its activation is not tanh, the one that kernels of integers have")
         names = [node.optional(20 + gate) is not None for gate in range(4)]
         is_normal = names[FORGET]
-        between = [levels(node, t).scale if is_normal else np.float32(2**-12) for t in tensors[:4]]
+        between = [
+            quant_params(node, t).scale if is_normal else np.float32(2**-12) for t in tensors[:4]
+        ]
         gates = range(4) if node.optional(1) is not None else range(1, 4)
-        cell = _Cell(node, tuple(gates), tuple(between), levels(node, tensors[4]), _power(node, 19))
+        cell = _IntegerLstmCell(
+            node,
+            tuple(gates),
+            tuple(between),
+            quant_params(node, tensors[4]),
+            _scale_exponent(node, 19),
+        )
         cell.check()
         return cell
 
     def check(self) -> None:
-        """Raise Unsupported for peepholes of a projected cell, of which the kernels read
-        only some.
-        """
+        """Reject peepholes of a projected cell, of which the kernels read only a part."""
         has_holes = self.node.optional(11) is not None
         if has_holes and self.node.shape(6)[1] != self.node.shape(6)[0]:
             self.node.unsupported("peepholes of a cell that has another size than its output")
 
     @property
     def is_normalised(self) -> bool:
-        """Return whether sums are layer-normalised before their bias is added."""
+        """Return whether gate sums are layer-normalized before their bias is added."""
         return self.node.optional(20 + FORGET) is not None
 
-    def sums(self, data: Expr, first: int, source: int, bias: int | None) -> Expr:
-        """Return data times the weights of all gates, concatenated, in the steps of their sums.
+    def accumulate_gates(self, data: Expr, first: int, source: int, bias: int | None) -> Expr:
+        """Emit data times the concatenated weights of all gates, at the scales of the gates'
+        intermediates.
 
         first: the weights of the first of four gates; source: the tensor that the data belong to.
         """
-        node, source_levels = self.node, levels(self.node, self.node.ins[source])
+        node, source_levels = self.node, quant_params(self.node, self.node.ins[source])
         weight = op.concatenate([node.expr(first + g) for g in self.gates], axis=0)
-        products = _dense(data, weight, source_levels.point)
+        products = _integer_dense(data, weight, source_levels.point)
         if bias is not None:
             products = op.add(
                 products, op.concatenate([node.expr(bias + g) for g in self.gates], axis=0)
             )
         factors = [
-            np.full(self.units, levels(node, node.ins[first + g]).scale * source_levels.scale
-                    / self.between[g]) for g in self.gates
+            np.full(self.units, quant_params(node, node.ins[first + g]).scale * source_levels.scale
+                    / self.intermediate_scales[g]) for g in self.gates
         ]  # fmt: skip
-        return scaled(products, np.concatenate(factors).astype(np.float64))
+        return rescale(products, np.concatenate(factors).astype(np.float64))
 
     @property
     def units(self) -> int:
@@ -149,125 +164,137 @@ class _Cell:
         return units
 
     def activated(self, gate: int, sums: Expr, cell: Expr) -> Expr:
-        """Return a gate's activation, from its sums and the cell."""
-        peephole_index = _HOLES.get(gate)
+        """Emit a gate's activation from its sums and the cell state."""
+        peephole_index = _PEEPHOLE_INDEX.get(gate)
         if peephole_index is not None and self.node.optional(9 + peephole_index) is not None:
             weight = self.node.expr(9 + peephole_index)
-            steps = levels(self.node, self.node.ins[9 + peephole_index]).scale
-            factor = np.float32(2.0**self.power * float(steps) / float(self.between[gate]))
-            peephole = scaled(op.multiply(op.cast(weight, "int32"), cell), float(factor))
-            sums = _within(op.add(sums, peephole), "int16")
+            steps = quant_params(self.node, self.node.ins[9 + peephole_index]).scale
+            factor = np.float32(
+                2.0**self.power * float(steps) / float(self.intermediate_scales[gate])
+            )
+            peephole = rescale(op.multiply(op.cast(weight, "int32"), cell), float(factor))
+            sums = _saturate(op.add(sums, peephole), "int16")
         if self.is_normalised:
             sums = self.normalised(gate, sums)
-        return _looked_up(sums, _SHORT.tanh if gate == NEW else _SHORT.sigmoid, _GATE_BITS)
+        return _lookup_int16(sums, _Q15.tanh if gate == NEW else _Q15.sigmoid, _GATE_INTEGER_BITS)
 
     def normalised(self, gate: int, sums: Expr) -> Expr:
-        """Layer-normalise sums over the units, with 10 fraction bits, in the steps that gates
-        expect.
-        """
-        steps = levels(self.node, self.node.ins[20 + gate]).scale
+        """Layer-normalize gate sums over the units with 10 fraction bits."""
+        steps = quant_params(self.node, self.node.ins[20 + gate]).scale
         guard = max(1, int(np.float32(10000) * steps))
-        apart = _normal(self.node, sums, self.units, guard)
+        apart = _integer_layer_norm(self.node, sums, self.units, guard)
         wide = op.multiply(apart, op.cast(self.node.expr(20 + gate), "int32"))
         wide = op.cast(op.add(wide, self.node.expr(12 + gate)), "int64")
         half = op.where(op.greater(wide, const(np.int64(0))), const(np.int64(512)),
                         const(np.int64(-512)))  # fmt: skip
         moved = op.cast(op.trunc_divide(op.add(wide, half), const(np.int64(1024))), "int32")
-        return _within(scaled(moved, float(steps) * 2**12), "int16")
+        return _saturate(rescale(moved, float(steps) * 2**12), "int16")
 
     def step(self, rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
         """Compute (output, cell) from the previous (output, cell)."""
         node, output, before = self.node, states[0], op.cast(states[1], "int32")
-        sums = _within(op.add(self.sums(output, 5, 18, None), rows[0]), "int16")
+        sums = _saturate(op.add(self.accumulate_gates(output, 5, 18, None), rows[0]), "int16")
         gate_sums = dict(zip(self.gates, op.split(sums, len(self.gates), axis=-1), strict=True))
         gate_values = {g: self.activated(g, gate_sums[g], before) for g in self.gates if g != SHOW}
         take = gate_values.get(INPUT)
         if take is None:
+            # CIFG: the input gate is 1 - f, where 32767 is the largest Q15 number.
             take = op.subtract(const(np.int32(32767)), gate_values[FORGET])
-        retained = _shifted(op.multiply(gate_values[FORGET], before), 15)
-        new = _shifted(op.multiply(take, gate_values[NEW]), 30 + self.power)
-        cell = _within(op.add(retained, new), "int16")
-        limit = _limit(node.option("CellClip"), levels(node, node.ins[19]))
+        retained = _rounding_shift_right(op.multiply(gate_values[FORGET], before), 15)
+        # Both gates have 15 fraction bits; the shift brings their product to the cell's scale 2 **
+        # power.
+        new = _rounding_shift_right(op.multiply(take, gate_values[NEW]), 30 + self.power)
+        cell = _saturate(op.add(retained, new), "int16")
+        limit = _clip_bound(node.option("CellClip"), quant_params(node, node.ins[19]))
         cell = op.clip(cell, -limit, limit) if limit > 0 else cell
         show = self.activated(SHOW, gate_sums[SHOW], cell)
-        hidden_product = op.multiply(show, _looked_up(cell, _SHORT.tanh, 15 + self.power))
+        hidden_product = op.multiply(show, _lookup_int16(cell, _Q15.tanh, 15 + self.power))
         factor = np.float32(2.0**-15 / float(self.hidden.scale) * 2.0**-15)
-        moved = op.add(scaled(hidden_product, float(factor)), const(np.int32(self.hidden.point)))
-        shown = op.cast(_within(moved, "int8"), "int8")
+        moved = op.add(rescale(hidden_product, float(factor)), const(np.int32(self.hidden.point)))
+        shown = op.cast(_saturate(moved, "int8"), "int8")
         return [self.projected(shown), op.cast(cell, "int16")]
 
     def projected(self, shown: Expr) -> Expr:
-        """Return the projected hidden state."""
+        """Emit the projected hidden state, or the hidden state itself without a projection."""
         node = self.node
         if node.optional(16) is None:
             return shown
-        products, bias = _dense(shown, node.expr(16), self.hidden.point), given(node, 17)
-        products = products if bias is None else op.add(products, bias)
-        state = levels(node, node.ins[18])
-        factor = levels(node, node.ins[16]).scale * self.hidden.scale / state.scale
-        moved = _within(
-            op.add(scaled(products, float(factor)), const(np.int32(state.point))), "int8"
+        products, bias = (
+            _integer_dense(shown, node.expr(16), self.hidden.point),
+            optional_expr(node, 17),
         )
-        limit = _limit(node.option("ProjClip"), levels(node, node.outs[0]))
+        products = products if bias is None else op.add(products, bias)
+        state = quant_params(node, node.ins[18])
+        factor = quant_params(node, node.ins[16]).scale * self.hidden.scale / state.scale
+        moved = _saturate(
+            op.add(rescale(products, float(factor)), const(np.int32(state.point))), "int8"
+        )
+        limit = _clip_bound(node.option("ProjClip"), quant_params(node, node.outs[0]))
         return op.cast(op.clip(moved, -limit, limit) if limit > 0 else moved, "int8")
 
 
-def _limit(bound: float, steps: Levels) -> int:
-    """Return a clipping bound in steps, truncated; 0 for none."""
+def _clip_bound(bound: float, steps: QuantParams) -> int:
+    """Return a clipping bound in levels, truncated; 0 for none."""
     low, high = -(1 << 15), (1 << 15) - 1
     if steps.dtype == "int8":
         low, high = -128, 127
     return int(np.clip(np.float32(bound) / steps.scale, low, high)) if bound > 0 else 0
 
 
-def _normal(node: Node, sums: Expr, units: int, guard: int) -> Expr:
-    """Normalise numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
+def _integer_layer_norm(node: Node, sums: Expr, units: int, guard: int) -> Expr:
+    """Normalize numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
     `guard`.
 
     The kernel truncates the quotient of 2**20 and the units. Row statistics are bound: fused into
     their row, they would be recomputed for each element.
     """
 
-    def number(value: int) -> Expr:
+    def i64(value: int) -> Expr:
         return const(np.int64(value))
 
     wide = op.cast(sums, "int64")
     total = op.sum(wide, axis=[-1], keepdims=True)
-    mean: Expr = op.trunc_divide(op.multiply(total, number(1024)), number(units))
+    mean: Expr = op.trunc_divide(op.multiply(total, i64(1024)), i64(units))
     squares = op.sum(op.multiply(wide, wide), axis=[-1], keepdims=True)
-    apart = op.subtract(op.multiply(squares, number((1 << 20) // units)), op.multiply(mean, mean))
-    variance = op.trunc_divide(apart, number(1 << 20))
-    variance = op.where(op.less(variance, number(1)), number(guard), variance)
-    root = gemmlowp.inverse_root(node.scope.expr(node.given(variance)))
+    apart = op.subtract(op.multiply(squares, i64((1 << 20) // units)), op.multiply(mean, mean))
+    variance = op.trunc_divide(apart, i64(1 << 20))
+    variance = op.where(op.less(variance, i64(1)), i64(guard), variance)
+    root = gemmlowp.inverse_sqrt(node.scope.expr(node.given(variance)))
     mean, factor, shift = (node.scope.expr(node.given(statistic)) for statistic in (mean, *root))
-    moved = op.subtract(op.multiply(wide, number(1024)), mean)
-    return op.cast(gemmlowp.shifted(gemmlowp.product(moved, factor), shift), "int32")
+    moved = op.subtract(op.multiply(wide, i64(1024)), mean)
+    return op.cast(
+        gemmlowp.rounding_divide_by_pot(gemmlowp.doubling_high_mul(moved, factor), shift), "int32"
+    )
 
 
 def sequence_lstm(node: Node) -> Expr:
-    """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are computed first."""
-    cell = _Cell.of(node)
-    products = cell.sums(timed(node, 0), 1, 0, None if cell.is_normalised else 12)
-    every = stepped(node, [_within(products, "int16")], [18, 19], cell.step)
-    return turned(node, every)
+    """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are one matrix
+    product.
+    """
+    cell = _IntegerLstmCell.of(node)
+    products = cell.accumulate_gates(time_major(node, 0), 1, 0, None if cell.is_normalised else 12)
+    every = run_steps(node, [_saturate(products, "int16")], [18, 19], cell.step)
+    return to_operator_order(node, every)
 
 
 def lstm(node: Node) -> list[Expr] | Expr:
-    """Convert LSTM: one step; KernelType 1 is the basic kernel."""
+    """Convert one LSTM step; KernelType 1 is the basic kernel."""
     if node.option("KernelType"):
         return _basic_lstm(node)
-    cell = _Cell.of(node)
-    products = _within(cell.sums(node.expr(0), 1, 0, None if cell.is_normalised else 12), "int16")
-    every = stepped(node, [op.expand_dims(products, 0)], [18, 19], cell.step)
+    cell = _IntegerLstmCell.of(node)
+    products = _saturate(
+        cell.accumulate_gates(node.expr(0), 1, 0, None if cell.is_normalised else 12), "int16"
+    )
+    every = run_steps(node, [op.expand_dims(products, 0)], [18, 19], cell.step)
     return op.squeeze(every, axis=[0])
 
 
-_CELL_BITS = 4
+_CELL_INTEGER_BITS = 4
 """Bits before the point of the older LSTM's cell."""
 
 
 def _basic_lstm(node: Node) -> list[Expr]:
-    """Convert the basic LSTM (data, output, weights, bias, cell): return output, cell, concatenated
+    """Convert the basic LSTM (data, output, weights, bias, cell) to output, cell, concatenated
     inputs and gates (i, g, f, o).
 
     Numbers of uint8 are steps of 1 / 128 from 128; sums are those of ruy's int16 products.
@@ -275,31 +302,32 @@ def _basic_lstm(node: Node) -> list[Expr]:
     if node.dtype(0) != "uint8":
         node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: the older kernel takes uint8")
     concatenated = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
-    weight, steps = levels(node, node.ins[2]), node.ins[3]
+    weight, steps = quant_params(node, node.ins[2]), node.ins[3]
     if steps is None or steps.quantization is None:
         node.unsupported(f"{steps} has no scale")
+    # This kernel fixes the activations' scale to 1 / 128 and their zero point to 128.
     points = const(np.int32(128)), const(np.int32(weight.point))
-    sums = op.add(qnn.dense(concatenated, node.expr(2), *points, _ONE, _ONE), node.expr(3))
+    sums = op.add(
+        qnn.dense(concatenated, node.expr(2), *points, _UNIT_SCALE, _UNIT_SCALE), node.expr(3)
+    )
     factor = 4096 * float(np.float32(steps.quantization.scale[0]))
-    gates = _within(scaled_upward(sums, factor), "int16")
+    gates = _saturate(rescale_half_up(sums, factor), "int16")
     gate_sums = op.split(gates, 4, axis=-1)
-    functions = (_SHORT.sigmoid, _SHORT.tanh, _SHORT.sigmoid, _SHORT.sigmoid)
+    functions = (_Q15.sigmoid, _Q15.tanh, _Q15.sigmoid, _Q15.sigmoid)
     take, new, keep, show = (
-        _looked_up(gate_sum, function, _GATE_BITS)
+        _lookup_int16(gate_sum, function, _GATE_INTEGER_BITS)
         for gate_sum, function in zip(gate_sums, functions, strict=True)
     )
-    retained = _upward(op.multiply(keep, op.cast(node.expr(4), "int32")))
-    added = _shifted(_upward(op.multiply(take, new)), _CELL_BITS)
-    cell = _within(op.add(added, retained), "int16")
-    shown = _upward(op.multiply(show, _looked_up(cell, _SHORT.tanh, _CELL_BITS)))
-    output = op.add(_within(_shifted(shown, 8), "int8"), const(np.int32(128)))
+    retained = _round_to_q15(op.multiply(keep, op.cast(node.expr(4), "int32")))
+    added = _rounding_shift_right(_round_to_q15(op.multiply(take, new)), _CELL_INTEGER_BITS)
+    cell = _saturate(op.add(added, retained), "int16")
+    shown = _round_to_q15(op.multiply(show, _lookup_int16(cell, _Q15.tanh, _CELL_INTEGER_BITS)))
+    output = op.add(_saturate(_rounding_shift_right(shown, 8), "int8"), const(np.int32(128)))
     return [op.cast(output, "uint8"), op.cast(cell, "int16"), concatenated, op.cast(gates, "int16")]
 
 
-def _upward(product: Expr) -> Expr:
-    """Return a product of two numbers with 15 fraction bits, with 15 fraction bits, rounded half
-    up.
-    """
+def _round_to_q15(product: Expr) -> Expr:
+    """Round a product of two Q15 numbers to Q15, half up."""
     return op.right_shift(op.add(product, const(np.int32(1 << 14))), const(np.int32(15)))
 
 
@@ -307,21 +335,23 @@ def _upward(product: Expr) -> Expr:
 
 
 def svdf(node: Node) -> Expr:
-    """Convert SVDF (data, features [filters, inputs], time weights of int16, bias, state of int16).
+    """Convert SVDF (data, features [filters, inputs], int16 time weights, bias, int16 state).
 
     The kernel leaves the activation to the limits of the output.
     """
     data, features, weights, state, result = (
-        levels(node, t) for t in (*node.ins[:3], node.ins[4], node.outs[0])
+        quant_params(node, t) for t in (*node.ins[:3], node.ins[4], node.outs[0])
     )
     kinds = [s.dtype for s in (data, features, weights, state, result)]
     if kinds != ["int8", "int8", "int16", "int16", "int8"]:
         node.unsupported(f"tensors of {', '.join(kinds)}: a kernel of int8 and int16 is here")
-    products = _dense(node.expr(0), node.expr(1), data.point)
-    filtered = _within(scaled(products, float(data.scale * features.scale / state.scale)), "int16")
-    total = remembered(node, op.cast(filtered, "int16"), op.cast(node.expr(2), "int32"))
-    bias = given(node, 3)
+    products = _integer_dense(node.expr(0), node.expr(1), data.point)
+    filtered = _saturate(
+        rescale(products, float(data.scale * features.scale / state.scale)), "int16"
+    )
+    total = update_svdf_memory(node, op.cast(filtered, "int16"), op.cast(node.expr(2), "int32"))
+    bias = optional_expr(node, 3)
     total = total if bias is None else op.add(total, bias)
-    moved = scaled(total, float(state.scale * weights.scale / result.scale))
+    moved = rescale(total, float(state.scale * weights.scale / result.scale))
     moved = op.add(moved, const(np.int32(result.point)))
-    return op.cast(_within(moved, "int8"), "int8")
+    return op.cast(_saturate(moved, "int8"), "int8")

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common import arithmetic as rules
-from ekiden.frontend.common.arithmetic import concatenated
+from ekiden.frontend.common.arithmetic import concat_elements
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, known
-from ekiden.frontend.tflite.integer import levels
-from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
+from ekiden.frontend.tflite.integer import quant_params
+from ekiden.frontend.tflite.load import TENSOR_DTYPES
+from ekiden.frontend.tflite.node import Converter, Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import known_int as number
 
-MOVED = Quantized.MOVED
+MOVED = QuantizedPolicy.MOVED
 
 
 def _reshape(node: Node) -> Result:
@@ -35,17 +35,18 @@ def _concatenation(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0))
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        return known(concatenated([v.elements for v in values], axis), node.dtype(0))
+        return known(concat_elements([v.elements for v in values], axis), node.dtype(0))
     return node.activated(op.concatenate(node.exprs(), axis=axis))
 
 
-def _concatenation_of_integers(node: Node) -> Result:
-    """Convert CONCATENATION of quantised tensors: uint8 of other scales is requantized in single
-    precision; other kernels copy the numbers.
+def _quantized_concatenation(node: Node) -> Result:
+    """Convert CONCATENATION of quantized tensors; only the uint8 kernel requantizes, in float32,
+    the others copy.
     """
-    result, operands = levels(node, node.outs[0]), []
+    result, operands = quant_params(node, node.outs[0]), []
     for index, tensor in enumerate(node.ins):
-        source, operand = levels(node, tensor), node.expr(index)
+        source, operand = quant_params(node, tensor), node.expr(index)
+        # LiteRT requantises uint8 operands only; int8 models share one scale.
         if source != result:
             if result.dtype != "uint8" or source.dtype != "uint8":
                 node.unsupported(
@@ -65,7 +66,7 @@ def _pack(node: Node) -> Result:
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
         expanded = [np.expand_dims(v.elements, axis) for v in values]
-        return known(concatenated(expanded, axis), node.dtype(0))
+        return known(concat_elements(expanded, axis), node.dtype(0))
     return op.stack(node.exprs(), axis=axis)
 
 
@@ -85,7 +86,7 @@ def _range(node: Node) -> Expr:
 
 
 def _gather_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    return shared.gather_known(node, inputs, int(node.option("Axis")))
+    return shared.fold_gather(node, inputs, int(node.option("Axis")))
 
 
 def _gather(node: Node) -> Expr:
@@ -96,15 +97,15 @@ def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
     return np.squeeze(inputs[0], tuple(_axes_to_squeeze(node)) or None)
 
 
-def _zero(node: Node) -> float:
-    """Return the stored number of zero in the output."""
+def _stored_zero(node: Node) -> float:
+    """Return the stored level that represents zero in the output."""
     steps = node.outs[0].quantization
     return float(steps.zero_point[0]) if steps else 0.0
 
 
 def _pad(node: Node) -> Expr:
-    """Convert PAD and PADV2, with a value, else with the stored zero."""
-    return shared.pad(node, node.expr(2) if node.optional(2) is not None else _zero(node))
+    """Convert PAD and PADV2; without a value it pads with the stored zero."""
+    return shared.pad(node, node.expr(2) if node.optional(2) is not None else _stored_zero(node))
 
 
 def _mirror_pad(node: Node) -> Expr:
@@ -112,68 +113,67 @@ def _mirror_pad(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the squeezed axes, counted from the front; none where all of extent 1 are squeezed."""
+    """Return the normalized axes to squeeze; none where all of extent 1 are meant."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
     axes = options.SqueezeDimsAsNumpy() if has else ()
-    return [node.axis(int(a), _rank_of_elements(node)) for a in axes]
+    return [node.axis(int(a), _logical_rank(node)) for a in axes]
 
 
-def _rank_of_elements(node: Node) -> int:
-    """Return the rank of an input; the (real, imaginary) axis of complex numbers does not count."""
+def _logical_rank(node: Node) -> int:
+    """Return the rank of an input without the (real, imaginary) axis of complex numbers."""
     is_complex = node.ins[0] is not None and node.ins[0].dtype == "complex64"
     return node.rank(0) - is_complex
 
 
 def _squeeze(node: Node) -> Result:
-    return shared.squeeze(node, _axes_to_squeeze(node), _rank_of_elements(node))
+    return shared.squeeze(node, _axes_to_squeeze(node), _logical_rank(node))
 
 
 def _shape(node: Node) -> Value:
-    return known(np.array(node.shape(0), object), DTYPES[node.option("OutType", 2)])
+    return known(np.array(node.shape(0), object), TENSOR_DTYPES[node.option("OutType", 2)])
 
 
 def _rank(node: Node) -> Value:
     return known(np.array(node.rank(0)), "int32")
 
 
-def _blocks(function: Callable[..., Expr]) -> Converter:
+def _block_converter(function: Callable[..., Expr]) -> Converter:
     return lambda node: function(node.expr(0), int(node.option("BlockSize")), "NHWC")
 
 
 def _space_to_batch(node: Node) -> Expr:
     block, widths = node.axes(1, "block"), node.numbers(2, "paddings").astype(np.int64)
-    return op.nn.space_to_batch_nd(node.expr(0), block, widths.tolist(), _zero(node))
+    return op.nn.space_to_batch_nd(node.expr(0), block, widths.tolist(), _stored_zero(node))
 
 
-def _resize_bilinear_of_integers(node: Node) -> Expr:
-    """Convert RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference kernel; that
-    of uint8 computes in floats.
+def _quantized_resize_bilinear(node: Node) -> Expr:
+    """Convert quantized RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference
+    kernel; uint8 computes in floats.
     """
     kind = node.dtype(0)
-    if levels(node, node.ins[0]) != levels(node, node.outs[0]):
+    if quant_params(node, node.ins[0]) != quant_params(node, node.outs[0]):
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} must have one scale")
     sizes = list(zip(node.extents(0, (1, 2)), node.axes(1, "size"), strict=True))
     if any(extent is None for extent, _ in sizes):
         node.unsupported(f"{node.ins[0]} must have a known height and width")
     known_sizes = [(extent or 0, target) for extent, target in sizes]
     if kind == "uint8":
-        return _resize_by_floats(node, known_sizes)
+        return _resize_bilinear_uint8(node, known_sizes)
+    # Two weights of 11 bits times an 8-bit level fit 30 bits, times int16 they do not.
     wide = "int64" if kind == "int16" else "int32"
     interpolated: Expr = op.cast(node.expr(0), wide)
     for axis, size in zip((1, 2), known_sizes, strict=True):
-        interpolated = _between(interpolated, wide, axis, *_neighbours(node, *size))
+        interpolated = _lerp(interpolated, wide, axis, *_fixed_sample_points(node, *size))
     half = op.where(
         op.greater(interpolated, const(0, wide)), const(1 << 19, wide), const(-1 << 19, wide)
     )
     return op.cast(op.trunc_divide(op.add(interpolated, half), const(1 << 20, wide)), kind)
 
 
-def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
-    """Interpolate the four corners in the reference kernel's order; add half a step and
-    truncate.
-    """
-    down, right = (_float_neighbours(node, *size) for size in sizes)
+def _resize_bilinear_uint8(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
+    """Interpolate the four corners in the reference kernel's order, add one half and truncate."""
+    down, right = (_float_sample_points(node, *size) for size in sizes)
     data, one = op.cast(node.expr(0), "float32"), np.float32(1)
     total: Expr = const(np.float32(0))
     for x, across in ((right[0], one - right[2]), (right[1], right[2])):
@@ -184,8 +184,8 @@ def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
     return op.cast(op.add(total, const(np.float32(0.5))), "uint8")
 
 
-def _float_neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
-    """Return (first, second, weight of the second) for each output position of an axis."""
+def _float_sample_points(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+    """Return (first index, second index, weight of the second) per output position of an axis."""
     more = int(bool(node.option("AlignCorners")) and target > 1)
     step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
     at = np.arange(target).astype(np.float32)
@@ -195,8 +195,10 @@ def _float_neighbours(node: Node, extent: int, target: int) -> tuple[Array, Arra
     return first, second, (at - first.astype(np.float32)).astype(np.float32)
 
 
-def _neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
-    """Return (first, second, weight of the second, of 1024) for each output position of an axis."""
+def _fixed_sample_points(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+    """Return (first index, second index, weight of the second in 1 / 1024) per output position of
+    an axis.
+    """
     more = int(bool(node.option("AlignCorners")) and target > 1)
     to = target - more
     # A rounded scale with 10 fraction bits, as the reference kernel computes it.
@@ -209,7 +211,7 @@ def _neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Arr
     return first, second, at - 1024 * first
 
 
-def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array) -> Expr:
+def _lerp(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array) -> Expr:
     shape = [-1 if i == axis else 1 for i in range(4)]
     terms = []
     for indices, factors in ((first, 1024 - weight), (second, weight)):
@@ -219,33 +221,36 @@ def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, wei
 
 
 # fmt: off
-_PLAIN = ("WHERE", "BROADCAST_ARGS", *(f"UNSORTED_SEGMENT_{n.upper()}" for n, _ in shared.SEGMENTS))
+_FLOAT_ONLY_OPERATORS = (
+    "WHERE", "BROADCAST_ARGS",
+    *(f"UNSORTED_SEGMENT_{n.upper()}" for n, _ in shared.SEGMENT_REDUCTIONS),
+)
 """Operators of the shared table that take no quantised tensors."""
 
 ROWS = (
-    *(Row(code, row.convert, Quantized.REFUSED if code in _PLAIN else MOVED, row.data,
-          rule=row.rule)
-      for code, row in shared.rows_of("tflite")),
-    Row("RESHAPE",                 _reshape,        MOVED),
-    Row("CONCATENATION",           _concatenation,  data=(),
-        integer=_concatenation_of_integers, is_wide=True),
-    Row("PACK",                    _pack,           MOVED, data=()),
-    Row("UNPACK",                  _unpack,         MOVED),
-    Row("SPLIT",                   _split,          MOVED, data=(1,)),
-    Row("STRIDED_SLICE",           shared.strided_slice, MOVED),
-    Row("GATHER",                  _gather,         MOVED, rule=_gather_rule),
-    Row("PAD",                     _pad,            MOVED),
-    Row("PADV2",                   _pad,            MOVED, data=(0, 2)),
-    Row("MIRROR_PAD",              _mirror_pad,     MOVED),
-    Row("SQUEEZE",                 _squeeze,        MOVED, rule=_squeeze_rule,
-        dtypes=("complex64",)),
-    Row("SHAPE",                   _shape,          Quantized.OWN),
-    Row("RANGE",                   _range,          rule=rules.plain(rules.arange)),
-    Row("RANK",                    _rank,           Quantized.OWN),
-    Row("SPACE_TO_DEPTH",          _blocks(op.nn.space_to_depth), MOVED),
-    Row("DEPTH_TO_SPACE",          _blocks(op.nn.depth_to_space), MOVED),
-    Row("SPACE_TO_BATCH_ND",       _space_to_batch, MOVED),
-    Row("RESIZE_BILINEAR",         shared.resize("linear"), integer=_resize_bilinear_of_integers,
+    *(TfliteRow(code, row.convert,
+                QuantizedPolicy.REFUSED if code in _FLOAT_ONLY_OPERATORS else MOVED,
+                row.data, rule=row.rule)
+      for code, row in shared.movement_rows("tflite")),
+    TfliteRow("RESHAPE",           _reshape,             MOVED),
+    TfliteRow("CONCATENATION",     _concatenation, data=(), integer=_quantized_concatenation,
+        is_wide=True),
+    TfliteRow("PACK",              _pack,                MOVED, data=()),
+    TfliteRow("UNPACK",            _unpack,              MOVED),
+    TfliteRow("SPLIT",             _split,               MOVED, data=(1,)),
+    TfliteRow("STRIDED_SLICE",     shared.strided_slice, MOVED),
+    TfliteRow("GATHER",            _gather,              MOVED, rule=_gather_rule),
+    TfliteRow("PAD",               _pad,                 MOVED),
+    TfliteRow("PADV2",             _pad,                 MOVED, data=(0, 2)),
+    TfliteRow("MIRROR_PAD",        _mirror_pad,          MOVED),
+    TfliteRow("SQUEEZE",           _squeeze, MOVED, rule=_squeeze_rule, dtypes=("complex64",)),
+    TfliteRow("SHAPE",             _shape,               QuantizedPolicy.OWN),
+    TfliteRow("RANGE",             _range, rule=rules.as_node_rule(rules.arange)),
+    TfliteRow("RANK",              _rank,                QuantizedPolicy.OWN),
+    TfliteRow("SPACE_TO_DEPTH",    _block_converter(op.nn.space_to_depth), MOVED),
+    TfliteRow("DEPTH_TO_SPACE",    _block_converter(op.nn.depth_to_space), MOVED),
+    TfliteRow("SPACE_TO_BATCH_ND", _space_to_batch,      MOVED),
+    TfliteRow("RESIZE_BILINEAR",   shared.resize("linear"), integer=_quantized_resize_bilinear,
         is_wide=True),
 )
 # fmt: on

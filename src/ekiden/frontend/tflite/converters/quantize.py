@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.tflite.integer import Levels, levels, requantized, scaled
+from ekiden.frontend.tflite.integer import QuantParams, quant_params, requantize_by_table, rescale
 from ekiden.frontend.tflite.load import Tensor
-from ekiden.frontend.tflite.node import Node, Quantized, Row
+from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
 
 
-def _numbers(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
-    """Return the scale and zero point of a per-tensor quantised tensor."""
+def _scale_and_zero_point(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
+    """Return the scale and zero point of a per-tensor quantized tensor."""
     if tensor is None or tensor.quantization is None or len(tensor.quantization.scale) != 1:
         node.unsupported(f"{tensor} has not one scale")
     quantization = tensor.quantization
     return np.float32(quantization.scale[0]), quantization.zero_point[0]
 
 
-def _steps(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
-    """Return the scale, zero point and axis of a tensor that must be quantised."""
+def _quantization_params(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
+    """Return the scale, zero point and axis of a quantized tensor as qnn operators take them."""
     if tensor is None or tensor.quantization is None:
         node.unsupported(f"{tensor} has no scale")
     quantization = tensor.quantization
@@ -39,41 +39,48 @@ def _quantize(node: Node) -> Expr:
     if "int32" in (node.dtype(0), node.outs[0].dtype) and not is_float(node.dtype(0)):
         return _requantize_wide(node)
     if not is_float(node.dtype(0)):
-        return requantized(node, *(levels(node, t) for t in (node.ins[0], node.outs[0])))
-    scale, point, axis = _steps(node, node.outs[0])
+        return requantize_by_table(
+            node, *(quant_params(node, t) for t in (node.ins[0], node.outs[0]))
+        )
+    scale, point, axis = _quantization_params(node, node.outs[0])
     return qnn.quantize(node.expr(0), scale, point, axis=axis, out_dtype=node.outs[0].dtype)
 
 
 def _requantize_wide(node: Node) -> Expr:
-    """Requantize from or to int32, without a table; the kernels do not clip int32."""
-    (scale, point), (step, zero) = (_numbers(node, t) for t in (node.ins[0], node.outs[0]))
+    """Requantize from or to int32, which has too many levels for a table; the kernels do not clip
+    int32.
+    """
+    (scale, point), (step, zero) = (
+        _scale_and_zero_point(node, t) for t in (node.ins[0], node.outs[0])
+    )
     data = op.subtract(op.cast(node.expr(0), "int32"), const(np.int32(point)))
-    rescaled = scaled(data, float(np.float64(scale) / np.float64(step)))
+    rescaled = rescale(data, float(np.float64(scale) / np.float64(step)))
     rescaled = op.add(rescaled, const(np.int32(zero)))
     kind = node.outs[0].dtype
     if kind == "int32":
         return rescaled
-    return op.cast(op.clip(rescaled, *Levels(step, zero, kind).limits), kind)
+    return op.cast(op.clip(rescaled, *QuantParams(step, zero, kind).limits), kind)
 
 
 def _dequantize(node: Node) -> Expr:
     if is_float(node.dtype(0)):  # weights that are stored as float16
         return op.cast(node.expr(0), "float32")
-    scale, point, axis = _steps(node, node.ins[0])
+    scale, point, axis = _quantization_params(node, node.ins[0])
     return qnn.dequantize(node.expr(0), scale, point, axis=axis)
 
 
 def _densify(node: Node) -> Expr:
-    """Return a sparse constant, which was densified when it was read."""
+    """Convert DENSIFY to its input, which the reader has densified."""
     return node.expr(0)
 
 
 def _fake_quant(node: Node) -> Expr:
-    """Convert FAKE_QUANT: quantise and dequantise; the range is nudged so that zero is a level."""
+    """Convert FAKE_QUANT: quantize and dequantize; the range is nudged so that zero is a level."""
     low, high = float(node.option("Min")), float(node.option("Max"))
     lowest_level = 1 if node.option("NarrowRange") else 0
     highest_level = (1 << int(node.option("NumBits"))) - 1
     step = np.float32((high - low) / (highest_level - lowest_level))
+    # The range is nudged until 0 is exactly representable.
     zero = np.clip(np.round(lowest_level - low / step), lowest_level, highest_level)
     low, high = float((lowest_level - zero) * step), float((highest_level - zero) * step)
     shifted = op.subtract(op.clip(node.expr(0), low, high), const(np.float32(low)))
@@ -82,8 +89,8 @@ def _fake_quant(node: Node) -> Expr:
 
 
 ROWS = (
-    Row("DENSIFY", _densify, dtypes=("sparse",)),
-    Row("FAKE_QUANT", _fake_quant),
-    Row("QUANTIZE", _quantize, Quantized.OWN),
-    Row("DEQUANTIZE", _dequantize, Quantized.OWN),
+    TfliteRow("DENSIFY", _densify, dtypes=("sparse",)),
+    TfliteRow("FAKE_QUANT", _fake_quant),
+    TfliteRow("QUANTIZE", _quantize, QuantizedPolicy.OWN),
+    TfliteRow("DEQUANTIZE", _dequantize, QuantizedPolicy.OWN),
 )

@@ -7,39 +7,40 @@ from __future__ import annotations
 
 import zlib
 
-from ekiden.frontend.tflite.node import Node, Row
+from ekiden.frontend.tflite.node import Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
 
 
-def _generator(node: Node) -> Expr:
+def _random_key(node: Node) -> Expr:
     seeds = int(node.option("Seed")), int(node.option("Seed2"))
+    # Two zero seeds mean a random seed; the node's name keeps runs reproducible.
     number = zlib.crc32(node.name.encode() if seeds == (0, 0) else repr(seeds).encode())
     return op.random.threefry_key(number)
 
 
 def _uniform(node: Node) -> Expr:
     shape = node.dims(0, "shape")
-    return TupleGetItem(op.random.uniform(_generator(node), shape, node.outs[0].dtype), 1)
+    return TupleGetItem(op.random.uniform(_random_key(node), shape, node.outs[0].dtype), 1)
 
 
 def _normal(node: Node) -> Expr:
     shape = node.dims(0, "shape")
-    return TupleGetItem(op.random.normal(_generator(node), shape, node.outs[0].dtype), 1)
+    return TupleGetItem(op.random.normal(_random_key(node), shape, node.outs[0].dtype), 1)
 
 
 def _multinomial(node: Node) -> Expr:
     """Convert MULTINOMIAL (logits [rows, classes], count)."""
     (count,) = node.axes(1, "num_samples")
     weights = op.nn.softmax(node.expr(0), axis=-1)
-    samples = TupleGetItem(op.random.multinomial(_generator(node), weights, count), 1)
+    samples = TupleGetItem(op.random.multinomial(_random_key(node), weights, count), 1)
     return op.cast(samples, node.outs[0].dtype)
 
 
 # fmt: off
 ROWS = (
-    Row("RANDOM_UNIFORM",         _uniform),
-    Row("RANDOM_STANDARD_NORMAL", _normal),
-    Row("MULTINOMIAL",            _multinomial),
+    TfliteRow("RANDOM_UNIFORM",         _uniform),
+    TfliteRow("RANDOM_STANDARD_NORMAL", _normal),
+    TfliteRow("MULTINOMIAL",            _multinomial),
 )
 # fmt: on

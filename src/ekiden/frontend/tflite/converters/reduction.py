@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ekiden.frontend.common.converters import reduction as shared
 from ekiden.frontend.tflite.converters import integer_reduction as integer
-from ekiden.frontend.tflite.node import Node, Quantized, Row
+from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
-MOVED = Quantized.MOVED
+MOVED = QuantizedPolicy.MOVED
 
 
 def _softmax(node: Node) -> Expr:
@@ -24,27 +24,32 @@ def _l2_normalization(node: Node) -> Expr:
     return node.activated(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))
 
 
-def _local_response(node: Node) -> Expr:
+def _local_response_norm(node: Node) -> Expr:
     bias, alpha, beta = (float(node.option(n)) for n in ("Bias", "Alpha", "Beta"))
-    return shared.local_response(node, int(node.option("Radius")), bias, alpha, beta)
+    return shared.local_response_norm(node, int(node.option("Radius")), bias, alpha, beta)
 
 
-_INTEGER = {"MEAN": integer.mean, "SUM": integer.total, "REDUCE_PROD": integer.product}
+_INTEGER_CONVERTERS = {
+    "MEAN": integer.mean,
+    "SUM": integer.quantized_sum,
+    "REDUCE_PROD": integer.quantized_prod,
+}
 """Of quantised tensors; their kernels take int16 too."""
-_MOVED = ("REDUCE_MAX", "REDUCE_MIN")
+_SAME_SCALE_REDUCTIONS = ("REDUCE_MAX", "REDUCE_MIN")
 
 # fmt: off
 ROWS = (
-    *(Row(code, row.convert, MOVED if code in _MOVED else Quantized.REFUSED,
-          integer=_INTEGER.get(code), is_wide=code in _INTEGER,
-          rule=None if row.both is None else row.rule)
-      for code, row in shared.rows_of("tflite")),
-    Row("ARG_MAX",                      shared.position(op.argmax, "int32"), MOVED),
-    Row("ARG_MIN",                      shared.position(op.argmin, "int32"), MOVED),
-    Row("SOFTMAX",                      _softmax, integer=integer.softmax, is_wide=True),
-    Row("LOG_SOFTMAX",                  shared.log_softmax, integer=integer.log_softmax),
-    Row("CUMSUM",                       shared.running(op.cumsum)),
-    Row("L2_NORMALIZATION",             _l2_normalization, integer=integer.l2_normalization),
-    Row("LOCAL_RESPONSE_NORMALIZATION", _local_response),
+    *(TfliteRow(code, row.convert,
+                MOVED if code in _SAME_SCALE_REDUCTIONS else QuantizedPolicy.REFUSED,
+                integer=_INTEGER_CONVERTERS.get(code), is_wide=code in _INTEGER_CONVERTERS,
+                rule=None if row.both is None else row.rule)
+      for code, row in shared.reduction_rows("tflite")),
+    TfliteRow("ARG_MAX",          shared.arg_extremum(op.argmax, "int32"), MOVED),
+    TfliteRow("ARG_MIN",          shared.arg_extremum(op.argmin, "int32"), MOVED),
+    TfliteRow("SOFTMAX",          _softmax, integer=integer.softmax, is_wide=True),
+    TfliteRow("LOG_SOFTMAX",      shared.log_softmax, integer=integer.log_softmax),
+    TfliteRow("CUMSUM",           shared.cumulative_scan(op.cumsum)),
+    TfliteRow("L2_NORMALIZATION", _l2_normalization, integer=integer.l2_normalization),
+    TfliteRow("LOCAL_RESPONSE_NORMALIZATION", _local_response_norm),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Data-dependent placement, lookup and combination of elements."""
+"""Converters of lookups, segment sums, diagonals, bit casts and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.converters.movement import suppressed
+from ekiden.frontend.common.converters.movement import convert_non_max_suppression
 from ekiden.frontend.common.converters.stablehlo import dynamic_update_slice
-from ekiden.frontend.common.formulas import append_axes, bucketized, uniques
-from ekiden.frontend.common.products import taken
-from ekiden.frontend.common.segments import combined_rows, length_of
-from ekiden.frontend.tflite.integer import is_quantized, levels
-from ekiden.frontend.tflite.load import DTYPES
-from ekiden.frontend.tflite.node import Node, Quantized, Row
+from ekiden.frontend.common.formulas import append_unit_axes, bucketize, unique_in_order
+from ekiden.frontend.common.products import batched_take
+from ekiden.frontend.common.segments import num_segments, segment_reduce
+from ekiden.frontend.tflite.integer import is_quantized, quant_params
+from ekiden.frontend.tflite.load import TENSOR_DTYPES
+from ekiden.frontend.tflite.node import Node, QuantizedPolicy, TfliteRow
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_attr, as_dim, product
+from ekiden.topi.dimensions import as_attr, as_dim, product_of_dims
 
-MOVED = Quantized.MOVED
+MOVED = QuantizedPolicy.MOVED
 
 
 def _unique(node: Node) -> list[Expr]:
-    values, which = uniques(node.expr(0))
-    return [values, op.cast(which, DTYPES[node.option("IdxOutType", 2)])]
+    values, which = unique_in_order(node.expr(0))
+    return [values, op.cast(which, TENSOR_DTYPES[node.option("IdxOutType", 2)])]
 
 
 def _matrix_diag(node: Node) -> Expr:
@@ -37,14 +37,14 @@ def _matrix_set_diag(node: Node) -> Expr:
     return op.matrix_set_diag(node.expr(0), node.expr(1))
 
 
-def _update_slice(node: Node) -> Expr:
+def _dynamic_update_slice(node: Node) -> Expr:
     """Convert DYNAMIC_UPDATE_SLICE (data, update, starts), clamped so that the update fits."""
     starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
     return dynamic_update_slice(node, [node.given(start) for start in starts])
 
 
 def _bitcast(node: Node) -> Expr:
-    """Convert BITCAST: a last axis is removed, or added, where element sizes differ."""
+    """Convert BITCAST; a last axis is added or removed where element sizes differ."""
     data, source, target = node.expr(0), node.dtype(0), node.outs[0].dtype
     have, want = itemsize(source), itemsize(target)
     if "bool" in (source, target):
@@ -66,56 +66,55 @@ def _bitcast(node: Node) -> Expr:
 
 
 def _dilate(node: Node) -> Expr:
-    """Convert DILATE (data, dilations, value): spread the elements, with the value between them."""
+    """Convert DILATE (data, dilations, value): base dilation with a fill value."""
     value = node.numbers(2, "padding value").item()
     return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
 
 
 def _bucketize(node: Node) -> Expr:
     edges = [float(b) for b in node.operation.options.BoundariesAsNumpy()]
-    return bucketized(node.expr(0), node.dtype(0), edges)
+    return bucketize(node.expr(0), node.dtype(0), edges)
 
 
 # Segments.
 
 
 def _segment_sum(node: Node) -> Expr:
-    return combined_rows(node, "add", node.expr(0), node.expr(1), length_of(node, node.expr(1)))
+    return segment_reduce(node, "add", node.expr(0), node.expr(1), num_segments(node, node.expr(1)))
 
 
 # Tables.
 
 
-def _embedding(node: Node) -> Expr:
-    """Convert EMBEDDING_LOOKUP: rows of a table; quantised ones as floats, whose zero
-    point is 0.
-    """
-    rows = taken(node, node.expr(1), node.expr(0), 0, 0)
+def _embedding_lookup(node: Node) -> Expr:
+    """Convert EMBEDDING_LOOKUP: rows of a table; a quantized table is dequantized."""
+    rows = batched_take(node, node.expr(1), node.expr(0), 0, 0)
     if not is_quantized(node) or node.outs[0].dtype != "float32":
         return rows
     table = node.ins[1]
-    if levels(node, table).point:
+    if quant_params(node, table).point:
         node.unsupported(f"{table} must have the zero point 0")
-    return op.multiply(op.cast(rows, "float32"), const(levels(node, table).scale))
+    return op.multiply(op.cast(rows, "float32"), const(quant_params(node, table).scale))
 
 
-def _table_lookup(node: Node) -> list[Expr]:
-    """Convert HASHTABLE_LOOKUP (queries, sorted keys, values): return the keys' rows, zeros for a
-    miss, and a hit mask.
+def _hashtable_lookup(node: Node) -> list[Expr]:
+    """Convert HASHTABLE_LOOKUP (queries, sorted keys, values) to the rows, zero on a miss, and a
+    hit mask.
     """
     numbers, keys, values = node.exprs()
     count = node.scope.scalar(node.shape(1)[0])
+    # HASHTABLE_LOOKUP requires ascending keys.
     at = op.searchsorted(keys, numbers, dtype="int32")
     at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
     hits = op.equal(op.take(keys, at, axis=0), numbers)
     rows = op.take(values, at, axis=0)
-    shown = append_axes(hits, node.rank(2) - 1)
+    shown = append_unit_axes(hits, node.rank(2) - 1)
     return [op.where(shown, rows, op.zeros_like(rows)), op.cast(hits, "uint8")]
 
 
-def _sparse_embedding(node: Node) -> Expr:
-    """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine the
-    weighted rows over the last axis.
+def _embedding_lookup_sparse(node: Node) -> Expr:
+    """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine weighted
+    rows over the last axis.
     """
     ids, coordinates, _, weights, table = node.exprs()
     shape = node.dims(2, "dense shape")
@@ -125,14 +124,15 @@ def _sparse_embedding(node: Node) -> Expr:
         along = op.take(coordinates, const(np.int32(axis)), axis=1)
         flat = op.add(op.multiply(flat, op.cast(node.scope.scalar(as_dim(extent)), "int32")), along)
     wide = op.expand_dims(weights, axis=1, num_newaxis=rank - 1)
-    rows = op.multiply(taken(node, table, ids, 0, 0), wide)
-    count = product([as_dim(d) for d in lead])
-    combined = combined_rows(node, "add", rows, flat, count)
+    rows = op.multiply(batched_take(node, table, ids, 0, 0), wide)
+    count = product_of_dims([as_dim(d) for d in lead])
+    combined = segment_reduce(node, "add", rows, flat, count)
     kind = node.option("Combiner")
     if kind:  # 1 a mean, 2 by the root of squares
         norm_terms = weights if kind == 1 else op.multiply(weights, weights)
-        total = combined_rows(node, "add", norm_terms, flat, count)
+        total = segment_reduce(node, "add", norm_terms, flat, count)
         total = total if kind == 1 else op.sqrt(total)
+        # Rows without ids have a total of 0 and stay zero.
         total = op.where(op.equal(total, const(0.0)), const(1.0), total)
         combined = op.divide(combined, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
     return op.reshape(combined, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)
@@ -141,24 +141,24 @@ def _sparse_embedding(node: Node) -> Expr:
 # Boxes.
 
 
-def _suppression(node: Node) -> Sequence[Expr]:
-    return suppressed(node, node.operation.code.endswith("V5"), is_padded=True)
+def _non_max_suppression(node: Node) -> Sequence[Expr]:
+    return convert_non_max_suppression(node, node.operation.code.endswith("V5"), is_padded=True)
 
 
 # fmt: off
 ROWS = (
-    Row("UNIQUE",                  _unique),
-    Row("MATRIX_DIAG",             _matrix_diag,      MOVED),
-    Row("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
-    Row("DYNAMIC_UPDATE_SLICE",    _update_slice,     MOVED, data=(0, 1)),
-    Row("BITCAST",                 _bitcast),
-    Row("DILATE",                  _dilate,           MOVED, data=(0, 2)),
-    Row("BUCKETIZE",               _bucketize),
-    Row("SEGMENT_SUM",             _segment_sum),
-    Row("EMBEDDING_LOOKUP",        _embedding,        Quantized.OWN),
-    Row("EMBEDDING_LOOKUP_SPARSE", _sparse_embedding),
-    Row("HASHTABLE_LOOKUP",        _table_lookup),
-    Row("NON_MAX_SUPPRESSION_V4",  _suppression),
-    Row("NON_MAX_SUPPRESSION_V5",  _suppression),
+    TfliteRow("UNIQUE",                  _unique),
+    TfliteRow("MATRIX_DIAG",             _matrix_diag,      MOVED),
+    TfliteRow("MATRIX_SET_DIAG",         _matrix_set_diag,  MOVED, data=(0, 1)),
+    TfliteRow("DYNAMIC_UPDATE_SLICE",    _dynamic_update_slice,     MOVED, data=(0, 1)),
+    TfliteRow("BITCAST",                 _bitcast),
+    TfliteRow("DILATE",                  _dilate,           MOVED, data=(0, 2)),
+    TfliteRow("BUCKETIZE",               _bucketize),
+    TfliteRow("SEGMENT_SUM",             _segment_sum),
+    TfliteRow("EMBEDDING_LOOKUP",        _embedding_lookup,        QuantizedPolicy.OWN),
+    TfliteRow("EMBEDDING_LOOKUP_SPARSE", _embedding_lookup_sparse),
+    TfliteRow("HASHTABLE_LOOKUP",        _hashtable_lookup),
+    TfliteRow("NON_MAX_SUPPRESSION_V4",  _non_max_suppression),
+    TfliteRow("NON_MAX_SUPPRESSION_V5",  _non_max_suppression),
 )
 # fmt: on

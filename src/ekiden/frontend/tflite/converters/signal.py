@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from ekiden.frontend.common.waves import transformed, waves
-from ekiden.frontend.tflite.node import Node, Row
+from ekiden.frontend.common.waves import apply_dft_matrix, dft_matrix
+from ekiden.frontend.tflite.node import Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
-COMPLEX = ("complex64",)
+COMPLEX_DTYPES = ("complex64",)
 
 
 def _rfft2d(node: Node) -> Expr:
-    """Convert RFFT2D over the last two axes, the first of which must have extent 1: the DFT of
-    single rows.
-    """
+    """Convert RFFT2D over the last two axes, the first of extent 1: a real DFT of rows."""
     lengths = node.axes(1, "fft_length")
-    rows, columns = (known(d) for d in node.shape(0)[-2:])
+    rows, columns = (known_int(d) for d in node.shape(0)[-2:])
     if lengths != (rows, columns) or columns is None:
         node.unsupported(f"'fft_length' {lengths} must be the last extents of {node.ins[0]}")
     if rows != 1:
         node.unsupported(f"axis {node.rank(0) - 2} of {node.ins[0]} must be 1 long, got {rows}")
-    matrix = waves(columns, columns // 2 + 1)
-    return transformed(node.expr(0), matrix, node.shape(0)[:-1])
+    matrix = dft_matrix(columns, columns // 2 + 1)
+    return apply_dft_matrix(node.expr(0), matrix, node.shape(0)[:-1])
 
 
-def _part(index: int) -> Row:
+def _complex_part_row(index: int) -> TfliteRow:
     name = ("REAL", "IMAG")[index]
-    return Row(name, lambda n: op.take(n.expr(0), const(np.int32(index)), axis=-1), dtypes=COMPLEX)
+    return TfliteRow(
+        name, lambda n: op.take(n.expr(0), const(np.int32(index)), axis=-1), dtypes=COMPLEX_DTYPES
+    )
 
 
 def _complex_abs(node: Node) -> Expr:
@@ -37,8 +37,8 @@ def _complex_abs(node: Node) -> Expr:
 
 
 ROWS = (
-    Row("RFFT2D", _rfft2d, dtypes=COMPLEX),
-    Row("COMPLEX_ABS", _complex_abs, dtypes=COMPLEX),
-    _part(0),
-    _part(1),
+    TfliteRow("RFFT2D", _rfft2d, dtypes=COMPLEX_DTYPES),
+    TfliteRow("COMPLEX_ABS", _complex_abs, dtypes=COMPLEX_DTYPES),
+    _complex_part_row(0),
+    _complex_part_row(1),
 )

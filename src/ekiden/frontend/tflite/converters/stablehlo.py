@@ -7,34 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ekiden.frontend.common.combined import REDUCE
+from ekiden.frontend.common.combined import REDUCTION_OPS
 from ekiden.frontend.common.converters import stablehlo as shared
-from ekiden.frontend.common.converters.elementwise import rows_of
-from ekiden.frontend.common.scattered import MODES, scattered
+from ekiden.frontend.common.converters.elementwise import elementwise_rows
+from ekiden.frontend.common.scattered import SCATTER_MODES, xla_scatter
 from ekiden.frontend.common.slices import pad
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.common.windows import Window
-from ekiden.frontend.tflite.node import Converter, Node, Row
+from ekiden.frontend.tflite.node import Converter, Node, TfliteRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 
 
-def _ints(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+def _int_list_option(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     options = node.operation.options
     numbers = () if options is None else np.ravel(getattr(options, f"{name}AsNumpy")())
     has = options is not None and getattr(options, f"{name}Length")()
     return tuple(int(i) for i in numbers) if has else tuple(default)
 
 
-def _declared(node: Node) -> tuple[int, ...]:
+def _static_output_shape(node: Node) -> tuple[int, ...]:
     shape = node.outs[0].shape
     if -1 in shape:
         node.unsupported(f"{node.outs[0]} must have constant extents")
     return shape
 
 
-def _plain(function: Callable[..., Expr]) -> Converter:
-    """Return the converter of an operator of all inputs."""
+def _all_inputs_converter(function: Callable[..., Expr]) -> Converter:
+    """Return the converter that applies an operator to all inputs."""
     return lambda node: function(*node.exprs())
 
 
@@ -63,8 +63,8 @@ def _shift_left(node: Node) -> Expr:
 
 
 def _broadcast(node: Node) -> Expr:
-    axes = _ints(node, "BroadcastDimensions")
-    return shared.broadcast_in_dim(node, node.value(0), axes, _declared(node))
+    axes = _int_list_option(node, "BroadcastDimensions")
+    return shared.broadcast_in_dim(node, node.value(0), axes, _static_output_shape(node))
 
 
 def _concatenate(node: Node) -> Expr:
@@ -72,50 +72,57 @@ def _concatenate(node: Node) -> Expr:
 
 
 def _reshape(node: Node) -> Expr:
-    return op.reshape(node.expr(0), _declared(node), allowzero=True)
+    return op.reshape(node.expr(0), _static_output_shape(node), allowzero=True)
 
 
 def _slice(node: Node) -> Expr:
-    begin, end, steps = (_ints(node, n) for n in ("StartIndices", "LimitIndices", "Strides"))
+    begin, end, steps = (
+        _int_list_option(node, n) for n in ("StartIndices", "LimitIndices", "Strides")
+    )
     return op.strided_slice(node.expr(0), begin, end, strides=steps or (1,) * len(begin))
 
 
 def _transpose(node: Node) -> Expr:
-    return op.transpose(node.expr(0), _ints(node, "Permutation"))
+    return op.transpose(node.expr(0), _int_list_option(node, "Permutation"))
 
 
 def _iota(node: Node) -> Value:
-    return shared.iota(node, _declared(node), int(node.option("IotaDimension")), node.outs[0].dtype)
+    return shared.iota(
+        node, _static_output_shape(node), int(node.option("IotaDimension")), node.outs[0].dtype
+    )
 
 
 def _pad(node: Node) -> Expr:
     names = ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding")
     none = (0,) * node.rank(0)
-    low, high, inner = (_ints(node, n, none) for n in names)
+    low, high, inner = (_int_list_option(node, n, none) for n in names)
     return pad(node, node.value(0), node.expr(1), low, high, inner)
 
 
 def _dynamic_slice(node: Node) -> Expr:
-    return shared.dynamic_slice(node, _ints(node, "SliceSizes"))
+    return shared.dynamic_slice(node, _int_list_option(node, "SliceSizes"))
 
 
-def _update_slice(node: Node) -> Expr:
+def _dynamic_update_slice(node: Node) -> Expr:
     return shared.dynamic_update_slice(node, [node.value(axis + 2) for axis in range(node.rank(0))])
 
 
 def _gather(node: Node) -> Expr:
     return shared.gather(
-        node, int(node.option("IndexVectorDim")), _ints(node, "SliceSizes"),
-        _ints(node, "CollapsedSliceDims"), _ints(node, "StartIndexMap"), _ints(node, "OffsetDims"),
-    )  # fmt: skip
+        node,
+        int(node.option("IndexVectorDim")),
+        _int_list_option(node, "SliceSizes"),
+        _int_list_option(node, "CollapsedSliceDims"),
+        _int_list_option(node, "StartIndexMap"),
+        _int_list_option(node, "OffsetDims"),
+    )
 
 
 # Bodies.
 
 
-def _kind_of(node: Node, index: int) -> str:
-    """Return the operator that a two-argument subgraph computes, as `combined` names it; "second"
-    for its second argument.
+def _match_reducer(node: Node, index: int) -> str:
+    """Match a two-argument subgraph with a single operator; "second" returns its second argument.
 
     Raises Unsupported for another body.
     """
@@ -123,71 +130,78 @@ def _kind_of(node: Node, index: int) -> str:
     if not graph.operations and graph.outputs == graph.inputs[1:2]:
         return "second"
     if len(graph.operations) == 1 and set(graph.operations[0].inputs) == set(graph.inputs[:2]):
-        kind = _KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
+        kind = _REDUCER_KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
         if kind is not None:
             return kind
-    supported = ", ".join(sorted(set(_KINDS.values())))
+    supported = ", ".join(sorted(set(_REDUCER_KINDS.values())))
     return node.unsupported(f"a body of its own; known are {supported}")
 
 
-_KINDS: Mapping[str, str] = {
+_REDUCER_KINDS: Mapping[str, str] = {
     "ADD": "add", "MUL": "multiply", "MULTIPLY": "multiply", "MAXIMUM": "maximum",
     "MINIMUM": "minimum", "AND": "and", "LOGICAL_AND": "and", "OR": "or", "LOGICAL_OR": "or",
 }  # fmt: skip
 
 
 def _scatter(node: Node) -> Expr:
-    kind = _kind_of(node, int(node.option("UpdateComputationSubgraphIndex")))
-    if kind not in MODES:
+    kind = _match_reducer(node, int(node.option("UpdateComputationSubgraphIndex")))
+    if kind not in SCATTER_MODES:
         node.unsupported(f"a body that is {kind!r}")
-    window = _ints(node, "UpdateWindowDims")
-    at = shared.scatter_places(
-        node, 1, int(node.option("IndexVectorDim")), window, _ints(node, "InsertedWindowDims"),
-        _ints(node, "ScatterDimsToOperandDims"),
-    )  # fmt: skip
-    return scattered(node, at, kind, list(window))
+    window = _int_list_option(node, "UpdateWindowDims")
+    at = shared.scatter_positions(
+        node,
+        1,
+        int(node.option("IndexVectorDim")),
+        window,
+        _int_list_option(node, "InsertedWindowDims"),
+        _int_list_option(node, "ScatterDimsToOperandDims"),
+    )
+    return xla_scatter(node, at, kind, list(window))
 
 
 def _reduce(node: Node) -> Expr:
     if len(node.inputs) != 2:
         node.unsupported("several tensors at once")
-    kind = _kind_of(node, int(node.option("BodySubgraphIndex")))
-    if kind not in REDUCE:
+    kind = _match_reducer(node, int(node.option("BodySubgraphIndex")))
+    if kind not in REDUCTION_OPS:
         node.unsupported(f"a body that is {kind!r}")
-    return shared.reduce(node, _ints(node, "Dimensions"), kind)
+    return shared.reduce(node, _int_list_option(node, "Dimensions"), kind)
 
 
-def _of_windows(node: Node, window: Window, kind: str) -> Expr:
-    if kind not in REDUCE or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
+def _reduce_windows(node: Node, window: Window, kind: str) -> Expr:
+    if kind not in REDUCTION_OPS or math.prod(window.kernel) > shared.MAX_WINDOW_ELEMENTS:
         node.unsupported(f"windows of {window.kernel} elements by {kind!r}")
-    return shared.reduce_windows(node, window, kind)
+    return shared.reduce_window(node, window, kind)
 
 
-def _stablehlo_window(node: Node) -> Expr:
-    size = _ints(node, "WindowDimensions")
-    ones, sides = (1,) * len(size), _ints(node, "Padding", (0,) * 2 * len(size))
+def _stablehlo_reduce_window(node: Node) -> Expr:
+    size = _int_list_option(node, "WindowDimensions")
+    ones, sides = (1,) * len(size), _int_list_option(node, "Padding", (0,) * 2 * len(size))
     steps, inner, apart = (
-        _ints(node, name, ones) for name in ("WindowStrides", "BaseDilations", "WindowDilations")
+        _int_list_option(node, name, ones)
+        for name in ("WindowStrides", "BaseDilations", "WindowDilations")
     )
     window = Window(size, steps, apart, sides[::2], sides[1::2], tuple(d - 1 for d in inner))
-    return _of_windows(node, window, _kind_of(node, int(node.option("BodySubgraphIndex"))))
+    return _reduce_windows(
+        node, window, _match_reducer(node, int(node.option("BodySubgraphIndex")))
+    )
 
 
-_FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
+_REDUCE_FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
 """By ReduceWindowFunction."""
 
 
-def _window(node: Node) -> Expr:
+def _reduce_window(node: Node) -> Expr:
     """Convert REDUCE_WINDOW (data, initial value, extents, strides, dilations)."""
     size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
     none = (0,) * len(size)
     window = Window(size, steps, apart, none, none)
-    return _of_windows(node, window, _FUNCTIONS[node.option("ReduceFunction")])
+    return _reduce_windows(node, window, _REDUCE_FUNCTIONS[node.option("ReduceFunction")])
 
 
-def _dot(node: Node) -> Expr:
+def _dot_general(node: Node) -> Expr:
     lhs_axes, rhs_axes = (
-        [_ints(node, f"{side}{kind}Dimensions") for kind in ("Batching", "Contracting")]
+        [_int_list_option(node, f"{side}{kind}Dimensions") for kind in ("Batching", "Contracting")]
         for side in ("Lhs", "Rhs")
     )
     return shared.dot_general(
@@ -196,7 +210,7 @@ def _dot(node: Node) -> Expr:
 
 
 def _sort(node: Node) -> Expr:
-    """Convert STABLEHLO_SORT of one tensor, whose comparator is < or >."""
+    """Convert STABLEHLO_SORT of one tensor with the comparator < or >."""
     body = node.graph.inside(int(node.option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
@@ -212,10 +226,10 @@ def _sort(node: Node) -> Expr:
 def _composite(node: Node) -> list[Value]:
     """Convert STABLEHLO_COMPOSITE by its decomposition."""
     index = int(node.option("DecompositionSubgraphIndex"))
-    return node.graph.inside(index).run([node.value(i) for i in range(len(node.inputs))])
+    return node.graph.inside(index).import_body([node.value(i) for i in range(len(node.inputs))])
 
 
-_SHARED = frozenset(
+_SHARED_OPERATIONS = frozenset(
     """
     abs add and cosine exponential floor log logistic maximum minimum multiply negate or rsqrt
     subtract tanh
@@ -225,33 +239,33 @@ _SHARED = frozenset(
 
 # fmt: off
 ROWS = (
-    *(Row(f"STABLEHLO_{name.upper()}", row.convert) for name, _, row in rows_of("stablehlo")
-      if name in _SHARED),
-    Row("STABLEHLO_CBRT",                 lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
-    Row("STABLEHLO_DIVIDE",               lambda node: shared.divide(node, *node.exprs())),
-    Row("STABLEHLO_REMAINDER",            lambda node: shared.remainder(node, *node.exprs())),
-    Row("STABLEHLO_POWER",                _plain(op.power)),
-    Row("STABLEHLO_SHIFT_LEFT",           _shift_left),
-    Row("STABLEHLO_CLAMP",                _plain(shared.clamp)),
-    Row("STABLEHLO_COMPARE",              _compare),
-    Row("STABLEHLO_CONVERT",              _convert),
-    Row("STABLEHLO_SELECT",               _plain(op.where)),
-    Row("STABLEHLO_BROADCAST_IN_DIM",     _broadcast),
-    Row("STABLEHLO_CONCATENATE",          _concatenate),
-    Row("STABLEHLO_RESHAPE",              _reshape),
-    Row("STABLEHLO_SLICE",                _slice),
-    Row("STABLEHLO_TRANSPOSE",            _transpose),
-    Row("STABLEHLO_IOTA",                 _iota),
-    Row("STABLEHLO_PAD",                  _pad),
-    Row("STABLEHLO_DYNAMIC_SLICE",        _dynamic_slice),
-    Row("STABLEHLO_DYNAMIC_UPDATE_SLICE", _update_slice),
-    Row("STABLEHLO_GATHER",               _gather),
-    Row("STABLEHLO_SCATTER",              _scatter),
-    Row("STABLEHLO_REDUCE",               _reduce),
-    Row("STABLEHLO_REDUCE_WINDOW",        _stablehlo_window),
-    Row("REDUCE_WINDOW",                  _window),
-    Row("STABLEHLO_SORT",                 _sort),
-    Row("STABLEHLO_DOT_GENERAL",          _dot),
-    Row("STABLEHLO_COMPOSITE",            _composite),
+    *(TfliteRow(f"STABLEHLO_{name.upper()}", row.convert)
+      for name, _, row in elementwise_rows("stablehlo") if name in _SHARED_OPERATIONS),
+    TfliteRow("STABLEHLO_CBRT",        lambda node: shared.cbrt(node.expr(0), node.dtype(0))),
+    TfliteRow("STABLEHLO_DIVIDE",      lambda node: shared.divide(node, *node.exprs())),
+    TfliteRow("STABLEHLO_REMAINDER",   lambda node: shared.remainder(node, *node.exprs())),
+    TfliteRow("STABLEHLO_POWER",       _all_inputs_converter(op.power)),
+    TfliteRow("STABLEHLO_SHIFT_LEFT",  _shift_left),
+    TfliteRow("STABLEHLO_CLAMP",       _all_inputs_converter(shared.clamp)),
+    TfliteRow("STABLEHLO_COMPARE",     _compare),
+    TfliteRow("STABLEHLO_CONVERT",     _convert),
+    TfliteRow("STABLEHLO_SELECT",      _all_inputs_converter(op.where)),
+    TfliteRow("STABLEHLO_BROADCAST_IN_DIM", _broadcast),
+    TfliteRow("STABLEHLO_CONCATENATE", _concatenate),
+    TfliteRow("STABLEHLO_RESHAPE",     _reshape),
+    TfliteRow("STABLEHLO_SLICE",       _slice),
+    TfliteRow("STABLEHLO_TRANSPOSE",   _transpose),
+    TfliteRow("STABLEHLO_IOTA",        _iota),
+    TfliteRow("STABLEHLO_PAD",         _pad),
+    TfliteRow("STABLEHLO_DYNAMIC_SLICE", _dynamic_slice),
+    TfliteRow("STABLEHLO_DYNAMIC_UPDATE_SLICE", _dynamic_update_slice),
+    TfliteRow("STABLEHLO_GATHER",      _gather),
+    TfliteRow("STABLEHLO_SCATTER",     _scatter),
+    TfliteRow("STABLEHLO_REDUCE",      _reduce),
+    TfliteRow("STABLEHLO_REDUCE_WINDOW", _stablehlo_reduce_window),
+    TfliteRow("REDUCE_WINDOW",         _reduce_window),
+    TfliteRow("STABLEHLO_SORT",        _sort),
+    TfliteRow("STABLEHLO_DOT_GENERAL", _dot_general),
+    TfliteRow("STABLEHLO_COMPOSITE",   _composite),
 )
 # fmt: on

@@ -1,74 +1,77 @@
-"""Persistent states, and steps over time, shared by float and integer recurrent layers."""
+"""Persistent states and time steps, shared by float and integer recurrent layers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cells import Step, scanned
+from ekiden.frontend.common.cells import Step, scan_steps
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 
-def keep(node: Node, index: int, value: Value) -> None:
+def assign_state(node: Node, index: int, value: Value) -> None:
     """Assign a new value to a state tensor."""
     tensor = node.ins[index]
     assert tensor is not None, "a state is there"
     node.graph.shared.variables.assign(tensor.name, value)
 
 
-def state(node: Node, index: int) -> Value:
-    """Return the current value of a state. Raises Unsupported where the input is no variable."""
+def read_state(node: Node, index: int) -> Value:
+    """Return the current value of a state tensor."""
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
         node.unsupported(f"input {index}, a state, is no variable")
     return node.value(index)
 
 
-def stepped(
+def run_steps(
     node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
 ) -> Expr:
-    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and assign the states."""
-    every, after = scanned(node, data, [state(node, i) for i in states], step, backwards)
+    """Run all steps over data [steps, ...]; return the outputs [steps, ...] and assign the
+    states.
+    """
+    every, after = scan_steps(node, data, [read_state(node, i) for i in states], step, backwards)
     for index, value in zip(states, after, strict=True):
-        keep(node, index, value)
+        assign_state(node, index, value)
     return every
 
 
-def timed(node: Node, index: int) -> Expr:
-    """Return an input in time-major order."""
+def time_major(node: Node, index: int) -> Expr:
+    """Return an input [time, batch, features]."""
     is_first = bool(node.option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
-def turned(node: Node, outputs: Expr) -> Expr:
-    """Return time-major outputs in the operator's order."""
+def to_operator_order(node: Node, outputs: Expr) -> Expr:
+    """Transpose time-major outputs to the operator's order."""
     return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
-def given(node: Node, index: int) -> Expr | None:
-    """Return an input that may be absent, or None."""
+def optional_expr(node: Node, index: int) -> Expr | None:
+    """Return an optional input, or None."""
     return None if node.optional(index) is None else node.expr(index)
 
 
-def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
-    """Return SVDF's sums by unit, and update its state: each filter stores its last activations,
-    weighted by `times` [filters, memory].
+def update_svdf_memory(node: Node, activations: Expr, times: Expr) -> Expr:
+    """Emit SVDF's sums per unit and update its memory of the last activations, weighted by `times`
+    [filters, memory].
 
     The state, input 4, is [batch, filters * memory].
     """
     rank = int(node.option("Rank", 1))
-    filters, memory = (known(d) for d in node.shape(2))
+    filters, memory = (known_int(d) for d in node.shape(2))
     if filters is None or memory is None or filters % rank:
         node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
-    before = op.reshape(node.scope.expr(state(node, 4)), (-1, filters, memory))
+    before = op.reshape(node.scope.expr(read_state(node, 4)), (-1, filters, memory))
+    # The memory is a queue: the oldest activation leaves, the new one enters at its end.
     recent = op.strided_slice(before, (1,), (memory,), axes=(2,))
     after = node.given(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
     wide = op.cast(node.scope.expr(after), node.typed(times).dtype)
     sums = op.sum(op.multiply(wide, times), axis=[2])
     sums = op.sum(op.reshape(sums, (-1, filters // rank, rank)), axis=[2])
     flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
-    keep(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
+    assign_state(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
     return sums

@@ -1,24 +1,24 @@
-"""Window geometry of convolutions and pooling, read from options; for float and quantised
-tensors.
-"""
+"""Window geometry of convolutions and pooling, read from an operator's options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.frontend.common.converters.window import weight_extents
+from ekiden.frontend.common.converters.window import known_weight_shape
 from ekiden.frontend.common.windows import Window, same_window
 from ekiden.frontend.tflite.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, known
+from ekiden.topi.dimensions import Dim, known_int
 
-SAME = 0
+PADDING_SAME = 0
 """Of the enum Padding; the other is VALID."""
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
-    """Geometry of a convolution. order: the transposition of the weights to HWIO."""
+class ConvGeometry:
+    """Geometry of a convolution: window, channels, groups and the weight's transposition
+    to HWIO.
+    """
 
     window: Window
     channels: int
@@ -26,53 +26,56 @@ class Convolution:
     order: tuple[int, ...]
 
 
-Reader = Callable[[Node], Convolution]
+GeometryReader = Callable[[Node], ConvGeometry]
 """Reads the geometry of a node."""
 
 
 def sizes(node: Node, start: str, axes: str, end: str = "", default: int = 1) -> tuple[int, ...]:
-    """Return an option of each axis, "HW" or "DHW": that of H is "StrideH"."""
+    """Return an option of each axis of "HW" or "DHW": for H "StrideH"."""
     return tuple(int(node.option(f"{start}{axis}{end}", default)) for axis in axes)
 
 
-def window_of(node: Node, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True) -> Window:
-    """Return the window of a kernel over the input `data`."""
+def kernel_window(
+    node: Node, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True
+) -> Window:
+    """Return the window of a kernel over input `data`."""
     axes = "DHW"[-len(kernel) :]
     strides, gaps = sizes(node, "Stride", axes), (1,) * len(kernel)
     gaps = sizes(node, "Dilation", axes, "Factor") if is_dilated else gaps
-    if node.option("Padding") == SAME:
+    if node.option("Padding") == PADDING_SAME:
         return same_window(node.shape(data)[1 : 1 + len(kernel)], kernel, strides, gaps)
     none = (0,) * len(kernel)
     return Window(tuple(kernel), strides, gaps, none, none)
 
 
 def pool_window(node: Node) -> Window:
-    """Return the window of a pool."""
-    return window_of(node, (node.option("FilterHeight"), node.option("FilterWidth")), 0, False)
+    """Return the window of a pooling operator."""
+    return kernel_window(node, (node.option("FilterHeight"), node.option("FilterWidth")), 0, False)
 
 
-def sides_of(node: Node, window: Window) -> tuple[int, ...]:
-    """Return (top, left, bottom, right). Raises Unsupported where it depends on extents that are
-    symbolic: padding of zero points is no operator of its own.
-    """
+def static_padding(node: Node, window: Window) -> tuple[int, ...]:
+    """Return the padding (top, left, bottom, right); reject symbolic padding."""
     if window.padding is None:
         node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
     return window.padding
 
 
-def plain(node: Node) -> Convolution:
-    """Read weights (out, height, width, in), where fewer in than the data has make groups."""
-    out, height, width, depth = weight_extents(node, 1, 4)
-    channels = known(node.shape(0)[3])
+def conv_geometry(node: Node) -> ConvGeometry:
+    """Return the geometry of CONV_2D weights [out, height, width, in]; fewer inputs than data
+    channels make groups.
+    """
+    out, height, width, depth = known_weight_shape(node, 1, 4)
+    channels = known_int(node.shape(0)[3])
     if channels is None or channels % depth:
         node.unsupported(f"{node.ins[0]} must have a multiple of {depth} channels")
-    return Convolution(window_of(node, (height, width)), out, channels // depth, (1, 2, 3, 0))
+    return ConvGeometry(kernel_window(node, (height, width)), out, channels // depth, (1, 2, 3, 0))
 
 
-def depthwise(node: Node) -> Convolution:
-    """Read weights (1, height, width, out): of each channel of the data equally many."""
-    _, height, width, out = weight_extents(node, 1, 4)
-    channels = known(node.shape(0)[3])
+def depthwise_geometry(node: Node) -> ConvGeometry:
+    """Return the geometry of depthwise weights [1, height, width, out]."""
+    _, height, width, out = known_weight_shape(node, 1, 4)
+    channels = known_int(node.shape(0)[3])
     if channels is None or out % channels:
         node.unsupported(f"{node.ins[0]} must have a divisor of {out} as its channels")
-    return Convolution(window_of(node, (height, width)), out, channels, (1, 2, 0, 3))
+    # The weight is [1, height, width, out]: axis 0 becomes the one input channel of each group.
+    return ConvGeometry(kernel_window(node, (height, width)), out, channels, (1, 2, 0, 3))

@@ -1,5 +1,4 @@
-"""Converters of composite operators, for programs imported as torch.export wrote them (see
-ekiden.frontend.torch.plain).
+"""Converters of composite operators, for programs imported without PyTorch's decomposition.
 
 Each mirrors PyTorch's own decomposition, by the converters of its parts. A converter that does not
 support an argument says so: PyTorch then decomposes the program, and the result is imported.
@@ -14,18 +13,18 @@ from ekiden.frontend.common.functions import log1p
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.converters import convolution, movement, norm, pointwise
-from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 Ints = Sequence[int]
 Many = list[Expr | Value | None]
 Found = Any
 """What the converter of another operator gives."""
 
-OTHERS: dict[str, Callable[..., Found]] = {
+PRIMITIVE_CONVERTERS: dict[str, Callable[..., Found]] = {
     row[0]: row[1] for family in (convolution, movement, norm, pointwise) for row in family.ROWS
 }
 """The operators that these are made of."""
@@ -36,7 +35,7 @@ def _conv(
     padding: Ints = (0,), dilation: Ints = (1,), groups: int = 1,
 ) -> Found:  # fmt: skip
     sizes = (stride, padding, dilation, False, (), groups)
-    return OTHERS["convolution"](node, x, weight, bias, *sizes)
+    return PRIMITIVE_CONVERTERS["convolution"](node, x, weight, bias, *sizes)
 
 
 def _conv_transpose(
@@ -44,30 +43,31 @@ def _conv_transpose(
     padding: Ints = (0,), output_padding: Ints = (0,), groups: int = 1, dilation: Ints = (1,),
 ) -> Found:  # fmt: skip
     sizes = (stride, padding, dilation, True, output_padding, groups)
-    return OTHERS["convolution"](node, x, weight, bias, *sizes)
+    return PRIMITIVE_CONVERTERS["convolution"](node, x, weight, bias, *sizes)
 
 
-def _first(name: str) -> Converter:
-    """Return the converter that gives the first result of another operator."""
-    return lambda *args, **kwargs: OTHERS[name](*args, **kwargs)[0]
+def _first_result_of(name: str) -> Converter:
+    """Return the converter of an operator's first result."""
+    return lambda *args, **kwargs: PRIMITIVE_CONVERTERS[name](*args, **kwargs)[0]
 
 
 def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, training: bool, momentum: float, eps: float, *_: object,
 ) -> Found:  # fmt: skip
-    """Convert aten::batch_norm in inference, with the running statistics."""
+    """Convert aten::batch_norm in inference, by the running statistics."""
+    # Training changes the running statistics, which only the decomposed graph expresses.
     if training or mean is None or variance is None:
         node.unsupported("statistics of the batch")
     operands = (x, weight, bias, mean, variance, momentum, eps)
-    return OTHERS["_native_batch_norm_legit_no_training"](node, *operands)[0]
+    return PRIMITIVE_CONVERTERS["_native_batch_norm_legit_no_training"](node, *operands)[0]
 
 
 def _layer_norm(
     node: Node, x: Value, normalized: Sequence[object], weight: Value | None = None,
     bias: Value | None = None, eps: float = 1e-5, *_: object,
 ) -> Found:  # fmt: skip
-    return OTHERS["native_layer_norm"](node, x, normalized, weight, bias, eps)[0]
+    return PRIMITIVE_CONVERTERS["native_layer_norm"](node, x, normalized, weight, bias, eps)[0]
 
 
 def _group_norm(
@@ -75,26 +75,26 @@ def _group_norm(
     eps: float = 1e-5, *_: object,
 ) -> Found:  # fmt: skip
     sizes = (None, None, None)  # which the shape says
-    return OTHERS["native_group_norm"](node, x, weight, bias, *sizes, groups, eps)[0]
+    return PRIMITIVE_CONVERTERS["native_group_norm"](node, x, weight, bias, *sizes, groups, eps)[0]
 
 
 def _pad(
     node: Node, x: Value, pad: Sequence[object], mode: str = "constant", value: float | None = None
 ) -> Found:
     if mode == "constant":
-        return OTHERS["constant_pad_nd"](node, x, pad, 0 if value is None else value)
+        return PRIMITIVE_CONVERTERS["constant_pad_nd"](node, x, pad, 0 if value is None else value)
     kinds = {"reflect": "reflection", "replicate": "replication"}
     if mode not in kinds:
         node.unsupported(f"mode '{mode}'")
-    return OTHERS[f"{kinds[mode]}_pad{len(pad) // 2}d"](node, x, pad)
+    return PRIMITIVE_CONVERTERS[f"{kinds[mode]}_pad{len(pad) // 2}d"](node, x, pad)
 
 
 def _unbind(node: Node, x: Value, dim: int = 0) -> Many:
     axis = node.axis(dim, len(x.type.shape))
-    count = known(x.type.shape[axis])
+    count = known_int(x.type.shape[axis])
     if count is None:
         node.unsupported("the number of parts must be constant")
-    slices = (op.strided_slice(node.of(x), [i], [i + 1], axes=[axis]) for i in range(count))
+    slices = (op.strided_slice(node.as_expr(x), [i], [i + 1], axes=[axis]) for i in range(count))
     return [op.squeeze(piece, axis=[axis]) for piece in slices]
 
 
@@ -102,53 +102,54 @@ def _repeat_interleave(
     node: Node, x: Value, repeats: Operand, dim: int | None = None, *, output_size: object = None
 ) -> Expr:
     """Convert repeat_interleave with a constant count, along an axis or of the flattened tensor."""
+    # A tensor of repeats makes the result's extent data dependent; the decomposition handles it.
     if not isinstance(repeats, int):
         node.unsupported("the number of repeats must be constant")
     if dim is None:
-        return op.repeat(op.reshape(node.of(x), (-1,)), repeats, axis=0)
-    return op.repeat(node.of(x), repeats, axis=node.axis(dim, len(x.type.shape)))
+        return op.repeat(op.reshape(node.as_expr(x), (-1,)), repeats, axis=0)
+    return op.repeat(node.as_expr(x), repeats, axis=node.axis(dim, len(x.type.shape)))
 
 
 def _tile(node: Node, x: Value, dims: Sequence[object]) -> Found:
     """Convert tile: `repeat` with 1 for leading axes without a count."""
     missing = max(len(x.type.shape) - len(dims), 0)
-    return OTHERS["repeat"](node, x, (*(1,) * missing, *dims))
+    return PRIMITIVE_CONVERTERS["repeat"](node, x, (*(1,) * missing, *dims))
 
 
 def _diff(node: Node, x: Value, n: int = 1, dim: int = -1, *more: Value | None) -> Expr:
     if n != 1 or any(extra is not None for extra in more) or x.type.dtype == "bool":
         node.unsupported("another difference than that of neighbours")
     axis = node.axis(dim, len(x.type.shape))
-    data, count = node.of(x), x.type.shape[axis]
+    data, count = node.as_expr(x), x.type.shape[axis]
     after = op.strided_slice(data, [1], [count], axes=[axis])
     return op.subtract(after, op.strided_slice(data, [0], [count - 1], axes=[axis]))
 
 
 def _glu(node: Node, x: Value, dim: int = -1) -> Expr:
     axis = node.axis(dim, len(x.type.shape))
-    size = known(x.type.shape[axis])
+    size = known_int(x.type.shape[axis])
     if size is None:
         node.unsupported("the size of the axis must be constant")
-    data, half = node.of(x), size // 2
+    data, half = node.as_expr(x), size // 2
     # GLU(a, b) = a * sigmoid(b), where a and b are the halves of the axis (Dauphin et al. 2017).
     gate = op.sigmoid(op.strided_slice(data, [half], [size], axes=[axis]))
     return op.multiply(op.strided_slice(data, [0], [half], axes=[axis]), gate)
 
 
 def _rsub(node: Node, a: Operand, b: Operand, alpha: float = 1) -> Found:
-    """b - alpha * a"""
+    """Convert rsub: b - alpha * a."""
     if alpha != 1:
         node.unsupported("'alpha' must be 1")
-    return OTHERS["sub"](node, b, a)
+    return PRIMITIVE_CONVERTERS["sub"](node, b, a)
 
 
 def _to(node: Node, x: Value, *_: object, **__: object) -> Found:
-    """Convert to another dtype, which PyTorch inferred for the output."""
-    return OTHERS["_to_copy"](node, x)
+    """Convert `to`: a cast to the dtype that PyTorch inferred."""
+    return PRIMITIVE_CONVERTERS["_to_copy"](node, x)
 
 
 def _square(node: Node, x: Value) -> Expr:
-    data = node.of(x, node.out_dtype)
+    data = node.as_expr(x, node.out_dtype)
     return op.multiply(data, data)
 
 
@@ -156,49 +157,49 @@ def _vector_norm(
     node: Node, x: Value, ord: float = 2, dim: Ints | None = None,
     keepdim: bool = False, *, dtype: object = None,
 ) -> Expr:  # fmt: skip
-    """Convert linalg_vector_norm of order 2, the Euclidean norm."""
+    """Convert linalg_vector_norm of order 2."""
     if ord != 2 or not is_float(x.type.dtype):
         node.unsupported(f"a norm of order {ord}")
     rank = len(x.type.shape)
     axes = [node.axis(d, rank) for d in dim] if dim else list(range(rank))
-    data = node.of(x, node.out_dtype)
+    data = node.as_expr(x, node.out_dtype)
     return op.sqrt(op.sum(op.multiply(data, data), axis=axes, keepdims=keepdim))
 
 
 def _log_sigmoid(node: Node, x: Value) -> Expr:
-    dtype, data = node.out_dtype, node.of(x)
+    dtype, data = node.out_dtype, node.as_expr(x)
     # min(x, 0) - log1p(exp(-|x|)) never overflows.
     tail = log1p(op.exp(op.negative(op.abs(data))), dtype)
     return op.subtract(op.minimum(data, const(0, dtype)), tail)
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     *((f"conv{n}d.default", _conv) for n in (1, 2, 3)),
     *((name, _conv_transpose) for name in (
         "conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")),
-    *((f"max_pool{n}d", _first(f"max_pool{n}d_with_indices")) for n in (1, 2, 3)),
-    *((f"adaptive_avg_pool{n}d", OTHERS[f"_adaptive_avg_pool{n}d"]) for n in (2, 3)),
+    *((f"max_pool{n}d", _first_result_of(f"max_pool{n}d_with_indices")) for n in (1, 2, 3)),
+    *((f"adaptive_avg_pool{n}d", PRIMITIVE_CONVERTERS[f"_adaptive_avg_pool{n}d"]) for n in (2, 3)),
     ("batch_norm", _batch_norm),
     ("layer_norm", _layer_norm),
     ("group_norm", _group_norm),
-    *((name, pointwise.same, per_part) for name in (  # outside of training
+    *((name, pointwise.identity_cast, per_part) for name in (  # outside of training
         "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")),
     *((name, _to) for name in (
         "to.dtype", "to.device", "to.dtype_layout", "to.other", "type_as")),
-    *((f"__{name}__", OTHERS[f"bitwise_{name}"]) for name in ("and", "or", "xor")),
-    ("max.other", OTHERS["maximum"]),
-    ("min.other", OTHERS["minimum"]),
+    *((f"__{name}__", PRIMITIVE_CONVERTERS[f"bitwise_{name}"]) for name in ("and", "or", "xor")),
+    ("max.other", PRIMITIVE_CONVERTERS["maximum"]),
+    ("min.other", PRIMITIVE_CONVERTERS["minimum"]),
     ("square", _square),
     ("rsub", _rsub),
     ("log_sigmoid", _log_sigmoid),
     ("glu", _glu),
     ("linalg_vector_norm", _vector_norm),
     ("pad", _pad),
-    ("expand_as", OTHERS["expand"]),
-    *((name, OTHERS["view"], per_part) for name in ("reshape_as", "view_as")),
+    ("expand_as", PRIMITIVE_CONVERTERS["expand"]),
+    *((name, PRIMITIVE_CONVERTERS["view"], per_part) for name in ("reshape_as", "view_as")),
     ("unbind.int", _unbind),
-    ("chunk", OTHERS["split"]),
+    ("chunk", PRIMITIVE_CONVERTERS["split"]),
     ("tile", _tile),
     ("repeat_interleave.self_int", _repeat_interleave),
     ("diff", _diff),

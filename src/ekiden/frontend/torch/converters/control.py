@@ -1,4 +1,4 @@
-"""cond, while_loop, scan and map, as choices and functions of Relay."""
+"""Higher-order operators cond, while_loop, scan and map."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from ekiden.frontend.common.choice import choose
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value, constant, known
-from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.frontend.torch.node import ConverterRow, Node, Operand
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 
 if TYPE_CHECKING:
-    from ekiden.frontend.torch.graph import Graph
+    from ekiden.frontend.torch.graph import FxImporter
 
 Many = list[Value]
 
 
-def _value(node: Node, operand: object) -> Value:
-    """Return an operand as a value; a size becomes a zero-dimensional tensor."""
+def _as_tensor_value(node: Node, operand: object) -> Value:
+    """Return an operand as a value; a size becomes a tensor of rank 0."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, PrimExpr):
@@ -31,38 +31,40 @@ def _value(node: Node, operand: object) -> Value:
     return constant(np.asarray(operand))
 
 
-def _run(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
-    """Import a subgraph of the node for these inputs and return its outputs."""
-    inner = cast("Graph", node.graph).inside(module)
-    return [_value(node, output) for output in inner.run(inputs)]
+def _import_subgraph(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
+    """Import a subgraph of the node for these inputs; return its outputs."""
+    inner = cast("FxImporter", node.graph).inside(module)
+    return [_as_tensor_value(node, output) for output in inner.run(inputs)]
 
 
 def _cond(
     node: Node, condition: Operand, yes: torch.fx.GraphModule, no: torch.fx.GraphModule,
     operands: Sequence[object] = (),
 ) -> Many:  # fmt: skip
-    runs = [partial(_run, node, branch, operands) for branch in (yes, no)]
-    return choose(node, _value(node, condition), runs, ("the true branch", "the false branch"))
+    runs = [partial(_import_subgraph, node, branch, operands) for branch in (yes, no)]
+    return choose(
+        node, _as_tensor_value(node, condition), runs, ("the true branch", "the false branch")
+    )
 
 
 def _while_loop(
     node: Node, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
     carried: Sequence[object], extra: Sequence[object] = (),
 ) -> Many:  # fmt: skip
-    start = [_value(node, operand) for operand in carried]
+    start = [_as_tensor_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
-    (go,) = _run(node, test, [*start, *extra])
+    (go,) = _import_subgraph(node, test, [*start, *extra])
 
-    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration: the body's values, and the test's verdict on them."""
-        carried_out = _run(node, body, [*values, *extra])
-        (again,) = _run(node, test, [*carried_out, *extra])
+    def loop_body(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration: the body, then the loop condition on its results."""
+        carried_out = _import_subgraph(node, body, [*values, *extra])
+        (again,) = _import_subgraph(node, test, [*carried_out, *extra])
         return Iteration(again, carried_out)
 
     # A loop whose test is false for constant operands never runs: no loop is emitted.
     if go.array is not None and not go.array.item():
         return start
-    last, _, _ = Loop(node, names, start, None, go, step).build()
+    last, _, _ = Loop(node, names, start, None, go, loop_body).build()
     return last
 
 
@@ -73,25 +75,26 @@ def _scan(
     """Convert scan along the first axis of all `xs`; results beyond the carried ones are
     stacked.
     """
-    start = [_value(node, operand) for operand in carried]
+    start = [_as_tensor_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
+    # All scanned tensors have the same number of steps along axis 0.
     extent = xs[0].type.shape[0]
     node.scope.same([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
     limit = node.scope.spanned(node.scope.scalar(extent))
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration, (carried values, slices to stack), with row `index` of each of
-        `xs`.
+    def scan_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Import one iteration, (carried values, slices to stack), on row `index` of each
+        of `xs`.
         """
         at = node.scope.expr(index)
         rows = []
         for sequence in xs:
-            row = node.scope.spanned(op.take(node.of(sequence), at, axis=0))
-            rows.append(node.value_of(row))
-        outputs = _run(node, body, [*values, *rows, *additional])
+            row = node.scope.spanned(op.take(node.as_expr(sequence), at, axis=0))
+            rows.append(node.as_value(row))
+        outputs = _import_subgraph(node, body, [*values, *rows, *additional])
         return Iteration(go, outputs[: len(start)], outputs[len(start) :])
 
-    last, pieces, _ = Loop(node, names, start, limit, None, step).build()
+    last, pieces, _ = Loop(node, names, start, limit, None, scan_body).build()
     stacked_results = [stacked(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(pieces)]
     return [*last, *stacked_results]
 
@@ -103,7 +106,7 @@ def _map(
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     ("higher_order::cond", _cond),
     ("higher_order::while_loop", _while_loop),
     ("higher_order::scan", _scan),

@@ -1,37 +1,37 @@
-"""Tensors created from a shape, and operators that only assert."""
+"""Converters of tensor creation, and of operators that only assert."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import own
+from ekiden.frontend.torch.complex import complex_rule
 from ekiden.frontend.torch.converters import complex as of_complex
-from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, simplify_dim
 
 
 def _full(node: Node, size: Sequence[object], value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
-    return op.full(node.of(value, dtype), node.out_shape, dtype=dtype)
+    return op.full(node.as_expr(value, dtype), node.out_shape, dtype=dtype)
 
 
 def _full_like(node: Node, x: Value, value: Operand, **_: object) -> Expr:
     dtype = node.out_dtype
-    return op.full(node.of(value, dtype), x.type.shape, dtype=dtype)
+    return op.full(node.as_expr(value, dtype), x.type.shape, dtype=dtype)
 
 
 def _fill(node: Node, x: Value, value: Operand) -> Expr:
     return _full_like(node, x, value)
 
 
-def _filled(value: int) -> Converter:
-    """Return the converter of tensors of one number; uninitialised ones hold 0."""
+def _fill_converter(value: int) -> Converter:
+    """Return the converter of tensors of one number; uninitialized ones hold 0."""
 
     def convert(node: Node, *_: object, **__: object) -> Expr:
         dtype = node.out_dtype
@@ -42,15 +42,16 @@ def _filled(value: int) -> Converter:
 
 def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: object) -> Expr:
     dtype = node.out_dtype
+    # start + i * step with the extent that PyTorch inferred: summing steps would round differently.
     if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
         (count,) = node.out_shape
         positions = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
-        return op.add(node.of(start, dtype), op.multiply(positions, node.of(step, dtype)))
+        return op.add(node.as_expr(start, dtype), op.multiply(positions, node.as_expr(step, dtype)))
     if isinstance(step, PrimExpr) or isinstance(start, PrimExpr):
         (count,) = node.out_shape
         positions = op.arange(0, count, 1, dtype="int64")
-        by = op.multiply(positions, node.of(step, "int64"))
-        return op.cast(op.add(by, node.of(start, "int64")), dtype)
+        by = op.multiply(positions, node.as_expr(step, "int64"))
+        return op.cast(op.add(by, node.as_expr(start, "int64")), dtype)
     return op.arange(node.size(start), node.size(end), node.size(step), dtype=dtype)
 
 
@@ -59,18 +60,21 @@ def _arange_to(node: Node, end: Operand, **named: object) -> Expr:
 
 
 def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
-    stop = tidy(as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step)))
+    # prims.iota states a length, aten.arange an end.
+    stop = simplify_dim(
+        as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step))
+    )
     return _arange(node, start, stop, step)
 
 
 def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
-    """Convert linspace, counted from both ends, so that both are exact."""
+    """Convert linspace; each half is counted from its own end, so that both ends are exact."""
     dtype = node.out_dtype
     wide = dtype if is_float(dtype) else "float64"
-    first, last = node.of(start, wide), node.of(end, wide)
+    first, last = node.as_expr(start, wide), node.as_expr(end, wide)
     positions = op.cast(op.arange(0, steps, 1, dtype="int64"), wide)
     if steps < 2:
-        return op.full(node.of(start, dtype), (steps,), dtype=dtype)
+        return op.full(node.as_expr(start, dtype), (steps,), dtype=dtype)
     step = op.divide(op.subtract(last, first), const(steps - 1, wide))
     up = op.add(first, op.multiply(positions, step))
     # ATen counts the second half down from the end (RangeFactories): the results match bit for bit
@@ -87,11 +91,11 @@ def _eye(node: Node, rows: int, columns: int | None = None, **_: object) -> Expr
 
 
 def _scalar_tensor(node: Node, value: Operand, **_: object) -> Expr:
-    return node.of(value, node.out_dtype)
+    return node.as_expr(value, node.out_dtype)
 
 
-def _checked(node: Node, *_: object, **__: object) -> None:
-    """Ignore an assertion on sizes: torch.export lists it among its constraints."""
+def _ignore_assertion(node: Node, *_: object, **__: object) -> None:
+    """Ignore an assertion on sizes, which torch.export also lists among its constraints."""
     return
 
 
@@ -102,15 +106,16 @@ def _size(node: Node, x: Value, dim: int | None = None) -> Scalar | list[PrimExp
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    ("full", _full, own(of_complex.filled)),
-    ("full_like", _full_like, own(of_complex.filled)),
+ROWS: tuple[ConverterRow, ...] = (
+    ("full", _full, complex_rule(of_complex.full)),
+    ("full_like", _full_like, complex_rule(of_complex.full)),
     ("fill", _fill),
     ("new_full", lambda node, x, size, value, **_: _full(node, size, value)),
-    *((name, _filled(0), own(of_complex.zeros)) for name in (
+    *((name, _fill_converter(0), complex_rule(of_complex.zeros)) for name in (
         "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
         "new_empty_strided", "empty_permuted")),
-    *((name, _filled(1), own(of_complex.ones)) for name in ("ones", "ones_like", "new_ones")),
+    *((name, _fill_converter(1), complex_rule(of_complex.ones)) for name in (
+        "ones", "ones_like", "new_ones")),
     ("arange.start_step", _arange),
     ("arange.start", _arange),
     ("arange.default", _arange_to),
@@ -118,7 +123,7 @@ ROWS: tuple[Row, ...] = (
     ("linspace", _linspace),
     ("eye", _eye),
     ("scalar_tensor", _scalar_tensor),
-    *((name, _checked) for name in (
+    *((name, _ignore_assertion) for name in (
         "_assert_scalar", "_assert_async", "_assert_tensor_metadata", "sym_constrain_range",
         "sym_constrain_range_for_size")),
     ("sym_size", _size),

@@ -1,4 +1,4 @@
-"""The loss of connectionist temporal classification (Graves and others, 2006) and its gradient.
+"""Connectionist temporal classification loss (Graves et al., 2006) and its gradient.
 
 States s are a blank before, between and behind labels l; y are probabilities, all sums logarithms.
 
@@ -18,40 +18,41 @@ from functools import reduce
 
 from ekiden.frontend.common.loop import Iteration, Loop, stacked
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import ConverterRow, Node
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, as_dim, tidy
+from ekiden.topi.dimensions import Dim, as_dim, simplify_dim
 
 Lengths = Value | Sequence[int]
 
 
-def _lengths(node: Node, lengths: Lengths) -> Expr:
-    """Return the lengths as int64, one per batch element."""
-    return node.of(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
+def _as_int64(node: Node, lengths: Lengths) -> Expr:
+    """Return the lengths as an int64 tensor [batch]."""
+    return node.as_expr(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
 
 
-def _labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
-    """Return the labels (batch, max_length), from padded rows or from a concatenation.
+def _padded_labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
+    """Emit the labels [batch, max_length], from padded rows or from a concatenation.
 
     Those beyond a target's length are arbitrary.
     """
-    data = node.of(targets, "int64")
+    data = node.as_expr(targets, "int64")
     if len(targets.type.shape) == 2:
         return op.strided_slice(data, [0], [max_length], axes=[1])
     # Concatenated targets: the exclusive prefix sum of the lengths gives where each begins.
     first = op.subtract(op.cumsum(lengths, axis=0), lengths)
     at = op.add(
-        op.expand_dims(first, 1), op.arange(const(0, "int64"), node.of(max_length), dtype="int64")
+        op.expand_dims(first, 1),
+        op.arange(const(0, "int64"), node.as_expr(max_length), dtype="int64"),
     )
-    last = op.subtract(node.of(targets.type.shape[0], "int64"), const(1, "int64"))
+    last = op.subtract(node.as_expr(targets.type.shape[0], "int64"), const(1, "int64"))
     return op.take(data, op.minimum(at, last), axis=0)
 
 
-def _log_sum(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
-    """Return the log of the sum of exponentials; -inf where all terms are -inf."""
+def _logsumexp(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
+    """Emit the log of a sum of exponentials; -inf where all terms are -inf."""
     largest = reduce(op.maximum, terms)
     none = op.equal(largest, const(float("-inf"), dtype))
     # -inf minus -inf would be NaN: such a row is shifted by 0.
@@ -60,8 +61,9 @@ def _log_sum(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _States:
-    """The CTC states of a batch.
+class _CtcStates:
+    """CTC states of a batch: the labels with blanks between them, and their emission log
+    probabilities.
 
     path: (batch, states), their labels. places: the same for each step. seen: (steps, batch,
     states), the log probability of each state's label. skips: whether a state may follow the one
@@ -79,132 +81,146 @@ class _States:
     blank: int
 
     @property
-    def low(self) -> Expr:
+    def neg_infinity(self) -> Expr:
         """Return the log probability of an unreachable state, -inf."""
         return const(float("-inf"), self.seen.type.dtype)
 
     @property
     def number(self) -> Expr:
-        """Return the index of each state."""
-        return op.arange(const(0, "int64"), self.node.of(self.states, "int64"), dtype="int64")
+        """Emit the index of each state."""
+        return op.arange(const(0, "int64"), self.node.as_expr(self.states, "int64"), dtype="int64")
 
     @property
     def last(self) -> Expr:
-        """(batch, 1): the number of the blank behind each target."""
+        """Emit the index of the blank behind each target, [batch, 1]."""
         return op.expand_dims(op.multiply(self.counts, const(2, "int64")), 1)
 
-    def later(self, data: Expr, by: int) -> Expr:
-        """Return the value of the state `by` before each state; -inf at the front."""
-        padded = op.nn.pad(data, [(0, 0), (by, 0)], self.low)
+    def shift_right(self, data: Expr, by: int) -> Expr:
+        """Shift values by `by` states to the right; -inf enters at the front."""
+        padded = op.nn.pad(data, [(0, 0), (by, 0)], self.neg_infinity)
         return op.strided_slice(padded, [0], [self.states], axes=[1])
 
-    def earlier(self, data: Expr, by: int) -> Expr:
-        """Return the value of the state `by` after each state; -inf at the end."""
-        padded = op.nn.pad(data, [(0, 0), (0, by)], self.low)
+    def shift_left(self, data: Expr, by: int) -> Expr:
+        """Shift values by `by` states to the left; -inf enters at the end."""
+        padded = op.nn.pad(data, [(0, 0), (0, by)], self.neg_infinity)
         return op.strided_slice(padded, [by], [as_dim(self.states) + by], axes=[1])
 
-    def jumped(self, data: Expr) -> Expr:
-        """Return the data where labels differ, so that no blank must stand between; -inf
-        elsewhere.
-        """
-        return op.where(self.node.of(self.skips), data, self.low)
+    def mask_skips(self, data: Expr) -> Expr:
+        """Mask the states that may not be reached by skipping a blank, with -inf."""
+        return op.where(self.node.as_expr(self.skips), data, self.neg_infinity)
 
 
-def _states_of(
+def _build_states(
     node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int,
-) -> _States:  # fmt: skip
+) -> _CtcStates:  # fmt: skip
     steps, batch, _ = log_probs.type.shape
-    spans, counts = _lengths(node, input_lengths), _lengths(node, target_lengths)
+    spans, counts = _as_int64(node, input_lengths), _as_int64(node, target_lengths)
     max_length: Dim = targets.type.shape[-1]
     if not isinstance(target_lengths, Value):
         max_length = max(target_lengths, default=0)
-    labels = _labels(node, targets, counts, max_length)
+    labels = _padded_labels(node, targets, counts, max_length)
     blanks = op.full_like(labels, const(blank, "int64"))
-    states = tidy(2 * max_length + 1) if isinstance(max_length, PrimExpr) else 2 * max_length + 1
+    states = (
+        simplify_dim(2 * max_length + 1) if isinstance(max_length, PrimExpr) else 2 * max_length + 1
+    )
     pairs = op.reshape(op.stack([blanks, labels], axis=2), (batch, states - 1), allowzero=True)
+    # The extended label sequence has 2 * length + 1 states: a blank before, between and after
+    # labels.
     edge = op.full(const(blank, "int64"), (batch, 1))
     path = node.scope.spanned(op.concatenate([pairs, edge], axis=1))
     by_step = node.scope.bound(op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states)))
-    emissions = node.scope.bound(op.gather(node.of(log_probs), 2, node.of(by_step)))
+    emissions = node.scope.bound(op.gather(node.as_expr(log_probs), 2, node.as_expr(by_step)))
     # A jump over the blank is allowed only between different labels (Graves et al. 2006, section
     # 4.1).
     before = op.nn.pad(path, [(0, 0), (2, 0)], const(blank, "int64"))
     before = op.strided_slice(before, [0], [states], axes=[1])
     skips = node.scope.bound(op.not_equal(path, before))
-    return _States(node, path, by_step, emissions, skips, states, spans, counts, blank)
+    return _CtcStates(node, path, by_step, emissions, skips, states, spans, counts, blank)
 
 
 def _ctc_loss(
     node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int = 0, zero_infinity: bool = False,
 ) -> list[Expr | None]:  # fmt: skip
-    """Convert _ctc_loss: (the loss of each batch element, log_alpha if the gradient needs it)."""
+    """Convert _ctc_loss: the loss of each batch element, and log_alpha if the gradient needs it."""
     dtype = log_probs.type.dtype
-    of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
+    of = _build_states(node, log_probs, targets, input_lengths, target_lengths, blank)
     begins = op.less(
         of.number, op.minimum(op.expand_dims(of.counts, 1), const(1, "int64")) + const(1, "int64")
     )
-    start = op.where(begins, op.take(node.of(of.seen), const(0, "int64"), axis=0), of.low)
+    start = op.where(
+        begins, op.take(node.as_expr(of.seen), const(0, "int64"), axis=0), of.neg_infinity
+    )
 
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return one time step: reach a state from itself, the previous one, or the one before
-        that.
+    def forward_step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Emit one time step of the forward recursion: from the same state, the previous one, or
+        past a blank.
 
         Sequences that have ended keep their sums.
         """
-        sums, at = node.of(carried[0]), op.add(node.of(index), const(1, "int64"))
-        reached = _log_sum(node, [sums, of.later(sums, 1), of.jumped(of.later(sums, 2))], dtype)
-        reached = op.add(reached, op.take(node.of(of.seen), at, axis=0))
+        sums, at = node.as_expr(carried[0]), op.add(node.as_expr(index), const(1, "int64"))
+        reached = _logsumexp(
+            node, [sums, of.shift_right(sums, 1), of.mask_skips(of.shift_right(sums, 2))], dtype
+        )
+        reached = op.add(reached, op.take(node.as_expr(of.seen), at, axis=0))
+        # Inputs of a batch differ in length: a finished one keeps its sums.
         continued = op.where(op.less(at, op.expand_dims(of.spans, 1)), reached, sums)
-        after = node.value_of(node.scope.spanned(continued))
+        after = node.as_value(node.scope.spanned(continued))
         return Iteration(go, [after], [after] if node.wants(1) else [])
 
-    first = node.value_of(node.scope.spanned(start))
+    first = node.as_value(node.scope.spanned(start))
     steps = log_probs.type.shape[0]
-    limit = node.scope.spanned(op.subtract(node.of(steps, "int64"), const(1, "int64")))
-    (last,), pieces, _ = Loop(node, ["sums"], [first], limit, None, step).build()
+    limit = node.scope.spanned(op.subtract(node.as_expr(steps, "int64"), const(1, "int64")))
+    (last,), pieces, _ = Loop(node, ["sums"], [first], limit, None, forward_step).build()
     ends = [op.squeeze(of.last, [1])]
     ends.append(op.maximum(op.subtract(ends[0], const(1, "int64")), const(0, "int64")))
     at_blank, at_label = (
-        op.squeeze(op.gather(node.of(last), 1, op.expand_dims(e, 1)), [1]) for e in ends
+        op.squeeze(op.gather(node.as_expr(last), 1, op.expand_dims(e, 1)), [1]) for e in ends
     )
     # A path may end at the last blank or at the last label; an empty target has the blank alone.
-    at_label = op.where(op.greater(of.counts, const(0, "int64")), at_label, of.low)
-    loss = op.negative(_log_sum(node, [at_blank, at_label], dtype))
+    at_label = op.where(op.greater(of.counts, const(0, "int64")), at_label, of.neg_infinity)
+    loss = op.negative(_logsumexp(node, [at_blank, at_label], dtype))
     if zero_infinity:
         loss = op.where(op.isinf(loss), const(0, dtype), loss)
     if not node.wants(1):
         return [loss, None]
-    later_alpha = stacked(node.scope, pieces[0], "log_alpha", tidy(as_dim(steps) - 1))
-    alpha = op.concatenate([op.expand_dims(node.of(first), 0), node.of(later_alpha)], axis=0)
+    later_alpha = stacked(node.scope, pieces[0], "log_alpha", simplify_dim(as_dim(steps) - 1))
+    alpha = op.concatenate(
+        [op.expand_dims(node.as_expr(first), 0), node.as_expr(later_alpha)], axis=0
+    )
     return [loss, op.transpose(alpha, [1, 0, 2])]
 
 
-def _backward_sums(of: _States, steps: Dim) -> Expr:
-    """Return beta, (steps, batch, states), backwards from the end of each input; -inf after it."""
+def _log_beta(of: _CtcStates, steps: Dim) -> Expr:
+    """Emit log_beta [steps, batch, states], the backward recursion from the end of each input."""
     node, dtype = of.node, of.seen.type.dtype
     behind = op.subtract(of.last, const(1, "int64"))
     ends = op.logical_or(op.equal(of.number, of.last), op.equal(of.number, behind))
     final = op.subtract(op.expand_dims(of.spans, 1), const(1, "int64"))
 
-    def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return one step back in time, from `steps` - 1 to 0."""
-        at = op.subtract(node.of(steps, "int64"), op.add(node.of(index), const(1, "int64")))
-        sums = node.of(carried[0])
-        paths = [sums, of.earlier(sums, 1), of.earlier(of.jumped(sums), 2)]
-        reached = op.where(op.less(at, final), _log_sum(node, paths, dtype), of.low)
+    def backward_step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Emit one step of the backward recursion, from time `steps` - 1 down to 0."""
+        at = op.subtract(
+            node.as_expr(steps, "int64"), op.add(node.as_expr(index), const(1, "int64"))
+        )
+        sums = node.as_expr(carried[0])
+        paths = [sums, of.shift_left(sums, 1), of.shift_left(of.mask_skips(sums), 2)]
+        reached = op.where(op.less(at, final), _logsumexp(node, paths, dtype), of.neg_infinity)
         is_end = op.logical_and(op.equal(at, final), ends)
+        # Each sequence enters the recursion at its own last step, with log-probability 0.
         reached = op.where(is_end, const(0, dtype), reached)
-        log_beta = op.add(reached, op.take(node.of(of.seen), at, axis=0))
-        after = node.value_of(node.scope.spanned(log_beta))
+        log_beta = op.add(reached, op.take(node.as_expr(of.seen), at, axis=0))
+        after = node.as_value(node.scope.spanned(log_beta))
         return Iteration(go, [after], [after])
 
-    nothing = op.full_like(op.take(node.of(of.seen), const(0, "int64"), axis=0), of.low)
-    start = node.value_of(node.scope.spanned(nothing))
-    limit = node.scope.spanned(node.of(steps, "int64"))
-    _, pieces, _ = Loop(node, ["sums"], [start], limit, None, step).build()
-    return node.of(stacked(node.scope, pieces[0], "log_beta", as_dim(steps), reverse=True))
+    nothing = op.full_like(
+        op.take(node.as_expr(of.seen), const(0, "int64"), axis=0), of.neg_infinity
+    )
+    start = node.as_value(node.scope.spanned(nothing))
+    limit = node.scope.spanned(node.as_expr(steps, "int64"))
+    _, pieces, _ = Loop(node, ["sums"], [start], limit, None, backward_step).build()
+    return node.as_expr(stacked(node.scope, pieces[0], "log_beta", as_dim(steps), reverse=True))
 
 
 def _ctc_loss_backward(
@@ -212,26 +228,31 @@ def _ctc_loss_backward(
     target_lengths: Lengths, loss: Value, log_alpha: Value, blank: int,
     zero_infinity: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the gradient given in this module's docstring; 0 after the end of an input."""
+    """Convert _ctc_loss_backward; the gradient is 0 after the end of an input."""
     dtype, (steps, _, _) = log_probs.type.dtype, log_probs.type.shape
-    of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
-    alpha = op.transpose(node.of(log_alpha), [1, 0, 2])
-    beta = _backward_sums(of, steps)
-    row_loss = op.expand_dims(node.of(loss), 1)
-    log_gamma = op.add(op.subtract(op.add(alpha, beta), node.of(of.seen)), row_loss)
-    none = op.logical_or(op.equal(alpha, of.low), op.equal(beta, of.low))
+    of = _build_states(node, log_probs, targets, input_lengths, target_lengths, blank)
+    alpha = op.transpose(node.as_expr(log_alpha), [1, 0, 2])
+    beta = _log_beta(of, steps)
+    row_loss = op.expand_dims(node.as_expr(loss), 1)
+    log_gamma = op.add(op.subtract(op.add(alpha, beta), node.as_expr(of.seen)), row_loss)
+    none = op.logical_or(op.equal(alpha, of.neg_infinity), op.equal(beta, of.neg_infinity))
     gamma = op.where(none, const(0, dtype), op.exp(log_gamma))
-    zeros = op.zeros_like(node.of(log_probs))
+    zeros = op.zeros_like(node.as_expr(log_probs))
     # Several states share a label: their gammas add up per label.
-    summed = op.scatter_elements(zeros, node.of(of.places), gamma, axis=2, reduction="add")
-    gradient = op.subtract(op.exp(node.of(log_probs)), summed)
+    summed = op.scatter_elements(zeros, node.as_expr(of.places), gamma, axis=2, reduction="add")
+    gradient = op.subtract(op.exp(node.as_expr(log_probs)), summed)
     impossible = op.expand_dims(op.isinf(row_loss), 0)
     otherwise = const(0 if zero_infinity else float("nan"), dtype)
     gradient = op.where(impossible, otherwise, gradient)
-    gradient = op.multiply(gradient, op.expand_dims(node.of(grad), 1))
-    time = op.expand_dims(op.arange(const(0, "int64"), node.of(steps, "int64"), dtype="int64"), 1)
+    gradient = op.multiply(gradient, op.expand_dims(node.as_expr(grad), 1))
+    time = op.expand_dims(
+        op.arange(const(0, "int64"), node.as_expr(steps, "int64"), dtype="int64"), 1
+    )
     inside = op.expand_dims(op.less(time, op.expand_dims(of.spans, 0)), 2)
     return op.where(inside, gradient, const(0, dtype))
 
 
-ROWS: tuple[Row, ...] = (("_ctc_loss", _ctc_loss), ("_ctc_loss_backward", _ctc_loss_backward))
+ROWS: tuple[ConverterRow, ...] = (
+    ("_ctc_loss", _ctc_loss),
+    ("_ctc_loss_backward", _ctc_loss_backward),
+)

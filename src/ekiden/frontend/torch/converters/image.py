@@ -6,41 +6,42 @@ from collections.abc import Sequence
 from typing import Any
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import equal, tidy
+from ekiden.topi.dimensions import are_equal_dims, simplify_dim
 
-_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
-_RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
+_IMAGE_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+_RESIZE_OPS = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
 
 
-def _nearest(rank: int, exact: bool) -> Converter:
+def _nearest_resize(rank: int, exact: bool) -> Converter:
     """Return the converter of nearest-neighbour resizing: pixel floor(i * scale), or by pixel
     centres if exact.
     """
 
     def convert(node: Node, x: Value, *settings: object) -> Expr:
-        """Resize by the nearest pixel; `settings` ends with the scales, if the program has them."""
-        scales = _scales(rank, settings)
+        """Resize to the nearest pixel; `settings` ends with the scales, if the program has them."""
+        scales = _stated_scales(rank, settings)
         mode = "half_pixel" if exact else "asymmetric"
         rounding = "round_prefer_ceil" if exact else "floor"
-        return _resized(node, x, rank, "nearest_neighbor", mode, rounding, scales)
+        return _emit_resize(node, x, rank, "nearest_neighbor", mode, rounding, scales)
 
     return convert
 
 
-def _linear(rank: int, method: str = "linear") -> Converter:
+def _interpolated_resize(rank: int, method: str = "linear") -> Converter:
     def convert(node: Node, x: Value, size: object, align_corners: bool, *settings: object) -> Expr:
         """Resize by interpolation; aligned corners ignore the scales."""
         mode = "align_corners" if align_corners else "half_pixel"
-        scales = None if align_corners else _scales(rank, (size, *settings))
-        return _resized(node, x, rank, method, mode, "", scales)
+        # With align_corners ATen computes coordinates from the sizes and ignores given scales.
+        scales = None if align_corners else _stated_scales(rank, (size, *settings))
+        return _emit_resize(node, x, rank, method, mode, "", scales)
 
     return convert
 
 
-def _scales(rank: int, settings: Sequence[object]) -> list[float] | None:
+def _stated_scales(rank: int, settings: Sequence[object]) -> list[float] | None:
     """Return the scales from (size, scale, ...) or (size or None, scales); None if they are
     missing.
     """
@@ -51,42 +52,42 @@ def _scales(rank: int, settings: Sequence[object]) -> list[float] | None:
     return numbers if len(numbers) == rank else None
 
 
-def _resized(
+def _emit_resize(
     node: Node, x: Value, rank: int, method: str, mode: str, rounding: str,
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
-    def resized(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
-        """Resize the 1 to 3 spatial `axes` of `data`, which follow the channels."""
-        return _RESIZE[axes](
-            data, size=size, layout=_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
+    def resize_axes(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
+        """Resize the 1 to 3 spatial axes behind the channels."""
+        return _RESIZE_OPS[axes](
+            data, size=size, layout=_IMAGE_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,
         )  # fmt: skip
 
-    out, data = node.out_shape, node.of(x)
+    out, data = node.out_shape, node.as_expr(x)
     planes: Expr
     # linear along an axis that keeps its size: a copy, whatever its scale (ATen/native/UpSample.h)
     if scales is not None and method == "linear":
         pairs = zip(scales, x.type.shape[2:], out[2:], strict=True)
-        scales = [1.0 if equal(before, after) else s for s, before, after in pairs]
+        scales = [1.0 if are_equal_dims(before, after) else s for s, before, after in pairs]
     if scales is None:
-        return resized(data, rank, out[2:])
+        return resize_axes(data, rank, out[2:])
     if rank == 2:
-        return resized(data, 2, out[2:], scales=list(scales))
+        return resize_axes(data, 2, out[2:], scales=list(scales))
     if rank == 1:
-        wide = resized(op.expand_dims(data, 2), 2, (1, out[2]), scales=[1.0, *scales])
+        wide = resize_axes(op.expand_dims(data, 2), 2, (1, out[2]), scales=[1.0, *scales])
         return op.squeeze(wide, [2])
     # along each axis by itself: planes, then what lies behind each other
     batch, channels, depth, height, width = x.type.shape
     planes = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
-    planes = resized(planes, 2, out[3:], scales=list(scales[1:]))
-    flat = tidy(out[3] * out[4])
+    planes = resize_axes(planes, 2, out[3:], scales=list(scales[1:]))
+    flat = simplify_dim(out[3] * out[4])
     planes = op.reshape(planes, (batch, channels, depth, flat), allowzero=True)
-    planes = resized(planes, 2, (out[2], flat), scales=[scales[0], 1.0])
+    planes = resize_axes(planes, 2, (out[2], flat), scales=[scales[0], 1.0])
     return op.reshape(planes, out, allowzero=True)
 
 
-_METHODS = ("bilinear", "nearest", "bicubic")
-_BORDERS = ("zeros", "border", "reflection")
+_SAMPLE_METHODS = ("bilinear", "nearest", "bicubic")
+_PADDING_MODES = ("zeros", "border", "reflection")
 
 
 def _grid_sample(
@@ -94,21 +95,21 @@ def _grid_sample(
 ) -> Expr:
     rank = len(x.type.shape) - 2
     order = [0, rank + 1, *range(1, rank + 1)]
-    coordinates = op.transpose(node.of(grid), axes=order)
+    coordinates = op.transpose(node.as_expr(grid), axes=order)
     return op.image.grid_sample(
-        node.of(x), coordinates, method=_METHODS[mode], layout=_LAYOUTS[rank],
-        padding_mode=_BORDERS[padding], align_corners=align_corners,
+        node.as_expr(x), coordinates, method=_SAMPLE_METHODS[mode], layout=_IMAGE_LAYOUTS[rank],
+        padding_mode=_PADDING_MODES[padding], align_corners=align_corners,
     )  # fmt: skip
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    *((f"upsample_nearest{n}d", _nearest(n, False)) for n in (1, 2, 3)),
-    *((f"_upsample_nearest_exact{n}d", _nearest(n, True)) for n in (1, 2, 3)),
-    ("upsample_linear1d", _linear(1)),
-    ("upsample_bilinear2d", _linear(2)),
-    ("upsample_trilinear3d", _linear(3)),
-    ("upsample_bicubic2d", _linear(2, "cubic")),
+ROWS: tuple[ConverterRow, ...] = (
+    *((f"upsample_nearest{n}d", _nearest_resize(n, False)) for n in (1, 2, 3)),
+    *((f"_upsample_nearest_exact{n}d", _nearest_resize(n, True)) for n in (1, 2, 3)),
+    ("upsample_linear1d", _interpolated_resize(1)),
+    ("upsample_bilinear2d", _interpolated_resize(2)),
+    ("upsample_trilinear3d", _interpolated_resize(3)),
+    ("upsample_bicubic2d", _interpolated_resize(2, "cubic")),
     ("grid_sampler_2d", _grid_sample),
     ("grid_sampler_3d", _grid_sample),
 )

@@ -7,82 +7,88 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ekiden.frontend.common.combined import neutral
+from ekiden.frontend.common.combined import reduction_identity
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.complex import per_part
-from ekiden.frontend.torch.node import Node, Operand, Row
+from ekiden.frontend.torch.node import ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import as_dim, broadcast_shape, known, product
+from ekiden.topi.dimensions import as_dim, broadcast_shape, known_int, product_of_dims
 
-_REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
-               "multiply": "mul"}  # fmt: skip
+_SCATTER_REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
+                       "multiply": "mul"}  # fmt: skip
 """PyTorch's name of a reduction -> scatter_elements's."""
-_COMBINERS = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "maximum"}
+_REDUCER_NAMES = {"sum": "add", "prod": "multiply", "amin": "minimum", "amax": "maximum"}
 """The same -> the name in `combined`."""
 
 
 def _embedding(node: Node, weight: Value, indices: Value, *_: object) -> Expr:
-    return op.take(node.of(weight), node.of(indices), axis=0, mode="raise")
+    return op.take(node.as_expr(weight), node.as_expr(indices), axis=0, mode="raise")
 
 
 def _index_select(node: Node, x: Value, dim: int, index: Value) -> Expr:
-    at = node.of(index, "int64")
+    at = node.as_expr(index, "int64")
     if not x.type.shape:
-        return node.of(x)
+        return node.as_expr(x)
     if not index.type.shape:
         at = op.reshape(at, (1,))
-    return op.take(node.of(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
+    return op.take(node.as_expr(x), at, axis=node.axis(dim, len(x.type.shape)), mode="raise")
 
 
 def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Expr:
     if not x.type.shape:
-        return op.broadcast_to(node.of(x), index.type.shape) if index.type.shape else node.of(x)
-    if any(known(extent) == 0 for extent in index.type.shape):  # of any rank, says PyTorch
+        return (
+            op.broadcast_to(node.as_expr(x), index.type.shape)
+            if index.type.shape
+            else node.as_expr(x)
+        )
+    if any(known_int(extent) == 0 for extent in index.type.shape):  # of any rank, says PyTorch
         return op.zeros(index.type.shape, x.type.dtype)
-    data = node.of(x)
-    at = node.of(index, "int64")
+    data = node.as_expr(x)
+    at = node.as_expr(index, "int64")
     if not index.type.shape:
         return op.take(data, at, axis=0, mode="raise")
     axis = node.axis(dim, len(x.type.shape))
     for i, (have, extent) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
-        if i != axis and not _same(have, extent):
+        # torch.gather permits an index smaller than the data in the other axes; gather_elements
+        # does not.
+        if i != axis and not _same_extent(have, extent):
             data = op.strided_slice(data, [0], [extent], axes=[i])
     return op.gather(data, axis, at)
 
 
-def _same(a: PrimExpr, b: PrimExpr) -> bool:
-    return a is b or (known(a) is not None and known(a) == known(b))
+def _same_extent(a: PrimExpr, b: PrimExpr) -> bool:
+    return a is b or (known_int(a) is not None and known_int(a) == known_int(b))
 
 
 def _scatter(
     node: Node, x: Value, dim: int, index: Value, source: Operand, *, reduce: str = ""
 ) -> Expr:
-    return _scattered(node, x, dim, index, source, _REDUCTIONS.get(reduce, "update"))
+    return _scatter_elements(node, x, dim, index, source, _SCATTER_REDUCTIONS.get(reduce, "update"))
 
 
 def _scatter_add(node: Node, x: Value, dim: int, index: Value, source: Value) -> Expr:
-    return _scattered(node, x, dim, index, source, "add")
+    return _scatter_elements(node, x, dim, index, source, "add")
 
 
-def _scattered(
+def _scatter_elements(
     node: Node, x: Value, dim: int, index: Value, source: Operand, reduction: str
 ) -> Expr:
     dtype = x.type.dtype
-    if known(product(index.type.shape)) == 0:
-        return node.of(x)
-    data, at = node.of(x), node.of(index, "int64")
+    if known_int(product_of_dims(index.type.shape)) == 0:
+        return node.as_expr(x)
+    data, at = node.as_expr(x), node.as_expr(index, "int64")
     if isinstance(source, Value) and source.type.shape:
-        updates = node.of(source, dtype)
+        updates = node.as_expr(source, dtype)
         for i, (have, extent) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
-            if not _same(have, extent):
+            if not _same_extent(have, extent):
                 updates = op.strided_slice(updates, [0], [extent], axes=[i])
     else:
-        updates = op.broadcast_to(node.of(source, dtype), index.type.shape)
+        updates = op.broadcast_to(node.as_expr(source, dtype), index.type.shape)
     if not x.type.shape:
         flat = [op.reshape(e, (1,)) for e in (data, at, updates)]
         scattered = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
@@ -106,50 +112,47 @@ def _scatter_reduce(
         return _scatter_mean(node, x, dim, index, source, include_self)
     if not include_self:
         # include_self=False: the targets start from the neutral element of the reduction.
-        start = neutral(_COMBINERS[reduce], x.type.dtype)
+        start = reduction_identity(_REDUCER_NAMES[reduce], x.type.dtype)
         blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
-        cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
-        x = node.value_of(node.scope.spanned(cleared))
-    return _scattered(node, x, dim, index, source, _REDUCTIONS[reduce])
+        cleared = _scatter_elements(node, x, dim, index, node.as_value(blank), "update")
+        x = node.as_value(node.scope.spanned(cleared))
+    return _scatter_elements(node, x, dim, index, source, _SCATTER_REDUCTIONS[reduce])
 
 
 def _scatter_mean(
     node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
 ) -> Expr:
-    """Return the scattered sum divided by the number of contributions, at least 1; integers round
-    down.
-    """
+    """Emit the scattered sum over the number of contributions, at least 1; integers round down."""
     dtype = x.type.dtype
     total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
     start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
-    begin = node.value_of(node.scope.spanned(start))
-    count = op.maximum(_scattered(node, begin, dim, index, 1, "add"), const(1, dtype))
+    begin = node.as_value(node.scope.spanned(start))
+    # Targets that nothing is scattered to would otherwise be divided by zero.
+    count = op.maximum(_scatter_elements(node, begin, dim, index, 1, "add"), const(1, dtype))
     divide = op.divide if is_float(dtype) else op.floor_divide
     return divide(total, count)
 
 
 def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
-    """Return the indices with each mask replaced by the index vectors of its true elements, one per
-    axis.
-    """
+    """Replace each mask by the index vectors of its true elements, one per axis."""
     expanded: list[Value | None] = []
     for index in indices:
         if index is None or index.type.dtype not in ("bool", "uint8"):
             expanded.append(index)
             continue
         rank = len(index.type.shape)
-        mask = node.of(index, "bool")
+        mask = node.as_expr(index, "bool")
         if not rank:
             node.unsupported("a mask without dimensions")
         coordinates = node.scope.bound(op.cast(op.argwhere(mask), "int64"), "places")
         for axis in range(rank):
-            column = op.take(node.of(coordinates), const(axis, "int64"), axis=1)
-            expanded.append(node.value_of(node.scope.spanned(column)))
+            column = op.take(node.as_expr(coordinates), const(axis, "int64"), axis=1)
+            expanded.append(node.as_value(node.scope.spanned(column)))
     return expanded
 
 
 def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
-    """x[indices]: the indexed axes first (or in their place, where they stand side by side)."""
+    """Convert x[indices]: the indexed axes come first, or stay in place where they are adjacent."""
     expanded = _split_masks(node, x, indices)
     at = [i for i, v in enumerate(expanded) if v is not None]
     tensors = [v for v in expanded if v is not None]
@@ -157,13 +160,15 @@ def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
         return x
     rank = len(x.type.shape)
     if len(at) == 1:
-        return op.take(node.of(x), node.of(tensors[0], "int64"), axis=at[0], mode="raise")
+        return op.take(node.as_expr(x), node.as_expr(tensors[0], "int64"), axis=at[0], mode="raise")
     other_axes = [i for i in range(rank) if i not in at]
     order = [*at, *other_axes]
-    data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
-    joint = _joint(node, tensors)
+    data = (
+        node.as_expr(x) if order == list(range(rank)) else op.transpose(node.as_expr(x), axes=order)
+    )
+    joint = _index_broadcast_shape(node, tensors)
     count = len(at)
-    stacked = op.stack([_to(node, t, joint) for t in tensors], axis=0)
+    stacked = op.stack([_broadcast_index(node, t, joint) for t in tensors], axis=0)
     gathered = op.gather_nd(data, stacked, batch_dims=0, index_rank=count)
     # NumPy's rule: adjacent index tensors put the joint axes in their place, others put them first.
     side_by_side = at == list(range(at[0], at[0] + count))
@@ -175,10 +180,10 @@ def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
     return gathered
 
 
-def _joint(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
+def _index_broadcast_shape(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
     shape: tuple[PrimExpr, ...] = ()
     for index in tensors:
-        node.scope.broadcasts(shape, index.type.shape)
+        node.scope.require_broadcastable(shape, index.type.shape)
         joined = broadcast_shape(shape, index.type.shape)
         if joined is None:
             node.unsupported("the indices do not broadcast")
@@ -186,10 +191,10 @@ def _joint(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
     return shape
 
 
-def _to(node: Node, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
-    data = node.of(value, "int64")
+def _broadcast_index(node: Node, value: Value, shape: tuple[PrimExpr, ...]) -> Expr:
+    data = node.as_expr(value, "int64")
     same = len(shape) == len(value.type.shape)
-    if same and all(_same(a, b) for a, b in zip(shape, value.type.shape, strict=True)):
+    if same and all(_same_extent(a, b) for a, b in zip(shape, value.type.shape, strict=True)):
         return data
     return op.broadcast_to(data, shape)
 
@@ -202,14 +207,14 @@ def _index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Result:
-    """Return x with values written (or added) at the indices: by a transpose that puts indexed axes
+    """Convert index_put: write or add values at indices, by a transposition that puts indexed axes
     first.
     """
     first = indices[0] if indices else None
     is_mask = len(indices) == 1 and first is not None and first.type.dtype == "bool"
-    is_one = not values.type.shape or known(product(values.type.shape)) == 1
+    is_one = not values.type.shape or known_int(product_of_dims(values.type.shape)) == 1
     if is_mask and is_one and first is not None and not accumulate:
-        return _masked(node, x, first, values)
+        return _index_put_mask(node, x, first, values)
     expanded = _split_masks(node, x, indices)
     at = [i for i, v in enumerate(expanded) if v is not None]
     tensors = [v for v in expanded if v is not None]
@@ -218,14 +223,19 @@ def _index_put(
         node.unsupported("no index is given")
     other_axes = [i for i in range(rank) if i not in at]
     order = [*at, *other_axes]
-    data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
-    joint = _joint(node, tensors)
-    stacked = op.stack([_wrap(node, x, t, i, joint) for t, i in zip(tensors, at, strict=True)], 0)
+    data = (
+        node.as_expr(x) if order == list(range(rank)) else op.transpose(node.as_expr(x), axes=order)
+    )
+    joint = _index_broadcast_shape(node, tensors)
+    stacked = op.stack(
+        [_wrap_negative(node, x, t, i, joint) for t, i in zip(tensors, at, strict=True)], 0
+    )
     tail = tuple(x.type.shape[i] for i in other_axes)
     side_by_side = at == list(range(at[0], at[0] + len(at)))
-    updates = node.of(values, x.type.dtype)
+    updates = node.as_expr(values, x.type.dtype)
     if side_by_side and at[0] > 0:
         lead = at[0]
+        # Values broadcast against the shape that indexing gives, which has the joint axes in place.
         full = (*tail[:lead], *joint, *tail[lead:])
         updates = op.broadcast_to(updates, full)
         width = len(joint)
@@ -252,47 +262,49 @@ def _index_put(
     return op.transpose(scattered, axes=back)
 
 
-def _wrap(node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]) -> Expr:
-    """Return indices counted from the front."""
-    at = _to(node, index, shape)
-    extent = node.of(x.type.shape[axis], "int64")
+def _wrap_negative(
+    node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]
+) -> Expr:
+    """Emit indices with negative ones counted from the end."""
+    at = _broadcast_index(node, index, shape)
+    extent = node.as_expr(x.type.shape[axis], "int64")
     # scatter_nd takes no negative indices.
     return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
 
 
-def _masked(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
-    where = node.of(mask, "bool")
+def _index_put_mask(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
+    where = node.as_expr(mask, "bool")
     extra = len(x.type.shape) - len(mask.type.shape)
     if extra > 0:
         where = op.expand_dims(where, axis=len(mask.type.shape), num_newaxis=extra)
-    fill = node.of(value, x.type.dtype)
+    fill = node.as_expr(value, x.type.dtype)
     if isinstance(value, Value) and value.type.shape:
         fill = op.reshape(fill, ())
-    return op.where(where, fill, node.of(x))
+    return op.where(where, fill, node.as_expr(x))
 
 
 def _masked_fill(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
-    node.scope.broadcasts(x.type.shape, mask.type.shape)
-    return op.where(node.of(mask, "bool"), node.of(value, x.type.dtype), node.of(x))
+    node.scope.require_broadcastable(x.type.shape, mask.type.shape)
+    return op.where(node.as_expr(mask, "bool"), node.as_expr(value, x.type.dtype), node.as_expr(x))
 
 
 def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
-    """Return x where the n-th true element of the mask is replaced by the n-th element of the
+    """Convert masked_scatter: the n-th true element of the mask takes the n-th element of the
     source.
     """
     shape = node.out_shape
-    where = op.reshape(op.broadcast_to(node.of(mask, "bool"), shape), (-1,))
+    where = op.reshape(op.broadcast_to(node.as_expr(mask, "bool"), shape), (-1,))
     # The running count of true elements, less 1, is the position in the source.
     number = op.subtract(op.cumsum(op.cast(where, "int64"), axis=0), const(1, "int64"))
     safe = op.maximum(number, const(0, "int64"))
-    flat = op.reshape(node.of(source), (-1,))
+    flat = op.reshape(node.as_expr(source), (-1,))
     chosen = op.take(flat, safe, axis=0, mode="clip")
-    data = op.reshape(op.broadcast_to(node.of(x), shape), (-1,))
+    data = op.reshape(op.broadcast_to(node.as_expr(x), shape), (-1,))
     return op.reshape(op.where(where, chosen, data), shape, allowzero=True)
 
 
 def _nonzero(node: Node, x: Value) -> Result:
-    data = node.of(x)
+    data = node.as_expr(x)
     if not x.type.shape:
         coordinates = op.argwhere(op.reshape(data, (1,)))
         return op.strided_slice(op.cast(coordinates, "int64"), [0], [0], axes=[1])
@@ -303,27 +315,28 @@ def _unique(
     node: Node, x: Value, sorted: bool = True, return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Result:  # fmt: skip
-    """Distinct elements, in order; which of them each element is; how often each is there."""
-    flat = op.reshape(node.of(x), (-1,))
+    """Convert _unique2: sorted distinct elements, inverse indices and counts."""
+    flat = op.reshape(node.as_expr(x), (-1,))
     unique = op.unique(flat, is_sorted=True, return_counts=True)
     values, _, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
 
-    def cut(padded: Expr) -> Expr:
+    def strip_padding(padded: Expr) -> Expr:
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
 
     where = op.reshape(op.cast(which, "int64"), x.type.shape, allowzero=True)
-    return [cut(values), where, op.cast(cut(counts), "int64")]
+    return [strip_padding(values), where, op.cast(strip_padding(counts), "int64")]
 
 
 def _item(node: Node, x: Value) -> Scalar:
-    """Return an element as a number if constant, else as a size with a name from here on."""
+    """Convert item: a constant number, or a size that is named from here on."""
     meta = node.meta
+    # An element of a constant is a number: sizes computed from it become static.
     if x.array is not None and node.symbols.give(meta, x.array.item()):
         return node.symbols.scalar(meta)
     if not isinstance(meta, torch.SymInt):
         node.unsupported("a number that is data is supported as a size alone")
-    vector = op.reshape(node.of(x, "int64"), (1,))
-    value = node.value_of(node.scope.spanned(vector))
+    vector = op.reshape(node.as_expr(x, "int64"), (1,))
+    value = node.as_value(node.scope.spanned(vector))
     (dim,) = node.dims_of(value)
     for name in node.symbols.names(meta):
         node.symbols.known.setdefault(name, as_dim(dim))
@@ -333,17 +346,17 @@ def _item(node: Node, x: Value) -> Scalar:
 def _one_hot(node: Node, indices: Value, count: int = -1) -> Expr:
     if count < 0:
         node.unsupported("the number of classes must be given")
-    at = node.of(indices, "int64")
+    at = node.as_expr(indices, "int64")
     return op.one_hot(at, const(1, "int64"), const(0, "int64"), count, axis=-1, dtype="int64")
 
 
 def _bucketize(
     node: Node, x: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Expr:
-    values = node.of(x)
+    values = node.as_expr(x)
     shape = x.type.shape if isinstance(x, Value) else ()
     flat = op.reshape(values, (-1,)) if shape else op.reshape(values, (1,))
-    buckets = op.searchsorted(node.of(boundaries), flat, right=right, dtype="int64")
+    buckets = op.searchsorted(node.as_expr(boundaries), flat, right=right, dtype="int64")
     return op.reshape(buckets, shape, allowzero=True)
 
 
@@ -351,24 +364,22 @@ def _searchsorted(
     node: Node, rows: Value, x: Operand, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Value | None = None,
 ) -> Expr:  # fmt: skip
-    table = node.of(rows)
+    table = node.as_expr(rows)
     if sorter is not None:
-        table = op.gather(table, len(rows.type.shape) - 1, node.of(sorter, "int64"))
+        table = op.gather(table, len(rows.type.shape) - 1, node.as_expr(sorter, "int64"))
     is_right = right or side == "right"
     if isinstance(x, Value) and x.type.shape:
-        return op.searchsorted(table, node.of(x), right=is_right, dtype="int64")
-    values = op.reshape(node.of(x), (1,))
+        return op.searchsorted(table, node.as_expr(x), right=is_right, dtype="int64")
+    values = op.reshape(node.as_expr(x), (1,))
     return op.reshape(op.searchsorted(table, values, right=is_right, dtype="int64"), ())
 
 
 def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None) -> Result:
-    """Return each index repeated as `repeats` says: the first index whose running total exceeds the
-    position.
-    """
-    ends = op.cumsum(node.of(repeats, "int64"), axis=0)
-    count = known(repeats.type.shape[0])
+    """Convert repeat_interleave: the first index whose running total exceeds each position."""
+    ends = op.cumsum(node.as_expr(repeats, "int64"), axis=0)
+    count = known_int(repeats.type.shape[0])
     if output_size is not None:
-        total = node.of(output_size)  # type: ignore[arg-type]
+        total = node.as_expr(output_size)  # type: ignore[arg-type]
     elif count == 0:
         total = const(0, "int64")
     else:
@@ -378,23 +389,23 @@ def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None
 
 
 def _bincount(node: Node, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
-    """Return the counts of 0 to the maximum, at least `minlength` many; negative elements are an
-    error.
+    """Convert bincount: the counts of 0 to the maximum, at least `minlength` many; negative
+    elements are an error.
     """
     floor = const(np.array([minlength - 1]), "int64")
-    data = node.of(x, "int64")
+    data = node.as_expr(x, "int64")
     size = op.add(op.max(op.concatenate([data, floor], axis=0)), const(1, "int64"))
     dtype = node.out_dtype
     # what is below 0 would count from the end: further below it is out of range
     data = op.where(op.less(data, const(0, "int64")), op.subtract(data, size), data)
     # The size is data dependent: the largest element plus 1, or minlength.
     zeros = op.full(const(0, dtype), op.reshape(size, (1,)), dtype=dtype)
-    ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.of(weights, dtype)
+    ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.as_expr(weights, dtype)
     return op.scatter_elements(zeros, data, ones, axis=0, reduction="add")
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     ("embedding", _embedding),
     ("index_select", _index_select, per_part),
     ("gather", _gather, per_part),

@@ -7,41 +7,40 @@ from collections.abc import Sequence
 from ekiden.frontend.common.functions import fmod
 from ekiden.frontend.common.loop import Iteration, Loop
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
 def _gcd(node: Node, x: Value, y: Value) -> Expr:
-    """Return the greatest common divisors by Euclid's algorithm, on all elements until no remainder
-    is left.
-    """
+    """Convert gcd by Euclid's algorithm on all elements, until no remainder is left."""
     dtype = node.out_dtype
     zero, one = const(0, dtype), const(1, dtype)
     shape = node.out_shape
-    sides = [op.broadcast_to(op.abs(node.of(v, dtype)), shape) for v in (x, y)]
+    sides = [op.broadcast_to(op.abs(node.as_expr(v, dtype)), shape) for v in (x, y)]
 
-    def is_left(remainder: Expr) -> Value:
+    def any_nonzero(remainder: Expr) -> Value:
         flat = op.reshape(op.not_equal(remainder, zero), (-1,))
-        return node.value_of(node.scope.spanned(op.any(flat, axis=[0])))
+        return node.as_value(node.scope.spanned(op.any(flat, axis=[0])))
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one step, (smaller, larger % smaller); finished elements keep their value."""
-        larger, smaller = (node.of(v) for v in values)
+    def euclid_step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+        """Emit one step, (smaller, larger % smaller); finished elements keep their value."""
+        larger, smaller = (node.as_expr(v) for v in values)
         is_done = op.equal(smaller, zero)
         modulus = fmod(larger, op.where(is_done, one, smaller), dtype)
         remainder = op.where(is_done, zero, modulus)
         common = op.where(is_done, larger, smaller)
         return Iteration(
-            is_left(remainder), [node.value_of(node.scope.spanned(e)) for e in (common, remainder)]
+            any_nonzero(remainder),
+            [node.as_value(node.scope.spanned(e)) for e in (common, remainder)],
         )
 
-    start = [node.value_of(node.scope.spanned(e)) for e in sides]
+    start = [node.as_value(node.scope.spanned(e)) for e in sides]
     # The loop runs as often as the slowest element needs: O(log min(x, y)) iterations (Lame's
     # theorem).
-    go = is_left(node.of(start[1]))
-    (divisor, _), _, _ = Loop(node, ["gcd", "rest"], start, None, go, step).build()
-    return op.abs(node.of(divisor))
+    go = any_nonzero(node.as_expr(start[1]))
+    (divisor, _), _, _ = Loop(node, ["gcd", "rest"], start, None, go, euclid_step).build()
+    return op.abs(node.as_expr(divisor))
 
 
-ROWS: tuple[Row, ...] = (("gcd", _gcd),)
+ROWS: tuple[ConverterRow, ...] = (("gcd", _gcd),)

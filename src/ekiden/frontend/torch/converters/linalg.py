@@ -1,24 +1,24 @@
-"""torch.linalg: decompositions, solutions, inverses, determinants."""
+"""torch.linalg: decompositions, linear solves, inverses, determinants."""
 
 from __future__ import annotations
 
 import torch
 
 from ekiden.frontend.common import matrices
-from ekiden.frontend.common.matrices import Factors, transposed
+from ekiden.frontend.common.matrices import LuFactors, transpose_matrix
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.converters.linear import batched
-from ekiden.frontend.torch.effects import CHECK
-from ekiden.frontend.torch.node import Node, Row, target_name
+from ekiden.frontend.torch.converters.linear import batched_product
+from ekiden.frontend.torch.effects import LINALG_CHECK
+from ekiden.frontend.torch.node import ConverterRow, Node, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import Shape, as_attr, broadcast_shape, equal, tidy
+from ekiden.topi.dimensions import Shape, are_equal_dims, as_attr, broadcast_shape, simplify_dim
 
 
-def _failing(node: Node, at: int) -> str:
-    """Return the name of the function that should fail on output `at` of a node, "linalg.inv"; ""
-    if none.
+def _checked_function(node: Node, at: int) -> str:
+    """Return the function, such as "linalg.inv", that must fail where output `at` of a node reports
+    an error; "" if none.
 
     It is found from the check that reads the output, or is the node itself (`check_errors`).
     """
@@ -26,107 +26,114 @@ def _failing(node: Node, at: int) -> str:
         return target_name(node.fx.target).split(".")[1].strip("_").replace("_", ".", 1)
     picks = [u for u in node.fx.users if u.args[1:] == (at,)]
     for user in (user for pick in picks for user in pick.users):
-        if any(CHECK in str(arg) for arg in (user.target, *user.args)):
+        if any(LINALG_CHECK in str(arg) for arg in (user.target, *user.args)):
             return next(str(a) for a in user.args if isinstance(a, str))
     return ""
 
 
-def _factors(node: Node, matrix: Expr, info: int | None = None) -> Factors:
-    """Return the LU factors; if the program checks output `info`, singular matrices raise."""
-    factors = Factors.of(matrix)
-    name = "" if info is None else _failing(node, info)
+def _lu_factors(node: Node, matrix: Expr, info: int | None = None) -> LuFactors:
+    """Return the LU factors; singular matrices raise if the program checks output `info`."""
+    factors = LuFactors.of(matrix)
+    name = "" if info is None else _checked_function(node, info)
     return factors.checked(f"{name}: pivot") if name else factors
 
 
-def _kind(x: Value) -> tuple[Shape, str, int]:
+def _shape_dtype_rank(x: Value) -> tuple[Shape, str, int]:
     """Return the shape, dtype and rank."""
     return x.type.shape, x.type.dtype, len(x.type.shape)
 
 
-def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
-    """Return two stacks of matrices broadcast to one batch, and the batch's shape."""
+def _broadcast_batches(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
+    """Broadcast two stacks of matrices to one batch; return its shape too."""
     left_shape, right_shape = a.type.shape, b.type.shape
-    node.scope.broadcasts(left_shape[:-2], right_shape[:-2])
+    node.scope.require_broadcastable(left_shape[:-2], right_shape[:-2])
     batch = broadcast_shape(left_shape[:-2], right_shape[:-2])
     if batch is None:
         node.unsupported(f"batches {left_shape[:-2]!r} and {right_shape[:-2]!r} do not broadcast")
     first, second = (
-        node.of(v)
+        node.as_expr(v)
         if v.type.shape[:-2] == batch
-        else op.broadcast_to(node.of(v), as_attr((*batch, *v.type.shape[-2:])))
+        else op.broadcast_to(node.as_expr(v), as_attr((*batch, *v.type.shape[-2:])))
         for v in (a, b)
     )
     return first, second, batch
 
 
-def _fitting(node: Node, a: Value, b: Value, axis: int) -> Value:
-    """Return the right-hand side with the extent of an axis declared to be the rows of the
-    matrices.
-    """
+def _require_rows(node: Node, a: Value, b: Value, axis: int) -> Value:
+    """Require an axis of the right-hand side to have as many elements as the matrices have rows."""
     rows, shape = a.type.shape[-1], list(b.type.shape)
-    if equal(rows, shape[axis]):
+    if are_equal_dims(rows, shape[axis]):
         return b
     # The symbols differ in the program but must have the same value at run time: recorded as a
     # constraint.
     node.scope.same([rows], [shape[axis]])
     shape[axis] = rows
-    return node.value_of(node.scope.spanned(op.reshape(node.of(b), tuple(shape), allowzero=True)))
+    return node.as_value(
+        node.scope.spanned(op.reshape(node.as_expr(b), tuple(shape), allowzero=True))
+    )
 
 
 def _inv_ex(node: Node, x: Value, *, check_errors: bool = False) -> list[Expr]:
-    shape, dtype, _ = _kind(x)
-    factors = _factors(node, node.of(x), 1)
-    return [factors.solve(matrices.identity(shape, dtype), shape), factors.info]
+    shape, dtype, _ = _shape_dtype_rank(x)
+    factors = _lu_factors(node, node.as_expr(x), 1)
+    return [factors.solve(matrices.identity_matrix(shape, dtype), shape), factors.info]
 
 
 def _solve_ex(
     node: Node, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> list[Expr]:
-    """Solve a x = b, or x a = b as a' x' = b' (`left` is false)."""
+    """Convert _linalg_solve_ex: a x = b, or x a = b as a' x' = b' where `left` is false."""
     outer, inner = a.type.shape[:-1], b.type.shape
-    is_vector = len(inner) == 1 or (len(inner) == len(outer) and all(map(equal, inner, outer)))
+    is_vector = len(inner) == 1 or (
+        len(inner) == len(outer) and all(map(are_equal_dims, inner, outer))
+    )
     if is_vector:
-        b = node.value_of(node.scope.spanned(op.expand_dims(node.of(b), -1)))
-    first, second, batch = _batched(node, a, _fitting(node, a, b, -2 if left else -1))
-    factors = _factors(node, first, 3)
+        b = node.as_value(node.scope.spanned(op.expand_dims(node.as_expr(b), -1)))
+    first, second, batch = _broadcast_batches(
+        node, a, _require_rows(node, a, b, -2 if left else -1)
+    )
+    factors = _lu_factors(node, first, 3)
     rows, columns = b.type.shape[-2:]
     if left:
         result = factors.solve(second, (*batch, rows, columns))
     else:
         rank = len(batch) + 2
-        turned = factors.solve_transposed(transposed(second, rank), (*batch, columns, rows))
-        result = transposed(turned, rank)
+        # X A = B is A^T X^T = B^T, which the same factors solve.
+        turned = factors.solve_transposed(transpose_matrix(second, rank), (*batch, columns, rows))
+        result = transpose_matrix(turned, rank)
     if is_vector:
         result = op.squeeze(result, axis=[-1])
-    return [result, factors.packed, _from_one(factors.pivots), factors.info]
+    return [result, factors.packed, _one_based(factors.pivots), factors.info]
 
 
-def _from_one(pivots: Expr) -> Expr:
-    """Return the pivots counted from 1, as in LAPACK."""
+def _one_based(pivots: Expr) -> Expr:
+    """Emit pivots counted from 1, as LAPACK and PyTorch do."""
     return op.add(pivots, const(1, "int32"))
 
 
-def _factors_as_stored(node: Node, x: Value) -> Factors:
-    """Return the LU of a matrix as PyTorch computes it for a determinant: of the transpose where
-    rows are contiguous, det(A') = det(A). The gradient, which PyTorch traces, solves by that."""
+def _lu_in_memory_order(node: Node, x: Value) -> LuFactors:
+    """Return the LU of the transpose for row-contiguous matrices, as PyTorch computes determinants:
+    det(A') = det(A).
+    """
     source = node.fx.args[0]
     meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    # ATen hands row-major memory to LAPACK as the transpose, which pivots by other rows.
     is_stored_by_rows = isinstance(meta, torch.Tensor) and meta.is_contiguous()
-    data = node.of(x)
-    return Factors.of(transposed(data, len(x.type.shape)) if is_stored_by_rows else data)
+    data = node.as_expr(x)
+    return LuFactors.of(transpose_matrix(data, len(x.type.shape)) if is_stored_by_rows else data)
 
 
 def _det(node: Node, x: Value) -> list[Expr]:
-    shape, dtype, _ = _kind(x)
-    factors = _factors_as_stored(node, x)
-    return [matrices.determinant(factors, shape, dtype), factors.packed, _from_one(factors.pivots)]
+    shape, dtype, _ = _shape_dtype_rank(x)
+    factors = _lu_in_memory_order(node, x)
+    return [matrices.determinant(factors, shape, dtype), factors.packed, _one_based(factors.pivots)]
 
 
 def _slogdet(node: Node, x: Value) -> list[Expr]:
-    shape, dtype, _ = _kind(x)
-    factors = _factors_as_stored(node, x)
-    signs, logs = matrices.sign_and_log(factors, shape, dtype)
-    return [signs, logs, factors.packed, _from_one(factors.pivots)]
+    shape, dtype, _ = _shape_dtype_rank(x)
+    factors = _lu_in_memory_order(node, x)
+    signs, logs = matrices.slogdet(factors, shape, dtype)
+    return [signs, logs, factors.packed, _one_based(factors.pivots)]
 
 
 def _lu_factor_ex(
@@ -135,72 +142,77 @@ def _lu_factor_ex(
     if not pivot:
         # Without pivoting LU is not backward stable, and PyTorch has it on GPUs only.
         node.unsupported("LU without pivots")
-    factors = _factors(node, node.of(x), 2)
-    return [factors.packed, _from_one(factors.pivots), factors.info]
+    factors = _lu_factors(node, node.as_expr(x), 2)
+    return [factors.packed, _one_based(factors.pivots), factors.info]
 
 
 def _lu(node: Node, x: Value, *, pivot: bool = True) -> list[Expr]:
     if not pivot:
         node.unsupported("LU without pivots")
     shape, dtype = x.type.shape, x.type.dtype
-    factors = Factors.of(node.of(x))
-    lower, upper = matrices.lower_and_upper(factors, shape, dtype)
-    return [matrices.permutation(factors, shape, dtype), lower, upper]
+    factors = LuFactors.of(node.as_expr(x))
+    lower, upper = matrices.unpack_lu(factors, shape, dtype)
+    return [matrices.permutation_matrix(factors, shape, dtype), lower, upper]
 
 
 def _cholesky_ex(
     node: Node, x: Value, *, upper: bool = False, check_errors: bool = False
 ) -> list[Expr]:
-    rank, data = len(x.type.shape), node.of(x)
-    decomposition = op.linalg.cholesky(transposed(data, rank) if upper else data)
+    rank, data = len(x.type.shape), node.as_expr(x)
+    decomposition = op.linalg.cholesky(transpose_matrix(data, rank) if upper else data)
     info = TupleGetItem(decomposition, 1)
     factor: Expr = TupleGetItem(decomposition, 0)
-    if name := _failing(node, 1):
+    if name := _checked_function(node, 1):
         # LAPACK's potrf: info > 0 is the order of the leading minor that is not positive definite.
         subject = f"{name}: the leading minor of order"
-        factor = op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE)
-    return [transposed(factor, rank) if upper else factor, info]
+        factor = op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE_DEFINITE_MESSAGE)
+    return [transpose_matrix(factor, rank) if upper else factor, info]
 
 
 def _cholesky_solve(node: Node, b: Value, factor: Value, upper: bool = False) -> Expr:
-    lhs, rhs, batch = _batched(node, factor, _fitting(node, factor, b, -2))
+    lhs, rhs, batch = _broadcast_batches(node, factor, _require_rows(node, factor, b, -2))
     rank = len(batch) + 2
-    lower, higher = (transposed(lhs, rank), lhs) if upper else (lhs, transposed(lhs, rank))
+    lower, higher = (
+        (transpose_matrix(lhs, rank), lhs) if upper else (lhs, transpose_matrix(lhs, rank))
+    )
     half = op.linalg.solve_triangular(lower, rhs, lower=True)
     return op.linalg.solve_triangular(higher, half, lower=False)
 
 
 def _cholesky_inverse(node: Node, factor: Value, upper: bool = False) -> Expr:
-    shape, dtype, _ = _kind(factor)
-    ones = node.value_of(node.scope.spanned(matrices.identity(shape, dtype)))
+    shape, dtype, _ = _shape_dtype_rank(factor)
+    ones = node.as_value(node.scope.spanned(matrices.identity_matrix(shape, dtype)))
     return _cholesky_solve(node, ones, factor, upper)
 
 
 def _solve_triangular(
     node: Node, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Expr:
-    first, second, batch = _batched(node, a, _fitting(node, a, b, -2 if left else -1))
+    first, second, batch = _broadcast_batches(
+        node, a, _require_rows(node, a, b, -2 if left else -1)
+    )
     if left:
         return op.linalg.solve_triangular(first, second, not upper, unitriangular)
     rank = len(batch) + 2
-    turned = transposed(first, rank), transposed(second, rank)
-    return transposed(op.linalg.solve_triangular(*turned, upper, unitriangular), rank)
+    turned = transpose_matrix(first, rank), transpose_matrix(second, rank)
+    return transpose_matrix(op.linalg.solve_triangular(*turned, upper, unitriangular), rank)
 
 
 def _qr(node: Node, x: Value, mode: str = "reduced") -> list[Expr | None]:
     """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
-    q, r = matrices.qr(node.of(x), x.type.shape, mode == "complete")
+    q, r = matrices.qr(node.as_expr(x), x.type.shape, mode == "complete")
+    # PyTorch returns an empty Q in this mode.
     if mode == "r":
         return [op.zeros((0,), x.type.dtype), r]
     return [q, r]
 
 
 def _householder_product(node: Node, x: Value, tau: Value) -> Expr:
-    return op.linalg.householder_product(node.of(x), node.of(tau))
+    return op.linalg.householder_product(node.as_expr(x), node.as_expr(tau))
 
 
 def _eigh(node: Node, x: Value, uplo: str = "L", compute_v: bool = True) -> list[Expr]:
-    decomposition = op.linalg.eigh(node.of(x), lower=uplo.upper() == "L")
+    decomposition = op.linalg.eigh(node.as_expr(x), lower=uplo.upper() == "L")
     return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
@@ -212,57 +224,61 @@ def _svd(
     *,
     driver: str | None = None,
 ) -> list[Expr]:
-    decomposition = op.linalg.svd(node.of(x), full_matrices and compute_uv)
+    decomposition = op.linalg.svd(node.as_expr(x), full_matrices and compute_uv)
     return [TupleGetItem(decomposition, at) for at in range(3)]
 
 
 def _matrix_exp(node: Node, x: Value) -> Expr:
-    return op.linalg.matrix_exp(node.of(x))
+    return op.linalg.matrix_exp(node.as_expr(x))
 
 
 def _pinv(
     node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
     hermitian: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the pseudo-inverse V S^-1 U' of the singular values above both tolerances.
+    """Convert linalg_pinv: V S^-1 U' over the singular values above both tolerances.
 
     Of a `hermitian` matrix only the lower triangle is read.
     """
-    _, dtype, rank = _kind(x)
-    data = node.of(x)
+    _, dtype, rank = _shape_dtype_rank(x)
+    data = node.as_expr(x)
     if hermitian:
         # The strict lower triangle, mirrored: the upper one is never read.
         lower = op.trilu(data, -1, upper=False)
-        data = op.add(op.trilu(data, 0, upper=False), transposed(lower, rank))
+        data = op.add(op.trilu(data, 0, upper=False), transpose_matrix(lower, rank))
     decomposition = op.linalg.svd(data, full_matrices=False)
     left_vectors, values, right_vectors = (TupleGetItem(decomposition, at) for at in range(3))
-    limit = _least(node, x, op.max(values, axis=[-1], keepdims=True), atol, rtol)
+    limit = _singular_value_limit(node, x, op.max(values, axis=[-1], keepdims=True), atol, rtol)
     inverse = op.where(op.greater(values, limit), op.divide(const(1, dtype), values),
                        const(0, dtype))  # fmt: skip
-    scaled = op.multiply(transposed(right_vectors, rank), op.expand_dims(inverse, -2))
-    first, second = (node.scope.spanned(e) for e in (scaled, transposed(left_vectors, rank)))
-    return batched(node, node.value_of(first), node.value_of(second))
+    scaled = op.multiply(transpose_matrix(right_vectors, rank), op.expand_dims(inverse, -2))
+    first, second = (node.scope.spanned(e) for e in (scaled, transpose_matrix(left_vectors, rank)))
+    return batched_product(node, node.as_value(first), node.as_value(second))
 
 
-def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None) -> Expr:
-    """Return the limit above which singular values count.
+def _singular_value_limit(
+    node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None
+) -> Expr:
+    """Emit the limit above which singular values count.
 
     Without `rtol` it is relative to the matrix size, and 0 where an `atol` above 0 is given, as
     PyTorch documents.
     """
-    shape, dtype, _ = _kind(x)
+    shape, dtype, _ = _shape_dtype_rank(x)
 
     def per_matrix(value: Value) -> Expr:
-        """Return a tolerance shaped to broadcast against its matrix's singular values."""
+        """Emit a tolerance shaped to broadcast against its matrix's singular values."""
         return (
-            op.expand_dims(node.of(value, dtype), -1) if value.type.shape else node.of(value, dtype)
+            op.expand_dims(node.as_expr(value, dtype), -1)
+            if value.type.shape
+            else node.as_expr(value, dtype)
         )
 
     if rtol is not None:
         relative = per_matrix(rtol)
     else:
         epsilon = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
-        size = op.cast(node.scope.scalar(tidy(maximum(*shape[-2:]))), dtype)
+        size = op.cast(node.scope.scalar(simplify_dim(maximum(*shape[-2:]))), dtype)
         relative = op.multiply(size, const(epsilon, dtype))
         if atol is not None:
             is_given = op.greater(per_matrix(atol), const(0, dtype))
@@ -271,20 +287,18 @@ def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value 
     return limit if atol is None else op.maximum(limit, per_matrix(atol))
 
 
-def _no_result(node: Node, *args: object, **kwargs: object) -> None:
-    """Ignore a check: the decomposition that it reads raises by itself."""
+def _ignore_check(node: Node, *args: object, **kwargs: object) -> None:
+    """Ignore an error check: the decomposition that it reads raises by itself."""
 
 
 def _with_effects(node: Node, token: None, *args: object, **kwargs: object) -> None:
-    """Ignore a check with effects; the decompositions, which raise by themselves, keep the tokens'
-    order.
-    """
+    """Ignore an error check with effect tokens; decompositions raise by themselves."""
     # Other effects (prints, custom operators) must not be dropped silently.
-    if not any(CHECK in str(arg) for arg in node.fx.args):
+    if not any(LINALG_CHECK in str(arg) for arg in node.fx.args):
         node.unsupported("effects other than checks of decompositions")
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     ("linalg_inv_ex", _inv_ex),
     ("_linalg_solve_ex", _solve_ex),
     ("_linalg_det", _det),
@@ -301,6 +315,6 @@ ROWS: tuple[Row, ...] = (
     ("_linalg_svd", _svd),
     ("linalg_matrix_exp", _matrix_exp),
     ("linalg_pinv.atol_rtol_tensor", _pinv),
-    (CHECK, _no_result),
+    (LINALG_CHECK, _ignore_check),
     ("higher_order::with_effects", _with_effects),
 )

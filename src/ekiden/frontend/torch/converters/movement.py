@@ -7,54 +7,56 @@ from collections.abc import Sequence
 
 import torch
 
-from ekiden.frontend.common.formulas import append_axes
+from ekiden.frontend.common.formulas import append_unit_axes
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import per_part
-from ekiden.frontend.torch.node import Converter, Node, Operand, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, Shape, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, are_equal_dims, as_dim, known_int, simplify_dim
 
 Many = list[Expr | Value | None]
 
 
-def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
-    """Return the elements in another shape; `x` itself if the shape is unchanged."""
-    if x.array is not None and all(known(d) is not None for d in shape):
-        return constant(x.array.reshape([known(d) or 0 for d in shape]))
+def reshape_to(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
+    """Reshape elements; return `x` itself if its shape is unchanged."""
+    if x.array is not None and all(known_int(d) is not None for d in shape):
+        return constant(x.array.reshape([known_int(d) or 0 for d in shape]))
     have = x.type.shape
-    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+    if len(have) == len(shape) and all(
+        are_equal_dims(a, b) for a, b in zip(have, shape, strict=True)
+    ):
         return x
-    return op.reshape(node.of(x), tuple(shape), allowzero=True)
+    return op.reshape(node.as_expr(x), tuple(shape), allowzero=True)
 
 
 def _view(node: Node, x: Value, size: Sequence[object]) -> Result:
-    """Convert a view; a size of -1 is resolved by PyTorch's inferred shape."""
+    """Convert a view; PyTorch's inferred shape resolves a size of -1."""
     del size
-    return shaped(node, x, node.out_shape)
+    return reshape_to(node, x, node.out_shape)
 
 
-def _as_shown(node: Node, x: Value, *_: object, **__: object) -> Result:
-    """Convert a view that only reshapes: squeeze, unsqueeze, flatten."""
-    return shaped(node, x, node.out_shape)
+def _reshape_to_output(node: Node, x: Value, *_: object, **__: object) -> Result:
+    """Convert an operator that only reshapes: squeeze, unsqueeze, flatten."""
+    return reshape_to(node, x, node.out_shape)
 
 
 def _permute(node: Node, x: Value, dims: Sequence[int]) -> Result:
     axes = [node.axis(d, len(x.type.shape)) for d in dims]
-    return moved(node, x, axes)
+    return permute_axes(node, x, axes)
 
 
-def moved(node: Node, x: Value, axes: Sequence[int]) -> Result:
-    """Return x with permuted axes; of a constant, a view."""
+def permute_axes(node: Node, x: Value, axes: Sequence[int]) -> Result:
+    """Permute axes; a constant is viewed."""
     if list(axes) == list(range(len(axes))):
         return x
     if x.array is not None:
         return constant(x.array.transpose(list(axes)))
-    return op.transpose(node.of(x), axes=list(axes))
+    return op.transpose(node.as_expr(x), axes=list(axes))
 
 
 def _transpose(node: Node, x: Value, a: int, b: int) -> Result:
@@ -64,48 +66,52 @@ def _transpose(node: Node, x: Value, a: int, b: int) -> Result:
     axes = list(range(rank))
     i, j = node.axis(a, rank), node.axis(b, rank)
     axes[i], axes[j] = axes[j], axes[i]
-    return moved(node, x, axes)
+    return permute_axes(node, x, axes)
 
 
-def _t(node: Node, x: Value) -> Result:
-    return moved(node, x, list(reversed(range(len(x.type.shape)))))
+def _transpose_all(node: Node, x: Value) -> Result:
+    return permute_axes(node, x, list(reversed(range(len(x.type.shape)))))
 
 
 def _expand(node: Node, x: Value, size: Sequence[object], *, implicit: bool = False) -> Result:
     shape = node.out_shape
     have = x.type.shape
-    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
+    if len(have) == len(shape) and all(
+        are_equal_dims(a, b) for a, b in zip(have, shape, strict=True)
+    ):
         return x
-    return op.broadcast_to(node.of(x), shape)
+    return op.broadcast_to(node.as_expr(x), shape)
 
 
 def _cat(node: Node, tensors: Sequence[Value], dim: int = 0) -> Result:
     # aten::cat ignores legacy empty tensors of shape (0,), whatever the rank of the others.
-    operands = [t for t in tensors if not (len(t.type.shape) == 1 and known(t.type.shape[0]) == 0)]
+    operands = [
+        t for t in tensors if not (len(t.type.shape) == 1 and known_int(t.type.shape[0]) == 0)
+    ]
     operands = operands or list(tensors[:1])
     if len(operands) == 1:
         return operands[0]
     axis = node.axis(dim, len(operands[0].type.shape))
-    other_extents = [d for operand in operands[1:] for d in _without(operand.type.shape, axis)]
-    node.scope.same(_without(operands[0].type.shape, axis) * (len(operands) - 1), other_extents)
-    return op.concatenate([node.of(t, node.out_dtype) for t in operands], axis=axis)
+    other_extents = [d for operand in operands[1:] for d in _drop_axis(operand.type.shape, axis)]
+    node.scope.same(_drop_axis(operands[0].type.shape, axis) * (len(operands) - 1), other_extents)
+    return op.concatenate([node.as_expr(t, node.out_dtype) for t in operands], axis=axis)
 
 
-def _without(shape: Shape, axis: int) -> Shape:
+def _drop_axis(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
 def _stack(node: Node, tensors: Sequence[Value], dim: int = 0) -> Expr:
     axis = node.axis(dim, len(tensors[0].type.shape) + 1)
-    return op.stack([node.of(t, node.out_dtype) for t in tensors], axis=axis)
+    return op.stack([node.as_expr(t, node.out_dtype) for t in tensors], axis=axis)
 
 
-_END = 2**62
+_NO_END = 2**62
 
 
-def bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
-    """Return a slice's bounds as strided_slice takes them: None becomes the axis's start or end."""
-    return _bound(extent, start, 0), _bound(extent, end, _END)
+def slice_bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
+    """Return a slice's bounds as strided_slice takes them; None is the axis's start or end."""
+    return _bound(extent, start, 0), _bound(extent, end, _NO_END)
 
 
 def _bound(extent: PrimExpr, bound: object, default: int) -> Dim:
@@ -114,7 +120,7 @@ def _bound(extent: PrimExpr, bound: object, default: int) -> Dim:
     if isinstance(bound, PrimExpr):
         return bound
     assert isinstance(bound, int)
-    return _END if bound >= sys.maxsize // 2 else max(bound, -_END)
+    return _NO_END if bound >= sys.maxsize // 2 else max(bound, -_NO_END)
 
 
 def _slice(
@@ -126,10 +132,10 @@ def _slice(
     step: int = 1,
 ) -> Result:
     axis = node.axis(dim, len(x.type.shape))
-    first, last = bounds(x.type.shape[axis], start, end)
-    if known(first) == 0 and known(last) == _END and step == 1:
+    first, last = slice_bounds(x.type.shape[axis], start, end)
+    if known_int(first) == 0 and known_int(last) == _NO_END and step == 1:
         return x
-    data = node.of(x)
+    data = node.as_expr(x)
     return op.strided_slice(data, [first], [last], strides=[int(step)], axes=[axis])
 
 
@@ -142,11 +148,11 @@ def _select(node: Node, x: Value, dim: int, index: Operand) -> Result:
         # For index -1 the slice [-1, 0) would be empty: it must run to the end.
         if index >= 0 or index < -1:
             last = index + 1
-            piece = op.strided_slice(node.of(x), [index], [last], axes=[axis])
+            piece = op.strided_slice(node.as_expr(x), [index], [last], axes=[axis])
         else:
-            piece = op.strided_slice(node.of(x), [index], [_END], axes=[axis])
+            piece = op.strided_slice(node.as_expr(x), [index], [_NO_END], axes=[axis])
         return op.squeeze(piece, axis=[axis])
-    return op.take(node.of(x), node.of(index, "int64"), axis=axis, mode="raise")
+    return op.take(node.as_expr(x), node.as_expr(index, "int64"), axis=axis, mode="raise")
 
 
 def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) -> Many:
@@ -154,8 +160,8 @@ def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) ->
     pieces: Many = []
     first: PrimExpr = as_dim(0)
     for size in sizes:
-        end = tidy(first + as_dim(node.size(size)))
-        pieces.append(op.strided_slice(node.of(x), [first], [end], axes=[axis]))
+        end = simplify_dim(first + as_dim(node.size(size)))
+        pieces.append(op.strided_slice(node.as_expr(x), [first], [end], axes=[axis]))
         first = end
     return pieces
 
@@ -169,7 +175,7 @@ def _split(node: Node, x: Value, size: int, dim: int = 0) -> Many:
 
 
 def _flip(node: Node, x: Value, dims: Sequence[int]) -> Result:
-    flipped: Expr = node.of(x)
+    flipped: Expr = node.as_expr(x)
     for axis in {node.axis(d, len(x.type.shape)) for d in dims} if x.type.shape else ():
         flipped = op.reverse(flipped, axis=axis)
     return flipped
@@ -177,60 +183,60 @@ def _flip(node: Node, x: Value, dims: Sequence[int]) -> Result:
 
 def _roll(node: Node, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Result:
     if not dims:
-        flat = op.reshape(node.of(x), (-1,))
-        return op.reshape(_rolled(node, flat, shifts[0], 0), x.type.shape, allowzero=True)
-    rolled = node.of(x)
+        flat = op.reshape(node.as_expr(x), (-1,))
+        return op.reshape(_roll_axis(node, flat, shifts[0], 0), x.type.shape, allowzero=True)
+    rolled = node.as_expr(x)
     for shift, dim in zip(shifts, dims, strict=True):
-        rolled = _rolled(node, rolled, shift, node.axis(dim, len(x.type.shape)))
+        rolled = _roll_axis(node, rolled, shift, node.axis(dim, len(x.type.shape)))
     return rolled
 
 
-def _rolled(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
+def _roll_axis(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
     extent = node.typed(x).shape[axis]
-    if known(extent) == 0:
+    if known_int(extent) == 0:
         return x
     # The shift modulo the extent, from the end: a roll is a swap of the two pieces.
-    cut = tidy(as_dim(extent) - as_dim(shift) % extent)
-    back = op.strided_slice(x, [cut], [_END], axes=[axis])
+    cut = simplify_dim(as_dim(extent) - as_dim(shift) % extent)
+    back = op.strided_slice(x, [cut], [_NO_END], axes=[axis])
     return op.concatenate([back, op.strided_slice(x, [0], [cut], axes=[axis])], axis=axis)
 
 
 def _repeat(node: Node, x: Value, repeats: Sequence[object]) -> Result:
     extra = len(repeats) - len(x.type.shape)
-    data = node.of(x)
+    data = node.as_expr(x)
     if extra:
         data = op.reshape(data, ((1,) * extra) + tuple(x.type.shape), allowzero=True)
     return op.tile(data, node.sizes(repeats)) if repeats else data
 
 
 def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Result:
-    widths = pairs_of(node, len(x.type.shape), pad)
-    data, grown = _cut(node.of(x), widths), _grown(widths)
-    if all(known(w) == 0 for pair in grown for w in pair):
+    widths = padding_pairs(node, len(x.type.shape), pad)
+    data, grown = _crop(node.as_expr(x), widths), _nonnegative_widths(widths)
+    if all(known_int(w) == 0 for pair in grown for w in pair):
         return data
-    return op.nn.pad(data, grown, node.of(value, x.type.dtype))
+    return op.nn.pad(data, grown, node.as_expr(value, x.type.dtype))
 
 
-def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
-    """Return the data cropped by the negative widths."""
-    cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
+def _crop(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
+    """Crop the data by negative padding widths."""
+    cut = [(max(-(known_int(a) or 0), 0), max(-(known_int(b) or 0), 0)) for a, b in widths]
     if not any(a or b for a, b in cut):
         return data
-    ends = [_END if not b else -b for _, b in cut]
+    ends = [_NO_END if not b else -b for _, b in cut]
     return op.strided_slice(data, [a for a, _ in cut], ends, axes=list(range(len(cut))))
 
 
-def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
-    """Return the widths with negative ones set to 0."""
+def _nonnegative_widths(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
+    """Return the padding widths with negative ones set to 0."""
 
-    def grown(width: Dim) -> Dim:
+    def clip_width(width: Dim) -> Dim:
         return 0 if isinstance(width, int) and width < 0 else width
 
-    return [(grown(a), grown(b)) for a, b in widths]
+    return [(clip_width(a), clip_width(b)) for a, b in widths]
 
 
-def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
-    """Return PyTorch's padding widths, last axis first, as a pair for each axis."""
+def padding_pairs(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
+    """Return PyTorch's padding, last axis first, as (before, after) per axis."""
     widths = node.sizes(pad)
     pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for i in range(0, len(widths), 2):
@@ -238,54 +244,55 @@ def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Di
     return pairs
 
 
-def _border(mode: str) -> Converter:
+def _border_pad(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
-        """Pad in this mode, then crop what negative widths cut off."""
-        widths = pairs_of(node, len(x.type.shape), pad)
+        """Pad in this mode, then crop by negative widths."""
+        widths = padding_pairs(node, len(x.type.shape), pad)
         zero = const(0, x.type.dtype)
-        padded = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
-        return _cut(padded, widths)  # last: a border is of what is cut off too
+        # A border mode reads the elements that a negative width cuts off, so padding precedes the
+        # cut.
+        padded = op.nn.pad(node.as_expr(x), _nonnegative_widths(widths), zero, pad_mode=mode)
+        return _crop(padded, widths)  # last: a border is of what is cut off too
 
     return convert
 
 
 def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
-    """Return a diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
+    """Convert diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)
     other_axes = [a for a in range(rank) if a not in (i, j)]
     rows, columns = shape[i], shape[j]
-    data = op.transpose(node.of(x), axes=[*other_axes, i, j])
+    data = op.transpose(node.as_expr(x), axes=[*other_axes, i, j])
     lead = tuple(shape[a] for a in other_axes)
-    flat = op.reshape(data, (*lead, tidy(rows * columns)), allowzero=True)
+    flat = op.reshape(data, (*lead, simplify_dim(rows * columns)), allowzero=True)
     count = node.out_shape[-1]
     first: Expr = const(offset, "int64")
     if offset < 0:
         first = op.multiply(const(-offset, "int64"), node.scope.scalar(columns))
-    step = node.scope.scalar(tidy(columns + 1))
+    step = node.scope.scalar(simplify_dim(columns + 1))
     flat_indices = op.add(op.multiply(op.arange(0, count, 1, dtype="int64"), step), first)
     return op.take(flat, flat_indices, axis=len(lead), mode="raise")
 
 
 def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
-    """Return windows along an axis, which become the last axis."""
+    """Convert unfold: windows along an axis, whose elements become the last axis."""
     rank = len(x.type.shape)
     if not rank:
-        return op.reshape(node.of(x), (size,))
+        return op.reshape(node.as_expr(x), (size,))
     axis = node.axis(dim, rank)
     count = node.out_shape[axis]
     starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(step, "int64"))
     inside = op.arange(0, size, 1, dtype="int64")
     positions = op.add(op.expand_dims(starts, axis=1), op.expand_dims(inside, axis=0))
-    windows = op.take(node.of(x), positions, axis=axis, mode="raise")
+    windows = op.take(node.as_expr(x), positions, axis=axis, mode="raise")
     order = [a for a in range(rank + 1) if a != axis + 1]
     return op.transpose(windows, axes=[*order, axis + 1])
 
 
-def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
-    """Return the axes of the first input from the slowest to the fastest in memory, and its storage
-    offset.
+def _memory_layout(node: Node, rank: int) -> tuple[list[int], int]:
+    """Return the axes of the first input from slowest to fastest in memory, and its storage offset.
 
     Raises:
         Unsupported: The input does not cover its storage without gaps, or its offset is symbolic.
@@ -306,30 +313,32 @@ def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
     return order, begin
 
 
-def _transposed(data: Expr, order: Sequence[int]) -> Expr:
+def _transpose_to(data: Expr, order: Sequence[int]) -> Expr:
     return data if list(order) == sorted(order) else op.transpose(data, axes=list(order))
 
 
 def _as_strided(
     node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
 ) -> Expr:
-    """Return elements by their index in the storage that PyTorch has for the input.
+    """Convert as_strided by flat indices into the storage that PyTorch has for the input.
 
     Without an offset, the view starts where the input does.
     """
     sizes, strides = node.sizes(size), node.sizes(stride)
-    order, begin = _memory_of(node, len(x.type.shape))
-    flat = op.reshape(_transposed(node.of(x), order), (-1,))
-    first = 0 if offset is None else tidy(as_dim(node.size(offset)) - begin)
+    # as_strided addresses memory, not elements: the data are first put into the order of their
+    # storage.
+    order, begin = _memory_layout(node, len(x.type.shape))
+    flat = op.reshape(_transpose_to(node.as_expr(x), order), (-1,))
+    first = 0 if offset is None else simplify_dim(as_dim(node.size(offset)) - begin)
     # Elements before the input's first are not among the data that are passed.
-    before = -(known(as_dim(first)) or 0)
+    before = -(known_int(as_dim(first)) or 0)
     if before > 0:
         node.unsupported(f"as_strided looks at memory {before} elements before its input")
-    indices: Expr = node.of(first, "int64")
+    indices: Expr = node.as_expr(first, "int64")
     for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
-        steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))
+        steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.as_expr(step, "int64"))
         after = len(sizes) - 1 - at
-        indices = op.add(indices, append_axes(steps, after))
+        indices = op.add(indices, append_unit_axes(steps, after))
     return op.take(flat, op.broadcast_to(indices, tuple(map(as_dim, sizes))), axis=0, mode="raise")
 
 
@@ -342,61 +351,61 @@ def _slice_scatter(
     end: object = None,
     step: int = 1,
 ) -> Result:
-    """Return x with the slice of an axis replaced by the source."""
+    """Convert slice_scatter: a slice of an axis replaced by the source."""
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     extent = shape[axis]
-    first, last = bounds(extent, start, end)
-    low = _clamped(first, extent)
-    if known(low) == 0 and known(last) == _END and step == 1:
+    first, last = slice_bounds(extent, start, end)
+    low = _clamp_bound(first, extent)
+    if known_int(low) == 0 and known_int(last) == _NO_END and step == 1:
         return source
     at = op.arange(0, extent, 1, dtype="int64")
-    begin = node.of(low, "int64")
+    begin = node.as_expr(low, "int64")
     shifted = op.subtract(at, begin)
     inside = op.greater_equal(shifted, const(0, "int64"))
-    if known(last) != _END:
-        stop = node.of(_clamped(last, extent), "int64")
+    if known_int(last) != _NO_END:
+        stop = node.as_expr(_clamp_bound(last, extent), "int64")
         inside = op.logical_and(inside, op.less(at, stop))
     positions = shifted
     if step != 1:
         by = const(int(step), "int64")
         inside = op.logical_and(inside, op.equal(op.floor_mod(shifted, by), const(0, "int64")))
         positions = op.floor_divide(shifted, by)
-    if known(source.type.shape[axis]) == 0:
+    if known_int(source.type.shape[axis]) == 0:
         return x
     # Positions outside the slice read element 0, which the mask discards.
     safe = op.where(inside, positions, const(0, "int64"))
-    chosen = op.take(node.of(source), safe, axis=axis, mode="clip")
-    mask = append_axes(inside, len(shape) - axis - 1)
-    return op.where(mask, chosen, node.of(x))
+    chosen = op.take(node.as_expr(source), safe, axis=axis, mode="clip")
+    mask = append_unit_axes(inside, len(shape) - axis - 1)
+    return op.where(mask, chosen, node.as_expr(x))
 
 
-def _clamped(bound: Dim, extent: PrimExpr) -> Dim:
-    """Return a bound counted from the front and clamped to the axis."""
-    number = known(bound)
-    if number is not None and number >= 0 and known(extent) is None:
-        return tidy(prim.minimum(as_dim(number), extent)) if number else 0
+def _clamp_bound(bound: Dim, extent: PrimExpr) -> Dim:
+    """Return a slice bound counted from the front and clamped to the axis."""
+    number = known_int(bound)
+    if number is not None and number >= 0 and known_int(extent) is None:
+        return simplify_dim(prim.minimum(as_dim(number), extent)) if number else 0
     value = as_dim(bound)
     if number is not None and number < 0:
-        value = tidy(extent + number)
-    return tidy(prim.minimum(prim.maximum(value, 0), extent))
+        value = simplify_dim(extent + number)
+    return simplify_dim(prim.minimum(prim.maximum(value, 0), extent))
 
 
 def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar) -> Expr:
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     at = op.arange(0, shape[axis], 1, dtype="int64")
-    position = node.of(index, "int64")
+    position = node.as_expr(index, "int64")
     if isinstance(index, int) and index < 0:
-        position = node.of(tidy(shape[axis] + index), "int64")
-    mask = append_axes(op.equal(at, position), len(shape) - axis - 1)
-    return op.where(mask, op.expand_dims(node.of(source), axis=axis), node.of(x))
+        position = node.as_expr(simplify_dim(shape[axis] + index), "int64")
+    mask = append_unit_axes(op.equal(at, position), len(shape) - axis - 1)
+    return op.where(mask, op.expand_dims(node.as_expr(source), axis=axis), node.as_expr(x))
 
 
 def _diagonal_scatter(
     node: Node, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Expr:
-    """Return x with the diagonal column - row = offset replaced by the source."""
+    """Convert diagonal_scatter: the diagonal column - row = offset replaced by the source."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)
@@ -407,10 +416,10 @@ def _diagonal_scatter(
     position = op.add(row, const(min(offset, 0), "int64"))
     zero = const(0, "int64")
     position = op.broadcast_to(op.where(on, position, zero), (shape[i], shape[j]))
-    if known(source.type.shape[-1]) == 0:
-        return node.of(x)
-    chosen = op.take(node.of(source), position, axis=len(other_axes), mode="clip")
-    data = op.transpose(node.of(x), axes=[*other_axes, i, j])
+    if known_int(source.type.shape[-1]) == 0:
+        return node.as_expr(x)
+    chosen = op.take(node.as_expr(source), position, axis=len(other_axes), mode="clip")
+    data = op.transpose(node.as_expr(x), axes=[*other_axes, i, j])
     written = op.where(on, chosen, data)
     back = [0] * rank
     for at, axis in enumerate([*other_axes, i, j]):
@@ -418,22 +427,22 @@ def _diagonal_scatter(
     return op.transpose(written, axes=back)
 
 
-def _tril(upper: bool) -> Converter:
+def _triangle_converter(upper: bool) -> Converter:
     def convert(node: Node, x: Value, diagonal: int = 0) -> Expr:
         k = const(int(diagonal), "int64")
-        return op.trilu(node.of(x), k, upper=upper)
+        return op.trilu(node.as_expr(x), k, upper=upper)
 
     return convert
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     *((name, _view, per_part) for name in ("view", "_unsafe_view", "reshape", "view_copy")),
-    *((name, _as_shown, per_part) for name in (
+    *((name, _reshape_to_output, per_part) for name in (
         "squeeze", "unsqueeze", "flatten", "unflatten", "squeeze_copy", "unsqueeze_copy")),
     ("permute", _permute, per_part),
     ("transpose", _transpose, per_part),
-    ("t", _t, per_part),
+    ("t", _transpose_all, per_part),
     ("expand", _expand, per_part),
     ("cat", _cat, per_part),
     ("stack", _stack, per_part),
@@ -445,15 +454,15 @@ ROWS: tuple[Row, ...] = (
     ("roll", _roll, per_part),
     ("repeat", _repeat, per_part),
     ("constant_pad_nd", _pad, per_part),
-    *((f"reflection_pad{n}d", _border("reflect")) for n in (1, 2, 3)),
-    *((f"replication_pad{n}d", _border("edge")) for n in (1, 2, 3)),
+    *((f"reflection_pad{n}d", _border_pad("reflect")) for n in (1, 2, 3)),
+    *((f"replication_pad{n}d", _border_pad("edge")) for n in (1, 2, 3)),
     ("diagonal", _diagonal, per_part),
     ("unfold", _unfold, per_part),
     ("as_strided", _as_strided, per_part),
     ("slice_scatter", _slice_scatter, per_part),
     ("select_scatter", _select_scatter, per_part),
     ("diagonal_scatter", _diagonal_scatter),
-    ("triu", _tril(True), per_part),
-    ("tril", _tril(False), per_part),
+    ("triu", _triangle_converter(True), per_part),
+    ("tril", _triangle_converter(False), per_part),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""Normalisation and softmax."""
+"""Normalization and softmax."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from ekiden.frontend.common import formulas
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known, product
+from ekiden.topi.dimensions import known_int, product_of_dims
 
 Many = list[Expr | Value | None]
 
@@ -24,23 +24,23 @@ def _layer_norm(
 ) -> Many:  # fmt: skip
     shape, dtype = x.type.shape, x.type.dtype
     first = len(shape) - len(normalized)
-    extent = known(product(shape[first:]))
+    extent = known_int(product_of_dims(shape[first:]))
     if extent is None:
         node.unsupported("normalised axes must have constant extents")
     scale, shift = _scale_and_shift(node, weight, bias, extent, dtype)
-    outputs: Many = [formulas.layer_norm(node, node.of(x), scale, shift, first, eps)]
+    outputs: Many = [formulas.layer_norm(node, node.as_expr(x), scale, shift, first, eps)]
     # Mean and reciprocal deviation are results for backward graphs.
     if node.wants(1) or node.wants(2):
-        outputs += formulas.statistics(node.of(x), dtype, range(first, len(shape)), eps)
+        outputs += formulas.mean_and_rstd(node.as_expr(x), dtype, range(first, len(shape)), eps)
     return outputs
 
 
 def _scale_and_shift(
     node: Node, weight: Value | None, bias: Value | None, extent: int, dtype: str
 ) -> tuple[Expr, Expr]:
-    """Return the scale, or ones, and the shift, or zeros."""
+    """Return scale and shift, ones and zeros where they are missing."""
     scale, shift = (
-        const(np.full((extent,), fill, to_numpy(dtype))) if value is None else node.of(value)
+        const(np.full((extent,), fill, to_numpy(dtype))) if value is None else node.as_expr(value)
         for value, fill in ((weight, 1), (bias, 0))
     )
     return scale, shift
@@ -51,15 +51,15 @@ def _group_norm(
     hxw: object, groups: int, eps: float,
 ) -> Many:  # fmt: skip
     shape, dtype = x.type.shape, x.type.dtype
-    channels = known(shape[1])
+    channels = known_int(shape[1])
     if channels is None:
         node.unsupported("the number of channels must be constant")
     scale, shift = _scale_and_shift(node, weight, bias, channels, dtype)
-    data = node.of(x)
+    data = node.as_expr(x)
     outputs: Many = [op.nn.group_norm(data, scale, shift, num_groups=groups, axis=1, epsilon=eps)]
     if node.wants(1) or node.wants(2):
         rows = op.reshape(data, (shape[0], groups, -1), allowzero=False)
-        outputs += [op.squeeze(e, axis=[2]) for e in formulas.statistics(rows, dtype, [2], eps)]
+        outputs += [op.squeeze(e, axis=[2]) for e in formulas.mean_and_rstd(rows, dtype, [2], eps)]
     return outputs
 
 
@@ -67,27 +67,30 @@ def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     momentum: float, eps: float,
 ) -> Many:  # fmt: skip
-    """Convert batch normalisation in inference."""
-    normalised = _normalised(node, x, weight, bias, node.of(mean), node.of(variance), eps)
+    """Convert batch normalization in inference."""
+    normalised = _emit_batch_norm(
+        node, x, weight, bias, node.as_expr(mean), node.as_expr(variance), eps
+    )
     nothing = op.zeros((0,), x.type.dtype)
     return [normalised, nothing, nothing]
 
 
-def _normalised(
+def _emit_batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Expr, variance: Expr,
     eps: float,
 ) -> Expr:  # fmt: skip
     dtype = x.type.dtype
     shape = node.typed(mean).shape
-    scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.of(weight)
-    shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.of(bias)
-    return formulas.batch_norm(node.of(x), scale, shift, mean, variance, eps)
+    scale = op.full(const(1, dtype), shape, dtype=dtype) if weight is None else node.as_expr(weight)
+    shift = op.full(const(0, dtype), shape, dtype=dtype) if bias is None else node.as_expr(bias)
+    return formulas.batch_norm(node.as_expr(x), scale, shift, mean, variance, eps)
 
 
 def _batch_norm_training(
     node: Node, x: Value, weight: Value | None, bias: Value | None, *settings: object
 ) -> Many:
-    """Normalise by the batch's statistics; running ones, if given, are moved towards them.
+    """Convert batch normalization in training: by the batch's statistics, which move the running
+    ones.
 
     Further arguments: (running mean, running variance, training, momentum, eps), or without the
     first two.
@@ -97,48 +100,46 @@ def _batch_norm_training(
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
-    shape, dtype = x.type.shape, formulas.wide_dtype(x.type.dtype)
+    shape, dtype = x.type.shape, formulas.accumulation_dtype(x.type.dtype)
     axes = [0, *range(2, len(shape))]
     # Statistics of 16-bit data accumulate in float32, as in ATen.
     if dtype != x.type.dtype:
 
-        def widened(value: Value) -> Value:
-            return node.value_of(node.scope.spanned(node.of(value, dtype)))
+        def to_accumulation_dtype(value: Value) -> Value:
+            return node.as_value(node.scope.spanned(node.as_expr(value, dtype)))
 
-        x = widened(x)
-        weight, bias = (None if v is None else widened(v) for v in (weight, bias))
-    data = node.of(x)
+        x = to_accumulation_dtype(x)
+        weight, bias = (None if v is None else to_accumulation_dtype(v) for v in (weight, bias))
+    data = node.as_expr(x)
     mean = op.mean(data, axis=axes, keepdims=False)
     variance = op.variance(data, axis=axes, keepdims=False)
-    normalised = _normalised(node, x, weight, bias, mean, variance, eps)
+    normalised = _emit_batch_norm(node, x, weight, bias, mean, variance, eps)
     rstd = op.rsqrt(op.add(variance, const(eps, dtype)))
     outputs: Many = [normalised, mean, rstd]
     if running:
-        size = product([shape[a] for a in axes])
+        size = product_of_dims([shape[a] for a in axes])
         # The batch is normalised by the biased variance, the running one accumulates the unbiased.
-        factor = _unbiased(node, size, dtype)
+        factor = _bessel_correction(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
-            outputs.append(formulas.running_average(node.of(old, dtype), new, momentum, dtype))
+            outputs.append(formulas.moving_average(node.as_expr(old, dtype), new, momentum, dtype))
     return outputs
 
 
-def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
-    """Return n / (n - 1), Bessel's correction of the running variance."""
-    count = known(size)
+def _bessel_correction(node: Node, size: PrimExpr, dtype: str) -> Expr:
+    """Return Bessel's correction n / (n - 1) of the running variance."""
+    count = known_int(size)
     if count is not None:
         return const(count / max(count - 1, 1), dtype)
-    number = node.of(size, dtype)
+    number = node.as_expr(size, dtype)
     return op.divide(number, op.maximum(op.subtract(number, const(1, dtype)), const(1, dtype)))
 
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
-        """Apply along `dim` in the dtype of the result; a zero-dimensional tensor is a row
-        of one.
-        """
+        """Apply along `dim` in the result's dtype; a tensor of rank 0 is a row of one."""
         rank = len(x.type.shape)
-        data = node.of(x, node.out_dtype)
+        data = node.as_expr(x, node.out_dtype)
         if not rank:
             return op.reshape(function(op.reshape(data, (1,)), axis=0), ())
         return function(data, axis=node.axis(dim, rank))
@@ -147,7 +148,7 @@ def _softmax(function: Callable[..., Expr]) -> Converter:
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     ("native_layer_norm", _layer_norm),
     ("native_group_norm", _group_norm),
     ("_native_batch_norm_legit_no_training", _batch_norm),

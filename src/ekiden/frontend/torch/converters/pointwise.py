@@ -7,52 +7,54 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ekiden.frontend.common import functions
-from ekiden.frontend.common.converters.elementwise import Kind, rows_of
-from ekiden.frontend.common.converters.elementwise import Row as Elementwise
+from ekiden.frontend.common.converters.elementwise import ElementwiseRow as Elementwise
+from ekiden.frontend.common.converters.elementwise import PromotionKind, elementwise_rows
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.complex import bilinear, own, per_part
+from ekiden.frontend.torch.complex import bilinear, complex_rule, per_part
 from ekiden.frontend.torch.converters import complex as of_complex
-from ekiden.frontend.torch.node import Converter, Node, Operand, Row, Rule
+from ekiden.frontend.torch.node import ComplexRule, Converter, ConverterRow, Node, Operand
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
 
-def same(node: Node, value: Value, *_: object, **__: object) -> Result:
-    """Return the input, in the dtype of the output."""
-    return value if value.type.dtype == node.out_dtype else op.cast(node.of(value), node.out_dtype)
+def identity_cast(node: Node, value: Value, *_: object, **__: object) -> Result:
+    """Return the input, cast to the output's dtype."""
+    return (
+        value
+        if value.type.dtype == node.out_dtype
+        else op.cast(node.as_expr(value), node.out_dtype)
+    )
 
 
 def _float_dtype(node: Node) -> str:
-    """Return the dtype that floating-point functions compute in; integers convert to the
-    output's.
-    """
+    """Return the dtype that float functions compute in; integers convert to the output's."""
     return node.out_dtype if is_float(node.out_dtype) else "float32"
 
 
-def _unary(function: Callable[[Expr], Expr]) -> Converter:
+def _unary_converter(function: Callable[[Expr], Expr]) -> Converter:
     return lambda node, x: function(node.of(x))
 
 
-def _float_unary(row: Elementwise) -> Converter:
+def _float_unary_converter(row: Elementwise) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
         dtype = _float_dtype(node)
-        return row.on(dtype, node.of(x, dtype))
+        return row.on(dtype, node.as_expr(x, dtype))
 
     return convert
 
 
-def _rounding(row: Elementwise) -> Converter:
+def _rounding_converter(row: Elementwise) -> Converter:
     return lambda node, x: row.on(x.type.dtype, node.of(x))
 
 
 def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
-    """Round half to even; `decimals` scale by powers of ten, as in PyTorch."""
+    """Convert round, half to even; `decimals` scales by powers of ten, as in PyTorch."""
     if not is_float(x.type.dtype):
         return x
-    data, scale = node.of(x), const(10.0 ** abs(decimals), x.type.dtype)
+    data, scale = node.as_expr(x), const(10.0 ** abs(decimals), x.type.dtype)
     if decimals == 0:
         return op.round(data)
     if decimals > 0:
@@ -60,69 +62,68 @@ def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
     return op.multiply(op.round(op.divide(data, scale)), scale)
 
 
-def broadcast(node: Node, *values: Operand) -> None:
-    """Learn what follows from the shapes of all inputs broadcasting together."""
+def require_broadcast(node: Node, *values: Operand) -> None:
+    """Require the shapes of all inputs to broadcast, which may refine their dimensions."""
     shapes = [v.type.shape for v in values if isinstance(v, Value)]
     for at, first in enumerate(shapes):
         for second in shapes[at + 1 :]:
-            node.scope.broadcasts(first, second)
+            node.scope.require_broadcastable(first, second)
 
 
-def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a function of a dtype and both operands."""
+def _binary_converter(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
+    """Return the converter of a function of a dtype and two operands."""
 
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Convert both operands in the dtype of the result, to which PyTorch promotes them before
-        it computes.
-        """
-        broadcast(node, a, b)
+        """Convert both operands in the result's dtype, to which PyTorch promotes them first."""
+        require_broadcast(node, a, b)
         dtype = node.out_dtype
-        return function(dtype, node.of(a, dtype), node.of(b, dtype))
+        return function(dtype, node.as_expr(a, dtype), node.as_expr(b, dtype))
 
     return convert
 
 
-def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
+def _alpha_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
-        """Return function(a, alpha * b); of booleans, their or."""
-        broadcast(node, a, b)
+        """Emit function(a, alpha * b); for bools logical or."""
+        require_broadcast(node, a, b)
         dtype = node.out_dtype
         if dtype == "bool":
-            return op.logical_or(node.of(a, dtype), node.of(b, dtype))
-        right = node.of(b, dtype)
+            # The sum of booleans is their disjunction in PyTorch.
+            return op.logical_or(node.as_expr(a, dtype), node.as_expr(b, dtype))
+        right = node.as_expr(b, dtype)
         if not isinstance(alpha, (int, float)) or alpha != 1:
-            right = op.multiply(right, node.of(alpha, dtype))
-        return function(node.of(a, dtype), right)
+            right = op.multiply(right, node.as_expr(alpha, dtype))
+        return function(node.as_expr(a, dtype), right)
 
     return convert
 
 
-def _compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
+def _compare_converter(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Compare in the promoted dtype; booleans as bytes."""
-        broadcast(node, a, b)
-        dtype = node.promoted(a, b)
+        """Compare in the promoted dtype; bools as bytes."""
+        require_broadcast(node, a, b)
+        # Comparing in the output's dtype, bool, would lose the values.
+        dtype = node.promoted_dtype(a, b)
         if dtype == "bool":
             dtype = "uint8"
-        return function(node.of(a, dtype), node.of(b, dtype))
+        return function(node.as_expr(a, dtype), node.as_expr(b, dtype))
 
     return convert
 
 
 def _divide(node: Node, a: Operand, b: Operand, rounding_mode: str | None = None) -> Expr:
-    broadcast(node, a, b)
+    require_broadcast(node, a, b)
     dtype = node.out_dtype
-    x, y = node.of(a, dtype), node.of(b, dtype)
+    x, y = node.as_expr(a, dtype), node.as_expr(b, dtype)
     if rounding_mode is None:
         return op.divide(x, y)
     if rounding_mode == "trunc":
         return op.trunc_divide(x, y) if is_int(dtype) else op.trunc(op.divide(x, y))
-    return _floor_divided(dtype, x, y)
+    return _floor_divide(dtype, x, y)
 
 
-def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
-    """Return the floor quotient as Python's: (x - fmod(x, y)) / y, rounded, minus 1 if the signs
-    differ.
+def _floor_divide(dtype: str, x: Expr, y: Expr) -> Expr:
+    """Emit Python's floor division: (x - fmod(x, y)) / y, rounded, less 1 where the signs differ.
 
     For y = 0 it is x / y; by infinity it is 0 or -1.
     """
@@ -131,18 +132,19 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     remainder, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
     quotient = op.divide(op.subtract(x, remainder), y)
     quotient = op.where(
-        functions.has_other_sign(remainder, y, dtype), op.subtract(quotient, one), quotient
+        functions.signs_differ(remainder, y, dtype), op.subtract(quotient, one), quotient
     )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
+    # The quotient is within rounding of an integer: ATen corrects a floor that is one too low.
     near = op.where(is_next, op.add(down, one), down)
     return op.where(op.equal(y, zero), op.divide(x, y), near)
 
 
 def _power(node: Node, a: Operand, b: Operand) -> Expr:
-    broadcast(node, a, b)
+    require_broadcast(node, a, b)
     dtype = node.out_dtype
-    x = node.of(a, dtype)
+    x = node.as_expr(a, dtype)
     if isinstance(b, (int, float)) and not isinstance(b, bool):
         # Exact, and cheaper than pow.
         if b == 2:
@@ -151,28 +153,30 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
             return op.sqrt(x)
         if b == 1:
             return x
-    return op.power(x, node.of(b, dtype))
+    return op.power(x, node.as_expr(b, dtype))
 
 
 def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
-    broadcast(node, condition, a, b)
+    require_broadcast(node, condition, a, b)
     dtype = node.out_dtype
-    return op.where(node.of(condition, "bool"), node.of(a, dtype), node.of(b, dtype))
+    return op.where(node.as_expr(condition, "bool"), node.as_expr(a, dtype), node.as_expr(b, dtype))
 
 
 def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | None = None) -> Expr:
     dtype = node.out_dtype
-    clamped = node.of(x, dtype)
+    clamped = node.as_expr(x, dtype)
     # The lower bound first: where min > max, PyTorch returns max.
     for bound, function in ((low, op.maximum), (high, op.minimum)):
         if bound is not None:
-            broadcast(node, x, bound)
-            clamped = function(clamped, node.of(bound, dtype))
+            require_broadcast(node, x, bound)
+            clamped = function(clamped, node.as_expr(bound, dtype))
     return clamped
 
 
-def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Expr, Expr], Expr]:
-    """Return NumPy's fmax or fmin of operands of a dtype: a number wins over what is none."""
+def _nan_ignoring_extremum(
+    function: Callable[[Expr, Expr], Expr],
+) -> Callable[[str, Expr, Expr], Expr]:
+    """Return fmax or fmin on operands of a dtype: a number wins over NaN (IEEE 754-2008 maxNum)."""
 
     def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
         if not is_float(dtype):
@@ -189,49 +193,49 @@ def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Ex
 def _signbit(node: Node, x: Value) -> Expr:
     dtype = x.type.dtype
     if not is_float(dtype):
-        return op.less(node.of(x), const(0, dtype))
-    return functions.is_negative(node.of(x), dtype)
+        return op.less(node.as_expr(x), const(0, dtype))
+    return functions.signbit(node.as_expr(x), dtype)
 
 
 def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
     size = op.abs(x)
     # The sign bit decides, not a comparison: -0.0 counts as negative.
-    return op.where(functions.is_negative(y, dtype), op.negative(size), size)
+    return op.where(functions.signbit(y, dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
-    """Return the sign; that of NaN is 0, as in PyTorch."""
+    """Convert sign; NaN has the sign 0, as in PyTorch."""
     dtype = x.type.dtype
     if not is_float(dtype):
-        return x if dtype == "bool" else op.sign(node.of(x))
-    return op.where(op.isnan(node.of(x)), const(0, dtype), op.sign(node.of(x)))
+        return x if dtype == "bool" else op.sign(node.as_expr(x))
+    return op.where(op.isnan(node.as_expr(x)), const(0, dtype), op.sign(node.as_expr(x)))
 
 
 def _abs(node: Node, x: Value) -> Result:
-    return x if x.type.dtype == "bool" else op.abs(node.of(x))
+    return x if x.type.dtype == "bool" else op.abs(node.as_expr(x))
 
 
-def _logical(row: Elementwise) -> Converter:
+def _logical_converter(row: Elementwise) -> Converter:
     return lambda node, *values: row.function(*(node.of(v, "bool") for v in values))
 
 
-def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
+def _float_test(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Test floating-point elements; of other dtypes the answer is constant."""
+        """Test float elements; for other dtypes the answer is constant."""
         if is_float(x.type.dtype):
-            return function(node.of(x))
+            return function(node.as_expr(x))
         return op.full(const(otherwise), x.type.shape, dtype="bool")
 
     return convert
 
 
-def _isinf_signed(greater: bool) -> Converter:
+def _signed_isinf(greater: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Return whether an element is infinity of that sign; integers never are."""
+        """Emit whether an element is the infinity of that sign; integers never are."""
         if not is_float(x.type.dtype):
             return op.full(const(False), x.type.shape, dtype="bool")
         limit = np.inf if greater else -np.inf
-        return op.equal(node.of(x), const(limit, x.type.dtype))
+        return op.equal(node.as_expr(x), const(limit, x.type.dtype))
 
     return convert
 
@@ -240,28 +244,28 @@ def _isinf_signed(greater: bool) -> Converter:
 
 
 def _exp2(node: Node, x: Value) -> Expr:
-    data = node.of(x, _float_dtype(node))
+    data = node.as_expr(x, _float_dtype(node))
     return op.power(op.full_like(data, const(2.0)), data)
 
 
 def _relu(node: Node, x: Value) -> Expr:
     if is_float(x.type.dtype):
-        return op.nn.relu(node.of(x))
-    return op.maximum(node.of(x), const(0, x.type.dtype))
+        return op.nn.relu(node.as_expr(x))
+    return op.maximum(node.as_expr(x), const(0, x.type.dtype))
 
 
 def _gelu(node: Node, x: Value, approximate: str = "none") -> Expr:
-    return functions.gelu(node.of(x), node.out_dtype, approximate == "tanh")
+    return functions.gelu(node.as_expr(x), node.out_dtype, approximate == "tanh")
 
 
 def _elu(
     node: Node, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Expr:
-    return functions.elu(node.of(x), node.out_dtype, alpha, scale, input_scale)
+    return functions.elu(node.as_expr(x), node.out_dtype, alpha, scale, input_scale)
 
 
 def _leaky_relu(node: Node, x: Value, negative_slope: float = 0.01) -> Expr:
-    return op.nn.leaky_relu(node.of(x), alpha=float(negative_slope))
+    return op.nn.leaky_relu(node.as_expr(x), alpha=float(negative_slope))
 
 
 def _rrelu(
@@ -271,11 +275,11 @@ def _rrelu(
     """Convert rrelu in inference: the slope is the mean of the training range."""
     if training:
         node.unsupported("slopes that are drawn, as training does")
-    return [op.nn.leaky_relu(node.of(x), alpha=(float(lower) + float(upper)) / 2), noise]
+    return [op.nn.leaky_relu(node.as_expr(x), alpha=(float(lower) + float(upper)) / 2), noise]
 
 
 def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> Expr:
-    dtype, data = node.out_dtype, node.of(x)
+    dtype, data = node.out_dtype, node.as_expr(x)
     scaled = op.multiply(data, const(beta, dtype))
     soft = op.divide(functions.softplus(scaled, dtype), const(beta, dtype))
     # Above the threshold softplus is the identity to within rounding, and exp would overflow.
@@ -287,25 +291,27 @@ def _hardtanh(node: Node, x: Value, low: Scalar = -1.0, high: Scalar = 1.0) -> E
 
 
 def _hardsigmoid(node: Node, x: Value) -> Expr:
-    return functions.hard_sigmoid(node.of(x), node.out_dtype)
+    return functions.hard_sigmoid(node.as_expr(x), node.out_dtype)
 
 
 def _threshold(node: Node, x: Value, threshold: float, value: float) -> Expr:
-    dtype, data = node.out_dtype, node.of(x)
-    return op.where(op.less_equal(data, node.of(threshold, dtype)), node.of(value, dtype), data)
+    dtype, data = node.out_dtype, node.as_expr(x)
+    return op.where(
+        op.less_equal(data, node.as_expr(threshold, dtype)), node.as_expr(value, dtype), data
+    )
 
 
 def _threshold_backward(node: Node, grad: Value, x: Value, threshold: float) -> Expr:
     dtype = node.out_dtype
-    below = op.less_equal(node.of(x), node.of(threshold, x.type.dtype))
-    return op.where(below, const(0, dtype), node.of(grad, dtype))
+    below = op.less_equal(node.as_expr(x), node.as_expr(threshold, x.type.dtype))
+    return op.where(below, const(0, dtype), node.as_expr(grad, dtype))
 
 
 def _to_copy(node: Node, x: Value, **_: object) -> Result:
     dtype = node.out_dtype
     if x.type.dtype == dtype:
         return x
-    data = node.of(x)
+    data = node.as_expr(x)
     if dtype == "bool":
         # A cast to bool tests for nonzero: 0.5 is true.
         return op.not_equal(data, const(0, x.type.dtype))
@@ -316,60 +322,64 @@ def _convert(node: Node, x: Value, dtype: object) -> Result:
     return _to_copy(node, x)
 
 
-_CONVERTERS: Mapping[Kind, Callable[[Elementwise], Converter]] = {
-    Kind.SAME: lambda row: _binary(row.on),
-    Kind.FLOAT: _float_unary,
-    Kind.WHOLE: _rounding,
-    Kind.COMPARED: lambda row: _compare(row.function),
-    Kind.LOGICAL: _logical,
+_PROMOTION_CONVERTERS: Mapping[PromotionKind, Callable[[Elementwise], Converter]] = {
+    PromotionKind.SAME: lambda row: _binary_converter(row.on),
+    PromotionKind.FLOAT: _float_unary_converter,
+    PromotionKind.WHOLE: _rounding_converter,
+    PromotionKind.COMPARED: lambda row: _compare_converter(row.function),
+    PromotionKind.LOGICAL: _logical_converter,
 }
 """How operands of rows that other formats have too are promoted."""
-_OF_COMPLEX: Mapping[str, Callable[[Converter], Rule]] = {
-    "mul": bilinear, "eq": own(of_complex.equal), "ne": own(of_complex.unequal),
-    "exp": own(of_complex.exp), "log": own(of_complex.log), "sqrt": own(of_complex.sqrt),
-    "reciprocal": own(of_complex.reciprocal),
-}  # fmt: skip
+_COMPLEX_RULES: Mapping[str, Callable[[Converter], ComplexRule]] = {
+    "mul": bilinear,
+    "eq": complex_rule(of_complex.equal),
+    "ne": complex_rule(of_complex.unequal),
+    "exp": complex_rule(of_complex.exp),
+    "log": complex_rule(of_complex.log),
+    "sqrt": complex_rule(of_complex.sqrt),
+    "reciprocal": complex_rule(of_complex.reciprocal),
+}
 """What those do to complex numbers."""
 
 
-def _shared(name: str, row: Elementwise) -> Row:
-    convert = _CONVERTERS[row.kind](row)
-    return (name, convert, _OF_COMPLEX[name]) if name in _OF_COMPLEX else (name, convert)
+def _shared_row(name: str, row: Elementwise) -> ConverterRow:
+    convert = _PROMOTION_CONVERTERS[row.kind](row)
+    return (name, convert, _COMPLEX_RULES[name]) if name in _COMPLEX_RULES else (name, convert)
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    *(_shared(name, row) for name, _, row in rows_of("torch")),
-    ("add", _scaled(op.add), own(of_complex.summed(op.add))),
-    ("sub", _scaled(op.subtract), own(of_complex.summed(op.subtract))),
-    ("div", _divide, own(of_complex.div)),
-    ("true_divide", _divide, own(of_complex.div)),
-    ("floor_divide", _binary(_floor_divided)),
-    ("pow", _power, own(of_complex.power)),
-    ("fmax", _binary(_extreme_number(op.maximum))),
-    ("fmin", _binary(_extreme_number(op.minimum))),
-    ("copysign", _binary(_copysign)),
+ROWS: tuple[ConverterRow, ...] = (
+    *(_shared_row(name, row) for name, _, row in elementwise_rows("torch")),
+    ("add", _alpha_converter(op.add), complex_rule(of_complex.add_rule(op.add))),
+    ("sub", _alpha_converter(op.subtract), complex_rule(of_complex.add_rule(op.subtract))),
+    ("div", _divide, complex_rule(of_complex.div)),
+    ("true_divide", _divide, complex_rule(of_complex.div)),
+    ("floor_divide", _binary_converter(_floor_divide)),
+    ("pow", _power, complex_rule(of_complex.power)),
+    ("fmax", _binary_converter(_nan_ignoring_extremum(op.maximum))),
+    ("fmin", _binary_converter(_nan_ignoring_extremum(op.minimum))),
+    ("copysign", _binary_converter(_copysign)),
     ("where", _where, per_part),
     ("clamp", _clamp),
     ("clamp_min", lambda node, x, low: _clamp(node, x, low)),
     ("clamp_max", lambda node, x, high: _clamp(node, x, None, high)),
     ("bitwise_not", lambda node, x: (
         op.logical_not if x.type.dtype == "bool" else op.bitwise_not)(node.of(x))),
-    ("bitwise_left_shift", _binary(lambda _, x, y: op.left_shift(x, y))),
-    ("bitwise_right_shift", _binary(lambda _, x, y: op.right_shift(x, y))),
+    ("bitwise_left_shift", _binary_converter(lambda _, x, y: op.left_shift(x, y))),
+    ("bitwise_right_shift", _binary_converter(lambda _, x, y: op.right_shift(x, y))),
     ("exp2", _exp2),
     ("log2", lambda node, x: op.log2(node.of(x, _float_dtype(node)))),
     ("log10", lambda node, x: op.log10(node.of(x, _float_dtype(node)))),
     ("round", _round),
-    ("neg", _unary(op.negative), per_part),
-    ("abs", _abs, own(of_complex.absolute)),
+    ("neg", _unary_converter(op.negative), per_part),
+    ("abs", _abs, complex_rule(of_complex.absolute)),
     ("sign", _sign),
     ("signbit", _signbit),
-    ("isnan", _is(op.isnan, False)),
-    ("isinf", _is(op.isinf, False)),
-    ("isfinite", _is(op.isfinite, True)),
-    ("isposinf", _isinf_signed(True)),
-    ("isneginf", _isinf_signed(False)),
+    ("isnan", _float_test(op.isnan, False)),
+    ("isinf", _float_test(op.isinf, False)),
+    ("isfinite", _float_test(op.isfinite, True)),
+    ("isposinf", _signed_isinf(True)),
+    ("isneginf", _signed_isinf(False)),
     ("relu", _relu),
     ("gelu", _gelu),
     ("elu", _elu),
@@ -380,10 +390,10 @@ ROWS: tuple[Row, ...] = (
     ("hardsigmoid", _hardsigmoid),
     ("threshold", _threshold),
     ("threshold_backward", _threshold_backward),
-    ("_to_copy", _to_copy, own(of_complex.cast)),
+    ("_to_copy", _to_copy, complex_rule(of_complex.cast)),
     ("prims::convert_element_type", _convert),
     ("prims::fma", lambda node, a, b, c: op.add(op.multiply(node.of(a), node.of(b)), node.of(c))),
-    *((name, same, per_part) for name in (
+    *((name, identity_cast, per_part) for name in (
         "alias", "clone", "contiguous", "detach", "lift_fresh_copy", "lift_fresh", "resolve_neg",
         "resolve_conj", "prims::copy_strided")),
     ("copy", lambda node, to, source, non_blocking=False: op.broadcast_to(

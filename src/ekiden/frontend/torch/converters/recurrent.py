@@ -1,4 +1,4 @@
-"""Recurrent layers: `aten::lstm`, `gru`, `rnn_tanh` and `rnn_relu` over padded sequences.
+"""Recurrent layers: aten::lstm, gru, rnn_tanh and rnn_relu over padded sequences.
 
 PyTorch's decompositions unroll every step: a program as long as the sequence. Here a layer and
 direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Layers over
@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from ekiden.frontend.common.cells import gate, gru, lstm, projected, recurrent_layer, scanned
+from ekiden.frontend.common.cells import (
+    gru,
+    lstm,
+    lstm_gate,
+    project_hidden,
+    recurrent_layer,
+    scan_steps,
+)
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
 
-KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+RECURRENT_OPERATORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "lstm": ("lstm", ()),
     "gru": ("gru", ()),
     "rnn_tanh": ("rnn", ("tanh",)),
@@ -27,8 +34,8 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Stack:
-    """The arguments that all layers of a recurrent module share."""
+class _LayerStack:
+    """Arguments that all layers of a recurrent module share."""
 
     params: Sequence[Value]
     has_biases: bool
@@ -44,8 +51,8 @@ class _Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """A recurrent layer in one direction."""
+class _RecurrentLayer:
+    """Recurrent layer in one direction."""
 
     name: str
     weights: Sequence[Expr]
@@ -58,59 +65,66 @@ class _Layer:
     def projection(self) -> Expr | None:
         return self.weights[-1] if len(self.weights) % 2 else None
 
-    def whole(self, data: Expr, states: Sequence[Expr], lengths: Expr | None) -> list[Expr]:
+    def emit_operator(self, data: Expr, states: Sequence[Expr], lengths: Expr | None) -> list[Expr]:
         """Emit the layer's operator for data [steps, batch, inputs] and states [batch, hidden].
 
         Returns all hidden states, then each final state.
         """
-        kind, activations = KINDS[self.name]
+        kind, activations = RECURRENT_OPERATORS[self.name]
         initial = dict(zip(("initial_h", "initial_c"), states, strict=False))
         return recurrent_layer(
             kind, data, self.weights, lengths=lengths, reverse=self.reverse,
             activations=activations, **initial,
         )  # fmt: skip
 
-    def steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """Emit the layer step by step: for projections and float64, which the operator lacks."""
+    def emit_steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
+        """Emit the layer step by step, for projections and float64, which the operator lacks."""
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.biased else [None, None]
         # The input projection of all steps is one matrix product, outside of the loop.
-        inputs = projected(data, into, sides[0])
+        inputs = project_hidden(data, into, sides[0])
 
         def step(rows: Sequence[Expr], states_now: Sequence[Expr]) -> list[Expr]:
-            return self._step(rows[0], projected(states_now[0], again, sides[1]), states_now)
+            return self._step(rows[0], project_hidden(states_now[0], again, sides[1]), states_now)
 
-        every, ends = scanned(node, [inputs], [node.given(s) for s in states], step, self.reverse)
+        every, ends = scan_steps(
+            node, [inputs], [node.given(s) for s in states], step, self.reverse
+        )
         return [every, *(node.scope.expr(end) for end in ends)]
 
     def _step(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """Return the next states from the input and hidden projections."""
-        kind, activations = KINDS[self.name]
+        """Emit the next states from the input and hidden projections."""
+        kind, activations = RECURRENT_OPERATORS[self.name]
         if kind == "rnn":
             total = op.add(x, y)
             return [op.tanh(total) if activations == ("tanh",) else op.nn.relu(total)]
         if kind == "gru":
             data, state = (list(op.split(gates, 3, axis=1)) for gates in (x, y))
             return [gru(data, state, states[0])]
-        updated = lstm([gate(gates) for gates in op.split(op.add(x, y), 4, axis=1)], states[1])
+        updated = lstm([lstm_gate(gates) for gates in op.split(op.add(x, y), 4, axis=1)], states[1])
         if self.projection is None:
             return [updated.hidden, updated.cell]
-        return [projected(updated.hidden, self.projection), updated.cell]
+        return [project_hidden(updated.hidden, self.projection), updated.cell]
 
 
-def _run(
-    node: Node, name: str, x: Value, states: Sequence[Value], stack: _Stack, lengths: Value | None
+def _run_layers(
+    node: Node,
+    name: str,
+    x: Value,
+    states: Sequence[Value],
+    stack: _LayerStack,
+    lengths: Value | None,
 ) -> list[Expr | Value | None]:
-    """Return the last layer's hidden states, and each final state [layers * directions, batch,
-    hidden].
+    """Emit all layers; return the last hidden states, and each final state [layers * directions,
+    batch, hidden].
     """
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
         node.unsupported("dropout between layers, which training has")
     dtype = "float64" if x.type.dtype == "float64" else "float32"
-    data = node.of(x, dtype)
+    data = node.as_expr(x, dtype)
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
-    ends_at = None if lengths is None else op.cast(node.of(lengths), "int32")
+    ends_at = None if lengths is None else op.cast(node.as_expr(lengths), "int32")
     # PyTorch lists the parameters by layer, then by direction.
     size = len(stack.params) // (stack.num_layers * stack.directions)
     ends: list[list[Expr]] = []
@@ -118,15 +132,19 @@ def _run(
         both = []
         for direction in range(stack.directions):
             number = at * stack.directions + direction
-            weights = [node.of(p, dtype) for p in stack.params[number * size : (number + 1) * size]]
-            one = _Layer(name, weights, stack.has_biases, direction == 1)
-            begin = [op.take(node.of(s, dtype), const(number, "int64"), axis=0) for s in states]
+            weights = [
+                node.as_expr(p, dtype) for p in stack.params[number * size : (number + 1) * size]
+            ]
+            one = _RecurrentLayer(name, weights, stack.has_biases, direction == 1)
+            begin = [
+                op.take(node.as_expr(s, dtype), const(number, "int64"), axis=0) for s in states
+            ]
             if one.projection is None and dtype == "float32":
-                every, *last = one.whole(data, begin, ends_at)
+                every, *last = one.emit_operator(data, begin, ends_at)
             elif lengths is not None:
                 node.unsupported("packed sequences with a projection, or of float64")
             else:
-                every, *last = one.steps(node, data, begin)
+                every, *last = one.emit_steps(node, data, begin)
             both.append(every)
             ends.append(last)
         data = both[0] if len(both) == 1 else op.concatenate(both, axis=-1)
@@ -140,17 +158,15 @@ def _recurrent(
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """Convert a recurrent module; `lengths`, the steps per sequence, is an argument of our own
-    operators only.
-    """
+    """Convert a recurrent module; only our own operators have `lengths`, the steps per sequence."""
     states = [hx] if isinstance(hx, Value) else hx
-    stack = _Stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    return _run(node, name, x, states, stack, lengths)
+    stack = _LayerStack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _run_layers(node, name, x, states, stack, lengths)
 
 
-ROWS: tuple[Row, ...] = tuple(
+ROWS: tuple[ConverterRow, ...] = tuple(
     (operator, partial(_recurrent, name))
-    for name in KINDS
+    for name in RECURRENT_OPERATORS
     for operator in (f"{name}.input", f"ekiden::{name}")
 )
 """Those of PyTorch, and those that stay whole while it traces (ekiden.frontend.torch.layers)."""

@@ -11,116 +11,114 @@ from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.torch.complex import per_part
 from ekiden.frontend.torch.dtype import array_of
-from ekiden.frontend.torch.node import Converter, Node, Row
+from ekiden.frontend.torch.node import Converter, ConverterRow, Node
 from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import known, product
+from ekiden.topi.dimensions import known_int, product_of_dims
 
 Axes = Sequence[int] | int | None
 
 
-def axes_of(node: Node, x: Value, dim: Axes) -> list[int]:
-    """Return the axes that `dim` names, counted from the front; all of them if it names none."""
+def normalize_axes(node: Node, x: Value, dim: Axes) -> list[int]:
+    """Return the normalized axes that `dim` names; all axes if it names none."""
     rank = len(x.type.shape)
     named = [dim] if isinstance(dim, int) else list(dim or ())
     return sorted({node.axis(a, rank) for a in named}) if named and rank else list(range(rank))
 
 
-def _reduced(
+def _emit_reduction(
     node: Node, function: Callable[..., Expr], x: Value, data: Expr, dim: Axes, keepdim: bool
 ) -> Expr:
-    axes = axes_of(node, x, dim)
+    axes = normalize_axes(node, x, dim)
     return function(data, axis=axes, keepdims=keepdim) if axes else data
 
 
-def _reduce(function: Callable[..., Expr]) -> Converter:
+def _reduction_converter(function: Callable[..., Expr]) -> Converter:
     def convert(
         node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
-        """Reduce in the dtype of the result, to which integers are widened before summation."""
-        return _reduced(node, function, x, node.of(x, node.out_dtype), dim, keepdim)
+        """Reduce in the result's dtype, to which integers are widened before summation."""
+        return _emit_reduction(node, function, x, node.as_expr(x, node.out_dtype), dim, keepdim)
 
     return convert
 
 
-def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
+def _extremum_converter(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
     """Return the converter of amax or amin, and of max and min without an axis."""
 
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Return the extreme; of booleans, any or all."""
+        """Emit the extremum; for bools any or all."""
         if x.type.dtype == "bool":
-            return _reduced(node, truths, x, node.of(x), dim, keepdim)
-        return _reduced(node, function, x, node.of(x), dim, keepdim)
+            return _emit_reduction(node, truths, x, node.as_expr(x), dim, keepdim)
+        return _emit_reduction(node, function, x, node.as_expr(x), dim, keepdim)
 
     return convert
 
 
-def _truth(function: Callable[..., Expr]) -> Converter:
+def _bool_reduction_converter(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Return whether all or any elements differ from 0."""
-        data = node.of(x)
+        """Emit whether all or any elements differ from 0."""
+        data = node.as_expr(x)
         if x.type.dtype != "bool":
             data = op.not_equal(data, const(0, x.type.dtype))
-        return _reduced(node, function, x, data, dim, keepdim)
+        return _emit_reduction(node, function, x, data, dim, keepdim)
 
     return convert
 
 
-def _truth_along(function: Callable[..., Expr]) -> Converter:
-    """Return the converter of `any.dims` or `all.dims`, for which an empty list reduces no axis,
-    unlike sums.
-    """
+def _bool_dims_converter(function: Callable[..., Expr]) -> Converter:
+    """Return the converter of any.dims or all.dims, for which an empty list reduces no axis."""
 
     def convert(
         node: Node, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
     ) -> Result:
-        """Return whether all or any elements along the axes differ from 0; over all axes if dim is
+        """Emit whether all or any elements along the axes differ from 0; over all axes if dim is
         None.
         """
         if dim is not None and not dim:
-            return op.cast(node.of(x), "bool")
-        return _truth(function)(node, x, dim, keepdim)  # type: ignore[return-value]
+            return op.cast(node.as_expr(x), "bool")
+        return _bool_reduction_converter(function)(node, x, dim, keepdim)  # type: ignore[return-value]
 
     return convert
 
 
-def _arg(function: Callable[..., Expr]) -> Converter:
+def _arg_converter(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int | None = None, keepdim: bool = False) -> Result:
-        return _argument(node, function, x, dim, keepdim)
+        return _arg_extremum(node, function, x, dim, keepdim)
 
     return convert
 
 
-def _numbers(node: Node, x: Value) -> Expr:
-    return node.of(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
+def _numeric(node: Node, x: Value) -> Expr:
+    return node.as_expr(x, "uint8" if x.type.dtype == "bool" else x.type.dtype)
 
 
-def _argument(
+def _arg_extremum(
     node: Node, function: Callable[..., Expr], x: Value, dim: int | None, keepdim: bool
 ) -> Result:
     rank = len(x.type.shape)
     if not rank:
         return constant(np.zeros((), np.int64))
-    data = _numbers(node, x)
+    data = _numeric(node, x)
     if dim is None:
-        flat = op.reshape(data, (product(x.type.shape),), allowzero=True)
+        flat = op.reshape(data, (product_of_dims(x.type.shape),), allowzero=True)
         index = op.cast(function(flat, axis=0, keepdims=False), "int64")
         return op.reshape(index, (1,) * rank) if keepdim else index
     return op.cast(function(data, axis=node.axis(dim, rank), keepdims=keepdim), "int64")
 
 
-def _with_places(largest: Callable[..., Expr], argument: Callable[..., Expr]) -> Converter:
+def _with_indices(largest: Callable[..., Expr], argument: Callable[..., Expr]) -> Converter:
     """Return the converter of max.dim or min.dim: values and indices."""
 
     def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
-        """Return [values, indices]; a zero-dimensional tensor is its own extreme, at index 0."""
+        """Emit values and indices; a tensor of rank 0 is its own extremum, at index 0."""
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        values = largest(_numbers(node, x), axis=axis, keepdims=keepdim)
-        indices = _argument(node, argument, x, axis, keepdim)
+        values = largest(_numeric(node, x), axis=axis, keepdims=keepdim)
+        indices = _arg_extremum(node, argument, x, axis, keepdim)
         assert isinstance(indices, Expr)
         return [values, indices]
 
@@ -142,7 +140,7 @@ def _var_mean(
 def _moments(
     node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
-    """Return the variance, the sum of squared differences over n - correction, and the mean.
+    """Emit variance and mean; the variance divides by n - correction.
 
     Dtypes of 16 bits compute in float32, as such sums and counts exceed their range.
     """
@@ -153,13 +151,13 @@ def _moments(
         correction = int(correction)
     correction = 1 if correction is None else correction
     assert isinstance(correction, (int, float))
-    axes, data = axes_of(node, x, dim), node.of(x, dtype)
-    count = product([x.type.shape[a] for a in axes])
+    axes, data = normalize_axes(node, x, dim), node.as_expr(x, dtype)
+    count = product_of_dims([x.type.shape[a] for a in axes])
     mean = op.mean(data, axis=axes, keepdims=True) if axes else data
     centred = op.subtract(data, mean)
     squares = op.multiply(centred, centred)
     total = op.sum(squares, axis=axes, keepdims=keepdim) if axes else squares
-    number = known(count)
+    number = known_int(count)
     if number is not None:
         # Not negative: with n <= correction the quotient is inf or NaN, as in PyTorch.
         below: Expr = const(max(number - correction, 0), dtype)
@@ -170,10 +168,10 @@ def _moments(
     return op.divide(total, below), mean_out
 
 
-def _cumulative(function: Callable[..., Expr]) -> Converter:
+def _cumulative_converter(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
-        """Accumulate in the dtype of the result; a zero-dimensional tensor is its own total."""
-        data = node.of(x, node.out_dtype)
+        """Accumulate in the result's dtype; a tensor of rank 0 is its own total."""
+        data = node.as_expr(x, node.out_dtype)
         if not x.type.shape:
             return data
         return function(data, axis=node.axis(dim, len(x.type.shape)))
@@ -189,13 +187,13 @@ def _sort(
     descending: bool = False,
     stable: object = None,
 ) -> list[Expr | Value | None]:
-    """sort.default(x, dim, descending), sort.stable(x, *, stable, dim, descending)."""
+    """Convert sort.default(x, dim, descending) and sort.stable(x, *, stable, dim, descending)."""
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):
         dim, descending = args[0], bool(args[1]) if len(args) > 1 else descending
     if not x.type.shape:
         return [x, constant(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
-    data = _numbers(node, x)
+    data = _numeric(node, x)
     indices = op.argsort(data, axis=axis, is_ascend=not descending, dtype="int64")
     return [op.gather(data, axis, indices), indices]
 
@@ -207,13 +205,13 @@ def _topk(
         return [x, constant(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
     largest_k = op.topk(
-        _numbers(node, x), k=node.size(k), axis=axis, ret_type="both", is_ascend=not largest,
+        _numeric(node, x), k=node.size(k), axis=axis, ret_type="both", is_ascend=not largest,
         dtype="int64",
     )  # fmt: skip
     return [TupleGetItem(largest_k, 0), TupleGetItem(largest_k, 1)]
 
 
-def _cum_extreme(scan: Callable[..., Expr]) -> Converter:
+def _cumulative_extremum(scan: Callable[..., Expr]) -> Converter:
     """Return the converter of a running extreme and its last index."""
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
@@ -223,7 +221,7 @@ def _cum_extreme(scan: Callable[..., Expr]) -> Converter:
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        data = node.scope.spanned(_numbers(node, x))
+        data = node.scope.spanned(_numeric(node, x))
         is_extreme = op.equal(data, scan(data, axis=axis))
         if is_float(x.type.dtype):
             is_extreme = op.logical_or(is_extreme, op.isnan(data))
@@ -245,13 +243,13 @@ def _histc(
     min: Scalar = 0,
     max: Scalar = 0,
 ) -> Expr:
-    """Return the number of elements between evenly spaced edges; the last edge is inclusive."""
+    """Convert histc: the number of elements between evenly spaced edges, the last one inclusive."""
     low, high, dtype = node.number(min, "min"), node.number(max, "max"), node.out_dtype
     if not low < high:
         node.unsupported("'min' must be below 'max': edges that are data are not supported")
     # torch.linspace itself, so that the edges are rounded as PyTorch's.
     edges = array_of(torch.linspace(low, high, bins + 1))
-    data = op.reshape(node.of(x, "float32"), (-1,))
+    data = op.reshape(node.as_expr(x, "float32"), (-1,))
     bin_index = op.subtract(
         op.searchsorted(const(edges), data, right=True, dtype="int64"), const(1, "int64")
     )
@@ -269,28 +267,28 @@ def _histc(
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
-    ("sum", _reduce(op.sum), per_part),
-    ("mean", _reduce(op.mean), per_part),
-    ("prod", _reduce(op.prod)),
-    ("amax", _extreme(op.max, op.any)),
-    ("amin", _extreme(op.min, op.all)),
-    ("max.default", _extreme(op.max, op.any)),
-    ("min.default", _extreme(op.min, op.all)),
-    ("max.dim", _with_places(op.max, op.argmax)),
-    ("min.dim", _with_places(op.min, op.argmin)),
-    ("any", _truth(op.any)),
-    ("all", _truth(op.all)),
-    ("any.dims", _truth_along(op.any)),
-    ("all.dims", _truth_along(op.all)),
-    ("argmax", _arg(op.argmax)),
-    ("argmin", _arg(op.argmin)),
+ROWS: tuple[ConverterRow, ...] = (
+    ("sum", _reduction_converter(op.sum), per_part),
+    ("mean", _reduction_converter(op.mean), per_part),
+    ("prod", _reduction_converter(op.prod)),
+    ("amax", _extremum_converter(op.max, op.any)),
+    ("amin", _extremum_converter(op.min, op.all)),
+    ("max.default", _extremum_converter(op.max, op.any)),
+    ("min.default", _extremum_converter(op.min, op.all)),
+    ("max.dim", _with_indices(op.max, op.argmax)),
+    ("min.dim", _with_indices(op.min, op.argmin)),
+    ("any", _bool_reduction_converter(op.any)),
+    ("all", _bool_reduction_converter(op.all)),
+    ("any.dims", _bool_dims_converter(op.any)),
+    ("all.dims", _bool_dims_converter(op.all)),
+    ("argmax", _arg_converter(op.argmax)),
+    ("argmin", _arg_converter(op.argmin)),
     ("var", _variance),
     ("var_mean", _var_mean),
-    ("cumsum", _cumulative(op.cumsum), per_part),
-    ("cumprod", _cumulative(op.cumprod)),
-    ("cummax", _cum_extreme(op.cummax)),
-    ("cummin", _cum_extreme(op.cummin)),
+    ("cumsum", _cumulative_converter(op.cumsum), per_part),
+    ("cumprod", _cumulative_converter(op.cumprod)),
+    ("cummax", _cumulative_extremum(op.cummax)),
+    ("cummin", _cumulative_extremum(op.cummin)),
     ("sort", _sort),
     ("topk", _topk),
     ("histc", _histc),

@@ -1,4 +1,4 @@
-"""The operators of torchvision's library, which its detectors are exported with."""
+"""Operators of torchvision, which its detectors are exported with."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ekiden.frontend.common.suppression import selected_boxes
+from ekiden.frontend.common.suppression import non_max_suppression_indices
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.torch.node import Node, Row
+from ekiden.frontend.torch.node import ConverterRow, Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 Size: TypeAlias = object
 """A size of an argument: see `Node.size`."""
 
 
 def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
-    """Return the indices of the boxes that survive non-maximum suppression, by descending score."""
+    """Convert torchvision::nms: the indices of the surviving boxes, by descending score."""
     max_boxes = node.scope.scalar(boxes.type.shape[0])
     limits = max_boxes, const(threshold, "float32"), const(-np.inf, "float32")
-    indices = selected_boxes(node, node.of(boxes, "float32"), node.of(scores, "float32"), *limits)
+    indices = non_max_suppression_indices(
+        node, node.as_expr(boxes, "float32"), node.as_expr(scores, "float32"), *limits
+    )
     return op.cast(indices, "int64")
 
 
-def _pooled(node: Node, height: Size, width: Size) -> tuple[int, int]:
+def _pooled_size(node: Node, height: Size, width: Size) -> tuple[int, int]:
     first, second = node.static(node.sizes([height, width]), "the regions")  # type: ignore[arg-type]
     return first, second
 
@@ -35,7 +37,7 @@ def _roi_align(
     aligned: bool,
 ) -> Expr:  # fmt: skip
     return op.vision.roi_align(
-        node.of(x), node.of(rois, x.type.dtype), _pooled(node, height, width), scale,
+        node.as_expr(x), node.as_expr(rois, x.type.dtype), _pooled_size(node, height, width), scale,
         sample_ratio=ratio if ratio > 0 else -1, aligned=aligned,
     )  # fmt: skip
 
@@ -44,8 +46,11 @@ def _roi_pool(
     node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size
 ) -> list[Expr | Value | None]:
     """Convert roi_pool; the indices of the maxima, which only gradients read, are not computed."""
-    size = _pooled(node, height, width)
-    return [op.vision.roi_pool(node.of(x), node.of(rois, x.type.dtype), size, scale), None]
+    size = _pooled_size(node, height, width)
+    return [
+        op.vision.roi_pool(node.as_expr(x), node.as_expr(rois, x.type.dtype), size, scale),
+        None,
+    ]
 
 
 def _deform_conv2d(
@@ -54,17 +59,24 @@ def _deform_conv2d(
     groups: int, offset_groups: int, use_mask: bool,
 ) -> Expr:  # fmt: skip
     convolved = op.nn.deformable_conv2d(
-        node.of(x), node.of(offset), node.of(weight), mask=node.of(mask) if use_mask else None,
-        strides=(stride_h, stride_w), padding=(pad_h, pad_w, pad_h, pad_w),
-        dilation=(dilation_h, dilation_w), deformable_groups=offset_groups, groups=groups,
-        channels=known(weight.type.shape[0]),
-        kernel_size=node.static(weight.type.shape[2:], "the kernel"), border="zeros",
-    )  # fmt: skip
-    return op.nn.bias_add(convolved, node.of(bias), axis=1)
+        node.as_expr(x),
+        node.as_expr(offset),
+        node.as_expr(weight),
+        mask=node.as_expr(mask) if use_mask else None,
+        strides=(stride_h, stride_w),
+        padding=(pad_h, pad_w, pad_h, pad_w),
+        dilation=(dilation_h, dilation_w),
+        deformable_groups=offset_groups,
+        groups=groups,
+        channels=known_int(weight.type.shape[0]),
+        kernel_size=node.static(weight.type.shape[2:], "the kernel"),
+        border="zeros",
+    )
+    return op.nn.bias_add(convolved, node.as_expr(bias), axis=1)
 
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[ConverterRow, ...] = (
     ("torchvision::nms", _nms),
     ("torchvision::roi_align", _roi_align),
     ("torchvision::roi_pool", _roi_pool),

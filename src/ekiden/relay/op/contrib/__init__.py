@@ -1,4 +1,4 @@
-"""What external compilers take: their tables of patterns (TVM's place for them)."""
+"""Pattern tables of external compilers (at TVM's place)."""
 
 from ekiden.relay.op.contrib import register
 from ekiden.relay.op.contrib.register import get_pattern_table, register_pattern_table

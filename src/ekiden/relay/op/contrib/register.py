@@ -1,4 +1,4 @@
-"""The patterns that external compilers take, by compiler.
+"""Registry of external compilers' pattern tables.
 
 @register_pattern_table("mine")
 def table():
@@ -15,16 +15,16 @@ Table = Sequence[tuple[object, ...]]
 """What MergeComposite takes: (name, pattern) or (name, pattern, check)."""
 Maker = Callable[[], Table]
 
-_TABLES: dict[str, Maker] = {}
+_TABLE_BUILDERS: dict[str, Maker] = {}
 
 
 def register_pattern_table(compiler: str, table: Maker | None = None) -> Callable[[Maker], Maker]:
-    """Give a compiler a function that makes its table, in place of one it had; without it, a
-    decorator.
+    """Register a function that builds a compiler's pattern table, replacing an earlier one; without
+    it, a decorator.
     """
 
     def register(maker: Maker) -> Maker:
-        _TABLES[compiler] = maker
+        _TABLE_BUILDERS[compiler] = maker
         return maker
 
     if table is not None:
@@ -33,8 +33,8 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
 
 
 def get_pattern_table(compiler: str) -> Table | None:
-    """Return the table of a compiler, or None if it has none."""
-    maker = _TABLES.get(compiler)
+    """Return a compiler's pattern table, or None."""
+    maker = _TABLE_BUILDERS.get(compiler)
     return None if maker is None else maker()
 
 

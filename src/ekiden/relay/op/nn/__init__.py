@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach, exported_names
-from ekiden.relay.op._document import documenting
+from ekiden.relay.op._document import make_documenting_getattr
 from ekiden.relay.op.nn._exports import EXPORTS
 
 if TYPE_CHECKING:
@@ -37,4 +37,4 @@ __all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
-    __getattr__ = documenting("nn.", __getattr__)
+    __getattr__ = make_documenting_getattr("nn.", __getattr__)

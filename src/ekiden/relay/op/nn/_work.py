@@ -1,4 +1,6 @@
-"""How much work products and convolutions are: the column `macs` of their declarations."""
+"""Multiply-accumulate (MAC) counts of products and convolutions, the `macs` column of
+declarations.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,18 @@ from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shap
 Dims = Sequence[PrimExpr]
 
 
-def product(dims: Dims) -> PrimExpr:
-    """Return the product of dimensions, not simplified."""
+def multiply_dims(dims: Dims) -> PrimExpr:
+    """Return the unsimplified product of dimensions."""
     return math.prod(dims, start=as_dim(1))
 
 
-def of_product(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
-    """Return the multiply-adds of a matrix product: a row of the first argument per result
-    element.
-    """
-    return product(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
+def count_matmul_macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+    """Return the MACs of a matrix product: the reduced extent per result element."""
+    return multiply_dims(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
 
 
-def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
-    """Return the function that counts the multiply-adds of a convolution.
+def make_conv_macs(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
+    """Return a function that counts the MACs of a convolution.
 
     Each element of the result takes a window of the channels of one group.
 
@@ -36,17 +36,18 @@ def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
     """
 
     def macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
-        """Multiply-adds of a call, as an expression over its dimensions."""
+        """Return the MACs of a call as an expression over its dimensions."""
+        # The channels of one group and the window's extents: the reduction axes of one result.
         _, *window = conv_weight_shape(
             shapes[weight], attrs.kernel_layout, attrs.channels, attrs.groups
         )
-        return product(result) * product(window)
+        return multiply_dims(result) * multiply_dims(window)
 
     return macs
 
 
-def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
-    """Return the multiply-adds of a transposed convolution.
+def count_conv_transpose_macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+    """Return the MACs of a transposed convolution.
 
     Each element of the data goes to a window of the channels of its group.
     """
@@ -54,4 +55,5 @@ def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa
     _, *window = conv_transpose_weight_shape(
         weight, attrs.kernel_layout, attrs.channels, attrs.groups
     )
-    return product(data) * product(window)
+    # A transposed convolution scatters: each element of the data meets the whole window.
+    return multiply_dims(data) * multiply_dims(window)

@@ -1,4 +1,4 @@
-"""Activations, softmax, bias.
+"""Activation functions, softmax, bias_add, dropout.
 
     relu max(x, 0)      leaky_relu x if x > 0 else alpha x      prelu the same, alpha per channel
     softmax exp(x) / sum exp(x) along an axis, the maximum taken off before; log_softmax its log
@@ -16,20 +16,28 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import (
+    Array,
+    LinearForm,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    TransposeRule,
+    register_op,
+)
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
-    along_vector,
-    attempt,
-    attrs_of,
-    call,
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_rank,
+    check_same_dtype,
+    check_tensors,
     identity_relation,
-    one_dtype,
-    rank_is,
-    tensors,
+    unify_vector_axis,
 )
-from ekiden.relay.op.nn._solve import vectors_along
+from ekiden.relay.op.nn._solve import infer_channel_vectors
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import normalize_axis
 
@@ -38,7 +46,7 @@ register_op(
         name="nn.relu",
         homogeneous=True,
         lowest=lambda attrs: 0.0,
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         relation=identity_relation("nn.relu"),
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
@@ -50,13 +58,13 @@ register_op(
 
 
 def relu(data: Expr) -> Call:
-    """Return the larger of each element and 0."""
-    return call("nn.relu", data)
+    """Return max(data, 0) elementwise."""
+    return call_op("nn.relu", data)
 
 
 @node("relay.attrs.LeakyReluAttrs")
 class LeakyReluAttrs(Attrs):
-    """The slope below 0."""
+    """Attributes of leaky_relu: the slope for negative values."""
 
     alpha: float = 0.25
 
@@ -69,7 +77,7 @@ register_op(
     OpDef(
         name="nn.leaky_relu",
         homogeneous=True,
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=LeakyReluAttrs,
         relation=identity_relation("nn.leaky_relu"),
@@ -82,32 +90,32 @@ register_op(
 
 
 def leaky_relu(data: Expr, alpha: float = 0.25) -> Call:
-    """Return data with elements below 0 multiplied by `alpha`."""
-    return call("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
+    """Return leaky ReLU: negative elements multiplied by `alpha`."""
+    return call_op("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
 
 
 @node("relay.attrs.PReluAttrs")
 class PReluAttrs(Attrs):
-    """The axis of channels."""
+    """Attributes of prelu: the channel axis."""
 
     axis: int = 1
 
 
 @node("relay.attrs.BiasAddAttrs")
 class BiasAddAttrs(Attrs):
-    """The axis of channels."""
+    """Attributes of bias_add: the channel axis."""
 
     axis: int = 1
 
 
-def along(values: Array, axis: int, rank: int) -> Array:
-    """Return a vector shaped to broadcast along one axis of a tensor of that rank."""
+def reshape_along_axis(values: Array, axis: int, rank: int) -> Array:
+    """Reshape a vector to broadcast along one axis of a tensor of the given rank."""
     shape = [1] * rank
     shape[axis] = -1
     return values.reshape(shape)
 
 
-def _per_channel(
+def _per_channel_relation(
     name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -116,12 +124,12 @@ def _per_channel(
         Raises:
             TypeInferenceError: The second argument is no vector as long as the axis.
         """
-        data, vector = tensors(name, types, 2)
-        one_dtype(name, (data, vector))
-        rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
-        settings: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
-        axis = attempt(name, normalize_axis, settings.axis, len(data.shape), name)
-        return along_vector(name, data, axis, vector, "the vector")
+        data, vector = check_tensors(name, types, 2)
+        check_same_dtype(name, (data, vector))
+        check_rank(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
+        settings: PReluAttrs | BiasAddAttrs = check_attrs(kind, attrs)
+        axis = call_shape_rule(name, normalize_axis, settings.axis, len(data.shape), name)
+        return unify_vector_axis(name, data, axis, vector, "the vector")
 
     return relation
 
@@ -129,14 +137,14 @@ def _per_channel(
 register_op(
     OpDef(
         name="nn.prelu",
-        turns=Transposes.AXIS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.AXIS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
-        relation=_per_channel("nn.prelu", PReluAttrs),
-        solve=vectors_along(),
+        relation=_per_channel_relation("nn.prelu", PReluAttrs),
+        solve=infer_channel_vectors(),
         reference=lambda attrs, data, alpha: np.where(
-            data > 0, data, data * along(alpha, attrs.axis, data.ndim)
+            data > 0, data, data * reshape_along_axis(alpha, attrs.axis, data.ndim)
         ),
         lower=lambda attrs, inputs, out: [
             topi.nn.prelu(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
@@ -148,21 +156,21 @@ register_op(
 
 
 def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
-    """Return data with elements below 0 multiplied by the `alpha` of their channel."""
-    return call("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
+    """Return parametric ReLU: negative elements multiplied by their channel's `alpha`."""
+    return call_op("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
 
 
 register_op(
     OpDef(
         name="nn.bias_add",
-        turns=Transposes.AXIS,
-        linear=Linear.SHIFTS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.AXIS,
+        linear=LinearForm.SHIFTS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "bias"),
         attrs=BiasAddAttrs,
-        relation=_per_channel("nn.bias_add", BiasAddAttrs),
-        solve=vectors_along(),
-        reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
+        relation=_per_channel_relation("nn.bias_add", BiasAddAttrs),
+        solve=infer_channel_vectors(),
+        reference=lambda attrs, data, bias: data + reshape_along_axis(bias, attrs.axis, data.ndim),
         lower=lambda attrs, inputs, out: [
             topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
@@ -173,13 +181,13 @@ register_op(
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
-    """Return data plus a vector along one axis."""
-    return call("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
+    """Add a bias vector along one axis."""
+    return call_op("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
 
 
 @node("relay.attrs.SoftmaxAttrs")
 class SoftmaxAttrs(Attrs):
-    """The axis that sums to 1."""
+    """Attributes of softmax: the normalised axis."""
 
     axis: int = -1
 
@@ -191,32 +199,37 @@ def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Typ
         Raises:
             TypeInferenceError: The data does not have the axis.
         """
-        (data,) = tensors(name, types, 1)
-        attempt(name, normalize_axis, attrs_of(SoftmaxAttrs, attrs).axis, len(data.shape), name)
+        (data,) = check_tensors(name, types, 1)
+        call_shape_rule(
+            name, normalize_axis, check_attrs(SoftmaxAttrs, attrs).axis, len(data.shape), name
+        )
         return data
 
     return relation
 
 
 def _softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
-    exponent = _shifted(attrs, data)
+    exponent = _subtract_max(attrs, data)
     return np.asarray(np.exp(exponent) / np.exp(exponent).sum(attrs.axis, keepdims=True)).astype(
         data.dtype
     )
 
 
 def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
-    exponent = _shifted(attrs, data)
+    exponent = _subtract_max(attrs, data)
+    # Not the logarithm of softmax: small shares would underflow to 0 first.
     return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(
         data.dtype
     )
 
 
-def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
+def _subtract_max(attrs: SoftmaxAttrs, data: Array) -> Array:
+    # The maximum is taken off so that exp does not overflow.
     wide = data.astype(np.float64)
     if not data.size:
         return wide
     with np.errstate(invalid="ignore"):  # a row of -inf alone is NaN
+        # Shifting by the maximum leaves softmax as it is, and keeps every exponential at most 1.
         return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf))
 
 
@@ -224,14 +237,14 @@ def _declare_softmax(
     name: str,
     reference: Callable[[SoftmaxAttrs, Array], Array],
     compute: Callable[[Tensor, int], Tensor],
-    precision: Precision = Precision.UNKNOWN,
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     fast: str = "",
 ) -> None:
     register_op(
         OpDef(
             name=name,
             fast=fast,
-            turns=Transposes.AXIS,
+            turns=TransposeRule.AXIS,
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),
@@ -245,43 +258,46 @@ def _declare_softmax(
 
 
 _declare_softmax(
-    "nn.softmax", _softmax_reference, topi.nn.softmax, Precision.NEVER, "nn.fast_softmax"
+    "nn.softmax", _softmax_reference, topi.nn.softmax, PrecisionPolicy.NEVER, "nn.fast_softmax"
 )
 _declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
-_declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, Precision.NEVER)
+_declare_softmax(
+    "nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, PrecisionPolicy.NEVER
+)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
-    """Return exp(x - max) over its sum along an axis."""
-    return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
+    """Return softmax along an axis, stabilised by the maximum."""
+    return call_op("nn.softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def fast_softmax(data: Expr, axis: int = -1) -> Call:
-    """Return softmax, as exact as the fastest exponential is."""
-    return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
+    """Return softmax by the fast approximation of exp."""
+    return call_op("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
-    """Return the logarithm of softmax, computed directly."""
-    return call("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
+    """Return log-softmax along an axis."""
+    return call_op("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 @node("relay.attrs.DropoutAttrs")
 class DropoutAttrs(Attrs):
-    """The share of elements that training would drop."""
+    """Attributes of dropout: the drop rate during training."""
 
     rate: float = 0.5
 
 
 def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("nn.dropout", types, 1)
+    (data,) = check_tensors("nn.dropout", types, 1)
+    # TVM's dropout returns its mask too.
     return TupleType((data, TensorType(data.shape, data.dtype)))
 
 
 register_op(
     OpDef(
         name="nn.dropout",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=DropoutAttrs,
         relation=_dropout_relation,
@@ -298,12 +314,12 @@ register_op(
 
 
 def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
-    """Return a tuple of the data and a mask of ones, as in inference."""
-    return call("nn.dropout", data, attrs=DropoutAttrs(rate))
+    """Return the data and a mask of ones, the inference form of dropout."""
+    return call_op("nn.dropout", data, attrs=DropoutAttrs(rate))
 
 
 def dropout(data: Expr, rate: float = 0.5) -> Expr:
-    """Return the data, as in inference."""
+    """Return the data unchanged, the inference form of dropout."""
     return TupleGetItem(dropout_raw(data, rate), 0)
 
 

@@ -1,4 +1,4 @@
-"""Weights and data of few bits: packed planes, and products of what they stand for."""
+"""Bit-serial operators: bit-plane packing, and products of low-bit integers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.broadcast import bitwise_and, multiply, subtract
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.nn.conv import conv2d
@@ -21,7 +21,7 @@ from ekiden.relay.op.nn.matrix_products import dense
 
 @node("relay.attrs.BitPackAttrs")
 class BitPackAttrs(Attrs):
-    """How many bits, the axes of words and of bits, the type of words."""
+    """Attributes of bitpack: number of bits, pack and bit axes, pack dtype."""
 
     bits: int = 1
     pack_axis: int = 1
@@ -30,19 +30,20 @@ class BitPackAttrs(Attrs):
     name: str = "BitPack"
 
 
-def _packed(attrs: BitPackAttrs, data: Array) -> Array:
-    """Return the bits of each word summed with the weights of their positions."""
+def _pack_bits_reference(attrs: BitPackAttrs, data: Array) -> Array:
+    """Return the bits of each word, weighted by position and summed."""
     width = int(attrs.pack_type[4:])
     planes = []
     for bit in range(attrs.bits):
         ones = np.moveaxis(data >> bit & 1, attrs.pack_axis, -1).astype(attrs.pack_type)
+        # The first element becomes the most significant bit, as TVM's bitpack has it.
         shifts = np.arange(width - 1, -1, -1).astype(attrs.pack_type)
         words = (ones.reshape(*ones.shape[:-1], -1, width) << shifts).sum(-1, attrs.pack_type)
         planes.append(np.moveaxis(words, -1, attrs.pack_axis))
     return np.stack(planes, attrs.bit_axis)
 
 
-declare(
+declare_topi_op(
     "nn.bitpack",
     ("data",),
     lambda attrs, data: topi.nn.bitpack(
@@ -51,7 +52,7 @@ declare(
     "a word for as many elements along pack_axis as it has bits; bit_axis counts the bits kept",
     BitPackAttrs,
     OpPattern.COMM_REDUCE,
-    _packed,
+    _pack_bits_reference,
     takes={"data": "integer"},
 )
 
@@ -64,9 +65,9 @@ def bitpack(
     pack_type: str = "uint32",
     name: str = "BitPack",
 ) -> Call:
-    """Return the lowest bits of integers, each in a plane of its own, packed into words."""
+    """Pack the low bits of integers into bit planes of machine words."""
     attrs = BitPackAttrs(bits, pack_axis, bit_axis, pack_type, name)
-    return call("nn.bitpack", data, attrs=attrs)
+    return call_op("nn.bitpack", data, attrs=attrs)
 
 
 def bitserial_conv2d(
@@ -84,7 +85,7 @@ def bitserial_conv2d(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """Return a convolution of the lowest bits of integers, made of other operators.
+    """Return a bit-serial convolution of low-bit integers, composed of other operators.
 
     Kernels multiply integers, so `pack_dtype`, the word type of TVM's kernels, changes nothing.
 
@@ -103,8 +104,8 @@ def bitserial_conv2d(
         out_dtype: The dtype of the result.
         unipolar: A bit of the weight stands for 1 or -1, else for 1 or 0.
     """
-    lowest_bits = _lowest(data, activation_bits, out_dtype)
-    numbers = _numbers(weight, weight_bits, out_dtype, unipolar)
+    lowest_bits = _low_bits(data, activation_bits, out_dtype)
+    numbers = _decode_weight_bits(weight, weight_bits, out_dtype, unipolar)
     return conv2d(
         lowest_bits, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout,
         kernel_layout,
@@ -122,23 +123,26 @@ def bitserial_dense(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """Return a dense layer of the lowest bits of integers; the weight has a row for each unit.
+    """Return a bit-serial dense layer of low-bit integers with weight [units, k].
 
     The options are those of `bitserial_conv2d`.
     """
-    lowest_bits = _lowest(data, data_bits, out_dtype)
-    return dense(lowest_bits, _numbers(weight, weight_bits, out_dtype, unipolar), units, out_dtype)
+    lowest_bits = _low_bits(data, data_bits, out_dtype)
+    return dense(
+        lowest_bits, _decode_weight_bits(weight, weight_bits, out_dtype, unipolar), units, out_dtype
+    )
 
 
-def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
+def _low_bits(data: Expr, bits: int, dtype: str) -> Expr:
     return bitwise_and(cast(data, dtype), const((1 << bits) - 1, dtype))
 
 
-def _numbers(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
-    """Return the numbers that the bits of a weight stand for."""
-    plain = _lowest(weight, bits, dtype)
+def _decode_weight_bits(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
+    """Decode the integers that a weight's bits represent."""
+    plain = _low_bits(weight, bits, dtype)
     if not unipolar:
         return plain
+    # 2 * q - (2**bits - 1): with one bit, 1 and -1.
     return subtract(multiply(plain, const(2, dtype)), const((1 << bits) - 1, dtype))
 
 

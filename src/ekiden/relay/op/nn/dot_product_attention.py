@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one operator."""
+"""Scaled dot-product attention operator."""
 
 from __future__ import annotations
 
@@ -14,21 +14,29 @@ from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.kernels.attention.scaled_dot_product import CAUSAL_MODES, AttentionConfig
 from ekiden.relay.expr import Call, Expr, Tuple
-from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
-from ekiden.relay.op.nn._work import product
+from ekiden.relay.op._declare import (
+    call_op,
+    check_attrs,
+    check_rank,
+    check_same_dtype,
+    check_tuple_of_tensors,
+    raise_type_error,
+    unify_dims,
+)
+from ekiden.relay.op.nn._work import multiply_dims
 from ekiden.topi.nn.dot_product_attention import attention as attend
 from ekiden.topi.nn.dot_product_attention import attention_shape
 
-_NAME = "nn.attention"
+_ATTENTION_OP = "nn.attention"
 
 
 @node("relay.attrs.AttentionAttrs")
 class AttentionAttrs(Attrs):
-    """scale: the factor of scores (none: 1 / sqrt of the depth). causal: "" for all keys, "start"
-    for key j <= query i, "end" for j <= i + keys - queries. softcap: scores become softcap *
-    tanh(score / softcap) before the bias, 0 for not. Layouts: the order of the axes batch, head,
-    sequence, depth of query, key, value and result. nan_as_zero: shares that are NaN, as those of a
-    row without keys, are 0.
+    """Attributes of nn.attention: scale (None: 1 / sqrt(depth)), masking, soft cap, layouts.
+    causal: "" for all keys, "start" for key j <= query i, "end" for j <= i + keys - queries.
+    softcap: scores become softcap * tanh(score / softcap) before the bias, 0 for not. Layouts:
+    the order of the axes batch, head, sequence, depth of query, key, value and result.
+    nan_as_zero: shares that are NaN, as those of a row without keys, are 0.
     """
 
     scale: float | None = None
@@ -42,64 +50,79 @@ class AttentionAttrs(Attrs):
 
     @property
     def heads(self) -> AttentionConfig:
-        """Return the same attributes as the kernel takes them."""
+        """Return the attributes as the kernel's AttentionConfig."""
         layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
         return AttentionConfig(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
 
-def _check(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
+def _check_operands(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
     if len(operands) not in (3, 4):
-        fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(operands)} tensors")
-    if one_dtype(_NAME, operands) != "float32":
-        fail(_NAME, f"tensors must be float32, got {operands[0].dtype}")
+        raise_type_error(
+            _ATTENTION_OP,
+            f"expected query, key, value and perhaps a bias, got {len(operands)} tensors",
+        )
+    if check_same_dtype(_ATTENTION_OP, operands) != "float32":
+        raise_type_error(_ATTENTION_OP, f"tensors must be float32, got {operands[0].dtype}")
+    # Not strict: the bias may be missing.
     for what, kind in zip(("query", "key", "value", "bias"), operands, strict=False):
-        rank_is(_NAME, kind, 4, what)
+        check_rank(_ATTENTION_OP, kind, 4, what)
     for layout in heads.layouts:
         if sorted(layout) != sorted("bhsd"):
-            fail(_NAME, f"a layout is an order of the letters b, h, s, d; got {layout!r}")
+            raise_type_error(
+                _ATTENTION_OP, f"a layout is an order of the letters b, h, s, d; got {layout!r}"
+            )
     if heads.causal not in CAUSAL_MODES:
-        fail(
-            _NAME,
+        raise_type_error(
+            _ATTENTION_OP,
             f"causal must be one of {', '.join(map(repr, CAUSAL_MODES))}; got {heads.causal!r}",
         )
 
 
-def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    heads, operands = attrs_of(AttentionAttrs, attrs).heads, tensor_fields(_NAME, types)
-    _check(heads, operands)
+def _attention_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    heads, operands = (
+        check_attrs(AttentionAttrs, attrs).heads,
+        check_tuple_of_tensors(_ATTENTION_OP, types),
+    )
+    _check_operands(heads, operands)
     query, key, value = (
         dict(zip(layout, kind.shape, strict=True))
         for layout, kind in zip(heads.layouts[:3], operands[:3], strict=True)
     )
-    agree(_NAME, query["b"], key["b"], "the batches of 'query' and 'key'")
-    agree(_NAME, query["d"], key["d"], "the depths of 'query' and 'key'")
+    unify_dims(_ATTENTION_OP, query["b"], key["b"], "the batches of 'query' and 'key'")
+    unify_dims(_ATTENTION_OP, query["d"], key["d"], "the depths of 'query' and 'key'")
     for axis, what in (("b", "batches"), ("h", "heads"), ("s", "lengths")):
-        agree(_NAME, key[axis], value[axis], f"the {what} of 'key' and 'value'")
+        unify_dims(_ATTENTION_OP, key[axis], value[axis], f"the {what} of 'key' and 'value'")
+    # Grouped-query attention: several query heads share one head of keys and values.
     query_heads, few = query["h"], key["h"]
     if isinstance(query_heads, IntImm) and isinstance(few, IntImm):
         if few.value == 0 or query_heads.value % few.value:
-            fail(
-                _NAME,
+            raise_type_error(
+                _ATTENTION_OP,
                 f"{query_heads.value} heads of 'query' are no multiple of {few.value} of 'key'",
             )
     else:
-        agree(_NAME, query_heads, few, "the heads of 'query' and 'key'")
+        unify_dims(_ATTENTION_OP, query_heads, few, "the heads of 'query' and 'key'")
     if not isinstance(value["d"], IntImm):
-        fail(_NAME, "the depth of 'value' must be a number")
+        raise_type_error(_ATTENTION_OP, "the depth of 'value' must be a number")
     if heads.scale is None and not isinstance(query["d"], IntImm):
-        fail(_NAME, "the depth of 'query' must be a number where no scale is given")
+        raise_type_error(
+            _ATTENTION_OP, "the depth of 'query' must be a number where no scale is given"
+        )
     if heads.scale is None and is_const(query["d"], 0):
-        fail(_NAME, "a scale must be given where the depth of 'query' is 0")
+        raise_type_error(_ATTENTION_OP, "a scale must be given where the depth of 'query' is 0")
     if len(operands) == 4:
         dims = (query["b"], query["h"], query["s"], key["s"])
         for actual, expected in zip(operands[3].shape, dims, strict=True):
+            # A bias of extent 1 broadcasts.
             if not is_const(actual, 1):
-                agree(_NAME, actual, expected, "the shape of 'bias' and that of the scores")
+                unify_dims(
+                    _ATTENTION_OP, actual, expected, "the shape of 'bias' and that of the scores"
+                )
     shape = attention_shape(heads, operands[0].shape, operands[2].shape)
     return TensorType(shape, operands[0].dtype)
 
 
-def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
+def _attention_reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     heads = attrs.heads
     query, key, value = (
         array.transpose([layout.index(axis) for axis in "bhsd"])
@@ -111,43 +134,49 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     scale = heads.scale if heads.scale is not None else 1 / math.sqrt(query.shape[-1])
     scores = query @ key.swapaxes(-1, -2) * np.float32(scale)
     if heads.softcap:
+        # Soft capping bounds the scores smoothly (Gemma 2).
         scores = np.tanh(scores / np.float32(heads.softcap)) * np.float32(heads.softcap)
     if len(arrays) > 3:
         scores = scores + arrays[3]
     rows, columns = scores.shape[-2:]
     if heads.causal:
+        # "end" aligns the last query with the last key, as decoding with a cache needs.
         shift = columns - rows if heads.causal == "end" else 0
         visible = np.tri(rows, columns, shift, dtype=bool)
         scores = np.where(visible, scores, np.float32(-np.inf))
     with np.errstate(invalid="ignore"):
+        # A row whose keys are all masked is NaN, unless the attributes ask for 0.
         shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         total = shares.sum(-1, keepdims=True)
         if heads.nan_as_zero:
             is_none = np.isnan(total) | (total == 0)  # which no keys give
             shares = np.where(is_none, np.float32(0), shares)
+            # Divided by infinity, rows without keys become 0.
             total = np.where(is_none, np.float32(np.inf), total)
         mixed = (shares @ value) / total
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 
 
-def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
-    """Return the multiply-adds of the scores and of the weighted values, masked ones included."""
+def _attention_macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
+    """Return the MACs of the scores and of the weighted values, masked ones included."""
     layouts = attrs.heads.layouts[:3]
     pairs = zip(layouts, shapes, strict=False)
     query, key, value = (dict(zip(layout, shape, strict=True)) for layout, shape in pairs)
-    scores = product([query["b"], query["h"], query["s"], key["s"]])
+    scores = multiply_dims([query["b"], query["h"], query["s"], key["s"]])
+    # Both products have the scores' shape as rows: one over the depth of queries, one over that of
+    # values.
     return scores * (query["d"] + value["d"])
 
 
 register_op(
     OpDef(
-        name=_NAME,
+        name=_ATTENTION_OP,
         arguments=("data",),
         attrs=AttentionAttrs,
-        relation=_relation,
-        reference=_reference,
+        relation=_attention_relation,
+        reference=_attention_reference,
         lower=lambda attrs, inputs, out: [attend(attrs.heads, inputs)],
-        macs=_macs,
+        macs=_attention_macs,
         variadic=True,
         result="as the query, with the depth of a value, in out_layout",
         description="softmax(query * key^T * scale + bias) * value for each head.",
@@ -166,8 +195,7 @@ def attention(
     layouts: tuple[str, str, str, str] = ("bhsd", "bhsd", "bhsd", "bhsd"),
     nan_as_zero: bool = False,
 ) -> Call:
-    """Return softmax(query * key^T * scale + bias) * value for each head, of float32, in one
-    kernel.
+    """Return softmax(query * key^T * scale + bias) * value per head, in float32, as one kernel.
 
     query [b, h, s, d], key [b, g, t, d] and value [b, g, t, e] give [b, h, s, e].
 
@@ -184,7 +212,7 @@ def attention(
     """
     operands = (query, key, value, *(() if bias is None else (bias,)))
     attrs = AttentionAttrs(scale, causal, softcap, *layouts, nan_as_zero)
-    return call(_NAME, Tuple(operands), attrs=attrs)
+    return call_op(_ATTENTION_OP, Tuple(operands), attrs=attrs)
 
 
 __all__ = ["attention"]

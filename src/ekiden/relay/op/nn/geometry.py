@@ -1,5 +1,5 @@
-"""How windows move over the spatial axes: the attributes of convolutions and pooling, and the
-short forms in which users give them.
+"""Attributes of convolutions and poolings, and normalisation of their strides, padding and window
+sizes.
 
 Attributes have TVM's names and defaults. Padding names what is added before every spatial axis,
 then what is added after: (left, right), (top, left, bottom, right), (front, top, left, back,
@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.node import node, shown
+from ekiden.ir.node import always_printed_field, node
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.topi.dimensions import as_dim, unify_dim
 
 Ints = int | Sequence[int]
 
 
-def spread(value: Ints, rank: int) -> tuple[int, ...]:
-    """Return one number per spatial axis, from one for all axes or from one for every axis."""
+def expand_per_axis(value: Ints, rank: int) -> tuple[int, ...]:
+    """Expand a number, or one per axis, to a tuple with one per spatial axis."""
     return (value,) * rank if isinstance(value, int) else tuple(value)
 
 
-def sides(padding: Ints, rank: int) -> tuple[int, ...]:
-    """Return padding before every axis, then after every axis, from one number, one or two per
-    axis.
+def expand_padding(padding: Ints, rank: int) -> tuple[int, ...]:
+    """Expand padding to one number before each axis, then one after each.
 
     Raises:
         ValueError: There is any other number of paddings.
@@ -35,17 +34,18 @@ def sides(padding: Ints, rank: int) -> tuple[int, ...]:
     if len(widths) not in (1, rank, 2 * rank):
         counts = "1 or 2" if rank == 1 else f"1, {rank} or {2 * rank}"
         raise ValueError(f"padding must be {counts} numbers, got {widths}")
+    # One width per axis is the same before and after it.
     return widths * (2 * rank // len(widths))
 
 
-def window_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
-    """Return the window's extent on every spatial axis, or None if only the weight has it."""
-    return None if kernel_size is None else spread(kernel_size, rank)
+def expand_kernel_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
+    """Return the kernel size per spatial axis, or None if only the weight determines it."""
+    return None if kernel_size is None else expand_per_axis(kernel_size, rank)
 
 
 @node("relay.attrs.ConvAttrs")
 class ConvAttrs(WindowAttrs):
-    """Geometry and layouts of a convolution.
+    """Attributes of convolutions: geometry and layouts.
 
     `channels` and `kernel_size` repeat what the weight's shape says: they are checked against it,
     and needed where a packed weight is padded. An empty `out_layout` is `data_layout`, an empty
@@ -66,7 +66,7 @@ class ConvAttrs(WindowAttrs):
 
 @node("relay.attrs.Conv1DAttrs")
 class Conv1DAttrs(ConvAttrs):
-    """A convolution over one axis."""
+    """Attributes of conv1d."""
 
     strides: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -77,7 +77,7 @@ class Conv1DAttrs(ConvAttrs):
 
 @node("relay.attrs.Conv2DAttrs")
 class Conv2DAttrs(ConvAttrs):
-    """A convolution over two axes."""
+    """Attributes of conv2d."""
 
     strides: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -88,7 +88,7 @@ class Conv2DAttrs(ConvAttrs):
 
 @node("relay.attrs.Conv3DAttrs")
 class Conv3DAttrs(ConvAttrs):
-    """A convolution over three axes."""
+    """Attributes of conv3d."""
 
     strides: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -99,9 +99,10 @@ class Conv3DAttrs(ConvAttrs):
 
 @node("relay.attrs.DeformableConv2DAttrs")
 class DeformableConv2DAttrs(Conv2DAttrs):
-    """A convolution whose taps are moved; each deformable group has offsets of its own. What
-    lies before an image's first pixel is 0; behind its last one is interpolated with zeros
-    ("inside", as in TVM). Or that is done on all sides ("zeros", as in ONNX and PyTorch)."""
+    """Attributes of deformable_conv2d; each deformable group has its own offsets. What lies before
+    an image's first pixel is 0; behind its last one is interpolated with zeros ("inside", as in
+    TVM). Or that is done on all sides ("zeros", as in ONNX and PyTorch).
+    """
 
     deformable_groups: int = 1
     border: str = "inside"
@@ -109,14 +110,14 @@ class DeformableConv2DAttrs(Conv2DAttrs):
 
 @node("relay.attrs.ConvTransposeAttrs")
 class ConvTransposeAttrs(ConvAttrs):
-    """A transposed convolution; `output_padding` adds to the end of every axis."""
+    """Attributes of transposed convolutions; `output_padding` extends the end of every axis."""
 
     output_padding: tuple[int, ...] = ()
 
 
 @node("relay.attrs.Conv1DTransposeAttrs")
 class Conv1DTransposeAttrs(ConvTransposeAttrs):
-    """A transposed convolution over one axis."""
+    """Attributes of conv1d_transpose."""
 
     strides: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -128,7 +129,7 @@ class Conv1DTransposeAttrs(ConvTransposeAttrs):
 
 @node("relay.attrs.Conv2DTransposeAttrs")
 class Conv2DTransposeAttrs(ConvTransposeAttrs):
-    """A transposed convolution over two axes."""
+    """Attributes of conv2d_transpose."""
 
     strides: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -140,7 +141,7 @@ class Conv2DTransposeAttrs(ConvTransposeAttrs):
 
 @node("relay.attrs.Conv3DTransposeAttrs")
 class Conv3DTransposeAttrs(ConvTransposeAttrs):
-    """A transposed convolution over three axes."""
+    """Attributes of conv3d_transpose."""
 
     strides: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -152,7 +153,7 @@ class Conv3DTransposeAttrs(ConvTransposeAttrs):
 
 @node("relay.attrs.MaxPoolAttrs")
 class MaxPoolAttrs(WindowAttrs):
-    """Geometry and layout of a maximum over windows; `ceil_mode` keeps a last, partial window."""
+    """Attributes of max pooling: geometry and layout; `ceil_mode` keeps a last partial window."""
 
     pool_size: tuple[int, ...]
     strides: tuple[int, ...]
@@ -165,17 +166,18 @@ class MaxPoolAttrs(WindowAttrs):
 
 @node("relay.attrs.AvgPoolAttrs")
 class AvgPoolAttrs(MaxPoolAttrs):
-    """Geometry and layout of a mean over windows; `count_include_pad` counts the padding (nothing
-    beyond it) in the mean."""
+    """Attributes of average pooling; `count_include_pad` counts padding (but nothing beyond it) in
+    the mean.
+    """
 
     count_include_pad: bool = False
 
 
 @node("relay.attrs.MaxPool1DAttrs")
 class MaxPool1DAttrs(MaxPoolAttrs):
-    """A maximum over windows of one axis."""
+    """Attributes of max_pool1d."""
 
-    pool_size: tuple[int, ...] = shown((1,))
+    pool_size: tuple[int, ...] = always_printed_field((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -184,9 +186,9 @@ class MaxPool1DAttrs(MaxPoolAttrs):
 
 @node("relay.attrs.AvgPool1DAttrs")
 class AvgPool1DAttrs(AvgPoolAttrs):
-    """A mean over windows of one axis."""
+    """Attributes of avg_pool1d."""
 
-    pool_size: tuple[int, ...] = shown((1,))
+    pool_size: tuple[int, ...] = always_printed_field((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -195,9 +197,9 @@ class AvgPool1DAttrs(AvgPoolAttrs):
 
 @node("relay.attrs.MaxPool2DAttrs")
 class MaxPool2DAttrs(MaxPoolAttrs):
-    """A maximum over windows of two axes."""
+    """Attributes of max_pool2d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -206,9 +208,9 @@ class MaxPool2DAttrs(MaxPoolAttrs):
 
 @node("relay.attrs.AvgPool2DAttrs")
 class AvgPool2DAttrs(AvgPoolAttrs):
-    """A mean over windows of two axes."""
+    """Attributes of avg_pool2d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -217,9 +219,9 @@ class AvgPool2DAttrs(AvgPoolAttrs):
 
 @node("relay.attrs.MaxPool3DAttrs")
 class MaxPool3DAttrs(MaxPoolAttrs):
-    """A maximum over windows of three axes."""
+    """Attributes of max_pool3d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -228,9 +230,9 @@ class MaxPool3DAttrs(MaxPoolAttrs):
 
 @node("relay.attrs.AvgPool3DAttrs")
 class AvgPool3DAttrs(AvgPoolAttrs):
-    """A mean over windows of three axes."""
+    """Attributes of avg_pool3d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -238,8 +240,8 @@ class AvgPool3DAttrs(AvgPoolAttrs):
 
 
 def check_weight(attrs: ConvAttrs, out: PrimExpr, window: Sequence[PrimExpr]) -> None:
-    """Raise ValueError where the attributes `channels` and `kernel_size`, which need not be given,
-    do not agree with a weight's output channels and window."""
+    """Raise ValueError where `channels` or `kernel_size` disagree with the weight."""
+    # Only what the program gave: both attributes are optional.
     pairs = [] if attrs.channels is None else [("channels", "output channels of ", out)]
     sizes = [] if attrs.channels is None else [attrs.channels]
     if attrs.kernel_size is not None:
@@ -250,17 +252,18 @@ def check_weight(attrs: ConvAttrs, out: PrimExpr, window: Sequence[PrimExpr]) ->
         pairs += [("kernel_size", "", extent) for extent in window]
         sizes += attrs.kernel_size
     for (attribute, what, extent), size in zip(pairs, sizes, strict=True):
+        # An unknown extent agrees with any attribute.
         if unify_dim(extent, as_dim(size)) is None:
             raise ValueError(
                 f"attribute '{attribute}' and {what}'weight' must agree, got {size} and"
-                f" {prim_text(extent)}"
+                f" {format_prim_expr(extent)}"
             )
 
 
 def check_output_padding(attrs: ConvTransposeAttrs) -> None:
-    """Raise ValueError where a transposed convolution adds as much behind its result as a step of
-    its windows, or of their taps, is wide."""
+    """Raise ValueError where output_padding is not smaller than the stride or the dilation."""
     steps = zip(attrs.output_padding, attrs.strides, attrs.dilation, strict=True)
+    # More than a step would add a whole window position, which has another inverse.
     if any(padding >= max(stride, dilation) for padding, stride, dilation in steps):
         raise ValueError(
             f"output_padding {attrs.output_padding} must be below strides {attrs.strides} or"

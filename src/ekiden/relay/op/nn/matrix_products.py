@@ -1,4 +1,4 @@
-"""Matrix products.
+"""Matrix products: dense, matmul, batch_matmul and packed dense.
 
     nn.dense         y[.., n] = sum over k of x[.., k] w[n, k]            w as PyTorch keeps it
     nn.matmul        y[.., m, n] = sum over k of a[.., m, k] b[k, n]      flags transpose either
@@ -22,53 +22,57 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
-    agree,
-    attempt,
-    attrs_of,
-    call,
-    fail,
-    one_dtype,
-    rank_at_least,
-    rank_is,
-    tensors,
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_min_rank,
+    check_rank,
+    check_same_dtype,
+    check_tensors,
+    raise_type_error,
+    unify_dims,
 )
-from ekiden.relay.op.broadcast import broadcast_types
-from ekiden.relay.op.nn._solve import matrix
-from ekiden.relay.op.nn._work import of_product
-from ekiden.topi.dimensions import as_dim, tidy
+from ekiden.relay.op.broadcast import infer_broadcast_shape
+from ekiden.relay.op.nn._solve import infer_dense_weight
+from ekiden.relay.op.nn._work import count_matmul_macs
+from ekiden.topi.dimensions import as_dim, simplify_dim
 from ekiden.topi.nn.weights import (
-    PACKED_KINDS,
-    WORD_BY_DTYPE,
+    DOT_WORD_BY_DTYPE,
+    PACKED_WEIGHT_KINDS,
     pack_weight_shape,
-    packed_view,
+    pack_weight_view,
     unpack_dense_weight,
 )
 
 
 @node("relay.attrs.DenseAttrs")
 class DenseAttrs(Attrs):
-    """The number of results per row, if it is to be checked, and the result's dtype (none: the
-    data's)."""
+    """Attributes of dense: the number of units (checked if given), and the output dtype ("": the
+    data's).
+    """
 
     units: int | None = None
     out_dtype: str = ""
 
 
 def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, weight = tensors("nn.dense", types, 2)
-    settings = attrs_of(DenseAttrs, attrs)
-    rank_at_least("nn.dense", data, 1, "data")
-    rank_is("nn.dense", weight, 2, "weight")
+    data, weight = check_tensors("nn.dense", types, 2)
+    settings = check_attrs(DenseAttrs, attrs)
+    check_min_rank("nn.dense", data, 1, "data")
+    check_rank("nn.dense", weight, 2, "weight")
+    # The kernels of x86-64's VNNI take unsigned data and signed weights.
     is_bytes = (data.dtype, weight.dtype, settings.out_dtype) == ("uint8", "int8", "int32")
-    dtype = "int32" if is_bytes else one_dtype("nn.dense", (data, weight))
-    agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
+    dtype = "int32" if is_bytes else check_same_dtype("nn.dense", (data, weight))
+    unify_dims(
+        "nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'"
+    )
     if settings.units is not None:
-        agree(
+        unify_dims(
             "nn.dense",
             as_dim(settings.units),
             weight.shape[0],
@@ -77,11 +81,12 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return TensorType((*data.shape[:-1], weight.shape[0]), settings.out_dtype or dtype)
 
 
-def _product(out_dtype: str, a: Array, b: Array) -> Array:
-    """Return the product as kernels sum it: 16-bit floats in float32, all else in the result's
-    type.
+def _matmul_in_accumulator_dtype(out_dtype: str, a: Array, b: Array) -> Array:
+    """Multiply matrices as kernels accumulate: 16-bit floats in float32, others in the result's
+    dtype.
     """
     dtype = to_numpy(out_dtype or str(a.dtype))
+    # Rounded once, at the end, as kernels do.
     wide = np.dtype("float32") if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
     return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(dtype, copy=False)
 
@@ -90,13 +95,15 @@ register_op(
     OpDef(
         name="nn.dense",
         channels=(-1, 0),
-        precision=Precision.ALWAYS,
+        precision=PrecisionPolicy.ALWAYS,
         arguments=("data", "weight"),
         attrs=DenseAttrs,
         relation=_dense_relation,
-        solve=matrix,
-        macs=of_product,
-        reference=lambda attrs, data, weight: _product(attrs.out_dtype, data, weight.T),
+        solve=infer_dense_weight,
+        macs=count_matmul_macs,
+        reference=lambda attrs, data, weight: _matmul_in_accumulator_dtype(
+            attrs.out_dtype, data, weight.T
+        ),
         lower=lambda attrs, inputs, out: [
             topi.nn.dense(inputs[0], inputs[1], None, attrs.out_dtype)
         ],
@@ -111,12 +118,12 @@ def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str = "
 
     Operands are of one dtype, or uint8 and int8 with int32 results.
     """
-    return call("nn.dense", data, weight, attrs=DenseAttrs(units, out_dtype))
+    return call_op("nn.dense", data, weight, attrs=DenseAttrs(units, out_dtype))
 
 
 @node("relay.attrs.MatmulAttrs")
 class MatmulAttrs(Attrs):
-    """As DenseAttrs, with whether each side is transposed."""
+    """Attributes of matmul: those of dense, and whether each operand is transposed."""
 
     units: int | None = None
     out_dtype: str = ""
@@ -125,37 +132,39 @@ class MatmulAttrs(Attrs):
 
 
 def _matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    a, b = tensors("nn.matmul", types, 2)
-    settings = attrs_of(MatmulAttrs, attrs)
-    rank_at_least("nn.matmul", a, 2 if settings.transpose_a else 1, "tensor_a")
-    rank_is("nn.matmul", b, 2, "tensor_b")
-    dtype = one_dtype("nn.matmul", (a, b))
+    a, b = check_tensors("nn.matmul", types, 2)
+    settings = check_attrs(MatmulAttrs, attrs)
+    check_min_rank("nn.matmul", a, 2 if settings.transpose_a else 1, "tensor_a")
+    check_rank("nn.matmul", b, 2, "tensor_b")
+    dtype = check_same_dtype("nn.matmul", (a, b))
     rows = (*a.shape[:-2], a.shape[-1]) if settings.transpose_a else a.shape[:-1]
     inner = a.shape[-2] if settings.transpose_a else a.shape[-1]
     columns, depth = b.shape if settings.transpose_b else b.shape[::-1]
-    agree("nn.matmul", inner, depth, "the summed dimensions")
+    unify_dims("nn.matmul", inner, depth, "the summed dimensions")
     if settings.units is not None:
-        agree("nn.matmul", as_dim(settings.units), columns, "attribute 'units' and 'tensor_b'")
+        unify_dims("nn.matmul", as_dim(settings.units), columns, "attribute 'units' and 'tensor_b'")
     return TensorType((*rows, columns), settings.out_dtype or dtype)
 
 
-def _swap(array: Array, transposed: bool) -> Array:
+def _transpose_if(array: Array, transposed: bool) -> Array:
     return np.swapaxes(array, -1, -2) if transposed else array
 
 
 def _matmul_reference(attrs: MatmulAttrs | BatchMatmulAttrs, a: Array, b: Array) -> Array:
-    return _product(attrs.out_dtype, _swap(a, attrs.transpose_a), _swap(b, attrs.transpose_b))
+    return _matmul_in_accumulator_dtype(
+        attrs.out_dtype, _transpose_if(a, attrs.transpose_a), _transpose_if(b, attrs.transpose_b)
+    )
 
 
 register_op(
     OpDef(
         name="nn.matmul",
-        precision=Precision.ALWAYS,
+        precision=PrecisionPolicy.ALWAYS,
         arguments=("tensor_a", "tensor_b"),
         attrs=MatmulAttrs,
         relation=_matmul_relation,
-        solve=matrix,
-        macs=of_product,
+        solve=infer_dense_weight,
+        macs=count_matmul_macs,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.matmul(
@@ -180,8 +189,8 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Call:
-    """Return the product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
-    return call(
+    """Return the matrix product of tensor_a[..., m, k] and tensor_b[k, n]."""
+    return call_op(
         "nn.matmul",
         tensor_a,
         tensor_b,
@@ -191,7 +200,9 @@ def matmul(
 
 @node("relay.attrs.BatchMatmulAttrs")
 class BatchMatmulAttrs(Attrs):
-    """The result's dtype and whether each side is transposed (TVM's default: the second one)."""
+    """Attributes of batch_matmul: output dtype, and whether each operand is transposed (TVM's
+    default: the second).
+    """
 
     out_dtype: str = ""
     transpose_a: bool = False
@@ -200,27 +211,29 @@ class BatchMatmulAttrs(Attrs):
 
 def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.batch_matmul"
-    x, y = tensors(name, types, 2)
-    settings = attrs_of(BatchMatmulAttrs, attrs)
-    rank_is(name, x, 3, "tensor_a")
-    rank_is(name, y, 3, "tensor_b")
-    is_bytes = (x.dtype, y.dtype, settings.out_dtype) == WORDS[0]
-    dtype = "int32" if is_bytes else one_dtype(name, (x, y))
+    x, y = check_tensors(name, types, 2)
+    settings = check_attrs(BatchMatmulAttrs, attrs)
+    check_rank(name, x, 3, "tensor_a")
+    check_rank(name, y, 3, "tensor_b")
+    is_bytes = (x.dtype, y.dtype, settings.out_dtype) == PACKED_DOT_DTYPES[0]
+    dtype = "int32" if is_bytes else check_same_dtype(name, (x, y))
+    # The last two dimensions, reversed.
     rows, inner = x.shape[:0:-1] if settings.transpose_a else x.shape[1:]
     columns, depth = y.shape[1:] if settings.transpose_b else y.shape[:0:-1]
-    agree(name, inner, depth, "the summed dimensions")
-    batch = broadcast_types(name, (TensorType(x.shape[:1]), TensorType(y.shape[:1])))
+    unify_dims(name, inner, depth, "the summed dimensions")
+    # A batch of 1 is shared by all others, without copies of it.
+    batch = infer_broadcast_shape(name, (TensorType(x.shape[:1]), TensorType(y.shape[:1])))
     return TensorType((*batch, rows, columns), settings.out_dtype or dtype)
 
 
 register_op(
     OpDef(
         name="nn.batch_matmul",
-        precision=Precision.ALWAYS,
+        precision=PrecisionPolicy.ALWAYS,
         arguments=("tensor_a", "tensor_b"),
         attrs=BatchMatmulAttrs,
         relation=_batch_matmul_relation,
-        macs=of_product,
+        macs=count_matmul_macs,
         reference=_matmul_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.batch_matmul(
@@ -245,11 +258,12 @@ def batch_matmul(
     transpose_a: bool = False,
     transpose_b: bool = True,
 ) -> Call:
-    """Return a matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed.
+    """Return the batched matrix product of tensor_a[b, m, k] and the transpose of tensor_b[b, n,
+    k].
 
     A batch of 1 broadcasts.
     """
-    return call(
+    return call_op(
         "nn.batch_matmul",
         tensor_a,
         tensor_b,
@@ -259,47 +273,49 @@ def batch_matmul(
 
 @node("relay.attrs.DensePackAttrs")
 class DensePackAttrs(Attrs):
-    """The true number of results per row, and the width of a tile."""
+    """Attributes of contrib_dense_pack: the number of units and the tile width."""
 
     units: int = 0
     tile: int = 16
     out_dtype: str = ""
 
 
-WORDS = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
+PACKED_DOT_DTYPES = (("uint8", "int8", "int32"), ("bfloat16", "bfloat16", "float32"))
 """Of products whose weight is packed in words: data, weight, result."""
 
 
 def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_dense_pack"
-    data, weight, *word_indices = tensors(name, types, len(types))
-    settings = attrs_of(DensePackAttrs, attrs)
-    rank_at_least(name, data, 1, "data")
+    data, weight, *word_indices = check_tensors(name, types, len(types))
+    settings = check_attrs(DensePackAttrs, attrs)
+    check_min_rank(name, data, 1, "data")
     dtypes = {"data": data.dtype, "weight": weight.dtype}
     is_batched = len(weight.shape) == 5
     if is_batched:
-        rank_is(name, data, 3, "data")
-        agree(name, data.shape[0], weight.shape[0], "the batches of 'data' and of 'weight'")
+        check_rank(name, data, 3, "data")
+        unify_dims(name, data.shape[0], weight.shape[0], "the batches of 'data' and of 'weight'")
         weight = TensorType(weight.shape[1:], weight.dtype)
     if len(weight.shape) == 4:
-        if (data.dtype, weight.dtype, settings.out_dtype) not in WORDS:
-            takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in WORDS)
-            fail(name, f"a weight of words takes {takes}, got {dtypes}")
-        word = WORD_BY_DTYPE[weight.dtype]
-        agree(name, as_dim(word), weight.shape[3], "the elements of a word")
-        depth = tidy((weight.shape[1] - _listed(name, weight, word_indices)) * word)
+        if (data.dtype, weight.dtype, settings.out_dtype) not in PACKED_DOT_DTYPES:
+            takes = " or ".join(f"{a} and {b} to {c}" for a, b, c in PACKED_DOT_DTYPES)
+            raise_type_error(name, f"a weight of words takes {takes}, got {dtypes}")
+        word = DOT_WORD_BY_DTYPE[weight.dtype]
+        unify_dims(name, as_dim(word), weight.shape[3], "the elements of a word")
+        # Rows with listed places come on top of those for the words of data.
+        depth = simplify_dim((weight.shape[1] - _num_index_rows(name, weight, word_indices)) * word)
     else:
-        rank_is(name, weight, 3, "weight")
+        check_rank(name, weight, 3, "weight")
         if word_indices:
-            fail(name, "'places' are of a weight of words, not one of rank 3")
-        one_dtype(name, (data, weight))
+            raise_type_error(name, "'places' are of a weight of words, not one of rank 3")
+        check_same_dtype(name, (data, weight))
         depth = weight.shape[1]
     if is_batched and word_indices:
-        fail(name, "'places' are of one weight, not of a batch")
-    agree(name, data.shape[-1], depth, "the summed dimensions")
+        raise_type_error(name, "'places' are of one weight, not of a batch")
+    unify_dims(name, data.shape[-1], depth, "the summed dimensions")
+    # The last tile is filled up: the attribute has the true number of units.
     tiles = as_dim(-(-settings.units // settings.tile))
-    agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
-    agree(
+    unify_dims(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
+    unify_dims(
         name,
         as_dim(settings.tile),
         weight.shape[2],
@@ -308,16 +324,17 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     return TensorType((*data.shape[:-1], as_dim(settings.units)), settings.out_dtype or data.dtype)
 
 
-def _listed(name: str, weight: TensorType, word_indices: Sequence[TensorType]) -> PrimExpr:
-    """Return how many rows of a tile have their word indices listed."""
+def _num_index_rows(name: str, weight: TensorType, word_indices: Sequence[TensorType]) -> PrimExpr:
+    """Return the number of rows per tile whose word indices are stored."""
+    # Without the list every word of the depth is stored.
     if not word_indices:
         return as_dim(0)
     (listed,) = word_indices
-    rank_is(name, listed, 2, "places")
+    check_rank(name, listed, 2, "places")
     if listed.dtype != "int32" or weight.dtype != "int8":
         dtypes = f"{listed.dtype} and {weight.dtype}"
-        fail(name, f"'places' of int32 and a weight of int8 expected, got {dtypes}")
-    agree(name, listed.shape[0], weight.shape[0], "the tiles of 'places' and of 'weight'")
+        raise_type_error(name, f"'places' of int32 and a weight of int8 expected, got {dtypes}")
+    unify_dims(name, listed.shape[0], weight.shape[0], "the tiles of 'places' and of 'weight'")
     return listed.shape[1]
 
 
@@ -326,9 +343,9 @@ def _dense_pack_reference(
 ) -> Array:
     if weight.ndim == 5:
         unpacked = np.stack([unpack_dense_weight(matrix, attrs.units) for matrix in weight])
-        return _product(attrs.out_dtype, data, unpacked.swapaxes(1, 2))
+        return _matmul_in_accumulator_dtype(attrs.out_dtype, data, unpacked.swapaxes(1, 2))
     plain = unpack_dense_weight(weight, attrs.units, word_indices)
-    return _product(attrs.out_dtype, data, plain.T)
+    return _matmul_in_accumulator_dtype(attrs.out_dtype, data, plain.T)
 
 
 register_op(
@@ -339,7 +356,7 @@ register_op(
         optional=1,
         attrs=DensePackAttrs,
         relation=_dense_pack_relation,
-        macs=of_product,
+        macs=count_matmul_macs,
         reference=_dense_pack_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.dense_pack(
@@ -365,8 +382,7 @@ def contrib_dense_pack(
     out_dtype: str = "",
     places: Expr | None = None,
 ) -> Call:
-    """Return `dense` with a weight that `contrib_pack_weight` packed:
-    `[ceil(units/tile)][k][tile]`.
+    """Return `dense` with a weight packed by `contrib_pack_weight`: `[ceil(units/tile)][k][tile]`.
 
     Args:
         data: The data.
@@ -380,13 +396,14 @@ def contrib_dense_pack(
             two neighbours must then fit int16, which is not checked.
     """
     args = (data, weight) if places is None else (data, weight, places)
-    return call("nn.contrib_dense_pack", *args, attrs=DensePackAttrs(units, tile, out_dtype))
+    return call_op("nn.contrib_dense_pack", *args, attrs=DensePackAttrs(units, tile, out_dtype))
 
 
 @node("relay.attrs.PackWeightAttrs")
 class PackWeightAttrs(Attrs):
-    """What the weight is of ("dense", "conv2d", "group_conv2d"), the width of a tile, and the
-    number of groups."""
+    """Attributes of contrib_pack_weight: the layer kind ("dense", "conv2d", "group_conv2d"), tile
+    width, groups.
+    """
 
     kind: str = "dense"
     tile: int = 16
@@ -395,13 +412,15 @@ class PackWeightAttrs(Attrs):
 
 def _pack_weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     name = "nn.contrib_pack_weight"
-    (weight,) = tensors(name, types, 1)
-    settings = attrs_of(PackWeightAttrs, attrs)
-    if settings.kind not in PACKED_KINDS:
-        fail(name, f"kind must be one of {', '.join(PACKED_KINDS)}, got {settings.kind!r}")
+    (weight,) = check_tensors(name, types, 1)
+    settings = check_attrs(PackWeightAttrs, attrs)
+    if settings.kind not in PACKED_WEIGHT_KINDS:
+        raise_type_error(
+            name, f"kind must be one of {', '.join(PACKED_WEIGHT_KINDS)}, got {settings.kind!r}"
+        )
     if settings.kind.startswith("dense") or len(weight.shape) != 5:
-        rank_is(name, weight, 2 if settings.kind.startswith("dense") else 4, "weight")
-    shape = attempt(
+        check_rank(name, weight, 2 if settings.kind.startswith("dense") else 4, "weight")
+    shape = call_shape_rule(
         name, pack_weight_shape, weight.shape, settings.kind, settings.tile, settings.groups
     )
     return TensorType(shape, weight.dtype)
@@ -413,7 +432,9 @@ register_op(
         arguments=("weight",),
         attrs=PackWeightAttrs,
         relation=_pack_weight_relation,
-        reference=lambda attrs, weight: packed_view(weight, attrs.kind, attrs.tile, attrs.groups),
+        reference=lambda attrs, weight: pack_weight_view(
+            weight, attrs.kind, attrs.tile, attrs.groups
+        ),
         lower=lambda attrs, inputs, out: [
             topi.nn.pack_weight(inputs[0], attrs.kind, attrs.tile, attrs.groups)
         ],
@@ -424,11 +445,11 @@ register_op(
 
 
 def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
-    """Return a weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels.
+    """Pack a weight ([N, K], OIHW or OIDHW) into the panel layout of the packed kernels.
 
     It is meant to be folded when the weight is constant.
     """
-    return call("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))
+    return call_op("nn.contrib_pack_weight", weight, attrs=PackWeightAttrs(kind, tile, groups))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Normalisations.
+"""Normalisation operators: batch, layer, RMS, instance, group and local response normalisation.
 
     y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
 
@@ -26,55 +26,56 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import Array, OpDef, OpPattern, PrecisionPolicy, TransposeRule, register_op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import (
-    along_vector,
-    attempt,
-    attrs_of,
-    call,
-    fail,
-    one_dtype,
-    rank_is,
-    tensors,
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_rank,
+    check_same_dtype,
+    check_tensors,
+    raise_type_error,
+    unify_vector_axis,
 )
-from ekiden.relay.op.nn._solve import vectors_along
-from ekiden.relay.op.nn.activation import along
+from ekiden.relay.op.nn._solve import infer_channel_vectors
+from ekiden.relay.op.nn.activation import reshape_along_axis
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import known, normalize_axis
+from ekiden.topi.dimensions import known_int, normalize_axis
 
 
-def _with_vectors(
+def _check_channel_vectors(
     name: str, data: TensorType, vectors: Sequence[TensorType], axis: int
 ) -> tuple[TensorType, int]:
-    """Check that vectors have the extent of an axis.
+    """Check that parameter vectors have the extent of an axis; return the data's type and the axis.
 
     Returns:
         The type of the result, with an extent of the axis that is known from any of the vectors,
         and
         the axis counted from the front.
     """
-    one_dtype(name, (data, *vectors))
-    at = attempt(name, normalize_axis, axis, len(data.shape), name)
+    check_same_dtype(name, (data, *vectors))
+    at = call_shape_rule(name, normalize_axis, axis, len(data.shape), name)
     for position, vector in enumerate(vectors, 1):
-        rank_is(name, vector, 1, f"argument {position}")
-        data = along_vector(name, data, at, vector, f"argument {position}")
+        check_rank(name, vector, 1, f"argument {position}")
+        data = unify_vector_axis(name, data, at, vector, f"argument {position}")
     return data, at
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    """Return data with mean 0 and variance 1 along axes, by two passes, the mean first.
+    """Return data standardised to mean 0 and variance 1 along axes, by the two-pass algorithm.
 
     The difference of E[x^2] and E[x]^2 would lose all digits if the mean is large beside the
     deviation.
     """
     wide = data.astype(np.float64)
+    # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - wide.mean(axes, keepdims=True)
     return np.asarray(centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon))
 
 
-def _affine(
+def _scale_and_shift(
     normal: Array,
     gamma: Array,
     beta: Array,
@@ -82,14 +83,18 @@ def _affine(
     attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs,
 ) -> Array:
     if attrs.scale:
-        normal = normal * along(gamma, axis, normal.ndim)
-    return (normal + along(beta, axis, normal.ndim) if attrs.center else normal).astype(gamma.dtype)
+        normal = normal * reshape_along_axis(gamma, axis, normal.ndim)
+    # gamma has the data's dtype, to which the float64 result is rounded once.
+    return (
+        normal + reshape_along_axis(beta, axis, normal.ndim) if attrs.center else normal
+    ).astype(gamma.dtype)
 
 
 @node("relay.attrs.BatchNormAttrs")
 class BatchNormAttrs(Attrs):
-    """The axis of channels, what is added to the variance, and whether beta (center) and gamma
-    (scale) count."""
+    """Attributes of batch_norm: channel axis, epsilon, and whether beta (center) and gamma (scale)
+    apply.
+    """
 
     axis: int = 1
     epsilon: float = 1e-5
@@ -98,26 +103,30 @@ class BatchNormAttrs(Attrs):
 
 
 def _batch_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, *vectors = tensors("nn.batch_norm", types, 5)
-    result_type, _ = _with_vectors(
-        "nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis
+    data, *vectors = check_tensors("nn.batch_norm", types, 5)
+    result_type, _ = _check_channel_vectors(
+        "nn.batch_norm", data, vectors, check_attrs(BatchNormAttrs, attrs).axis
     )
+    # Inference: the moving statistics are handed through as they are.
     return TupleType((result_type, vectors[2], vectors[3]))
 
 
 def _batch_norm_reference(
     attrs: BatchNormAttrs, data: Array, gamma: Array, beta: Array, mean: Array, var: Array
 ) -> tuple[Array, ...]:
+    # In float64 until the end, so that the reference is the better of two that are compared.
     factor = 1 / np.sqrt(var.astype(np.float64) + attrs.epsilon)
     if attrs.scale:
         factor = factor * gamma
-    out = (data - along(mean, attrs.axis, data.ndim)) * along(factor, attrs.axis, data.ndim)
+    out = (data - reshape_along_axis(mean, attrs.axis, data.ndim)) * reshape_along_axis(
+        factor, attrs.axis, data.ndim
+    )
     if attrs.center:
-        out = out + along(beta, attrs.axis, data.ndim)
+        out = out + reshape_along_axis(beta, attrs.axis, data.ndim)
     return out.astype(data.dtype), mean, var
 
 
-def _batch_norm_lower(attrs: BatchNormAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
+def _lower_batch_norm(attrs: BatchNormAttrs, inputs: Sequence[Tensor], out: Type) -> list[Tensor]:
     data, gamma, beta, mean, var = inputs
     return topi.nn.batch_norm(
         data, gamma, beta, mean, var, attrs.axis, attrs.epsilon, attrs.center, attrs.scale
@@ -127,13 +136,13 @@ def _batch_norm_lower(attrs: BatchNormAttrs, inputs: Sequence[Tensor], out: Type
 register_op(
     OpDef(
         name="nn.batch_norm",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "gamma", "beta", "moving_mean", "moving_var"),
         attrs=BatchNormAttrs,
         relation=_batch_norm_relation,
-        solve=vectors_along(),
+        solve=infer_channel_vectors(),
         reference=_batch_norm_reference,
-        lower=_batch_norm_lower,
+        lower=_lower_batch_norm,
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="(the type of data, the type of moving_mean, the type of moving_var)",
         fields=lambda attrs: 3,
@@ -145,26 +154,26 @@ def batch_norm(
     data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Return a tuple of the normalised data and the two moving statistics, as in inference."""
+    """Return the normalised data and the moving statistics, in inference form."""
     attrs = BatchNormAttrs(axis, epsilon, center, scale)
-    return call("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
+    return call_op("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
 
 
-def _others(axis: int, rank: int) -> list[int]:
-    """Return all axes but the first and that of the channels."""
+def _non_channel_axes(axis: int, rank: int) -> list[int]:
+    """Return all axes except the batch and channel axes."""
     return [n for n in range(1, rank) if n != axis % rank]
 
 
-def _parameters(
+def _affine_parameters(
     attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs, inputs: Sequence[Tensor]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(gamma, beta), None where they do not count."""
+    """Return (gamma, beta), each None where it does not apply."""
     return (inputs[1] if attrs.scale else None), (inputs[2] if attrs.center else None)
 
 
 @node("relay.attrs.LayerNormAttrs")
 class LayerNormAttrs(Attrs):
-    """The axis that is normalised."""
+    """Attributes of layer_norm: axis, epsilon, center, scale."""
 
     axis: int = -1
     epsilon: float = 1e-5
@@ -173,25 +182,31 @@ class LayerNormAttrs(Attrs):
 
 
 def _layer_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, *vectors = tensors("nn.layer_norm", types, 3)
-    return _with_vectors("nn.layer_norm", data, vectors, attrs_of(LayerNormAttrs, attrs).axis)[0]
+    data, *vectors = check_tensors("nn.layer_norm", types, 3)
+    return _check_channel_vectors(
+        "nn.layer_norm", data, vectors, check_attrs(LayerNormAttrs, attrs).axis
+    )[0]
 
 
 def _layer_norm_reference(attrs: LayerNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
-    return _affine(_standardize(data, (attrs.axis,), attrs.epsilon), gamma, beta, attrs.axis, attrs)
+    return _scale_and_shift(
+        _standardize(data, (attrs.axis,), attrs.epsilon), gamma, beta, attrs.axis, attrs
+    )
 
 
 register_op(
     OpDef(
         name="nn.layer_norm",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=LayerNormAttrs,
         relation=_layer_norm_relation,
-        solve=vectors_along(-1),
+        solve=infer_channel_vectors(-1),
         reference=_layer_norm_reference,
         lower=lambda attrs, inputs, out: [
-            topi.nn.layer_norm(inputs[0], *_parameters(attrs, inputs), attrs.axis, attrs.epsilon)
+            topi.nn.layer_norm(
+                inputs[0], *_affine_parameters(attrs, inputs), attrs.axis, attrs.epsilon
+            )
         ],
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
         result="the type of data",
@@ -208,41 +223,43 @@ def layer_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Return data with each row along `axis` scaled to mean 0 and variance 1, times gamma plus
-    beta.
-    """
-    return call(
+    """Return layer normalisation along `axis`, times gamma plus beta."""
+    return call_op(
         "nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale)
     )
 
 
 @node("relay.attrs.RMSNormAttrs")
 class RMSNormAttrs(Attrs):
-    """The axis whose squares are averaged, and what is added to their mean."""
+    """Attributes of rms_norm: axis and epsilon."""
 
     axis: int = -1
     epsilon: float = 1e-5
 
 
 def _rms_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, weight = tensors("nn.rms_norm", types, 2)
-    return _with_vectors("nn.rms_norm", data, [weight], attrs_of(RMSNormAttrs, attrs).axis)[0]
+    data, weight = check_tensors("nn.rms_norm", types, 2)
+    return _check_channel_vectors(
+        "nn.rms_norm", data, [weight], check_attrs(RMSNormAttrs, attrs).axis
+    )[0]
 
 
 def _rms_norm_reference(attrs: RMSNormAttrs, data: Array, weight: Array) -> Array:
     wide = data.astype(np.float64)
     factor = 1 / np.sqrt((wide * wide).mean(attrs.axis, keepdims=True) + attrs.epsilon)
-    return np.asarray(wide * factor * along(weight, attrs.axis, data.ndim)).astype(data.dtype)
+    return np.asarray(wide * factor * reshape_along_axis(weight, attrs.axis, data.ndim)).astype(
+        data.dtype
+    )
 
 
 register_op(
     OpDef(
         name="nn.rms_norm",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data", "weight"),
         attrs=RMSNormAttrs,
         relation=_rms_norm_relation,
-        solve=vectors_along(-1),
+        solve=infer_channel_vectors(-1),
         reference=_rms_norm_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.rms_norm(inputs[0], inputs[1], attrs.axis, attrs.epsilon)
@@ -254,15 +271,13 @@ register_op(
 
 
 def rms_norm(data: Expr, weight: Expr, axis: int = -1, epsilon: float = 1e-5) -> Call:
-    """Return data / sqrt(mean of squares along `axis` + epsilon) * weight, a vector for
-    that axis.
-    """
-    return call("nn.rms_norm", data, weight, attrs=RMSNormAttrs(axis, epsilon))
+    """Return data / sqrt(mean(data**2 along `axis`) + epsilon) * weight."""
+    return call_op("nn.rms_norm", data, weight, attrs=RMSNormAttrs(axis, epsilon))
 
 
 @node("relay.attrs.InstanceNormAttrs")
 class InstanceNormAttrs(Attrs):
-    """The axis of channels; all axes but it and the first are normalised."""
+    """Attributes of instance_norm: channel axis, epsilon, center, scale."""
 
     axis: int = 1
     epsilon: float = 1e-5
@@ -271,11 +286,11 @@ class InstanceNormAttrs(Attrs):
 
 
 def _instance_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, *vectors = tensors("nn.instance_norm", types, 3)
-    axis = attrs_of(InstanceNormAttrs, attrs).axis
-    result_type, at = _with_vectors("nn.instance_norm", data, vectors, axis)
+    data, *vectors = check_tensors("nn.instance_norm", types, 3)
+    axis = check_attrs(InstanceNormAttrs, attrs).axis
+    result_type, at = _check_channel_vectors("nn.instance_norm", data, vectors, axis)
     if at == 0:
-        fail("nn.instance_norm", "axis must not be the batch axis 0")
+        raise_type_error("nn.instance_norm", "axis must not be the batch axis 0")
     return result_type
 
 
@@ -284,23 +299,23 @@ def _instance_norm_reference(
 ) -> Array:
     at = attrs.axis % data.ndim
     axes = tuple(i for i in range(1, data.ndim) if i != at)
-    return _affine(_standardize(data, axes, attrs.epsilon), gamma, beta, at, attrs)
+    return _scale_and_shift(_standardize(data, axes, attrs.epsilon), gamma, beta, at, attrs)
 
 
 register_op(
     OpDef(
         name="nn.instance_norm",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=InstanceNormAttrs,
         relation=_instance_norm_relation,
-        solve=vectors_along(),
+        solve=infer_channel_vectors(),
         reference=_instance_norm_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.instance_norm(
                 inputs[0],
-                *_parameters(attrs, inputs),
-                _others(attrs.axis, inputs[0].ndim),
+                *_affine_parameters(attrs, inputs),
+                _non_channel_axes(attrs.axis, inputs[0].ndim),
                 attrs.epsilon,
                 attrs.axis,
             )
@@ -320,17 +335,15 @@ def instance_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Return data with each channel of each sample at mean 0 and variance 1, times gamma
-    plus beta.
-    """
-    return call(
+    """Return instance normalisation per sample and channel, times gamma plus beta."""
+    return call_op(
         "nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale)
     )
 
 
 @node("relay.attrs.GroupNormAttrs")
 class GroupNormAttrs(Attrs):
-    """How many groups the channels form."""
+    """Attributes of group_norm: number of groups, channel axis, epsilon, center, scale."""
 
     num_groups: int = 1
     axis: int = 1
@@ -340,16 +353,16 @@ class GroupNormAttrs(Attrs):
 
 
 def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    data, *vectors = tensors("nn.group_norm", types, 3)
-    settings = attrs_of(GroupNormAttrs, attrs)
-    result_type, at = _with_vectors("nn.group_norm", data, vectors, settings.axis)
-    channels = known(result_type.shape[at])
+    data, *vectors = check_tensors("nn.group_norm", types, 3)
+    settings = check_attrs(GroupNormAttrs, attrs)
+    result_type, at = _check_channel_vectors("nn.group_norm", data, vectors, settings.axis)
+    channels = known_int(result_type.shape[at])
     if (
         settings.num_groups < 1
         or at == 0
         or (channels is not None and channels % settings.num_groups)
     ):
-        fail(
+        raise_type_error(
             "nn.group_norm",
             f"{channels} channels on axis {at} do not form {settings.num_groups} groups",
         )
@@ -359,8 +372,9 @@ def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
     at, groups = attrs.axis % data.ndim, attrs.num_groups
     split = data.reshape(*data.shape[:at], groups, data.shape[at] // groups, *data.shape[at + 1 :])
+    # All but the batch and the axis of groups, which stands where the channels were.
     axes = tuple(i for i in range(1, split.ndim) if i != at)
-    return _affine(
+    return _scale_and_shift(
         _standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs
     )
 
@@ -368,19 +382,19 @@ def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta
 register_op(
     OpDef(
         name="nn.group_norm",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data", "gamma", "beta"),
         attrs=GroupNormAttrs,
         relation=_group_norm_relation,
-        solve=vectors_along(),
+        solve=infer_channel_vectors(),
         reference=_group_norm_reference,
         lower=lambda attrs, inputs, out: [
             topi.nn.group_norm(
                 inputs[0],
-                *_parameters(attrs, inputs),
+                *_affine_parameters(attrs, inputs),
                 attrs.num_groups,
                 attrs.axis,
-                _others(attrs.axis, inputs[0].ndim),
+                _non_channel_axes(attrs.axis, inputs[0].ndim),
                 attrs.epsilon,
             )
         ],
@@ -394,12 +408,12 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Return data with each group of channels at mean 0 and variance 1, times gamma plus beta.
+    """Return group normalisation, times gamma plus beta.
 
     gamma and beta are vectors of channels. One group is layer normalisation over all axes but the
     first, as many groups as channels is instance normalisation.
     """
-    return call(
+    return call_op(
         "nn.group_norm",
         data,
         gamma,
@@ -410,7 +424,7 @@ def group_norm(
 
 @node("relay.attrs.LRNAttrs")
 class LRNAttrs(Attrs):
-    """Window over channels, their axis, and the constants of the formula."""
+    """Attributes of lrn: window size over channels, axis, bias, alpha, beta."""
 
     size: int = 5
     axis: int = 1
@@ -424,14 +438,17 @@ MAX_LRN_WINDOW = 2**10
 
 
 def _lrn_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("nn.lrn", types, 1)
-    settings = attrs_of(LRNAttrs, attrs)
-    attempt("nn.lrn", normalize_axis, settings.axis, len(data.shape), "nn.lrn")
+    (data,) = check_tensors("nn.lrn", types, 1)
+    settings = check_attrs(LRNAttrs, attrs)
+    call_shape_rule("nn.lrn", normalize_axis, settings.axis, len(data.shape), "nn.lrn")
     if settings.size < 1:
-        fail("nn.lrn", f"size must be at least 1, got {settings.size}")
-    if known(data.shape[settings.axis]) is None and settings.size > MAX_LRN_WINDOW:
-        fail("nn.lrn", f"size must be at most {MAX_LRN_WINDOW} over channels whose number is not"
-             f" known, got {settings.size}")  # fmt: skip
+        raise_type_error("nn.lrn", f"size must be at least 1, got {settings.size}")
+    if known_int(data.shape[settings.axis]) is None and settings.size > MAX_LRN_WINDOW:
+        raise_type_error(
+            "nn.lrn",
+            f"size must be at most {MAX_LRN_WINDOW} over channels whose number is not"
+            f" known, got {settings.size}",
+        )
     return data
 
 
@@ -440,6 +457,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
         return data
     at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
     beyond = data.shape[at] - 1  # what lies farther away is not there
+    # A window wider than the channels sums all of them; padding further would only add zeros.
     width = min(before, beyond), min(attrs.size - 1 - before, beyond)
     borders = [width if i == at else (0, 0) for i in range(data.ndim)]
     squares = np.pad(np.square(data.astype(np.float64)), borders)
@@ -452,7 +470,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.lrn",
-        turns=Transposes.AXIS,
+        turns=TransposeRule.AXIS,
         arguments=("data",),
         attrs=LRNAttrs,
         relation=_lrn_relation,
@@ -478,7 +496,7 @@ def lrn(
 
     squares is the sum of squares of `size` neighbouring channels.
     """
-    return call("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))
+    return call_op("nn.lrn", data, attrs=LRNAttrs(size, axis, bias, alpha, beta))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Pooling over spatial windows.
+"""Pooling operators: max, average, global and adaptive.
 
     y[.., i, ..] = max or mean over u < k of x[.., s i + d u - before, ..]
 
@@ -22,11 +22,27 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Borders, Lowering, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import (
+    Array,
+    Lowering,
+    OpDef,
+    OpPattern,
+    PaddingAbsorption,
+    PrecisionPolicy,
+    register_op,
+)
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, fail, keeps_layout, rank_is, tensors
+from ekiden.relay.op._declare import (
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_out_layout,
+    check_rank,
+    check_tensors,
+    raise_type_error,
+)
 from ekiden.relay.op.nn.geometry import (
     AvgPool1DAttrs,
     AvgPool2DAttrs,
@@ -37,30 +53,31 @@ from ekiden.relay.op.nn.geometry import (
     MaxPool2DAttrs,
     MaxPool3DAttrs,
     MaxPoolAttrs,
-    sides,
-    spread,
+    expand_padding,
+    expand_per_axis,
 )
 from ekiden.relay.op.reduce import max as largest
 from ekiden.relay.op.reduce import mean
 from ekiden.te import Tensor, identity
+from ekiden.tir.data_layout import parse_layout
 from ekiden.topi.dimensions import (
     Shape,
     as_dim,
     as_ints,
-    expect_least,
+    require_min_extent,
     window_extent,
     window_extent_ceil,
 )
-from ekiden.topi.layout import parse, spatial
+from ekiden.topi.layout import spatial_axis_indices
 from ekiden.topi.nn.pool import adaptive_avg_pool
 
 PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 
 
-def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
-    """Return the shape of a pooled tensor, in its own layout."""
+def infer_pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
+    """Infer the shape of a pooled tensor in its own layout."""
     extent = window_extent_ceil if attrs.ceil_mode else window_extent
-    pooled, axes = list(shape), spatial(attrs.layout)
+    pooled, axes = list(shape), spatial_axis_indices(attrs.layout)
     count = len(axes)
     for i, at in enumerate(axes):
         before, after = attrs.padding[i], attrs.padding[i + count]
@@ -70,7 +87,7 @@ def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
     return tuple(pooled)
 
 
-def _reach(attrs: PoolAttrs, i: int) -> int:
+def _dilated_window_size(attrs: PoolAttrs, i: int) -> int:
     return (attrs.pool_size[i] - 1) * attrs.dilation[i] + 1
 
 
@@ -83,23 +100,27 @@ def _pool_relation(
         Raises:
             TypeInferenceError: The data has another rank than the layout.
         """
-        (data,) = tensors(name, types, 1)
-        settings = attrs_of(kind, attrs)
-        rank_is(name, data, len(attempt(name, parse, settings.layout)), "data")
-        attempt(name, keeps_layout, settings)
-        return TensorType(pool_shape(name, settings, data.shape), data.dtype)
+        (data,) = check_tensors(name, types, 1)
+        settings = check_attrs(kind, attrs)
+        check_rank(name, data, len(call_shape_rule(name, parse_layout, settings.layout)), "data")
+        call_shape_rule(name, check_out_layout, settings)
+        return TensorType(infer_pool_shape(name, settings, data.shape), data.dtype)
 
     return relation
 
 
-def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]) -> Array:
-    """Return the windows of `data` as trailing axes, with `fill` outside."""
-    axes = spatial(attrs.layout)
-    reach = [_reach(attrs, i) for i in range(len(axes))]
+def _sliding_windows(
+    attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]
+) -> Array:
+    """Return the windows of `data` as trailing axes, padded with `fill`."""
+    axes = spatial_axis_indices(attrs.layout)
+    reach = [_dilated_window_size(attrs, i) for i in range(len(axes))]
     width = [(0, 0)] * data.ndim
     for i, at in enumerate(axes):
         # The last window may reach beyond the padding, with `ceil_mode`.
         needed = (max(1, extents[i]) - 1) * attrs.strides[i] + reach[i]
+        # Behind the data as much as the last window needs, which is less than the padding if
+        # strides skip it.
         width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
     padded = np.pad(data, width, constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
@@ -113,51 +134,59 @@ def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence
     return np.asarray(windows)
 
 
-def _extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
-    shape = pool_shape(name, attrs, tuple(map(as_dim, data.shape)))
-    return [as_ints((shape[at],))[0] for at in spatial(attrs.layout)]
+def _static_extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
+    shape = infer_pool_shape(name, attrs, tuple(map(as_dim, data.shape)))
+    return [as_ints((shape[at],))[0] for at in spatial_axis_indices(attrs.layout)]
 
 
 def lowest(dtype: np.dtype[Any]) -> float | int:
-    """Return the smallest value of a dtype, the maximum of no elements."""
+    """Return the lowest value of a dtype, the identity of max."""
+    # -inf for floats, the least integer otherwise: what no element is below.
     start = identity("max", str(dtype))
     assert isinstance(start, (IntImm, FloatImm))
     return start.value
 
 
-def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
+def _max_pool_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
     def reference(attrs: MaxPoolAttrs, data: Array) -> Array:
-        windows = _windows(attrs, data, lowest(data.dtype), _extents(name, attrs, data))
+        windows = _sliding_windows(
+            attrs, data, lowest(data.dtype), _static_extents(name, attrs, data)
+        )
         return np.asarray(windows.max(axis=tuple(range(data.ndim, windows.ndim))))
 
     return reference
 
 
-def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
+def _avg_pool_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
-        """Return sums divided by how many elements of each window count.
+        """Return window sums divided by the number of counted elements.
 
         The same windows are summed over ones, of the padded extent where the padding counts.
         """
-        extents = _extents(name, attrs, data)
-        windows = _windows(attrs, data, 0, extents)
+        extents = _static_extents(name, attrs, data)
+        windows = _sliding_windows(attrs, data, 0, extents)
         trailing = tuple(range(data.ndim, windows.ndim))
         counted = np.ones(data.shape)
         if attrs.count_include_pad:
-            axes, half = spatial(attrs.layout), len(attrs.padding) // 2
+            axes, half = spatial_axis_indices(attrs.layout), len(attrs.padding) // 2
             width = [(0, 0)] * data.ndim
             for i, at in enumerate(axes):
                 width[at] = (attrs.padding[i], attrs.padding[i + half])
             counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
+            # The ones have the padding in them already.
             attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
-        counts = _windows(attrs, counted, 0, extents).sum(trailing)
+        # Counting is pooling of ones: both see the same windows.
+        counts = _sliding_windows(attrs, counted, 0, extents).sum(trailing)
+        # A window that lies in the border alone counts no element, and is 0.
         mean = windows.sum(trailing, dtype=np.float64) / np.maximum(counts, 1)
         return np.asarray(mean).astype(data.dtype)
 
     return reference
 
 
-def _pool(attrs: PoolAttrs, data: Tensor, kind: str, count_include_pad: bool) -> list[Tensor]:
+def _compute_pool(
+    attrs: PoolAttrs, data: Tensor, kind: str, count_include_pad: bool
+) -> list[Tensor]:
     compute = (topi.nn.pool1d, topi.nn.pool2d, topi.nn.pool3d)[len(attrs.pool_size) - 1]
     return [
         compute(
@@ -167,20 +196,20 @@ def _pool(attrs: PoolAttrs, data: Tensor, kind: str, count_include_pad: bool) ->
     ]  # fmt: skip
 
 
-def _max_lower(attrs: MaxPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
-    return _pool(attrs, inputs[0], "max", True)
+def _lower_max_pool(attrs: MaxPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    return _compute_pool(attrs, inputs[0], "max", True)
 
 
-def _avg_lower(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
-    return _pool(attrs, inputs[0], "avg", attrs.count_include_pad)
+def _lower_avg_pool(attrs: AvgPoolAttrs, inputs: Sequence[Tensor], out: TensorType) -> list[Tensor]:
+    return _compute_pool(attrs, inputs[0], "avg", attrs.count_include_pad)
 
 
-def _declare(
+def _declare_pool(
     name: str,
     kind: type[PoolAttrs],
     reference: Callable[..., Array],
     lower: Lowering,
-    borders: Borders,
+    borders: PaddingAbsorption,
 ) -> None:
     register_op(
         OpDef(
@@ -192,7 +221,7 @@ def _declare(
             reference=reference,
             lower=lower,
             layout="" if "1d" in name else "layout",
-            precision=Precision.FOLLOW,
+            precision=PrecisionPolicy.FOLLOW,
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
             kernels=("default",),
             result="data with each pooled extent (extent + padding - dilation * (pool - 1) - 1)"
@@ -207,45 +236,64 @@ for _axes, _max, _avg in (
     (3, MaxPool3DAttrs, AvgPool3DAttrs),
 ):
     _name = f"nn.max_pool{_axes}d"
-    _declare(_name, _max, _max_reference(_name), _max_lower, Borders.LOWEST)
+    _declare_pool(
+        _name, _max, _max_pool_reference(_name), _lower_max_pool, PaddingAbsorption.LOWEST
+    )
     _name = f"nn.avg_pool{_axes}d"
-    _declare(_name, _avg, _avg_reference(_name), _avg_lower, Borders.COUNTED)
+    _declare_pool(
+        _name, _avg, _avg_pool_reference(_name), _lower_avg_pool, PaddingAbsorption.COUNTED
+    )
 
 
 def max_pool1d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over one axis."""
+    """Return 1-D max pooling."""
     attrs = MaxPool1DAttrs(
-        spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
-        layout, out_layout, ceil_mode,
-    )  # fmt: skip
-    return call("nn.max_pool1d", data, attrs=attrs)
+        expand_per_axis(pool_size, 1),
+        expand_per_axis(strides, 1),
+        expand_per_axis(dilation, 1),
+        expand_padding(padding, 1),
+        layout,
+        out_layout,
+        ceil_mode,
+    )
+    return call_op("nn.max_pool1d", data, attrs=attrs)
 
 
 def max_pool2d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over two axes."""
+    """Return 2-D max pooling."""
     attrs = MaxPool2DAttrs(
-        spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
-        layout, out_layout, ceil_mode,
-    )  # fmt: skip
-    return call("nn.max_pool2d", data, attrs=attrs)
+        expand_per_axis(pool_size, 2),
+        expand_per_axis(strides, 2),
+        expand_per_axis(dilation, 2),
+        expand_padding(padding, 2),
+        layout,
+        out_layout,
+        ceil_mode,
+    )
+    return call_op("nn.max_pool2d", data, attrs=attrs)
 
 
 def max_pool3d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over three axes."""
+    """Return 3-D max pooling."""
     attrs = MaxPool3DAttrs(
-        spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
-        layout, out_layout, ceil_mode,
-    )  # fmt: skip
-    return call("nn.max_pool3d", data, attrs=attrs)
+        expand_per_axis(pool_size, 3),
+        expand_per_axis(strides, 3),
+        expand_per_axis(dilation, 3),
+        expand_padding(padding, 3),
+        layout,
+        out_layout,
+        ceil_mode,
+    )
+    return call_op("nn.max_pool3d", data, attrs=attrs)
 
 
 def avg_pool1d(
@@ -253,13 +301,18 @@ def avg_pool1d(
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over one axis."""
+    """Return 1-D average pooling."""
     attrs = AvgPool1DAttrs(
-        spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
-        layout, out_layout, ceil_mode,
+        expand_per_axis(pool_size, 1),
+        expand_per_axis(strides, 1),
+        expand_per_axis(dilation, 1),
+        expand_padding(padding, 1),
+        layout,
+        out_layout,
+        ceil_mode,
         count_include_pad,
-    )  # fmt: skip
-    return call("nn.avg_pool1d", data, attrs=attrs)
+    )
+    return call_op("nn.avg_pool1d", data, attrs=attrs)
 
 
 def avg_pool2d(
@@ -267,13 +320,18 @@ def avg_pool2d(
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over two axes."""
+    """Return 2-D average pooling."""
     attrs = AvgPool2DAttrs(
-        spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
-        layout, out_layout, ceil_mode,
+        expand_per_axis(pool_size, 2),
+        expand_per_axis(strides, 2),
+        expand_per_axis(dilation, 2),
+        expand_padding(padding, 2),
+        layout,
+        out_layout,
+        ceil_mode,
         count_include_pad,
-    )  # fmt: skip
-    return call("nn.avg_pool2d", data, attrs=attrs)
+    )
+    return call_op("nn.avg_pool2d", data, attrs=attrs)
 
 
 def avg_pool3d(
@@ -281,18 +339,23 @@ def avg_pool3d(
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over three axes."""
+    """Return 3-D average pooling."""
     attrs = AvgPool3DAttrs(
-        spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
-        layout, out_layout, ceil_mode,
+        expand_per_axis(pool_size, 3),
+        expand_per_axis(strides, 3),
+        expand_per_axis(dilation, 3),
+        expand_padding(padding, 3),
+        layout,
+        out_layout,
+        ceil_mode,
         count_include_pad,
-    )  # fmt: skip
-    return call("nn.avg_pool3d", data, attrs=attrs)
+    )
+    return call_op("nn.avg_pool3d", data, attrs=attrs)
 
 
 @node("relay.attrs.GlobalPool2DAttrs")
 class GlobalPool2DAttrs(Attrs):
-    """The layout."""
+    """Attributes of 2-D global pooling: the layout."""
 
     layout: str = "NCHW"
     out_layout: str = ""
@@ -300,21 +363,21 @@ class GlobalPool2DAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool2DAttrs")
 class AdaptivePool2DAttrs(Attrs):
-    """The extents of the result (None: those of the data), and the layout."""
+    """Attributes of 2-D adaptive pooling: output size (None: the data's) and layout."""
 
     output_size: tuple[int, ...] | None = None
     layout: str = "NCHW"
     out_layout: str = ""
 
 
-def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
+def _global_pool_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the data's shape with 1 for each spatial axis."""
-        (data,) = tensors(name, types, 1)
-        layout = attrs_of(GlobalPool2DAttrs, attrs).layout
-        axes = attempt(name, spatial, layout)
-        attempt(name, keeps_layout, attrs)
-        rank_is(name, data, len(attempt(name, parse, layout)), "data")
+        """Infer the data's shape with spatial extents of 1."""
+        (data,) = check_tensors(name, types, 1)
+        layout = check_attrs(GlobalPool2DAttrs, attrs).layout
+        axes = call_shape_rule(name, spatial_axis_indices, layout)
+        call_shape_rule(name, check_out_layout, attrs)
+        check_rank(name, data, len(call_shape_rule(name, parse_layout, layout)), "data")
         return TensorType(
             tuple(as_dim(1) if i in axes else d for i, d in enumerate(data.shape)), data.dtype
         )
@@ -322,23 +385,23 @@ def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     return relation
 
 
-def _global_reference(
+def _global_pool_reference(
     function: Callable[..., Array],
 ) -> Callable[[GlobalPool2DAttrs, Array], Array]:
     def reference(attrs: GlobalPool2DAttrs, data: Array) -> Array:
         """Return the reduction over the spatial axes, in the data's dtype."""
-        return np.asarray(function(data, axis=spatial(attrs.layout), keepdims=True)).astype(
-            data.dtype
-        )
+        return np.asarray(
+            function(data, axis=spatial_axis_indices(attrs.layout), keepdims=True)
+        ).astype(data.dtype)
 
     return reference
 
 
-def _declare_global(
+def _declare_global_pool(
     name: str,
     function: Callable[..., Array],
     compute: Callable[..., Tensor],
-    precision: Precision,
+    precision: PrecisionPolicy,
 ) -> None:
     register_op(
         OpDef(
@@ -346,9 +409,11 @@ def _declare_global(
             arguments=("data",),
             attrs=GlobalPool2DAttrs,
             precision=precision,
-            relation=_global_relation(name),
-            reference=_global_reference(function),
-            lower=lambda attrs, inputs, out: [compute(inputs[0], spatial(attrs.layout), True)],
+            relation=_global_pool_relation(name),
+            reference=_global_pool_reference(function),
+            lower=lambda attrs, inputs, out: [
+                compute(inputs[0], spatial_axis_indices(attrs.layout), True)
+            ],
             layout="layout",
             pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
             result="data with 1 along H and W",
@@ -356,87 +421,98 @@ def _declare_global(
     )
 
 
-def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
-    """NumPy's max; of nothing it is the least number."""
+def _max_or_lowest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
+    """Return NumPy's max, or the lowest value for an empty reduction."""
     lowest_value = lowest(data.dtype)
     return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest_value))
 
 
-_declare_global("nn.global_avg_pool2d", np.mean, topi.mean, Precision.NEVER)
-_declare_global("nn.global_max_pool2d", _largest, topi.max, Precision.FOLLOW)
+_declare_global_pool("nn.global_avg_pool2d", np.mean, topi.mean, PrecisionPolicy.NEVER)
+_declare_global_pool("nn.global_max_pool2d", _max_or_lowest, topi.max, PrecisionPolicy.FOLLOW)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; spatial extents become 1."""
-    return call("nn.global_avg_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
+    """Return 2-D global average pooling; spatial extents become 1."""
+    return call_op("nn.global_avg_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; spatial extents become 1."""
-    return call("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
+    """Return 2-D global max pooling; spatial extents become 1."""
+    return call_op("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; the spatial extent becomes 1."""
-    return _global(data, layout, out_layout, mean)
+    """Return 1-D global average pooling; the spatial extent becomes 1."""
+    return _build_global_pool(data, layout, out_layout, mean)
 
 
 def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; the spatial extent becomes 1."""
-    return _global(data, layout, out_layout, largest)
+    """Return 1-D global max pooling; the spatial extent becomes 1."""
+    return _build_global_pool(data, layout, out_layout, largest)
 
 
 def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; spatial extents become 1."""
-    return _global(data, layout, out_layout, mean)
+    """Return 3-D global average pooling; spatial extents become 1."""
+    return _build_global_pool(data, layout, out_layout, mean)
 
 
 def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; spatial extents become 1."""
-    return _global(data, layout, out_layout, largest)
+    """Return 3-D global max pooling; spatial extents become 1."""
+    return _build_global_pool(data, layout, out_layout, largest)
 
 
-def _global(data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call]) -> Call:
-    """Return a reduction of all spatial axes, in the layout of the data.
+def _build_global_pool(
+    data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call]
+) -> Call:
+    """Build a reduction over all spatial axes in the data's layout.
 
     Raises:
         ValueError: The result is asked for in another layout.
     """
     if out_layout not in ("", layout):
         raise ValueError(f"global pooling: out_layout must be {layout}, got {out_layout}")
-    return reduce(data, axis=list(spatial(layout)), keepdims=True)
+    return reduce(data, axis=list(spatial_axis_indices(layout)), keepdims=True)
 
 
-def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
-    """Return the result's shape, in the data's layout."""
+def infer_adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
+    """Infer the result shape of adaptive pooling in the data's layout."""
     result_shape: list[PrimExpr] = list(shape)
-    for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
+    for extent, at in zip(
+        attrs.output_size or (), spatial_axis_indices(attrs.layout), strict=False
+    ):
         result_shape[at] = as_dim(extent)
     return tuple(result_shape)
 
 
-def _adaptive_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("nn.adaptive_avg_pool2d", types, 1)
-    settings = attrs_of(AdaptivePool2DAttrs, attrs)
-    rank = len(attempt("nn.adaptive_avg_pool2d", parse, settings.layout))
-    rank_is("nn.adaptive_avg_pool2d", data, rank, "data")
-    attempt("nn.adaptive_avg_pool2d", keeps_layout, attrs)
+def _adaptive_pool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (data,) = check_tensors("nn.adaptive_avg_pool2d", types, 1)
+    settings = check_attrs(AdaptivePool2DAttrs, attrs)
+    rank = len(call_shape_rule("nn.adaptive_avg_pool2d", parse_layout, settings.layout))
+    check_rank("nn.adaptive_avg_pool2d", data, rank, "data")
+    call_shape_rule("nn.adaptive_avg_pool2d", check_out_layout, attrs)
     if not is_float(data.dtype):
-        fail("nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}")
+        raise_type_error(
+            "nn.adaptive_avg_pool2d", f"'data' must be floating point, got {data.dtype}"
+        )
     minimums: list[int | None] = [None] * rank
-    for at in spatial(settings.layout):
+    for at in spatial_axis_indices(settings.layout):
         minimums[at] = 1
     name = "nn.adaptive_avg_pool2d"
-    attempt(name, expect_least, name, "data", data.shape, minimums)
-    return TensorType(adaptive_shape(settings, data.shape), data.dtype)
+    call_shape_rule(name, require_min_extent, name, "data", data.shape, minimums)
+    return TensorType(infer_adaptive_shape(settings, data.shape), data.dtype)
 
 
-def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
+def _adaptive_pool_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
     pooled = data.astype(np.float64)
-    for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
+    for extent, at in zip(
+        attrs.output_size or (), spatial_axis_indices(attrs.layout), strict=False
+    ):
         size = data.shape[at]
+        # Windows from floor(i * size / extent) to ceil((i + 1) * size / extent): they overlap where
+        # the division leaves a remainder.
         bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
         means = [np.take(pooled, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
+        # Of no windows there is nothing to concatenate but an empty slice.
         pooled = np.concatenate(means or [pooled[(slice(None),) * at + (slice(0, 0),)]], axis=at)
     return pooled.astype(data.dtype)
 
@@ -444,13 +520,13 @@ def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
 register_op(
     OpDef(
         name="nn.adaptive_avg_pool2d",
-        precision=Precision.NEVER,
+        precision=PrecisionPolicy.NEVER,
         arguments=("data",),
         attrs=AdaptivePool2DAttrs,
-        relation=_adaptive_relation,
-        reference=_adaptive_reference,
+        relation=_adaptive_pool_relation,
+        reference=_adaptive_pool_reference,
         lower=lambda attrs, inputs, out: [
-            adaptive_avg_pool(inputs[0], out.shape, spatial(attrs.layout))
+            adaptive_avg_pool(inputs[0], out.shape, spatial_axis_indices(attrs.layout))
         ],
         layout="layout",
         pattern=OpPattern.OUT_ELEMWISE_FUSABLE,
@@ -462,9 +538,11 @@ register_op(
 def adaptive_avg_pool2d(
     data: Expr, output_size: Ints | None = None, layout: str = "NCHW", out_layout: str = ""
 ) -> Call:
-    """Return the mean over windows that divide the data into `output_size`."""
-    size = None if output_size is None else spread(output_size, 2)
-    return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))
+    """Return 2-D adaptive average pooling to `output_size`."""
+    size = None if output_size is None else expand_per_axis(output_size, 2)
+    return call_op(
+        "nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout)
+    )
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Layers of recurrent networks.
+"""Recurrent layers: RNN, LSTM and GRU.
 
 `lstm`, `gru` and `rnn` make a layer of plain weights: the product of all inputs with their weight
 first (nn.dense), then nn.recurrent, the loop over time.
@@ -24,41 +24,41 @@ from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import (
-    agree,
-    attempt,
-    attrs_of,
-    call,
+    call_op,
+    call_shape_rule,
+    check_attrs,
     check_range,
-    fail,
-    one_dtype,
-    rank_is,
-    tensor_fields,
-    tensors,
+    check_rank,
+    check_same_dtype,
+    check_tensors,
+    check_tuple_of_tensors,
+    raise_type_error,
+    unify_dims,
 )
 from ekiden.relay.op.broadcast import add
-from ekiden.relay.op.nn._work import product
+from ekiden.relay.op.nn._work import multiply_dims
 from ekiden.relay.op.nn.matrix_products import dense
 from ekiden.topi.cells import (
-    ACTIVATIONS,
+    CELL_ACTIVATIONS,
     DEFAULT_ACTIVATIONS,
     GATE_COUNTS,
-    INT32_INPUTS,
-    OPTIONAL_INPUTS,
+    INT32_CELL_INPUTS,
+    OPTIONAL_CELL_INPUTS,
     ArrayMath,
-    Cell,
+    RecurrentCell,
 )
-from ekiden.topi.dimensions import as_dim, ceil_div, expect_positive, expect_shape, tidy
-from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_shape
-from ekiden.topi.nn.weights import WORD, whole_words
+from ekiden.topi.dimensions import as_dim, ceil_div, require_positive, require_shape, simplify_dim
+from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_recurrent_shape
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS, add_residual_words
 
-_NAME = "nn.recurrent"
-_PACK = "nn.contrib_pack_recurrent"
+_RECURRENT_OP = "nn.recurrent"
+_PACK_RECURRENT_OP = "nn.contrib_pack_recurrent"
 
 
 @node("relay.attrs.RecurrentAttrs")
 class RecurrentAttrs(Attrs):
-    """The cell: kind ("rnn", "lstm" or "gru"), the names of the tensors after data and weight (of
-    bias, initial_h, initial_c, peephole, lengths), activations with an alpha and a beta each.
+    """Attributes of nn.recurrent: the cell kind ("rnn", "lstm" or "gru"), the optional tensors that
+    follow, activations with alpha and beta.
 
     reverse: from the last step to the first. reset_first (gru): the reset multiplies the state, not
     the product. input_forget (lstm): the forget gate is 1 - input gate. clip: of what goes into
@@ -76,14 +76,14 @@ class RecurrentAttrs(Attrs):
     clip: float = 0.0
 
     @property
-    def cell(self) -> Cell:
-        """Return the same attributes as the kernel takes them."""
+    def cell(self) -> RecurrentCell:
+        """Return the attributes as the kernel's Cell."""
         names = self.activations or DEFAULT_ACTIVATIONS[self.kind]
         alphas, betas = (
             tuple(values) + (0.0,) * (len(names) - len(values))
             for values in (self.alphas, self.betas)
         )
-        return Cell(
+        return RecurrentCell(
             self.kind,
             tuple(zip(names, alphas, betas, strict=True)),
             tuple(self.given),
@@ -94,82 +94,104 @@ class RecurrentAttrs(Attrs):
         )
 
 
-def _check(settings: RecurrentAttrs, count: int) -> None:
+def _check_attrs(settings: RecurrentAttrs, count: int) -> None:
     if settings.kind not in GATE_COUNTS:
-        fail(_NAME, f"kind must be one of {', '.join(GATE_COUNTS)}, got {settings.kind!r}")
-    unknown = [n for n in settings.given if n not in OPTIONAL_INPUTS]
+        raise_type_error(
+            _RECURRENT_OP, f"kind must be one of {', '.join(GATE_COUNTS)}, got {settings.kind!r}"
+        )
+    unknown = [n for n in settings.given if n not in OPTIONAL_CELL_INPUTS]
     if unknown or len(set(settings.given)) < len(settings.given):
-        fail(
-            _NAME,
-            f"given must name some of {', '.join(OPTIONAL_INPUTS)} once, got {settings.given}",
+        raise_type_error(
+            _RECURRENT_OP,
+            f"given must name some of {', '.join(OPTIONAL_CELL_INPUTS)} once, got {settings.given}",
         )
     if count != 2 + len(settings.given):
-        fail(_NAME, f"expected data, weight and {settings.given}, got {count} tensors")
-    unknown = [n for n in settings.activations if n not in ACTIVATIONS]
+        raise_type_error(
+            _RECURRENT_OP, f"expected data, weight and {settings.given}, got {count} tensors"
+        )
+    unknown = [n for n in settings.activations if n not in CELL_ACTIVATIONS]
     if unknown:
-        fail(_NAME, f"activations are {', '.join(ACTIVATIONS)}; got {', '.join(unknown)}")
+        raise_type_error(
+            _RECURRENT_OP,
+            f"activations are {', '.join(CELL_ACTIVATIONS)}; got {', '.join(unknown)}",
+        )
     if len(settings.activations) not in (0, len(DEFAULT_ACTIVATIONS[settings.kind])):
         needed = len(DEFAULT_ACTIVATIONS[settings.kind])
-        fail(_NAME, f"{settings.kind} takes {needed} activations, got {len(settings.activations)}")
+        raise_type_error(
+            _RECURRENT_OP,
+            f"{settings.kind} takes {needed} activations, got {len(settings.activations)}",
+        )
 
 
-def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    settings = attrs_of(RecurrentAttrs, attrs)
-    operands = tensor_fields(_NAME, types)
-    _check(settings, len(operands))
+def _recurrent_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    settings = check_attrs(RecurrentAttrs, attrs)
+    operands = check_tuple_of_tensors(_RECURRENT_OP, types)
+    _check_attrs(settings, len(operands))
     data, weight = operands[:2]
-    rank_is(_NAME, data, 3, "data")
+    check_rank(_RECURRENT_OP, data, 3, "data")
+    # Words of bytes have an axis of their own.
     packed = 4 if "scale" in settings.given else 3
     if len(weight.shape) not in (2, packed):
         rank = len(weight.shape)
-        fail(_NAME, f"'weight' must have 2 dimensions, or {packed} if packed, got {rank}")
+        raise_type_error(
+            _RECURRENT_OP, f"'weight' must have 2 dimensions, or {packed} if packed, got {rank}"
+        )
     gates, rows = GATE_COUNTS[settings.kind], data.shape[2]
     if not isinstance(rows, IntImm) or rows.value % gates:
-        fail(_NAME, f"the last dimension of 'data' must be a multiple of {gates}")
+        raise_type_error(
+            _RECURRENT_OP, f"the last dimension of 'data' must be a multiple of {gates}"
+        )
     hidden = as_dim(rows.value // gates)
     if len(weight.shape) == 2:
-        agree(_NAME, weight.shape[0], rows, "rows of 'weight' and gates * hidden")
+        unify_dims(_RECURRENT_OP, weight.shape[0], rows, "rows of 'weight' and gates * hidden")
     if len(weight.shape) < 4:
-        agree(_NAME, weight.shape[1], hidden, "columns of 'weight' and hidden")
+        unify_dims(_RECURRENT_OP, weight.shape[1], hidden, "columns of 'weight' and hidden")
     steps, batch = data.shape[:2]
     extras = dict(zip(settings.given, operands[2:], strict=True))
     shapes: Mapping[str, tuple[PrimExpr, ...]] = {
         "bias": (rows,),
         "initial_h": (batch, hidden),
         "initial_c": (batch, hidden),
-        "peephole": (tidy(hidden * 3),),
+        "peephole": (simplify_dim(hidden * 3),),
         "lengths": (batch,),
         "scale": (rows,),
         "sums": (rows,),
-        "places": (weight.shape[0], tidy(weight.shape[1] - ceil_div(hidden, WORD))),
+        "places": (
+            weight.shape[0],
+            simplify_dim(weight.shape[1] - ceil_div(hidden, DOT_WORD_CHANNELS)),
+        ),
     }
     if "places" in extras and len(weight.shape) != 4:
-        fail(_NAME, "places come with a packed weight of int8")
+        raise_type_error(_RECURRENT_OP, "places come with a packed weight of int8")
     for name, kind in extras.items():
-        rank_is(_NAME, kind, len(shapes[name]), name)
+        check_rank(_RECURRENT_OP, kind, len(shapes[name]), name)
         for actual, expected in zip(kind.shape, shapes[name], strict=True):
-            agree(_NAME, actual, expected, f"the shape of {name!r}")
-    for name in INT32_INPUTS:
+            unify_dims(_RECURRENT_OP, actual, expected, f"the shape of {name!r}")
+    for name in INT32_CELL_INPUTS:
         if name in extras and extras[name].dtype != "int32":
-            fail(_NAME, f"{name!r} must be int32, got {extras[name].dtype}")
+            raise_type_error(_RECURRENT_OP, f"{name!r} must be int32, got {extras[name].dtype}")
+    # int8 weights need their scales, and their sums to correct for the zero point of the states.
     if ("scale" in extras) != ("sums" in extras) or ("scale" in extras) != (weight.dtype == "int8"):
-        fail(_NAME, f"scale and sums come with a weight of int8, got {weight.dtype}")
-    float_extras = [kind for name, kind in extras.items() if name not in INT32_INPUTS]
+        raise_type_error(
+            _RECURRENT_OP, f"scale and sums come with a weight of int8, got {weight.dtype}"
+        )
+    float_extras = [kind for name, kind in extras.items() if name not in INT32_CELL_INPUTS]
     floats = (data, *([] if "scale" in extras else [weight]), *float_extras)
-    if one_dtype(_NAME, floats) != "float32":
-        fail(_NAME, f"'data' must be float32, got {data.dtype}")
+    if check_same_dtype(_RECURRENT_OP, floats) != "float32":
+        raise_type_error(_RECURRENT_OP, f"'data' must be float32, got {data.dtype}")
     state = TensorType((batch, hidden), data.dtype)
     every = TensorType((steps, batch, hidden), data.dtype)
     return TupleType((every, state, *([state] if settings.kind == "lstm" else [])))
 
 
-def _unpacked(weight: Array, gates: int, hidden: int, word_indices: Array | None) -> Array:
-    """Return a packed weight as [gates * hidden, hidden]."""
+def _unpack_weight(weight: Array, gates: int, hidden: int, word_indices: Array | None) -> Array:
+    """Unpack a packed weight to [gates * hidden, hidden]."""
     if weight.ndim == 4:
-        weight = whole_words(weight, word_indices)
+        weight = add_residual_words(weight, word_indices)
         weight = weight.transpose(0, 1, 3, 2).reshape(len(weight), -1, weight.shape[2])
     panels, depth, width = weight.shape
     tiles = weight.reshape(panels, depth, gates, width // gates).transpose(2, 0, 3, 1)
+    # Panels are padded in both directions.
     return tiles.reshape(gates, -1, depth)[:, :hidden, :hidden].reshape(-1, hidden)
 
 
@@ -177,32 +199,34 @@ Multiply = Callable[[Array], Array]
 """States [batch, hidden] -> their products with the weight [batch, gates * hidden]."""
 
 
-def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
-    """Return the product for states that are quantised first, all together."""
+def _make_quantized_product(weight: Array, scale: Array, sums: Array) -> Multiply:
+    """Return the product for states that are quantised together at each step."""
 
     def multiply(states: Array) -> Array:
-        """Return the product of float32 states [batch, hidden], quantised with one scale for all of
-        them.
+        """Multiply float32 states [batch, hidden], quantised with one common scale.
 
         They are rounded as ONNX DynamicQuantizeLinear does.
         """
+        # 0 is among the levels, so that it is exact.
         low, high = np.minimum(states.min(), 0), np.maximum(states.max(), 0)
         step = np.float32((high - low) / np.float32(255)) if high > low else np.float32(1)
+        # Asymmetric uint8: the zero point is the level of 0.
         zero = np.clip(np.round(-low / step), 0, 255).astype(np.int32)
         data = np.clip(np.round(states / step) + zero, 0, 255).astype(np.int32)
+        # sum(w * (q - zero)) = sum(w * q) - zero * sum(w).
         total = data @ weight.T.astype(np.int32) - zero * sums
         return np.asarray(total.astype(np.float32) * (step * scale))
 
     return multiply
 
 
-def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
+def _recurrent_reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     cell, (data, weight) = attrs.cell, arrays[:2]
     extras = dict(zip(cell.given, arrays[2:], strict=True))
     steps, batch, rows = data.shape
     hidden = rows // cell.gates
     if weight.ndim > 2:
-        weight = _unpacked(weight, cell.gates, hidden, extras.get("places"))
+        weight = _unpack_weight(weight, cell.gates, hidden, extras.get("places"))
     zeros = np.zeros((batch, hidden), np.float32)
     state = {name: np.array(extras.get(f"initial_{name}", zeros)) for name in ("h", "c")}
     peephole = extras.get("peephole", np.zeros(3 * hidden, np.float32))
@@ -211,34 +235,38 @@ def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
     check_range("recurrent: length", lengths, (0, steps + 1))
     products: Multiply = lambda states: states @ weight.T  # noqa: E731
     if "scale" in extras:
-        products = _quantized(weight, extras["scale"], extras["sums"])
+        products = _make_quantized_product(weight, extras["scale"], extras["sums"])
     outputs = np.zeros((steps, batch, hidden), np.float32)
     for t in range(steps):
         # A sequence that runs backwards starts at its own last step.
         at = [n - 1 - t if cell.reverse and t < n else t for n in lengths]
         x = data[at, np.arange(batch)]
-        stepped = _step(cell, x, products, extras.get("bias"), state, peepholes)
+        stepped = _run_step(cell, x, products, extras.get("bias"), state, peepholes)
         is_running = (t < lengths)[:, None]
+        # A sequence that has ended keeps its last state.
         state = {name: np.where(is_running, stepped[name], state[name]) for name in state}
+        # Steps behind the end of a sequence are 0, as ONNX has them.
         outputs[at, np.arange(batch)] = np.where(is_running, stepped["h"], 0)
     return (outputs, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
 
 
-def _step(
-    cell: Cell,
+def _run_step(
+    cell: RecurrentCell,
     x: Array,
     multiply: Multiply,
     bias: Array | None,
     state: Mapping[str, Array],
     peepholes: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return the states of all sequences after a step."""
+    """Return the states of all sequences after one time step."""
     values = {**state, **peepholes}
     inputs = np.split(x, cell.gates, axis=-1)
-    for phase, gates in enumerate(cell.phases):
+    for phase, gates in enumerate(cell.gate_phases):
+        # A GRU that resets first multiplies the weight twice, the second time with the states after
+        # the reset.
         total = multiply(values["reset"] if phase else state["h"])
         products = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
-        values |= cell.step(
+        values |= cell.compute_phase(
             ArrayMath(), phase, [inputs[g] for g in gates], [products[g] for g in gates], values
         )
     return {name: values[name] for name in ("h", "c")}
@@ -246,15 +274,15 @@ def _step(
 
 register_op(
     OpDef(
-        name=_NAME,
+        name=_RECURRENT_OP,
         arguments=("data",),
         attrs=RecurrentAttrs,
-        relation=_relation,
-        reference=_reference,
+        relation=_recurrent_relation,
+        reference=_recurrent_reference,
         lower=lambda attrs, inputs, out: topi.nn.recurrent(attrs.cell, inputs),
-        macs=lambda attrs, shapes, result: product(shapes[0]) * result[-1],
+        macs=lambda attrs, shapes, result: multiply_dims(shapes[0]) * result[-1],
         variadic=True,
-        fields=lambda attrs: 3 if attrs_of(RecurrentAttrs, attrs).kind == "lstm" else 2,
+        fields=lambda attrs: 3 if check_attrs(RecurrentAttrs, attrs).kind == "lstm" else 2,
         result="the hidden states of all steps, the last one and, of an lstm, the last cell state",
         description="A recurrent layer over projected inputs [steps, batch, gates * hidden].",
     )
@@ -263,28 +291,43 @@ register_op(
 
 @node("relay.attrs.PackRecurrentAttrs")
 class PackRecurrentAttrs(Attrs):
-    """Gates of the cell, hidden units of a panel."""
+    """Attributes of contrib_pack_recurrent: number of gates, hidden units per panel."""
 
     gates: int = 4
     lanes: int = 16
 
 
-def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (weight,) = tensors(_PACK, types, 1)
-    settings = attrs_of(PackRecurrentAttrs, attrs)
-    rank_is(_PACK, weight, 2, "weight")
-    attempt(_PACK, expect_positive, _PACK, gates=settings.gates, lanes=settings.lanes)
+def _pack_recurrent_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    (weight,) = check_tensors(_PACK_RECURRENT_OP, types, 1)
+    settings = check_attrs(PackRecurrentAttrs, attrs)
+    check_rank(_PACK_RECURRENT_OP, weight, 2, "weight")
+    call_shape_rule(
+        _PACK_RECURRENT_OP,
+        require_positive,
+        _PACK_RECURRENT_OP,
+        gates=settings.gates,
+        lanes=settings.lanes,
+    )
     hidden = weight.shape[1]
-    attempt(_PACK, expect_shape, _PACK, "weight", weight.shape, (hidden * settings.gates, hidden))
-    shape = packed_shape(weight.shape, settings.gates, settings.lanes, weight.dtype)
+    call_shape_rule(
+        _PACK_RECURRENT_OP,
+        require_shape,
+        _PACK_RECURRENT_OP,
+        "weight",
+        weight.shape,
+        (hidden * settings.gates, hidden),
+    )
+    shape = packed_recurrent_shape(weight.shape, settings.gates, settings.lanes, weight.dtype)
     return TensorType(shape, weight.dtype)
 
 
 def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
-    """Return a recurrent weight as `contrib_pack_recurrent` packs it."""
+    """Return a recurrent weight packed as by `contrib_pack_recurrent`."""
     hidden, lanes = weight.shape[1], attrs.lanes
-    panels, word = -(-hidden // lanes), WORD if weight.dtype == np.int8 else 1
+    panels, word = -(-hidden // lanes), DOT_WORD_CHANNELS if weight.dtype == np.int8 else 1
+    # Words of four bytes are what a dot-product instruction takes.
     depth = -(-hidden // word) * word
+    # Rows of padding belong to no hidden unit, columns to no state.
     padded = np.zeros((attrs.gates, panels * lanes, depth), weight.dtype)
     padded[:, :hidden, :hidden] = weight.reshape(attrs.gates, hidden, hidden)
     tiles = padded.reshape(attrs.gates, panels, lanes, depth // word, word)
@@ -294,10 +337,10 @@ def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
 
 register_op(
     OpDef(
-        name=_PACK,
+        name=_PACK_RECURRENT_OP,
         arguments=("weight",),
         attrs=PackRecurrentAttrs,
-        relation=_pack_relation,
+        relation=_pack_recurrent_relation,
         reference=packed_recurrent,
         lower=lambda attrs, inputs, out: [pack_recurrent(inputs[0], attrs.gates, attrs.lanes)],
         pattern=OpPattern.INJECTIVE,
@@ -308,11 +351,11 @@ register_op(
 
 
 def contrib_pack_recurrent(weight: Expr, gates: int, lanes: int) -> Call:
-    """Return a recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units.
+    """Pack a recurrent weight [gates * hidden, hidden] into panels of `lanes` hidden units.
 
     The weight is float32 or int8.
     """
-    return call(_PACK, weight, attrs=PackRecurrentAttrs(gates, lanes))
+    return call_op(_PACK_RECURRENT_OP, weight, attrs=PackRecurrentAttrs(gates, lanes))
 
 
 def recurrent(
@@ -328,7 +371,7 @@ def recurrent(
     input_forget: bool = False,
     clip: float = 0.0,
 ) -> Call:
-    """Return the loop over time of a recurrent layer.
+    """Return a recurrent layer: the loop over time steps.
 
     See RecurrentAttrs for the other options.
 
@@ -358,10 +401,10 @@ def recurrent(
         input_forget,
         clip,
     )
-    return call(_NAME, Tuple((data, weight, *present.values())), attrs=attrs)
+    return call_op(_RECURRENT_OP, Tuple((data, weight, *present.values())), attrs=attrs)
 
 
-def _layer(
+def _build_layer(
     kind: str,
     data: Expr,
     weight_i: Expr,
@@ -371,11 +414,14 @@ def _layer(
     extras: Mapping[str, Expr | None],
     **options: object,
 ) -> Call:
-    """Return a layer of plain weights.
+    """Build a recurrent layer with unpacked weights.
 
     A recurrent bias that is only added is added to the projection.
     """
+    # The products with the inputs do not depend on the states: one matrix product serves all steps.
     projected = dense(data, weight_i)
+    # A GRU multiplies its reset gate with the biased product of the states: that bias cannot move
+    # out of the loop.
     loop_bias = bias_h if kind == "gru" else None
     for bias in (bias_i, None if kind == "gru" else bias_h):
         projected = projected if bias is None else add(projected, bias)
@@ -394,8 +440,8 @@ def lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of an LSTM layer over [steps, batch, inputs], the last one, and the
-    last cell state.
+    """Return the hidden states, last hidden state and last cell state of an LSTM over [steps,
+    batch, inputs].
 
     Weights and biases are as PyTorch has them (gates i, f, g, o); `peephole` is [3 * hidden] for i,
     f, o. The options are those of `recurrent`.
@@ -406,7 +452,7 @@ def lstm(
         "lengths": lengths,
         "peephole": peephole,
     }
-    return _layer("lstm", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+    return _build_layer("lstm", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
 
 def gru(
@@ -419,12 +465,12 @@ def gru(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of a GRU layer and the last one.
+    """Return the hidden states and the last hidden state of a GRU.
 
     Gates are r, z, n as PyTorch has them.
     """
     extras = {"initial_h": initial_h, "lengths": lengths}
-    return _layer("gru", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+    return _build_layer("gru", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
 
 def rnn(
@@ -437,9 +483,9 @@ def rnn(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of a plain recurrent layer (tanh by default) and the last one."""
+    """Return the hidden states and the last hidden state of a simple RNN (tanh by default)."""
     extras = {"initial_h": initial_h, "lengths": lengths}
-    return _layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
+    return _build_layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 
 
 __all__ = ["contrib_pack_recurrent", "gru", "lstm", "packed_recurrent", "recurrent", "rnn"]

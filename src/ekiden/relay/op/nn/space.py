@@ -1,4 +1,4 @@
-"""Blocks of pixels as channels or batches, mirrored borders, adaptive pooling, losses.
+"""Space-to-depth and space-to-batch, mirror padding, adaptive pooling, L2 normalisation, losses.
 
     depth_to_space   [n, c b b, h, w] -> [n, c, h b, w b]: with DCR a pixel's place in its block
                      stands before the channel in the depth, with CRD behind it
@@ -19,17 +19,17 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import OpPattern, Precision
+from ekiden.ir.op import OpPattern, PrecisionPolicy
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call, keeps_layout
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_out_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import Dim, Dims, as_attr
 
 
 @node("relay.attrs.SubPixelAttrs")
 class SubPixelAttrs(Attrs):
-    """The side of a block, the layout, and where its position stands in the channels."""
+    """Attributes of depth_to_space and space_to_depth: block size, layout, mode."""
 
     block_size: int = 1
     layout: str = "NCHW"
@@ -38,7 +38,7 @@ class SubPixelAttrs(Attrs):
 
 @node("relay.attrs.SpaceToBatchNDAttrs")
 class SpaceToBatchNDAttrs(Attrs):
-    """The extents of a block, and (before, after) padding of every axis."""
+    """Attributes of space_to_batch_nd: block shape, (before, after) paddings, pad value."""
 
     block_shape: tuple[int, ...] = ()
     paddings: tuple[Dims, ...] = ()
@@ -47,7 +47,7 @@ class SpaceToBatchNDAttrs(Attrs):
 
 @node("relay.attrs.BatchToSpaceNDAttrs")
 class BatchToSpaceNDAttrs(Attrs):
-    """The extents of a block, and (before, after) what is cut of every axis."""
+    """Attributes of batch_to_space_nd: block shape, (before, after) crops."""
 
     block_shape: tuple[int, ...] = ()
     crops: tuple[Dims, ...] = ()
@@ -55,7 +55,7 @@ class BatchToSpaceNDAttrs(Attrs):
 
 @node("relay.attrs.DilateAttrs")
 class DilateAttrs(Attrs):
-    """The distance of elements along every axis, and what is between."""
+    """Attributes of dilate: strides per axis and the fill value."""
 
     strides: tuple[int, ...] = ()
     dilation_value: float = 0.0
@@ -63,14 +63,14 @@ class DilateAttrs(Attrs):
 
 @node("relay.attrs.FIFOBufferAttrs")
 class FIFOBufferAttrs(Attrs):
-    """The axis that moves."""
+    """Attributes of fifo_buffer: the axis."""
 
     axis: int = 0
 
 
 @node("relay.attrs.MirrorPadAttrs")
 class MirrorPadAttrs(Attrs):
-    """Whether the edge is repeated, and (before, after) widths of every axis."""
+    """Attributes of mirror_pad: mode ("SYMMETRIC" repeats the edge) and pad widths."""
 
     mode: str = "SYMMETRIC"
     pad_width: tuple[Dims, ...] = ()
@@ -78,7 +78,7 @@ class MirrorPadAttrs(Attrs):
 
 @node("relay.attrs.L2NormalizeAttrs")
 class L2NormalizeAttrs(Attrs):
-    """The smallest square of a length, and the axes."""
+    """Attributes of l2_normalize: epsilon and axes."""
 
     eps: float = 1e-10
     axis: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ class L2NormalizeAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool1DAttrs")
 class AdaptivePool1DAttrs(Attrs):
-    """The extent of the result and the layout."""
+    """Attributes of 1-D adaptive pooling: output size and layout."""
 
     output_size: Dims = (1,)
     layout: str = "NCW"
@@ -95,7 +95,7 @@ class AdaptivePool1DAttrs(Attrs):
 
 @node("relay.attrs.AdaptiveMaxPool2DAttrs")
 class AdaptiveMaxPool2DAttrs(Attrs):
-    """The extents of the result and the layout."""
+    """Attributes of adaptive_max_pool2d: output size and layout."""
 
     output_size: Dims = (1, 1)
     layout: str = "NCHW"
@@ -104,7 +104,7 @@ class AdaptiveMaxPool2DAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool3DAttrs")
 class AdaptivePool3DAttrs(Attrs):
-    """The extents of the result and the layout."""
+    """Attributes of 3-D adaptive pooling: output size and layout."""
 
     output_size: Dims = (1, 1, 1)
     layout: str = "NCDHW"
@@ -113,7 +113,7 @@ class AdaptivePool3DAttrs(Attrs):
 
 @node("relay.attrs.UpSampling3DAttrs")
 class UpSampling3DAttrs(Attrs):
-    """Factors, layout, method and coordinate mode."""
+    """Attributes of upsampling3d: factors, layout, method, coordinate transformation."""
 
     scale_d: float = 1.0
     scale_h: float = 1.0
@@ -125,14 +125,14 @@ class UpSampling3DAttrs(Attrs):
 
 @node("relay.attrs.NLLLossAttrs")
 class NLLLossAttrs(Attrs):
-    """The reduction ("none", "sum", "mean"), and the target that does not count."""
+    """Attributes of nll_loss: reduction ("none", "sum", "mean") and ignore_index."""
 
     reduction: str = "mean"
     ignore_index: int = -100
 
 
 _INJECTIVE, _FUSES = OpPattern.INJECTIVE, OpPattern.OUT_ELEMWISE_FUSABLE
-declare(
+declare_topi_op(
     "nn.depth_to_space",
     ("data",),
     lambda attrs, data: topi.nn.depth_to_space(data, attrs.block_size, attrs.layout, attrs.mode),
@@ -140,9 +140,9 @@ declare(
     SubPixelAttrs,
     _INJECTIVE,
     layout="layout",
-    precision=Precision.FOLLOW,
+    precision=PrecisionPolicy.FOLLOW,
 )
-declare(
+declare_topi_op(
     "nn.space_to_depth",
     ("data",),
     lambda attrs, data: topi.nn.space_to_depth(data, attrs.block_size, attrs.layout),
@@ -150,9 +150,9 @@ declare(
     SubPixelAttrs,
     _INJECTIVE,
     layout="layout",
-    precision=Precision.FOLLOW,
+    precision=PrecisionPolicy.FOLLOW,
 )
-declare(
+declare_topi_op(
     "nn.space_to_batch_nd",
     ("data",),
     lambda attrs, data: topi.nn.space_to_batch_nd(
@@ -166,7 +166,7 @@ declare(
     SpaceToBatchNDAttrs,
     _INJECTIVE,
 )
-declare(
+declare_topi_op(
     "nn.batch_to_space_nd",
     ("data",),
     lambda attrs, data: topi.nn.batch_to_space_nd(
@@ -176,7 +176,7 @@ declare(
     BatchToSpaceNDAttrs,
     _INJECTIVE,
 )
-declare(
+declare_topi_op(
     "nn.dilate",
     ("data",),
     lambda attrs, data: topi.nn.dilate(data, attrs.strides, attrs.dilation_value),
@@ -184,14 +184,14 @@ declare(
     DilateAttrs,
     _INJECTIVE,
 )
-declare(
+declare_topi_op(
     "nn.fifo_buffer",
     ("data", "buffer"),
     lambda attrs, data, buffer: topi.nn.fifo_buffer(data, buffer, attrs.axis),
     "the type of buffer",
     FIFOBufferAttrs,
 )
-declare(
+declare_topi_op(
     "nn.mirror_pad",
     ("data",),
     lambda attrs, data: topi.nn.mirror_pad(
@@ -201,25 +201,25 @@ declare(
     MirrorPadAttrs,
     _INJECTIVE,
 )
-declare(
+declare_topi_op(
     "nn.l2_normalize",
     ("data",),
     lambda attrs, data: topi.nn.l2_normalize(data, attrs.eps, attrs.axis),
     "the type of data",
     L2NormalizeAttrs,
     _FUSES,
-    precision=Precision.NEVER,
+    precision=PrecisionPolicy.NEVER,
 )
 
 
-def _adaptive(
+def _declare_adaptive_pool(
     name: str, pool: Callable[..., Tensor], kind: str, attrs: type[Attrs], layout: str = ""
 ) -> None:
     def compute(attrs: Any, data: Tensor) -> Tensor:  # noqa: ANN401 - one of three classes
-        keeps_layout(attrs)
+        check_out_layout(attrs)
         return pool(data, attrs.output_size, kind, attrs.layout)
 
-    declare(
+    declare_topi_op(
         name,
         ("data",),
         compute,
@@ -230,13 +230,22 @@ def _adaptive(
     )
 
 
-_adaptive("nn.adaptive_avg_pool1d", topi.nn.adaptive_pool1d, "avg", AdaptivePool1DAttrs)
-_adaptive("nn.adaptive_max_pool1d", topi.nn.adaptive_pool1d, "max", AdaptivePool1DAttrs)
-_adaptive("nn.adaptive_max_pool2d", topi.nn.adaptive_pool, "max", AdaptiveMaxPool2DAttrs,
-          layout="layout")  # fmt: skip
-_adaptive("nn.adaptive_avg_pool3d", topi.nn.adaptive_pool3d, "avg", AdaptivePool3DAttrs)
-_adaptive("nn.adaptive_max_pool3d", topi.nn.adaptive_pool3d, "max", AdaptivePool3DAttrs)
-declare(
+_declare_adaptive_pool(
+    "nn.adaptive_avg_pool1d", topi.nn.adaptive_pool1d, "avg", AdaptivePool1DAttrs
+)
+_declare_adaptive_pool(
+    "nn.adaptive_max_pool1d", topi.nn.adaptive_pool1d, "max", AdaptivePool1DAttrs
+)
+_declare_adaptive_pool(
+    "nn.adaptive_max_pool2d", topi.nn.adaptive_pool, "max", AdaptiveMaxPool2DAttrs, layout="layout"
+)
+_declare_adaptive_pool(
+    "nn.adaptive_avg_pool3d", topi.nn.adaptive_pool3d, "avg", AdaptivePool3DAttrs
+)
+_declare_adaptive_pool(
+    "nn.adaptive_max_pool3d", topi.nn.adaptive_pool3d, "max", AdaptivePool3DAttrs
+)
+declare_topi_op(
     "nn.upsampling3d",
     ("data",),
     lambda attrs, data: topi.nn.upsampling3d(
@@ -247,7 +256,7 @@ declare(
     UpSampling3DAttrs,
     _INJECTIVE,
 )  # fmt: skip
-declare(
+declare_topi_op(
     "nn.nll_loss",
     ("predictions", "targets", "weights"),
     lambda attrs, predictions, targets, weights: topi.nn.nll_loss(
@@ -257,37 +266,37 @@ declare(
     NLLLossAttrs,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "nn.cross_entropy",
     ("predictions", "targets"),
     lambda attrs, predictions, targets: topi.nn.cross_entropy(predictions, targets),
     "a scalar with the dtype of predictions",
     takes={"predictions": "floating point"},
-    precision=Precision.NEVER,
+    precision=PrecisionPolicy.NEVER,
     reference=lambda attrs, x, y: (-(np.log(x) * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
-declare(
+declare_topi_op(
     "nn.cross_entropy_with_logits",
     ("predictions", "targets"),
     lambda attrs, predictions, targets: topi.nn.cross_entropy_with_logits(predictions, targets),
     "a scalar with the dtype of predictions",
     takes={"predictions": "floating point"},
-    precision=Precision.NEVER,
+    precision=PrecisionPolicy.NEVER,
     reference=lambda attrs, x, y: (-(x * y).sum() / x.dtype.type(len(x))).astype(x.dtype),
 )
 
 
 def depth_to_space(data: Expr, block_size: int, layout: str = "NCHW", mode: str = "DCR") -> Call:
-    """Return channels as blocks of pixels."""
-    return call("nn.depth_to_space", data, attrs=SubPixelAttrs(block_size, layout, mode))
+    """Rearrange channels into blocks of pixels."""
+    return call_op("nn.depth_to_space", data, attrs=SubPixelAttrs(block_size, layout, mode))
 
 
 def space_to_depth(data: Expr, block_size: int, layout: str = "NCHW") -> Call:
-    """Return blocks of pixels as channels."""
-    return call("nn.space_to_depth", data, attrs=SubPixelAttrs(block_size, layout))
+    """Rearrange blocks of pixels into channels."""
+    return call_op("nn.space_to_depth", data, attrs=SubPixelAttrs(block_size, layout))
 
 
-def _pairs(widths: Sequence[Sequence[Dim]]) -> tuple[Dims, ...]:
+def _as_pairs(widths: Sequence[Sequence[Dim]]) -> tuple[Dims, ...]:
     return tuple(as_attr(w) for w in widths)
 
 
@@ -297,47 +306,45 @@ def space_to_batch_nd(
     paddings: Sequence[Sequence[Dim]],
     pad_value: float = 0,
 ) -> Call:
-    """Return padded axes cut into blocks whose positions become batches."""
-    attrs = SpaceToBatchNDAttrs(tuple(block_shape), _pairs(paddings), float(pad_value))
-    return call("nn.space_to_batch_nd", data, attrs=attrs)
+    """Pad spatial axes, and move block positions into the batch."""
+    attrs = SpaceToBatchNDAttrs(tuple(block_shape), _as_pairs(paddings), float(pad_value))
+    return call_op("nn.space_to_batch_nd", data, attrs=attrs)
 
 
 def batch_to_space_nd(
     data: Expr, block_shape: Sequence[int], crops: Sequence[Sequence[Dim]]
 ) -> Call:
-    """Return batches as positions in blocks, then cropped."""
-    attrs = BatchToSpaceNDAttrs(tuple(block_shape), _pairs(crops))
-    return call("nn.batch_to_space_nd", data, attrs=attrs)
+    """Move block positions from the batch back into space, and crop."""
+    attrs = BatchToSpaceNDAttrs(tuple(block_shape), _as_pairs(crops))
+    return call_op("nn.batch_to_space_nd", data, attrs=attrs)
 
 
 def dilate(data: Expr, strides: Sequence[int], dilation_value: float = 0.0) -> Call:
-    """Return elements `strides` apart, with a value between them."""
-    return call("nn.dilate", data, attrs=DilateAttrs(tuple(strides), dilation_value))
+    """Insert `strides - 1` fill values between neighbouring elements."""
+    return call_op("nn.dilate", data, attrs=DilateAttrs(tuple(strides), dilation_value))
 
 
 def fifo_buffer(data: Expr, buffer: Expr, axis: int) -> Call:
-    """Return a buffer moved along an axis to take in `data` at its end."""
-    return call("nn.fifo_buffer", data, buffer, attrs=FIFOBufferAttrs(axis))
+    """Shift a FIFO buffer along an axis, and append `data`."""
+    return call_op("nn.fifo_buffer", data, buffer, attrs=FIFOBufferAttrs(axis))
 
 
 def mirror_pad(data: Expr, pad_width: Sequence[Sequence[Dim]], mode: str = "SYMMETRIC") -> Call:
-    """Return `data` with mirrored borders."""
-    return call("nn.mirror_pad", data, attrs=MirrorPadAttrs(mode, _pairs(pad_width)))
+    """Pad `data` by mirroring its borders."""
+    return call_op("nn.mirror_pad", data, attrs=MirrorPadAttrs(mode, _as_pairs(pad_width)))
 
 
 def l2_normalize(data: Expr, eps: float, axis: Sequence[int] | None = None) -> Call:
-    """Return `data` divided by the root of the sum of squares along axes, at least the
-    root of eps.
-    """
+    """Divide `data` by its L2 norm along axes, bounded below by sqrt(eps)."""
     attrs = L2NormalizeAttrs(eps, None if axis is None else tuple(axis))
-    return call("nn.l2_normalize", data, attrs=attrs)
+    return call_op("nn.l2_normalize", data, attrs=attrs)
 
 
 Size = Dim | Sequence[Dim] | None
 """One extent for all axes, one for each, or None for those of the data."""
 
 
-def _size(output_size: Size, rank: int) -> Dims:
+def _adaptive_output_size(output_size: Size, rank: int) -> Dims:
     if output_size is None:
         return ()
     extents = (output_size,) * rank if isinstance(output_size, Dim) else output_size
@@ -345,33 +352,33 @@ def _size(output_size: Size, rank: int) -> Dims:
 
 
 def adaptive_avg_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """Return the mean of windows that divide one axis."""
-    attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
-    return call("nn.adaptive_avg_pool1d", data, attrs=attrs)
+    """Return 1-D adaptive average pooling."""
+    attrs = AdaptivePool1DAttrs(_adaptive_output_size(output_size, 1), layout)
+    return call_op("nn.adaptive_avg_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """Return the maximum of windows that divide one axis."""
-    attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
-    return call("nn.adaptive_max_pool1d", data, attrs=attrs)
+    """Return 1-D adaptive max pooling."""
+    attrs = AdaptivePool1DAttrs(_adaptive_output_size(output_size, 1), layout)
+    return call_op("nn.adaptive_max_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool2d(data: Expr, output_size: Size = None, layout: str = "NCHW") -> Call:
-    """Return the maximum of windows that divide two axes."""
-    attrs = AdaptiveMaxPool2DAttrs(_size(output_size, 2), layout)
-    return call("nn.adaptive_max_pool2d", data, attrs=attrs)
+    """Return 2-D adaptive max pooling."""
+    attrs = AdaptiveMaxPool2DAttrs(_adaptive_output_size(output_size, 2), layout)
+    return call_op("nn.adaptive_max_pool2d", data, attrs=attrs)
 
 
 def adaptive_avg_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """Return the mean of windows that divide three axes."""
-    attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
-    return call("nn.adaptive_avg_pool3d", data, attrs=attrs)
+    """Return 3-D adaptive average pooling."""
+    attrs = AdaptivePool3DAttrs(_adaptive_output_size(output_size, 3), layout)
+    return call_op("nn.adaptive_avg_pool3d", data, attrs=attrs)
 
 
 def adaptive_max_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """Return the maximum of windows that divide three axes."""
-    attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
-    return call("nn.adaptive_max_pool3d", data, attrs=attrs)
+    """Return 3-D adaptive max pooling."""
+    attrs = AdaptivePool3DAttrs(_adaptive_output_size(output_size, 3), layout)
+    return call_op("nn.adaptive_max_pool3d", data, attrs=attrs)
 
 
 def nll_loss(
@@ -381,19 +388,19 @@ def nll_loss(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Call:
-    """Return the negative log-likelihood of targets under log-probabilities, weighted by class."""
+    """Return the negative log-likelihood loss of log-probabilities, weighted by class."""
     attrs = NLLLossAttrs(reduction, ignore_index)
-    return call("nn.nll_loss", predictions, targets, weights, attrs=attrs)
+    return call_op("nn.nll_loss", predictions, targets, weights, attrs=attrs)
 
 
 def cross_entropy(predictions: Expr, targets: Expr) -> Call:
-    """Return -sum(targets * log(predictions)) / batch."""
-    return call("nn.cross_entropy", predictions, targets)
+    """Return the cross entropy -sum(targets * log(predictions)) / batch."""
+    return call_op("nn.cross_entropy", predictions, targets)
 
 
 def cross_entropy_with_logits(predictions: Expr, targets: Expr) -> Call:
-    """Return -sum(targets * predictions) / batch, for log-probabilities."""
-    return call("nn.cross_entropy_with_logits", predictions, targets)
+    """Return the cross entropy -sum(targets * predictions) / batch of log-probabilities."""
+    return call_op("nn.cross_entropy_with_logits", predictions, targets)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Convolutions over other than two axes; deformable convolution; correlation.
+"""3-D and transposed convolutions, deformable convolution, correlation.
 
 A deformable convolution (Dai et al. 2017) reads x at the places of its window plus an offset that
 is data, by bilinear interpolation; at the border as `border` says, as TVM and ONNX differ there.
@@ -12,15 +12,19 @@ from collections.abc import Callable, Sequence
 
 from ekiden import topi
 from ekiden.ir.node import node
-from ekiden.ir.op import Borders, OpPattern, Precision
-from ekiden.ir.text import prim_text
+from ekiden.ir.op import OpPattern, PaddingAbsorption, PrecisionPolicy
+from ekiden.ir.text import format_prim_expr
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import by_layout, call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, lookup_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
-from ekiden.relay.op.nn._solve import deformed, window, window_transposed
-from ekiden.relay.op.nn._work import of_convolution, of_transposed
-from ekiden.relay.op.nn.conv import by_plain_conv
+from ekiden.relay.op.nn._solve import (
+    infer_conv_transpose_weight,
+    infer_conv_weight,
+    infer_deformable_conv_params,
+)
+from ekiden.relay.op.nn._work import count_conv_transpose_macs, make_conv_macs
+from ekiden.relay.op.nn.conv import compute_unblocked
 from ekiden.relay.op.nn.geometry import (
     Conv1DTransposeAttrs,
     Conv3DAttrs,
@@ -29,19 +33,21 @@ from ekiden.relay.op.nn.geometry import (
     Ints,
     check_output_padding,
     check_weight,
-    sides,
-    spread,
-    window_size,
+    expand_kernel_size,
+    expand_padding,
+    expand_per_axis,
 )
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import expect_multiple, tidy, unify_dim
-from ekiden.topi.layout import channel
+from ekiden.topi.dimensions import require_multiple, simplify_dim, unify_dim
+from ekiden.topi.layout import channel_axis
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
 
 
 @node("relay.attrs.CorrelationAttrs")
 class CorrelationAttrs(WindowAttrs):
-    """The extent of patches, how far they move, in what steps, and what is compared."""
+    """Attributes of correlation: kernel size, maximum displacement, strides, padding,
+    comparison.
+    """
 
     kernel_size: int = 1
     max_displacement: int = 1
@@ -52,15 +58,16 @@ class CorrelationAttrs(WindowAttrs):
     layout: str = "NCHW"
 
 
-def _conv3d(attrs: Conv3DAttrs, data: Tensor, weight: Tensor) -> Tensor:
-    return by_plain_conv(attrs, (data, weight), _conv3d_plain)
+def _compute_conv3d(attrs: Conv3DAttrs, data: Tensor, weight: Tensor) -> Tensor:
+    return compute_unblocked(attrs, (data, weight), _compute_conv3d_unblocked)
 
 
-def _conv3d_plain(attrs: Conv3DAttrs, inputs: Sequence[Tensor]) -> Tensor:
+def _compute_conv3d_unblocked(attrs: Conv3DAttrs, inputs: Sequence[Tensor]) -> Tensor:
     data, weight = inputs
     out, _, *window = conv_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )
+    # Declared by its computation: what the attributes promise is checked with the shapes.
     check_weight(attrs, out, window)
     return topi.nn.conv(
         data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.data_layout,
@@ -68,29 +75,38 @@ def _conv3d_plain(attrs: Conv3DAttrs, inputs: Sequence[Tensor]) -> Tensor:
     )  # fmt: skip
 
 
-def _transposed(
+def _compute_conv_transpose(
     attrs: Conv1DTransposeAttrs | Conv3DTransposeAttrs, data: Tensor, weight: Tensor
 ) -> Tensor:
     channels, per_group, *window = conv_transpose_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )
-    input_channels = data.shape[channel(attrs.data_layout)]
+    input_channels = data.shape[channel_axis(attrs.data_layout)]
     if unify_dim(input_channels, channels) is None:
         raise ValueError(
-            f"channels of 'data' and 'weight' must agree, got {prim_text(input_channels)} and"
-            f" {prim_text(channels)}"
+            f"channels of 'data' and 'weight' must agree, got {format_prim_expr(input_channels)}"
+            f" and {format_prim_expr(channels)}"
         )
-    check_weight(attrs, tidy(per_group * attrs.groups), window)
-    expect_multiple("channels", input_channels, attrs.groups, "groups")
+    check_weight(attrs, simplify_dim(per_group * attrs.groups), window)
+    require_multiple("channels", input_channels, attrs.groups, "groups")
     check_output_padding(attrs)
     return topi.nn.conv_transpose(
-        data, weight, attrs.strides, attrs.padding, attrs.output_padding, attrs.dilation,
-        attrs.groups, attrs.data_layout, attrs.kernel_layout, attrs.out_dtype, attrs.out_layout,
+        data,
+        weight,
+        attrs.strides,
+        attrs.padding,
+        attrs.output_padding,
+        attrs.dilation,
+        attrs.groups,
+        attrs.data_layout,
+        attrs.kernel_layout,
+        attrs.out_dtype,
+        attrs.out_layout,
         attrs.channels,
-    )  # fmt: skip
+    )
 
 
-def _deformable(
+def _compute_deformable_conv(
     attrs: DeformableConv2DAttrs,
     data: Tensor,
     offset: Tensor,
@@ -101,9 +117,10 @@ def _deformable(
     computations: dict[tuple[str, ...], Callable[..., Tensor]] = {
         ("NCHW", "OIHW", "NCHW"): topi.nn.deformable_conv2d_nchw
     }
+    # Only the NCHW kernel has factors for taps.
     if mask is None:
         computations["NHWC", "HWIO", "NHWC"] = topi.nn.deformable_conv2d_nhwc
-    compute = by_layout(layouts, computations)
+    compute = lookup_layout(layouts, computations)
     out, _, *window = conv_weight_shape(weight.shape, layouts[1], attrs.channels, attrs.groups)
     check_weight(attrs, out, window)
     return compute(
@@ -113,21 +130,21 @@ def _deformable(
     )  # fmt: skip
 
 
-_WINDOWS = "(batch, channels, windows), in the layout of the result"
-_FUSES = OpPattern.OUT_ELEMWISE_FUSABLE
-declare(
+_CONV_RESULT = "(batch, channels, windows), in the layout of the result"
+_CONV_FUSION_PATTERN = OpPattern.OUT_ELEMWISE_FUSABLE
+declare_topi_op(
     "nn.conv3d",
     ("data", "weight"),
-    _conv3d,
-    _WINDOWS,
+    _compute_conv3d,
+    _CONV_RESULT,
     Conv3DAttrs,
-    _FUSES,
-    solve=window,
+    _CONV_FUSION_PATTERN,
+    solve=infer_conv_weight,
     layout="data_layout",
-    precision=Precision.ALWAYS,
-    macs=of_convolution(),
+    precision=PrecisionPolicy.ALWAYS,
+    macs=make_conv_macs(),
     channels=(1, 0),
-    borders=Borders.ZEROS,
+    borders=PaddingAbsorption.ZEROS,
     weight_layouts={"NCDHW": "OIDHW", "NDHWC": "DHWIO"},
 )
 for _name, _kind, _layout, _weights in (
@@ -139,44 +156,44 @@ for _name, _kind, _layout, _weights in (
         {"NCDHW": "IODHW", "NDHWC": "DHWOI"},
     ),
 ):
-    declare(
+    declare_topi_op(
         _name,
         ("data", "weight"),
-        _transposed,
-        _WINDOWS,
+        _compute_conv_transpose,
+        _CONV_RESULT,
         _kind,
-        _FUSES,
-        solve=window_transposed,
-        macs=of_transposed,
+        _CONV_FUSION_PATTERN,
+        solve=infer_conv_transpose_weight,
+        macs=count_conv_transpose_macs,
         layout=_layout,
         weight_layouts=_weights,
-        precision=Precision.ALWAYS,
+        precision=PrecisionPolicy.ALWAYS,
     )
-declare(
+declare_topi_op(
     "nn.deformable_conv2d",
     ("data", "offset", "weight"),
-    _deformable,
-    _WINDOWS,
+    _compute_deformable_conv,
+    _CONV_RESULT,
     DeformableConv2DAttrs,
-    _FUSES,
-    solve=deformed,
-    macs=of_convolution(2),
+    _CONV_FUSION_PATTERN,
+    solve=infer_deformable_conv_params,
+    macs=make_conv_macs(2),
     weight_layouts={"NCHW": "OIHW", "NHWC": "HWIO"},
 )
-declare(
+declare_topi_op(
     "nn.modulated_deformable_conv2d",
     ("data", "offset", "weight", "mask"),
-    _deformable,
-    _WINDOWS,
+    _compute_deformable_conv,
+    _CONV_RESULT,
     DeformableConv2DAttrs,
-    _FUSES,
-    macs=of_convolution(2),
+    _CONV_FUSION_PATTERN,
+    macs=make_conv_macs(2),
     description="A deformable convolution with a factor for each tap (NCHW alone).",
 )
-declare(
+declare_topi_op(
     "nn.correlation",
     ("data1", "data2"),
-    lambda attrs, data1, data2: by_layout(attrs.layout, {"NCHW": topi.nn.correlation_nchw})(
+    lambda attrs, data1, data2: lookup_layout(attrs.layout, {"NCHW": topi.nn.correlation_nchw})(
         data1,
         data2,
         attrs.kernel_size,
@@ -188,7 +205,7 @@ declare(
     ),
     "(batch, displacements, windows)",
     CorrelationAttrs,
-    _FUSES,
+    _CONV_FUSION_PATTERN,
 )
 
 
@@ -206,13 +223,22 @@ def conv3d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """Return a convolution over three axes."""
+    """Return a 3-D convolution."""
+    # The order of weights that goes with the layout of the data.
     layout = kernel_layout or ("OIDHW" if data_layout == "NCDHW" else "DHWIO")
     attrs = Conv3DAttrs(
-        spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
-        window_size(kernel_size, 3), data_layout, layout, out_layout, out_dtype,
-    )  # fmt: skip
-    return call("nn.conv3d", data, weight, attrs=attrs)
+        expand_per_axis(strides, 3),
+        expand_padding(padding, 3),
+        expand_per_axis(dilation, 3),
+        groups,
+        channels,
+        expand_kernel_size(kernel_size, 3),
+        data_layout,
+        layout,
+        out_layout,
+        out_dtype,
+    )
+    return call_op("nn.conv3d", data, weight, attrs=attrs)
 
 
 def conv1d_transpose(
@@ -230,13 +256,21 @@ def conv1d_transpose(
     output_padding: Ints = (0,),
     out_dtype: str = "",
 ) -> Call:
-    """Return a transposed convolution over one axis."""
+    """Return a 1-D transposed convolution."""
     attrs = Conv1DTransposeAttrs(
-        spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
-        window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
-        spread(output_padding, 1),
-    )  # fmt: skip
-    return call("nn.conv1d_transpose", data, weight, attrs=attrs)
+        expand_per_axis(strides, 1),
+        expand_padding(padding, 1),
+        expand_per_axis(dilation, 1),
+        groups,
+        channels,
+        expand_kernel_size(kernel_size, 1),
+        data_layout,
+        kernel_layout,
+        out_layout,
+        out_dtype,
+        expand_per_axis(output_padding, 1),
+    )
+    return call_op("nn.conv1d_transpose", data, weight, attrs=attrs)
 
 
 def conv3d_transpose(
@@ -254,13 +288,21 @@ def conv3d_transpose(
     output_padding: Ints = (0, 0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """Return a transposed convolution over three axes."""
+    """Return a 3-D transposed convolution."""
     attrs = Conv3DTransposeAttrs(
-        spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
-        window_size(kernel_size, 3), data_layout, kernel_layout, out_layout, out_dtype,
-        spread(output_padding, 3),
-    )  # fmt: skip
-    return call("nn.conv3d_transpose", data, weight, attrs=attrs)
+        expand_per_axis(strides, 3),
+        expand_padding(padding, 3),
+        expand_per_axis(dilation, 3),
+        groups,
+        channels,
+        expand_kernel_size(kernel_size, 3),
+        data_layout,
+        kernel_layout,
+        out_layout,
+        out_dtype,
+        expand_per_axis(output_padding, 3),
+    )
+    return call_op("nn.conv3d_transpose", data, weight, attrs=attrs)
 
 
 def deformable_conv2d(
@@ -281,19 +323,28 @@ def deformable_conv2d(
     mask: Expr | None = None,
     border: str = "inside",
 ) -> Call:
-    """Return a convolution whose taps are moved by offsets and sampled between pixels.
+    """Return a deformable convolution: taps are displaced by offsets and sampled bilinearly.
 
     With `mask`, each tap is multiplied by a factor (NCHW alone; TVM has none). `border` is "inside"
     or "zeros"; see DeformableConv2DAttrs.
     """
     attrs = DeformableConv2DAttrs(
-        spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
-        window_size(kernel_size, 2), data_layout, kernel_layout, out_layout, out_dtype,
-        deformable_groups, border,
-    )  # fmt: skip
+        expand_per_axis(strides, 2),
+        expand_padding(padding, 2),
+        expand_per_axis(dilation, 2),
+        groups,
+        channels,
+        expand_kernel_size(kernel_size, 2),
+        data_layout,
+        kernel_layout,
+        out_layout,
+        out_dtype,
+        deformable_groups,
+        border,
+    )
     if mask is not None:
-        return call("nn.modulated_deformable_conv2d", data, offset, weight, mask, attrs=attrs)
-    return call("nn.deformable_conv2d", data, offset, weight, attrs=attrs)
+        return call_op("nn.modulated_deformable_conv2d", data, offset, weight, mask, attrs=attrs)
+    return call_op("nn.deformable_conv2d", data, offset, weight, attrs=attrs)
 
 
 def correlation(
@@ -307,11 +358,17 @@ def correlation(
     is_multiply: bool,
     layout: str = "NCHW",
 ) -> Call:
-    """Return how patches of one image match those of another, displaced."""
+    """Return the correlation of patches of two images over displacements (FlowNet)."""
     attrs = CorrelationAttrs(
-        kernel_size, max_displacement, stride1, stride2, sides(padding, 2), is_multiply, layout
+        kernel_size,
+        max_displacement,
+        stride1,
+        stride2,
+        expand_padding(padding, 2),
+        is_multiply,
+        layout,
     )
-    return call("nn.correlation", data1, data2, attrs=attrs)
+    return call_op("nn.correlation", data1, data2, attrs=attrs)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""The operators of the dialect, by TVM's names and signatures."""
+"""QNN operators by TVM's names and signatures."""
 
 import sys
 
-from ekiden.relay.op._document import attach
+from ekiden.relay.op._document import attach_descriptions
 from ekiden.relay.qnn.config import current_requantize_config, requantize_config
 from ekiden.relay.qnn.elementwise import (
     abs,
@@ -25,7 +25,7 @@ from ekiden.relay.qnn.rescale import dequantize, quantize, requantize
 from ekiden.relay.qnn.shaping import avg_pool2d, concatenate, softmax
 from ekiden.relay.qnn.simulated import simulated_dequantize, simulated_quantize
 
-attach("qnn.", globals())
+attach_descriptions("qnn.", globals())
 
 qnn = sys.modules[__name__]
 """The file of TVM that has them."""

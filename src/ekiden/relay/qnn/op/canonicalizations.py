@@ -1,4 +1,4 @@
-"""Functions of quantised tensors as tables: what each of few integers becomes (TVM's names)."""
+"""Lookup tables for unary functions of quantised tensors (TVM's names)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = Callable[[Array], Array]
 """A function of an array of float32, element by element."""
 
 
-def _scalar(value: Expr, what: str) -> Array:
+def _scalar_constant(value: Expr, what: str) -> Array:
     if not isinstance(value, Constant) or value.data.size != 1:
         raise ValueError(f"lookup table: {what!r} must be a constant scalar")
     return value.data.reshape(())
@@ -37,7 +37,8 @@ def create_integer_lookup_table(
     in_dtype: str = "uint8",
     out_dtype: str = "uint8",
 ) -> Array:
-    """Return the result for each integer of `in_dtype`, ordered by the unsigned number of its bits.
+    """Tabulate a float function over all integers of `in_dtype`, indexed by their unsigned bit
+    pattern.
 
     Scales and zero points are constant scalars.
 
@@ -49,11 +50,15 @@ def create_integer_lookup_table(
     bits = np.iinfo(in_dtype).bits
     if bits > 16:
         raise ValueError(f"lookup table: {in_dtype} has too many numbers for a table")
-    input_steps = _scalar(input_scale, "input_scale"), _scalar(input_zero_point, "input_zero_point")
-    output_steps = (
-        _scalar(output_scale, "output_scale"),
-        _scalar(output_zero_point, "output_zero_point"),
+    input_steps = (
+        _scalar_constant(input_scale, "input_scale"),
+        _scalar_constant(input_zero_point, "input_zero_point"),
     )
+    output_steps = (
+        _scalar_constant(output_scale, "output_scale"),
+        _scalar_constant(output_zero_point, "output_zero_point"),
+    )
+    # Entry n is the integer whose bits are n: negative ones follow the positive.
     numbers = np.arange(1 << bits, dtype=f"uint{bits}").view(in_dtype)
     results = floating_point_func(dequantize_array(numbers, input_steps)).astype(np.float32)
     return quantize_array(results, output_steps, out_dtype=out_dtype)
@@ -71,18 +76,19 @@ def create_integer_lookup_op(
     in_dtype: str = "uint8",
     out_dtype: str = "uint8",
 ) -> Expr:
-    """Return a function of a quantised tensor of `in_dtype` as a lookup in a table."""
+    """Return a unary function of a quantised tensor as a table lookup (take)."""
     table = create_integer_lookup_table(
         floating_point_func, in_scale, in_zero_point, out_scale, out_zero_point,
         in_axis, out_axis, in_dtype, out_dtype,
     )  # fmt: skip
     bits = np.iinfo(in_dtype).bits
+    # take needs positions from 0 on: signed integers are read as unsigned bits.
     positions = reinterpret(input_arg, f"uint{bits}") if in_dtype.startswith("int") else input_arg
     return take(const(table), cast(positions, "int32"), 0)
 
 
 def run_const_expr(expr: Expr) -> Array:
-    """Return the value of an expression of constants.
+    """Evaluate a constant expression.
 
     Raises:
         CompileError: The expression has free variables.

@@ -1,4 +1,4 @@
-"""The functions of real numbers that operators of the dialect stand for, where NumPy has none."""
+"""Float functions that qnn operators approximate and NumPy lacks."""
 
 from __future__ import annotations
 

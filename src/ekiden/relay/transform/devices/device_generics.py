@@ -1,4 +1,5 @@
-"""Type variables whose values cannot be copied between devices.
+"""Type variables that are instantiated by functions or references, which cannot be copied between
+devices.
 
     def @id[A](%x: A) -> A { %x }        @id(%x) of a tensor: A may be copied
     def @id[A](%x: A) -> A { %x }        @id(fn (%y) { ... }): A may not, whoever else calls @id
@@ -20,8 +21,8 @@ from ekiden.relay.expr import Call
 from ekiden.relay.visitor import type_post_order
 
 
-def _instances(exprs: Iterable[RelayExpr]) -> Iterator[tuple[TypeVar, Type]]:
-    """Type variables of functions that are called, each with what it stands for there."""
+def _type_instantiations(exprs: Iterable[RelayExpr]) -> Iterator[tuple[TypeVar, Type]]:
+    """Yield (type variable, type argument) for every call of a polymorphic function."""
     for expr in exprs:
         if not isinstance(expr, Call) or not expr.type_args:
             continue
@@ -30,15 +31,17 @@ def _instances(exprs: Iterable[RelayExpr]) -> Iterator[tuple[TypeVar, Type]]:
             yield from zip(called.type_params, expr.type_args, strict=False)
 
 
-def bound_variables(exprs: Iterable[RelayExpr]) -> set[TypeVar]:
-    """Return the type variables that stand for a function or a reference in a call, directly or by
-    other type variables.
+def uncopyable_type_variables(exprs: Iterable[RelayExpr]) -> set[TypeVar]:
+    """Return the type variables that a call instantiates by a function or a reference, directly or
+    through other type variables.
     """
     bound: set[TypeVar] = set()
     through: dict[TypeVar, list[TypeVar]] = {}
     waiting: list[TypeVar] = []
-    for variable, kind in _instances(exprs):
+    for variable, kind in _type_instantiations(exprs):
         for component in type_post_order(kind):
+            # Neither a closure nor a reference has a meaning on another device: identity would be
+            # lost by copying.
             if isinstance(component, (FuncType, RelayRefType)):
                 waiting.append(variable)
             elif isinstance(component, TypeVar):
@@ -52,4 +55,4 @@ def bound_variables(exprs: Iterable[RelayExpr]) -> set[TypeVar]:
     return bound
 
 
-__all__ = ["bound_variables"]
+__all__ = ["uncopyable_type_variables"]

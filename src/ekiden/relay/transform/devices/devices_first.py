@@ -1,4 +1,4 @@
-"""Queue what devices compute before the host waits for what comes back from them.
+"""Schedule device kernels before host work that waits for results, so that queues stay filled.
 
     let %a = f(%x); let %h = device_copy(%a, opencl(0), cpu(0)); let %b = g(%x); h(%h)
 ->  let %a = f(%x); let %b = g(%x); let %h = device_copy(%a, opencl(0), cpu(0)); h(%h)
@@ -20,88 +20,94 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Var
 from ekiden.relay.op.annotation import DeviceCopyAttrs
-from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
-from ekiden.relay.transform.language.scopes import bodies, evaluation_order, map_functions, on_body
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    lift_body_rewrite,
+    map_functions,
+)
 from ekiden.target.virtual_device import HOST
 
 __all__ = ["DevicesFirst"]
 
 
 def DevicesFirst() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that issues device work before the host waits for its results."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Reorder a module in A-normal form that is typed."""
+        """Reorder the bindings of a typed module in A-normal form."""
         kinds = {device.device_type for device in device_table(module)}
+        # Host-only programs run in program order; reordering would only cost compile time.
         if kinds == {HOST.device_type}:
             return module
-        domains = Domains(module)
+        domains = DeviceDomains(module)
 
-        def reorder(chain: Chain, is_function_body: bool) -> Chain:
-            """Reorder the runs of movable bindings of a chain."""
-            chain.bindings = _reordered(chain.bindings, domains)
+        def reorder(chain: LetChain, is_function_body: bool) -> LetChain:
+            """Reorder the runs of effect-free bindings of a let chain."""
+            chain.bindings = _reorder_bindings(chain.bindings, domains)
             return chain
 
-        return map_functions(module, on_body(lambda body: map_chains(body, reorder)))
+        return map_functions(module, lift_body_rewrite(lambda body: map_chains(body, reorder)))
 
     return Pass("DevicesFirst", transform, 0, ())
 
 
-def _reordered(bindings: Sequence[Binding], domains: Domains) -> list[Binding]:
-    result: list[Binding] = []
-    run: list[Binding] = []
+def _reorder_bindings(bindings: Sequence[LetBinding], domains: DeviceDomains) -> list[LetBinding]:
+    result: list[LetBinding] = []
+    run: list[LetBinding] = []
     for binding in bindings:
         _, value = binding
         # Effects and branches are barriers: nothing moves across them.
         if is_pure(value) and not bodies(value):
             run.append(binding)
             continue
-        result += [*_scheduled(run, domains), binding]
+        result += [*_list_schedule(run, domains), binding]
         run = []
-    return result + _scheduled(run, domains)
+    return result + _list_schedule(run, domains)
 
 
-def _scheduled(run: Sequence[Binding], domains: Domains) -> list[Binding]:
-    """Order bindings without effects so that none stands before what it uses."""
+def _list_schedule(run: Sequence[LetBinding], domains: DeviceDomains) -> list[LetBinding]:
+    """Schedule effect-free bindings topologically, device work first (list scheduling)."""
     positions = {variable: at for at, (variable, _) in enumerate(run)}
     users: list[list[int]] = [[] for _ in run]
     waits = [0] * len(run)
     for at, (_, value) in enumerate(run):
-        for used in {positions[v] for v in _variables(value) if v in positions}:
+        for used in {positions[v] for v in _used_variables(value) if v in positions}:
             users[used].append(at)
             waits[at] += 1
     ready: list[tuple[bool, int]] = []
 
-    def add(at: int) -> None:
-        """Add a binding that waits for nothing more: device work before the rest."""
+    def push_ready(at: int) -> None:
+        """Push a binding whose operands are all scheduled; device work has priority."""
         # The position breaks ties, so the order is stable (Kahn's algorithm with a priority queue).
-        heappush(ready, (not _is_of_device(run[at][1], domains), at))
+        heappush(ready, (not _is_device_work(run[at][1], domains), at))
 
     for at, count in enumerate(waits):
         if count == 0:
-            add(at)
-    ordered: list[Binding] = []
+            push_ready(at)
+    ordered: list[LetBinding] = []
     while ready:
         _, at = heappop(ready)
         ordered.append(run[at])
         for user in users[at]:
             waits[user] -= 1
             if waits[user] == 0:
-                add(user)
+                push_ready(user)
     return ordered
 
 
-def _variables(value: RelayExpr) -> set[Var]:
+def _used_variables(value: RelayExpr) -> set[Var]:
     return {e for e in evaluation_order(value) if isinstance(e, Var)}
 
 
-def _is_of_device(value: RelayExpr, domains: Domains) -> bool:
-    """Return whether a value is queued on a device, or copied to one."""
+def _is_device_work(value: RelayExpr, domains: DeviceDomains) -> bool:
+    """Return whether a value is queued on a device or copied to one."""
     if not isinstance(value, Call):
         return False
     if isinstance(value.attrs, DeviceCopyAttrs):
         return value.attrs.dst_virtual_device.device_type != HOST.device_type
-    return domains.is_worker(value) and domains.worker(value).type != HOST.device_type
+    return domains.is_kernel_call(value) and domains.kernel_device(value).type != HOST.device_type

@@ -1,4 +1,5 @@
-"""Decide which device each value is on, and copy values that are used on another.
+"""Device placement: assign each value to a device, and insert copies where a value is used on
+another.
 
     def @main(%a, %b) { %0 = on_device(nn.relu(%a), virtual_device=cpu(1)); add(%0, %b) }
 ->  def @main(%a {virtual_device=cpu(1)}, %b {virtual_device=cpu(0)}, virtual_device=cpu(0)) {
@@ -39,10 +40,14 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
-from ekiden.relay.transform.devices.device_domains import DEVICE_TABLE, HOST_WORK, Domains
+from ekiden.relay.transform.devices.device_domains import (
+    DEVICE_TABLE_ATTR,
+    HOST_OPERATORS_ATTR,
+    DeviceDomains,
+)
 from ekiden.relay.transform.devices.unification import CompositeDomain, DeviceDomain, Domain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import evaluation_order, infer_here, is_atom
+from ekiden.relay.transform.language.scopes import evaluation_order, infer_local_type, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError
@@ -53,25 +58,25 @@ from ekiden.target.virtual_device import (
     CompilationConfig,
     DeviceMemory,
     VirtualDevice,
-    all_on_host,
     check_supported,
+    is_host_only,
 )
 
-_SELF_LOCATED = Var, GlobalVar, Op, Constructor, Function
+_UNANNOTATED_NODES = Var, GlobalVar, Op, Constructor, Function
 """What says itself where it is, or is everywhere."""
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
-    """Return the devices of a planned module; of another, the host."""
-    devices = module.attrs.get(DEVICE_TABLE, (HOST,))
+    """Return the devices of a planned module; only the host for an unplanned one."""
+    devices = module.attrs.get(DEVICE_TABLE_ATTR, (HOST,))
     assert isinstance(devices, tuple)
     return devices
 
 
-class _Planner:
-    """Planner that rewrites the functions of one module."""
+class _DevicePlanner:
+    """Rewriter that inserts device copies and annotations into the functions of one module."""
 
-    def __init__(self, domains: Domains, marks: bool) -> None:
+    def __init__(self, domains: DeviceDomains, marks: bool) -> None:
         self.domains = domains
         self.marks = marks
         self._new: dict[RelayExpr, RelayExpr] = {}
@@ -79,117 +84,137 @@ class _Planner:
         """(value, from, to) -> its copy, which all uses share."""
 
     def plan(self, function: Function) -> Function:
-        """Rewrite a global function with its copies and the locations of its parameters
-        and result.
+        """Rewrite a global function with copies, and attach the locations of its parameters and
+        result.
         """
         for expr in self.domains.orders[function]:
-            self._new[expr] = self._rewritten(expr)
-        domain = self.domains.of(function)
+            self._new[expr] = self._rewrite_expr(expr)
+        domain = self.domains.domain_for(function)
         assert isinstance(domain, CompositeDomain)
-        body = self._at(function.body, domain.items[-1])
-        return self._with_places(function.with_fields(body=body), domain)
+        body = self._copy_to_domain(function.body, domain.items[-1])
+        return self._with_location_attrs(function.with_fields(body=body), domain)
 
-    def _rewritten(self, expr: RelayExpr) -> RelayExpr:
+    def _rewrite_expr(self, expr: RelayExpr) -> RelayExpr:
         if is_atom(expr) or isinstance(expr, Constant):
             return expr
         if isinstance(expr, Call) and isinstance(expr.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
-            return self._at(expr.args[0], self.domains.of(expr))
-        new_children = self._placed_children(expr)
+            return self._copy_to_domain(expr.args[0], self.domains.domain_for(expr))
+        new_children = self._place_children(expr)
         if isinstance(expr, TupleGetItem) and not isinstance(expr.tuple_value, Tuple):
             new_tuple = new_children[0]
             # Taking the field of a new tuple would keep copies of its other fields alive.
             if isinstance(new_tuple, Tuple):  # copied field by field
                 return new_tuple.fields[expr.index]
-        rewritten = _with_children(expr, new_children)
+        rewritten = _rebuild_with_children(expr, new_children)
         if isinstance(rewritten, Function):
-            domain = self.domains.of(expr)
+            domain = self.domains.domain_for(expr)
             assert isinstance(domain, CompositeDomain)
-            rewritten = self._with_places(rewritten, domain)
+            rewritten = self._with_location_attrs(rewritten, domain)
         if rewritten is not expr and (old_type := expr.checked_type_or_none()) is not None:
             rewritten.set_checked_type(old_type)
         return rewritten
 
-    def _placed_children(self, expr: RelayExpr) -> list[RelayExpr]:
-        """Return the children of an expression where it needs them."""
-        takes_constants = self.domains.is_worker(expr)
-        around = self.domains.around(expr)
+    def _place_children(self, expr: RelayExpr) -> list[RelayExpr]:
+        """Return the rewritten children of an expression, copied to where it requires them."""
+        takes_constants = self.domains.is_kernel_call(expr)
+        around = self.domains.scope_location(expr)
         placed: list[RelayExpr] = []
-        for child, where in zip(children(expr), self.domains.uses(expr), strict=True):
+        for child, where in zip(children(expr), self.domains.operand_domains(expr), strict=True):
             if takes_constants and isinstance(child, Constant):
                 placed.append(child)
                 continue
-            value = self._new.get(child, child) if where is None else self._at(child, where)
+            value = (
+                self._new.get(child, child) if where is None else self._copy_to_domain(child, where)
+            )
             if self.marks and not (isinstance(expr, Let) and child is expr.body):
-                location = (where and self.domains.only(where)) or self.domains.around(child)
-                value = value if location == around else self._with_mark(value, location)
+                location = (
+                    where and self.domains.single_location(where)
+                ) or self.domains.scope_location(child)
+                value = value if location == around else self._annotate(value, location)
             placed.append(value)
         return placed
 
-    def _with_mark(self, value: RelayExpr, location: DeviceMemory | None) -> RelayExpr:
-        """Return a value with a mark of its location; itself if it needs none, as a variable."""
+    def _annotate(self, value: RelayExpr, location: DeviceMemory | None) -> RelayExpr:
+        """Wrap a value in `on_device`, unless it needs no annotation (variables, functions)."""
         is_marked = isinstance(value, Call) and isinstance(value.attrs, OnDeviceAttrs)
-        if not self.marks or location is None or is_marked or isinstance(value, _SELF_LOCATED):
+        if not self.marks or location is None or is_marked or isinstance(value, _UNANNOTATED_NODES):
             return value
         marked = on_device(value, location.virtual_device(), constrain_result=True)
         if (old_type := value.checked_type_or_none()) is not None:
             marked.set_checked_type(old_type)
         return marked
 
-    def _at(self, child: RelayExpr, where: Domain) -> RelayExpr:
-        """Return the value of a child in the domain where it is needed."""
+    def _copy_to_domain(self, child: RelayExpr, where: Domain) -> RelayExpr:
+        """Return the rewritten child, copied to the required domain."""
         value = self._new.get(child, child)
         if isinstance(child, Constant):
-            infer_here(child)
-        return self._move(value, child.checked_type, self.domains.of(child), where)
+            infer_local_type(child)
+        return self._convert_domain(
+            value, child.checked_type, self.domains.domain_for(child), where
+        )
 
-    def _move(self, value: RelayExpr, kind: Type, source: Domain, destination: Domain) -> RelayExpr:
-        """Return a value of one domain as one of another."""
+    def _convert_domain(
+        self, value: RelayExpr, kind: Type, source: Domain, destination: Domain
+    ) -> RelayExpr:
+        """Convert a value from one domain to another, by a copy where their locations differ."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             if self.domains.where(source) == self.domains.where(destination):
                 return value
             # A constant is moved at compile time, so a mark is enough.
             if self.marks and isinstance(value, Constant):
-                return self._with_mark(value, self.domains.where(destination))
-        elif self._agree(source, destination):
+                return self._annotate(value, self.domains.where(destination))
+        elif self._is_same_location(source, destination):
             return value
         # The None separates the two lists of locations, whose lengths may differ.
-        key = value, *self.domains.each(source), None, *self.domains.each(destination)
+        key = (
+            value,
+            *self.domains.locations_of(source),
+            None,
+            *self.domains.locations_of(destination),
+        )
+        # Copies are shared by all users of a (value, source, destination) triple: one transfer per
+        # device.
         if key not in self._moved:
-            self._moved[key] = self._copied(value, kind, source, destination)
+            self._moved[key] = self._emit_copy(value, kind, source, destination)
         return self._moved[key]
 
-    def _agree(self, source: Domain, destination: Domain) -> bool:
-        """Return whether two domains are on the same devices, component by component."""
+    def _is_same_location(self, source: Domain, destination: Domain) -> bool:
+        """Return whether two domains have the same locations, leaf by leaf."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             return self.domains.where(source) == self.domains.where(destination)
-        pairs = zip(_components(source, destination), _components(destination, source), strict=True)
-        return all(self._agree(a, b) for a, b in pairs)
+        pairs = zip(
+            _component_domains(source, destination),
+            _component_domains(destination, source),
+            strict=True,
+        )
+        return all(self._is_same_location(a, b) for a, b in pairs)
 
-    def _copied(
+    def _emit_copy(
         self, value: RelayExpr, kind: Type, source_domain: Domain, target_domain: Domain
     ) -> RelayExpr:
         if isinstance(kind, TupleType):
             fields = [
-                self._move(_field(value, n), k, a, b)
+                self._convert_domain(_tuple_field(value, n), k, a, b)
                 for n, (k, a, b) in enumerate(
                     zip(
                         kind.fields,
-                        _components(source_domain, target_domain),
-                        _components(target_domain, source_domain),
+                        _component_domains(source_domain, target_domain),
+                        _component_domains(target_domain, source_domain),
                         strict=True,
                     )
                 )
             ]
-            return infer_here(Tuple(tuple(fields)))
+            return infer_local_type(Tuple(tuple(fields)))
         if isinstance(kind, FuncType):
-            return self._wrapped(
+            return self._wrap_function(
                 value,
                 kind,
-                _components(source_domain, target_domain),
-                _components(target_domain, source_domain),
+                _component_domains(source_domain, target_domain),
+                _component_domains(target_domain, source_domain),
             )
         assert isinstance(source_domain, DeviceDomain) and isinstance(target_domain, DeviceDomain)
         source, target = self.domains.where(source_domain), self.domains.where(target_domain)
+        # Two copies of a mutable cell would diverge.
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
             raise CompileError(
@@ -197,68 +222,73 @@ class _Planner:
                 f" {source.device}, and a"
                 " reference cannot be copied"
             )
-        value = self._with_mark(value, source)
+        value = self._annotate(value, source)
         copy = device_copy(value, source.virtual_device(), target.virtual_device())
-        return infer_here(copy.with_fields(span=value.span))
+        return infer_local_type(copy.with_fields(span=value.span))
 
-    def _wrapped(
+    def _wrap_function(
         self,
         value: RelayExpr,
         kind: FuncType,
         source_items: tuple[Domain, ...],
         target_items: tuple[Domain, ...],
     ) -> RelayExpr:
-        """Return `fn (%x) { copy(value(copy(%x))) }`."""
+        """Emit an adapter `fn (%x) { copy(value(copy(%x))) }` for a function value on another
+        device.
+        """
+        # Code is present on all devices; only arguments and results are transferred.
         params = tuple(Var("x", arg_type) for arg_type in kind.arg_types)
         for param, param_type in zip(params, kind.arg_types, strict=True):
             param.set_checked_type(param_type)
         moved = zip(params, kind.arg_types, target_items[:-1], source_items[:-1], strict=True)
-        call = Call(value, tuple(self._move(*param_move) for param_move in moved))
+        call = Call(value, tuple(self._convert_domain(*param_move) for param_move in moved))
         call.set_checked_type(kind.ret_type)
-        body = self._move(call, kind.ret_type, source_items[-1], target_items[-1])
-        wrapper = self._with_places(
+        body = self._convert_domain(call, kind.ret_type, source_items[-1], target_items[-1])
+        wrapper = self._with_location_attrs(
             Function(params, body, kind.ret_type), CompositeDomain(target_items, is_function=True)
         )
         wrapper.set_checked_type(kind)
         return wrapper
 
-    def _with_places(self, function: Function, domain: CompositeDomain) -> Function:
-        """Return a function with the locations of its domain as attributes."""
-        pairs = zip(domain.items, _kinds(function), strict=True)
-        *params, result = (self.domains.said(at, of, self.marks) for at, of in pairs)
+    def _with_location_attrs(self, function: Function, domain: CompositeDomain) -> Function:
+        """Attach the locations of a function's parameters and result as attributes."""
+        pairs = zip(domain.items, _signature_types(function), strict=True)
+        *params, result = (self.domains.location_attribute(at, of, self.marks) for at, of in pairs)
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
-        if not self.marks and all_on_host((*params, result)):
+        if not self.marks and is_host_only((*params, result)):
             return plain
         param_attrs = {PARAM_PLACES: tuple(params)} if any(params) else {}  # as the text says them
         return plain.with_attr({**param_attrs, RESULT_PLACE: result})
 
 
-def _kinds(function: Function) -> list[Type]:
+def _signature_types(function: Function) -> list[Type]:
     return [*(p.checked_type for p in function.params), function.body.checked_type]
 
 
-def _components(domain: Domain, like: Domain) -> tuple[Domain, ...]:
-    """Return the components of a domain; of a single one, as many as the other has."""
+def _component_domains(domain: Domain, like: Domain) -> tuple[Domain, ...]:
+    """Return the components of a domain; a leaf is repeated to the arity of the other domain."""
     if isinstance(domain, CompositeDomain):
         return domain.items
     assert isinstance(like, CompositeDomain)
     return (domain,) * len(like.items)
 
 
-def _field(value: RelayExpr, index: int) -> RelayExpr:
+def _tuple_field(value: RelayExpr, index: int) -> RelayExpr:
     return (
-        value.fields[index] if isinstance(value, Tuple) else infer_here(TupleGetItem(value, index))
+        value.fields[index]
+        if isinstance(value, Tuple)
+        else infer_local_type(TupleGetItem(value, index))
     )
 
 
-def _with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
-    """Rebuild an expression with other children.
+def _rebuild_with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
+    """Rebuild an expression with replaced children.
 
     A variable that a pattern binds and a clause returns may be two of them.
     """
     if not isinstance(expr, Match):
         return rebuild(expr, new_children)
-    results = _results(expr, new_children)
+    results = _clause_results(expr, new_children)
     same = all(c.rhs is new_rhs for c, new_rhs in zip(expr.clauses, results, strict=True))
     if same and new_children[0] is expr.data:
         return expr
@@ -268,8 +298,8 @@ def _with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
     return Match(new_children[0], clauses, expr.complete, span=expr.span)
 
 
-def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
-    """Return the children of a match that its clauses return."""
+def _clause_results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
+    """Return the rewritten right-hand sides of a match's clauses."""
     results, at = [], 0
     for clause in expr.clauses:
         at += len(pattern_vars(clause.lhs)) + 1
@@ -277,11 +307,11 @@ def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
     return results
 
 
-def named_devices(module: IRModule) -> Iterator[VirtualDevice]:
-    """Yield the devices that a module names: in marks, copies and attributes of functions, or in
-    its table.
+def iter_virtual_devices(module: IRModule) -> Iterator[VirtualDevice]:
+    """Yield the virtual devices that a module mentions in annotations, copies, function attributes
+    or its table.
     """
-    yield from _flat(module.attrs.get(DEVICE_TABLE, ()))
+    yield from _flatten_devices(module.attrs.get(DEVICE_TABLE_ATTR, ()))
     for function in module.functions.values():
         if not isinstance(function, Function):
             continue
@@ -292,21 +322,21 @@ def named_devices(module: IRModule) -> Iterator[VirtualDevice]:
                 case Call(attrs=DeviceCopyAttrs() as copy):
                     yield from (copy.src_virtual_device, copy.dst_virtual_device)
                 case Function():
-                    yield from _flat((expr.attr(PARAM_PLACES), expr.attr(RESULT_PLACE)))
+                    yield from _flatten_devices((expr.attr(PARAM_PLACES), expr.attr(RESULT_PLACE)))
 
 
-def _flat(attribute: object) -> Iterator[VirtualDevice]:
-    """Yield the virtual devices in the attributes of a function."""
+def _flatten_devices(attribute: object) -> Iterator[VirtualDevice]:
+    """Yield the virtual devices in a nested tuple of function attributes."""
     if isinstance(attribute, tuple):
         for item in attribute:
-            yield from _flat(item)
+            yield from _flatten_devices(item)
     elif isinstance(attribute, VirtualDevice):
         yield attribute
 
 
-def _names_devices(module: IRModule) -> bool:
-    """Return whether something in a module is about devices."""
-    return any(True for _ in named_devices(module))
+def _has_device_annotations(module: IRModule) -> bool:
+    """Return whether a module mentions any device."""
+    return any(True for _ in iter_virtual_devices(module))
 
 
 def PlanDevices(  # noqa: N802
@@ -315,7 +345,7 @@ def PlanDevices(  # noqa: N802
     marks: bool = True,
     refuses: Callable[[Call], bool] | None = None,
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that assigns values to devices and inserts device copies (TVM's PlanDevices).
 
     Without `marks`, the pass raises CompileError for devices that no code can be made for, and for
     others than those of a `config`.
@@ -330,24 +360,26 @@ def PlanDevices(  # noqa: N802
     chosen = config or CompilationConfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Plan a module, unless all of it is on the host.
+        """Plan a module, unless everything is on the host.
 
         Without marks the devices are written to the module's attribute, which the next run reads.
         """
         # A second run must not move what the first one has left on the host.
-        default = HOST if DEVICE_TABLE in module.attrs else chosen.default_primitive_virtual_device
-        if default.is_host and not _names_devices(module):
-            return module
-        domains = Domains(
-            module, default.where, refuses if DEVICE_TABLE not in module.attrs else None
+        default = (
+            HOST if DEVICE_TABLE_ATTR in module.attrs else chosen.default_primitive_virtual_device
         )
-        attrs = {name: value for name, value in module.attrs.items() if name != DEVICE_TABLE}
+        if default.is_host and not _has_device_annotations(module):
+            return module
+        domains = DeviceDomains(
+            module, default.where, refuses if DEVICE_TABLE_ATTR not in module.attrs else None
+        )
+        attrs = {name: value for name, value in module.attrs.items() if name != DEVICE_TABLE_ATTR}
         if not marks:
-            attrs[DEVICE_TABLE] = table = _table(domains, config)
-            if DEVICE_TABLE not in module.attrs and len(table) > 1:
+            attrs[DEVICE_TABLE_ATTR] = table = _build_device_table(domains, config)
+            if DEVICE_TABLE_ATTR not in module.attrs and len(table) > 1:
                 rows = domains.host_reasons().items()
-                attrs[HOST_WORK] = [[reason.value, *names] for reason, names in rows]
-        planner = _Planner(domains, marks)
+                attrs[HOST_OPERATORS_ATTR] = [[reason.value, *names] for reason, names in rows]
+        planner = _DevicePlanner(domains, marks)
         planned: dict[GlobalVar | str, BaseFunc] = {
             g: planner.plan(f) if isinstance(f, Function) else f
             for g, f in module.functions.items()
@@ -357,14 +389,17 @@ def PlanDevices(  # noqa: N802
     return Pass("PlanDevices", transform, 0, (InferType(),))
 
 
-def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualDevice, ...]:
-    """Return the devices of a program.
+def _build_device_table(
+    domains: DeviceDomains, config: CompilationConfig | None
+) -> tuple[VirtualDevice, ...]:
+    """Return the devices that a program uses, and check that each is supported and configured.
 
     Raises:
         CompileError: For a device that there is no code for, or that the program is not compiled
         for.
     """
-    devices = tuple(location.virtual_device() for location in domains.used())
+    devices = tuple(location.virtual_device() for location in domains.used_locations())
+    # Reported here, with the program at hand, rather than by the run that lacks the device.
     for device in devices:
         check_supported(device)
         configured = [] if config is None else [d.device for d in config.devices]
@@ -384,15 +419,19 @@ def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualD
 def recover_virtual_device_map(
     module: IRModule, function: Function
 ) -> dict[RelayExpr, VirtualDevice]:
-    """Return the location of each expression of a function of a planned module.
+    """Return the virtual device of each expression of a function of a planned module.
 
     Values on several devices, as some tuples are, and operators, which are everywhere, are left
     out.
     """
-    domains = Domains(module)
+    domains = DeviceDomains(module)
     devices = {}
     for expr in (function, *function.params, *evaluation_order(function.body)):
-        where = None if isinstance(expr, (Op, Constructor)) else domains.only(domains.of(expr))
+        where = (
+            None
+            if isinstance(expr, (Op, Constructor))
+            else domains.single_location(domains.domain_for(expr))
+        )
         if where is not None:
             devices[expr] = where.virtual_device()
     return devices

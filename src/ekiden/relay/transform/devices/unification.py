@@ -1,5 +1,5 @@
-"""Domains of devices and their unification: a union-find node for each value that is in one place,
-composites of them for tuples and functions (`device_domains` says what is unified).
+"""Device domains and their unification: union-find nodes for single values, composites for tuples
+and functions.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from ekiden.ir.type import FuncType, TupleType, Type
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
-from ekiden.relay.transform.shapes.host_values import is_few_integers
+from ekiden.relay.transform.shapes.host_values import is_small_integer_type
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 
 
 @dataclass(eq=False, slots=True)
 class DeviceDomain(UnionFindNode):
-    """Domain of one device; the location once it is known."""
+    """Domain of a first-order value: one device, once it is known."""
 
     where: DeviceMemory | None = None
     is_pinned: bool = False
@@ -23,18 +23,18 @@ class DeviceDomain(UnionFindNode):
     computed from, may run elsewhere."""
     is_small: bool = True
     """Whether all that is in it are a few integers."""
-    reads_pinned: bool = False
+    uses_pinned_value: bool = False
     """Whether a pinned value goes into it."""
 
     def pin(self) -> None:
-        """Put it on the host, if it is nowhere yet, without what it is used with."""
+        """Pin an unconstrained domain to the host without constraining its users."""
         if self.where is None:
             self.where, self.is_pinned = HOST.where, True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompositeDomain:
-    """Domains of a tuple's fields; or of a function's parameters, then its result."""
+    """Domains of the fields of a tuple, or of a function's parameters followed by its result."""
 
     items: tuple[Domain, ...]
     is_function: bool = False
@@ -44,18 +44,18 @@ Domain = DeviceDomain | CompositeDomain
 
 
 def domain_of(kind: Type) -> Domain:
-    """Return a new domain for values of a type."""
+    """Return a fresh, unconstrained domain for values of a type."""
     if isinstance(kind, TupleType):
         return CompositeDomain(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
         return CompositeDomain(
             tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True
         )
-    return DeviceDomain(is_small=is_few_integers(kind))
+    return DeviceDomain(is_small=is_small_integer_type(kind))
 
 
 def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
-    """Yield the first-order domains of a domain."""
+    """Yield the leaves (first-order domains) of a domain, left to right."""
     stack = [domain]
     while stack:
         at = stack.pop()
@@ -66,9 +66,8 @@ def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
 
 
 def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
-    """Join the places of two domains, but for those that are on two devices, and pinned ones with
-    others; these too where the values are `always` the same. A tuple or function in one place has
-    all its parts there.
+    """Unify two domains leaf by leaf; leaves on different devices, or of which one is pinned, stay
+    apart unless `always`. A tuple or function in one place has all its parts there.
     """
     stack = [(a, b)]
     while stack:
@@ -78,6 +77,8 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
         elif isinstance(lhs, CompositeDomain) and isinstance(rhs, CompositeDomain):
             stack.extend(reversed(list(zip(lhs.items, rhs.items, strict=True))))
         else:
+            # A leaf against a composite constrains all components to one device, as for fields of a
+            # data type.
             composite, leaf = (lhs, rhs) if isinstance(lhs, CompositeDomain) else (rhs, lhs)
             assert isinstance(composite, CompositeDomain)
             stack.extend((item, leaf) for item in reversed(composite.items))
@@ -86,14 +87,16 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
 def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     if a is b:
         return
+    # A pinned host scalar is copied to the device that reads it; unification would drag the reader
+    # to the host.
     if not always and a.is_pinned != b.is_pinned:
         reader = b if a.is_pinned else a
-        reader.reads_pinned = True
+        reader.uses_pinned_value = True
         return
     if a.where is None or b.where is None:
         location = a.where or b.where
         is_pinned = a.is_pinned or b.is_pinned
-    elif (location := a.where.joined(b.where)) is None:
+    elif (location := a.where.unify(b.where)) is None:
         return
     else:
         is_pinned = a.is_pinned and b.is_pinned
@@ -101,12 +104,12 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     child, parent = (a, b) if a.where is None else (b, a)
     child.parent, parent.where, parent.is_pinned = parent, location, is_pinned
     parent.is_small = a.is_small and b.is_small
-    parent.reads_pinned = a.reads_pinned or b.reads_pinned
+    parent.uses_pinned_value = a.uses_pinned_value or b.uses_pinned_value
 
 
-def put(domain: Domain, where: object) -> None:
-    """Put what has no device yet on that of a mark, of a function its result. A mark is a virtual
-    device, or a tuple of marks.
+def constrain(domain: Domain, where: object) -> None:
+    """Constrain the unconstrained leaves of a domain to annotated devices; for a function, those of
+    its result. A mark is a virtual device, or a tuple of marks.
     """
     stack = [(domain, where)]
     while stack:
@@ -119,6 +122,4 @@ def put(domain: Domain, where: object) -> None:
             for leaf in leaf_domains(at):
                 current = leaf.where
                 # A conflict keeps the earlier mark; a copy will bridge the two.
-                leaf.where = (
-                    mark.where if current is None else current.joined(mark.where) or current
-                )
+                leaf.where = mark.where if current is None else current.unify(mark.where) or current

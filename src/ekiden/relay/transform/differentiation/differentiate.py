@@ -1,4 +1,4 @@
-"""`gradient`: the function that computes a result and its gradients.
+"""`gradient`: reverse-mode automatic differentiation of a Relay function.
 
     fn (%x: T, %y: U) -> R   ->   fn (%x: T, %y: U) -> (R, (T, U))
 
@@ -16,41 +16,44 @@ from collections.abc import Sequence
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext, Sequential, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Function, RefCreate, RefRead, RefWrite, Tuple, TupleGetItem, Var
 from ekiden.relay.gradient import GRADIENTS, Gradient
 from ekiden.relay.op.lowered import CallLoweredAttrs
-from ekiden.relay.transform.differentiation.adjoint_values import Conversion, Converter
+from ekiden.relay.transform.differentiation.adjoint_values import (
+    AdjointConversion,
+    AdjointConverter,
+)
 from ekiden.relay.transform.differentiation.first_order_gradient import (
     differentiate_graph,
-    flatten,
+    inline_to_graph,
     is_graph,
 )
-from ekiden.relay.transform.differentiation.higher_order_gradient import Lifter
+from ekiden.relay.transform.differentiation.higher_order_gradient import FunctionLifter
 from ekiden.relay.transform.differentiation.lifted_types import (
-    STEP,
-    SUFFIX,
-    TAPE,
-    UNIT,
+    BACK_PROPAGATOR_TYPE,
+    LIFTED_NAME_SUFFIX,
+    TAPE_TYPE,
+    UNIT_TYPE,
     LiftedTypes,
-    is_float,
+    is_float_tensor,
 )
-from ekiden.relay.transform.differentiation.segment_gradient import accumulate
+from ekiden.relay.transform.differentiation.segment_gradient import accumulate_gradient
 from ekiden.relay.transform.fusion.defuse_ops import DefuseOps
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.eta_expand import EtaExpand
-from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.transform.language.free_names import unique_name
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import DifferentiationError
 from ekiden.tir.stmt import PrimFunc
 
-MODES = ("higher_order", "first_order")
-PRIM_FUNC_GRADIENT = "gradient"
+GRADIENT_MODES = ("higher_order", "first_order")
+PRIM_FUNC_GRADIENT_ATTR = "gradient"
 """The attribute of a loop program that names the function with its gradients."""
 
 
@@ -75,9 +78,9 @@ def gradient(
             parameter or result that is or holds a function or a reference; for what is no graph
             where mode is "first_order".
     """
-    if mode not in MODES:
+    if mode not in GRADIENT_MODES:
         raise DifferentiationError(
-            f"gradient: mode must be one of {', '.join(MODES)}, got {mode!r}"
+            f"gradient: mode must be one of {', '.join(GRADIENT_MODES)}, got {mode!r}"
         )
     module = IRModule() if mod is None else mod
     function = module[expr] if isinstance(expr, GlobalVar) else expr
@@ -91,24 +94,29 @@ def gradient(
 
 
 def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Function, IRModule]:
-    """Return (the gradient, what it needs beside the module)."""
-    rules = _Rules(module)
-    flat = flatten(function, module)
+    """Return (gradient function, helper functions and types that are not in the module yet)."""
+    rules = _GradientRules(module)
+    # Without recursion, closures and references the program is a plain graph.
+    flat = inline_to_graph(function, module)
     # A graph needs no tape: its gradient is again a graph that fuses and plans its memory.
     if flat is not None and is_graph(flat.body, rules.is_kernel):
-        return _typed(differentiate_graph(flat, rules), module, IRModule())
+        return _infer_gradient_types(differentiate_graph(flat, rules), module, IRModule())
     if mode == "first_order":
         raise DifferentiationError(
             "gradient: the function is no graph of operators, tuples and If when what it calls is "
             'inlined; expected mode "higher_order"'
         )
-    return _lifted(function, module, rules)
+    return _differentiate_with_tape(function, module, rules)
 
 
-def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Function, IRModule]:
-    """Infer the types of a function and of what it needs beside the module."""
+def _infer_gradient_types(
+    function: Function, module: IRModule, beside: IRModule
+) -> tuple[Function, IRModule]:
+    """Infer the types of a gradient function and of its helper functions, which are not in the
+    module yet.
+    """
     used_names = {g.name_hint for g in (*module.functions, *beside.functions)}
-    name = GlobalVar(free_name("gradient of this", used_names))
+    name = GlobalVar(unique_name("gradient of this", used_names))
     functions: dict[GlobalVar | str, BaseFunc] = {name: function}
     functions.update(module.functions.items())
     functions.update(beside.functions.items())
@@ -120,8 +128,8 @@ def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Func
     return result, IRModule(added, beside.type_definitions)
 
 
-class _Rules:
-    """The gradients of operators, and of the loop programs of a module."""
+class _GradientRules:
+    """Gradient rules of operators and of a module's loop programs."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -133,20 +141,23 @@ class _Rules:
         )
 
     def __call__(self, call: Call) -> Gradient | None:
-        """Return the gradient of what is called, None where it has none."""
+        """Return the gradient rule of a call's operator or loop program, or None where it
+        has none.
+        """
         if isinstance(call.attrs, CallLoweredAttrs):
-            return self._of_loops(call.attrs.func, call.attrs.func.name)
+            return self._prim_func_gradient(call.attrs.func, call.attrs.func.name)
         if isinstance(call.op, Op):
             return GRADIENTS.get(call.op.name)
         assert isinstance(call.op, GlobalVar)
         func = self.module[call.op]
         assert isinstance(func, PrimFunc)
-        return self._of_loops(func, call.op.name_hint)
+        return self._prim_func_gradient(func, call.op.name_hint)
 
-    def _of_loops(self, func: PrimFunc, name: str) -> Gradient | None:
-        named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT)
+    def _prim_func_gradient(self, func: PrimFunc, name: str) -> Gradient | None:
+        named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT_ATTR)
         if named is None:
             return None
+        # The attribute is text from the user's program, so it may name a missing function.
         if str(named) not in self.module:
             raise DifferentiationError(
                 f"gradient: the gradient of the loop program @{name} is @{named}, which the "
@@ -154,13 +165,14 @@ class _Rules:
             )
         callee = self.module.get_global_var(str(named))
 
-        def rule(call: Call, grad: RelayExpr) -> Sequence[RelayExpr | None]:
-            """Call the named function on arguments and gradients of results; it returns one
-            gradient for each float argument."""
+        def call_gradient(call: Call, grad: RelayExpr) -> Sequence[RelayExpr | None]:
+            """Call the named gradient function on the arguments and output gradients; it returns
+            one gradient per float argument.
+            """
             is_lowered = isinstance(call.attrs, CallLoweredAttrs)
             args = call.args[0].fields if is_lowered else call.args  # type: ignore[attr-defined]
             grads = grad.fields if isinstance(grad, Tuple) else (grad,)
-            floats = [i for i, a in enumerate(args) if is_float(a.checked_type)]
+            floats = [i for i, a in enumerate(args) if is_float_tensor(a.checked_type)]
             gradients = Call(callee, (*args, *grads))
             by_argument: list[RelayExpr | None] = [None] * len(args)
             for at, index in enumerate(floats):
@@ -170,10 +182,10 @@ class _Rules:
             pairs = zip(by_argument, args, strict=True)
             return [Tuple(tuple(op.zeros_like(a) if p is None else p for p, a in pairs))]
 
-        return rule
+        return call_gradient
 
 
-_PREPARED = Sequential(
+_NORMALIZE_PASSES = Sequential(
     (InferType(), EtaExpand(), InferType(), DefuseOps(), InferType()), "Prepared"
 )
 """Constructors that are values become functions, and fused functions operators."""
@@ -182,30 +194,36 @@ _PREPARED = Sequential(
 # Programs with a tape
 
 
-def _lifted(function: Function, module: IRModule, rules: _Rules) -> tuple[Function, IRModule]:
+def _differentiate_with_tape(
+    function: Function, module: IRModule, rules: _GradientRules
+) -> tuple[Function, IRModule]:
     used_names = {g.name_hint for g in module.functions}
-    own = GlobalVar(free_name("gradient of this", used_names))
-    typed = _PREPARED(module.with_function(own, function))
+    own = GlobalVar(unique_name("gradient of this", used_names))
+    # Eta expansion removes constructors used as values; defusion exposes the operators that have
+    # rules.
+    typed = _NORMALIZE_PASSES(module.with_function(own, function))
     root = typed[own]
     assert isinstance(root, Function)
     types = LiftedTypes(typed)
-    reached = _reached(typed, root)
+    reached = _reachable_functions(typed, root)
     # Names come first, because the functions may be mutually recursive.
-    names = {g: GlobalVar(free_name(g.name_hint + SUFFIX, used_names)) for g in reached}
+    names = {
+        g: GlobalVar(unique_name(g.name_hint + LIFTED_NAME_SUFFIX, used_names)) for g in reached
+    }
     added: dict[GlobalVar | str, BaseFunc] = {}
     for name, beside in names.items():
         callee = typed[name]
         assert isinstance(callee, Function)
-        added[beside] = Lifter(types, names, rules, rules.is_kernel).lift(callee)
-    lifted = Lifter(types, names, rules, rules.is_kernel).lift(root)
-    converter = Converter(types, used_names)
-    plain_function = _around(root, lifted, converter)
+        added[beside] = FunctionLifter(types, names, rules, rules.is_kernel).lift(callee)
+    lifted = FunctionLifter(types, names, rules, rules.is_kernel).lift(root)
+    converter = AdjointConverter(types, used_names)
+    plain_function = _wrap_lifted_function(root, lifted, converter)
     added.update(converter.functions.items())
-    return _typed(plain_function, module, IRModule(added, dict(types.data)))
+    return _infer_gradient_types(plain_function, module, IRModule(added, dict(types.data)))
 
 
-def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
-    """Return the functions of Relay that a function calls, also by others."""
+def _reachable_functions(module: IRModule, root: Function) -> list[GlobalVar]:
+    """Return the Relay functions that a function calls, transitively."""
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
@@ -219,53 +237,59 @@ def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
     return list(reached)
 
 
-def _around(function: Function, lifted: Function, converter: Converter) -> Function:
-    """Return the function of plain values that runs a lifted one forward, and then its
-    tape back.
-    """
+def _wrap_lifted_function(
+    function: Function, lifted: Function, converter: AdjointConverter
+) -> Function:
+    """Wrap a lifted function: lift the arguments, run it forward, then run its tape backward."""
     types = converter.types
     params = tuple(Var(p.name_hint, p.checked_type, span=p.span) for p in function.params)
     whats = [f"parameter %{p.name_hint}" for p in params]
     result_kind = function.body.checked_type
-    tape, result, callee = Var("tape", TAPE), Var("result"), Var("lifted")
+    tape, result, callee = Var("tape", TAPE_TYPE), Var("result"), Var("lifted")
     wholes = [Var(f"lifted_{p.name_hint}", types.lift(p.checked_type)) for p in function.params]
-    steps: list[Binding] = [(tape, RefCreate(Function((), Tuple(()), UNIT)))]
+    steps: list[LetBinding] = [(tape, RefCreate(Function((), Tuple(()), UNIT_TYPE)))]
     for lifted_param, param, old, what in zip(wholes, params, function.params, whats, strict=True):
         kind = old.checked_type
-        steps.append((lifted_param, converter.convert(Conversion.LIFT, param, kind, what, {})))
+        steps.append(
+            (lifted_param, converter.convert(AdjointConversion.LIFT, param, kind, what, {}))
+        )
     steps.append((callee, lifted))
     steps.append((result, Call(callee, (*wholes, tape))))
-    steps.extend(_seed(result, result_kind, types))
+    steps.extend(_seed_bindings(result, result_kind, types))
     # A closure of its own: as its tail call, the tape runs in constant stack.
-    steps.append((Var("_"), Call(Function((), _run(tape), UNIT), ())))
-    plain = converter.convert(Conversion.PLAIN, result, result_kind, "the result", {})
+    steps.append((Var("_"), Call(Function((), _run_tape(tape), UNIT_TYPE), ())))
+    plain = converter.convert(AdjointConversion.PLAIN, result, result_kind, "the result", {})
     grads = tuple(
-        converter.convert(Conversion.GRADIENTS, lifted_value, old.checked_type, what, {})
+        converter.convert(AdjointConversion.GRADIENTS, lifted_value, old.checked_type, what, {})
         for lifted_value, old, what in zip(wholes, function.params, whats, strict=True)
     )
     body = build_lets(steps, Tuple((plain, Tuple(grads))))
     return Function(params, body, None, function.type_params, function.attrs, span=function.span)
 
 
-def _run(tape: Var) -> RelayExpr:
-    """Run the tape. As a tail call, so that each back-propagator is freed once it has run."""
-    run = Var("run", STEP)
-    stop = Function((), Tuple(()), UNIT)
+def _run_tape(tape: Var) -> RelayExpr:
+    """Run the tape, the composed back-propagator, and empty it. As a tail call, so that each
+    back-propagator is freed once it has run.
+    """
+    run = Var("run", BACK_PROPAGATOR_TYPE)
+    stop = Function((), Tuple(()), UNIT_TYPE)
     return build_lets([(run, RefRead(tape)), (Var("_"), RefWrite(tape, stop))], Call(run, ()))
 
 
-def _seed(result: RelayExpr, kind: Type, types: LiftedTypes) -> list[Binding]:
-    """Ones for the gradient of the result, or of the first of several."""
+def _seed_bindings(result: RelayExpr, kind: Type, types: LiftedTypes) -> list[LetBinding]:
+    """Return the bindings that seed the adjoint of the (first) result with ones."""
     while isinstance(kind, TupleType) and kind.fields:
         result, kind = TupleGetItem(result, 0), kind.fields[0]
     if not isinstance(kind, TensorType):
-        raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
-    if not is_float(kind):
+        raise DifferentiationError(
+            f"gradient: the result must be a tensor, got {format_type(kind)}"
+        )
+    if not is_float_tensor(kind):
         return []
     ones = Var("ones", kind)
     value = TupleGetItem(result, 0)
     return [(ones, op.ones_like(value)),
-            (Var("_"), accumulate(types, TupleGetItem(result, 1), ones))]  # fmt: skip
+            (Var("_"), accumulate_gradient(types, TupleGetItem(result, 1), ones))]  # fmt: skip
 
 
 @module_pass(name="FirstOrderGradient", required=(InferType(),))
@@ -274,5 +298,5 @@ def _first_order_gradient(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FirstOrderGradient() -> Pass:  # noqa: N802
-    """Return the pass that gives every function of a module its gradients (see `gradient`)."""
+    """Return a pass that replaces every function by its first-order gradient (see `gradient`)."""
     return _first_order_gradient

@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of graphs: operators, tuples and If.
+"""First-order reverse-mode differentiation of dataflow graphs: operators, tuples and If.
 
     fn (%x, %y) { multiply(%x, %y) }
 ->  fn (%x, %y) { (multiply(%x, %y), (multiply(ones_like(..), %y), multiply(ones_like(..), %x))) }
@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay import op
 from ekiden.relay.analysis.call_graph import CallGraph
@@ -49,11 +49,11 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.gradient import Gradient
-from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.transform.language.free_names import unique_name
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.inline import apply_function, inline
+from ekiden.relay.transform.language.inline import inline, inline_application
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     bodies,
     find_scopes,
     is_atom,
@@ -61,28 +61,28 @@ from ekiden.relay.transform.language.scopes import (
     rewrite_graph,
 )
 from ekiden.relay.transform.language.to_graph_normal_form import to_graph_normal_form
-from ekiden.relay.visitor import REBUILD, bind, children, post_order
+from ekiden.relay.visitor import REBUILDERS, bind, children, post_order
 from ekiden.runtime.errors import DifferentiationError
 
-MAX_ROUNDS = 100
+MAX_BETA_REDUCTION_ROUNDS = 100
 """How often functions given to functions are applied before giving up."""
-MAX_GROWTH = 16
+MAX_INLINING_GROWTH = 16
 """How many times larger than the program its graph may be."""
-FREE_NODES = 10_000
+MIN_GRAPH_NODE_BUDGET = 10_000
 """Expressions that a graph may have however small the program is."""
 
-Grad = RelayExpr | list["Grad | None"]
+AdjointValue = RelayExpr | list["AdjointValue | None"]
 """The gradient of a tensor, or those of the fields of a tuple."""
-Rules = Callable[[Call], Gradient | None]
+GradientRules = Callable[[Call], Gradient | None]
 """A call of an operator or of a loop program -> its gradient, None where it has none."""
 
 
 def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
-    """Return whether an expression is made of operators, tuples and If alone, so that it can be
-    differentiated as a graph. `is_kernel` tells what else than an operator has a rule.
+    """Return whether an expression consists of operators, tuples and If alone, so that it is
+    differentiable as a graph. `is_kernel` tells what else than an operator has a rule.
     """
     return all(
-        isinstance(e, _GRAPH_NODES)
+        isinstance(e, _DIFFERENTIABLE_NODES)
         or (isinstance(e, Call) and isinstance(e.op, Op))
         or (isinstance(e, Call) and is_kernel(e.op))
         or is_kernel(e)
@@ -90,21 +90,21 @@ def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
     )
 
 
-_GRAPH_NODES = (Op, Var, Constant, Tuple, TupleGetItem, If)
+_DIFFERENTIABLE_NODES = (Op, Var, Constant, Tuple, TupleGetItem, If)
 
 
-def flatten(function: Function, module: IRModule) -> Function | None:
-    """Return the function with the functions that it calls inlined, as far as they are known, and
-    without lets, with checked types; None where that is no graph or would be out of proportion.
+def inline_to_graph(function: Function, module: IRModule) -> Function | None:
+    """Inline all known callees and lets into one typed graph; return None where that is impossible
+    or exceeds the growth limit.
     """
-    name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
+    name = GlobalVar(unique_name("gradient of this", {g.name_hint for g in module.functions}))
     combined = _reachable_module(name, module.with_function(name, function))
     if not _is_inlinable(name, combined):
         return None
     combined = inline(InferType()(combined), lambda callee, f: callee is not name)
     inlined = combined[name]
     assert isinstance(inlined, Function)
-    flat = _flattened(inlined)
+    flat = _beta_reduce(inlined)
     if flat is None:
         return None
     typed = InferType()(combined.with_function(name, flat))[name]
@@ -113,7 +113,7 @@ def flatten(function: Function, module: IRModule) -> Function | None:
 
 
 def _reachable_module(root: GlobalVar, module: IRModule) -> IRModule:
-    """Return the module with what a function calls alone."""
+    """Return the module restricted to the functions reachable from a root."""
     unused = set(CallGraph(module).unreachable((root.name_hint,)))
     return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
 
@@ -122,7 +122,7 @@ _NON_GRAPH_NODES = (Match, Constructor, RefCreate, RefRead, RefWrite)
 
 
 def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
-    """Return whether a module's functions can be inlined into the one that calls all others.
+    """Return whether all functions of a module can be inlined into its root.
 
     None may be recursive or use data types and references, and the result must be of a size in
     proportion.
@@ -133,6 +133,7 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
         for name, function in module.functions.items()
         if isinstance(function, Function)
     }
+    # A recursive function has no finite inlining; matches and references are no dataflow.
     if graph.cycles() or any(isinstance(e, _NON_GRAPH_NODES) for o in orders.values() for e in o):
         return False
     sizes: dict[GlobalVar, int] = {}
@@ -140,28 +141,33 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
     for (name,) in graph.components():
         below = sum(count * sizes[callee] for callee, count in graph[name].items())
         sizes[name] = len(orders.get(name, ())) + below
-    return sizes[root] <= MAX_GROWTH * sum(map(len, orders.values())) + FREE_NODES
+    return (
+        sizes[root] <= MAX_INLINING_GROWTH * sum(map(len, orders.values())) + MIN_GRAPH_NODE_BUDGET
+    )
 
 
-def _is_proportionate(root: RelayExpr) -> bool:
-    """Return whether an expression stays of a size in proportion once function values are
+def _is_within_growth_limit(root: RelayExpr) -> bool:
+    """Return whether an expression stays within the growth limit once function values are
     applied.
     """
     order = post_order(root, into_functions=True)
     sizes: dict[RelayExpr, int] = {}
+    # Post-order: the sizes of inner functions are known before the outer ones that apply them.
     for function in [e for e in order if isinstance(e, Function)]:
-        sizes[function] = _applied_size(function.body, sizes)
-    return _applied_size(root, sizes) <= MAX_GROWTH * len(order) + FREE_NODES
+        sizes[function] = _beta_reduced_size(function.body, sizes)
+    return (
+        _beta_reduced_size(root, sizes) <= MAX_INLINING_GROWTH * len(order) + MIN_GRAPH_NODE_BUDGET
+    )
 
 
-def _applied_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
+def _beta_reduced_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
     order = post_order(root)
     return len(order) + sum(sizes.get(e.op, 0) for e in order if isinstance(e, Call))
 
 
-def differentiate_graph(flat: Function, rules: Rules) -> Function:
-    """Return the function (params) -> (result, (gradient of each parameter,)), untyped."""
-    seed = seed_of(flat.body, flat.body.checked_type)
+def differentiate_graph(flat: Function, rules: GradientRules) -> Function:
+    """Build the untyped function (params) -> (result, (gradient of each parameter,))."""
+    seed = seed_gradient(flat.body, flat.body.checked_type)
     param_grads = graph_gradients(flat.body, flat.params, seed, rules)
     grads = [
         op.zeros_like(p) if g is None else g for p, g in zip(flat.params, param_grads, strict=True)
@@ -170,83 +176,86 @@ def differentiate_graph(flat: Function, rules: Rules) -> Function:
     return Function(flat.params, result, None, flat.type_params, flat.attrs, span=flat.span)
 
 
-def _flattened(function: Function) -> Function | None:
-    """Flatten a function to a graph without lets and without calls of function values.
+def _beta_reduce(function: Function) -> Function | None:
+    """Beta-reduce calls of function values and inline lets, up to a fixed point.
 
     Returns:
         None where that would be out of proportion.
     """
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    def apply_callee(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
-            return apply_function(new.op, new)
+            return inline_application(new.op, new)
         return new
 
     body = to_graph_normal_form(function.body)
-    for _ in range(MAX_ROUNDS):
-        if not _is_proportionate(body):
+    for _ in range(MAX_BETA_REDUCTION_ROUNDS):
+        if not _is_within_growth_limit(body):
             return None
         # Each application may produce new function values to apply.
-        before, body = body, rewrite_graph(to_graph_normal_form(body), rewrite)
+        before, body = body, rewrite_graph(to_graph_normal_form(body), apply_callee)
         if body is before:
             break
     return function.with_fields(body=body)
 
 
-def seed_of(expr: RelayExpr, kind: Type) -> Grad:
-    """Ones for the result, or for the first of several."""
+def seed_gradient(expr: RelayExpr, kind: Type) -> AdjointValue:
+    """Return the seed gradient: ones for the result, or for the first field of a tuple."""
     if isinstance(kind, TupleType) and kind.fields:
-        no_grads: list[Grad | None] = [None] * (len(kind.fields) - 1)
-        return [seed_of(_field(expr, 0), kind.fields[0]), *no_grads]
+        no_grads: list[AdjointValue | None] = [None] * (len(kind.fields) - 1)
+        return [seed_gradient(_tuple_field(expr, 0), kind.fields[0]), *no_grads]
     if not isinstance(kind, TensorType):
-        raise DifferentiationError(f"gradient: the result must be a tensor, got {type_text(kind)}")
+        raise DifferentiationError(
+            f"gradient: the result must be a tensor, got {format_type(kind)}"
+        )
     return op.ones_like(expr)
 
 
-class _Adjoints:
-    """Gradients that have reached each expression so far."""
+class _AdjointMap:
+    """Accumulated gradient of each expression."""
 
     def __init__(self) -> None:
-        self._grads: dict[RelayExpr, Grad] = {}
+        self._grads: dict[RelayExpr, AdjointValue] = {}
 
-    def add(self, expr: RelayExpr, grad: Grad) -> None:
-        """Let a gradient flow to an expression."""
-        self._grads[expr] = _sum(self._grads.get(expr), grad)
+    def add(self, expr: RelayExpr, grad: AdjointValue) -> None:
+        """Accumulate a gradient into the adjoint of an expression."""
+        self._grads[expr] = _add_gradients(self._grads.get(expr), grad)
 
-    def get(self, expr: RelayExpr) -> Grad | None:
-        """Return the sum of what flowed there, None for nothing."""
+    def get(self, expr: RelayExpr) -> AdjointValue | None:
+        """Return the accumulated adjoint of an expression, or None where no gradient reached it."""
         return self._grads.get(expr)
 
 
-def _sum(a: Grad | None, b: Grad | None) -> Grad:
+def _add_gradients(a: AdjointValue | None, b: AdjointValue | None) -> AdjointValue:
     if a is None or b is None:
         single = b if a is None else a
         assert single is not None
         return single
+    # Tuples are summed field by field, so that fields without a gradient stay None.
     if isinstance(a, RelayExpr) and isinstance(b, RelayExpr) and not isinstance(a, Tuple):
         return op.add(a, b)
-    fields_a, fields_b = _fields(a), _fields(b)
+    fields_a, fields_b = _gradient_fields(a), _gradient_fields(b)
     return [
-        None if x is None and y is None else _sum(x, y)
+        None if x is None and y is None else _add_gradients(x, y)
         for x, y in zip(fields_a, fields_b, strict=True)
     ]
 
 
-def _fields(grad: Grad) -> Sequence[Grad | None]:
+def _gradient_fields(grad: AdjointValue) -> Sequence[AdjointValue | None]:
     if isinstance(grad, Tuple):
         return grad.fields
     assert isinstance(grad, list), "the gradient of a tuple has fields"
     return grad
 
 
-def _materialize(grad: Grad | None, expr: RelayExpr, kind: Type) -> RelayExpr:
-    """Return a gradient as an expression: zeros where nothing flowed."""
+def _materialize_gradient(grad: AdjointValue | None, expr: RelayExpr, kind: Type) -> RelayExpr:
+    """Return a gradient as an expression, with zeros where none arrived."""
     if isinstance(kind, TupleType) and not isinstance(grad, RelayExpr):
         field_grads = grad if grad is not None else [None] * len(kind.fields)
         return Tuple(
             tuple(
-                _materialize(field_grad, _field(expr, i), field)
+                _materialize_gradient(field_grad, _tuple_field(expr, i), field)
                 for i, (field_grad, field) in enumerate(zip(field_grads, kind.fields, strict=True))
             )
         )
@@ -258,141 +267,158 @@ def _materialize(grad: Grad | None, expr: RelayExpr, kind: Type) -> RelayExpr:
     return grad
 
 
-def _field(expr: RelayExpr, index: int) -> RelayExpr:
+def _tuple_field(expr: RelayExpr, index: int) -> RelayExpr:
     return expr.fields[index] if isinstance(expr, Tuple) else TupleGetItem(expr, index)
 
 
 def graph_gradients(
-    body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad, rules: Rules
+    body: RelayExpr, wanted: Sequence[RelayExpr], seed: AdjointValue, rules: GradientRules
 ) -> list[RelayExpr | None]:
-    """Return the gradients of a graph's result with respect to some of its leaves, None where
-    nothing flows. `seed` is the gradient of the result.
+    """Return the gradients of a graph's result with respect to given leaves; None where no path
+    leads to a leaf. `seed` is the gradient of the result.
 
     Raises DifferentiationError for an expression without a gradient.
     """
-    return _Sweep(rules).gradients(body, wanted, seed)
+    return _ReverseSweep(rules).gradients(body, wanted, seed)
 
 
-class _Sweep:
-    """One walk backwards over a graph."""
+class _ReverseSweep:
+    """Reverse sweep (backward pass) over a graph."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: GradientRules) -> None:
         self.rules = rules
 
     def gradients(
-        self, body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad
+        self, body: RelayExpr, wanted: Sequence[RelayExpr], seed: AdjointValue
     ) -> list[RelayExpr | None]:
-        """Return the gradients of some leaves."""
+        """Return the gradients of the given leaves."""
         scope = find_scopes(body)[0]
-        adjoints = _Adjoints()
+        adjoints = _AdjointMap()
         adjoints.add(body, seed)
         # Reverse order of evaluation: all uses have added their share before a node is visited.
         for expr in reversed(scope.nodes):
             grad = adjoints.get(expr)
             if grad is not None:
-                self._push(expr, grad, scope, adjoints)
+                self._propagate(expr, grad, scope, adjoints)
         leaf_grads = ((leaf, adjoints.get(leaf)) for leaf in wanted)
-        return [None if g is None else _materialize(g, x, x.checked_type) for x, g in leaf_grads]
+        return [
+            None if g is None else _materialize_gradient(g, x, x.checked_type)
+            for x, g in leaf_grads
+        ]
 
-    def _push(self, expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-        """Hand the gradient of an expression to what it is made of."""
+    def _propagate(
+        self, expr: RelayExpr, grad: AdjointValue, scope: RelayScope, adjoints: _AdjointMap
+    ) -> None:
+        """Propagate the gradient of an expression to its operands."""
         match expr:
             case Tuple(fields=fields):
-                for field, field_grad in zip(fields, _fields(grad), strict=True):
+                for field, field_grad in zip(fields, _gradient_fields(grad), strict=True):
                     if field_grad is not None:
                         adjoints.add(field, field_grad)
             case TupleGetItem(tuple_value=value, index=index):
                 kind = value.checked_type
                 assert isinstance(kind, TupleType)
-                field_grads: list[Grad | None] = [None] * len(kind.fields)
+                field_grads: list[AdjointValue | None] = [None] * len(kind.fields)
                 field_grads[index] = grad
                 adjoints.add(value, field_grads)
             case If():
-                self._push_if(expr, grad, scope, adjoints)
+                self._propagate_if(expr, grad, scope, adjoints)
             case Call():
-                self._push_call(expr, grad, adjoints)
+                self._propagate_call(expr, grad, adjoints)
             case _:
                 raise DifferentiationError(
-                    f"gradient: a {type(expr).__name__}{place_text(expr)} has no gradient in a "
+                    f"gradient: a {type(expr).__name__}{span_suffix(expr)} has no gradient in a "
                     "graph of operators"
                 )
 
-    def _push_call(self, call: Call, grad: Grad, adjoints: _Adjoints) -> None:
+    def _propagate_call(self, call: Call, grad: AdjointValue, adjoints: _AdjointMap) -> None:
         rule = self.rules(call)
         if rule is None:
             raise DifferentiationError(
-                f"gradient: {callee_text(call)} has no gradient{place_text(call)}; {_advice(call)}"
+                f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}; "
+                f"{_missing_gradient_hint(call)}"
             )
         try:
-            arg_grads = rule(call, _materialize(grad, call, call.checked_type))
+            arg_grads = rule(call, _materialize_gradient(grad, call, call.checked_type))
         except ValueError as error:
             raise DifferentiationError(
-                f"gradient: {callee_text(call)}{place_text(call)}: not known for {error}"
+                f"gradient: {callee_description(call)}{span_suffix(call)}: not known for {error}"
             ) from error
-        assert len(arg_grads) == len(call.args), f"{callee_text(call)}: one gradient per argument"
+        assert len(arg_grads) == len(call.args), (
+            f"{callee_description(call)}: one gradient per argument"
+        )
         for arg, arg_grad in zip(call.args, arg_grads, strict=True):
+            # Gradients of constants have no reader.
             if arg_grad is not None and not isinstance(arg, Constant):
                 adjoints.add(arg, arg_grad)
 
-    def _push_if(self, expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-        """Push the gradients of what either branch uses, by a second If."""
+    def _propagate_if(
+        self, expr: If, grad: AdjointValue, scope: RelayScope, adjoints: _AdjointMap
+    ) -> None:
+        """Propagate a gradient through an If by a second If over the gradients of its branches."""
         branches = scope.inner[expr]
-        captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
+        captured = dict.fromkeys(leaf for branch in branches for leaf in _captured_values(branch))
         leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
         if not leaves:
             return
-        true_grads, false_grads = (self._branch(b, list(captured), leaves, grad) for b in branches)
+        true_grads, false_grads = (
+            self._branch_gradients(b, list(captured), leaves, grad) for b in branches
+        )
         # Recomputing a branch's values keeps them inside: outside the If, both branches would be
         # evaluated.
         gradient_if = If(expr.cond, true_grads, false_grads)
         for i, leaf in enumerate(leaves):
             adjoints.add(leaf, TupleGetItem(gradient_if, i))
 
-    def _branch(
+    def _branch_gradients(
         self,
-        branch: Scope,
+        branch: RelayScope,
         captured: Sequence[RelayExpr],
         leaves: Sequence[RelayExpr],
-        grad: Grad,
+        grad: AdjointValue,
     ) -> RelayExpr:
-        """(gradient of each leaf,) through one branch, whose values are computed again."""
-        params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
-        body = _copy(branch, params)
+        """Return the tuple of leaf gradients through one branch, whose forward values are
+        recomputed.
+        """
+        params = {leaf: _captured_param(leaf, i) for i, leaf in enumerate(captured)}
+        body = _clone_branch(branch, params)
         leaf_grads = self.gradients(body, [params[leaf] for leaf in leaves], grad)
         pairs = zip(leaves, leaf_grads, strict=True)
         grads = [op.zeros_like(leaf) if g is None else g for leaf, g in pairs]
         return bind(Tuple(tuple(grads)), {p: leaf for leaf, p in params.items()})
 
 
-def callee_text(call: Call) -> str:
-    """Return what a call calls, as messages name it."""
+def callee_description(call: Call) -> str:
+    """Return the description of a callee for error messages."""
     if isinstance(call.op, Op):
         return f"operator {call.op.name!r}"
     return f"the loop program @{getattr(call.op, 'name_hint', '')}"
 
 
-def _advice(call: Call) -> str:
+def _missing_gradient_hint(call: Call) -> str:
     if isinstance(call.op, Op):
         return "give it one with relay.op.register_gradient"
     return "name the function that computes it in its attribute 'gradient'"
 
 
-def place_text(expr: RelayExpr) -> str:
-    """Return where an expression comes from, in brackets, nothing where that is not known."""
+def span_suffix(expr: RelayExpr) -> str:
+    """Return the source location of an expression in brackets for error messages, or "" where
+    unknown.
+    """
     span = getattr(expr, "span", None)
     return f" ({span})" if span else ""
 
 
-def _stand_in(leaf: RelayExpr, number: int) -> Var:
+def _captured_param(leaf: RelayExpr, number: int) -> Var:
     variable = Var(f"captured{number}")
     variable.set_checked_type(leaf.checked_type)
     return variable
 
 
-def _nodes_of_scope(branch: Scope) -> list[RelayExpr]:
-    """Return the expressions of a scope and of those inside of it, operands first."""
+def _scope_post_order(branch: RelayScope) -> list[RelayExpr]:
+    """Return the expressions of a scope and of its nested scopes in post-order."""
     ordered: dict[RelayExpr, None] = {}
-    stack: list[tuple[Scope, int]] = [(branch, 0)]
+    stack: list[tuple[RelayScope, int]] = [(branch, 0)]
     while stack:
         scope, at = stack.pop()
         if at == len(scope.nodes):
@@ -408,22 +434,22 @@ def _nodes_of_scope(branch: Scope) -> list[RelayExpr]:
     return list(ordered)
 
 
-def _captured(branch: Scope) -> list[RelayExpr]:
-    """Return what a branch uses of outside: variables and expressions of scopes around it."""
-    inside = dict.fromkeys(_nodes_of_scope(branch))
+def _captured_values(branch: RelayScope) -> list[RelayExpr]:
+    """Return the outer variables and expressions that a branch captures."""
+    inside = dict.fromkeys(_scope_post_order(branch))
     used = [c for expr in inside for c in (*operands(expr), *bodies(expr))] + [branch.result]
     outside = (c for c in dict.fromkeys(used) if c not in inside and not isinstance(c, Constant))
     return [c for c in outside if isinstance(c, Var) or not is_atom(c)]
 
 
-def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Copy the result of a branch to new nodes, so that none is shared with the original.
+def _clone_branch(branch: RelayScope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """Clone the result of a branch into fresh nodes that share nothing with the original.
 
     A node in two scopes would be moved to the one around both, and be computed for either branch.
     """
     new: dict[RelayExpr, RelayExpr] = dict(params)
-    for expr in _nodes_of_scope(branch):
-        copied = REBUILD[type(expr)](expr, [new.get(c, c) for c in children(expr)])
+    for expr in _scope_post_order(branch):
+        copied = REBUILDERS[type(expr)](expr, [new.get(c, c) for c in children(expr)])
         copied.set_checked_type(expr.checked_type)
         new[expr] = copied
     return new.get(branch.result, branch.result)

@@ -1,4 +1,5 @@
-"""Reverse-mode differentiation of functions with recursion, closures, references and data types.
+"""Higher-order reverse-mode differentiation: functions with recursion, closures, references and
+data types.
 
     def @f(%x: T) -> T { let %y = exp(%x); @g(%y) }     T a float tensor, T' = (T, ref(Adjoint[T]))
 ->  def @f_grad(%x: T', %tape: ref(fn () -> ())) -> T' {
@@ -43,36 +44,43 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.differentiation.first_order_gradient import Rules, place_text
+from ekiden.relay.transform.differentiation.first_order_gradient import GradientRules, span_suffix
 from ekiden.relay.transform.differentiation.lifted_scopes import (
-    Leaf,
     LiftedScope,
-    Operation,
-    OtherBinding,
-    Planner,
-    Tree,
-    leaves,
-    plain_tree,
+    NonOperatorBinding,
+    OperatorCall,
+    ScopePlanner,
+    TensorLeaf,
+    TensorTree,
+    tree_expr,
+    tree_leaves,
 )
-from ekiden.relay.transform.differentiation.lifted_types import STEP, LiftedTypes, is_float
-from ekiden.relay.transform.differentiation.segment_gradient import Segment, unwritten
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.differentiation.lifted_types import (
+    BACK_PROPAGATOR_TYPE,
+    LiftedTypes,
+    is_float_tensor,
+)
+from ekiden.relay.transform.differentiation.segment_gradient import Segment, pending_operations
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.visitor import map_pattern
 from ekiden.runtime.errors import DifferentiationError
 
 
-class Lifter:
-    """Lifting of functions of one module."""
+class FunctionLifter:
+    """Lifter of a module's functions to pairs of tensors and adjoint cells that record on
+    a tape.
+    """
 
     def __init__(
         self,
         types: LiftedTypes,
         names: Mapping[GlobalVar, GlobalVar],
-        rules: Rules,
+        rules: GradientRules,
         is_kernel: Callable[[RelayExpr], bool],
     ) -> None:
-        """Create a lifter; `is_kernel` tells what has a rule besides operators.
+        """Create a lifter; `is_kernel` selects the callees besides operators that have a gradient
+        rule.
 
         Args:
             types: The lifted types of the module.
@@ -83,10 +91,10 @@ class Lifter:
         self.types = types
         self.names = names
         self.rules = rules
-        self.planner = Planner(types, is_kernel)
+        self.planner = ScopePlanner(types, is_kernel)
 
     def lift(self, function: Function) -> Function:
-        """Return the lifted function of one with checked types. Iterative.
+        """Return the lifted form of a typed function. Iterative.
 
         Raises DifferentiationError for an operator without a gradient, or on values that are no
         tensors.
@@ -94,90 +102,92 @@ class Lifter:
         scopes = self.planner.plan(function, to_a_normal_form(function.body))
         # Inner scopes first: outer ones contain their lifted expressions.
         for scope in reversed(scopes):
-            scope.lifted = _ScopeWriter(self, scope).write()
-        return self.function(function, scopes[0])
+            scope.lifted = _ScopeLifter(self, scope).write()
+        return self.build_function(function, scopes[0])
 
-    def function(self, function: Function, scope: LiftedScope) -> Function:
-        """Return the lifted function whose body is a scope that is written."""
+    def build_function(self, function: Function, scope: LiftedScope) -> Function:
+        """Build the lifted function whose body is an already lifted scope."""
         kind = function.checked_type
         assert scope.lifted is not None and isinstance(kind, FuncType)
         return Function(
-            (*(self.planner.wholes[p] for p in function.params), scope.tape), scope.lifted,
+            (*(self.planner.lifted_vars[p] for p in function.params), scope.tape), scope.lifted,
             self.types.lift(kind.ret_type), function.type_params, span=function.span,
         )  # fmt: skip
 
-    def plain(self, atom: RelayExpr) -> RelayExpr:
-        """Return an atom of tensors without their cells."""
-        tree = self.planner.tree(atom)
+    def plain_atom(self, atom: RelayExpr) -> RelayExpr:
+        """Return an atom's tensors without their adjoint cells."""
+        tree = self.planner.tensor_tree(atom)
         assert tree is not None, "an atom of tensors"
-        return plain_tree(tree)
+        return tree_expr(tree)
 
-    def whole(self, atom: RelayExpr) -> RelayExpr:
+    def lifted_atom(self, atom: RelayExpr) -> RelayExpr:
         """Return the lifted value of an atom. Raises DifferentiationError for an operator."""
         if isinstance(atom, GlobalVar):
             return self.names[atom]
-        if atom in self.planner.wholes:
-            return self.planner.wholes[atom]
-        tree = self.planner.tree(atom)
+        if atom in self.planner.lifted_vars:
+            return self.planner.lifted_vars[atom]
+        tree = self.planner.tensor_tree(atom)
         if tree is None:
             raise DifferentiationError(
-                f"gradient: {atom}{place_text(atom)} is used as a value; wrap it into a function"
+                f"gradient: {atom}{span_suffix(atom)} is used as a value; wrap it into a function"
             )
-        return self._pairs(tree)
+        return self._pair_with_cells(tree)
 
-    def _pairs(self, tree: Tree) -> RelayExpr:
-        if not isinstance(tree, Leaf):
-            return Tuple(tuple(map(self._pairs, tree)))
+    def _pair_with_cells(self, tree: TensorTree) -> RelayExpr:
+        if not isinstance(tree, TensorLeaf):
+            return Tuple(tuple(map(self._pair_with_cells, tree)))
         if tree.cell is not None:
             return Tuple((tree.value, tree.cell))
-        if is_float(tree.kind):
-            return Tuple((tree.value, new_cell(self.types, tree.kind)))
+        # A float constant gets a fresh cell that nobody reads.
+        if is_float_tensor(tree.kind):
+            return Tuple((tree.value, new_adjoint_cell(self.types, tree.kind)))
         return tree.value
 
 
-def new_cell(types: LiftedTypes, kind: Type) -> RefCreate:
-    """Return a new cell of a tensor, to which no gradient has come."""
+def new_adjoint_cell(types: LiftedTypes, kind: Type) -> RefCreate:
+    """Return a new adjoint cell for a tensor, without a gradient yet."""
     return RefCreate(Call(types.no_gradient, (), None, (kind,)))
 
 
-class _ScopeWriter:
-    """Writes the lifted form of one scope; the scopes inside of it are written before."""
+class _ScopeLifter:
+    """Lifter of one scope; nested scopes are lifted before."""
 
-    def __init__(self, lifter: Lifter, scope: LiftedScope) -> None:
+    def __init__(self, lifter: FunctionLifter, scope: LiftedScope) -> None:
         self.lifter = lifter
         self.types = lifter.types
         self.scope = scope
-        self.steps: list[Binding] = []
+        self.steps: list[LetBinding] = []
 
     def write(self) -> RelayExpr:
-        """Return the scope's lifted expression."""
+        """Emit the lifted expression of the scope."""
         scope, result = self.scope, self.scope.chain.result
         assert result is not None
         for param in scope.params:
-            self._open(param)
+            self._unpack_lifted(param)
         for item in scope.items:
-            if isinstance(item, Operation):
+            if isinstance(item, OperatorCall):
                 # A stateful operator keeps its position in the order of evaluation.
-                self._demand(leaves(item.result) if item.is_stateful else ())
+                self._emit_segment(tree_leaves(item.result) if item.is_stateful else ())
                 continue
-            self._demand(item.needs)
-            value = self._value(item)
+            self._emit_segment(item.needs)
+            value = self._lift_binding(item)
+            # Keeping tail calls lets recursive loops run in constant stack.
             if item is scope.items[-1] and result is item.var:
                 return build_lets(self.steps, value)  # a tail call stays one
-            self.steps.append((self.lifter.planner.wholes[item.var], value))
-            self._open(item.var)
-        self._demand(scope.needs)
-        return build_lets(self.steps, self.lifter.whole(result))
+            self.steps.append((self.lifter.planner.lifted_vars[item.var], value))
+            self._unpack_lifted(item.var)
+        self._emit_segment(scope.needs)
+        return build_lets(self.steps, self.lifter.lifted_atom(result))
 
-    def _open(self, var: Var) -> None:
-        """Bind the tensors of a lifted value that are used, and their cells."""
+    def _unpack_lifted(self, var: Var) -> None:
+        """Bind the used tensors of a lifted value, and their adjoint cells, to variables."""
         planner = self.lifter.planner
-        stack: list[tuple[Tree, RelayExpr]] = []
-        if var in planner.trees:
-            stack.append((planner.trees[var], planner.wholes[var]))
+        stack: list[tuple[TensorTree, RelayExpr]] = []
+        if var in planner.tensor_trees:
+            stack.append((planner.tensor_trees[var], planner.lifted_vars[var]))
         while stack:
             tree, lifted = stack.pop()
-            if not isinstance(tree, Leaf):
+            if not isinstance(tree, TensorLeaf):
                 field_values = [
                     (subtree, TupleGetItem(lifted, i)) for i, subtree in enumerate(tree)
                 ]
@@ -190,21 +200,21 @@ class _ScopeWriter:
                     self.steps.append((tree.value, TupleGetItem(lifted, 0)))
                     self.steps.append((tree.cell, TupleGetItem(lifted, 1)))
 
-    def _value(self, item: OtherBinding) -> RelayExpr:
-        """Return the lifted form of a binding that is no operation."""
-        value, lift = item.value, self.lifter.whole
+    def _lift_binding(self, item: NonOperatorBinding) -> RelayExpr:
+        """Return the lifted form of a binding other than an operator call."""
+        value, lift = item.value, self.lifter.lifted_atom
         inner = [s.lifted for s in item.inner if s.lifted is not None]
         match value:
             case Function():
-                return self.lifter.function(value, item.inner[0])
+                return self.lifter.build_function(value, item.inner[0])
             case If(cond=cond):
-                return If(self.lifter.plain(cond), inner[0], inner[1], span=value.span)
+                return If(self.lifter.plain_atom(cond), inner[0], inner[1], span=value.span)
             case Match(data=data, complete=complete):
                 pairs = zip(value.clauses, inner, strict=True)
-                clauses = tuple(Clause(self._pattern(c.lhs), rhs) for c, rhs in pairs)
+                clauses = tuple(Clause(self._lift_pattern(c.lhs), rhs) for c, rhs in pairs)
                 return Match(lift(data), clauses, complete, span=value.span)
             case Call():
-                return self._call(value)
+                return self._lift_call(value)
             case Tuple(fields=fields):
                 return Tuple(tuple(map(lift, fields)), span=value.span)
             case TupleGetItem(tuple_value=of, index=index):
@@ -217,48 +227,50 @@ class _ScopeWriter:
                 return RefWrite(lift(ref), lift(content), span=value.span)
         return lift(value)
 
-    def _pattern(self, pattern: Pattern) -> Pattern:
-        """Return a pattern over lifted values.
+    def _lift_pattern(self, pattern: Pattern) -> Pattern:
+        """Return a match pattern over lifted values.
 
         Recursion is as deep as the pattern is written.
         """
         match pattern:
             case PatternConstructor(constructor=old, patterns=inner):
-                below = tuple(map(self._pattern, inner))
-                return PatternConstructor(self.types.constructor(old), below)
+                below = tuple(map(self._lift_pattern, inner))
+                return PatternConstructor(self.types.lifted_constructor(old), below)
             case PatternTuple(patterns=inner):
-                return PatternTuple(tuple(map(self._pattern, inner)))
-        return map_pattern(pattern, self.lifter.planner.wholes)
+                return PatternTuple(tuple(map(self._lift_pattern, inner)))
+        return map_pattern(pattern, self.lifter.planner.lifted_vars)
 
-    def _call(self, call: Call) -> Call:
-        args = tuple(map(self.lifter.whole, call.args))
+    def _lift_call(self, call: Call) -> Call:
+        args = tuple(map(self.lifter.lifted_atom, call.args))
         if isinstance(call.op, Op):  # of values without floats
             return call.with_fields(args=args)
         kinds = tuple(map(self.types.lift, call.type_args))
         if isinstance(call.op, Constructor):
-            return Call(self.types.constructor(call.op), args, None, kinds, span=call.span)
-        callee = self.lifter.whole(call.op)
+            return Call(self.types.lifted_constructor(call.op), args, None, kinds, span=call.span)
+        callee = self.lifter.lifted_atom(call.op)
         return Call(callee, (*args, self.scope.tape), None, kinds, span=call.span)
 
-    def _demand(self, needed: Iterable[Leaf]) -> None:
-        """Write the operations that leaves need and that are not written yet, as one segment."""
+    def _emit_segment(self, needed: Iterable[TensorLeaf]) -> None:
+        """Emit the pending operations that the given leaves depend on, as one segment with one
+        back-propagator.
+        """
         # As late as possible: the longer a segment, the fewer back-propagators.
-        operations = unwritten(needed, self.scope)
+        operations = pending_operations(needed, self.scope)
         for operation in operations:
             operation.is_written = True
-        results = leaves([operation.result for operation in operations])
-        outputs = [leaf for leaf in results if _is_used_later(leaf)]
+        results = tree_leaves([operation.result for operation in operations])
+        outputs = [leaf for leaf in results if _is_live_out(leaf)]
         segment = Segment(operations, outputs, self.types, self.lifter.rules)
-        self.steps.extend(segment.forward())
+        self.steps.extend(segment.forward_bindings())
         for leaf in segment.outputs:
             assert leaf.cell is not None
-            self.steps.append((leaf.cell, new_cell(self.types, leaf.kind)))
-        before = Var("before", STEP)
+            self.steps.append((leaf.cell, new_adjoint_cell(self.types, leaf.kind)))
+        before = Var("before", BACK_PROPAGATOR_TYPE)
         step = segment.back_propagator(before)
         if step is not None:
             self.steps.append((before, RefRead(self.scope.tape)))
             self.steps.append((Var("_"), RefWrite(self.scope.tape, step)))
 
 
-def _is_used_later(leaf: Leaf) -> bool:
+def _is_live_out(leaf: TensorLeaf) -> bool:
     return leaf.escapes or any(not reader.is_written for reader in leaf.readers)

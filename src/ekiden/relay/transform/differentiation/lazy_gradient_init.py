@@ -1,4 +1,5 @@
-"""Hold tensors that are all ones or all zeros back until they are needed, as gradients often are.
+"""Lazy initialisation of gradients: represent all-zero and all-one tensors by GradCell constructors
+until needed.
 
     fn (%x) { add(multiply(%x, ones_like(%x)), zeros_like(%x)) }        computes nothing but %x
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Linear, Op
+from ekiden.ir.op import OPS, LinearForm, Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, GlobalTypeVar, TensorType, TupleType, Type, TypeCall
@@ -38,23 +39,23 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import post_order
 from ekiden.runtime.errors import CompileError
 
-CELL_FUNCTIONS = {Linear.SHIFTS: "AddGradCell", Linear.SCALES: "MultiplyGradCell"}
+GRAD_CELL_FUNCTIONS = {LinearForm.SHIFTS: "AddGradCell", LinearForm.SCALES: "MultiplyGradCell"}
 """What an operator of two like tensors computes -> what computes it on cells."""
-CONSTANT_CELLS = {0: "Zero", 1: "One"}
+CONSTANT_CELL_CONSTRUCTORS = {0: "Zero", 1: "One"}
 """What all elements of a result are -> the cell that stands for it."""
 
 
-class _Cells:
-    """Rewriter of one function of a module that has the definitions of gradient.rly."""
+class _GradCellRewriter:
+    """Rewriter of one function to GradCell values, defined in gradient.rly."""
 
     def __init__(self, module: IRModule) -> None:
         self.header, *constructors = module.get_type("GradCell")
-        self.make = {c.name_hint: c for c in constructors}  # type: ignore[attr-defined]
+        self.constructors = {c.name_hint: c for c in constructors}  # type: ignore[attr-defined]
         self.module = module
-        self.new: dict[RelayExpr, RelayExpr] = {}
+        self.rewritten: dict[RelayExpr, RelayExpr] = {}
 
     def lifted_type(self, kind: Type) -> Type:
-        """Tensor -> GradCell[Tensor], also within tuples and functions."""
+        """Map Tensor to GradCell[Tensor], also within tuples and functions."""
         match kind:
             case TensorType():
                 assert isinstance(self.header, GlobalTypeVar)
@@ -64,71 +65,81 @@ class _Cells:
             case FuncType(arg_types=arguments, ret_type=ret):
                 return FuncType(tuple(map(self.lifted_type, arguments)), self.lifted_type(ret))
             case _:
-                self.refuse(f"a value of type {kind}")
+                self.raise_unsupported(f"a value of type {kind}")
                 return kind
 
     @staticmethod
-    def refuse(what: str) -> None:
+    def raise_unsupported(what: str) -> None:
         raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
 
-    def cell(self, name: str, *args: RelayExpr) -> Call:
-        """Return a call of one of the constructors of gradient.rly."""
-        constructor = self.make[name]
+    def construct_cell(self, name: str, *args: RelayExpr) -> Call:
+        """Return a call of a GradCell constructor (Zero, One or Raw)."""
+        constructor = self.constructors[name]
         assert isinstance(constructor, Constructor)
         return Call(constructor, args)
 
-    def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """Return a value with its tensors in cells."""
+    def wrap_in_cells(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """Wrap the tensors of a value in Raw cells."""
         if isinstance(kind, TupleType):
             fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
-            return Tuple(tuple(self.lift(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
+            return Tuple(
+                tuple(self.wrap_in_cells(p, k) for p, k in zip(fields_, kind.fields, strict=True))
+            )
         if not isinstance(kind, TensorType):
-            self.refuse(f"a value of type {kind}")
-        return self.cell("Raw", value)
+            self.raise_unsupported(f"a value of type {kind}")
+        return self.construct_cell("Raw", value)
 
-    def lower(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """Return a value with its tensors taken out of cells; `kind` is its type without these."""
+    def unwrap_cells(self, value: RelayExpr, kind: Type) -> RelayExpr:
+        """Unwrap the tensors of a value from cells; `kind` is its type without them."""
         if isinstance(kind, TupleType):
             fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
-            return Tuple(tuple(self.lower(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
+            return Tuple(
+                tuple(self.unwrap_cells(p, k) for p, k in zip(fields_, kind.fields, strict=True))
+            )
         if not isinstance(kind, TensorType):
-            self.refuse(f"a value of type {kind}")
+            self.raise_unsupported(f"a value of type {kind}")
         return Call(self.module.get_global_var("FromGradCell"), (value,))
 
-    def operator(self, call: Call) -> RelayExpr:
-        """Return a call of an operator, on cells."""
+    def rewrite_operator(self, call: Call) -> RelayExpr:
+        """Rewrite an operator call to work on cells."""
         assert isinstance(call.op, Op)
         row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
         # Broadcasts are excluded: Zero + x = x holds for equal shapes only.
-        if row.commutes and row.linear in CELL_FUNCTIONS and structural_equal(kinds[0], kinds[1]):
+        if (
+            row.commutes
+            and row.linear in GRAD_CELL_FUNCTIONS
+            and structural_equal(kinds[0], kinds[1])
+        ):
             params = Var("lhs", kinds[0]), Var("rhs", kinds[1])
             plain = Function(params, Call(call.op, params, call.attrs), kinds[0])
-            own = self.module.get_global_var(CELL_FUNCTIONS[row.linear])
-            return Call(own, (plain, *(self.new[a] for a in call.args)))
+            own = self.module.get_global_var(GRAD_CELL_FUNCTIONS[row.linear])
+            return Call(own, (plain, *(self.rewritten[a] for a in call.args)))
         arg_pairs = zip(call.args, kinds, strict=True)
-        args = tuple(self.lower(self.new[a], k) for a, k in arg_pairs)
+        args = tuple(self.unwrap_cells(self.rewritten[a], k) for a, k in arg_pairs)
         result = Call(call.op, args, call.attrs, span=call.span)
         if row.fills is not None:
-            return self.cell(CONSTANT_CELLS[row.fills], Function((), result, call.checked_type))
-        return self.lift(result, call.checked_type)
+            return self.construct_cell(
+                CONSTANT_CELL_CONSTRUCTORS[row.fills], Function((), result, call.checked_type)
+            )
+        return self.wrap_in_cells(result, call.checked_type)
 
-    def rewrite(self, expr: RelayExpr) -> RelayExpr:
+    def rewrite_expr(self, expr: RelayExpr) -> RelayExpr:
         """Rewrite an expression whose children are rewritten."""
-        new = self.new
+        new = self.rewritten
         match expr:
             case Var(name_hint=name):
                 return Var(name, self.lifted_type(expr.checked_type))
             case Constant():
-                return self.cell("Raw", expr)
+                return self.construct_cell("Raw", expr)
             case Op() | GlobalVar():
                 return expr
             case Call(op=Op()):
-                return self.operator(expr)
+                return self.rewrite_operator(expr)
             case Call(op=GlobalVar(), args=args):
                 kinds = [a.checked_type for a in args]
                 arg_pairs = zip(args, kinds, strict=True)
-                plain = tuple(self.lower(new[a], k) for a, k in arg_pairs)
-                return self.lift(Call(expr.op, plain), expr.checked_type)
+                plain = tuple(self.unwrap_cells(new[a], k) for a, k in arg_pairs)
+                return self.wrap_in_cells(Call(expr.op, plain), expr.checked_type)
             case Call(op=op, args=args):
                 return Call(new[op], tuple(new[a] for a in args))
             case Tuple(fields=fields):
@@ -136,40 +147,38 @@ class _Cells:
             case TupleGetItem(tuple_value=value, index=index):
                 return TupleGetItem(new[value], index)
             case Let(var=var, value=value, body=body):
-                return Let(self.variable(var), new[value], new[body])
+                return Let(self.rewrite_var(var), new[value], new[body])
             case If(cond=cond, true_branch=yes, false_branch=no):
-                return If(self.lower(new[cond], cond.checked_type), new[yes], new[no])
+                return If(self.unwrap_cells(new[cond], cond.checked_type), new[yes], new[no])
             case Function(params=params, body=body):
-                return Function(tuple(self.variable(p) for p in params), new[body])
-        self.refuse(f"a {type(expr).__name__}")
+                return Function(tuple(self.rewrite_var(p) for p in params), new[body])
+        self.raise_unsupported(f"a {type(expr).__name__}")
         return expr
 
-    def variable(self, old: Var) -> Var:
-        """Return the new variable of an old one."""
-        new_var = self.new[old]
+    def rewrite_var(self, old: Var) -> Var:
+        """Return the rewritten variable of an old one."""
+        new_var = self.rewritten[old]
         assert isinstance(new_var, Var)
         return new_var
 
-    def function(self, function: Function) -> Function:
-        """Rewrite a global function; its type stays."""
+    def rewrite_function(self, function: Function) -> Function:
+        """Rewrite a global function whose signature is unchanged."""
         for param in function.params:
-            self.new[param] = self.lift(param, param.checked_type)
+            self.rewritten[param] = self.wrap_in_cells(param, param.checked_type)
         for expr in post_order(function.body, into_functions=True):
-            if expr not in self.new:
-                self.new[expr] = self.rewrite(expr)
+            if expr not in self.rewritten:
+                self.rewritten[expr] = self.rewrite_expr(expr)
         result = function.body.checked_type
         return function.with_fields(
-            body=self.lower(self.new[function.body], result), ret_type=result
+            body=self.unwrap_cells(self.rewritten[function.body], result), ret_type=result
         )
 
 
 def LazyGradientInit() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that initialises gradients lazily (TVM's LazyGradientInit)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite the functions of a module over cells, import gradient.rly, and infer
-        types again.
-        """
+        """Import gradient.rly, rewrite the functions of a module over cells, and infer types."""
         own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
         # Functions of external compilers keep tensors.
         own = {n: f for n, f in own.items() if f.attr("Compiler") is None}
@@ -177,7 +186,7 @@ def LazyGradientInit() -> Pass:  # noqa: N802
         if "FromGradCell" not in result:
             result.import_from_std("gradient.rly")
         for name, function in own.items():
-            result[name] = _Cells(result).function(function)
+            result[name] = _GradCellRewriter(result).rewrite_function(function)
         return infer_type(result)
 
     return Pass("LazyGradientInit", transform, 2, (InferType(),))

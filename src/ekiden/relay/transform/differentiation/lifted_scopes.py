@@ -1,4 +1,4 @@
-"""The scopes of a function that is differentiated, and which tensors each of them makes.
+"""Scopes of a function under higher-order differentiation, with the tensors that each binds.
 
 A scope binds operations, which work on tensors alone and become parts of segments, and anything
 else: calls of functions, choices, matches, function values, references, data. Tuples of tensors are
@@ -14,14 +14,17 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.differentiation.first_order_gradient import callee_text, place_text
-from ekiden.relay.transform.differentiation.lifted_types import (
-    TAPE,
-    LiftedTypes,
-    is_float,
-    is_tensors,
+from ekiden.relay.transform.differentiation.first_order_gradient import (
+    callee_description,
+    span_suffix,
 )
-from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.differentiation.lifted_types import (
+    TAPE_TYPE,
+    LiftedTypes,
+    is_float_tensor,
+    is_tensor_tuple,
+)
+from ekiden.relay.transform.language.chains import LetChain, parse_let_chain
 from ekiden.relay.transform.language.scopes import bodies, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.errors import DifferentiationError
@@ -29,8 +32,8 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Leaf:
-    """Tensor of the program that is differentiated."""
+class TensorLeaf:
+    """Tensor of the differentiated program with its adjoint cell and its readers."""
 
     value: RelayExpr
     """The variable or constant that holds it, with a checked type."""
@@ -38,83 +41,83 @@ class Leaf:
     """Its adjoint cell; None of integers and of constants."""
     scope: LiftedScope | None = None
     """Where it is bound; None of constants."""
-    operation: Operation | None = None
+    operation: OperatorCall | None = None
     """What computes it; None of what a parameter, a pattern or another binding holds."""
     escapes: bool = False
     """Whether something else than operations of its scope reads it."""
-    readers: list[Operation] = field(default_factory=list)
+    readers: list[OperatorCall] = field(default_factory=list)
 
     @property
     def kind(self) -> TensorType:
-        """Return the type of the tensor."""
+        """Return the tensor's type."""
         kind = self.value.checked_type
         assert isinstance(kind, TensorType)
         return kind
 
 
-Tree = Leaf | tuple["Tree", ...]
+TensorTree = TensorLeaf | tuple["TensorTree", ...]
 """A tensor, or a tuple of such values."""
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
-    """A call of an operator or of a loop program on tensors."""
+class OperatorCall:
+    """Call of an operator or of a loop program on tensors."""
 
     call: Call
-    args: tuple[Tree, ...]
-    whole: Var
+    args: tuple[TensorTree, ...]
+    result_var: Var
     """Holds the result; the tensor's own variable where the result is no tuple."""
-    result: Tree = ()
+    result: TensorTree = ()
     is_written: bool = False
 
     @property
     def is_stateful(self) -> bool:
-        """Return whether the call stays in the order of evaluation."""
+        """Return whether the call must keep its position in the order of evaluation."""
         return isinstance(self.call.op, Op) and OPS[self.call.op.name].stateful
 
 
 @dataclass(slots=True, eq=False)
-class OtherBinding:
-    """A binding of any other kind, and the leaves of its scope that must exist before it."""
+class NonOperatorBinding:
+    """Binding of any other value, with the leaves that it needs."""
 
     var: Var
     value: RelayExpr
-    needs: list[Leaf] = field(default_factory=list)
+    needs: list[TensorLeaf] = field(default_factory=list)
     inner: list[LiftedScope] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class LiftedScope:
-    """A scope of the program, the tape that it records on, and what it binds."""
+    """Scope of the program with its tape and bindings."""
 
-    chain: Chain
+    chain: LetChain
     tape: Var
     params: Sequence[Var] = ()
     """Variables that exist at its beginning: of a function, or of a pattern."""
     parent: LiftedScope | None = None
-    owner: OtherBinding | None = None
+    owner: NonOperatorBinding | None = None
     """The binding of the parent that opens it."""
-    items: list[Operation | OtherBinding] = field(default_factory=list)
-    needs: list[Leaf] = field(default_factory=list)
+    items: list[OperatorCall | NonOperatorBinding] = field(default_factory=list)
+    needs: list[TensorLeaf] = field(default_factory=list)
     """Leaves of its own that the result needs."""
-    captured: set[Leaf] = field(default_factory=set)
+    captured: set[TensorLeaf] = field(default_factory=set)
     """Leaves of scopes around it that it uses."""
     lifted: RelayExpr | None = None
     """Its expression in the lifted program, once that is written."""
 
 
-def leaves(tree: Tree | Sequence[Tree]) -> list[Leaf]:
-    """Return the tensors of a tree from left to right."""
-    if isinstance(tree, Leaf):
+def tree_leaves(tree: TensorTree | Sequence[TensorTree]) -> list[TensorLeaf]:
+    """Return the leaves of a tree from left to right."""
+    if isinstance(tree, TensorLeaf):
         return [tree]
-    return [leaf for subtree in tree for leaf in leaves(subtree)]
+    return [leaf for subtree in tree for leaf in tree_leaves(subtree)]
 
 
-def plain_tree(tree: Tree) -> RelayExpr:
-    """Return the tensors of a tree as an expression."""
-    if isinstance(tree, Leaf):
+def tree_expr(tree: TensorTree) -> RelayExpr:
+    """Return a tree of tensors as an expression."""
+    if isinstance(tree, TensorLeaf):
         return tree.value
-    return Tuple(tuple(map(plain_tree, tree)))
+    return Tuple(tuple(map(tree_expr, tree)))
 
 
 def typed_var(name: str, kind: Type) -> Var:
@@ -124,18 +127,18 @@ def typed_var(name: str, kind: Type) -> Var:
     return var
 
 
-class Planner:
-    """Planner that sorts the bindings of one function's scopes, outer scopes first."""
+class ScopePlanner:
+    """Planner that classifies the bindings of a function's scopes, outer scopes first."""
 
     def __init__(self, types: LiftedTypes, is_kernel: Callable[[RelayExpr], bool]) -> None:
-        """Create a planner; `is_kernel` tells what besides operators is called on tensors and has a
+        """Create a planner; `is_kernel` selects the callees besides operators that have a gradient
         rule.
         """
         self.types = types
         self.is_kernel = is_kernel
-        self.trees: dict[RelayExpr, Tree] = {}
+        self.tensor_trees: dict[RelayExpr, TensorTree] = {}
         """Variable of a tensor or of a tuple of tensors -> these."""
-        self.wholes: dict[RelayExpr, Var] = {}
+        self.lifted_vars: dict[RelayExpr, Var] = {}
         """Variable -> what holds its lifted value, where one variable does."""
 
     def plan(self, function: Function, body: RelayExpr) -> list[LiftedScope]:
@@ -145,93 +148,97 @@ class Planner:
         """
         order = [self._function_scope(function, body)]
         for scope in order:
-            order.extend(self._plan(scope))
+            order.extend(self._plan_scope(scope))
         return order
 
     @staticmethod
     def _function_scope(
         function: Function, body: RelayExpr, parent: LiftedScope | None = None
     ) -> LiftedScope:
-        return LiftedScope(unchain(body), Var("tape", TAPE), function.params, parent)
+        return LiftedScope(parse_let_chain(body), Var("tape", TAPE_TYPE), function.params, parent)
 
-    def _plan(self, scope: LiftedScope) -> list[LiftedScope]:
-        """Sort the bindings of a scope, and return the scopes inside of it."""
+    def _plan_scope(self, scope: LiftedScope) -> list[LiftedScope]:
+        """Classify the bindings of a scope, and return the nested scopes."""
         for param in scope.params:
-            self._declare(param, scope)
+            self._declare_lifted_var(param, scope)
         inner: list[LiftedScope] = []
         for var, value in scope.chain.bindings:
-            if (tree := self._alias(value)) is not None:
-                self.trees[var] = tree
-            elif isinstance(value, Call) and self._is_operation(value):
-                scope.items.append(self._operation(var, value, scope))
+            if (tree := self._aliased_tree(value)) is not None:
+                self.tensor_trees[var] = tree
+            elif isinstance(value, Call) and self._is_differentiable_call(value):
+                scope.items.append(self._build_operator_call(var, value, scope))
             else:
-                binding = self._other_binding(var, value, scope)
+                binding = self._build_other_binding(var, value, scope)
                 scope.items.append(binding)
                 inner.extend(binding.inner)
         assert scope.chain.result is not None
-        self._note_uses([scope.chain.result], scope, scope.needs)
+        self._record_uses([scope.chain.result], scope, scope.needs)
         return inner
 
-    def _declare(self, var: Var, scope: LiftedScope) -> None:
-        """Note a variable that will hold a lifted value."""
+    def _declare_lifted_var(self, var: Var, scope: LiftedScope) -> None:
+        """Declare a variable that will hold a lifted value."""
         kind = var.checked_type
-        self.wholes[var] = Var(var.name_hint, self.types.lift(kind), span=var.span)
-        if is_tensors(kind):
-            self.trees[var] = self._tree(kind, var.name_hint, scope)
+        self.lifted_vars[var] = Var(var.name_hint, self.types.lift(kind), span=var.span)
+        if is_tensor_tuple(kind):
+            self.tensor_trees[var] = self._build_tree(kind, var.name_hint, scope)
 
-    def _tree(
-        self, kind: Type, name: str, scope: LiftedScope, operation: Operation | None = None
-    ) -> Tree:
+    def _build_tree(
+        self, kind: Type, name: str, scope: LiftedScope, operation: OperatorCall | None = None
+    ) -> TensorTree:
         if isinstance(kind, TupleType):
             numbered_fields = enumerate(kind.fields)
-            return tuple(self._tree(k, f"{name}_{i}", scope, operation) for i, k in numbered_fields)
-        cell = Var(f"d_{name}", self.types.cell(kind)) if is_float(kind) else None
-        return Leaf(typed_var(name, kind), cell, scope, operation)
+            return tuple(
+                self._build_tree(k, f"{name}_{i}", scope, operation) for i, k in numbered_fields
+            )
+        cell = Var(f"d_{name}", self.types.cell_type(kind)) if is_float_tensor(kind) else None
+        return TensorLeaf(typed_var(name, kind), cell, scope, operation)
 
-    def tree(self, atom: RelayExpr) -> Tree | None:
-        """Return the tensors of an atom, None for one that is or holds other values."""
-        return Leaf(atom) if isinstance(atom, Constant) else self.trees.get(atom)
+    def tensor_tree(self, atom: RelayExpr) -> TensorTree | None:
+        """Return the tensors of an atom, or None where it holds other values."""
+        return TensorLeaf(atom) if isinstance(atom, Constant) else self.tensor_trees.get(atom)
 
-    def _alias(self, value: RelayExpr) -> Tree | None:
-        """Return the tensors of a binding that names those of others."""
+    def _aliased_tree(self, value: RelayExpr) -> TensorTree | None:
+        """Return the tensors that a tuple, projection or variable aliases, or None."""
         match value:
             case Tuple(fields=fields):
-                field_trees = [self.tree(f) for f in fields]
+                field_trees = [self.tensor_tree(f) for f in fields]
                 tensor_trees = tuple(p for p in field_trees if p is not None)
                 return tensor_trees if len(tensor_trees) == len(field_trees) else None
             case TupleGetItem(tuple_value=of, index=index):
-                tuple_tree = self.tree(of)
+                tuple_tree = self.tensor_tree(of)
                 return tuple_tree[index] if isinstance(tuple_tree, tuple) else None
-        return self.tree(value)
+        return self.tensor_tree(value)
 
-    def _is_operation(self, call: Call) -> bool:
-        """Return whether a call works on tensors alone.
+    def _is_differentiable_call(self, call: Call) -> bool:
+        """Return whether a call takes and returns tensors alone.
 
         Raises:
             DifferentiationError: For an operator on other values that floats are in.
         """
         if not isinstance(call.op, Op) and not self.is_kernel(call.op):
             return False
-        if all(self.tree(a) is not None for a in call.args) and is_tensors(call.checked_type):
+        if all(self.tensor_tree(a) is not None for a in call.args) and is_tensor_tuple(
+            call.checked_type
+        ):
             return True
         kinds = (a.checked_type_or_none() for a in (call, *call.args))
         if all(k is not None and not self.types.is_lifted(k) for k in kinds):
             return False
         raise DifferentiationError(
-            f"gradient: {callee_text(call)} has no gradient{place_text(call)}: it takes or returns "
-            "other values than tensors"
+            f"gradient: {callee_description(call)} has no gradient{span_suffix(call)}: it takes or "
+            "returns other values than tensors"
         )
 
-    def _operation(self, var: Var, call: Call, scope: LiftedScope) -> Operation:
-        arg_trees = [self.tree(a) for a in call.args]
+    def _build_operator_call(self, var: Var, call: Call, scope: LiftedScope) -> OperatorCall:
+        arg_trees = [self.tensor_tree(a) for a in call.args]
         args = tuple(tree for tree in arg_trees if tree is not None)
-        operation = Operation(call, args, typed_var(var.name_hint, call.checked_type))
-        operation.result = self.trees[var] = self._tree(
+        operation = OperatorCall(call, args, typed_var(var.name_hint, call.checked_type))
+        operation.result = self.tensor_trees[var] = self._build_tree(
             call.checked_type, var.name_hint, scope, operation
         )
-        if isinstance(operation.result, Leaf):
-            operation.whole = operation.result.value  # type: ignore[assignment]
-        for leaf in leaves(args):
+        if isinstance(operation.result, TensorLeaf):
+            operation.result_var = operation.result.value  # type: ignore[assignment]
+        for leaf in tree_leaves(args):
             if leaf.scope is scope:
                 leaf.readers.append(operation)
             # A leaf of an outer scope becomes a captured variable of the closure.
@@ -239,29 +246,35 @@ class Planner:
                 self._capture(leaf, scope)
         return operation
 
-    def _other_binding(self, var: Var, value: RelayExpr, scope: LiftedScope) -> OtherBinding:
-        self._declare(var, scope)
-        binding = OtherBinding(var, value)
-        self._note_uses(operands(value), scope, binding.needs)
+    def _build_other_binding(
+        self, var: Var, value: RelayExpr, scope: LiftedScope
+    ) -> NonOperatorBinding:
+        self._declare_lifted_var(var, scope)
+        binding = NonOperatorBinding(var, value)
+        self._record_uses(operands(value), scope, binding.needs)
         match value:
             case Function():
                 binding.inner = [self._function_scope(value, value.body, scope)]
             case Match(clauses=clauses):
                 bound = [pattern_vars(c.lhs) for c in clauses]
                 pairs = zip(bodies(value), bound, strict=True)
-                binding.inner = [LiftedScope(unchain(b), scope.tape, v, scope) for b, v in pairs]
+                binding.inner = [
+                    LiftedScope(parse_let_chain(b), scope.tape, v, scope) for b, v in pairs
+                ]
             case _:
                 binding.inner = [
-                    LiftedScope(unchain(b), scope.tape, (), scope) for b in bodies(value)
+                    LiftedScope(parse_let_chain(b), scope.tape, (), scope) for b in bodies(value)
                 ]
         for inner in binding.inner:
             inner.owner = binding
         return binding
 
-    def _note_uses(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
-        """Note that a binding that is no operation, or the result, uses atoms."""
+    def _record_uses(
+        self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[TensorLeaf]
+    ) -> None:
+        """Record that a result or a non-operator binding uses atoms."""
         for atom in atoms:
-            for leaf in leaves(self.trees.get(atom, ())):
+            for leaf in tree_leaves(self.tensor_trees.get(atom, ())):
                 if leaf.scope is scope:
                     leaf.escapes = True
                     needs.append(leaf)
@@ -269,8 +282,10 @@ class Planner:
                     self._capture(leaf, scope)
 
     @staticmethod
-    def _capture(leaf: Leaf, scope: LiftedScope) -> None:
-        """Note that a scope uses a leaf of one around it: the binding of that one needs it."""
+    def _capture(leaf: TensorLeaf, scope: LiftedScope) -> None:
+        """Record that a scope captures a leaf of an enclosing one, which the owner's binding must
+        compute first.
+        """
         at = scope
         # A scope that has captured the leaf before has also told the scopes around it.
         while leaf not in at.captured:

@@ -1,4 +1,5 @@
-"""The types of a program that is differentiated in reverse: each float tensor gets an adjoint cell.
+"""Types of a program under higher-order differentiation: each float tensor is paired with an
+adjoint cell.
 
     Tensor[s, f32]             ->  (Tensor[s, f32], ref(Adjoint[Tensor[s, f32]]))
     Tensor[s, int32]           ->  itself: no gradient flows to integers
@@ -26,38 +27,38 @@ from ekiden.ir.type import (
     Type,
     TypeCall,
 )
-from ekiden.relay.adjoint_type import ADJOINT
+from ekiden.relay.adjoint_type import ADJOINT_TYPE_DATA
 from ekiden.relay.expr import Constructor, TypeData
-from ekiden.relay.transform.language.free_names import free_name
+from ekiden.relay.transform.language.free_names import unique_name
 from ekiden.relay.visitor import map_type, type_post_order
 
-UNIT = TupleType(())
-STEP = FuncType((), UNIT)
+UNIT_TYPE = TupleType(())
+BACK_PROPAGATOR_TYPE = FuncType((), UNIT_TYPE)
 """The type of a back-propagator."""
-TAPE = RelayRefType(STEP)
-SUFFIX = "_grad"
+TAPE_TYPE = RelayRefType(BACK_PROPAGATOR_TYPE)
+LIFTED_NAME_SUFFIX = "_grad"
 """What the names of lifted functions and data types end in, as in TVM."""
 
 
-def is_float(kind: Type) -> bool:
-    """Return whether a gradient flows to values of a type: a tensor of floats."""
+def is_float_tensor(kind: Type) -> bool:
+    """Return whether a type is a floating-point tensor, to which gradients flow."""
     return isinstance(kind, TensorType) and "float" in kind.dtype
 
 
-def is_tensors(kind: Type) -> bool:
-    """Return whether a type is a tensor, or a tuple of such types."""
+def is_tensor_tuple(kind: Type) -> bool:
+    """Return whether a type is a tensor or a nested tuple of tensors."""
     return all(isinstance(t, (TensorType, TupleType)) for t in type_post_order(kind))
 
 
 class LiftedTypes:
-    """The lifted types of one module."""
+    """Lifted types and data type definitions of one module."""
 
     def __init__(self, module: IRModule) -> None:
         self._used_names = {h.name_hint for h in module.type_definitions}
         self.definitions = {
             h: d for h, d in module.type_definitions.items() if isinstance(d, TypeData)
         }
-        self.adjoint = self._adjoint()
+        self.adjoint = self._adjoint_definition()
         """The data type of what a cell holds."""
         self.no_gradient, self.gradient = self.adjoint.constructors
         self.headers: dict[Type, GlobalTypeVar] = {}
@@ -65,71 +66,77 @@ class LiftedTypes:
         self.constructors: dict[Constructor, Constructor] = {}
         self.data: dict[GlobalTypeVar, TypeData] = {}
         """The definitions that the lifted program needs beside the module's own."""
-        self._lift_definitions()
+        self._lift_type_definitions()
 
-    def _adjoint(self) -> TypeData:
-        """Return the standard type, or one of another name where the module has a type of that
-        name.
+    def _adjoint_definition(self) -> TypeData:
+        """Return the standard adjoint type, renamed where the module has another type of
+        that name.
         """
-        own = self.definitions.get(ADJOINT.header)
-        if own is None or structural_equal(own, ADJOINT):
-            return own or ADJOINT
-        header = GlobalTypeVar(free_name(ADJOINT.header.name_hint, self._used_names))
+        own = self.definitions.get(ADJOINT_TYPE_DATA.header)
+        if own is None or structural_equal(own, ADJOINT_TYPE_DATA):
+            return own or ADJOINT_TYPE_DATA
+        header = GlobalTypeVar(unique_name(ADJOINT_TYPE_DATA.header.name_hint, self._used_names))
         own_constructors = [
-            Constructor(c.name_hint, c.inputs, header) for c in ADJOINT.constructors
+            Constructor(c.name_hint, c.inputs, header) for c in ADJOINT_TYPE_DATA.constructors
         ]
-        return TypeData(header, ADJOINT.type_vars, tuple(own_constructors))
+        return TypeData(header, ADJOINT_TYPE_DATA.type_vars, tuple(own_constructors))
 
-    def _lift_definitions(self) -> None:
+    def _lift_type_definitions(self) -> None:
         changing: set[Type] = set()
         before = -1
         # Data types may refer to one another: repeat until nothing is added.
         while len(changing) > before:
             before = len(changing)
-            changing |= {h for h, d in self.definitions.items() if self._changes(d, changing)}
+            changing |= {
+                h for h, d in self.definitions.items() if self._contains_lifted_type(d, changing)
+            }
         # All new headers exist before any field is lifted, as fields may name any of them.
         for header in self.definitions:
             if header in changing:
-                name = free_name(header.name_hint + SUFFIX, self._used_names)
+                name = unique_name(header.name_hint + LIFTED_NAME_SUFFIX, self._used_names)
                 self.headers[header] = GlobalTypeVar(name)
         for old, new in self.headers.items():
             data = self.definitions[old]  # type: ignore[index]
             fields = [tuple(map(self.lift, c.inputs)) for c in data.constructors]
             pairs = list(zip(data.constructors, fields, strict=True))
-            lifted = tuple(Constructor(c.name_hint + SUFFIX, f, new, c.tag) for c, f in pairs)
+            lifted = tuple(
+                Constructor(c.name_hint + LIFTED_NAME_SUFFIX, f, new, c.tag) for c, f in pairs
+            )
             self.constructors.update(zip(data.constructors, lifted, strict=True))
             self.data[new] = TypeData(new, data.type_vars, lifted)
         self.data[self.adjoint.header] = self.adjoint
 
     @staticmethod
-    def _changes(data: TypeData, changing: set[Type]) -> bool:
+    def _contains_lifted_type(data: TypeData, changing: set[Type]) -> bool:
         components = (
             t for c in data.constructors for field in c.inputs for t in type_post_order(field)
         )
-        return any(isinstance(t, FuncType) or is_float(t) or t in changing for t in components)
+        return any(
+            isinstance(t, FuncType) or is_float_tensor(t) or t in changing for t in components
+        )
 
     def lift(self, kind: Type) -> Type:
-        """Return the type of lifted values of a type."""
-        return map_type(kind, self._lift_part)
+        """Return the lifted form of a type."""
+        return map_type(kind, self._lift_component)
 
-    def _lift_part(self, kind: Type) -> Type:
+    def _lift_component(self, kind: Type) -> Type:
         match kind:
-            case TensorType() if is_float(kind):
-                return TupleType((kind, self.cell(kind)))
+            case TensorType() if is_float_tensor(kind):
+                return TupleType((kind, self.cell_type(kind)))
             case FuncType(arg_types=arguments, ret_type=result, type_params=params):
-                return FuncType((*arguments, TAPE), result, params)
+                return FuncType((*arguments, TAPE_TYPE), result, params)
             case GlobalTypeVar():
                 return self.headers.get(kind, kind)
         return kind
 
-    def cell(self, kind: Type) -> RelayRefType:
-        """Return the type of the cell beside a tensor."""
+    def cell_type(self, kind: Type) -> RelayRefType:
+        """Return the type of a tensor's adjoint cell."""
         return RelayRefType(TypeCall(self.adjoint.header, (kind,)))
 
-    def constructor(self, old: Constructor) -> Constructor:
-        """Return the constructor of lifted values."""
+    def lifted_constructor(self, old: Constructor) -> Constructor:
+        """Return the constructor of the lifted data type."""
         return self.constructors.get(old, old)
 
     def is_lifted(self, kind: Type) -> bool:
-        """Return whether lifted values of a type are other than plain ones."""
+        """Return whether lifting changes a type."""
         return self.lift(kind) != kind

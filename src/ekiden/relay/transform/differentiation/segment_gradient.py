@@ -1,4 +1,4 @@
-"""Back-propagators of segments: functions that pass the gradients of results to inputs.
+"""Back-propagators of segments: closures that propagate the gradients of outputs to inputs.
 
 segment: let %a = %x * %w; let %y = tanh(%a)        %y is used outside of it, %a is not
 
@@ -38,27 +38,31 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.differentiation.first_order_gradient import Grad, Rules, graph_gradients
+from ekiden.relay.transform.differentiation.first_order_gradient import (
+    AdjointValue,
+    GradientRules,
+    graph_gradients,
+)
 from ekiden.relay.transform.differentiation.lifted_scopes import (
-    Leaf,
     LiftedScope,
-    Operation,
-    Tree,
-    leaves,
+    OperatorCall,
+    TensorLeaf,
+    TensorTree,
+    tree_leaves,
     typed_var,
 )
-from ekiden.relay.transform.differentiation.lifted_types import UNIT, LiftedTypes
-from ekiden.relay.transform.language.chains import Binding, build_lets
-from ekiden.relay.visitor import REBUILD, ExprMutator, children
+from ekiden.relay.transform.differentiation.lifted_types import UNIT_TYPE, LiftedTypes
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
+from ekiden.relay.visitor import REBUILDERS, ExprMutator, children
 
-Grads = Sequence[tuple[Leaf, RelayExpr]]
+LeafGradients = Sequence[tuple[TensorLeaf, RelayExpr]]
 
 
-def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
-    """Return the operations of a scope that leaves need and that are not written yet, in the order
-    of evaluation. Iterative.
+def pending_operations(needed: Iterable[TensorLeaf], scope: LiftedScope) -> list[OperatorCall]:
+    """Return the pending operations of a scope that leaves depend on, in order of evaluation.
+    Iterative.
     """
-    order: dict[Operation, None] = {}
+    order: dict[OperatorCall, None] = {}
     stack = [(leaf.operation, False) for leaf in needed if leaf.scope is scope]
     while stack:
         operation, expanded = stack.pop()
@@ -68,23 +72,24 @@ def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
             order[operation] = None
             continue
         stack.append((operation, True))
-        before = (x for x in leaves(operation.args) if x.scope is scope)
+        before = (x for x in tree_leaves(operation.args) if x.scope is scope)
         stack.extend((leaf.operation, False) for leaf in before)
     return list(order)
 
 
 class Segment:
-    """Operations that are differentiated as one graph: what they bind forward, and back."""
+    """Operations differentiated together as one graph, with their forward bindings and
+    back-propagator.
+    """
 
     def __init__(
         self,
-        operations: Sequence[Operation],
-        outputs: Sequence[Leaf],
+        operations: Sequence[OperatorCall],
+        outputs: Sequence[TensorLeaf],
         types: LiftedTypes,
-        rules: Rules,
+        rules: GradientRules,
     ) -> None:
-        """Differentiate the operations; `outputs` are the leaves that are used outside of the
-        segment.
+        """Differentiate the operations; `outputs` are the leaves used outside the segment.
 
         Raises:
             DifferentiationError: For an operator without a gradient.
@@ -92,81 +97,89 @@ class Segment:
         self.types = types
         self.outputs = [leaf for leaf in outputs if leaf.cell is not None]
         self.seeds = {leaf: typed_var("g", leaf.kind) for leaf in self.outputs}
-        self._nodes: dict[Leaf, RelayExpr] = {}
+        self._nodes: dict[TensorLeaf, RelayExpr] = {}
         self._variables: dict[RelayExpr, Var] = {}
         """Node of the graph -> the variable for its value, in the order of evaluation."""
-        self._operations: dict[RelayExpr, Operation] = {}
+        self._operations: dict[RelayExpr, OperatorCall] = {}
         for operation in operations:
-            self._add(operation)
+            self._add_operation(operation)
         self._grads = self._input_gradients(operations, rules)
-        self._bound = {self._nodes[leaf] for leaf in outputs}
+        self._saved_nodes = {self._nodes[leaf] for leaf in outputs}
         """Nodes that have a variable: outputs, and what is saved for the back-propagator."""
-        self._save()
+        self._find_saved_values()
 
-    def _add(self, operation: Operation) -> None:
-        args = tuple(map(self._expr, operation.args))
-        node = _typed(operation.call.with_fields(args=args), operation.call.checked_type)
-        self._variables[node] = operation.whole
-        stack: list[tuple[Tree, RelayExpr]] = [(operation.result, node)]
+    def _add_operation(self, operation: OperatorCall) -> None:
+        args = tuple(map(self._tree_expr, operation.args))
+        node = _with_type(operation.call.with_fields(args=args), operation.call.checked_type)
+        self._variables[node] = operation.result_var
+        stack: list[tuple[TensorTree, RelayExpr]] = [(operation.result, node)]
         while stack:
             tree, at = stack.pop()
             self._operations[at] = operation
-            if isinstance(tree, Leaf):
+            if isinstance(tree, TensorLeaf):
                 assert isinstance(tree.value, Var)
                 self._nodes[tree], self._variables[at] = at, tree.value
                 continue
             kind = at.checked_type
             assert isinstance(kind, TupleType)
-            fields = [_typed(TupleGetItem(at, i), k) for i, k in enumerate(kind.fields)]
+            fields = [_with_type(TupleGetItem(at, i), k) for i, k in enumerate(kind.fields)]
             stack.extend(reversed(list(zip(tree, fields, strict=True))))
 
-    def _expr(self, tree: Tree) -> RelayExpr:
-        """Return the expression of a tree: operations are nodes, other leaves variables."""
-        if isinstance(tree, Leaf):
+    def _tree_expr(self, tree: TensorTree) -> RelayExpr:
+        """Return the expression of a tree: nodes for operations of the segment, variables for other
+        leaves.
+        """
+        if isinstance(tree, TensorLeaf):
             return self._nodes.get(tree, tree.value)
-        fields = tuple(map(self._expr, tree))
-        return _typed(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
+        fields = tuple(map(self._tree_expr, tree))
+        return _with_type(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
 
-    def _input_gradients(self, operations: Sequence[Operation], rules: Rules) -> Grads:
-        """Return the gradients of what the segment reads of outside."""
+    def _input_gradients(
+        self, operations: Sequence[OperatorCall], rules: GradientRules
+    ) -> LeafGradients:
+        """Return the gradients with respect to the leaves that the segment reads from outside."""
         if not self.outputs:
             return []
-        used = dict.fromkeys(leaf for operation in operations for leaf in leaves(operation.args))
+        used = dict.fromkeys(
+            leaf for operation in operations for leaf in tree_leaves(operation.args)
+        )
         inputs = [leaf for leaf in used if leaf.cell is not None and leaf not in self._nodes]
-        seed: Grad = list(self.seeds.values())
-        body = self._expr(tuple(self.outputs))
+        seed: AdjointValue = list(self.seeds.values())
+        body = self._tree_expr(tuple(self.outputs))
         grads = graph_gradients(body, [leaf.value for leaf in inputs], seed, rules)
         return [(x, grad) for x, grad in zip(inputs, grads, strict=True) if grad is not None]
 
-    def _save(self) -> None:
-        """Bind what the back-propagator reads and does not compute again."""
+    def _find_saved_values(self) -> None:
+        """Find the forward values that the back-propagator reads and does not recompute."""
         stack = [grad for _, grad in self._grads]
         visited = set(stack)
         while stack:
             node = stack.pop()
-            if node in self._bound:
+            if node in self._saved_nodes:
                 continue
             if node in self._operations and not self._is_recomputed(node):
-                self._bound.add(node)
+                self._saved_nodes.add(node)
                 continue
             below = [c for c in children(node) if c not in visited]
             visited.update(below)
             stack.extend(below)
 
     def _is_recomputed(self, node: RelayExpr) -> bool:
-        """Return whether a back-propagator computes a value again.
+        """Return whether the back-propagator recomputes a value instead of saving it.
 
         What fuses costs less than writing and reading it, and fuses forward as well unless it is
         saved. What follows a product is saved instead of the product, so that both are one kernel.
         """
         operation = self._operations[node]
-        if _pattern(operation) not in RECOMPUTED:
+        # Recomputing elementwise values costs no memory traffic beyond their inputs; products are
+        # saved.
+        if _op_pattern(operation) not in RECOMPUTED_PATTERNS:
             return False
-        for leaf in leaves(operation.args):
+        for leaf in tree_leaves(operation.args):
             before = self._operations.get(self._nodes.get(leaf, leaf.value))
             if (
                 before is not None
-                and _pattern(before) is OpPattern.OUT_ELEMWISE_FUSABLE
+                and _op_pattern(before) is OpPattern.OUT_ELEMWISE_FUSABLE
                 and leaf.readers == [operation]
                 and not leaf.escapes
                 and leaf.kind == node.checked_type
@@ -174,84 +187,88 @@ class Segment:
                 return False
         return True
 
-    def forward(self) -> list[Binding]:
-        """Return the bindings of the segment in the program."""
-        copies = _Copies()
-        bindings: list[Binding] = []
+    def forward_bindings(self) -> list[LetBinding]:
+        """Return the forward bindings of the segment."""
+        copies = _GraphCopier()
+        bindings: list[LetBinding] = []
         for node, variable in self._variables.items():
-            if node in self._bound:
-                bindings.append((variable, copies.definition(node)))
+            if node in self._saved_nodes:
+                bindings.append((variable, copies.copy_definition(node)))
                 copies.memo[node] = variable
         return bindings
 
     def back_propagator(self, before: Var) -> Function | None:
-        """Return the function that propagates gradients through the segment and then calls
-        `before`; None where none flow.
+        """Emit the closure that propagates gradients through the segment and then calls `before`;
+        None where no gradient flows.
         """
         if not self._grads:
             return None
-        copies = _Copies()
-        copies.memo.update((node, self._variables[node]) for node in self._bound)
+        copies = _GraphCopier()
+        copies.memo.update((node, self._variables[node]) for node in self._saved_nodes)
         grads = [(leaf, copies.visit(grad)) for leaf, grad in self._grads]
         types, outputs = self.types, self.outputs
         # Cells are emptied first: the gradients are freed as soon as the rules have used them.
-        clear: list[Binding] = [(Var("_"), clear_cell(types, _cell(leaf))) for leaf in outputs]
+        clear: list[LetBinding] = [
+            (Var("_"), clear_cell(types, _cell_of(leaf))) for leaf in outputs
+        ]
         nothing = PatternConstructor(types.no_gradient)
-        steps: list[Binding] = []
+        steps: list[LetBinding] = []
         if len(outputs) == 1:
-            arrived: RelayExpr = RefRead(_cell(outputs[0]))
+            arrived: RelayExpr = RefRead(_cell_of(outputs[0]))
             some: Pattern = PatternConstructor(
                 types.gradient, (PatternVar(self.seeds[outputs[0]]),)
             )
             clauses = Clause(nothing, Tuple(())), Clause(some, _accumulate_all(types, grads, clear))
         else:
-            read = [Var("arrived", types.cell(leaf.kind).value) for leaf in outputs]
-            steps = [(v, RefRead(_cell(x))) for v, x in zip(read, outputs, strict=True)]
+            read = [Var("arrived", types.cell_type(leaf.kind).value) for leaf in outputs]
+            steps = [(v, RefRead(_cell_of(x))) for v, x in zip(read, outputs, strict=True)]
             arrived = Tuple(tuple(read))
             pairs = zip(read, outputs, strict=True)
-            values = [(self.seeds[x], or_zeros(types, v, x.value)) for v, x in pairs]
+            values = [(self.seeds[x], gradient_or_zeros(types, v, x.value)) for v, x in pairs]
             none, inside = PatternTuple((nothing,) * len(outputs)), [*clear, *values]
             run = _accumulate_all(types, grads, inside)
             clauses = Clause(none, Tuple(())), Clause(PatternWildcard(), run)
         # The call of `before` comes last, as a tail call, so that the stack stays constant.
         steps.append((Var("_"), Match(arrived, clauses)))
-        return Function((), build_lets(steps, Call(before, ())), UNIT)
+        return Function((), build_lets(steps, Call(before, ())), UNIT_TYPE)
 
 
-RECOMPUTED = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+RECOMPUTED_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
 
 
-def _pattern(operation: Operation) -> OpPattern:
+def _op_pattern(operation: OperatorCall) -> OpPattern:
     call = operation.call
     return OPS[call.op.name].pattern if isinstance(call.op, Op) else OpPattern.OPAQUE
 
 
-class _Copies(ExprMutator):
-    """Copies expressions. Nothing is shared with the original: what two scopes share is computed
-    in the one around both, and would be saved.
+class _GraphCopier(ExprMutator):
+    """Mutator that copies the expressions of a graph. Nothing is shared with the original: what two
+    scopes share is computed in the one around both, and would be saved.
     """
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Return a new node, also where no child changed; atoms stay."""
         below = children(old)
-        return REBUILD[type(old)](old, below) if new is old and below else new
+        return REBUILDERS[type(old)](old, below) if new is old and below else new
 
-    def definition(self, node: RelayExpr) -> RelayExpr:
-        """Return a node over copies of its children."""
-        return REBUILD[type(node)](node, [self.visit(c) for c in children(node)])
+    def copy_definition(self, node: RelayExpr) -> RelayExpr:
+        """Return a node over copied children."""
+        return REBUILDERS[type(node)](node, [self.visit(c) for c in children(node)])
 
 
-def _typed(expr: RelayExpr, kind: Type) -> RelayExpr:
+def _with_type(expr: RelayExpr, kind: Type) -> RelayExpr:
     expr.set_checked_type(kind)
     return expr
 
 
-def _cell(leaf: Leaf) -> Var:
+def _cell_of(leaf: TensorLeaf) -> Var:
     assert leaf.cell is not None, "outputs have cells"
     return leaf.cell
 
 
-def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding]) -> RelayExpr:
+def _accumulate_all(
+    types: LiftedTypes, grads: LeafGradients, before: Sequence[LetBinding]
+) -> RelayExpr:
     kinds = TupleType(tuple(leaf.kind for leaf, _ in grads))
     # One tuple for all gradients keeps them in one graph, where they share and fuse.
     values = Var("grads", kinds)
@@ -259,12 +276,12 @@ def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding])
     for index, (leaf, _) in enumerate(grads):
         grad_var = Var("d", leaf.kind)
         steps.append((grad_var, TupleGetItem(values, index)))
-        steps.append((Var("_"), accumulate(types, _cell(leaf), grad_var)))
+        steps.append((Var("_"), accumulate_gradient(types, _cell_of(leaf), grad_var)))
     return build_lets(steps, Tuple(()))
 
 
-def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
-    """Return the expression that adds a gradient to what a cell holds."""
+def accumulate_gradient(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
+    """Emit the write that adds a gradient to an adjoint cell."""
     held = Var("sum", grad.type_annotation)
     some = PatternConstructor(types.gradient, (PatternVar(held),))
     nothing = PatternConstructor(types.no_gradient)
@@ -272,8 +289,8 @@ def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
     return RefWrite(cell, Call(types.gradient, (total,)))
 
 
-def or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
-    """Return the gradient that a cell held, zeros where none arrived; `value` has its shape."""
+def gradient_or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
+    """Emit the gradient that a cell held, or zeros like `value` where none arrived."""
     grad = Var("g", value.checked_type)
     some = PatternConstructor(types.gradient, (PatternVar(grad),))
     nothing = PatternConstructor(types.no_gradient)
@@ -281,5 +298,5 @@ def or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
 
 
 def clear_cell(types: LiftedTypes, cell: RelayExpr) -> RefWrite:
-    """Return the expression that forgets what a cell holds."""
+    """Emit the write that empties an adjoint cell."""
     return RefWrite(cell, Call(types.no_gradient, ()))

@@ -1,4 +1,4 @@
-"""Join regions of one external compiler that feed each other.
+"""Merge adjacent regions of one external compiler.
 
     end(nn.relu(begin(end(exp(begin(%x))))))   ->   end(nn.relu(exp(begin(%x))))
 
@@ -10,76 +10,87 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.transform.external.annotate_target import DEFAULT, mark_of
+from ekiden.relay.transform.external.annotate_target import DEFAULT_TARGET, compiler_annotation
 from ekiden.relay.transform.external.compiler_regions import (
-    Region,
-    data_of,
+    CompilerRegion,
+    data_operands,
     find_regions,
-    is_mark,
-    sources,
-    unmarked,
+    is_compiler_annotation,
+    region_inputs,
+    strip_annotations,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
-    with_children,
+    replace_children,
 )
 
 
 def merge_regions(root: RelayExpr) -> RelayExpr:
-    """Return `root` without the marks between merged regions."""
+    """Return `root` without the annotations between merged regions."""
     order = evaluation_order(root)
     region_of = find_regions(root)
-    _join(order, region_of)
+    _merge_adjacent_regions(order, region_of)
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
-        if mark_of(expr, "begin") is not None:
-            new[expr] = with_children(expr, new)
+        if compiler_annotation(expr, "begin") is not None:
+            new[expr] = replace_children(expr, new)
             continue
+        # A copy for each expression: marks are skipped only on edges within its region.
         replaced = dict(new)
         region = region_of.get(expr)
-        for child in data_of(expr) if region is not None else ():
-            source = unmarked(child)
-            if is_mark(child) and region_of.get(source) is region:
+        for child in data_operands(expr) if region is not None else ():
+            source = strip_annotations(child)
+            if is_compiler_annotation(child) and region_of.get(source) is region:
                 replaced[child] = new[source]
-        new[expr] = with_children(expr, replaced if region is not None else new)
+        new[expr] = replace_children(expr, replaced if region is not None else new)
     return new[root]
 
 
-def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
-    """Merge regions in place where that makes no cycle.
+def _merge_adjacent_regions(
+    order: list[RelayExpr], region_of: dict[RelayExpr, CompilerRegion]
+) -> None:
+    """Merge adjacent regions of equal targets unless that creates a cycle.
 
     The order is that of evaluation, external compilers first, so that what stays with Ekiden keeps
     none of them apart.
     """
+    # Regions of external compilers first: merging default regions could close cycles that forbid
+    # larger offloads.
     for is_default in (False, True):
         for expr in order:
+            # Looked up anew each time, since joins replace regions.
             region = region_of.get(expr)
-            if region is None or (region.target == DEFAULT) is not is_default:
+            if region is None or (region.target == DEFAULT_TARGET) is not is_default:
                 continue
-            for child in data_of(expr):
-                source_region = region_of.get(unmarked(child))
+            for child in data_operands(expr):
+                source_region = region_of.get(strip_annotations(child))
                 if source_region is not None and source_region.target == region.target:
-                    _join_two(region_of, source_region, region_of[expr])
+                    _try_merge(region_of, source_region, region_of[expr])
 
 
-def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region) -> None:
-    """Join unless the two are one, or what is joined would wait for itself through others."""
-    if first is second or _waits_for_itself({**first.members, **second.members}, region_of):
+def _try_merge(
+    region_of: dict[RelayExpr, CompilerRegion], first: CompilerRegion, second: CompilerRegion
+) -> None:
+    """Merge two regions unless they are the same or the result would depend on itself."""
+    if first is second or _creates_cycle({**first.members, **second.members}, region_of):
         return
     first.members.update(second.members)
     region_of.update(dict.fromkeys(second.members, first))
 
 
-def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr, Region]) -> bool:
-    """Return whether something outside of `members` that they read needs one of them.
+def _creates_cycle(
+    members: dict[RelayExpr, None], region_of: dict[RelayExpr, CompilerRegion]
+) -> bool:
+    """Return whether an outside dependency of `members` depends on one of them: merging would
+    create a cycle.
 
     A region needs all that any of its members reads.
     """
     visited: set[RelayExpr] = set()
-    waiting = [s for member in members for s in sources(member) if s not in members]
+    waiting = [s for member in members for s in region_inputs(member) if s not in members]
     while waiting:
         expr = waiting.pop()
         if expr in visited:
@@ -88,7 +99,7 @@ def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr,
         # A region is compiled as one function, so all of its inputs come before any output.
         group = [expr] if region is None else list(region.members)
         visited.update(group)
-        needed = [s for region_member in group for s in sources(region_member)]
+        needed = [s for region_member in group for s in region_inputs(region_member)]
         if any(dependency in members for dependency in needed):
             return True
         waiting.extend(next_expr for next_expr in needed if next_expr not in visited)
@@ -97,9 +108,9 @@ def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr,
 
 @module_pass(name="MergeCompilerRegions", required=(InferType(),))
 def _merge_compiler_regions(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(merge_regions))
+    return map_functions(module, lift_body_rewrite(merge_regions))
 
 
 def MergeCompilerRegions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that merges adjacent regions of one compiler (TVM's MergeCompilerRegions)."""
     return _merge_compiler_regions

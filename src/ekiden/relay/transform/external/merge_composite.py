@@ -1,5 +1,4 @@
-"""Partitioning of patterns that an external compiler knows as one operation, into composite
-functions.
+"""Partition the patterns of a table into composite functions for an external compiler.
 
     nn.relu(nn.bias_add(nn.dense(%x, %w), %b))
     ->  fn (%x, %w, %b, Composite="test.dense_bias_relu") { .. }(%x, %w, %b)
@@ -17,24 +16,26 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.dataflow_pattern import partition
 from ekiden.relay.dataflow_pattern.pattern import DFPattern
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 
 PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
 """(name, pattern) or (name, pattern, check of the matched expression)."""
 
 
 def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that wraps matches of named patterns in composite functions (TVM's
+    MergeComposite).
+    """
 
     def partition_all(body: RelayExpr) -> RelayExpr:
-        """Partition a body by the patterns in the order of the table: what an earlier one takes, no
-        later one sees.
+        """Partition a body by the patterns in table order; earlier matches are hidden from later
+        patterns.
         """
         for name, pattern, *checks in pattern_table:
             body = partition(pattern, body, {"Composite": name}, checks[0] if checks else None)
         return body
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return InferType()(map_functions(module, on_body(partition_all)))
+        return InferType()(map_functions(module, lift_body_rewrite(partition_all)))
 
     return Pass("MergeComposite", transform, 0, (InferType(),))

@@ -1,4 +1,4 @@
-"""Put each marked region into a global function for its external compiler.
+"""Partition annotated regions into global functions of their external compilers.
 
     end(nn.relu(begin(%x, "test")), "test")
 ->  def @tvmgen_default_test_main_0(%test_0_i0, Compiler="test", Primitive=1, Inline=1,
@@ -16,36 +16,44 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.span import Span
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.external.annotate_target import DEFAULT
+from ekiden.relay.transform.external.annotate_target import DEFAULT_TARGET
 from ekiden.relay.transform.external.compiler_regions import (
-    Region,
-    data_of,
+    CompilerRegion,
+    data_operands,
     find_regions,
-    is_mark,
-    unmarked,
+    is_compiler_annotation,
+    strip_annotations,
 )
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands, with_children
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    operands,
+    replace_children,
+)
 from ekiden.relay.visitor import children
 from ekiden.runtime import get_global_func
 from ekiden.runtime.errors import PassError
 
 
-class _Partitioner:
-    """Partitioner of one function, with the functions that it cuts out."""
+class _RegionPartitioner:
+    """Partitioner of one function, with the region functions that it creates."""
 
     def __init__(self, mod_name: str, function: str, bind_constants: bool) -> None:
         self.mod_name, self.function = mod_name, function
         self.bind_constants = bind_constants
-        self.made: dict[GlobalVar, Function] = {}
+        self.partitioned_functions: dict[GlobalVar, Function] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Replace the regions of `root` by calls, each once all that it reads is rewritten."""
+        """Replace each region of `root` by a call, after its inputs are rewritten."""
         all_regions = find_regions(root).items()
-        region_of = {expr: region for expr, region in all_regions if region.target != DEFAULT}
-        used_outside = _outputs(evaluation_order(root), root, region_of)
+        # What the default compiler takes stays in place.
+        region_of = {
+            expr: region for expr, region in all_regions if region.target != DEFAULT_TARGET
+        }
+        used_outside = _region_outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
-        stack: list[tuple[RelayExpr, bool]] = [(unmarked(root), False)]
+        stack: list[tuple[RelayExpr, bool]] = [(strip_annotations(root), False)]
         while stack:
             expr, ready = stack.pop()
             if expr in new:
@@ -54,51 +62,53 @@ class _Partitioner:
             members = [expr] if region is None else list(region.members)
             if not ready:
                 stack.append((expr, True))
-                below = [unmarked(c) for m in members for c in (*operands(m), *bodies(m))]
+                below = [strip_annotations(c) for m in members for c in (*operands(m), *bodies(m))]
                 # A region becomes one call, so all of its inputs come before any of its members.
                 outside = (c for c in below if region is None or region_of.get(c) is not region)
                 stack.extend((c, False) for c in outside)
             elif region is not None:
-                self._cut(region, [m for m in members if m in used_outside], new)
+                self._outline_region(region, [m for m in members if m in used_outside], new)
             else:
-                new[expr] = with_children(
-                    expr, {c: new.get(unmarked(c), c) for c in children(expr)}
+                new[expr] = replace_children(
+                    expr, {c: new.get(strip_annotations(c), c) for c in children(expr)}
                 )
-        return new[unmarked(root)]
+        return new[strip_annotations(root)]
 
-    def _cut(
-        self, region: Region, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
+    def _outline_region(
+        self, region: CompilerRegion, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
     ) -> None:
-        """Cut out a region as a function, and record the values of its results."""
-        number = len(self.made)
+        """Outline a region into a function, and record the rewritten values of its outputs."""
+        number = len(self.partitioned_functions)
         words = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
         name = re.sub(r"\W", "_", words, flags=re.ASCII)  # the name of a function in C too
         # Each source is one parameter, however many members read it.
         params: dict[RelayExpr, Var] = {}
         inner: dict[RelayExpr, RelayExpr] = {}
         for member in region.members:
-            for child in data_of(member):
-                source = unmarked(child)
+            for child in data_operands(member):
+                source = strip_annotations(child)
                 if source in region.members:
                     inner[child] = inner[source]
-                elif self.bind_constants and (bound := _constant(source)) is not None:
+                elif self.bind_constants and (bound := _as_constant(source)) is not None:
                     inner[child] = bound
                 else:
-                    inner[child] = self._parameter(source, params, region.target, number)
-            inner[member] = with_children(member, inner)
-        results = outputs if _is_flat_result(outputs) else _leaves(outputs, region)
+                    inner[child] = self._region_param(source, params, region.target, number)
+            inner[member] = replace_children(member, inner)
+        # External compilers return a flat list of tensors.
+        results = outputs if _is_flat_result(outputs) else _flatten_outputs(outputs, region)
         body = inner[results[0]] if len(results) == 1 else Tuple(tuple(inner[o] for o in results))
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
         var = GlobalVar(name)
-        self.made[var] = Function(tuple(params.values()), body, None, attrs=attrs)
-        call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
+        self.partitioned_functions[var] = Function(tuple(params.values()), body, None, attrs=attrs)
+        call = Call(var, tuple(new.get(a, a) for a in params), span=_region_span(region))
         for i, output in enumerate(results):
             new[output] = call if len(results) == 1 else TupleGetItem(call, i)
+        # Nested tuples exist outside of the function alone.
         for output in outputs:
             new[output] = _rebuild_tuple(output, new)
 
     @staticmethod
-    def _parameter(
+    def _region_param(
         source: RelayExpr, params: dict[RelayExpr, Var], target: str, number: int
     ) -> Var:
         if source not in params:
@@ -107,44 +117,48 @@ class _Partitioner:
 
 
 def _is_flat_result(outputs: Sequence[RelayExpr]) -> bool:
-    """Return whether results of a region are tensors, or one tuple of such: what compilers take."""
+    """Return whether a region's outputs are tensors or one tuple of tensors, as external compilers
+    require.
+    """
     inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
-    return not any(isinstance(unmarked(field), Tuple) for field in inner)
+    return not any(isinstance(strip_annotations(field), Tuple) for field in inner)
 
 
-def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
-    """Return the members of a region that its results consist of, tuples flattened, each once."""
+def _flatten_outputs(outputs: Sequence[RelayExpr], region: CompilerRegion) -> list[RelayExpr]:
+    """Return the distinct members that make up a region's outputs, with tuples flattened."""
     leaves: dict[RelayExpr, None] = {}
     stack = [*reversed(outputs)]
     while stack:
         expr = stack.pop()
         if isinstance(expr, Tuple):
-            stack.extend(unmarked(field) for field in reversed(expr.fields))
+            stack.extend(strip_annotations(field) for field in reversed(expr.fields))
         elif expr in region.members:
             leaves[expr] = None
     return [*leaves]
 
 
 def _rebuild_tuple(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return a result; a tuple is rebuilt outside of its region."""
+    """Return the rewritten output; tuples are rebuilt outside the region."""
     if expr in new or not isinstance(expr, Tuple):
         return new.get(expr, expr)
     return Tuple(
-        tuple(_rebuild_tuple(unmarked(field), new) for field in expr.fields), span=expr.span
+        tuple(_rebuild_tuple(strip_annotations(field), new) for field in expr.fields),
+        span=expr.span,
     )
 
 
-def _constant(expr: RelayExpr) -> RelayExpr | None:
-    """Return a constant, or a tuple of such without begins and ends; None for anything else."""
+def _as_constant(expr: RelayExpr) -> RelayExpr | None:
+    """Return the expression if it is a constant or a tuple of constants, else None."""
     if isinstance(expr, Tuple):
-        fields = [_constant(unmarked(field)) for field in expr.fields]
+        fields = [_as_constant(strip_annotations(field)) for field in expr.fields]
         constants = tuple(field for field in fields if field is not None)
         return Tuple(constants, span=expr.span) if len(constants) == len(fields) else None
     return expr if isinstance(expr, Constant) else None
 
 
-def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) -> IRModule:
-    """Run the external compilers' own passes on the functions that were cut out.
+def _run_compiler_passes(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) -> IRModule:
+    """Run the external compilers' own passes (`relay.ext.NAME.optimize`) on the partitioned
+    functions.
 
     The global function relay.ext.<compiler>.optimize gets a module of one function alone, without
     its attributes.
@@ -154,8 +168,10 @@ def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) ->
         optimize = get_global_func(name, True)
         if optimize is None:
             continue
+        # Without attributes, so that the passes see an ordinary function.
         plain = Function(function.params, function.body)
         optimized = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
+        # The optimizer is a user's function, so its result is checked.
         if not isinstance(optimized, IRModule) or var.name_hint not in optimized:
             raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
         better = optimized[var.name_hint]
@@ -164,33 +180,35 @@ def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) ->
     return module
 
 
-def _span_of(region: Region) -> Span | None:
-    """Return the spans of a region's calls, one after the other."""
+def _region_span(region: CompilerRegion) -> Span | None:
+    """Return the joined spans of a region's calls."""
     spans = (
-        member.span for member in region.members if isinstance(member, Call) and not is_mark(member)
+        member.span
+        for member in region.members
+        if isinstance(member, Call) and not is_compiler_annotation(member)
     )
     names = dict.fromkeys(str(span) for span in spans if span is not None)
     return Span(", ".join(names)) if names else None
 
 
-def _outputs(
-    order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, Region]
+def _region_outputs(
+    order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, CompilerRegion]
 ) -> set[RelayExpr]:
-    """Return the members of regions that something else uses."""
-    outputs = {unmarked(root)}
+    """Return the members of regions that have users outside."""
+    outputs = {strip_annotations(root)}
     for expr in order:
-        if not is_mark(expr):
+        if not is_compiler_annotation(expr):
             mine = region_of.get(expr)
             outputs.update(
-                unmarked(c)
+                strip_annotations(c)
                 for c in children(expr)
-                if mine is None or region_of.get(unmarked(c)) is not mine
+                if mine is None or region_of.get(strip_annotations(c)) is not mine
             )
     return outputs
 
 
 def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that partitions annotated regions into global functions (TVM's PartitionGraph).
 
     Where there is a global function relay.ext.<compiler>.optimize, it optimizes the compiler's
     functions.
@@ -203,7 +221,8 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Cut the regions of a module out into global functions, and optimize them.
+        """Partition the functions of a module, and run the external compilers' own passes on the
+        results.
 
         Functions that have a compiler already stay.
         """
@@ -213,10 +232,10 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
             if not isinstance(function, Function) or function.attr("Compiler") is not None:
                 functions[var] = function
                 continue
-            partitioner = _Partitioner(mod_name, var.name_hint, bind_constants)
+            partitioner = _RegionPartitioner(mod_name, var.name_hint, bind_constants)
             functions[var] = function.with_fields(body=partitioner.run(function.body))
-            functions.update(partitioner.made)
-            cut_out.update(partitioner.made)
-        return InferType()(_optimized(module.with_functions(functions), cut_out))
+            functions.update(partitioner.partitioned_functions)
+            cut_out.update(partitioner.partitioned_functions)
+        return InferType()(_run_compiler_passes(module.with_functions(functions), cut_out))
 
     return Pass("PartitionGraph", transform, 0, (InferType(),))

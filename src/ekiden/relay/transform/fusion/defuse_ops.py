@@ -1,4 +1,4 @@
-"""Undo FuseOps: put the bodies of primitive functions where they are called.
+"""Undo FuseOps: inline the primitive functions at their calls.
 
 fn (%p, Primitive=1) { exp(tanh(%p)) }(%x)   ->   exp(tanh(%x))
 """
@@ -9,17 +9,17 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.language.inline import apply_function
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.inline import inline_application
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 
 
 def defuse(root: RelayExpr) -> RelayExpr:
-    """Return `root` without calls of primitive functions."""
+    """Inline all calls of primitive functions below `root`."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a primitive function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
-            return apply_function(new.op, new)
+            return inline_application(new.op, new)
         return new
 
     return rewrite_graph(root, rewrite)
@@ -27,9 +27,9 @@ def defuse(root: RelayExpr) -> RelayExpr:
 
 @module_pass(name="DefuseOps", opt_level=3)
 def _defuse_ops(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(defuse))
+    return map_functions(module, lift_body_rewrite(defuse))
 
 
 def DefuseOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines primitive functions at their calls (TVM's DefuseOps)."""
     return _defuse_ops

@@ -1,4 +1,5 @@
-"""Group operators that run as one kernel.
+"""Operator fusion: group operators that one kernel computes, by post-dominance over fusion
+patterns.
 
     %0 = nn.conv2d(%x, %w);  %1 = add(%0, %b);  nn.relu(%1)
 ->  %0 = fn (%p0, %p1, %p2, Primitive=1) { nn.relu(add(nn.conv2d(%p0, %p1), %p2)) };  %0(%x, %w, %b)
@@ -21,11 +22,11 @@ operator that has a kernel is inside of a function with the attribute Primitive,
 for all passes behind. Time is linear in nodes and edges, but for chains of which each asks for its
 path; those are as long as a kernel may have operators.
 
-Operators that only change a shape never join a group, because
-as a view they cost nothing; one that is read at many places of a kernel, in a chain of slices for
-example, is kept, since each place would compute it again. `annotation.stop_fusion` is gone
-afterwards: what is behind it reads a kernel's result. A maximum over windows of 2x2 ends the group
-of a convolution whose kernels hold whole windows in their tiles.
+Operators that only change a shape never join a group, because as a view they cost nothing; one that
+is read at many places of a kernel, in a chain of slices for example, is kept, since each place
+would compute it again. `annotation.stop_fusion` is gone afterwards: what is behind it reads a
+kernel's result. A maximum over windows of 2x2 ends the group of a convolution whose kernels hold
+whole windows in their tiles.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
-from ekiden.ir.pass_context import FUSE_DEPTH
+from ekiden.ir.pass_context import MAX_FUSE_DEPTH_OPTION
 from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars as prim_vars
@@ -51,17 +52,17 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)
 class _FusionNode(UnionFindNode):
-    """A node of the dataflow graph of one scope; joined are those of a group."""
+    """Node of a scope's dataflow graph; the members of a fused group form one union-find set."""
 
     expr: RelayExpr
     index: int
@@ -84,36 +85,36 @@ class _FusionNode(UnionFindNode):
 
 @dataclass(frozen=True, slots=True)
 class KernelLimits:
-    """Limits of a kernel: operators, and values that it reads (0: no limit)."""
+    """Limits of one kernel: number of operators, and of values read (0: no limit)."""
 
     operators: int = 256
     inputs: int = 0
 
 
-DEFAULT_LIMITS = KernelLimits()
+DEFAULT_KERNEL_LIMITS = KernelLimits()
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:
-    """Return whether an expression is the call of an operator that has a kernel."""
+    """Return whether an expression calls an operator that lowers to a kernel."""
     return (
         isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.lower is not None
     )
 
 
 def is_inline_constant(expr: RelayExpr) -> bool:
-    """Return whether a constant is small enough to be part of a kernel: one element, rank 0."""
+    """Return whether a constant is a scalar of rank 0, which becomes an immediate of the kernel."""
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
-PAIRS_MAX_EPILOGUE = "pairs_max"
+MAX_POOL_2X2_EPILOGUE = "pairs_max"
 """The ending of kernels that is a maximum over windows of 2x2."""
 MAX_EPILOGUE_DEPTH = 8
 """How many operators between a convolution and a pooling are looked at."""
 
 
-def _ends_kernel(expr: RelayExpr) -> bool:
-    """Return whether an operator is a maximum over windows of 2x2 that a convolution's kernel can
-    apply.
+def _is_fusable_max_pool(expr: RelayExpr) -> bool:
+    """Return whether an operator is a 2x2 max pooling that a convolution kernel can apply as its
+    epilogue.
 
     Windows must not overlap and must fill the data, which must be elementwise on an operator whose
     kernels have that epilogue.
@@ -121,6 +122,8 @@ def _ends_kernel(expr: RelayExpr) -> bool:
     if not (isinstance(expr, Call) and isinstance(expr.attrs, MaxPool2DAttrs)):
         return False
     attrs = expr.attrs
+    # Windows must tile the image exactly, or a register tile of the convolution would hold partial
+    # windows.
     plain = attrs.layout == "NHWC" and attrs.dilation == (1, 1) and not any(attrs.padding)
     sides = getattr(expr.args[0].checked_type, "shape", ())[1:3]
     if not (plain and attrs.pool_size == attrs.strides == (2, 2)) or not all(
@@ -132,18 +135,20 @@ def _ends_kernel(expr: RelayExpr) -> bool:
         at, depth = stack.pop()
         if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > MAX_EPILOGUE_DEPTH:
             continue
-        if has_epilogue(at.op.definition.kernels, PAIRS_MAX_EPILOGUE):
+        # The convolution at the start of the chain has a kernel that can apply it.
+        if has_epilogue(at.op.definition.kernels, MAX_POOL_2X2_EPILOGUE):
             return True
-        if _pattern_of(at) <= OpPattern.BROADCAST:
+        if _op_pattern(at) <= OpPattern.BROADCAST:
             stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
     return False
 
 
-def _pattern_of(expr: RelayExpr) -> OpPattern:
-    if _ends_kernel(expr):
+def _op_pattern(expr: RelayExpr) -> OpPattern:
+    if _is_fusable_max_pool(expr):
         return OpPattern.ELEMWISE
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         definition = expr.op.definition
+        # A reshape is a view: it copies nothing, so a kernel for it would only add a store.
         if definition.lower is None or definition.reshape_only:
             return OpPattern.OPAQUE
         return definition.pattern
@@ -151,14 +156,14 @@ def _pattern_of(expr: RelayExpr) -> OpPattern:
 
 
 def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> OpPattern:
-    """Return the pattern of an edge.
+    """Return the fusion pattern of a producer-consumer edge.
 
     A broadcast operator is elementwise in the operand that already has the result's shape. It stays
     apart from one whose dimensions, perhaps named inside, cannot be told from the result's.
     """
     if isinstance(user, Tuple):
         return OpPattern.INJECTIVE
-    if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
+    if pattern == OpPattern.BROADCAST and _has_derived_dimension(user, operand):
         return OpPattern.OPAQUE
     # Where shapes agree, each element reads its own index, and the sums may still be in registers.
     if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
@@ -166,8 +171,10 @@ def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> Op
     return pattern
 
 
-def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
-    """Return whether a dimension of the operand occurs in the result only within expressions."""
+def _has_derived_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
+    """Return whether a symbolic dimension of the operand occurs in the result only within compound
+    expressions.
+    """
     inner = getattr(operand.checked_type, "shape", ())
     outer = getattr(user.checked_type, "shape", ())
     plain = {d for d in outer if isinstance(d, Symbol)}
@@ -188,14 +195,14 @@ def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
 def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _FusionNode]:
     graph: dict[RelayExpr, _FusionNode] = {}
     for expr in nodes:
-        pattern = _pattern_of(expr)
+        pattern = _op_pattern(expr)
         node = _FusionNode(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
         graph[expr] = node
         for operand in operands(expr):
             if operand in graph:
                 edge = _edge_pattern(expr, pattern, operand)
                 # Nothing follows such a maximum within the kernel.
-                if _ends_kernel(operand):
+                if _is_fusable_max_pool(operand):
                     edge = OpPattern.OPAQUE
                 graph[operand].users.append((node, edge))
     return graph
@@ -210,8 +217,8 @@ MAX_RECOMPUTED_OPERATORS = 3
 """As many operators are computed anew anywhere: views of a kernel's data, a constant."""
 
 
-def _split_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
-    """Make operators results of their own that a kernel would compute too many times.
+def _materialize_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
+    """Materialise values that a kernel would otherwise compute too many times.
 
     A kernel has no memory of its own for intermediates: where a user reads elements in place, the
     value is computed once with the user's, and where it reads them elsewhere (a slice, shifted)
@@ -220,18 +227,20 @@ def _split_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
     compile.
     """
     copies: dict[_FusionNode, int] = {}
+    # Users first: a node is computed as often as all of its users together.
     for node in reversed(graph.values()):
         user_copies = [(copies[user], edge) for user, edge in node.users]
         same = max((n for n, edge in user_copies if edge == OpPattern.ELEMWISE), default=0)
         moved = sum(n for n, e in user_copies if OpPattern.ELEMWISE < e <= OpPattern.INJECTIVE)
         copies[node] = max(1, same + moved)
         if copies[node] > MAX_COMPUTED_COPIES and not _is_cheap_chain(node, graph):
+            # Stored once, it is read from memory by all users.
             node.external, copies[node] = True, 1
 
 
 def _is_cheap_chain(node: _FusionNode, graph: dict[RelayExpr, _FusionNode]) -> bool:
-    """Return whether few operators, each on elements, lead to a node; another kind is kept in any
-    case.
+    """Return whether at most MAX_RECOMPUTED_OPERATORS elementwise operators lead to a node, or it
+    is no elementwise node at all.
 
     A tuple is no operator, and passed through: `concatenate((t, t))` of such leads to more and
     more.
@@ -252,11 +261,11 @@ def _is_cheap_chain(node: _FusionNode, graph: dict[RelayExpr, _FusionNode]) -> b
     return count <= MAX_RECOMPUTED_OPERATORS
 
 
-def _common_dominator(
+def _lowest_common_dominator(
     a: _FusionNode | None, b: _FusionNode | None
 ) -> tuple[_FusionNode | None, OpPattern]:
     """Return the lowest common ancestor in the post-dominator tree, and the worst pattern on the
-    way.
+    way to it.
 
     The deeper of both goes up: depth is counted from the result.
     """
@@ -265,6 +274,7 @@ def _common_dominator(
         if a is None or b is None:
             return None, OpPattern.OPAQUE
         if a.depth < b.depth:
+            # The deeper of both goes up.
             a, b = b, a
         worst = max(worst, a.dominator_pattern)
         a = a.dominator
@@ -272,8 +282,8 @@ def _common_dominator(
 
 
 def _find_post_dominators(nodes: list[_FusionNode]) -> None:
-    """Fill in the tree of post-dominators, users first: that of a node is the common ancestor of
-    its users, whose own are known then. A result, and what is used outside of the scope, is a root.
+    """Build the post-dominator tree in reverse topological order: a node's parent is the common
+    ancestor of its users. A result, and what is used outside of the scope, is a root.
     """
     for node in reversed(nodes):
         if node.external or not node.users:
@@ -282,7 +292,7 @@ def _find_post_dominators(nodes: list[_FusionNode]) -> None:
         worst = node.users[0][1]
         # The intersection of dominators of Cooper, Harvey and Kennedy, on a DAG in one pass.
         for user, pattern in node.users[1:]:
-            dominator, passed = _common_dominator(dominator, user)
+            dominator, passed = _lowest_common_dominator(dominator, user)
             worst = max(worst, pattern, passed)
             if dominator is None:
                 break
@@ -292,17 +302,18 @@ def _find_post_dominators(nodes: list[_FusionNode]) -> None:
             node.dominator_pattern = worst
 
 
-Condition = Callable[[OpPattern, bool], bool]
+FusionCondition = Callable[[OpPattern, bool], bool]
 """(pattern of a group on the path, whether it is the sink) -> may be merged."""
 
 
-def _path_between(
-    source: _FusionNode, sink: _FusionNode, allowed: Condition
+def _nodes_on_paths(
+    source: _FusionNode, sink: _FusionNode, allowed: FusionCondition
 ) -> list[_FusionNode] | None:
-    """Return all nodes on paths from source (included) to sink (excluded), or None if one is not
-    allowed.
+    """Return all nodes on paths from source (included) to sink (excluded), or None if one violates
+    the condition.
     """
     path: list[_FusionNode] = [source]
+    # Diamonds are walked once.
     visited = {id(source)}
     stack = [user for user, _ in source.users]
     while stack:
@@ -318,8 +329,8 @@ def _path_between(
     return path
 
 
-def _merge(child: _FusionNode, parent: _FusionNode) -> None:
-    """Merge two groups.
+def _merge_groups(child: _FusionNode, parent: _FusionNode) -> None:
+    """Merge two fusion groups.
 
     A tuple says nothing of how hard a group is to compute, so it leaves the anchor of the merged
     group as it was.
@@ -335,42 +346,43 @@ def _merge(child: _FusionNode, parent: _FusionNode) -> None:
     )
 
 
-def _fuse_into_dominator(node: _FusionNode, allowed: Condition, limits: KernelLimits) -> None:
+def _fuse_into_dominator(node: _FusionNode, allowed: FusionCondition, limits: KernelLimits) -> None:
     assert node.dominator is not None
-    path = _path_between(node, node.dominator, allowed)
+    path = _nodes_on_paths(node, node.dominator, allowed)
     if path is None:
         return
     groups = {id(n.root()): n.root() for n in [*path, node.dominator]}
     # All nodes on the path come along, so their groups count too.
     if sum(g.size for g in groups.values()) > limits.operators:
         return
-    if limits.inputs and _inputs_of(groups.values()) > limits.inputs:
+    # GPU and C backends bound the number of kernel arguments.
+    if limits.inputs and _num_group_inputs(groups.values()) > limits.inputs:
         return
     for n in path:
-        _merge(n, node.dominator)
+        _merge_groups(n, node.dominator)
 
 
-def _inputs_of(groups: Iterable[_FusionNode]) -> int:
-    """Count the values that groups read and none of them computes."""
+def _num_group_inputs(groups: Iterable[_FusionNode]) -> int:
+    """Return the number of values that groups read and none of them computes."""
     inside = {m for g in groups for m in g.members}
     read = {operand for m in inside for operand in operands(m)} - inside
     return sum(not is_inline_constant(operand_read) for operand_read in read)
 
 
-def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
+def _is_at_most_broadcast(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= OpPattern.BROADCAST
 
 
-def _to_injective(kind: OpPattern, is_sink: bool) -> bool:
+def _is_at_most_injective(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= OpPattern.INJECTIVE
 
 
-def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
+def _is_fusable_into_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
 def _try_fuse(node: _FusionNode, phase: int, limits: KernelLimits) -> None:
-    """Merge one node into its dominator if the phase allows (phases as in Relay's
+    """Fuse a node into its post-dominator if the phase allows (the three phases of Relay's
     GraphPartitioner).
     """
     dominator = node.dominator
@@ -385,27 +397,29 @@ def _try_fuse(node: _FusionNode, phase: int, limits: KernelLimits) -> None:
             and dominator.pattern == OpPattern.TUPLE
             and target <= OpPattern.INJECTIVE
         ):
-            _fuse_into_dominator(node, _to_injective, limits)
+            _fuse_into_dominator(node, _is_at_most_injective, limits)
         return
+    # An earlier node on the path has brought this one along.
     if node.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
         return
     if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
+        # Products take what follows them first, before other groups can.
         if phase == 0 and node.dominator_pattern == OpPattern.ELEMWISE:
-            _fuse_into_dominator(node, _to_broadcast, limits)
+            _fuse_into_dominator(node, _is_at_most_broadcast, limits)
     elif anchor <= OpPattern.BROADCAST:
         if node.dominator_pattern <= OpPattern.COMM_REDUCE:
-            _fuse_into_dominator(node, _to_reduction, limits)
+            _fuse_into_dominator(node, _is_fusable_into_reduction, limits)
     elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
-        _fuse_into_dominator(node, _to_injective, limits)
+        _fuse_into_dominator(node, _is_at_most_injective, limits)
 
 
-def _partition(
+def _partition_scope(
     nodes: list[RelayExpr], outputs: set[RelayExpr], limits: KernelLimits
 ) -> dict[RelayExpr, list[RelayExpr]]:
-    """Groups of a scope: result expression -> members in topological order."""
+    """Partition a scope into fusion groups: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
-    _split_duplicated_values(graph)
+    _materialize_duplicated_values(graph)
     _find_post_dominators(ordered)
     for phase in range(3):
         for node in ordered:
@@ -413,11 +427,12 @@ def _partition(
     groups: dict[int, list[RelayExpr]] = {}
     for node in ordered:
         groups.setdefault(id(node.root()), []).append(node.expr)
+    # Members are in topological order, so the last is the result.
     return {members[-1]: members for members in groups.values()}
 
 
 class _GroupBuilder:
-    """Builder of a group's primitive function.
+    """Builder of a fused group's primitive function.
 
     The args are what is read that no member computes, each once, in the order of its first use.
     Numbers stay inside as constants, for the kernel to be simplified by.
@@ -428,19 +443,21 @@ class _GroupBuilder:
         self.params: list[Var] = []
         self.args: list[RelayExpr] = []
         for member in members:
-            self.inner[member] = self._rebuild(member)
+            self.inner[member] = self._rebuild_member(member)
         self.body = self.inner[members[-1]]
 
-    def _rebuild(self, expr: RelayExpr) -> RelayExpr:
-        return with_children(expr, {operand: self._inside(operand) for operand in operands(expr)})
+    def _rebuild_member(self, expr: RelayExpr) -> RelayExpr:
+        return replace_children(
+            expr, {operand: self._operand_value(operand) for operand in operands(expr)}
+        )
 
-    def _inside(self, expr: RelayExpr) -> RelayExpr:
+    def _operand_value(self, expr: RelayExpr) -> RelayExpr:
         if expr in self.inner:
             return self.inner[expr]
         if is_inline_constant(expr):
             return expr
         if isinstance(expr, Tuple):  # a tuple costs nothing: take its fields
-            return self._rebuild(expr)
+            return self._rebuild_member(expr)
         # Names by position: equal groups become equal functions, and one kernel is compiled.
         param = Var(f"p{len(self.params)}", expr.checked_type)
         param.set_checked_type(expr.checked_type)
@@ -449,8 +466,8 @@ class _GroupBuilder:
         self.inner[expr] = param
         return param
 
-    def function(self, result: RelayExpr, reshape_only: bool) -> Function:
-        """Return the primitive function of the group."""
+    def build_function(self, result: RelayExpr, reshape_only: bool) -> Function:
+        """Build the primitive function of the group."""
         attrs: dict[str, object] = {"Primitive": 1}
         if reshape_only:
             attrs["relay.reshape_only"] = 1
@@ -464,11 +481,11 @@ class _GroupBuilder:
 
 
 def single_operator_function(call: Call) -> Function:
-    """Return the primitive function of one operator."""
-    return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
+    """Build the primitive function of a single operator call."""
+    return _GroupBuilder([call]).build_function(call, _is_reshape_only([call]))
 
 
-def _is_fence(expr: RelayExpr) -> bool:
+def _is_stop_fusion(expr: RelayExpr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
 
 
@@ -482,40 +499,44 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def kernel_groups(
-    root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS
+def find_kernel_groups(
+    root: RelayExpr, most: KernelLimits = DEFAULT_KERNEL_LIMITS
 ) -> dict[RelayExpr, list[RelayExpr]]:
-    """Result -> members, for every group with a kernel in any scope below root."""
+    """Return result -> members for every fused group that has a kernel, in all scopes
+    below root.
+    """
     groups: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
-        for result, members in _partition(scope.nodes, scope.outputs, most).items():
+        for result, members in _partition_scope(scope.nodes, scope.outputs, most).items():
+            # A group of tuples alone computes nothing.
             if any(is_primitive_call(m) for m in members):
                 groups[result] = members
     return groups
 
 
-def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS) -> RelayExpr:
-    """Replace every group below root by the call of a primitive function. Needs checked types.
+def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_KERNEL_LIMITS) -> RelayExpr:
+    """Replace every fused group below root by a call of a primitive function. Needs checked types.
 
     A group of one operator fuses nothing. Parameters of a function stand in the order in which the
     group reads them, so that equal groups are equal functions, of which one kernel is compiled.
     """
-    groups = kernel_groups(root, most)
+    groups = find_kernel_groups(root, most)
     inner = {m for result, members in groups.items() for m in members if m is not result}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         if expr in inner:
             continue
         if expr not in groups:
-            new[expr] = with_children(expr, new)
+            new[expr] = replace_children(expr, new)
             continue
-        if _is_fence(expr):
+        # A fence has done its work once the groups are made.
+        if _is_stop_fusion(expr):
             assert isinstance(expr, Call)
             new[expr] = new.get(expr.args[0], expr.args[0])
             continue
         members = groups[expr]
         builder = _GroupBuilder(members)
-        function = builder.function(expr, _is_reshape_only(members))
+        function = builder.build_function(expr, _is_reshape_only(members))
         call = Call(function, tuple(new.get(a, a) for a in builder.args), span=expr.span)
         call.set_checked_type(expr.checked_type)
         new[expr] = call
@@ -523,7 +544,7 @@ def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS) -> RelayExpr:
 
 
 def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that fuses operators into primitive functions (TVM's FuseOps).
 
     Args:
         fuse_opt_level: 0 gives every operator its own function; below 0, the opt level of the
@@ -532,11 +553,12 @@ def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N8
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Fuse functions of at most as many operators as the option FUSE_DEPTH says."""
-        limit = context.option(FUSE_DEPTH)
+        """Fuse the functions of a module within the limit of the option MAX_FUSE_DEPTH_OPTION."""
+        limit = context.option(MAX_FUSE_DEPTH_OPTION)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
+        # At level 0 each operator is a kernel of its own, for debugging.
         limits = KernelLimits(1 if level == 0 else limit, most_inputs)
-        return map_functions(module, on_body(lambda body: fuse(body, limits)))
+        return map_functions(module, lift_body_rewrite(lambda body: fuse(body, limits)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

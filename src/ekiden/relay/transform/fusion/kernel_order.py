@@ -1,4 +1,5 @@
-"""Order of a function's kernels by the data that passes between them.
+"""Happens-before order of a function's kernels, from the storages that they read and write (vector
+clocks over chains).
 
     %a = f(%x); %b = g(%a); %c = h(%x); %d = k(%b, %c)
                               h may run beside f and g; k follows all of them
@@ -17,7 +18,11 @@ other: which of two independent kernels runs first is not known.
 from __future__ import annotations
 
 from ekiden.relay.expr import Call, Tuple, Var
-from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, LiveRange, Request
+from ekiden.relay.transform.memory.storage_lifetimes import (
+    LiveRange,
+    StorageLifetimes,
+    StorageRequest,
+)
 
 MAX_ORDER_ENTRIES = 500_000
 """Kernels times chains, beyond which all kernels count as following each other: planning would take
@@ -25,45 +30,47 @@ seconds."""
 
 
 class KernelOrder:
-    """Order of a function's kernels, as their storages impose it."""
+    """Happens-before order of a function's kernels, which may run concurrently otherwise."""
 
-    def __init__(self, lifetimes: Lifetimes) -> None:
+    def __init__(self, lifetimes: StorageLifetimes) -> None:
         self.positions = [at for at, _ in lifetimes.invocations]
         self.users: dict[Var, list[int]] = {}
         """Storage -> the kernels that read or write it."""
         self.chains: list[list[int]] = []
-        self._place: list[tuple[int, int]] = []
+        self._chain_position: list[tuple[int, int]] = []
         """The chain of each kernel and its index there."""
-        self._past: list[dict[int, int]] = []
+        self._vector_clocks: list[dict[int, int]] = []
         """For each kernel: chain -> the last index there that it follows."""
         self._written: dict[Var, int] = {}
         self._read: dict[Var, list[int]] = {}
         size = 0
         for number, (_, call) in enumerate(lifetimes.invocations):
-            size += self._add(number, *_storages(call, lifetimes))
+            size += self._add_kernel(number, *_kernel_storages(call, lifetimes))
             if size > MAX_ORDER_ENTRIES:
-                self._place = []
+                # An empty list says that nothing is known of the order.
+                self._chain_position = []
                 return
-        self._latest = self._last_concurrent()
+        self._last_concurrent_kernel = self._find_last_concurrent()
 
-    def _add(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
-        """Add a kernel, and return the number of entries that its clock takes."""
+    def _add_kernel(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
+        """Add a kernel, and return the number of entries in its vector clock."""
         before = {self._written[s] for s in reads | writes if s in self._written}
         # A write waits for earlier readers, which later writes need not wait for again.
         before.update(k for s in writes for k in self._read.pop(s, ()))
         past: dict[int, int] = {}
         for kernel in before:
-            chain, index = self._place[kernel]
-            for other_chain, last in (*self._past[kernel].items(), (chain, index)):
+            chain, index = self._chain_position[kernel]
+            for other_chain, last in (*self._vector_clocks[kernel].items(), (chain, index)):
+                # A vector clock: the join of those of all predecessors.
                 past[other_chain] = max(past.get(other_chain, -1), last)
         # Extending a chain whose last kernel it follows keeps the number of chains small.
         ends = sorted(c for c, index in past.items() if index == len(self.chains[c]) - 1)
         chain = ends[0] if ends else len(self.chains)
         if not ends:
             self.chains.append([])
-        self._place.append((chain, len(self.chains[chain])))
+        self._chain_position.append((chain, len(self.chains[chain])))
         self.chains[chain].append(number)
-        self._past.append(past)
+        self._vector_clocks.append(past)
         for storage in reads:
             self._read.setdefault(storage, []).append(number)
         self._written.update(dict.fromkeys(writes, number))
@@ -71,14 +78,14 @@ class KernelOrder:
             self.users.setdefault(storage, []).append(number)
         return len(past) + len(self.chains)
 
-    def _last_concurrent(self) -> list[int]:
-        """Return for each kernel the last one that does not follow it; itself if all later
-        ones do.
+    def _find_last_concurrent(self) -> list[int]:
+        """Return for each kernel the last one that may run concurrently with it; itself if all
+        later ones follow it.
         """
-        latest = list(range(len(self._place)))
+        latest = list(range(len(self._chain_position)))
         unknown = [len(c) for c in self.chains]
-        for number in reversed(range(len(self._place))):
-            past, (own, index) = self._past[number], self._place[number]
+        for number in reversed(range(len(self._chain_position))):
+            past, (own, index) = self._vector_clocks[number], self._chain_position[number]
             for chain, kernels in enumerate(self.chains):
                 first = (index if chain == own else past.get(chain, -1)) + 1
                 for kernel in kernels[first : unknown[chain]]:
@@ -89,44 +96,53 @@ class KernelOrder:
         return latest
 
     def follows(self, later: int, earlier: int) -> bool:
-        """Return whether a kernel can begin only when an earlier one has ended."""
-        chain, index = self._place[earlier]
-        own, _ = self._place[later]
-        return (own == chain and later > earlier) or self._past[later].get(chain, -1) >= index
+        """Return whether a kernel can start only after an earlier one has ended."""
+        chain, index = self._chain_position[earlier]
+        own, _ = self._chain_position[later]
+        return (own == chain and later > earlier) or self._vector_clocks[later].get(
+            chain, -1
+        ) >= index
 
-    def extend_spans(self, request: Request, spans: list[LiveRange]) -> list[LiveRange]:
-        """Extend the spans of a storage to the last kernel that may run beside one that uses it."""
-        kernels = self._users(request) if self._place else []
-        end = max((self.positions[self._latest[k]] for k in kernels), default=-1)
+    def extend_live_ranges(
+        self, request: StorageRequest, spans: list[LiveRange]
+    ) -> list[LiveRange]:
+        """Extend a storage's live ranges to the last kernel that may run concurrently with one of
+        its users.
+        """
+        kernels = self._kernels_using(request) if self._chain_position else []
+        end = max((self.positions[self._last_concurrent_kernel[k]] for k in kernels), default=-1)
         first, last = spans[-1]
         return [*spans[:-1], (first, max(last, end))]
 
-    def are_ordered(self, a: Request, b: Request) -> bool:
-        """Return whether all that use one storage must have ended before the other is
-        first used.
+    def are_ordered(self, a: StorageRequest, b: StorageRequest) -> bool:
+        """Return whether all users of one storage end before the other is first used, so that both
+        may share memory.
         """
         return self._ends_before(a, b) or self._ends_before(b, a)
 
-    def _ends_before(self, a: Request, b: Request) -> bool:
+    def _ends_before(self, a: StorageRequest, b: StorageRequest) -> bool:
         first = min(r.first for r in (b, *b.shares))
         if any(not r.is_dead_after(first - 1) for r in (a, *a.shares)):
             return False
-        if not self._place:
+        # Then kernels count as following each other.
+        if not self._chain_position:
             return True
-        later = self._users(b)
-        return all(self.follows(y, x) for x in self._users(a) for y in later)
+        later = self._kernels_using(b)
+        return all(self.follows(y, x) for x in self._kernels_using(a) for y in later)
 
-    def _users(self, request: Request) -> list[int]:
+    def _kernels_using(self, request: StorageRequest) -> list[int]:
         return [k for r in (request, *request.shares) for k in self.users.get(r.storage, ())]
 
 
-def _storages(call: Call, lifetimes: Lifetimes) -> tuple[frozenset[Var], frozenset[Var]]:
-    """Return the storages that a kernel reads, and those it writes."""
+def _kernel_storages(
+    call: Call, lifetimes: StorageLifetimes
+) -> tuple[frozenset[Var], frozenset[Var]]:
+    """Return the storages that a kernel reads, and those that it writes."""
     _, inputs, outputs = call.args
     read_and_written: list[frozenset[Var]] = []
     for group in (inputs, outputs):
         assert isinstance(group, Tuple)
         read_and_written.append(
-            frozenset(s for f in group.fields for s in lifetimes.home.get(f, ()))
+            frozenset(s for f in group.fields for s in lifetimes.storages_by_value.get(f, ()))
         )
     return read_and_written[0], read_and_written[1]

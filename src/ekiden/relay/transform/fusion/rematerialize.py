@@ -1,5 +1,5 @@
-"""Rematerialization: computing cheap values in each kernel that needs them, where that moves less
-memory than to store them.
+"""Rematerialisation: recompute cheap values in each consuming kernel where that moves less memory
+than storing them.
 
     %0 = cast(%x, "float32"); (multiply(%0, %y), sum(%0))
     ->  (multiply(cast(%x, "float32"), %y), sum(cast(%x, "float32")))
@@ -33,59 +33,65 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.fusion.fuse_ops import is_inline_constant, kernel_groups
+from ekiden.relay.transform.fusion.fuse_ops import find_kernel_groups, is_inline_constant
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     evaluation_order,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
-MAX_MEMBERS = 8
+MAX_RECOMPUTED_MEMBERS = 8
 """Operators of a kernel that is repeated."""
-ASSUMED_EXTENT = 128
+DEFAULT_DYNAMIC_EXTENT = 128
 """What a dimension counts as that is not known."""
 
 
-def _elements(expr: RelayExpr) -> int:
-    """Elements of a tensor; 0 for what is none."""
+def _num_elements(expr: RelayExpr) -> int:
+    """Return the number of elements of a tensor (dynamic dimensions count DEFAULT_DYNAMIC_EXTENT),
+    or 0 for
+    other values.
+    """
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
-    return math.prod(d.value if isinstance(d, IntImm) else ASSUMED_EXTENT for d in kind.shape)
+    return math.prod(
+        d.value if isinstance(d, IntImm) else DEFAULT_DYNAMIC_EXTENT for d in kind.shape
+    )
 
 
-def _bytes(expr: RelayExpr) -> int:
+def _num_bytes(expr: RelayExpr) -> int:
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
-    return _elements(expr) * dt.itemsize(kind.dtype)
+    return _num_elements(expr) * dt.itemsize(kind.dtype)
 
 
-Group = list[RelayExpr]
+KernelGroup = list[RelayExpr]
 """What one kernel computes, its result last."""
 
 
-def _pattern(expr: RelayExpr) -> OpPattern:
-    """Return how an expression fuses; what only names the bytes of another does not."""
+def _fusion_pattern(expr: RelayExpr) -> OpPattern:
+    """Return the fusion pattern of an expression; OPAQUE for views."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
         return OpPattern.OPAQUE if row.reshape_only or row.lower is None else row.pattern
     return OpPattern.OPAQUE
 
 
-def _is_cheap(group: Group) -> bool:
-    """Return whether a kernel does nothing that takes longer than to read its result."""
-    if len(group) > MAX_MEMBERS:
+def _is_cheap(group: KernelGroup) -> bool:
+    """Return whether a kernel consists of a few inexpensive elementwise operators."""
+    if len(group) > MAX_RECOMPUTED_MEMBERS:
         return False
     for member in group:
         if not isinstance(member, Call) or not isinstance(member.op, Op):
             return False
         row = member.op.definition
+        # A stateful operator must run exactly once.
         if row.pattern > OpPattern.BROADCAST or row.stateful or row.reshape_only:
             return False
         if row.lower is None or row.costly:
@@ -93,41 +99,45 @@ def _is_cheap(group: Group) -> bool:
     return isinstance(group[-1].checked_type, TensorType)
 
 
-def _inputs(group: Group) -> list[RelayExpr]:
+def _group_inputs(group: KernelGroup) -> list[RelayExpr]:
     inside = set(group)
     outside = (o for member in group for o in operands(member) if o not in inside)
     return [o for o in dict.fromkeys(outside) if not is_inline_constant(o)]
 
 
-def _holds(user: Group, group: Group) -> bool:
-    """Return whether the kernel of a user can compute the result of a group too, and none of it
+def _can_recompute_in(user: KernelGroup, group: KernelGroup) -> bool:
+    """Return whether a user's kernel can recompute a group's result without computing elements
     twice.
     """
     result = group[-1]
-    if max(map(_pattern, user)) > OpPattern.COMM_REDUCE:
+    if max(map(_fusion_pattern, user)) > OpPattern.COMM_REDUCE:
         return False
+    # A taker with more elements would compute the same values repeatedly.
     takers = [member for member in user if result in operands(member)]
-    return all(_elements(taker) <= _elements(result) for taker in takers)
+    return all(_num_elements(taker) <= _num_elements(result) for taker in takers)
 
 
-def _pays(group: Group, users: int) -> bool:
-    """Return whether computing again moves less memory than storing the result."""
+def _is_profitable(group: KernelGroup, users: int) -> bool:
+    """Return whether recomputation moves fewer bytes than storing and reloading the result."""
     # Only memory traffic counts: elementwise arithmetic hides behind it.
-    read, result = sum(map(_bytes, _inputs(group))), _bytes(group[-1])
+    read, result = sum(map(_num_bytes, _group_inputs(group))), _num_bytes(group[-1])
     return users * read < read + (1 + users) * result
 
 
-def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr, list[Group]]:
-    """Return the kernels of a scope to be repeated: result -> the kernels that take it."""
+def _find_rematerialized(
+    scope: RelayScope, groups: Mapping[RelayExpr, KernelGroup]
+) -> dict[RelayExpr, list[KernelGroup]]:
+    """Return the kernels of a scope to rematerialise: result -> consuming kernels."""
     group_of = {member: g for g in groups.values() for member in g}
-    users: dict[RelayExpr, dict[int, Group | None]] = {}
+    users: dict[RelayExpr, dict[int, KernelGroup | None]] = {}
     for node in scope.nodes:
         mine = group_of.get(node)
         for operand in operands(node):
             theirs = group_of.get(operand)
             if theirs is not None and theirs is not mine:
+                # A user without a kernel is recorded as None, and forbids repetition.
                 users.setdefault(operand, {})[id(mine or node)] = mine
-    repeated: dict[RelayExpr, list[Group]] = {}
+    repeated: dict[RelayExpr, list[KernelGroup]] = {}
     for result, by in users.items():
         takers = [g for g in by.values() if g is not None]
         group = group_of[result]
@@ -135,22 +145,20 @@ def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr
         # value.
         if len(by) < 2 or len(takers) < len(by) or result in scope.outputs:
             continue
-        is_first = not any(i in repeated for i in _inputs(group))  # one link of a chain
-        can = is_first and _is_cheap(group) and all(_holds(t, group) for t in takers)
-        if can and _pays(group, len(takers)):
+        is_first = not any(i in repeated for i in _group_inputs(group))  # one link of a chain
+        can = is_first and _is_cheap(group) and all(_can_recompute_in(t, group) for t in takers)
+        if can and _is_profitable(group, len(takers)):
             repeated[result] = takers
     return repeated
 
 
 def rematerialize(root: RelayExpr) -> RelayExpr:
-    """Return `root` with cheap kernels repeated in what takes their results. Needs checked
-    types.
-    """
-    groups = kernel_groups(root)
+    """Return `root` with cheap kernels copied into each of their consumers. Needs checked types."""
+    groups = find_kernel_groups(root)
     copy_for: dict[RelayExpr, dict[RelayExpr, int]] = {}
     for scope in find_scopes(root):
         mine = {n: groups[n] for n in scope.nodes if n in groups}
-        for result, takers in _repeated(scope, mine).items():
+        for result, takers in _find_rematerialized(scope, mine).items():
             for number, taker in enumerate(takers):
                 for member in taker:
                     copy_for.setdefault(member, {})[result] = number
@@ -159,23 +167,24 @@ def rematerialize(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     copies: dict[tuple[RelayExpr, int], RelayExpr] = {}
     for expr in evaluation_order(root):
+        # Each kernel reads its own copy, so fusion sees a single user.
         copies_here = copy_for.get(expr, {})
         own = {
-            o: _copy(groups[o], n, new, copies)
+            o: _copy_group(groups[o], n, new, copies)
             for o, n in copies_here.items()
             if o in operands(expr)
         }
-        new[expr] = with_children(expr, ChainMap(own, new) if own else new)
+        new[expr] = replace_children(expr, ChainMap(own, new) if own else new)
     return new[root]
 
 
-def _copy(
-    group: Group,
+def _copy_group(
+    group: KernelGroup,
     number: int,
     new: Mapping[RelayExpr, RelayExpr],
     copies: dict[tuple[RelayExpr, int], RelayExpr],
 ) -> RelayExpr:
-    """Return the result of a group for one of its users; the first has the original."""
+    """Return a group's result for one of its users; the first user keeps the original."""
     result = group[-1]
     if number == 0:
         return new[result]
@@ -192,9 +201,9 @@ def _copy(
 
 
 def Rematerialize() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that recomputes cheap values in their consuming kernels."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(rematerialize))
+        return map_functions(module, lift_body_rewrite(rematerialize))
 
     return Pass("Rematerialize", transform, 2, (InferType(),))

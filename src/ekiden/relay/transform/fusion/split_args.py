@@ -1,5 +1,5 @@
-"""Concatenations and splits of many tensors in several steps, so that no kernel has more arguments
-than a limit.
+"""Split concatenations and splits of many tensors into trees, to bound the number of kernel
+arguments.
 
     concatenate((%a, %b, %c, %d))  ->  concatenate((stop_fusion(concatenate((%a, %b))), ..(%c,
     %d)..))
@@ -20,7 +20,7 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.join as join
@@ -28,9 +28,9 @@ else:
     join = LazyModule("ekiden.relay.op.join")
 
 
-def _concatenation_tree(limit: int) -> Rewrite:
+def _concatenation_tree(limit: int) -> CallRewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """Rewrite a concatenation of too many tensors as a tree of concatenations.
+        """Rewrite a concatenation of more than `limit` tensors as a tree of concatenations.
 
         stop_fusion keeps the inner ones kernels of their own, or fusion would restore the many
         arguments.
@@ -41,7 +41,10 @@ def _concatenation_tree(limit: int) -> Rewrite:
         axis = int(getattr(call.attrs, "axis", 0))
         fields = list(tensors.fields)
         while len(fields) > limit:
+            # stop_fusion keeps fusion from joining the tree into one kernel with all arguments
+            # again.
             groups = [fields[i : i + limit] for i in range(0, len(fields), limit)]
+            # Fences keep fusion from joining the steps into one kernel again.
             fields = [
                 op.annotation.stop_fusion(op.concatenate(g, axis)) if len(g) > 1 else g[0]
                 for g in groups
@@ -51,9 +54,9 @@ def _concatenation_tree(limit: int) -> Rewrite:
     return rewrite
 
 
-def _split_tree(limit: int) -> Rewrite:
+def _split_tree(limit: int) -> CallRewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """Rewrite a split into too many tensors as a tree of splits."""
+        """Rewrite a split into more than `limit` tensors as a tree of splits."""
         attrs = call.attrs
         assert isinstance(attrs, join.SplitAttrs), call
         cuts, (data,) = attrs.indices_or_sections, call.args
@@ -64,6 +67,7 @@ def _split_tree(limit: int) -> Rewrite:
             kind = data.checked_type
             assert isinstance(kind, TensorType), kind
             section_size = simplify(kind.shape[attrs.axis] // count)
+            # Equal sections become cuts, which the recursion can group.
             cuts = tuple(simplify(section_size * n) for n in range(1, count))
         return Tuple(tuple(_split_slices(data, [convert(c) for c in cuts], attrs.axis, limit)))
 
@@ -71,7 +75,9 @@ def _split_tree(limit: int) -> Rewrite:
 
 
 def _split_slices(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) -> list[RelayExpr]:
-    """Return the slices between cuts; the tree is deeper by one for each power of the limit."""
+    """Return the slices between cuts, by a tree of splits whose depth is logarithmic in their
+    number.
+    """
     size = 1  # parts of one step
     while size * limit <= len(cuts):
         size *= limit
@@ -82,6 +88,7 @@ def _split_slices(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) 
         return groups
     slices: list[RelayExpr] = []
     for n, (group, begin) in enumerate(zip(groups, [const(0), *outer], strict=True)):
+        # Relative to the group, which begins at 0.
         inner = [simplify(cut - begin) for cut in cuts[n * size : (n + 1) * size - 1]]
         fenced = op.annotation.stop_fusion(group)
         slices += _split_slices(fenced, inner, axis, limit) if inner else [fenced]
@@ -89,7 +96,8 @@ def _split_slices(data: RelayExpr, cuts: list[PrimExpr], axis: int, limit: int) 
 
 
 def SplitArgs(max_function_args: int) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; 0 is no limit, nor is -1.
+    """Return a pass that bounds the number of kernel arguments of concatenations and splits; 0 and
+    -1 mean no limit.
 
     Raises:
         ValueError: For a limit of one, under which nothing can be joined.

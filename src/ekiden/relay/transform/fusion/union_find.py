@@ -1,4 +1,4 @@
-"""Union-find: disjoint sets that are merged step by step."""
+"""Union-find (disjoint-set forest) with path halving."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(eq=False, slots=True)
 class UnionFindNode:
-    """Member of a set. Setting the parent of its root merges its set into another."""
+    """Node of a disjoint-set forest. Setting the parent of its root merges its set into another."""
 
     parent: Self | None = field(default=None, kw_only=True)
 
     def root(self) -> Self:
-        """Return the representative of the set, and halve the path to it."""
+        """Return the representative of the set, with path halving."""
         at = self
         while at.parent is not None:
             if at.parent.parent is not None:

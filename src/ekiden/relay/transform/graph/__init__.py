@@ -1,1 +1,1 @@
-"""Rewrites of values into cheaper ones of the same meaning."""
+"""Graph-level optimisations: folding, fusion patterns, simplification and canonicalisation."""

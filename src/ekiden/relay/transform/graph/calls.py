@@ -1,4 +1,4 @@
-"""Rewriting of operator calls by a table, the shape of many passes."""
+"""Table-driven rewriting of operator calls, shared by many passes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    infer_here,
+    infer_local_type,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
     rewrite_graph,
 )
 
-Rewrite = Callable[[Call], RelayExpr | None]
+CallRewrite = Callable[[Call], RelayExpr | None]
 """What stands for a call whose arguments have checked types; None leaves it."""
 
 
-def typed(expr: RelayExpr) -> RelayExpr:
-    """Infer the types of an expression's new subexpressions from their operands."""
+def infer_new_types(expr: RelayExpr) -> RelayExpr:
+    """Infer the types of the untyped subexpressions of an expression, operands first."""
     stack = [expr]
     while stack:
         subexpr = stack[-1]
@@ -33,29 +33,28 @@ def typed(expr: RelayExpr) -> RelayExpr:
         if missing and subexpr.checked_type_or_none() is None:
             stack.extend(missing)
         else:
-            infer_here(stack.pop())
+            infer_local_type(stack.pop())
     return expr
 
 
-def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
-    """Return `body` with each call of an operator in the table rewritten, arguments first."""
+def rewrite_calls(body: RelayExpr, table: Mapping[str, CallRewrite]) -> RelayExpr:
+    """Rewrite every call whose operator is in the table, in post-order."""
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return the typed result of the table's rewrite; the call itself if that is None or not in
-        the table.
-        """
+    def rewrite_call(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Apply the table's rewrite to a call, and infer the result's types."""
         if not isinstance(new, Call) or not isinstance(new.op, Op) or new.op.name not in table:
             return new
         result = table[new.op.name](new)
-        return new if result is None else typed(result)
+        # Later rules read the types of what earlier ones have made.
+        return new if result is None else infer_new_types(result)
 
-    return rewrite_graph(body, rewrite)
+    return rewrite_graph(body, rewrite_call)
 
 
 def call_pass(
-    name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]], rewrites: str = ""
+    name: str, opt_level: int, table: Callable[[], Mapping[str, CallRewrite]], rewrites: str = ""
 ) -> Pass:
-    """Return a pass that does nothing but rewrite calls by a table.
+    """Return a pass that only rewrites calls by a table.
 
     Args:
         name: The name of the pass.
@@ -68,9 +67,10 @@ def call_pass(
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        if rewrites and not allows(rewrites, context):
+        if rewrites and not is_rewrite_allowed(rewrites, context):
             return module
+        # Tables are made here so that modules of operators load when a pass runs.
         rules = table()
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, rules)))
+        return map_functions(module, lift_body_rewrite(lambda body: rewrite_calls(body, rules)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -1,4 +1,4 @@
-"""Special operators in terms of general ones, so that later passes know fewer.
+"""Canonicalise special operators into general ones, so that later passes have fewer cases.
 
 nn.bias_add(%x, %b)  ->  add(%x, expand_dims(%b, axis=1, num_newaxis=2))    (%x of 4 dimensions)
 """
@@ -14,7 +14,7 @@ from ekiden.relay.op.nn.activation import BiasAddAttrs
 from ekiden.relay.transform.graph.calls import call_pass
 
 
-def _bias_add(call: Call) -> RelayExpr:
+def _expand_bias_add(call: Call) -> RelayExpr:
     data, bias = call.args
     kind, attrs = data.checked_type, call.attrs
     assert isinstance(kind, TensorType) and isinstance(attrs, BiasAddAttrs)
@@ -22,9 +22,9 @@ def _bias_add(call: Call) -> RelayExpr:
     return op.add(data, op.expand_dims(bias, 1, trailing) if trailing else bias)
 
 
-TABLE = {"nn.bias_add": _bias_add}
+CANONICALIZATIONS = {"nn.bias_add": _expand_bias_add}
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
-    return call_pass("CanonicalizeOps", 3, lambda: TABLE)
+    """Return a pass that rewrites bias_add as expand_dims and add (TVM's CanonicalizeOps)."""
+    return call_pass("CanonicalizeOps", 3, lambda: CANONICALIZATIONS)

@@ -1,4 +1,5 @@
-"""Combination of operators side by side over the same data into one, whose result is cut.
+"""Combine parallel operators that share their data operand into one wide operator, and slice its
+result.
 
     nn.conv2d(%x, %v), nn.conv2d(%x, %w)
     ->  %0 = nn.conv2d(%x, concatenate((%v, %w)));
@@ -30,21 +31,21 @@ from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, TupleGetItem, Var
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
     rewrite_graph,
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Key = tuple[object, ...]
-MAX_FEW_ROWS = 8
+GroupingKey = tuple[object, ...]
+MAX_COMBINED_DENSE_ROWS = 8
 """Rows up to which the default pipeline combines dense layers. Each may be too little work for two
 cores where all together are enough (3 of 8x384x384: 66 to 36 us), and on one core it is as fast. Of
 more rows, layers fill the cores, and cutting their result costs 2 % (3 of 128x384x384); so it is
@@ -53,7 +54,7 @@ with the 1x1 convolutions of an Inception block."""
 
 @dataclass(frozen=True, slots=True)
 class CombineRule:
-    """Rule by which calls of one operator are combined.
+    """Rule for combining parallel calls of one operator.
 
     key       what calls must have in common beside the data; None to leave a call out
     combine   combines all calls over the one data
@@ -64,14 +65,14 @@ class CombineRule:
     """
 
     name: str
-    key: Callable[[Call], Key | None]
+    key: Callable[[Call], GroupingKey | None]
     combine: Callable[[RelayExpr, Sequence[Call]], RelayExpr]
     axis: Callable[[Call], int | None]
-    widens: bool = False
-    follows: bool = True
+    broadcasts_args: bool = False
+    combines_followers: bool = True
 
 
-def _shape(expr: RelayExpr) -> list[int] | None:
+def _static_shape(expr: RelayExpr) -> list[int] | None:
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
@@ -84,8 +85,12 @@ def _rank(expr: RelayExpr) -> int:
     return len(kind.shape)
 
 
-def _cut(combined: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[RelayExpr]:
-    """Cut a result along an axis (TVM's form, with `rank` entries)."""
+def _slice_result(
+    combined: RelayExpr, sizes: Sequence[int], axis: int, rank: int
+) -> list[RelayExpr]:
+    """Slice a combined result along an axis into pieces of the given sizes (begin and size lists of
+    `rank` entries, as TVM writes them).
+    """
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     before, behind = [0] * axis, [0] * (rank - axis - 1)
     begins = [[*before, start, *behind] for start in starts]
@@ -96,114 +101,130 @@ def _cut(combined: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> lis
     ]
 
 
-def _conv2d_key(call: Call) -> Key | None:
-    attrs, weight = call.attrs, _shape(call.args[1])
+def _conv2d_grouping_key(call: Call) -> GroupingKey | None:
+    attrs, weight = call.attrs, _static_shape(call.args[1])
     layouts = tuple(getattr(attrs, n) for n in ("data_layout", "kernel_layout", "out_layout"))
     # Weights are concatenated along O, the first axis.
     is_plain = layouts in (("NCHW", "OIHW", ""), ("NCHW", "OIHW", "NCHW"))
     if weight is None or getattr(attrs, "groups", 1) != 1 or not is_plain:
         return None
+    # The number of output channels may differ between the branches; all other attributes must
+    # agree.
     plain = attrs.with_fields(channels=None, out_layout="") if attrs is not None else None
     return (structural_key(plain), *weight[1:])
 
 
-def _conv2d(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
-    sizes = [(_shape(c.args[1]) or [0])[0] for c in calls]
+def _combine_conv2d(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    sizes = [(_static_shape(c.args[1]) or [0])[0] for c in calls]
     attrs = calls[0].attrs
     assert attrs is not None
     weight = op.concatenate([c.args[1] for c in calls], 0)
     return Call(calls[0].op, (data, weight), attrs.with_fields(channels=sum(sizes)))
 
 
-def _dense_key(call: Call) -> Key | None:
-    weight = _shape(call.args[1])
+def _dense_grouping_key(call: Call) -> GroupingKey | None:
+    weight = _static_shape(call.args[1])
     attrs = None if call.attrs is None else structural_key(call.attrs.with_fields(units=None))
     return None if weight is None else (attrs, weight[1])
 
 
-def _equal_dense_key(call: Call) -> Key | None:
-    weight, kind = _shape(call.args[1]), call.args[0].checked_type
+def _equal_shape_dense_key(call: Call) -> GroupingKey | None:
+    weight, kind = _static_shape(call.args[1]), call.args[0].checked_type
     assert isinstance(kind, TensorType)
-    key = _dense_key(call)
+    key = _dense_grouping_key(call)
     return None if key is None or weight is None or len(kind.shape) != 2 else (*key, weight[0])
 
 
-def _few_rows_key(call: Call) -> Key | None:
-    data = _shape(call.args[0])
-    few = data is not None and math.prod(data[:-1]) <= MAX_FEW_ROWS
-    return _dense_key(call) if few and isinstance(call.args[1], Constant) else None
+def _few_rows_dense_key(call: Call) -> GroupingKey | None:
+    data = _static_shape(call.args[0])
+    few = data is not None and math.prod(data[:-1]) <= MAX_COMBINED_DENSE_ROWS
+    return _dense_grouping_key(call) if few and isinstance(call.args[1], Constant) else None
 
 
-def _wide_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
-    sizes = [(_shape(c.args[1]) or [0])[0] for c in calls]
+def _combine_wide_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+    sizes = [(_static_shape(c.args[1]) or [0])[0] for c in calls]
     out_dtype = getattr(calls[0].attrs, "out_dtype", "")
     weight = op.concatenate([c.args[1] for c in calls], 0)
     return op.nn.dense(data, weight, sum(sizes), out_dtype)
 
 
-def _batched_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+def _combine_batched_dense(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
     out_dtype = getattr(calls[0].attrs, "out_dtype", "")
     stacked_data = op.stack([data] * len(calls), 0)
     stacked_weights = op.stack([c.args[1] for c in calls], 0)
     return op.nn.batch_matmul(stacked_data, stacked_weights, out_dtype=out_dtype)
 
 
-def _batch_matmul_key(call: Call) -> Key | None:
-    weight = _shape(call.args[1])
+def _batch_matmul_grouping_key(call: Call) -> GroupingKey | None:
+    weight = _static_shape(call.args[1])
     if weight is None:
         return None
+    # The axis of the columns may differ in size, the other ones may not.
     columns = 1 if getattr(call.attrs, "transpose_b", True) else 2
     return (structural_key(call.attrs), weight[0], weight[3 - columns])
 
 
-def _batch_matmul(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
+def _combine_batch_matmul(data: RelayExpr, calls: Sequence[Call]) -> RelayExpr:
     columns = 1 if getattr(calls[0].attrs, "transpose_b", True) else 2
     right = op.concatenate([c.args[1] for c in calls], columns)
     return Call(calls[0].op, (data, right), calls[0].attrs)
 
 
-def _last(call: Call) -> int:
+def _last_axis(call: Call) -> int:
     return _rank(call) - 1
 
 
-CONV2D = CombineRule("nn.conv2d", _conv2d_key, _conv2d, lambda call: 1)
-WIDE_DENSE = CombineRule("nn.dense", _dense_key, _wide_dense, _last, widens=True)
-FEW_ROWS_DENSE = CombineRule("nn.dense", _few_rows_key, _wide_dense, _last, follows=False)
-BATCHED_DENSE = CombineRule("nn.dense", _equal_dense_key, _batched_dense, lambda call: None)
-BATCH_MATMUL = CombineRule("nn.batch_matmul", _batch_matmul_key, _batch_matmul, _last)
+CONV2D_RULE = CombineRule("nn.conv2d", _conv2d_grouping_key, _combine_conv2d, lambda call: 1)
+WIDE_DENSE_RULE = CombineRule(
+    "nn.dense", _dense_grouping_key, _combine_wide_dense, _last_axis, broadcasts_args=True
+)
+FEW_ROWS_DENSE_RULE = CombineRule(
+    "nn.dense", _few_rows_dense_key, _combine_wide_dense, _last_axis, combines_followers=False
+)
+BATCHED_DENSE_RULE = CombineRule(
+    "nn.dense", _equal_shape_dense_key, _combine_batched_dense, lambda call: None
+)
+BATCH_MATMUL_RULE = CombineRule(
+    "nn.batch_matmul", _batch_matmul_grouping_key, _combine_batch_matmul, _last_axis
+)
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Calls of one kind in one scope, and behind each what alone uses it there, element by element,
-    in order.
+class _ParallelGroup:
+    """Parallel calls of one operator in a scope, each with the chain of elementwise calls that
+    alone follow it.
     """
 
     kind: CombineRule
     branches: list[list[Call]]
 
-    def parts(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
-        """Return the last expression of each combined branch -> its slice of the combined
+    def combine_branches(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
+        """Return a map from the last call of each combined branch to its slice of the combined
         result.
         """
         calls = [branch[0] for branch in self.branches]
         axis = self.kind.axis(calls[0])
-        combined = typed(self.kind.combine(data, calls))
+        combined = infer_new_types(self.kind.combine(data, calls))
         for level in zip(*(branch[1:] for branch in self.branches), strict=False):
             followed = _combine_followers(self.kind, combined, calls, level, axis)
+            # The result is cut where the branches begin to differ.
             if followed is None:
                 break
-            combined, axis = typed(followed[0]), followed[1]
+            combined, axis = infer_new_types(followed[0]), followed[1]
             calls = list(level)
-        slices = self._cut(combined, calls, axis)
-        return dict(zip(calls, map(typed, slices), strict=True))
+        slices = self._slice_branches(combined, calls, axis)
+        return dict(zip(calls, map(infer_new_types, slices), strict=True))
 
-    def _cut(self, combined: RelayExpr, calls: Sequence[Call], axis: int | None) -> list[RelayExpr]:
+    def _slice_branches(
+        self, combined: RelayExpr, calls: Sequence[Call], axis: int | None
+    ) -> list[RelayExpr]:
         if axis is None:
             fields = op.split(combined, len(calls), 0)
             return [op.squeeze(TupleGetItem(fields, i), axis=[0]) for i in range(len(calls))]
-        sizes = [(_shape(call) or [0] * (axis + 1))[axis] for call in calls]
-        return _cut(combined, sizes, axis, _rank(calls[0]) if self.kind.widens else axis + 1)
+        sizes = [(_static_shape(call) or [0] * (axis + 1))[axis] for call in calls]
+        return _slice_result(
+            combined, sizes, axis, _rank(calls[0]) if self.kind.broadcasts_args else axis + 1
+        )
 
 
 def _combine_followers(
@@ -213,7 +234,7 @@ def _combine_followers(
     level: Sequence[Call],
     axis: int | None,
 ) -> tuple[RelayExpr, int | None] | None:
-    """Apply what follows each of `before` to the combined result.
+    """Combine the calls that follow each branch into one call over the combined result.
 
     Followers must be alike in operator, attributes, and the position of the data. With attributes
     and several arguments (an axis, say) it is not known which axis an attribute counts, so only
@@ -235,7 +256,7 @@ def _combine_followers(
     is_plain = first.attrs is None or len(first.args) == 1
     if not alike or not is_plain:
         return None
-    where = _axis_after(before, level, axis)
+    where = _slice_axis_after(before, level, axis)
     if where is None:
         return None
     args = list(first.args)
@@ -251,28 +272,32 @@ def _combine_followers(
     return Call(first.op, tuple(args), first.attrs), where[0]
 
 
-def _axis_after(
+def _slice_axis_after(
     before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[int | None] | None:
-    """Return the axis of the slices after what follows; None where that is not known.
+    """Return the axis of the branches' slices after the following calls, in a 1-tuple; None where
+    it is unknown.
 
     What broadcasts may add axes in front. An operator with one argument may move them (transpose):
     the axis is then the one along which the extents are those that the slices had, if that is one
     alone and all others agree.
     """
-    shapes = [_shape(call) for call in level]
+    shapes = [_static_shape(call) for call in level]
     rank, was = _rank(level[0]), _rank(before[0])
     if any(shape is None or len(shape) != rank for shape in shapes):
         return None
     if axis is None:
-        is_same = all(_shape(a) == _shape(b) for a, b in zip(before, level, strict=True))
+        is_same = all(
+            _static_shape(a) == _static_shape(b) for a, b in zip(before, level, strict=True)
+        )
         is_even = (
             isinstance(level[0].op, Op) and level[0].op.definition.pattern is OpPattern.ELEMWISE
         )
         return (None,) if is_same and (is_even or level[0].attrs is None) else None
-    sizes = [(_shape(call) or [0] * was)[axis] for call in before]
+    sizes = [(_static_shape(call) or [0] * was)[axis] for call in before]
     is_broadcast = len(level[0].args) > 1 or rank == was
     candidates = [axis + rank - was] if is_broadcast else range(rank)
+    # A reshape may move the axis: it is found again by its sizes.
     matching = [n for n in candidates if [(s or [0] * rank)[n] for s in shapes] == sizes]
     other_dims = {tuple(d for n, d in enumerate(s or ()) if n not in matching) for s in shapes}
     return (matching[0],) if len(matching) == 1 and len(other_dims) == 1 else None
@@ -281,22 +306,24 @@ def _axis_after(
 def _combine_args(
     kind: CombineRule, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
 ) -> RelayExpr | None:
-    """Combine the arguments of calls beside their data; None where they do not fit together."""
-    shapes = [_shape(arg) for arg in args]
+    """Combine the non-data arguments of parallel calls; None where their shapes do not match."""
+    shapes = [_static_shape(arg) for arg in args]
     alike = {(None if s is None else len(s), _dtype(a)) for s, a in zip(shapes, args, strict=True)}
     is_ready = all(isinstance(arg, (Constant, Var)) for arg in args)
     if len(alike) != 1 or not is_ready or shapes[0] is None:
         return None
     rank = _rank(calls[0])
     if axis is None:
-        return _stacked(args, rank) if all(s == shapes[0] for s in shapes) else None
+        return _stack_args(args, rank) if all(s == shapes[0] for s in shapes) else None
     at = axis - (rank - len(shapes[0]))
     other_dims = {tuple(d for n, d in enumerate(s or ()) if n != at) for s in shapes}
-    widened = [_widened(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)]
+    widened = [
+        _broadcast_arg(kind, arg, call, at, axis) for arg, call in zip(args, calls, strict=True)
+    ]
     complete = [arg_or_none for arg_or_none in widened if arg_or_none is not None]
     if len(other_dims) != 1 or len(complete) != len(widened):
         return None
-    is_last = at == len(shapes[0]) - 1 and not kind.widens
+    is_last = at == len(shapes[0]) - 1 and not kind.broadcasts_args
     return op.concatenate(complete, -1 if is_last else max(at, 0))
 
 
@@ -306,70 +333,79 @@ def _dtype(expr: RelayExpr) -> str:
     return kind.dtype
 
 
-def _stacked(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
-    """Stack entries along a new first axis, before the axes of results of a rank."""
+def _stack_args(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
+    """Stack arguments along a new leading axis, padded with unit axes to the rank of the
+    results.
+    """
     missing = rank - _rank(args[0])
     full = [op.expand_dims(arg, 0, missing) for arg in args] if missing else args
     return op.stack(full, 0)
 
 
-def _widened(kind: CombineRule, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
-    """Return an argument with an entry at axis `at` for each of the call's channels, which are
-    along `axis`.
+def _broadcast_arg(
+    kind: CombineRule, arg: RelayExpr, call: Call, at: int, axis: int
+) -> RelayExpr | None:
+    """Broadcast an argument to the extent of the call's channels along its axis `at`; None where
+    that is impossible.
     """
-    shape, size = _shape(arg) or [], (_shape(call) or [])[axis]
+    shape, size = _static_shape(arg) or [], (_static_shape(call) or [])[axis]
     if at >= 0 and shape[at] == size:
         return arg
     is_number = not shape or (at >= 0 and shape[at] == 1)
-    if not kind.widens or not is_number or axis != _rank(call) - 1:
+    if not kind.broadcasts_args or not is_number or axis != _rank(call) - 1:
         return None
     return op.repeat(arg if shape else op.expand_dims(arg, -1), size, max(at, 0))
 
 
-def combine(root: RelayExpr, kind: CombineRule, min_num_branches: int) -> RelayExpr:
-    """Return `root` with each group of at least `min_num_branches` calls of one scope as one call.
+def combine_parallel_ops(root: RelayExpr, kind: CombineRule, min_num_branches: int) -> RelayExpr:
+    """Return `root` with every group of at least `min_num_branches` parallel calls combined into
+    one.
 
     Needs checked types.
     """
-    group_of: dict[RelayExpr, _Group] = {}
+    group_of: dict[RelayExpr, _ParallelGroup] = {}
     for group in _find_groups(root, kind):
+        # Cutting the result costs more than few calls save.
         if len(group.branches) >= min_num_branches:
             group_of.update(dict.fromkeys((branch[0] for branch in group.branches), group))
     slices: dict[RelayExpr, RelayExpr] = {}
     combined_groups: set[int] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace each call of a group by its slice; the first call met builds the slices
-        of all.
+        """Replace a grouped call by its slice; the first call of a group emits the combined
+        operator.
         """
         group = group_of.get(old)
         if group is not None and id(group) not in combined_groups:
             assert isinstance(new, Call)
             combined_groups.add(id(group))
-            slices.update(group.parts(new.args[0]))
+            slices.update(group.combine_branches(new.args[0]))
         return slices.get(old, new)
 
     return rewrite_graph(root, rewrite)
 
 
-def _find_groups(root: RelayExpr, kind: CombineRule) -> list[_Group]:
-    groups: dict[Key, _Group] = {}
+def _find_groups(root: RelayExpr, kind: CombineRule) -> list[_ParallelGroup]:
+    groups: dict[GroupingKey, _ParallelGroup] = {}
     for scope in find_scopes(root):
-        users = _users(scope) if kind.follows else {}
+        users = _scope_users(scope) if kind.combines_followers else {}
         for expr in scope.nodes:
             if not isinstance(expr, Call) or not isinstance(expr.op, Op):
                 continue
+            # Only constants and variables: a computed weight could depend on another branch.
             is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
             key = kind.key(expr) if is_it else None
             if key is not None:
                 # The scope is part of the key: a weight of another scope may not be bound yet.
                 full = (id(scope), expr.args[0], _dtype(expr.args[1]), *key)
-                groups.setdefault(full, _Group(kind, [])).branches.append(_branch(expr, users))
+                groups.setdefault(full, _ParallelGroup(kind, [])).branches.append(
+                    _elementwise_chain(expr, users)
+                )
     return list(groups.values())
 
 
-def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
-    """Return the users of each expression of a scope, where nothing outside of it uses it."""
+def _scope_users(scope: RelayScope) -> dict[RelayExpr, list[RelayExpr]]:
+    """Return the users of each expression that has none outside the scope."""
     users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in scope.nodes:
         for operand in operands(expr):
@@ -378,8 +414,9 @@ def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
     return users
 
 
-def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[Call]:
+def _elementwise_chain(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[Call]:
     branch = [call]
+    # A value with several users ends the branch, since it must be cut for them.
     while len(next_users := users.get(branch[-1], ())) == 1:
         (user,) = next_users
         if not isinstance(user, Call) or not isinstance(user.op, Op):
@@ -391,44 +428,55 @@ def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[
     return branch
 
 
-def _combining(name: str, kind: CombineRule, min_num_branches: int, opt_level: int = 4) -> Pass:
+def _combine_pass(name: str, kind: CombineRule, min_num_branches: int, opt_level: int = 4) -> Pass:
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        if not allows("join products", context):
+        if not is_rewrite_allowed("join products", context):
             return module
-        return map_functions(module, on_body(lambda b: combine(b, kind, min_num_branches)))
+        return map_functions(
+            module, lift_body_rewrite(lambda b: combine_parallel_ops(b, kind, min_num_branches))
+        )
 
     return Pass(name, transform, opt_level, (InferType(),))
 
 
 def CombineParallelConv2D(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for convolutions of one image."""
-    return _combining("CombineParallelConv2d", CONV2D, min_num_branches)
+    """Return a pass that combines parallel conv2d calls on the same data (TVM's
+    CombineParallelConv2D).
+    """
+    return _combine_pass("CombineParallelConv2d", CONV2D_RULE, min_num_branches)
 
 
 def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for products of one matrix.
+    """Return a pass that combines parallel dense layers on the same data (TVM's
+    CombineParallelDense).
 
     Args:
         min_num_branches: The fewest calls that are combined.
         to_batch: Whether they become one nn.batch_matmul of weights of equal shape, or one wide
             nn.dense.
     """
-    kind = BATCHED_DENSE if to_batch else WIDE_DENSE
-    return _combining("CombineParallelDense", kind, min_num_branches)
+    kind = BATCHED_DENSE_RULE if to_batch else WIDE_DENSE_RULE
+    return _combine_pass("CombineParallelDense", kind, min_num_branches)
 
 
 def CombineFewRows(min_num_branches: int = 2) -> Pass:  # noqa: N802
-    """Return the pass for dense layers with constant weights of few rows, as one wide layer."""
-    return _combining("CombineFewRows", FEW_ROWS_DENSE, min_num_branches, 3)
+    """Return a pass that combines parallel dense layers of few rows and constant weights into one
+    wide layer.
+    """
+    return _combine_pass("CombineFewRows", FEW_ROWS_DENSE_RULE, min_num_branches, 3)
 
 
 def CombineParallelBatchMatmul(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for batched products of one tensor."""
-    return _combining("CombineParallelBatchMatmul", BATCH_MATMUL, min_num_branches)
+    """Return a pass that combines parallel batch_matmul calls on the same data (TVM's
+    CombineParallelBatchMatmul).
+    """
+    return _combine_pass("CombineParallelBatchMatmul", BATCH_MATMUL_RULE, min_num_branches)
 
 
 def BatchingOps() -> Pass:  # noqa: N802
-    """Return all three passes, one after the other."""
+    """Return the sequence of the conv2d, dense and batch_matmul combining passes (TVM's
+    BatchingOps).
+    """
     return Sequential(
         (CombineParallelConv2D(), CombineParallelDense(), CombineParallelBatchMatmul()),
         "BatchingOps",

@@ -1,4 +1,5 @@
-"""Division by a constant as a multiplication by its inverse. Results may differ by one rounding.
+"""Strength reduction: replace division by a constant by multiplication with its reciprocal. Results
+may differ by one rounding.
 
 divide(%x, 4f)   ->   multiply(%x, 0.25f)
 """
@@ -12,21 +13,21 @@ from ekiden.ir.transform import Pass
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.transform.graph.calls import call_pass
-from ekiden.relay.transform.graph.float_rewrites import allows
-from ekiden.relay.transform.graph.merged_constants import merged_quotient
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.graph.merged_constants import fold_quotient
 
 
-def _divide(call: Call) -> RelayExpr | None:
+def _rewrite_divide(call: Call) -> RelayExpr | None:
     data, by = call.args
     if not isinstance(by, Constant) or by.data.dtype.kind != "f" or not np.all(by.data):
         return None
     mantissas, _ = np.frexp(by.data)
-    if not allows("multiply by inverses") and np.any(np.abs(mantissas) != 0.5):
+    if not is_rewrite_allowed("multiply by inverses") and np.any(np.abs(mantissas) != 0.5):
         return None  # a power of two alone has an inverse that is exact
-    inverse = merged_quotient(np.ones_like(by.data), by.data)
+    inverse = fold_quotient(np.ones_like(by.data), by.data)
     return None if inverse is None else op.multiply(data, Constant(inverse))
 
 
 def DivToMul() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
-    return call_pass("DivToMul", 0, lambda: {"divide": _divide})
+    """Return a pass that replaces division by constants by multiplication (TVM's DivToMul)."""
+    return call_pass("DivToMul", 0, lambda: {"divide": _rewrite_divide})

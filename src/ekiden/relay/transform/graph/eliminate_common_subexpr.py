@@ -1,4 +1,4 @@
-"""Compute equal pure calls once.
+"""Common subexpression elimination: evaluate equal pure calls once.
 
 add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
 
@@ -24,59 +24,63 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant, Function, Tuple, TupleGetItem
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     evaluation_order,
     find_scopes,
     is_atom,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     rewrite_graph,
 )
 
-Key = tuple[object, ...]
-Skip = Callable[[RelayExpr], bool]
-MAX_COMPARED_ELEMENTS = 16
+ValueKey = tuple[object, ...]
+SkipPredicate = Callable[[RelayExpr], bool]
+MAX_COMPARED_CONSTANT_ELEMENTS = 16
 """Elements of a constant up to which it is compared by content."""
 
 
-FUSING_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
+FUSIBLE_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
 
 
-def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
-    """Equal keys mean equal values; operands are told apart by identity, since they are unified
-    first. `function` is the innermost one around the expression.
+def _value_number(expr: RelayExpr, function: RelayExpr | None) -> ValueKey | None:
+    """Return a key that equal values share (value numbering); operands compare by identity, since
+    they are unified first. `function` is the innermost one around the expression.
     """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
         attrs = None if expr.attrs is None else structural_key(expr.attrs)
-        own = id(function) if expr.op.definition.pattern in FUSING_PATTERNS else None
+        # Elementwise calls are shared within a function only, so that each closure can fuse its own
+        # copy.
+        own = id(function) if expr.op.definition.pattern in FUSIBLE_PATTERNS else None
         return (expr.op.name, own, attrs, *map(id, expr.args))
     if isinstance(expr, Tuple):
         return ("fields", *map(id, expr.fields))
     if isinstance(expr, TupleGetItem):
         return ("tuple", expr.index, id(expr.tuple_value))
-    if isinstance(expr, Constant) and expr.data.size <= MAX_COMPARED_ELEMENTS:
+    if isinstance(expr, Constant) and expr.data.size <= MAX_COMPARED_CONSTANT_ELEMENTS:
         return ("constant", str(expr.data.dtype), expr.data.shape, expr.data.tobytes())
     return None
 
 
-def eliminate_common_subexpr(root: RelayExpr, fskip: Skip | None = None) -> RelayExpr:
-    """Share equal calls below root. Only for expressions of one scope, as before A-normal form."""
-    first: dict[Key, RelayExpr] = {}
-    functions = _innermost_functions(root)
+def eliminate_common_subexpr(root: RelayExpr, fskip: SkipPredicate | None = None) -> RelayExpr:
+    """Return `root` with equal calls shared. Only for expressions of one scope, as before A-normal
+    form.
+    """
+    first: dict[ValueKey, RelayExpr] = {}
+    functions = _enclosing_functions(root)
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        key = None if fskip is not None and fskip(new) else _key(new, functions.get(old))
+    def share_equal(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        key = None if fskip is not None and fskip(new) else _value_number(new, functions.get(old))
         return new if key is None else first.setdefault(key, new)
 
-    return rewrite_graph(root, rewrite)
+    return rewrite_graph(root, share_equal)
 
 
-def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
-    """Expression -> the innermost function value around it, of those that are in one."""
+def _enclosing_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
+    """Map each expression inside a function value to the innermost enclosing function."""
     if not any(isinstance(e, Function) and not is_atom(e) for e in evaluation_order(root)):
         return {}
     functions: dict[RelayExpr, RelayExpr] = {}
-    of_scope: dict[Scope, RelayExpr | None] = {}
+    of_scope: dict[RelayScope, RelayExpr | None] = {}
     for scope in find_scopes(root):  # outer scopes first
         around = of_scope.setdefault(scope, None)
         if around is not None:
@@ -87,13 +91,15 @@ def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
     return functions
 
 
-def EliminateCommonSubexpr(fskip: Skip | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+def EliminateCommonSubexpr(fskip: SkipPredicate | None = None) -> Pass:  # noqa: N802
+    """Return a pass that shares equal pure calls (TVM's EliminateCommonSubexpr).
 
     Expressions for which `fskip` is true are computed as often as they occur.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(lambda body: eliminate_common_subexpr(body, fskip)))
+        return map_functions(
+            module, lift_body_rewrite(lambda body: eliminate_common_subexpr(body, fskip))
+        )
 
     return Pass("EliminateCommonSubexpr", transform, 3, (InferType(),))

@@ -1,10 +1,9 @@
-"""Write operators that have no kernels of their own as others.
+"""Expand operators without kernels of their own: gradient operators and hints.
 
-nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x)
-nn.avg_pool2d_grad(%g, %x)            ->  the gradient of nn.avg_pool2d(%x)
-nn.conv2d_backward_weight(%g, %x)     ->  that of nn.conv2d(%x, %w) for %w
-annotation.checkpoint(%x)             ->  %x
-annotation.cast_hint(%x)              ->  %x
+nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x) nn.avg_pool2d_grad(%g,
+%x)            ->  the gradient of nn.avg_pool2d(%x) nn.conv2d_backward_weight(%g, %x)     ->  that
+of nn.conv2d(%x, %w) for %w annotation.checkpoint(%x)             ->  %x annotation.cast_hint(%x)
+->  %x
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, Op, OpDef, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Var
-from ekiden.relay.transform.graph.calls import Rewrite, call_pass
-from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
+from ekiden.relay.transform.language.scopes import infer_local_type
 from ekiden.runtime.errors import CompileError
 
 if TYPE_CHECKING:
@@ -27,8 +26,9 @@ else:
     gradient = LazyModule("ekiden.relay.gradient")
 
 
-def _expand(call: Call) -> RelayExpr:
-    """Expand a gradient operator (gradient, the other arguments) by the registered gradient.
+def _expand_gradient_op(call: Call) -> RelayExpr:
+    """Expand a gradient operator (gradient, other arguments) by the forward operator's registered
+    gradient rule.
 
     Raises:
         CompileError: Where the gradient is not known.
@@ -42,8 +42,8 @@ def _expand(call: Call) -> RelayExpr:
         placeholder = Var("wanted", call.checked_type)  # of which the type alone is read
         placeholder.set_checked_type(call.checked_type)
         args.insert(arg_index, placeholder)
-    forward_call = Call(get(forward), tuple(args), _attributes(call, OPS[forward]))
-    infer_here(forward_call)
+    forward_call = Call(get(forward), tuple(args), _forward_attrs(call, OPS[forward]))
+    infer_local_type(forward_call)
     try:
         gradient_expr = gradient.GRADIENTS[forward](forward_call, grad)[arg_index]
     except ValueError as error:
@@ -52,8 +52,8 @@ def _expand(call: Call) -> RelayExpr:
     return gradient_expr
 
 
-def _attributes(call: Call, forward: OpDef) -> Attrs | None:
-    """Return the attributes of the forward operator, among those of its gradient."""
+def _forward_attrs(call: Call, forward: OpDef) -> Attrs | None:
+    """Return the forward operator's attributes, a subset of its gradient operator's."""
     kind, attrs = forward.attrs, call.attrs
     if kind is None or attrs is None:
         return None
@@ -61,11 +61,13 @@ def _attributes(call: Call, forward: OpDef) -> Attrs | None:
 
 
 def ExpandOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
-    return call_pass("ExpandOps", 0, _table)
+    """Return a pass that expands gradient operators and removes hints."""
+    return call_pass("ExpandOps", 0, _expansion_rewrites)
 
 
-def _table() -> dict[str, Rewrite]:
+def _expansion_rewrites() -> dict[str, CallRewrite]:
     gradients = {name for name, row in OPS.rows() if row.gradient_of is not None}
     hints = {name for name, row in OPS.rows() if row.hint}
-    return dict.fromkeys(gradients, _expand) | dict.fromkeys(hints, lambda call: call.args[0])
+    return dict.fromkeys(gradients, _expand_gradient_op) | dict.fromkeys(
+        hints, lambda call: call.args[0]
+    )

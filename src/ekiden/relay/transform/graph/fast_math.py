@@ -1,4 +1,4 @@
-"""Use the faster, less exact form of functions that have one.
+"""Fast math: replace transcendental functions by faster approximations.
 
 exp(%x)   ->   fast_exp(%x)          likewise erf, tanh and nn.softmax
 """
@@ -9,10 +9,10 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import OPS, get
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
 
 
-def _fast(name: str) -> Rewrite:
+def _replace_by_fast_op(name: str) -> CallRewrite:
     def rewrite(call: Call) -> RelayExpr:
         return Call(get(name), call.args, call.attrs, span=call.span)
 
@@ -20,7 +20,11 @@ def _fast(name: str) -> Rewrite:
 
 
 def FastMath() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that replaces exp, erf, tanh and softmax by fast approximations (TVM's
+    FastMath).
+    """
     return call_pass(
-        "FastMath", 4, lambda: {n: _fast(row.fast) for n, row in OPS.rows() if row.fast}
+        "FastMath",
+        4,
+        lambda: {n: _replace_by_fast_op(row.fast) for n, row in OPS.rows() if row.fast},
     )

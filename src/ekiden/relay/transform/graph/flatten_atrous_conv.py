@@ -1,4 +1,5 @@
-"""Convolutions between block rearrangements, as the dilated convolutions that they are.
+"""Flatten atrous convolutions: space_to_batch_nd, conv and batch_to_space_nd become one dilated
+convolution.
 
     nn.batch_to_space_nd(nn.conv2d(nn.space_to_batch_nd(%x, [2, 2], [[2, 3], [2, 3]]), %w),
                          [2, 2], [[0, 1], [0, 1]])
@@ -24,41 +25,43 @@ from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.reshaping import ExpandDimsAttrs, SqueezeAttrs
 from ekiden.relay.transform.graph.calls import call_pass
-from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
-from ekiden.topi.dimensions import as_dim, tidy
+from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_name_of
+from ekiden.topi.dimensions import as_dim, simplify_dim
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.space as space
 else:
     space = LazyModule("ekiden.relay.op.nn.space")
 
-CONV_OPERATOR = "nn.conv2d"
+CONV2D_OP_NAME = "nn.conv2d"
 SPATIAL_LAYOUTS = ("NHWC",)
 """Layouts whose second and third axes are those that are rearranged."""
 
 
-def _is_convolution(call: Call) -> bool:
-    """Return whether a call is a convolution, or one on integers."""
-    row = row_of(call)
-    return row is not None and CONV_OPERATOR in (row.name, row.quantizes)
+def _is_conv2d(call: Call) -> bool:
+    """Return whether a call is conv2d or its quantised form."""
+    row = op_definition_of(call)
+    return row is not None and CONV2D_OP_NAME in (row.name, row.quantizes)
 
 
 def _pads_zero(blocks: space.SpaceToBatchNDAttrs, conv: Call) -> bool:
-    """Return whether the rearrangement pads what the convolution does: zero, or the zero point."""
-    if op_of(conv) == CONV_OPERATOR:
+    """Return whether space_to_batch_nd pads with the convolution's own padding value: zero, or the
+    zero point.
+    """
+    if op_name_of(conv) == CONV2D_OP_NAME:
         return float(blocks.pad_value) == 0
     point = conv.args[2]
     return isinstance(point, Constant) and bool((point.data == blocks.pad_value).all())
 
 
-def _padding(
+def _dilated_padding(
     attrs: Conv2DAttrs,
     blocks: space.SpaceToBatchNDAttrs,
     crops: space.BatchToSpaceNDAttrs,
     first: int,
 ) -> tuple[int, ...] | None:
-    """Return the padding of the dilated convolution, whose block axes begin at `first`; None if
-    there is none.
+    """Return the padding of the dilated convolution, whose block axes start at `first`; None if no
+    padding is equivalent.
     """
     own = attrs.padding
     sides = [list(own[:2]), list(own[2:])]
@@ -66,21 +69,23 @@ def _padding(
         pads, cut = blocks.paddings[at], crops.crops[at]
         for i, side in enumerate(sides):
             # One step of the inner convolution is `block` elements of the image.
-            size = tidy(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            size = simplify_dim(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            # A negative border would crop, which convolutions cannot.
             if not isinstance(size, IntImm) or size.value < 0:
                 return None
             side[first + at] = size.value
     return (*sides[0], *sides[1])
 
 
-def _flatten(back: Call) -> RelayExpr | None:
+def _flatten_atrous(back: Call) -> RelayExpr | None:
     inner = back.args[0]
-    shrunk = _call_of(inner, "squeeze")
+    shrunk = _match_call(inner, "squeeze")
     conv = shrunk.args[0] if shrunk is not None else inner
-    if not isinstance(conv, Call) or not _is_convolution(conv):
+    if not isinstance(conv, Call) or not _is_conv2d(conv):
         return None
-    wide = None if shrunk is None else _call_of(conv.args[0], "expand_dims")
-    to_batch = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
+    wide = None if shrunk is None else _match_call(conv.args[0], "expand_dims")
+    # Convolutions over one axis come with a height of 1 that is added and removed.
+    to_batch = _match_call((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
     if to_batch is None or (wide is None) != (shrunk is None):
         return None
     attrs, blocks, crops = conv.attrs, to_batch.attrs, back.attrs
@@ -93,13 +98,14 @@ def _flatten(back: Call) -> RelayExpr | None:
     if not is_plain or attrs.out_layout not in ("", attrs.data_layout):
         return None
     count = len(blocks.block_shape)
-    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _are_spatial_axes(
+    if tuple(blocks.block_shape) != tuple(crops.block_shape) or not _covers_spatial_axes(
         wide, shrunk, count
     ):
         return None
-    padding = _padding(attrs, blocks, crops, 2 - count)
+    padding = _dilated_padding(attrs, blocks, crops, 2 - count)
     if padding is None or not _pads_zero(blocks, conv):
         return None
+    # An added height has no blocks.
     dilation = (1,) * (2 - count) + tuple(blocks.block_shape)
     dilated = attrs.with_fields(padding=padding, dilation=dilation)
     data = to_batch.args[0]
@@ -113,12 +119,12 @@ def _flatten(back: Call) -> RelayExpr | None:
     )
 
 
-def _call_of(expr: RelayExpr, name: str) -> Call | None:
-    return expr if isinstance(expr, Call) and op_of(expr) == name else None
+def _match_call(expr: RelayExpr, name: str) -> Call | None:
+    return expr if isinstance(expr, Call) and op_name_of(expr) == name else None
 
 
-def _are_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> bool:
-    """Return whether the axes of the blocks are all of the convolution's, or its last one.
+def _covers_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> bool:
+    """Return whether the block axes are all spatial axes of the convolution, or its last one.
 
     The latter where an axis is inserted before the convolution and removed behind it.
     """
@@ -135,5 +141,5 @@ def _are_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> boo
 
 
 def FlattenAtrousConv() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
-    return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten})
+    """Return a pass that flattens atrous convolutions (TVM's FlattenAtrousConv)."""
+    return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten_atrous})

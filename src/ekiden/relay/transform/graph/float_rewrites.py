@@ -1,4 +1,4 @@
-"""Table of the floating-point rewrites that passes apply, with the tier of each.
+"""Table of value-changing floating-point rewrites with the tier and the passes of each.
 
 A pass that applies one asks `allows(name)` before it begins, so that the option
 "relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers themselves
@@ -15,12 +15,12 @@ from ekiden.ir.float_tier import FloatTier
 from ekiden.ir.pass_context import PassContext
 from ekiden.runtime.lazy_dataclass import dataclass
 
-EXACT, ROUNDED, FREE = FloatTier
+EXACT_TIER, ROUNDED_TIER, FREE_TIER = FloatTier
 
 
 @dataclass(frozen=True, slots=True)
 class FloatRewrite:
-    """A rewrite of floats: what it does, its tier, and the passes that make it."""
+    """Floating-point rewrite: its equation, its tier, and the passes that apply it."""
 
     name: str
     tier: FloatTier
@@ -30,60 +30,60 @@ class FloatRewrite:
     """What has to hold, or what the result differs by."""
 
 
-SCALING = ("FoldScaleAxis", "ForwardFoldScaleAxis", "BackwardFoldScaleAxis")
-COMBINING = ("CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
-             "CombineFewRows", "BatchingOps")  # fmt: skip
+SCALE_FOLDING_PASSES = ("FoldScaleAxis", "ForwardFoldScaleAxis", "BackwardFoldScaleAxis")
+COMBINING_PASSES = ("CombineParallelConv2D", "CombineParallelDense", "CombineParallelBatchMatmul",
+                    "CombineFewRows", "BatchingOps")  # fmt: skip
 
 # fmt: off
 FLOAT_REWRITES: tuple[FloatRewrite, ...] = (
-    FloatRewrite("scale weights", ROUNDED, SCALING,
+    FloatRewrite("scale weights", ROUNDED_TIER, SCALE_FOLDING_PASSES,
         "conv(x, w) * s + t = conv(x, w * s) + t",
         "scales and biases by constants go into weights and into each other; products keep their "
         "range, sums do not cancel"),
-    FloatRewrite("sum weights", ROUNDED, ("SumConvolutions",),
+    FloatRewrite("sum weights", ROUNDED_TIER, ("SumConvolutions",),
         "conv(x, v) + conv(x, w) = conv(x, v + w)",
         "no channel of v + w cancels"),
-    FloatRewrite("normalise by a factor", ROUNDED, ("SimplifyInference",),
+    FloatRewrite("normalise by a factor", ROUNDED_TIER, ("SimplifyInference",),
         "(x - mean) * s + b = x * s + (b - mean * s)",
         "batch normalisation by trained statistics"),
-    FloatRewrite("fuse attention", ROUNDED, ("FuseAttention",),
+    FloatRewrite("fuse attention", ROUNDED_TIER, ("FuseAttention",),
         "softmax(q k^T * s + b) v = attention(q, k, v, b, s)",
         "sums in another order; what a mask of -1e9 or less hides is lost in its rounding"),
-    FloatRewrite("multiply einsums", ROUNDED, ("MultiplyEinsums",),
+    FloatRewrite("multiply einsums", ROUNDED_TIER, ("MultiplyEinsums",),
         'einsum("bi,io->bo", x, w) = dense(x, transpose(w))',
         "sums in another order"),
-    FloatRewrite("join products", ROUNDED, COMBINING,
+    FloatRewrite("join products", ROUNDED_TIER, COMBINING_PASSES,
         "(dense(x, v), dense(x, w)) = cut(dense(x, concatenate(v, w)))",
         "sums in another order"),
-    FloatRewrite("Winograd", ROUNDED, ("AlterOpLayout",),
+    FloatRewrite("Winograd", ROUNDED_TIER, ("AlterOpLayout",),
         "conv(x, w) = A^T ((G w G^T) * (B^T x B)) A",
         "of windows of 3x3, F(2x2) to F(6x6)"),
-    FloatRewrite("multiply bytes", ROUNDED, ("IntegerProducts",),
+    FloatRewrite("multiply bytes", ROUNDED_TIER, ("IntegerProducts",),
         "dense((x - p) * s, (w - q) * t) = dense(x - p, w - q) * (s * t)",
         "of bytes: sums of integers, which are exact; a number that was no number when it was "
         "rounded to a byte is a byte"),
-    FloatRewrite("requantise by one factor", ROUNDED, ("MergeRequantization",),
+    FloatRewrite("requantise by one factor", ROUNDED_TIER, ("MergeRequantization",),
         "round((x * s + b) / y) = round(x * (s / y) + b / y)",
         "scales and biases by constants: a sum that ends between two levels may become either"),
-    FloatRewrite("keep operands wide", ROUNDED, ("ProductPrecision",),
+    FloatRewrite("keep operands wide", ROUNDED_TIER, ("ProductPrecision",),
         "dense(cast(x, bfloat16), w) = dense(x, cast(w, float32))",
         "products of small floats take the float32 from which an operand was rounded"),
-    FloatRewrite("multiply by inverses", ROUNDED, ("DivToMul",),
+    FloatRewrite("multiply by inverses", ROUNDED_TIER, ("DivToMul",),
         "x / c = x * (1 / c)",
         "1 / c keeps its range; powers of two are exact"),
-    FloatRewrite("approximate functions", FREE, ("FastMath",),
+    FloatRewrite("approximate functions", FREE_TIER, ("FastMath",),
         "exp(x) = fast_exp(x)",
         "exp, erf, tanh and softmax; opt level 4 asks for it by itself"),
 )
 """All rewrites but SimplifyExpr's equations."""
 # fmt: on
 
-_TIERS = {row.name: row.tier for row in FLOAT_REWRITES}
+_TIER_BY_REWRITE = {row.name: row.tier for row in FLOAT_REWRITES}
 
 
-def allows(name: str, context: PassContext | None = None) -> bool:
-    """Return whether a context (the current one) allows a rewrite of the table, by its name."""
-    return _TIERS[name] <= FloatTier.allowed(context)
+def is_rewrite_allowed(name: str, context: PassContext | None = None) -> bool:
+    """Return whether a pass context (default: the current one) allows the named rewrite."""
+    return _TIER_BY_REWRITE[name] <= FloatTier.allowed(context)
 
 
-__all__ = ["FLOAT_REWRITES", "FloatRewrite", "allows"]
+__all__ = ["FLOAT_REWRITES", "FloatRewrite", "is_rewrite_allowed"]

@@ -1,4 +1,4 @@
-"""Folding of multiplications and additions by constants into one another and into weights.
+"""Fold scales and biases by constants into each other and into weights.
 
     multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
     multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
@@ -31,55 +31,53 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Linear, Op, OpDef
+from ekiden.ir.op import Array, LinearForm, Op, OpDef
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.graph.constant_evaluation_cache import lookup, store_result
-from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.constant_evaluation_cache import lookup_result, store_result
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.graph.merged_constants import (
-    merged_factor,
-    merged_product,
-    merged_sum,
-    scaled_terms,
+    fold_factors,
+    fold_product,
+    fold_sum,
+    scale_weights,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
 
-def op_of(expr: RelayExpr) -> str:
-    """Return the name of the operator that an expression calls; empty if it calls none."""
+def op_name_of(expr: RelayExpr) -> str:
+    """Return the name of the called operator, or "" for any other expression."""
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
-def row_of(expr: RelayExpr) -> OpDef | None:
-    """Return the row of the operator that an expression calls."""
+def op_definition_of(expr: RelayExpr) -> OpDef | None:
+    """Return the definition of the called operator, or None."""
     return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
 
 
-def _linear(expr: RelayExpr) -> Linear:
-    row = row_of(expr)
-    return Linear.NO if row is None else row.linear
+def _linearity(expr: RelayExpr) -> LinearForm:
+    row = op_definition_of(expr)
+    return LinearForm.NO if row is None else row.linear
 
 
-def same_shape(a: TensorType, b: TensorType) -> bool:
-    """Return whether two tensors are known to have one shape."""
+def is_same_shape(a: TensorType, b: TensorType) -> bool:
+    """Return whether two tensor types are provably of equal shape."""
     return len(a.shape) == len(b.shape) and all(
         prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
     )
 
 
-class _Folder:
-    """Folder that rewrites one graph bottom-up; `uses` counts how often each (new) expression is
-    used.
-    """
+class _ScaleFolder:
+    """Bottom-up folder of one graph, with use counts of the rewritten expressions."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -89,16 +87,17 @@ class _Folder:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the folded graph."""
+        """Return the graph with scales and biases folded."""
         for expr in self.order:
-            rewritten = self._rewrite(expr, with_children(expr, self.new))
+            rewritten = self._fold_linear_call(expr, replace_children(expr, self.new))
             self.new[expr] = rewritten
+            # Counted for the new expression, as rules ask about new operands.
             self.uses[rewritten] = self.old_uses[expr]
         return self.new[root]
 
-    def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        row = row_of(new)
-        if row is None or row.linear is Linear.NO:
+    def _fold_linear_call(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        row = op_definition_of(new)
+        if row is None or row.linear is LinearForm.NO:
             return new
         assert isinstance(new, Call) and isinstance(old, Call)
         kind, lhs = old.checked_type, new.args[0]
@@ -113,10 +112,11 @@ class _Folder:
             or not isinstance(data_type, TensorType)
         ):
             return new
-        if not is_float(kind.dtype) or not same_shape(kind, data_type):
+        # Products of integers wrap, and a constant of higher rank would broadcast the data.
+        if not is_float(kind.dtype) or not is_same_shape(kind, data_type):
             return new
-        folded = self._fold(
-            row.linear, new.args[index], full_rank(new, constant.data, len(kind.shape))
+        folded = self._fold_into(
+            row.linear, new.args[index], reshape_to_rank(new, constant.data, len(kind.shape))
         )
         return (
             folded
@@ -124,76 +124,80 @@ class _Folder:
             else folded.with_fields(span=new.span)
         )
 
-    def _fold(self, linear: Linear, data: RelayExpr, value: Array) -> RelayExpr:
-        if linear is Linear.SCALES:
-            return self._multiply(data, value)
-        return self._add(data, -value if linear is Linear.SHIFTS_BACK else value)
+    def _fold_into(self, linear: LinearForm, data: RelayExpr, value: Array) -> RelayExpr:
+        if linear is LinearForm.SCALES:
+            return self._fold_multiply(data, value)
+        return self._fold_add(data, -value if linear is LinearForm.SHIFTS_BACK else value)
 
-    def _made(self, expr: RelayExpr) -> RelayExpr:
+    def _count_single_use(self, expr: RelayExpr) -> RelayExpr:
         self.uses[expr] = 1
         return expr
 
-    def _add(self, data: RelayExpr, value: Array) -> RelayExpr:
-        if op_of(data) == "add" and self.uses.get(data) == 1:
+    def _fold_add(self, data: RelayExpr, value: Array) -> RelayExpr:
+        if op_name_of(data) == "add" and self.uses.get(data) == 1:
             assert isinstance(data, Call)
             if isinstance(data.args[1], Constant) and data.args[1].data.ndim == value.ndim:
                 # A sum that cancels would lose the digits of both biases.
-                total = merged_sum(data.args[1].data, value, _terms(data.args[0]))
+                total = fold_sum(data.args[1].data, value, _max_term_magnitude(data.args[0]))
                 if total is not None:
-                    return self._add(data.args[0], total)
-        return self._made(op.add(data, Constant(value)))
+                    return self._fold_add(data.args[0], total)
+        return self._count_single_use(op.add(data, Constant(value)))
 
-    def _multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
-        return self._absorbed(data, value) or self._made(op.multiply(data, Constant(value)))
+    def _fold_multiply(self, data: RelayExpr, value: Array) -> RelayExpr:
+        return self._absorb_factor(data, value) or self._count_single_use(
+            op.multiply(data, Constant(value))
+        )
 
-    def _absorbed(self, data: RelayExpr, value: Array) -> RelayExpr | None:
-        """Return `data` times a constant, where another constant can absorb it.
+    def _absorb_factor(self, data: RelayExpr, value: Array) -> RelayExpr | None:
+        """Return `data` scaled by a constant that one of its own constants absorbs, or None.
 
         A sum alone cannot: its terms would be rounded once more.
         """
         # Another reader would see the scaled value.
         if not isinstance(data, Call) or self.uses.get(data) != 1:
             return None
-        linear, last = _linear(data), data.args[-1]
+        linear, last = _linearity(data), data.args[-1]
         if isinstance(last, Constant) and last.data.ndim == value.ndim:
-            if linear is Linear.SCALES:
-                product = merged_factor(last.data, value)
-                return None if product is None else self._multiply(data.args[0], product)
-            if linear is Linear.SHIFTS:
-                shift = merged_product(last.data, value)
-                inner = None if shift is None else self._absorbed(data.args[0], value)
+            if linear is LinearForm.SCALES:
+                product = fold_factors(last.data, value)
+                return None if product is None else self._fold_multiply(data.args[0], product)
+            if linear is LinearForm.SHIFTS:
+                shift = fold_product(last.data, value)
+                # (x + b) * s = x * s + b * s pays only if something below absorbs s.
+                inner = None if shift is None else self._absorb_factor(data.args[0], value)
                 if inner is None or shift is None:
                     return None
-                return self._made(op.add(inner, Constant(shift)))
+                return self._count_single_use(op.add(inner, Constant(shift)))
         scaled = _scale_weight(data, value)
-        return None if scaled is None else self._made(scaled)
+        return None if scaled is None else self._count_single_use(scaled)
 
 
-def _terms(expr: RelayExpr) -> Array | None:
-    """Return how large the terms of a convolution or dense layer are, by its constant weight; None
-    for what sums no such terms."""
-    row = row_of(expr)
+def _max_term_magnitude(expr: RelayExpr) -> Array | None:
+    """Return the largest weight magnitude of a convolution or dense layer, a bound on its terms;
+    None for other expressions.
+    """
+    row = op_definition_of(expr)
     if row is None or row.channels is None or not isinstance(expr, Call):
         return None
     weight = expr.args[1]
     return np.abs(weight.data).max(initial=0) if isinstance(weight, Constant) else None
 
 
-def full_rank(call: Call, value: Array, rank: int) -> Array:
-    """Return the constant with leading ones up to the rank of the result; for bias_add, along its
-    axis.
+def reshape_to_rank(call: Call, value: Array, rank: int) -> Array:
+    """Reshape a constant to the result's rank by leading unit axes; a bias_add bias along
+    its axis.
     """
-    if op_of(call) == "nn.bias_add":
+    if op_name_of(call) == "nn.bias_add":
         axis = int(getattr(call.attrs, "axis", 1)) % rank
         return value.reshape([value.size if i == axis else 1 for i in range(rank)])
     return value.reshape([1] * (rank - value.ndim) + list(value.shape))
 
 
 def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
-    """Return `call` with its weight scaled per output channel, or None if the constant varies along
-    another axis.
+    """Return the call with its weight scaled per output channel, or None if the constant varies
+    along another axis.
     """
-    row = row_of(call)
+    row = op_definition_of(call)
     if row is None or row.channels is None or not isinstance(call.args[1], Constant):
         return None
     layout = getattr(call.attrs, "out_layout", "") or getattr(call.attrs, "data_layout", "NC")
@@ -204,26 +208,28 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     if weight.dtype != value.dtype:  # int8 summed as float32: the weight cannot hold its product
         return None
     axis %= value.ndim
+    # A factor that varies within a channel cannot be moved into the weight.
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None
     scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
-    scaled = lookup(scaled_terms, (weight, scale))
+    # Large weights are scaled once for several compilations.
+    scaled = lookup_result(scale_weights, (weight, scale))
     if scaled is None:
-        terms = scaled_terms(weight, scale)
+        terms = scale_weights(weight, scale)
         if terms is None:
             return None
-        scaled = store_result(scaled_terms, (weight, scale), np.ascontiguousarray(terms))
+        scaled = store_result(scale_weights, (weight, scale), np.ascontiguousarray(terms))
     assert isinstance(scaled, np.ndarray)
     new_weight = Constant(scaled, span=call.args[1].span)
     return call.with_fields(args=(call.args[0], new_weight))
 
 
 def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
-    if not allows("scale weights", context):
+    if not is_rewrite_allowed("scale weights", context):
         return module
-    return map_functions(module, on_body(lambda body: _Folder(body).run(body)))
+    return map_functions(module, lift_body_rewrite(lambda body: _ScaleFolder(body).run(body)))
 
 
 def FoldScaleAxis() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that folds constant scales and biases (TVM's FoldScaleAxis)."""
     return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

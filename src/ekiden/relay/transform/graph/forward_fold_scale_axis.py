@@ -1,4 +1,5 @@
-"""Folding of multiplications before convolutions and dense layers into their weights.
+"""Forward folding of scales: multiplications before convolutions and dense layers move into their
+weights.
 
     nn.conv2d(multiply(%x, %s), %w)                 ->  nn.conv2d(%x, %w * %s)
     nn.conv2d(nn.relu(multiply(%x, s)), %w)         ->  nn.conv2d(nn.relu(%x), %w * s)     s > 0
@@ -25,69 +26,72 @@ from dataclasses import replace
 
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Linear
+from ekiden.ir.op import LinearForm
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.graph.float_rewrites import allows
-from ekiden.relay.transform.graph.fold_scale_axis import row_of
-from ekiden.relay.transform.graph.merged_constants import merged_quotient, scaled_terms
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of
+from ekiden.relay.transform.graph.merged_constants import fold_quotient, scale_weights
 from ekiden.relay.transform.graph.scaled_axes import (
-    Axes,
-    Scale,
-    channels_of,
-    data_arguments,
-    scale_of,
-    scale_of_addend,
-    times,
+    AxisIndices,
+    ChannelScale,
+    apply_scale,
+    channel_axes_of,
+    data_argument_indices,
+    match_channel_scale,
+    scale_for_addend,
 )
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     bodies,
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class _AcceptedScale:
-    """Scale that the readers of a value accept: along axes, perhaps one above 0, or never 0."""
+    """Scale that all users of a value can absorb: its axes, and whether it must be positive or
+    non-zero.
+    """
 
-    axes: Axes
+    axes: AxisIndices
     positive: bool = False
     divides: bool = False
 
 
-class _Folder:
-    """Folder of one graph: users first to find what they accept, then operands first to fold."""
+class _ForwardScaleFolder:
+    """Folder of one graph: backward to find the scales that users absorb, forward to rewrite."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
-        self.wanted: dict[RelayExpr, _AcceptedScale] = {}
+        self.accepted_scales: dict[RelayExpr, _AcceptedScale] = {}
         self.new: dict[RelayExpr, RelayExpr] = {}
-        self.scales: dict[RelayExpr, Scale] = {}
+        self.folded_scales: dict[RelayExpr, ChannelScale] = {}
         """Of an expression whose new form lacks a factor: that, along the axes wanted."""
 
     def run(self) -> RelayExpr:
-        """Return the folded graph."""
-        self._ask()
+        """Return the graph with scales folded into weights."""
+        self._find_accepted_scales()
         for expr in self.order:
-            self.new[expr] = self._folded(expr)
+            self.new[expr] = self._fold_expr(expr)
         return self.new[self.root]
 
-    def _ask(self) -> None:
+    def _find_accepted_scales(self) -> None:
         # The root is read from outside, where nothing can take a scale.
         answers_of: dict[RelayExpr, list[_AcceptedScale | None]] = {self.root: [None]}
         for expr in reversed(self.order):
             answers = answers_of.get(expr, [])
             first = answers[0] if answers else None
+            # One reader that takes no scale would see data that lacks it.
             if first is not None and all(a is not None and a.axes == first.axes for a in answers):
-                self.wanted[expr] = _AcceptedScale(
+                self.accepted_scales[expr] = _AcceptedScale(
                     first.axes,
                     any(a.positive for a in answers if a),
                     any(a.divides for a in answers if a),
@@ -95,98 +99,104 @@ class _Folder:
             for body in bodies(expr):
                 answers_of.setdefault(body, []).append(None)
             for i, operand in enumerate(operands(expr)):
-                answers_of.setdefault(operand, []).append(self._accepted_for(expr, i))
+                answers_of.setdefault(operand, []).append(self._accepted_scale(expr, i))
 
-    def _accepted_for(self, expr: RelayExpr, at: int) -> _AcceptedScale | None:
-        """Return the scale that an expression accepts of operand number `at`."""
-        channels, row = channels_of(expr), row_of(expr)
+    def _accepted_scale(self, expr: RelayExpr, at: int) -> _AcceptedScale | None:
+        """Return the scale that an expression can absorb from operand `at`, or None."""
+        channels, row = channel_axes_of(expr), op_definition_of(expr)
         if channels is not None:
             return _AcceptedScale(channels.read) if at == 0 else None
-        accepted = self.wanted.get(expr)
+        accepted = self.accepted_scales.get(expr)
         if accepted is None or row is None:
             return None
+        # relu(s * x) = s * relu(x) only for s > 0.
         if row.homogeneous:
             return replace(accepted, positive=True)
-        is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
-        is_data = is_sum and data_arguments(expr, accepted.axes) == [at]
+        # s * x + b = s * (x + b / s): the addend is divided by the scale, which must not be 0.
+        is_sum = row.linear in (LinearForm.SHIFTS, LinearForm.SHIFTS_BACK)
+        is_data = is_sum and data_argument_indices(expr, accepted.axes) == [at]
+        # (s * x + b) = s * (x + b / s), which needs a scale without zeros.
         return replace(accepted, divides=True) if is_data else None
 
-    def _folded(self, expr: RelayExpr) -> RelayExpr:
-        row = row_of(expr)
+    def _fold_expr(self, expr: RelayExpr) -> RelayExpr:
+        row = op_definition_of(expr)
         if row is None or not isinstance(expr, Call):
-            return with_children(expr, self.new)
-        accepted = self.wanted.get(expr)
-        if accepted is not None and row.linear is Linear.SCALES:
-            return self._take_scale(expr, accepted) or with_children(expr, self.new)
-        scaled = [arg for arg in expr.args if arg in self.scales]
+            return replace_children(expr, self.new)
+        accepted = self.accepted_scales.get(expr)
+        if accepted is not None and row.linear is LinearForm.SCALES:
+            return self._fold_multiplication(expr, accepted) or replace_children(expr, self.new)
+        scaled = [arg for arg in expr.args if arg in self.folded_scales]
         if not scaled:
-            return with_children(expr, self.new)
-        scale = self.scales[scaled[0]]
-        if (channels := channels_of(expr)) is not None:
-            near = channels.scaled_as_read(expr.args[1], scale)
-            weight = times(self.new[expr.args[1]], near, scaled_terms)
+            return replace_children(expr, self.new)
+        scale = self.folded_scales[scaled[0]]
+        if (channels := channel_axes_of(expr)) is not None:
+            near = channels.input_scale_along_weight(expr.args[1], scale)
+            weight = apply_scale(self.new[expr.args[1]], near, scale_weights)
+            # The weight would leave its range, so the data gets its scale back.
             if weight is None:
-                data = self._put_back(expr.args[0], scale, channels.read)
+                data = self._reapply_scale(expr.args[0], scale, channels.read)
                 return expr.with_fields(args=(data, self.new[expr.args[1]]))
             return expr.with_fields(args=(self.new[expr.args[0]], weight))
         if row.homogeneous:
-            self.scales[expr] = scale
-            return with_children(expr, self.new)
+            self.folded_scales[expr] = scale
+            return replace_children(expr, self.new)
         assert accepted is not None
-        return self._shifted(expr, expr.args.index(scaled[0]), scale, accepted)
+        return self._fold_through_sum(expr, expr.args.index(scaled[0]), scale, accepted)
 
-    def _take_scale(self, call: Call, accepted: _AcceptedScale) -> RelayExpr | None:
-        """Return the data of a multiplication, whose scale is passed on; None where it may
-        not be.
+    def _fold_multiplication(self, call: Call, accepted: _AcceptedScale) -> RelayExpr | None:
+        """Fold a multiplication away: return its data operand, and record the scale; None where
+        that is not allowed.
         """
         kind = call.checked_type
         assert isinstance(kind, TensorType)
-        for at in data_arguments(call, accepted.axes):
-            scale = scale_of(call.args[1 - at], kind, accepted.axes)
+        for at in data_argument_indices(call, accepted.axes):
+            scale = match_channel_scale(call.args[1 - at], kind, accepted.axes)
             # Data that already lacks a scale cannot lack a second one.
-            is_fit = scale is not None and call.args[at] not in self.scales and (
+            is_fit = scale is not None and call.args[at] not in self.folded_scales and (
                 (scale.is_positive or not accepted.positive)
                 and (scale.is_divisor or not accepted.divides)
             )  # fmt: skip
             if scale is not None and is_fit:
-                self.scales[call] = scale
+                self.folded_scales[call] = scale
                 return self.new[call.args[at]]
         return None
 
-    def _put_back(self, data: RelayExpr, scale: Scale, axes: Axes) -> RelayExpr:
-        """Multiply data that lacks a scale by it."""
-        return op.multiply(self.new[data], scale.along(data, axes).expr)
+    def _reapply_scale(self, data: RelayExpr, scale: ChannelScale, axes: AxisIndices) -> RelayExpr:
+        """Multiply data by the scale that was folded out of it."""
+        return op.multiply(self.new[data], scale.reshape_along(data, axes).expr)
 
-    def _shifted(self, call: Call, at: int, scale: Scale, accepted: _AcceptedScale) -> RelayExpr:
-        """Return a sum without the scale of its data: the addend is divided by it.
+    def _fold_through_sum(
+        self, call: Call, at: int, scale: ChannelScale, accepted: _AcceptedScale
+    ) -> RelayExpr:
+        """Fold a scale through a sum, by dividing the addend by it.
 
         Where the quotient is no number of full precision the scale stays before the sum.
         """
         data, addend = self.new[call.args[at]], self.new[call.args[1 - at]]
-        near = scale_of_addend(call, at, scale, accepted.axes)
+        near = scale_for_addend(call, at, scale, accepted.axes)
         if isinstance(addend, Constant) and near.value is not None:
-            divided = merged_quotient(addend.data, near.value)
+            divided = fold_quotient(addend.data, near.value)
             if divided is None:
-                data = self._put_back(call.args[at], scale, accepted.axes)
-                return call.with_fields(args=_pair(at, data, addend))
+                data = self._reapply_scale(call.args[at], scale, accepted.axes)
+                return call.with_fields(args=_ordered_args(at, data, addend))
             addend = Constant(divided.astype(addend.data.dtype))
         else:
             addend = op.divide(addend, near.expr)
-        self.scales[call] = scale
-        return call.with_fields(args=_pair(at, data, addend))
+        self.folded_scales[call] = scale
+        return call.with_fields(args=_ordered_args(at, data, addend))
 
 
-def _pair(at: int, data: RelayExpr, addend: RelayExpr) -> Sequence[RelayExpr]:
+def _ordered_args(at: int, data: RelayExpr, addend: RelayExpr) -> Sequence[RelayExpr]:
     return (data, addend) if at == 0 else (addend, data)
 
 
 @module_pass(name="ForwardFoldScaleAxis", opt_level=3, required=(InferType(),))
 def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
-    if not allows("scale weights", context):
+    if not is_rewrite_allowed("scale weights", context):
         return module
-    return map_functions(module, on_body(lambda body: _Folder(body).run()))
+    return map_functions(module, lift_body_rewrite(lambda body: _ForwardScaleFolder(body).run()))
 
 
 def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file (TVM's name)."""
+    """Return a pass that folds scales forward into weights (TVM's ForwardFoldScaleAxis)."""
     return _forward_fold_scale_axis

@@ -1,5 +1,5 @@
-"""Fusion of scores, softmax and the product with the values into one operator, with the
-transpositions of all four tensors.
+"""Fuse scaled dot-product attention (two batch matmuls around a softmax) into one operator, with
+surrounding transposes.
 
     %q = reshape(transpose(%x, axes=[0, 2, 1, 3]), newshape=[b * h, s, d]); %k, %v likewise
     %0 = reshape(nn.batch_matmul(%q, %k), newshape=[b, h, s, t]);
@@ -40,13 +40,13 @@ from ekiden.ir.prim import IntImm, PrimExpr, const, is_const
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.dataflow_pattern.matcher import users_below
+from ekiden.relay.dataflow_pattern.matcher import build_user_map
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.op.transform import TransposeAttrs, normalize_transpose_axes
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -56,56 +56,58 @@ else:
 
 MAX_MASKED_SCORE = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""
-MAX_STEPS = 12
+MAX_MATCHED_OPERATORS = 12
 """Operators between the two products."""
 
-Shape = tuple[PrimExpr, ...]
+TensorShape = tuple[PrimExpr, ...]
 
 
-def _name(expr: RelayExpr) -> str:
+def _op_name(expr: RelayExpr) -> str:
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
-def _call(expr: RelayExpr, *names: str) -> Call | None:
-    return expr if isinstance(expr, Call) and _name(expr) in names else None
+def _match_call(expr: RelayExpr, *names: str) -> Call | None:
+    return expr if isinstance(expr, Call) and _op_name(expr) in names else None
 
 
-def _kind(expr: RelayExpr) -> TensorType:
+def _tensor_type(expr: RelayExpr) -> TensorType:
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     return kind
 
 
-def _shape(expr: RelayExpr) -> Shape:
-    return _kind(expr).shape
+def _shape(expr: RelayExpr) -> TensorShape:
+    return _tensor_type(expr).shape
 
 
-def _same(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> bool:
+def _is_same_shape(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> bool:
     return len(a) == len(b) and all(map(prove_equal, a, b))
 
 
-def _number(expr: RelayExpr) -> float | None:
-    """Return the one element of a constant."""
+def _scalar_value(expr: RelayExpr) -> float | None:
+    """Return the value of a scalar constant, or None."""
     if isinstance(expr, Constant) and expr.data.size == 1 and expr.data.dtype.kind == "f":
         return float(expr.data.reshape(()))
     return None
 
 
-def _factor(call: Call) -> tuple[RelayExpr, float] | None:
-    """(x, c) of x * c, c * x and x / c."""
+def _match_scale(call: Call) -> tuple[RelayExpr, float] | None:
+    """Match x * c, c * x or x / c; return (x, factor), or None."""
     lhs, rhs = call.args
-    by = _number(rhs)
-    if _name(call) == "divide":
+    by = _scalar_value(rhs)
+    if _op_name(call) == "divide":
         return None if not by else (lhs, 1 / by)
     if by is not None:
         return lhs, by
-    by = _number(lhs)
+    by = _scalar_value(lhs)
     return None if by is None else (rhs, by)
 
 
 @dataclass(slots=True)
-class _Operand:
-    """A tensor of the attention, with a letter for each axis: n for batch and head together."""
+class _AttentionOperand:
+    """Operand of the attention with one letter per axis (b, h, s, d; n for batch and heads
+    merged).
+    """
 
     expr: RelayExpr
     layout: str
@@ -113,23 +115,26 @@ class _Operand:
 
     @property
     def dims(self) -> dict[str, PrimExpr]:
-        """Return the dimensions by letter."""
+        """Return the dimensions by axis letter."""
         return dict(zip(self.layout, _shape(self.expr), strict=True))
 
-    def peel(self) -> None:
-        """Look through factors, transpositions, and the reshape that joins batch and head."""
-        while call := _call(self.expr, "transpose", "reshape", "multiply", "divide"):
-            name, source = _name(call), call.args[0]
+    def absorb_transforms(self) -> None:
+        """Absorb scales, transposes and head-merging reshapes of the operand into its layout and
+        factor.
+        """
+        while call := _match_call(self.expr, "transpose", "reshape", "multiply", "divide"):
+            name, source = _op_name(call), call.args[0]
             if name == "transpose":
                 assert isinstance(call.attrs, TransposeAttrs)
-                axes = transposed_axes(call.attrs, len(self.layout))
+                axes = normalize_transpose_axes(call.attrs, len(self.layout))
                 self.layout = "".join(self.layout[axes.index(i)] for i in range(len(axes)))
             elif name == "reshape":
                 shape = _shape(source)
-                if self.layout[0] != "n" or not _joins_heads(shape, _shape(call)):
+                # Only a reshape that joins batch and heads keeps the letters.
+                if self.layout[0] != "n" or not _is_head_merge(shape, _shape(call)):
                     return
                 self.layout = "bh" + self.layout[1:]
-            elif (factored := _factor(call)) is not None and _same(
+            elif (factored := _match_scale(call)) is not None and _is_same_shape(
                 _shape(factored[0]), _shape(call)
             ):
                 source = factored[0]
@@ -138,39 +143,40 @@ class _Operand:
                 return
             self.expr = source
 
-    def split(self, batch: PrimExpr, heads: PrimExpr) -> bool:
-        """Make it one of four axes; whether batch and heads are those."""
+    def split_heads(self, batch: PrimExpr, heads: PrimExpr) -> bool:
+        """Split a merged axis into batch and heads; return whether these are the given extents."""
         if "n" in self.layout:
             shape = list(_shape(self.expr))
             at = self.layout.index("n")
-            self.expr = typed(op.reshape(self.expr, [*shape[:at], batch, heads, *shape[at + 1 :]],
-                                         allowzero=True))  # fmt: skip
+            self.expr = infer_new_types(
+                op.reshape(self.expr, [*shape[:at], batch, heads, *shape[at + 1 :]], allowzero=True)
+            )
             self.layout = self.layout.replace("n", "bh")
-        return _same([self.dims["b"], self.dims["h"]], [batch, heads])
+        return _is_same_shape([self.dims["b"], self.dims["h"]], [batch, heads])
 
 
 def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
-    """Return whether a condition is one of rows, and broadcasts to scores of any width."""
+    """Return whether a condition has one value per row and broadcasts to the scores."""
     shape = _shape(condition)
     rows = _shape(scores)[-len(shape) : -1]
     fits = all(is_const(c, 1) or prove_equal(c, r) for c, r in zip(shape, rows, strict=False))
     return 0 < len(shape) <= 4 and is_const(shape[-1], 1) and fits
 
 
-def _joins_heads(four: Shape, three: Shape) -> bool:
-    """Return whether [b, h, x, y] became [b * h, x, y]."""
-    return len(four) == 4 and len(three) == 3 and _same(four[2:], three[1:])
+def _is_head_merge(four: TensorShape, three: TensorShape) -> bool:
+    """Return whether [b, h, x, y] was reshaped to [b * h, x, y]."""
+    return len(four) == 4 and len(three) == 3 and _is_same_shape(four[2:], three[1:])
 
 
 @dataclass(slots=True)
-class _Scores:
-    """Chain of operators between the first product and the softmax."""
+class _ScoreChain:
+    """Operators between the first product and the softmax: scale, biases, masks."""
 
     scale: float = 1.0
     biases: list[RelayExpr] = field(default_factory=list)
-    shape: Shape = ()
+    shape: TensorShape = ()
     """Of four axes, if there was such a one."""
-    empty: RelayExpr | None = None
+    empty_rows: RelayExpr | None = None
     """Rows whose result is zero."""
     nan_as_zero: bool = False
     """Whether shares that are NaN count as 0."""
@@ -178,254 +184,278 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Probabilities:
-    """Left side of the second product: a softmax, and where zeros replace it."""
+    """Attention probabilities: the softmax, and the rows that are replaced by zeros."""
 
     softmax: Call
-    empty: RelayExpr | None = None
+    empty_rows: RelayExpr | None = None
     nan_as_zero: bool = False
 
 
-class _Fuser:
-    """Fuser of one function."""
+class _AttentionFuser:
+    """Matcher and rewriter of attention patterns in one function."""
 
     def __init__(self, root: RelayExpr) -> None:
-        self.users = users_below(root)
+        self.users = build_user_map(root)
         self.uses: dict[RelayExpr, int] = {}
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Rewrite an expression whose operands are rewritten."""
+        """Rewrite an expression whose operands are already rewritten."""
         fused: RelayExpr | None = None
-        if product := _call(new, "nn.batch_matmul"):
-            fused = self.attention(product)
-        elif transpose := _call(new, "transpose"):
-            fused = self.turned(transpose)
-        result = new if fused is None else typed(fused)
+        if product := _match_call(new, "nn.batch_matmul"):
+            fused = self.match_attention(product)
+        elif transpose := _match_call(new, "transpose"):
+            fused = self.fold_transpose(transpose)
+        result = new if fused is None else infer_new_types(fused)
+        # Counts are of old expressions, and looked up by new ones.
         self.uses[result] = len(self.users.get(old, ()))
         return result
 
-    def is_own(self, expr: RelayExpr) -> bool:
-        """Return whether one expression alone uses it."""
+    def has_single_use(self, expr: RelayExpr) -> bool:
+        """Return whether an expression has a single use."""
         return self.uses.get(expr) == 1
 
     # The chain from the second product to the first.
 
-    def shares(self, product: Call) -> _Probabilities | None:
-        """Match the softmax over the last axis that is a product's left side.
+    def match_probabilities(self, product: Call) -> _Probabilities | None:
+        """Match the softmax over the last axis that is the left operand of a product.
 
         A choice may put zeros in its place: in some rows, or for NaN.
         """
         lhs = product.args[0]
         rank = len(_shape(lhs))
-        if (flat := _call(lhs, "reshape")) and _joins_heads(_shape(flat.args[0]), _shape(flat)):
-            if not self.is_own(flat):
+        if (flat := _match_call(lhs, "reshape")) and _is_head_merge(
+            _shape(flat.args[0]), _shape(flat)
+        ):
+            if not self.has_single_use(flat):
                 return None
             lhs, rank = flat.args[0], 4
         empty: RelayExpr | None = None
         uses, is_nan = 1, False
-        if (choice := _call(lhs, "where")) and self.is_own(choice):
+        if (choice := _match_call(lhs, "where")) and self.has_single_use(choice):
             empty, instead, lhs = choice.args
-            test = _call(empty, "isnan")
+            test = _match_call(empty, "isnan")
             # The softmax is used twice then: by the test and by the choice.
-            if is_nan := test is not None and test.args[0] is lhs and self.is_own(test):
+            if is_nan := test is not None and test.args[0] is lhs and self.has_single_use(test):
                 empty, uses = None, 2
             elif rank != 4 or not _is_per_row(empty, lhs):
                 return None
-            if _number(instead) != 0.0:
+            if _scalar_value(instead) != 0.0:
                 return None
-        softmax = _call(lhs, "nn.softmax")
+        softmax = _match_call(lhs, "nn.softmax")
+        # The fused kernel never stores the probabilities, so nothing else may read them.
         if softmax is None or self.uses.get(softmax) != uses:
             return None
         if getattr(softmax.attrs, "axis", -1) not in (-1, rank - 1):
             return None
         return _Probabilities(softmax, empty, is_nan)
 
-    def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
-        """Match the first product and what is applied to it."""
-        chain = _Scores()
-        for _ in range(MAX_STEPS):
+    def match_scores(self, expr: RelayExpr) -> tuple[Call, _ScoreChain] | None:
+        """Match the query-key product and the operators applied to it; None if it does not
+        match.
+        """
+        chain = _ScoreChain()
+        for _ in range(MAX_MATCHED_OPERATORS):
             # Scores with another user must be stored anyway, so fusing would compute them twice.
-            if not self.is_own(expr) or not isinstance(expr, Call):
+            if not self.has_single_use(expr) or not isinstance(expr, Call):
                 return None
             if len(_shape(expr)) == 4:
                 chain.shape = _shape(expr)
-            if _name(expr) == "nn.batch_matmul":
+            if _op_name(expr) == "nn.batch_matmul":
                 return expr, chain
-            inner = self.step(expr, chain)
+            inner = self.match_score_operator(expr, chain)
             if inner is None:
                 return None
             expr = inner
         return None
 
-    def step(self, call: Call, chain: _Scores) -> RelayExpr | None:
-        """Record one operator, and return the scores before it; None if it is none of
-        those known.
+    def match_score_operator(self, call: Call, chain: _ScoreChain) -> RelayExpr | None:
+        """Record one operator of the score chain, and return its scores operand; None for an
+        unsupported operator.
         """
-        match _name(call):
+        match _op_name(call):
             case "reshape":
                 shapes = _shape(call), _shape(call.args[0])
-                fits = _joins_heads(*shapes) or _joins_heads(*shapes[::-1])
+                fits = _is_head_merge(*shapes) or _is_head_merge(*shapes[::-1])
                 return call.args[0] if fits else None
             case "multiply" | "divide":
-                factored = _factor(call)
+                factored = _match_scale(call)
                 if factored is None:
                     return None
+                # The walk goes backwards: factors that come after a bias would scale it too.
                 chain.scale *= factored[1]
                 return factored[0]
+            # The chain is matched from the softmax backward: a scale seen before a bias would scale
+            # the bias, too.
             case "add" if chain.scale == 1.0:
                 for inner, bias in (call.args, call.args[::-1]):
                     # Either operand may be the scores; only one of them comes from a product.
-                    if _same(_shape(inner), _shape(call)) and self.leads_to_product(inner):
+                    if _is_same_shape(_shape(inner), _shape(call)) and self.derives_from_product(
+                        inner
+                    ):
                         chain.biases.append(bias)
                         return inner
             case "where" if chain.scale == 1.0:
-                return self.choice(call, chain)
+                return self.match_mask(call, chain)
         return None
 
-    def choice(self, call: Call, chain: _Scores) -> RelayExpr | None:
-        """Record where(seen, x, c) as x + where(seen, 0, c), if c hides whatever is added to it."""
+    def match_mask(self, call: Call, chain: _ScoreChain) -> RelayExpr | None:
+        """Record the mask where(seen, x, c) as the bias where(seen, 0, c), for c so low that added
+        scores vanish.
+        """
         condition, yes, no = call.args
-        dtype = _kind(call).dtype
+        dtype = _tensor_type(call).dtype
         zero = Constant(np.zeros((), dtype))
         for inner, constant, sides in ((yes, no, (zero, no)), (no, yes, (yes, zero))):
-            value = _number(constant)
+            value = _scalar_value(constant)
             if (
                 value is not None
                 and value <= MAX_MASKED_SCORE
-                and _same(_shape(inner), _shape(call))
+                and _is_same_shape(_shape(inner), _shape(call))
             ):
                 chain.biases.append(op.where(condition, *sides))
                 return inner
         return None
 
-    def leads_to_product(self, expr: RelayExpr) -> bool:
-        """Return whether there is a product behind operators that can be matched."""
+    def derives_from_product(self, expr: RelayExpr) -> bool:
+        """Return whether an expression derives from a batch_matmul through matchable operators."""
         stack = [expr]
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_MATCHED_OPERATORS):
             if not stack:
                 return False
             expr_below = stack.pop()
-            if _name(expr_below) == "nn.batch_matmul":
+            if _op_name(expr_below) == "nn.batch_matmul":
                 return True
-            if call := _call(expr_below, "reshape", "multiply", "divide", "add", "where"):
+            if call := _match_call(expr_below, "reshape", "multiply", "divide", "add", "where"):
                 stack.extend(call.args)
         return False
 
     # The operator.
 
-    def attention(self, product: Call) -> RelayExpr | None:
-        """Return the attention that ends in a product."""
-        if getattr(product.attrs, "transpose_a", False) or _kind(product).dtype != "float32":
+    def match_attention(self, product: Call) -> RelayExpr | None:
+        """Match the attention that ends in a product, and return the fused operator; None if there
+        is none.
+        """
+        if getattr(product.attrs, "transpose_a", False) or _tensor_type(product).dtype != "float32":
             return None
-        shares = self.shares(product)
-        matched = None if shares is None else self.scores(shares.softmax.args[0])
+        shares = self.match_probabilities(product)
+        matched = None if shares is None else self.match_scores(shares.softmax.args[0])
         if shares is None or matched is None:
             return None
         first, chain = matched
-        chain.empty, chain.nan_as_zero = shares.empty, shares.nan_as_zero
-        query = _Operand(first.args[0], _layout(first, "transpose_a"))
-        key = _Operand(first.args[1], _layout(first, "transpose_b", True))
-        value = _Operand(product.args[1], _layout(product, "transpose_b"))
-        if not _same(*([o.dims["n"] for o in pair] for pair in ((query, key), (key, value)))):
+        chain.empty_rows, chain.nan_as_zero = shares.empty_rows, shares.nan_as_zero
+        query = _AttentionOperand(first.args[0], _operand_layout(first, "transpose_a"))
+        key = _AttentionOperand(first.args[1], _operand_layout(first, "transpose_b", True))
+        value = _AttentionOperand(product.args[1], _operand_layout(product, "transpose_b"))
+        if not _is_same_shape(
+            *([o.dims["n"] for o in pair] for pair in ((query, key), (key, value)))
+        ):
             return None
-        return self.made(product, chain, query, key, value)
+        return self.build_attention(product, chain, query, key, value)
 
-    def made(self, product: Call, scores: _Scores, query: _Operand, key: _Operand,
-             value: _Operand) -> RelayExpr | None:  # fmt: skip
-        """Return the attention operator in the shape of the product."""
+    def build_attention(self, product: Call, scores: _ScoreChain, query: _AttentionOperand,
+                        key: _AttentionOperand,
+                        value: _AttentionOperand) -> RelayExpr | None:  # fmt: skip
+        """Build the attention operator, reshaped like the product."""
         operands = (query, key, value)
         total = query.dims["n"]
         for operand in operands:
-            operand.peel()
-        batch, heads = scores.shape[:2] if scores.shape else self._heads(operands, total)
-        if not all(joined_operand.split(batch, heads) for joined_operand in operands):
+            operand.absorb_transforms()
+        batch, heads = scores.shape[:2] if scores.shape else self._batch_and_heads(operands, total)
+        if not all(joined_operand.split_heads(batch, heads) for joined_operand in operands):
             return None
         # The kernel needs a static width, and has no factor for the values.
         if not isinstance(value.dims["d"], IntImm) or value.factor != 1.0:
             return None
         dims = (batch, heads, query.dims["s"], key.dims["s"])
-        bias = _bias(scores.biases, dims)
+        bias = _sum_biases(scores.biases, dims)
         if scores.biases and bias is None:
             return None
         layouts = (query.layout, key.layout, value.layout, "bhsd")
         scale = scores.scale * query.factor * key.factor
+        # Factors of the operands and of the scores are one scale.
         call = op.nn.attention(
             query.expr, key.expr, value.expr, bias, scale,
             layouts=layouts, nan_as_zero=scores.nan_as_zero,
         )  # fmt: skip
         call = call.with_fields(span=product.span)
         self.uses[call] = 1
-        result: RelayExpr = typed(call)
-        if scores.empty is not None:
-            zero = Constant(np.zeros((), _kind(product).dtype))
-            result = typed(op.where(scores.empty, zero, result))
+        result: RelayExpr = infer_new_types(call)
+        if scores.empty_rows is not None:
+            zero = Constant(np.zeros((), _tensor_type(product).dtype))
+            result = infer_new_types(op.where(scores.empty_rows, zero, result))
         return op.reshape(result, _shape(product), allowzero=True)
 
-    def _heads(self, operands: Sequence[_Operand], total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    def _batch_and_heads(
+        self, operands: Sequence[_AttentionOperand], total: PrimExpr
+    ) -> tuple[PrimExpr, PrimExpr]:
         for operand in operands:
             if "n" not in operand.layout:
                 return operand.dims["b"], operand.dims["h"]
         return total, const(1)
 
-    def turned(self, call: Call) -> RelayExpr | None:
-        """Return transpose(attention) as an attention that writes in that order."""
+    def fold_transpose(self, call: Call) -> RelayExpr | None:
+        """Fold a transpose of an attention's result into its output layout."""
         assert isinstance(call.attrs, TransposeAttrs)
         inner = call.args[0]
-        while (shaped := _call(inner, "reshape")) and self.is_own(shaped):
+        while (shaped := _match_call(inner, "reshape")) and self.has_single_use(shaped):
             inner = shaped.args[0]
-        if not (attention := _call(inner, "nn.attention")) or not self.is_own(attention):
+        if not (attention := _match_call(inner, "nn.attention")) or not self.has_single_use(
+            attention
+        ):
             return None
         assert isinstance(attention.attrs, attention_op.AttentionAttrs)
         layout, shape = attention.attrs.out_layout, _shape(attention)
         input_shape = _shape(call.args[0])
         letters = list(layout)
-        if layout == "bhsd" and _joins_heads(shape, input_shape):
+        if layout == "bhsd" and _is_head_merge(shape, input_shape):
             letters = ["bh", "s", "d"]
-        elif not _same(shape, input_shape):
+        elif not _is_same_shape(shape, input_shape):
             return None
-        order = [letters[i] for i in transposed_axes(call.attrs, len(letters))]
+        order = [letters[i] for i in normalize_transpose_axes(call.attrs, len(letters))]
         attrs = attention.attrs.with_fields(out_layout="".join(order))
-        relaid = typed(attention.with_fields(attrs=attrs))
+        relaid = infer_new_types(attention.with_fields(attrs=attrs))
         return relaid if len(order) == 4 else op.reshape(relaid, _shape(call), allowzero=True)
 
 
-def _layout(product: Call, flag: str, flipped: bool = False) -> str:
-    """Return the letters of an operand: its rows are queries or keys unless it is stored
-    transposed.
-    """
+def _operand_layout(product: Call, flag: str, flipped: bool = False) -> str:
+    """Return the axis letters of a product's operand, by whether it is stored transposed."""
     is_transposed = bool(getattr(product.attrs, flag, flipped))
     return "nsd" if is_transposed == flipped else "nds"
 
 
-def _bias(biases: Sequence[RelayExpr], dims: Shape) -> RelayExpr | None:
-    """Return the sum of all biases, of four axes; None if one does not broadcast to the scores."""
+def _sum_biases(biases: Sequence[RelayExpr], dims: TensorShape) -> RelayExpr | None:
+    """Return the sum of all biases with four axes, or None if one does not broadcast to
+    the scores.
+    """
     total: RelayExpr | None = None
     for bias in biases:
-        shape = list(_shape(typed(bias)))
+        shape = list(_shape(infer_new_types(bias)))
         batch, heads = dims[:2]
         # A first axis of batch * heads is split; one of 1 broadcasts as it is.
         if len(shape) == 3 and not is_const(simplify(batch * heads), 1):
-            is_joined = _same(shape[:1], [simplify(batch * heads)])
+            is_joined = _is_same_shape(shape[:1], [simplify(batch * heads)])
             shape[:1] = [batch, heads] if is_joined else shape[:1]
+        # Missing leading axes broadcast.
         shape = [const(1)] * (4 - len(shape)) + shape
         if not all(is_const(s, 1) or prove_equal(s, d) for s, d in zip(shape, dims, strict=True)):
             return None
         reshaped = op.reshape(bias, shape, allowzero=True) if len(_shape(bias)) < 4 else bias
         total = reshaped if total is None else op.add(total, reshaped)
-    return None if total is None else typed(total)
+    return None if total is None else infer_new_types(total)
 
 
 def fuse_attention(root: RelayExpr) -> RelayExpr:
-    """Return `root` with every attention as one operator. Needs checked types."""
-    return rewrite_graph(root, _Fuser(root).rewrite)
+    """Return `root` with every attention pattern fused. Needs checked types."""
+    return rewrite_graph(root, _AttentionFuser(root).rewrite)
 
 
 @module_pass(name="FuseAttention", opt_level=2, required=(InferType(),))
 def _fuse_attention(module: IRModule, context: PassContext) -> IRModule:
-    if not allows("fuse attention", context):
+    if not is_rewrite_allowed("fuse attention", context):
         return module
-    return map_functions(module, on_body(fuse_attention))
+    return map_functions(module, lift_body_rewrite(fuse_attention))
 
 
 def FuseAttention() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that fuses attention patterns into nn.attention."""
     return _fuse_attention

@@ -1,4 +1,4 @@
-"""Replace calls that a target cannot run by ones it can, by a table that users add to.
+"""Legalisation: replace calls that a target does not support, by registered per-operator rules.
 
     @register_legalize("nn.conv2d")
     def legalize_conv2d(attrs, inputs, types):
@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ekiden.ir.attrs import Attrs, own_attrs
+from ekiden.ir.attrs import Attrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, register_op_attr
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.unify import MismatchError, Unifier
 from ekiden.runtime.errors import CompileError, EkidenError
@@ -37,16 +37,17 @@ LEGALIZE_TABLE = "FTVMLegalize"
 def register_legalize(
     op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE_TABLE
 ) -> object:
-    """Give an operator a legalization, which is its attribute `table`; without one, a decorator.
+    """Register a legalisation of an operator under the attribute `table`; without one, return a
+    decorator.
 
     Raises KeyError when there is no such operator.
     """
     return register_op_attr(op_name, table, legal_op)
 
 
-def _rewrite(name: str, legalization: Legalization) -> Rewrite:
-    def rewrite(call: Call) -> RelayExpr | None:
-        """Return the legalization of a call.
+def _legalize_rewrite(name: str, legalization: Legalization) -> CallRewrite:
+    def legalize_call(call: Call) -> RelayExpr | None:
+        """Apply the legalisation to a call, and check the type of its result.
 
         Raises:
             CompileError: For a result that is no expression, or one of another type.
@@ -54,7 +55,8 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
         types = [*(a.checked_type for a in call.args), call.checked_type]
         where = f" ({call.span})" if call.span else ""
         try:
-            legal = legalization(own_attrs(call.attrs), call.args, types)
+            legal = legalization(unwrap_user_attrs(call.attrs), call.args, types)
+        # Our own errors already name the operator and its location.
         except EkidenError:
             raise
         except Exception as error:
@@ -66,19 +68,20 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
             raise CompileError(
                 f"{name}{where}: its legalization gave {legal!r:.100}, expected an expression"
             )
-        kind = _typed(legal).checked_type
+        # The rule is a user's: a result of another type would fail far from here.
+        kind = _infer_if_untyped(legal).checked_type
         try:
             Unifier().unify(call.checked_type, kind)
         except MismatchError:
-            mismatch = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
+            mismatch = f"expected {format_type(call.checked_type)}, got {format_type(kind)}"
             raise CompileError(f"{name}{where}: its legalization: {mismatch}") from None
         return legal
 
-    return rewrite
+    return legalize_call
 
 
-def _typed(expr: RelayExpr) -> RelayExpr:
-    """Return an expression whose parts have types, of whatever it is made."""
+def _infer_if_untyped(expr: RelayExpr) -> RelayExpr:
+    """Infer the types of an expression that has none yet."""
     if expr.checked_type_or_none() is None:
         infer_expr_type(expr)
     return expr
@@ -87,7 +90,7 @@ def _typed(expr: RelayExpr) -> RelayExpr:
 def Legalize(  # noqa: N802
     legalize_map_attr_name: str = LEGALIZE_TABLE, name: str = "Legalize", opt_level: int = 1
 ) -> Pass:
-    """Return the pass described at the top of this file, for one table.
+    """Return a pass that applies the legalisations of one table (TVM's Legalize).
 
     Args:
         legalize_map_attr_name: The table.
@@ -96,14 +99,14 @@ def Legalize(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Legalize each call of an operator in the table.
+        """Legalise each call of an operator in the table.
 
         The table is read when the pass runs, so that rules may be registered after it was created.
         """
         rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
         if not rows:
             return module
-        table = {name: _rewrite(name, legal) for name, legal in rows.items()}
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+        table = {name: _legalize_rewrite(name, legal) for name, legal in rows.items()}
+        return map_functions(module, lift_body_rewrite(lambda body: rewrite_calls(body, table)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -1,4 +1,5 @@
-"""Constants that passes merge into one: sums, products and quotients that keep their range.
+"""Range- and precision-preserving arithmetic on constants that passes merge: sums, products,
+quotients.
 
     x * 1e30 * 1e30  =  x * 1e60         of real numbers; of float32 the right side is x * inf
 
@@ -35,9 +36,8 @@ else:
     ml_dtypes = LazyModule("ml_dtypes")
 
 
-def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
-    """Return a + b, the constant of `x + (a + b)` for `(x + a) + b`; None where that leaves the
-    dtype's range, or where the two cancel.
+def fold_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
+    """Return a + b for folding `(x + a) + b`; None where the sum overflows or cancels.
 
     Args:
         terms: of a sum of many terms beside the constants, such as a convolution's, how large
@@ -45,77 +45,84 @@ def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
             constant that loses less than half of the significand's digits beside them is one of
             its terms.
     """
+    # Overflow is tested for below; NumPy's warnings would reach the user.
     with np.errstate(all="ignore"):
         total = np.asarray(a + b)
-    if not _is_finite(total, a, b):
+    if not _stays_finite(total, a, b):
         return None
-    return None if _cancels(total, a, b, terms) else total
+    return None if _has_cancellation(total, a, b, terms) else total
 
 
-def merged_product(a: Array, b: Array) -> Array | None:
-    """Return a * b, for a term `a` that is scaled by `b`; None where it leaves the range."""
+def fold_product(a: Array, b: Array) -> Array | None:
+    """Return a * b for a term `a` scaled by `b`; None where it overflows or underflows."""
     with np.errstate(all="ignore"):
         product = np.asarray(a * b)
-    return product if _is_finite(product, a, b) and not _loses_any(product, a, b) else None
+    return product if _stays_finite(product, a, b) and not _underflows(product, a, b) else None
 
 
-def merged_factor(a: Array, b: Array) -> Array | None:
-    """Return a * b, the factor of `x * (a * b)` for `(x * a) * b`; None where that leaves the
-    dtype's range, or where one of the two brings back into range what the other took out of it."""
-    if not _is_of_floats(a) or FloatTier.allowed() is FloatTier.FREE:
-        return merged_product(a, b)
+def fold_factors(a: Array, b: Array) -> Array | None:
+    """Return a * b for folding `(x * a) * b`; None where it leaves the range, or where the factors
+    compensate each other's overflow.
+    """
+    if not _is_floating(a) or FloatTier.allowed() is FloatTier.FREE:
+        return fold_product(a, b)
     with np.errstate(all="ignore"):
         sizes = [np.abs(np.asarray(factor)) for factor in (a, b)]
-        grow, shrink = (np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in GROWTH_TESTS)
+        grow, shrink = (
+            np.broadcast_arrays(*(test(s, 1) for s in sizes)) for test in MAGNITUDE_TESTS
+        )
     # Factors of opposite directions may go through inf or 0 where their product does not.
     is_one_way = bool(np.all((grow[0] & grow[1]) | (shrink[0] & shrink[1])))
-    return merged_product(a, b) if is_one_way else None
+    return fold_product(a, b) if is_one_way else None
 
 
-def merged_quotient(a: Array, b: Array) -> Array | None:
-    """Return a / b, for b without zeros; None where it leaves the range of full precision."""
+def fold_quotient(a: Array, b: Array) -> Array | None:
+    """Return a / b for non-zero b; None where it leaves the normal range."""
     with np.errstate(all="ignore"):
         quotient = np.asarray(a / b)
-        tiny = _tiny(quotient)
+        tiny = _smallest_normal(quotient)
         is_lost = (np.abs(quotient) < tiny) & (a != 0) & np.isfinite(b)
-    return quotient if _is_finite(quotient, a, b) and not np.any(is_lost) else None
+    return quotient if _stays_finite(quotient, a, b) and not np.any(is_lost) else None
 
 
-def scaled_terms(weight: Array, scale: Array) -> Array | None:
-    """Return weight * scale, whose elements are summed after they are multiplied by data.
+def scale_weights(weight: Array, scale: Array) -> Array | None:
+    """Return weight * scale for weights whose products with data are summed; None where the scaling
+    loses precision.
 
     A lost element is lost in the sum too where the rounding of the largest is more: a network of
     trained weights has channels that came close to 0.
     """
     with np.errstate(all="ignore"):
         product = np.asarray(weight * scale)
-        if not _is_finite(product, weight, scale):
+        if not _stays_finite(product, weight, scale):
             return None
-        loses_any = _loses_any(product, weight, scale)
+        loses_any = _underflows(product, weight, scale)
     if not loses_any:
         return product
+    # Elements that became too small do not matter beside a large term of the same sum.
     largest = float(np.max(np.abs(product)))
     return (
         product
-        if float(_tiny(product)) <= largest * float(ml_dtypes.finfo(product.dtype).eps)
+        if float(_smallest_normal(product)) <= largest * float(ml_dtypes.finfo(product.dtype).eps)
         else None
     )
 
 
-GROWTH_TESTS = (np.greater_equal, np.less_equal)
+MAGNITUDE_TESTS = (np.greater_equal, np.less_equal)
 """Whether a factor grows what it scales, and whether it shrinks it; that of 1 does both."""
 
 
-def _is_of_floats(value: Array) -> bool:
-    """Return whether a constant rounds: integers and bools do not."""
+def _is_floating(value: Array) -> bool:
+    """Return whether a constant is of a rounding dtype (not integer or bool)."""
     name = str(value.dtype)
     return is_float(name) or name in SMALL_FLOATS
 
 
-def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
-    """Return whether a + b is smaller than a part of it, so that the program as it is written
-    rounds more than one that adds `total` does."""
-    if not _is_of_floats(total) or FloatTier.allowed() is FloatTier.FREE:
+def _has_cancellation(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
+    """Return whether a + b is smaller than one of its terms (cancellation), so that folding changes
+    the rounding.
+    """
+    if not _is_floating(total) or FloatTier.allowed() is FloatTier.FREE:
         return False
     size_a, size_b, size = (np.abs(np.asarray(value)) for value in (a, b, total))
     if terms is not None:
@@ -129,8 +136,8 @@ def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
 # element beyond that is one of few.
 
 
-def _is_finite(result: Array, a: Array, b: Array) -> bool:
-    """Return whether a result is finite wherever its operands are."""
+def _stays_finite(result: Array, a: Array, b: Array) -> bool:
+    """Return whether a result is finite wherever both operands are."""
     strange = ~np.isfinite(result)
     if not strange.any():
         return True
@@ -138,11 +145,9 @@ def _is_finite(result: Array, a: Array, b: Array) -> bool:
     return not np.any(np.isfinite(own_a) & np.isfinite(own_b))
 
 
-def _loses_any(product: Array, a: Array, b: Array) -> bool:
-    """Return whether a product left the numbers of full precision, and is smaller than both
-    operands.
-    """
-    tiny = _tiny(product)
+def _underflows(product: Array, a: Array, b: Array) -> bool:
+    """Return whether a product underflows to subnormals although both operands are larger."""
+    tiny = _smallest_normal(product)
     small = np.abs(product) < tiny
     if not small.any():
         return False
@@ -151,8 +156,8 @@ def _loses_any(product: Array, a: Array, b: Array) -> bool:
     return bool(np.any((np.abs(product[small]) < smaller) & (smaller != 0)))
 
 
-def _tiny(like: Array) -> Array:
-    """Return the smallest positive number of full precision; 0 where all numbers are exact."""
+def _smallest_normal(like: Array) -> Array:
+    """Return the smallest normal number of the dtype; 0 for exact dtypes."""
     if np.issubdtype(like.dtype, np.integer) or like.dtype == bool:
         return np.asarray(0, like.dtype)
     return np.asarray(ml_dtypes.finfo(like.dtype).tiny, like.dtype)

@@ -1,4 +1,4 @@
-"""Convolutions over one axis as convolutions over two, of height 1, which have kernels.
+"""Convert 1-D convolutions to 2-D convolutions of height 1, which have kernels.
 
 nn.conv1d(%x, W)   ->   squeeze(nn.conv2d(expand_dims(%x, axis=2), W', NCHW), axis=[2])
 """
@@ -13,7 +13,7 @@ from ekiden.ir.op import get
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv1DAttrs, Conv1DTransposeAttrs, ConvAttrs
-from ekiden.relay.transform.language.scopes import infer_here
+from ekiden.relay.transform.language.scopes import infer_local_type
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv
@@ -21,42 +21,44 @@ else:
     conv = LazyModule("ekiden.relay.op.nn.conv")
 
 
-def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
-    """Return the operand with a new axis of extent 1."""
+def _insert_height_axis(operand: RelayExpr, axis: int) -> RelayExpr:
+    """Insert a unit height axis into an operand."""
     if isinstance(operand, Constant):
         shape = operand.data.shape
         reshaped = operand.data.reshape(*shape[:axis], 1, *shape[axis:])
-        return infer_here(Constant(reshaped, span=operand.span))
-    return infer_here(op.expand_dims(operand, axis))
+        return infer_local_type(Constant(reshaped, span=operand.span))
+    return infer_local_type(op.expand_dims(operand, axis))
 
 
-def over_two_axes(call: Call) -> Call | None:
-    """Return a convolution over one axis as one over two, with its height; None for other
+def conv1d_to_conv2d(call: Call) -> Call | None:
+    """Return a 1-D convolution as the equivalent 2-D convolution of height 1; None for other
     operators.
 
     Needs the types of the operands; the result is typed.
     """
     attrs = call.attrs
     if isinstance(attrs, Conv1DTransposeAttrs):
-        conv_call = Call(get("nn.conv2d_transpose"), call.args, conv.as_conv2d_transpose(attrs))
+        conv_call = Call(
+            get("nn.conv2d_transpose"), call.args, conv.conv1d_transpose_to_conv2d_attrs(attrs)
+        )
     elif isinstance(attrs, Conv1DAttrs):
-        conv_call = Call(get("nn.conv2d"), call.args, conv.as_conv2d(attrs))
+        conv_call = Call(get("nn.conv2d"), call.args, conv.conv1d_to_conv2d_attrs(attrs))
     else:
         return None
     layouts = (attrs.data_layout, attrs.kernel_layout)
-    args = [_with_height(a, at.index("W")) for a, at in zip(call.args, layouts, strict=True)]
+    args = [_insert_height_axis(a, at.index("W")) for a, at in zip(call.args, layouts, strict=True)]
     wide = conv_call.with_fields(args=tuple(args), span=call.span)
-    typed_call = infer_here(wide)
+    typed_call = infer_local_type(wide)
     assert isinstance(typed_call, Call)
     return typed_call
 
 
-def without_height(result: RelayExpr, call: Call) -> RelayExpr:
-    """Return the result of `over_two_axes(call)` in the shape of the call's result."""
+def squeeze_height(result: RelayExpr, call: Call) -> RelayExpr:
+    """Squeeze the height axis from the 2-D result to the 1-D call's shape."""
     attrs = call.attrs
     assert isinstance(attrs, ConvAttrs)
     axis = (attrs.out_layout or attrs.data_layout).index("W")
-    return infer_here(op.squeeze(result, [axis]))
+    return infer_local_type(op.squeeze(result, [axis]))
 
 
-__all__ = ["over_two_axes", "without_height"]
+__all__ = ["conv1d_to_conv2d", "squeeze_height"]

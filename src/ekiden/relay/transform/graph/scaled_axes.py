@@ -1,4 +1,4 @@
-"""Scales along axes, as ForwardFoldScaleAxis and BackwardFoldScaleAxis share them.
+"""Channel axes and per-channel scales, shared by ForwardFoldScaleAxis and BackwardFoldScaleAxis.
 
 A scale s of the channels of x [n, c, h, w] occurs in a program as multiply(x, s'), s' [c, 1, 1].
 Through what is linear in its data it moves: conv2d(x * s', w) = conv2d(x, w * s), and conv2d(x, w)
@@ -14,39 +14,37 @@ import numpy as np
 from ekiden.arith import prove_equal
 from ekiden.ir.dtype import is_float
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.op import Array, Linear
+from ekiden.ir.op import Array, LinearForm
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Var
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.fold_scale_axis import row_of, same_shape
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.fold_scale_axis import is_same_shape, op_definition_of
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Axes = tuple[int, ...]
+AxisIndices = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """Factor for each channel: with one axis for each axis of channels, and its value where that is
-    known.
-    """
+class ChannelScale:
+    """Per-channel factor with one axis per channel axis, and its constant value where known."""
 
     expr: RelayExpr
     value: Array | None
 
     @property
     def is_positive(self) -> bool:
-        """Return whether it is known to be above 0 everywhere."""
+        """Return whether the factor is known to be positive in all channels."""
         return self.value is not None and bool(np.all(self.value > 0))
 
     @property
     def is_divisor(self) -> bool:
-        """Return whether it is known to be 0 nowhere."""
+        """Return whether the factor is known to be non-zero in all channels."""
         return self.value is not None and bool(np.all(self.value != 0))
 
-    def along(self, like: RelayExpr, axes: Axes) -> Scale:
-        """Return the factors along axes of an expression, shaped to be multiplied with it."""
+    def reshape_along(self, like: RelayExpr, axes: AxisIndices) -> ChannelScale:
+        """Return the factor reshaped to broadcast along the given axes of an expression."""
         kind = like.checked_type
         assert isinstance(kind, TensorType)
         sizes = [d.value if isinstance(d, IntImm) else 1 for d in kind.shape]
@@ -58,15 +56,16 @@ class Scale:
         elif behind:
             shaped = op.expand_dims(shaped, 1, behind)
         value = None if self.value is None else self.value.reshape(shape)
-        return Scale(typed(shaped), value)
+        return ChannelScale(infer_new_types(shaped), value)
 
 
-Merge = Callable[[Array, Array], Array | None]
-"""merged_product or scaled_terms."""
+ConstantProduct = Callable[[Array, Array], Array | None]
+"""fold_product or scale_weights."""
 
 
-def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
-    """Return `data` times a scale that is along its axes.
+def apply_scale(data: RelayExpr, scale: ChannelScale, merge: ConstantProduct) -> RelayExpr | None:
+    """Multiply data by a scale that broadcasts to it; constants are folded, None where that leaves
+    the range.
 
     It is a constant where both are, None where that leaves the range of its dtype.
     """
@@ -76,10 +75,12 @@ def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
     return op.multiply(data, scale.expr)
 
 
-def constant_of(expr: RelayExpr) -> Array | None:
-    """Return the value of a constant, or of a reshaped one."""
+def constant_value(expr: RelayExpr) -> Array | None:
+    """Return the value of a constant or of a reshaped constant, or None."""
     shapes: list[Call] = []
-    while isinstance(expr, Call) and (row := row_of(expr)) is not None and row.reshape_only:
+    while (
+        isinstance(expr, Call) and (row := op_definition_of(expr)) is not None and row.reshape_only
+    ):
         shapes.append(expr)
         expr = expr.args[0]
     if not isinstance(expr, Constant):
@@ -95,56 +96,59 @@ def constant_of(expr: RelayExpr) -> Array | None:
     return value
 
 
-def scale_of(factor: RelayExpr, like: TensorType, axes: Axes) -> Scale | None:
-    """Return the scale that a factor of a tensor is along its axes.
+def match_channel_scale(
+    factor: RelayExpr, like: TensorType, axes: AxisIndices
+) -> ChannelScale | None:
+    """Return the per-channel scale that a factor of a tensor represents along its axes, or None.
 
     Returns:
         None where it varies along others, too, or is neither a constant nor a name.
     """
-    value, kind = constant_of(factor), factor.checked_type
+    value, kind = constant_value(factor), factor.checked_type
     if value is None and not isinstance(factor, Var):
         return None
     assert isinstance(kind, TensorType)
     sizes = [like.shape[axis] for axis in axes]
     if value is not None and value.size == 1:
+        # A single number is written out for each channel, whose count must be known.
         if any(not isinstance(size, IntImm) for size in sizes):
             return None
         filled = np.full([int(size) for size in sizes], value.reshape(()), value.dtype)  # type: ignore[call-overload]
-        return Scale(typed(Constant(filled)), filled)
+        return ChannelScale(infer_new_types(Constant(filled)), filled)
     base = len(like.shape) - len(kind.shape)
     if base > axes[0] or base < 0:
         return None
     other_axes = [i for i in range(len(kind.shape)) if i + base not in axes]
     is_fit = all(prove_equal(kind.shape[axis - base], like.shape[axis]) for axis in axes)
-    if not is_fit or any(not _is_one(kind.shape[i]) for i in other_axes):
+    if not is_fit or any(not _is_unit_extent(kind.shape[i]) for i in other_axes):
         return None
-    squeezed = typed(op.squeeze(factor, other_axes)) if other_axes else factor
-    return Scale(squeezed, None if value is None else value.squeeze(tuple(other_axes)))
+    squeezed = infer_new_types(op.squeeze(factor, other_axes)) if other_axes else factor
+    return ChannelScale(squeezed, None if value is None else value.squeeze(tuple(other_axes)))
 
 
-def _is_one(size: object) -> bool:
+def _is_unit_extent(size: object) -> bool:
     return isinstance(size, IntImm) and size.value == 1
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
-    """Axes of channels of a product: those it reads, those it writes, and both in its weight."""
+class ChannelAxes:
+    """Channel axes of a product: in its data, in its result, and of both in its weight."""
 
-    read: Axes
-    read_in_weight: Axes
-    written: Axes
-    written_in_weight: Axes
+    read: AxisIndices
+    weight_input_axes: AxisIndices
+    output_axes: AxisIndices
+    weight_output_axes: AxisIndices
     groups: int = 1
     """Parts of the channels read, of which each group of those written has one."""
 
-    def scaled_as_read(self, weight: RelayExpr, scale: Scale) -> Scale:
-        """Return a scale of the channels read, along the weight."""
+    def input_scale_along_weight(self, weight: RelayExpr, scale: ChannelScale) -> ChannelScale:
+        """Return an input-channel scale reshaped along the weight."""
         if self.groups == 1:
-            return scale.along(weight, self.read_in_weight)
+            return scale.reshape_along(weight, self.weight_input_axes)
         kind = weight.checked_type
         assert isinstance(kind, TensorType)
         sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
-        (i,), (o,) = self.read_in_weight, self.written_in_weight
+        (i,), (o,) = self.weight_input_axes, self.weight_output_axes
         group_shape = (self.groups, 1, sizes[i])
         # Each output channel reads the inputs of its own group only.
         repeated = op.repeat(op.reshape(scale.expr, group_shape), sizes[o] // self.groups, 1)
@@ -152,18 +156,17 @@ class Channels:
         value = scale.value
         if value is not None:
             value = value.reshape(group_shape).repeat(sizes[o] // self.groups, 1).reshape(shape)
-        return Scale(typed(op.reshape(repeated, shape)), value)
+        return ChannelScale(infer_new_types(op.reshape(repeated, shape)), value)
 
 
-def channels_of(call: RelayExpr) -> Channels | None:
-    """Return the axes of channels of a convolution or a dense layer of floats; None of anything
-    else.
-    """
-    row = row_of(call)
+def channel_axes_of(call: RelayExpr) -> ChannelAxes | None:
+    """Return the channel axes of a float convolution or dense layer, or None."""
+    row = op_definition_of(call)
     if row is None or row.channels is None or not isinstance(call, Call):
         return None
     kind, weight = call.checked_type, call.args[1].checked_type
     assert isinstance(kind, TensorType) and isinstance(weight, TensorType)
+    # An integer weight cannot hold its product with a scale.
     if not is_float(kind.dtype) or kind.dtype != weight.dtype:
         return None
     layout, kernel = (getattr(call.attrs, n, None) for n in ("data_layout", "kernel_layout"))
@@ -171,34 +174,34 @@ def channels_of(call: RelayExpr) -> Channels | None:
         last = len(kind.shape) - 1
         plain = not getattr(call.attrs, "transpose_a", False)
         is_dense = plain and row.channels == (-1, 0) and getattr(call.attrs, "transpose_b", True)
-        return Channels((last,), (1,), (last,), (0,)) if is_dense else None
+        return ChannelAxes((last,), (1,), (last,), (0,)) if is_dense else None
     out = getattr(call.attrs, "out_layout", "") or layout
-    read, written = _axes_named(layout, "C"), _axes_named(out, "C")
-    o, i = _axes_named(kernel, "O"), _axes_named(kernel, "I")
-    if len(_letters(kernel)) != len(weight.shape) or not (len(o) == len(written) == len(read)):
+    read, written = _axes_of_letter(layout, "C"), _axes_of_letter(out, "C")
+    o, i = _axes_of_letter(kernel, "O"), _axes_of_letter(kernel, "I")
+    if len(_axis_letters(kernel)) != len(weight.shape) or not (len(o) == len(written) == len(read)):
         return None
     if row.channels[1] != 0 or len(i) != len(read):  # the weight of a transposed convolution
         return None
     groups = int(getattr(call.attrs, "groups", 1))
     if groups == 1:
-        return Channels(read, i, written, o)
+        return ChannelAxes(read, i, written, o)
     # In a depthwise weight the input channels run along O.
     if _is_depthwise(call, read, written):
-        return Channels(read, o, written, o)
+        return ChannelAxes(read, o, written, o)
     is_plain = o < i and len(o) == 1 and all(isinstance(d, IntImm) for d in weight.shape)
-    return Channels(read, i, written, o, groups) if is_plain else None
+    return ChannelAxes(read, i, written, o, groups) if is_plain else None
 
 
-def _letters(layout: str) -> list[str]:
+def _axis_letters(layout: str) -> list[str]:
     return [letter for letter in layout if letter.isalpha()]
 
 
-def _axes_named(layout: str, name: str) -> Axes:
-    return tuple(n for n, letter in enumerate(_letters(layout)) if letter.upper() == name)
+def _axes_of_letter(layout: str, name: str) -> AxisIndices:
+    return tuple(n for n, letter in enumerate(_axis_letters(layout)) if letter.upper() == name)
 
 
-def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
-    """Return whether there is a group for each channel that is read, and one result of each."""
+def _is_depthwise(call: Call, read: AxisIndices, written: AxisIndices) -> bool:
+    """Return whether each input channel forms a group with one output channel."""
     data, kind = call.args[0].checked_type, call.checked_type
     assert isinstance(data, TensorType) and isinstance(kind, TensorType)
     sizes = [[t.shape[a] for a in axes] for t, axes in ((data, read), (kind, written))]
@@ -208,19 +211,19 @@ def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
     return is_known and all(int(np.prod(n)) == groups for n in numbers)
 
 
-def data_arguments(call: RelayExpr, axes: Axes) -> list[int]:
-    """Return the arguments of a sum or product that have its shape, where the other varies along
-    `axes` alone (or is as large, then it is both).
+def data_argument_indices(call: RelayExpr, axes: AxisIndices) -> list[int]:
+    """Return the indices of a sum's or product's arguments that have the result's shape, where the
+    other varies along `axes` alone.
     """
-    row = row_of(call)
-    if row is None or row.linear is Linear.NO or not isinstance(call, Call):
+    row = op_definition_of(call)
+    if row is None or row.linear is LinearForm.NO or not isinstance(call, Call):
         return []
     kind = call.checked_type
     assert isinstance(kind, TensorType)
     same_shaped = [
         i
         for i, arg in enumerate(call.args[:2])
-        if isinstance(arg.checked_type, TensorType) and same_shape(kind, arg.checked_type)
+        if isinstance(arg.checked_type, TensorType) and is_same_shape(kind, arg.checked_type)
     ]
     if not is_float(kind.dtype) or len(same_shaped) == 2 or not same_shaped:
         return same_shaped if is_float(kind.dtype) else []
@@ -229,8 +232,10 @@ def data_arguments(call: RelayExpr, axes: Axes) -> list[int]:
     return same_shaped if varies_along(call, same_shaped[0], axes) else []
 
 
-def varies_along(call: Call, at: int, axes: Axes) -> bool:
-    """Return whether the argument beside number `at` varies along `axes` of the result alone."""
+def varies_along(call: Call, at: int, axes: AxisIndices) -> bool:
+    """Return whether the argument other than number `at` varies along `axes` of the result
+    alone.
+    """
     kind, addend_type = call.checked_type, call.args[1 - at].checked_type
     assert isinstance(kind, TensorType) and isinstance(addend_type, TensorType)
     if (bias_axis := getattr(call.attrs, "axis", None)) is not None:  # a bias along an axis
@@ -239,16 +244,16 @@ def varies_along(call: Call, at: int, axes: Axes) -> bool:
     return all(
         axis >= base and prove_equal(addend_type.shape[axis - base], kind.shape[axis])
         for axis in axes
-    ) and all(_is_one(d) for i, d in enumerate(addend_type.shape) if i + base not in axes)
+    ) and all(_is_unit_extent(d) for i, d in enumerate(addend_type.shape) if i + base not in axes)
 
 
-def scale_of_addend(call: Call, at: int, scale: Scale, axes: Axes) -> Scale:
-    """Return a scale of the data of a sum, shaped for the argument beside number `at`."""
+def scale_for_addend(call: Call, at: int, scale: ChannelScale, axes: AxisIndices) -> ChannelScale:
+    """Return a data scale reshaped for the argument other than number `at`."""
     if getattr(call.attrs, "axis", None) is not None:
         return scale
-    return scale.along(call, axes)
+    return scale.reshape_along(call, axes)
 
 
-def same_axes(candidates: Sequence[Axes]) -> bool:
-    """Return whether all are equal."""
+def are_all_equal(candidates: Sequence[AxisIndices]) -> bool:
+    """Return whether all candidates are equal."""
     return len(set(candidates)) == 1

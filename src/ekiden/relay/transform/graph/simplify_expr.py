@@ -1,4 +1,4 @@
-"""Algebraic simplification (simplify_rules.py), inner expressions first, until no rule applies.
+"""Algebraic simplification by the rules of simplify_rules.py, bottom-up to a fixed point.
 
     divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
     transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
@@ -20,41 +20,42 @@ from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.simplify_rules import RULES, Rule
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.simplify_rules import SIMPLIFY_RULES, RewriteRule
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.runtime.errors import TypeInferenceError
 
-MAX_STEPS = 100
+MAX_RULE_APPLICATIONS = 100
 """Rules applied to one expression one after the other, before giving up on more."""
 
 
-def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
-    """Return the simplified expression. Needs checked types."""
-    by_name: dict[str, list[Rule]] = {}
+def simplify_expr(root: RelayExpr, rules: Sequence[RewriteRule] = SIMPLIFY_RULES) -> RelayExpr:
+    """Return the expression simplified by the rules. Needs checked types."""
+    # Rules are looked up by their root operator: trying all of them would dominate.
+    by_name: dict[str, list[RewriteRule]] = {}
     for rule in rules:
         by_name.setdefault(rule.root, []).append(rule)
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Apply rules until none applies, at most MAX_STEPS.
+    def apply_rules(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Apply rules to a node until none matches, at most MAX_STEPS times.
 
         New expressions inside of a result are simplified too, before the next rule is tried.
         """
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_RULE_APPLICATIONS):
             simplified = _apply_first_rule(new, by_name)
             if simplified is None:
                 break
-            new = _simplify_new_args(typed(simplified), new, by_name)
+            new = _simplify_new_args(infer_new_types(simplified), new, by_name)
         return new
 
-    return rewrite_graph(root, rewrite)
+    return rewrite_graph(root, apply_rules)
 
 
 def _simplify_new_args(
-    result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]
+    result: RelayExpr, old: RelayExpr, by_name: dict[str, list[RewriteRule]]
 ) -> RelayExpr:
-    """Simplify the arguments that a rule created, by one step each.
+    """Simplify the arguments that a rule created, by one rule application each.
 
     Arguments that it took over are simplified already. Without this (x + 1) + 2 would end as x + (1
     + 2).
@@ -65,38 +66,40 @@ def _simplify_new_args(
     args = [a if id(a) in old_args else _apply_first_rule(a, by_name) or a for a in result.args]
     if all(map(operator.is_, args, result.args)):
         return result
-    return typed(result.with_fields(args=tuple(args)))
+    return infer_new_types(result.with_fields(args=tuple(args)))
 
 
-def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
-    """Apply the first rule that matches an expression; None if there is none."""
+def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[RewriteRule]]) -> RelayExpr | None:
+    """Apply the first matching rule to an expression, or return None."""
     if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
         return expr.tuple_value.fields[expr.index]
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     for rule in by_name.get(expr.op.name, ()):
         result = rule.apply(expr)
-        if result is not None and _has_type_of(result, expr):
+        # A rule whose result has another type does not apply.
+        if result is not None and _preserves_type(result, expr):
             return result
     return None
 
 
-def _has_type_of(result: RelayExpr, expr: RelayExpr) -> bool:
+def _preserves_type(result: RelayExpr, expr: RelayExpr) -> bool:
     try:
-        return structural_equal(typed(result).checked_type, expr.checked_type)
+        # A rule may narrow a shape or change a dtype in corner cases; such results are discarded.
+        return structural_equal(infer_new_types(result).checked_type, expr.checked_type)
     except TypeInferenceError:
         return False
 
 
 def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that applies algebraic simplification rules (TVM's SimplifyExpr)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Simplify the functions of a module by the rules of the tiers that are allowed."""
+        """Simplify a module's functions by the rules of the allowed floating-point tiers."""
         allowed = FloatTier.allowed(context)
         if exact and allowed is not FloatTier.FREE:
             allowed = FloatTier.EXACT
-        rules = [rule for rule in RULES if rule.tier <= allowed]
-        return map_functions(module, on_body(lambda body: simplify_expr(body, rules)))
+        rules = [rule for rule in SIMPLIFY_RULES if rule.tier <= allowed]
+        return map_functions(module, lift_body_rewrite(lambda body: simplify_expr(body, rules)))
 
     return Pass("SimplifyExpr", transform, 0, (InferType(),))

@@ -1,5 +1,5 @@
-"""Replacement of operators that inference does not need in full, or that have no kernels of their
-own.
+"""Simplify training operators for inference: batch_norm and dropout; unpack blocked convolution
+layouts.
 
     nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
                                               with s = g / sqrt(var + epsilon)
@@ -20,9 +20,9 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, TupleGetItem, const
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv3DAttrs
-from ekiden.relay.transform.graph.float_rewrites import allows
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.conv as conv
@@ -32,14 +32,15 @@ else:
     conv = LazyModule("ekiden.relay.op.nn.conv")
 
 
-def _is_call(expr: RelayExpr, name: str) -> bool:
+def _is_call_of(expr: RelayExpr, name: str) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == name
 
 
-def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
+def _expand_batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     attrs = call.attrs
     assert isinstance(attrs, norm.BatchNormAttrs)
     data, gamma, beta, mean, var = call.args
+    # Statistics are constants in inference, so scale and shift fold to one constant each.
     scale = op.divide(const(1.0, dtype), op.sqrt(op.add(var, const(attrs.epsilon, dtype))))
     if attrs.scale:
         scale = op.multiply(scale, gamma)
@@ -53,10 +54,10 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
 
 
 def _unblock_layout(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
-    """Return a convolution in a blocked layout, or with another result layout, as a plain one
-    between layout transforms.
+    """Rewrite a convolution with blocked or differing layouts as a plain one between layout
+    transforms.
     """
-    plain = conv.plain_conv(attrs)
+    plain = conv.unblocked_conv_attrs(attrs)
     if plain is None:
         return call
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
@@ -69,27 +70,32 @@ def _transform_layout(data: RelayExpr, source: str, target: str) -> RelayExpr:
     return data if source == target else op.layout_transform(data, source, target)
 
 
-def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+def _simplify_node(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if isinstance(new, Call) and isinstance(new.attrs, (Conv2DAttrs, Conv3DAttrs)):
         return _unblock_layout(new, new.attrs)
+    # The other results are statistics for training.
     if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
         return new
     call = new.tuple_value
-    if _is_call(call, "nn.dropout"):
+    if _is_call_of(call, "nn.dropout"):
         return call.args[0]
-    if _is_call(call, "nn.batch_norm") and allows("normalise by a factor"):
+    if _is_call_of(call, "nn.batch_norm") and is_rewrite_allowed("normalise by a factor"):
         assert isinstance(old, TupleGetItem)
         kind = old.checked_type
         assert isinstance(kind, TensorType)
-        return _batch_norm(call, len(kind.shape), kind.dtype)
+        return _expand_batch_norm(call, len(kind.shape), kind.dtype)
     return new
 
 
 @module_pass(name="SimplifyInference", required=(InferType(),))
 def _simplify_inference(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(lambda body: rewrite_graph(body, _rewrite)))
+    return map_functions(
+        module, lift_body_rewrite(lambda body: rewrite_graph(body, _simplify_node))
+    )
 
 
 def SimplifyInference() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that simplifies batch_norm and dropout for inference (TVM's
+    SimplifyInference).
+    """
     return _simplify_inference

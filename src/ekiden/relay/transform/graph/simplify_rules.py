@@ -1,4 +1,4 @@
-"""Rules of SimplifyExpr, as data.
+"""Rewrite rules of SimplifyExpr, as tables of equations.
 
 Equations are read literally: a name is any expression (the same in both places), a name that starts
 with `c` a constant, a number a constant all of whose elements are that number. What an equation
@@ -33,7 +33,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import int_range, is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.float_tier import FloatTier
-from ekiden.ir.op import OPS, Linear, Op, Transposes
+from ekiden.ir.op import OPS, LinearForm, Op, TransposeRule
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -47,9 +47,12 @@ from ekiden.relay.dataflow_pattern.pattern import (
     wildcard,
 )
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
-from ekiden.relay.transform.graph.merged_constants import merged_factor, merged_sum
-from ekiden.relay.transform.graph.row_indices import gather_to_take, scatter_to_scatter_nd
+from ekiden.relay.op.transform import TransposeAttrs, normalize_transpose_axes
+from ekiden.relay.transform.graph.merged_constants import fold_factors, fold_sum
+from ekiden.relay.transform.graph.row_indices import (
+    rewrite_gather_as_take,
+    rewrite_scatter_as_scatter_nd,
+)
 from ekiden.topi.dimensions import as_dim, as_shape
 
 if TYPE_CHECKING:
@@ -59,13 +62,13 @@ else:
     slices = LazyModule("ekiden.relay.op.slice")
     pad = LazyModule("ekiden.relay.op.nn.padding")
 
-Make = Callable[[NodeMap], RelayExpr | None]
-CompiledRule = tuple[DFPattern, Make]
+ReplacementBuilder = Callable[[NodeMap], RelayExpr | None]
+CompiledRule = tuple[DFPattern, ReplacementBuilder]
 """A rule's pattern, and what it makes of a match."""
 
 
-class Rule:
-    """Rewrite rule: calls of `root` that match its pattern are replaced.
+class RewriteRule:
+    """Rewrite rule for calls of the operator `root`.
 
     Pattern and replacement are built when all operators of the left side are loaded: no other
     program has calls of them, and those that an equation names would load for nothing. `tier` says
@@ -87,7 +90,7 @@ class Rule:
         self._written: CompiledRule | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
-        """Return the replacement of a call of `root`; None where the rule does not apply."""
+        """Return the replacement of a call, or None where the rule does not match."""
         if self._written is None:
             # A program without these operators has no call that matches.
             if not all(map(OPS.has, self._operators)):
@@ -155,8 +158,8 @@ FREE_EQUATIONS = (
 # fmt: on
 
 
-class _Equation:
-    """Equation: one side as a pattern, the other as an expression over what it matched."""
+class _EquationRule:
+    """Rule from an equation: the left side as a pattern, the right side as its replacement."""
 
     def __init__(self, text: str) -> None:
         lhs, rhs = text.split(" = ")
@@ -164,67 +167,68 @@ class _Equation:
         self._numbers: list[tuple[DFPattern, int | float]] = []
         self._right = ast.parse(rhs, mode="eval").body
         tree = ast.parse(lhs, mode="eval").body
-        self.pattern = self._pattern(tree)
+        self.pattern = self._build_pattern(tree)
 
-    def _pattern(self, tree: ast.expr) -> DFPattern:
+    def _build_pattern(self, tree: ast.expr) -> DFPattern:
         if isinstance(tree, ast.Call):
-            return is_op(ast.unparse(tree.func))(*map(self._pattern, tree.args))
+            return is_op(ast.unparse(tree.func))(*map(self._build_pattern, tree.args))
         if isinstance(tree, ast.Name):
             fresh = is_constant() if tree.id.startswith("c") else wildcard()
             return self._names.setdefault(tree.id, fresh)
-        number = PredicatePattern(_is_number)
+        number = PredicatePattern(_may_be_uniform)
         self._numbers.append((number, ast.literal_eval(tree)))
         return number
 
-    def make(self, match: NodeMap) -> RelayExpr | None:
-        """Return the other side, unless a constant is not the number that it should be."""
+    def build_replacement(self, match: NodeMap) -> RelayExpr | None:
+        """Build the right side for a match; None unless all constants have the equation's
+        values.
+        """
         # Patterns only match the kind of node; the value is tested once the match is complete.
-        if not all(_is_filled(match[p][0], value) for p, value in self._numbers):
+        if not all(_is_filled_with(match[p][0], value) for p, value in self._numbers):
             return None
-        return self._expression(self._right, match)
+        return self._build_expression(self._right, match)
 
-    def _expression(self, tree: ast.expr, match: NodeMap) -> RelayExpr | None:
+    def _build_expression(self, tree: ast.expr, match: NodeMap) -> RelayExpr | None:
         if isinstance(tree, ast.Name):
             return match[self._names[tree.id]][0]
         if isinstance(tree, ast.Call):
-            args = [self._expression(a, match) for a in tree.args]
+            args = [self._build_expression(a, match) for a in tree.args]
             built_args = tuple(a for a in args if a is not None)
             new_call = Call(op.get(ast.unparse(tree.func)), built_args)
-            return _folded(new_call) if len(built_args) == len(args) else None
+            return _fold_constant_call(new_call) if len(built_args) == len(args) else None
         some = next(iter(self._names.values()))
         kind = match[some][0].checked_type
         assert isinstance(kind, TensorType)
         return const(ast.literal_eval(tree), kind.dtype)
 
 
-def _folded(call: Call) -> RelayExpr | None:
-    """Compute a call of constants; None where the result leaves its dtype's range."""
+def _fold_constant_call(call: Call) -> RelayExpr | None:
+    """Fold a call of constants; None where the result leaves its dtype's range."""
     assert isinstance(call.op, Op)
     row = call.op.definition
     values = [a.data for a in call.args if isinstance(a, Constant)]
     if len(values) < len(call.args):
         return call
-    if row.linear is Linear.NO:
+    if row.linear is LinearForm.NO:
         if row.reference is None:
             return call
         return Constant(np.asarray(row.reference(call.attrs, *values)))
     lhs, rhs = values
-    if row.linear is Linear.SCALES:
-        merged = merged_factor(lhs, rhs)
+    if row.linear is LinearForm.SCALES:
+        merged = fold_factors(lhs, rhs)
     else:
-        merged = merged_sum(lhs, -rhs if row.linear is Linear.SHIFTS_BACK else rhs)
+        merged = fold_sum(lhs, -rhs if row.linear is LinearForm.SHIFTS_BACK else rhs)
     return None if merged is None else Constant(merged)
 
 
-def _is_number(expr: RelayExpr) -> bool:
-    """Return whether every element may be one number: of a constant, or known of a call."""
-    return isinstance(expr, Constant) or _number_of(expr) is not None
+def _may_be_uniform(expr: RelayExpr) -> bool:
+    """Return whether all elements may be equal: a constant, or a call that fills its result."""
+    return isinstance(expr, Constant) or _fill_value(expr) is not None
 
 
-def _is_filled(expr: RelayExpr, value: int | float) -> bool:
-    """Return whether every element is a number; of a 0 that is written as a float, with its sign
-    where the elements' dtype has one."""
-    number = _number_of(expr) or expr
+def _is_filled_with(expr: RelayExpr, value: int | float) -> bool:
+    """Return whether all elements equal a number; for a float zero also whether its sign agrees."""
+    number = _fill_value(expr) or expr
     if not isinstance(number, Constant) or number.data.size == 0:
         return False
     data = number.data
@@ -236,8 +240,8 @@ def _is_filled(expr: RelayExpr, value: int | float) -> bool:
     return bool(np.all(np.signbit(data) == np.signbit(value)))
 
 
-def _number_of(expr: RelayExpr) -> Constant | None:
-    """Return the number in every element of a call's result, as a scalar of its dtype."""
+def _fill_value(expr: RelayExpr) -> Constant | None:
+    """Return the value of all elements of a filling call as a scalar constant, or None."""
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     number: object = expr.op.definition.fills
@@ -248,28 +252,28 @@ def _number_of(expr: RelayExpr) -> Constant | None:
             if isinstance(fill_value, Constant) and fill_value.data.size == 1
             else None
         )
-    return None if number is None else const(np.asarray(number).reshape(()), _dtype(expr))
+    return None if number is None else const(np.asarray(number).reshape(()), _tensor_dtype(expr))
 
 
-def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
+def _tensor_shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     return kind.shape
 
 
-def _dtype(expr: RelayExpr) -> str:
+def _tensor_dtype(expr: RelayExpr) -> str:
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     return kind.dtype
 
 
 def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
-    shape_a, shape_b = _shape(a), _shape(b)
+    shape_a, shape_b = _tensor_shape(a), _tensor_shape(b)
     return len(shape_a) == len(shape_b) and all(map(prove_equal, shape_a, shape_b))
 
 
 class _ShapedMatch:
-    """Match of a shape rule: the call, the call inside it if the rule has one, its argument."""
+    """Match of a shape rule: the outer call, an optional inner call, and its argument."""
 
     def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
         assert isinstance(outer, Call)
@@ -281,8 +285,8 @@ class _ShapedMatch:
         return self.inner
 
 
-def _represents_all(dtype: str, source: str) -> bool:
-    """Return whether every value of `source` is one of `dtype`.
+def _is_lossless_cast(dtype: str, source: str) -> bool:
+    """Return whether a cast from `source` to `dtype` preserves all values.
 
     NumPy calls float64 safe for 64-bit integers, of which it represents only those up to 2**53.
     """
@@ -290,49 +294,50 @@ def _represents_all(dtype: str, source: str) -> bool:
     return np.can_cast(source, dtype, "safe") and not is_rounded
 
 
-def _casts(m: _ShapedMatch) -> RelayExpr | None:
-    through, source, target = _dtype(m.inner), _dtype(m.x), _dtype(m.outer)
+def _merge_casts(m: _ShapedMatch) -> RelayExpr | None:
+    through, source, target = _tensor_dtype(m.inner), _tensor_dtype(m.x), _tensor_dtype(m.outer)
     # The cast in the middle must not change any value.
-    if _represents_all(through, source) or _is_clipped_to(m.x, through):
+    if _is_lossless_cast(through, source) or _is_clipped_to(m.x, through):
         return op.cast(m.x, target)
     return None
 
 
 def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
-    """Return whether x are integers that are clipped to the range of a dtype.
+    """Return whether x is an integer clip to within the range of a dtype.
 
     Of floats a NaN is not clipped: as int8 it is 0, where a wider dtype would let a number out that
     is no int8.
     """
-    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(_dtype(x)):
+    if not isinstance(x, Call) or x.op != op.get("clip") or not is_int(_tensor_dtype(x)):
         return False
     low, high = (getattr(x.attrs, name) for name in ("a_min", "a_max"))
     ends = int_range(dtype)
     return ends is not None and ends[0] <= low and high <= ends[1]
 
 
-def _no_clip(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a clip whose range contains all integers of the dtype."""
-    ends = int_range(_dtype(m.x))
+def _drop_clip(m: _ShapedMatch) -> RelayExpr | None:
+    """Drop a clip whose range covers all integers of the dtype."""
+    ends = int_range(_tensor_dtype(m.x))
     low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
     return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
 
 
-def _transposes(m: _ShapedMatch) -> RelayExpr:
-    rank = len(_shape(m.x))
+def _merge_transposes(m: _ShapedMatch) -> RelayExpr:
+    rank = len(_tensor_shape(m.x))
     inner, outer = m.inner_call().attrs, m.outer.attrs
     assert isinstance(inner, TransposeAttrs) and isinstance(outer, TransposeAttrs)
-    first = transposed_axes(inner, rank)
-    return op.transpose(m.x, [first[i] for i in transposed_axes(outer, rank)])
+    # Composition of permutations: output axis i reads axis first[second[i]].
+    first = normalize_transpose_axes(inner, rank)
+    return op.transpose(m.x, [first[i] for i in normalize_transpose_axes(outer, rank)])
 
 
-def _no_transpose(m: _ShapedMatch) -> RelayExpr | None:
+def _drop_transpose(m: _ShapedMatch) -> RelayExpr | None:
     assert isinstance(m.outer.attrs, TransposeAttrs)
-    axes = transposed_axes(m.outer.attrs, len(_shape(m.x)))
+    axes = normalize_transpose_axes(m.outer.attrs, len(_tensor_shape(m.x)))
     return m.x if list(axes) == sorted(axes) else None
 
 
-def _clips(m: _ShapedMatch) -> RelayExpr:
+def _merge_clips(m: _ShapedMatch) -> RelayExpr:
     inner, outer = m.inner_call().attrs, m.outer.attrs
     low, high = (getattr(outer, n) for n in ("a_min", "a_max"))
     inner_low, inner_high = (getattr(inner, n) for n in ("a_min", "a_max"))
@@ -340,35 +345,35 @@ def _clips(m: _ShapedMatch) -> RelayExpr:
     return op.clip(m.x, min(max(inner_low, low), high), max(min(inner_high, high), low))
 
 
-def _whole_slice(m: _ShapedMatch) -> RelayExpr | None:
+def _drop_slice(m: _ShapedMatch) -> RelayExpr | None:
     attrs = m.outer.attrs
     assert isinstance(attrs, slices.StridedSliceAttrs)
-    ranges = slices.sliced(attrs, _shape(m.x))
+    ranges = slices.normalize_slice(attrs, _tensor_shape(m.x))
     is_whole = all(
         step == 1 and isinstance(begin, IntImm) and begin.value == 0 for begin, step, _ in ranges
     )
     return m.x if is_whole and _same_shape(m.outer, m.x) else None
 
 
-def _constant_of_shape(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
+def _filled_like(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
     def make(m: _ShapedMatch) -> RelayExpr | None:
-        """Return zeros or ones in the shape of `x`; None where that is not known."""
-        sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
+        """Return zeros or ones in the static shape of `x`, or None."""
+        sizes = [d.value if isinstance(d, IntImm) else None for d in _tensor_shape(m.x)]
         if None in sizes:
             return None
         return (op.zeros if value == 0 else op.ones)(
-            [s for s in sizes if s is not None], _dtype(m.x)
+            [s for s in sizes if s is not None], _tensor_dtype(m.x)
         )
 
     return make
 
 
-def _reshaped(m: _ShapedMatch) -> RelayExpr:
-    return _in_shape(m.x, _shape(m.outer))
+def _merge_reshapes(m: _ShapedMatch) -> RelayExpr:
+    return _reshape_to(m.x, _tensor_shape(m.outer))
 
 
-def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
-    """Return a reshape in which a 0 among the dimensions is a size of 0.
+def _reshape_to(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
+    """Reshape to a shape in which 0 means an empty axis, not a copied dimension.
 
     By itself a 0 copies the extent that the data has there, also where a symbol happens to be 0.
     """
@@ -376,49 +381,49 @@ def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
     return op.reshape(x, shape, allowzero=not is_plain)
 
 
-def _static(expr: RelayExpr) -> list[int] | None:
-    """Return a shape of numbers alone; None for others."""
-    sizes = [d.value for d in _shape(expr) if isinstance(d, IntImm)]
-    return sizes if len(sizes) == len(_shape(expr)) else None
+def _static_shape(expr: RelayExpr) -> list[int] | None:
+    """Return a static shape as integers, or None."""
+    sizes = [d.value for d in _tensor_shape(expr) if isinstance(d, IntImm)]
+    return sizes if len(sizes) == len(_tensor_shape(expr)) else None
 
 
-def _by_shape(
+def _with_static_shape(
     make: Callable[[RelayExpr, list[int]], RelayExpr],
 ) -> Callable[[_ShapedMatch], RelayExpr | None]:
-    """Replace an operator that takes its shape from another tensor by one with the shape itself."""
+    """Return a rule that replaces a `*_like` operator by the one with an explicit static shape."""
 
     def concrete(m: _ShapedMatch) -> RelayExpr | None:
-        shape = _static(m.outer)
+        shape = _static_shape(m.outer)
         return None if shape is None else make(m.x, shape)
 
     return concrete
 
 
-def _full(m: _ShapedMatch) -> RelayExpr | None:
-    shape = _static(m.outer)
-    return None if shape is None else op.full(m.outer.args[1], shape, _dtype(m.outer))
+def _lower_full_like(m: _ShapedMatch) -> RelayExpr | None:
+    shape = _static_shape(m.outer)
+    return None if shape is None else op.full(m.outer.args[1], shape, _tensor_dtype(m.outer))
 
 
-def _layouts(m: _ShapedMatch) -> RelayExpr | None:
-    """Merge two layout transforms.
+def _merge_layout_transforms(m: _ShapedMatch) -> RelayExpr | None:
+    """Merge two consecutive layout transforms.
 
     Not where the first one pads or cuts off: the elements are not those of x then.
     """
     inner, outer = m.inner_call().attrs, m.outer.attrs
     source, through = (str(getattr(inner, n)) for n in ("src_layout", "dst_layout"))
-    sizes = [_count(_shape(x)) for x in (m.x, m.inner, m.outer)]
+    sizes = [_num_elements(_tensor_shape(x)) for x in (m.x, m.inner, m.outer)]
     if getattr(outer, "src_layout", "") != through or None in sizes or len(set(sizes)) > 1:
         return None
     return op.layout_transform(m.x, source, str(getattr(outer, "dst_layout", "")))
 
 
-def _count(shape: tuple[PrimExpr, ...]) -> int | None:
+def _num_elements(shape: tuple[PrimExpr, ...]) -> int | None:
     sizes = [d.value for d in shape if isinstance(d, IntImm)]
     return math.prod(sizes) if len(sizes) == len(shape) else None
 
 
-def _no_pad(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a padding whose widths are 0. By the shapes alone (1, -1) would look so, which moves
+def _drop_pad(m: _ShapedMatch) -> RelayExpr | None:
+    """Drop a padding of width 0. By the shapes alone (1, -1) would look so, which moves
     elements.
     """
     assert isinstance(m.outer.attrs, pad.PadAttrs)
@@ -426,57 +431,61 @@ def _no_pad(m: _ShapedMatch) -> RelayExpr | None:
     return m.x if all(is_const(w, 0) for w in widths) else None
 
 
-def _no_sign(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a negation inside of abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute
-    value is itself.
+def _drop_negative(m: _ShapedMatch) -> RelayExpr | None:
+    """Drop a negation under abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute value
+    is itself.
     """
-    return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
+    # abs(-x) of an unsigned x would be its wrapped value.
+    return None if _tensor_dtype(m.x).startswith("uint") else op.abs(m.x)
 
 
-def _if_same_type(m: _ShapedMatch) -> RelayExpr | None:
-    return m.x if _same_shape(m.outer, m.x) and _dtype(m.outer) == _dtype(m.x) else None
+def _drop_if_same_type(m: _ShapedMatch) -> RelayExpr | None:
+    return (
+        m.x if _same_shape(m.outer, m.x) and _tensor_dtype(m.outer) == _tensor_dtype(m.x) else None
+    )
 
 
 # fmt: off
 SHAPE_RULES: tuple[tuple[str, Callable[[_ShapedMatch], RelayExpr | None]], ...] = (
-    ("cast(x, dtype of x) = x",                             _if_same_type),
-    ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _casts),
-    ("reshape(x, shape of x) = x",                          _if_same_type),
-    ("reshape(reshape(x, s), t) = reshape(x, t)",           _reshaped),
-    ("reshape(contrib_reverse_reshape(x, s), t) = reshape(x, t)", _reshaped),
-    ("contrib_reverse_reshape(x, s) = reshape(x, t)",       _reshaped),
-    ("reshape(squeeze(x), t) = reshape(x, t)",              _reshaped),
-    ("reshape(expand_dims(x), t) = reshape(x, t)",          _reshaped),
-    ("squeeze(expand_dims(x)) = x",                         _if_same_type),
-    ("squeeze(x, nothing) = x",                             _if_same_type),
-    ("broadcast_to(x, shape of x) = x",                     _if_same_type),
-    ("transpose(x, identity) = x",                          _no_transpose),
-    ("transpose(transpose(x, p), q) = transpose(x, p q)",   _transposes),
-    ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))", _clips),
-    ("strided_slice(x, all of x) = x",                      _whole_slice),
-    ("nn.pad(x, nothing) = x",                              _no_pad),
-    ("abs(negative(x)) = abs(x)",                           _no_sign),
-    ("tile(x, once) = x",                                   _if_same_type),
-    ("repeat(x, once) = x",                                 _if_same_type),
+    ("cast(x, dtype of x) = x",                             _drop_if_same_type),
+    ("cast(cast(x, wider), dtype) = cast(x, dtype)",        _merge_casts),
+    ("reshape(x, shape of x) = x",                          _drop_if_same_type),
+    ("reshape(reshape(x, s), t) = reshape(x, t)",           _merge_reshapes),
+    ("reshape(contrib_reverse_reshape(x, s), t) = reshape(x, t)", _merge_reshapes),
+    ("contrib_reverse_reshape(x, s) = reshape(x, t)",       _merge_reshapes),
+    ("reshape(squeeze(x), t) = reshape(x, t)",              _merge_reshapes),
+    ("reshape(expand_dims(x), t) = reshape(x, t)",          _merge_reshapes),
+    ("squeeze(expand_dims(x)) = x",                         _drop_if_same_type),
+    ("squeeze(x, nothing) = x",                             _drop_if_same_type),
+    ("broadcast_to(x, shape of x) = x",                     _drop_if_same_type),
+    ("transpose(x, identity) = x",                          _drop_transpose),
+    ("transpose(transpose(x, p), q) = transpose(x, p q)",   _merge_transposes),
+    ("clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d))", _merge_clips),
+    ("strided_slice(x, all of x) = x",                      _drop_slice),
+    ("nn.pad(x, nothing) = x",                              _drop_pad),
+    ("abs(negative(x)) = abs(x)",                           _drop_negative),
+    ("tile(x, once) = x",                                   _drop_if_same_type),
+    ("repeat(x, once) = x",                                 _drop_if_same_type),
     ("layout_transform(x, same layout) = x",
         lambda m: m.x if getattr(m.outer.attrs, "src_layout", 0)
         == getattr(m.outer.attrs, "dst_layout", 1) else None),
     ("reverse(reverse(x, axis), axis) = x",
         lambda m: m.x if getattr(m.outer.attrs, "axis", 0)
         == getattr(m.inner_call().attrs, "axis", 1) else None),
-    ("clip(x, all of its integers) = x",                    _no_clip),
-    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)", _layouts),
+    ("clip(x, all of its integers) = x",                    _drop_clip),
+    ("layout_transform(layout_transform(x, a, b), b, c) = layout_transform(x, a, c)",
+        _merge_layout_transforms),
     ("cast_like(x, y) = cast(x, dtype of y)",
-        lambda m: op.cast(m.x, _dtype(m.outer))),
+        lambda m: op.cast(m.x, _tensor_dtype(m.outer))),
     ("reshape_like(x, y) = reshape(x, shape of y)",
-        _by_shape(lambda x, shape: _in_shape(x, tuple(map(as_dim, shape))))),
+        _with_static_shape(lambda x, shape: _reshape_to(x, tuple(map(as_dim, shape))))),
     ("broadcast_to_like(x, y) = broadcast_to(x, shape of y)",
-        _by_shape(lambda x, shape: op.broadcast_to(x, shape))),
+        _with_static_shape(lambda x, shape: op.broadcast_to(x, shape))),
     ("collapse_sum_like(x, y) = collapse_sum_to(x, shape of y)",
-        _by_shape(lambda x, shape: op.collapse_sum_to(x, shape))),
-    ("full_like(x, number) = full(number, shape of x)",     _full),
-    ("zeros_like(x) = zeros(shape of x)",                   _constant_of_shape(0)),
-    ("ones_like(x) = ones(shape of x)",                     _constant_of_shape(1)),
+        _with_static_shape(lambda x, shape: op.collapse_sum_to(x, shape))),
+    ("full_like(x, number) = full(number, shape of x)",     _lower_full_like),
+    ("zeros_like(x) = zeros(shape of x)",                   _filled_like(0)),
+    ("ones_like(x) = ones(shape of x)",                     _filled_like(1)),
 )
 """Rules about attributes and shapes: (equation, what stands for the call).
 
@@ -485,83 +494,85 @@ The operators on the left of the equation say what is matched: one call, or one 
 # fmt: on
 
 
-def _from_equation(text: str, tier: FloatTier) -> Rule:
-    def write() -> CompiledRule:
-        """Parse both sides."""
-        equation = _Equation(text)
-        return equation.pattern, equation.make
+def _equation_rule(text: str, tier: FloatTier) -> RewriteRule:
+    def compile_rule() -> CompiledRule:
+        """Compile both sides of the equation."""
+        equation = _EquationRule(text)
+        return equation.pattern, equation.build_replacement
 
-    return Rule(text, _root_of(text), write, tier, _operators_of(text))
+    return RewriteRule(text, _root_operator(text), compile_rule, tier, _matched_operators(text))
 
 
-def _root_of(text: str) -> str:
-    """Return the operator that an equation begins with."""
+def _root_operator(text: str) -> str:
+    """Return the outermost operator of an equation's left side."""
     return text.partition("(")[0]
 
 
-def _operators_of(text: str) -> list[str]:
-    """Return the operators of an equation's left side."""
+def _matched_operators(text: str) -> list[str]:
+    """Return all operators of an equation's left side."""
     lhs = text.partition(" = ")[0]
     return [opening.rpartition(" ")[2] for opening in lhs.replace(",", " ").split("(")[:-1]]
 
 
-def _from_shaped(text: str, make: Callable[[_ShapedMatch], RelayExpr | None]) -> Rule:
-    def write() -> CompiledRule:
-        """Build a pattern of one call, or of one in another; the replacement is a function."""
+def _shape_rule(text: str, make: Callable[[_ShapedMatch], RelayExpr | None]) -> RewriteRule:
+    def compile_rule() -> CompiledRule:
+        """Build a pattern of one call, or of one nested in another; the replacement is a
+        function.
+        """
         outer, _, arguments = text.partition("(")
         inner, bracket, _ = arguments.partition("(")
         x = wildcard()
         # "reshape(x, shape of x)" also has words inside, but no call.
         is_nested = bool(bracket) and inner.replace("_", "").replace(".", "").isalnum()
-        below: DFPattern = _call_of(inner, x) if is_nested else x
-        outer_pattern = _call_of(outer, below)
+        below: DFPattern = _call_pattern(inner, x) if is_nested else x
+        outer_pattern = _call_pattern(outer, below)
         return outer_pattern, lambda match: make(
             _ShapedMatch(match[outer_pattern][0], match[below][0], match[x][0])
         )
 
-    return Rule(text, _root_of(text), write, operators=_operators_of(text))
+    return RewriteRule(text, _root_operator(text), compile_rule, operators=_matched_operators(text))
 
 
-def _call_of(name: str, first: DFPattern) -> DFPattern:
-    """Return a pattern of calls of an operator whose first argument matches; the others are
+def _call_pattern(name: str, first: DFPattern) -> DFPattern:
+    """Return a pattern of an operator call whose first argument matches and whose others are
     wildcards.
     """
     num_open = len(OPS[name].arguments) - 1
     return is_op(name)(first, *(wildcard() for _ in range(num_open)))
 
 
-def _single_concatenate() -> Rule:
-    def write() -> CompiledRule:
-        """Build a pattern of a tuple of one field."""
+def _single_concatenate_rule() -> RewriteRule:
+    def compile_rule() -> CompiledRule:
+        """Build the pattern of concatenating a one-field tuple."""
         x = wildcard()
         return is_op("concatenate")(is_tuple([x])), lambda match: match[x][0]
 
-    return Rule("concatenate((x,)) = x", "concatenate", write)
+    return RewriteRule("concatenate((x,)) = x", "concatenate", compile_rule)
 
 
-def _from_call(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
-    root = _root_of(text)
+def _call_rule(text: str, make: Callable[[Call], RelayExpr | None]) -> RewriteRule:
+    root = _root_operator(text)
 
-    def write() -> CompiledRule:
-        """Build a pattern of any call; `make` tests the details."""
+    def compile_rule() -> CompiledRule:
+        """Build a pattern of any call of the operator; `make` checks the details."""
         call_pattern = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
         def from_match(match: NodeMap) -> RelayExpr | None:
-            """Return the result of `make` for the call that the pattern matched."""
+            """Apply `make` to the matched call."""
             call = match[call_pattern][0]
             assert isinstance(call, Call)
             return make(call)
 
         return call_pattern, from_match
 
-    return Rule(text, root, write)
+    return RewriteRule(text, root, compile_rule)
 
 
-def _with_number(call: Call) -> RelayExpr | None:
-    """Replace a tensor of copies of a number by the number, where that changes no shape."""
+def _replace_filled_by_scalar(call: Call) -> RelayExpr | None:
+    """Replace a uniformly filled operand by a scalar where the result's shape is unchanged."""
     args = list(call.args)
     for at, (arg, partner) in enumerate(zip(args, reversed(args), strict=True)):
-        number = _number_of(arg)
+        number = _fill_value(arg)
         if number is not None and _same_shape(partner, call):
             args[at] = number
             return Call(call.op, tuple(args), call.attrs)
@@ -569,8 +580,8 @@ def _with_number(call: Call) -> RelayExpr | None:
 
 
 def _drop_dequantize(call: Call) -> RelayExpr | None:
-    """Drop a dequantization that only an order is taken of: it keeps the order, and no two become
-    equal.
+    """Drop a dequantize under an order-only operator (argmax, argmin, argsort): it is strictly
+    monotonic.
 
         x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero
         point.
@@ -582,9 +593,11 @@ def _drop_dequantize(call: Call) -> RelayExpr | None:
     if not isinstance(inner, Call) or getattr(inner.op, "name", "") != "qnn.dequantize":
         return None
     x, scale, zero = inner.args
-    if _dtype(x) not in ("int8", "uint8", "int16") or not (_is_one(scale) and _is_one(zero)):
+    if _tensor_dtype(x) not in ("int8", "uint8", "int16") or not (
+        _is_single_element(scale) and _is_single_element(zero)
+    ):
         return None
-    int_info, float_info = np.iinfo(_dtype(x)), np.finfo(_dtype(inner))
+    int_info, float_info = np.iinfo(_tensor_dtype(x)), np.finfo(_tensor_dtype(inner))
     factor, shift = (float(a.data.item()) for a in (scale, zero) if isinstance(a, Constant))
     reach = int_info.max - int_info.min
     is_apart = int_info.bits < float_info.nmant and int_info.min <= shift <= int_info.max
@@ -601,9 +614,9 @@ def _least_of_positive(call: Call) -> RelayExpr | None:
     range, so that one pass over the data is left.
     """
     for least, cap in (call.args, call.args[::-1]):
-        if not (isinstance(least, Call) and least.op == op.get("min") and _is_filled(cap, 0)):
+        if not (isinstance(least, Call) and least.op == op.get("min") and _is_filled_with(cap, 0)):
             continue
-        if is_float(_dtype(least)) and _is_never_below(least.args[0], 0.0):
+        if is_float(_tensor_dtype(least)) and _is_never_below(least.args[0], 0.0):
             largest = Call(op.get("max"), least.args, least.attrs)
             return op.minimum(op.maximum(largest, cap), cap)
     return None
@@ -615,41 +628,42 @@ def _is_never_below(expr: RelayExpr, number: float) -> bool:
         row = expr.op.definition
         if row.lowest is not None:
             return row.lowest(expr.attrs) >= number
-        if not row.reshape_only and row.turns is not Transposes.ORDER:
+        if not row.reshape_only and row.turns is not TransposeRule.ORDER:
             return False
         expr = expr.args[0]
     return False
 
 
-def _is_one(expr: RelayExpr) -> bool:
+def _is_single_element(expr: RelayExpr) -> bool:
     """Return whether an expression is a constant of one element."""
     return isinstance(expr, Constant) and expr.data.size == 1
 
 
 # fmt: off
 CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
-    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            gather_to_take),
-    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",  scatter_to_scatter_nd),
+    ("gather(x, broadcast_to(i), axis) = take(x, i, axis)",            rewrite_gather_as_take),
+    ("scatter_elements(x, broadcast_to(i), u) = scatter_nd(x, i, u)",
+        rewrite_scatter_as_scatter_nd),
     ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _drop_dequantize),
     ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _drop_dequantize),
     ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _drop_dequantize),
     ("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)",             _least_of_positive),
-    ("add(x, copies of number) = add(x, number)",                      _with_number),
-    ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
-    ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
-    ("divide(x, copies of number) = divide(x, number)",                _with_number),
-    ("maximum(x, copies of number) = maximum(x, number)",              _with_number),
-    ("minimum(x, copies of number) = minimum(x, number)",              _with_number),
+    ("add(x, copies of number) = add(x, number)",                      _replace_filled_by_scalar),
+    ("subtract(x, copies of number) = subtract(x, number)",            _replace_filled_by_scalar),
+    ("multiply(x, copies of number) = multiply(x, number)",            _replace_filled_by_scalar),
+    ("divide(x, copies of number) = divide(x, number)",                _replace_filled_by_scalar),
+    ("maximum(x, copies of number) = maximum(x, number)",              _replace_filled_by_scalar),
+    ("minimum(x, copies of number) = minimum(x, number)",              _replace_filled_by_scalar),
 )
 """Rules that look at a call as it stands: (equation, what stands for the call)."""
 # fmt: on
 
-RULES: tuple[Rule, ...] = (
-    *(_from_equation(text, FloatTier.EXACT) for text in EXACT_EQUATIONS),
-    *(_from_shaped(text, make) for text, make in SHAPE_RULES),
-    _single_concatenate(),
-    *(_from_call(text, make) for text, make in CALL_RULES),
-    *(_from_equation(text, FloatTier.ROUNDED) for text in ROUNDED_EQUATIONS),
-    *(_from_equation(text, FloatTier.FREE) for text in FREE_EQUATIONS),
+SIMPLIFY_RULES: tuple[RewriteRule, ...] = (
+    *(_equation_rule(text, FloatTier.EXACT) for text in EXACT_EQUATIONS),
+    *(_shape_rule(text, make) for text, make in SHAPE_RULES),
+    _single_concatenate_rule(),
+    *(_call_rule(text, make) for text, make in CALL_RULES),
+    *(_equation_rule(text, FloatTier.ROUNDED) for text in ROUNDED_EQUATIONS),
+    *(_equation_rule(text, FloatTier.FREE) for text in FREE_EQUATIONS),
 )
 """All rules; for each operator they are tried in this order."""

@@ -1,1 +1,3 @@
-"""Passes over the functional language: names, scopes, functions, matches, loops."""
+"""Passes over the functional language: scopes, closures, pattern matches, recursion and normal
+forms.
+"""

@@ -1,4 +1,4 @@
-"""Spans of every expression, in the text that the module prints as.
+"""Annotate every expression with its span in the module's printed text.
 
 def @main(%x: float32) { add(%x, 1f) }   ->   the same, with line and column of each expression
 """
@@ -9,13 +9,13 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.parser import parse
 
-_SOURCE = "GeneratedSource"
+_SOURCE_NAME = "GeneratedSource"
 
 
 def AnnotateSpans() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that sets spans by printing and re-parsing the module (TVM's AnnotateSpans)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return parse(module.astext(), _SOURCE)
+        return parse(module.astext(), _SOURCE_NAME)
 
     return Pass("AnnotateSpans", transform)

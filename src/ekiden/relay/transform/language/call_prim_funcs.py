@@ -1,4 +1,4 @@
-"""Loop programs as functions of Relay, which call them.
+"""Wrap the loop programs (PrimFuncs) of a module in Relay functions that call them.
 
     @prim_func addone(a, b): ..    def @main(%x) { @addone(%x) }
     ->  def @addone(%a, Inline=1) { call_lowered(%a, func=addone) }    def @main(%x) { @addone(%x) }
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
-from ekiden.relay.op.lowered import as_function
+from ekiden.relay.op.lowered import wrap_prim_func
 from ekiden.tir.stmt import PrimFunc
 
 
 @module_pass(name="CallPrimFuncs")
 def _call_prim_funcs(module: IRModule, context: PassContext) -> IRModule:
     functions = {
-        name: as_function(f.with_attr("global_symbol", name.name_hint))
+        name: wrap_prim_func(f.with_attr("global_symbol", name.name_hint))
         if isinstance(f, PrimFunc)
         else f
         for name, f in module.functions.items()
@@ -27,5 +27,5 @@ def _call_prim_funcs(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CallPrimFuncs() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that wraps PrimFuncs in Relay functions."""
     return _call_prim_funcs

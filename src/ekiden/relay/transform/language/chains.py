@@ -1,4 +1,4 @@
-"""Let-chains as lists, for passes over A-normal form.
+"""Let chains as lists of bindings, for passes over A-normal form.
 
     let %y = add(%x, %x); let %z = exp(%y); %z
     <-> Chain([(%y, add(%x, %x)), (%z, exp(%y))], %z)
@@ -14,15 +14,15 @@ from dataclasses import field
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Let, Var
-from ekiden.relay.transform.language.scopes import bodies, with_children
+from ekiden.relay.transform.language.scopes import bodies, replace_children
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Binding = tuple[Var, RelayExpr]
+LetBinding = tuple[Var, RelayExpr]
 
 
 @dataclass(slots=True)
-class Chain:
-    """Bindings of one scope in order, and the atom that is its result."""
+class LetChain:
+    """Let chain of one scope: its bindings in order, and its result atom."""
 
     bindings: list[tuple[Var, RelayExpr]] = field(default_factory=list)
     result: RelayExpr | None = None
@@ -32,15 +32,16 @@ class Chain:
         assert self.result is not None
         return build_lets(self.bindings, self.result)
 
-    def tail(self) -> int:
-        """Return the number of the binding whose value is the result, but for names and what only
-        says that other values die; that of all bindings if there is none.
+    def tail_binding_index(self) -> int:
+        """Return the index of the binding in tail position, looking through aliases and kills; the
+        number of bindings if there is none.
         """
         result = self.result
         for at in range(len(self.bindings) - 1, -1, -1):
             variable, value = self.bindings[at]
-            name = op_name(value)
+            name = called_op_name(value)
             if variable is result:
+                # The shape check runs after the call, so the call is not in tail position.
                 if name == "vm.match_shape":
                     break  # which is checked behind it
                 if not (name == "vm.forget_shape" or isinstance(value, Var)):
@@ -51,13 +52,13 @@ class Chain:
         return len(self.bindings)
 
 
-def op_name(value: RelayExpr) -> str:
-    """Return the name of the operator that a value calls; empty if it calls none."""
+def called_op_name(value: RelayExpr) -> str:
+    """Return the name of the called operator, or "" for any other value."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
-    """Return nested lets around a result, typed like the result."""
+    """Return nested lets around a result, with the result's type."""
     result_type = result.checked_type_or_none()
     for variable, value in reversed(bindings):
         result = Let(variable, value, result)
@@ -66,9 +67,9 @@ def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> Rela
     return result
 
 
-def unchain(body: RelayExpr) -> Chain:
-    """Return the bindings of a let-chain, as a list."""
-    chain = Chain()
+def parse_let_chain(body: RelayExpr) -> LetChain:
+    """Flatten nested lets into a chain."""
+    chain = LetChain()
     while isinstance(body, Let):
         chain.bindings.append((body.var, body.value))
         body = body.body
@@ -76,35 +77,35 @@ def unchain(body: RelayExpr) -> Chain:
     return chain
 
 
-def all_bindings(body: RelayExpr) -> Iterator[Binding]:
-    """Yield the bindings of every let-chain below (and with) body, each chain's in order.
-    Iterative.
-    """
+def iter_bindings(body: RelayExpr) -> Iterator[LetBinding]:
+    """Yield the bindings of every let chain in a body, including nested chains. Iterative."""
     stack = [body]
     while stack:
-        for variable, value in unchain(stack.pop()).bindings:
+        for variable, value in parse_let_chain(stack.pop()).bindings:
             yield variable, value
             stack.extend(bodies(value))
 
 
-def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
-    """Rewrite every let-chain below (and with) body, inner ones first. Iterative.
+def map_chains(body: RelayExpr, rewrite: Callable[[LetChain, bool], LetChain]) -> RelayExpr:
+    """Rewrite every let chain in a body, innermost chains first. Iterative.
 
     Args:
         body: The expression.
         rewrite: Takes a chain, and whether it is the body of the function.
     """
-    chains: list[tuple[RelayExpr, Chain]] = []
+    chains: list[tuple[RelayExpr, LetChain]] = []
     stack = [body]
     while stack:
         root = stack.pop()
-        chain = unchain(root)
+        chain = parse_let_chain(root)
         chains.append((root, chain))
         for _, value in chain.bindings:
             stack.extend(bodies(value))
     new: dict[RelayExpr, RelayExpr] = {}
     # Reversed discovery order: chains inside of values are finished before those around them.
     for root, chain in reversed(chains):
-        chain.bindings = [(v, with_children(e, new) if bodies(e) else e) for v, e in chain.bindings]
+        chain.bindings = [
+            (v, replace_children(e, new) if bodies(e) else e) for v, e in chain.bindings
+        ]
         new[root] = rewrite(chain, root is body).wrap()
     return new[body]

@@ -1,4 +1,4 @@
-"""Dead code elimination: removal of bindings that nothing uses and that have no effect.
+"""Dead code elimination: remove unused let bindings without effects.
 
     let %a = nn.relu(%x); let %b = nn.tanh(%x); %b   ->   let %b = nn.tanh(%x); %b
 
@@ -17,13 +17,13 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constructor, Function, Let, RefCreate, RefRead, RefWrite, Var
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.scopes import (
     bodies,
     evaluation_order,
     is_atom,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
     rewrite_graph,
 )
@@ -31,8 +31,8 @@ from ekiden.relay.visitor import free_vars
 
 
 def _is_pure_call(call: Call) -> bool:
-    """Operators without state, constructors and primitive functions have no effect; other calls
-    might.
+    """Return whether a call has no effect: stateless operators, constructors and primitive
+    functions.
     """
     if isinstance(call.op, Op):
         return not call.op.definition.stateful
@@ -40,29 +40,28 @@ def _is_pure_call(call: Call) -> bool:
 
 
 def has_effect(expr: RelayExpr) -> bool:
-    """Return whether the expression itself, apart from its children, might do more than return a
-    value.
-    """
+    """Return whether an expression itself, apart from its children, may have a side effect."""
     if isinstance(expr, Call):
         return not _is_pure_call(expr)
     return isinstance(expr, (RefCreate, RefRead, RefWrite))
 
 
 def is_pure(value: RelayExpr) -> bool:
-    """Return whether evaluating a value can be left out. A function value is pure whatever its body
-    does.
+    """Return whether a value has no effect, so that its evaluation may be omitted. A function value
+    is pure whatever its body does.
     """
+    # Making a closure has no effect, whatever its body does.
     if isinstance(value, Function):
         return True
     return not any(map(has_effect, evaluation_order(value)))
 
 
 def drop_unused_bindings(
-    bindings: list[Binding], result: RelayExpr, ignore_impurity: bool = False
-) -> list[Binding]:
-    """Return the bindings that a result needs or that have an effect, in order."""
+    bindings: list[LetBinding], result: RelayExpr, ignore_impurity: bool = False
+) -> list[LetBinding]:
+    """Return the live bindings in order: those that a result depends on, and those with effects."""
     used = {e for e in evaluation_order(result) if isinstance(e, Var)}
-    live: list[Binding] = []
+    live: list[LetBinding] = []
     # Backwards, so that what only dropped bindings used is dropped in the same pass.
     for variable, value in reversed(bindings):
         if variable in used or not (ignore_impurity or is_pure(value)):
@@ -72,16 +71,17 @@ def drop_unused_bindings(
 
 
 def _drop_lets(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
-    """Replace some lets of `root` by their bodies."""
+    """Replace the given lets by their bodies."""
     return rewrite_graph(
         root, lambda old, new: new.body if old in dead and isinstance(new, Let) else new
     )
 
 
-def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
-    """Remove the unused bindings of lets that are operands, which begin no chain of a scope: add({
-    let %a = 1; 3 }, 2) -> add(3, 2).
+def _drop_unused_operand_lets(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
+    """Drop unused lets in operand position, outside of let chains: add({ let %a = 1; 3 }, 2) ->
+    add(3, 2).
     """
+    # Removing one let may leave the variables of others unused.
     while True:
         order = evaluation_order(root)
         used = {o for e in order for o in (*operands(e), *bodies(e)) if isinstance(o, Var)}
@@ -92,21 +92,20 @@ def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExp
         root = _drop_lets(root, dead)
 
 
-def _inline_single_uses(chain: Chain) -> Chain:
-    """Replace names of pure values that are used once by the values, where no function value
-    captures them.
-    """
+def _inline_single_uses(chain: LetChain) -> LetChain:
+    """Inline pure values with a single use that no closure captures."""
     assert chain.result is not None
     uses: Counter[RelayExpr] = Counter()
     captured: set[Var] = set()
     for root in (chain.result, *(value for _, value in chain.bindings)):
         for expr in evaluation_order(root):
             uses.update(operands(expr))
+            # A value captured by a function would be recomputed at each call.
             if bodies(expr):
                 captured |= set(free_vars(expr))
     uses.update([chain.result])
     new: dict[RelayExpr, RelayExpr] = {}
-    remaining: list[Binding] = []
+    remaining: list[LetBinding] = []
     for variable, value in chain.bindings:
         placed = rewrite_graph(value, lambda old, rebuilt: new.get(old, rebuilt))
         once = uses[variable] == 1 and variable not in captured
@@ -114,7 +113,7 @@ def _inline_single_uses(chain: Chain) -> Chain:
             new[variable] = placed
         else:
             remaining.append((variable, placed))
-    return Chain(
+    return LetChain(
         remaining,
         rewrite_graph(chain.result, lambda old, rebuilt_result: new.get(old, rebuilt_result)),
     )
@@ -123,27 +122,27 @@ def _inline_single_uses(chain: Chain) -> Chain:
 def DeadCodeElimination(  # noqa: N802
     inline_once: bool = False, ignore_impurity: bool = False
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that eliminates dead code (TVM's DeadCodeElimination).
 
     Args:
         inline_once: Whether pure values that are used once replace their names.
         ignore_impurity: Whether unused bindings go whatever their effect.
     """
 
-    def drop(chain: Chain, is_function_body: bool) -> Chain:
-        """Remove what nothing needs from a chain.
+    def drop_dead_bindings(chain: LetChain, is_function_body: bool) -> LetChain:
+        """Drop the dead bindings of a let chain.
 
         Inner chains come first, so that what only a dropped branch used is unused here.
         """
         assert chain.result is not None
         live = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
-        remaining = Chain(live, chain.result)
+        remaining = LetChain(live, chain.result)
         return _inline_single_uses(remaining) if inline_once else remaining
 
-    def live(body: RelayExpr) -> RelayExpr:
-        return _without_unused_operands(map_chains(body, drop), ignore_impurity)
+    def eliminate_dead_code(body: RelayExpr) -> RelayExpr:
+        return _drop_unused_operand_lets(map_chains(body, drop_dead_bindings), ignore_impurity)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(live))
+        return map_functions(module, lift_body_rewrite(eliminate_dead_code))
 
     return Pass("DeadCodeElimination", transform, 1)

@@ -1,5 +1,5 @@
-"""Defunctionalization: functions as values become data, so that a program of any order becomes one
-of first order.
+"""Defunctionalisation (Reynolds 1972): function values become data, which makes a higher-order
+program first-order.
 
     let %f = fn (%y: float32) { add(%y, %x) };  %f(1f)
     ->  type Fn0 { Fn0_0(float32) }
@@ -58,7 +58,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
-    """Return the functions that an entry reaches, each polymorphic one once for each of its type
+    """Monomorphise the functions reachable from an entry: one copy per combination of type
     arguments.
 
     Needs checked types.
@@ -66,9 +66,9 @@ def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
     maker = _Monomorphizer(module)
     first = module.get_global_var(entry)
     maker.instance(first, ())
-    while maker.todo:
-        maker.make(*maker.todo.pop())
-    named: dict[GlobalVar | str, BaseFunc] = dict(maker.done.items())
+    while maker.pending_instances:
+        maker.build_instance(*maker.pending_instances.pop())
+    named: dict[GlobalVar | str, BaseFunc] = dict(maker.instances.items())
     return InferType()(IRModule(named, module.type_definitions, module.attrs))
 
 
@@ -76,13 +76,13 @@ class _Monomorphizer:
     def __init__(self, module: IRModule) -> None:
         self.module = module
         self.names: dict[tuple[GlobalVar, tuple[Type, ...]], GlobalVar] = {}
-        self.todo: list[tuple[GlobalVar, tuple[Type, ...]]] = []
-        self.done: dict[GlobalVar, BaseFunc] = {}
-        self.local: Mapping[Var, Function] = {}
+        self.pending_instances: list[tuple[GlobalVar, tuple[Type, ...]]] = []
+        self.instances: dict[GlobalVar, BaseFunc] = {}
+        self.local_polymorphic_functions: Mapping[Var, Function] = {}
         """The polymorphic functions that the function being made binds by name."""
 
     def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
-        """Return the name of a function at some types; its body is created later."""
+        """Return the global name of a function instance; its body is built later."""
         key = (name, type_args)
         if key not in self.names:
             used_names = {g.name_hint for g in self.module} | {
@@ -96,31 +96,31 @@ class _Monomorphizer:
             )
             self.names[key] = instance_name
             # The name exists before the body, so that recursive functions end.
-            self.todo.append(key)
+            self.pending_instances.append(key)
         return self.names[key]
 
-    def make(self, name: GlobalVar, type_args: tuple[Type, ...]) -> None:
-        """Make one instance."""
+    def build_instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> None:
+        """Build the body of one instance."""
         function = self.module[name]
         if not isinstance(function, Function):
-            self.done[name] = function
+            self.instances[name] = function
             return
-        self.local = {
+        self.local_polymorphic_functions = {
             e.var: e.value
             for e in post_order(function, into_functions=True)
             if isinstance(e, Let) and _is_polymorphic(e.value) and isinstance(e.value, Function)
         }
         types = dict(zip(function.type_params, type_args, strict=True))
-        self.done[self.names[name, type_args]] = self._function(function, types, {})
+        self.instances[self.names[name, type_args]] = self._specialize_function(function, types, {})
 
-    def _function(
+    def _specialize_function(
         self,
         function: Function,
         types: Mapping[TypeVar, Type],
         outer: Mapping[RelayExpr, RelayExpr],
     ) -> Function:
-        """Copy a function at some types; polymorphic functions inside are copied where they are
-        used.
+        """Copy a function at given type arguments; nested polymorphic functions are copied at each
+        use.
         """
         nested: dict[RelayExpr, RelayExpr] = {
             e: e
@@ -129,39 +129,42 @@ class _Monomorphizer:
         }
         new = dict(outer)
         for expr in post_order_after(function, {**outer, **nested}):
-            new[expr] = self._copy(expr, types, new)
+            new[expr] = self._copy_expr(expr, types, new)
         copied = new[function]
         assert isinstance(copied, Function)
         return copied.with_fields(type_params=())
 
-    def _at_use(
+    def _instantiate_use(
         self,
         value: RelayExpr,
         type_args: Sequence[Type],
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return a polymorphic function at the types of one use."""
+        """Instantiate a polymorphic function at the type arguments of one use."""
         if isinstance(value, GlobalVar):
             return self.instance(value, tuple(type_args))
-        function = self.local.get(value, value) if isinstance(value, Var) else value
+        function = (
+            self.local_polymorphic_functions.get(value, value) if isinstance(value, Var) else value
+        )
         # Polymorphic recursion would need infinitely many instances.
         if not isinstance(function, Function) or value in free_vars(function):
             raise CompileError(
-                f"defunctionalization: {_name(value)} is polymorphic, and not a function whose"
-                " types are known where it is used; wrap it into a function of concrete types"
+                f"defunctionalization: {_function_description(value)} is polymorphic, and not a"
+                " function whose types are known where it is used; wrap it into a function"
+                " of concrete types"
             )
         inner = dict(zip(function.type_params, type_args, strict=True))
-        return self._function(function, {**types, **inner}, new)
+        return self._specialize_function(function, {**types, **inner}, new)
 
-    def _at_argument(
+    def _instantiate_argument(
         self,
         value: RelayExpr,
         expected: Type | None,
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return an argument, at the type that the callee expects where its own is polymorphic."""
+        """Instantiate a polymorphic argument at the type that the callee expects."""
         if not _is_polymorphic(value):
             return new[value]
         scheme = value.checked_type
@@ -169,14 +172,15 @@ class _Monomorphizer:
         type_args = (
             None if expected is None else _match_scheme(scheme, substitute_type(expected, types))
         )
+        # Without the expected type, instances cannot be enumerated at compile time.
         if type_args is None:
             raise CompileError(
-                f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
-                " into a function of concrete types"
+                f"defunctionalization: {_function_description(value)} is used as a value of unknown"
+                " type; wrap it into a function of concrete types"
             )
-        return self._at_use(value, type_args, types, new)
+        return self._instantiate_use(value, type_args, types, new)
 
-    def _copy(
+    def _copy_expr(
         self, expr: RelayExpr, types: Mapping[TypeVar, Type], new: Mapping[RelayExpr, RelayExpr]
     ) -> RelayExpr:
         def concrete(kind: Type | None) -> Type | None:
@@ -188,16 +192,16 @@ class _Monomorphizer:
             case GlobalVar():
                 return expr
             case Call():
-                expected_types = _parameters(expr)
+                expected_types = _expected_arg_types(expr)
                 args = tuple(
-                    self._at_argument(a, t, types, new)
+                    self._instantiate_argument(a, t, types, new)
                     for a, t in zip(expr.args, expected_types, strict=True)
                 )
                 type_args = tuple(substitute_type(t, types) for t in expr.type_args)
                 if isinstance(expr.op, GlobalVar):
                     callee: RelayExpr = self.instance(expr.op, type_args)
                 elif _is_polymorphic(expr.op) and not isinstance(expr.op, (Op, Constructor)):
-                    callee = self._at_use(expr.op, type_args, types, new)
+                    callee = self._instantiate_use(expr.op, type_args, types, new)
                 else:
                     callee = new[expr.op]
                 return Call(callee, args, expr.attrs, span=expr.span)
@@ -210,10 +214,10 @@ class _Monomorphizer:
             case _:
                 for child in children(expr):
                     if isinstance(child, GlobalVar):
-                        self._value(child)
+                        self._check_global_value(child)
                 return rebuild(expr, [new[c] for c in children(expr)])
 
-    def _value(self, name: GlobalVar) -> None:
+    def _check_global_value(self, name: GlobalVar) -> None:
         function = self.module[name]
         if isinstance(function, Function) and function.type_params:
             raise CompileError(
@@ -228,7 +232,7 @@ def _is_polymorphic(value: RelayExpr) -> bool:
     return isinstance(kind, FuncType) and bool(kind.type_params)
 
 
-def _name(value: RelayExpr) -> str:
+def _function_description(value: RelayExpr) -> str:
     match value:
         case GlobalVar(name_hint=name):
             return f"the polymorphic function @{name}"
@@ -237,8 +241,8 @@ def _name(value: RelayExpr) -> str:
     return "a polymorphic function"
 
 
-def _parameters(call: Call) -> Sequence[Type | None]:
-    """Return the types that a call's callee expects, None where they are not known."""
+def _expected_arg_types(call: Call) -> Sequence[Type | None]:
+    """Return the argument types that a call's callee expects; None where unknown."""
     kind = call.op.checked_type_or_none()
     if not isinstance(kind, FuncType) or len(kind.arg_types) != len(call.args):
         return (None,) * len(call.args)
@@ -249,7 +253,9 @@ def _parameters(call: Call) -> Sequence[Type | None]:
 
 
 def _match_scheme(scheme: FuncType, concrete: Type) -> list[Type] | None:
-    """Return the type arguments that make a polymorphic function type a concrete one."""
+    """Return the type arguments that instantiate a polymorphic function type to a concrete one, or
+    None.
+    """
     substitution: dict[Type, Type] = {}
     plain = FuncType(scheme.arg_types, scheme.ret_type)
     work: list[tuple[Type, Type]] = [(plain, concrete)]
@@ -279,7 +285,7 @@ def _fresh_name(hint: str, used_names: set[str]) -> str:
 
 @dataclass(eq=False, slots=True)
 class _ClosureType:
-    """Data type that represents one type of functions."""
+    """Data type that represents the closures of one function type."""
 
     kind: FuncType
     header: GlobalTypeVar
@@ -288,10 +294,10 @@ class _ClosureType:
     constructors: list[Constructor] = field(default_factory=list)
     clauses: list[Clause] = field(default_factory=list)
 
-    def add(
+    def add_constructor(
         self, captured: Sequence[Type], rhs: Callable[[tuple[Var, ...]], RelayExpr]
     ) -> Constructor:
-        """Add a constructor over captured types.
+        """Add a constructor whose fields are captured values.
 
         Args:
             captured: The types of what is captured.
@@ -309,70 +315,72 @@ class _ClosureType:
         self.clauses[number] = Clause(pattern, rhs(fields))
         return constructor
 
-    def function(self) -> Function:
-        """Return the function that applies a value of this type."""
+    def apply_function(self) -> Function:
+        """Build the apply function, which dispatches on the closure's constructor."""
         which = Var("f", TypeCall(self.header, ()))
         body = Match(which, tuple(self.clauses))
         return Function((which, *self.params), body, self.kind.ret_type)
 
 
 class _Defunctionalizer:
-    """Rewriter of the functions of a monomorphic, typed module."""
+    """Rewriter of a monomorphic, typed module to first order."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
-        self.families: dict[FuncType, _ClosureType] = {}
+        self.closure_types: dict[FuncType, _ClosureType] = {}
         self.constructors: dict[Constructor, Constructor] = {}
         self._globals: dict[GlobalVar, Constructor] = {}
 
     def run(self) -> IRModule:
-        """Return the module of first order."""
-        definitions = {h: self._data(d) for h, d in self.module.type_definitions.items()}
+        """Return the first-order module."""
+        definitions = {
+            h: self._convert_type_data(d) for h, d in self.module.type_definitions.items()
+        }
         functions: dict[GlobalVar | str, BaseFunc] = {}
         for name, function in self.module.functions.items():
             is_ours = isinstance(function, Function) and function.attr("Compiler") is None
-            functions[name] = self._function(function) if is_ours else function  # type: ignore[arg-type]
+            functions[name] = self._convert_function(function) if is_ours else function  # type: ignore[arg-type]
         done: set[_ClosureType] = set()
         # Building an apply function may create further families.
-        while len(done) < len(self.families):
-            for family in [f for f in self.families.values() if f not in done]:
-                functions[family.apply] = family.function()
+        while len(done) < len(self.closure_types):
+            for family in [f for f in self.closure_types.values() if f not in done]:
+                functions[family.apply] = family.apply_function()
                 done.add(family)
-        for family in self.families.values():
+        for family in self.closure_types.values():
             definitions[family.header] = TypeData(family.header, (), tuple(family.constructors))
         return InferType()(IRModule(functions, definitions, self.module.attrs))
 
-    def type(self, kind: Type) -> Type:
-        """Return a type with data types in place of types of functions."""
-        return map_type(kind, lambda t: self._family_type(t) if isinstance(t, FuncType) else t)
+    def convert_type(self, kind: Type) -> Type:
+        """Convert a type by replacing function types by their closure types."""
+        return map_type(
+            kind, lambda t: self._closure_type_call(t) if isinstance(t, FuncType) else t
+        )
 
-    def _family_type(self, kind: FuncType) -> Type:
-        return TypeCall(self._family(kind).header, ())
+    def _closure_type_call(self, kind: FuncType) -> Type:
+        return TypeCall(self._closure_type(kind).header, ())
 
-    def _family(self, kind: FuncType) -> _ClosureType:
-        """Return the data type of a type of functions whose components contain no types of
-        functions.
-        """
-        if kind not in self.families:
-            number = len(self.families)
+    def _closure_type(self, kind: FuncType) -> _ClosureType:
+        """Return the closure type of a function type whose components are converted already."""
+        if kind not in self.closure_types:
+            number = len(self.closure_types)
             used_names = {g.name_hint for g in self.module}
             header = GlobalTypeVar(f"Fn{number}")
             params = tuple(Var(f"a{i}", t) for i, t in enumerate(kind.arg_types))
             apply = GlobalVar(_fresh_name(f"apply_{number}", used_names))
-            self.families[kind] = _ClosureType(kind, header, apply, params)
-        return self.families[kind]
+            self.closure_types[kind] = _ClosureType(kind, header, apply, params)
+        return self.closure_types[kind]
 
-    def _family_of_value(self, kind: Type) -> _ClosureType:
-        """Return the data type of the inferred type of a function value."""
+    def _closure_type_of_value(self, kind: Type) -> _ClosureType:
+        """Return the closure type of a function value's inferred type."""
         assert isinstance(kind, FuncType), f"expected a function, got {kind}"
-        args = tuple(map(self.type, kind.arg_types))
-        return self._family(FuncType(args, self.type(kind.ret_type)))
+        args = tuple(map(self.convert_type, kind.arg_types))
+        return self._closure_type(FuncType(args, self.convert_type(kind.ret_type)))
 
-    def _data(self, data: Node) -> Node:
+    def _convert_type_data(self, data: Node) -> Node:
         assert isinstance(data, TypeData)
         constructors_ = []
         for constructor in data.constructors:
-            inputs = tuple(map(self.type, constructor.inputs))
+            inputs = tuple(map(self.convert_type, constructor.inputs))
             new = (
                 constructor
                 if inputs == constructor.inputs
@@ -382,31 +390,35 @@ class _Defunctionalizer:
             constructors_.append(new)
         return data.with_fields(constructors=tuple(constructors_))
 
-    def _function(self, function: Function) -> Function:
-        """Rewrite a global function; only what is inside of it are function values."""
+    def _convert_function(self, function: Function) -> Function:
+        """Convert a global function; only functions inside it are values."""
         new: dict[RelayExpr, RelayExpr] = {}
+        # A recursive local function refers to its own closure, which is rebuilt rather than
+        # captured.
         own = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
         for expr in post_order(function, into_functions=True):
             if expr is not function:
-                new[expr] = self._rewrite(expr, new, own)
+                new[expr] = self._convert_expr(expr, new, own)
         params = [new[p] for p in function.params]
-        rebuilt = rebuild(function, [*params, self._value(function.body, new)])
+        rebuilt = rebuild(function, [*params, self._convert_value(function.body, new)])
         assert isinstance(rebuilt, Function)
         kind = function.checked_type
         assert isinstance(kind, FuncType)
-        return rebuilt.with_fields(ret_type=self.type(kind.ret_type))
+        return rebuilt.with_fields(ret_type=self.convert_type(kind.ret_type))
 
-    def _value(self, expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-        """Return the value of an expression that is used as a value."""
+    def _convert_value(self, expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+        """Return the converted form of an expression in value position."""
         if not isinstance(expr, GlobalVar):
             return new[expr]
         if expr not in self._globals:
             callee = self.module[expr]
-            family = self._family_of_value(callee.checked_type)
-            self._globals[expr] = family.add((), lambda fields: Call(expr, family.params))
+            family = self._closure_type_of_value(callee.checked_type)
+            self._globals[expr] = family.add_constructor(
+                (), lambda fields: Call(expr, family.params)
+            )
         return Call(self._globals[expr], ())
 
-    def _rewrite(
+    def _convert_expr(
         self,
         expr: RelayExpr,
         new: Mapping[RelayExpr, RelayExpr],
@@ -415,45 +427,52 @@ class _Defunctionalizer:
         match expr:
             case Var(name_hint=hint):
                 var_type = expr.checked_type_or_none() or expr.type_annotation
-                return Var(hint, None if var_type is None else self.type(var_type), span=expr.span)
+                return Var(
+                    hint, None if var_type is None else self.convert_type(var_type), span=expr.span
+                )
             case Constructor():
                 return self.constructors.get(expr, expr)
             case Function() if is_atom(expr):
                 return expr
             case Function():
-                return self._closure(expr, new, own.get(expr))
+                return self._convert_closure(expr, new, own.get(expr))
             case Call(op=callee, args=args):
-                values = tuple(self._value(a, new) for a in args)
+                values = tuple(self._convert_value(a, new) for a in args)
                 if isinstance(callee, (Op, GlobalVar, Constructor)) or (is_atom(callee) and (
                     isinstance(callee, Function)
                 )):  # fmt: skip
                     target = new.get(callee, callee)
                     return Call(target, values, expr.attrs, span=expr.span)
-                family = self._family_of_value(callee.checked_type)
-                return Call(family.apply, (self._value(callee, new), *values), span=expr.span)
+                family = self._closure_type_of_value(callee.checked_type)
+                return Call(
+                    family.apply, (self._convert_value(callee, new), *values), span=expr.span
+                )
             case Match():
                 clauses = tuple(
-                    Clause(self._pattern(c.lhs, new), self._value(c.rhs, new)) for c in expr.clauses
+                    Clause(self._convert_pattern(c.lhs, new), self._convert_value(c.rhs, new))
+                    for c in expr.clauses
                 )
-                return Match(self._value(expr.data, new), clauses, expr.complete, span=expr.span)
+                return Match(
+                    self._convert_value(expr.data, new), clauses, expr.complete, span=expr.span
+                )
             case _:
-                return rebuild(expr, [self._value(c, new) for c in children(expr)])
+                return rebuild(expr, [self._convert_value(c, new) for c in children(expr)])
 
-    def _pattern(self, pattern: Pattern, new: Mapping[RelayExpr, RelayExpr]) -> Pattern:
+    def _convert_pattern(self, pattern: Pattern, new: Mapping[RelayExpr, RelayExpr]) -> Pattern:
         renamed = map_pattern(pattern, {v: new[v] for v in pattern_vars(pattern)})
-        return _with_constructors(renamed, self.constructors)
+        return _replace_constructors(renamed, self.constructors)
 
-    def _closure(
+    def _convert_closure(
         self, function: Function, new: Mapping[RelayExpr, RelayExpr], own: Var | None
     ) -> RelayExpr:
-        family = self._family_of_value(function.checked_type)
+        family = self._closure_type_of_value(function.checked_type)
         captured = [v for v in free_vars(function) if v is not own]
         values = [new[v] for v in captured]
-        kinds = [self.type(v.checked_type) for v in captured]
+        kinds = [self.convert_type(v.checked_type) for v in captured]
         number = len(family.constructors)
 
-        def rhs(fields: tuple[Var, ...]) -> RelayExpr:
-            """Return the body of the clause for this closure.
+        def apply_clause(fields: tuple[Var, ...]) -> RelayExpr:
+            """Build the apply clause of a closure.
 
             Captured values are the constructor's fields, the parameters those of `apply`, and the
             function itself, where it is recursive, is the closure rebuilt from the fields.
@@ -470,14 +489,14 @@ class _Defunctionalizer:
                 itself = new[own]
                 assert isinstance(itself, Var)
                 within[itself] = Call(family.constructors[number], fields)
-            return bind(self._value(function.body, new), within)
+            return bind(self._convert_value(function.body, new), within)
 
-        return Call(family.add(kinds, rhs), tuple(values), span=function.span)
+        return Call(family.add_constructor(kinds, apply_clause), tuple(values), span=function.span)
 
 
-def _with_constructors(pattern: Pattern, new: Mapping[Constructor, Constructor]) -> Pattern:
+def _replace_constructors(pattern: Pattern, new: Mapping[Constructor, Constructor]) -> Pattern:
     if isinstance(pattern, (PatternConstructor, PatternTuple)):
-        inner = tuple(_with_constructors(p, new) for p in pattern.patterns)
+        inner = tuple(_replace_constructors(p, new) for p in pattern.patterns)
         pattern = pattern.with_fields(patterns=inner)
     if isinstance(pattern, PatternConstructor):
         new_constructor = new.get(pattern.constructor, pattern.constructor)
@@ -491,13 +510,13 @@ def _defunctionalize(module: IRModule, context: PassContext) -> IRModule:
 
 
 def Defunctionalize() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for what `main` reaches."""
+    """Return a pass that defunctionalises everything reachable from `main`."""
     return Sequential((InferType(), EtaExpand(), InferType(), _defunctionalize), "Defunctionalize")
 
 
 def Defunctionalization(func: Function, mod: IRModule) -> Function:  # noqa: N802
-    """Return `func` of first order (TVM's form of the pass); `mod` gets the functions and types it
-    needs.
+    """Defunctionalise `func` (TVM's Defunctionalization); needed functions and types are added to
+    `mod`.
 
     Raises:
         CompileError: When a polymorphic function is used as a value.

@@ -1,4 +1,4 @@
-"""Eta expansion: constructors and global functions used as values are wrapped into functions.
+"""Eta expansion: wrap constructors and global functions used as values in functions.
 
     @map(Cons, ..)   ->   @map(fn (%a: A, %b: List[A]) { Cons(%a, %b) }, ..)
     @f               ->   fn (%a) { @f(%a) }
@@ -14,12 +14,12 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import FuncType, TupleType, TypeVar
 from ekiden.relay.expr import Call, Constructor, Function, Var
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.visitor import CHILDREN, post_order, rebuild, substitute_type
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.visitor import CHILD_GETTERS, post_order, rebuild, substitute_type
 
 
-def _wrapper(callee: RelayExpr, kind: FuncType) -> Function:
-    """Return a function that calls a constructor or global function.
+def _eta_wrapper(callee: RelayExpr, kind: FuncType) -> Function:
+    """Return the function that forwards its arguments to a constructor or global function.
 
     Its type parameters are its own: those of a constructor are its data type's.
     """
@@ -32,12 +32,14 @@ def _wrapper(callee: RelayExpr, kind: FuncType) -> Function:
     return Function(params, Call(callee, params), result, tuple(own.values()))
 
 
-def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bool) -> RelayExpr:
+def _eta_expand(
+    root: RelayExpr, module: IRModule, constructors: bool, functions: bool
+) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
 
-    def value_of(child: RelayExpr) -> RelayExpr:
-        """Wrap a constructor or global function that is a value into fn(x, ...) { f(x, ...) } of
-        its type.
+    def expand_value(child: RelayExpr) -> RelayExpr:
+        """Eta-expand a constructor or global function in value position: fn(x, ...) { f(x,
+        ...) }.
         """
         is_wrapped = (constructors and isinstance(child, Constructor)) or (
             functions and isinstance(child, GlobalVar)
@@ -48,29 +50,27 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
         if kind is None and isinstance(child, GlobalVar):
             kind = module[child].checked_type
         assert isinstance(kind, FuncType), f"the type of {child} is not known"
-        return _wrapper(child, kind)
+        return _eta_wrapper(child, kind)
 
     for expr in post_order(root, into_functions=True):
-        below = CHILDREN[type(expr)](expr)
+        below = CHILD_GETTERS[type(expr)](expr)
         if isinstance(expr, Call):
-            inside = [new.get(expr.op, expr.op), *map(value_of, expr.args)]
+            inside = [new.get(expr.op, expr.op), *map(expand_value, expr.args)]
         else:
-            inside = [value_of(c) for c in below]
+            inside = [expand_value(c) for c in below]
         new[expr] = rebuild(expr, inside)
-    return value_of(root)
+    return expand_value(root)
 
 
 def EtaExpand(expand_constructor: bool = True, expand_global_var: bool = False) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for constructors and (or) global
-    functions.
-    """
+    """Return a pass that eta-expands constructors and/or global functions (TVM's EtaExpand)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Expand the functions of a module; global functions' types are those before the pass."""
+        """Eta-expand the functions of a module, by the function types from before the pass."""
 
-        def one(body: RelayExpr) -> RelayExpr:
-            return _expand(body, module, expand_constructor, expand_global_var)
+        def expand_body(body: RelayExpr) -> RelayExpr:
+            return _eta_expand(body, module, expand_constructor, expand_global_var)
 
-        return map_functions(module, on_body(one))
+        return map_functions(module, lift_body_rewrite(expand_body))
 
     return Pass("EtaExpand", transform, 1, (InferType(),))

@@ -1,10 +1,12 @@
-"""Names that a module does not use yet."""
+"""Unique names within a module."""
 
 from __future__ import annotations
 
 
-def free_name(name: str, taken: set[str]) -> str:
-    """Return `name`, or the first of `name1`, `name2`, ... that is not taken, and take it."""
+def unique_name(name: str, taken: set[str]) -> str:
+    """Return `name`, or the first of `name1`, `name2`, ... that is not taken, and mark it as taken.
+    that is not taken, and take it.
+    """
     number, chosen = 0, name
     while chosen in taken:
         number += 1

@@ -1,4 +1,5 @@
-"""Loop-invariant code motion: computing before a loop what its iterations do not change.
+"""Loop-invariant code motion (LICM): compute invariant expressions of recursive functions before
+the recursion.
 
     let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, sort(%x))) } else .. };
     ->  let %invariant = sort(%x);
@@ -37,20 +38,20 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.analysis.conditions import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.lambda_lift import tensors_of
+from ekiden.relay.transform.language.lambda_lift import iter_tensor_types
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     bodies,
     enclosing_scope,
     evaluation_order,
     find_scopes,
-    has_scope,
     is_atom,
+    is_scoped,
     map_functions,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import pattern_vars, type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -61,48 +62,51 @@ beyond that, in programs of very deep nests, they stay where they are."""
 
 
 def hoist_invariants(function: Function) -> Function:
-    """Return the function with what its loops do not change computed before them."""
+    """Hoist the loop invariants of a function."""
     order = evaluation_order(function.body)
+    # Loops are functions that call themselves, so without functions there are none.
     if not any(isinstance(e, Function) and not is_atom(e) for e in order):
         return function
-    return function.with_fields(body=_Hoister(function, order).run())
+    return function.with_fields(body=_Hoister(function, order).hoist_all())
 
 
 @dataclass(slots=True)
-class _Motion:
-    """Where an expression may be evaluated at the earliest, and whether it may move there."""
+class _HoistTarget:
+    """Outermost scope in which an expression can be evaluated, and whether it may be moved
+    there.
+    """
 
-    earliest: Scope
-    moves: bool
+    earliest: RelayScope
+    is_movable: bool
 
 
 @dataclass(slots=True)
-class _Scopes:
-    """The scopes of a function's body, and what is known of them."""
+class _ScopeInfo:
+    """Scopes of a function's body with their enclosing loops."""
 
-    root: Scope
-    where: dict[RelayExpr, Scope] = field(default_factory=dict)
-    body: dict[Scope, Scope | None] = field(default_factory=dict)
+    root: RelayScope
+    scope_of_expr: dict[RelayExpr, RelayScope] = field(default_factory=dict)
+    enclosing_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
     """Scope -> the body of the innermost function around it, or itself; None where there is none.
     """
-    certain: dict[Scope, Scope | None] = field(default_factory=dict)
+    certain_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
     """The same, where each call of that function reaches the scope, but perhaps the last."""
-    visible: dict[RelayExpr, Scope] = field(default_factory=dict)
+    scope_of_var: dict[RelayExpr, RelayScope] = field(default_factory=dict)
     """Variable -> the scope from which on it has its value."""
 
 
 class _Hoister:
-    """Moves what is invariant in one global function."""
+    """Loop-invariant code motion within one global function."""
 
     def __init__(self, function: Function, order: list[RelayExpr]) -> None:
         self.order = order
         scopes = find_scopes(function.body)
-        self.scopes = _Scopes(scopes[0])
-        self.scopes.where = {e: s for s in scopes for e in s.nodes}
-        self._note_variables(function, scopes)
-        self._note_loops(scopes)
+        self.scopes = _ScopeInfo(scopes[0])
+        self.scopes.scope_of_expr = {e: s for s in scopes for e in s.nodes}
+        self._record_variable_scopes(function, scopes)
+        self._record_loop_bodies(scopes)
         self.symbols = _symbol_scopes(self.scopes)
-        self.places: dict[RelayExpr, _Motion] = {}
+        self.hoist_targets: dict[RelayExpr, _HoistTarget] = {}
         self.aliases: dict[RelayExpr, RelayExpr] = {}
         """Variable of a let inside of a loop -> the value that moves, which replaces it."""
         self.names: dict[RelayExpr, list[Var]] = {}
@@ -112,19 +116,19 @@ class _Hoister:
                 self.names.setdefault(let.value, []).append(let.var)
         self.visits = 0
 
-    def run(self) -> RelayExpr:
-        """Return the rewritten body."""
+    def hoist_all(self) -> RelayExpr:
+        """Return the body with invariants hoisted."""
         for expr in self.order:
-            if has_scope(expr):
-                self.places[expr] = self._place(expr)
-                self._note_aliases(expr)
-        moved = self._targets()
-        return self._rebuilt(moved) if moved else self.scopes.root.result
+            if is_scoped(expr):
+                self.hoist_targets[expr] = self._find_target(expr)
+                self._record_aliases(expr)
+        moved = self._hoisted_exprs()
+        return self._rebuild(moved) if moved else self.scopes.root.result
 
     # Scopes.
 
-    def _note_variables(self, function: Function, scopes: list[Scope]) -> None:
-        visible = self.scopes.visible
+    def _record_variable_scopes(self, function: Function, scopes: list[RelayScope]) -> None:
+        visible = self.scopes.scope_of_var
         visible.update(dict.fromkeys(function.params, scopes[0]))
         for scope in scopes:
             for opener, inner in scope.inner.items():
@@ -137,9 +141,9 @@ class _Hoister:
                         for clause, body in zip(clauses, inner, strict=True):
                             visible.update(dict.fromkeys(pattern_vars(clause.lhs), body))
 
-    def _note_loops(self, scopes: list[Scope]) -> None:
-        again = self._recursing(scopes)
-        body_of, certain = self.scopes.body, self.scopes.certain
+    def _record_loop_bodies(self, scopes: list[RelayScope]) -> None:
+        again = self._recursive_scopes(scopes)
+        body_of, certain = self.scopes.enclosing_loop_body, self.scopes.certain_loop_body
         body_of[scopes[0]] = certain[scopes[0]] = None
         for scope in scopes:  # outer before inner
             for opener, inner in scope.inner.items():
@@ -147,22 +151,23 @@ class _Hoister:
                     is_function = isinstance(opener, Function) and bool(opener.params)
                     is_reached = isinstance(opener, Let) or body in again
                     body_of[body] = body if is_function else body_of[scope]
+                    # A branch may not be reached, so what could loop in it must not move before it.
                     certain[body] = body if is_function else certain[scope] if is_reached else None
 
-    def _recursing(self, scopes: list[Scope]) -> set[Scope]:
-        """Return the scopes in which a function calls itself, and those between it and them."""
-        bodies_of: dict[RelayExpr, Scope] = {}
+    def _recursive_scopes(self, scopes: list[RelayScope]) -> set[RelayScope]:
+        """Return the scopes on the path from a function's body to its recursive calls."""
+        bodies_of: dict[RelayExpr, RelayScope] = {}
         for scope in scopes:
             for opener, inner in scope.inner.items():
                 if isinstance(opener, Function):
                     bodies_of[opener] = inner[0]
         named = [e for e in self.order if isinstance(e, Let) and e.value in bodies_of]
         body_of = {e.var: bodies_of[e.value] for e in named}
-        reaching: set[Scope] = set()
-        for expr, scope in self.scopes.where.items():
+        reaching: set[RelayScope] = set()
+        for expr, scope in self.scopes.scope_of_expr.items():
             if isinstance(expr, Call) and isinstance(expr.op, Var) and expr.op in body_of:
                 body = body_of[expr.op]
-                at: Scope | None = scope
+                at: RelayScope | None = scope
                 while at is not None and at is not body and at.depth > body.depth:
                     # The scopes further out have been recorded with it.
                     if at in reaching:
@@ -173,63 +178,68 @@ class _Hoister:
 
     # Places.
 
-    def _place(self, expr: RelayExpr) -> _Motion:
-        scope = self.scopes.where[expr]
-        stays = _Motion(scope, moves=False)
-        if self.scopes.body[scope] is None:
+    def _find_target(self, expr: RelayExpr) -> _HoistTarget:
+        scope = self.scopes.scope_of_expr[expr]
+        stays = _HoistTarget(scope, is_movable=False)
+        # No function is around it, so it is evaluated once anyway.
+        if self.scopes.enclosing_loop_body[scope] is None:
             return stays
         if bodies(expr):
-            return self._region(expr, scope) or stays
+            return self._region_target(expr, scope) or stays
         if not _is_movable(expr):
             return stays
         inside = [o for o in operands(expr) if not isinstance(o, Constant)]
-        return self._after_operands(expr, scope, inside) or stays
+        return self._target_after_operands(expr, scope, inside) or stays
 
-    def _after_operands(
-        self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]
-    ) -> _Motion | None:
-        """Return the place of an expression after all that it is made of; None where a dimension in
-        it has its name from somewhere else."""
+    def _target_after_operands(
+        self, expr: RelayExpr, scope: RelayScope, inside: list[RelayExpr]
+    ) -> _HoistTarget | None:
+        """Return the target after all operands of an expression; None where it uses a dimension
+        that is bound elsewhere.
+        """
         earliest = self.scopes.root
         for operand in inside:
-            at = self._earliest(operand)
+            at = self._earliest_scope(operand)
             if at.depth > earliest.depth:
                 earliest = at
-        for symbol in _symbols_of(expr):
+        for symbol in _used_symbols(expr):
             named = self.symbols.get(symbol)
             # A dimension that is bound elsewhere has no value at the target.
             if named is None or enclosing_scope(scope, named.depth) is not named:
                 return None
             if named.depth > earliest.depth:
                 earliest = named
-        return _Motion(earliest, moves=True)
+        return _HoistTarget(earliest, is_movable=True)
 
-    def _earliest(self, operand: RelayExpr) -> Scope:
+    def _earliest_scope(self, operand: RelayExpr) -> RelayScope:
         if operand in self.aliases:
-            return self.places[self.aliases[operand]].earliest
-        if operand in self.places:
-            return self.places[operand].earliest
-        return self.scopes.visible.get(operand, self.scopes.root)
+            return self.hoist_targets[self.aliases[operand]].earliest
+        if operand in self.hoist_targets:
+            return self.hoist_targets[operand].earliest
+        return self.scopes.scope_of_var.get(operand, self.scopes.root)
 
-    def _note_aliases(self, value: RelayExpr) -> None:
-        """Note the names of a value that moves, and their names: all stand for it in what moves
-        with it."""
-        motion = self.places.get(self.aliases.get(value, value))
-        if motion is None or not motion.moves or _costs_nothing(value):
+    def _record_aliases(self, value: RelayExpr) -> None:
+        """Record the variables that alias a hoisted value, transitively, so that they resolve to
+        it.
+        """
+        motion = self.hoist_targets.get(self.aliases.get(value, value))
+        if motion is None or not motion.is_movable or _is_free(value):
             return
         unseen = [value]
         while unseen:
             named = unseen.pop()
             for var in self.names.get(named, ()):
                 kind = var.checked_type_or_none()
+                # A declared type that is less specific is what readers were typed with.
                 if kind is None or structural_equal(kind, named.checked_type):
                     self.aliases[var] = self.aliases.get(named, named)
                     unseen.append(var)
 
-    def _region(self, expr: RelayExpr, scope: Scope) -> _Motion | None:
-        """Return the place of a loop or a branch as a whole; None where it does not move: as the
-        end of a function or a branch, or with an effect inside.
+    def _region_target(self, expr: RelayExpr, scope: RelayScope) -> _HoistTarget | None:
+        """Return the target of a whole loop or branch; None where it is in tail position or has an
+        effect.
         """
+        # A recursive call in tail position must stay one, or the stack would grow.
         if isinstance(expr, Function) or scope.result is expr:
             return None
         inner, nodes = _region_contents(expr, scope)
@@ -237,50 +247,59 @@ class _Hoister:
         # Deep nests would be visited once per level.
         if self.visits > MAX_REGION_VISITS * len(self.order):
             return None
+        # Calls of functions within the region move along with them.
         functions = {e.var for e in nodes if isinstance(e, Let) and isinstance(e.value, Function)}
         if not all(_is_movable(e, functions) for e in nodes):
             return None
         read = {o: None for e in nodes for o in (*operands(e), *bodies(e))}
         for node in nodes:
             read.pop(node, None)
-        motion = self._after_operands(
-            expr, scope, [o for o in read if not self._is_inside(o, inner)]
+        motion = self._target_after_operands(
+            expr, scope, [o for o in read if not self._is_region_local(o, inner)]
         )
-        symbols = {s for e in nodes for s in _symbols_of(e)} if motion is not None else set()
+        symbols = {s for e in nodes for s in _used_symbols(e)} if motion is not None else set()
         for named in (self.symbols.get(s) for s in symbols):
             if motion is None or named is None or named in inner:
                 continue
             if named.depth > motion.earliest.depth:
                 motion.earliest = named
         if motion is not None and any(isinstance(e, Function) for e in nodes):
-            motion.earliest = _target(scope, motion.earliest, self.scopes.certain)
+            # A loop may not end, so it moves only where it would have been reached.
+            motion.earliest = _outermost_target(
+                scope, motion.earliest, self.scopes.certain_loop_body
+            )
         return motion
 
-    def _is_inside(self, operand: RelayExpr, inner: set[Scope]) -> bool:
-        """Return whether what a region reads is part of it, or of no scope."""
-        at = self.scopes.where.get(operand) or self.scopes.visible.get(operand)
+    def _is_region_local(self, operand: RelayExpr, inner: set[RelayScope]) -> bool:
+        """Return whether an operand that a region reads is defined inside it."""
+        at = self.scopes.scope_of_expr.get(operand) or self.scopes.scope_of_var.get(operand)
         return at is None or at in inner
 
     # What moves.
 
-    def _targets(self) -> dict[RelayExpr, Scope]:
-        """Return the expressions that move, with the scopes that they move to."""
-        targets: dict[RelayExpr, Scope] = {}
-        for expr, motion in self.places.items():
-            scope = self.scopes.where[expr]
-            target = _target(scope, motion.earliest, self.scopes.body) if motion.moves else scope
+    def _hoisted_exprs(self) -> dict[RelayExpr, RelayScope]:
+        """Return the hoisted expressions with their target scopes."""
+        targets: dict[RelayExpr, RelayScope] = {}
+        for expr, motion in self.hoist_targets.items():
+            scope = self.scopes.scope_of_expr[expr]
+            target = (
+                _outermost_target(scope, motion.earliest, self.scopes.enclosing_loop_body)
+                if motion.is_movable
+                else scope
+            )
             if target is not scope:
                 targets[expr] = target
         return targets
 
-    def _bound(self, moved: Mapping[RelayExpr, Scope]) -> dict[RelayExpr, RelayExpr]:
-        """Return a variable for each expression that is read elsewhere than where it moves to."""
+    def _name_hoisted(self, moved: Mapping[RelayExpr, RelayScope]) -> dict[RelayExpr, RelayExpr]:
+        """Create variables for hoisted expressions that are read outside their target scope."""
         read: dict[RelayExpr, None] = {}
         for expr in self.order:
-            target = None if _costs_nothing(expr) else moved.get(expr)
+            target = None if _is_free(expr) else moved.get(expr)
             for operand in (*operands(expr), *bodies(expr)):
+                # Values that are read only where they move to need no name.
                 value = self.aliases.get(operand, operand)
-                if value in moved and not _costs_nothing(value) and moved[value] is not target:
+                if value in moved and not _is_free(value) and moved[value] is not target:
                     read[value] = None
         names: dict[RelayExpr, RelayExpr] = {}
         for expr in read:
@@ -289,42 +308,42 @@ class _Hoister:
             names[expr] = variable
         return names
 
-    def _rebuilt(self, moved: dict[RelayExpr, Scope]) -> RelayExpr:
-        names = self._bound(moved)
+    def _rebuild(self, moved: dict[RelayExpr, RelayScope]) -> RelayExpr:
+        names = self._name_hoisted(moved)
         new: dict[RelayExpr, RelayExpr] = {}
-        bindings: dict[Scope, list[Binding]] = {}
+        bindings: dict[RelayScope, list[LetBinding]] = {}
         for expr in self.order:
-            scope = self.scopes.where.get(expr)
+            scope = self.scopes.scope_of_expr.get(expr)
             children_: dict[RelayExpr, RelayExpr] = {}
             for operand in operands(expr):
-                children_[operand] = self._replaced(operand, names, new)
+                children_[operand] = self._resolve(operand, names, new)
             for body in scope.inner.get(expr, ()) if scope is not None else ():
-                result = self._replaced(body.result, names, new)
+                result = self._resolve(body.result, names, new)
                 children_[body.result] = build_lets(bindings.pop(body, []), result)
             if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
-                new[expr] = _rebuilt_let(expr, children_[expr.value], children_[expr.body])
+                new[expr] = _rebuild_let(expr, children_[expr.value], children_[expr.body])
             else:
-                new[expr] = with_children(expr, children_) if children_ else expr
+                new[expr] = replace_children(expr, children_) if children_ else expr
             if expr in names:
                 variable = names[expr]
                 assert isinstance(variable, Var)
                 bindings.setdefault(moved[expr], []).append((variable, new[expr]))
         root = self.scopes.root
-        return build_lets(bindings.pop(root, []), self._replaced(root.result, names, new))
+        return build_lets(bindings.pop(root, []), self._resolve(root.result, names, new))
 
-    def _replaced(
+    def _resolve(
         self,
         expr: RelayExpr,
         names: Mapping[RelayExpr, RelayExpr],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return what stands for an expression where it is read."""
+        """Return the rewritten form of an expression at a use."""
         value = self.aliases.get(expr, expr)
         return names[value] if value in names else new.get(expr, expr)
 
 
-def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
-    """Return a let with another value and body, of the type that it had."""
+def _rebuild_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
+    """Rebuild a let with another value and body, and its old type."""
     if value is let.value and body is let.body:
         return let
     rebuilt = Let(let.var, value, body, let.span)
@@ -333,27 +352,30 @@ def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
     return rebuilt
 
 
-def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]) -> Scope:
-    """Return the outermost scope that is reached by leaving bodies of functions, and not before
-    what an expression is made of has its value.
+def _outermost_target(
+    scope: RelayScope, earliest: RelayScope, body_of: Mapping[RelayScope, RelayScope | None]
+) -> RelayScope:
+    """Return the outermost scope reachable by leaving loop bodies without passing the earliest
+    admissible scope.
     """
     best = scope
     body = body_of[scope]
+    # One function body at a time, as long as all operands have their values outside.
     while body is not None and body.parent is not None and body.parent.depth >= earliest.depth:
         best = body.parent
         body = body_of[best]
     return best
 
 
-def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
-    """Return the scopes inside of an expression, with those of a function that it binds, and all
-    expressions that are evaluated there, itself included.
+def _region_contents(expr: RelayExpr, scope: RelayScope) -> tuple[set[RelayScope], list[RelayExpr]]:
+    """Return the scopes and all expressions inside an expression, with those of a function that it
+    binds.
     """
     nodes = [expr]
     if isinstance(expr, Let) and isinstance(expr.value, Function):
         nodes.append(expr.value)
     stack = [inner for opener in nodes for inner in scope.inner.get(opener, ())]
-    inside: set[Scope] = set()
+    inside: set[RelayScope] = set()
     while stack:
         body = stack.pop()
         inside.add(body)
@@ -363,13 +385,14 @@ def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[Re
 
 
 def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
-    """Return whether an expression has no effect and cannot fail.
+    """Return whether an expression can be speculated: it has no effect and cannot fail.
 
     That holds for operators, and in a region for calls of the functions that it binds.
     """
     match expr:
         case Call(op=Op() as op):
             row = op.definition
+            # An operator that may raise must not run in a program whose loop has no iteration.
             return not (row.stateful or row.refuses or row.fence or has_conditions(expr))
         case Call(op=Var() as name):
             return functions is not None and name in functions
@@ -382,42 +405,44 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
     return False
 
 
-def _costs_nothing(expr: RelayExpr) -> bool:
-    """Return whether an expression costs nothing where it is read: a tuple, a fill."""
+def _is_free(expr: RelayExpr) -> bool:
+    """Return whether recomputing an expression is free: tuples and fills."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.definition.fills is not None
     return isinstance(expr, Tuple)
 
 
-def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
-    """Return the outermost scope in which the type of a variable shows each named dimension."""
-    outermost: dict[Symbol, Scope] = {}
-    for variable, scope in scopes.visible.items():
+def _symbol_scopes(scopes: _ScopeInfo) -> dict[Symbol, RelayScope]:
+    """Map each symbolic dimension to the outermost scope in which a variable's type
+    determines it.
+    """
+    outermost: dict[Symbol, RelayScope] = {}
+    for variable, scope in scopes.scope_of_var.items():
         kind = variable.checked_type_or_none()
-        for symbol in () if kind is None else _shown_dims(kind):
+        for symbol in () if kind is None else _symbolic_dims(kind):
             if symbol not in outermost or scope.depth < outermost[symbol].depth:
                 outermost[symbol] = scope
     return outermost
 
 
-def _shown_dims(kind: Type) -> Iterator[Symbol]:
-    for tensor in tensors_of(kind):
+def _symbolic_dims(kind: Type) -> Iterator[Symbol]:
+    for tensor in iter_tensor_types(kind):
         yield from (d for d in tensor.shape if isinstance(d, Symbol))
 
 
-def _symbols_of(expr: RelayExpr) -> set[Symbol]:
-    """Return the named dimensions in the type and the attributes of an expression."""
+def _used_symbols(expr: RelayExpr) -> set[Symbol]:
+    """Return the symbolic dimensions in an expression's type and attributes."""
     symbols: set[Symbol] = set()
     kind = expr.checked_type_or_none()
     for tensor in () if kind is None else type_post_order(kind):
         if isinstance(tensor, TensorType):
-            symbols.update(_dims_in(tensor.shape))
+            symbols.update(_symbols_in(tensor.shape))
     if isinstance(expr, Call) and isinstance(expr.attrs, Attrs):
-        symbols.update(_dims_in(tuple(expr.attrs[name] for name in expr.attrs)))
+        symbols.update(_symbols_in(tuple(expr.attrs[name] for name in expr.attrs)))
     return symbols
 
 
-def _dims_in(values: tuple[object, ...]) -> Iterator[Symbol]:
+def _symbols_in(values: tuple[object, ...]) -> Iterator[Symbol]:
     stack: list[object] = list(values)
     while stack:
         value = stack.pop()
@@ -428,7 +453,7 @@ def _dims_in(values: tuple[object, ...]) -> Iterator[Symbol]:
 
 
 def HoistInvariants() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that hoists loop invariants out of recursive functions."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, hoist_invariants)

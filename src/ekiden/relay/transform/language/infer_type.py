@@ -1,4 +1,4 @@
-"""Type inference for every expression.
+"""Type inference pass: infer the type of every expression.
 
   fn (%x: Tensor[(n, 3), float32]) { nn.relu(%x) }
 : fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]
@@ -20,17 +20,17 @@ else:
     diagnostics = LazyModule("ekiden.ir.diagnostics")
 
 
-def _infer(module: IRModule, context: PassContext) -> IRModule:
+def _infer_with_diagnostics(module: IRModule, context: PassContext) -> IRModule:
     try:
         return infer_type(module)
     except TypeInferenceError as error:
-        diagnostics.report(module, error)
+        diagnostics.report_error(module, error)
         raise
 
 
-_INFER_TYPE = Pass("InferType", _infer)
+_INFER_TYPE = Pass("InferType", _infer_with_diagnostics)
 
 
 def InferType() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return the type inference pass (TVM's InferType)."""
     return _INFER_TYPE

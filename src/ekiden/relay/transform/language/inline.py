@@ -1,4 +1,4 @@
-"""Inlining of global functions.
+"""Function inlining.
 
     def @twice(%y, Inline=1) { add(%y, %y) }    def @main(%x) { @twice(nn.relu(%x)) }
     ->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
@@ -29,9 +29,9 @@ from ekiden.relay.expr import Call, Constant, Function, Var
 from ekiden.relay.transform.language.chains import build_lets
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
 from ekiden.relay.transform.language.instantiate import (
-    dims_of_call,
+    annotate_reference_types,
+    call_dim_substitution,
     instantiate,
-    with_types_of_cells,
 )
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.scopes import (
@@ -46,7 +46,7 @@ from ekiden.relay.visitor import fresh_copy
 
 
 def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> IRModule:
-    """Return the module with calls of selected functions replaced by their bodies."""
+    """Inline the calls of selected functions."""
     graph = CallGraph(module)
     recursive = {name for group in graph.cycles() for name in group}
     inlined: dict[GlobalVar, Function] = {}
@@ -55,19 +55,21 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         function = done[name]
         if not isinstance(function, Function):
             continue
-        is_part = is_kernel(function)  # of which those that it calls are parts
-        body = _with_bodies(function.body, inlined, is_part)
+        is_part = is_kernel_function(function)  # of which those that it calls are parts
+        body = _inline_calls(function.body, inlined, is_part)
         done[name] = function = function.with_fields(body=body)
+        # Recursive functions have no finite expansion; polymorphic ones would lose their type
+        # parameters.
         if name not in recursive and not function.type_params and wanted(name, function):
             inlined[name] = function
     used = {name for name in inlined if graph.ref_count(name)}
-    return _without_unused(module.with_functions(done), used)
+    return _remove_unused(module.with_functions(done), used)
 
 
-def _with_bodies(
+def _inline_calls(
     body: RelayExpr, functions: Mapping[GlobalVar, Function], is_part: bool
 ) -> RelayExpr:
-    """Inline functions into a body; used as values they become function values.
+    """Inline functions into a body; those used as values become function values.
 
     Args:
         body: The body.
@@ -75,47 +77,48 @@ def _with_bodies(
         is_part: Whether the body is inside of a kernel, where no kernel stays whole.
     """
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace a call by the body over its arguments, and a name used as a value by a copy.
+    def inline_call(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Inline a call, or replace a function used as a value by a copy.
 
         A copy has variables of its own, as no variable may be bound twice. A kernel stays whole; as
         a value it is a function that calls it.
         """
         if isinstance(old, GlobalVar) and old in functions:
-            return _value_of(functions[old])
+            return _function_value(functions[old])
         if isinstance(old, Call) and isinstance(old.op, GlobalVar) and old.op in functions:
             assert isinstance(new, Call)
             callee = functions[old.op]
-            if is_part or not is_kernel(callee):
-                return apply_function(callee, new, dims_of_call(callee, old.args))
-            kernel_call = new.with_fields(op=_as_primitive(callee))
+            if is_part or not is_kernel_function(callee):
+                return inline_application(callee, new, call_dim_substitution(callee, old.args))
+            kernel_call = new.with_fields(op=_mark_primitive(callee))
             old_type = old.checked_type_or_none()
             if old_type is not None:
                 kernel_call.set_checked_type(old_type)
             return kernel_call
         return new
 
-    return rewrite_graph(body, rewrite)
+    return rewrite_graph(body, inline_call)
 
 
-def _as_primitive(kernel: Function) -> Function:
+def _mark_primitive(kernel: Function) -> Function:
     return kernel if kernel.attr("Primitive") else kernel.with_attr("Primitive", 1)
 
 
-def _value_of(function: Function) -> Function:
+def _function_value(function: Function) -> Function:
     copy = fresh_copy(function)
     assert isinstance(copy, Function)
-    if not is_kernel(copy):
+    if not is_kernel_function(copy):
         return copy
-    kernel = _as_primitive(copy)
+    kernel = _mark_primitive(copy)
     params = tuple(Var(p.name_hint, p.type_annotation) for p in kernel.params)
     return Function(params, Call(kernel, params))
 
 
-def apply_function(
+def inline_application(
     function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
 ) -> RelayExpr:
-    """Return the body of a function over the arguments of a call, with variables of its own.
+    """Beta-reduce a call: return the function's body over the call's arguments, with fresh
+    variables.
 
     Args:
         function: The function.
@@ -141,21 +144,25 @@ def apply_function(
     return build_lets(bindings, instantiate(function.body, dims or {}, within))
 
 
-def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
-    """Remove those of some functions that nothing refers to."""
+def _remove_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
+    """Remove the named functions that nothing refers to any more."""
     graph = CallGraph(module)
     return module.with_functions(
         {g: f for g, f in module.functions.items() if g not in names or graph.ref_count(g)}
     )
 
 
-def is_kernel(function: Function) -> bool:
-    """Return whether a function is one kernel, which stays whole."""
+def is_kernel_function(function: Function) -> bool:
+    """Return whether a function is one kernel (primitive, or for an external compiler), which stays
+    whole.
+    """
     return bool(function.attr("Compiler") or function.attr("Primitive"))
 
 
 def _is_inlined(function: BaseFunc) -> bool:
-    return isinstance(function, Function) and (bool(function.attr("Inline")) or is_kernel(function))
+    return isinstance(function, Function) and (
+        bool(function.attr("Inline")) or is_kernel_function(function)
+    )
 
 
 @module_pass(name="Inline", opt_level=1)
@@ -164,12 +171,12 @@ def _inline(module: IRModule, context: PassContext) -> IRModule:
     if not selected:
         return module
     if not all(
-        isinstance(f, Function) and is_kernel(f) for f in selected
+        isinstance(f, Function) and is_kernel_function(f) for f in selected
     ):  # whose checks go with them, and whose sizes are others
-        module = map_functions(MatchDeclaredShapes()(module), with_types_of_cells)
+        module = map_functions(MatchDeclaredShapes()(module), annotate_reference_types)
     return inline(module, lambda name, function: _is_inlined(function))
 
 
 def Inline() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines functions marked Inline (TVM's Inline)."""
     return _inline

@@ -1,5 +1,4 @@
-"""Calls of kernels that are global functions, in place: regions of other compilers, primitive
-functions.
+"""Inline global kernel functions (primitive, or of external compilers) at their calls.
 
     def @region(%y, Compiler="c", ..) {..}   def @main(%x) { @region(nn.relu(%x)) }
     ->  def @main(%x) { fn (%y, Compiler="c", Primitive=1, ..) {..}(nn.relu(%x)) }
@@ -13,18 +12,20 @@ from __future__ import annotations
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.language.inline import inline, is_kernel
+from ekiden.relay.transform.language.inline import inline, is_kernel_function
 
 
 @module_pass(name="InlineKernels")
 def _inline_kernels(module: IRModule, context: PassContext) -> IRModule:
-    if not any(isinstance(f, Function) and is_kernel(f) for f in module.functions.values()):
+    if not any(
+        isinstance(f, Function) and is_kernel_function(f) for f in module.functions.values()
+    ):
         return module
-    return inline(module, lambda name, function: is_kernel(function))
+    return inline(module, lambda name, function: is_kernel_function(function))
 
 
 def InlineKernels() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines global kernel functions at their calls."""
     return _inline_kernels
 
 

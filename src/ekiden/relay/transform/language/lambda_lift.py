@@ -1,5 +1,5 @@
-"""Lambda lifting: function values become global functions, so that every function has a number that
-the VM can call.
+"""Lambda lifting: turn closures into global functions that take the captured values, so that the VM
+can call every function by number.
 
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
     ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }  and  let %f = @lifted_f(%x);
@@ -36,19 +36,19 @@ from ekiden.ir.structural import structural_digest
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Let, Var
-from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import unchain
+from ekiden.relay.transform.language.chains import parse_let_chain
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     bodies,
     evaluation_order,
     is_atom,
     map_functions,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import bind, free_vars, post_order, type_post_order
-from ekiden.target.virtual_device import PARAM_PLACES, all_on_host
+from ekiden.target.virtual_device import PARAM_PLACES, is_host_only
 
 if TYPE_CHECKING:
     from ekiden.arith import detect
@@ -57,7 +57,9 @@ else:
 
 
 def flatten_closure(function: Function) -> Function:
-    """fn (captured) { fn (params) { body } } marked Closure -> fn (captured, params) { body }"""
+    """Flatten a Closure function: fn (captured) { fn (params) { body } } -> fn (captured, params) {
+    body }.
+    """
     inner = function.body
     if not function.attr("Closure"):
         return function
@@ -65,21 +67,20 @@ def flatten_closure(function: Function) -> Function:
     return inner.with_fields(params=(*function.params, *inner.params))
 
 
-class _Lifter:
-    """Lifter of the functions inside one global function.
+class _LambdaLifter:
+    """Lambda lifter of one global function.
 
     `domains` are those of a module planned for several devices.
     """
 
-    def __init__(self, used_names: set[str], domains: Domains | None) -> None:
-        self.taken, self.domains = used_names, domains
+    def __init__(self, used_names: set[str], domains: DeviceDomains | None) -> None:
+        self.used_names, self.domains = used_names, domains
         self.lifted: dict[GlobalVar, BaseFunc] = {}
         self.names: dict[str, GlobalVar] = {}
         """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
-        """Replace every function value inside of `root`, but for the one that a lifted global
-        returns.
+        """Lift every function value inside `root`, except the one that a lifted global returns.
 
         A pass may have bound something around that: then it is a value as others, and the global a
         function as others.
@@ -88,86 +89,91 @@ class _Lifter:
         if of_closure is not None and not isinstance(of_closure, Function):
             root = root.without_attr("Closure")
         new: dict[RelayExpr, RelayExpr] = {}
-        own_names = self._let_names(root.body)
-        around = _params_around(root)
-        for inner, lets in _lets_around(root).items():
+        own_names = self._recursive_names(root.body)
+        around = _enclosing_params(root)
+        for inner, lets in _enclosing_lets(root).items():
             around[inner] = [*around[inner], *lets]
         for expr in evaluation_order(root.body):
-            rebuilt = with_children(expr, new)
+            rebuilt = replace_children(expr, new)
             if isinstance(rebuilt, Function) and not is_atom(rebuilt) and expr is not of_closure:
-                rebuilt = self._lift_one(rebuilt, own_names.get(expr), around[expr])
+                rebuilt = self._lift_function(rebuilt, own_names.get(expr), around[expr])
             new[expr] = rebuilt
         return root.with_fields(body=new[root.body])
 
     @staticmethod
-    def _let_names(body: RelayExpr) -> dict[RelayExpr, Var]:
+    def _recursive_names(body: RelayExpr) -> dict[RelayExpr, Var]:
         return {
             e.value: e.var
             for e in evaluation_order(body)
             if isinstance(e, Let) and isinstance(e.value, Function)
         }
 
-    def _fresh(self, hint: str) -> GlobalVar:
+    def _fresh_global(self, hint: str) -> GlobalVar:
         name, count = f"lifted_{hint}", 0
-        while name in self.taken:
+        while name in self.used_names:
             count += 1
             name = f"lifted_{hint}_{count}"
-        self.taken.add(name)
+        self.used_names.add(name)
         return GlobalVar(name)
 
-    def _lift_one(
+    def _lift_function(
         self, function: Function, own_name: Var | None, around: Sequence[Var]
     ) -> RelayExpr:
         captured = [v for v in free_vars(function) if v is not own_name]
         captured += _dim_witnesses(function, captured, around)
-        name = self._fresh(own_name.name_hint if own_name else "fn")
+        name = self._fresh_global(own_name.name_hint if own_name else "fn")
         fresh = {v: Var(v.name_hint, v.checked_type) for v in captured}
         within: dict[Var, RelayExpr] = dict(fresh)
         if own_name is not None:
             # A recursive call builds the closure again from what the global was called with.
-            within[own_name] = _closure(name, tuple(fresh.values()))
+            within[own_name] = _closure_value(name, tuple(fresh.values()))
         inner = bind(function, within)
         assert isinstance(inner, Function)
         if captured:
             marked = inner.with_fields(attrs={**(inner.attrs or {}), "Closure": 1})
             kind = function.checked_type_or_none()  # said, so that it may call itself in any size
-            attrs = {"Closure": 1, **self._captured_places(captured)}
+            attrs = {"Closure": 1, **self._captured_locations(captured)}
             inner = Function(tuple(fresh.values()), marked, kind, (), attrs)
-        return _closure(self._keep(name, inner), tuple(captured))
+        return _closure_value(self._deduplicate(name, inner), tuple(captured))
 
-    def _captured_places(self, captured: Sequence[Var]) -> dict[str, object]:
-        """Return where captured values are, unless all are on the host."""
+    def _captured_locations(self, captured: Sequence[Var]) -> dict[str, object]:
+        """Return the device locations of captured values as attributes; empty if all are on the
+        host.
+        """
         if self.domains is None:
             return {}
-        devices = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
-        return {} if all_on_host(devices) else {PARAM_PLACES: devices}
+        devices = tuple(
+            self.domains.location_attribute(self.domains.domain_for(v), v.checked_type)
+            for v in captured
+        )
+        return {} if is_host_only(devices) else {PARAM_PLACES: devices}
 
-    def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
-        """Return the name of a lifted function: of the first one that is equal."""
+    def _deduplicate(self, name: GlobalVar, function: Function) -> GlobalVar:
+        """Return the name of a lifted function, shared with an equal one lifted before."""
         first_name = self.names.setdefault(structural_digest(function), name)
         if first_name is name:
             self.lifted[name] = function
         return first_name
 
 
-def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
-    """Function inside root -> the parameters of the functions around it."""
+def _enclosing_params(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Map each nested function to the parameters of its enclosing functions."""
     around: dict[RelayExpr, list[Var]] = {}
-    for outer in (root, *_functions(root.body)):
-        for inner in _functions(outer.body):
+    for outer in (root, *_nested_functions(root.body)):
+        for inner in _nested_functions(outer.body):
             around.setdefault(inner, []).extend(outer.params)
     return around
 
 
-def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
-    """Function that a let binds inside root -> the variables of lets around it that were the first
-    to show a dimension.
+def _enclosing_lets(root: Function) -> dict[RelayExpr, list[Var]]:
+    """Map each let-bound function to the enclosing let variables that first determine a symbolic
+    dimension.
     """
     around: dict[RelayExpr, list[Var]] = {}
     stack: list[tuple[RelayExpr, list[Var], set[PrimVar]]] = [(root.body, [], set())]
     while stack:
         body, lets, shown = stack.pop()
-        chain = unchain(body)
+        chain = parse_let_chain(body)
         for variable, value in chain.bindings:
             if isinstance(value, Function) and not is_atom(value):
                 around[value] = list(lets)
@@ -184,45 +190,49 @@ def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
     return around
 
 
-def _functions(body: RelayExpr) -> list[Function]:
+def _nested_functions(body: RelayExpr) -> list[Function]:
     return [e for e in evaluation_order(body) if isinstance(e, Function) and not is_atom(e)]
 
 
 def _dim_witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
-    """Variables around a function that show the named dimensions it uses and is not given."""
+    """Return enclosing variables whose shapes determine the symbolic dimensions that a function
+    uses but does not receive.
+    """
     determined = _determined_dims(v.checked_type for v in (*function.params, *captured))
     inside = post_order(function.body, into_functions=True)
-    missing = _symbols(e.checked_type_or_none() for e in inside) - determined
+    missing = _symbolic_dims(e.checked_type_or_none() for e in inside) - determined
     witnesses: list[Var] = []
     for param in around:
         shown = _determined_dims((param.checked_type,))
+        # The VM binds symbols from argument shapes, so an argument with the dimension must be
+        # passed along.
         if missing & shown and param not in captured:
             witnesses.append(param)
             missing -= shown
     return witnesses
 
 
-def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """Return the named dimensions in types."""
+def _symbolic_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
+    """Return the symbolic dimensions in types."""
     tensors = (t for k in kinds if k is not None for t in type_post_order(k))
     shapes = (t.shape for t in tensors if isinstance(t, TensorType))
     return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
 
 
 def _determined_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """Return the named dimensions that the shapes of tensors determine.
+    """Return the symbolic dimensions that tensor shapes determine.
 
     n follows from `n * 2`, not from `(n + 1) // 2`, neither from `n + m`. Tensors in data
     structures determine none, as there may be no element.
     """
-    dims = (d for k in kinds if k is not None for t in tensors_of(k) for d in t.shape)
+    dims = (d for k in kinds if k is not None for t in iter_tensor_types(k) for d in t.shape)
     dim_symbols = ((d, dim_vars(d)) for d in dims if not isinstance(d, IntImm))
     alone = ((d, symbols[0]) for d, symbols in dim_symbols if len(symbols) == 1)
     return {n for d, n in alone if d is n or detect.detect_linear_equation(d, [n])}
 
 
-def tensors_of(kind: Type) -> Iterator[TensorType]:
-    """Yield the tensors that a value of a type has for certain: itself, or fields of tuples."""
+def iter_tensor_types(kind: Type) -> Iterator[TensorType]:
+    """Yield the tensor types of a type: itself, or the fields of nested tuples."""
     stack = [kind]
     while stack:
         current = stack.pop()
@@ -232,19 +242,21 @@ def tensors_of(kind: Type) -> Iterator[TensorType]:
             yield current
 
 
-def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
-    """Return the function value that a lifted function stands for."""
+def _closure_value(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
+    """Return the function value for a lifted function: a partial application to its captured
+    values.
+    """
     return Call(name, captured) if captured else name
 
 
 @module_pass(name="LambdaLift", opt_level=1, required=(InferType(),))
 def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
-    domains = Domains(module) if len(device_table(module)) > 1 else None
-    lifter = _Lifter({g.name_hint for g in module}, domains)
+    domains = DeviceDomains(module) if len(device_table(module)) > 1 else None
+    lifter = _LambdaLifter({g.name_hint for g in module}, domains)
     lifted = map_functions(module, lifter.lift)
     return lifted.with_functions({**lifted.functions, **lifter.lifted})
 
 
 def LambdaLift() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that lifts closures to global functions (TVM's LambdaLift)."""
     return _lambda_lift

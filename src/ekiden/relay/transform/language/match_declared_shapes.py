@@ -1,4 +1,5 @@
-"""Checks of unknown sizes where a value enters a position whose type declares them.
+"""Run-time shape checks (match_shape) where a value of unknown size flows into a position with a
+declared shape.
 
     let %y: Tensor[(n, 3), float32] = @g(%x);             @g returns Tensor[(?, 3), float32]
     -> let %y: Tensor[(n, 3), float32] = vm.match_shape(@g(%x), shape=[n, 3]);
@@ -31,7 +32,7 @@ from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.span import Span
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import FuncType, RelayRefType, TensorType, TupleType, Type, TypeCall
 from ekiden.relay.adjoint_type import definition
@@ -55,16 +56,21 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op.vm import match_shape
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import infer_here, is_atom, map_functions, rewrite_graph
+from ekiden.relay.transform.language.scopes import (
+    infer_local_type,
+    is_atom,
+    map_functions,
+    rewrite_graph,
+)
 from ekiden.relay.unify import Unifier, match_dims, size_vars, substitute_dims
 from ekiden.relay.visitor import map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-Declaration = tuple[str, Span | None]
+ShapeDeclaration = tuple[str, Span | None]
 """What declares a shape, for messages, and where it is in the model."""
 
 
-def _is_known(declared: PrimExpr, actual: PrimExpr) -> bool:
+def _is_proven_equal(declared: PrimExpr, actual: PrimExpr) -> bool:
     if declared is actual or isinstance(declared, AnyDim):
         return True
     if isinstance(declared, IntImm) and isinstance(actual, IntImm):
@@ -72,10 +78,11 @@ def _is_known(declared: PrimExpr, actual: PrimExpr) -> bool:
     return not isinstance(actual, AnyDim) and prove_equal(declared, actual)
 
 
-def call_dims(
+def infer_call_dims(
     params: Sequence[Type], args: Sequence[Type], bound: set[SizeVar]
 ) -> dict[Symbol, PrimExpr]:
-    """Return what the names of dimensions in a callee's parameters are in one call.
+    """Infer the values of a callee's symbolic dimensions for one call by matching parameter and
+    argument types.
 
     A name that no argument shows and several dimensions share is a new one, which the check of the
     first argument binds. Names in `bound` are those of the caller, and not the callee's to choose.
@@ -92,55 +99,57 @@ def call_dims(
     return {symbol: dim for symbol, dim in dims.items() if symbol is not dim}
 
 
-class _Checker:
-    """Checker of the declared positions of one global function."""
+class _ShapeCheckInserter:
+    """Inserter of shape checks into one global function."""
 
     def __init__(self, module: IRModule, root: Function) -> None:
         self.module, self.root = module, root
         self.bound = set(size_vars(p.checked_type for p in root.params))
 
     def run(self) -> Function:
-        """Return the function with checks; itself where it needs none."""
-        body = rewrite_graph(self.root.body, self._rewrite)
-        body = self._result(self.root, body)
+        """Return the function with checks inserted, or itself where none is needed."""
+        body = rewrite_graph(self.root.body, self._rewrite_typed)
+        body = self._check_result(self.root, body)
         kind = self.root.ret_type
-        if kind is not None and self._name() == "main":
-            kind = self._with_open_parameters(kind)
+        if kind is not None and self._global_name() == "main":
+            kind = self._generalize_parameters(kind)
             declaration = "a function that @main gives", self.root.body.span or self.root.span
             body = self._coerce(body, self.root.ret_type or kind, kind, declaration)
         if body is self.root.body:
             return self.root
         return self.root.with_fields(body=body, ret_type=kind)
 
-    def _name(self) -> str:
+    def _global_name(self) -> str:
         names = [g.name_hint for g, f in self.module.functions.items() if f is self.root]
         return names[0] if names else ""
 
-    def _with_open_parameters(self, kind: Type) -> Type:
-        """Return a result type whose functions take any size where they know a name of main's."""
+    def _generalize_parameters(self, kind: Type) -> Type:
+        """Generalise the parameters of result functions: dimensions that depend on main's symbols
+        become unknown.
+        """
         if isinstance(kind, TupleType):
-            return TupleType(tuple(map(self._with_open_parameters, kind.fields)))
+            return TupleType(tuple(map(self._generalize_parameters, kind.fields)))
         if not isinstance(kind, FuncType):
             return kind
-        args = tuple(map_type(arg, self._without_bound) for arg in kind.arg_types)
+        args = tuple(map_type(arg, self._erase_bound_dims) for arg in kind.arg_types)
         return FuncType(args, kind.ret_type, kind.type_params, kind.type_constraints)
 
-    def _without_bound(self, kind: Type) -> Type:
-        """Return a tensor type whose sizes are unknown where they depend on names of main's."""
+    def _erase_bound_dims(self, kind: Type) -> Type:
+        """Replace the dimensions of a tensor type that depend on main's symbols by unknown ones."""
         if not isinstance(kind, TensorType):
             return kind
         dims = (d if self.bound.isdisjoint(free_vars(d)) else AnyDim() for d in kind.shape)
         return TensorType(tuple(dims), kind.dtype)
 
-    def _rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    def _rewrite_typed(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
         old_type = old.checked_type_or_none()
-        checked = self._checked(old, new)
+        checked = self._insert_checks(old, new)
         if checked is not new and old_type is not None:
             checked.set_checked_type(old_type)
         return checked
 
-    def _checked(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return what stands for an expression whose parts have been rewritten."""
+    def _insert_checks(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Insert the checks that an expression with rewritten children needs."""
         match old, new:
             case Let(), Let():
                 what = f"let %{old.var.name_hint}", old.value.span or old.span
@@ -155,40 +164,40 @@ class _Checker:
                 branches = {
                     name: self._check_value(getattr(new, name), getattr(old, name),
                     old.checked_type,
-                                        ("if: a branch", old.span))
+                                            ("if: a branch", old.span))
                     for name in ("true_branch", "false_branch")
                 }  # fmt: skip
                 same = all(getattr(new, name) is value for name, value in branches.items())
                 return new if same else new.with_fields(**branches)
             case Match(), Match():
-                return self._match(old, new)
+                return self._check_match(old, new)
             case Function(), Function() if not is_atom(old):
-                body = self._result(old, new.body)
+                body = self._check_result(old, new.body)
                 return new if body is new.body else new.with_fields(body=body)
             case Call(), Call() if not isinstance(old.op, Op):
-                return self._call(old, new)
+                return self._check_call(old, new)
         return new
 
-    def _result(self, function: Function, body: RelayExpr) -> RelayExpr:
+    def _check_result(self, function: Function, body: RelayExpr) -> RelayExpr:
         if function.ret_type is None:
             return body
         declaration = "the result of a function", function.body.span or function.span
         if function is self.root:
-            declaration = f"the result of @{self._name()}", declaration[1]
+            declaration = f"the result of @{self._global_name()}", declaration[1]
         return self._check_value(body, function.body, function.ret_type, declaration)
 
-    def _call(self, old: Call, new: Call) -> RelayExpr:
-        callee = self._callee(old)
+    def _check_call(self, old: Call, new: Call) -> RelayExpr:
+        callee = self._callee_type(old)
         if callee is None or len(callee.arg_types) != len(old.args):
             return new
         kinds = [a.checked_type for a in old.args]
         # A local function shares the caller's names; a global one has its own.
         own = set() if isinstance(old.op, GlobalVar) else self.bound
-        dims = call_dims(callee.arg_types, kinds, own)
+        dims = infer_call_dims(callee.arg_types, kinds, own)
         name = getattr(old.op, "name_hint", "a function")
         args = tuple(
             self._check_value(arg, before, substitute_dims(kind, dims),
-                          (f"argument {at} of {name}", old.span))
+                              (f"argument {at} of {name}", old.span))
             for at, (arg, before, kind) in enumerate(
                 zip(new.args, old.args, callee.arg_types, strict=True)
             )
@@ -196,8 +205,8 @@ class _Checker:
         same = all(a is b for a, b in zip(args, new.args, strict=True))
         return new if same else new.with_fields(args=args)
 
-    def _callee(self, call: Call) -> FuncType | None:
-        """Return the type of what is called, in this use of it."""
+    def _callee_type(self, call: Call) -> FuncType | None:
+        """Return the callee's type, instantiated at the call's type arguments."""
         if isinstance(call.op, Constructor):
             data = definition(self.module, call.op.belong_to)
             assert data is not None, "the type checker has looked it up"
@@ -209,17 +218,17 @@ class _Checker:
             return None
         return Unifier().instantiate(kind, call.type_args)
 
-    def _match(self, old: Match, new: Match) -> RelayExpr:
+    def _check_match(self, old: Match, new: Match) -> RelayExpr:
         clauses = []
         for before, clause in zip(old.clauses, new.clauses, strict=True):
             declaration = "match: a clause", before.rhs.span or old.span
             rhs = self._check_value(clause.rhs, before.rhs, old.checked_type, declaration)
             lhs = clause.lhs
             for var, kind in self._pattern_types(before.lhs, old.data.checked_type):
-                if self._declares_more(var.checked_type, kind):
+                if self._needs_check(var.checked_type, kind):
                     pattern_var = Var(var.name_hint, kind)
                     pattern_var.set_checked_type(kind)
-                    lhs = _replace_variable(lhs, var, pattern_var)
+                    lhs = _replace_pattern_var(lhs, var, pattern_var)
                     declaration = f"match: %{var.name_hint}", old.span
                     value = self._coerce(pattern_var, kind, var.checked_type, declaration)
                     result = rhs.checked_type
@@ -231,8 +240,7 @@ class _Checker:
         return new if same else new.with_fields(clauses=tuple(clauses))
 
     def _pattern_types(self, pattern: Pattern, kind: Type) -> Iterator[tuple[Var, Type]]:
-        """Yield the variables of a pattern with the types of what they take from a value of a
-        type."""
+        """Yield the variables of a pattern with the types of the components they match."""
         waiting = [(pattern, kind)]
         while waiting:
             at, value_type = waiting.pop()
@@ -250,47 +258,52 @@ class _Checker:
                     one = Unifier().instantiate(constructor_type, args)
                     waiting.extend(zip(inner, one.arg_types, strict=True))
 
-    def _declares_more(self, declared: Type, actual: Type) -> bool:
-        """Return whether a tensor, or one in a tuple or in a function's type, has a declared extent
-        that is not known to be that of the value."""
+    def _needs_check(self, declared: Type, actual: Type) -> bool:
+        """Return whether a declared extent is not proven equal to the value's, so that a run-time
+        check is needed.
+        """
         if declared is actual:
             return False
         match declared, actual:
             case TensorType(), TensorType():
-                return not all(map(_is_known, declared.shape, actual.shape))
+                return not all(map(_is_proven_equal, declared.shape, actual.shape))
             case TupleType(), TupleType():
-                return any(map(self._declares_more, declared.fields, actual.fields))
+                return any(map(self._needs_check, declared.fields, actual.fields))
             case FuncType(), FuncType():
                 # Parameters are contravariant: the value's parameters must not declare more than
                 # the position's.
-                dims = call_dims(actual.arg_types, declared.arg_types, self.bound)
+                dims = infer_call_dims(actual.arg_types, declared.arg_types, self.bound)
                 params = [substitute_dims(kind, dims) for kind in actual.arg_types]
-                return any(map(self._declares_more, params, declared.arg_types)) or (
-                    self._declares_more(declared.ret_type, substitute_dims(actual.ret_type, dims))
+                return any(map(self._needs_check, params, declared.arg_types)) or (
+                    self._needs_check(declared.ret_type, substitute_dims(actual.ret_type, dims))
                 )
             case TypeCall(), TypeCall():
-                return any(map(self._declares_more, declared.args, actual.args))
+                return any(map(self._needs_check, declared.args, actual.args))
             case RelayRefType(), RelayRefType():
                 declared_value, actual_value = declared.value, actual.value
                 # A cell is read and written, so its types must agree in both directions.
-                return self._declares_more(declared_value, actual_value) or self._declares_more(
+                return self._needs_check(declared_value, actual_value) or self._needs_check(
                     actual_value, declared_value
                 )
         return False
 
     def _check_value(
-        self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: Declaration
+        self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: ShapeDeclaration
     ) -> RelayExpr:
-        """Return what enters a place of a declared type for a value, which stands for `old`."""
+        """Return the value checked against a declared type; `old` is the expression before
+        rewriting.
+        """
         if value is old and type(old) in (GlobalVar, Constructor):
             return value  # of which each call is checked
         return self._coerce(value, old.checked_type, declared, declaration)
 
     def _coerce(
-        self, value: RelayExpr, actual: Type, declared: Type, declaration: Declaration
+        self, value: RelayExpr, actual: Type, declared: Type, declaration: ShapeDeclaration
     ) -> RelayExpr:
-        """Return a value of a known type as one of the declared type; itself if it is one."""
-        if not self._declares_more(declared, actual):
+        """Coerce a value to the declared type by checks; return it unchanged if it has
+        that type.
+        """
+        if not self._needs_check(declared, actual):
             return value
         match declared, actual:
             case TensorType(), TensorType():
@@ -299,7 +312,7 @@ class _Checker:
                 call = match_shape(value, declared.shape, declaration[0]).with_fields(
                     span=declaration[1]
                 )
-                return infer_here(call)
+                return infer_local_type(call)
             case TupleType(), TupleType():
                 fields = []
                 for at, (inner, own) in enumerate(zip(declared.fields, actual.fields, strict=True)):
@@ -320,7 +333,7 @@ class _Checker:
                 cell.set_checked_type(declared)
                 return cell
         if not isinstance(declared, FuncType) or not isinstance(actual, FuncType):
-            kinds = f"expected {type_text(declared)}, got {type_text(actual)}"
+            kinds = f"expected {format_type(declared)}, got {format_type(actual)}"
             where = f" ({declaration[1]})" if declaration[1] else ""
             raise TypeInferenceError(
                 f"{declaration[0]}{where}: {kinds}: sizes inside of a value that exists "
@@ -331,15 +344,15 @@ class _Checker:
         return self._wrap_function(value, actual, declared, declaration)
 
     def _wrap_function(
-        self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: Declaration
+        self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: ShapeDeclaration
     ) -> RelayExpr:
-        """Return a function of the declared type that calls a value of another one."""
+        """Wrap a function value in one of the declared type that checks arguments and result."""
         callee = Var("f", actual)
         callee.set_checked_type(actual)
         params = [Var(f"p{at}", kind) for at, kind in enumerate(declared.arg_types)]
         for param, kind in zip(params, declared.arg_types, strict=True):
             param.set_checked_type(kind)
-        dims = call_dims(actual.arg_types, declared.arg_types, self.bound)
+        dims = infer_call_dims(actual.arg_types, declared.arg_types, self.bound)
         args = [
             self._coerce(p, of, substitute_dims(kind, dims), declaration)
             for p, of, kind in zip(params, declared.arg_types, actual.arg_types, strict=True)
@@ -355,13 +368,13 @@ class _Checker:
         return bound_wrapper
 
 
-def _replace_variable(pattern: Pattern, old: Var, new: Var) -> Pattern:
-    """Return a pattern with another variable in the place of one."""
+def _replace_pattern_var(pattern: Pattern, old: Var, new: Var) -> Pattern:
+    """Replace a variable in a pattern."""
     match pattern:
         case PatternVar(var=var):
             return PatternVar(new) if var is old else pattern
         case PatternConstructor(patterns=inner) | PatternTuple(patterns=inner):
-            new_patterns = tuple(_replace_variable(p, old, new) for p in inner)
+            new_patterns = tuple(_replace_pattern_var(p, old, new) for p in inner)
             same = all(a is b for a, b in zip(new_patterns, inner, strict=True))
             return pattern if same else pattern.with_fields(patterns=new_patterns)
     return pattern
@@ -369,11 +382,11 @@ def _replace_variable(pattern: Pattern, old: Var, new: Var) -> Pattern:
 
 @module_pass(name="MatchDeclaredShapes", required=(InferType(),))
 def _match_declared_shapes(module: IRModule, context: PassContext) -> IRModule:
-    checked = map_functions(module, lambda function: _Checker(module, function).run())
+    checked = map_functions(module, lambda function: _ShapeCheckInserter(module, function).run())
     same = all(checked[name] is f for name, f in module.functions.items())
     return module if same else checked
 
 
 def MatchDeclaredShapes() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inserts run-time checks of declared shapes."""
     return _match_declared_shapes

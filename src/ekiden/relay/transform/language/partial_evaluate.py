@@ -1,5 +1,5 @@
-"""Partial evaluation: calls, branches, matches and loops on known data are computed at compile
-time.
+"""Online partial evaluation: evaluate calls, branches, matches and loops on statically known data
+at compile time.
 
     def @power(%n: Nat, %x) { match (%n) { Z => 1f, S(%m) => multiply(%x, @power(%m, %x)) } }
     @power(S(S(Z)), %x)   ->   let %v0 = multiply(%x, 1f); multiply(%x, %v0)
@@ -62,42 +62,46 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.graph.fold_constant import MAX_STEPS, UNFOLDABLE, can_compute
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.graph.fold_constant import MAX_STEPS, UNFOLDABLE, can_evaluate
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.instantiate import dims_of_call, has_unknown_size, instantiate
+from ekiden.relay.transform.language.instantiate import (
+    call_dim_substitution,
+    has_unknown_dim,
+    instantiate,
+)
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.step_budget import StepBudget
 
-MAX_DEPTH = 5_000
+MAX_UNROLL_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""
 
-MAX_ELEMENTS = 1 << 16
+MAX_EVALUATED_ELEMENTS = 1 << 16
 """Results of operators that are computed now; larger ones would make the program larger."""
 
 
 @dataclass(slots=True, eq=False)
 class StaticValue:
-    """Partially known value.
+    """Partially static value: its known part, and its residual expression.
 
     Known is an Array, the fields of a tuple, a constructor's data, a closure, or None. `expr` is an
     atom for it in the result, created when it is first needed, with the scope where it is bound.
     """
 
-    known: Array | tuple[StaticValue, ...] | StaticData | StaticClosure | None = None
+    static: Array | tuple[StaticValue, ...] | StaticData | StaticClosure | None = None
     expr: RelayExpr | None = None
     scope: ResidualScope | None = None
 
 
 @dataclass(slots=True, eq=False)
 class StaticData:
-    """A constructor applied to its fields."""
+    """Statically known constructor application."""
 
     constructor: Constructor
     fields: tuple[StaticValue, ...]
@@ -106,57 +110,59 @@ class StaticData:
 
 @dataclass(slots=True, eq=False)
 class StaticClosure:
-    """A function with what it captures: a global one with its name, one that calls itself with the
-    variable it does so by.
-    """
+    """Statically known function with its environment; named if it is global or recursive."""
 
     function: Function
     env: ChainMap[Var, StaticValue]
     name: GlobalVar | None = None
-    own_var: Var | None = None
+    recursive_var: Var | None = None
 
 
 @dataclass(slots=True, eq=False)
 class ResidualScope:
-    """The bindings of the result made so far in one scope, inside of another."""
+    """Scope of the residual program with the bindings emitted so far."""
 
     parent: ResidualScope | None
-    bindings: list[Binding] = field(default_factory=list)
-    decided: bool = True
+    bindings: list[LetBinding] = field(default_factory=list)
+    is_unconditional: bool = True
     """Whether it is certain that this scope is entered whenever the one around the call is."""
 
-    def is_around(self, inner_scope: ResidualScope | None) -> bool:
-        """Return whether what is bound here is visible in another scope."""
+    def encloses(self, inner_scope: ResidualScope | None) -> bool:
+        """Return whether this scope encloses another, so that its bindings are visible there."""
         while inner_scope is not None and inner_scope is not self:
             inner_scope = inner_scope.parent
         return inner_scope is self
 
     def bind(self, expr: RelayExpr, hint: str = "v", kind: Type | None = None) -> Var:
-        """Bind an expression to a new variable, of a type where that says less than its own."""
+        """Bind an expression to a fresh variable, annotated with a type where that is less precise
+        than the expression's own.
+        """
         variable = Var(hint, kind)
         self.bindings.append((variable, expr))
         return variable
 
     def wrap(self, result: RelayExpr) -> RelayExpr:
-        """Return the bindings around a result, without those that nothing uses."""
+        """Return the result wrapped in the live bindings."""
         return build_lets(drop_unused_bindings(self.bindings, result), result)
 
 
 @dataclass(slots=True, eq=False)
-class Unrolling:
-    """One unrolled call in progress, with the sizes of the data among its arguments."""
+class UnrolledCall:
+    """Unrolled call in progress, with the sizes of the static data among its arguments."""
 
     function: Function
     sizes: tuple[int | None, ...]
     scope: ResidualScope
 
 
-Evaluation = Generator["Evaluation", StaticValue, StaticValue]
+EvaluationCoroutine = Generator["EvaluationCoroutine", StaticValue, StaticValue]
 """An evaluation in progress, which yields those it waits for."""
 
 
-def _run(first: Evaluation) -> StaticValue:
-    """Evaluate with a stack of our own, so that deep programs do not need Python's."""
+def _run_trampoline(first: EvaluationCoroutine) -> StaticValue:
+    """Run an evaluation on an explicit stack (trampoline), so that deep programs do not exhaust
+    Python's.
+    """
     stack = [first]
     value: StaticValue | None = None
     while stack:
@@ -172,39 +178,44 @@ def _run(first: Evaluation) -> StaticValue:
     return value
 
 
-Environment = ChainMap[Var, StaticValue]
+StaticEnvironment = ChainMap[Var, StaticValue]
 
 
 class _Specializer:
-    """Specializer of the functions of one module, all in A-normal form."""
+    """Partial evaluator of a module's functions in A-normal form."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
-        self.active: list[Unrolling] = []
+        self.unrolled_calls: list[UnrolledCall] = []
         self.bound: set[SizeVar] = set()
         """Names of dimensions that a function inside of another may share with it."""
 
-    def function(self, name: GlobalVar, function: Function) -> Function:
-        """Specialize a global function, its arguments unknown."""
+    def specialize_function(self, name: GlobalVar, function: Function) -> Function:
+        """Specialise a global function whose arguments are dynamic."""
         scope = ResidualScope(None)
-        env = Environment({p: StaticValue(expr=p, scope=scope) for p in function.params})
+        env = StaticEnvironment({p: StaticValue(expr=p, scope=scope) for p in function.params})
         self.bound = set(size_vars(p.checked_type for p in function.params))
-        self.active = [Unrolling(function, (None,) * len(function.params), scope)]
-        result = _run(self._finish(function.body, env, scope))
+        self.unrolled_calls = [UnrolledCall(function, (None,) * len(function.params), scope)]
+        result = _run_trampoline(self._evaluate_scope(function.body, env, scope))
         assert result.expr is not None
         return function.with_fields(body=result.expr)
 
-    def _finish(self, body: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
-        """Evaluate a complete scope to an expression."""
+    def _evaluate_scope(
+        self, body: RelayExpr, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
+        """Evaluate a whole scope to a residual expression."""
         value = yield self._evaluate(body, env, scope)
         atom = yield self._reify(value, scope)
         assert atom.expr is not None
         return StaticValue(expr=scope.wrap(atom.expr))
 
-    def _evaluate(self, expr: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
+    def _evaluate(
+        self, expr: RelayExpr, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
         while isinstance(expr, Let):
+            # The environment is captured by reference, so that a recursive function finds itself.
             if isinstance(expr.value, Function) and not expr.value.attr("Primitive"):
-                env[expr.var] = StaticValue(StaticClosure(expr.value, env, own_var=expr.var))
+                env[expr.var] = StaticValue(StaticClosure(expr.value, env, recursive_var=expr.var))
             else:
                 env[expr.var] = yield self._evaluate(expr.value, env, scope)
             expr = expr.body
@@ -214,66 +225,68 @@ class _Specializer:
             case Constant(data=data):
                 return StaticValue(data, expr)
             case GlobalVar():
-                return StaticValue(self._global(expr), expr)
+                return StaticValue(self._global_closure(expr), expr)
             case Function() if not expr.attr("Primitive"):
                 return StaticValue(StaticClosure(expr, env))
             case Tuple(fields=fields):
-                return StaticValue((yield from self._all(fields, env, scope)))
+                return StaticValue((yield from self._evaluate_all(fields, env, scope)))
             case TupleGetItem(tuple_value=inner, index=index):
                 value = yield self._evaluate(inner, env, scope)
-                if isinstance(value.known, tuple):
-                    return value.known[index]
+                if isinstance(value.static, tuple):
+                    return value.static[index]
                 atom = yield self._reify(value, scope)
-                return self._bind(TupleGetItem(_expr(atom), index, span=expr.span), scope)
+                return self._bind_residual(
+                    TupleGetItem(_residual_expr(atom), index, span=expr.span), scope
+                )
             case Call():
-                return (yield self._call(expr, env, scope))
+                return (yield self._evaluate_call(expr, env, scope))
             case If():
-                return (yield self._if(expr, env, scope))
+                return (yield self._evaluate_if(expr, env, scope))
             case Match():
-                return (yield self._match(expr, env, scope))
+                return (yield self._evaluate_match(expr, env, scope))
             case RefCreate() | RefRead() | RefWrite():
-                return (yield self._reference(expr, env, scope))
+                return (yield self._evaluate_reference(expr, env, scope))
             case _:
                 return StaticValue(expr=expr)
 
-    def _global(self, name: GlobalVar) -> StaticClosure | None:
+    def _global_closure(self, name: GlobalVar) -> StaticClosure | None:
         function = self.module.functions.get(name)
         is_known = isinstance(function, Function) and function.attr("Compiler") is None
-        return StaticClosure(function, Environment(), name) if is_known else None  # type: ignore[arg-type]
+        return StaticClosure(function, StaticEnvironment(), name) if is_known else None  # type: ignore[arg-type]
 
-    def _bind(self, expr: RelayExpr, scope: ResidualScope) -> StaticValue:
+    def _bind_residual(self, expr: RelayExpr, scope: ResidualScope) -> StaticValue:
         return StaticValue(expr=scope.bind(expr), scope=scope)
 
-    def _all(
-        self, exprs: Sequence[RelayExpr], env: Environment, scope: ResidualScope
-    ) -> Generator[Evaluation, StaticValue, tuple[StaticValue, ...]]:
+    def _evaluate_all(
+        self, exprs: Sequence[RelayExpr], env: StaticEnvironment, scope: ResidualScope
+    ) -> Generator[EvaluationCoroutine, StaticValue, tuple[StaticValue, ...]]:
         values = []
         for expr in exprs:
             values.append((yield self._evaluate(expr, env, scope)))
         return tuple(values)
 
-    def _atoms(
+    def _reify_all(
         self, values: Sequence[StaticValue], scope: ResidualScope
-    ) -> Generator[Evaluation, StaticValue, tuple[RelayExpr, ...]]:
+    ) -> Generator[EvaluationCoroutine, StaticValue, tuple[RelayExpr, ...]]:
         atoms = []
         for value in values:
-            atoms.append(_expr((yield self._reify(value, scope))))
+            atoms.append(_residual_expr((yield self._reify(value, scope))))
         return tuple(atoms)
 
     # Making an expression of what is known.
 
-    def _reify(self, value: StaticValue, scope: ResidualScope) -> Evaluation:
-        """Return a value that has an atom visible in a scope."""
-        if value.expr is not None and (value.scope is None or value.scope.is_around(scope)):
+    def _reify(self, value: StaticValue, scope: ResidualScope) -> EvaluationCoroutine:
+        """Return the value with a residual atom that is visible in the scope."""
+        if value.expr is not None and (value.scope is None or value.scope.encloses(scope)):
             return value
-        content = value.known
+        content = value.static
         if isinstance(content, np.ndarray):
             value.expr, value.scope = Constant(content), None
             return value
         if isinstance(content, tuple):
-            built: RelayExpr = Tuple((yield from self._atoms(content, scope)))
+            built: RelayExpr = Tuple((yield from self._reify_all(content, scope)))
         elif isinstance(content, StaticData):
-            built = Call(content.constructor, (yield from self._atoms(content.fields, scope)))
+            built = Call(content.constructor, (yield from self._reify_all(content.fields, scope)))
         else:
             assert isinstance(content, StaticClosure), "a value that is neither known nor named"
             return (yield self._reify_closure(value, content, scope))
@@ -282,120 +295,137 @@ class _Specializer:
 
     def _reify_closure(
         self, value: StaticValue, closure: StaticClosure, scope: ResidualScope
-    ) -> Evaluation:
-        """Build a function of the result from a function value, specialized to what it captures.
+    ) -> EvaluationCoroutine:
+        """Emit a residual function for a static closure, specialised to its environment.
 
         Its parameters are unknown. The name is known before the body, which may mention it; what it
         captures is bound in the scopes around, so that no copy of a binding is created.
         """
         function = closure.function
-        name = Var(closure.own_var.name_hint if closure.own_var else "f")
+        name = Var(closure.recursive_var.name_hint if closure.recursive_var else "f")
         value.expr, value.scope = name, scope
         # A function value may never be called, or many times.
-        inner = ResidualScope(scope, decided=False)
+        inner = ResidualScope(scope, is_unconditional=False)
         own_types = set(function.type_params)
         params = [
-            Var(p.name_hint, _closed(p.type_annotation, own_types), span=p.span)
+            Var(p.name_hint, _close_type(p.type_annotation, own_types), span=p.span)
             for p in function.params
         ]
-        env = Environment({}, *closure.env.maps)
+        env = StaticEnvironment({}, *closure.env.maps)
         env.update(
             {
                 p: StaticValue(expr=n, scope=inner)
                 for p, n in zip(function.params, params, strict=True)
             }
         )
-        if closure.own_var is not None:
-            env[closure.own_var] = StaticValue(expr=name, scope=scope)
-        body = yield self._finish(function.body, env, inner)
-        ret_type = _closed(function.ret_type, own_types)
+        if closure.recursive_var is not None:
+            env[closure.recursive_var] = StaticValue(expr=name, scope=scope)
+        body = yield self._evaluate_scope(function.body, env, inner)
+        ret_type = _close_type(function.ret_type, own_types)
         residual = function.with_fields(params=tuple(params), body=body.expr, ret_type=ret_type)
         scope.bindings.append((name, residual))
         return value
 
     # Calls.
 
-    def _call(self, call: Call, env: Environment, scope: ResidualScope) -> Evaluation:
-        args = yield from self._all(call.args, env, scope)
+    def _evaluate_call(
+        self, call: Call, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
+        args = yield from self._evaluate_all(call.args, env, scope)
         if isinstance(call.op, Constructor):
-            size = 1 + sum(a.known.size for a in args if isinstance(a.known, StaticData))
+            size = 1 + sum(a.static.size for a in args if isinstance(a.static, StaticData))
             return StaticValue(StaticData(call.op, args, size))
         if isinstance(call.op, Op):
-            folded = _fold(call, args)
+            folded = _fold_operator(call, args)
             return (
-                folded if folded is not None else (yield self._residual(call, call.op, args, scope))
+                folded
+                if folded is not None
+                else (yield self._residual_call(call, call.op, args, scope))
             )
         callee = yield self._evaluate(call.op, env, scope)
-        if isinstance(callee.known, StaticClosure) and self._may_unroll(callee.known, args, scope):
-            return (yield self._unroll(callee.known, call, args, scope))
+        if isinstance(callee.static, StaticClosure) and self._may_unroll(
+            callee.static, args, scope
+        ):
+            return (yield self._unroll_call(callee.static, call, args, scope))
         atom = yield self._reify(callee, scope)
-        return (yield self._residual(call, _expr(atom), args, scope))
+        return (yield self._residual_call(call, _residual_expr(atom), args, scope))
 
-    def _residual(
+    def _residual_call(
         self, call: Call, callee: RelayExpr, args: Sequence[StaticValue], scope: ResidualScope
-    ) -> Evaluation:
-        """Bind the call itself in the result."""
+    ) -> EvaluationCoroutine:
+        """Emit the call itself into the residual program."""
         if isinstance(call.op, Op) and call.op.definition.variadic:
-            fields = args[0].known
+            fields = args[0].static
             if isinstance(fields, tuple):
-                inside = yield from self._atoms(fields, scope)
+                inside = yield from self._reify_all(fields, scope)
                 new_call = Call(callee, (Tuple(inside),), call.attrs, span=call.span)
-                return self._bind(new_call, scope)
-        atoms = yield from self._atoms(args, scope)
-        return self._bind(Call(callee, atoms, call.attrs, span=call.span), scope)
+                return self._bind_residual(new_call, scope)
+        atoms = yield from self._reify_all(args, scope)
+        return self._bind_residual(Call(callee, atoms, call.attrs, span=call.span), scope)
 
     def _may_unroll(
         self, closure: StaticClosure, args: Sequence[StaticValue], scope: ResidualScope
     ) -> bool:
-        """Return whether a call is unrolled: the first one always, further ones only while they
-        approach an end (see the top of this file).
+        """Return whether to unroll a call: the first of a function always, recursive ones only
+        while their static data shrinks.
         """
-        if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
+        if closure.function.attr("SkipOptimization") or len(self.unrolled_calls) > MAX_UNROLL_DEPTH:
             return False
-        last = next((a for a in reversed(self.active) if a.function is closure.function), None)
+        last = next(
+            (a for a in reversed(self.unrolled_calls) if a.function is closure.function), None
+        )
         if last is None:
             return True
         sizes = zip(_data_sizes(args), last.sizes, strict=True)
+        # Structural descent on finite data terminates, which bounds the unrolling.
         if any(new is not None and old is not None and new < old for new, old in sizes):
             return True
-        is_counted = any(isinstance(a.known, np.ndarray) for a in args)
-        return is_counted and _is_decided(scope, last.scope)
+        is_counted = any(isinstance(a.static, np.ndarray) for a in args)
+        return is_counted and _is_unconditional(scope, last.scope)
 
-    def _unroll(
+    def _unroll_call(
         self, closure: StaticClosure, call: Call, args: Sequence[StaticValue], scope: ResidualScope
-    ) -> Evaluation:
+    ) -> EvaluationCoroutine:
         function = closure.function
-        dims = dims_of_call(function, call.args, () if closure.name else self.bound)
+        dims = call_dim_substitution(function, call.args, () if closure.name else self.bound)
         # The callee's names of dimensions become those of this call's arguments.
         if dims:
             self.bound.update(size_vars(a.checked_type for a in call.args))
             self.bound.update(d for d in dims.values() if isinstance(d, SizeVar))
             function = cast("Function", instantiate(function, dims))
-        env = Environment({}, *closure.env.maps)
+        env = StaticEnvironment({}, *closure.env.maps)
         env.update(zip(function.params, args, strict=True))
-        if closure.own_var is not None:
-            env[closure.own_var] = StaticValue(closure)
-        self.active.append(Unrolling(closure.function, _data_sizes(args), scope))
+        if closure.recursive_var is not None:
+            env[closure.recursive_var] = StaticValue(closure)
+        self.unrolled_calls.append(UnrolledCall(closure.function, _data_sizes(args), scope))
         value = yield self._evaluate(function.body, env, scope)
-        self.active.pop()
+        self.unrolled_calls.pop()
         return value
 
     # Choices.
 
-    def _if(self, expr: If, env: Environment, scope: ResidualScope) -> Evaluation:
+    def _evaluate_if(
+        self, expr: If, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
         cond = yield self._evaluate(expr.cond, env, scope)
-        if isinstance(cond.known, np.ndarray):
-            true_expr = expr.true_branch if bool(cond.known) else expr.false_branch
+        if isinstance(cond.static, np.ndarray):
+            true_expr = expr.true_branch if bool(cond.static) else expr.false_branch
             return (yield self._evaluate(true_expr, env.new_child(), scope))
         atom = yield self._reify(cond, scope)
         branches = []
         for branch in (expr.true_branch, expr.false_branch):
-            inner = ResidualScope(scope, decided=False)
-            branches.append(_expr((yield self._finish(branch, env.new_child(), inner))))
+            inner = ResidualScope(scope, is_unconditional=False)
+            branches.append(
+                _residual_expr((yield self._evaluate_scope(branch, env.new_child(), inner)))
+            )
         true_expr, false_expr = branches
-        return self._bind(If(_expr(atom), true_expr, false_expr, span=expr.span), scope)
+        return self._bind_residual(
+            If(_residual_expr(atom), true_expr, false_expr, span=expr.span), scope
+        )
 
-    def _match(self, expr: Match, env: Environment, scope: ResidualScope) -> Evaluation:
+    def _evaluate_match(
+        self, expr: Match, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
         data = yield self._evaluate(expr.data, env, scope)
         for clause in expr.clauses:
             matched_vars: dict[Var, StaticValue] = {}
@@ -408,79 +438,83 @@ class _Specializer:
         atom = yield self._reify(data, scope)
         clauses = []
         for clause in expr.clauses:
-            inner = ResidualScope(scope, decided=False)
+            inner = ResidualScope(scope, is_unconditional=False)
             new: dict[RelayExpr, RelayExpr] = {
                 v: Var(v.name_hint) for v in pattern_vars(clause.lhs)
             }
             bound = {
                 v: StaticValue(expr=n, scope=inner) for v, n in new.items() if isinstance(v, Var)
             }
-            body = yield self._finish(clause.rhs, env.new_child(bound), inner)
-            clauses.append(Clause(map_pattern(clause.lhs, dict(new.items())), _expr(body)))
-        residual = Match(_expr(atom), tuple(clauses), expr.complete, span=expr.span)
-        return self._bind(residual, scope)
+            body = yield self._evaluate_scope(clause.rhs, env.new_child(bound), inner)
+            clauses.append(Clause(map_pattern(clause.lhs, dict(new.items())), _residual_expr(body)))
+        residual = Match(_residual_expr(atom), tuple(clauses), expr.complete, span=expr.span)
+        return self._bind_residual(residual, scope)
 
-    def _reference(
-        self, expr: RefCreate | RefRead | RefWrite, env: Environment, scope: ResidualScope
-    ) -> Evaluation:
+    def _evaluate_reference(
+        self, expr: RefCreate | RefRead | RefWrite, env: StaticEnvironment, scope: ResidualScope
+    ) -> EvaluationCoroutine:
         inside = children(expr)
-        values = yield from self._all(inside, env, scope)
-        atoms = yield from self._atoms(values, scope)
+        values = yield from self._evaluate_all(inside, env, scope)
+        atoms = yield from self._reify_all(values, scope)
         old_type = expr.checked_type_or_none()
-        kind = old_type if isinstance(expr, RefCreate) and has_unknown_size(old_type) else None
+        kind = old_type if isinstance(expr, RefCreate) and has_unknown_dim(old_type) else None
         return StaticValue(expr=scope.bind(rebuild(expr, atoms), kind=kind), scope=scope)
 
 
-def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
-    """Return a type, unless it names a type parameter of an outer function, which no
+def _close_type(kind: Type | None, own: set[TypeVar]) -> Type | None:
+    """Return a type, or None if it mentions a type parameter of an enclosing function, which no
     longer exists.
     """
     components = [] if kind is None else type_post_order(kind)
     return None if any(isinstance(t, TypeVar) and t not in own for t in components) else kind
 
 
-def _expr(value: StaticValue) -> RelayExpr:
+def _residual_expr(value: StaticValue) -> RelayExpr:
     assert value.expr is not None
     return value.expr
 
 
 def _data_sizes(args: Sequence[StaticValue]) -> tuple[int | None, ...]:
-    return tuple(a.known.size if isinstance(a.known, StaticData) else None for a in args)
+    return tuple(a.static.size if isinstance(a.static, StaticData) else None for a in args)
 
 
-def _is_decided(scope: ResidualScope | None, outer: ResidualScope) -> bool:
-    """Return whether nothing unknown was branched on since an outer scope."""
+def _is_unconditional(scope: ResidualScope | None, outer: ResidualScope) -> bool:
+    """Return whether no dynamic branch lies between a scope and an enclosing one."""
     while scope is not None and scope is not outer:
-        if not scope.decided:
+        if not scope.is_unconditional:
             return False
         scope = scope.parent
     return True
 
 
-def _arrays(value: StaticValue) -> Array | tuple[Array, ...] | None:
-    if isinstance(value.known, np.ndarray):
-        return value.known
-    if isinstance(value.known, tuple):
-        fields = [f.known for f in value.known]
+def _static_arrays(value: StaticValue) -> Array | tuple[Array, ...] | None:
+    if isinstance(value.static, np.ndarray):
+        return value.static
+    if isinstance(value.static, tuple):
+        fields = [f.static for f in value.static]
         arrays = tuple(f for f in fields if isinstance(f, np.ndarray))
         return arrays if len(arrays) == len(fields) else None
     return None
 
 
-def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
-    """Compute an operator call whose arguments are known, unless its result is large or it has
-    state.
+def _fold_operator(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
+    """Evaluate an operator call on static arguments, or return None if its result is large or it
+    has state.
     """
     assert isinstance(call.op, Op)
-    arrays = [a for a in map(_arrays, args) if a is not None]
-    if len(arrays) < len(args) or not can_compute(call.op, call.attrs) or _is_large(call):
+    arrays = [a for a in map(_static_arrays, args) if a is not None]
+    if (
+        len(arrays) < len(args)
+        or not can_evaluate(call.op, call.attrs)
+        or _exceeds_element_limit(call)
+    ):
         return None
     try:
         value = evaluate_call(call.op, call.attrs, arrays, StepBudget(MAX_STEPS))
     except UNFOLDABLE:
         return None
     results = value if isinstance(value, tuple) else (value,)
-    if sum(p.size for p in results) > MAX_ELEMENTS:
+    if sum(p.size for p in results) > MAX_EVALUATED_ELEMENTS:
         return None
     return (
         StaticValue(tuple(map(StaticValue, value)))
@@ -489,23 +523,23 @@ def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
     )
 
 
-def _is_large(call: Call) -> bool:
-    """Return whether the type of a result says that it is too large: no memory is
-    allocated for it.
+def _exceeds_element_limit(call: Call) -> bool:
+    """Return whether the result type exceeds the element limit, before memory is allocated
+    for it.
     """
     kind = call.checked_type_or_none()
     tensors = (
         [] if kind is None else [t for t in type_post_order(kind) if isinstance(t, TensorType)]
     )
     sizes = [[d.value for d in t.shape if isinstance(d, IntImm)] for t in tensors]
-    return sum(map(math.prod, sizes)) > MAX_ELEMENTS
+    return sum(map(math.prod, sizes)) > MAX_EVALUATED_ELEMENTS
 
 
 def _match_pattern(
     pattern: Pattern, value: StaticValue, bindings: dict[Var, StaticValue]
 ) -> bool | None:
-    """Return whether a value matches a pattern, None if it is not known; `bindings` gets its
-    variables.
+    """Return whether a value matches a pattern, None if that is dynamic; matched variables are
+    added to `bindings`.
     """
     match pattern:
         case PatternWildcard():
@@ -513,19 +547,19 @@ def _match_pattern(
         case PatternVar(var=var):
             bindings[var] = value
             return True
-        case PatternTuple(patterns=patterns) if isinstance(value.known, tuple):
-            return _match_all(patterns, value.known, bindings)
+        case PatternTuple(patterns=patterns) if isinstance(value.static, tuple):
+            return _match_patterns(patterns, value.static, bindings)
         case PatternConstructor(constructor=constructor, patterns=patterns):
-            if not isinstance(value.known, StaticData):
+            if not isinstance(value.static, StaticData):
                 return None
-            if value.known.constructor.tag != constructor.tag:
+            if value.static.constructor.tag != constructor.tag:
                 return False
-            return _match_all(patterns, value.known.fields, bindings)
+            return _match_patterns(patterns, value.static.fields, bindings)
         case _:
             return None
 
 
-def _match_all(
+def _match_patterns(
     patterns: Sequence[Pattern], values: Sequence[StaticValue], bindings: dict[Var, StaticValue]
 ) -> bool | None:
     results = [_match_pattern(p, v, bindings) for p, v in zip(patterns, values, strict=True)]
@@ -534,15 +568,15 @@ def _match_all(
 
 @module_pass(name="PartialEvaluate", opt_level=1, required=(InferType(),))
 def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
-    normal = map_functions(MatchDeclaredShapes()(module), on_body(to_a_normal_form))
+    normal = map_functions(MatchDeclaredShapes()(module), lift_body_rewrite(to_a_normal_form))
     specializer = _Specializer(normal)
     done: dict[GlobalVar, BaseFunc] = {}
     for name, f in normal.functions.items():
         is_own = isinstance(f, Function) and f.attr("Compiler") is None
-        done[name] = specializer.function(name, f) if is_own else f  # type: ignore[arg-type]
+        done[name] = specializer.specialize_function(name, f) if is_own else f  # type: ignore[arg-type]
     return InferType()(normal.with_functions(done))
 
 
 def PartialEvaluate() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that partially evaluates functions (TVM's PartialEvaluate)."""
     return _partial_evaluate

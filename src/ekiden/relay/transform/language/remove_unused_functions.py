@@ -1,4 +1,4 @@
-"""Removal of the functions that no entry point reaches.
+"""Remove functions that are unreachable from the entry points.
 
 def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same without @g
 """
@@ -12,18 +12,20 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.analysis.call_graph import CallGraph
 
-ENTRIES_ATTRIBUTE = "entries"
+ENTRY_FUNCTIONS_ATTR = "entries"
 """The attribute of a module that names functions called from outside, beside main."""
 
 
 def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; kernels go with what calls them."""
+    """Return a pass that removes functions unreachable from the entries (TVM's
+    RemoveUnusedFunctions).
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Remove functions that neither `entry_functions` nor the module's attribute of entries
-        reach.
+        """Remove functions that neither `entry_functions` nor the module's attribute of entry
+        points reach.
         """
-        further = cast(Sequence[str], module.attrs.get(ENTRIES_ATTRIBUTE, ()))
+        further = cast(Sequence[str], module.attrs.get(ENTRY_FUNCTIONS_ATTR, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
         reachable = {g: f for g, f in module.functions.items() if g not in dropped}
         return module.with_functions(reachable)

@@ -1,4 +1,5 @@
-"""Tree of scopes: where each expression of a function is evaluated.
+"""Scope tree of a function: in which scope (function body, branch, clause) each expression is
+evaluated.
 
 A scope is where bindings can be made: a function body, a branch of an `If`, the body of a `Let`,
 the right side of a match clause. A shared expression belongs to the innermost scope that contains
@@ -38,63 +39,62 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.visitor import REBUILD, children, free_vars
+from ekiden.relay.visitor import REBUILDERS, children, free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class Scope:
-    """Scope: its result expression, the scope around it, and its expressions in the order of
-    evaluation.
-    """
+class RelayScope:
+    """Scope with its result, its parent, and its expressions in order of evaluation."""
 
     result: RelayExpr
-    parent: Scope | None = None
+    parent: RelayScope | None = None
     depth: int = 0
-    jump: Scope | None = None
+    jump_ancestor: RelayScope | None = None
     """A scope further out, so that any scope around is reached in a logarithm of steps."""
     nodes: list[RelayExpr] = field(default_factory=list)
     outputs: set[RelayExpr] = field(default_factory=set)
     """Expressions used by something else than the operands of this scope's own nodes."""
-    inner: dict[RelayExpr, list[Scope]] = field(default_factory=dict)
+    inner: dict[RelayExpr, list[RelayScope]] = field(default_factory=dict)
     """Expression of this scope -> the scopes that it opens, one for each of its `bodies`."""
 
-    def open(self, result: RelayExpr) -> Scope:
-        """Return a scope inside this one."""
-        near = self.jump
-        far = near.jump if near is not None else None
+    def open_child(self, result: RelayExpr) -> RelayScope:
+        """Open a child scope."""
+        near = self.jump_ancestor
+        far = near.jump_ancestor if near is not None else None
         # Skew-binary jumps: two jumps of equal length are merged into one (Myers 1983).
         if near is None or far is None or self.depth - near.depth != near.depth - far.depth:
             far = self
-        return Scope(result, self, self.depth + 1, far)
+        return RelayScope(result, self, self.depth + 1, far)
 
 
 def is_atom(expr: RelayExpr) -> bool:
-    """Return whether an expression needs no evaluation: a name, an operator, a constructor, a
-    primitive function.
+    """Return whether an expression needs no evaluation: variables, operators, constructors,
+    primitive functions.
     """
     if isinstance(expr, Function):
         return expr.attr("Primitive") is not None
-    return type(expr) in _ATOMS
+    return type(expr) in _ATOM_CLASSES
 
 
-_ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
+_ATOM_CLASSES = frozenset((Var, GlobalVar, Op, Constructor))
 
 
-def has_scope(expr: RelayExpr) -> bool:
-    """Return whether an expression is evaluated in some scope: neither an atom nor a constant."""
+def is_scoped(expr: RelayExpr) -> bool:
+    """Return whether an expression is evaluated in a scope: neither an atom nor a constant."""
     return not isinstance(expr, Constant) and not is_atom(expr)
 
 
 def _call_operands(call: Call) -> tuple[RelayExpr, ...]:
     op = call.op
+    # A callee held in a variable is a closure value, and so an operand.
     if type(op) is Op or (is_atom(op) and type(op) is not Var):
         return call.args
     return (op, *call.args)
 
 
 # fmt: off
-_OPERANDS: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
+_OPERAND_GETTERS: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
     Call:         _call_operands,
     Tuple:        lambda e: e.fields,
     TupleGetItem: lambda e: (e.tuple_value,),
@@ -105,7 +105,7 @@ _OPERANDS: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
     RefRead:      lambda e: (e.ref,),
     RefWrite:     lambda e: (e.ref, e.value),
 }
-_BODIES: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
+_BODY_GETTERS: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
     If:           lambda e: (e.true_branch, e.false_branch),
     Let:          lambda e: (e.body,),
     Match:        lambda e: tuple(c.rhs for c in e.clauses),
@@ -114,46 +114,45 @@ _BODIES: dict[type, Callable[..., tuple[RelayExpr, ...]]] = {
 # fmt: on
 
 
-_Getter = Callable[..., tuple[RelayExpr, ...]]
+_ChildGetter = Callable[..., tuple[RelayExpr, ...]]
 
 
-def _operands_and_bodies(kind: type) -> _Getter:
-    rows: list[_Getter] = [table[kind] for table in (_OPERANDS, _BODIES) if kind in table]
+def _operands_and_bodies(kind: type) -> _ChildGetter:
+    rows: list[_ChildGetter] = [
+        table[kind] for table in (_OPERAND_GETTERS, _BODY_GETTERS) if kind in table
+    ]
     if len(rows) == 1:
         return rows[0]
     first, second = rows
     return lambda e: first(e) + second(e)
 
 
-_OPERANDS_AND_BODIES: dict[type, _Getter] = {
-    kind: _operands_and_bodies(kind) for kind in _OPERANDS | _BODIES
+_OPERANDS_AND_BODIES: dict[type, _ChildGetter] = {
+    kind: _operands_and_bodies(kind) for kind in _OPERAND_GETTERS | _BODY_GETTERS
 }
 """Node class -> its operands and then its bodies: passes walk whole programs by it."""
 
 
 def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return what an expression needs evaluated in its own scope."""
-    read = _OPERANDS.get(type(expr))
+    """Return the children that an expression evaluates in its own scope."""
+    read = _OPERAND_GETTERS.get(type(expr))
     return () if read is None else read(expr)
 
 
 def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return the results of the scopes that an expression opens."""
-    read = _BODIES.get(type(expr))
+    """Return the results of the child scopes that an expression opens."""
+    read = _BODY_GETTERS.get(type(expr))
     return () if read is None else read(expr)
 
 
 def captured_vars(order: Iterable[RelayExpr]) -> set[Var]:
-    """Return the variables that function values among expressions use inside, their own parameters
-    left out.
-    """
+    """Return the free variables of all function values among the expressions."""
     functions = [e for e in order if isinstance(e, Function) and not is_atom(e)]
     return {variable for function in functions for variable in free_vars(function)}
 
 
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
-    """Return all expressions below root, operands and bodies before what uses them; shared ones
-    once.
+    """Return all expressions below root in post-order, shared ones once.
 
     Iterative.
     """
@@ -183,53 +182,63 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
     return order
 
 
-def enclosing_scope(scope: Scope, depth: int) -> Scope:
-    """Return the scope of that depth around a scope, or the scope itself."""
+def enclosing_scope(scope: RelayScope, depth: int) -> RelayScope:
+    """Return the ancestor of a scope at a given depth, or the scope itself."""
     while scope.depth > depth:
         assert scope.parent is not None
-        scope = scope.jump if scope.jump is not None and scope.jump.depth >= depth else scope.parent
+        scope = (
+            scope.jump_ancestor
+            if scope.jump_ancestor is not None and scope.jump_ancestor.depth >= depth
+            else scope.parent
+        )
     return scope
 
 
-def _common_scope(a: Scope | None, b: Scope) -> Scope:
-    """Return the innermost scope around both."""
+def _lowest_common_ancestor(a: RelayScope | None, b: RelayScope) -> RelayScope:
+    """Return the lowest common ancestor of two scopes."""
     if a is None:
         return b
     scope_a, scope_b = enclosing_scope(a, b.depth), enclosing_scope(b, a.depth)
     while scope_a is not scope_b:
         # Jump while the jumps differ: the common ancestor lies above both.
-        is_far = scope_a.jump is not scope_b.jump
-        up, across = (scope_a.jump, scope_b.jump) if is_far else (scope_a.parent, scope_b.parent)
+        is_far = scope_a.jump_ancestor is not scope_b.jump_ancestor
+        up, across = (
+            (scope_a.jump_ancestor, scope_b.jump_ancestor)
+            if is_far
+            else (scope_a.parent, scope_b.parent)
+        )
         assert up is not None and across is not None
         scope_a, scope_b = up, across
     return scope_a
 
 
-def find_scopes(root: RelayExpr) -> list[Scope]:
-    """Return the scopes below (and with) the one whose result is root, outer before inner.
+def find_scopes(root: RelayExpr) -> list[RelayScope]:
+    """Build the scope tree of an expression; outer scopes precede inner ones.
 
     Atoms and constants belong to none.
     """
     order = evaluation_order(root)
-    scopes = [Scope(root)]
-    where: dict[RelayExpr, Scope] = {root: scopes[0]}
-    uses: list[tuple[RelayExpr, Scope]] = []
+    scopes = [RelayScope(root)]
+    where: dict[RelayExpr, RelayScope] = {root: scopes[0]}
+    uses: list[tuple[RelayExpr, RelayScope]] = []
     # Users come first, so a node's scope is final when its operands are visited.
     for expr in reversed(order):
-        if not has_scope(expr):
+        if not is_scoped(expr):
             continue
         scope = where[expr]
         for operand in operands(expr):
-            if has_scope(operand):
-                where[operand] = _common_scope(where.get(operand), scope)
+            if is_scoped(operand):
+                # A shared expression is evaluated in the lowest common ancestor of all its users'
+                # scopes.
+                where[operand] = _lowest_common_ancestor(where.get(operand), scope)
                 uses.append((operand, scope))
         for body in bodies(expr):
-            inner = scope.open(body)
+            inner = scope.open_child(body)
             scope.inner.setdefault(expr, []).append(inner)
             scopes.append(inner)
-            where[body] = _common_scope(where.get(body), inner)
+            where[body] = _lowest_common_ancestor(where.get(body), inner)
     for expr in order:
-        if has_scope(expr):
+        if is_scoped(expr):
             where[expr].nodes.append(expr)
     for expr, scope in uses:
         if scope is not where[expr]:
@@ -239,34 +248,34 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
     return scopes
 
 
-def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return `expr` with each child replaced by `new[child]` where there is one; itself if nothing
-    changes; itself if nothing changes.
+def replace_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """Return `expr` with children replaced by the map `new`, or itself if nothing changes.
 
     A rebuilt expression keeps its span and, since passes keep types, its checked type. Primitive
     functions are never changed.
     """
     if isinstance(expr, Function) and is_atom(expr):
         return expr
-    return _with_children(expr, children(expr), new)
+    return _replace_children(expr, children(expr), new)
 
 
-def _with_children(
+def _replace_children(
     expr: RelayExpr, inside: tuple[RelayExpr, ...], new: Mapping[RelayExpr, RelayExpr]
 ) -> RelayExpr:
     """Replace the children of an expression that is no primitive function."""
     new_children = [new.get(child, child) for child in inside]
     if all(map(is_, inside, new_children)):
         return expr
-    rebuilt = REBUILD[type(expr)](expr, new_children)
+    rebuilt = REBUILDERS[type(expr)](expr, new_children)
     if (old_type := expr.checked_type_or_none()) is not None:
         rebuilt.set_checked_type(old_type)
     return rebuilt
 
 
-def infer_here(expr: RelayExpr) -> RelayExpr:
-    """Set the checked type of a constant, and of an operator call, tuple or projection from its
-    operands' types, if it has none. Raises ValueError for another expression."""
+def infer_local_type(expr: RelayExpr) -> RelayExpr:
+    """Infer the type of a constant, operator call, tuple or projection from its operands' types,
+    unless it is typed. Raises ValueError for another expression.
+    """
     if expr.checked_type_or_none() is not None:
         return expr
     match expr:
@@ -276,7 +285,7 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
             for arg in args:
                 # A tuple that a rewrite created may be without a type.
                 if isinstance(arg, Tuple):
-                    infer_here(arg)
+                    infer_local_type(arg)
             expr.set_checked_type(
                 op.definition.relation([a.checked_type for a in args], expr.attrs)
             )
@@ -296,15 +305,15 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
 def rewrite_graph(
     root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]
 ) -> RelayExpr:
-    """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays
-    shared. Iterative. What all users of an expression have taken is let go: of a chain of folded
-    weights one is held, not each.
+    """Rewrite a graph bottom-up: `rewrite(old, rebuilt)` returns the replacement of `old`. Shared
+    stays shared. Iterative. What all users of an expression have taken is let go: of a chain of
+    folded weights one is held, not each.
     """
     new: dict[RelayExpr, RelayExpr] = {}
     order = [(expr_, () if is_atom(expr_) else children(expr_)) for expr_ in evaluation_order(root)]
     waiting = Counter(child for _, inside in order for child in inside)
     for expr, inside in order:
-        new[expr] = rewrite(expr, _with_children(expr, inside, new) if inside else expr)
+        new[expr] = rewrite(expr, _replace_children(expr, inside, new) if inside else expr)
         for child in inside:
             waiting[child] -= 1
             # Results whose users are all rewritten are released, so folded weights are freed early.
@@ -314,9 +323,7 @@ def rewrite_graph(
 
 
 def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> IRModule:
-    """Apply a rewrite to every Relay function of a module but those of external compilers, which
-    get what was cut out for them.
-    """
+    """Map a rewrite over a module's Relay functions, except those of external compilers."""
     return module.with_functions(
         {
             name: rewrite(f) if isinstance(f, Function) and f.attr("Compiler") is None else f
@@ -325,18 +332,18 @@ def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> 
     )
 
 
-def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
-    """Return a rewrite of functions from one of bodies.
+def lift_body_rewrite(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
+    """Turn a rewrite of bodies into a rewrite of functions.
 
     The body of a lifted closure is that of the function that it returns.
     """
 
-    def apply(function: Function) -> Function:
-        """Rewrite the body of a function, or of the function which it returns (Closure)."""
+    def rewrite_body(function: Function) -> Function:
+        """Rewrite a function's body; for a Closure, that of the function it returns."""
         inner = function.body
         if function.attr("Closure") is not None and isinstance(inner, Function):
             inner = inner.with_fields(body=rewrite(inner.body))
             return function.with_fields(body=inner)
         return function.with_fields(body=rewrite(inner))
 
-    return apply
+    return rewrite_body

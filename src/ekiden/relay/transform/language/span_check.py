@@ -1,4 +1,4 @@
-"""Check that every call has a span, its location in a model or text.
+"""Check that every call has a span, its source location in a model or text.
 
 add(%x, %y)   without a span   ->   CompileError: SpanCheck: @main: 1 call without a span: add
 """
@@ -16,17 +16,17 @@ MAX_SHOWN_CALLS = 5
 """Most calls that a message names."""
 
 
-def _name(call: Call) -> str:
+def _callee_name(call: Call) -> str:
     op = call.op
     return op.name if isinstance(op, Op) else getattr(op, "name_hint", "a function")
 
 
-def _check(module: IRModule, context: PassContext) -> IRModule:
+def _check_spans(module: IRModule, context: PassContext) -> IRModule:
     for var, function in module.functions.items():
         if not isinstance(function, Function):
             continue
         calls = [e for e in post_order(function, into_functions=True) if isinstance(e, Call)]
-        bare = [_name(c) for c in calls if c.span is None]
+        bare = [_callee_name(c) for c in calls if c.span is None]
         if bare:
             count_text = "1 call" if len(bare) == 1 else f"{len(bare)} calls"
             more = ", ..." if len(bare) > MAX_SHOWN_CALLS else ""
@@ -36,5 +36,7 @@ def _check(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SpanCheck() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file (TVM's name); it changes nothing."""
-    return Pass("SpanCheck", _check)
+    """Return a pass that raises an error for calls without a span, and changes nothing (TVM's
+    SpanCheck).
+    """
+    return Pass("SpanCheck", _check_spans)

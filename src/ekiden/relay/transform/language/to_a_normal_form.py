@@ -1,4 +1,4 @@
-"""A-normal form: every intermediate value has a name, in the order of evaluation.
+"""Conversion to A-normal form: a let binds every intermediate value in order of evaluation.
 
     add(nn.relu(%x), %y)   ->   let %v0 = nn.relu(%x); let %v1 = add(%v0, %y); %v1
 
@@ -18,50 +18,50 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let, Var
-from ekiden.relay.transform.language.chains import Binding, Chain
+from ekiden.relay.transform.language.chains import LetBinding, LetChain
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
-Names = dict[RelayExpr, RelayExpr]
+VarByExpr = dict[RelayExpr, RelayExpr]
 
 
 def to_a_normal_form(root: RelayExpr) -> RelayExpr:
-    """Return the A-normal form of an expression. Needs checked types."""
+    """Convert an expression to A-normal form. Needs checked types."""
     scopes = find_scopes(root)
-    names = _name_all(scopes)
-    chains: dict[Scope, Chain] = {}
+    names = _assign_names(scopes)
+    chains: dict[RelayScope, LetChain] = {}
     for scope in reversed(scopes):  # inner scopes first: what opens a scope needs its finished body
-        chains[scope] = _bind(scope, names, chains)
-    return _wrap_reversed(chains[scopes[0]])
+        chains[scope] = _scope_bindings(scope, names, chains)
+    return _wrap_reversed_chain(chains[scopes[0]])
 
 
-def _name_all(scopes: list[Scope]) -> Names:
-    """Return a variable for each expression; a value that a `Let` binds in its scope keeps that
-    name.
+def _assign_names(scopes: list[RelayScope]) -> VarByExpr:
+    """Assign a variable to each expression; a value that a `Let` binds in its own scope keeps that
+    variable.
     """
-    names: Names = {}
+    names: VarByExpr = {}
     lets: list[Let] = []
     for scope in scopes:
         own = [e for e in scope.nodes if isinstance(e, Let)]
         let_vars = {e.value: e.var for e in reversed(own) if not isinstance(e.value, Let)}
         for expr in scope.nodes:
             if not isinstance(expr, Let):
-                names[expr] = let_vars.get(expr) or _fresh(len(names), expr)
+                names[expr] = let_vars.get(expr) or _fresh_var(len(names), expr)
         lets.extend(own)
     for let in lets:
         _name_let(let, names)
     return names
 
 
-def _name_let(let: Let, names: Names) -> None:
-    """Name a `Let` as the value of its body; one that is shared may be bound further out."""
+def _name_let(let: Let, names: VarByExpr) -> None:
+    """Assign to a `Let` the variable of its body's value."""
     chain: list[Let] = []
     at: RelayExpr = let
     while isinstance(at, Let) and at not in names:
@@ -71,53 +71,55 @@ def _name_let(let: Let, names: Names) -> None:
     names.update((let_expr, name) for let_expr in chain)
 
 
-def _fresh(number: int, expr: RelayExpr) -> Var:
+def _fresh_var(number: int, expr: RelayExpr) -> Var:
     variable = Var(f"v{number}")
     variable.set_checked_type(expr.checked_type)
     return variable
 
 
-def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
-    """Return the bindings of a scope.
+def _scope_bindings(
+    scope: RelayScope, names: VarByExpr, chains: dict[RelayScope, LetChain]
+) -> LetChain:
+    """Return the bindings of a scope, in reverse order.
 
     They are gathered from the last to the first, in the list of the `Let` that ends the scope if
     one does: then a chain of lets is copied once.
     """
     nodes = scope.nodes[::-1]
-    backwards: list[Binding] = []
+    backwards: list[LetBinding] = []
     if nodes and isinstance(let := nodes[0], Let):
         # Extending the inner list in place keeps a chain of n lets linear.
         backwards = chains[scope.inner[let][0]].bindings
-        backwards.extend(_alias(let, names))
+        backwards.extend(_alias_binding(let, names))
         nodes = nodes[1:]
     for expr in nodes:
         if isinstance(expr, Let):
             backwards.extend(chains[scope.inner[expr][0]].bindings)
-            backwards.extend(_alias(expr, names))
+            backwards.extend(_alias_binding(expr, names))
         else:
             inside = {o: names.get(o, o) for o in operands(expr)}
-            inside |= {s.result: _wrap_reversed(chains[s]) for s in scope.inner.get(expr, ())}
+            inside |= {s.result: _wrap_reversed_chain(chains[s]) for s in scope.inner.get(expr, ())}
             variable = names[expr]
             assert isinstance(variable, Var)
-            backwards.append((variable, with_children(expr, inside)))
-    return Chain(backwards, names.get(scope.result, scope.result))
+            backwards.append((variable, replace_children(expr, inside)))
+    return LetChain(backwards, names.get(scope.result, scope.result))
 
 
-def _alias(let: Let, names: Names) -> list[Binding]:
-    """Return the binding of a `Let`, unless its value has that name already."""
+def _alias_binding(let: Let, names: VarByExpr) -> list[LetBinding]:
+    """Return the alias binding of a `Let`, or none if its value already has that variable."""
     value = names.get(let.value, let.value)
     return [] if value is let.var else [(let.var, value)]
 
 
-def _wrap_reversed(backwards: Chain) -> RelayExpr:
-    return Chain(backwards.bindings[::-1], backwards.result).wrap()
+def _wrap_reversed_chain(backwards: LetChain) -> RelayExpr:
+    return LetChain(backwards.bindings[::-1], backwards.result).wrap()
 
 
 @module_pass(name="ToANormalForm", opt_level=1, required=(InferType(),))
 def _to_a_normal_form(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(to_a_normal_form))
+    return map_functions(module, lift_body_rewrite(to_a_normal_form))
 
 
 def ToANormalForm() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that converts functions to A-normal form (TVM's ToANormalForm)."""
     return _to_a_normal_form

@@ -1,5 +1,5 @@
-"""Basic-block normal form: what several scopes share is bound by a let in the innermost scope
-around them; the rest stays a graph.
+"""Conversion to basic-block normal form: lets bind values shared between scopes; the rest stays a
+graph.
 
     if (%c) { add(%0, %0) } else { %0 }  with %0 = exp(%x)
     ->  let %v0 = exp(%x); if (%c) { add(%v0, %v0) } else { %v0 }
@@ -13,24 +13,24 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Let, Var
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     bodies,
     find_scopes,
-    has_scope,
+    is_scoped,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
 
 def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
-    """Basic-block normal form of an expression. Needs checked types."""
+    """Convert an expression to basic-block normal form. Needs checked types."""
     scopes = find_scopes(root)
-    shared = _used_by_inner_scopes(scopes)
+    shared = _shared_across_scopes(scopes)
     names: dict[RelayExpr, RelayExpr] = {}
     for number, expr in enumerate(shared):
         names[expr] = variable = Var(f"v{number}")
@@ -38,32 +38,32 @@ def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
     done: dict[RelayExpr, RelayExpr] = {}
     # Inner scopes first: an expression that opens one contains its finished result.
     for scope in reversed(scopes):
-        done[scope.result] = _finish(scope, names, done)
+        done[scope.result] = _finish_scope(scope, names, done)
     return done[root]
 
 
-def _used_by_inner_scopes(scopes: list[Scope]) -> list[RelayExpr]:
-    """Expressions that a scope inside of their own uses or gives as its result."""
+def _shared_across_scopes(scopes: list[RelayScope]) -> list[RelayExpr]:
+    """Return the expressions that a nested scope uses or returns."""
     where = {expr: scope for scope in scopes for expr in scope.nodes}
     shared: dict[RelayExpr, None] = {}
     for scope in scopes:
         uses = [o for e in scope.nodes for o in operands(e)]
         for expr in (*uses, scope.result):
-            if has_scope(expr) and where[expr] is not scope and not isinstance(expr, Let):
+            if is_scoped(expr) and where[expr] is not scope and not isinstance(expr, Let):
                 shared[expr] = None
     return list(shared)
 
 
-def _finish(
-    scope: Scope, names: dict[RelayExpr, RelayExpr], done: dict[RelayExpr, RelayExpr]
+def _finish_scope(
+    scope: RelayScope, names: dict[RelayExpr, RelayExpr], done: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """Return the result of a scope: its graph, with lets in front for what inner scopes use."""
+    """Return a scope's result as a graph, with lets in front for values that nested scopes use."""
     inside: dict[RelayExpr, RelayExpr] = {}
-    bindings: list[Binding] = []
+    bindings: list[LetBinding] = []
     for expr in scope.nodes:
         new = {o: names.get(o, inside.get(o, o)) for o in operands(expr)}
         new |= {body: done.get(body, body) for body in bodies(expr)}
-        inside[expr] = with_children(expr, new)
+        inside[expr] = replace_children(expr, new)
         name = names.get(expr)
         if isinstance(name, Var):
             bindings.append((name, inside[expr]))
@@ -73,9 +73,11 @@ def _finish(
 
 @module_pass(name="ToBasicBlockNormalForm", opt_level=1, required=(InferType(),))
 def _to_basic_block_normal_form(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(to_basic_block_normal_form))
+    return map_functions(module, lift_body_rewrite(to_basic_block_normal_form))
 
 
 def ToBasicBlockNormalForm() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that converts functions to basic-block normal form (TVM's
+    ToBasicBlockNormalForm).
+    """
     return _to_basic_block_normal_form

@@ -1,4 +1,4 @@
-"""Graph normal form: values in place of the names of lets, the inverse of A-normal form.
+"""Conversion to graph normal form: inline let-bound values, the inverse of A-normal form.
 
     let %a = nn.relu(%x); add(%a, %a)   ->   %0 = nn.relu(%x); add(%0, %0)
 
@@ -15,15 +15,15 @@ from ekiden.relay.expr import Let
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
 from ekiden.relay.transform.language.scopes import (
     captured_vars,
+    lift_body_rewrite,
     map_functions,
-    on_body,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import children, post_order
 
 
 def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
-    """Return the graph of an expression. Shared values stay shared; iterative."""
+    """Convert an expression to graph normal form. Shared values stay shared; iterative."""
     order = post_order(root, into_functions=True)
     # A captured value would be computed at each call of the function.
     captured = captured_vars(order)
@@ -35,17 +35,17 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
         if isinstance(expr, Let) and expr.var in dropped:
-            new[expr] = _resolve(expr.body, dropped, new)
+            new[expr] = _resolve_value(expr.body, dropped, new)
         else:
-            inside = {c: _resolve(c, dropped, new) for c in children(expr)}
-            new[expr] = with_children(expr, inside)
-    return _resolve(root, dropped, new)
+            inside = {c: _resolve_value(c, dropped, new) for c in children(expr)}
+            new[expr] = replace_children(expr, inside)
+    return _resolve_value(root, dropped, new)
 
 
-def _resolve(
+def _resolve_value(
     expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """Return the rewritten expression; for a name that is dropped, its value's."""
+    """Return the rewritten expression, looking through inlined variables."""
     while expr in dropped:
         expr = dropped[expr]
     return new.get(expr, expr)
@@ -53,9 +53,9 @@ def _resolve(
 
 @module_pass(name="ToGraphNormalForm", opt_level=1)
 def _to_graph_normal_form(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(to_graph_normal_form))
+    return map_functions(module, lift_body_rewrite(to_graph_normal_form))
 
 
 def ToGraphNormalForm() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that converts functions to graph normal form (TVM's ToGraphNormalForm)."""
     return _to_graph_normal_form

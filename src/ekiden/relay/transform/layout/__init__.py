@@ -1,1 +1,1 @@
-"""Layouts of tensors: the order of their axes, and packed weights."""
+"""Tensor layouts: layout conversion and weight packing."""

@@ -1,4 +1,4 @@
-"""Weights in the order in which the target's kernels read them.
+"""Weight packing: convert constant weights to the layouts that the target's kernels read.
 
     nn.dense(%x, W)               ->  the operator of a packed weight, which is W in panels
     nn.conv2d(%x, W, NHWC, OIHW)  ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
@@ -24,9 +24,9 @@ from ekiden.ir.op import OP_ATTRS, Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.strategy import version_of
-from ekiden.relay.packing import reader_of, rule_of
+from ekiden.relay.packing import packing_rule_of, weight_reader_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.target import Target
 
 if TYPE_CHECKING:
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 else:
     layout_rewriter = LazyModule("ekiden.relay.transform.layout.layout_rewriter")
 
-ALTER_ATTRIBUTE = "FTVMAlterOpLayout"
+ALTER_OP_LAYOUT_ATTR = "FTVMAlterOpLayout"
 
 
 def has_user_implementation(call: Call) -> bool:
-    """Return whether a user has chosen an operator's implementation, and so the layout of its
-    weights.
+    """Return whether a user has registered an implementation of the operator, which fixes the
+    layout of its weights.
     """
     return isinstance(call.op, Op) and version_of(call.op.name) is not None
 
 
 def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
-    """Pack the weights below root for a target. Needs checked types."""
+    """Pack the constant weights below root for a target. Needs checked types."""
     packed: list[tuple[Constant, Call]] = []
     readers: list[Call] = []
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Pack the weight of a call by the rule of its operator.
+    def pack_call(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Pack the weight of a call by its operator's rule.
 
         One that has an implementation of the user's own stays, as that reads the weight as it is.
         The type does not change.
@@ -58,22 +58,23 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
         if not isinstance(new, Call):
             return new
         new.set_checked_type(old.checked_type)
-        if reader_of(new) is not None:
+        if weight_reader_of(new) is not None:
             readers.append(new)
-        rule = rule_of(new)
+        rule = packing_rule_of(new)
         if rule is None or has_user_implementation(new):
             return new
         packed_call = rule(new, target)
         packed_call.set_checked_type(old.checked_type)
         if isinstance(packed_call, Call) and packed_call is not new:
+            # Noted for readers of the same weight, so that it is stored once.
             packed.extend((w, packed_call) for w in new.args[1:2] if isinstance(w, Constant))
         return packed_call
 
-    def share(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Redirect a call that reads a weight as it is to the packed one."""
+    def share_packed_weight(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+        """Redirect another reader of an unpacked weight to its packed copy."""
         if (
             not isinstance(new, Call)
-            or (reader := reader_of(new)) is None
+            or (reader := weight_reader_of(new)) is None
             or has_user_implementation(new)
         ):
             return new
@@ -86,34 +87,39 @@ def alter_op_layout(root: RelayExpr, target: Target) -> RelayExpr:
                 return shared_call
         return new
 
-    altered = rewrite_graph(root, rewrite)
-    return rewrite_graph(altered, share) if packed and readers else altered
+    # Sharing needs a second pass: a reader may come before the call whose weight is packed.
+    altered = rewrite_graph(root, pack_call)
+    # Readers may come before the product that packs their weight, so they take a second walk.
+    return rewrite_graph(altered, share_packed_weight) if packed and readers else altered
 
 
 def _equal_constants(weight: Constant, expr: RelayExpr) -> bool:
-    """Return whether both are the same numbers."""
+    """Return whether an expression is a constant equal to the weight."""
     if not isinstance(expr, Constant):
         return False
     data_a, data_b = weight.data, expr.data
+    # Frontends copy a weight for each of its uses.
     return weight is expr or (data_a.shape == data_b.shape and np.array_equal(data_a, data_b))
 
 
-def _registered(call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]) -> RelayExpr | None:
-    """Return the call of a user's alteration; None where there is none."""
+def _apply_user_alteration(
+    call: Call, attrs: Attrs | None, args: Sequence[RelayExpr]
+) -> RelayExpr | None:
+    """Return the call altered by a user's FTVMAlterOpLayout, or None."""
     assert isinstance(call.op, Op)
-    own: Any = OP_ATTRS.get(ALTER_ATTRIBUTE, {}).get(call.op.name)
+    own: Any = OP_ATTRS.get(ALTER_OP_LAYOUT_ATTR, {}).get(call.op.name)
     if own is None:
         return None
     infos = layout_rewriter.tensor_infos([a.checked_type for a in call.args])
     return own(attrs, list(args), infos, call.checked_type)  # type: ignore[no-any-return]
 
 
-def _as_registered(body: RelayExpr) -> RelayExpr:
-    return layout_rewriter.Rewriter(_registered, ALTER_ATTRIBUTE).run(body)
+def _apply_user_alterations(body: RelayExpr) -> RelayExpr:
+    return layout_rewriter.LayoutRewriter(_apply_user_alteration, ALTER_OP_LAYOUT_ATTR).run(body)
 
 
 def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that alters operator layouts for a target (TVM's AlterOpLayout).
 
     Without a target, calls become what users say by `relay.op.register_alter_op_layout`, and others
     follow their layouts (TVM's pass).
@@ -126,7 +132,7 @@ def AlterOpLayout(target: Target | None = None) -> Pass:  # noqa: N802
         these are inferred again.
         """
         if target is None:
-            return InferType()(map_functions(module, on_body(_as_registered)))
-        return map_functions(module, on_body(lambda body: alter_op_layout(body, target)))
+            return InferType()(map_functions(module, lift_body_rewrite(_apply_user_alterations)))
+        return map_functions(module, lift_body_rewrite(lambda body: alter_op_layout(body, target)))
 
     return Pass("AlterOpLayout", transform, 3, (InferType(),))

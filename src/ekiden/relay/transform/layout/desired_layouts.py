@@ -1,4 +1,4 @@
-"""ConvertLayout to the layouts that a user asks for, operator by operator.
+"""ConvertLayout to user-specified layouts per operator.
 
     ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"], "nn.max_pool2d": ["NHWC"]})
 
@@ -20,19 +20,20 @@ from ekiden.ir.op import OP_ATTRS, Op, get
 from ekiden.ir.prim import const, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.infer_layout_utils import axis_of, factor_of
-from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.transform.layout.layout_rewriter import Rewriter, tensor_infos
+from ekiden.relay.transform.infer_layout_utils import axis_index, block_factor
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.layout.layout_rewriter import LayoutRewriter, tensor_infos
 from ekiden.runtime.errors import CompileError
-from ekiden.topi.layout import axis, parse
+from ekiden.tir.data_layout import parse_layout
+from ekiden.topi.layout import axis
 
-CONVERT_ATTRIBUTE = "FTVMConvertOpLayout"
-Desired = Mapping[str, Sequence[str]]
+CONVERT_OP_LAYOUT_ATTR = "FTVMConvertOpLayout"
+DesiredLayouts = Mapping[str, Sequence[str]]
 
 
 class LayoutConfig:
-    """While it is entered, ConvertLayout leaves the convolutions whose number, in the order of the
-    program, is in `skip_layers` (TVM's name).
+    """Context in which ConvertLayout skips the convolutions numbered in `skip_layers`, in program
+    order (TVM's name).
     """
 
     current: ClassVar[LayoutConfig | None] = None
@@ -48,10 +49,11 @@ class LayoutConfig:
         return self.skip_counter - 1 in self.skip_layers
 
     def reset(self) -> None:
-        """Restart the count, with nothing to skip."""
+        """Reset the counter, and skip nothing."""
         self.skip_counter, self.skip_layers = 0, ()
 
     def __enter__(self) -> LayoutConfig:
+        # Kept for the end of the scope: scopes can be nested.
         self._around, LayoutConfig.current = LayoutConfig.current, self
         return self
 
@@ -64,7 +66,7 @@ class LayoutConfig:
         LayoutConfig.current = self._around
 
 
-def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
+def _default_weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
     assert isinstance(call.op, Op)
     defaults = call.op.definition.weight_layouts
     if data not in defaults:
@@ -82,15 +84,15 @@ def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
 
 
 def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
-    """Return whether each channel has a window of its own."""
+    """Return whether a convolution is depthwise: one group per channel."""
     kind = call.args[0].checked_type
     assert isinstance(kind, TensorType)
     channels = kind.shape[axis(attrs.data_layout, "C")]
     return attrs.groups > 1 and is_const(channels, attrs.groups)
 
 
-def _desired_attrs(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
-    """Return the attributes of a call for the desired layouts."""
+def _attrs_for_layouts(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
+    """Return the attributes of a call with the desired layouts."""
     assert isinstance(call.op, Op)
     name, data = call.op.name, str(layouts[0])
     if data == "default":
@@ -102,14 +104,14 @@ def _desired_attrs(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # no
             )
         weight = str(layouts[1])
         if weight == "default":
-            weight = _weight_layout(call, attrs, data)
+            weight = _default_weight_layout(call, attrs, data)
         return attrs.with_fields(data_layout=data, kernel_layout=weight)
     changes = {"layout": data, **({"out_layout": data} if hasattr(attrs, "out_layout") else {})}
     return attrs.with_fields(**changes)
 
 
-def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
-    """Return whether what the new layouts split is divisible.
+def _are_blocks_divisible(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
+    """Return whether the blocks of the new layouts divide their extents.
 
     A picture's three channels are not by 8, and its convolution stays as it is.
     """
@@ -121,32 +123,33 @@ def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN40
     for arg, field in zip(call.args, fields, strict=False):
         kind, old = arg.checked_type, getattr(before, field)
         assert isinstance(kind, TensorType)
-        for letter, size in parse(getattr(after, field)):
-            at = axis_of(old, letter.upper())
+        for letter, size in parse_layout(getattr(after, field)):
+            at = axis_index(old, letter.upper())
+            # Whole axes are not split.
             if letter.isupper() or at < 0:
                 continue
-            extent = kind.shape[at] * (factor_of(old, letter) or 1)
+            extent = kind.shape[at] * (block_factor(old, letter) or 1)
             if not prove_equal(extent % size, const(0)):
                 return False
     return True
 
 
-def convert_to(module: IRModule, desired: Desired) -> IRModule:
-    """Convert the calls of the operators that `desired` names to those layouts.
+def convert_to_layouts(module: IRModule, desired: DesiredLayouts) -> IRModule:
+    """Convert the calls of the operators named in `desired` to their layouts.
 
     Raises:
         CompileError: For an operator that has no layout.
     """
-    user_rules = OP_ATTRS.get(CONVERT_ATTRIBUTE, {})
+    user_rules = OP_ATTRS.get(CONVERT_OP_LAYOUT_ATTR, {})
     for name in desired:
         row = get(name).definition
+        # Errors are raised before anything is rewritten.
         fields = getattr(row.attrs, "__dataclass_fields__", {})
         if name not in user_rules and not row.weight_layouts and "layout" not in fields:
             raise CompileError(f"ConvertLayout: {name} has no layout")
 
-    def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
-        """Return the call in the desired layouts; None leaves it: for another operator, and where a
-        user's LayoutConfig skips it.
+    def convert_call(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
+        """Return the call in the desired layouts; None to leave it unchanged.
 
         A user's own converter comes first.
         """
@@ -159,8 +162,9 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
         if own is not None:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
-        new_attrs = _desired_attrs(call, attrs, layouts)
-        if not _divides_evenly(call, attrs, new_attrs):
+        new_attrs = _attrs_for_layouts(call, attrs, layouts)
+        # Before the count: a convolution that cannot be converted is not one to skip.
+        if not _are_blocks_divisible(call, attrs, new_attrs):
             return None
         config = LayoutConfig.current
         if config is not None and call.op.definition.weight_layouts and config.check_skip():
@@ -168,5 +172,8 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
         return Call(call.op, tuple(args), new_attrs, span=call.span)
 
     return map_functions(
-        module, on_body(lambda body: Rewriter(change, CONVERT_ATTRIBUTE).run(body))
+        module,
+        lift_body_rewrite(
+            lambda body: LayoutRewriter(convert_call, CONVERT_OP_LAYOUT_ATTR).run(body)
+        ),
     )

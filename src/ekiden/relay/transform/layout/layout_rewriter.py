@@ -1,5 +1,5 @@
-"""Layout rewriting shared by ConvertLayout and AlterOpLayout: the layouts of some calls change, and
-the others follow.
+"""Layout rewriting shared by ConvertLayout and AlterOpLayout: some calls change layout, and others
+adapt.
 
     nn.relu(nn.conv2d(%x, %w))                                            NCHW, and NHWC is desired
     ->  layout_transform(nn.relu(nn.conv2d(layout_transform(%x), ..)))    from NHWC, to NHWC
@@ -35,81 +35,88 @@ from ekiden.te import Tensor, placeholder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutValue:
-    """Value in a layout, and the layout that it had."""
+    """Value in a new layout, with the layout it had before."""
 
     value: RelayExpr
     old: Layout = None
     new: Layout = None
 
 
-Change = Callable[[Call, Any, Sequence[RelayExpr]], RelayExpr | None]
+LayoutChange = Callable[[Call, Any, Sequence[RelayExpr]], RelayExpr | None]
 """(call before, attributes for the layouts before, new arguments) -> the call in other layouts;
 None leaves it."""
-Rewritten = RelayExpr | LayoutValue | list["Rewritten"]
+RewrittenValue = RelayExpr | LayoutValue | list["RewrittenValue"]
 """What stands for an expression: itself, a value in another layout, the fields of a tuple."""
 
 
 @dataclass(slots=True)
-class Rewriter:
-    """Rewriter of one expression with checked types."""
+class LayoutRewriter:
+    """Layout rewriter of one typed expression."""
 
-    change: Change
-    alters: str
+    change: LayoutChange
+    alteration_attr: str
     """The attribute of operators whose call is changed though they have no rule."""
-    made: dict[RelayExpr, Rewritten] = field(default_factory=dict)
-    moves: dict[tuple[RelayExpr, Layout, Layout], RelayExpr] = field(default_factory=dict)
+    rewritten: dict[RelayExpr, RewrittenValue] = field(default_factory=dict)
+    transforms: dict[tuple[RelayExpr, Layout, Layout], RelayExpr] = field(default_factory=dict)
     realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the expression, in the layouts that it had."""
+        """Return the rewritten expression, whose result is in its old layout."""
         for expr in evaluation_order(root):
-            self.made[expr] = self.rewrite(expr)
-        return self.plain(self.made[root])
+            self.rewritten[expr] = self.rewrite_expr(expr)
+        return self.in_old_layout(self.rewritten[root])
 
-    def rewrite(self, expr: RelayExpr) -> Rewritten:
+    def rewrite_expr(self, expr: RelayExpr) -> RewrittenValue:
         """Rewrite an expression whose operands are rewritten."""
         match expr:
             case Call(op=Op()):
-                new_call = self.call(expr)
-                return new_call if new_call is not None else self.unchanged(expr)
-            case Tuple(fields=fields) if any(isinstance(self.made[f], LayoutValue) for f in fields):
-                return [self.made[f] for f in fields]
+                new_call = self.rewrite_call(expr)
+                return new_call if new_call is not None else self.rebuild_in_old_layouts(expr)
+            case Tuple(fields=fields) if any(
+                isinstance(self.rewritten[f], LayoutValue) for f in fields
+            ):
+                return [self.rewritten[f] for f in fields]
             case TupleGetItem(tuple_value=value, index=index):
-                tuple_value_ = self.made[value]
+                tuple_value_ = self.rewritten[value]
                 # Fields of a tuple keep their own layouts until someone needs the tuple itself.
                 if isinstance(tuple_value_, list):
                     return tuple_value_[index]
                 if isinstance(tuple_value_, Tuple):
                     return tuple_value_.fields[index]
-        return self.unchanged(expr)
+        return self.rebuild_in_old_layouts(expr)
 
-    def unchanged(self, expr: RelayExpr) -> RelayExpr:
-        """Return the expression on inputs in the layouts that they had."""
-        old_inputs = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
+    def rebuild_in_old_layouts(self, expr: RelayExpr) -> RelayExpr:
+        """Rebuild an expression over inputs in their old layouts."""
+        old_inputs = [
+            self.in_old_layout(self.rewritten[c]) if c in self.rewritten else c
+            for c in children(expr)
+        ]
         return rebuild(expr, old_inputs)
 
-    def plain(self, entry: Rewritten) -> RelayExpr:
-        """Return a value in the layout that it had."""
+    def in_old_layout(self, entry: RewrittenValue) -> RelayExpr:
+        """Return a value transformed back to its old layout."""
         if isinstance(entry, RelayExpr):
             return entry
         if id(entry) not in self.realized:
             if isinstance(entry, LayoutValue):
-                converted = self.move(entry.value, entry.new, entry.old)
+                converted = self.transform_layout(entry.value, entry.new, entry.old)
             else:
-                converted = Tuple(tuple(map(self.plain, entry)))
+                converted = Tuple(tuple(map(self.in_old_layout, entry)))
+            # The entry is kept with its result, so that its id is not reused.
             self.realized[id(entry)] = (entry, converted)
         return self.realized[id(entry)][1]
 
-    def move(self, value: RelayExpr, source: Layout, target: Layout) -> RelayExpr:
-        """Transform a value from one layout to another, in which it may have more axes."""
+    def transform_layout(self, value: RelayExpr, source: Layout, target: Layout) -> RelayExpr:
+        """Transform a value from one layout to another, which may have more axes."""
         if source == target or source is None or target is None:
             return value
+        # Several users of a value share one transformation.
         key = (value, source, target)
-        if key not in self.moves:
-            self.moves[key] = self._moved(value, source, target)
-        return self.moves[key]
+        if key not in self.transforms:
+            self.transforms[key] = self._emit_layout_transform(value, source, target)
+        return self.transforms[key]
 
-    def _moved(self, value: RelayExpr, source: str, target: str) -> RelayExpr:
+    def _emit_layout_transform(self, value: RelayExpr, source: str, target: str) -> RelayExpr:
         missing = len(primal_axes(target)) - len(primal_axes(source))
         if missing > 0:
             if _is_scalar(value):
@@ -120,8 +127,8 @@ class Rewriter:
             value = op.expand_dims(value, 0, missing)
         return value if source == target else op.layout_transform(value, source, target)
 
-    def call(self, before: Call) -> Rewritten | None:
-        """Return a call of an operator in its new layouts; None to leave it.
+    def rewrite_call(self, before: Call) -> RewrittenValue | None:
+        """Rewrite an operator call to its new layouts; None to leave it.
 
         Raises:
             CompileError: For a change to a call of a function.
@@ -130,12 +137,12 @@ class Rewriter:
         inputs: list[LayoutValue] = []
         args: list[RelayExpr] = []
         for arg in before.args:
-            args.append(self._argument(arg, inputs))
+            args.append(self._rewrite_argument(arg, inputs))
         types = [a.checked_type for a in before.args]
         olds, news = [i.old for i in inputs], [i.new for i in inputs]
         first = infer_layouts(before.op, before.attrs, None, olds, types)
         if first is None:
-            return self._without_rule(before)
+            return self._change_without_rule(before)
         first_inputs = list(first.input_layouts)
         if len(first_inputs) != len(inputs):
             return None
@@ -150,46 +157,51 @@ class Rewriter:
         if second is None or len(second.input_layouts) != len(inputs):
             return None
         flows = iter(zip(olds, first_inputs, news, second.input_layouts, strict=True))
-        new_args = [self._flow(a, flows) for a in after.args]
+        new_args = [self._adapt_argument(a, flows) for a in after.args]
         result = Call(
             after.op, tuple(new_args), second.new_attrs, after.type_args, span=before.span
         )
-        return self._results(before, result, first.output_layouts, second.output_layouts)
+        return self._wrap_results(before, result, first.output_layouts, second.output_layouts)
 
-    def _argument(self, arg: RelayExpr, inputs: list[LayoutValue]) -> RelayExpr:
-        """Return the value of an argument, and append its layouts, or those of its fields."""
-        entry = self.made.get(arg, arg)
+    def _rewrite_argument(self, arg: RelayExpr, inputs: list[LayoutValue]) -> RelayExpr:
+        """Return the value of an argument, and append its layout, or those of its fields, to the
+        inputs.
+        """
+        entry = self.rewritten.get(arg, arg)
         if isinstance(entry, (list, Tuple)):
             fields = entry if isinstance(entry, list) else list(entry.fields)
-            return Tuple(tuple(self._one(f, inputs) for f in fields))
-        return self._one(entry, inputs)
+            return Tuple(tuple(self._append_input(f, inputs) for f in fields))
+        return self._append_input(entry, inputs)
 
-    def _one(self, entry: Rewritten, inputs: list[LayoutValue]) -> RelayExpr:
+    def _append_input(self, entry: RewrittenValue, inputs: list[LayoutValue]) -> RelayExpr:
         if not isinstance(entry, LayoutValue):
-            entry = LayoutValue(self.plain(entry))
+            # No layout is known: rules may choose one.
+            entry = LayoutValue(self.in_old_layout(entry))
         inputs.append(entry)
         return entry.value
 
-    def _without_rule(self, before: Call) -> Rewritten | None:
+    def _change_without_rule(self, before: Call) -> RewrittenValue | None:
         assert isinstance(before.op, Op)
-        if before.op.name not in OP_ATTRS.get(self.alters, {}):
+        if before.op.name not in OP_ATTRS.get(self.alteration_attr, {}):
             return None
-        args = [self.plain(self.made.get(a, a)) for a in before.args]
+        # Without a rule the operator knows no layouts but its own.
+        args = [self.in_old_layout(self.rewritten.get(a, a)) for a in before.args]
         return self.change(before, before.attrs, args)
 
-    def _flow(self, arg: RelayExpr, flows: Iterator[tuple[Layout, ...]]) -> RelayExpr:
+    def _adapt_argument(self, arg: RelayExpr, flows: Iterator[tuple[Layout, ...]]) -> RelayExpr:
         if isinstance(arg, Tuple):
-            return Tuple(tuple(self._flow(f, flows) for f in arg.fields))
+            return Tuple(tuple(self._adapt_argument(f, flows) for f in arg.fields))
         old, first_layout, new, target = next(flows)
         if old == first_layout:  # one change, not one back and one there
-            return self.move(arg, new, target)
+            return self.transform_layout(arg, new, target)
         if old is not None:
-            arg = self.move(arg, new, old)
-        return self.move(arg, first_layout, target)
+            # The rule has answered for the old layout, so the value returns to it first.
+            arg = self.transform_layout(arg, new, old)
+        return self.transform_layout(arg, first_layout, target)
 
-    def _results(
+    def _wrap_results(
         self, before: Call, result: Call, olds: Sequence[Layout], news: Sequence[Layout]
-    ) -> Rewritten:
+    ) -> RewrittenValue:
         if len(olds) != len(news):
             raise CompileError(f"layout of {before}: expected as many results as before")
         if not isinstance(before.checked_type, TupleType):
@@ -199,7 +211,7 @@ class Rewriter:
 
 
 def _is_scalar(value: RelayExpr) -> bool:
-    """Return whether a value has one element, which broadcasts in any layout."""
+    """Return whether a value has a single element, which broadcasts in any layout."""
     if isinstance(value, Constant):
         return value.data.size == 1
     kind = value.checked_type_or_none()
@@ -207,6 +219,6 @@ def _is_scalar(value: RelayExpr) -> bool:
 
 
 def tensor_infos(types: Sequence[Type]) -> list[Tensor]:
-    """Tensors of the types of a call's arguments, as TVM's rules get them."""
+    """Return placeholder tensors for a call's argument types, as TVM's rules expect them."""
     flat = [f for t in types for f in (t.fields if isinstance(t, TupleType) else (t,))]
     return [placeholder(t.shape, t.dtype) for t in flat if isinstance(t, TensorType)]

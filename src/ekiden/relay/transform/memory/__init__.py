@@ -1,1 +1,1 @@
-"""Allocation: lifetimes, offsets in arenas, results in the bytes of their inputs."""
+"""Memory planning: live ranges, arena offsets, in-place results."""

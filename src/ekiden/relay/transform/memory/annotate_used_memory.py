@@ -1,4 +1,4 @@
-"""Annotation of each call of a kernel by the bytes of tensors that are alive while it runs.
+"""Annotate each kernel call with the bytes of the tensors alive during it.
 
     let %a = fn (%p, Primitive=1) {..}(%x); let %b = fn (%q, Primitive=1) {..}(%x); concatenate(..)
     ->  let %a = fn (%p, Primitive=1, used_memory=[240]) {..}(%x); ...         x and a
@@ -20,19 +20,25 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Var
-from ekiden.relay.transform.language.chains import Chain, unchain
+from ekiden.relay.transform.language.chains import LetChain, parse_let_chain
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands, with_children
+from ekiden.relay.transform.language.scopes import (
+    bodies,
+    evaluation_order,
+    operands,
+    replace_children,
+)
 from ekiden.runtime.errors import PassError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Tensors = frozenset[Var]
+TensorVars = frozenset[Var]
 """Variables whose tensors a value has: itself, or those that a tuple or a field stands for."""
 
 
 def tensor_bytes(kind: Type) -> int:
-    """Bytes of the tensors of a type; of what is no tensor, 0. Raises PassError for a size that is
-    known when it runs only."""
+    """Return the size in bytes of all tensors of a type, 0 for other types. Raises PassError for a
+    size that is known when it runs only.
+    """
     total, stack = 0, [kind]
     while stack:
         at = stack.pop()
@@ -49,16 +55,17 @@ def tensor_bytes(kind: Type) -> int:
 
 
 @dataclass(slots=True)
-class _Annotator:
-    """Annotator that goes through the chains of `main`, outer ones first."""
+class _UsedMemoryAnnotator:
+    """Annotator of the let chains of `main`, outer chains first."""
 
-    roots: dict[RelayExpr, Tensors] = field(default_factory=dict)
-    used: dict[Function, list[int]] = field(default_factory=dict)
+    tensors_by_expr: dict[RelayExpr, TensorVars] = field(default_factory=dict)
+    used_bytes: dict[Function, list[int]] = field(default_factory=dict)
 
-    def block(
-        self, chain: Chain, alive_after: Tensors, alive: Tensors
-    ) -> list[tuple[RelayExpr, Tensors]]:
-        """Annotate one chain.
+    def annotate_chain(
+        self, chain: LetChain, alive_after: TensorVars, alive: TensorVars
+    ) -> list[tuple[RelayExpr, TensorVars]]:
+        """Annotate the kernel calls of one chain; return its nested bodies with the tensors alive
+        during them.
 
         Args:
             chain: The chain.
@@ -69,23 +76,25 @@ class _Annotator:
             The bodies in it, each with what is alive after that.
         """
         assert chain.result is not None
-        reads = [self._reads(variable, value) for variable, value in chain.bindings]
+        reads = [self._record_binding(variable, value) for variable, value in chain.bindings]
         last: dict[Var, int] = {}
-        for at, read in enumerate([*reads, self._of(chain.result) | alive_after]):
+        for at, read in enumerate([*reads, self._tensors_of(chain.result) | alive_after]):
             last.update(dict.fromkeys(read, at))
+        # What nobody reads here or later is not counted.
         live = {v for v in alive if v in last}
         total = sum(tensor_bytes(v.checked_type) for v in live)
         ending: dict[int, list[Var]] = {}
         for variable, at in last.items():
             ending.setdefault(at, []).append(variable)
-        inner: list[tuple[RelayExpr, Tensors]] = []
+        inner: list[tuple[RelayExpr, TensorVars]] = []
         for at, (variable, value) in enumerate(chain.bindings):
-            is_own = self.roots[variable] == {variable}
+            # An alias has no bytes of its own.
+            is_own = self.tensors_by_expr[variable] == {variable}
             size = tensor_bytes(variable.checked_type) if is_own else 0
             if isinstance(value, Call) and isinstance(value.op, Function):
                 # Inputs that end with this call are still alive in it: they are subtracted
                 # afterwards.
-                self.used.setdefault(value.op, []).append(total + size)
+                self.used_bytes.setdefault(value.op, []).append(total + size)
             gone = [v for v in ending.get(at, ()) if v in live]
             live.difference_update(gone)
             total -= sum(tensor_bytes(v.checked_type) for v in gone)
@@ -95,41 +104,47 @@ class _Annotator:
                 total += size
         return inner
 
-    def _reads(self, variable: Var, value: RelayExpr) -> Tensors:
-        """Return what a binding reads, and record the tensors of its variable."""
+    def _record_binding(self, variable: Var, value: RelayExpr) -> TensorVars:
+        """Return the tensors that a binding reads, and record those that its variable denotes."""
         exprs = [value, *(e for body in bodies(value) for e in evaluation_order(body))]
-        read = frozenset(r for e in exprs for o in operands(e) for r in self._of(o))
+        read = frozenset(r for e in exprs for o in operands(e) for r in self._tensors_of(o))
         is_alias = not isinstance(value, Call) and not bodies(value)
-        self.roots[variable] = self._of(value) if is_alias else frozenset((variable,))
+        # Reads of an alias are reads of what it stands for, at the place of its users.
+        self.tensors_by_expr[variable] = (
+            self._tensors_of(value) if is_alias else frozenset((variable,))
+        )
         return read if not is_alias else frozenset()
 
-    def outside(self, body: RelayExpr) -> Tensors:
-        """Return what a body reads of what is around it."""
-        inside = {v for v, _ in unchain(body).bindings}
+    def captured_tensors(self, body: RelayExpr) -> TensorVars:
+        """Return the outer tensors that a body reads."""
+        inside = {v for v, _ in parse_let_chain(body).bindings}
         exprs = evaluation_order(body)
-        return frozenset(r for e in exprs for o in operands(e) for r in self._of(o)) - inside
+        return (
+            frozenset(r for e in exprs for o in operands(e) for r in self._tensors_of(o)) - inside
+        )
 
-    def _of(self, expr: RelayExpr) -> Tensors:
+    def _tensors_of(self, expr: RelayExpr) -> TensorVars:
         if isinstance(expr, Var):
-            return self.roots.setdefault(expr, frozenset((expr,)))
+            return self.tensors_by_expr.setdefault(expr, frozenset((expr,)))
         if isinstance(expr, (Call, Function)):
             return frozenset()
-        return frozenset(r for o in operands(expr) for r in self._of(o))
+        return frozenset(r for o in operands(expr) for r in self._tensors_of(o))
 
 
-def _annotate(main: Function) -> Function:
+def _annotate_main(main: Function) -> Function:
     kinds = [*(p.checked_type for p in main.params), main.body.checked_type]
     total = sum(map(tensor_bytes, kinds))
-    annotator = _Annotator()
-    stack: list[tuple[RelayExpr, Tensors, Tensors]] = [
+    annotator = _UsedMemoryAnnotator()
+    stack: list[tuple[RelayExpr, TensorVars, TensorVars]] = [
         (main.body, frozenset(), frozenset(main.params))
     ]
     while stack:
         body, after, before = stack.pop()
-        for inner, alive in annotator.block(unchain(body), after, before):
-            stack.append((inner, alive, alive | annotator.outside(inner)))
+        for inner, alive in annotator.annotate_chain(parse_let_chain(body), after, before):
+            # A branch reads tensors from around it, which are alive in it from its start.
+            stack.append((inner, alive, alive | annotator.captured_tensors(inner)))
     new: dict[RelayExpr, RelayExpr] = {
-        f: f.with_attr("used_memory", tuple(sizes)) for f, sizes in annotator.used.items()
+        f: f.with_attr("used_memory", tuple(sizes)) for f, sizes in annotator.used_bytes.items()
     }
     for expr in evaluation_order(main.body):
         if expr in new:
@@ -140,18 +155,20 @@ def _annotate(main: Function) -> Function:
             new_call.set_checked_type(expr.checked_type)
             new[expr] = new_call
         else:
-            new[expr] = with_children(expr, new)
+            new[expr] = replace_children(expr, new)
     body = new[main.body]
     return main.with_fields(body=body).with_attr("io_used_memory", total)
 
 
 def AnnotateUsedMemory() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It raises PassError for dynamic shapes."""
+    """Return a pass that annotates used memory (TVM's AnnotateUsedMemory). It raises PassError for
+    dynamic shapes.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Annotate `main`. Raises PassError for dynamic shapes."""
         main = module["main"]
         assert isinstance(main, Function)
-        return module.with_function("main", _annotate(main))
+        return module.with_function("main", _annotate_main(main))
 
     return Pass("AnnotateUsedMemory", transform, 0, (InferType(),))

@@ -1,4 +1,5 @@
-"""Explicit memory: every kernel writes into tensors that were allocated for it.
+"""Make allocation explicit: every kernel writes to preallocated output tensors (destination-passing
+style).
 
     let %y = fn (%p0, Primitive=1) { nn.relu(%p0) }(%x);
     ->  let %storage = memory.alloc_storage(size=40, alignment=64);
@@ -29,41 +30,41 @@ from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import alloc_storage, alloc_tensor
 from ekiden.relay.op.vm import invoke_tvm_op, reshape_tensor
-from ekiden.relay.transform.devices.device_domains import Domains
+from ekiden.relay.transform.devices.device_domains import DeviceDomains
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 from ekiden.runtime.errors import CompileError
 
-ALIGNMENT = 64
+STORAGE_ALIGNMENT_BYTES = 64
 
-GetDevice = Callable[[Call], int]
+DeviceOfCall = Callable[[Call], int]
 
 
 def size_in_bytes(kind: TensorType) -> PrimExpr:
-    """Bytes of a tensor, as an expression on its dimensions."""
+    """Return a tensor's size in bytes as an expression over its dimensions."""
     size: PrimExpr = const(dt.itemsize(kind.dtype))
     for dim in kind.shape:
         size = size * dim
     return simplify(size)
 
 
-def tensor_types(kind: Type) -> list[TensorType]:
-    """Return the tensors in a type, left to right."""
+def flatten_tensor_types(kind: Type) -> list[TensorType]:
+    """Return the tensor types in a type, left to right."""
     if isinstance(kind, TensorType):
         return [kind]
     assert isinstance(kind, TupleType), f"a kernel cannot give a {type(kind).__name__}"
-    return [t for f in kind.fields for t in tensor_types(f)]
+    return [t for f in kind.fields for t in flatten_tensor_types(f)]
 
 
-def primitive_of(value: RelayExpr) -> Function | None:
-    """Return the primitive function that a value calls, if it is such a call."""
+def called_primitive(value: RelayExpr) -> Function | None:
+    """Return the primitive function that a value calls, or None."""
     if isinstance(value, Call) and isinstance(value.op, Function) and value.op.attr("Primitive"):
         return value.op
     return None
 
 
-def _check_known(kind: TensorType, span: Span | None) -> None:
+def _check_static_rank(kind: TensorType, span: Span | None) -> None:
     if any(isinstance(d, AnyDim) for d in kind.shape):
         where = f" of {span}" if span else ""
         raise CompileError(
@@ -71,74 +72,86 @@ def _check_known(kind: TensorType, span: Span | None) -> None:
         )
 
 
-def _allocate(tensor: Var, kind: TensorType, device: int) -> list[Binding]:
+def _allocate(tensor: Var, kind: TensorType, device: int) -> list[LetBinding]:
     storage = Var("storage")
     storage.set_checked_type(StorageType())
     return [
-        (storage, alloc_storage(size_in_bytes(kind), ALIGNMENT, device=device)),
+        (storage, alloc_storage(size_in_bytes(kind), STORAGE_ALIGNMENT_BYTES, device=device)),
         (tensor, alloc_tensor(storage, const(0), kind.shape, kind.dtype)),
     ]
 
 
-def _lower_binding(variable: Var, value: RelayExpr, device_of: GetDevice) -> list[Binding]:
-    function = primitive_of(value)
+def _lower_binding(variable: Var, value: RelayExpr, device_of: DeviceOfCall) -> list[LetBinding]:
+    function = called_primitive(value)
     if function is None:
         return [(variable, value)]
     assert isinstance(value, Call)
     kind = value.checked_type
-    for result_type in tensor_types(kind):
-        _check_known(result_type, value.span)
+    for result_type in flatten_tensor_types(kind):
+        _check_static_rank(result_type, value.span)
+    # A reshape is a view: it needs neither memory nor a kernel.
     if function.attr("relay.reshape_only"):
         assert isinstance(kind, TensorType)
         return [(variable, reshape_tensor(value.args[0], kind.shape))]
     device = device_of(value)
     single = isinstance(kind, TensorType)
-    outputs = [variable] if single else [_tensor(output_type) for output_type in tensor_types(kind)]
-    pairs = zip(outputs, tensor_types(kind), strict=True)
+    outputs = (
+        [variable]
+        if single
+        else [_tensor_var(output_type) for output_type in flatten_tensor_types(kind)]
+    )
+    pairs = zip(outputs, flatten_tensor_types(kind), strict=True)
     allocations = [b for o, k in pairs for b in _allocate(o, k, device)]
     invoke = invoke_tvm_op(function, value.args, outputs, device).with_fields(span=value.span)
     # The variable itself is the output tensor, so nothing needs renaming.
     if single:
         return [*allocations, (Var("_"), invoke)]
-    return [*allocations, (Var("_"), invoke), (variable, _as_value(outputs, kind))]
+    return [*allocations, (Var("_"), invoke), (variable, _pack_tuple(outputs, kind))]
 
 
-def _tensor(kind: TensorType) -> Var:
+def _tensor_var(kind: TensorType) -> Var:
     variable = Var("t")
     variable.set_checked_type(kind)
     return variable
 
 
-def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
-    """Return the tensors, from the left, in the shape of a tuple type."""
+def _pack_tuple(tensors: list[Var], kind: Type) -> RelayExpr:
+    """Pack flat tensors into the nested tuple of a type."""
     remaining = iter(tensors)
 
-    def build(at: Type) -> RelayExpr:
-        return Tuple(tuple(map(build, at.fields))) if isinstance(at, TupleType) else next(remaining)
+    def build_tuple(at: Type) -> RelayExpr:
+        return (
+            Tuple(tuple(map(build_tuple, at.fields)))
+            if isinstance(at, TupleType)
+            else next(remaining)
+        )
 
-    return build(kind)
+    return build_tuple(kind)
 
 
-def _devices(module: IRModule) -> GetDevice:
-    """Return where each kernel of a module runs, as a number of its table of devices."""
+def _kernel_devices(module: IRModule) -> DeviceOfCall:
+    """Return a function from a kernel call to the index of its device in the module's
+    device table.
+    """
     numbers = {virtual_device.device: at for at, virtual_device in enumerate(device_table(module))}
+    # With one device there is nothing to infer.
     if len(numbers) == 1:
         return lambda call: 0
-    domains = Domains(module)
-    return lambda call: numbers[domains.worker(call)]
+    domains = DeviceDomains(module)
+    return lambda call: numbers[domains.kernel_device(call)]
 
 
 @module_pass(name="ManifestAlloc")
 def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
-    device_of = _devices(module)
+    device_of = _kernel_devices(module)
 
-    def lower(chain: Chain, is_function_body: bool) -> Chain:
+    def lower_chain(chain: LetChain, is_function_body: bool) -> LetChain:
         lowered = [b for v, value in chain.bindings for b in _lower_binding(v, value, device_of)]
-        return Chain(lowered, chain.result)
+        return LetChain(lowered, chain.result)
 
-    return map_functions(module, on_body(lambda body: map_chains(body, lower)))
+    return map_functions(module, lift_body_rewrite(lambda body: map_chains(body, lower_chain)))
 
 
 def ManifestAlloc() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that makes allocations explicit (TVM's ManifestAlloc)."""
     return _manifest_alloc

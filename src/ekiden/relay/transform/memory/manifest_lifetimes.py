@@ -1,5 +1,4 @@
-"""Kills of variables after their last use, so that what they hold can be reused while the function
-goes on.
+"""Kill variables after their last use, so that their memory can be reused within the function.
 
     let %y = @f(%x); let %z = @g(%y); %z
     ->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
@@ -15,44 +14,50 @@ from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Var
 from ekiden.relay.op.memory import kill, unit_relation
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
-from ekiden.relay.transform.language.scopes import evaluation_order, map_functions, on_body
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
+from ekiden.relay.transform.language.scopes import (
+    evaluation_order,
+    lift_body_rewrite,
+    map_functions,
+)
 
 
-def _variables(value: RelayExpr) -> set[Var]:
-    """Variables that occur in a value, at any depth."""
+def _used_vars(value: RelayExpr) -> set[Var]:
+    """Return the variables that a value uses, at any depth."""
     return {e for e in evaluation_order(value) if isinstance(e, Var)}
 
 
-def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
+def _insert_kills(chain: LetChain, is_function_body: bool) -> LetChain:
     assert chain.result is not None
+    # Variables of outer chains may be read again after this one.
     own = {v: at for at, (v, _) in enumerate(chain.bindings)}
-    alive = _variables(chain.result)
-    backwards: list[Binding] = []
+    alive = _used_vars(chain.result)
+    backwards: list[LetBinding] = []
     for variable, value in reversed(chain.bindings):
-        used = {v for v in _variables(value) if v in own}
+        used = {v for v in _used_vars(value) if v in own}
         # Walking backwards, the first use that is met is the last one; sorting makes the order
         # stable.
         dying = sorted(used - alive, key=own.__getitem__)
-        if variable not in alive and not _is_effect(value):
+        # Nobody reads it, so it dies where it is made.
+        if variable not in alive and not _is_effect_only(value):
             dying.append(variable)
         backwards.extend((Var("_"), kill(v)) for v in reversed(dying))
         backwards.append((variable, value))
         alive |= used | {variable}
-    return Chain(backwards[::-1], chain.result)
+    return LetChain(backwards[::-1], chain.result)
 
 
-def _is_effect(value: RelayExpr) -> bool:
-    """Return whether a value is computed for its effect: its unit result holds nothing."""
+def _is_effect_only(value: RelayExpr) -> bool:
+    """Return whether a value is computed for its effect alone, with a unit result."""
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
     return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
 
 
 @module_pass(name="ManifestLifetimes")
 def _manifest_lifetimes(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(lambda body: map_chains(body, _kill_chain)))
+    return map_functions(module, lift_body_rewrite(lambda body: map_chains(body, _insert_kills)))
 
 
 def ManifestLifetimes() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inserts kills after last uses (TVM's ManifestLifetimes)."""
     return _manifest_lifetimes

@@ -1,4 +1,4 @@
-"""Memory of its own for each result of a program, where its frontend asks for that.
+"""Unalias results: give every result of `main` its own memory, where the frontend requires it.
 
     def @main(%x) { let %y = f(%x); (%x, %y, %y) }
     ->  def @main(%x) { let %y = f(%x); let %a = memory.own(%x); let %b = memory.own(%y);
@@ -22,23 +22,24 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Constant, Function, Tuple, Var
 from ekiden.relay.op.memory import own
 from ekiden.relay.transform.devices.plan_devices import device_table
-from ekiden.relay.transform.language.chains import Binding, Chain, build_lets, unchain
-from ekiden.relay.transform.language.scopes import on_body
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, build_lets, parse_let_chain
+from ekiden.relay.transform.language.scopes import lift_body_rewrite
 from ekiden.runtime import Device
 from ekiden.target.virtual_device import RESULT_PLACE, VirtualDevice
 
-OWNS_RESULTS = "owns_results"
+OWNS_RESULTS_ATTR = "owns_results"
 """The attribute of a module whose `main` gives memory of its own alone."""
 
 
 def OwnResults() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file: for `main` of a module with the
-    attribute.
+    """Return a pass that copies results of `main` that alias an input, a constant or another
+    result.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite `main`, if the module has the attribute."""
-        if not module.attrs.get(OWNS_RESULTS):
+        """Rewrite `main` if the module has the attribute OWNS_RESULTS_ATTR."""
+        # Most frontends accept results that share memory with inputs or constants.
+        if not module.attrs.get(OWNS_RESULTS_ATTR):
             return module
         numbers = {
             virtual_device.device: at for at, virtual_device in enumerate(device_table(module))
@@ -47,58 +48,62 @@ def OwnResults() -> Pass:  # noqa: N802
         entry = module.get_global_var("main")
         main = functions[entry]
         assert isinstance(main, Function)
-        functions[entry] = _own_results(main, numbers)
+        functions[entry] = _unalias_results(main, numbers)
         return IRModule(functions, module.type_definitions, module.attrs)
 
     return Pass("OwnResults", transform)
 
 
-def _own_results(main: Function, numbers: Mapping[Device, int]) -> Function:
-    """Return `main` with owned results; `numbers` of devices are those of the module's table."""
+def _unalias_results(main: Function, numbers: Mapping[Device, int]) -> Function:
+    """Return `main` with unaliased results; `numbers` maps devices to their index in the module's
+    table.
+    """
     result_device = main.attr(RESULT_PLACE)
     field_devices = result_device if isinstance(result_device, tuple) else None
 
-    def number(at: int) -> int:
-        """Return the device of a result."""
+    def device_index(at: int) -> int:
+        """Return the device index of a result."""
         one = field_devices[at] if field_devices is not None else result_device
         return numbers[one.device] if isinstance(one, VirtualDevice) else 0
 
-    def rewrite(body: RelayExpr) -> RelayExpr:
-        """Own each tensor that the body returns."""
-        chain = unchain(body)
+    def unalias_body(body: RelayExpr) -> RelayExpr:
+        """Insert an Own for each tensor that the body returns."""
+        chain = parse_let_chain(body)
         values = dict(chain.bindings)
         result = chain.result
         result_value = values.get(result) if isinstance(result, Var) else result
         if isinstance(result_value, Tuple):
             owned = [
-                _own_value(chain, field, number(at)) for at, field in enumerate(result_value.fields)
+                _bind_owned(chain, field, device_index(at))
+                for at, field in enumerate(result_value.fields)
             ]
             owned_tuple: RelayExpr = result_value.with_fields(fields=tuple(owned))
             variable = Var("results")
         else:
             assert result is not None
-            return build_lets(chain.bindings, _own_value(chain, result, number(0)))
+            return build_lets(chain.bindings, _bind_owned(chain, result, device_index(0)))
         owned_tuple.set_checked_type(result_value.checked_type)
         variable.set_checked_type(result_value.checked_type)
         # The old tuple would hold references, so that every field would be copied.
         other_bindings = [b for b in chain.bindings if b[0] is not result]
         return build_lets([*other_bindings, (variable, owned_tuple)], variable)
 
-    return on_body(rewrite)(main)
+    return lift_body_rewrite(unalias_body)(main)
 
 
-def _own_value(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
-    """Bind an owned tensor in the chain; what is no tensor stays."""
+def _bind_owned(chain: LetChain, value: RelayExpr, device: int) -> RelayExpr:
+    """Bind an owned copy of a tensor in the chain; other values are returned unchanged."""
     kind = value.checked_type
     if not isinstance(value, (Var, Constant)) or not isinstance(kind, TensorType):
         return value
+    # Own decides at run time: a uniquely referenced tensor is returned without a copy.
     call = own(value, device)
     variable = Var("owned")
     for typed_expr in (call, variable):
         typed_expr.set_checked_type(kind)
-    binding: Binding = (variable, call)
+    binding: LetBinding = (variable, call)
     chain.bindings.append(binding)
     return variable
 
 
-__all__ = ["OWNS_RESULTS", "OwnResults"]
+__all__ = ["OWNS_RESULTS_ATTR", "OwnResults"]

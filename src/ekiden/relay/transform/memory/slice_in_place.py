@@ -1,4 +1,4 @@
-"""Slices in the memory of what they are cut from, which leaves nothing to copy.
+"""In-place slicing: slices become views into the storage of their source, without a copy.
 
     let %t = memory.alloc_tensor(%s0, offset=0, shape=(3, n, 16)); invoke(f, (%x,), (%t,));
     let %a = memory.alloc_tensor(%s1, offset=0, shape=(1, n, 16)); invoke(slice, (%t,), (%a,));
@@ -33,17 +33,17 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocTensorAttrs, alloc_tensor
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains, op_name
-from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, called_op_name, map_chains
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.memory.storage_lifetimes import StorageLifetimes
 from ekiden.relay.transform.memory_plan import known_at_entry
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.slice import SliceRange
 
 
 @dataclass(frozen=True, slots=True)
-class _Location:
-    """Where a tensor lies: its storage, and bytes from the start of that."""
+class _StorageLocation:
+    """Location of a tensor: its storage and the byte offset in it."""
 
     storage: Var
     offset: PrimExpr
@@ -51,58 +51,61 @@ class _Location:
 
 @dataclass(slots=True)
 class _SliceKernel:
-    """A kernel that cuts, and where its results are to lie."""
+    """Slicing kernel with the locations that its results take in the source's storage."""
 
     call: Call
     source: Var
     """The storage of what is cut."""
-    slices: list[tuple[Var, Var, _Location]] = field(default_factory=list)
+    result_locations: list[tuple[Var, Var, _StorageLocation]] = field(default_factory=list)
     """A result, the storage that it has, and its place."""
 
 
-class _Slices:
-    """The cuts of a function that need not copy; `known` are the symbols of its parameters."""
+class _SliceFinder:
+    """Finder of a function's slicing kernels that need no copy; `known` are the symbols determined
+    at entry.
+    """
 
     def __init__(self, body: RelayExpr, entry_symbols: Set[Symbol]) -> None:
-        self.lifetimes = Lifetimes(body, lambda _: False)
+        self.lifetimes = StorageLifetimes(body, lambda _: False)
         self.known = entry_symbols
-        self.places: dict[RelayExpr, _Location] = {}
+        self.locations: dict[RelayExpr, _StorageLocation] = {}
         self.views: dict[RelayExpr, RelayExpr] = {}
         """A tensor in another shape -> that tensor, which may have moved since."""
-        self.tensors: dict[Var, int] = {}
+        self.tensor_counts: dict[Var, int] = {}
         """Storage -> how many tensors lie in it."""
-        self.cuts: list[_SliceKernel] = []
+        self.slice_kernels: list[_SliceKernel] = []
         for block in self.lifetimes.blocks:
             for variable, value in block.chain.bindings:
                 if isinstance(value, Call):
-                    self._note(variable, value)
+                    self._record_tensor(variable, value)
         for _, call in self.lifetimes.invocations:
-            self._cut(call)
-        self.cuts = [c for c in self.cuts if self._pays(c.source)]
+            self._record_slice_kernel(call)
+        # All cuts of a source count together, so they are recorded before any is judged.
+        self.slice_kernels = [c for c in self.slice_kernels if self._is_profitable(c.source)]
 
-    def _note(self, variable: Var, value: Call) -> None:
+    def _record_tensor(self, variable: Var, value: Call) -> None:
         if isinstance(value.attrs, AllocTensorAttrs):
             (storage,) = value.args
             assert isinstance(storage, Var)
-            self.places[variable] = _Location(storage, value.attrs.offset)
-            self.tensors[storage] = self.tensors.get(storage, 0) + 1
-        elif op_name(value) == "vm.reshape_tensor":
+            self.locations[variable] = _StorageLocation(storage, value.attrs.offset)
+            self.tensor_counts[storage] = self.tensor_counts.get(storage, 0) + 1
+        elif called_op_name(value) == "vm.reshape_tensor":
             self.views[variable] = value.args[0]
 
-    def _place(self, value: RelayExpr) -> _Location | None:
+    def _location_of(self, value: RelayExpr) -> _StorageLocation | None:
         while value in self.views:
             value = self.views[value]
-        return self.places.get(value)
+        return self.locations.get(value)
 
-    def _cut(self, call: Call) -> None:
-        """Record a call whose results can be slices of what it reads."""
+    def _record_slice_kernel(self, call: Call) -> None:
+        """Record a kernel whose results can be views of its input."""
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
-        boxes = _boxes(kernel)
+        boxes = _slice_ranges(kernel)
         if boxes is None or len(call.args) > 3 or len(outputs.fields) != len(boxes):
             return
         (data,) = inputs.fields
-        source_location = self._place(data)
+        source_location = self._location_of(data)
         if source_location is None or not self._is_planned(source_location.storage):
             return
         kind = data.checked_type
@@ -111,39 +114,50 @@ class _Slices:
         for output, box in zip(outputs.fields, boxes, strict=True):
             start = _box_offset(box, kind)
             assert isinstance(output, Var)
-            own = self.places[output].storage
-            if start is None or not self._is_planned(own) or self.tensors[own] != 1:
+            own = self.locations[output].storage
+            # One result that must be copied keeps the whole kernel.
+            if start is None or not self._is_planned(own) or self.tensor_counts[own] != 1:
                 return
             if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
                 return
-            at = _Location(source_location.storage, simplify(source_location.offset + start))
-            cut.slices.append((output, own, at))
-        self.cuts.append(cut)
-        self.places.update((output, at) for output, _, at in cut.slices)  # which may be cut again
+            at = _StorageLocation(source_location.storage, simplify(source_location.offset + start))
+            cut.result_locations.append((output, own, at))
+        self.slice_kernels.append(cut)
+        self.locations.update(
+            (output, at) for output, _, at in cut.result_locations
+        )  # which may be cut again
 
     def _is_planned(self, storage: Var) -> bool:
-        """Return whether a storage is this function's alone, of a size known at entry: MemoryPlan
-        gives it an offset among the others.
+        """Return whether a storage does not escape and its size is known at entry, so that
+        MemoryPlan places it.
         """
         request = self.lifetimes.requests[storage]
         escaped = storage in self.lifetimes.escaped
         return not escaped and self.known >= set(free_vars(request.size))
 
-    def _pays(self, source: Var) -> bool:
-        """Return whether the slices of a storage may keep it alive."""
+    def _is_profitable(self, source: Var) -> bool:
+        """Return whether views of a storage may extend its lifetime: they live no longer, or cover
+        half of it.
+        """
         source_request, total = self.lifetimes.requests[source], const(0)
         is_longest = True
-        for own in (own for cut in self.cuts if cut.source is source for _, own, _ in cut.slices):
+        for own in (
+            own
+            for cut in self.slice_kernels
+            if cut.source is source
+            for _, own, _ in cut.result_locations
+        ):
             slice_request = self.lifetimes.requests[own]
             total = total + slice_request.size
             is_longest &= all(
                 at <= source_request.uses.get(b, -1) for b, at in slice_request.uses.items()
             )
+        # Slices that are at least half of the source waste less than their copies would take.
         return is_longest or is_const(simplify(total * 2 >= source_request.size), 1)
 
 
-def _boxes(kernel: RelayExpr) -> Sequence[Sequence[SliceRange]] | None:
-    """Return the boxes that a function cuts out of its one argument, if it does nothing else."""
+def _slice_ranges(kernel: RelayExpr) -> Sequence[Sequence[SliceRange]] | None:
+    """Return the ranges that a pure slicing function extracts from its argument, or None."""
     if not isinstance(kernel, Function) or kernel.attr("Compiler") is not None:
         return None
     body = kernel.body
@@ -152,16 +166,16 @@ def _boxes(kernel: RelayExpr) -> Sequence[Sequence[SliceRange]] | None:
     boxes = body.op.definition.boxes
     if boxes is None:  # then there may be no argument either
         return None
-    return boxes(body.attrs, _of(kernel.params[0].checked_type).shape)
+    return boxes(body.attrs, _tensor_type(kernel.params[0].checked_type).shape)
 
 
-def _of(kind: object) -> TensorType:
+def _tensor_type(kind: object) -> TensorType:
     assert isinstance(kind, TensorType)
     return kind
 
 
 def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
-    """Return the offset in bytes of a box of a tensor.
+    """Return the byte offset of a contiguous slice of a tensor, or None.
 
     Returns:
         None where it is not contiguous, or where its offset or extent holds only if what is given
@@ -180,6 +194,7 @@ def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
     numbers = isinstance(first, IntImm) and isinstance(extent, IntImm)
     if len(cut) > 1 or stride != 1 or not numbers or not isinstance(kind.shape[axis], IntImm):
         return None
+    # A slice along an inner axis is not contiguous.
     if not all(is_const(d, 1) for d in kind.shape[:axis]):
         return None
     start: PrimExpr = first * dt.itemsize(kind.dtype)
@@ -188,24 +203,27 @@ def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
     return simplify(start)
 
 
-def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
-    """Return the body of a function without the kernels that need not copy."""
-    slices = _Slices(body, entry_symbols)
-    if not slices.cuts:
+def _rewrite_body(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
+    """Return a function's body without the slicing kernels that need no copy."""
+    slices = _SliceFinder(body, entry_symbols)
+    if not slices.slice_kernels:
         return body
-    gone: set[RelayExpr] = {c.call for c in slices.cuts}
-    locations = {output: location for c in slices.cuts for output, _, location in c.slices}
-    dropped = {own for c in slices.cuts for _, own, _ in c.slices}
+    gone: set[RelayExpr] = {c.call for c in slices.slice_kernels}
+    locations = {
+        output: location for c in slices.slice_kernels for output, _, location in c.result_locations
+    }
+    # Storages of results that now lie in their source.
+    dropped = {own for c in slices.slice_kernels for _, own, _ in c.result_locations}
 
-    def one(binding: Binding) -> list[Binding]:
-        """Replace the result of a kernel that need not copy by a tensor over the source's storage.
+    def rewrite_binding(binding: LetBinding) -> list[LetBinding]:
+        """Replace a slice's result by a tensor over the source's storage.
 
         The kernel's call and its own storage go.
         """
         variable, value = binding
         location_here = locations.get(variable)
         if location_here is not None:
-            kind = _of(variable.checked_type)
+            kind = _tensor_type(variable.checked_type)
             return [
                 (
                     variable,
@@ -216,25 +234,27 @@ def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
             ]
         return [] if value in gone or variable in dropped else [binding]
 
-    def rewrite_chain(chain: Chain, _: bool) -> Chain:
-        return Chain([b for binding in chain.bindings for b in one(binding)], chain.result)
+    def rewrite_chain(chain: LetChain, _: bool) -> LetChain:
+        return LetChain(
+            [b for binding in chain.bindings for b in rewrite_binding(binding)], chain.result
+        )
 
     return map_chains(body, rewrite_chain)
 
 
 def SliceInPlace() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It follows ConcatenateInPlace, before
-    MemoryPlan.
+    """Return a pass that turns slices into views of their source. It follows ConcatenateInPlace,
+    before MemoryPlan.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Rewrite the functions of a module."""
 
-        def one(function: Function) -> Function:
+        def rewrite_function(function: Function) -> Function:
             entry_symbols = known_at_entry(function)
-            return on_body(lambda body: _rewritten(body, entry_symbols))(function)
+            return lift_body_rewrite(lambda body: _rewrite_body(body, entry_symbols))(function)
 
-        return map_functions(module, one)
+        return map_functions(module, rewrite_function)
 
     return Pass("SliceInPlace", transform)
 

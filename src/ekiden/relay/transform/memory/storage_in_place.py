@@ -1,4 +1,4 @@
-"""Results in the bytes of inputs that their kernels read last.
+"""In-place results: a kernel's output takes the storage of an input that it reads last.
 
     let %b = add(%a, %x); let %c = nn.relu(%b); ...      %b and %c are one request if nothing reads
                                                          %b later; so is %a if it dies in the add
@@ -22,21 +22,21 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Tuple, Var
 from ekiden.relay.transform.memory.manifest_alloc import size_in_bytes
-from ekiden.relay.transform.memory.storage_lifetimes import Lifetimes, Request
+from ekiden.relay.transform.memory.storage_lifetimes import StorageLifetimes, StorageRequest
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class KernelOperand:
-    """A tensor of a kernel: the storages that it may lie in, and whether it is all of one."""
+    """Tensor operand of a kernel: the storages it may be in, and whether it fills one entirely."""
 
     storages: frozenset[Var]
     is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """A kernel at a position whose output may replace one of the inputs numbered `allowed`."""
+class InPlaceCandidate:
+    """Kernel whose output may take the storage of one of its inputs numbered `allowed`."""
 
     position: int
     inputs: Sequence[KernelOperand]
@@ -45,55 +45,60 @@ class Replacement:
 
 
 def merge_in_place(
-    lifetimes: Lifetimes,
-    requests: Sequence[Request],
+    lifetimes: StorageLifetimes,
+    requests: Sequence[StorageRequest],
     may_replace: Callable[[RelayExpr], Sequence[int]],
-) -> list[Request]:
-    """Return the requests of one arena, without those that became `shares` of others.
+) -> list[StorageRequest]:
+    """Merge the storage requests of one arena whose tensors are updated in place.
 
     Args:
         lifetimes: The storages of the function.
         requests: The requests of the arena.
         may_replace: Returns the numbers of the inputs that the output of a kernel may replace.
     """
-    return merge(requests, lifetimes.requests, _replacements(lifetimes, may_replace))
+    return merge_requests(
+        requests, lifetimes.requests, _in_place_candidates(lifetimes, may_replace)
+    )
 
 
-def _replacements(
-    lifetimes: Lifetimes, may_replace: Callable[[RelayExpr], Sequence[int]]
-) -> Iterator[Replacement]:
-    """Yield the kernels of a function that may replace what they read."""
+def _in_place_candidates(
+    lifetimes: StorageLifetimes, may_replace: Callable[[RelayExpr], Sequence[int]]
+) -> Iterator[InPlaceCandidate]:
+    """Yield the kernels of a function that may write over an input."""
     for at, call in lifetimes.invocations:
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         allowed = may_replace(kernel)
         if allowed and all(isinstance(i.checked_type, TensorType) for i in inputs.fields):
             (output,) = outputs.fields
-            operands = [_operand(lifetimes, i) for i in inputs.fields]
-            yield Replacement(at, operands, _operand(lifetimes, output), allowed)
+            operands = [_kernel_operand(lifetimes, i) for i in inputs.fields]
+            yield InPlaceCandidate(at, operands, _kernel_operand(lifetimes, output), allowed)
 
 
-def _operand(lifetimes: Lifetimes, value: RelayExpr) -> KernelOperand:
-    storages = lifetimes.home.get(value, frozenset())
+def _kernel_operand(lifetimes: StorageLifetimes, value: RelayExpr) -> KernelOperand:
+    storages = lifetimes.storages_by_value.get(value, frozenset())
     kind = value.checked_type
     assert isinstance(kind, TensorType)
+    # A value of several branches may lie in any of their storages.
     request = lifetimes.requests[next(iter(storages))] if len(storages) == 1 else None
     is_whole = request is not None and prove_equal(size_in_bytes(kind), request.size)
     return KernelOperand(storages, is_whole)
 
 
-def merge(
-    requests: Sequence[Request], known: Mapping[Var, Request], kernels: Iterable[Replacement]
-) -> list[Request]:
-    """Return the requests without those that became `shares` of others; `known` are all of the
-    function, by storage, and `kernels` its kernels in program order.
+def merge_requests(
+    requests: Sequence[StorageRequest],
+    known: Mapping[Var, StorageRequest],
+    kernels: Iterable[InPlaceCandidate],
+) -> list[StorageRequest]:
+    """Merge requests into the `shares` of others; `known` holds all requests of the function by
+    storage, `kernels` its kernels in program order.
     """
     owners = {r.storage: r for r in requests}
     ends: dict[Var, frozenset[int]] = {}
     for kernel in kernels:
-        result_request = _owner(owners, kernel.output)
+        result_request = _owning_request(owners, kernel.output)
         for number in kernel.allowed:
-            owner = _replaced(owners, known, ends, kernel, number)
+            owner = _replaceable_request(owners, known, ends, kernel, number)
             if (
                 result_request is None
                 or owner is None
@@ -110,26 +115,31 @@ def merge(
     return list(dict.fromkeys(owners.values()))
 
 
-def _owner(owners: Mapping[Var, Request], value: KernelOperand) -> Request | None:
-    """Return the request of the one storage that a value lies in; None where it lies elsewhere, or
-    may lie in several."""
+def _owning_request(
+    owners: Mapping[Var, StorageRequest], value: KernelOperand
+) -> StorageRequest | None:
+    """Return the request of the single storage that a value is in; None where there are several or
+    none.
+    """
     return owners.get(next(iter(value.storages))) if len(value.storages) == 1 else None
 
 
-def _replaced(
-    owners: Mapping[Var, Request],
-    all_requests: Mapping[Var, Request],
+def _replaceable_request(
+    owners: Mapping[Var, StorageRequest],
+    all_requests: Mapping[Var, StorageRequest],
     ends: dict[Var, frozenset[int]],
-    kernel: Replacement,
+    kernel: InPlaceCandidate,
     number: int,
-) -> Request | None:
-    """Return the request of an input that is read last here, by inputs that may be replaced. `ends`
-    are the last reads of storages that branches read, each found once."""
-    owner = _owner(owners, kernel.inputs[number])
+) -> StorageRequest | None:
+    """Return the request of an input that dies at this kernel and may be overwritten, or None.
+    `ends` are the last reads of storages that branches read, each found once.
+    """
+    owner = _owning_request(owners, kernel.inputs[number])
     if owner is None:
         return None
     (home,) = kernel.inputs[number].storages
     if not all_requests[home].is_dead_after(kernel.position):
+        # Computed at most once for each storage, since it walks all blocks.
         if home not in ends:
             ends[home] = all_requests[home].last_reads()
         if kernel.position not in ends[home]:

@@ -1,4 +1,4 @@
-"""Lifetimes of the storages of a function, through its branches.
+"""Live ranges of a function's storages, through branches.
 
 All bindings of a function are numbered in one order, that of evaluation, in which the branches of
 an `If` or `Match` follow each other. A storage is alive in ranges of that order:
@@ -27,11 +27,11 @@ from collections.abc import Callable
 from dataclasses import field
 
 from ekiden.ir.expr import GlobalVar, RelayExpr
-from ekiden.ir.op import Memory, Op
+from ekiden.ir.op import MemoryAliasing, Op
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, If, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.memory import AllocStorageAttrs
-from ekiden.relay.transform.language.chains import Chain, op_name, unchain
+from ekiden.relay.transform.language.chains import LetChain, called_op_name, parse_let_chain
 from ekiden.relay.transform.language.scopes import bodies, evaluation_order, operands
 from ekiden.relay.visitor import pattern_vars
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -41,45 +41,47 @@ LiveRange = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """A chain of bindings, and where they stand."""
+class LifetimeBlock:
+    """Let chain with the positions of its bindings in program order."""
 
-    chain: Chain
+    chain: LetChain
     root: RelayExpr
-    parent: Block | None = None
+    parent: LifetimeBlock | None = None
     index: int = 0
     """Of the binding of the parent that opens it."""
-    opened: int = 0
+    opened_at: int = 0
     """Position of that binding."""
-    joined: int = 0
+    joined_at: int = 0
     """Position after all bodies of that binding."""
     positions: list[int] = field(default_factory=list)
     end: int = 0
     barriers: list[int] = field(default_factory=list)
     """Indices of bindings that no arena may outlive, ascending."""
 
-    def begin(self) -> int:
-        """Return the position of its first binding, or of its result."""
+    def begin_position(self) -> int:
+        """Return the position of the first binding, or of the result."""
         return self.positions[0] if self.positions else self.end
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """A storage: its size in bytes, where it is made, and when it is alive."""
+class StorageRequest:
+    """Request for storage: size in bytes, allocation point and uses."""
 
     storage: Var
     size: PrimExpr
-    block: Block
+    block: LifetimeBlock
     index: int
     first: int
     device: int = 0
-    uses: dict[Block, int] = field(default_factory=dict)
+    uses: dict[LifetimeBlock, int] = field(default_factory=dict)
     """The last use in each block."""
-    shares: list[Request] = field(default_factory=list)
+    shares: list[StorageRequest] = field(default_factory=list)
     """Storages that follow this one in its very bytes."""
 
-    def spans(self) -> list[LiveRange]:
-        """Return when it, or one that shares its bytes, is alive: disjoint ranges, ascending."""
+    def live_ranges(self) -> list[LiveRange]:
+        """Return the live ranges of the storage and of those that share its bytes: disjoint,
+        ascending.
+        """
         ranges: list[LiveRange] = []
         for first, last in sorted(s for r in (self, *self.shares) for s in _live_ranges(r)):
             if ranges and first <= ranges[-1][1]:
@@ -89,33 +91,34 @@ class Request:
         return ranges
 
     def is_dead_after(self, position: int) -> bool:
-        """Return whether no use comes after a position, in any block."""
+        """Return whether the storage has no use after a position in any block."""
         return all(last <= position for last in self.uses.values())
 
     def last_reads(self) -> frozenset[int]:
-        """Return the positions of kernels after which no run uses it: later uses are of branches
-        that these exclude.
-        """
+        """Return the positions after which no execution path uses the storage."""
         return frozenset(last for _, last in _live_ranges(self))
 
 
-def exclude_each_other(a: Request, b: Request) -> bool:
-    """Return whether no run allocates both: they, and what shares their bytes, are allocated in
-    different branches of one value.
+def are_mutually_exclusive(a: StorageRequest, b: StorageRequest) -> bool:
+    """Return whether two requests are never allocated in the same run: they are in different
+    branches of one value.
     """
-    return all(_diverge(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares))
+    return all(
+        _are_in_different_branches(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares)
+    )
 
 
-def _diverge(a: Block, b: Block) -> bool:
-    """Return whether two blocks are, or are within, different branches of one `If` or `Match`.
+def _are_in_different_branches(a: LifetimeBlock, b: LifetimeBlock) -> bool:
+    """Return whether two blocks are in different branches of one `If` or `Match`.
 
     Walk outwards to the first block around both, and compare the bindings through which they came.
     """
     if a is b:
         return False
-    ancestors: dict[Block | None, Block] = {}
-    at: Block | None = a
+    ancestors: dict[LifetimeBlock | None, LifetimeBlock] = {}
+    at: LifetimeBlock | None = a
     while at is not None:
+        # By parent, to find the two children of the common ancestor.
         ancestors[at.parent] = at
         if at is b:
             return False
@@ -127,16 +130,16 @@ def _diverge(a: Block, b: Block) -> bool:
         return False
     branch_of_a = ancestors[at.parent]
     # The same binding opened both, so only one of them runs.
-    return at is not branch_of_a and at.opened == branch_of_a.opened
+    return at is not branch_of_a and at.opened_at == branch_of_a.opened_at
 
 
-class Lifetimes:
-    """Storages of a function, and which of them may be retained by someone else."""
+class StorageLifetimes:
+    """Storages of a function with their live ranges, and which of them escape."""
 
     def __init__(self, body: RelayExpr, is_barrier: Callable[[GlobalVar], bool]) -> None:
-        self.blocks: list[Block] = []
-        self.requests: dict[Var, Request] = {}
-        self.home: dict[RelayExpr, frozenset[Var]] = {}
+        self.blocks: list[LifetimeBlock] = []
+        self.requests: dict[Var, StorageRequest] = {}
+        self.storages_by_value: dict[RelayExpr, frozenset[Var]] = {}
         """Variable -> the storages that its value may lie in."""
         self.escaped: set[Var] = set()
         self.invocations: list[tuple[int, Call]] = []
@@ -144,139 +147,152 @@ class Lifetimes:
         self.calls: list[tuple[int, Call]] = []
         """All other calls."""
         self._is_barrier = is_barrier
-        self._now = 0
-        root = Block(unchain(body), body)
-        self._walk(root)
+        self._position = 0
+        root = LifetimeBlock(parse_let_chain(body), body)
+        self._walk_blocks(root)
         assert root.chain.result is not None
-        self.escaped |= self._used(root.chain.result)
+        # The caller keeps the result.
+        self.escaped |= self._storages_of(root.chain.result)
 
-    def _tick(self) -> int:
-        self._now += 1
-        return self._now - 1
+    def _next_position(self) -> int:
+        self._position += 1
+        return self._position - 1
 
-    def _walk(self, root: Block) -> None:
+    def _walk_blocks(self, root: LifetimeBlock) -> None:
         self.blocks.append(root)
-        stack: list[tuple[Block, int, list[Block]]] = [(root, 0, [])]
+        # A stack of its own: branches may be nested deeper than Python's recursion allows.
+        stack: list[tuple[LifetimeBlock, int, list[LifetimeBlock]]] = [(root, 0, [])]
         while stack:
             block, index, opened = stack.pop()
             if opened:
-                self._join(block, index, opened)
+                self._join_branches(block, index, opened)
                 index += 1
             if index == len(block.chain.bindings):
-                block.end = self._tick()
+                block.end = self._next_position()
                 assert block.chain.result is not None
-                self._use(self._used(block.chain.result), block.end, block)
+                self._record_use(self._storages_of(block.chain.result), block.end, block)
                 continue
-            at = self._tick()
+            # Positions number the bindings of all blocks in one order, so that ranges are plain
+            # intervals.
+            at = self._next_position()
             block.positions.append(at)
-            self._visit(block, index, at)
-            inner = self._open(block, index, at)
+            self._visit_binding(block, index, at)
+            inner = self._open_branches(block, index, at)
+            # The block resumes at this binding once its branches are done.
             stack.append((block, index if inner else index + 1, inner))
             stack.extend((inner_block, 0, []) for inner_block in reversed(inner))
 
-    def _open(self, block: Block, index: int, at: int) -> list[Block]:
-        """Return the blocks of the bodies of a value."""
+    def _open_branches(self, block: LifetimeBlock, index: int, at: int) -> list[LifetimeBlock]:
+        """Return the blocks of a value's branches."""
         value = block.chain.bindings[index][1]
         if not isinstance(value, (If, Match)):
             return []
-        inner = [Block(unchain(body), body, block, index, at) for body in bodies(value)]
+        inner = [
+            LifetimeBlock(parse_let_chain(body), body, block, index, at) for body in bodies(value)
+        ]
         self.blocks.extend(inner)
         if isinstance(value, Match):
-            data = self._used(value.data)
+            data = self._storages_of(value.data)
             variables = [v for c in value.clauses for v in pattern_vars(c.lhs)]
-            self.home.update((v, data) for v in variables)
+            # Parts that a pattern binds lie in the memory of what is matched.
+            self.storages_by_value.update((v, data) for v in variables)
         return inner
 
-    def _join(self, block: Block, index: int, opened: list[Block]) -> None:
-        at = self._tick()
+    def _join_branches(self, block: LifetimeBlock, index: int, opened: list[LifetimeBlock]) -> None:
+        at = self._next_position()
         storages: frozenset[Var] = frozenset()
         for opened_block in opened:
-            opened_block.joined = at
+            opened_block.joined_at = at
             assert opened_block.chain.result is not None
-            storages |= self._used(opened_block.chain.result)
-        self.home[block.chain.bindings[index][0]] = storages
+            # Which branch ran is not known, so the value may lie in any of them.
+            storages |= self._storages_of(opened_block.chain.result)
+        self.storages_by_value[block.chain.bindings[index][0]] = storages
 
-    def _visit(self, block: Block, index: int, at: int) -> None:
+    def _visit_binding(self, block: LifetimeBlock, index: int, at: int) -> None:
         variable, value = block.chain.bindings[index]
         if isinstance(value, Call) and isinstance(value.attrs, AllocStorageAttrs):
-            self.requests[variable] = Request(
+            self.requests[variable] = StorageRequest(
                 variable, value.attrs.size, block, index, at, value.attrs.device
             )
-            self.home[variable] = frozenset((variable,))
+            self.storages_by_value[variable] = frozenset((variable,))
             return
-        used = self._used(value)
-        self._use(used, at, block)
+        used = self._storages_of(value)
+        self._record_use(used, at, block)
         if is_alias(value):
-            self.home[variable] = used
+            self.storages_by_value[variable] = used
         elif isinstance(value, Call):
             self._visit_call(block, index, at, value, used)
         # Whatever a closure or a reference captures may live longer than this function.
         elif not isinstance(value, (If, Match)):  # references, closures: they keep what they get
             self.escaped |= used
             for inner_expr in evaluation_order(value) if bodies(value) else ():
-                self.escaped |= self.home.get(inner_expr, frozenset())
+                self.escaped |= self.storages_by_value.get(inner_expr, frozenset())
 
     def _visit_call(
-        self, block: Block, index: int, at: int, value: Call, used: frozenset[Var]
+        self, block: LifetimeBlock, index: int, at: int, value: Call, used: frozenset[Var]
     ) -> None:
-        name = op_name(value)
+        name = called_op_name(value)
         if name == "vm.invoke_tvm_op":
             self.invocations.append((at, value))
         else:
             self.calls.append((at, value))
             # The callee may keep a reference.
-            if _memory_of(value) is not Memory.READS:
+            if _memory_behaviour(value) is not MemoryAliasing.READS:
                 self.escaped |= used
         if isinstance(value.op, GlobalVar) and self._is_barrier(value.op):
             self._mark_barrier(block, index)
 
     @staticmethod
-    def _mark_barrier(block: Block, index: int) -> None:
-        """Mark a binding that may call this function again, in every block around it.
+    def _mark_barrier(block: LifetimeBlock, index: int) -> None:
+        """Mark a binding that may call this function recursively as a barrier in all enclosing
+        blocks.
 
         Each block records a binding once: the last one it has is the greatest so far, as bindings
         are met in order.
         """
-        at: Block | None = block
+        at: LifetimeBlock | None = block
         while at is not None and (not at.barriers or at.barriers[-1] != index):
             at.barriers.append(index)
             index = at.index
             at = at.parent
 
-    def _use(self, storages: frozenset[Var], at: int, block: Block) -> None:
+    def _record_use(self, storages: frozenset[Var], at: int, block: LifetimeBlock) -> None:
         for storage in storages:
             self.requests[storage].uses[block] = at
 
-    def _used(self, value: RelayExpr) -> frozenset[Var]:
-        """Return the storages that a value, or what it is computed from, may be in."""
-        used = self.home.get(value, frozenset())
+    def _storages_of(self, value: RelayExpr) -> frozenset[Var]:
+        """Return the storages that a value or its operands may be in."""
+        used = self.storages_by_value.get(value, frozenset())
         for operand in operands(value):
             for leaf in operand.fields if isinstance(operand, Tuple) else (operand,):
-                used |= self.home.get(leaf, frozenset())
+                used |= self.storages_by_value.get(leaf, frozenset())
         return used
 
 
-def _memory_of(value: RelayExpr) -> Memory:
+def _memory_behaviour(value: RelayExpr) -> MemoryAliasing:
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
-    return value.op.definition.memory if is_operator else Memory.KEEPS  # type: ignore[attr-defined]
+    return value.op.definition.memory if is_operator else MemoryAliasing.KEEPS  # type: ignore[attr-defined]
 
 
 def is_alias(value: RelayExpr) -> bool:
-    """Return whether a value is in the memory of its operands."""
-    return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
+    """Return whether a value shares the memory of its operands."""
+    return (
+        isinstance(value, (Var, Tuple, TupleGetItem))
+        or _memory_behaviour(value) is MemoryAliasing.VIEWS
+    )
 
 
-def stretch_of(block: Block, index: int) -> tuple[Block, int]:
-    """Return the stretch of bindings without a barrier that contains a binding, as far out as
-    possible.
+def barrier_free_region(block: LifetimeBlock, index: int) -> tuple[LifetimeBlock, int]:
+    """Return the outermost barrier-free region of bindings that contains a binding.
 
     Returns:
         Its block, and how many barriers precede it.
     """
     stretch = block, bisect_left(block.barriers, index)
-    at: Block | None = block
+    at: LifetimeBlock | None = block
     while at is not None:
         count = bisect_left(at.barriers, index)
+        # The binding that leads here is no barrier of this block, so the stretch reaches outwards.
         if count == len(at.barriers) or at.barriers[count] != index:
             stretch = at, count
         index = at.index
@@ -284,9 +300,9 @@ def stretch_of(block: Block, index: int) -> tuple[Block, int]:
     return stretch
 
 
-def _live_ranges(request: Request) -> list[LiveRange]:
-    """Return the ranges of a request: outwards from where it is allocated as long as it is used
-    further out, then inwards to its last uses.
+def _live_ranges(request: StorageRequest) -> list[LiveRange]:
+    """Return the live ranges of a request: outward from its allocation to the outermost use, then
+    inward to the last uses.
     """
     ranges: list[LiveRange] = []
     block, start = request.block, request.first
@@ -294,30 +310,35 @@ def _live_ranges(request: Request) -> list[LiveRange]:
     while last > block.end:
         ranges.append((start, block.end))
         assert block.parent is not None
-        start, block = block.joined, block.parent
+        start, block = block.joined_at, block.parent
     inner = _last_uses(request, block)
     stack = [(block, start)]
     while stack:
         block, start = stack.pop()
         last, children = inner.get(block, (start, []))
         # A last use inside of branches ends at each branch's own last use, not at the end of all.
-        ends = [c for c in children if c.begin() <= last <= c.end]
-        ranges.append((start, ends[0].opened if ends else max(last, start)))
+        ends = [c for c in children if c.begin_position() <= last <= c.end]
+        ranges.append((start, ends[0].opened_at if ends else max(last, start)))
         if ends:
-            stack.extend((c, c.begin()) for c in children if c.opened == ends[0].opened)
+            stack.extend(
+                (c, c.begin_position()) for c in children if c.opened_at == ends[0].opened_at
+            )
     return ranges
 
 
-def _last_uses(request: Request, outer: Block) -> dict[Block, tuple[int, list[Block]]]:
-    """Return for the blocks in `outer` that use a storage: the last use in or below each, and the
-    blocks below it that use it.
+def _last_uses(
+    request: StorageRequest, outer: LifetimeBlock
+) -> dict[LifetimeBlock, tuple[int, list[LifetimeBlock]]]:
+    """Return for each block in `outer` the last use of a storage in or below it, and its child
+    blocks with uses.
     """
-    uses_of: dict[Block, tuple[int, list[Block]]] = {}
+    uses_of: dict[LifetimeBlock, tuple[int, list[LifetimeBlock]]] = {}
     for block, last in request.uses.items():
         at, child = block, None
         while True:
             previous, children = uses_of.setdefault(at, (last, []))
             uses_of[at] = max(previous, last), children
+            # A block may be reached from several of its descendants.
             if child is not None and child not in children:
                 children.append(child)
             if at is outer or at.parent is None:

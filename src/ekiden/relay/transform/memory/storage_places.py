@@ -1,4 +1,5 @@
-"""Offsets in one arena for storages that are not all alive together.
+"""Offset assignment: place storages in one arena so that those alive together do not overlap
+(dynamic storage allocation).
 
 Constant sizes are placed greedily, largest first, each at the lowest bytes that are free while it
 is alive. Symbolic sizes are placed in the same way at one value of the symbols, which decides for
@@ -25,16 +26,20 @@ from dataclasses import field
 
 from ekiden.arith import Analyzer, evaluate, simplify
 from ekiden.ir.prim import IntImm, PrimExpr, SizeVar, const, maximum
-from ekiden.ir.prim_visitor import Interned, children, free_vars, pending
+from ekiden.ir.prim_visitor import ExprInterner, children, free_vars, unvisited_post_order
 from ekiden.relay.transform.fusion.kernel_order import KernelOrder
-from ekiden.relay.transform.memory.storage_lifetimes import LiveRange, Request, exclude_each_other
+from ekiden.relay.transform.memory.storage_lifetimes import (
+    LiveRange,
+    StorageRequest,
+    are_mutually_exclusive,
+)
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ALIGNMENT = 64
+ARENA_ALIGNMENT_BYTES = 64
 MAX_OFFSET_NODES = 4_000
 """Nodes, as often as they are written, of the longest offset that is computed when a function is
 entered."""
-ROUNDS, EFFORT = 24, 20_000
+MAX_PLACEMENT_ROUNDS, MAX_PLACEMENTS_TRIED = 24, 20_000
 """Most orders that are tried; and most places in all these together."""
 TYPICAL_SYMBOL_VALUE = 128
 """The value of a symbol at which sizes are placed, where its upper bound is not below."""
@@ -42,27 +47,29 @@ TYPICAL_SYMBOL_VALUE = 128
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Placement of a request: `size` is a multiple of ALIGNMENT."""
+    """Offset of a request in the arena; `size` is a multiple of ALIGNMENT."""
 
-    request: Request
+    request: StorageRequest
     size: PrimExpr
-    spans: list[LiveRange]
+    live_ranges: list[LiveRange]
     order: KernelOrder | None = None
     offset: PrimExpr = field(default_factory=lambda: const(0))
-    taken: tuple[int, int] = (0, 0)
+    byte_range: tuple[int, int] = (0, 0)
     """Of a constant size the first byte, and the one after the last, where it was put last."""
 
-    def put(self, offset: int) -> int:
-        """Assign the offset, and return the end."""
-        end = offset + _value(self.size)
-        self.offset, self.taken = const(offset), (offset, end)
+    def place_at(self, offset: int) -> int:
+        """Set the offset, and return the end."""
+        end = offset + _int_value(self.size)
+        self.offset, self.byte_range = const(offset), (offset, end)
         return end
 
 
 def assign_offsets(
-    requests: Sequence[Request], order: KernelOrder | None = None, alignment: int = ALIGNMENT
+    requests: Sequence[StorageRequest],
+    order: KernelOrder | None = None,
+    alignment: int = ARENA_ALIGNMENT_BYTES,
 ) -> tuple[list[Placement], PrimExpr]:
-    """Return a placement for each request, and the size of their arena.
+    """Assign an offset to each request; return the placements and the arena's size.
 
     Args:
         requests: The storages.
@@ -70,22 +77,27 @@ def assign_offsets(
         alignment: The alignment of offsets.
     """
     placements = [
-        Placement(r, round_up(r.size, alignment), _spans(r, order), order) for r in requests
+        Placement(r, round_up(r.size, alignment), _extended_live_ranges(r, order), order)
+        for r in requests
     ]
     fixed = [p for p in placements if isinstance(p.size, IntImm)]
     symbolic = [p for p in placements if not isinstance(p.size, IntImm)]
-    return placements, _place_symbolic(symbolic, _place_constant(fixed))
+    return placements, _place_symbolic(symbolic, _place_static(fixed))
 
 
-def _spans(request: Request, order: KernelOrder | None) -> list[LiveRange]:
-    return request.spans() if order is None else order.extend_spans(request, request.spans())
+def _extended_live_ranges(request: StorageRequest, order: KernelOrder | None) -> list[LiveRange]:
+    return (
+        request.live_ranges()
+        if order is None
+        else order.extend_live_ranges(request, request.live_ranges())
+    )
 
 
-def assign_memories(
-    requests: Sequence[Request], limits: Sequence[int | None], alignment: int
+def assign_memory_pools(
+    requests: Sequence[StorageRequest], limits: Sequence[int | None], alignment: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Assign requests of constant sizes to memories, the largest first, each to the first that
-    fits.
+    """Assign static requests to memory pools by first fit, largest first; return (pool, offset) of
+    each and the bytes used per pool.
 
     Args:
         requests: The storages.
@@ -99,40 +111,42 @@ def assign_memories(
     Raises:
         ValueError: With a request's size where no memory has room for it.
     """
-    assigned: dict[Request, tuple[int, int]] = {}
+    assigned: dict[StorageRequest, tuple[int, int]] = {}
     used: list[int] = []
     for number, limit in enumerate(limits):
+        # What no memory had room for: the error names its largest size.
         remaining = [r for r in requests if r not in assigned]
         placements, total = assign_offsets(remaining, alignment=alignment)
-        if limit is not None and _value(total) > limit:
-            placements = _fitting(placements, limit)
-        used.append(max((_bytes(p)[1] for p in placements), default=0))
-        assigned |= {p.request: (number, _value(p.offset)) for p in placements}
+        if limit is not None and _int_value(total) > limit:
+            placements = _place_within_limit(placements, limit)
+        used.append(max((_byte_range(p)[1] for p in placements), default=0))
+        assigned |= {p.request: (number, _int_value(p.offset)) for p in placements}
     remaining = [r for r in requests if r not in assigned]
     if remaining:
-        raise ValueError(str(max(_value(simplify(r.size)) for r in remaining)))
+        raise ValueError(str(max(_int_value(simplify(r.size)) for r in remaining)))
     return [assigned[r] for r in requests], used
 
 
-def _fitting(placements: Sequence[Placement], limit: int) -> list[Placement]:
-    """Return those that fit below a limit, the largest first."""
-    timeline, placed = _timeline(placements), list[Placement]()
-    for placement in sorted(placements, key=lambda p: (-_value(p.size), p.spans)):
-        offset = _lowest(timeline, placement)
-        if offset + _value(placement.size) <= limit:
-            placement.put(offset)
+def _place_within_limit(placements: Sequence[Placement], limit: int) -> list[Placement]:
+    """Return the placements that fit below a limit, largest first."""
+    timeline, placed = _new_interval_index(placements), list[Placement]()
+    # Large storages first: small ones fill the gaps that they leave.
+    for placement in sorted(placements, key=lambda p: (-_int_value(p.size), p.live_ranges)):
+        offset = _lowest_free_offset(timeline, placement)
+        if offset + _int_value(placement.size) <= limit:
+            placement.place_at(offset)
             timeline.add(placement)
             placed.append(placement)
     return placed
 
 
-def round_up(size: PrimExpr, alignment: int = ALIGNMENT) -> PrimExpr:
-    """Return the next multiple of an alignment."""
+def round_up(size: PrimExpr, alignment: int = ARENA_ALIGNMENT_BYTES) -> PrimExpr:
+    """Round a size up to a multiple of the alignment."""
     return simplify((size + (alignment - 1)) // alignment * alignment)
 
 
-class _Timeline:
-    """Occupied placements, found by the positions at which their storages are alive.
+class _IntervalIndex:
+    """Interval index of placements by the positions at which they are alive (segment tree).
 
     A segment tree over the positions finds those alive at the first one asked for, a sorted list
     those that begin later: a search costs the logarithm of their number, and what it finds.
@@ -141,14 +155,16 @@ class _Timeline:
     def __init__(self, length: int) -> None:
         self.size = max(length, 1)
         self.nodes: dict[int, list[Placement]] = {}
-        self.begins: list[tuple[int, int]] = []
-        self.spans: list[Placement] = []
+        self.range_begins: list[tuple[int, int]] = []
+        self.range_owners: list[Placement] = []
 
     def add(self, placement: Placement) -> None:
-        """Remember a place."""
-        for first, last in placement.spans:
-            insort(self.begins, (first, len(self.spans)))
-            self.spans.append(placement)
+        """Add a placement."""
+        for first, last in placement.live_ranges:
+            # Ranges that contain a position are found in the tree; those that begin inside one, by
+            # bisection.
+            insort(self.range_begins, (first, len(self.range_owners)))
+            self.range_owners.append(placement)
             low, high = first + self.size, last + self.size
             while low <= high:
                 if low % 2:
@@ -157,150 +173,169 @@ class _Timeline:
                     self.nodes.setdefault(high, []).append(placement)
                 low, high = (low + 1) // 2, (high - 1) // 2
 
-    def rivals(self, placement: Placement) -> list[Placement]:
-        """Return the placements whose storages may be alive together with that of one."""
+    def overlapping(self, placement: Placement) -> list[Placement]:
+        """Return the placements whose live ranges intersect those of one."""
         candidates: dict[Placement, None] = {}
-        for first, last in placement.spans:
+        for first, last in placement.live_ranges:
             at = first + self.size
+            # Spans that hold the first position lie on the path from its leaf to the root of the
+            # segment tree.
             while at:
                 candidates.update(dict.fromkeys(self.nodes.get(at, ())))
                 at //= 2
-            start = bisect_right(self.begins, (first, len(self.spans)))
-            end = bisect_right(self.begins, (last, len(self.spans)))
-            candidates.update((self.spans[n], None) for _, n in self.begins[start:end])
+            # The other rivals begin inside the span, after its first position.
+            start = bisect_right(self.range_begins, (first, len(self.range_owners)))
+            end = bisect_right(self.range_begins, (last, len(self.range_owners)))
+            candidates.update((self.range_owners[n], None) for _, n in self.range_begins[start:end])
         if (
             placement.order is None
         ):  # of many thousands that are alive together most are of one block
             block = placement.request.block
             return [
-                p for p in candidates if p.request.block is block or not _may_share(p, placement)
+                p for p in candidates if p.request.block is block or not _may_overlap(p, placement)
             ]
-        return [p for p in candidates if not _may_share(p, placement)]
+        return [p for p in candidates if not _may_overlap(p, placement)]
 
 
-def _may_share(a: Placement, b: Placement) -> bool:
-    """Return whether two storages that are alive at the same positions may have the same bytes."""
+def _may_overlap(a: Placement, b: Placement) -> bool:
+    """Return whether two storages with intersecting live ranges may still share bytes."""
     if a.order is not None and a.order.are_ordered(a.request, b.request):
         return True
-    return exclude_each_other(a.request, b.request)
+    return are_mutually_exclusive(a.request, b.request)
 
 
-def _timeline(placements: Sequence[Placement]) -> _Timeline:
-    return _Timeline(max((last for p in placements for _, last in p.spans), default=0) + 1)
+def _new_interval_index(placements: Sequence[Placement]) -> _IntervalIndex:
+    return _IntervalIndex(
+        max((last for p in placements for _, last in p.live_ranges), default=0) + 1
+    )
 
 
-def _place_constant(placements: Sequence[Placement]) -> int:
-    """Place constant sizes, and return the bytes needed in all.
+def _place_static(placements: Sequence[Placement]) -> int:
+    """Place requests of static size, and return the arena bytes they need.
 
     Several orders, as long as one may be better: the largest first, or those alive longest, or in
     order of use; then the best of these, with what reached its top moved to the front.
     """
     if not placements:
         return 0
+    # No order needs less, so one that reaches it ends the search.
     lower_bound = _max_live_bytes(placements)
     orders: list[list[Placement]] = [
-        sorted(placements, key=lambda p: (-_value(p.size), p.spans)),
-        sorted(placements, key=lambda p: (-_duration(p) * _value(p.size), p.spans)),
-        sorted(placements, key=lambda p: (p.spans, -_value(p.size))),
+        sorted(placements, key=lambda p: (-_int_value(p.size), p.live_ranges)),
+        sorted(
+            placements, key=lambda p: (-_total_live_length(p) * _int_value(p.size), p.live_ranges)
+        ),
+        sorted(placements, key=lambda p: (p.live_ranges, -_int_value(p.size))),
     ]
-    best, offsets, order = _place_in_order(orders[0]), [p.offset for p in placements], orders[0]
-    total, rounds = best, min(ROUNDS, EFFORT // len(placements))
+    best, offsets, order = _place_first_fit(orders[0]), [p.offset for p in placements], orders[0]
+    # The optimal assignment is NP-hard; the search is bounded by placements, not by time, to be
+    # deterministic.
+    total, rounds = best, min(MAX_PLACEMENT_ROUNDS, MAX_PLACEMENTS_TRIED // len(placements))
     for number in range(1, rounds):
+        # No placement can need less than the peak of live bytes.
         if best == lower_bound:
             break
         if number < len(orders):
             tried = orders[number]
         else:
-            top = {p for p in placements if _bytes(p)[1] == total}
+            top = {p for p in placements if _byte_range(p)[1] == total}
             # What reached the top goes first next time: a stable sort keeps the rest of the order.
             tried = sorted(order, key=lambda p: p not in top)
-        total = _place_in_order(tried)
+        total = _place_first_fit(tried)
         if total < best:
             best, offsets = total, [p.offset for p in placements]
         order = tried
+    # The last order tried need not be the best one.
     for placement, offset in zip(placements, offsets, strict=True):
         placement.offset = offset
     return best
 
 
-def _duration(placement: Placement) -> int:
-    return sum(last - first + 1 for first, last in placement.spans)
+def _total_live_length(placement: Placement) -> int:
+    return sum(last - first + 1 for first, last in placement.live_ranges)
 
 
 def _max_live_bytes(placements: Sequence[Placement]) -> int:
-    """Return the bytes that are alive at once, where branches that exclude each other count
-    together.
+    """Return the peak of live bytes, a lower bound of the arena; mutually exclusive branches are
+    summed.
     """
     changes: list[tuple[int, int]] = []
     for placement in placements:
-        for first, last in placement.spans:
-            changes += [(first, _value(placement.size)), (last + 1, -_value(placement.size))]
+        for first, last in placement.live_ranges:
+            changes += [
+                (first, _int_value(placement.size)),
+                (last + 1, -_int_value(placement.size)),
+            ]
     live = peak = 0
+    # At equal positions releases sort before acquisitions, since they are negative.
     for _, change in sorted(changes):
         live += change
         peak = max(peak, live)
     return peak
 
 
-def _place_in_order(order: Sequence[Placement]) -> int:
-    """Place in an order, each at the lowest free offset, and return the bytes needed in all."""
-    timeline = _timeline(order)
+def _place_first_fit(order: Sequence[Placement]) -> int:
+    """Place requests by first fit in the given order, and return the arena bytes they need."""
+    timeline = _new_interval_index(order)
     total = 0
     for placement in order:
-        total = max(total, placement.put(_lowest(timeline, placement)))
+        total = max(total, placement.place_at(_lowest_free_offset(timeline, placement)))
         timeline.add(placement)
     return total
 
 
-def _lowest(timeline: _Timeline, placement: Placement) -> int:
-    """Return the lowest offset at which nothing overlaps while a placement is alive."""
-    offset, size = 0, _value(placement.size)
+def _lowest_free_offset(timeline: _IntervalIndex, placement: Placement) -> int:
+    """Return the lowest offset at which a placement overlaps no live one."""
+    offset, size = 0, _int_value(placement.size)
     # First fit: a sweep over the occupied intervals in ascending order.
-    for begin, end in sorted([rival.taken for rival in timeline.rivals(placement)]):
+    for begin, end in sorted([rival.byte_range for rival in timeline.overlapping(placement)]):
         if offset + size <= begin:
             break
         offset = max(offset, end)
     return offset
 
 
-def _bytes(placement: Placement) -> tuple[int, int]:
-    """Return the first byte, and the one after the last."""
-    begin = _value(placement.offset)
-    return begin, begin + _value(placement.size)
+def _byte_range(placement: Placement) -> tuple[int, int]:
+    """Return the first byte and the one past the last."""
+    begin = _int_value(placement.offset)
+    return begin, begin + _int_value(placement.size)
 
 
-def _value(expr: PrimExpr) -> int:
+def _int_value(expr: PrimExpr) -> int:
     assert isinstance(expr, IntImm)
     return expr.value
 
 
 def _place_symbolic(placements: Sequence[Placement], start: int) -> PrimExpr:
-    """Place symbolic sizes, from byte `start`, and return the bytes needed in all."""
+    """Place requests of symbolic size from byte `start`, and return the arena bytes they need."""
     if not placements:
         return const(start)
+    # The order follows a placement at typical sizes; the offsets themselves stay symbolic.
     typical = {
-        p: Placement(p.request, const(_typical_size(p.size)), p.spans, p.order) for p in placements
+        p: Placement(p.request, const(_typical_size(p.size)), p.live_ranges, p.order)
+        for p in placements
     }
-    _place_constant(list(typical.values()))
-    order = sorted(placements, key=lambda p: (_value(typical[p].offset), p.spans))
-    total = _stack(order, start)
-    return _place_by_size(placements, start) if total is None else total
+    _place_static(list(typical.values()))
+    order = sorted(placements, key=lambda p: (_int_value(typical[p].offset), p.live_ranges))
+    total = _place_stacked(order, start)
+    return _place_by_equal_size(placements, start) if total is None else total
 
 
-def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
-    """Put each placement above those before it that are alive with its own, and return the end of
-    the last, or None where an offset becomes too long an expression.
+def _place_stacked(order: Sequence[Placement], start: int) -> PrimExpr | None:
+    """Place each request above the live ones before it; return the end of the last, or None where
+    an offset expression grows too long.
 
     Of those below only the ones that touch count: what is under another that is under this one ends
     lower anyhow. `tops` are the ends that nothing rests on, whose greatest is the size of the
     arena.
     """
-    timeline, largest, length = _timeline(order), _Largest(), _Length()
+    timeline, largest, length = _new_interval_index(order), _SymbolicMaximum(), _ExpressionSize()
     below: dict[Placement, set[Placement]] = {}
     ends: dict[Placement, PrimExpr] = {}
     tops: dict[Placement, PrimExpr] = {}
     for placement in order:
-        below[placement] = under = set(timeline.rivals(placement))
+        below[placement] = under = set(timeline.overlapping(placement))
+        # A rival below another rival is already below that one's end.
         touching = under.difference(*(below[rival] for rival in under))
         largest_end = largest([ends[p] for p in ends if p in touching] or [const(start)])
         placement.offset = largest.analyzer.simplify(largest_end)
@@ -314,41 +349,44 @@ def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
     return largest(list(tops.values()))
 
 
-def _place_by_size(placements: Sequence[Placement], start: int) -> PrimExpr:
-    """Assign offsets in order of first use: that of a dead one of the same size, else behind all.
+def _place_by_equal_size(placements: Sequence[Placement], start: int) -> PrimExpr:
+    """Place requests in order of first use: reuse the offset of a dead one of equal size, else
+    extend the arena.
 
     One queue for each size, of what dies, by its last position: linear but for the heap, with sums
     of sizes as the only expressions.
     """
     total: PrimExpr = const(start)
     dying: dict[int, list[tuple[int, int, PrimExpr]]] = {}
-    one = Interned()
-    for number, placement in enumerate(sorted(placements, key=lambda p: p.spans)):
+    one = ExprInterner()
+    for number, placement in enumerate(sorted(placements, key=lambda p: p.live_ranges)):
+        # Equal sizes are one object among the interned expressions, so the identity is a key.
         queue = dying.setdefault(id(one(placement.size)), [])
         # The head of the heap is the one that dies first.
-        if queue and queue[0][0] < placement.spans[0][0]:
+        if queue and queue[0][0] < placement.live_ranges[0][0]:
             placement.offset = heapq.heappop(queue)[2]
         else:
             placement.offset, total = total, simplify(total + placement.size)
-        heapq.heappush(queue, (placement.spans[-1][1], number, placement.offset))
+        heapq.heappush(queue, (placement.live_ranges[-1][1], number, placement.offset))
     return total
 
 
-class _Length:
-    """Count of the nodes written for an expression, each as often as it occurs."""
+class _ExpressionSize:
+    """Number of nodes of an expression written as a tree."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, PrimExpr]] = {}
 
     def __call__(self, expr: PrimExpr) -> int:
-        for node in pending((expr,), self._known):
+        for node in unvisited_post_order((expr,), self._known):
             count = 1 + sum(self._known[id(c)][0] for c in children(node))
+            # The node is kept beside its count: otherwise its id could be reused.
             self._known[id(node)] = count, node
         return self._known[id(expr)][0]
 
 
-class _Largest:
-    """Maximum of several expressions, without those that another one is known to be as large as."""
+class _SymbolicMaximum:
+    """Maximum of expressions, without those that are provably dominated."""
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
@@ -356,19 +394,20 @@ class _Largest:
     def __call__(self, exprs: Sequence[PrimExpr]) -> PrimExpr:
         maximal: list[PrimExpr] = []
         for expr in exprs:
-            if not any(self._covers(k, expr) for k in maximal):
-                maximal = [*(k for k in maximal if not self._covers(expr, k)), expr]
+            # Only maximal elements stay, which keeps nested maxima short.
+            if not any(self._is_proven_at_least(k, expr) for k in maximal):
+                maximal = [*(k for k in maximal if not self._is_proven_at_least(expr, k)), expr]
         result = maximal[0]
         for expr in maximal[1:]:
             result = maximum(result, expr)
         return result
 
-    def _covers(self, a: PrimExpr, b: PrimExpr) -> bool:
+    def _is_proven_at_least(self, a: PrimExpr, b: PrimExpr) -> bool:
         return a is b or self.analyzer.can_prove_greater_equal(a - b, 0)
 
 
 def _typical_size(size: PrimExpr) -> int:
-    """Return a size at a usual value of its symbols."""
+    """Return a symbolic size evaluated at typical values of its symbols."""
     values = {
         v: min(TYPICAL_SYMBOL_VALUE, v.upper)
         if isinstance(v, SizeVar) and v.upper is not None

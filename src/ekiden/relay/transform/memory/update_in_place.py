@@ -1,5 +1,5 @@
-"""Updates in place: kernels that change elements of a tensor change it where it is, if nobody else
-needs it.
+"""In-place updates: scatter-like kernels overwrite their operand if it is uniquely referenced (copy
+on write).
 
     let %s = memory.alloc_storage(size=...); let %y = memory.alloc_tensor(%s, offset=0, ...);
     let %_ = vm.invoke_tvm_op(fn ... scatter_nd ..., (%x, %i, %u), (%y,));
@@ -27,32 +27,43 @@ from ekiden.relay.analysis.call_graph import CallGraph
 from ekiden.relay.expr import Call, Function, Tuple, Var
 from ekiden.relay.op.memory import AllocStorageAttrs, AllocTensorAttrs, own
 from ekiden.relay.op.vm import InvokeAttrs
-from ekiden.relay.transform.language.chains import Binding, Chain, all_bindings, map_chains, op_name
-from ekiden.relay.transform.language.scopes import map_functions, on_body
-from ekiden.relay.transform.memory_plan import Kernels
+from ekiden.relay.transform.language.chains import (
+    LetBinding,
+    LetChain,
+    called_op_name,
+    iter_bindings,
+    map_chains,
+)
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
+from ekiden.relay.transform.memory_plan import KernelInfoMap
 
-UpdatedInput = Callable[[RelayExpr], int | None]
+UpdatedInputIndex = Callable[[RelayExpr], int | None]
 """A kernel -> the number of the input that it changes."""
 
 
-def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; nothing is known of `kernels` left out."""
-    facts: Kernels = {} if kernels is None else kernels
+def UpdateInPlace(kernels: KernelInfoMap | None = None) -> Pass:  # noqa: N802
+    """Return a pass that updates uniquely referenced operands in place; kernels missing from
+    `kernels` are left unchanged.
+    """
+    facts: KernelInfoMap = {} if kernels is None else kernels
 
-    def updated(kernel: RelayExpr) -> int | None:
+    def updated_input(kernel: RelayExpr) -> int | None:
         kernel_facts = facts.get(kernel)
         return (
-            kernel_facts.in_place[0] if kernel_facts is not None and kernel_facts.updates else None
+            kernel_facts.in_place[0]
+            if kernel_facts is not None and kernel_facts.updates_input
+            else None
         )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite a module, unless no kernel updates what it reads."""
-        if not any(kernel_facts.updates for kernel_facts in facts.values()):
+        """Rewrite a module, unless no kernel updates an input."""
+        if not any(kernel_facts.updates_input for kernel_facts in facts.values()):
             return module
         graph = CallGraph(module)
+        # Functions that nobody calls are entry points: their parameters belong to the user.
         roots = {module[g] for g in module.functions if graph.ref_count(g) == 0}
 
-        def one(function: Function) -> Function:
+        def rewrite_function(function: Function) -> Function:
             """Rewrite one function.
 
             The parameters of functions that nothing in the module calls belong to the user, and
@@ -62,26 +73,29 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
             user_params = frozenset(function.params) if function in roots else frozenset[Var]()
             cut = Counter(
                 value.args[0]
-                for _, value in all_bindings(function.body)
+                for _, value in iter_bindings(function.body)
                 if isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs)
             )
             # The reference count of a storage does not tell slices of it apart.
             shared = frozenset(storage for storage, tensors in cut.items() if tensors > 1)
 
-            def rewrite(chain: Chain, is_function_body: bool) -> Chain:
-                return _rewritten(chain, updated, user_params, shared)
+            def rewrite(chain: LetChain, is_function_body: bool) -> LetChain:
+                return _rewrite_chain(chain, updated_input, user_params, shared)
 
-            return on_body(lambda body: map_chains(body, rewrite))(function)
+            return lift_body_rewrite(lambda body: map_chains(body, rewrite))(function)
 
-        return map_functions(module, one)
+        return map_functions(module, rewrite_function)
 
     return Pass("UpdateInPlace", transform)
 
 
-def _rewritten(
-    chain: Chain, updated: UpdatedInput, user_params: Collection[Var], shared: Collection[RelayExpr]
-) -> Chain:
-    """Rewrite a chain.
+def _rewrite_chain(
+    chain: LetChain,
+    updated: UpdatedInputIndex,
+    user_params: Collection[Var],
+    shared: Collection[RelayExpr],
+) -> LetChain:
+    """Rewrite the update kernels of a chain.
 
     Args:
         chain: The chain.
@@ -101,8 +115,10 @@ def _rewritten(
         call, number, result, storage = update
         inputs, outputs = call.args[1:3]
         assert isinstance(inputs, Tuple) and isinstance(call.attrs, InvokeAttrs)
+        # A view or a value of the user must keep its elements, so such an update stays a copy.
         if storage in shared or inputs.fields[number] in user_params:
             continue
+        # A constant is shared by all runs.
         if not isinstance(inputs.fields[number], Var):
             continue
         owned_call = own(inputs.fields[number], call.attrs.device)
@@ -114,23 +130,24 @@ def _rewritten(
         calls[call] = call.with_fields(args=args)
     if not owned:
         return chain
-    bindings: list[Binding] = [
+    bindings: list[LetBinding] = [
         (v, owned.get(v) or (calls.get(value, value) if isinstance(value, Call) else value))
         for v, value in chain.bindings
         if v not in gone
     ]
-    return Chain(bindings, chain.result)
+    return LetChain(bindings, chain.result)
 
 
 def _match_update(
-    value: RelayExpr, values: Mapping[Var, RelayExpr], updated: UpdatedInput
+    value: RelayExpr, values: Mapping[Var, RelayExpr], updated: UpdatedInputIndex
 ) -> tuple[Call, int, Var, Var] | None:
-    """Match an update whose result has a storage of its own.
+    """Match a kernel call that updates an input and whose result has its own storage; return (call,
+    input index, result, storage).
 
     Returns:
         The call, the number of what it updates, the result and its storage.
     """
-    if not isinstance(value, Call) or op_name(value) != "vm.invoke_tvm_op":
+    if not isinstance(value, Call) or called_op_name(value) != "vm.invoke_tvm_op":
         return None
     number = updated(value.args[0])
     outputs = value.args[2]
@@ -144,6 +161,7 @@ def _match_update(
     storage = tensor_call.args[0]
     source = values.get(storage) if isinstance(storage, Var) else None
     attrs = source.attrs if isinstance(source, Call) else None
+    # Bytes in an arena have been planned, and have no reference count.
     is_own = isinstance(attrs, AllocStorageAttrs) and not attrs.arena
     assert isinstance(result, Var)
     return (value, number, result, storage) if is_own and isinstance(storage, Var) else None

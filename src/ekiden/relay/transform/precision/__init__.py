@@ -1,1 +1,1 @@
-"""Floating-point types of products."""
+"""Floating-point precision of operators."""

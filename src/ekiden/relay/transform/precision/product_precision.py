@@ -1,4 +1,4 @@
-"""Types in which products of matrices and convolutions are computed.
+"""Choose the dtypes in which matrix products and convolutions are computed and accumulated.
 
     nn.dense(%x f16, %w f16)                ->  cast(nn.dense(cast(%x, f32), cast(%w, f32)), f16)
     nn.dense(cast(%x f32, bf16), W), no bf16   ->  nn.dense(%x, cast(W, f32))
@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 from ekiden._lazy import LazyModule
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import OPS, Op, Precision
-from ekiden.ir.pass_context import PRECISION
+from ekiden.ir.op import OPS, Op, PrecisionPolicy
+from ekiden.ir.pass_context import PRODUCT_PRECISION_OPTION
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.transform.graph.calls import Rewrite, rewrite_calls
-from ekiden.relay.transform.graph.float_rewrites import allows
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 from ekiden.runtime.errors import PassError
 from ekiden.target import Target
 
@@ -45,49 +45,51 @@ else:
     winograd = LazyModule("ekiden.topi.nn.winograd")
     byte_products = LazyModule("ekiden.relay.transform.quantization.byte_products")
 
-WIDE_DTYPE, BRIEF_DTYPE = "float32", "bfloat16"
-SMALL_DTYPES = ("float16", BRIEF_DTYPE)
+WIDE_FLOAT_DTYPE, BFLOAT16_DTYPE = "float32", "bfloat16"
+HALF_PRECISION_DTYPES = ("float16", BFLOAT16_DTYPE)
 
 
-def _dtype(expr: RelayExpr) -> str:
+def _tensor_dtype(expr: RelayExpr) -> str:
     kind = expr.checked_type
     return kind.dtype if isinstance(kind, TensorType) else ""
 
 
-def _widened(expr: RelayExpr) -> RelayExpr:
-    """Return an operand in float32: what it was rounded from, if that is known."""
+def _widen_operand(expr: RelayExpr) -> RelayExpr:
+    """Return an operand in float32; if it was rounded from float32, the unrounded value."""
     # The unrounded value is more exact and saves the cast.
-    is_rounded = op_of(expr) == "cast" and allows("keep operands wide")
-    if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE_DTYPE:
+    is_rounded = op_name_of(expr) == "cast" and is_rewrite_allowed("keep operands wide")
+    if is_rounded and isinstance(expr, Call) and _tensor_dtype(expr.args[0]) == WIDE_FLOAT_DTYPE:
         return expr.args[0]
-    return expr if _dtype(expr) == WIDE_DTYPE else op.cast(expr, WIDE_DTYPE)
+    return expr if _tensor_dtype(expr) == WIDE_FLOAT_DTYPE else op.cast(expr, WIDE_FLOAT_DTYPE)
 
 
-def _product_in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
-    """Return the product over operands of another type, summed in float32, its result in
-    its own.
+def _rebuild_product(call: Call, operands: list[RelayExpr]) -> RelayExpr:
+    """Rebuild a product over other operands, accumulated in float32, and cast the result to its
+    original dtype.
     """
-    out = _dtype(call)
+    out = _tensor_dtype(call)
     attrs = call.attrs
     if attrs is not None and hasattr(attrs, "out_dtype"):
-        attrs = attrs.with_fields(out_dtype=WIDE_DTYPE)
+        attrs = attrs.with_fields(out_dtype=WIDE_FLOAT_DTYPE)
     wide_product = Call(call.op, tuple(operands), attrs, span=call.span)
-    return wide_product if out == WIDE_DTYPE else op.cast(wide_product, out)
+    return wide_product if out == WIDE_FLOAT_DTYPE else op.cast(wide_product, out)
 
 
 def _accumulator_dtype(call: Call) -> str:
-    """Return the type that a product accumulates in, where it says one."""
+    """Return the accumulation dtype of a product, or "" where it declares none."""
     return str(getattr(call.attrs, "out_dtype", ""))
 
 
-def _is_brief(call: Call, target: Target) -> bool:
-    """Return whether a product has kernels for bfloat16 that are the fastest for it on a target."""
+def _prefers_bfloat16(call: Call, target: Target) -> bool:
+    """Return whether bfloat16 kernels are the fastest for a product on the target."""
     has_matrices = target.has("amx_bf16")
+    # Only a constant weight can be packed in advance, which the kernels need.
     if not (has_matrices or target.has("dot2_bf16")) or not isinstance(call.args[1], Constant):
         return False
     if isinstance(call.op, Op) and call.op.name == "nn.dense":
         return True
     attrs = call.attrs
+    # Grouped convolutions have no kernels for bfloat16.
     if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
         return False
     # Winograd's method in float32 needs fewer products than bfloat16 saves.
@@ -96,41 +98,52 @@ def _is_brief(call: Call, target: Target) -> bool:
     return has_matrices or not is_plain
 
 
-def _rewrite(target: Target, option: str) -> Rewrite:
+def _make_precision_rewrite(target: Target, option: str) -> CallRewrite:
 
-    def rewrite(call: Call) -> RelayExpr | None:
-        """Return a product whose sums are float32; None leaves it.
+    def rewrite_product(call: Call) -> RelayExpr | None:
+        """Return the product accumulated in float32, or None to leave it.
 
         Its operands are bfloat16 where the target multiplies it, widened to float32 otherwise;
         float32 data become bfloat16 only where the option asks for it.
         """
         data, weight = call.args[:2]
-        is_brief = _is_brief(call, target)
-        dtypes = {_dtype(data), _dtype(weight)}
-        if _dtype(call) not in (*SMALL_DTYPES, WIDE_DTYPE):
-            return byte_products.product_of_bytes(call, target)
-        if is_brief and dtypes == {BRIEF_DTYPE}:
+        is_brief = _prefers_bfloat16(call, target)
+        dtypes = {_tensor_dtype(data), _tensor_dtype(weight)}
+        # Products of integers have rules of their own.
+        if _tensor_dtype(call) not in (*HALF_PRECISION_DTYPES, WIDE_FLOAT_DTYPE):
+            return byte_products.select_int8_product(call, target)
+        if is_brief and dtypes == {BFLOAT16_DTYPE}:
             return (
-                None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
+                None
+                if _accumulator_dtype(call) == WIDE_FLOAT_DTYPE
+                else _rebuild_product(call, [*call.args])
             )
-        if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES) and target.has("tensor_cores"):
+        # Tensor cores multiply the small type as it is, and only the sums become wider.
+        if (
+            len(dtypes) == 1
+            and dtypes.issubset(HALF_PRECISION_DTYPES)
+            and target.has("tensor_cores")
+        ):
             return (
-                None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
+                None
+                if _accumulator_dtype(call) == WIDE_FLOAT_DTYPE
+                else _rebuild_product(call, [*call.args])
             )
-        if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES):
-            return _product_in(call, [_widened(a) for a in call.args])
-        if is_brief and option and dtypes == {WIDE_DTYPE} == {_dtype(call)}:
+        if len(dtypes) == 1 and dtypes.issubset(HALF_PRECISION_DTYPES):
+            return _rebuild_product(call, [_widen_operand(a) for a in call.args])
+        # Float32 operands lose bits here, so the user must have asked for it.
+        if is_brief and option and dtypes == {WIDE_FLOAT_DTYPE} == {_tensor_dtype(call)}:
             casts: list[RelayExpr] = [
-                op.cast(a, BRIEF_DTYPE).with_fields(span=a.span) for a in call.args
+                op.cast(a, BFLOAT16_DTYPE).with_fields(span=a.span) for a in call.args
             ]
-            return _product_in(call, casts)
+            return _rebuild_product(call, casts)
         return None
 
-    return rewrite
+    return rewrite_product
 
 
 def ProductPrecision(target: Target) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It raises PassError for an
+    """Return a pass that chooses the precision of products for a target. It raises PassError for an
     unknown type.
     """
 
@@ -138,11 +151,12 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
         """Rewrite the products of a module. Raises PassError for another type than bfloat16 in the
         option.
         """
-        option = str(context.option(PRECISION))
-        if option not in ("", BRIEF_DTYPE):
-            raise PassError(f"ProductPrecision: expected {BRIEF_DTYPE!r} or '', got {option!r}")
-        products = [name for name, row in OPS.rows() if row.precision is Precision.ALWAYS]
-        table = dict.fromkeys(products, _rewrite(target, option))
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+        option = str(context.option(PRODUCT_PRECISION_OPTION))
+        if option not in ("", BFLOAT16_DTYPE):
+            raise PassError(f"ProductPrecision: expected {BFLOAT16_DTYPE!r} or '', got {option!r}")
+        # Operators that always gain from a small type are the products.
+        products = [name for name, row in OPS.rows() if row.precision is PrecisionPolicy.ALWAYS]
+        table = dict.fromkeys(products, _make_precision_rewrite(target, option))
+        return map_functions(module, lift_body_rewrite(lambda body: rewrite_calls(body, table)))
 
     return Pass("ProductPrecision", transform, 0, (InferType(),))

@@ -1,1 +1,1 @@
-"""Integers in the place of floats that they stand for."""
+"""Integer arithmetic for quantised models."""

@@ -1,4 +1,5 @@
-"""Products of bytes for devices that multiply them as they are.
+"""Select int8 products for a target: undo widening and adjust signedness for dot-product
+instructions.
 
     nn.batch_matmul(cast(%x s8, i32) - p, cast(%y s8, i32) - q)
         ->  nn.batch_matmul(%x, %y) of i32 - p sum %y - q sum (%x - p)
@@ -21,33 +22,35 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
 from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.quantization import computed_products
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 
-BYTES = ("int8", "uint8")
-SIGN = 128
+INT8_DTYPES = ("int8", "uint8")
+UINT8_TO_INT8_OFFSET = 128
 """Between the numbers of uint8 and those of int8."""
 
 
-def product_of_bytes(call: Call, target: Target) -> RelayExpr | None:
-    """Return a product with int32 sums as the devices of a target compute it best.
+def select_int8_product(call: Call, target: Target) -> RelayExpr | None:
+    """Return an int8 product with int32 accumulation in the form the target multiplies fastest, or
+    None to leave it.
 
     Returns:
         The new expression, or None if the call is to stay.
     """
-    is_one = isinstance(call.op, Op) and _type(call).dtype == "int32"
+    is_one = isinstance(call.op, Op) and _tensor_type(call).dtype == "int32"
     if not is_one:
         return None
+    # Processors have other instructions for bytes than devices with threads.
     if not target.kind.has_threads:
-        return computed_products.product_of_processor(call)
+        return computed_products.select_cpu_product(call)
     if target.has("tensor_cores") and (product := _signed_product(call)) is not None:
         return product
     return _narrow_product(call) if target.has("dot4_s8s8") else None
 
 
-def _type(expr: RelayExpr) -> TensorType:
+def _tensor_type(expr: RelayExpr) -> TensorType:
     kind = expr.checked_type
     return kind if isinstance(kind, TensorType) else TensorType((), "")
 
@@ -56,83 +59,95 @@ def _type(expr: RelayExpr) -> TensorType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """An operand: bytes, less a number of int32 if there is one."""
+class _Int8Operand:
+    """Operand of a widened product: 8-bit data, less an int32 zero point if there is one."""
 
     data: RelayExpr
     dtype: str
-    point: RelayExpr | None = None
+    zero_point: RelayExpr | None = None
 
     @staticmethod
-    def of(expr: RelayExpr) -> _Side | None:
-        """Return the side that an expression is, or None.
+    def match(expr: RelayExpr) -> _Int8Operand | None:
+        """Match an operand that was widened from 8 bits, or return None.
 
         It is one if it subtracts a number from widened bytes, is widened bytes, or is a constant
         that fits bytes.
         """
         if isinstance(expr, Constant) and expr.data.dtype == np.int32:
-            fits = [d for d in BYTES if np.array_equal(expr.data.astype(d), expr.data)]
-            return _Side(Constant(expr.data.astype(fits[0])), fits[0]) if fits else None
-        if isinstance(expr, Call) and op_of(expr) == "subtract":
-            side = _Side.of(expr.args[0])
-            if side is None or side.point is not None:
+            # A constant may have been widened by constant folding.
+            fits = [d for d in INT8_DTYPES if np.array_equal(expr.data.astype(d), expr.data)]
+            return _Int8Operand(Constant(expr.data.astype(fits[0])), fits[0]) if fits else None
+        if isinstance(expr, Call) and op_name_of(expr) == "subtract":
+            side = _Int8Operand.match(expr.args[0])
+            # Two zero points in a row are not a form that quantizers write.
+            if side is None or side.zero_point is not None:
                 return None
-            return _Side(side.data, side.dtype, expr.args[1])
-        if not isinstance(expr, Call) or op_of(expr) != "cast" or _type(expr).dtype != "int32":
+            return _Int8Operand(side.data, side.dtype, expr.args[1])
+        if (
+            not isinstance(expr, Call)
+            or op_name_of(expr) != "cast"
+            or _tensor_type(expr).dtype != "int32"
+        ):
             return None
-        dtype = _type(expr.args[0]).dtype
-        return _Side(expr.args[0], dtype) if dtype in BYTES else None
+        dtype = _tensor_type(expr.args[0]).dtype
+        return _Int8Operand(expr.args[0], dtype) if dtype in INT8_DTYPES else None
 
     @property
-    def signed(self) -> _Side:
-        """Return the same side in int8."""
+    def as_int8(self) -> _Int8Operand:
+        """Return the same operand with int8 data; its zero point is shifted by 128."""
         if self.dtype == "int8":
             return self
-        point = const(np.int32(0)) if self.point is None else self.point
-        return _Side(_signed(self.data), "int8", op.subtract(point, const(np.int32(SIGN))))
+        point = const(np.int32(0)) if self.zero_point is None else self.zero_point
+        return _Int8Operand(
+            _to_int8(self.data), "int8", op.subtract(point, const(np.int32(UINT8_TO_INT8_OFFSET)))
+        )
 
     @property
-    def wide(self) -> RelayExpr:
-        """Return the operand in int32."""
+    def as_int32(self) -> RelayExpr:
+        """Return the operand as int32, with its zero point subtracted."""
         data = op.cast(self.data, "int32")
-        return data if self.point is None else op.subtract(data, self.point)
+        return data if self.zero_point is None else op.subtract(data, self.zero_point)
 
 
 def _narrow_product(call: Call) -> RelayExpr | None:
-    """Return a product of widened bytes as a product of bytes, or None."""
-    a, b = (_Side.of(operand) for operand in call.args[:2])
+    """Return a product of widened 8-bit operands as one of 8-bit operands with zero-point
+    corrections, or None.
+    """
+    a, b = (_Int8Operand.match(operand) for operand in call.args[:2])
     if a is None or b is None:
         return None
     is_conv = isinstance(call.attrs, Conv2DAttrs)
-    kinds, summed = (a.dtype, b.dtype), _summed_axes(call)
+    kinds, summed = (a.dtype, b.dtype), _reduction_axes(call)
     are_one = len(set(kinds)) == 1 or (is_conv and kinds == ("uint8", "int8"))
-    if are_one and a.point is b.point is None and (is_conv or summed is not None):
-        return _of(call, a, b)
-    if summed is None or not _are_apart(a, b, summed[1]):
+    if are_one and a.zero_point is b.zero_point is None and (is_conv or summed is not None):
+        return _emit_product(call, a, b)
+    if summed is None or not _has_separable_zero_points(a, b, summed[1]):
         return None
+    # Kernels multiply bytes of one kind.
     if a.dtype != b.dtype:
-        a, b = a.signed, b.signed
-    product = _of(call, a, b)
+        a, b = a.as_int8, b.as_int8
+    # Corrections by row and column sums cost O(n^2), against O(n^3) of the product.
+    product = _emit_product(call, a, b)
     # sum (x - p)(y - q) = sum x y - p sum y - q sum (x - p): the corrections need sums of rows and
     # columns alone.
-    if a.point is not None:
+    if a.zero_point is not None:
         sums = op.sum(op.cast(b.data, "int32"), axis=(summed[1],))
-        sums = op.expand_dims(sums, -2) if len(_type(call.args[1]).shape) > 2 else sums
-        product = op.subtract(product, op.multiply(_flat(a.point), sums))
-    if b.point is not None:
-        sums = op.expand_dims(op.sum(a.wide, axis=(summed[0],)), -1)
-        product = op.subtract(product, op.multiply(_flat(b.point), sums))
+        sums = op.expand_dims(sums, -2) if len(_tensor_type(call.args[1]).shape) > 2 else sums
+        product = op.subtract(product, op.multiply(_flatten_zero_point(a.zero_point), sums))
+    if b.zero_point is not None:
+        sums = op.expand_dims(op.sum(a.as_int32, axis=(summed[0],)), -1)
+        product = op.subtract(product, op.multiply(_flatten_zero_point(b.zero_point), sums))
     return product
 
 
-def _of(call: Call, a: _Side, b: _Side) -> RelayExpr:
+def _emit_product(call: Call, a: _Int8Operand, b: _Int8Operand) -> RelayExpr:
     attrs = call.attrs
     assert attrs is not None
     return Call(call.op, (a.data, b.data), attrs.with_fields(out_dtype="int32"), span=call.span)
 
 
-def _summed_axes(call: Call) -> tuple[int, int] | None:
-    """Return the axes that a product of matrices sums over, or None for any other call."""
+def _reduction_axes(call: Call) -> tuple[int, int] | None:
+    """Return the reduction axes of a matrix product's operands, or None for any other call."""
     match call.attrs:
         case DenseAttrs():
             return -1, -1
@@ -142,19 +157,19 @@ def _summed_axes(call: Call) -> tuple[int, int] | None:
             return None
 
 
-def _are_apart(a: _Side, b: _Side, summed: int) -> bool:
-    """Return whether the zero points are single numbers, or one for each row of the weight."""
-    shape = () if b.point is None else _type(b.point).shape
-    are_rows = summed == -1 and len(shape) == 2 == len(_type(b.data).shape) and shape[1] == 1
-    return _is_number(a.point) and (are_rows or _is_number(b.point))
+def _has_separable_zero_points(a: _Int8Operand, b: _Int8Operand, summed: int) -> bool:
+    """Return whether the zero points are scalars, or one per row of the weight."""
+    shape = () if b.zero_point is None else _tensor_type(b.zero_point).shape
+    are_rows = summed == -1 and len(shape) == 2 == len(_tensor_type(b.data).shape) and shape[1] == 1
+    return _is_scalar_zero_point(a.zero_point) and (are_rows or _is_scalar_zero_point(b.zero_point))
 
 
-def _is_number(point: RelayExpr | None) -> bool:
-    return point is None or all(d == 1 for d in _type(point).shape)
+def _is_scalar_zero_point(point: RelayExpr | None) -> bool:
+    return point is None or all(d == 1 for d in _tensor_type(point).shape)
 
 
-def _flat(point: RelayExpr) -> RelayExpr:
-    """Return a zero point as a vector of one dimension."""
+def _flatten_zero_point(point: RelayExpr) -> RelayExpr:
+    """Flatten a zero point to one dimension."""
     return op.reshape(point, (-1,))
 
 
@@ -162,11 +177,11 @@ def _flat(point: RelayExpr) -> RelayExpr:
 
 
 def _signed_product(call: Call) -> RelayExpr | None:
-    """Return a product of uint8 with a constant weight of int8 as one of int8, or None."""
+    """Return a product of uint8 data with a constant int8 weight as an int8 product, or None."""
     data, weight = call.args[:2]
     if not isinstance(weight, Constant):
         return None
-    if [_type(operand).dtype for operand in (data, weight)] != ["uint8", "int8"]:
+    if [_tensor_type(operand).dtype for operand in (data, weight)] != ["uint8", "int8"]:
         return None
     attrs, sums = call.attrs, weight.data.astype(np.int32)
     if isinstance(attrs, Conv2DAttrs):
@@ -179,38 +194,47 @@ def _signed_product(call: Call) -> RelayExpr | None:
             around = ((0, 0), (0, 0), (top, bottom), (before, right))
             data = op.nn.pad(data, around, const(np.uint8(0)))
             attrs = attrs.with_fields(padding=(0, 0, 0, 0))
+        # One sum for each output channel, broadcast over rows and columns.
         sums = sums.sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
     elif isinstance(attrs, DenseAttrs):
         sums = sums.sum(axis=1, dtype=np.int32)
     else:
         return None
-    product = Call(call.op, (_signed(data), weight), attrs, span=call.span)
+    product = Call(call.op, (_to_int8(data), weight), attrs, span=call.span)
     # Shifting the data by 128 takes 128 times the sum of the weights off; it is added back.
-    return op.add(product, const(SIGN * sums))
+    return op.add(product, const(UINT8_TO_INT8_OFFSET * sums))
 
 
-def _signed(data: RelayExpr) -> RelayExpr:
-    """Bytes without signs less 128, as int8."""
-    if isinstance(data, Call) and op_of(data) == "nn.pad" and isinstance(data.args[1], Constant):
-        value = const((data.args[1].data.astype(np.int16) - SIGN).astype(np.int8))
-        return Call(data.op, (_signed(data.args[0]), value), data.attrs, span=data.span)
-    if (original := _was_signed(data)) is not None:
+def _to_int8(data: RelayExpr) -> RelayExpr:
+    """Convert uint8 data to int8 by subtracting 128."""
+    if (
+        isinstance(data, Call)
+        and op_name_of(data) == "nn.pad"
+        and isinstance(data.args[1], Constant)
+    ):
+        # The border shifts with the data, which leaves the pad next to the product.
+        value = const((data.args[1].data.astype(np.int16) - UINT8_TO_INT8_OFFSET).astype(np.int8))
+        return Call(data.op, (_to_int8(data.args[0]), value), data.attrs, span=data.span)
+    if (original := _match_int8_offset(data)) is not None:
         return original
-    return op.cast(op.subtract(op.cast(data, "int16"), const(np.int16(SIGN))), "int8")
+    return op.cast(
+        op.subtract(op.cast(data, "int16"), const(np.int16(UINT8_TO_INT8_OFFSET))), "int8"
+    )
 
 
-def _was_signed(data: RelayExpr) -> RelayExpr | None:
-    """Return the int8 bytes to which 128 was added, or None."""
-    if not isinstance(data, Call) or op_of(data) != "cast":
+def _match_int8_offset(data: RelayExpr) -> RelayExpr | None:
+    """Return the int8 data to which 128 was added, or None."""
+    if not isinstance(data, Call) or op_name_of(data) != "cast":
         return None
     moved = data.args[0]
-    if not isinstance(moved, Call) or op_of(moved) != "add":
+    if not isinstance(moved, Call) or op_name_of(moved) != "add":
         return None
     wide, by = moved.args
-    is_sign = isinstance(by, Constant) and bool(np.all(by.data == SIGN))
-    if not is_sign or not isinstance(wide, Call) or op_of(wide) != "cast":
+    # The frontend has shifted int8 to uint8: the two shifts cancel.
+    is_sign = isinstance(by, Constant) and bool(np.all(by.data == UINT8_TO_INT8_OFFSET))
+    if not is_sign or not isinstance(wide, Call) or op_name_of(wide) != "cast":
         return None
-    return wide.args[0] if _type(wide.args[0]).dtype == "int8" else None
+    return wide.args[0] if _tensor_type(wide.args[0]).dtype == "int8" else None
 
 
-__all__ = ["product_of_bytes"]
+__all__ = ["select_int8_product"]

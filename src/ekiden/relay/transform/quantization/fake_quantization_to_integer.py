@@ -1,4 +1,4 @@
-"""Compute in integers what a model computes on numbers that were integers and become integers.
+"""Convert fake quantisation (dequantize, float operators, quantize) to integer arithmetic.
 
     qnn.quantize(nn.relu(qnn.dequantize(%x, 2f, 0)), 2f, 0)   ->   maximum(%x, 0i8)
 
@@ -33,81 +33,87 @@ from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.relay.analysis.fake_quantized import fake_quantized_region, inputs_within
+from ekiden.relay.analysis.fake_quantized import fake_quantized_region, region_operands
 from ekiden.relay.expr import Call, Constant, Tuple, TupleGetItem
-from ekiden.relay.op.op import ALONE, KEEPS, OPTIONAL, RULES
-from ekiden.relay.transform.graph.calls import typed
+from ekiden.relay.op.op import (
+    CONVERTS_ALONE_ATTR,
+    FAKE_QUANTIZATION_ATTR,
+    KEEPS_SCALE_ATTR,
+    OPTIONAL_FAKE_QUANTIZATION_ATTR,
+)
+from ekiden.relay.transform.graph.calls import infer_new_types
 from ekiden.relay.transform.graph.div_to_mul import DivToMul
-from ekiden.relay.transform.graph.fold_scale_axis import op_of
+from ekiden.relay.transform.graph.fold_scale_axis import op_name_of
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.relay.visitor import children, rebuild
 from ekiden.runtime.errors import CompileError
 
-LOG = logging.getLogger(__name__)
+LOGGER = logging.getLogger(__name__)
 
 
-class _Rules:
-    """The rules that one run of the pass may use."""
+class _ConversionRules:
+    """Fake-quantisation rules available to one run of the pass."""
 
     def __init__(self, optional: Iterable[str]) -> None:
-        more = OP_ATTRS.get(OPTIONAL, {})
-        self.of = {name: more[name] for name in optional if name in more}
-        self.of |= OP_ATTRS.get(RULES, {})
+        more = OP_ATTRS.get(OPTIONAL_FAKE_QUANTIZATION_ATTR, {})
+        self.rule_by_op = {name: more[name] for name in optional if name in more}
+        # Rules that always apply win over optional ones of the same operator.
+        self.rule_by_op |= OP_ATTRS.get(FAKE_QUANTIZATION_ATTR, {})
 
-    def has(self, expr: RelayExpr) -> bool:
-        return op_of(expr) in self.of
+    def has_rule(self, expr: RelayExpr) -> bool:
+        return op_name_of(expr) in self.rule_by_op
 
     def apply(self, call: Call, types: dict[RelayExpr, AffineType]) -> RelayExpr:
-        """Return the call on integers, and note its affine type in `types`."""
-        rule = self.of[op_of(call)]
+        """Convert a call to integers by its rule, and record its affine type in `types`."""
+        rule = self.rule_by_op[op_name_of(call)]
         assert callable(rule)
         quantized, kind = rule(call, types)
         # of the call itself the table has what is wanted of it
         recorded = None if quantized is call else types.get(quantized)
         if recorded is not None and not structural_equal(recorded, kind):
             quantized = op.copy(quantized)  # the same integers, which stand for other numbers here
-        types[typed(quantized)] = kind
+        types[infer_new_types(quantized)] = kind
         return quantized  # type: ignore[no-any-return]
 
 
-def _affine(call: Call, quantised: RelayExpr) -> TensorAffineType:
-    """Return the affine type that a quantize has as result, or a dequantize as input."""
+def _affine_type_of(call: Call, quantised: RelayExpr) -> TensorAffineType:
+    """Return the affine type of a quantize's result or a dequantize's input."""
     kind = quantised.checked_type
     assert isinstance(kind, TensorType)
     return TensorAffineType(call.args[1], call.args[2], kind.dtype, getattr(call.attrs, "axis", -1))
 
 
-def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
-    """Return the expressions whose users, down to the quantize, only move or pick their values."""
-    keeps = OP_ATTRS.get(KEEPS, {})
+def _inherit_output_scale(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
+    """Return the expressions whose values reach the quantize unchanged, only moved or selected."""
+    keeps = OP_ATTRS.get(KEEPS_SCALE_ATTR, {})
     excluded: set[RelayExpr] = set()
     # From the quantize up: an input is excluded as soon as one user computes with its values.
     for expr in reversed(order):
-        passes = isinstance(expr, TupleGetItem) or bool(keeps.get(op_of(expr)))
+        passes = isinstance(expr, TupleGetItem) or bool(keeps.get(op_name_of(expr)))
         if expr is not root and (expr in excluded or not passes):
-            excluded.update(inputs_within(expr) or ())
+            excluded.update(region_operands(expr) or ())
     return {expr for expr in order if expr not in excluded}
 
 
-def _on(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return the expression on new children, without a type if it has children."""
+def _rebuild_untyped(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
+    """Rebuild an expression over new children, untyped if it has any."""
     return rebuild(expr, [new.get(c, c) for c in children(expr)])
 
 
-def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> RelayExpr:
-    """Return the region below a quantize, computed on integers."""
-    in_scale = _in_scale_of(root, order)
-    result = _affine(root, root)
+def _convert_region(root: Call, order: Sequence[RelayExpr], rules: _ConversionRules) -> RelayExpr:
+    """Convert the region between dequantizes and a quantize to integer arithmetic."""
+    in_scale = _inherit_output_scale(root, order)
+    result = _affine_type_of(root, root)
     types: dict[RelayExpr, AffineType] = {}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
-        rebuilt = expr if op_of(expr) == "qnn.dequantize" else _on(expr, new)
+        rebuilt = expr if op_name_of(expr) == "qnn.dequantize" else _rebuild_untyped(expr, new)
         new[expr] = rebuilt
         match rebuilt:
             case Call():
-                if op_of(expr) == "qnn.dequantize":
-                    types[rebuilt] = _affine(rebuilt, rebuilt.args[0])
+                if op_name_of(expr) == "qnn.dequantize":
+                    types[rebuilt] = _affine_type_of(rebuilt, rebuilt.args[0])
                 elif expr in in_scale:
                     types[rebuilt] = result
                 new[expr] = rules.apply(rebuilt, types)
@@ -120,8 +126,8 @@ def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> Relay
     return new[root]
 
 
-def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> RelayExpr:
-    """Return the result of `make`, or `old` if that fails.
+def _try_conversion(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> RelayExpr:
+    """Return the result of `make`, or `old` if it fails.
 
     Raises:
         CompileError: `make` failed and `hard_fail` is set.
@@ -130,40 +136,43 @@ def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> 
         return make()
     except Exception as error:  # rules may be a user's
         if hard_fail:
-            raise CompileError(f"fake quantization of {op_of(old)} to integers: {error}") from error
-        LOG.debug("left a region of %s: %s", op_of(old), error)
+            raise CompileError(
+                f"fake quantization of {op_name_of(old)} to integers: {error}"
+            ) from error
+        LOGGER.debug("left a region of %s: %s", op_name_of(old), error)
         return old
 
 
-def _without_rule(order: Sequence[RelayExpr], rules: _Rules) -> str:
-    """Return the first operator without a rule, or "" if all have one."""
+def _first_op_without_rule(order: Sequence[RelayExpr], rules: _ConversionRules) -> str:
+    """Return the name of the first operator without a rule, or ""."""
     calls = (e for e in order if isinstance(e, Call))
-    return next((op_of(e) or "a function" for e in calls if not rules.has(e)), "")
+    return next((op_name_of(e) or "a function" for e in calls if not rules.has_rule(e)), "")
 
 
-def _quantize(new: RelayExpr, rules: _Rules, hard_fail: bool) -> RelayExpr:
-    if op_of(new) != "qnn.quantize":
+def _convert_quantize(new: RelayExpr, rules: _ConversionRules, hard_fail: bool) -> RelayExpr:
+    if op_name_of(new) != "qnn.quantize":
         return new
     assert isinstance(new, Call)
     order = fake_quantized_region(new)
+    # The region reaches something that is not dequantized.
     if order is None:
         return new
-    missing = _without_rule(order, rules)
+    missing = _first_op_without_rule(order, rules)
     if not missing:
-        return _attempt(lambda: _in_integers(new, order, rules), new, hard_fail)
+        return _try_conversion(lambda: _convert_region(new, order, rules), new, hard_fail)
     if hard_fail:
         raise CompileError(f"fake quantization to integers: no rule for {missing}")
-    LOG.debug("left a region: no rule for %s", missing)
+    LOGGER.debug("left a region: no rule for %s", missing)
     return new
 
 
 def _is_dequantized(expr: RelayExpr) -> bool:
-    return op_of(expr) == "qnn.dequantize"
+    return op_name_of(expr) == "qnn.dequantize"
 
 
-def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
-    """f(dequantize(x)) -> dequantize(f'(x))"""
-    if not rules.has(new) or not OP_ATTRS.get(ALONE, {}).get(op_of(new)):
+def _convert_dequantized_call(new: RelayExpr, rules: _ConversionRules) -> RelayExpr:
+    """Convert one call of dequantised operands: f(dequantize(x)) -> dequantize(f'(x))."""
+    if not rules.has_rule(new) or not OP_ATTRS.get(CONVERTS_ALONE_ATTR, {}).get(op_name_of(new)):
         return new
     assert isinstance(new, Call)
     operands = [e for a in new.args for e in (a.fields if isinstance(a, Tuple) else (a,))]
@@ -173,27 +182,28 @@ def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
     if not all(_is_dequantized(e) or isinstance(e, Constant) for e in operands):
         return new
 
-    def make() -> RelayExpr:
-        """Return the call in integers, of the type that the call of floats has."""
-        dequantized = _one_in_integers(new, rules)
+    def convert_call() -> RelayExpr:
+        """Return the integer call, typed like the float call."""
+        dequantized = _convert_single_call(new, rules)
+        # Users of the call read its type before the module is inferred again.
         dequantized.set_checked_type(new.checked_type)
         return dequantized
 
-    return _attempt(make, new, hard_fail=False)
+    return _try_conversion(convert_call, new, hard_fail=False)
 
 
-def _one_in_integers(call: Call, rules: _Rules) -> Call:
+def _convert_single_call(call: Call, rules: _ConversionRules) -> Call:
     types: dict[RelayExpr, AffineType] = {}
     new: dict[RelayExpr, RelayExpr] = {}
     for arg in call.args:
         for operand in arg.fields if isinstance(arg, Tuple) else (arg,):
             if isinstance(operand, Call):
-                types[operand] = _affine(operand, operand.args[0])
+                types[operand] = _affine_type_of(operand, operand.args[0])
                 new[operand] = rules.apply(operand, types)
         if isinstance(arg, Tuple):
-            new[arg] = _on(arg, new)
+            new[arg] = _rebuild_untyped(arg, new)
             types[new[arg]] = TupleAffineType(tuple(types[f] for f in new[arg].fields))  # type: ignore[attr-defined, misc]
-    quantized = rules.apply(_on(call, new), types)  # type: ignore[arg-type]
+    quantized = rules.apply(_rebuild_untyped(call, new), types)  # type: ignore[arg-type]
     kind = types[quantized]
     assert isinstance(kind, TensorAffineType)
     dequantize = get("qnn.dequantize")
@@ -204,7 +214,8 @@ def _one_in_integers(call: Call, rules: _Rules) -> Call:
 def FakeQuantizationToInteger(  # noqa: N802
     hard_fail: bool = False, use_qat: bool = False, optional_qnn_ops: Sequence[str] = ()
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that converts fake quantisation to integer arithmetic (TVM's
+    FakeQuantizationToInteger).
 
     Args:
         hard_fail: Raise a CompileError for a region that cannot be computed in integers.
@@ -213,18 +224,21 @@ def FakeQuantizationToInteger(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module in integers.
+        """Convert the functions of a module.
 
         With `use_qat` single operators behind a rounding are looked at again afterwards.
         """
-        rules = _Rules(optional_qnn_ops)
+        rules = _ConversionRules(optional_qnn_ops)
 
         def rewrite(body: RelayExpr) -> RelayExpr:
-            regions = rewrite_graph(body, lambda old, new: _quantize(new, rules, hard_fail))
+            # Whole regions first: calls outside any region remain for the second walk.
+            regions = rewrite_graph(body, lambda old, new: _convert_quantize(new, rules, hard_fail))
             return (
-                rewrite_graph(regions, lambda old, new: _alone(new, rules)) if use_qat else regions
+                rewrite_graph(regions, lambda old, new: _convert_dequantized_call(new, rules))
+                if use_qat
+                else regions
             )
 
-        return map_functions(module, on_body(rewrite))
+        return map_functions(module, lift_body_rewrite(rewrite))
 
     return Pass("FakeQuantizationToInteger", transform, 0, (InferType(), DivToMul()))

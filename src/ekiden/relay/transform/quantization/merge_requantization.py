@@ -1,4 +1,4 @@
-"""Requantise sums by one factor: what scales them back to floats and what quantises these again.
+"""Merge the dequantising and requantising scales of integer sums into one factor.
 
     round(divide(add(multiply(cast(%sums), s), b), y))
 ->  round(add(multiply(cast(%sums), s / y), b / y))
@@ -12,8 +12,8 @@ channels are summed the whole kernel waited for it. Engines that have such a pro
 scale once. Of a sum each term is scaled, so that a residual is scaled once, too.
 
 Only what is rounded to a level next, as results differ by a rounding: of sums that end between two
-levels either may come. A division of anything else stays: inputs that are written in decimals
-(0.15 / 0.1) do end there.
+levels either may come. A division of anything else stays: inputs that are written in decimals (0.15
+/ 0.1) do end there.
 
 The second gives the same levels, as bounds that are whole numbers may be taken before rounding: so
 processors round and convert by one instruction, and zero points are added to integers. What is no
@@ -30,89 +30,94 @@ import numpy as np
 from ekiden.ir.dtype import int_range, is_float
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
-from ekiden.ir.op import Array, Linear
+from ekiden.ir.op import Array, LinearForm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.elementwise import ClipAttrs
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.float_rewrites import allows
-from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
-from ekiden.relay.transform.graph.merged_constants import merged_product, merged_quotient
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.float_rewrites import is_rewrite_allowed
+from ekiden.relay.transform.graph.fold_scale_axis import op_definition_of, op_name_of
+from ekiden.relay.transform.graph.merged_constants import fold_product, fold_quotient
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
-BYTES = ("int8", "uint8")
-Merge = Callable[[Array, Array], Array | None]
-"""merged_product or merged_quotient."""
+INT8_DTYPES = ("int8", "uint8")
+ConstantMerge = Callable[[Array, Array], Array | None]
+"""fold_product or fold_quotient."""
 
 
-class _Terms:
-    """Rewrites the roundings of one graph."""
+class _RequantizationMerger:
+    """Rewriter of the round operators of one graph."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
         self.uses = Counter(id(o) for e in self.order for o in operands(e))
-        self.scalable: set[int] = set()
+        self.absorbing_exprs: set[int] = set()
         """Sums of terms that are scaled by constants, by id: a factor of all goes into these."""
         for expr in self.order:
-            if self._is_scalable(expr):
-                self.scalable.add(id(expr))
+            if self._absorbs_factor(expr):
+                self.absorbing_exprs.add(id(expr))
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the graph with fewer factors."""
+        """Return the graph with merged factors."""
         for expr in self.order:
-            name = op_of(expr)
-            changed = self._requantized(expr) if name == "round" else None
-            changed = self._levels(expr) if name == "cast" else changed
-            self.new[expr] = changed or with_children(expr, self.new)
+            name = op_name_of(expr)
+            changed = self._merge_into_terms(expr) if name == "round" else None
+            # In evaluation order, so that operands have been rewritten before.
+            changed = self._rewrite_cast_to_int8(expr) if name == "cast" else changed
+            self.new[expr] = changed or replace_children(expr, self.new)
         return self.new[root]
 
-    def _is_scalable(self, expr: RelayExpr) -> bool:
-        """Return whether a factor of an expression can go into constants of it; its operands have
-        been asked."""
+    def _absorbs_factor(self, expr: RelayExpr) -> bool:
+        """Return whether a factor of an expression can be absorbed by its constants, given the same
+        of its operands.
+        """
         if isinstance(expr, Constant):
             return is_float(str(expr.data.dtype))
-        row, kind = row_of(expr), expr.checked_type_or_none()
+        row, kind = op_definition_of(expr), expr.checked_type_or_none()
         if row is None or not isinstance(kind, TensorType) or not is_float(kind.dtype):
             return False
         assert isinstance(expr, Call)
-        if row.linear is Linear.SCALES:
+        if row.linear is LinearForm.SCALES:
             return any(isinstance(arg, Constant) for arg in expr.args)
-        is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
+        is_sum = row.linear in (LinearForm.SHIFTS, LinearForm.SHIFTS_BACK)
         is_unary = len(expr.args) == 1 and (row.homogeneous or row.reshape_only)
-        return (is_sum or is_unary) and all(map(self._is_own, expr.args))
+        return (is_sum or is_unary) and all(map(self._is_single_use_absorbing, expr.args))
 
-    def _is_own(self, expr: RelayExpr) -> bool:
-        """Return whether an expression is scalable and read once: others were computed twice."""
-        return id(expr) in self.scalable and (
+    def _is_single_use_absorbing(self, expr: RelayExpr) -> bool:
+        """Return whether an expression can absorb a factor and has a single use."""
+        return id(expr) in self.absorbing_exprs and (
             isinstance(expr, Constant) or self.uses[id(expr)] == 1
         )
 
-    def _levels(self, expr: RelayExpr) -> RelayExpr | None:
-        """Return a conversion of rounded and clipped floats to bytes as one of int32 to which the
-        zero point is added; None for another."""
+    def _rewrite_cast_to_int8(self, expr: RelayExpr) -> RelayExpr | None:
+        """Rewrite a conversion of rounded and clipped floats to 8 bits so that the zero point is
+        added in int32, or return None.
+        """
         assert isinstance(expr, Call)
         kind, (clipped,) = expr.checked_type, expr.args
         bounds = clipped.attrs if isinstance(clipped, Call) else None
-        if not isinstance(kind, TensorType) or kind.dtype not in BYTES:
+        if not isinstance(kind, TensorType) or kind.dtype not in INT8_DTYPES:
             return None
         if not isinstance(bounds, ClipAttrs) or self.uses[id(clipped)] != 1:
             return None
         assert isinstance(clipped, Call)
-        rounding, point = self._rounding(clipped.args[0])
+        rounding, point = self._match_rounding(clipped.args[0])
         if rounding is None:
             return None
+        # The bounds apply before the zero point is added.
         low, high = bounds.a_min - point, bounds.a_max - point
         least, most = int_range(kind.dtype) or (0, 0)
+        # With whole bounds clipping before the rounding gives the same result as after it.
         is_whole = all(float(end).is_integer() for end in (bounds.a_min, bounds.a_max, point))
         if not is_whole or not least <= bounds.a_min <= bounds.a_max <= most:
             return None
@@ -120,94 +125,112 @@ class _Terms:
         levels: RelayExpr = op.cast(op.round(inside).with_fields(span=rounding.span), "int32")
         if point:
             levels = op.add(levels, const(np.int32(point)))
-        return typed(op.cast(levels, kind.dtype).with_fields(span=expr.span))
+        return infer_new_types(op.cast(levels, kind.dtype).with_fields(span=expr.span))
 
-    def _rounding(self, expr: RelayExpr) -> tuple[Call | None, float]:
-        """Return the rounding, of float32 and read once, and the constant number that is added to
-        it; (None, 0) for anything else."""
+    def _match_rounding(self, expr: RelayExpr) -> tuple[Call | None, float]:
+        """Match a single-use float32 round plus a constant zero point; return (None, 0)
+        otherwise.
+        """
         point = 0.0
-        row = row_of(expr)
-        if row is not None and row.linear is Linear.SHIFTS and self.uses[id(expr)] == 1:
+        row = op_definition_of(expr)
+        if row is not None and row.linear is LinearForm.SHIFTS and self.uses[id(expr)] == 1:
             assert isinstance(expr, Call)
             expr, shift = expr.args
+            # A zero point per channel does not fit one pair of bounds.
             if not isinstance(shift, Constant) or shift.data.size != 1:
                 return None, 0.0
             point = float(shift.data.reshape(()))
         kind = expr.checked_type_or_none()
         is_float32 = isinstance(kind, TensorType) and kind.dtype == "float32"
-        is_own = op_of(expr) == "round" and is_float32 and self.uses[id(expr)] == 1
+        is_own = op_name_of(expr) == "round" and is_float32 and self.uses[id(expr)] == 1
         return (expr, point) if is_own and isinstance(expr, Call) else (None, 0.0)
 
-    def _requantized(self, rounding: RelayExpr) -> RelayExpr | None:
-        """Return a rounding of terms that have the factor in their constants; None where there is
-        no factor, or where it has no such terms."""
+    def _merge_into_terms(self, rounding: RelayExpr) -> RelayExpr | None:
+        """Merge the factor under a round into the constants of its terms, or return None."""
         assert isinstance(rounding, Call)
         (levels,) = rounding.args
-        row = row_of(levels)
+        row = op_definition_of(levels)
         if row is None or self.uses[id(levels)] != 1:
             return None
         assert isinstance(levels, Call)
-        is_quotient = op_of(levels) == "divide"
-        if not is_quotient and row.linear is not Linear.SCALES:
+        is_quotient = op_name_of(levels) == "divide"
+        if not is_quotient and row.linear is not LinearForm.SCALES:
             return None
         data, factor = levels.args
-        if not isinstance(factor, Constant) or factor.data.size != 1 or not self._is_own(data):
+        if (
+            not isinstance(factor, Constant)
+            or factor.data.size != 1
+            or not self._is_single_use_absorbing(data)
+        ):
             return None
         value = factor.data.reshape(())
+        # A negative factor would turn minima and maxima around.
         if isinstance(data, Constant) or not value > 0:
             return None
-        terms = self._scaled(data, value, merged_quotient if is_quotient else merged_product)
-        return None if terms is None else typed(rounding.with_fields(args=(terms,)))
+        terms = self._scale_terms(data, value, fold_quotient if is_quotient else fold_product)
+        return None if terms is None else infer_new_types(rounding.with_fields(args=(terms,)))
 
-    def _scaled(self, root: RelayExpr, factor: Array, merge: Merge) -> RelayExpr | None:
-        """Return the terms with the factor in their constants; None where one of those leaves its
-        range."""
+    def _scale_terms(
+        self, root: RelayExpr, factor: Array, merge: ConstantMerge
+    ) -> RelayExpr | None:
+        """Return the terms with scaled constants; None where one leaves its range."""
         scaled: dict[RelayExpr, RelayExpr] = {}
-        for expr in self._terms(root):
-            row = row_of(expr)
-            if row is None or row.linear is Linear.SCALES:
-                made = self._with_factor(expr, factor, merge)
+        for expr in self._collect_terms(root):
+            row = op_definition_of(expr)
+            if row is None or row.linear is LinearForm.SCALES:
+                made = self._scale_constant(expr, factor, merge)
                 if made is None:
                     return None
                 scaled[expr] = made
             else:
-                scaled[expr] = typed(with_children(expr, scaled))
+                scaled[expr] = infer_new_types(replace_children(expr, scaled))
         return scaled[root]
 
-    def _terms(self, root: RelayExpr) -> list[RelayExpr]:
-        """Return what a factor of `root` changes, operands first."""
+    def _collect_terms(self, root: RelayExpr) -> list[RelayExpr]:
+        """Return the expressions that a factor of `root` reaches, in post-order."""
         order: list[RelayExpr] = []
         stack = [root]
         while stack:
             expr = stack.pop()
             order.append(expr)
-            row = row_of(expr)
-            if row is not None and row.linear is not Linear.SCALES:
+            row = op_definition_of(expr)
+            if row is not None and row.linear is not LinearForm.SCALES:
                 stack.extend(operands(expr))
         return order[::-1]
 
-    def _with_factor(self, expr: RelayExpr, factor: Array, merge: Merge) -> RelayExpr | None:
-        """Return a constant, or a product with one, scaled; None where it leaves its range."""
+    def _scale_constant(
+        self, expr: RelayExpr, factor: Array, merge: ConstantMerge
+    ) -> RelayExpr | None:
+        """Return a scaled constant, or a product with its constant scaled; None where it leaves its
+        range.
+        """
         if isinstance(expr, Constant):
             value = merge(expr.data, factor.astype(expr.data.dtype))
-            return None if value is None else typed(Constant(np.asarray(value), span=expr.span))
+            return (
+                None
+                if value is None
+                else infer_new_types(Constant(np.asarray(value), span=expr.span))
+            )
         assert isinstance(expr, Call)
         which = next(n for n, arg in enumerate(expr.args) if isinstance(arg, Constant))
-        changed = self._with_factor(expr.args[which], factor, merge)
+        changed = self._scale_constant(expr.args[which], factor, merge)
         if changed is None:
             return None
+        # Only the constant changes; the other operand is the rewritten one.
         args = [self.new[arg] for arg in expr.args]
         args[which] = changed
-        return typed(expr.with_fields(args=tuple(args)))
+        return infer_new_types(expr.with_fields(args=tuple(args)))
 
 
 def MergeRequantization() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that merges dequantisation and requantisation scales."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        if not allows("requantise by one factor", context):
+        if not is_rewrite_allowed("requantise by one factor", context):
             return module
-        return map_functions(module, on_body(lambda body: _Terms(body).run(body)))
+        return map_functions(
+            module, lift_body_rewrite(lambda body: _RequantizationMerger(body).run(body))
+        )
 
     return Pass("MergeRequantization", transform, 1, (InferType(),))
 

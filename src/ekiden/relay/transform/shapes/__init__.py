@@ -1,1 +1,1 @@
-"""Passes that name dimensions, compute them where they are known, and carry them along."""
+"""Symbolic shapes: passes that name, bind, hoist and carry dimensions."""

@@ -1,4 +1,4 @@
-"""Name the unknown dimensions of tensors, so that what operators make of them has a known shape.
+"""Bind unknown dimensions of tensors to symbols, so that shapes computed from them are known.
 
 def @f(%x: Tensor[(?, 2), float32]) { let %y = @g(%x); add(nn.relu(%x), %y) }
 -> def @f(%x: Tensor[(?, 2), float32]) {
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from ekiden.arith import prove_equal, simplify
-from ekiden.ir.attrs import with_symbols
+from ekiden.ir.attrs import with_dim_symbols
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array, Op, get
@@ -36,155 +36,164 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Clause, Constant, Function, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.op.vm import MatchShapeAttrs, bind_dims, forget_shape, match_shape, prefix
 from ekiden.relay.transform.external.compiler_functions import specialize
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.match_declared_shapes import MatchDeclaredShapes
 from ekiden.relay.transform.language.scopes import (
     bodies,
     evaluation_order,
-    infer_here,
+    infer_local_type,
     is_atom,
     map_functions,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import pattern_vars
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.topi.dimensions import as_ints, is_any
+from ekiden.topi.dimensions import as_ints, is_unknown_dim
 
 
-def has_unknown(kind: Type | None) -> bool:
-    """Return whether a tensor, or one in a tuple, has an unknown dimension."""
+def has_unknown_dim(kind: Type | None) -> bool:
+    """Return whether a tensor type, or one in a tuple, has an unknown dimension."""
     if isinstance(kind, TupleType):
-        return any(map(has_unknown, kind.fields))
-    return isinstance(kind, TensorType) and any(map(is_any, kind.shape))
+        return any(map(has_unknown_dim, kind.fields))
+    return isinstance(kind, TensorType) and any(map(is_unknown_dim, kind.shape))
 
 
-def _same(a: Type, b: Type) -> bool:
-    """Return whether two types of tensors and tuples are equal."""
+def _is_same_type(a: Type, b: Type) -> bool:
+    """Return whether two types of tensors or tuples are equal."""
     if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.fields) == len(b.fields):
-        return all(map(_same, a.fields, b.fields))
+        return all(map(_is_same_type, a.fields, b.fields))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return True
-    return len(a.shape) == len(b.shape) and all(map(_same_dim, a.shape, b.shape))
+    return len(a.shape) == len(b.shape) and all(map(_is_same_dim, a.shape, b.shape))
 
 
-def _same_dim(a: PrimExpr, b: PrimExpr) -> bool:
-    return a is b or (is_any(a) and is_any(b)) or prove_equal(a, b)
+def _is_same_dim(a: PrimExpr, b: PrimExpr) -> bool:
+    return a is b or (is_unknown_dim(a) and is_unknown_dim(b)) or prove_equal(a, b)
 
 
-def _named(kind: TensorType, symbols: Iterator[PrimExpr]) -> TensorType:
-    """Return the type with symbols for its unknown dimensions."""
-    dims = tuple(next(symbols) if is_any(d) else d for d in kind.shape)
+def _substitute_unknown(kind: TensorType, symbols: Iterator[PrimExpr]) -> TensorType:
+    """Substitute symbols for the unknown dimensions of a type."""
+    dims = tuple(next(symbols) if is_unknown_dim(d) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)
 
 
-class _Symbols:
-    """New names of dimensions, each once in a function: errors at run time show them."""
+class _SymbolFactory:
+    """Factory of dimension symbols whose names are unique in a function, since run-time errors show
+    them.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 
-    def named(self, name: str) -> PrimExpr:
-        """Return a symbol of that name, with a number after it if the name is in use."""
+    def fresh_symbol(self, name: str) -> PrimExpr:
+        """Return a fresh symbol of that name, numbered if the name is in use."""
         while name in self._used:
             self._used[name] += 1
             name = f"{name}_{self._used[name]}"
+        # The numbered name may be asked for later as well.
         self._used[name] = 0
         return SizeVar(name)
 
-    def of(self, call: Call) -> Iterator[PrimExpr]:
-        """Symbols for the dimensions of an operator's result."""
+    def result_symbols(self, call: Call) -> Iterator[PrimExpr]:
+        """Yield fresh symbols for the dimensions of an operator's result."""
         assert isinstance(call.op, Op)
         hint = call.op.name.rpartition(".")[2]
-        return (self.named(f"{hint}_{n}") for n in count())
+        return (self.fresh_symbol(f"{hint}_{n}") for n in count())
 
 
-def _unknown_dims(kind: Type) -> int:
+def _num_unknown_dims(kind: Type) -> int:
     if isinstance(kind, TupleType):
-        return sum(map(_unknown_dims, kind.fields))
-    return sum(map(is_any, kind.shape)) if isinstance(kind, TensorType) else 0
+        return sum(map(_num_unknown_dims, kind.fields))
+    return sum(map(is_unknown_dim, kind.shape)) if isinstance(kind, TensorType) else 0
 
 
-def _field(value: RelayExpr, index: int) -> RelayExpr:
+def _tuple_field(value: RelayExpr, index: int) -> RelayExpr:
     if isinstance(value, Tuple):
         return value.fields[index]
-    return infer_here(TupleGetItem(value, index))
+    return infer_local_type(TupleGetItem(value, index))
 
 
-class _Binder:
-    """Rewrites one function and those inside it.
+class _DimensionBinder:
+    """Rewriter that binds the dimensions of one function and its nested functions.
 
-    An expression has up to two forms: plain, of the type it had, and refined, whose dimensions
-    have names.
+    An expression has up to two forms: plain, of the type it had, and refined, whose dimensions have
+    names.
     """
 
     def __init__(self, root: Function) -> None:
         self.root = root
-        self._symbols = _Symbols()
-        self._plain: dict[RelayExpr, RelayExpr] = {}
-        self._refined: dict[RelayExpr, RelayExpr] = {}
-        self._bindings: dict[Var, list[Binding]] = {}
+        self._symbols = _SymbolFactory()
+        self._original_forms: dict[RelayExpr, RelayExpr] = {}
+        self._refined_forms: dict[RelayExpr, RelayExpr] = {}
+        self._bindings: dict[Var, list[LetBinding]] = {}
         """What follows the binding of a variable: its names."""
         order = evaluation_order(root.body)
         self._order = order
         self._values = {e.var: e.value for e in order if isinstance(e, Let)}
 
     def run(self) -> Function:
-        """Return the function with named dimensions."""
+        """Return the function with bound dimensions."""
         for expr in self._order:
             if not is_atom(expr):
-                self._visit(expr)
-        return self.root.with_fields(body=self._wrap(self.root.params, self.root.body))
+                self._visit_expr(expr)
+        return self.root.with_fields(body=self._wrap_bindings(self.root.params, self.root.body))
 
-    def plain(self, expr: RelayExpr) -> RelayExpr:
-        """Return the form of an expression that has its original type."""
+    def original_form(self, expr: RelayExpr) -> RelayExpr:
+        """Return the form of an expression with its original type."""
         if is_atom(expr):
             return expr
-        if expr not in self._plain:
+        if expr not in self._original_forms:
+            # Tuples are rebuilt from plain fields, so no field needs a conversion.
             if isinstance(expr, Tuple):
-                form = infer_here(Tuple(tuple(map(self.plain, expr.fields)), expr.span))
-            elif isinstance(expr, TupleGetItem) and expr.tuple_value not in self._refined:
-                form = with_children(expr, {expr.tuple_value: self.plain(expr.tuple_value)})
+                form = infer_local_type(
+                    Tuple(tuple(map(self.original_form, expr.fields)), expr.span)
+                )
+            elif isinstance(expr, TupleGetItem) and expr.tuple_value not in self._refined_forms:
+                form = replace_children(
+                    expr, {expr.tuple_value: self.original_form(expr.tuple_value)}
+                )
             else:
-                form = _retyped(self.refined(expr), expr.checked_type)
-            self._plain[expr] = form
-        return self._plain[expr]
+                form = _forget_symbols(self.refined_form(expr), expr.checked_type)
+            self._original_forms[expr] = form
+        return self._original_forms[expr]
 
-    def refined(self, expr: RelayExpr) -> RelayExpr:
-        """Return the form of an expression that operators read."""
+    def refined_form(self, expr: RelayExpr) -> RelayExpr:
+        """Return the form of an expression with bound dimensions, which operators read."""
         # A name of a name has the dimensions of the first.
         while isinstance(expr, Var) and isinstance(self._values.get(expr), Var):
             expr = self._values[expr]
-        if expr not in self._refined:
-            self._refined[expr] = self._refine(expr)
-        return self._refined[expr]
+        if expr not in self._refined_forms:
+            self._refined_forms[expr] = self._refine(expr)
+        return self._refined_forms[expr]
 
     def _refine(self, expr: RelayExpr) -> RelayExpr:
         kind = expr.checked_type_or_none()
         if isinstance(expr, Tuple):
-            return infer_here(Tuple(tuple(map(self.refined, expr.fields)), expr.span))
+            return infer_local_type(Tuple(tuple(map(self.refined_form, expr.fields)), expr.span))
         if isinstance(expr, TupleGetItem):
-            return _field(self.refined(expr.tuple_value), expr.index)
-        if not has_unknown(kind):
-            return expr if isinstance(expr, Var) else self.plain(expr)
+            return _tuple_field(self.refined_form(expr.tuple_value), expr.index)
+        if not has_unknown_dim(kind):
+            return expr if isinstance(expr, Var) else self.original_form(expr)
         assert kind is not None
         if isinstance(expr, Var):
             value = self._values.get(expr)
-            if value is not None and _is_data(value) and expr.type_annotation is None:
-                return self.refined(value)
-            return self._variable(expr, expr, kind, expr)
-        return _matched(self.plain(expr), kind, self._symbols)
+            # An annotation declares the type that readers see, so it hides that of the value.
+            if value is not None and _is_refinable(value) and expr.type_annotation is None:
+                return self.refined_form(value)
+            return self._bind_variable(expr, expr, kind, expr)
+        return _match_symbols(self.original_form(expr), kind, self._symbols)
 
-    def _variable(self, of: Var, value: RelayExpr, kind: Type, origin: Var) -> RelayExpr:
-        """Return the named form of a variable, bound right after it."""
+    def _bind_variable(self, of: Var, value: RelayExpr, kind: Type, origin: Var) -> RelayExpr:
+        """Bind the dimensions of a variable right after its own binding."""
         if isinstance(kind, TupleType):
             fields = [
-                self._variable(of, infer_here(TupleGetItem(value, n)), k, origin)
+                self._bind_variable(of, infer_local_type(TupleGetItem(value, n)), k, origin)
                 for n, k in enumerate(kind.fields)
             ]
-            return infer_here(Tuple(tuple(fields)))
-        matched = _matched(value, kind, self._symbols, origin.name_hint)
+            return infer_local_type(Tuple(tuple(fields)))
+        matched = _match_symbols(value, kind, self._symbols, origin.name_hint)
         if matched is value:
             return value
         # Everything after the binding reads the new name instead.
@@ -193,136 +202,152 @@ class _Binder:
         self._bindings.setdefault(of, []).append((name, matched))
         return name
 
-    def _wrap(self, variables: Sequence[Var], body: RelayExpr) -> RelayExpr:
-        """Return a scope that begins with the names of variables."""
+    def _wrap_bindings(self, variables: Sequence[Var], body: RelayExpr) -> RelayExpr:
+        """Prepend the dimension bindings of variables to a scope."""
         named = [b for v in variables for b in self._bindings.pop(v, ())]
-        return build_lets(named, self.plain(body))
+        return build_lets(named, self.original_form(body))
 
-    def _visit(self, expr: RelayExpr) -> None:
+    def _visit_expr(self, expr: RelayExpr) -> None:
         match expr:
             case Call(op=Op()):
-                self._refined[expr] = self._operator(expr)
-            case Call(op=Function() as region) if is_region(region):
-                self._refined[expr] = self._region(expr, region)
+                self._refined_forms[expr] = self._rewrite_operator(expr)
+            case Call(op=Function() as region) if is_compiler_region(region):
+                self._refined_forms[expr] = self._rewrite_region(expr, region)
             case Tuple() | TupleGetItem():
                 pass
             case Let():
-                self._plain[expr] = self._let(expr)
+                self._original_forms[expr] = self._rewrite_let(expr)
             case Function(params=params, body=body):
-                self._plain[expr] = with_children(expr, {body: self._wrap(params, body)})
+                self._original_forms[expr] = replace_children(
+                    expr, {body: self._wrap_bindings(params, body)}
+                )
             case Match():
-                self._plain[expr] = self._match(expr)
+                self._original_forms[expr] = self._rewrite_match(expr)
             case _:
                 subexpressions = [*operands(expr), *bodies(expr)]
-                self._plain[expr] = with_children(expr, {c: self.plain(c) for c in subexpressions})
+                self._original_forms[expr] = replace_children(
+                    expr, {c: self.original_form(c) for c in subexpressions}
+                )
 
-    def _let(self, let: Let) -> RelayExpr:
-        value = self.plain(let.value)
-        body = self._wrap((let.var,), let.body)
+    def _rewrite_let(self, let: Let) -> RelayExpr:
+        value = self.original_form(let.value)
+        body = self._wrap_bindings((let.var,), let.body)
         if value is let.value and body is let.body:
             return let
         rebuilt = Let(let.var, value, body, let.span)
         rebuilt.set_checked_type(let.checked_type)
         return rebuilt
 
-    def _match(self, expr: Match) -> RelayExpr:
-        clauses = tuple(Clause(c.lhs, self._wrap(pattern_vars(c.lhs), c.rhs)) for c in expr.clauses)
-        rebuilt = expr.with_fields(data=self.plain(expr.data), clauses=clauses)
+    def _rewrite_match(self, expr: Match) -> RelayExpr:
+        clauses = tuple(
+            Clause(c.lhs, self._wrap_bindings(pattern_vars(c.lhs), c.rhs)) for c in expr.clauses
+        )
+        rebuilt = expr.with_fields(data=self.original_form(expr.data), clauses=clauses)
         rebuilt.set_checked_type(expr.checked_type)
         return rebuilt
 
-    def _region(self, call: Call, region: Function) -> RelayExpr:
-        """Return the call of a region, for the named dimensions of its arguments."""
-        args = tuple(map(self.refined, call.args))
-        if not has_unknown(call.checked_type):
-            return with_children(call, {arg: self.plain(arg) for arg in call.args})
+    def _rewrite_region(self, call: Call, region: Function) -> RelayExpr:
+        """Specialise an external compiler's region to the bound dimensions of its arguments."""
+        args = tuple(map(self.refined_form, call.args))
+        if not has_unknown_dim(call.checked_type):
+            return replace_children(call, {arg: self.original_form(arg) for arg in call.args})
+        # An external region is typed for the named dimensions of its arguments.
         specialized = specialize(region, [arg.checked_type for arg in args])
         called = Call(specialized, args, None, (), call.span)
         called.set_checked_type(specialized.body.checked_type)
         return called
 
-    def _operator(self, call: Call) -> RelayExpr:
+    def _rewrite_operator(self, call: Call) -> RelayExpr:
         is_match = isinstance(call.attrs, MatchShapeAttrs)  # which names what it reads itself
-        args = tuple(map(self.plain if is_match else self.refined, call.args))
+        args = tuple(map(self.original_form if is_match else self.refined_form, call.args))
         refined = call
         if any(a is not b for a, b in zip(args, call.args, strict=True)):
             refined = Call(call.op, args, call.attrs, call.type_args, call.span)
-            infer_here(refined)
+            # Named dimensions of arguments may determine those of the result.
+            infer_local_type(refined)
         assert isinstance(call.op, Op)
         definition = call.op.definition
-        if not has_unknown(refined.checked_type):
+        if not has_unknown_dim(refined.checked_type):
             return refined
         # The declaration cannot say the size; the padded operator returns it beside the data.
         if definition.padded is not None:
-            return _cut(refined, definition.padded, self._symbols)
-        return _bound(refined, self._symbols) if definition.dims is not None else refined
+            return _slice_padded_result(refined, definition.padded, self._symbols)
+        return _bind_result_dims(refined, self._symbols) if definition.dims is not None else refined
 
 
-def is_region(function: RelayExpr) -> bool:
-    """Return whether a function in place is a region for an external compiler: as an operator's
-    call, a call of it gives what follows from its arguments."""
+def is_compiler_region(function: RelayExpr) -> bool:
+    """Return whether a callee is an inline region of an external compiler, whose result follows
+    from its arguments.
+    """
     return isinstance(function, Function) and function.attr("Compiler") is not None
 
 
-def _is_data(value: RelayExpr) -> bool:
-    """Return whether a value is the result of an operator or region, or made of values in place."""
+def _is_refinable(value: RelayExpr) -> bool:
+    """Return whether a value is an operator's or region's result, or a tuple or projection."""
     if isinstance(value, Call):
-        return isinstance(value.op, Op) or is_region(value.op)
+        return isinstance(value.op, Op) or is_compiler_region(value.op)
     return isinstance(value, (Tuple, TupleGetItem))
 
 
-def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
-    """Return a value under a less specific type."""
-    if _same(value.checked_type, kind):
+def _forget_symbols(value: RelayExpr, kind: Type) -> RelayExpr:
+    """Return a value under its less specific type, by forget_shape."""
+    if _is_same_type(value.checked_type, kind):
         return value
     if isinstance(kind, TupleType):
-        fields = tuple(_retyped(_field(value, n), k) for n, k in enumerate(kind.fields))
-        return infer_here(Tuple(fields))
+        fields = tuple(
+            _forget_symbols(_tuple_field(value, n), k) for n, k in enumerate(kind.fields)
+        )
+        return infer_local_type(Tuple(fields))
     assert isinstance(kind, TensorType)
-    return infer_here(forget_shape(value, kind.shape))
+    return infer_local_type(forget_shape(value, kind.shape))
 
 
-def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -> RelayExpr:
-    """Return a value with names for its unknown dimensions."""
-    if not has_unknown(kind):
+def _match_symbols(
+    value: RelayExpr, kind: Type, symbols: _SymbolFactory, hint: str = "d"
+) -> RelayExpr:
+    """Bind the unknown dimensions of a value to fresh symbols, by match_shape."""
+    if not has_unknown_dim(kind):
         return value
     if isinstance(kind, TupleType):
-        fields = (_matched(_field(value, n), k, symbols, hint) for n, k in enumerate(kind.fields))
-        return infer_here(Tuple(tuple(fields)))
+        fields = (
+            _match_symbols(_tuple_field(value, n), k, symbols, hint)
+            for n, k in enumerate(kind.fields)
+        )
+        return infer_local_type(Tuple(tuple(fields)))
     assert isinstance(kind, TensorType)
     shape = tuple(
-        symbols.named(f"{hint}_{axis}") if is_any(d) else d for axis, d in enumerate(kind.shape)
+        symbols.fresh_symbol(f"{hint}_{axis}") if is_unknown_dim(d) else d
+        for axis, d in enumerate(kind.shape)
     )
-    return infer_here(match_shape(value, shape).with_fields(span=value.span))
+    return infer_local_type(match_shape(value, shape).with_fields(span=value.span))
 
 
-def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
-    """Return a call of an operator whose declaration computes the unknown dimensions from
-    arguments.
-    """
+def _bind_result_dims(call: Call, fresh: _SymbolFactory) -> RelayExpr:
+    """Bind the result dimensions of an operator that its shape function computes from arguments."""
     assert isinstance(call.op, Op)
-    names = fresh.of(call)
+    names = fresh.result_symbols(call)
     constants = _constant_dims(call)
     symbols = tuple(next(names) if d is None else d for d in constants)
-    attrs = with_symbols(call.attrs, symbols)
+    attrs = with_dim_symbols(call.attrs, symbols)
     # All dimensions are constants: nothing is to be bound at run time.
     if None not in constants:
-        return infer_here(Call(call.op, call.args, attrs, call.type_args, call.span))
+        return infer_local_type(Call(call.op, call.args, attrs, call.type_args, call.span))
     *first, last = call.args
+    # A zero marks a dimension that is constant and needs no binding.
     unknown = tuple(s if d is None else const(0) for s, d in zip(symbols, constants, strict=True))
     after = bind_dims(last, call.args, unknown, call.op.name, call.attrs)
     bound = Call(
         call.op,
-        (*first, infer_here(after.with_fields(span=call.span))),
+        (*first, infer_local_type(after.with_fields(span=call.span))),
         attrs,
         call.type_args,
         call.span,
     )
-    return infer_here(bound)
+    return infer_local_type(bound)
 
 
 def _constant_dims(call: Call) -> list[PrimExpr | None]:
-    """Return the unknown dimensions of an operator's result that follow from constant arguments.
+    """Return the result dimensions that follow from constant arguments, None for each other.
 
     Others are None.
     """
@@ -338,7 +363,7 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
     dims, conditions = call.op.definition.dims(call.attrs, inputs)
 
     def read(expr: PrimExpr) -> PrimExpr:
-        """Return the element of a constant that a load reads."""
+        """Fold a load from a constant buffer."""
         if isinstance(expr, BufferLoad) and expr.buffer in buffers:
             data = buffers[expr.buffer]
             return const(data[as_ints(expr.indices)].item(), expr.dtype)
@@ -352,52 +377,58 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
     return [None if any(isinstance(e, BufferLoad) for e in post_order(d)) else d for d in loaded]
 
 
-def _cut(call: Call, padded: str, fresh: _Symbols) -> RelayExpr:
-    """Return a call of an operator through its padded form, cut to the actual size."""
+def _slice_padded_result(call: Call, padded: str, fresh: _SymbolFactory) -> RelayExpr:
+    """Call the padded form of an operator with data-dependent result size, and slice its result to
+    the actual size.
+    """
     assert isinstance(call.op, Op)
-    largest = infer_here(Call(get(padded), call.args, call.attrs, (), call.span))
+    # The padded result has a static shape: its size is an upper bound.
+    largest = infer_local_type(Call(get(padded), call.args, call.attrs, (), call.span))
     kinds = largest.checked_type
     assert isinstance(kinds, TupleType)
     last = len(kinds.fields) - 1
-    (number,) = _counts(kinds.fields[last])
-    names = fresh.of(call)
+    (number,) = _count_shape(kinds.fields[last])
+    names = fresh.result_symbols(call)
     symbols = tuple(next(names) for _ in range(number))
-    true = bind_dims(largest, (_field(largest, last),), symbols)
-    bound = infer_here(true.with_fields(span=call.span))
+    true = bind_dims(largest, (_tuple_field(largest, last),), symbols)
+    bound = infer_local_type(true.with_fields(span=call.span))
     # One count names every unknown dimension of the result.
-    remaining = iter(symbols * _unknown_dims(call.checked_type) if number == 1 else symbols)
+    remaining = iter(symbols * _num_unknown_dims(call.checked_type) if number == 1 else symbols)
     result = call.checked_type
     if isinstance(result, TupleType):
-        fields = [_taken(_field(bound, n), k, remaining) for n, k in enumerate(result.fields)]
-        return infer_here(Tuple(tuple(fields)))
-    return _taken(_field(bound, 0), result, remaining)
+        fields = [
+            _take_prefix(_tuple_field(bound, n), k, remaining) for n, k in enumerate(result.fields)
+        ]
+        return infer_local_type(Tuple(tuple(fields)))
+    return _take_prefix(_tuple_field(bound, 0), result, remaining)
 
 
-def _counts(kind: Type) -> tuple[int, ...]:
+def _count_shape(kind: Type) -> tuple[int, ...]:
     assert isinstance(kind, TensorType)
     return as_ints(kind.shape)
 
 
-def _taken(value: RelayExpr, kind: Type, symbols: Iterator[PrimExpr]) -> RelayExpr:
-    if not has_unknown(kind):
+def _take_prefix(value: RelayExpr, kind: Type, symbols: Iterator[PrimExpr]) -> RelayExpr:
+    if not has_unknown_dim(kind):
         return value
     assert isinstance(kind, TensorType)
-    return infer_here(prefix(value, _named(kind, symbols).shape))
+    return infer_local_type(prefix(value, _substitute_unknown(kind, symbols).shape))
 
 
-def _bind(function: Function) -> Function:
+def _bind_function(function: Function) -> Function:
     kinds = (e.checked_type_or_none() for e in evaluation_order(function.body))
-    if not any(map(has_unknown, kinds)):
+    # Rewriting would only copy the function.
+    if not any(map(has_unknown_dim, kinds)):
         return function
-    return _Binder(function).run()
+    return _DimensionBinder(function).run()
 
 
 @module_pass(name="BindDimensions", required=(MatchDeclaredShapes(),))
 def _bind_dimensions(module: IRModule, context: PassContext) -> IRModule:
-    bound = map_functions(module, _bind)
+    bound = map_functions(module, _bind_function)
     return InferType()(bound) if bound.functions != module.functions else module
 
 
 def BindDimensions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that binds unknown dimensions to symbols."""
     return _bind_dimensions

@@ -1,4 +1,4 @@
-"""Give kernels an argument for every dimension that their attributes are made of.
+"""Pass kernels an argument for every symbolic dimension that their attributes use.
 
 A kernel reads dimensions off the shapes of its arguments and results. Where an attribute needs
 another one, a tensor that has it becomes one more argument, of which only the shape is read:
@@ -30,13 +30,13 @@ from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Function, Var
 from ekiden.relay.op.vm import reshape_tensor
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.scopes import evaluation_order, map_functions
-from ekiden.relay.transform.memory.manifest_alloc import primitive_of, tensor_types
+from ekiden.relay.transform.memory.manifest_alloc import called_primitive, flatten_tensor_types
 
 
-def attribute_dimensions(attrs: Attrs | None) -> Iterator[PrimExpr]:
-    """Yield the scalar expressions in attributes."""
+def iter_attr_exprs(attrs: Attrs | None) -> Iterator[PrimExpr]:
+    """Yield the scalar expressions in an operator's attributes."""
     waiting: list[object] = [attrs]
     while waiting:
         match waiting.pop():
@@ -48,17 +48,18 @@ def attribute_dimensions(attrs: Attrs | None) -> Iterator[PrimExpr]:
                 waiting.extend(getattr(inner, f.name) for f in dataclasses.fields(inner))  # type: ignore[arg-type]
 
 
-def missing_dimensions(function: Function) -> list[Symbol]:
-    """Return the symbols in attributes of a primitive function that its types do not show.
+def undetermined_symbols(function: Function) -> list[Symbol]:
+    """Return the symbols in a primitive function's attributes that its types do not determine.
 
     A symbol is shown alone as a dimension, or within an expression that is in both.
     """
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
-    dims = [d for k in kinds for t in tensor_types(k) for d in t.shape]
+    dims = [d for k in kinds for t in flatten_tensor_types(k) for d in t.shape]
     plain = {d for d in dims if isinstance(d, Symbol)}
+    # A compound dimension is read off its tensor as a whole, without its symbols.
     compound = [d for d in dims if not isinstance(d, Symbol) and children(d)]
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    waiting = [d for c in calls for d in attribute_dimensions(c.attrs)]
+    waiting = [d for c in calls for d in iter_attr_exprs(c.attrs)]
     missing: dict[Symbol, None] = {}
     while waiting:
         expr = waiting.pop()
@@ -70,56 +71,58 @@ def missing_dimensions(function: Function) -> list[Symbol]:
     return list(missing)
 
 
-def _shown(kind: Type) -> Iterator[Symbol]:
-    """Yield the symbols that are dimensions of the tensors in a type."""
-    if isinstance(kind, (TensorType, TupleType)) and _is_flat(kind):
-        yield from (d for t in tensor_types(kind) for d in t.shape if isinstance(d, Symbol))
+def _determined_symbols(kind: Type) -> Iterator[Symbol]:
+    """Yield the symbols that a type's tensors determine."""
+    if isinstance(kind, (TensorType, TupleType)) and _is_tensor_tuple(kind):
+        yield from (d for t in flatten_tensor_types(kind) for d in t.shape if isinstance(d, Symbol))
 
 
-def _is_flat(kind: Type) -> bool:
-    """Return whether a type consists of tensors alone."""
+def _is_tensor_tuple(kind: Type) -> bool:
+    """Return whether a type consists of tensors and tuples alone."""
     if isinstance(kind, TupleType):
-        return all(map(_is_flat, kind.fields))
+        return all(map(_is_tensor_tuple, kind.fields))
     return isinstance(kind, TensorType)
 
 
 _E = TypeVar("_E", bound=RelayExpr)
 
 
-def _typed(expr: _E, kind: Type) -> _E:
+def _with_type(expr: _E, kind: Type) -> _E:
     expr.set_checked_type(kind)
     return expr
 
 
-class _Carrier:
-    """One function: where its symbols can be read."""
+class _DimensionCarrier:
+    """Rewriter of one function, with the variables whose shapes determine each symbol."""
 
     def __init__(self, params: Iterable[Var]) -> None:
         self.params: dict[Symbol, Var] = {}
         for param in params:
-            self._note(param, self.params)
+            # The first tensor that shows a symbol is the one that is passed on.
+            self._record_symbols(param, self.params)
 
-    def _note(self, variable: Var, holders: dict[Symbol, Var]) -> None:
+    def _record_symbols(self, variable: Var, holders: dict[Symbol, Var]) -> None:
         kind = variable.checked_type
-        for symbol in _shown(kind) if isinstance(kind, TensorType) else ():
+        for symbol in _determined_symbols(kind) if isinstance(kind, TensorType) else ():
             holders.setdefault(symbol, variable)
 
-    def chain(self, chain: Chain, is_function_body: bool) -> Chain:
-        """Return a chain whose kernels have all the dimensions that they need."""
-        holders, bindings = dict(self.params), list[Binding]()
+    def rewrite_chain(self, chain: LetChain, is_function_body: bool) -> LetChain:
+        """Return a chain whose kernels receive all the dimensions they need."""
+        holders, bindings = dict(self.params), list[LetBinding]()
         for variable, value in chain.bindings:
-            bindings.extend(self._binding(variable, value, holders))
-            self._note(variable, holders)
-        return Chain(bindings, chain.result)
+            bindings.extend(self._rewrite_binding(variable, value, holders))
+            # Only now: a kernel cannot read its own result's shape.
+            self._record_symbols(variable, holders)
+        return LetChain(bindings, chain.result)
 
-    def _binding(
+    def _rewrite_binding(
         self, variable: Var, value: RelayExpr, holders: dict[Symbol, Var]
-    ) -> Iterator[Binding]:
-        """Yield the binding of a kernel's result, after that of a tensor that shows its
-        dimensions.
+    ) -> Iterator[LetBinding]:
+        """Yield the binding of a kernel call, after a tensor that carries its undetermined
+        symbols.
         """
-        function = primitive_of(value)
-        missing = missing_dimensions(function) if function is not None else []
+        function = called_primitive(value)
+        missing = undetermined_symbols(function) if function is not None else []
         if not missing or function is None:
             yield variable, value
             return
@@ -127,35 +130,36 @@ class _Carrier:
         # No tensor shows these: an empty one is made whose shape has them.
         unseen = tuple(s for s in missing if s not in holders)
         if unseen:
-            carrier = _typed(Var("dims"), TensorType((const(0), *unseen), "uint8"))
+            carrier = _with_type(Var("dims"), TensorType((const(0), *unseen), "uint8"))
             holders.update(dict.fromkeys(unseen, carrier))
-            nothing = _typed(Constant(np.zeros(0, np.uint8)), TensorType((const(0),), "uint8"))
+            nothing = _with_type(Constant(np.zeros(0, np.uint8)), TensorType((const(0),), "uint8"))
             view = reshape_tensor(nothing, (const(0), *unseen)).with_fields(span=value.span)
-            yield carrier, _typed(view, carrier.checked_type)
+            yield carrier, _with_type(view, carrier.checked_type)
         # Several symbols may be read off one tensor.
         added = list(dict.fromkeys(holders[s] for s in missing))
-        params = [_typed(Var(p.name_hint, p.checked_type), p.checked_type) for p in added]
+        params = [_with_type(Var(p.name_hint, p.checked_type), p.checked_type) for p in added]
+        # The kernel reads the shape of the added arguments alone, never their data.
         wider = function.with_fields(params=(*function.params, *params))
         call = value.with_fields(op=wider, args=(*value.args, *added))
-        yield variable, _typed(call, value.checked_type)
+        yield variable, _with_type(call, value.checked_type)
 
 
-def _carry(function: Function) -> Function:
+def _carry_in_function(function: Function) -> Function:
     inner, params = function.body, function.params
     # The body of a closure sees the captured values and its own parameters.
     if function.attr("Closure") is not None and isinstance(inner, Function):
-        carrier = _Carrier((*params, *inner.params))
+        carrier = _DimensionCarrier((*params, *inner.params))
         return function.with_fields(
-            body=inner.with_fields(body=map_chains(inner.body, carrier.chain))
+            body=inner.with_fields(body=map_chains(inner.body, carrier.rewrite_chain))
         )
-    return function.with_fields(body=map_chains(inner, _Carrier(params).chain))
+    return function.with_fields(body=map_chains(inner, _DimensionCarrier(params).rewrite_chain))
 
 
 @module_pass(name="CarryDimensions")
 def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, _carry)
+    return map_functions(module, _carry_in_function)
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that passes kernels the dimensions in their attributes."""
     return _carry_dimensions

@@ -1,4 +1,4 @@
-"""Give inputs of a network another batch.
+"""Change the batch size of a network's inputs.
 
 ChangeBatch({x: 0}, 8)
 def @main(%x: Tensor[(1, 3), float32]) -> Tensor[(1, 3), float32] { nn.relu(%x) }
@@ -24,7 +24,7 @@ from ekiden.runtime.errors import CompileError
 
 
 def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that changes the batch size of inputs (TVM's ChangeBatch).
 
     Args:
         data: The parameters, with the axis of each that is the batch.
@@ -35,17 +35,22 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module with the new batch.
+        """Return the module with the new batch size.
 
         Raises:
             CompileError: No function has one of the parameters.
         """
+        # A copy for each run: a pass may run more than once.
         pending = dict(data)
 
-        def change(function: Function) -> Function:
-            """Return a function whose parameters have the new batch, without its result type."""
+        def change_params(function: Function) -> Function:
+            """Replace the parameters by ones of the new batch size; the result type is
+            re-inferred.
+            """
             moved = {
-                v: _changed(v, pending.pop(v), batch_size) for v in function.params if v in pending
+                v: _with_batch_size(v, pending.pop(v), batch_size)
+                for v in function.params
+                if v in pending
             }
             if not moved:
                 return function
@@ -54,7 +59,7 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
                 params=params, body=bind(function.body, moved), ret_type=None
             )
 
-        changed = map_functions(module, change)
+        changed = map_functions(module, change_params)
         # Parameters were removed as functions with them were met.
         if pending:
             raise CompileError(f"ChangeBatch: no function has the parameter {next(iter(pending))}")
@@ -63,8 +68,9 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
     return Pass("ChangeBatch", transform, 0, (InferType(),))
 
 
-def _changed(var: Var, axis: int, batch: int) -> Var:
+def _with_batch_size(var: Var, axis: int, batch: int) -> Var:
     kind = var.type_annotation
+    # Only declared shapes change; without an annotation inference decides.
     if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):
         actual = "no annotation" if kind is None else str(kind)
         raise CompileError(

@@ -1,4 +1,4 @@
-"""Give operators whose shape is data the shape itself, where it can be computed now.
+"""Replace dynamic operators by static ones where their shape arguments are constants.
 
     dyn.reshape(%x, shape_of(%y))   ->   reshape(%x, newshape=[8, 3])   %y: Tensor[(8, 3), float32]
 
@@ -24,21 +24,22 @@ from ekiden.relay.transform.graph.fold_constant import fold_call
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
-    infer_here,
+    infer_local_type,
+    lift_body_rewrite,
     map_functions,
-    on_body,
 )
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import children, rebuild, type_post_order
 
 
-def _static(call: Call) -> RelayExpr:
-    """Return a call whose sizes are constants through the function of relay.op with attributes.
+def _to_static_call(call: Call) -> RelayExpr:
+    """Return a call with constant size arguments as a call of the static operator.
 
     Other calls stay as they are.
     """
     assert isinstance(call.op, Op)
     names, sizes = call.op.definition.arguments, call.op.definition.sizes
+    # A size that is computed at run time stays an argument.
     if not sizes or not all(isinstance(call.args[i], Constant) for i in sizes):
         return call
     function = attrgetter(call.op.name.removeprefix("dyn."))(op)
@@ -54,20 +55,18 @@ def _static(call: Call) -> RelayExpr:
 
 
 def dynamic_to_static(root: RelayExpr) -> RelayExpr:
-    """Return an expression with types in static form; everything around it must be
-    inferred again.
-    """
+    """Return an expression with static operators; everything around it needs type inference."""
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         rebuilt = rebuild(expr, [new.get(c, c) for c in children(expr)])
         if isinstance(rebuilt, Call) and isinstance(rebuilt.op, Op):
-            rebuilt = _static(rebuilt)
+            rebuilt = _to_static_call(rebuilt)
             if _has_typed_operands(rebuilt):
-                infer_here(rebuilt)
+                infer_local_type(rebuilt)
                 # Folding at once lets a shape that became constant make later ones static.
                 rebuilt = fold_call(rebuilt) if isinstance(rebuilt, Call) else rebuilt
         elif isinstance(rebuilt, (Tuple, TupleGetItem)) and _has_typed_operands(rebuilt):
-            infer_here(rebuilt)
+            infer_local_type(rebuilt)
         new[expr] = rebuilt
     return new[root]
 
@@ -86,20 +85,21 @@ def _has_typed_operands(expr: RelayExpr) -> bool:
     return True
 
 
-def _on_function(function: Function) -> Function:
-    """Return a function in static form; a result of unknown dimensions is inferred again."""
-    static = on_body(dynamic_to_static)(function)
+def _rewrite_function(function: Function) -> Function:
+    """Rewrite a function to static operators; a result type with unknown dimensions is dropped."""
+    static = lift_body_rewrite(dynamic_to_static)(function)
     kinds = type_post_order(static.ret_type) if static.ret_type is not None else []
     unknown = any(
         isinstance(d, AnyDim) for k in kinds if isinstance(k, TensorType) for d in k.shape
     )
+    # The declared type would keep the dimension unknown.
     return static.with_fields(ret_type=None) if unknown else static
 
 
 def DynamicToStatic() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that makes dynamic operators static (TVM's DynamicToStatic)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return infer_type(map_functions(module, _on_function))
+        return infer_type(map_functions(module, _rewrite_function))
 
     return Pass("DynamicToStatic", transform, 2, (InferType(),))

@@ -1,4 +1,4 @@
-"""Find the control values of a program: integers that are better computed on the host.
+"""Find control values: small integers that are better computed on the host.
 
     @loop(%i, %x) { if (less(%i, 10)) { @loop(add(%i, 1), exp(%x)) } else { %x } }
 ->  %i, add(%i, 1) and less(%i, 10) are on the host, %x and exp(%x) where the program runs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class HostReason(Enum):
-    """Why an operator runs on the host of a program that has other devices."""
+    """Reason why an operator runs on the host of a heterogeneous program."""
 
     CONTROL = "decides what runs next or how large a tensor is"
     SHAPE = "reads shapes, which the host has"
@@ -49,73 +49,82 @@ MAX_CONTROL_ELEMENTS = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """A call of a kernel: the places of its results and of its arguments that are no constants, and
-    whether the host computes it as fast as it starts a kernel."""
+class KernelStep:
+    """Kernel call with the domains of its results and non-constant arguments, and whether it is
+    cheap on the host.
+    """
 
     results: tuple[DeviceDomain, ...]
     arguments: tuple[DeviceDomain, ...]
     is_cheap: bool
 
 
-def is_few_integers(kind: Type) -> bool:
-    """Return whether a type, or what a reference of it holds, is integers or booleans of at most
-    MAX_CONTROL_ELEMENTS known elements."""
+def is_small_integer_type(kind: Type) -> bool:
+    """Return whether a type, or the contents of a reference, is integers or booleans of at most
+    MAX_CONTROL_ELEMENTS elements.
+    """
     while isinstance(kind, RelayRefType):
         kind = kind.value
     if isinstance(kind, TupleType):
-        return all(map(is_few_integers, kind.fields))
+        return all(map(is_small_integer_type, kind.fields))
     if not isinstance(kind, TensorType) or not kind.dtype.startswith(("int", "uint", "bool")):
         return False
+    # An unknown dimension could be any number of elements.
     sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
     return len(sizes) == len(kind.shape) and prod(sizes) <= MAX_CONTROL_ELEMENTS
 
 
-def is_cheap(call: Call) -> bool:
-    """Return whether a kernel is elementwise, moves elements or reduces: no product, no sort."""
+def is_cheap_kernel(call: Call) -> bool:
+    """Return whether a kernel is elementwise, a data movement or a reduction."""
     return not isinstance(call.op, Op) or call.op.definition.pattern <= OpPattern.COMM_REDUCE
 
 
-def host_domains(
+def find_host_domains(
     every: Iterable[DeviceDomain],
-    steps: Sequence[Step],
+    steps: Sequence[KernelStep],
     needs: Iterable[DeviceDomain],
     entry: Iterable[DeviceDomain],
 ) -> list[DeviceDomain]:
-    """Return the places that go to the host, of `every` one that is nowhere yet. `needs` are places
-    that the host reads, `entry` those of what the program's caller gives."""
-    makers: dict[DeviceDomain, list[Step]] = defaultdict(list)
-    readers: dict[DeviceDomain, list[Step]] = defaultdict(list)
+    """Return the unplaced domains of `every` that belong on the host. `needs` are places that the
+    host reads, `entry` those of what the program's caller gives.
+    """
+    makers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
+    readers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
     for step in steps:
         for domain in step.results:
             makers[domain].append(step)
         for domain in step.arguments:
             readers[domain].append(step)
+    # Domains are merged during unification, so only their roots can be compared.
     inputs = {domain_in_entry.root() for domain_in_entry in entry}
     pending = [domain_in_needs.root() for domain_in_needs in needs]
-    qualified = {p: None for p in every if _may_qualify(p, p in makers or p in inputs)}
+    qualified = {p: None for p in every if _is_candidate(p, p in makers or p in inputs)}
 
-    def is_unfit(step: Step) -> bool:
-        """Return whether a step is not cheap, or reads values computed on a device."""
+    def is_disqualifying(step: KernelStep) -> bool:
+        """Return whether a step is expensive or reads values computed on a device."""
         return not step.is_cheap or any(
             p not in qualified and not _is_on_host(p) for p in step.arguments
         )
 
     # Results of unfit steps lose their qualification, which can make their readers unfit in turn.
-    waiting = [step for step in steps if is_unfit(step)]
+    waiting = [step for step in steps if is_disqualifying(step)]
     while waiting:
         for domain in waiting.pop().results:
             if domain in qualified:
                 del qualified[domain]
-                waiting += (step for step in readers[domain] if is_unfit(step))
-    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in inputs}
+                waiting += (step for step in readers[domain] if is_disqualifying(step))
+    # No kernel computes these, so the host has them without a copy.
+    pinned = {
+        p: None for p in qualified if p.uses_pinned_value and p not in makers and p not in inputs
+    }
     visited: set[DeviceDomain] = set()
     # From the values that the host reads back to all that they are computed from.
     while pending:
         domain = pending.pop()
         given_by = makers.get(domain, [])
+        # Without the set of visited places a loop would be followed without end.
         if domain in visited or not (
-            domain in qualified or _is_decision(domain, given_by, qualified)
+            domain in qualified or _is_control_value(domain, given_by, qualified)
         ):
             continue
         visited.add(domain)
@@ -124,10 +133,12 @@ def host_domains(
     return list(pinned)
 
 
-def _is_decision(
-    domain: DeviceDomain, steps: Sequence[Step], qualified: Container[DeviceDomain]
+def _is_control_value(
+    domain: DeviceDomain, steps: Sequence[KernelStep], qualified: Container[DeviceDomain]
 ) -> bool:
-    """Return whether integers are computed from few integers alone, some of them of the host."""
+    """Return whether a domain holds integers computed from small integers alone, some of them on
+    the host.
+    """
     arguments = [p for step in steps for p in step.arguments]
     return (
         domain.where is None
@@ -138,9 +149,9 @@ def _is_decision(
     )
 
 
-def _may_qualify(domain: DeviceDomain, is_computed: bool) -> bool:
-    """Return whether a place has no device yet and holds integers, or values of the host alone."""
-    is_copy = domain.reads_pinned and not is_computed
+def _is_candidate(domain: DeviceDomain, is_computed: bool) -> bool:
+    """Return whether a domain is unplaced and holds small integers, or copies of host values."""
+    is_copy = domain.uses_pinned_value and not is_computed
     return domain.where is None and (domain.is_small or is_copy)
 
 
@@ -151,8 +162,8 @@ def _is_on_host(domain: DeviceDomain) -> bool:
 __all__ = [
     "MAX_CONTROL_ELEMENTS",
     "HostReason",
-    "Step",
-    "host_domains",
-    "is_cheap",
-    "is_few_integers",
+    "KernelStep",
+    "find_host_domains",
+    "is_cheap_kernel",
+    "is_small_integer_type",
 ]

@@ -1,4 +1,4 @@
-"""Name the unknown dimensions of the parameters of `main`, so that shapes made from them are known.
+"""Name the unknown dimensions of main's parameters by symbols.
 
 def @main(%x: Tensor[(?, 2), float32]) { nn.relu(%x) }
 -> def @main(%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
@@ -24,19 +24,18 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
+TRIAL_PRIME_SIZES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 """The sizes that are tried; a program of more unknown dimensions stays as it is."""
 
-Make = Callable[[str, int], PrimExpr]
+DimensionBuilder = Callable[[str, int], PrimExpr]
 """The dimension along an axis of the parameter of that name."""
 
 
 def NameDimensions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that names the unknown dimensions of main's parameters."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module with `main` over named dimensions, such as x_0 for the first of
-        parameter x.
+        """Return the module with `main` over symbols, such as x_0 for axis 0 of parameter x.
 
         It stays as it was if `main` has no unknown dimensions, too many, or does not type with
         names. A prime is tried for each name first: a program that types for primes needs no equal
@@ -45,15 +44,21 @@ def NameDimensions() -> Pass:  # noqa: N802
         main = next((f for g, f in module.functions.items() if g.name_hint == "main"), None)
         if not isinstance(main, Function):
             return module
-        unknown = sum(_count(p.type_annotation) for p in main.params)
-        if not 0 < unknown <= len(PRIMES) or _has_structure(main):
+        unknown = sum(_num_unknown_dims(p.type_annotation) for p in main.params)
+        if not 0 < unknown <= len(TRIAL_PRIME_SIZES) or _has_higher_order_values(main):
             return module
-        sizes = iter(PRIMES)
+        # Distinct primes: if inference succeeds with unrelated sizes, no two dimensions need to be
+        # equal.
+        sizes = iter(TRIAL_PRIME_SIZES)
         try:
+            # Distinct primes: any equation between unknown dimensions fails here, and then they
+            # must stay unknown.
             infer_type(
-                module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
+                module.with_function(
+                    "main", _fill_unknown_dims(main, lambda name, axis: IntImm(next(sizes)))
+                )
             )
-            named = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
+            named = _fill_unknown_dims(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
             return infer_type(module.with_function("main", named))
         except TypeInferenceError:
             return module
@@ -61,7 +66,7 @@ def NameDimensions() -> Pass:  # noqa: N802
     return Pass("NameDimensions", transform)
 
 
-def _has_structure(main: Function) -> bool:
+def _has_higher_order_values(main: Function) -> bool:
     # Tensors of several shapes share one type in function values and data structures.
     return any(
         isinstance(e, (Function, Constructor, Match)) or (isinstance(e, Var) and _is_function(e))
@@ -74,31 +79,30 @@ def _is_function(var: Var) -> bool:
     return isinstance(var.checked_type_or_none(), FuncType)
 
 
-def _count(kind: Type | None) -> int:
-    """Return how many unknown dimensions a type has."""
+def _num_unknown_dims(kind: Type | None) -> int:
+    """Return the number of unknown dimensions in a type."""
     subtypes = type_post_order(kind) if kind is not None else []
     shapes = [t.shape for t in subtypes if isinstance(t, TensorType)]
     return sum(isinstance(d, AnyDim) for shape in shapes for d in shape)
 
 
-def _filled(function: Function, make: Make) -> Function:
-    """Return a copy of the function with other dimensions for the unknown ones of its
-    parameters.
-    """
-    params = tuple(Var(p.name_hint, _fill(p, make), p.span) for p in function.params)
-    ret = function.ret_type if not _count(function.ret_type) else None
+def _fill_unknown_dims(function: Function, make: DimensionBuilder) -> Function:
+    """Return a copy of the function with the unknown dimensions of its parameters replaced."""
+    params = tuple(Var(p.name_hint, _fill_param_type(p, make), p.span) for p in function.params)
+    # A declared result of unknown dimensions would hide the names.
+    ret = function.ret_type if not _num_unknown_dims(function.ret_type) else None
     new: dict[Var, Expr] = dict(zip(function.params, params, strict=True))
     body = fresh_copy(function.body, new)
     return Function(params, body, ret, function.type_params, function.attrs, function.span)
 
 
-def _fill(param: Var, make: Make) -> Type | None:
+def _fill_param_type(param: Var, make: DimensionBuilder) -> Type | None:
     kind = param.type_annotation
     if kind is None:
         return None
 
-    def replace(kind: Type) -> Type:
-        """Return a tensor type with each unknown dimension named by its axis.
+    def fill_tensor_type(kind: Type) -> Type:
+        """Replace each unknown dimension of a tensor type by the dimension for its axis.
 
         Nested types are walked by `map_type`.
         """
@@ -110,4 +114,4 @@ def _fill(param: Var, make: Make) -> Type | None:
         )
         return TensorType(tuple(dims), kind.dtype)
 
-    return map_type(kind, replace)
+    return map_type(kind, fill_tensor_type)
